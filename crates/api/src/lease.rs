@@ -1,0 +1,143 @@
+//! A lease: who holds which slot, since when.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::{
+    name::Name,
+    published_port::PublishedPort,
+    slot::{Defect, Nic, TapUse},
+};
+
+/// Body of a request for a slot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AcquireLease {
+    /// Pool to take the slot from.
+    pub pool: Name,
+    /// The caller's own name for the lease, unique among the caller's leases. Asking again for the
+    /// same name and pool gives the same lease. Default: one that the daemon makes up.
+    #[serde(default)]
+    pub name: Option<Name>,
+    /// A certain clone address, IPv4 or IPv6, of the first interface: a paused sandbox comes back
+    /// at its old one. Refused if it is in use.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub clone_address: Option<IpAddr>,
+    /// Seconds after which the lease ends by itself. Default: never.
+    #[serde(default)]
+    pub ttl_seconds: Option<u64>,
+}
+
+/// A lease, with all that a VMM needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Lease {
+    /// Name of the lease.
+    pub name: Name,
+    /// Pool that the slot belongs to.
+    pub pool: Name,
+    /// Number of the slot in its pool.
+    pub slot: u32,
+    /// Numeric user that acquired the lease.
+    pub owner_uid: u32,
+    /// Where it is in its life.
+    pub state: LeaseState,
+    /// When it was acquired, in seconds since 1970-01-01 UTC.
+    pub acquired_at: u64,
+    /// When it ends by itself, in seconds since 1970-01-01 UTC.
+    pub expires_at: Option<u64>,
+    /// Path of the network namespace, for a jailer's `--netns`.
+    #[schema(example = "/run/netns/sandwire.default.web.17")]
+    pub netns: String,
+    /// Name of the network namespace, for `ip netns exec`.
+    #[schema(example = "sandwire.default.web.17")]
+    pub netns_name: String,
+    /// The sandbox's interfaces, in order.
+    pub nics: Vec<Nic>,
+}
+
+/// Where a lease is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum LeaseState {
+    /// Held.
+    Active,
+    /// Released, but a VMM still has a TAP open: the slot goes when that ends.
+    Releasing,
+}
+
+/// A lease with what the kernel says of it now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeaseDetail {
+    /// The lease itself.
+    #[serde(flatten)]
+    pub lease: Lease,
+    /// Host ports that lead to it.
+    pub published_ports: Vec<PublishedPort>,
+    /// Use of each TAP, in the order of `nics`.
+    pub taps: Vec<TapStatus>,
+    /// What is wrong with the slot; empty if it is sound.
+    pub defects: Vec<Defect>,
+    /// Connections that the slot's namespace tracks now.
+    pub connections: Option<u32>,
+}
+
+/// What the kernel says of a TAP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TapStatus {
+    /// Name of the TAP.
+    pub tap: String,
+    /// Whether somebody sits on it.
+    pub used: TapUse,
+    /// Packets and bytes that left the sandbox.
+    pub egress: TrafficCount,
+    /// Packets and bytes that reached the sandbox.
+    pub ingress: TrafficCount,
+}
+
+/// Packets and bytes, as the interface counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TrafficCount {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Packets dropped by the interface.
+    pub dropped: u64,
+}
+
+/// Answer to a release.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Released {
+    /// Name of the lease.
+    pub name: Name,
+    /// Pool that the slot belongs to.
+    pub pool: Name,
+    /// Number of the slot in its pool.
+    pub slot: u32,
+    /// Whether the slot is free of its user.
+    pub outcome: ReleaseOutcome,
+    /// Processes that still have a TAP of the slot open.
+    pub held_by: Vec<TapHolder>,
+}
+
+/// What a release came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ReleaseOutcome {
+    /// The lease has ended; the slot is torn down.
+    Released,
+    /// A VMM still runs on the slot and keeps it; it is torn down when that ends.
+    Held,
+}
+
+/// A process that has a TAP open.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TapHolder {
+    /// Process number.
+    pub pid: u32,
+    /// Name of its program.
+    pub command: String,
+}

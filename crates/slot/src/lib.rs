@@ -1,0 +1,4 @@
+//! One sandbox's network, from number to reclaim.
+
+pub mod network;
+pub mod plan;
