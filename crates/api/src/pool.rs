@@ -7,7 +7,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{ObjectBuilder, RefOr, Schema, Type},
+};
 
 use crate::{
     name::Name,
@@ -159,8 +162,7 @@ pub enum UplinkPolicy {
 }
 
 /// A service on the host that sandboxes may use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, ToSchema)]
-#[schema(value_type = String, example = "tcp/8080")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HostService {
     /// Everything.
     All,
@@ -217,6 +219,20 @@ impl std::str::FromStr for HostService {
         }
     }
 }
+
+impl PartialSchema for HostService {
+    fn schema() -> RefOr<Schema> {
+        let pattern = "^(all|icmp|(tcp|udp)/[0-9]+(-[0-9]+)?)$";
+        ObjectBuilder::new()
+            .schema_type(Type::String)
+            .pattern(Some(pattern))
+            .description(Some("A service on the host that sandboxes may use."))
+            .examples(["tcp/8080"])
+            .into()
+    }
+}
+
+impl ToSchema for HostService {}
 
 impl Serialize for HostService {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,4 +1,5 @@
 //! One sandbox's network, from number to reclaim.
 
+pub mod error;
 pub mod network;
 pub mod plan;

@@ -74,7 +74,8 @@ pub trait Network: Send + Sync {
     ///
     /// # Errors
     /// Nothing changed.
-    fn set_published_ports(&self, ports: &[(PublishPort, Vec<IpAddr>)]) -> Result<(), NetworkError>;
+    fn set_published_ports(&self, ports: &[(PublishPort, Vec<IpAddr>)])
+    -> Result<(), NetworkError>;
 
     /// Checks the host's side (table, shared interface, routes, forwarding) and repairs it.
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect>;

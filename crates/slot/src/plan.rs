@@ -6,8 +6,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use ipnet::{Ipv4Net, Ipv6Net};
-use sandwire_api::slot::MacAddress;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use sandwire_api::{pool::PoolSpec, slot::MacAddress};
 
 /// Number of a slot in its pool, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -17,6 +17,25 @@ impl std::fmt::Display for SlotNumber {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(formatter)
     }
+}
+
+/// A pool's settings, checked, with what they determine for the pool as a whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Name of the daemon's instance.
+    pub instance: String,
+    /// The pool's settings.
+    pub spec: PoolSpec,
+    /// Slot numbers are below this.
+    pub slots_max: u32,
+    /// Six characters that stand for instance and pool in interface names.
+    pub tag: String,
+    /// The host's own address in the IPv4 clone prefix.
+    pub host_ipv4: Option<Ipv4Addr>,
+    /// The host's own address in the IPv6 clone prefix.
+    pub host_ipv6: Option<Ipv6Addr>,
+    /// Prefixes that hold all clone addresses of the pool and nothing else.
+    pub clone_prefixes: Vec<IpNet>,
 }
 
 /// Everything about one slot that the kernel is told.
