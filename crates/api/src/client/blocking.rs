@@ -18,27 +18,19 @@ use crate::{
 /// Each method does what the method of the same name does there.
 #[derive(Debug)]
 pub struct Blocking {
-    runtime: Runtime,
+    runtime: io::Result<Runtime>,
     client: Client,
 }
 
 #[expect(missing_docs, reason = "the methods are described at `Client`")]
 impl Blocking {
-    /// A client of the daemon that listens on `socket`.
-    ///
-    /// # Errors
-    /// The system has no descriptor left for an event queue.
-    pub fn new(socket: impl Into<PathBuf>) -> Result<Self, ClientError> {
-        let client = Client::new(socket);
-        let runtime =
-            Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .map_err(|source: io::Error| ClientError::Connect {
-                    path: client.socket.clone(),
-                    source,
-                })?;
-        Ok(Self { runtime, client })
+    /// A client of the daemon that listens on `socket`. It connects when first used.
+    #[must_use]
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            runtime: Builder::new_current_thread().enable_all().build(),
+            client: Client::new(socket),
+        }
     }
 
     /// The same client with another limit on the time that a request may take.
@@ -49,51 +41,51 @@ impl Blocking {
     }
 
     pub fn health(&self) -> Result<Health, ClientError> {
-        self.runtime.block_on(self.client.health())
+        self.wait(self.client.health())
     }
 
     pub fn metrics(&self) -> Result<String, ClientError> {
-        self.runtime.block_on(self.client.metrics())
+        self.wait(self.client.metrics())
     }
 
     pub fn openapi(&self) -> Result<serde_json::Value, ClientError> {
-        self.runtime.block_on(self.client.openapi())
+        self.wait(self.client.openapi())
     }
 
     pub fn pools(&self) -> Result<Vec<Pool>, ClientError> {
-        self.runtime.block_on(self.client.pools())
+        self.wait(self.client.pools())
     }
 
     pub fn create_pool(&self, spec: &PoolSpec) -> Result<Pool, ClientError> {
-        self.runtime.block_on(self.client.create_pool(spec))
+        self.wait(self.client.create_pool(spec))
     }
 
     pub fn pool(&self, name: &Name) -> Result<Pool, ClientError> {
-        self.runtime.block_on(self.client.pool(name))
+        self.wait(self.client.pool(name))
     }
 
     pub fn resize_pool(&self, name: &Name, size: u32) -> Result<Pool, ClientError> {
-        self.runtime.block_on(self.client.resize_pool(name, size))
+        self.wait(self.client.resize_pool(name, size))
     }
 
     pub fn delete_pool(&self, name: &Name) -> Result<(), ClientError> {
-        self.runtime.block_on(self.client.delete_pool(name))
+        self.wait(self.client.delete_pool(name))
     }
 
     pub fn leases(&self) -> Result<Vec<Lease>, ClientError> {
-        self.runtime.block_on(self.client.leases())
+        self.wait(self.client.leases())
     }
 
     pub fn acquire(&self, request: &AcquireLease) -> Result<Acquired, ClientError> {
-        self.runtime.block_on(self.client.acquire(request))
+        self.wait(self.client.acquire(request))
     }
 
     pub fn lease(&self, name: &Name, owner_uid: Option<u32>) -> Result<LeaseDetail, ClientError> {
-        self.runtime.block_on(self.client.lease(name, owner_uid))
+        self.wait(self.client.lease(name, owner_uid))
     }
 
     pub fn release(&self, name: &Name, owner_uid: Option<u32>) -> Result<Released, ClientError> {
-        self.runtime.block_on(self.client.release(name, owner_uid))
+        self.wait(self.client.release(name, owner_uid))
     }
 
     pub fn lease_ports(
@@ -101,8 +93,7 @@ impl Blocking {
         name: &Name,
         owner_uid: Option<u32>,
     ) -> Result<Vec<PublishedPort>, ClientError> {
-        self.runtime
-            .block_on(self.client.lease_ports(name, owner_uid))
+        self.wait(self.client.lease_ports(name, owner_uid))
     }
 
     pub fn publish(
@@ -111,8 +102,7 @@ impl Blocking {
         owner_uid: Option<u32>,
         port: &PublishPort,
     ) -> Result<PublishedPort, ClientError> {
-        self.runtime
-            .block_on(self.client.publish(name, owner_uid, port))
+        self.wait(self.client.publish(name, owner_uid, port))
     }
 
     pub fn withdraw(
@@ -123,16 +113,27 @@ impl Blocking {
         host_port: u16,
         host_address: Option<IpAddr>,
     ) -> Result<(), ClientError> {
-        self.runtime.block_on(self.client.withdraw(
-            name,
-            owner_uid,
-            protocol,
-            host_port,
-            host_address,
-        ))
+        self.wait(
+            self.client
+                .withdraw(name, owner_uid, protocol, host_port, host_address),
+        )
     }
 
     pub fn ports(&self) -> Result<Vec<PublishedPort>, ClientError> {
-        self.runtime.block_on(self.client.ports())
+        self.wait(self.client.ports())
+    }
+
+    fn wait<T>(
+        &self,
+        request: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        match &self.runtime {
+            Ok(runtime) => runtime.block_on(request),
+            // No descriptor was left for an event queue.
+            Err(error) => Err(ClientError::Connect {
+                path: self.client.socket.clone(),
+                source: io::Error::new(error.kind(), error.to_string()),
+            }),
+        }
     }
 }

@@ -57,7 +57,7 @@ fn one_connection_serves_many_requests() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let server = serve(&socket, 3, &[(200, "[]"), (200, "[]"), (200, "[]")]);
-    let client = Blocking::new(&socket).unwrap();
+    let client = Blocking::new(&socket);
     assert_eq!(client.leases().unwrap(), []);
     assert_eq!(client.ports().unwrap(), []);
     assert_eq!(client.pools().unwrap(), []);
@@ -70,7 +70,7 @@ fn a_connection_that_was_closed_in_between_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let server = serve(&socket, 1, &[(200, "[]"), (200, "[]")]);
-    let client = Blocking::new(&socket).unwrap();
+    let client = Blocking::new(&socket);
     assert_eq!(client.leases().unwrap(), []);
     assert_eq!(client.leases().unwrap(), []);
     assert_eq!(server.join().unwrap().0, 2);
@@ -83,7 +83,6 @@ fn a_refusal_arrives_with_its_code_and_number() {
     let body = r#"{"code":"not_found","message":"no lease a7","request_id":"1f-2"}"#;
     let server = serve(&socket, 1, vec![(404, body)].leak());
     let error = Blocking::new(&socket)
-        .unwrap()
         .release(&"a7".parse().unwrap(), Some(1000))
         .unwrap_err();
     assert_eq!(error.code(), Some(ErrorCode::NotFound));
@@ -99,7 +98,7 @@ fn health_is_read_from_a_503_too() {
     let socket = folder.path().join("s");
     let body = r#"{"ready":false,"version":"1","instance":"default","problems":[]}"#;
     let server = serve(&socket, 1, vec![(503, body)].leak());
-    assert!(!Blocking::new(&socket).unwrap().health().unwrap().ready);
+    assert!(!Blocking::new(&socket).health().unwrap().ready);
     server.join().unwrap();
 }
 
@@ -107,7 +106,6 @@ fn health_is_read_from_a_503_too() {
 fn a_missing_daemon_is_told_with_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let error = Blocking::new(folder.path().join("absent"))
-        .unwrap()
         .pools()
         .unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }), "{error:?}");
@@ -124,7 +122,6 @@ fn a_daemon_that_never_answers_is_given_up() {
     let socket = folder.path().join("s");
     let _listener = UnixListener::bind(&socket).unwrap();
     let error = Blocking::new(&socket)
-        .unwrap()
         .with_timeout(Duration::from_millis(20))
         .pools()
         .unwrap_err();
@@ -136,7 +133,7 @@ fn an_answer_that_is_not_of_this_api_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("s");
     let server = serve(&socket, 1, &[(200, "<html>")]);
-    let error = Blocking::new(&socket).unwrap().pools().unwrap_err();
+    let error = Blocking::new(&socket).pools().unwrap_err();
     assert!(matches!(error, ClientError::Decode { .. }), "{error:?}");
     server.join().unwrap();
 }
