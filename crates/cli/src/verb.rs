@@ -1,6 +1,7 @@
 //! The verbs, one file each.
 
 mod acquire;
+mod bench;
 mod completion;
 mod list;
 mod pool;
@@ -31,6 +32,8 @@ pub(crate) enum Verb {
     Publish(publish::Arguments),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
+    /// Measure this machine, in namespaces of its own, and report on measurements.
+    Bench(sandwire_bench::command::BenchCommand),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -46,6 +49,7 @@ impl Verb {
             Self::Show(arguments) => show::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Run(arguments) => run::run(context, &arguments),
+            Self::Bench(command) => bench::run(context, &command),
             Self::Completion(arguments) => completion::run(context, &arguments),
         }
     }
