@@ -2,6 +2,7 @@
 
 mod acquire;
 mod completion;
+mod doctor;
 mod list;
 mod pool;
 mod publish;
@@ -31,6 +32,8 @@ pub(crate) enum Verb {
     Publish(publish::Arguments),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
+    /// Say what this host can do, and what on it would block sandboxes' traffic.
+    Doctor(doctor::Arguments),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -46,6 +49,7 @@ impl Verb {
             Self::Show(arguments) => show::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Run(arguments) => run::run(context, &arguments),
+            Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Completion(arguments) => completion::run(context, &arguments),
         }
     }
