@@ -13,10 +13,7 @@ mod set;
 use crate::{
     Error,
     capability::Required,
-    netlink::{
-        CHANGE, CREATE, Request, Socket,
-        attribute::Writer,
-    },
+    netlink::{CHANGE, CREATE, Request, Socket, attribute::Writer},
 };
 
 pub use expression::{
