@@ -1,5 +1,6 @@
 //! One sandbox's network, from number to reclaim.
 
+pub mod clock;
 pub mod error;
 pub mod network;
 pub mod plan;

@@ -4,10 +4,21 @@
 //! overlap, a TAP name that is too long, …); after that [`Plan::slot`] can't fail for a number
 //! below [`Plan::slots_max`]. Two numbers never share a name or a clone address.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use sandwire_api::{pool::PoolSpec, slot::MacAddress};
+use sandwire_api::{
+    name::Name,
+    pool::{AddressPlan, PoolSpec},
+    slot::{MacAddress, Nic, NicIpv4, NicIpv6},
+};
+
+use crate::error::PlanError;
+
+mod addresses;
+mod checks;
+mod guest;
+pub mod names;
 
 /// Number of a slot in its pool, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +47,138 @@ pub struct Plan {
     pub host_ipv6: Option<Ipv6Addr>,
     /// Prefixes that hold all clone addresses of the pool and nothing else.
     pub clone_prefixes: Vec<IpNet>,
+}
+
+impl Plan {
+    /// Checks a pool's settings.
+    ///
+    /// # Errors
+    /// Names the setting that can't work, and why.
+    pub fn new(instance: &Name, spec: &PoolSpec) -> Result<Self, PlanError> {
+        checks::check(spec)?;
+        let slots_max = checks::slots_max(spec)?;
+        let ipv4 = addresses::ipv4_prefix(spec);
+        let ipv6 = addresses::ipv6_prefix(spec);
+        let mut clone_prefixes = Vec::new();
+        match (spec.guest.ipv4, ipv4) {
+            (Some(_), Some(prefix)) => clone_prefixes.push(IpNet::V4(prefix)),
+            (Some(guest), None) => {
+                clone_prefixes = addresses::firecracker_prefixes(slots_max, guest);
+            }
+            (None, _) => {}
+        }
+        clone_prefixes.extend(ipv6.map(IpNet::V6));
+        Ok(Self {
+            instance: instance.to_string(),
+            spec: spec.clone(),
+            slots_max,
+            tag: names::pool_tag(instance.as_str(), spec.name.as_str()),
+            host_ipv4: ipv4.map(addresses::ipv4_host),
+            host_ipv6: ipv6.map(addresses::ipv6_host),
+            clone_prefixes,
+        })
+    }
+
+    /// Every name and address of one slot.
+    ///
+    /// # Panics
+    /// If the number is not below [`Plan::slots_max`].
+    #[must_use]
+    pub fn slot(&self, number: SlotNumber) -> SlotPlan {
+        assert!(
+            number.0 < self.slots_max,
+            "slot {number} of pool {} is beyond its {} slots",
+            self.spec.name,
+            self.slots_max
+        );
+        let spec = &self.spec;
+        let pool = spec.name.as_str();
+        let scheme_has_transit = matches!(spec.addresses, AddressPlan::FirecrackerClones { .. });
+        SlotPlan {
+            number,
+            netns_name: names::netns(&self.instance, pool, number),
+            host_interface: names::host_interface(&self.tag, number),
+            host_alias: names::host_alias(&self.instance, pool, number),
+            slot_interface: names::SLOT_INTERFACE.to_owned(),
+            veth_mac: VETH_MAC,
+            transit: scheme_has_transit.then(|| addresses::firecracker_transit(number.0)),
+            nics: self.nics(number),
+            mtu: spec.tap.mtu,
+            connections_max: spec.policy.connections_max,
+            tap_owner_uid: spec.tap.owner_uid,
+            tap_owner_gid: spec.tap.owner_gid,
+            tap_vnet_header: spec.tap.vnet_header,
+            tap_multi_queue: spec.tap.multi_queue,
+        }
+    }
+
+    /// The slot, if any, that has this clone address on one of its interfaces.
+    #[must_use]
+    pub fn slot_of_address(&self, address: IpAddr) -> Option<SlotNumber> {
+        let in_family = match address {
+            IpAddr::V4(_) => self.spec.guest.ipv4.is_some(),
+            IpAddr::V6(_) => self.spec.guest.ipv6.is_some(),
+        };
+        in_family.then_some(())?;
+        let number = addresses::index_of(&self.spec, address)? / u32::from(self.spec.nics);
+        (number < self.slots_max).then_some(SlotNumber(number))
+    }
+
+    /// Prefixes that hold the addresses of the veths' ends; empty if the scheme has none.
+    #[must_use]
+    pub fn transit_prefixes(&self) -> Vec<IpNet> {
+        match self.spec.addresses {
+            AddressPlan::Prefix { .. } => Vec::new(),
+            AddressPlan::FirecrackerClones { .. } => {
+                addresses::firecracker_transit_prefixes(self.slots_max)
+            }
+        }
+    }
+
+    /// Subnets that the guests believe to be in, one per interface and family.
+    #[must_use]
+    pub fn guest_subnets(&self) -> Vec<IpNet> {
+        guest::subnets(&self.spec).expect("checked when the plan was made")
+    }
+
+    /// A prefix of this pool and one of the other that can't both be on one host: each pool's
+    /// clone and transit addresses must be apart from the other's, and from what the other's
+    /// guests take for their own subnet.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> Option<(IpNet, IpNet)> {
+        let host_side =
+            |plan: &Self| [plan.clone_prefixes.clone(), plan.transit_prefixes()].concat();
+        let (ours, theirs) = (host_side(self), host_side(other));
+        first_overlap(&ours, &theirs)
+            .or_else(|| first_overlap(&ours, &other.guest_subnets()))
+            .or_else(|| first_overlap(&self.guest_subnets(), &theirs))
+    }
+
+    fn nics(&self, number: SlotNumber) -> Vec<NicPlan> {
+        let spec = &self.spec;
+        let guests = guest::nics(spec).expect("checked when the plan was made");
+        let first = number.0 * u32::from(spec.nics);
+        (first..)
+            .zip(guests)
+            .map(|(index, guest)| NicPlan {
+                tap: guest.tap,
+                guest_mac: guest.mac,
+                gateway_mac: guest.gateway_mac,
+                ipv4: guest.ipv4.map(|(guest, gateway)| NicIpv4Plan {
+                    guest,
+                    gateway,
+                    clone_address: addresses::ipv4_clone(spec, index),
+                }),
+                ipv6: guest.ipv6.zip(addresses::ipv6_prefix(spec)).map(
+                    |((guest, gateway), prefix)| NicIpv6Plan {
+                        guest,
+                        gateway,
+                        clone_address: addresses::ipv6_clone(prefix, index),
+                    },
+                ),
+            })
+            .collect()
+    }
 }
 
 /// Everything about one slot that the kernel is told.
@@ -72,6 +215,29 @@ pub struct SlotPlan {
     pub tap_multi_queue: bool,
 }
 
+impl SlotPlan {
+    /// Path of the network namespace.
+    #[must_use]
+    pub fn netns_path(&self) -> String {
+        format!("{}/{}", names::NETNS_FOLDER, self.netns_name)
+    }
+
+    /// The addresses by which the world knows the sandbox, of all its interfaces.
+    pub fn clone_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.nics.iter().flat_map(|nic| {
+            let ipv4 = nic.ipv4.map(|ipv4| IpAddr::V4(ipv4.clone_address));
+            let ipv6 = nic.ipv6.map(|ipv6| IpAddr::V6(ipv6.clone_address));
+            ipv4.into_iter().chain(ipv6)
+        })
+    }
+
+    /// The sandbox's interfaces as the API shows them.
+    #[must_use]
+    pub fn api_nics(&self) -> Vec<Nic> {
+        self.nics.iter().map(|nic| nic.to_api(self.mtu)).collect()
+    }
+}
+
 /// IPv4 addresses of the two ends of a slot's veth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transit {
@@ -96,6 +262,27 @@ pub struct NicPlan {
     pub ipv6: Option<NicIpv6Plan>,
 }
 
+impl NicPlan {
+    fn to_api(&self, mtu: u32) -> Nic {
+        Nic {
+            tap: self.tap.clone(),
+            mtu,
+            guest_mac: self.guest_mac,
+            gateway_mac: self.gateway_mac,
+            ipv4: self.ipv4.map(|ipv4| NicIpv4 {
+                guest: ipv4.guest,
+                gateway: ipv4.gateway,
+                clone_address: ipv4.clone_address,
+            }),
+            ipv6: self.ipv6.map(|ipv6| NicIpv6 {
+                guest: ipv6.guest,
+                gateway: ipv6.gateway,
+                clone_address: ipv6.clone_address,
+            }),
+        }
+    }
+}
+
 /// IPv4 side of a [`NicPlan`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicIpv4Plan {
@@ -117,3 +304,21 @@ pub struct NicIpv6Plan {
     /// Address by which the world knows the clone.
     pub clone_address: Ipv6Addr,
 }
+
+/// Locally administered; the bytes read `sw` and `veth`'s first.
+const VETH_MAC: MacAddress = MacAddress([0x02, 0x73, 0x77, 0x76, 0x00, 0x01]);
+
+/// Whether two prefixes share an address; never across families.
+fn overlap(left: IpNet, right: IpNet) -> bool {
+    left.contains(&right.network()) || right.contains(&left.network())
+}
+
+fn first_overlap(left: &[IpNet], right: &[IpNet]) -> Option<(IpNet, IpNet)> {
+    left.iter().find_map(|&ours| {
+        let theirs = right.iter().find(|&&theirs| overlap(ours, theirs))?;
+        Some((ours, *theirs))
+    })
+}
+
+#[cfg(test)]
+mod tests;
