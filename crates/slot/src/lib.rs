@@ -2,5 +2,6 @@
 
 pub mod clock;
 pub mod error;
+pub mod kernel;
 pub mod network;
 pub mod plan;
