@@ -8,6 +8,7 @@
 pub mod clock;
 pub mod error;
 pub mod journal;
+pub mod kernel;
 pub mod lease;
 pub mod network;
 pub mod plan;
