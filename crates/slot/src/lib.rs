@@ -9,6 +9,8 @@ pub mod clock;
 pub mod error;
 pub mod journal;
 pub mod lease;
+#[cfg(test)]
+mod model;
 pub mod network;
 pub mod plan;
 pub mod pool;
