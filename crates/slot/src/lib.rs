@@ -10,6 +10,8 @@ pub mod error;
 pub mod journal;
 pub mod kernel;
 pub mod lease;
+#[cfg(test)]
+mod model;
 pub mod network;
 pub mod plan;
 pub mod pool;
