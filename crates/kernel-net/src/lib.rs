@@ -1,1 +1,23 @@
-//! Placeholder.
+//! Kernel network objects as Rust values: namespaces, interfaces, TAPs, addresses, routes, neighbours,
+//! nftables and connection tracking.
+//!
+//! Everything goes over netlink and ioctl from this process; nothing is forked. Interfaces, addresses,
+//! routes and neighbours are written into a [`netlink::Request`], so that one system call carries
+//! many of them; nftables and connection tracking have batches of their own. Nothing here knows what a
+//! slot is or has an opinion on names, and nothing is retried: each failure names the operation, the
+//! object and the kernel's reason.
+
+pub mod address;
+pub mod capability;
+pub mod conntrack;
+pub mod error;
+pub mod interface;
+pub mod neighbour;
+pub mod netlink;
+pub mod netns;
+pub mod nft;
+pub mod procfs;
+pub mod route;
+pub mod tap;
+
+pub use error::Error;

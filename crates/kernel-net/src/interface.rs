@@ -1,0 +1,356 @@
+//! Network interfaces: veth pairs, bridges, and settings of any of them.
+//!
+//! Everything that one interface needs goes into one [`Change`], because each change of an interface
+//! that is up costs the kernel a walk over its tables (see `docs/decisions/0003-nf-tables-encoder.md`
+//! for why we write the messages ourselves).
+
+use std::{fmt, os::fd::{AsRawFd, BorrowedFd}};
+
+use crate::{
+    Error,
+    capability::Required,
+    netlink::{
+        CHANGE, CREATE, Request, Socket,
+        attribute::{self, Attributes, Writer},
+    },
+};
+
+/// Capabilities for interfaces, addresses, routes and neighbours.
+pub const REQUIRED_CAPABILITIES: Required = Required {
+    operations: "interface",
+    capabilities: &["CAP_NET_ADMIN"],
+    reason: "create and configure interfaces, addresses, routes and neighbours",
+};
+
+const VETH_INFO_PEER: u16 = 1;
+const IFLA_INET_CONF: u16 = 1;
+const IPV4_DEVCONF_FORWARDING: u16 = 1;
+const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
+const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
+const IFLA_TUN_OWNER: u16 = 1;
+const IFLA_TUN_GROUP: u16 = 2;
+const IFLA_TUN_TYPE: u16 = 3;
+const IFLA_TUN_VNET_HDR: u16 = 5;
+const IFLA_TUN_PERSIST: u16 = 6;
+const IFLA_TUN_MULTI_QUEUE: u16 = 7;
+const IFLA_TUN_NUM_QUEUES: u16 = 8;
+const IFLA_TUN_NUM_DISABLED_QUEUES: u16 = 9;
+const TUN_TYPE_TAP: u8 = 2;
+
+/// An Ethernet address.
+pub type Mac = [u8; 6];
+
+/// Number of an interface in its namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InterfaceIndex(pub u32);
+
+impl InterfaceIndex {
+    /// The loopback interface of every namespace.
+    pub const LOOPBACK: Self = Self(1);
+}
+
+impl fmt::Display for InterfaceIndex {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "#{}", self.0)
+    }
+}
+
+/// A pair of Ethernet interfaces, one in the socket's namespace and one in another.
+#[derive(Clone, Copy, Debug)]
+pub struct VethPair<'a> {
+    /// Name of the end in the socket's namespace.
+    pub name: &'a str,
+    /// Number that this end gets.
+    pub index: InterfaceIndex,
+    /// Name of the other end.
+    pub peer_name: &'a str,
+    /// Namespace of the other end, where it is made; moving it there would cost milliseconds.
+    pub peer_namespace: BorrowedFd<'a>,
+    /// Ethernet address of both ends.
+    pub mac: Mac,
+    /// MTU of both ends.
+    pub mtu: u32,
+}
+
+impl VethPair<'_> {
+    /// Creates the pair. Both ends are down.
+    pub fn create(&self, request: &mut Request) {
+        let object = format!("veth pair {} and {}", self.name, self.peer_name);
+        request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
+            message.raw(&header(self.index.0, None));
+            self.write_end(message, self.name);
+            message.nest(libc::IFLA_LINKINFO, |info| {
+                info.put_text(libc::IFLA_INFO_KIND, "veth");
+                info.nest(libc::IFLA_INFO_DATA, |data| {
+                    data.nest(VETH_INFO_PEER, |peer| {
+                        peer.raw(&header(0, None));
+                        self.write_end(peer, self.peer_name);
+                        let namespace = self.peer_namespace.as_raw_fd().cast_unsigned();
+                        peer.put_u32(libc::IFLA_NET_NS_FD, namespace);
+                    });
+                });
+            });
+        });
+    }
+
+    fn write_end(&self, message: &mut Writer<'_>, name: &str) {
+        message.put_text(libc::IFLA_IFNAME, name);
+        message.put(libc::IFLA_ADDRESS, &self.mac);
+        message.put_u32(libc::IFLA_MTU, self.mtu);
+    }
+}
+
+/// Creates a bridge without ports, which stays down until a [`Change`] raises it.
+pub fn create_bridge(request: &mut Request, name: &str) {
+    let object = format!("bridge {name}");
+    request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
+        message.raw(&header(0, None));
+        message.put_text(libc::IFLA_IFNAME, name);
+        message.nest(libc::IFLA_LINKINFO, |info| info.put_text(libc::IFLA_INFO_KIND, "bridge"));
+    });
+}
+
+/// Deletes an interface by name.
+pub fn delete(request: &mut Request, name: &str) {
+    let object = format!("interface {name}");
+    request.message((libc::RTM_DELLINK, CHANGE), "delete", object, |message| {
+        message.raw(&header(0, None));
+        message.put_text(libc::IFLA_IFNAME, name);
+    });
+}
+
+/// Settings of an interface to be changed together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Change<'a> {
+    /// Name in errors.
+    pub name: &'a str,
+    /// The interface by number; by `name` if absent.
+    pub index: Option<InterfaceIndex>,
+    /// New name.
+    pub rename: Option<&'a str>,
+    /// Free text that tells whose it is.
+    pub alias: Option<&'a str>,
+    /// Ethernet address.
+    pub mac: Option<Mac>,
+    /// MTU in bytes.
+    pub mtu: Option<u32>,
+    /// Whether IPv4 packets that arrive here may be forwarded; avoids the sysctl of the same effect.
+    pub ipv4_forwarding: Option<bool>,
+    /// Keeps the kernel from making IPv6 addresses of its own.
+    pub no_generated_addresses: bool,
+    /// Raises or lowers the interface.
+    pub up: Option<bool>,
+}
+
+impl Change<'_> {
+    /// Makes the change.
+    pub fn apply(&self, request: &mut Request) {
+        let object = format!("interface {}", self.name);
+        request.message((libc::RTM_SETLINK, CHANGE), "change", object, |message| {
+            message.raw(&header(self.index.map_or(0, |index| index.0), self.up));
+            if let Some(name) = self.rename {
+                message.put_text(libc::IFLA_IFNAME, name);
+            } else if self.index.is_none() {
+                message.put_text(libc::IFLA_IFNAME, self.name);
+            }
+            if let Some(alias) = self.alias {
+                message.put(libc::IFLA_IFALIAS, alias.as_bytes());
+            }
+            if let Some(mac) = self.mac {
+                message.put(libc::IFLA_ADDRESS, &mac);
+            }
+            if let Some(mtu) = self.mtu {
+                message.put_u32(libc::IFLA_MTU, mtu);
+            }
+            if self.ipv4_forwarding.is_some() || self.no_generated_addresses {
+                message.nest(libc::IFLA_AF_SPEC, |families| self.write_families(families));
+            }
+        });
+    }
+
+    fn write_families(&self, families: &mut Writer<'_>) {
+        if let Some(forwarding) = self.ipv4_forwarding {
+            families.nest(libc::AF_INET as u16, |inet| {
+                inet.nest(IFLA_INET_CONF, |settings| {
+                    settings.put_u32(IPV4_DEVCONF_FORWARDING, u32::from(forwarding));
+                });
+            });
+        }
+        if self.no_generated_addresses {
+            families.nest(libc::AF_INET6 as u16, |inet6| {
+                inet6.put_u8(IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE);
+            });
+        }
+    }
+}
+
+/// An interface as the kernel describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Number in its namespace.
+    pub index: InterfaceIndex,
+    /// Name.
+    pub name: String,
+    /// Free text that tells whose it is.
+    pub alias: Option<String>,
+    /// Driver: `veth`, `tun`, `bridge`.
+    pub kind: Option<String>,
+    /// Ethernet address.
+    pub mac: Option<Mac>,
+    /// MTU in bytes.
+    pub mtu: u32,
+    /// Whether it was raised.
+    pub is_up: bool,
+    /// Whether the other end is there: for a TAP, a process that has it open.
+    pub has_carrier: bool,
+    /// Traffic, as the interface sees it.
+    pub traffic: Traffic,
+    /// What a TUN or TAP says of itself.
+    pub tun: Option<Tun>,
+}
+
+/// Counters of an interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Packets that it received.
+    pub received_packets: u64,
+    /// Packets that it sent.
+    pub sent_packets: u64,
+    /// Bytes that it received.
+    pub received_bytes: u64,
+    /// Bytes that it sent.
+    pub sent_bytes: u64,
+    /// Packets that it dropped on the way in.
+    pub received_dropped: u64,
+    /// Packets that it dropped on the way out.
+    pub sent_dropped: u64,
+}
+
+/// What a TUN or TAP says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tun {
+    /// Whether it carries Ethernet frames.
+    pub is_tap: bool,
+    /// Whether it stays when nobody has it open.
+    pub is_persistent: bool,
+    /// Whether it may have several queues.
+    pub is_multi_queue: bool,
+    /// Whether frames carry virtio-net headers.
+    pub has_vnet_header: bool,
+    /// User that may open it.
+    pub owner: Option<u32>,
+    /// Group that may open it.
+    pub group: Option<u32>,
+    /// Open queues. Only multi-queue devices tell.
+    pub queues: u32,
+}
+
+/// All interfaces in the socket's namespace, without their traffic.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn list(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
+    query(socket, true, "interfaces", |message| {
+        message.raw(&header(0, None));
+        message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+    })
+}
+
+/// All interfaces in the socket's namespace, with their traffic.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn list_with_traffic(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
+    query(socket, true, "interfaces", |message| message.raw(&header(0, None)))
+}
+
+/// One interface by name; `None` if there is none.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn find(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error> {
+    let found = query(socket, false, name, |message| {
+        message.raw(&header(0, None));
+        message.put_text(libc::IFLA_IFNAME, name);
+        message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+    });
+    match found {
+        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(None),
+        other => Ok(other?.into_iter().next()),
+    }
+}
+
+fn query(
+    socket: &mut Socket,
+    dump: bool,
+    object: &str,
+    fill: impl Fn(&mut Writer<'_>),
+) -> Result<Vec<Interface>, Error> {
+    let label = (if dump { "list" } else { "look up interface" }, object);
+    socket.query(libc::RTM_GETLINK, dump, label, fill, |reply| {
+        (reply.kind == libc::RTM_NEWLINK).then(|| parse(reply.payload)).flatten()
+    })
+}
+
+fn parse(payload: &[u8]) -> Option<Interface> {
+    let index = payload.get(4..8).and_then(attribute::u32_of)?;
+    let flags = payload.get(8..12).and_then(attribute::u32_of)?;
+    let attributes = Attributes::new(payload.get(16..)?);
+    let info = attributes.nested(libc::IFLA_LINKINFO);
+    let kind = info.find(libc::IFLA_INFO_KIND).map(attribute::text_of);
+    let is_tun = kind.as_deref() == Some("tun");
+    Some(Interface {
+        index: InterfaceIndex(index),
+        name: attributes.find(libc::IFLA_IFNAME).map(attribute::text_of)?,
+        alias: attributes.find(libc::IFLA_IFALIAS).map(attribute::text_of),
+        mac: attributes.find(libc::IFLA_ADDRESS).and_then(|mac| mac.try_into().ok()),
+        mtu: attributes.find(libc::IFLA_MTU).and_then(attribute::u32_of).unwrap_or(0),
+        is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
+        has_carrier: attributes.find(libc::IFLA_CARRIER).is_some_and(|value| value == [1]),
+        traffic: attributes.find(libc::IFLA_STATS64).map(parse_traffic).unwrap_or_default(),
+        tun: is_tun.then(|| parse_tun(info.nested(libc::IFLA_INFO_DATA))),
+        kind,
+    })
+}
+
+fn parse_traffic(value: &[u8]) -> Traffic {
+    let counter = |position: usize| {
+        let bytes = value.get(position * 8..).and_then(|rest| rest.first_chunk());
+        bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+    };
+    Traffic {
+        received_packets: counter(0),
+        sent_packets: counter(1),
+        received_bytes: counter(2),
+        sent_bytes: counter(3),
+        received_dropped: counter(6),
+        sent_dropped: counter(7),
+    }
+}
+
+fn parse_tun(data: Attributes<'_>) -> Tun {
+    let flag = |kind| data.find(kind).is_some_and(|value| value == [1]);
+    let number = |kind| data.find(kind).and_then(attribute::u32_of);
+    Tun {
+        is_tap: data.find(IFLA_TUN_TYPE) == Some(&[TUN_TYPE_TAP]),
+        is_persistent: flag(IFLA_TUN_PERSIST),
+        is_multi_queue: flag(IFLA_TUN_MULTI_QUEUE),
+        has_vnet_header: flag(IFLA_TUN_VNET_HDR),
+        owner: number(IFLA_TUN_OWNER),
+        group: number(IFLA_TUN_GROUP),
+        queues: number(IFLA_TUN_NUM_QUEUES).unwrap_or(0)
+            + number(IFLA_TUN_NUM_DISABLED_QUEUES).unwrap_or(0),
+    }
+}
+
+fn header(index: u32, up: Option<bool>) -> [u8; 16] {
+    let flag = libc::IFF_UP.cast_unsigned();
+    let mut header = [0; 16];
+    header[4..8].copy_from_slice(&index.to_ne_bytes());
+    if let Some(up) = up {
+        header[8..12].copy_from_slice(&(if up { flag } else { 0 }).to_ne_bytes());
+        header[12..16].copy_from_slice(&flag.to_ne_bytes());
+    }
+    header
+}

@@ -1,0 +1,380 @@
+//! Rules, written as one would write them for `nft`.
+
+use std::net::IpAddr;
+
+use super::expression::{
+    CtState, Direction, Expression, Family, FibResult, NFT_CT_STATE, NFT_CT_STATUS,
+    NFT_META_IIFNAME, NFT_META_L4PROTO, NFT_META_NFPROTO, NFT_META_OIFNAME,
+    NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, Protocol, REGISTER, Verdict,
+};
+use crate::netlink::attribute::Writer;
+
+const NFTA_RULE_TABLE: u16 = 1;
+const NFTA_RULE_CHAIN: u16 = 2;
+const NFTA_RULE_EXPRESSIONS: u16 = 4;
+const NFTA_RULE_USERDATA: u16 = 7;
+/// Kind of user data that `nft` shows as a rule's comment.
+const NFTNL_UDATA_RULE_COMMENT: u8 = 0;
+const NAME_LENGTH: usize = libc::IFNAMSIZ;
+const RTN_LOCAL: u32 = 2;
+
+/// One part of the key that a rule looks up in a set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyPart {
+    /// An address of the packet.
+    Address(Family, Direction),
+    /// The protocol above IP.
+    Protocol,
+    /// The destination port.
+    DestinationPort,
+}
+
+/// A rule: conditions, then what happens to packets that meet them all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    expressions: Vec<Expression>,
+    comment: Option<&'static str>,
+    family: Option<Family>,
+}
+
+impl Rule {
+    /// A rule that meets every packet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Explains the rule to whoever lists it.
+    #[must_use]
+    pub fn comment(mut self, comment: &'static str) -> Self {
+        self.comment = Some(comment);
+        self
+    }
+
+    /// Packets of one IP version.
+    #[must_use]
+    pub fn family(mut self, family: Family) -> Self {
+        if self.family != Some(family) {
+            self.family = Some(family);
+            self.meta(NFT_META_NFPROTO);
+            self.equals(vec![family.number()]);
+        }
+        self
+    }
+
+    /// Packets that came in, or go out, by this interface.
+    #[must_use]
+    pub fn interface(mut self, direction: Direction, name: &str) -> Self {
+        let mut value = name.as_bytes().to_vec();
+        value.resize(NAME_LENGTH, 0);
+        self.interface_name(direction);
+        self.equals(value);
+        self
+    }
+
+    /// Packets that came in, or go out, by an interface whose name is in this set.
+    #[must_use]
+    pub fn interface_in(mut self, direction: Direction, set: &str) -> Self {
+        self.interface_name(direction);
+        self.lookup(set, false);
+        self
+    }
+
+    /// Packets that came in, or go out, by an interface whose name is not in this set.
+    #[must_use]
+    pub fn interface_not_in(mut self, direction: Direction, set: &str) -> Self {
+        self.interface_name(direction);
+        self.lookup(set, true);
+        self
+    }
+
+    /// Packets from, or to, this address.
+    #[must_use]
+    pub fn address(self, direction: Direction, address: IpAddr) -> Self {
+        let (family, value) = bytes_of(address);
+        let mut rule = self.family(family);
+        rule.load_address(family, direction, REGISTER);
+        rule.equals(value);
+        rule
+    }
+
+    /// Packets neither from, nor to, an address of this prefix.
+    #[must_use]
+    pub fn address_outside(self, direction: Direction, prefix: ipnet::IpNet) -> Self {
+        let (family, value) = bytes_of(prefix.network());
+        let (_, mask) = bytes_of(prefix.netmask());
+        let mut rule = self.family(family);
+        rule.load_address(family, direction, REGISTER);
+        rule.expressions.push(Expression::Mask { mask });
+        rule.expressions.push(Expression::Compare {
+            equal: false,
+            value,
+        });
+        rule
+    }
+
+    /// Packets whose key is in this set.
+    #[must_use]
+    pub fn key_in(self, parts: &[KeyPart], set: &str) -> Self {
+        let mut rule = self.load_key(parts);
+        rule.lookup(set, false);
+        rule
+    }
+
+    /// Packets whose key is not in this set.
+    #[must_use]
+    pub fn key_not_in(self, parts: &[KeyPart], set: &str) -> Self {
+        let mut rule = self.load_key(parts);
+        rule.lookup(set, true);
+        rule
+    }
+
+    /// Packets of this protocol.
+    #[must_use]
+    pub fn protocol(mut self, protocol: Protocol) -> Self {
+        self.meta(NFT_META_L4PROTO);
+        self.equals(vec![protocol.number()]);
+        self
+    }
+
+    /// ICMP or ICMPv6 packets of this type.
+    #[must_use]
+    pub fn icmp(self, protocol: Protocol, icmp_type: u8) -> Self {
+        let mut rule = self.protocol(protocol);
+        rule.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 1, REGISTER);
+        rule.equals(vec![icmp_type]);
+        rule
+    }
+
+    /// Packets in one of these states.
+    #[must_use]
+    pub fn state(mut self, state: CtState) -> Self {
+        self.ct_bits(NFT_CT_STATE, state.0);
+        self
+    }
+
+    /// Packets of connections whose status has one of these bits.
+    #[must_use]
+    pub fn status(mut self, bits: u32) -> Self {
+        self.ct_bits(NFT_CT_STATUS, bits);
+        self
+    }
+
+    /// Packets to an address of this host.
+    #[must_use]
+    pub fn to_this_host(mut self) -> Self {
+        self.expressions.push(Expression::Fib(FibResult::DestinationType));
+        self.equals(RTN_LOCAL.to_ne_bytes().to_vec());
+        self
+    }
+
+    /// Packets whose source is not reached by the interface that they came in by.
+    #[must_use]
+    pub fn from_elsewhere(mut self) -> Self {
+        self.expressions.push(Expression::Fib(FibResult::ReversePath));
+        self.equals(0_u32.to_ne_bytes().to_vec());
+        self
+    }
+
+    /// Packets that start a connection beyond this number.
+    #[must_use]
+    pub fn connections_over(mut self, count: u32) -> Self {
+        self.expressions.push(Expression::ConnectionsOver(count));
+        self
+    }
+
+    /// Counts packets and bytes.
+    #[must_use]
+    pub fn counter(mut self) -> Self {
+        self.expressions.push(Expression::Counter);
+        self
+    }
+
+    /// Lets packets pass this chain.
+    #[must_use]
+    pub fn accept(self) -> Self {
+        self.verdict(Verdict::Accept)
+    }
+
+    /// Drops packets.
+    #[must_use]
+    pub fn drop(self) -> Self {
+        self.verdict(Verdict::Drop)
+    }
+
+    /// Goes on behind the rule that jumped here.
+    #[must_use]
+    pub fn back(self) -> Self {
+        self.verdict(Verdict::Return)
+    }
+
+    /// Goes through another chain, and on here if that comes to no verdict.
+    #[must_use]
+    pub fn jump(self, chain: &str) -> Self {
+        self.verdict(Verdict::Jump(chain.to_owned()))
+    }
+
+    /// Keeps connection tracking from seeing packets.
+    #[must_use]
+    pub fn notrack(mut self) -> Self {
+        self.expressions.push(Expression::Notrack);
+        self
+    }
+
+    /// Gives connections this source or destination address.
+    #[must_use]
+    pub fn nat_to(self, direction: Direction, address: IpAddr) -> Self {
+        let (family, value) = bytes_of(address);
+        let mut rule = self.family(family);
+        rule.expressions.push(Expression::Immediate {
+            value,
+            register: REGISTER,
+        });
+        rule.expressions.push(Expression::Nat {
+            source: direction == Direction::Source,
+            family,
+            port_register: None,
+        });
+        rule
+    }
+
+    /// Gives connections the destination address and port that a map has for their key.
+    #[must_use]
+    pub fn destination_from_map(self, family: Family, parts: &[KeyPart], map: &str) -> Self {
+        let mut rule = self.family(family).load_key(parts);
+        rule.expressions.push(Expression::LookupMap {
+            map: map.to_owned(),
+        });
+        let address_registers = if family == Family::Ipv4 { 1 } else { 4 };
+        rule.expressions.push(Expression::Nat {
+            source: false,
+            family,
+            port_register: Some(REGISTER + address_registers),
+        });
+        rule
+    }
+
+    /// Gives connections the address of the interface that they leave by.
+    #[must_use]
+    pub fn masquerade(mut self) -> Self {
+        self.expressions.push(Expression::Masquerade);
+        self
+    }
+
+    /// Number of instructions that the rule came to, as [`super::rules`] counts them.
+    #[must_use]
+    pub fn instructions(&self) -> usize {
+        self.expressions.len()
+    }
+
+    pub(super) fn write(&self, message: &mut Writer<'_>, table: &str, chain: &str) {
+        message.put_text(NFTA_RULE_TABLE, table);
+        message.put_text(NFTA_RULE_CHAIN, chain);
+        message.nest(NFTA_RULE_EXPRESSIONS, |list| {
+            for expression in &self.expressions {
+                expression.write(list);
+            }
+        });
+        if let Some(comment) = self.comment {
+            let length = u8::try_from(comment.len() + 1).expect("comments are short");
+            let mut data = vec![NFTNL_UDATA_RULE_COMMENT, length];
+            data.extend_from_slice(comment.as_bytes());
+            data.push(0);
+            message.put(NFTA_RULE_USERDATA, &data);
+        }
+    }
+
+    fn load_key(self, parts: &[KeyPart]) -> Self {
+        let mut rule = self;
+        let mut register = REGISTER;
+        for part in parts {
+            if let KeyPart::Address(family, _) = part {
+                rule = rule.family(*family);
+            }
+        }
+        for part in parts {
+            register += match *part {
+                KeyPart::Address(family, direction) => {
+                    rule.load_address(family, direction, register)
+                }
+                KeyPart::Protocol => {
+                    let key = NFT_META_L4PROTO;
+                    rule.expressions.push(Expression::Meta { key, register });
+                    1
+                }
+                KeyPart::DestinationPort => {
+                    rule.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, register);
+                    1
+                }
+            };
+        }
+        rule
+    }
+
+    /// Loads an address and says how many 32-bit registers it takes.
+    fn load_address(&mut self, family: Family, direction: Direction, register: u32) -> u32 {
+        let (offset, length) = match (family, direction) {
+            (Family::Ipv4, Direction::Source) => (12, 4),
+            (Family::Ipv4, Direction::Destination) => (16, 4),
+            (Family::Ipv6, Direction::Source) => (8, 16),
+            (Family::Ipv6, Direction::Destination) => (24, 16),
+        };
+        self.payload(NFT_PAYLOAD_NETWORK_HEADER, offset, length, register);
+        length / 4
+    }
+
+    fn payload(&mut self, base: u32, offset: u32, length: u32, register: u32) {
+        self.expressions.push(Expression::Payload {
+            base,
+            offset,
+            length,
+            register,
+        });
+    }
+
+    fn interface_name(&mut self, direction: Direction) {
+        self.meta(match direction {
+            Direction::Source => NFT_META_IIFNAME,
+            Direction::Destination => NFT_META_OIFNAME,
+        });
+    }
+
+    fn meta(&mut self, key: u32) {
+        let register = REGISTER;
+        self.expressions.push(Expression::Meta { key, register });
+    }
+
+    fn ct_bits(&mut self, key: u32, bits: u32) {
+        self.expressions.push(Expression::Ct { key });
+        let mask = bits.to_ne_bytes().to_vec();
+        self.expressions.push(Expression::Mask { mask });
+        let value = vec![0; 4];
+        self.expressions.push(Expression::Compare {
+            equal: false,
+            value,
+        });
+    }
+
+    fn equals(&mut self, value: Vec<u8>) {
+        self.expressions.push(Expression::Compare { equal: true, value });
+    }
+
+    fn lookup(&mut self, set: &str, inverted: bool) {
+        self.expressions.push(Expression::Lookup {
+            set: set.to_owned(),
+            inverted,
+        });
+    }
+
+    fn verdict(mut self, verdict: Verdict) -> Self {
+        self.expressions.push(Expression::Verdict(verdict));
+        self
+    }
+}
+
+fn bytes_of(address: IpAddr) -> (Family, Vec<u8>) {
+    match address {
+        IpAddr::V4(address) => (Family::Ipv4, address.octets().to_vec()),
+        IpAddr::V6(address) => (Family::Ipv6, address.octets().to_vec()),
+    }
+}

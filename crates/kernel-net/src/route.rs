@@ -1,0 +1,230 @@
+//! Routes of the main table. They need [`crate::interface::REQUIRED_CAPABILITIES`].
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::{
+    Error,
+    address::family_of,
+    interface::InterfaceIndex,
+    netlink::{CHANGE, REPLACE, Request, Socket, attribute},
+};
+
+const RTNH_F_ONLINK: u32 = 4;
+/// Routes that the kernel made itself, for its own addresses and multicast.
+const RTPROT_KERNEL: u8 = 2;
+/// Default routes learned from router advertisements.
+const RTPROT_RA: u8 = 9;
+
+/// What happens to packets for a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// They leave by an interface; the destination itself is the neighbour.
+    Interface(InterfaceIndex),
+    /// They go to a gateway, which is a neighbour whatever the interface's addresses say.
+    Gateway {
+        /// Interface that the gateway is reached by.
+        interface: InterfaceIndex,
+        /// Its address.
+        gateway: IpAddr,
+        /// Address that packets of this host get as source.
+        source: Option<IpAddr>,
+    },
+    /// They are refused with an ICMP error.
+    Unreachable,
+}
+
+/// A route of the main table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Destination.
+    pub destination: IpNet,
+    /// What happens to the packets.
+    pub target: Target,
+    /// Of two routes to the same destination, that of the lower metric counts.
+    pub metric: Option<u32>,
+}
+
+impl Route {
+    /// A route to a destination.
+    #[must_use]
+    pub fn new(destination: IpNet, target: Target) -> Self {
+        Self {
+            destination,
+            target,
+            metric: None,
+        }
+    }
+
+    /// The default route of a family.
+    #[must_use]
+    pub fn default_via(
+        interface: InterfaceIndex,
+        gateway: IpAddr,
+        source: Option<IpAddr>,
+    ) -> Self {
+        let destination = match gateway {
+            IpAddr::V4(_) => Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0).into(),
+            IpAddr::V6(_) => Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0).into(),
+        };
+        let target = Target::Gateway {
+            interface,
+            gateway,
+            source,
+        };
+        Self::new(destination, target)
+    }
+
+    /// Adds or replaces the route.
+    pub fn add(&self, request: &mut Request) {
+        self.write(request, (libc::RTM_NEWROUTE, REPLACE), "add");
+    }
+
+    /// Deletes the route.
+    pub fn delete(&self, request: &mut Request) {
+        self.write(request, (libc::RTM_DELROUTE, CHANGE), "delete");
+    }
+
+    fn write(&self, request: &mut Request, kind: (u16, u16), operation: &'static str) {
+        let object = format!("route {}", self.destination);
+        request.message(kind, operation, object, |message| {
+            let (route_type, scope) = match (self.target, self.destination) {
+                (Target::Unreachable, _) => (libc::RTN_UNREACHABLE, libc::RT_SCOPE_UNIVERSE),
+                (Target::Interface(_), IpNet::V4(_)) => (libc::RTN_UNICAST, libc::RT_SCOPE_LINK),
+                _ => (libc::RTN_UNICAST, libc::RT_SCOPE_UNIVERSE),
+            };
+            let mut header = [
+                family_of(self.destination.addr()),
+                self.destination.prefix_len(),
+                0,
+                0,
+                libc::RT_TABLE_MAIN,
+                libc::RTPROT_STATIC,
+                scope,
+                route_type,
+                0,
+                0,
+                0,
+                0,
+            ];
+            if matches!(self.target, Target::Gateway { gateway: IpAddr::V4(_), .. }) {
+                header[8..].copy_from_slice(&RTNH_F_ONLINK.to_ne_bytes());
+            }
+            message.raw(&header);
+            message.put_address(libc::RTA_DST, self.destination.addr());
+            match self.target {
+                Target::Unreachable => {}
+                Target::Interface(interface) => message.put_u32(libc::RTA_OIF, interface.0),
+                Target::Gateway {
+                    interface,
+                    gateway,
+                    source,
+                } => {
+                    message.put_u32(libc::RTA_OIF, interface.0);
+                    message.put_address(libc::RTA_GATEWAY, gateway);
+                    if let Some(source) = source {
+                        message.put_address(libc::RTA_PREFSRC, source);
+                    }
+                }
+            }
+            if let Some(metric) = self.metric {
+                message.put_u32(libc::RTA_PRIORITY, metric);
+            }
+        });
+    }
+}
+
+/// A route as the kernel lists it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Destination; a prefix of length 0 is the default route.
+    pub destination: IpNet,
+    /// Interface, if it leads out by one.
+    pub interface: Option<InterfaceIndex>,
+    /// Gateway, if it has one.
+    pub gateway: Option<IpAddr>,
+    /// Whether it refuses packets.
+    pub unreachable: bool,
+    /// Whether the kernel made it itself.
+    pub by_kernel: bool,
+    /// Whether it comes from a router advertisement.
+    pub by_router_advertisement: bool,
+}
+
+/// The routes of the main table in the socket's namespace, both families.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
+    let mut routes = Vec::new();
+    for family in [libc::AF_INET, libc::AF_INET6] {
+        routes.extend(socket.query(
+            libc::RTM_GETROUTE,
+            true,
+            ("list", "routes"),
+            |message| {
+                let mut header = [0; 12];
+                header[0] = family as u8;
+                message.raw(&header);
+            },
+            |reply| {
+                let [_, prefix_len, _, _, table, protocol, _, route_type] =
+                    *reply.payload.first_chunk()?;
+                if table != libc::RT_TABLE_MAIN {
+                    return None;
+                }
+                let attributes = reply.attributes(12);
+                let unspecified = if family == libc::AF_INET {
+                    IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+                } else {
+                    IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+                };
+                let destination = attributes.find(libc::RTA_DST).and_then(attribute::address_of);
+                let interface = attributes.find(libc::RTA_OIF).and_then(attribute::u32_of);
+                Some(Listed {
+                    destination: IpNet::new(destination.unwrap_or(unspecified), prefix_len).ok()?,
+                    interface: interface.map(InterfaceIndex),
+                    gateway: attributes.find(libc::RTA_GATEWAY).and_then(attribute::address_of),
+                    unreachable: route_type == libc::RTN_UNREACHABLE,
+                    by_kernel: protocol == RTPROT_KERNEL,
+                    by_router_advertisement: protocol == RTPROT_RA,
+                })
+            },
+        )?);
+    }
+    Ok(routes)
+}
+
+/// The interface by which the socket's namespace would send packets to an address; `None` if it
+/// has no route, or one that refuses.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn lookup(socket: &mut Socket, address: IpAddr) -> Result<Option<InterfaceIndex>, Error> {
+    let object = format!("route to {address}");
+    let destination = IpNet::from(address);
+    let found = socket.query(
+        libc::RTM_GETROUTE,
+        false,
+        ("look up", &object),
+        |message| {
+            let mut header = [0; 12];
+            header[0] = family_of(address);
+            header[1] = destination.prefix_len();
+            message.raw(&header);
+            message.put_address(libc::RTA_DST, address);
+        },
+        |reply| {
+            let interface = reply.attributes(12).find(libc::RTA_OIF);
+            let reachable = reply.payload.get(7) == Some(&libc::RTN_UNICAST);
+            interface.and_then(attribute::u32_of).filter(|_| reachable)
+        },
+    );
+    match found {
+        Err(error) if matches!(error.errno(), Some(libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
+            Ok(None)
+        }
+        other => Ok(other?.into_iter().next().map(InterfaceIndex)),
+    }
+}

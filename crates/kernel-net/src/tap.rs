@@ -1,0 +1,141 @@
+//! TAP interfaces that outlive their creator.
+//!
+//! A TAP belongs to the network namespace of the thread that calls. Nothing here keeps it open:
+//! the kernel gives a single-queue TAP to one process at a time, and that is the VMM.
+
+use std::{
+    fs::{File, OpenOptions},
+    io,
+    os::{
+        fd::AsRawFd,
+        unix::fs::OpenOptionsExt,
+    },
+};
+
+use crate::{Error, capability::Required, interface::InterfaceIndex};
+
+/// Capabilities for TAPs.
+pub const REQUIRED_CAPABILITIES: Required = Required {
+    operations: "tap",
+    capabilities: &["CAP_NET_ADMIN"],
+    reason: "create persistent TAPs, give them an owner, open those of other users",
+};
+
+const DEVICE: &str = "/dev/net/tun";
+const NAME_LENGTH_MAX: usize = libc::IFNAMSIZ - 1;
+
+/// How a TAP is made and opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Whether frames carry virtio-net headers.
+    pub vnet_header: bool,
+    /// Whether several queues may be open.
+    pub multi_queue: bool,
+    /// User that may open it without privileges.
+    pub owner: Option<u32>,
+    /// Group that may open it without privileges.
+    pub group: Option<u32>,
+}
+
+/// Creates a TAP that stays, with the given number in the namespace.
+///
+/// # Errors
+/// The kernel refuses; the TAP is then not there.
+pub fn create(name: &str, index: Option<InterfaceIndex>, options: Options) -> Result<(), Error> {
+    let failed = |source| Error::system("create", format!("tap {name}"), source);
+    let device = open_device().map_err(failed)?;
+    if let Some(index) = index {
+        let index = libc::c_int::try_from(index.0).expect("interface numbers are positive");
+        // SAFETY: TUNSETIFINDEX reads one int through the pointer, which outlives the call.
+        check(unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFINDEX, &raw const index) })
+            .map_err(failed)?;
+    }
+    attach(&device, name, options).map_err(failed)?;
+    if let Some(owner) = options.owner {
+        set_number(&device, libc::TUNSETOWNER, owner).map_err(failed)?;
+    }
+    if let Some(group) = options.group {
+        set_number(&device, libc::TUNSETGROUP, group).map_err(failed)?;
+    }
+    set_number(&device, libc::TUNSETPERSIST, 1).map_err(failed)
+}
+
+/// A TAP that this process has open. Dropping it gives it up.
+#[derive(Debug)]
+pub struct Opened(File);
+
+impl Opened {
+    /// The open device, to read and write frames.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+
+    /// Lets the interface go with its last user instead of staying.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn make_transient(&self) -> Result<(), Error> {
+        set_number(&self.0, libc::TUNSETPERSIST, 0)
+            .map_err(|source| Error::system("make transient", "tap", source))
+    }
+}
+
+/// Opens an existing TAP as a VMM does. `None` if another process has it open; for a multi-queue TAP
+/// that is told by [`crate::interface::Tun::queues`] instead.
+///
+/// # Errors
+/// The TAP is another kind of interface, or the kernel refuses. An interface that did not exist is
+/// made and disappears again when the result is dropped.
+pub fn open(name: &str, options: Options) -> Result<Option<Opened>, Error> {
+    let failed = |source| Error::system("open", format!("tap {name}"), source);
+    let device = open_device().map_err(failed)?;
+    match attach(&device, name, options) {
+        Ok(()) => Ok(Some(Opened(device))),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+fn open_device() -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(DEVICE)
+}
+
+fn attach(device: &File, name: &str, options: Options) -> io::Result<()> {
+    if name.is_empty() || name.len() > NAME_LENGTH_MAX {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI;
+    if options.vnet_header {
+        flags |= libc::IFF_VNET_HDR;
+    }
+    if options.multi_queue {
+        flags |= libc::IFF_MULTI_QUEUE;
+    }
+    // SAFETY: all-zero bytes are a valid ifreq: an empty name and a union of integers and addresses.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("TUN flags fit a short");
+    // SAFETY: TUNSETIFF reads and writes one ifreq through the pointer, which outlives the call.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })
+}
+
+fn set_number(device: &File, request: libc::Ioctl, value: u32) -> io::Result<()> {
+    let value = libc::c_ulong::from(value);
+    // SAFETY: these TUN requests take their argument as a number, not as a pointer.
+    check(unsafe { libc::ioctl(device.as_raw_fd(), request, value) })
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
