@@ -10,6 +10,8 @@ pub mod config;
 mod http;
 #[cfg(test)]
 mod model;
+mod run;
 mod server;
 pub mod socket;
 
+pub use run::{DaemonError, run};
