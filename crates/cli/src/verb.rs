@@ -4,6 +4,7 @@ mod acquire;
 mod bench;
 mod cleanup;
 mod completion;
+mod daemon;
 mod doctor;
 mod list;
 mod pool;
@@ -19,6 +20,8 @@ use crate::{Context, failure::Outcome};
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
+    /// Run the daemon in the foreground: fill pools, hand out slots, listen on the socket.
+    Daemon(daemon::Arguments),
     /// Create, list, show, resize and delete pools of slots.
     #[command(subcommand)]
     Pool(pool::Verb),
@@ -48,6 +51,7 @@ impl Verb {
     /// Does it.
     pub(crate) fn run(self, context: &Context) -> Outcome {
         match self {
+            Self::Daemon(arguments) => daemon::run(&arguments),
             Self::Pool(verb) => pool::run(context, verb),
             Self::Acquire(arguments) => acquire::run(context, arguments),
             Self::Release(arguments) => release::run(context, &arguments),
