@@ -1,7 +1,9 @@
 //! The verbs, one file each.
 
 mod acquire;
+mod bench;
 mod completion;
+mod doctor;
 mod list;
 mod pool;
 mod publish;
@@ -31,6 +33,10 @@ pub(crate) enum Verb {
     Publish(publish::Arguments),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
+    /// Measure this machine, in namespaces of its own, and report on measurements.
+    Bench(sandwire_bench::command::BenchCommand),
+    /// Say what this host can do, and what on it would block sandboxes' traffic.
+    Doctor(doctor::Arguments),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -46,6 +52,8 @@ impl Verb {
             Self::Show(arguments) => show::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Run(arguments) => run::run(context, &arguments),
+            Self::Bench(command) => bench::run(context, &command),
+            Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Completion(arguments) => completion::run(context, &arguments),
         }
     }

@@ -1,6 +1,8 @@
 //! The tiers: what each needs, and how long it may take.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
+
+use sandwire_testlab::capabilities;
 
 use crate::command;
 
@@ -47,41 +49,12 @@ impl Tier {
 
     /// Why the tier cannot run here, if it can't.
     pub(crate) fn obstacle(self) -> Option<String> {
-        let programs: &[&str] = match self {
-            Self::Unit => &["cc"],
-            Self::Netns => &[
-                "unshare",
-                "ip",
-                "nft",
-                "iptables",
-                "conntrack",
-                "ping",
-                "tcpdump",
-            ],
-            Self::Guest => &[
-                "unshare",
-                "ip",
-                "qemu-system-x86_64",
-                "linux.uml",
-                "busybox",
-                "cpio",
-            ],
-        };
-        if let Some(name) = programs.iter().find(|name| command::find(name).is_none()) {
-            return Some(format!("no {name}; `cargo xtask setup` installs it"));
+        match self {
+            Self::Unit => (command::find("cc").is_none()).then(|| "no cc".to_owned()),
+            Self::Netns => capabilities::missing_for_namespaces(),
+            Self::Guest => capabilities::missing_for_user_mode_linux()
+                .or_else(capabilities::missing_for_qemu)
+                .or_else(capabilities::missing_for_systemd),
         }
-        if self == Self::Unit {
-            return None;
-        }
-        if !command::is_root() {
-            return Some("needs root".to_owned());
-        }
-        if !Path::new("/dev/net/tun").exists() {
-            return Some("no /dev/net/tun".to_owned());
-        }
-        let unshares = command::program("unshare", ["--net", "--mount", "--pid", "--fork", "true"])
-            .status()
-            .is_ok_and(|status| status.success());
-        (!unshares).then(|| "the kernel refuses new namespaces".to_owned())
     }
 }

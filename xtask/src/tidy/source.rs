@@ -58,11 +58,12 @@ fn check_marks(path: &Path, text: &str) -> Vec<Finding> {
 
 fn check_syntax(path: &Path, text: &str, file: &syn::File) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if !file.attrs.iter().any(is_inner_documentation) {
+    let is_test = is_for_tests_alone(path);
+    let stem = path.file_stem().and_then(|stem| stem.to_str());
+    if stem != Some("tests") && !file.attrs.iter().any(is_inner_documentation) {
         findings.push(finding(path, 1, "the module does not open with `//!`"));
     }
     let lines = lines_before_tests(file).unwrap_or_else(|| text.lines().count());
-    let is_test = path.components().any(|part| part.as_os_str() == "tests");
     if lines > FILE_LINES_MAX && !is_test {
         let message = format!("{lines} lines before tests; at most {FILE_LINES_MAX}: split it");
         findings.push(finding(path, 1, message));
@@ -76,6 +77,13 @@ fn check_syntax(path: &Path, text: &str, file: &syn::File) -> Vec<Finding> {
     visitor.visit_file(file);
     findings.extend(visitor.findings);
     findings
+}
+
+/// Whether a file holds nothing but tests: one of `tests/`, or a module `tests` in a file of its own.
+fn is_for_tests_alone(path: &Path) -> bool {
+    path.with_extension("")
+        .components()
+        .any(|part| part.as_os_str() == "tests")
 }
 
 fn is_inner_documentation(attribute: &Attribute) -> bool {
@@ -226,6 +234,12 @@ mod tests {
     #[test]
     fn a_module_without_a_header_is_found() {
         assert_one("crates/slot/src/plan.rs", "fn f() {}\n", "open with `//!`");
+        assert_one(
+            "crates/slot/tests/netns.rs",
+            "fn f() {}\n",
+            "open with `//!`",
+        );
+        assert!(messages("crates/slot/src/plan/tests.rs", "fn f() {}\n").is_empty());
     }
 
     #[test]
@@ -240,7 +254,12 @@ mod tests {
         let body = "    g();\n".repeat(FUNCTION_LINES_MAX);
         let text = format!("//! Header.\nfn f() {{\n{body}}}\n");
         assert_one("crates/slot/src/plan.rs", &text, "f has 72 lines");
-        assert!(messages("crates/slot/tests/netns.rs", &text).is_empty());
+        for path in [
+            "crates/slot/tests/netns.rs",
+            "crates/slot/src/plan/tests.rs",
+        ] {
+            assert!(messages(path, &text).is_empty(), "{path}");
+        }
     }
 
     #[test]
