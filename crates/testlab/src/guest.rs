@@ -3,6 +3,7 @@
 //! Every guest gets the same addresses from the same initramfs ([`initramfs`]), as clones of one
 //! snapshot do. [`user_mode_linux`] runs many of them as plain processes; [`qemu`] boots one, saves it
 //! and restores any number copy-on-write; [`firecracker`] does the same where it is installed.
+//! [`systemd`] boots a whole Debian to try units in.
 //! [`kernel`] fetches the kernel for QEMU once, without installing it. [`web`] talks to the guests'
 //! web server.
 //!
@@ -15,6 +16,7 @@ pub mod initramfs;
 pub mod kernel;
 pub mod qemu;
 pub mod qmp;
+pub mod systemd;
 pub mod user_mode_linux;
 pub mod web;
 
