@@ -3,6 +3,7 @@
 mod acquire;
 mod bench;
 mod completion;
+mod doctor;
 mod list;
 mod pool;
 mod publish;
@@ -34,6 +35,8 @@ pub(crate) enum Verb {
     Run(run::Arguments),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
+    /// Say what this host can do, and what on it would block sandboxes' traffic.
+    Doctor(doctor::Arguments),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -50,6 +53,7 @@ impl Verb {
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Bench(command) => bench::run(context, &command),
+            Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Completion(arguments) => completion::run(context, &arguments),
         }
     }

@@ -327,7 +327,7 @@ impl Socket {
         loop {
             match self.socket.recv(&mut buffer, 0) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other?,
+                other => break other.map(drop)?,
             }
         }
         Ok(buffer)
