@@ -2,6 +2,7 @@
 
 mod acquire;
 mod bench;
+mod cleanup;
 mod completion;
 mod doctor;
 mod list;
@@ -37,6 +38,8 @@ pub(crate) enum Verb {
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
     Doctor(doctor::Arguments),
+    /// Remove what a daemon that is gone has left in the kernel.
+    Cleanup(cleanup::Arguments),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -54,6 +57,7 @@ impl Verb {
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
+            Self::Cleanup(arguments) => cleanup::run(context, &arguments),
             Self::Completion(arguments) => completion::run(context, &arguments),
         }
     }
