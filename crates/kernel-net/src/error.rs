@@ -50,6 +50,50 @@ impl Error {
         }
     }
 
+    /// An interface that should have been there.
+    #[must_use]
+    pub fn missing_interface(name: &str) -> Self {
+        let missing = io::Error::from_raw_os_error(libc::ENODEV);
+        Self::system("find", format!("interface {name}"), missing)
+    }
+
+    /// What was tried, and on what.
+    #[must_use]
+    pub fn subject(&self) -> (&'static str, &str) {
+        match self {
+            Self::System {
+                operation, object, ..
+            }
+            | Self::Refused {
+                operation, object, ..
+            }
+            | Self::Malformed { operation, object } => (operation, object),
+        }
+    }
+
+    /// The error without operation and object, for callers that name these themselves.
+    #[must_use]
+    pub fn into_cause(self) -> Cause {
+        match self {
+            Self::System { source, .. } => Cause {
+                source,
+                explanation: None,
+            },
+            Self::Refused {
+                source,
+                explanation,
+                ..
+            } => Cause {
+                source,
+                explanation: Some(explanation),
+            },
+            Self::Malformed { .. } => Cause {
+                source: io::Error::other("the kernel's answer is malformed"),
+                explanation: None,
+            },
+        }
+    }
+
     /// The kernel's error number, if it gave one.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
@@ -73,4 +117,12 @@ impl Error {
     pub fn is_existing(&self) -> bool {
         self.errno() == Some(libc::EEXIST)
     }
+}
+
+/// The kernel's reason alone.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}{}", .explanation.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
+pub struct Cause {
+    source: io::Error,
+    explanation: Option<String>,
 }

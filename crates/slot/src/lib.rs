@@ -9,6 +9,7 @@ pub mod clock;
 pub mod error;
 pub mod journal;
 pub mod lease;
+pub mod kernel;
 pub mod network;
 pub mod plan;
 pub mod pool;

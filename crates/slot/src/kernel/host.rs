@@ -1,0 +1,380 @@
+//! The host's side of pools: forwarding, the table's sets, the shared interface, and routes that
+//! refuse clone addresses that nobody has.
+//!
+//! The shared interface is a bridge without ports, because not every kernel has dummy interfaces. It
+//! holds the host's own address of each clone prefix, as a single address; the prefix itself has an
+//! `unreachable` route, so that packets for a clone that isn't there never leave by the uplink. The
+//! routes of the slots are more specific than that one.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use sandwire_api::{published_port::PublishPort, slot::Defect};
+use sandwire_kernel_net::{
+    address::{self, Address},
+    interface::{self, Change, Interface},
+    netlink::Request,
+    nft::{self, Batch},
+    route::{self, Listed, Route, Target},
+};
+
+use super::{
+    Worker, host_table,
+    inspect::{repaired, reported},
+};
+use crate::{
+    error::NetworkError,
+    plan::{Plan, names},
+};
+
+/// Higher than that of any route that somebody sets by hand: a route of the same prefix wins.
+const UNREACHABLE_METRIC: u32 = 0x7fff_0000;
+
+pub(super) fn add_pool(
+    instance: &str,
+    worker: &mut Worker,
+    plan: &Plan,
+) -> Result<(), NetworkError> {
+    let interfaces = interface::list(&mut worker.route)?;
+    check_conflicts(instance, worker, plan, &interfaces)?;
+    check_forwarding(worker, plan, &interfaces)?;
+    let done = write_table(instance, worker, plan)
+        .and_then(|()| enable_forwarding(worker, plan))
+        .and_then(|()| add_interface_and_routes(instance, worker, plan));
+    done.map_err(|error| match remove_pool(instance, worker, plan) {
+        Ok(()) => error,
+        Err(undone) => NetworkError::Several(vec![error, undone]),
+    })
+}
+
+pub(super) fn remove_pool(
+    instance: &str,
+    worker: &mut Worker,
+    plan: &Plan,
+) -> Result<(), NetworkError> {
+    let mut errors = remove_elements(instance, worker, plan);
+    errors.extend(remove_interface_and_routes(instance, worker, plan));
+    let table = host_table::name(instance);
+    match host_table::has_no_pool(instance, worker) {
+        Ok(true) => {
+            let mut batch = Batch::new(&table);
+            batch.delete_table();
+            errors.extend(batch.commit(&mut worker.netfilter).err().map(Into::into));
+            let mut request = Request::new();
+            interface::delete(&mut request, &names::shared_interface(instance));
+            let failed = worker.route.execute(request).err();
+            errors.extend(failed.filter(|error| !error.is_missing()).map(Into::into));
+        }
+        Ok(false) => {}
+        Err(NetworkError::Kernel { .. }) if is_table_missing(worker, &table) => {}
+        Err(error) => errors.push(error),
+    }
+    match errors.len() {
+        0 => Ok(()),
+        1 => Err(errors.remove(0)),
+        _ => Err(NetworkError::Several(errors)),
+    }
+}
+
+fn is_table_missing(worker: &mut Worker, table: &str) -> bool {
+    nft::tables(&mut worker.netfilter).is_ok_and(|tables| !tables.iter().any(|name| name == table))
+}
+
+/// Prefixes that the pool takes on the host.
+fn prefixes_of(plan: &Plan) -> Vec<IpNet> {
+    [plan.clone_prefixes.clone(), plan.transit_prefixes()].concat()
+}
+
+/// The host's own addresses in the pool's clone prefixes.
+fn host_addresses(plan: &Plan) -> impl Iterator<Item = IpAddr> {
+    let ipv4 = plan.host_ipv4.map(IpAddr::V4);
+    ipv4.into_iter().chain(plan.host_ipv6.map(IpAddr::V6))
+}
+
+fn unreachable_routes(plan: &Plan) -> impl Iterator<Item = Route> + '_ {
+    plan.clone_prefixes.iter().map(|prefix| Route {
+        metric: Some(UNREACHABLE_METRIC),
+        ..Route::new(*prefix, Target::Unreachable)
+    })
+}
+
+fn check_conflicts(
+    instance: &str,
+    worker: &mut Worker,
+    plan: &Plan,
+    interfaces: &[Interface],
+) -> Result<(), NetworkError> {
+    let alias = format!("sandwire:{instance}");
+    let of_pool = format!("{alias}:{}:", plan.spec.name);
+    let is_ours = |interface: &Interface| {
+        let its = interface.alias.as_deref().unwrap_or_default();
+        its == alias || its.starts_with(&of_pool)
+    };
+    let name_of = |index| {
+        let found = interfaces.iter().find(|interface| interface.index == index);
+        found.map_or_else(|| format!("interface {index}"), |interface| interface.name.clone())
+    };
+    let ours = |index| interfaces.iter().any(|found| found.index == index && is_ours(found));
+    let conflict = |prefix: &IpNet, with: String| NetworkError::Conflict {
+        object: format!("prefix {prefix} of pool {}", plan.spec.name),
+        with,
+        advice: "choose another prefix for the pool, or remove what is there".to_owned(),
+    };
+    let prefixes = prefixes_of(plan);
+    let overlapping = |other: &IpNet| prefixes.iter().find(|prefix| overlap(prefix, other));
+    for route in route::list(&mut worker.route)? {
+        let is_default = route.destination.prefix_len() == 0;
+        let own = route.unreachable && plan.clone_prefixes.contains(&route.destination)
+            || route.interface.is_some_and(ours);
+        if let Some(prefix) = overlapping(&route.destination)
+            && !is_default
+            && !own
+        {
+            let by = route.interface.map(|index| format!(" dev {}", name_of(index)));
+            let with = format!("route {}{}", route.destination, by.unwrap_or_default());
+            return Err(conflict(prefix, with));
+        }
+    }
+    for address in address::list(&mut worker.route)? {
+        if let Some(prefix) = overlapping(&address.address.trunc())
+            && !ours(address.interface)
+        {
+            let with = format!("address {} of {}", address.address, name_of(address.interface));
+            return Err(conflict(prefix, with));
+        }
+    }
+    Ok(())
+}
+
+fn overlap(one: &IpNet, other: &IpNet) -> bool {
+    one.contains(&other.network()) || other.contains(&one.network())
+}
+
+/// Forwarding of IPv6 makes the kernel forget default routes learned from router advertisements,
+/// unless `accept_ra` is 2. That would cut the host off, so it is the operator's decision.
+fn check_forwarding(
+    worker: &mut Worker,
+    plan: &Plan,
+    interfaces: &[Interface],
+) -> Result<(), NetworkError> {
+    let needs_ipv6 = plan.clone_prefixes.iter().any(|prefix| matches!(prefix, IpNet::V6(_)));
+    if !needs_ipv6 || worker.procfs.read(IPV6_FORWARDING)? == "1" {
+        return Ok(());
+    }
+    let learned = |route: &Listed| route.by_router_advertisement && route.destination.prefix_len() == 0;
+    for route in route::list(&mut worker.route)?.into_iter().filter(learned) {
+        let named = interfaces.iter().find(|found| Some(found.index) == route.interface);
+        let Some(interface) = named else { continue };
+        let setting = format!("net/ipv6/conf/{}/accept_ra", interface.name);
+        if worker.procfs.read(&setting)? == "2" {
+            continue;
+        }
+        return Err(NetworkError::Conflict {
+            object: format!("IPv6 forwarding for pool {}", plan.spec.name),
+            with: format!("the default route that {} learns from its router", interface.name),
+            advice: format!(
+                "forwarding would make the kernel drop that route: \
+                 set net.ipv6.conf.{}.accept_ra=2 first, or give the pool no IPv6",
+                interface.name
+            ),
+        });
+    }
+    Ok(())
+}
+
+const IPV4_FORWARDING: &str = "net/ipv4/ip_forward";
+const IPV6_FORWARDING: &str = "net/ipv6/conf/all/forwarding";
+
+fn enable_forwarding(worker: &mut Worker, plan: &Plan) -> Result<(), NetworkError> {
+    for setting in forwarding_settings(plan) {
+        if worker.procfs.read(setting)? != "1" {
+            worker.procfs.write(setting, "1")?;
+        }
+    }
+    Ok(())
+}
+
+fn forwarding_settings(plan: &Plan) -> impl Iterator<Item = &'static str> + use<> {
+    let has = |is_ipv4| {
+        plan.clone_prefixes
+            .iter()
+            .any(|prefix| matches!(prefix, IpNet::V4(_)) == is_ipv4)
+    };
+    let ipv4 = has(true).then_some(IPV4_FORWARDING);
+    ipv4.into_iter().chain(has(false).then_some(IPV6_FORWARDING))
+}
+
+fn write_table(instance: &str, worker: &mut Worker, plan: &Plan) -> Result<(), NetworkError> {
+    let table = host_table::name(instance);
+    let mut batch = Batch::new(&table);
+    if is_table_missing(worker, &table) {
+        batch.add_table();
+        host_table::write(&mut batch);
+    }
+    for (set, elements) in host_table::elements(plan) {
+        batch.add_elements(&set, &elements);
+    }
+    Ok(batch.commit(&mut worker.netfilter)?)
+}
+
+fn remove_elements(instance: &str, worker: &mut Worker, plan: &Plan) -> Vec<NetworkError> {
+    let table = host_table::name(instance);
+    let mut errors = Vec::new();
+    // One transaction per set: a set that lacks its elements must not keep the others.
+    for (set, elements) in host_table::elements(plan) {
+        let mut batch = Batch::new(&table);
+        batch.delete_elements(&set, &elements);
+        let failed = batch.commit(&mut worker.netfilter).err();
+        errors.extend(failed.filter(|error| !error.is_missing()).map(Into::into));
+    }
+    errors
+}
+
+fn add_interface_and_routes(
+    instance: &str,
+    worker: &mut Worker,
+    plan: &Plan,
+) -> Result<(), NetworkError> {
+    let shared = find_or_create_shared(instance, worker)?;
+    let mut request = Request::new();
+    for address in host_addresses(plan) {
+        Address::new(shared.index, address.into()).add(&mut request);
+    }
+    for route in unreachable_routes(plan) {
+        route.add(&mut request);
+    }
+    Ok(worker.route.execute(request)?)
+}
+
+fn find_or_create_shared(
+    instance: &str,
+    worker: &mut Worker,
+) -> Result<Interface, NetworkError> {
+    let name = names::shared_interface(instance);
+    let alias = format!("sandwire:{instance}");
+    let existing = interface::find(&mut worker.route, &name)?;
+    if let Some(interface) = existing
+        && interface.alias.as_deref() == Some(&alias)
+        && interface.is_up
+    {
+        return Ok(interface);
+    }
+    let mut request = Request::new();
+    interface::create_bridge(&mut request, &name);
+    if let Err(error) = worker.route.execute(request)
+        && !error.is_existing()
+    {
+        return Err(error.into());
+    }
+    let change = Change {
+        name: &name,
+        alias: Some(&alias),
+        no_generated_addresses: true,
+        up: Some(true),
+        ..Change::default()
+    };
+    let mut request = Request::new();
+    change.apply(&mut request);
+    worker.route.execute(request)?;
+    let found = interface::find(&mut worker.route, &name)?;
+    found.ok_or_else(|| sandwire_kernel_net::Error::missing_interface(&name).into())
+}
+
+fn remove_interface_and_routes(
+    instance: &str,
+    worker: &mut Worker,
+    plan: &Plan,
+) -> Vec<NetworkError> {
+    let mut request = Request::new();
+    for route in unreachable_routes(plan) {
+        route.delete(&mut request);
+    }
+    let name = names::shared_interface(instance);
+    match interface::find(&mut worker.route, &name) {
+        Ok(Some(shared)) => {
+            for address in host_addresses(plan) {
+                Address::new(shared.index, address.into()).delete(&mut request);
+            }
+        }
+        Ok(None) => {}
+        Err(error) => return vec![error.into()],
+    }
+    let failures = worker.route.execute_all(request);
+    failures
+        .into_iter()
+        .filter(|(_, error)| !error.is_missing())
+        .map(|(_, error)| error.into())
+        .collect()
+}
+
+/// Looks at everything on the host, and puts right what is wrong.
+pub(super) fn inspect(
+    instance: &str,
+    worker: &mut Worker,
+    plans: &[&Plan],
+    published: &[(PublishPort, Vec<IpAddr>)],
+) -> Result<Vec<Defect>, NetworkError> {
+    let mut defects = Vec::new();
+    if plans.is_empty() {
+        return Ok(defects);
+    }
+    let mut judge = |object: String, problem: &str, done: Result<(), NetworkError>| {
+        defects.push(match done {
+            Ok(()) => repaired(object, problem),
+            Err(error) => reported(object, format!("{problem}; {error}")),
+        });
+    };
+    if !host_table::is_sound(instance, worker)? {
+        let table = host_table::name(instance);
+        let mut batch = Batch::new(&table);
+        batch.recreate_table();
+        host_table::write(&mut batch);
+        for (set, elements) in plans.iter().flat_map(|plan| host_table::elements(plan)) {
+            batch.add_elements(&set, &elements);
+        }
+        host_table::write_ports(&mut batch, published);
+        let done = batch.commit(&mut worker.netfilter).map_err(Into::into);
+        judge(format!("nft table {table}"), "its rules are missing or changed", done);
+    }
+    for plan in plans {
+        for setting in forwarding_settings(plan) {
+            if worker.procfs.read(setting)? != "1" {
+                let done = worker.procfs.write(setting, "1").map_err(Into::into);
+                judge(format!("setting {setting}"), "forwarding is off", done);
+            }
+        }
+        if let Some(missing) = find_missing(instance, worker, plan)? {
+            let done = add_interface_and_routes(instance, worker, plan);
+            judge(missing, "it is missing", done);
+        }
+    }
+    Ok(defects)
+}
+
+/// The first object of a pool on the host that isn't there.
+fn find_missing(
+    instance: &str,
+    worker: &mut Worker,
+    plan: &Plan,
+) -> Result<Option<String>, NetworkError> {
+    let name = names::shared_interface(instance);
+    let Some(shared) = interface::find(&mut worker.route, &name)? else {
+        return Ok(Some(format!("interface {name}")));
+    };
+    let addresses = address::list(&mut worker.route)?;
+    for wanted in host_addresses(plan) {
+        let is_wanted =
+            |found: &Address| found.interface == shared.index && found.address.addr() == wanted;
+        if !addresses.iter().any(is_wanted) {
+            return Ok(Some(format!("address {wanted} of interface {name}")));
+        }
+    }
+    let routes = route::list(&mut worker.route)?;
+    for wanted in &plan.clone_prefixes {
+        let is_wanted = |found: &Listed| found.unreachable && found.destination == *wanted;
+        if !routes.iter().any(is_wanted) {
+            return Ok(Some(format!("unreachable route {wanted}")));
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,459 @@
+//! The host's nftables table of an instance: constant rules that look things up in sets.
+//!
+//! | chain | hook, priority | what it does |
+//! |---|---|---|
+//! | `raw` | prerouting, -300 | drops what a sandbox sends with a source that isn't routed to it; keeps traffic among sandboxes that may talk out of connection tracking |
+//! | `publish` | prerouting, -100 | published ports, for connections from elsewhere |
+//! | `publish_local` | output, -100 | published ports, for connections of the host itself |
+//! | `input` | input, 0 | what sandboxes may use of the host |
+//! | `forward` | forward, 0 | what sandboxes may reach beyond the host, and each other |
+//! | `uplink` | postrouting, 100 | masquerades what leaves for elsewhere |
+//!
+//! Every chain passes what it has no rule for, so traffic that isn't a sandbox's is untouched; the
+//! first match in every chain is an interface of ours. -300 is before connection tracking (-200), the
+//! other priorities are those that `nft` calls dstnat, filter and srcnat. A chain of somebody else's
+//! that drops still drops: accepting here ends our chain only.
+//!
+//! Sets grow with pools and published ports. Names of sets end in the IP version.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+use sandwire_api::{
+    pool::{HostService, UplinkPolicy},
+    published_port::{Protocol as PublishedProtocol, PublishPort},
+};
+use sandwire_kernel_net::nft::{
+    self, Batch, CT_STATUS_DNAT, Chain, ChainKind, CtState, Direction, Element, Family, Field,
+    Hook, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REQUEST, Key, KeyPart, Policy, Protocol, Rule, Set,
+    SetKind,
+};
+
+use super::Worker;
+use crate::{error::NetworkError, plan::Plan};
+
+const RAW: &str = "raw";
+const PUBLISH: &str = "publish";
+const PUBLISH_LOCAL: &str = "publish_local";
+const INPUT: &str = "input";
+const FORWARD: &str = "forward";
+const UPLINK: &str = "uplink";
+/// Interfaces of the host that lead to slots.
+const HOST_ENDS: &str = "host_ends";
+
+/// Where clouds serve their metadata.
+const METADATA_IPV4: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
+const METADATA_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
+/// Name of the table.
+pub(super) fn name(instance: &str) -> String {
+    format!("sandwire-{instance}")
+}
+
+/// Sets and maps that exist once per IP version.
+#[derive(Clone, Copy)]
+enum PerFamily {
+    /// Pairs of prefixes whose sandboxes may talk.
+    Siblings,
+    /// Prefixes that may use all of the host's services.
+    Trusted,
+    /// Prefixes that may ping the host.
+    Pingers,
+    /// Prefixes, protocols and ports of the host that they may use.
+    Services,
+    /// Prefixes that may reach cloud metadata.
+    Metadata,
+    /// Prefixes that may reach beyond the host.
+    Routed,
+    /// Prefixes that do so behind the host's address.
+    Masqueraded,
+    /// Published ports of one address of the host.
+    Ports,
+    /// Published ports of all addresses of the host.
+    AnyPorts,
+}
+
+impl PerFamily {
+    const ALL: [Self; 9] = [
+        Self::Siblings,
+        Self::Trusted,
+        Self::Pingers,
+        Self::Services,
+        Self::Metadata,
+        Self::Routed,
+        Self::Masqueraded,
+        Self::Ports,
+        Self::AnyPorts,
+    ];
+
+    fn name(self, family: Family) -> String {
+        let name = match self {
+            Self::Siblings => "siblings",
+            Self::Trusted => "trusted",
+            Self::Pingers => "pingers",
+            Self::Services => "services",
+            Self::Metadata => "metadata",
+            Self::Routed => "routed",
+            Self::Masqueraded => "masqueraded",
+            Self::Ports => "ports",
+            Self::AnyPorts => "any_ports",
+        };
+        let version = if family == Family::Ipv4 { 4 } else { 6 };
+        format!("{name}{version}")
+    }
+
+    fn add(self, batch: &mut Batch<'_>, family: Family) {
+        let address = Field::Address(family);
+        let (kind, key): (_, &[Field]) = match self {
+            Self::Siblings => (SetKind::Ranges, &[address, address]),
+            Self::Services => (SetKind::Ranges, &[address, Field::Protocol, Field::Port]),
+            Self::Ports => (
+                SetKind::MapToPort(family),
+                &[address, Field::Protocol, Field::Port],
+            ),
+            Self::AnyPorts => (SetKind::MapToPort(family), &[Field::Protocol, Field::Port]),
+            _ => (SetKind::Ranges, &[address]),
+        };
+        let name = &self.name(family);
+        batch.add_set(&Set { name, kind, key });
+    }
+}
+
+/// Adds everything constant to a table that has nothing.
+pub(super) fn write(batch: &mut Batch<'_>) {
+    batch.add_set(&Set {
+        name: HOST_ENDS,
+        kind: SetKind::Ranges,
+        key: &[Field::InterfaceName],
+    });
+    for family in Family::ALL {
+        for set in PerFamily::ALL {
+            set.add(batch, family);
+        }
+    }
+    for (name, kind, hook, priority) in [
+        (RAW, ChainKind::Filter, Hook::Prerouting, -300),
+        (PUBLISH, ChainKind::Nat, Hook::Prerouting, -100),
+        (PUBLISH_LOCAL, ChainKind::Nat, Hook::Output, -100),
+        (INPUT, ChainKind::Filter, Hook::Input, 0),
+        (FORWARD, ChainKind::Filter, Hook::Forward, 0),
+        (UPLINK, ChainKind::Nat, Hook::Postrouting, 100),
+    ] {
+        batch.add_chain(&Chain::Base {
+            name,
+            kind,
+            hook,
+            priority,
+            policy: Policy::Accept,
+        });
+    }
+    for (chain, rule) in rules() {
+        batch.add_rule(chain, &rule);
+    }
+}
+
+/// The table's rules with their chains, in order.
+pub(super) fn rules() -> Vec<(&'static str, Rule)> {
+    let mut rules = raw_rules();
+    rules.extend(publish_rules());
+    rules.extend(input_rules());
+    rules.extend(forward_rules());
+    for family in Family::ALL {
+        let rule = Rule::new()
+            .interface_not_in(Direction::Destination, HOST_ENDS)
+            .key_in(&[source(family)], &PerFamily::Masqueraded.name(family));
+        rules.push((UPLINK, rule.masquerade()));
+    }
+    rules
+}
+
+fn source(family: Family) -> KeyPart {
+    KeyPart::Address(family, Direction::Source)
+}
+
+fn destination(family: Family) -> KeyPart {
+    KeyPart::Address(family, Direction::Destination)
+}
+
+fn from_sandbox() -> Rule {
+    Rule::new().interface_in(Direction::Source, HOST_ENDS)
+}
+
+fn raw_rules() -> Vec<(&'static str, Rule)> {
+    let mut rules = vec![
+        (RAW, Rule::new().interface_not_in(Direction::Source, HOST_ENDS).accept()),
+        (RAW, Rule::new().comment("foreign source").from_elsewhere().counter().drop()),
+        (RAW, Rule::new().to_this_host().accept()),
+    ];
+    for family in Family::ALL {
+        let pair = [source(family), destination(family)];
+        let rule = Rule::new().key_in(&pair, &PerFamily::Siblings.name(family));
+        rules.push((RAW, rule.notrack()));
+    }
+    rules
+}
+
+fn publish_rules() -> Vec<(&'static str, Rule)> {
+    let mut rules = Vec::new();
+    for chain in [PUBLISH, PUBLISH_LOCAL] {
+        for family in Family::ALL {
+            let local = || {
+                let loopback = match family {
+                    Family::Ipv4 => IpNet::new(Ipv4Addr::LOCALHOST.into(), 8),
+                    Family::Ipv6 => IpNet::new(Ipv6Addr::LOCALHOST.into(), 128),
+                };
+                let loopback = loopback.expect("both lengths are within their family's");
+                let rule = Rule::new().family(family);
+                rule.address_outside(Direction::Destination, loopback).to_this_host()
+            };
+            let (port, protocol) = (KeyPart::DestinationPort, KeyPart::Protocol);
+            let ports = PerFamily::Ports.name(family);
+            let of_address = [destination(family), protocol, port];
+            rules.push((chain, local().destination_from_map(family, &of_address, &ports)));
+            let any = PerFamily::AnyPorts.name(family);
+            rules.push((chain, local().destination_from_map(family, &[protocol, port], &any)));
+        }
+    }
+    rules
+}
+
+fn metadata_rules(chain: &'static str) -> Vec<(&'static str, Rule)> {
+    Family::ALL
+        .map(|family| {
+            let address: IpAddr = match family {
+                Family::Ipv4 => METADATA_IPV4.into(),
+                Family::Ipv6 => METADATA_IPV6.into(),
+            };
+            let rule = Rule::new()
+                .comment("cloud metadata")
+                .address(Direction::Destination, address)
+                .key_not_in(&[source(family)], &PerFamily::Metadata.name(family));
+            (chain, rule.counter().drop())
+        })
+        .into()
+}
+
+fn input_rules() -> Vec<(&'static str, Rule)> {
+    let answered = CtState::ESTABLISHED | CtState::RELATED;
+    let mut rules = vec![(
+        INPUT,
+        Rule::new().interface_not_in(Direction::Source, HOST_ENDS).accept(),
+    )];
+    rules.extend(metadata_rules(INPUT));
+    rules.push((INPUT, Rule::new().state(answered).accept()));
+    for family in Family::ALL {
+        let (icmp, echo) = match family {
+            Family::Ipv4 => (Protocol::Icmp, ICMP_ECHO_REQUEST),
+            Family::Ipv6 => (Protocol::Icmpv6, ICMPV6_ECHO_REQUEST),
+        };
+        let trusted = Rule::new().key_in(&[source(family)], &PerFamily::Trusted.name(family));
+        let pingers = Rule::new()
+            .key_in(&[source(family)], &PerFamily::Pingers.name(family))
+            .icmp(icmp, echo);
+        let key = [source(family), KeyPart::Protocol, KeyPart::DestinationPort];
+        let services = Rule::new().key_in(&key, &PerFamily::Services.name(family));
+        rules.extend([trusted, pingers, services].map(|rule| (INPUT, rule.accept())));
+    }
+    rules.push((INPUT, Rule::new().comment("service of the host").counter().drop()));
+    rules
+}
+
+fn forward_rules() -> Vec<(&'static str, Rule)> {
+    let between = || from_sandbox().interface_in(Direction::Destination, HOST_ENDS);
+    let mut rules = Vec::new();
+    // The answer would not come back this way: sandboxes of a pool talk directly.
+    rules.push((
+        FORWARD,
+        between().comment("published port of a sandbox").status(CT_STATUS_DNAT).counter().drop(),
+    ));
+    for family in Family::ALL {
+        let pair = [source(family), destination(family)];
+        let allowed = between().key_in(&pair, &PerFamily::Siblings.name(family));
+        rules.push((FORWARD, allowed.accept()));
+    }
+    rules.push((FORWARD, between().comment("other sandbox").counter().drop()));
+    rules.push((
+        FORWARD,
+        Rule::new().interface_not_in(Direction::Source, HOST_ENDS).accept(),
+    ));
+    rules.extend(metadata_rules(FORWARD));
+    let answered = CtState::ESTABLISHED | CtState::RELATED;
+    rules.push((FORWARD, Rule::new().state(answered).accept()));
+    // Such a packet would leave with its clone address, past the masquerade.
+    rules.push((FORWARD, Rule::new().state(CtState::INVALID).counter().drop()));
+    for family in Family::ALL {
+        let routed = Rule::new().key_in(&[source(family)], &PerFamily::Routed.name(family));
+        rules.push((FORWARD, routed.accept()));
+    }
+    rules.push((FORWARD, Rule::new().comment("uplink denied").counter().drop()));
+    rules
+}
+
+/// The elements that a pool has in each set.
+pub(super) fn elements(plan: &Plan) -> Vec<(String, Vec<Element>)> {
+    let policy = &plan.spec.policy;
+    let ends = Element::interface_names(&format!("sw{}-", plan.tag));
+    let mut elements = vec![(HOST_ENDS.to_owned(), ends)];
+    for family in Family::ALL {
+        let prefixes: Vec<IpNet> = plan
+            .clone_prefixes
+            .iter()
+            .copied()
+            .filter(|prefix| matches!(prefix, IpNet::V4(_)) == (family == Family::Ipv4))
+            .collect();
+        if prefixes.is_empty() {
+            continue;
+        }
+        let mut add = |set: PerFamily, of_set| elements.push((set.name(family), of_set));
+        let single = || prefixes.iter().copied().flat_map(Element::prefix).collect::<Vec<_>>();
+        if policy.clone_to_clone {
+            let pair = |from: &IpNet| {
+                let key = Key::default().prefix(*from);
+                prefixes.iter().map(move |to| Element::ranges(key.clone().prefix(*to))).collect()
+            };
+            let pairs: Vec<Vec<_>> = prefixes.iter().map(pair).collect();
+            add(PerFamily::Siblings, pairs.concat());
+        }
+        if policy.cloud_metadata {
+            add(PerFamily::Metadata, single());
+        }
+        if policy.uplink != UplinkPolicy::Deny {
+            add(PerFamily::Routed, single());
+        }
+        if policy.uplink == UplinkPolicy::Masquerade {
+            add(PerFamily::Masqueraded, single());
+        }
+        if policy.host_services.contains(&HostService::All) {
+            add(PerFamily::Trusted, single());
+        }
+        if policy.host_services.contains(&HostService::Icmp) {
+            add(PerFamily::Pingers, single());
+        }
+        let services = service_ranges(&policy.host_services);
+        let of_services = prefixes.iter().flat_map(|prefix| {
+            services.iter().map(|(protocol, first, last)| {
+                let key = Key::default().prefix(*prefix).protocol(*protocol);
+                Element::ranges(key.ports(*first, *last))
+            })
+        });
+        add(PerFamily::Services, of_services.collect());
+    }
+    elements.retain(|(_, of_set)| !of_set.is_empty());
+    elements
+}
+
+/// Port ranges of each protocol, joined where they overlap: the kernel refuses elements that do.
+fn service_ranges(services: &[HostService]) -> Vec<(Protocol, u16, u16)> {
+    let mut ranges: Vec<(Protocol, u16, u16)> = Vec::new();
+    for wanted in [Protocol::Tcp, Protocol::Udp] {
+        let mut of_protocol: Vec<(u16, u16)> = services
+            .iter()
+            .filter_map(|service| match (service, wanted) {
+                (HostService::Tcp(first, last), Protocol::Tcp)
+                | (HostService::Udp(first, last), Protocol::Udp) => Some((*first, *last)),
+                _ => None,
+            })
+            .collect();
+        of_protocol.sort_unstable();
+        for (first, last) in of_protocol {
+            match ranges.last_mut() {
+                Some((protocol, _, end)) if *protocol == wanted && first <= *end => {
+                    *end = last.max(*end);
+                }
+                _ => ranges.push((wanted, first, last)),
+            }
+        }
+    }
+    ranges
+}
+
+/// Makes the published ports exactly these, in one transaction.
+pub(super) fn publish(
+    instance: &str,
+    worker: &mut Worker,
+    ports: &[(PublishPort, Vec<IpAddr>)],
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    let is_there = nft::tables(&mut worker.netfilter)?.contains(&table);
+    if !is_there && ports.is_empty() {
+        return Ok(());
+    }
+    let mut batch = Batch::new(&table);
+    if !is_there {
+        batch.add_table();
+        write(&mut batch);
+    }
+    write_ports(&mut batch, ports);
+    Ok(batch.commit(&mut worker.netfilter)?)
+}
+
+pub(super) fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAddr>)]) {
+    for family in Family::ALL {
+        for set in [PerFamily::Ports, PerFamily::AnyPorts] {
+            batch.clear_set(&set.name(family));
+        }
+    }
+    for (port, clone_addresses) in ports {
+        for clone_address in clone_addresses {
+            let is_same_family = |address: IpAddr| address.is_ipv4() == clone_address.is_ipv4();
+            if !port.host_address.is_none_or(is_same_family) {
+                continue;
+            }
+            let (set, key) = match port.host_address {
+                Some(address) => (PerFamily::Ports, Key::default().address(address)),
+                None => (PerFamily::AnyPorts, Key::default()),
+            };
+            let family = if clone_address.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+            let protocol = match port.protocol {
+                PublishedProtocol::Tcp => Protocol::Tcp,
+                PublishedProtocol::Udp => Protocol::Udp,
+            };
+            let element = Element::exact(key.protocol(protocol).port(port.host_port))
+                .leads_to(*clone_address, port.clone_port);
+            batch.add_elements(&set.name(family), &[element]);
+        }
+    }
+}
+
+/// Whether the table has the rules that it should have.
+pub(super) fn is_sound(instance: &str, worker: &mut Worker) -> Result<bool, NetworkError> {
+    let found = nft::rules(&mut worker.netfilter, &name(instance))?;
+    Ok(same_rules(found, &rules()))
+}
+
+/// Whether listed rules are these, chain by chain.
+pub(super) fn same_rules(mut found: Vec<(String, usize)>, wanted: &[(&str, Rule)]) -> bool {
+    // Both sorts keep the order within a chain.
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    let mut wanted: Vec<_> =
+        wanted.iter().map(|(chain, rule)| ((*chain).to_owned(), rule.instructions())).collect();
+    wanted.sort_by(|one, other| one.0.cmp(&other.0));
+    found == wanted
+}
+
+/// Whether no pool has an interface in the table any more.
+pub(super) fn has_no_pool(instance: &str, worker: &mut Worker) -> Result<bool, NetworkError> {
+    Ok(nft::is_set_empty(&mut worker.netfilter, &name(instance), HOST_ENDS)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn overlapping_services_are_joined() {
+        let services = [
+            HostService::Tcp(80, 90),
+            HostService::Udp(53, 53),
+            HostService::Tcp(85, 100),
+            HostService::All,
+            HostService::Tcp(443, 443),
+        ];
+        let expected = vec![
+            (Protocol::Tcp, 80, 100),
+            (Protocol::Tcp, 443, 443),
+            (Protocol::Udp, 53, 53),
+        ];
+        assert_eq!(service_ranges(&services), expected);
+    }
+}

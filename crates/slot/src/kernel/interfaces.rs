@@ -1,0 +1,199 @@
+//! Interfaces, addresses, neighbours and routes of a slot, for building and repairing alike.
+//!
+//! Inside, packets leave by a default route through the veth; the neighbours on both sides of it, and
+//! the guest on its TAP, are permanent entries, so that the first packet in each direction needs no
+//! ARP and no neighbour discovery.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::AsFd,
+};
+
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use sandwire_kernel_net::{
+    Error as KernelError,
+    address::Address,
+    interface::{self, Change, InterfaceIndex, VethPair},
+    neighbour::Neighbour,
+    netlink::{Request, Socket},
+    netns::Home,
+    procfs::PrivateProcfs,
+    route::{Route, Target},
+    tap,
+};
+
+use crate::{error::NetworkError, plan::SlotPlan};
+
+/// Number of the veth's end in the slot. Numbers of our own choice save a look-up; these are above
+/// those of the tunnel interfaces that some kernels put into every new namespace.
+const UPLINK: InterfaceIndex = InterfaceIndex(1000);
+/// Next hop of slots whose address scheme has none. Link-local, and never seen outside the veth.
+const GATEWAY_IPV4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+/// Next hop in a slot, and the address by which a guest may call its gateway.
+const GATEWAY_IPV6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Number of a TAP in the slot.
+fn tap_index(nic: usize) -> InterfaceIndex {
+    let nic = u32::try_from(nic).expect("a slot has at most 8 interfaces");
+    InterfaceIndex(UPLINK.0 + 1 + nic)
+}
+
+/// Lets the slot route IPv6. IPv4 is a setting of each interface, made with the interface.
+pub(super) fn enable_forwarding(
+    procfs: &mut PrivateProcfs,
+    slot: &SlotPlan,
+) -> Result<(), NetworkError> {
+    if slot.nics.iter().any(|nic| nic.ipv6.is_some()) {
+        procfs.write("net/ipv6/conf/all/forwarding", "1")?;
+    }
+    Ok(())
+}
+
+pub(super) fn tap_options(slot: &SlotPlan) -> tap::Options {
+    tap::Options {
+        vnet_header: slot.tap_vnet_header,
+        multi_queue: slot.tap_multi_queue,
+        owner: slot.tap_owner_uid,
+        group: slot.tap_owner_gid,
+    }
+}
+
+pub(super) fn create_tap(slot: &SlotPlan, nic: usize) -> Result<(), NetworkError> {
+    let name = &slot.nics[nic].tap;
+    Ok(tap::create(name, Some(tap_index(nic)), tap_options(slot))?)
+}
+
+/// The veth, its slot end in the socket's namespace and its host end at home.
+pub(super) fn veth(slot: &SlotPlan, home: &Home) -> Request {
+    let mut request = Request::new();
+    let pair = VethPair {
+        name: &slot.slot_interface,
+        index: UPLINK,
+        peer_name: &slot.host_interface,
+        peer_namespace: home.as_fd(),
+        mac: slot.veth_mac.0,
+        mtu: slot.mtu,
+    };
+    pair.create(&mut request);
+    request
+}
+
+/// Raises the slot's end of the veth and the loopback; clone addresses, next hop, default route.
+pub(super) fn configure_uplink(request: &mut Request, slot: &SlotPlan) {
+    let loopback = Change {
+        name: "lo",
+        index: Some(InterfaceIndex::LOOPBACK),
+        up: Some(true),
+        ..Change::default()
+    };
+    loopback.apply(request);
+    let uplink = Change {
+        name: &slot.slot_interface,
+        index: Some(UPLINK),
+        ipv4_forwarding: Some(true),
+        no_generated_addresses: true,
+        up: Some(true),
+        ..Change::default()
+    };
+    uplink.apply(request);
+    // With these, ICMP errors of the slot's router and processes inside have a proper source.
+    for address in slot.clone_addresses() {
+        Address::new(UPLINK, address.into()).add(request);
+    }
+    let mut gateway = GATEWAY_IPV4;
+    if let Some(transit) = slot.transit {
+        let mut address = Address::new(UPLINK, IpAddr::V4(transit.slot).into());
+        address.peer = Some(transit.host.into());
+        address.add(request);
+        gateway = transit.host;
+    }
+    let first = slot.nics.first();
+    let sources = [
+        first.and_then(|nic| nic.ipv4).map(|ipv4| (gateway.into(), ipv4.clone_address.into())),
+        first
+            .and_then(|nic| nic.ipv6)
+            .map(|ipv6| (GATEWAY_IPV6.into(), ipv6.clone_address.into())),
+    ];
+    for (gateway, source) in sources.into_iter().flatten() {
+        Neighbour {
+            interface: UPLINK,
+            address: gateway,
+            mac: slot.veth_mac.0,
+        }
+        .add(request);
+        Route::default_via(UPLINK, gateway, Some(source)).add(request);
+    }
+}
+
+/// Raises a TAP: the gateway's addresses, and the guest as a neighbour.
+pub(super) fn configure_tap(request: &mut Request, slot: &SlotPlan, nic: usize) {
+    let (index, nic) = (tap_index(nic), &slot.nics[nic]);
+    let change = Change {
+        name: &nic.tap,
+        index: Some(index),
+        mac: Some(nic.gateway_mac.0),
+        mtu: Some(slot.mtu),
+        ipv4_forwarding: Some(true),
+        no_generated_addresses: true,
+        up: Some(true),
+        ..Change::default()
+    };
+    change.apply(request);
+    let mut add = |gateway: IpNet, guest: IpAddr| {
+        Address::new(index, gateway).add(request);
+        Neighbour {
+            interface: index,
+            address: guest,
+            mac: nic.guest_mac.0,
+        }
+        .add(request);
+    };
+    if let Some(ipv4) = nic.ipv4 {
+        let gateway = Ipv4Net::new_assert(ipv4.gateway, ipv4.guest.prefix_len());
+        add(gateway.into(), ipv4.guest.addr().into());
+    }
+    if let Some(ipv6) = nic.ipv6 {
+        let gateway = Ipv6Net::new_assert(ipv6.gateway, ipv6.guest.prefix_len());
+        add(gateway.into(), ipv6.guest.addr().into());
+        let link_local = Ipv6Net::new_assert(GATEWAY_IPV6, 64);
+        Address::new(index, link_local.into()).add(request);
+    }
+}
+
+/// Raises the host's end: alias, neighbours and routes for the clone addresses.
+pub(super) fn configure_host_end(route: &mut Socket, slot: &SlotPlan) -> Result<(), NetworkError> {
+    let name = &slot.host_interface;
+    let found = interface::find(route, name)?;
+    let index = found.map(|interface| interface.index).ok_or_else(|| {
+        NetworkError::from(KernelError::missing_interface(name))
+    })?;
+    let mut request = Request::new();
+    let change = Change {
+        name,
+        index: Some(index),
+        alias: Some(&slot.host_alias),
+        ipv4_forwarding: Some(true),
+        no_generated_addresses: true,
+        up: Some(true),
+        ..Change::default()
+    };
+    change.apply(&mut request);
+    if let Some(transit) = slot.transit {
+        let mut address = Address::new(index, IpAddr::V4(transit.host).into());
+        address.peer = Some(transit.slot.into());
+        address.add(&mut request);
+    }
+    let neighbours = slot.clone_addresses().chain(slot.transit.map(|transit| transit.slot.into()));
+    for address in neighbours {
+        Neighbour {
+            interface: index,
+            address,
+            mac: slot.veth_mac.0,
+        }
+        .add(&mut request);
+    }
+    for address in slot.clone_addresses() {
+        Route::new(address.into(), Target::Interface(index)).add(&mut request);
+    }
+    Ok(route.execute(request)?)
+}

@@ -1,0 +1,99 @@
+//! Tears slots down, many at once.
+//!
+//! Taking a namespace's name away makes the kernel dissolve it with all its interfaces; namespaces
+//! that are given up together share the kernel's waits. While it does so the kernel holds the lock
+//! that all network configuration needs, hence batches of limited size.
+
+use std::{
+    collections::HashSet,
+    thread,
+    time::{Duration, Instant},
+};
+
+use sandwire_kernel_net::{
+    conntrack, interface,
+    netlink::{Request, Socket},
+    netns,
+};
+
+use super::Worker;
+use crate::{error::NetworkError, plan::SlotPlan};
+
+/// Slots whose namespaces are given up at once.
+pub(super) const BATCH: usize = 64;
+/// How long a namespace may take to dissolve. One that takes longer is held by a process inside.
+const DISSOLVE_MAX: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(2);
+
+pub(super) fn tear_down(
+    worker: &mut Worker,
+    slots: &[SlotPlan],
+) -> Vec<Result<(), NetworkError>> {
+    let mut results: Vec<Result<(), NetworkError>> = slots
+        .iter()
+        .map(|slot| Ok(netns::remove(&slot.netns_name)?))
+        .collect();
+    let dissolved = wait_dissolved(&mut worker.route, slots)
+        .and_then(|held| delete_host_ends(&mut worker.route, &held));
+    let addresses: HashSet<_> = slots.iter().flat_map(SlotPlan::clone_addresses).collect();
+    let forgotten = conntrack::forget(&mut worker.netfilter, &addresses);
+    for error in [dissolved.err(), forgotten.err().map(NetworkError::from)].into_iter().flatten() {
+        let text = error.to_string();
+        for (slot, result) in slots.iter().zip(&mut results) {
+            let added = NetworkError::reason("tear down", &slot.netns_name, &text);
+            *result = Err(match std::mem::replace(result, Ok(())) {
+                Ok(()) => added,
+                Err(first) => NetworkError::Several(vec![first, added]),
+            });
+        }
+    }
+    results
+}
+
+/// The same failure for every slot.
+pub(super) fn all_failed(
+    slots: &[SlotPlan],
+    error: &NetworkError,
+) -> Vec<Result<(), NetworkError>> {
+    let text = error.to_string();
+    let failed = |slot: &SlotPlan| NetworkError::reason("tear down", &slot.netns_name, &text);
+    slots.iter().map(|slot| Err(failed(slot))).collect()
+}
+
+/// Waits until the host ends are gone, and returns those that stay because a process holds the
+/// namespace.
+fn wait_dissolved<'a>(
+    route: &mut Socket,
+    slots: &'a [SlotPlan],
+) -> Result<Vec<&'a str>, NetworkError> {
+    let deadline = Instant::now() + DISSOLVE_MAX;
+    let mut waiting: Vec<&str> = slots.iter().map(|slot| slot.host_interface.as_str()).collect();
+    loop {
+        // The kernel removes a batch at once: one that is still there speaks for those behind it.
+        while let Some(name) = waiting.last() {
+            if interface::find(route, name)?.is_some() {
+                break;
+            }
+            waiting.pop();
+        }
+        if waiting.is_empty() {
+            return Ok(waiting);
+        }
+        if Instant::now() >= deadline {
+            return Ok(waiting);
+        }
+        thread::sleep(POLL);
+    }
+}
+
+fn delete_host_ends(route: &mut Socket, names: &[&str]) -> Result<(), NetworkError> {
+    let mut request = Request::new();
+    for name in names {
+        interface::delete(&mut request, name);
+    }
+    let failures = route.execute_all(request);
+    failures
+        .into_iter()
+        .find(|(_, error)| !error.is_missing())
+        .map_or(Ok(()), |(_, error)| Err(error.into()))
+}
