@@ -194,7 +194,7 @@ fn spawn(folder: &Path) -> Result<Child> {
     Command::new(executable)
         .args(["daemon", "--config"])
         .arg(folder.join("sandwire.toml"))
-        .env("RUST_LOG", "warn")
+        .env("SANDWIRE_LOG", "warn")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)
