@@ -269,6 +269,12 @@ impl Journal {
         }
     }
 
+    /// A file system that is read-only, or no longer.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) {
+        let set = format!("PRAGMA query_only = {is_read_only}");
+        self.connection.execute_batch(&set).unwrap();
+    }
+
     fn step(&self, operation: &'static str) -> Result<(), JournalError> {
         match self.power.step() {
             true => Ok(()),
