@@ -16,7 +16,7 @@ use sandwire_api::{
 };
 use serde_json::json;
 
-use crate::{private_host, progress::Step};
+use crate::{host, private_host, progress::Step};
 
 /// Longest time that any single step of a benchmark may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
@@ -121,6 +121,11 @@ impl DaemonProcess {
             std::thread::sleep(LOOK_INTERVAL);
             watched = self.client.pool(&spec.name)?;
         }
+    }
+
+    /// Memory that the daemon keeps resident, in KiB.
+    pub(crate) fn resident_kibibytes(&self) -> Result<u64> {
+        host::resident_kibibytes(self.child.id())
     }
 
     /// How many of a pool's slots are in which state.
