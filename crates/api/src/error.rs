@@ -40,6 +40,35 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
+    /// Every code.
+    pub const ALL: [Self; 9] = [
+        Self::InvalidRequest,
+        Self::Forbidden,
+        Self::NotFound,
+        Self::Conflict,
+        Self::PoolEmpty,
+        Self::PoolExhausted,
+        Self::Unsupported,
+        Self::Internal,
+        Self::Unavailable,
+    ];
+
+    /// The word, as in the JSON.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid_request",
+            Self::Forbidden => "forbidden",
+            Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
+            Self::PoolEmpty => "pool_empty",
+            Self::PoolExhausted => "pool_exhausted",
+            Self::Unsupported => "unsupported",
+            Self::Internal => "internal",
+            Self::Unavailable => "unavailable",
+        }
+    }
+
     /// Whether the request was refused before anything changed, as opposed to having failed.
     #[must_use]
     pub fn is_refusal(self) -> bool {
@@ -53,4 +82,17 @@ impl ErrorCode {
 pub struct ParseMacError {
     /// What was given, cut to a printable length.
     pub text: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_word_of_a_code_is_the_one_in_the_json() {
+        for code in ErrorCode::ALL {
+            let json = serde_json::to_value(code).unwrap();
+            assert_eq!(json.as_str(), Some(code.as_str()));
+        }
+    }
 }

@@ -75,8 +75,12 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Address>, Error> {
             let prefix_len = *reply.payload.get(1)?;
             let interface = reply.payload.get(4..8).and_then(attribute::u32_of)?;
             let attributes = reply.attributes(8);
-            let remote = attributes.find(libc::IFA_ADDRESS).and_then(attribute::address_of);
-            let local = attributes.find(libc::IFA_LOCAL).and_then(attribute::address_of);
+            let remote = attributes
+                .find(libc::IFA_ADDRESS)
+                .and_then(attribute::address_of);
+            let local = attributes
+                .find(libc::IFA_LOCAL)
+                .and_then(attribute::address_of);
             let address = local.or(remote)?;
             Some(Address {
                 interface: InterfaceIndex(interface),

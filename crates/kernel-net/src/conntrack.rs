@@ -46,7 +46,9 @@ pub fn count(socket: &mut Socket) -> Result<u32, Error> {
         |message| message.raw(&generic_header(0)),
         |reply| {
             let attributes = reply.attributes(GENERIC_HEADER);
-            attributes.find(CTA_STATS_GLOBAL_ENTRIES).and_then(attribute::u32_be_of)
+            attributes
+                .find(CTA_STATS_GLOBAL_ENTRIES)
+                .and_then(attribute::u32_be_of)
         },
     )?;
     counts.into_iter().next().ok_or_else(|| Error::Malformed {
@@ -66,7 +68,10 @@ pub fn forget<S: BuildHasher>(
 ) -> Result<usize, Error> {
     let mut forgotten = 0;
     for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
-        if !addresses.iter().any(|address| crate::address::family_of(*address) == family) {
+        if !addresses
+            .iter()
+            .any(|address| crate::address::family_of(*address) == family)
+        {
             continue;
         }
         let found = socket.query(

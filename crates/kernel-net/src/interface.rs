@@ -4,7 +4,10 @@
 //! that is up costs the kernel a walk over its tables (see `docs/decisions/0003-nf-tables-encoder.md`
 //! for why we write the messages ourselves).
 
-use std::{fmt, os::fd::{AsRawFd, BorrowedFd}};
+use std::{
+    fmt,
+    os::fd::{AsRawFd, BorrowedFd},
+};
 
 use crate::{
     Error,
@@ -115,7 +118,9 @@ pub fn create_bridge(request: &mut Request, name: &str) {
     request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
         message.raw(&header(0, None));
         message.put_text(libc::IFLA_IFNAME, name);
-        message.nest(libc::IFLA_LINKINFO, |info| info.put_text(libc::IFLA_INFO_KIND, "bridge"));
+        message.nest(libc::IFLA_LINKINFO, |info| {
+            info.put_text(libc::IFLA_INFO_KIND, "bridge")
+        });
     });
 }
 
@@ -270,7 +275,9 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
 /// # Errors
 /// The kernel refuses.
 pub fn list_with_traffic(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
-    query(socket, true, "interfaces", |message| message.raw(&header(0, None)))
+    query(socket, true, "interfaces", |message| {
+        message.raw(&header(0, None))
+    })
 }
 
 /// One interface by name; `None` if there is none.
@@ -297,7 +304,9 @@ fn query(
 ) -> Result<Vec<Interface>, Error> {
     let label = (if dump { "list" } else { "look up interface" }, object);
     socket.query(libc::RTM_GETLINK, dump, label, fill, |reply| {
-        (reply.kind == libc::RTM_NEWLINK).then(|| parse(reply.payload)).flatten()
+        (reply.kind == libc::RTM_NEWLINK)
+            .then(|| parse(reply.payload))
+            .flatten()
     })
 }
 
@@ -312,11 +321,21 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         index: InterfaceIndex(index),
         name: attributes.find(libc::IFLA_IFNAME).map(attribute::text_of)?,
         alias: attributes.find(libc::IFLA_IFALIAS).map(attribute::text_of),
-        mac: attributes.find(libc::IFLA_ADDRESS).and_then(|mac| mac.try_into().ok()),
-        mtu: attributes.find(libc::IFLA_MTU).and_then(attribute::u32_of).unwrap_or(0),
+        mac: attributes
+            .find(libc::IFLA_ADDRESS)
+            .and_then(|mac| mac.try_into().ok()),
+        mtu: attributes
+            .find(libc::IFLA_MTU)
+            .and_then(attribute::u32_of)
+            .unwrap_or(0),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
-        has_carrier: attributes.find(libc::IFLA_CARRIER).is_some_and(|value| value == [1]),
-        traffic: attributes.find(libc::IFLA_STATS64).map(parse_traffic).unwrap_or_default(),
+        has_carrier: attributes
+            .find(libc::IFLA_CARRIER)
+            .is_some_and(|value| value == [1]),
+        traffic: attributes
+            .find(libc::IFLA_STATS64)
+            .map(parse_traffic)
+            .unwrap_or_default(),
         tun: is_tun.then(|| parse_tun(info.nested(libc::IFLA_INFO_DATA))),
         kind,
     })
@@ -324,7 +343,9 @@ fn parse(payload: &[u8]) -> Option<Interface> {
 
 fn parse_traffic(value: &[u8]) -> Traffic {
     let counter = |position: usize| {
-        let bytes = value.get(position * 8..).and_then(|rest| rest.first_chunk());
+        let bytes = value
+            .get(position * 8..)
+            .and_then(|rest| rest.first_chunk());
         bytes.map_or(0, |bytes| u64::from_ne_bytes(*bytes))
     };
     Traffic {

@@ -125,7 +125,10 @@ impl Drop for Inside {
     }
 }
 
-#[allow(clippy::print_stderr, reason = "the last words of a process that aborts")]
+#[allow(
+    clippy::print_stderr,
+    reason = "the last words of a process that aborts"
+)]
 fn eprintln_and_abort(error: Errno) -> ! {
     eprintln!("cannot return to the host's network namespace: {error}");
     std::process::abort()

@@ -59,11 +59,7 @@ impl Route {
 
     /// The default route of a family.
     #[must_use]
-    pub fn default_via(
-        interface: InterfaceIndex,
-        gateway: IpAddr,
-        source: Option<IpAddr>,
-    ) -> Self {
+    pub fn default_via(interface: InterfaceIndex, gateway: IpAddr, source: Option<IpAddr>) -> Self {
         let destination = match gateway {
             IpAddr::V4(_) => Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0).into(),
             IpAddr::V6(_) => Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -108,7 +104,13 @@ impl Route {
                 0,
                 0,
             ];
-            if matches!(self.target, Target::Gateway { gateway: IpAddr::V4(_), .. }) {
+            if matches!(
+                self.target,
+                Target::Gateway {
+                    gateway: IpAddr::V4(_),
+                    ..
+                }
+            ) {
                 header[8..].copy_from_slice(&RTNH_F_ONLINK.to_ne_bytes());
             }
             message.raw(&header);
@@ -180,12 +182,16 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                 } else {
                     IpAddr::V6(Ipv6Addr::UNSPECIFIED)
                 };
-                let destination = attributes.find(libc::RTA_DST).and_then(attribute::address_of);
+                let destination = attributes
+                    .find(libc::RTA_DST)
+                    .and_then(attribute::address_of);
                 let interface = attributes.find(libc::RTA_OIF).and_then(attribute::u32_of);
                 Some(Listed {
                     destination: IpNet::new(destination.unwrap_or(unspecified), prefix_len).ok()?,
                     interface: interface.map(InterfaceIndex),
-                    gateway: attributes.find(libc::RTA_GATEWAY).and_then(attribute::address_of),
+                    gateway: attributes
+                        .find(libc::RTA_GATEWAY)
+                        .and_then(attribute::address_of),
                     unreachable: route_type == libc::RTN_UNREACHABLE,
                     by_kernel: protocol == RTPROT_KERNEL,
                     by_router_advertisement: protocol == RTPROT_RA,

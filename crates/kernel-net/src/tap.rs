@@ -6,10 +6,7 @@
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::{
-        fd::AsRawFd,
-        unix::fs::OpenOptionsExt,
-    },
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
 };
 
 use crate::{Error, capability::Required, interface::InterfaceIndex};

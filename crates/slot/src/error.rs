@@ -1,9 +1,12 @@
 //! What can go wrong between a request, a pool and the kernel.
 
-use std::error::Error;
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+};
 
 use ipnet::IpNet;
-use sandwire_api::{error::ErrorCode, slot::MacAddress};
+use sandwire_api::{error::ErrorCode, name::Name, slot::MacAddress};
 
 /// Why settings can't become a [`crate::plan::Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -142,4 +145,219 @@ pub enum NetworkError {
     /// Several operations of a clean-up failed; each is named.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<NetworkError>),
+}
+
+/// Why the state folder or its journal can't be used. A failed write changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum JournalError {
+    /// Another daemon works in the folder.
+    #[error(
+        "state folder {} is in use by another daemon{}: stop it, or set another state_dir",
+        .folder.display(), .pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    )]
+    Locked {
+        /// The folder.
+        folder: PathBuf,
+        /// The other daemon's process number, if it could be read.
+        pid: Option<u32>,
+    },
+    /// The folder can't be made or written.
+    #[error("cannot use state folder {}: {source}", .folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+    /// The journal can't be opened, though it may be sound.
+    #[error("cannot open journal {}: {source}", .path.display())]
+    Open {
+        /// The journal's file.
+        path: PathBuf,
+        /// SQLite's reason.
+        source: rusqlite::Error,
+    },
+    /// The journal is not readable any more. Its leases may still run, so that nothing is decided
+    /// without the operator.
+    #[error(
+        "journal {path} is damaged: {reason}. Running sandboxes keep their network. To start anew, \
+         which ends all leases: stop the sandboxes, run 'sandwire cleanup', delete {path}",
+        path = .path.display()
+    )]
+    Damaged {
+        /// The journal's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The journal belongs to another instance.
+    #[error(
+        "journal {} belongs to instance '{found}', not to '{ours}': set another state_dir",
+        .path.display()
+    )]
+    ForeignInstance {
+        /// The journal's file.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+        /// Who wants it.
+        ours: Name,
+    },
+    /// The journal was written by another version.
+    #[error(
+        "journal {path} has schema {found}, this version has schema {ours}: release all leases with \
+         the version that wrote it, then delete {path}",
+        path = .path.display()
+    )]
+    ForeignVersion {
+        /// The journal's file.
+        path: PathBuf,
+        /// Its schema.
+        found: String,
+        /// The schema of this version.
+        ours: &'static str,
+    },
+    /// A change could not be written, because the disk is full for example.
+    #[error("cannot {operation} in journal {}: {source}", .path.display())]
+    Write {
+        /// What was tried.
+        operation: &'static str,
+        /// The journal's file.
+        path: PathBuf,
+        /// SQLite's reason.
+        source: rusqlite::Error,
+    },
+}
+
+/// Why a request was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The pool's settings can't work.
+    #[error("pool '{pool}': {source}")]
+    Plan {
+        /// The pool.
+        pool: Name,
+        /// Which setting, and why.
+        source: PlanError,
+    },
+    /// A value of the request is impossible.
+    #[error("{field} = {value}: {reason}")]
+    Invalid {
+        /// Field of the request.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The caller may not do that.
+    #[error("uid {uid} may not {operation} {object}")]
+    Forbidden {
+        /// Who asked.
+        uid: u32,
+        /// What for: `acquire from`.
+        operation: &'static str,
+        /// Kind and name: `pool 'web'`.
+        object: String,
+    },
+    /// There is no such object for this caller.
+    #[error("there is no {object}")]
+    NotFound {
+        /// Kind and name: `lease 'a7' of uid 1000`.
+        object: String,
+    },
+    /// The name, address or port is taken, or the object is in a state that forbids it.
+    #[error("cannot {operation} {object}: {reason}")]
+    Conflict {
+        /// What was asked.
+        operation: &'static str,
+        /// Kind and name.
+        object: String,
+        /// What stands against it, and what to do.
+        reason: String,
+    },
+    /// No slot is ready right now.
+    #[error("pool '{pool}' has no ready slot right now ({building} being built){hint}")]
+    PoolEmpty {
+        /// The pool.
+        pool: Name,
+        /// How many slots are being built.
+        building: u32,
+        /// Why, if building fails or nothing is to be built.
+        hint: String,
+    },
+    /// All numbers are leased.
+    #[error(
+        "pool '{pool}' has all of its {slots_max} slots leased: release some, or enlarge its prefix"
+    )]
+    PoolExhausted {
+        /// The pool.
+        pool: Name,
+        /// How many there are.
+        slots_max: u32,
+    },
+    /// The kernel refused or failed.
+    #[error("cannot {operation} {object}: {source}")]
+    Network {
+        /// What was tried.
+        operation: &'static str,
+        /// Kind and name.
+        object: String,
+        /// The kernel's reason.
+        source: NetworkError,
+    },
+    /// The journal could not be read or written.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// A file of the kernel could not be read, or a thread not started.
+    #[error("cannot {operation} {}: {source}", .path.display())]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+    /// What was asked for takes longer than the daemon waits; it goes on in the background.
+    #[error("{object} takes longer than expected: {state}")]
+    Late {
+        /// Kind and name.
+        object: String,
+        /// What is still to do, and what to do about it.
+        state: String,
+    },
+    /// The daemon is stopping.
+    #[error("the daemon is stopping: try again when it is back")]
+    Stopping,
+}
+
+impl ServiceError {
+    /// The word that the API answers.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::Plan { source, .. } => source.code(),
+            Self::Invalid { .. } => ErrorCode::InvalidRequest,
+            Self::Forbidden { .. } => ErrorCode::Forbidden,
+            Self::NotFound { .. } => ErrorCode::NotFound,
+            Self::Network {
+                source: NetworkError::Conflict { .. },
+                ..
+            }
+            | Self::Conflict { .. } => ErrorCode::Conflict,
+            Self::PoolEmpty { .. } => ErrorCode::PoolEmpty,
+            Self::PoolExhausted { .. } => ErrorCode::PoolExhausted,
+            Self::Network { .. } | Self::Journal(_) | Self::System { .. } => ErrorCode::Internal,
+            Self::Late { .. } | Self::Stopping => ErrorCode::Unavailable,
+        }
+    }
+
+    pub(crate) fn system(operation: &'static str, path: &Path, source: std::io::Error) -> Self {
+        Self::System {
+            operation,
+            path: path.to_owned(),
+            source,
+        }
+    }
 }

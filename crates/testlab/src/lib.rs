@@ -1,1 +1,21 @@
-//! Placeholder.
+//! Private namespaces, a host to play, and guests: what the tests stand on.
+//!
+//! [`lab`] runs a test in network, mount and PID namespaces of its own, so that tests touch nothing of
+//! the machine, run in parallel, and see every leak. [`host`] gives such a lab an uplink with a server
+//! behind it, [`sandwire`] runs the built executable there, and guests sit on TAPs: [`fake_guest`] is a
+//! thread of the test, [`guest`] has real kernels. [`capabilities`] says what this machine can do, so that
+//! what can't be run is reported as not run.
+//!
+//! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
+//! here imports the product. A development dependency only; the demo uses it too.
+
+pub mod capabilities;
+pub mod command;
+pub mod fake_guest;
+pub mod guest;
+pub mod host;
+pub mod http;
+pub mod lab;
+pub mod namespace;
+pub mod sandwire;
+pub mod snapshot;

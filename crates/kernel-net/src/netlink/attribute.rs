@@ -119,8 +119,7 @@ impl<'a> Attributes<'a> {
     #[must_use]
     pub fn find(self, kind: u16) -> Option<&'a [u8]> {
         let mut attributes = self;
-        attributes
-            .find_map(|(found, value)| (found == kind).then_some(value))
+        attributes.find_map(|(found, value)| (found == kind).then_some(value))
     }
 
     /// The attributes inside the first attribute of this kind; none if it is absent.

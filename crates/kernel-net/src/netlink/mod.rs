@@ -175,7 +175,10 @@ impl Socket {
     /// # Errors
     /// The first failure. The other messages have been carried out where that was possible.
     pub fn execute(&mut self, request: Request) -> Result<(), Error> {
-        self.execute_all(request).into_iter().next().map_or(Ok(()), |(_, error)| Err(error))
+        self.execute_all(request)
+            .into_iter()
+            .next()
+            .map_or(Ok(()), |(_, error)| Err(error))
     }
 
     /// Sends all messages and returns every failure with the position of its message.
@@ -221,7 +224,10 @@ impl Socket {
             let received = match self.receive() {
                 Ok(received) => received,
                 Err(source) => {
-                    failures.push((acknowledged, request.messages[acknowledged].error(source, None)));
+                    failures.push((
+                        acknowledged,
+                        request.messages[acknowledged].error(source, None),
+                    ));
                     return failures;
                 }
             };
@@ -257,7 +263,11 @@ impl Socket {
         fill: impl Fn(&mut Writer<'_>),
         mut read: impl FnMut(Reply<'_>) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
-        let flags = if dump { libc::NLM_F_DUMP } else { libc::NLM_F_ACK };
+        let flags = if dump {
+            libc::NLM_F_DUMP
+        } else {
+            libc::NLM_F_ACK
+        };
         let mut attempts = 0;
         'attempt: loop {
             attempts += 1;
@@ -317,9 +327,9 @@ impl Socket {
         loop {
             match self.socket.recv(&mut buffer, 0) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other?,
+                other => break other.map(drop)?,
             }
-        };
+        }
         Ok(buffer)
     }
 }
@@ -352,7 +362,10 @@ impl<'a> Reply<'a> {
 
     /// What a message that ends an answer says.
     fn outcome(&self) -> Result<(), (io::Error, Option<String>)> {
-        let code = self.payload.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+        let code = self
+            .payload
+            .first_chunk()
+            .map_or(0, |code| i32::from_ne_bytes(*code));
         if code == 0 {
             return Ok(());
         }
@@ -362,12 +375,25 @@ impl<'a> Reply<'a> {
             self.attributes(4)
         } else {
             // The answer repeats the header of the failed message, and its body unless capped.
-            let body = self.payload.get(4..8).and_then(attribute::u32_of).unwrap_or(0) as usize;
+            let body = self
+                .payload
+                .get(4..8)
+                .and_then(attribute::u32_of)
+                .unwrap_or(0) as usize;
             let capped = self.flags & NLM_F_CAPPED != 0;
-            self.attributes(4 + if capped { HEADER } else { body.next_multiple_of(4) })
+            self.attributes(
+                4 + if capped {
+                    HEADER
+                } else {
+                    body.next_multiple_of(4)
+                },
+            )
         };
         let explanation = attributes.find(NLMSGERR_ATTR_MSG).map(attribute::text_of);
-        Err((io::Error::from_raw_os_error(code.saturating_neg()), explanation))
+        Err((
+            io::Error::from_raw_os_error(code.saturating_neg()),
+            explanation,
+        ))
     }
 }
 

@@ -130,16 +130,43 @@ pub(super) enum FibResult {
 /// One instruction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Expression {
-    Meta { key: u32, register: u32 },
-    Payload { base: u32, offset: u32, length: u32, register: u32 },
-    Ct { key: u32 },
-    Mask { mask: Vec<u8> },
-    Compare { equal: bool, value: Vec<u8> },
-    Lookup { set: String, inverted: bool },
-    LookupMap { map: String },
+    Meta {
+        key: u32,
+        register: u32,
+    },
+    Payload {
+        base: u32,
+        offset: u32,
+        length: u32,
+        register: u32,
+    },
+    Ct {
+        key: u32,
+    },
+    Mask {
+        mask: Vec<u8>,
+    },
+    Compare {
+        equal: bool,
+        value: Vec<u8>,
+    },
+    Lookup {
+        set: String,
+        inverted: bool,
+    },
+    LookupMap {
+        map: String,
+    },
     Fib(FibResult),
-    Immediate { value: Vec<u8>, register: u32 },
-    Nat { source: bool, family: Family, port_register: Option<u32> },
+    Immediate {
+        value: Vec<u8>,
+        register: u32,
+    },
+    Nat {
+        source: bool,
+        family: Family,
+        port_register: Option<u32>,
+    },
     Masquerade,
     Notrack,
     ConnectionsOver(u32),
@@ -181,7 +208,10 @@ impl Expression {
                 offset,
                 length,
                 register,
-            } => put_numbers(data, &[(1, *register), (2, *base), (3, *offset), (4, *length)]),
+            } => put_numbers(
+                data,
+                &[(1, *register), (2, *base), (3, *offset), (4, *length)],
+            ),
             Self::Ct { key } => put_numbers(data, &[(1, REGISTER), (2, *key)]),
             Self::Mask { mask } => {
                 let length = u32::try_from(mask.len()).expect("registers have 16 bytes");

@@ -22,9 +22,12 @@ const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 /// # Errors
 /// The kernel refuses.
 pub fn tables(socket: &mut Socket) -> Result<Vec<String>, Error> {
-    names(socket, NFT_MSG_GETTABLE, ("list", "nft tables"), |attributes| {
-        attributes.find(NFTA_TABLE_NAME).map(attribute::text_of)
-    })
+    names(
+        socket,
+        NFT_MSG_GETTABLE,
+        ("list", "nft tables"),
+        |attributes| attributes.find(NFTA_TABLE_NAME).map(attribute::text_of),
+    )
 }
 
 /// Whether a set or map of an `inet` table has no elements.
@@ -43,7 +46,9 @@ pub fn is_set_empty(socket: &mut Socket, table: &str, set: &str) -> Result<bool,
             message.put_text(NFTA_SET_ELEM_LIST_SET, set);
         },
         |reply| {
-            let elements = reply.attributes(GENERIC_HEADER).nested(NFTA_SET_ELEM_LIST_ELEMENTS);
+            let elements = reply
+                .attributes(GENERIC_HEADER)
+                .nested(NFTA_SET_ELEM_LIST_ELEMENTS);
             Some(elements.count() > 0)
         },
     )?;
@@ -56,11 +61,16 @@ pub fn is_set_empty(socket: &mut Socket, table: &str, set: &str) -> Result<bool,
 /// # Errors
 /// The kernel refuses.
 pub fn rules(socket: &mut Socket, table: &str) -> Result<Vec<(String, usize)>, Error> {
-    names(socket, NFT_MSG_GETRULE, ("list", "nft rules"), |attributes| {
-        let of = attributes.find(NFTA_RULE_TABLE).map(attribute::text_of)?;
-        let chain = attributes.find(NFTA_RULE_CHAIN).map(attribute::text_of)?;
-        (of == table).then(|| (chain, attributes.nested(NFTA_RULE_EXPRESSIONS).count()))
-    })
+    names(
+        socket,
+        NFT_MSG_GETRULE,
+        ("list", "nft rules"),
+        |attributes| {
+            let of = attributes.find(NFTA_RULE_TABLE).map(attribute::text_of)?;
+            let chain = attributes.find(NFTA_RULE_CHAIN).map(attribute::text_of)?;
+            (of == table).then(|| (chain, attributes.nested(NFTA_RULE_EXPRESSIONS).count()))
+        },
+    )
 }
 
 fn names<T>(

@@ -163,7 +163,8 @@ impl Rule {
     /// Packets to an address of this host.
     #[must_use]
     pub fn to_this_host(mut self) -> Self {
-        self.expressions.push(Expression::Fib(FibResult::DestinationType));
+        self.expressions
+            .push(Expression::Fib(FibResult::DestinationType));
         self.equals(RTN_LOCAL.to_ne_bytes().to_vec());
         self
     }
@@ -171,7 +172,8 @@ impl Rule {
     /// Packets whose source is not reached by the interface that they came in by.
     #[must_use]
     pub fn from_elsewhere(mut self) -> Self {
-        self.expressions.push(Expression::Fib(FibResult::ReversePath));
+        self.expressions
+            .push(Expression::Fib(FibResult::ReversePath));
         self.equals(0_u32.to_ne_bytes().to_vec());
         self
     }
@@ -356,7 +358,8 @@ impl Rule {
     }
 
     fn equals(&mut self, value: Vec<u8>) {
-        self.expressions.push(Expression::Compare { equal: true, value });
+        self.expressions
+            .push(Expression::Compare { equal: true, value });
     }
 
     fn lookup(&mut self, set: &str, inverted: bool) {

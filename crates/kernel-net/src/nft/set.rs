@@ -314,7 +314,10 @@ mod tests {
     use super::*;
 
     fn keys(elements: &[Element]) -> Vec<(Vec<u8>, bool)> {
-        elements.iter().map(|element| (element.key.clone(), element.is_end)).collect()
+        elements
+            .iter()
+            .map(|element| (element.key.clone(), element.is_end))
+            .collect()
     }
 
     #[test]

@@ -1,0 +1,139 @@
+//! The client for programs that aren't asynchronous: each call returns when the answer is there.
+
+use std::{io, net::IpAddr, path::PathBuf, time::Duration};
+
+use tokio::runtime::{Builder, Runtime};
+
+use super::{Acquired, Client, ClientError};
+use crate::{
+    health::Health,
+    lease::{AcquireLease, Lease, LeaseDetail, Released},
+    name::Name,
+    pool::{Pool, PoolSpec},
+    published_port::{Protocol, PublishPort, PublishedPort},
+};
+
+/// A [`Client`] with a runtime of its own on the calling thread. Not for use inside a runtime.
+///
+/// Each method does what the method of the same name does there.
+#[derive(Debug)]
+pub struct Blocking {
+    runtime: io::Result<Runtime>,
+    client: Client,
+}
+
+#[expect(missing_docs, reason = "the methods are described at `Client`")]
+impl Blocking {
+    /// A client of the daemon that listens on `socket`. It connects when first used.
+    #[must_use]
+    pub fn new(socket: impl Into<PathBuf>) -> Self {
+        Self {
+            runtime: Builder::new_current_thread().enable_all().build(),
+            client: Client::new(socket),
+        }
+    }
+
+    /// The same client with another limit on the time that a request may take.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.client = self.client.with_timeout(timeout);
+        self
+    }
+
+    pub fn health(&self) -> Result<Health, ClientError> {
+        self.wait(self.client.health())
+    }
+
+    pub fn metrics(&self) -> Result<String, ClientError> {
+        self.wait(self.client.metrics())
+    }
+
+    pub fn openapi(&self) -> Result<serde_json::Value, ClientError> {
+        self.wait(self.client.openapi())
+    }
+
+    pub fn pools(&self) -> Result<Vec<Pool>, ClientError> {
+        self.wait(self.client.pools())
+    }
+
+    pub fn create_pool(&self, spec: &PoolSpec) -> Result<Pool, ClientError> {
+        self.wait(self.client.create_pool(spec))
+    }
+
+    pub fn pool(&self, name: &Name) -> Result<Pool, ClientError> {
+        self.wait(self.client.pool(name))
+    }
+
+    pub fn resize_pool(&self, name: &Name, size: u32) -> Result<Pool, ClientError> {
+        self.wait(self.client.resize_pool(name, size))
+    }
+
+    pub fn delete_pool(&self, name: &Name) -> Result<(), ClientError> {
+        self.wait(self.client.delete_pool(name))
+    }
+
+    pub fn leases(&self) -> Result<Vec<Lease>, ClientError> {
+        self.wait(self.client.leases())
+    }
+
+    pub fn acquire(&self, request: &AcquireLease) -> Result<Acquired, ClientError> {
+        self.wait(self.client.acquire(request))
+    }
+
+    pub fn lease(&self, name: &Name, owner_uid: Option<u32>) -> Result<LeaseDetail, ClientError> {
+        self.wait(self.client.lease(name, owner_uid))
+    }
+
+    pub fn release(&self, name: &Name, owner_uid: Option<u32>) -> Result<Released, ClientError> {
+        self.wait(self.client.release(name, owner_uid))
+    }
+
+    pub fn lease_ports(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<Vec<PublishedPort>, ClientError> {
+        self.wait(self.client.lease_ports(name, owner_uid))
+    }
+
+    pub fn publish(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        port: &PublishPort,
+    ) -> Result<PublishedPort, ClientError> {
+        self.wait(self.client.publish(name, owner_uid, port))
+    }
+
+    pub fn withdraw(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        protocol: Protocol,
+        host_port: u16,
+        host_address: Option<IpAddr>,
+    ) -> Result<(), ClientError> {
+        self.wait(
+            self.client
+                .withdraw(name, owner_uid, protocol, host_port, host_address),
+        )
+    }
+
+    pub fn ports(&self) -> Result<Vec<PublishedPort>, ClientError> {
+        self.wait(self.client.ports())
+    }
+
+    fn wait<T>(
+        &self,
+        request: impl Future<Output = Result<T, ClientError>>,
+    ) -> Result<T, ClientError> {
+        match &self.runtime {
+            Ok(runtime) => runtime.block_on(request),
+            // No descriptor was left for an event queue.
+            Err(error) => Err(ClientError::Connect {
+                path: self.client.socket.clone(),
+                source: io::Error::new(error.kind(), error.to_string()),
+            }),
+        }
+    }
+}

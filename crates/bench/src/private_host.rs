@@ -1,0 +1,120 @@
+//! Namespaces that play a host for a benchmark, so that it touches nothing of the machine.
+//!
+//! The executable starts itself again as the first process of a PID namespace, with a network and a
+//! mount namespace of its own. There `netns 1` is the played host, `/run` is empty, and whatever is
+//! left when the benchmark ends, ends with it.
+
+use std::{
+    env, fs,
+    path::Path,
+    process::{Command, ExitCode, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::mount::{MountFlags, mount};
+
+/// Name of the interface by which [`settle`] sees that the kernel has caught up.
+const CANARY: &str = "canary0";
+/// How long the kernel may take to get rid of what was deleted.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Starts this executable again with the same arguments and `marker`, in namespaces of its own, and
+/// waits for it.
+pub(crate) fn enter(marker: &str) -> Result<ExitCode> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("the benchmark makes network namespaces and needs root: run it by sudo");
+    }
+    let executable = env::current_exe().context("cannot find this executable")?;
+    let status = Command::new("unshare")
+        .args([
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+            "--",
+        ])
+        .arg(executable)
+        .args(env::args_os().skip(1))
+        .arg(marker)
+        .stdin(Stdio::null())
+        .status()
+        .context("cannot start unshare, of the package util-linux")?;
+    let code = status.code().and_then(|code| u8::try_from(code).ok());
+    Ok(ExitCode::from(code.unwrap_or(2)))
+}
+
+/// Gives the namespaces that we are in what a host has: an empty `/run`, its own `/sys`, loopback.
+pub(crate) fn furnish() -> Result<()> {
+    let nothing = MountFlags::empty();
+    mount("run", "/run", "tmpfs", nothing, c"mode=755").context("cannot mount an empty /run")?;
+    mount("sysfs", "/sys", "sysfs", nothing, None).context("cannot mount /sys")?;
+    fs::create_dir("/run/netns").context("cannot create /run/netns")?;
+    run("ip", &["link", "set", "lo", "up"])
+}
+
+/// Waits until the kernel has got rid of all that was deleted before.
+///
+/// One kernel thread cleans up deleted namespaces, in order and in batches. So once a namespace that
+/// was deleted last is gone, and another one that was deleted after that, nothing before is left.
+pub(crate) fn settle() -> Result<()> {
+    for _ in 0..2 {
+        run("ip", &["netns", "add", CANARY])?;
+        let peer = ["type", "veth", "peer", "name", "inside", "netns", CANARY];
+        run("ip", &[&["link", "add", CANARY], peer.as_slice()].concat())?;
+        run("ip", &["netns", "del", CANARY])?;
+        wait_until("the kernel cleans up namespaces", SETTLE_TIMEOUT, || {
+            Ok(!interfaces()?.iter().any(|name| name == CANARY))
+        })?;
+    }
+    Ok(())
+}
+
+/// Names of the interfaces of the played host.
+pub(crate) fn interfaces() -> Result<Vec<String>> {
+    let text = fs::read_to_string("/proc/net/dev").context("cannot list interfaces")?;
+    let names = text.lines().skip(2).filter_map(|line| line.split_once(':'));
+    Ok(names.map(|(name, _)| name.trim().to_owned()).collect())
+}
+
+/// How many named network namespaces there are.
+pub(crate) fn named_namespaces() -> Result<usize> {
+    let entries = fs::read_dir(Path::new("/run/netns")).context("cannot list /run/netns")?;
+    Ok(entries.count())
+}
+
+/// Asks again and again until the answer is yes.
+pub(crate) fn wait_until(
+    what: &str,
+    patience: Duration,
+    mut is_so: impl FnMut() -> Result<bool>,
+) -> Result<()> {
+    let deadline = Instant::now() + patience;
+    while !is_so()? {
+        if Instant::now() > deadline {
+            bail!("waited {} s in vain until {what}", patience.as_secs());
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// Runs a command that must succeed.
+pub(crate) fn run(program: &str, arguments: &[&str]) -> Result<()> {
+    let output = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("cannot start {program}; `cargo xtask setup` installs it"))?;
+    if !output.status.success() {
+        bail!(
+            "`{program} {}` failed: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(())
+}

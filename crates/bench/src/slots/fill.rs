@@ -1,0 +1,60 @@
+//! Time to build a slot, against the recipe of `ip` and `iptables` commands.
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::{Round, with_daemon};
+use crate::{
+    daemon_process::{Families, pool},
+    private_host, recipe,
+    record::Record,
+};
+
+const METRIC: &str = "fill_per_slot";
+const RECIPE: &str = "recipe";
+const OURS_V4: &str = "sandwire_v4";
+const OURS_DUAL: &str = "sandwire_dual";
+
+/// The recipe, then ours with what the recipe has (IPv4), then ours with IPv6 too.
+pub(super) fn run(round: &Round, record: &mut Record) -> Result<()> {
+    let slots = round.sizes.fill_slots.min(recipe::SLOTS_MAX);
+    let by_recipe = fill_by_recipe(round, slots)?;
+    record.add(RECIPE, METRIC, "ms", &[by_recipe]);
+    for (case, families) in [(OURS_V4, Families::V4), (OURS_DUAL, Families::Dual)] {
+        let step = round.step(&format!("fill {slots} slots, {case}"), slots);
+        let seconds = with_daemon(|daemon| {
+            let spec = pool(slots, families)?;
+            let ready_at = daemon.fill(&spec, &step)?;
+            daemon.delete(&spec.name)?;
+            Ok(ready_at.last().copied().unwrap_or_default())
+        })?;
+        record.add(case, METRIC, "ms", &[seconds * 1000.0 / f64::from(slots)]);
+    }
+    Ok(())
+}
+
+/// How many times faster we are than the recipe.
+pub(super) fn add_ratios(record: &mut Record) {
+    record.add_ratio("netns_fill_speedup", (RECIPE, METRIC), (OURS_V4, METRIC));
+    record.add_ratio(
+        "netns_fill_speedup_dual",
+        (RECIPE, METRIC),
+        (OURS_DUAL, METRIC),
+    );
+}
+
+fn fill_by_recipe(round: &Round, slots: u32) -> Result<f64> {
+    private_host::settle()?;
+    let step = round.step(&format!("fill {slots} slots, {RECIPE}"), slots);
+    let started = Instant::now();
+    for index in 0..slots {
+        recipe::build(index)?;
+        step.at(index);
+    }
+    let milliseconds = started.elapsed().as_secs_f64() * 1000.0;
+    for index in 0..slots {
+        recipe::remove(index)?;
+    }
+    Ok(milliseconds / f64::from(slots))
+}

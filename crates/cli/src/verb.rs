@@ -1,0 +1,68 @@
+//! The verbs, one file each.
+
+mod acquire;
+mod bench;
+mod cleanup;
+mod completion;
+mod daemon;
+mod doctor;
+mod list;
+mod pool;
+mod publish;
+mod release;
+mod run;
+mod show;
+
+use clap::Subcommand;
+
+use crate::{Context, failure::Outcome};
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Run the daemon in the foreground: fill pools, hand out slots, listen on the socket.
+    Daemon(daemon::Arguments),
+    /// Create, list, show, resize and delete pools of slots.
+    #[command(subcommand)]
+    Pool(pool::Verb),
+    /// Take a slot of a pool.
+    Acquire(acquire::Arguments),
+    /// Give slots back.
+    Release(release::Arguments),
+    /// List leases.
+    List(list::Arguments),
+    /// Show a lease with what the kernel says of it now.
+    Show(show::Arguments),
+    /// Let a host port lead to a lease, list or withdraw such ports.
+    Publish(publish::Arguments),
+    /// Run a command inside a slot's network namespace, and release the slot at its end.
+    Run(run::Arguments),
+    /// Measure this machine, in namespaces of its own, and report on measurements.
+    Bench(sandwire_bench::command::BenchCommand),
+    /// Say what this host can do, and what on it would block sandboxes' traffic.
+    Doctor(doctor::Arguments),
+    /// Remove what a daemon that is gone has left in the kernel.
+    Cleanup(cleanup::Arguments),
+    /// Print a completion script for a shell.
+    Completion(completion::Arguments),
+}
+
+impl Verb {
+    /// Does it.
+    pub(crate) fn run(self, context: &Context) -> Outcome {
+        match self {
+            Self::Daemon(arguments) => daemon::run(&arguments),
+            Self::Pool(verb) => pool::run(context, verb),
+            Self::Acquire(arguments) => acquire::run(context, arguments),
+            Self::Release(arguments) => release::run(context, &arguments),
+            Self::List(arguments) => list::run(context, &arguments),
+            Self::Show(arguments) => show::run(context, &arguments),
+            Self::Publish(arguments) => publish::run(context, &arguments),
+            Self::Run(arguments) => run::run(context, &arguments),
+            Self::Bench(command) => bench::run(context, &command),
+            Self::Doctor(arguments) => doctor::run(context, &arguments),
+            Self::Cleanup(arguments) => cleanup::run(context, &arguments),
+            Self::Completion(arguments) => completion::run(context, &arguments),
+        }
+    }
+}

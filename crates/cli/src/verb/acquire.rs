@@ -1,0 +1,95 @@
+//! `sandwire acquire`: takes a slot of a pool.
+
+use std::net::IpAddr;
+
+use clap::Args;
+use sandwire_api::{lease::AcquireLease, name::Name};
+
+use crate::{Context, connection::cannot, failure::Outcome, verb::show};
+
+/// Command line of `sandwire acquire`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Pool to take the slot from.
+    pool: Name,
+
+    /// Your own name for the lease. Asking again for the same name and pool gives the same lease.
+    /// Without one, the daemon makes one up.
+    name: Option<Name>,
+
+    /// A certain clone address of the first interface: a paused sandbox comes back at its old one.
+    #[arg(long, value_name = "ADDRESS")]
+    clone_address: Option<IpAddr>,
+
+    /// End the lease by itself after this time: seconds, or a number with s, m, h or d.
+    #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
+    ttl: Option<u64>,
+}
+
+pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
+    let operation = match &arguments.name {
+        Some(name) => format!("acquire lease {name} from pool {}", arguments.pool),
+        None => format!("acquire a lease from pool {}", arguments.pool),
+    };
+    let request = AcquireLease {
+        pool: arguments.pool,
+        name: arguments.name,
+        clone_address: arguments.clone_address,
+        ttl_seconds: arguments.ttl,
+    };
+    let acquired = context
+        .client()
+        .acquire(&request)
+        .map_err(cannot(operation))?;
+    context.output.answer(&acquired.lease, show::lease_text)
+}
+
+/// Seconds from a text such as `90`, `90s`, `30m`, `12h` or `7d`.
+fn parse_ttl(text: &str) -> Result<u64, String> {
+    let refuse = || format!("'{text}' is not a time: write seconds, or a number with s, m, h or d");
+    let digits = text.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+    let seconds_each = match &text[digits.len()..] {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 86_400,
+        _ => return Err(refuse()),
+    };
+    let number: u64 = digits.parse().map_err(|_| refuse())?;
+    let seconds = number.checked_mul(seconds_each).ok_or_else(refuse)?;
+    if seconds == 0 {
+        return Err(
+            "a lease of no time can't be had: leave --ttl out for one without end".to_owned(),
+        );
+    }
+    Ok(seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_their_units() {
+        let read = ["90", "90s", "30m", "12h", "7d"].map(|text| parse_ttl(text).unwrap());
+        assert_eq!(read, [90, 90, 1800, 43_200, 604_800]);
+    }
+
+    #[test]
+    fn what_is_no_time_is_refused() {
+        for text in [
+            "",
+            "m",
+            "-1",
+            "1w",
+            "1.5h",
+            "30 m",
+            "0",
+            "0d",
+            "99999999999999999999",
+            "300000000000000d",
+        ] {
+            assert!(parse_ttl(text).is_err(), "{text:?} was taken");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! `sandwire doctor`: what this host can do, what is used instead of what is missing, how to get it,
+//! and which settings and rules of others would block sandboxes' traffic.
+//!
+//! What can hang or leave something behind is probed in a process of its own (this executable again,
+//! by a hidden flag), in a network namespace that goes with it.
+
+mod features;
+mod firewall;
+mod host;
+mod probe;
+mod report;
+mod vmm;
+
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use crate::{Context, failure::Outcome, output::wants_colour};
+
+/// Command line of `sandwire doctor`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit status: 0 if sandwire can work here, 2 if something essential is missing."
+)]
+pub(crate) struct Arguments {
+    /// Probe only this, in this process, and print what came of it.
+    #[arg(long, hide = true, value_enum)]
+    probe: Option<Probe>,
+}
+
+/// What is probed in a process of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Probe {
+    /// Kernel features, in a throw-away network namespace.
+    Features,
+    /// Whether KVM runs code.
+    Kvm,
+}
+
+impl Probe {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Features => "features",
+            Self::Kvm => "kvm",
+        }
+    }
+}
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    if let Some(probe) = arguments.probe {
+        return context.output.answer(&probe::here(probe), |results| {
+            serde_json::to_string(results).unwrap_or_default()
+        });
+    }
+    let report = report::examine();
+    let colour = wants_colour();
+    context
+        .output
+        .answer(&report, |report| report.text(colour))?;
+    Ok(ExitCode::from(if report.works { 0 } else { 2 }))
+}

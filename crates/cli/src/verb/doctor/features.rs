@@ -1,0 +1,338 @@
+//! Probes of kernel features, in a network namespace that goes with this process.
+//!
+//! Each makes the thing itself; version numbers say nothing about what a kernel was built with.
+
+use std::io;
+
+use nix::sched::CloneFlags;
+use rustix::net::{AddressFamily, SocketType};
+use sandwire_kernel_net::{
+    Error,
+    interface::{self, Change, InterfaceIndex, VethPair},
+    netlink::{CREATE, Request, Socket, attribute::Writer},
+    netns::Home,
+    nft::{self, Batch, Chain, ChainKind, Hook, Policy},
+    probe::bpf::{self, Program},
+    procfs::PrivateProcfs,
+    tap,
+};
+
+use super::probe::{Probed, Results};
+
+const TAP: &str = "probetap0";
+const VETH: &str = "probeveth0";
+const PEER: &str = "probeveth1";
+const VETH_INDEX: InterfaceIndex = InterfaceIndex(100);
+const TCA_KIND: u16 = 1;
+const TCA_OPTIONS: u16 = 2;
+const TCA_BPF_FD: u16 = 6;
+const TCA_BPF_FLAGS: u16 = 8;
+const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
+const TC_H_ROOT: u32 = 0xffff_ffff;
+const TC_H_CLSACT: u32 = 0xffff_fff1;
+const TC_H_CLSACT_INGRESS: u32 = 0xffff_fff2;
+const ETH_P_ALL_BE: u32 = 0x0300;
+
+/// Probes everything. Without privileges a user namespace lends them, as far as it can.
+pub(super) fn probe_all() -> Results {
+    let mut results = Results::new();
+    let mut note = |name: &str, probed: Probed| results.insert(name.to_owned(), probed);
+    if !rustix::process::geteuid().is_root() {
+        // A refusal shows in the next step.
+        let _ = nix::sched::unshare(CloneFlags::CLONE_NEWUSER);
+    }
+    let entered = Home::here().and_then(|home| home.unshare());
+    note("network namespaces", probed(entered.as_ref().map(|_| ())));
+    // Everything below would change the host's own namespace.
+    let Ok(_inside) = entered else {
+        return results;
+    };
+    note("private procfs", probed(PrivateProcfs::new().map(drop)));
+    let mut socket = match Socket::route() {
+        Ok(socket) => socket,
+        Err(error) => {
+            note("rtnetlink", probed(Err(error)));
+            return results;
+        }
+    };
+    let plain = tap::Options {
+        vnet_header: true,
+        multi_queue: false,
+        owner: None,
+        group: None,
+    };
+    let multi_queue = tap::Options {
+        multi_queue: true,
+        ..plain
+    };
+    note("TUN/TAP", probed(tap::create(TAP, None, plain)));
+    note(
+        "multi-queue TAP",
+        probed(tap::create("probetap1", None, multi_queue)),
+    );
+    note("veth", probed(create_veth(&mut socket)));
+    note(
+        "bridge",
+        probed(send(&mut socket, |request| {
+            interface::create_bridge(request, "probebr0")
+        })),
+    );
+    for kind in ["macvlan", "ipvlan"] {
+        note(kind, probed(create_above_veth(&mut socket, kind)));
+    }
+    for kind in ["netkit", "dummy", "ifb"] {
+        note(kind, probed(create_plain(&mut socket, kind)));
+    }
+    for kind in ["fq", "netem", "tbf", "htb"] {
+        note(kind, queue_discipline(&mut socket, kind));
+    }
+    for (name, trial) in probe_nft() {
+        note(name, probed(trial));
+    }
+    for (name, trial) in probe_bpf(&mut socket) {
+        note(name, probed(trial));
+    }
+    let xdp_socket = rustix::net::socket(AddressFamily::XDP, SocketType::RAW, None);
+    note(
+        "AF_XDP",
+        probed_io(xdp_socket.map(drop).map_err(Into::into)),
+    );
+    results
+}
+
+fn probed<E: std::borrow::Borrow<Error> + std::fmt::Display>(trial: Result<(), E>) -> Probed {
+    let is_refused_to_us = |error: &E| {
+        let errno = error.borrow().errno();
+        errno == Some(libc::EPERM) || errno == Some(libc::EACCES)
+    };
+    Probed::of_trial(trial, is_refused_to_us)
+}
+
+fn probed_io(trial: Result<(), io::Error>) -> Probed {
+    Probed::of_trial(trial, |error| {
+        error.kind() == io::ErrorKind::PermissionDenied
+    })
+}
+
+fn send(socket: &mut Socket, fill: impl FnOnce(&mut Request)) -> Result<(), Error> {
+    let mut request = Request::new();
+    fill(&mut request);
+    socket.execute(request)
+}
+
+fn create_veth(socket: &mut Socket) -> Result<(), Error> {
+    let here = Home::here()?;
+    let pair = VethPair {
+        name: VETH,
+        index: VETH_INDEX,
+        peer_name: PEER,
+        peer_namespace: std::os::fd::AsFd::as_fd(&here),
+        mac: [2, 0, 0, 0, 0, 1],
+        mtu: 1500,
+    };
+    send(socket, |request| {
+        pair.create(request);
+        let up = Change {
+            name: VETH,
+            up: Some(true),
+            ..Change::default()
+        };
+        up.apply(request);
+    })
+}
+
+/// Message about an interface: a family header of 16 bytes, then attributes.
+fn create_interface(
+    socket: &mut Socket,
+    kind: &str,
+    fill: impl FnOnce(&mut Writer<'_>),
+) -> Result<(), Error> {
+    send(socket, |request| {
+        let object = format!("{kind} interface");
+        request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
+            message.raw(&[0; 16]);
+            fill(message);
+            message.nest(libc::IFLA_LINKINFO, |info| {
+                info.put_text(libc::IFLA_INFO_KIND, kind)
+            });
+        });
+    })
+}
+
+fn create_plain(socket: &mut Socket, kind: &str) -> Result<(), Error> {
+    create_interface(socket, kind, |message| {
+        message.put_text(libc::IFLA_IFNAME, &format!("probe{kind}"))
+    })
+}
+
+fn create_above_veth(socket: &mut Socket, kind: &str) -> Result<(), Error> {
+    create_interface(socket, kind, |message| {
+        message.put_text(libc::IFLA_IFNAME, &format!("probe{kind}"));
+        message.put_u32(libc::IFLA_LINK, VETH_INDEX.0);
+    })
+}
+
+/// Header of a traffic control message.
+fn traffic_header(handle: u32, parent: u32, info: u32) -> [u8; 20] {
+    let mut header = [0; 20];
+    header[4..8].copy_from_slice(&VETH_INDEX.0.to_ne_bytes());
+    header[8..12].copy_from_slice(&handle.to_ne_bytes());
+    header[12..16].copy_from_slice(&parent.to_ne_bytes());
+    header[16..].copy_from_slice(&info.to_ne_bytes());
+    header
+}
+
+fn add_queue_discipline(
+    socket: &mut Socket,
+    kind: &str,
+    (handle, parent): (u32, u32),
+) -> Result<(), Error> {
+    send(socket, |request| {
+        let object = format!("queue discipline {kind}");
+        request.message((libc::RTM_NEWQDISC, CREATE), "create", object, |message| {
+            message.raw(&traffic_header(handle, parent, 0));
+            message.put_text(TCA_KIND, kind);
+        });
+    })
+}
+
+/// A kind that wants options refuses their absence; one that is missing is not found.
+fn queue_discipline(socket: &mut Socket, kind: &str) -> Probed {
+    let trial = add_queue_discipline(socket, kind, (0x10_0000, TC_H_ROOT));
+    let remove = |request: &mut Request| {
+        request.message(
+            (libc::RTM_DELQDISC, 0),
+            "delete",
+            "queue discipline",
+            |message| {
+                message.raw(&traffic_header(0, TC_H_ROOT, 0));
+            },
+        );
+    };
+    match trial {
+        Err(error) if error.errno() == Some(libc::EINVAL) => probed::<Error>(Ok(())),
+        Ok(()) => {
+            // What stays goes with the namespace; only the next kind would find its place taken.
+            let _ = send(socket, remove);
+            probed::<Error>(Ok(()))
+        }
+        Err(error) => probed(Err(error)),
+    }
+}
+
+fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
+    let chain = |name, kind, hook| Chain::Base {
+        name,
+        kind,
+        hook,
+        priority: 0,
+        policy: Policy::Accept,
+    };
+    let trial = |fill: &dyn Fn(&mut Batch<'_>)| {
+        let mut batch = Batch::new("probe");
+        batch.recreate_table();
+        fill(&mut batch);
+        batch.commit(&mut Socket::netfilter()?)
+    };
+    vec![
+        (
+            "nf_tables",
+            trial(&|batch| batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward))),
+        ),
+        (
+            "nf_tables NAT",
+            trial(&|batch| {
+                batch.add_chain(&chain("c", ChainKind::Nat, Hook::Postrouting));
+                batch.add_rule("c", &nft::Rule::new().masquerade());
+            }),
+        ),
+        (
+            "connection tracking",
+            trial(&|batch| {
+                batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward));
+                batch.add_rule(
+                    "c",
+                    &nft::Rule::new().state(nft::CtState::ESTABLISHED).accept(),
+                );
+            }),
+        ),
+        (
+            "connection limit",
+            trial(&|batch| {
+                batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward));
+                batch.add_rule(
+                    "c",
+                    &nft::Rule::new()
+                        .state(nft::CtState::NEW)
+                        .connections_over(9)
+                        .drop(),
+                );
+            }),
+        ),
+        (
+            "sets of ranges with several fields",
+            trial(&|batch| {
+                let fields = [
+                    nft::Field::Address(nft::Family::Ipv4),
+                    nft::Field::Protocol,
+                    nft::Field::Port,
+                ];
+                batch.add_set(&nft::Set {
+                    name: "s",
+                    kind: nft::SetKind::Ranges,
+                    key: &fields,
+                });
+            }),
+        ),
+        ("flow tables", trial(&|batch| batch.add_flowtable("f"))),
+    ]
+}
+
+fn probe_bpf(socket: &mut Socket) -> Vec<(&'static str, Result<(), Error>)> {
+    let index_of = |socket: &mut Socket, name: &str| {
+        interface::find(socket, name)
+            .map(|found| found.map_or(InterfaceIndex(0), |found| found.index))
+    };
+    let attach = |hook, index: Result<InterfaceIndex, Error>| {
+        index
+            .and_then(|index| Program::load(hook)?.attach(index))
+            .map(drop)
+    };
+    let (tap, veth) = (index_of(socket, TAP), index_of(socket, VETH));
+    vec![
+        ("BPF", Program::load(bpf::Hook::Tcx).map(drop)),
+        ("TCX", attach(bpf::Hook::Tcx, Ok(InterfaceIndex::LOOPBACK))),
+        ("native XDP on TAP", attach(bpf::Hook::NativeXdp, tap)),
+        ("native XDP on veth", attach(bpf::Hook::NativeXdp, veth)),
+        (
+            "cls_bpf",
+            Program::load(bpf::Hook::Tcx).and_then(|program| attach_filter(socket, &program)),
+        ),
+    ]
+}
+
+/// Attaches a program the older way: a filter of the clsact queue discipline.
+fn attach_filter(socket: &mut Socket, program: &Program) -> Result<(), Error> {
+    use std::os::fd::AsRawFd;
+    add_queue_discipline(socket, "clsact", (0xffff_0000, TC_H_CLSACT))?;
+    send(socket, |request| {
+        request.message(
+            (libc::RTM_NEWTFILTER, CREATE),
+            "create",
+            "filter bpf",
+            |message| {
+                // Priority 1 for all protocols.
+                message.raw(&traffic_header(
+                    0,
+                    TC_H_CLSACT_INGRESS,
+                    1 << 16 | ETH_P_ALL_BE,
+                ));
+                message.put_text(TCA_KIND, "bpf");
+                message.nest(TCA_OPTIONS, |options| {
+                    options.put_u32(TCA_BPF_FD, program.descriptor().as_raw_fd().cast_unsigned());
+                    options.put_u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT);
+                });
+            },
+        );
+    })
+}

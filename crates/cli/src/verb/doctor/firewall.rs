@@ -1,0 +1,370 @@
+//! Other people's firewall rules that would block sandboxes' traffic, by name.
+//!
+//! Two readers ([`nft`] and [`legacy`]) turn a rule set into the same small model: base chains,
+//! rules with the interfaces that they are limited to, verdicts. [`obstacles`] then follows two
+//! packets through the forward hook, from the uplink to a slot and from a slot to the uplink.
+//! Conditions that it doesn't understand make a rule conditional; so what it reports is a warning
+//! and never a certainty. It never changes a rule: it says which command the user may run.
+
+pub(super) mod legacy;
+pub(super) mod nft;
+
+use serde::Serialize;
+
+/// Start of the names of all host interfaces of slots.
+const SLOT_INTERFACES: &str = "sw";
+
+/// Rules of one program in one family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ruleset {
+    pub(super) chains: Vec<Chain>,
+}
+
+/// A chain of rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chain {
+    pub(super) program: Program,
+    /// `ip`, `ip6`, `inet`.
+    pub(super) family: String,
+    pub(super) table: String,
+    pub(super) name: String,
+    /// Hook, for base chains.
+    pub(super) hook: Option<String>,
+    /// Whether packets that no rule decided on are dropped.
+    pub(super) drops_by_policy: bool,
+    pub(super) rules: Vec<Rule>,
+}
+
+/// The program by which the rules were made, and are to be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Program {
+    /// nftables, or iptables in its nft variant.
+    Nft,
+    /// The older iptables, whose rules nft doesn't show.
+    IptablesLegacy,
+}
+
+/// A rule, as far as we understand it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    /// Handle (nft) or position from 1 (iptables).
+    pub(super) handle: u64,
+    /// Limits on the interface that the packet came by.
+    pub(super) input: Vec<InterfaceMatch>,
+    /// Limits on the interface that the packet leaves by.
+    pub(super) output: Vec<InterfaceMatch>,
+    /// Whether it has other conditions, which may or may not hold.
+    pub(super) conditional: bool,
+    pub(super) verdict: Verdict,
+}
+
+/// A limit on an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct InterfaceMatch {
+    /// Names; a `*` or `+` at the end stands for any rest.
+    pub(super) names: Vec<String>,
+    /// Whether it holds for all other interfaces instead.
+    pub(super) negated: bool,
+}
+
+/// What a rule does with a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Accept,
+    /// `drop` or `reject`.
+    Drop,
+    Jump(String),
+    Return,
+    /// Counts, logs, marks, translates.
+    Continue,
+}
+
+/// A rule or a policy that may block sandboxes' traffic.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Obstacle {
+    pub(super) program: Program,
+    pub(super) family: String,
+    pub(super) table: String,
+    pub(super) chain: String,
+    /// Hook whose packets it sees.
+    pub(super) hook: String,
+    /// Handle of the rule, or its position with the older iptables; absent for a policy.
+    pub(super) rule: Option<u64>,
+    /// What it blocks.
+    pub(super) problem: String,
+    /// Commands that the user may run.
+    pub(super) advice: String,
+}
+
+/// An end of a packet's way through the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Slot,
+    Uplink,
+}
+
+/// A packet that must get through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Packet {
+    input: End,
+    output: End,
+}
+
+const PACKETS: [Packet; 2] = [
+    Packet {
+        input: End::Slot,
+        output: End::Uplink,
+    },
+    Packet {
+        input: End::Uplink,
+        output: End::Slot,
+    },
+];
+
+/// All that may block. `uplinks` are the interfaces that default routes go by.
+pub(super) fn obstacles(ruleset: &Ruleset, uplinks: &[String]) -> Vec<Obstacle> {
+    let mut found: Vec<Obstacle> = Vec::new();
+    for base in &ruleset.chains {
+        let Some(hook) = base.hook.as_deref() else {
+            continue;
+        };
+        let mut add = |obstacle: Obstacle| {
+            if !found.contains(&obstacle) {
+                found.push(obstacle);
+            }
+        };
+        if hook == "forward" {
+            for packet in PACKETS {
+                let mut walk = Walk {
+                    ruleset,
+                    base,
+                    uplinks,
+                    packet,
+                    drops: Vec::new(),
+                };
+                let fell_through = !walk.chain(base, 0);
+                walk.drops.into_iter().for_each(&mut add);
+                if fell_through && base.drops_by_policy {
+                    add(policy(ruleset, base, hook));
+                }
+            }
+        } else if base.drops_by_policy
+            && matches!(hook, "input" | "output" | "prerouting" | "postrouting")
+        {
+            add(policy(ruleset, base, hook));
+        }
+    }
+    found
+}
+
+/// A packet on its way through the chains of a hook.
+struct Walk<'a> {
+    ruleset: &'a Ruleset,
+    base: &'a Chain,
+    uplinks: &'a [String],
+    packet: Packet,
+    drops: Vec<Obstacle>,
+}
+
+/// Chains that jump to each other deeper than this are not followed; the kernel refuses 16.
+const DEPTH_MAX: u8 = 16;
+
+impl Walk<'_> {
+    /// Follows the packet through a chain; whether its fate is certainly decided there.
+    fn chain(&mut self, chain: &Chain, depth: u8) -> bool {
+        for rule in &chain.rules {
+            if !self.interfaces_match(rule) {
+                continue;
+            }
+            match &rule.verdict {
+                Verdict::Accept if !rule.conditional => return true,
+                Verdict::Return if !rule.conditional => return false,
+                Verdict::Drop if !rule.conditional => {
+                    self.drops.push(self.dropped_by(chain, rule));
+                    return true;
+                }
+                Verdict::Jump(name) if depth < DEPTH_MAX => {
+                    let target = self.ruleset.find(chain, name);
+                    // A conditional jump may lead to a drop that is meant for others.
+                    if !rule.conditional
+                        && target.is_some_and(|target| self.chain(target, depth + 1))
+                    {
+                        return true;
+                    }
+                }
+                _ => {}
+            }
+        }
+        false
+    }
+
+    fn interfaces_match(&self, rule: &Rule) -> bool {
+        let all = |limits: &[InterfaceMatch], end| {
+            limits.iter().all(|limit| limit.holds(end, self.uplinks))
+        };
+        all(&rule.input, self.packet.input) && all(&rule.output, self.packet.output)
+    }
+
+    fn dropped_by(&self, chain: &Chain, rule: &Rule) -> Obstacle {
+        let direction = match self.packet.input {
+            End::Slot => "from sandboxes to the uplink",
+            End::Uplink => "from the uplink to sandboxes",
+        };
+        Obstacle {
+            program: chain.program,
+            family: chain.family.clone(),
+            table: chain.table.clone(),
+            chain: chain.name.clone(),
+            hook: "forward".to_owned(),
+            rule: Some(rule.handle),
+            problem: format!("it drops what goes {direction}, unless a rule before it accepts"),
+            advice: advice(self.ruleset, self.base),
+        }
+    }
+}
+
+impl InterfaceMatch {
+    fn holds(&self, end: End, uplinks: &[String]) -> bool {
+        let named = self.names.iter().any(|pattern| match end {
+            End::Slot => names_slots(pattern),
+            End::Uplink => uplinks.iter().any(|uplink| matches_name(pattern, uplink)),
+        });
+        named != self.negated
+    }
+}
+
+/// Whether a pattern covers all interfaces of slots.
+fn names_slots(pattern: &str) -> bool {
+    pattern
+        .strip_suffix(['*', '+'])
+        .is_some_and(|start| SLOT_INTERFACES.starts_with(start))
+}
+
+fn matches_name(pattern: &str, name: &str) -> bool {
+    match pattern.strip_suffix(['*', '+']) {
+        Some(start) => name.starts_with(start),
+        None => pattern == name,
+    }
+}
+
+impl Ruleset {
+    fn find(&self, from: &Chain, name: &str) -> Option<&Chain> {
+        self.chains
+            .iter()
+            .find(|chain| chain.name == name && chain.is_beside(from))
+    }
+
+    fn has_beside(&self, chain: &Chain, name: &str) -> bool {
+        self.find(chain, name).is_some()
+    }
+}
+
+impl Chain {
+    fn is_beside(&self, other: &Chain) -> bool {
+        (self.program, &self.family, &self.table) == (other.program, &other.family, &other.table)
+    }
+
+    /// Whether the iptables command owns it, in either variant.
+    fn is_of_iptables(&self) -> bool {
+        self.program == Program::IptablesLegacy
+            || (matches!(self.family.as_str(), "ip" | "ip6")
+                && matches!(
+                    self.table.as_str(),
+                    "filter" | "nat" | "mangle" | "raw" | "security"
+                )
+                && self.name == self.name.to_uppercase())
+    }
+}
+
+fn policy(ruleset: &Ruleset, chain: &Chain, hook: &str) -> Obstacle {
+    let problem = match hook {
+        "forward" => {
+            "its policy drops what goes between sandboxes and the uplink, unless a rule accepts"
+        }
+        "input" => {
+            "its policy drops what sandboxes send to the host itself, unless a rule accepts: this matters only to \
+             pools with host_services"
+        }
+        "output" => {
+            "its policy drops what the host itself sends to sandboxes, unless a rule accepts"
+        }
+        "prerouting" => {
+            "its policy drops everything that arrives at the host, unless a rule accepts"
+        }
+        _ => "its policy drops everything that leaves the host, unless a rule accepts",
+    };
+    Obstacle {
+        program: chain.program,
+        family: chain.family.clone(),
+        table: chain.table.clone(),
+        chain: chain.name.clone(),
+        hook: hook.to_owned(),
+        rule: None,
+        problem: problem.to_owned(),
+        advice: advice(ruleset, chain),
+    }
+}
+
+/// The commands by which the user can let slots' packets through a base chain.
+fn advice(ruleset: &Ruleset, chain: &Chain) -> String {
+    let Chain {
+        family,
+        table,
+        name,
+        ..
+    } = chain;
+    if chain.table == "firewalld" {
+        return "firewall-cmd --permanent --zone=trusted --add-interface=sw+ && firewall-cmd --reload".to_owned();
+    }
+    let hook = chain.hook.as_deref().unwrap_or_default();
+    if chain.is_of_iptables() {
+        let command = match (family.as_str(), chain.program) {
+            ("ip6", Program::Nft) => "ip6tables",
+            ("ip6", Program::IptablesLegacy) => "ip6tables-legacy",
+            (_, Program::Nft) => "iptables",
+            (_, Program::IptablesLegacy) => "iptables-legacy",
+        };
+        // Docker keeps this chain for its users and never clears it.
+        let target = if hook == "forward" && ruleset.has_beside(chain, "DOCKER-USER") {
+            "DOCKER-USER"
+        } else {
+            name
+        };
+        let table = if table == "filter" {
+            String::new()
+        } else {
+            format!("-t {table} ")
+        };
+        let accept = |flag: &str| format!("{command} {table}-I {target} {flag} sw+ -j ACCEPT");
+        let mut advice = sides(hook, ("-i", "-o"), accept);
+        if ruleset.has_beside(chain, "ufw-before-forward") && hook == "forward" {
+            let file = if family == "ip6" {
+                "before6.rules"
+            } else {
+                "before.rules"
+            };
+            advice.push_str(&format!(
+                "; to keep it over a restart of ufw, add '-A ufw{}-before-forward -i sw+ -j ACCEPT' and the same with \
+                 -o to /etc/ufw/{file}",
+                if family == "ip6" { "6" } else { "" }
+            ));
+        }
+        return advice;
+    }
+    let accept =
+        |key: &str| format!("nft insert rule {family} {table} {name} {key} \"sw*\" accept");
+    sides(hook, ("iifname", "oifname"), accept)
+}
+
+/// The command for each side on which a hook sees slots' interfaces.
+fn sides(hook: &str, (input, output): (&str, &str), accept: impl Fn(&str) -> String) -> String {
+    match hook {
+        "input" | "prerouting" => accept(input),
+        "output" | "postrouting" => accept(output),
+        _ => format!("{} && {}", accept(input), accept(output)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

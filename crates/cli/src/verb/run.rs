@@ -1,0 +1,298 @@
+//! `sandwire run`: a command inside a slot's network namespace, from acquire to release.
+//!
+//! The command stays in our process group, so that a terminal's keys reach it as if it had been
+//! started by the shell; signals that were sent to us alone are passed on. The lease is released
+//! however the command ends. While it runs, a thread watches whether the sandbox really sits on the
+//! slot's TAP.
+
+mod enter;
+mod supervise;
+mod watch;
+
+use std::{
+    ffi::OsString,
+    io::ErrorKind,
+    os::fd::AsFd,
+    process::{Command, ExitCode, Stdio},
+};
+
+use clap::Args;
+use sandwire_api::{
+    client::Blocking,
+    error::ErrorCode,
+    lease::{AcquireLease, Lease, ReleaseOutcome, Released},
+    name::Name,
+};
+use serde_json::json;
+
+use self::watch::Watch;
+use crate::{
+    Context,
+    connection::cannot,
+    failure::{Failure, Outcome},
+    output::note,
+    verb::release::released_text,
+};
+
+/// Command line of `sandwire run`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The command finds SANDWIRE_LEASE, SANDWIRE_NETNS, SANDWIRE_TAP, SANDWIRE_MTU, \
+    SANDWIRE_GUEST_MAC, SANDWIRE_GATEWAY_MAC and SANDWIRE_{GUEST,GATEWAY,CLONE}_{IPV4,IPV6} in its \
+    environment; further interfaces have a number at the end, as SANDWIRE_TAP_1. With --json its standard \
+    output goes to standard error, and a report to standard output."
+)]
+pub(crate) struct Arguments {
+    /// Pool to take the slot from. May be left out if there is one pool only.
+    #[arg(long)]
+    pool: Option<Name>,
+
+    /// Name for the lease. Without one, the daemon makes one up.
+    #[arg(long)]
+    name: Option<Name>,
+
+    /// Don't watch whether the sandbox sits on the slot's TAP.
+    #[arg(long)]
+    no_check: bool,
+
+    /// Command and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let (program, rest) = arguments
+        .command
+        .split_first()
+        .ok_or_else(|| Failure::refused("cannot run: no command is given"))?;
+    let shown = program.to_string_lossy().into_owned();
+    require_privilege(&shown)?;
+    // Before anything else starts a thread: all threads must have the signals blocked.
+    let signals = supervise::Signals::block().map_err(|error| {
+        Failure::failed(format!("cannot run {shown}: cannot catch signals: {error}"))
+    })?;
+    let held = HeldLease::acquire(context, arguments, &shown)?;
+
+    let mut command = Command::new(program);
+    command.args(rest).envs(environment(&held.lease));
+    if context.output.json {
+        let stderr = std::io::stderr().as_fd().try_clone_to_owned();
+        command.stdout(stderr.map_or_else(|_| Stdio::null(), Stdio::from));
+    }
+    let child = enter::spawn(&held.lease.netns, command)
+        .map_err(|error| cannot_start(&shown, &held.lease, error))?;
+    let watch = (!arguments.no_check).then(|| Watch::start(context, &held.lease, child));
+    let end = supervise::wait(&signals, child);
+    let warnings = watch.map(Watch::stop).unwrap_or_default();
+    let lease = held.lease.clone();
+    let released = held.release();
+
+    let end = end.map_err(|error| Failure::failed(format!("cannot wait for {shown}: {error}")))?;
+    match &released {
+        Ok(released) if released.outcome == ReleaseOutcome::Held => {
+            note(released_text(released).trim_end())
+        }
+        Ok(_) => {}
+        Err(failure) => note(&failure.message),
+    }
+    if context.output.json {
+        let report = json!({
+            "lease": lease,
+            "exit_status": end.exit_status(),
+            "signal": end.signal(),
+            "warnings": warnings,
+            "released": released.as_ref().ok(),
+            "release_failure": released.as_ref().err(),
+        });
+        context.output.answer(&report, |_| String::new())?;
+    }
+    Ok(ExitCode::from(end.exit_status()))
+}
+
+/// Refuses early what would fail late: entering a namespace needs `CAP_SYS_ADMIN`.
+fn require_privilege(shown: &str) -> Result<(), Failure> {
+    const CAP_SYS_ADMIN: u32 = 21;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if effective_capabilities(&status) & (1 << CAP_SYS_ADMIN) != 0 {
+        return Ok(());
+    }
+    let uid = rustix::process::geteuid().as_raw();
+    Err(Failure::new(
+        ErrorCode::Forbidden,
+        format!(
+            "cannot run {shown}: to enter a slot's network namespace needs root (CAP_SYS_ADMIN), and this is \
+             uid {uid}; run it as root, for instance by sudo"
+        ),
+    ))
+}
+
+/// The effective capabilities in the text of `/proc/PID/status`.
+pub(crate) fn effective_capabilities(status: &str) -> u64 {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+fn cannot_start(shown: &str, lease: &Lease, error: enter::EnterError) -> Failure {
+    match error {
+        enter::EnterError::Start(source) => Failure {
+            // As env, nohup and timeout do, so that a script can tell it from the command's own end.
+            exit_status: if source.kind() == ErrorKind::NotFound {
+                127
+            } else {
+                126
+            },
+            ..Failure::refused(format!("cannot run {shown}: {source}"))
+        },
+        other => Failure::failed(format!("cannot run {shown} in {}: {other}", lease.netns)),
+    }
+}
+
+/// A lease that ends with this value, whatever happens.
+struct HeldLease {
+    client: Blocking,
+    lease: Lease,
+    released: bool,
+}
+
+impl HeldLease {
+    fn acquire(context: &Context, arguments: &Arguments, shown: &str) -> Result<Self, Failure> {
+        let client = context.client();
+        let pool = match &arguments.pool {
+            Some(pool) => pool.clone(),
+            None => only_pool(&client, shown)?,
+        };
+        let request = AcquireLease {
+            pool: pool.clone(),
+            name: arguments.name.clone(),
+            clone_address: None,
+            ttl_seconds: None,
+        };
+        let acquired = client
+            .acquire(&request)
+            .map_err(cannot(format!("run {shown}: no slot of pool {pool}")))?;
+        if !acquired.new {
+            return Err(Failure::new(
+                ErrorCode::Conflict,
+                format!(
+                    "cannot run {shown}: you hold a lease by the name {} already, and it would be released at \
+                     the end; choose another --name",
+                    acquired.lease.name
+                ),
+            ));
+        }
+        Ok(Self {
+            client,
+            lease: acquired.lease,
+            released: false,
+        })
+    }
+
+    fn release(mut self) -> Result<Released, Failure> {
+        self.released = true;
+        let name = &self.lease.name;
+        self.client
+            .release(name, None)
+            .map_err(cannot(format!("release lease {name}")))
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        if !self.released {
+            let name = &self.lease.name;
+            if let Err(error) = self.client.release(name, None) {
+                note(&cannot(format!("release lease {name}"))(error).message);
+            }
+        }
+    }
+}
+
+/// The pool, if there is no choice.
+fn only_pool(client: &Blocking, shown: &str) -> Result<Name, Failure> {
+    let pools = client.pools().map_err(cannot(format!("run {shown}")))?;
+    let names: Vec<&str> = pools.iter().map(|pool| pool.spec.name.as_str()).collect();
+    match pools.as_slice() {
+        [pool] => Ok(pool.spec.name.clone()),
+        [] => Err(Failure::refused(format!(
+            "cannot run {shown}: there is no pool; create one by 'sandwire pool create'"
+        ))),
+        _ => Err(Failure::refused(format!(
+            "cannot run {shown}: there are several pools; choose one by --pool: {}",
+            names.join(", ")
+        ))),
+    }
+}
+
+/// What the command is told of its slot.
+fn environment(lease: &Lease) -> Vec<(String, String)> {
+    let mut variables = vec![
+        ("SANDWIRE_LEASE".to_owned(), lease.name.to_string()),
+        ("SANDWIRE_POOL".to_owned(), lease.pool.to_string()),
+        ("SANDWIRE_SLOT".to_owned(), lease.slot.to_string()),
+        ("SANDWIRE_NETNS".to_owned(), lease.netns.clone()),
+        ("SANDWIRE_NETNS_NAME".to_owned(), lease.netns_name.clone()),
+    ];
+    for (index, nic) in lease.nics.iter().enumerate() {
+        let suffix = if index == 0 {
+            String::new()
+        } else {
+            format!("_{index}")
+        };
+        let mut set =
+            |name: &str, value: String| variables.push((format!("SANDWIRE_{name}{suffix}"), value));
+        set("TAP", nic.tap.clone());
+        set("MTU", nic.mtu.to_string());
+        set("GUEST_MAC", nic.guest_mac.to_string());
+        set("GATEWAY_MAC", nic.gateway_mac.to_string());
+        if let Some(ipv4) = &nic.ipv4 {
+            set("GUEST_IPV4", ipv4.guest.to_string());
+            set("GATEWAY_IPV4", ipv4.gateway.to_string());
+            set("CLONE_IPV4", ipv4.clone_address.to_string());
+        }
+        if let Some(ipv6) = &nic.ipv6 {
+            set("GUEST_IPV6", ipv6.guest.to_string());
+            set("GATEWAY_IPV6", ipv6.gateway.to_string());
+            set("CLONE_IPV6", ipv6.clone_address.to_string());
+        }
+    }
+    variables
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verb::show::tests::lease;
+
+    #[test]
+    fn the_command_is_told_of_every_interface() {
+        let mut lease = lease();
+        let mut second = lease.nics[0].clone();
+        second.tap = "vmtap1".to_owned();
+        second.ipv6 = None;
+        lease.nics.push(second);
+        let variables = environment(&lease);
+        let value = |name: &str| {
+            let found = variables.iter().find(|(key, _)| key == name);
+            found.map(|(_, value)| value.as_str())
+        };
+        assert_eq!(
+            value("SANDWIRE_NETNS"),
+            Some("/run/netns/sandwire.default.web.17")
+        );
+        assert_eq!(value("SANDWIRE_TAP"), Some("vmtap0"));
+        assert_eq!(value("SANDWIRE_GUEST_IPV4"), Some("192.168.241.2/29"));
+        assert_eq!(value("SANDWIRE_CLONE_IPV6"), Some("fd00:c10e::13"));
+        assert_eq!(value("SANDWIRE_TAP_1"), Some("vmtap1"));
+        assert_eq!(value("SANDWIRE_CLONE_IPV6_1"), None);
+    }
+
+    #[test]
+    fn effective_capabilities_are_read_from_the_status_file() {
+        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t0000000000200001\n";
+        assert_eq!(effective_capabilities(status), (1 << 21) | 1);
+        assert_eq!(effective_capabilities("Name:\tx\n"), 0);
+    }
+}

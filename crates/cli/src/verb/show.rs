@@ -1,0 +1,257 @@
+//! `sandwire show`: a lease with what the kernel says of it now.
+
+use clap::Args;
+use sandwire_api::{
+    lease::{Lease, LeaseDetail, TapStatus},
+    name::Name,
+    published_port::PublishedPort,
+    slot::{Nic, TapUse},
+};
+
+use crate::{
+    Context,
+    connection::cannot,
+    failure::Outcome,
+    render,
+    verb::{list::state_text, publish},
+};
+
+/// Command line of `sandwire show`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Name of the lease.
+    name: Name,
+
+    /// Numeric user that holds it, if not you; for root.
+    #[arg(long, value_name = "UID")]
+    owner_uid: Option<u32>,
+}
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let name = &arguments.name;
+    let detail = context
+        .client()
+        .lease(name, arguments.owner_uid)
+        .map_err(cannot(format!("show lease {name}")))?;
+    context.output.answer(&detail, detail_text)
+}
+
+/// A lease: what to plug the sandbox into, and by which addresses it is known.
+pub(crate) fn lease_text(lease: &Lease) -> String {
+    let now = render::now();
+    let age = render::span(now.saturating_sub(lease.acquired_at));
+    let ends = lease
+        .expires_at
+        .map_or("when it is released".to_owned(), |end| {
+            format!("in {}", render::span(end.saturating_sub(now)))
+        });
+    let mut text = render::pairs(&[
+        ("lease", lease.name.to_string()),
+        ("pool", format!("{}, slot {}", lease.pool, lease.slot)),
+        (
+            "state",
+            format!("{} for {age}, ends {ends}", state_text(lease.state)),
+        ),
+        ("owner", format!("uid {}", lease.owner_uid)),
+        ("namespace", lease.netns.clone()),
+    ]);
+    for (index, nic) in lease.nics.iter().enumerate() {
+        text.push_str(&format!("\ninterface {index}\n"));
+        text.push_str(&nic_text(nic));
+    }
+    text
+}
+
+fn nic_text(nic: &Nic) -> String {
+    let mut rows = vec![
+        ("  TAP", format!("{}, MTU {}", nic.tap, nic.mtu)),
+        ("  guest MAC", nic.guest_mac.to_string()),
+        ("  gateway MAC", nic.gateway_mac.to_string()),
+    ];
+    if let Some(ipv4) = &nic.ipv4 {
+        rows.push((
+            "  guest IPv4",
+            format!("{}, gateway {}", ipv4.guest, ipv4.gateway),
+        ));
+        rows.push(("  clone IPv4", ipv4.clone_address.to_string()));
+    }
+    if let Some(ipv6) = &nic.ipv6 {
+        rows.push((
+            "  guest IPv6",
+            format!("{}, gateway {}", ipv6.guest, ipv6.gateway),
+        ));
+        rows.push(("  clone IPv6", ipv6.clone_address.to_string()));
+    }
+    render::pairs(&rows)
+}
+
+/// A lease with TAP use, traffic, ports and defects.
+fn detail_text(detail: &LeaseDetail) -> String {
+    let mut text = lease_text(&detail.lease);
+    text.push('\n');
+    for tap in &detail.taps {
+        text.push_str(&tap_text(tap));
+    }
+    if let Some(connections) = detail.connections {
+        text.push_str(&format!("connections tracked: {connections}\n"));
+    }
+    text.push_str(&ports_text(&detail.published_ports));
+    if detail.defects.is_empty() {
+        text.push_str("defects: none\n");
+    }
+    for defect in &detail.defects {
+        text.push_str(&format!(
+            "defect: {}: {} ({})\n",
+            defect.object, defect.problem, defect.action
+        ));
+    }
+    text
+}
+
+fn tap_text(status: &TapStatus) -> String {
+    let mut text = format!("TAP {}: {}\n", status.tap, tap_use_text(status.used));
+    for (direction, count) in [("egress", status.egress), ("ingress", status.ingress)] {
+        text.push_str(&format!(
+            "  {direction}: {} packets, {}, {} dropped\n",
+            count.packets,
+            render::bytes(count.bytes),
+            count.dropped
+        ));
+    }
+    text
+}
+
+/// What a TAP's use means, and what to do where it is wrong.
+pub(crate) fn tap_use_text(used: TapUse) -> &'static str {
+    match used {
+        TapUse::Unused => "unused: nobody has it open",
+        TapUse::Attached => "attached: a VMM has it open",
+        TapUse::Missing => {
+            "MISSING: the TAP is gone, the sandbox has no network; release the lease and acquire another"
+        }
+        TapUse::Foreign => {
+            "FOREIGN: an interface of that name is there, but not the one made for this slot. A VMM that \
+             found none may have made it; it has no network. Stop the VMM, release the lease and acquire another"
+        }
+    }
+}
+
+fn ports_text(ports: &[PublishedPort]) -> String {
+    if ports.is_empty() {
+        return "published ports: none\n".to_owned();
+    }
+    let line =
+        |port: &PublishedPort| format!("published port: {}\n", publish::port_text(&port.port));
+    ports.iter().map(line).collect()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sandwire_api::{
+        lease::{LeaseState, TrafficCount},
+        published_port::{Protocol, PublishPort},
+        slot::{Defect, NicIpv4, NicIpv6},
+    };
+
+    use super::*;
+
+    /// A lease as the daemon would answer it.
+    pub(crate) fn lease() -> Lease {
+        Lease {
+            name: "a7".parse().unwrap(),
+            pool: "web".parse().unwrap(),
+            slot: 17,
+            owner_uid: 1000,
+            state: LeaseState::Active,
+            acquired_at: 1_000_000,
+            expires_at: None,
+            netns: "/run/netns/sandwire.default.web.17".to_owned(),
+            netns_name: "sandwire.default.web.17".to_owned(),
+            nics: vec![Nic {
+                tap: "vmtap0".to_owned(),
+                mtu: 1500,
+                guest_mac: "06:00:c0:a8:f1:02".parse().unwrap(),
+                gateway_mac: "02:73:77:00:00:01".parse().unwrap(),
+                ipv4: Some(NicIpv4 {
+                    guest: "192.168.241.2/29".parse().unwrap(),
+                    gateway: "192.168.241.1".parse().unwrap(),
+                    clone_address: "10.64.0.19".parse().unwrap(),
+                }),
+                ipv6: Some(NicIpv6 {
+                    guest: "fd00:5eed::2/64".parse().unwrap(),
+                    gateway: "fd00:5eed::1".parse().unwrap(),
+                    clone_address: "fd00:c10e::13".parse().unwrap(),
+                }),
+            }],
+        }
+    }
+
+    fn detail(used: TapUse) -> LeaseDetail {
+        LeaseDetail {
+            lease: lease(),
+            published_ports: vec![PublishedPort {
+                lease: "a7".parse().unwrap(),
+                owner_uid: 1000,
+                port: PublishPort {
+                    protocol: Protocol::Tcp,
+                    host_address: None,
+                    host_port: 8080,
+                    clone_port: 80,
+                    nic: 0,
+                },
+            }],
+            taps: vec![TapStatus {
+                tap: "vmtap0".to_owned(),
+                used,
+                egress: TrafficCount {
+                    packets: 3,
+                    bytes: 2048,
+                    dropped: 1,
+                },
+                ingress: TrafficCount::default(),
+            }],
+            defects: vec![Defect {
+                object: "nft table sandwire".to_owned(),
+                problem: "was gone".to_owned(),
+                action: "repaired".to_owned(),
+            }],
+            connections: Some(5),
+        }
+    }
+
+    #[test]
+    fn a_lease_shows_all_that_a_vmm_needs() {
+        let text = lease_text(&lease());
+        for needed in [
+            "/run/netns/sandwire.default.web.17",
+            "vmtap0",
+            "06:00:c0:a8:f1:02",
+            "192.168.241.2/29, gateway 192.168.241.1",
+            "fd00:5eed::2/64, gateway fd00:5eed::1",
+            "10.64.0.19",
+            "fd00:c10e::13",
+        ] {
+            assert!(text.contains(needed), "{needed} is missing in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_detail_shows_traffic_ports_and_defects() {
+        let text = detail_text(&detail(TapUse::Attached));
+        for needed in [
+            "TAP vmtap0: attached",
+            "egress: 3 packets, 2.0 KiB, 1 dropped",
+            "connections tracked: 5",
+            "published port: tcp *:8080 -> port 80",
+            "defect: nft table sandwire: was gone (repaired)",
+        ] {
+            assert!(text.contains(needed), "{needed} is missing in:\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_tap_that_a_vmm_made_itself_is_told_apart() {
+        assert!(detail_text(&detail(TapUse::Foreign)).contains("FOREIGN"));
+        assert!(detail_text(&detail(TapUse::Missing)).contains("MISSING"));
+    }
+}

@@ -1,0 +1,138 @@
+//! What handlers take from a request: the caller, the path, the query, the body. All refuse with a
+//! [`Failure`], and a body is never held beyond its limit.
+
+use std::time::Duration;
+
+use axum::{
+    body::Body,
+    extract::{FromRequest, FromRequestParts, Request},
+    http::{StatusCode, header, request::Parts},
+};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use hyper::body::Bytes;
+use sandwire_api::error::ErrorCode;
+use sandwire_slot::service::Caller;
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+use super::failure::Failure;
+
+/// Largest body that is read.
+pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// How much of a body that is too large is taken and thrown away, so that a caller that writes all
+/// before it reads gets to see the refusal.
+const DISCARDED_BYTES_MAX: usize = 16 << 20;
+/// How long a body may take.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Who is on the other end of the connection. Put into each request by the server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer(pub(crate) Caller);
+
+impl<S: Sync> FromRequestParts<S> for Peer {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        parts.extensions.get::<Self>().copied().ok_or_else(|| {
+            Failure::new(
+                ErrorCode::Internal,
+                "the connection came without credentials",
+            )
+        })
+    }
+}
+
+/// Parameters of the path.
+pub(crate) struct Path<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        match axum::extract::Path::from_request_parts(parts, state).await {
+            Ok(axum::extract::Path(value)) => Ok(Self(value)),
+            Err(rejection) => Err(Failure::new(
+                ErrorCode::InvalidRequest,
+                format!("path {}: {}", parts.uri.path(), rejection.body_text()),
+            )),
+        }
+    }
+}
+
+/// Parameters of the query.
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        match axum::extract::Query::from_request_parts(parts, state).await {
+            Ok(axum::extract::Query(value)) => Ok(Self(value)),
+            Err(rejection) => Err(Failure::new(
+                ErrorCode::InvalidRequest,
+                format!("query: {}", rejection.body_text()),
+            )),
+        }
+    }
+}
+
+/// A JSON body. The content type isn't looked at: the path says what is expected.
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
+        let body = match timeout(BODY_TIMEOUT, read(request)).await {
+            Ok(body) => body?,
+            Err(_) => return Err(took_too_long()),
+        };
+        serde_json::from_slice(&body)
+            .map(Self)
+            .map_err(|error| Failure::new(ErrorCode::InvalidRequest, format!("body: {error}")))
+    }
+}
+
+async fn read(request: Request) -> Result<Bytes, Failure> {
+    let length = request
+        .headers()
+        .get(header::CONTENT_LENGTH)
+        .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let waits_for_permission = request.headers().contains_key(header::EXPECT);
+    let body = request.into_body();
+    if length.is_some_and(|length| length > BODY_BYTES_MAX as u64) {
+        if !waits_for_permission {
+            discard(body).await;
+        }
+        return Err(too_large());
+    }
+    match Limited::new(body, BODY_BYTES_MAX).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(error) => Err(Failure::new(
+            ErrorCode::InvalidRequest,
+            format!("the body can't be read: {error}"),
+        )),
+    }
+}
+
+async fn discard(body: Body) {
+    let mut body = Limited::new(body, DISCARDED_BYTES_MAX);
+    while let Some(Ok(_)) = body.frame().await {}
+}
+
+fn too_large() -> Failure {
+    Failure::new(
+        ErrorCode::InvalidRequest,
+        format!("the body is larger than {BODY_BYTES_MAX} bytes"),
+    )
+    .with_status(StatusCode::PAYLOAD_TOO_LARGE)
+}
+
+fn took_too_long() -> Failure {
+    Failure::new(
+        ErrorCode::InvalidRequest,
+        format!("the body took longer than {} s", BODY_TIMEOUT.as_secs()),
+    )
+    .with_status(StatusCode::REQUEST_TIMEOUT)
+}

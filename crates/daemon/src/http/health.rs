@@ -1,0 +1,45 @@
+//! `/healthz`: whether leases can be handed out and their packets pass.
+
+use std::sync::Arc;
+
+use axum::{extract::State, http::StatusCode};
+use sandwire_api::health::Health;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::App;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(show))
+}
+
+impl App {
+    /// What the slot service says, and what is wrong with the pools of the configuration.
+    pub(crate) fn health(&self) -> Health {
+        let mut health = self.slots.health();
+        health.version = env!("CARGO_PKG_VERSION").to_owned();
+        health.problems.extend(self.problems());
+        health.ready &= !health.problems.iter().any(|problem| problem.blocking);
+        health
+    }
+}
+
+/// Says whether the daemon and its data path work. For everybody who may connect.
+#[utoipa::path(
+    get,
+    path = "/healthz",
+    operation_id = "health",
+    tag = "daemon",
+    responses(
+        (status = 200, description = "Ready", body = Health),
+        (status = 503, description = "Not ready; `problems` says why", body = Health)
+    )
+)]
+async fn show(State(app): State<Arc<App>>) -> (StatusCode, axum::Json<Health>) {
+    let health = app.health();
+    let status = if health.ready {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
+    (status, axum::Json(health))
+}

@@ -1,0 +1,118 @@
+//! `/v1/leases`: acquiring, showing and releasing leases.
+
+use std::sync::Arc;
+
+use axum::{extract::State, http::StatusCode};
+use sandwire_api::{
+    lease::{AcquireLease, Lease, LeaseDetail, Released},
+    name::Name,
+};
+use serde::Deserialize;
+use utoipa::IntoParams;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    App, blocking,
+    extract::{Json, Path, Peer, Query},
+    failure::{Failure, Failures},
+};
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(list, acquire))
+        .routes(routes!(show, release))
+}
+
+/// Whose lease is meant.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Owner {
+    /// Numeric user that acquired the lease, for those who may touch other users' leases.
+    /// Default: the caller.
+    pub(super) owner_uid: Option<u32>,
+}
+
+/// Lists the leases that the caller may see: the own ones, and all those of pools that it manages.
+#[utoipa::path(
+    get,
+    path = "/v1/leases",
+    operation_id = "list_leases",
+    tag = "leases",
+    responses((status = 200, description = "The leases", body = Vec<Lease>), Failures)
+)]
+async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<Lease>> {
+    axum::Json(app.slots.leases(caller))
+}
+
+/// Acquires a slot. The same name and pool again give the same lease.
+#[utoipa::path(
+    post,
+    path = "/v1/leases",
+    operation_id = "acquire_lease",
+    tag = "leases",
+    request_body = AcquireLease,
+    responses(
+        (status = 201, description = "A new lease", body = Lease),
+        (status = 200, description = "The caller holds this lease already", body = Lease),
+        Failures
+    )
+)]
+async fn acquire(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Json(request): Json<AcquireLease>,
+) -> Result<(StatusCode, axum::Json<Lease>), Failure> {
+    // A ready slot costs a lock and a row in the journal, less than a change of threads. A certain
+    // clone address may first have to be built.
+    let acquired = if request.clone_address.is_some() {
+        blocking(move || Ok(app.slots.acquire(caller, &request)?)).await?
+    } else {
+        app.slots.acquire(caller, &request)?
+    };
+    let status = if acquired.new {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    };
+    Ok((status, axum::Json(acquired.lease)))
+}
+
+/// Shows a lease, with what the kernel says of its slot now.
+#[utoipa::path(
+    get,
+    path = "/v1/leases/{name}",
+    operation_id = "show_lease",
+    tag = "leases",
+    params(("name" = Name, Path, description = "Name of the lease"), Owner),
+    responses((status = 200, description = "The lease", body = LeaseDetail), Failures)
+)]
+async fn show(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+    Query(owner): Query<Owner>,
+) -> Result<axum::Json<LeaseDetail>, Failure> {
+    let detail =
+        blocking(move || Ok(app.slots.lease_detail(caller, owner.owner_uid, &name)?)).await?;
+    Ok(axum::Json(detail))
+}
+
+/// Ends a lease. If a VMM still has a TAP open, the slot stays until that ends, and the answer says so.
+#[utoipa::path(
+    delete,
+    path = "/v1/leases/{name}",
+    operation_id = "release_lease",
+    tag = "leases",
+    params(("name" = Name, Path, description = "Name of the lease"), Owner),
+    responses((status = 200, description = "What the release came to", body = Released), Failures)
+)]
+async fn release(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+    Query(owner): Query<Owner>,
+) -> Result<axum::Json<Released>, Failure> {
+    let released = blocking(move || Ok(app.slots.release(caller, owner.owner_uid, &name)?)).await?;
+    Ok(axum::Json(released))
+}

@@ -1,0 +1,154 @@
+//! `/v1/pools`: pools, their sizes and figures.
+
+use std::sync::Arc;
+
+use axum::{extract::State, http::StatusCode};
+use sandwire_api::{
+    error::ErrorCode,
+    name::Name,
+    pool::{AccessVerb, Pool, PoolSpec, ResizePool},
+};
+use sandwire_slot::service::Caller;
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    App, blocking,
+    extract::{Json, Path, Peer},
+    failure::{Failure, Failures},
+};
+use crate::access;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(list, create))
+        .routes(routes!(show, resize, delete))
+}
+
+/// Lists the pools that the caller may see.
+#[utoipa::path(
+    get,
+    path = "/v1/pools",
+    operation_id = "list_pools",
+    tag = "pools",
+    responses((status = 200, description = "The pools, by name", body = Vec<Pool>), Failures)
+)]
+async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<Pool>> {
+    let mut pools = app.slots.pools();
+    pools.retain(|pool| access::may_see(caller, &pool.spec));
+    axum::Json(pools)
+}
+
+/// Creates a pool; it fills in the background. For root.
+#[utoipa::path(
+    post,
+    path = "/v1/pools",
+    operation_id = "create_pool",
+    tag = "pools",
+    request_body = PoolSpec,
+    responses((status = 201, description = "The new pool", body = Pool), Failures)
+)]
+async fn create(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Json(spec): Json<PoolSpec>,
+) -> Result<(StatusCode, axum::Json<Pool>), Failure> {
+    if !caller.privileged {
+        return Err(Failure::new(
+            ErrorCode::Forbidden,
+            format!("user {} may not create pools: only root may", caller.uid),
+        ));
+    }
+    let pool = blocking(move || Ok(app.slots.create_pool(&spec)?)).await?;
+    Ok((StatusCode::CREATED, axum::Json(pool)))
+}
+
+/// Shows a pool.
+#[utoipa::path(
+    get,
+    path = "/v1/pools/{pool}",
+    operation_id = "show_pool",
+    tag = "pools",
+    params(("pool" = Name, Path, description = "Name of the pool")),
+    responses((status = 200, description = "The pool", body = Pool), Failures)
+)]
+async fn show(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+) -> Result<axum::Json<Pool>, Failure> {
+    let pool = known_pool(&app, caller, &name)?;
+    if access::may_see(caller, &pool.spec) {
+        Ok(axum::Json(pool))
+    } else {
+        Err(forbidden(caller, "see", &name))
+    }
+}
+
+/// Changes how many slots a pool keeps ready.
+#[utoipa::path(
+    patch,
+    path = "/v1/pools/{pool}",
+    operation_id = "resize_pool",
+    tag = "pools",
+    params(("pool" = Name, Path, description = "Name of the pool")),
+    request_body = ResizePool,
+    responses((status = 200, description = "The pool with its new size", body = Pool), Failures)
+)]
+async fn resize(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+    Json(body): Json<ResizePool>,
+) -> Result<axum::Json<Pool>, Failure> {
+    check_managed(&app, caller, &name, "resize")?;
+    let pool = blocking(move || Ok(app.slots.resize_pool(&name, body.size)?)).await?;
+    Ok(axum::Json(pool))
+}
+
+/// Deletes a pool that has no leases, with its slots.
+#[utoipa::path(
+    delete,
+    path = "/v1/pools/{pool}",
+    operation_id = "delete_pool",
+    tag = "pools",
+    params(("pool" = Name, Path, description = "Name of the pool")),
+    responses((status = 204, description = "The pool is deleted"), Failures)
+)]
+async fn delete(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+) -> Result<StatusCode, Failure> {
+    check_managed(&app, caller, &name, "delete")?;
+    blocking(move || Ok(app.slots.delete_pool(&name)?)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The pool, unless the caller may not even know that it exists.
+fn known_pool(app: &App, caller: Caller, name: &Name) -> Result<Pool, Failure> {
+    let pool = app.slots.pool(name)?;
+    if access::may_know(caller, &pool.spec) {
+        Ok(pool)
+    } else {
+        Err(Failure::no_pool(name))
+    }
+}
+
+fn check_managed(app: &App, caller: Caller, name: &Name, verb: &str) -> Result<(), Failure> {
+    let pool = known_pool(app, caller, name)?;
+    if caller.may(AccessVerb::Manage, &pool.spec) {
+        Ok(())
+    } else {
+        Err(forbidden(caller, verb, name))
+    }
+}
+
+fn forbidden(caller: Caller, verb: &str, pool: &Name) -> Failure {
+    Failure::new(
+        ErrorCode::Forbidden,
+        format!(
+            "user {} may not {verb} pool {pool}: its access rules don't grant that",
+            caller.uid
+        ),
+    )
+}

@@ -1,0 +1,167 @@
+//! A kernel for tests that keeps slots in memory and does what it is told.
+
+use std::{
+    collections::BTreeSet,
+    net::IpAddr,
+    path::Path,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    lease::{TapHolder, TapStatus, TrafficCount},
+    pool::PoolSpec,
+    published_port::PublishPort,
+    slot::{Defect, TapUse},
+};
+use sandwire_slot::{
+    clock::SystemClock,
+    error::NetworkError,
+    network::{Inspection, Inventory, Leftover, Network, Withdrawal},
+    plan::{Plan, SlotPlan},
+    service::{Settings, Slots},
+};
+
+/// The kernel. Slots are known by the names of their namespaces.
+#[derive(Default)]
+pub(crate) struct ModelNetwork {
+    slots: Mutex<BTreeSet<String>>,
+    /// Withdrawals of TAPs wait while this is true.
+    is_slow: Mutex<bool>,
+    hurried: Condvar,
+    waiting: AtomicUsize,
+    /// Somebody has every TAP open.
+    pub(crate) is_held: Mutex<bool>,
+}
+
+impl ModelNetwork {
+    pub(crate) fn set_slow(&self, is_slow: bool) {
+        *self.is_slow.lock().unwrap() = is_slow;
+        self.hurried.notify_all();
+    }
+
+    /// How many withdrawals of TAPs are going on.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+}
+
+impl Network for ModelNetwork {
+    fn add_pool(&self, _: &Plan) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
+    fn remove_pool(&self, _: &Plan) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
+    fn build(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        self.slots.lock().unwrap().insert(slot.netns_name.clone());
+        Ok(())
+    }
+
+    fn withdraw_taps(&self, _: &SlotPlan) -> Result<Withdrawal, NetworkError> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let slow = self.is_slow.lock().unwrap();
+        drop(self.hurried.wait_while(slow, |slow| *slow).unwrap());
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        if *self.is_held.lock().unwrap() {
+            return Ok(Withdrawal::Held(vec![TapHolder {
+                pid: 17,
+                command: "firecracker".to_owned(),
+            }]));
+        }
+        Ok(Withdrawal::Free)
+    }
+
+    fn tear_down(&self, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
+        let mut known = self.slots.lock().unwrap();
+        slots
+            .iter()
+            .map(|slot| {
+                known.remove(&slot.netns_name);
+                Ok(())
+            })
+            .collect()
+    }
+
+    fn inspect(&self, slot: &SlotPlan) -> Inspection {
+        let taps = slot.nics.iter().map(|nic| TapStatus {
+            tap: nic.tap.clone(),
+            used: TapUse::Unused,
+            egress: TrafficCount::default(),
+            ingress: TrafficCount::default(),
+        });
+        Inspection {
+            taps: taps.collect(),
+            ..Inspection::default()
+        }
+    }
+
+    fn repair(&self, _: &SlotPlan) -> Vec<Defect> {
+        Vec::new()
+    }
+
+    fn inventory(&self) -> Result<Inventory, NetworkError> {
+        Ok(Inventory::default())
+    }
+
+    fn reclaim(&self, leftovers: &[Leftover]) -> Vec<Result<(), NetworkError>> {
+        leftovers.iter().map(|_| Ok(())).collect()
+    }
+
+    fn set_published_ports(&self, _: &[(PublishPort, Vec<IpAddr>)]) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
+    fn inspect_host(&self, _: &[PoolSpec]) -> Vec<Defect> {
+        Vec::new()
+    }
+}
+
+/// A slot service on a model of the kernel.
+pub(crate) fn open(state_dir: &Path) -> (Arc<Slots>, Arc<ModelNetwork>) {
+    let network = Arc::new(ModelNetwork::default());
+    let settings = Settings {
+        instance: "test".parse().unwrap(),
+        state_dir: state_dir.to_owned(),
+        builders: 2,
+        audit_interval: Duration::from_secs(3600),
+    };
+    let slots = Slots::open(settings, network.clone(), Arc::new(SystemClock)).unwrap();
+    (slots, network)
+}
+
+/// A pool that user 1000 may use, user 1001 may only acquire from, and user 1002 manages.
+pub(crate) fn pool(name: &str, third_byte: u8) -> PoolSpec {
+    toml::from_str(&format!(
+        r#"
+name = "{name}"
+size = 4
+guest = {{ ipv6 = "" }}
+addresses = {{ plan = "prefix", ipv4 = "10.64.{third_byte}.0/24" }}
+access = [
+    {{ verbs = ["acquire", "publish", "show"], uids = [1000] }},
+    {{ verbs = ["acquire"], uids = [1001] }},
+    {{ verbs = ["manage"], uids = [1002] }},
+]
+"#
+    ))
+    .unwrap()
+}
+
+/// Makes a pool and waits until it is full and the host has been looked at.
+pub(crate) fn fill(slots: &Slots, spec: &PoolSpec) {
+    slots.create_pool(spec).unwrap();
+    let begun = Instant::now();
+    while slots.pool(&spec.name).unwrap().slots.ready < spec.size || !slots.health().ready {
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "pool is not full"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

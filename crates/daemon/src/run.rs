@@ -1,0 +1,281 @@
+//! The life of the daemon: start, serve, reload, stop.
+
+use std::{
+    io::{self, IsTerminal},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sandwire_api::{health::Problem, pool::PoolSpec};
+use sandwire_slot::{
+    clock::SystemClock,
+    error::{NetworkError, ServiceError},
+    kernel::KernelNetwork,
+    service::{Settings, Slots},
+};
+use sd_notify::NotifyState;
+use tokio::{
+    net::UnixListener,
+    runtime,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
+    time::{interval, timeout},
+};
+use tracing_subscriber::{EnvFilter, fmt};
+
+use crate::{
+    config::{Config, ConfigError},
+    http::{self, App},
+    server,
+    socket::{self, SocketError},
+};
+
+/// Environment variable that says what is logged, as `info` or `sandwire_slot=debug`.
+const LOG_VARIABLE: &str = "SANDWIRE_LOG";
+/// After so long systemd is told that the daemon serves even if not everything is well.
+const READY_PATIENCE: Duration = Duration::from_secs(30);
+/// How often to look whether everything is well, until it is.
+const READY_POLL: Duration = Duration::from_millis(20);
+
+/// Why the daemon didn't start, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum DaemonError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The socket can't be had.
+    #[error(transparent)]
+    Socket(#[from] SocketError),
+    /// The slot service can't start: another daemon on the state folder, or the folder is unusable.
+    #[error(transparent)]
+    Slots(#[from] ServiceError),
+    /// The kernel can't be worked with.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The system refused something that every daemon needs.
+    #[error("cannot {operation}: {source}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+impl DaemonError {
+    /// Whether the daemon was refused before anything changed, as opposed to having failed.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            Self::Config(_) => true,
+            Self::Socket(error) => error.is_refusal(),
+            Self::Slots(error) => error.code().is_refusal(),
+            Self::Network(_) | Self::System { .. } => false,
+        }
+    }
+
+    fn system(operation: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { operation, source }
+    }
+}
+
+/// Runs the daemon until SIGTERM or SIGINT. `config` is a file; the default one may be missing.
+///
+/// # Errors
+/// It couldn't start. Once it serves, it goes on until it is told to stop.
+pub fn run(config: Option<&Path>) -> Result<(), DaemonError> {
+    log_to_standard_error();
+    let file = config.map(Path::to_owned);
+    let config = Config::load(config)?;
+    raise_descriptor_limit();
+    runtime::Builder::new_multi_thread()
+        .thread_name("sandwire")
+        .enable_all()
+        .build()
+        .map_err(DaemonError::system("start threads"))?
+        .block_on(live(config, file))
+}
+
+async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> {
+    // Before anything else, so that a signal that comes early ends the daemon in order.
+    let mut signals = Signals::new().map_err(DaemonError::system("receive signals"))?;
+    let app = start(&config).await?;
+    let listener = socket::bind(&config.socket)?;
+    let listener = listener
+        .set_nonblocking(true)
+        .and_then(|()| UnixListener::from_std(listener))
+        .map_err(DaemonError::system("listen"))?;
+    tracing::info!(socket = %config.socket.path.display(), instance = %config.instance, "serving");
+
+    let (stop, stopped) = watch::channel(false);
+    let server = tokio::spawn(server::serve(
+        listener,
+        http::router(Arc::clone(&app)),
+        stopped,
+    ));
+    let announcer = tokio::spawn(announce(Arc::clone(&app)));
+    while let Told::Reload = signals.next().await {
+        reload(&app, file.as_deref()).await;
+    }
+    tracing::info!("stopping; slots and leases stay as they are");
+    announcer.abort();
+    notify(&[NotifyState::Stopping]);
+    stop.send_replace(true);
+    if let Err(error) = server.await {
+        tracing::error!(%error, "the server ended early");
+    }
+    let slots = Arc::clone(&app.slots);
+    if let Err(error) = tokio::task::spawn_blocking(move || slots.shutdown()).await {
+        tracing::error!(%error, "the slot service ended early");
+    }
+    socket::remove(&config.socket);
+    Ok(())
+}
+
+/// Opens the slot service, which adopts what is there, and makes the pools of the configuration.
+async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
+    let config = config.clone();
+    let started = tokio::task::spawn_blocking(move || {
+        let network = KernelNetwork::open(config.instance.as_str())?;
+        let settings = Settings {
+            instance: config.instance,
+            state_dir: config.state_dir,
+            builders: config.builders,
+            audit_interval: config.audit_interval,
+        };
+        let slots = Slots::open(settings, Arc::new(network), Arc::new(SystemClock))?;
+        let app = App::new(slots);
+        ensure_pools(&app, &config.pools);
+        Ok(app)
+    });
+    match started.await {
+        Ok(result) => result,
+        Err(error) => Err(DaemonError::system("start the slot service")(
+            io::Error::other(error),
+        )),
+    }
+}
+
+/// Reads the configuration again and makes its pools. Pools that it no longer has stay: deleting
+/// one takes an explicit request. Other settings need a restart.
+async fn reload(app: &Arc<App>, file: Option<&Path>) {
+    notify(&[NotifyState::Status("reloading the configuration")]);
+    match Config::load(file) {
+        Ok(config) => {
+            let app = Arc::clone(app);
+            let done = tokio::task::spawn_blocking(move || ensure_pools(&app, &config.pools));
+            match done.await {
+                Ok(()) => tracing::info!("read the pools of the configuration again"),
+                Err(error) => tracing::error!(%error, "the reload ended early"),
+            }
+        }
+        Err(error) => tracing::error!(%error, "kept the old configuration"),
+    }
+    notify(&[NotifyState::Status("serving")]);
+}
+
+/// Makes each pool be as the configuration says. What can't be done becomes a problem that
+/// `/healthz` lists; the other pools are served all the same.
+fn ensure_pools(app: &App, specs: &[PoolSpec]) {
+    let mut problems = Vec::new();
+    for spec in specs {
+        if let Err(error) = app.slots.ensure_pool(spec) {
+            tracing::error!(pool = %spec.name, %error, "the configured pool can't be made");
+            problems.push(Problem {
+                subject: format!("pool {}", spec.name),
+                message: format!("not as the configuration says: {error}"),
+                // A pool that exists goes on with its old settings.
+                blocking: app.slots.pool(&spec.name).is_err(),
+            });
+        }
+    }
+    app.set_problems(problems);
+}
+
+fn log_to_standard_error() {
+    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
+    let layer = fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal());
+    // The journal has times of its own.
+    let set = if std::env::var_os("JOURNAL_STREAM").is_some() {
+        layer.without_time().try_init()
+    } else {
+        layer.try_init()
+    };
+    if let Err(error) = set {
+        tracing::debug!(error, "logging was set up before");
+    }
+}
+
+/// A thousand connections need more descriptors than the usual soft limit gives.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "cannot raise the limit of open files");
+    }
+}
+
+/// Tells systemd that the daemon is ready when it is: slots adopted, data path checked.
+async fn announce(app: Arc<App>) {
+    let mut poll = interval(READY_POLL);
+    let wait = async {
+        loop {
+            poll.tick().await;
+            if app.health().ready {
+                break;
+            }
+        }
+    };
+    if timeout(READY_PATIENCE, wait).await.is_ok() {
+        notify(&[NotifyState::Ready, NotifyState::Status("serving")]);
+    } else {
+        for problem in app.health().problems {
+            tracing::error!(subject = problem.subject, "{}", problem.message);
+        }
+        let status = "serving, but not all is well: see /healthz";
+        notify(&[NotifyState::Ready, NotifyState::Status(status)]);
+    }
+}
+
+fn notify(states: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(false, states) {
+        tracing::debug!(%error, "cannot tell the service manager");
+    }
+}
+
+enum Told {
+    Reload,
+    Stop,
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hang_up: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.terminate.recv() => Told::Stop,
+            _ = self.interrupt.recv() => Told::Stop,
+            _ = self.hang_up.recv() => Told::Reload,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Connections: accepting them, knowing who is behind them, bounding them, ending them well.
+//!
+//! Each connection is a task of its own, so nothing that one caller does stops the others. Beyond
+//! [`CONNECTIONS_MAX`] connections further ones wait in the socket's queue; a user other than root
+//! has at most [`CONNECTIONS_PER_USER_MAX`] of them and is told if it wants more, so one tenant
+//! can't lock the others out. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`],
+//! or leaves a connection idle for that long, is disconnected.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use axum::{Router, body::Body};
+use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::process::geteuid;
+use sandwire_slot::service::Caller;
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{sleep, timeout},
+};
+use tower::ServiceExt;
+
+use crate::http::Peer;
+
+/// Most connections at a time.
+pub(crate) const CONNECTIONS_MAX: u32 = 1024;
+/// Most connections at a time of one user who isn't root.
+pub(crate) const CONNECTIONS_PER_USER_MAX: u32 = 128;
+/// How long the head of a request may take, and how long a connection may be idle.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long requests that run when the daemon stops may still take.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait after a failed accept: what is missing, mostly descriptors, has to come free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a user gets who has too many connections. Written before any request is read.
+const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
+    content-type: application/json\r\nconnection: close\r\nretry-after: 1\r\n\
+    content-length: 107\r\n\r\n\
+    {\"code\":\"unavailable\",\"message\":\"this user has too many connections: close some\",\"request_id\":\"connection\"}";
+
+/// Serves until `stop` is true, then finishes the requests that run.
+pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
+    let permits = usize::try_from(CONNECTIONS_MAX).expect("a small number");
+    let slots = Arc::new(Semaphore::new(permits));
+    let users = Arc::new(Users::default());
+    loop {
+        let accepted = tokio::select! {
+            () = until(stop.clone()) => break,
+            accepted = accept(&listener, &slots) => accepted,
+        };
+        let (stream, permit) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        match admit(&stream, &users) {
+            Ok((caller, admission)) => {
+                let router = router.clone();
+                let stop = stop.clone();
+                tokio::spawn(async move {
+                    converse(stream, caller, router, stop).await;
+                    drop((permit, admission));
+                });
+            }
+            Err(error) => tracing::info!(%error, "turned a connection away"),
+        }
+    }
+    drop(listener);
+    let all = timeout(STOP_TIMEOUT, slots.acquire_many(CONNECTIONS_MAX)).await;
+    if all.is_err() {
+        tracing::warn!("some requests did not end in {} s", STOP_TIMEOUT.as_secs());
+    }
+}
+
+/// Waits until the daemon is told to stop. That the one who would tell is gone means the same.
+async fn until(mut stop: watch::Receiver<bool>) {
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn accept(
+    listener: &UnixListener,
+    slots: &Arc<Semaphore>,
+) -> io::Result<(UnixStream, OwnedSemaphorePermit)> {
+    let permit = Arc::clone(slots)
+        .acquire_owned()
+        .await
+        .map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, permit))
+}
+
+/// Finds out who connects, and turns away who has enough connections.
+fn admit(stream: &UnixStream, users: &Arc<Users>) -> io::Result<(Caller, Option<Admission>)> {
+    let credentials = stream.peer_cred()?;
+    let caller = Caller {
+        uid: credentials.uid(),
+        gid: credentials.gid(),
+        privileged: credentials.uid() == 0 || credentials.uid() == geteuid().as_raw(),
+    };
+    if caller.privileged {
+        return Ok((caller, None));
+    }
+    match Users::admit(users, caller.uid) {
+        Some(admission) => Ok((caller, Some(admission))),
+        None => {
+            // The socket's buffer is empty, so this never waits; if it fails, the end says enough.
+            let _ = stream.try_write(TOO_MANY);
+            Err(io::Error::other(format!(
+                "user {} has {CONNECTIONS_PER_USER_MAX} connections already",
+                caller.uid
+            )))
+        }
+    }
+}
+
+async fn converse(stream: UnixStream, caller: Caller, router: Router, stop: watch::Receiver<bool>) {
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Peer(caller));
+        let router = router.clone();
+        async move {
+            let response: Result<axum::http::Response<Body>, Infallible> =
+                router.oneshot(request).await;
+            response
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = until(stop) => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, uid = caller.uid, "a connection broke");
+    }
+}
+
+/// How many connections each user has.
+#[derive(Default)]
+struct Users(Mutex<HashMap<u32, u32>>);
+
+/// One connection of a user; ends when dropped.
+struct Admission {
+    users: Arc<Users>,
+    uid: u32,
+}
+
+impl Users {
+    fn admit(users: &Arc<Self>, uid: u32) -> Option<Admission> {
+        let mut counts = users.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(uid).or_default();
+        if *count >= CONNECTIONS_PER_USER_MAX {
+            return None;
+        }
+        *count += 1;
+        let users = Arc::clone(users);
+        Some(Admission { users, uid })
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let mut counts = self.users.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.uid);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

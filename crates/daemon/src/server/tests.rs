@@ -1,0 +1,356 @@
+//! The server on a real socket, with the client of the API and with callers that behave badly.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream as Stream,
+    path::PathBuf,
+    thread,
+    time::Instant,
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use sandwire_api::{
+    client::{Client, ClientError},
+    error::{ApiError, ErrorCode},
+    lease::{AcquireLease, ReleaseOutcome},
+};
+use tempfile::TempDir;
+use tokio::task::JoinHandle;
+
+use super::*;
+use crate::{
+    http::{self, App},
+    model::{self, ModelNetwork},
+};
+
+struct Lab {
+    socket: PathBuf,
+    client: Arc<Client>,
+    network: Arc<ModelNetwork>,
+    stop: watch::Sender<bool>,
+    server: JoinHandle<()>,
+    _folder: TempDir,
+}
+
+impl Lab {
+    /// Has a pool `web`. The caller is the daemon's own user, so it is privileged.
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (slots, network) = model::open(folder.path());
+        model::fill(&slots, &model::pool("web", 1));
+        let socket = folder.path().join("s.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let router = http::router(App::new(slots));
+        Self {
+            client: Arc::new(Client::new(&socket)),
+            server: tokio::spawn(serve(listener, router, stopped)),
+            socket,
+            network,
+            stop,
+            _folder: folder,
+        }
+    }
+
+    /// What the daemon answers to these bytes, until it closes the connection.
+    async fn answer_to(&self, request: Vec<u8>) -> String {
+        let socket = self.socket.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut stream = Stream::connect(socket).unwrap();
+            // A daemon that answers early may close before it has read all.
+            let _ = stream.write_all(&request);
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer);
+            String::from_utf8(answer).unwrap()
+        })
+        .await
+        .unwrap()
+    }
+}
+
+fn acquire(name: &str) -> AcquireLease {
+    AcquireLease {
+        pool: "web".parse().unwrap(),
+        name: Some(name.parse().unwrap()),
+        clone_address: None,
+        ttl_seconds: None,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_and_the_daemon_understand_each_other() {
+    let lab = Lab::new();
+    let client = &lab.client;
+    assert!(client.health().await.unwrap().ready);
+    let first = client.acquire(&acquire("a")).await.unwrap();
+    let again = client.acquire(&acquire("a")).await.unwrap();
+    assert!(first.new && !again.new);
+    assert_eq!(first.lease, again.lease);
+    let name = &first.lease.name;
+    assert_eq!(client.leases().await.unwrap(), std::slice::from_ref(&first.lease));
+    assert_eq!(client.lease(name, None).await.unwrap().lease, first.lease);
+
+    let port = sandwire_api::published_port::PublishPort {
+        protocol: sandwire_api::published_port::Protocol::Udp,
+        host_address: Some("::1".parse().unwrap()),
+        host_port: 5353,
+        clone_port: 53,
+        nic: 0,
+    };
+    let refused = client.publish(name, None, &port).await.unwrap_err();
+    assert!(refused.is_refusal(), "the lease has no IPv6: {refused}");
+    let port = sandwire_api::published_port::PublishPort {
+        host_address: Some("127.0.0.1".parse().unwrap()),
+        ..port
+    };
+    let published = client.publish(name, None, &port).await.unwrap();
+    assert_eq!(client.ports().await.unwrap(), std::slice::from_ref(&published));
+    assert_eq!(client.lease_ports(name, None).await.unwrap(), [published]);
+    let uid = Some(first.lease.owner_uid);
+    client
+        .withdraw(name, uid, port.protocol, port.host_port, port.host_address)
+        .await
+        .unwrap();
+    assert_eq!(client.ports().await.unwrap(), []);
+
+    let released = client.release(name, None).await.unwrap();
+    assert_eq!(released.outcome, ReleaseOutcome::Released);
+    let error = client.release(name, None).await.unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::NotFound));
+
+    let spec = model::pool("other", 2);
+    assert_eq!(client.create_pool(&spec).await.unwrap().spec, spec);
+    assert_eq!(
+        client.resize_pool(&spec.name, 1).await.unwrap().spec.size,
+        1
+    );
+    assert_eq!(client.pool(&spec.name).await.unwrap().spec.size, 1);
+    client.delete_pool(&spec.name).await.unwrap();
+    assert_eq!(client.pools().await.unwrap().len(), 1);
+    assert!(
+        client
+            .metrics()
+            .await
+            .unwrap()
+            .contains("sandwire_acquires_total 1\n")
+    );
+    assert!(client.openapi().await.unwrap()["openapi"].is_string());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_connections_at_once_are_all_served() {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    let lab = Lab::new();
+    let socket = lab.socket.clone();
+    tokio::task::spawn_blocking(move || {
+        let mut streams: Vec<Stream> = (0..1000)
+            .map(|_| Stream::connect(&socket).unwrap())
+            .collect();
+        for stream in &mut streams {
+            stream
+                .write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+                .unwrap();
+        }
+        for stream in &mut streams {
+            let mut head = [0; 15];
+            stream.read_exact(&mut head).unwrap();
+            assert_eq!(&head, b"HTTP/1.1 200 OK");
+        }
+    })
+    .await
+    .unwrap();
+    assert!(lab.client.health().await.unwrap().ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_beyond_the_limit_wait_for_others_to_end() {
+    let limit = getrlimit(Resource::Nofile);
+    let current = limit.maximum;
+    setrlimit(Resource::Nofile, Rlimit { current, ..limit }).unwrap();
+    let lab = Lab::new();
+    let socket = lab.socket.clone();
+    let idle: Vec<Stream> = tokio::task::spawn_blocking(move || {
+        (0..CONNECTIONS_MAX)
+            .map(|_| Stream::connect(&socket).unwrap())
+            .collect()
+    })
+    .await
+    .unwrap();
+    let client = Arc::clone(&lab.client);
+    let mut late = tokio::spawn(async move { client.health().await });
+    assert!(
+        timeout(Duration::from_millis(100), &mut late)
+            .await
+            .is_err()
+    );
+    drop(idle);
+    assert!(late.await.unwrap().unwrap().ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_never_ends_is_refused_at_the_limit() {
+    let lab = Lab::new();
+    let mut request =
+        b"POST /v1/leases HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+    for _ in 0..32 {
+        request.extend(b"10000\r\n");
+        request.extend([b' '; 0x10000]);
+        request.extend(b"\r\n");
+    }
+    let answer = lab.answer_to(request).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(lab.client.health().await.unwrap().ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_of_ten_megabytes_is_refused_and_the_refusal_seen() {
+    let lab = Lab::new();
+    let size = 10 << 20;
+    let mut request =
+        format!("POST /v1/pools HTTP/1.1\r\nconnection: close\r\ncontent-length: {size}\r\n\r\n")
+            .into_bytes();
+    request.extend(vec![b'x'; size]);
+    let answer = lab.answer_to(request).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+    assert!(answer.contains("1048576 bytes"), "{answer}");
+    let claimed = b"POST /v1/pools HTTP/1.1\r\nexpect: 100-continue\r\n\
+        connection: close\r\ncontent-length: 10485760\r\n\r\n";
+    let answer = lab.answer_to(claimed.to_vec()).await;
+    assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_not_http_is_answered_with_400_and_harms_nobody() {
+    let lab = Lab::new();
+    for garbage in [
+        &b"\x16\x03\x01\x02\x00\x01\x00\x01"[..],
+        b"hello\r\n\r\n",
+        &[0; 4096],
+    ] {
+        let answer = lab.answer_to(garbage.to_vec()).await;
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    }
+    let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 20));
+    let answer = lab.answer_to(long.into_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
+    assert!(lab.client.health().await.unwrap().ready);
+}
+
+/// Tokio's clock is set forward whenever nothing else is to be done, so this takes no time.
+#[tokio::test]
+async fn a_caller_that_does_not_finish_a_request_is_disconnected() {
+    let lab = Lab::new();
+    let mut stream = UnixStream::connect(&lab.socket).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut stream, b"GET /healthz HT")
+        .await
+        .unwrap();
+    // The server has taken the connection up when it answers another one.
+    assert!(lab.client.health().await.unwrap().ready);
+    tokio::time::pause();
+    let begun = tokio::time::Instant::now();
+    let mut rest = Vec::new();
+    tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest)
+        .await
+        .unwrap();
+    assert!(begun.elapsed() <= HEAD_TIMEOUT + Duration::from_secs(1));
+    tokio::time::resume();
+    assert!(lab.client.health().await.unwrap().ready);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_run_when_the_daemon_stops_are_finished() {
+    let lab = Lab::new();
+    let name = lab.client.acquire(&acquire("a")).await.unwrap().lease.name;
+    lab.network.set_slow(true);
+    let client = Arc::clone(&lab.client);
+    let release = tokio::spawn(async move { client.release(&name, None).await });
+    while lab.network.waiting() == 0 {
+        sleep(Duration::from_millis(1)).await;
+    }
+    lab.stop.send_replace(true);
+    let late = loop {
+        match Client::new(&lab.socket).health().await {
+            Ok(_) => sleep(Duration::from_millis(1)).await,
+            Err(error) => break error,
+        }
+    };
+    assert!(
+        matches!(
+            late,
+            ClientError::Connect { .. } | ClientError::Transport { .. }
+        ),
+        "{late}"
+    );
+    assert!(!release.is_finished() && !lab.server.is_finished());
+    lab.network.set_slow(false);
+    let released = release.await.unwrap().unwrap();
+    assert_eq!(released.outcome, ReleaseOutcome::Released);
+    timeout(Duration::from_secs(5), lab.server)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thirty_clients_at_once_get_a_lease_each() {
+    let lab = Lab::new();
+    let mut spec = model::pool("many", 3);
+    spec.size = 30;
+    lab.client.create_pool(&spec).await.unwrap();
+    let begun = Instant::now();
+    while lab.client.pool(&spec.name).await.unwrap().slots.ready < 30 {
+        assert!(begun.elapsed() < Duration::from_secs(10));
+    }
+    let socket = lab.socket.clone();
+    let clients: Vec<_> = (0..30)
+        .map(|_| {
+            let socket = socket.clone();
+            thread::spawn(move || {
+                let client = sandwire_api::client::Blocking::new(socket);
+                let request = AcquireLease {
+                    pool: "many".parse().unwrap(),
+                    name: None,
+                    clone_address: None,
+                    ttl_seconds: None,
+                };
+                client.acquire(&request).unwrap().lease
+            })
+        })
+        .collect();
+    let leases = tokio::task::spawn_blocking(move || {
+        clients
+            .into_iter()
+            .map(|client| client.join().unwrap())
+            .collect::<Vec<_>>()
+    })
+    .await
+    .unwrap();
+    let slots: std::collections::BTreeSet<u32> = leases.iter().map(|lease| lease.slot).collect();
+    assert_eq!(slots.len(), 30);
+}
+
+#[test]
+fn a_user_has_so_many_connections_and_no_more() {
+    let users = Arc::new(Users::default());
+    let mut held: Vec<Admission> = (0..CONNECTIONS_PER_USER_MAX)
+        .map(|_| Users::admit(&users, 1000).unwrap())
+        .collect();
+    assert!(Users::admit(&users, 1000).is_none());
+    assert!(Users::admit(&users, 1001).is_some());
+    held.pop();
+    assert!(Users::admit(&users, 1000).is_some());
+    drop(held);
+    assert!(users.0.lock().unwrap().is_empty());
+}
+
+#[test]
+fn what_a_user_with_too_many_connections_gets_is_an_error_of_the_api() {
+    let text = std::str::from_utf8(TOO_MANY).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let error: ApiError = serde_json::from_str(body).unwrap();
+    assert_eq!(error.code, ErrorCode::Unavailable);
+    let length = format!("content-length: {}", body.len());
+    assert!(head.lines().any(|line| line == length), "{head}");
+}

@@ -1,0 +1,70 @@
+//! Who holds which slot.
+
+use std::time::Duration;
+
+use sandwire_api::{
+    lease::{Lease, LeaseState},
+    name::Name,
+};
+
+use crate::plan::{SlotNumber, SlotPlan};
+
+/// What a lease is known by: its owner's own name for it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LeaseKey {
+    /// Numeric user that acquired it.
+    pub owner_uid: u32,
+    /// Name, unique among the owner's leases.
+    pub name: Name,
+}
+
+impl std::fmt::Display for LeaseKey {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} of uid {}", self.name, self.owner_uid)
+    }
+}
+
+/// What is remembered of a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseRecord {
+    /// What it is known by.
+    pub key: LeaseKey,
+    /// Pool that the slot belongs to.
+    pub pool: Name,
+    /// The slot.
+    pub slot: SlotNumber,
+    /// Where it is in its life.
+    pub state: LeaseState,
+    /// When it was acquired, in seconds since 1970-01-01 UTC.
+    pub acquired_at: u64,
+    /// When it ends by itself.
+    pub expiry: Option<Expiry>,
+}
+
+/// When a lease ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expiry {
+    /// By the clock that decides: time since the host booted.
+    pub since_boot: Duration,
+    /// By the clock that people read: seconds since 1970-01-01 UTC, as of the time of acquiring.
+    pub since_epoch_seconds: u64,
+}
+
+impl LeaseRecord {
+    /// The lease as the API shows it.
+    #[must_use]
+    pub fn to_api(&self, slot: &SlotPlan) -> Lease {
+        Lease {
+            name: self.key.name.clone(),
+            pool: self.pool.clone(),
+            slot: self.slot.0,
+            owner_uid: self.key.owner_uid,
+            state: self.state,
+            acquired_at: self.acquired_at,
+            expires_at: self.expiry.map(|expiry| expiry.since_epoch_seconds),
+            netns: slot.netns_path(),
+            netns_name: slot.netns_name.clone(),
+            nics: slot.api_nics(),
+        }
+    }
+}

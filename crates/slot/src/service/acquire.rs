@@ -1,0 +1,406 @@
+//! Handing out slots.
+
+use std::{
+    sync::{Arc, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    lease::{AcquireLease, Lease, LeaseState},
+    name::Name,
+    pool::AccessVerb,
+};
+
+use super::{Caller, LeaseEntry, PoolEntry, Shared, Slots, State};
+use crate::{
+    error::ServiceError,
+    lease::{Expiry, LeaseRecord},
+    plan::{Plan, SlotNumber},
+    pool::{Claim, Reserved},
+};
+
+/// Answer to a request for a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acquired {
+    /// The lease.
+    pub lease: Lease,
+    /// Whether it is a new one; otherwise the caller had it already.
+    pub new: bool,
+}
+
+/// Building takes milliseconds; a host under heavy load may need longer.
+const CLAIM_WAIT: Duration = Duration::from_secs(5);
+/// How many names of leases the journal sets aside in one write.
+const LEASE_NUMBERS_AT_ONCE: u32 = 1000;
+
+impl Slots {
+    /// Hands out a slot. Without a certain clone address this makes no call of the kernel; with one
+    /// it may wait some seconds for the slot to be built.
+    ///
+    /// Asking again for a name and pool gives the same lease, unchanged.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn acquire(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<Acquired, ServiceError> {
+        let begun = Instant::now();
+        let shared = &self.shared;
+        let mut state = shared.lock();
+        let outcome = match request.clone_address {
+            None => state.acquire_any(shared, caller, request),
+            Some(_) => {
+                let (after, outcome) = shared.acquire_certain(state, caller, request);
+                state = after;
+                outcome
+            }
+        };
+        if !matches!(outcome, Ok((_, _, false))) {
+            state
+                .counters
+                .acquired(outcome.as_ref().err(), begun.elapsed());
+        }
+        drop(state);
+        let (plan, record, new) = outcome?;
+        if new {
+            shared.build_work.notify_one();
+            if record.expiry.is_some() {
+                shared.audit_work.notify_one();
+            }
+        }
+        let lease = record.to_api(&plan.slot(record.slot));
+        Ok(Acquired { lease, new })
+    }
+}
+
+/// The pool's plan, the lease, and whether it is a new one.
+type Outcome = Result<(Arc<Plan>, LeaseRecord, bool), ServiceError>;
+
+impl State {
+    fn acquire_any(&mut self, shared: &Shared, caller: Caller, request: &AcquireLease) -> Outcome {
+        self.check_acquire(caller, request)?;
+        if let Some(found) = self.existing(caller, request)? {
+            return Ok(found);
+        }
+        let entry = self.pool_mut(&request.pool)?;
+        let number = entry.pool.take_ready().ok_or_else(|| entry.none_ready())?;
+        self.grant(shared, caller, request, number)
+    }
+
+    fn check_acquire(&self, caller: Caller, request: &AcquireLease) -> Result<(), ServiceError> {
+        if self.stopping {
+            return Err(ServiceError::Stopping);
+        }
+        let entry = self.pool(&request.pool)?;
+        let spec = &entry.plan.spec;
+        caller.demand(AccessVerb::Acquire, "acquire from", spec)?;
+        if request.ttl_seconds == Some(0) {
+            return Err(ServiceError::Invalid {
+                field: "ttl_seconds",
+                value: "0".to_owned(),
+                reason: "the lease would end at once; leave it out for one without end".to_owned(),
+            });
+        }
+        if entry.is_deleting {
+            return Err(ServiceError::Conflict {
+                operation: "acquire from",
+                object: format!("pool '{}'", request.pool),
+                reason: "it is being deleted".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// The lease that the caller has by this name already.
+    fn existing(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
+        let Some(name) = &request.name else {
+            return Ok(None);
+        };
+        let Some(lease) = self.leases.get(&caller.lease_key(None, name)) else {
+            return Ok(None);
+        };
+        let record = &lease.record;
+        let conflict = |reason| {
+            Err(ServiceError::Conflict {
+                operation: "acquire",
+                object: format!("lease '{name}'"),
+                reason,
+            })
+        };
+        if record.pool != request.pool {
+            return conflict(format!(
+                "you have one by that name in pool '{}'",
+                record.pool
+            ));
+        }
+        if lease.is_releasing() {
+            return conflict(
+                "the one that you had by that name is being released, \
+                 which waits for its sandbox to end"
+                    .to_owned(),
+            );
+        }
+        let plan = &self.pool(&record.pool)?.plan;
+        if let Some(address) = request.clone_address
+            && plan.slot_of_address(address) != Some(record.slot)
+        {
+            return conflict(format!("you have one by that name, but not at {address}"));
+        }
+        Ok(Some((Arc::clone(plan), record.clone(), false)))
+    }
+
+    /// Journals the lease of a number that has just been taken; on failure the slot is ready again.
+    fn grant(
+        &mut self,
+        shared: &Shared,
+        caller: Caller,
+        request: &AcquireLease,
+        number: SlotNumber,
+    ) -> Outcome {
+        let journaled = self
+            .new_record(shared, caller, request, number)
+            .and_then(|record| {
+                self.journal.insert_lease(&record)?;
+                Ok(record)
+            });
+        let entry = self.pool_mut(&request.pool)?;
+        let record = match journaled {
+            Ok(record) => record,
+            Err(error) => {
+                entry.pool.put_back(number);
+                self.journal_failed();
+                return Err(error);
+            }
+        };
+        let plan = Arc::clone(&entry.plan);
+        if let Some(expiry) = record.expiry {
+            self.expiries
+                .insert((expiry.since_boot, record.key.clone()));
+        }
+        self.tenants
+            .insert((record.pool.clone(), number), record.key.clone());
+        let lease = LeaseEntry {
+            record: record.clone(),
+            is_busy: false,
+        };
+        self.leases.insert(record.key.clone(), lease);
+        Ok((plan, record, true))
+    }
+
+    fn new_record(
+        &mut self,
+        shared: &Shared,
+        caller: Caller,
+        request: &AcquireLease,
+        number: SlotNumber,
+    ) -> Result<LeaseRecord, ServiceError> {
+        let name = match &request.name {
+            Some(name) => name.clone(),
+            None => self.new_lease_name(caller)?,
+        };
+        let acquired_at = shared.clock.since_epoch().as_secs();
+        let expiry = request.ttl_seconds.map(|seconds| Expiry {
+            since_boot: shared.now().saturating_add(Duration::from_secs(seconds)),
+            since_epoch_seconds: acquired_at.saturating_add(seconds),
+        });
+        Ok(LeaseRecord {
+            key: caller.lease_key(None, &name),
+            pool: request.pool.clone(),
+            slot: number,
+            state: LeaseState::Active,
+            acquired_at,
+            expiry,
+        })
+    }
+
+    fn new_lease_name(&mut self, caller: Caller) -> Result<Name, ServiceError> {
+        loop {
+            if self.lease_numbers.is_empty() {
+                let first = self.journal.reserve_lease_numbers(LEASE_NUMBERS_AT_ONCE)?;
+                self.lease_numbers = first..first + u64::from(LEASE_NUMBERS_AT_ONCE);
+            }
+            let number = self.lease_numbers.next().unwrap_or_default();
+            let name: Name = format!("lease-{number:04x}")
+                .parse()
+                .expect("hexadecimal digits are in the alphabet of names");
+            // A user may have thought of the same name.
+            if !self.leases.contains_key(&caller.lease_key(None, &name)) {
+                return Ok(name);
+            }
+        }
+    }
+}
+
+impl Shared {
+    /// Hands out the slot with a certain clone address, waiting for its build if need be.
+    fn acquire_certain<'a>(
+        &self,
+        mut state: MutexGuard<'a, State>,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> (MutexGuard<'a, State>, Outcome) {
+        let deadline = Instant::now() + CLAIM_WAIT;
+        let mut reserved = None;
+        let outcome = loop {
+            match state.try_certain(self, caller, request, &mut reserved) {
+                Ok(Some(outcome)) => break Ok(outcome),
+                Ok(None) => {}
+                Err(error) => break Err(error),
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                break Err(ServiceError::Late {
+                    object: format!("building the slot of pool '{}'", request.pool),
+                    state: "try again".to_owned(),
+                });
+            }
+            state = self.wait(&self.changed, state, Some(deadline - now));
+        };
+        // Whoever gave up, or found the lease made by another request, leaves the slot to all.
+        if let Some(number) = reserved
+            && let Ok(entry) = state.pool_mut(&request.pool)
+        {
+            entry.pool.unreserve(number);
+        }
+        (state, outcome)
+    }
+}
+
+impl State {
+    /// One try: done, or to be tried again after a change. `reserved` is the number that the
+    /// builders work on for this request.
+    fn try_certain(
+        &mut self,
+        shared: &Shared,
+        caller: Caller,
+        request: &AcquireLease,
+        reserved: &mut Option<SlotNumber>,
+    ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
+        self.check_acquire(caller, request)?;
+        if let Some(found) = self.existing(caller, request)? {
+            return Ok(Some(found));
+        }
+        let number = self.number_of(request)?;
+        let is_taken = match *reserved {
+            Some(_) => {
+                let entry = self.pool_mut(&request.pool)?;
+                match entry.pool.take_reserved(number) {
+                    Reserved::Taken => true,
+                    Reserved::Building => return Ok(None),
+                    Reserved::Failed => return Err(entry.none_ready()),
+                }
+            }
+            None => self.claim(shared, caller, request, number, reserved)?,
+        };
+        if !is_taken {
+            return Ok(None);
+        }
+        *reserved = None;
+        self.grant(shared, caller, request, number).map(Some)
+    }
+
+    /// Claims the number. Returns whether it was ready.
+    fn claim(
+        &mut self,
+        shared: &Shared,
+        caller: Caller,
+        request: &AcquireLease,
+        number: SlotNumber,
+        reserved: &mut Option<SlotNumber>,
+    ) -> Result<bool, ServiceError> {
+        let tenant = request
+            .name
+            .as_ref()
+            .map(|name| caller.lease_key(None, name));
+        let entry = self.pool_mut(&request.pool)?;
+        if let Some(error) = &entry.not_added {
+            return Err(entry.empty(format!(": {error}")));
+        }
+        match entry.pool.claim(number, tenant.as_ref()) {
+            Claim::Taken => Ok(true),
+            Claim::Wait => Ok(false),
+            Claim::Building => {
+                *reserved = Some(number);
+                shared.build_work.notify_one();
+                // If it rested: it does so no longer. A row that stays is harmless, because a lease
+                // wins over it.
+                let slot = (request.pool.clone(), number);
+                if self.journal.end_rests(&[slot]).is_err() {
+                    self.journal_failed();
+                }
+                Ok(false)
+            }
+            Claim::InUse => Err(ServiceError::Conflict {
+                operation: "acquire",
+                object: format!("a slot of pool '{}'", request.pool),
+                reason: format!(
+                    "clone address {} is in use, or rests after its release",
+                    request
+                        .clone_address
+                        .map(|address| address.to_string())
+                        .unwrap_or_default()
+                ),
+            }),
+        }
+    }
+
+    fn number_of(&self, request: &AcquireLease) -> Result<SlotNumber, ServiceError> {
+        let plan = &self.pool(&request.pool)?.plan;
+        let invalid = |value: String, reason| ServiceError::Invalid {
+            field: "clone_address",
+            value,
+            reason,
+        };
+        let Some(address) = request.clone_address else {
+            return Err(invalid(String::new(), "none is given".to_owned()));
+        };
+        let number = plan.slot_of_address(address).ok_or_else(|| {
+            let reason = format!("no slot of pool '{}' has it", request.pool);
+            invalid(address.to_string(), reason)
+        })?;
+        let slot = plan.slot(number);
+        let of_first = slot.api_nics().first().is_some_and(|nic| {
+            let mut addresses = nic.clone_addresses();
+            addresses.any(|of_first| of_first == address)
+        });
+        if !of_first {
+            let reason = "it is the address of a further interface; name that of the first";
+            return Err(invalid(address.to_string(), reason.to_owned()));
+        }
+        Ok(number)
+    }
+}
+
+impl PoolEntry {
+    /// Why a pool has no slot to give.
+    fn none_ready(&self) -> ServiceError {
+        if self.pool.is_exhausted() {
+            return ServiceError::PoolExhausted {
+                pool: self.plan.spec.name.clone(),
+                slots_max: self.plan.slots_max,
+            };
+        }
+        let error = self.not_added.as_deref().or(self.pool.last_error());
+        match error {
+            Some(error) => self.empty(format!(": {error}")),
+            None if self.pool.size() == 0 => {
+                self.empty(": its size is 0; resize it, or ask for a certain address".to_owned())
+            }
+            None => self.empty(": try again".to_owned()),
+        }
+    }
+
+    fn empty(&self, hint: String) -> ServiceError {
+        ServiceError::PoolEmpty {
+            pool: self.plan.spec.name.clone(),
+            building: self.pool.counts().building,
+            hint,
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! What is done by the clock: ending leases and rests, looking for damage, trying again.
+//!
+//! One thread does it all, one small step at a time. Slots are inspected one by one, spread over
+//! the audit interval; only the first round, which follows an adoption, goes without a pause.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use sandwire_api::{lease::ReleaseOutcome, pool::PoolSpec, slot::Defect};
+
+use super::{Damage, PoolEntry, Shared, State, health};
+use crate::{
+    error::ServiceError,
+    lease::LeaseKey,
+    plan::{Plan, SlotPlan},
+    pool::SlotState,
+    reclaim::SlotKey,
+};
+
+/// How often held slots are tried, pools that the host refused, and ports.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// The host's side is shared by all slots, so that damage to it matters most.
+const HOST_INTERVAL_MAX: Duration = Duration::from_secs(10);
+
+/// When which work is due next, in time since boot.
+#[derive(Default)]
+struct Schedule {
+    retry_at: Duration,
+    host_at: Duration,
+    had_round: bool,
+    /// Slots still to be inspected in this round.
+    round: VecDeque<SlotKey>,
+    /// Begin of the next inspection, and the time between two in this round.
+    inspect_at: Duration,
+    inspect_every: Duration,
+}
+
+impl Shared {
+    /// Audits until the service stops.
+    pub(super) fn audit_until_stopped(&self) {
+        let mut schedule = Schedule::default();
+        while !self.lock().stopping {
+            self.audit(&mut schedule);
+            let state = self.lock();
+            if state.stopping {
+                return;
+            }
+            let timeout = state.next_audit(&schedule).saturating_sub(self.now());
+            if !timeout.is_zero() {
+                drop(self.wait(&self.audit_work, state, Some(timeout)));
+            }
+        }
+    }
+
+    /// Does what is due, at most one inspection.
+    fn audit(&self, schedule: &mut Schedule) {
+        let now = self.now();
+        self.end_rests(now);
+        for lease in self.expired(now) {
+            self.expire(&lease);
+        }
+        if now >= schedule.host_at {
+            self.inspect_host();
+            schedule.host_at = now + self.settings.audit_interval.min(HOST_INTERVAL_MAX);
+        }
+        self.repair_queued();
+        if now >= schedule.retry_at {
+            self.retry_pools();
+            self.retry_held();
+            if self.lock().ports_dirty.is_some() {
+                self.sync_ports();
+            }
+            schedule.retry_at = now + RETRY_INTERVAL;
+        }
+        if now >= schedule.inspect_at {
+            match schedule.round.pop_front() {
+                Some(slot) => self.inspect(&slot),
+                None => self.begin_round(schedule),
+            }
+            schedule.inspect_at = now + schedule.inspect_every;
+        }
+    }
+
+    fn begin_round(&self, schedule: &mut Schedule) {
+        // The first round has to catch up with what happened before the start.
+        let is_first = !std::mem::replace(&mut schedule.had_round, true);
+        schedule.round = self.lock().inspectable();
+        let slots = u32::try_from(schedule.round.len()).unwrap_or(u32::MAX);
+        schedule.inspect_every = if is_first && slots > 0 {
+            Duration::ZERO
+        } else {
+            self.settings.audit_interval / slots.saturating_add(1)
+        };
+    }
+
+    fn end_rests(&self, now: Duration) {
+        let mut state = self.lock();
+        let mut ended = Vec::new();
+        for (name, entry) in &mut state.pools {
+            let numbers = entry.pool.end_rests(now);
+            ended.extend(numbers.into_iter().map(|number| (name.clone(), number)));
+        }
+        if ended.is_empty() {
+            return;
+        }
+        if let Err(error) = state.journal.end_rests(&ended) {
+            // The rows stay, which is harmless: a lease of the number wins over them.
+            state.journal_failed();
+            tracing::warn!(%error, "the end of addresses' rests is not journaled");
+        }
+        drop(state);
+        self.build_work.notify_all();
+        self.changed.notify_all();
+    }
+
+    fn expired(&self, now: Duration) -> Vec<LeaseKey> {
+        let state = self.lock();
+        let due = state.expiries.iter().take_while(|(at, _)| *at <= now);
+        due.map(|(_, lease)| lease.clone()).collect()
+    }
+
+    fn expire(&self, lease: &LeaseKey) {
+        match self.release(lease) {
+            Ok(released) => {
+                self.lock().counters.expiries += 1;
+                let outcome = released.outcome;
+                tracing::info!(%lease, ?outcome, "a lease ended by its time to live");
+            }
+            // Its owner was faster.
+            Err(ServiceError::NotFound { .. }) => {}
+            Err(error) => tracing::error!(%lease, %error, "cannot end a lease"),
+        }
+    }
+
+    /// Ends leases whose sandbox was still running when they were released.
+    fn retry_held(&self) {
+        let held: Vec<LeaseKey> = {
+            let state = self.lock();
+            let leases = state.leases.values();
+            leases
+                .filter(|lease| lease.is_releasing() && !lease.is_busy)
+                .map(|lease| lease.record.key.clone())
+                .collect()
+        };
+        for lease in held {
+            match self.release(&lease) {
+                Ok(released) if released.outcome == ReleaseOutcome::Held => {}
+                Ok(_) => tracing::info!(%lease, "a released lease's sandbox has ended"),
+                Err(ServiceError::NotFound { .. }) => {}
+                Err(error) => tracing::warn!(%lease, %error, "cannot release a held slot"),
+            }
+        }
+    }
+
+    /// Prepares the host for pools that it refused before.
+    fn retry_pools(&self) {
+        let waiting: Vec<Arc<Plan>> = {
+            let state = self.lock();
+            let entries = state.pools.values();
+            entries
+                .filter(|entry| entry.not_added.is_some() && !entry.is_deleting)
+                .map(|entry| Arc::clone(&entry.plan))
+                .collect()
+        };
+        for plan in waiting {
+            let added = self.network.add_pool(&plan);
+            let mut state = self.lock();
+            if let Some(entry) = state.pools.get_mut(&plan.spec.name) {
+                entry.not_added = added.err().map(|error| error.to_string());
+            }
+            drop(state);
+            self.build_work.notify_all();
+        }
+    }
+
+    fn inspect_host(&self) {
+        let specs: Vec<PoolSpec> = {
+            let state = self.lock();
+            let added = state
+                .pools
+                .values()
+                .filter(|entry| entry.not_added.is_none());
+            added.map(PoolEntry::current_spec).collect()
+        };
+        let found = self.network.inspect_host(&specs);
+        let now = self.now();
+        let mut state = self.lock();
+        state.count_defects(&found);
+        for defect in found.iter().filter(|defect| is_repaired(defect)) {
+            state
+                .defects
+                .repaired(now, "host".to_owned(), defect.clone());
+        }
+        let unrepaired: Vec<Defect> = found
+            .iter()
+            .filter(|defect| !is_repaired(defect))
+            .cloned()
+            .collect();
+        let is_news = state.defects.of_host(unrepaired) || found.iter().any(is_repaired);
+        drop(state);
+        if is_news {
+            log_defects("host", &found);
+        }
+    }
+
+    /// Looks at one slot. A damaged ready slot is retired, a leased one repaired.
+    fn inspect(&self, slot: &SlotKey) {
+        let Some(plan) = self.lock().slot_to_inspect(slot) else {
+            return;
+        };
+        let mut found = self.network.inspect(&plan).defects;
+        let mut state = self.lock();
+        state.counters.inspections += 1;
+        if found.is_empty() {
+            state.defects.forget(slot);
+            return;
+        }
+        let (pool, number) = slot;
+        let retired = state.retire(slot);
+        if !retired {
+            if state.tenants.contains_key(slot) {
+                state.repairs.push_back((slot.clone(), Damage::Pieces));
+            }
+            return;
+        }
+        for defect in &mut found {
+            health::RETIRED.clone_into(&mut defect.action);
+        }
+        state.count_defects(&found);
+        let subject = format!("slot {number} of pool {pool}");
+        for defect in found.iter().cloned() {
+            state.defects.repaired(self.now(), subject.clone(), defect);
+        }
+        drop(state);
+        log_defects(&subject, &found);
+        self.tear_down_work.notify_one();
+        self.build_work.notify_one();
+    }
+
+    fn repair_queued(&self) {
+        // Taken at once: a repair that can't be begun now is found again by a later inspection.
+        let queued = std::mem::take(&mut self.lock().repairs);
+        for (slot, damage) in queued {
+            self.repair(&slot, damage);
+        }
+    }
+
+    /// Repairs a leased slot.
+    fn repair(&self, slot: &SlotKey, damage: Damage) {
+        let mut state = self.lock();
+        let Some((lease, plan)) = state.lease_to_repair(slot) else {
+            return;
+        };
+        state.set_busy(&lease, true);
+        drop(state);
+        let found = match damage {
+            Damage::Pieces => self.network.repair(&plan),
+            Damage::Everything => vec![self.rebuild(&plan)],
+        };
+
+        let now = self.now();
+        let mut state = self.lock();
+        state.set_busy(&lease, false);
+        state.count_defects(&found);
+        let (repaired, unrepaired): (Vec<Defect>, Vec<Defect>) =
+            found.into_iter().partition(is_repaired);
+        let subject = format!("lease {lease}");
+        for defect in &repaired {
+            state.defects.repaired(now, subject.clone(), defect.clone());
+        }
+        let is_news = state.defects.of_slot(slot, &unrepaired);
+        drop(state);
+        self.changed.notify_all();
+        log_defects(&subject, &repaired);
+        if is_news {
+            log_defects(&subject, &unrepaired);
+        }
+    }
+
+    /// Builds a leased slot again of which nothing was left.
+    fn rebuild(&self, plan: &SlotPlan) -> Defect {
+        let (outcome, action) = match self.network.build(plan) {
+            Ok(()) => (String::new(), health::REPAIRED),
+            Err(error) => (
+                format!(", and building it again failed: {error}"),
+                health::REPORTED,
+            ),
+        };
+        Defect {
+            object: format!("namespace {}", plan.netns_name),
+            problem: format!("nothing of the slot was left in the kernel{outcome}"),
+            action: action.to_owned(),
+        }
+    }
+}
+
+impl State {
+    /// Takes a slot out of use if it is ready.
+    fn retire(&mut self, (pool, number): &SlotKey) -> bool {
+        let Some(entry) = self.pools.get_mut(pool) else {
+            return false;
+        };
+        let retired = entry.pool.retire(*number);
+        if retired {
+            entry.tear_down.push_back(*number);
+        }
+        retired
+    }
+
+    /// When the auditor has something to do next, in time since boot.
+    fn next_audit(&self, schedule: &Schedule) -> Duration {
+        let rests = self
+            .pools
+            .values()
+            .filter_map(|entry| entry.pool.next_rest_end());
+        let expiry = self.expiries.first().map(|(at, _)| *at);
+        let repair = (!self.repairs.is_empty()).then_some(Duration::ZERO);
+        let scheduled = [schedule.retry_at, schedule.host_at, schedule.inspect_at];
+        rests
+            .chain(expiry)
+            .chain(repair)
+            .chain(scheduled)
+            .min()
+            .unwrap_or_default()
+    }
+
+    /// Ready and leased slots. Ready ones come first, so that damage is found before a hand-out.
+    fn inspectable(&self) -> VecDeque<SlotKey> {
+        let of_state = |wanted: SlotState| {
+            self.pools.iter().flat_map(move |(name, entry)| {
+                let wanted = wanted.clone();
+                let states = entry.pool.states();
+                states
+                    .filter(move |(_, state)| **state == wanted)
+                    .map(|(number, _)| (name.clone(), number))
+            })
+        };
+        of_state(SlotState::Ready)
+            .chain(of_state(SlotState::Leased))
+            .collect()
+    }
+
+    fn slot_to_inspect(&self, (pool, number): &SlotKey) -> Option<SlotPlan> {
+        let entry = self.pools.get(pool)?;
+        let state = entry.pool.state(*number)?;
+        matches!(state, SlotState::Ready | SlotState::Leased).then(|| entry.plan.slot(*number))
+    }
+
+    /// The lease of a slot and its plan, if nobody works on it.
+    fn lease_to_repair(&self, slot: &SlotKey) -> Option<(LeaseKey, SlotPlan)> {
+        let key = self.tenants.get(slot)?;
+        let lease = self.leases.get(key)?;
+        let is_idle = !lease.is_busy && !lease.is_releasing();
+        is_idle.then_some(())?;
+        Some((key.clone(), self.slot_plan(&lease.record).ok()?))
+    }
+
+    fn count_defects(&mut self, found: &[Defect]) {
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let repaired = found.iter().filter(|defect| is_repaired(defect)).count();
+        self.counters.defects_found += count(found.len());
+        self.counters.defects_repaired += count(repaired);
+    }
+}
+
+fn is_repaired(defect: &Defect) -> bool {
+    defect.action == health::REPAIRED
+}
+
+fn log_defects(subject: &str, found: &[Defect]) {
+    for Defect {
+        object,
+        problem,
+        action,
+    } in found
+    {
+        tracing::warn!(subject, object, problem, action, "something is damaged");
+    }
+}

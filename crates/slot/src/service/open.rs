@@ -1,0 +1,266 @@
+//! Starting: from the journal and what the kernel has to a service at work.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::Path,
+    sync::{Arc, Condvar, Mutex},
+    thread,
+};
+
+use sandwire_api::{lease::LeaseState, name::Name};
+
+use super::{Damage, LeaseEntry, PoolEntry, Settings, Shared, Slots, State, ports::lease_of};
+use crate::{
+    clock::Clock,
+    error::ServiceError,
+    journal::{Contents, Journal, ReleasedSlot},
+    lease::LeaseRecord,
+    network::Network,
+    plan::Plan,
+    pool::{Rest, SlotState},
+    published::Publication,
+    reclaim::{self, Actions, SlotKey},
+};
+
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+impl Slots {
+    /// Opens the state folder, adopts what a daemon before left there and in the kernel, and starts
+    /// to fill the pools. Slots are not inspected one by one before this returns.
+    ///
+    /// # Errors
+    /// The state folder can't be used, or the kernel not be asked. Pools that the host refuses are
+    /// no error: they are tried again, and [`Slots::health`] tells of them.
+    pub fn open(
+        settings: Settings,
+        network: Arc<dyn Network>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>, ServiceError> {
+        let boot_id = fs::read_to_string(BOOT_ID)
+            .map_err(|error| ServiceError::system("read", Path::new(BOOT_ID), error))?;
+        let (journal, contents) =
+            Journal::open(&settings.state_dir, &settings.instance, boot_id.trim())?;
+        Self::start(settings, network, clock, journal, contents)
+    }
+
+    pub(super) fn start(
+        settings: Settings,
+        network: Arc<dyn Network>,
+        clock: Arc<dyn Clock>,
+        journal: Journal,
+        contents: Contents,
+    ) -> Result<Arc<Self>, ServiceError> {
+        let state = recover(&settings, &*network, journal, contents)?;
+        let shared = Arc::new(Shared {
+            settings,
+            network,
+            clock,
+            state: Mutex::new(state),
+            build_work: Condvar::new(),
+            tear_down_work: Condvar::new(),
+            audit_work: Condvar::new(),
+            changed: Condvar::new(),
+            pools_gate: Mutex::new(()),
+            ports_gate: Mutex::new(()),
+        });
+        if !shared.lock().pools.is_empty() {
+            shared.sync_ports();
+        }
+        let slots = Arc::new(Self {
+            shared,
+            threads: Mutex::new(Vec::new()),
+        });
+        slots.start_threads()?;
+        Ok(slots)
+    }
+
+    fn start_threads(&self) -> Result<(), ServiceError> {
+        type Work = fn(&Shared);
+        let builders = (0..self.shared.settings.builders.max(1)).map(|number| {
+            (
+                format!("builder {number}"),
+                Shared::build_until_stopped as Work,
+            )
+        });
+        let others = [
+            (
+                "tear-down".to_owned(),
+                Shared::tear_down_until_stopped as Work,
+            ),
+            ("auditor".to_owned(), Shared::audit_until_stopped as Work),
+        ];
+        for (name, work) in builders.chain(others) {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new()
+                .name(name)
+                .spawn(move || work(&shared))
+                .map_err(|error| {
+                    ServiceError::system("start a thread", Path::new("/proc/self/task"), error)
+                })?;
+            self.threads
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .push(thread);
+        }
+        Ok(())
+    }
+}
+
+/// Brings pools and kernel to what the journal says.
+fn recover(
+    settings: &Settings,
+    network: &dyn Network,
+    journal: Journal,
+    contents: Contents,
+) -> Result<State, ServiceError> {
+    let Contents {
+        pools: specs,
+        leases,
+        released,
+        ports,
+    } = contents;
+    let mut pools = BTreeMap::new();
+    for spec in specs {
+        let name = spec.name.clone();
+        let plan = Plan::new(&settings.instance, &spec).map_err(|source| ServiceError::Plan {
+            pool: name.clone(),
+            source,
+        })?;
+        let mut entry = PoolEntry::new(plan);
+        if let Err(error) = network.add_pool(&entry.plan) {
+            tracing::error!(pool = %name, %error, "cannot prepare the host for a pool");
+            entry.not_added = Some(error.to_string());
+        }
+        pools.insert(name, entry);
+    }
+    let inventory = network
+        .inventory()
+        .map_err(|source| ServiceError::Network {
+            operation: "take stock of",
+            object: "what the kernel has by our name".to_owned(),
+            source,
+        })?;
+    let plans: BTreeMap<Name, &Plan> = pools
+        .iter()
+        .map(|(name, entry)| (name.clone(), &*entry.plan))
+        .collect();
+    let actions = reclaim::decide(&settings.instance, &plans, &leases, &released, &inventory);
+    log_actions(&actions);
+    let mut state = State {
+        journal,
+        pools,
+        leases: HashMap::new(),
+        tenants: HashMap::new(),
+        expiries: std::collections::BTreeSet::new(),
+        ports: Vec::new(),
+        ports_dirty: None,
+        lease_numbers: 0..0,
+        repairs: std::collections::VecDeque::new(),
+        defects: super::health::Defects::default(),
+        counters: super::Counters::default(),
+        stopping: false,
+    };
+    for result in network.reclaim(&actions.reclaim) {
+        if let Err(error) = result {
+            tracing::error!(%error, "cannot reclaim a leftover");
+            state.defects.left_over(error.to_string());
+        }
+    }
+    state.apply(&actions, leases, &released);
+    state.restore_ports(ports);
+    Ok(state)
+}
+
+impl State {
+    fn apply(&mut self, actions: &Actions, leases: Vec<LeaseRecord>, released: &[ReleasedSlot]) {
+        let rests: HashMap<SlotKey, &Rest> = released
+            .iter()
+            .map(|slot| ((slot.pool.clone(), slot.slot), &slot.rest))
+            .collect();
+        let rest_of = |slot: &SlotKey| rests.get(slot).map(|rest| (*rest).clone());
+        for slot in &actions.adopt {
+            self.adopt(slot, SlotState::Ready);
+        }
+        for slot in &actions.tear_down {
+            self.adopt(slot, SlotState::TearingDown(rest_of(slot)));
+            if let Some(entry) = self.pools.get_mut(&slot.0) {
+                entry.tear_down.push_back(slot.1);
+            }
+        }
+        for slot in &actions.rest {
+            if let Some(rest) = rest_of(slot) {
+                self.adopt(slot, SlotState::Resting(rest));
+            }
+        }
+        for record in leases {
+            self.adopt_lease(record);
+        }
+        let damaged = actions.repair.iter().map(|slot| (slot, Damage::Pieces));
+        let missing = actions
+            .rebuild
+            .iter()
+            .map(|slot| (slot, Damage::Everything));
+        let repairs = damaged.chain(missing);
+        self.repairs = repairs
+            .map(|(slot, damage)| (slot.clone(), damage))
+            .collect();
+        for entry in self.pools.values_mut() {
+            entry.trim();
+        }
+    }
+
+    fn adopt(&mut self, (pool, number): &SlotKey, state: SlotState) {
+        if let Some(entry) = self.pools.get_mut(pool) {
+            entry.pool.adopt(*number, state);
+        }
+    }
+
+    fn adopt_lease(&mut self, record: LeaseRecord) {
+        let slot = (record.pool.clone(), record.slot);
+        let is_releasing = record.state == LeaseState::Releasing;
+        let state = if is_releasing {
+            SlotState::Held
+        } else {
+            SlotState::Leased
+        };
+        self.adopt(&slot, state);
+        self.tenants.insert(slot, record.key.clone());
+        if let Some(expiry) = record.expiry
+            && !is_releasing
+        {
+            self.expiries
+                .insert((expiry.since_boot, record.key.clone()));
+        }
+        let lease = LeaseEntry {
+            record,
+            is_busy: false,
+        };
+        self.leases.insert(lease.record.key.clone(), lease);
+    }
+
+    fn restore_ports(&mut self, ports: Vec<sandwire_api::published_port::PublishedPort>) {
+        for published in ports {
+            let lease = self.leases.get(&lease_of(&published));
+            let slot = lease.and_then(|lease| self.slot_plan(&lease.record).ok());
+            match slot.map(|slot| Publication::new(published, &slot)) {
+                Some(Ok(publication)) => self.ports.push(publication),
+                Some(Err(error)) => tracing::error!(%error, "a published port is given up"),
+                None => tracing::error!("a published port of a lease that is gone is given up"),
+            }
+        }
+    }
+}
+
+fn log_actions(actions: &Actions) {
+    tracing::info!(
+        adopted = actions.adopt.len(),
+        leased = actions.keep.len(),
+        damaged = actions.repair.len(),
+        missing = actions.rebuild.len(),
+        torn_down = actions.tear_down.len(),
+        resting = actions.rest.len(),
+        reclaimed = actions.reclaim.len(),
+        "took over what was there"
+    );
+}

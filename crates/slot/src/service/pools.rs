@@ -1,0 +1,338 @@
+//! Creating, resizing and deleting pools.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, PoisonError},
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    name::Name,
+    pool::{Pool as ApiPool, PoolSpec},
+};
+
+use super::{PoolEntry, Shared, Slots, State};
+use crate::{error::ServiceError, plan::Plan, pool::Pool};
+
+/// Tearing a pool of thousands of slots down takes seconds.
+const DELETE_WAIT: Duration = Duration::from_secs(120);
+
+impl Slots {
+    /// Creates a pool. One that exists with the same settings is left as it is.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn create_pool(&self, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .pools_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let plan = shared.plan(spec)?;
+        let state = shared.lock();
+        if let Some(entry) = state.pools.get(&spec.name) {
+            if entry.current_spec() == *spec {
+                return Ok(entry.to_api());
+            }
+            return Err(conflict(
+                "create",
+                spec,
+                "a pool by that name exists".to_owned(),
+            ));
+        }
+        shared.create(state.check_new(&plan).map(|()| state)?, plan)
+    }
+
+    /// Makes sure that a pool of the configuration exists: creates it, or adapts the size of one
+    /// that exists. One with other settings is made anew if nobody has a lease of it.
+    ///
+    /// # Errors
+    /// The settings can't work, or differ from those of a pool with leases.
+    pub fn ensure_pool(&self, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
+        let current = self
+            .shared
+            .lock()
+            .pools
+            .get(&spec.name)
+            .map(PoolEntry::current_spec);
+        let Some(mut current) = current else {
+            return self.create_pool(spec);
+        };
+        current.size = spec.size;
+        if current == *spec {
+            return self.resize_pool(&spec.name, spec.size);
+        }
+        // Nothing may be lost to a mistake in the new settings.
+        self.shared.plan(spec)?;
+        self.delete_pool(&spec.name).map_err(|error| match error {
+            ServiceError::Conflict { reason, .. } => {
+                let reason = format!(
+                    "it exists with other settings, and {reason}; until then only its size can change"
+                );
+                conflict("change", spec, reason)
+            }
+            other => other,
+        })?;
+        self.create_pool(spec)
+    }
+
+    /// All pools, by name.
+    #[must_use]
+    pub fn pools(&self) -> Vec<ApiPool> {
+        let state = self.shared.lock();
+        state.pools.values().map(PoolEntry::to_api).collect()
+    }
+
+    /// A pool with its figures.
+    ///
+    /// # Errors
+    /// There is no such pool.
+    pub fn pool(&self, name: &Name) -> Result<ApiPool, ServiceError> {
+        self.shared.lock().pool(name).map(PoolEntry::to_api)
+    }
+
+    /// A pool's settings, with its current size.
+    ///
+    /// # Errors
+    /// There is no such pool.
+    pub fn pool_spec(&self, name: &Name) -> Result<PoolSpec, ServiceError> {
+        self.shared.lock().pool(name).map(PoolEntry::current_spec)
+    }
+
+    /// Changes how many slots are kept ready. Slots are built and torn down in the background.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn resize_pool(&self, name: &Name, size: u32) -> Result<ApiPool, ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .pools_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = shared.lock();
+        let entry = state.pool(name)?;
+        let mut spec = entry.current_spec();
+        if spec.size == size {
+            return Ok(entry.to_api());
+        }
+        spec.size = size;
+        shared.plan(&spec)?;
+        if let Err(error) = state.journal.put_pool(&spec) {
+            state.journal_failed();
+            return Err(error.into());
+        }
+        let entry = state.pool_mut(name)?;
+        entry.resize(size);
+        let answer = entry.to_api();
+        drop(state);
+        shared.build_work.notify_all();
+        shared.tear_down_work.notify_one();
+        Ok(answer)
+    }
+
+    /// Deletes a pool without leases: tears its slots down, which may take seconds, and then what
+    /// the host has for it.
+    ///
+    /// # Errors
+    /// It has leases, or its tear-down fails; then it stays.
+    pub fn delete_pool(&self, name: &Name) -> Result<(), ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .pools_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let plan = shared.begin_delete(name)?;
+        let deleted = shared.await_empty(name).and_then(|()| {
+            shared
+                .network
+                .remove_pool(&plan)
+                .map_err(|source| ServiceError::Network {
+                    operation: "delete",
+                    object: format!("pool '{name}'"),
+                    source,
+                })
+        });
+        let mut state = shared.lock();
+        let deleted = deleted.and_then(|()| {
+            let removed = state.journal.remove_pool(name);
+            removed.map_err(|error| {
+                state.journal_failed();
+                error.into()
+            })
+        });
+        if deleted.is_ok() {
+            state.pools.remove(name);
+        } else if let Some(entry) = state.pools.get_mut(name) {
+            // It stays: filled again, and what of the host's side is gone is made again.
+            entry.is_deleting = false;
+            entry.resize(plan.spec.size);
+            entry.not_added = Some("its deletion failed half-way; preparing it again".to_owned());
+        }
+        drop(state);
+        shared.audit_work.notify_one();
+        deleted
+    }
+}
+
+impl Shared {
+    fn plan(&self, spec: &PoolSpec) -> Result<Plan, ServiceError> {
+        Plan::new(&self.settings.instance, spec).map_err(|source| ServiceError::Plan {
+            pool: spec.name.clone(),
+            source,
+        })
+    }
+
+    /// Journals a pool that passed all checks, prepares the host, and has it filled.
+    fn create(
+        &self,
+        mut state: std::sync::MutexGuard<'_, State>,
+        plan: Plan,
+    ) -> Result<ApiPool, ServiceError> {
+        let name = plan.spec.name.clone();
+        if let Err(error) = state.journal.put_pool(&plan.spec) {
+            state.journal_failed();
+            return Err(error.into());
+        }
+        drop(state);
+        let added = self.network.add_pool(&plan);
+
+        let mut state = self.lock();
+        if let Err(source) = added {
+            if state.journal.remove_pool(&name).is_err() {
+                state.journal_failed();
+            }
+            return Err(ServiceError::Network {
+                operation: "create",
+                object: format!("pool '{name}'"),
+                source,
+            });
+        }
+        let entry = PoolEntry::new(plan);
+        let answer = entry.to_api();
+        state.pools.insert(name, entry);
+        drop(state);
+        self.build_work.notify_all();
+        Ok(answer)
+    }
+
+    /// Stops a pool from handing out and filling, and has its slots torn down.
+    fn begin_delete(&self, name: &Name) -> Result<Arc<Plan>, ServiceError> {
+        let mut state = self.lock();
+        let entry = state.pool_mut(name)?;
+        let counts = entry.pool.counts();
+        let leases = counts.leased + counts.held;
+        if leases > 0 {
+            let reason = format!("{leases} leases of it exist: release them first");
+            return Err(conflict("delete", &entry.plan.spec, reason));
+        }
+        let plan = Arc::new(Plan {
+            spec: entry.current_spec(),
+            ..(*entry.plan).clone()
+        });
+        entry.is_deleting = true;
+        entry.resize(0);
+        drop(state);
+        self.tear_down_work.notify_one();
+        self.changed.notify_all();
+        Ok(plan)
+    }
+
+    /// Waits until the kernel has nothing of any slot of the pool.
+    fn await_empty(&self, name: &Name) -> Result<(), ServiceError> {
+        let deadline = Instant::now() + DELETE_WAIT;
+        let mut state = self.lock();
+        loop {
+            let entry = state.pool_mut(name)?;
+            // A slot that was just being built is ready now.
+            let has_more = entry.trim();
+            let counts = entry.pool.counts();
+            let left = counts.ready + counts.building + counts.tearing_down;
+            if left == 0 {
+                return Ok(());
+            }
+            let now = Instant::now();
+            if now >= deadline || state.stopping {
+                return Err(ServiceError::Late {
+                    object: format!("deleting pool '{name}'"),
+                    state: format!("{left} slots are left; the pool stays: try again"),
+                });
+            }
+            if has_more {
+                self.tear_down_work.notify_one();
+            }
+            state = self.wait(&self.changed, state, Some(deadline - now));
+        }
+    }
+}
+
+impl State {
+    /// Refuses a pool that would meet another one on the host.
+    fn check_new(&self, plan: &Plan) -> Result<(), ServiceError> {
+        for other in self.pools.values() {
+            let other_name = &other.plan.spec.name;
+            if let Some((ours, theirs)) = plan.overlaps(&other.plan) {
+                let reason = format!("{ours} overlaps {theirs} of pool '{other_name}'");
+                return Err(conflict("create", &plan.spec, reason));
+            }
+            if plan.tag == other.plan.tag {
+                let reason = format!(
+                    "its name gives interfaces the same names as pool '{other_name}': choose another"
+                );
+                return Err(conflict("create", &plan.spec, reason));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PoolEntry {
+    pub(super) fn new(plan: Plan) -> Self {
+        Self {
+            pool: Pool::new(plan.spec.size, plan.slots_max),
+            plan: Arc::new(plan),
+            not_added: None,
+            is_deleting: false,
+            tear_down: VecDeque::new(),
+            tear_down_again: VecDeque::new(),
+            tear_down_error: None,
+        }
+    }
+
+    /// The pool's settings with the size that it has now.
+    pub(super) fn current_spec(&self) -> PoolSpec {
+        PoolSpec {
+            size: self.pool.size(),
+            ..self.plan.spec.clone()
+        }
+    }
+
+    /// Queues ready slots beyond the size to be torn down. Returns whether there were any.
+    pub(super) fn trim(&mut self) -> bool {
+        let trimmed = self.pool.trim();
+        self.tear_down.extend(&trimmed);
+        !trimmed.is_empty()
+    }
+
+    fn resize(&mut self, size: u32) {
+        self.pool.resize(size);
+        self.trim();
+    }
+
+    fn to_api(&self) -> ApiPool {
+        let error = self.not_added.as_deref().or(self.pool.last_error());
+        ApiPool {
+            spec: self.current_spec(),
+            slots_max: self.plan.slots_max,
+            slots: self.pool.counts(),
+            last_error: error.map(ToOwned::to_owned),
+        }
+    }
+}
+
+fn conflict(operation: &'static str, spec: &PoolSpec, reason: String) -> ServiceError {
+    ServiceError::Conflict {
+        operation,
+        object: format!("pool '{}'", spec.name),
+        reason,
+    }
+}

@@ -1,0 +1,236 @@
+//! Publishing host ports to leases.
+
+use std::sync::PoisonError;
+
+use sandwire_api::{
+    name::Name,
+    pool::AccessVerb,
+    published_port::{Protocol, PublishPort, PublishedPort},
+};
+
+use super::{Caller, Shared, Slots, State};
+use crate::{
+    error::ServiceError,
+    lease::LeaseKey,
+    published::{self, Publication},
+};
+
+impl Slots {
+    /// Publishes a host port to a lease. Asking again for the same one changes nothing.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn publish(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        port: &PublishPort,
+    ) -> Result<PublishedPort, ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .ports_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let key = caller.lease_key(owner_uid, name);
+        let mut state = shared.lock();
+        let publication = state.new_publication(caller, &key, port)?;
+        let published = publication.published.clone();
+        if state.ports.contains(&publication) {
+            return Ok(published);
+        }
+        state.check_port_is_free(&publication)?;
+        if let Err(error) = state.journal.insert_port(&published) {
+            state.journal_failed();
+            return Err(error.into());
+        }
+        state.ports.push(publication.clone());
+        let wanted = state.ports_for_kernel();
+        drop(state);
+
+        let told = shared.network.set_published_ports(&wanted);
+        told.map_err(|source| {
+            let mut state = shared.lock();
+            state.ports.retain(|other| *other != publication);
+            if state.journal.remove_port(&published).is_err() {
+                state.journal_failed();
+            }
+            ServiceError::Network {
+                operation: "publish",
+                object: published::describe(port),
+                source,
+            }
+        })?;
+        Ok(published)
+    }
+
+    /// Withdraws a host port from a lease.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn withdraw(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        protocol: Protocol,
+        host_port: u16,
+        host_address: Option<std::net::IpAddr>,
+    ) -> Result<(), ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .ports_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let key = caller.lease_key(owner_uid, name);
+        let mut state = shared.lock();
+        state.demand_publish(caller, &key)?;
+        let place = state.ports.iter().position(|other| {
+            let port = &other.published.port;
+            lease_of(&other.published) == key
+                && (port.protocol, port.host_port, port.host_address)
+                    == (protocol, host_port, host_address)
+        });
+        let Some(place) = place else {
+            return Err(ServiceError::NotFound {
+                object: format!("published {protocol} port {host_port} of lease '{name}'"),
+            });
+        };
+        let publication = state.ports.remove(place);
+        if let Err(error) = state.journal.remove_port(&publication.published) {
+            state.ports.push(publication);
+            state.journal_failed();
+            return Err(error.into());
+        }
+        let wanted = state.ports_for_kernel();
+        drop(state);
+
+        let told = shared.network.set_published_ports(&wanted);
+        told.map_err(|source| {
+            let mut state = shared.lock();
+            // The lease may have ended meanwhile, and its ports with it.
+            if state.leases.contains_key(&key) {
+                if state.journal.insert_port(&publication.published).is_err() {
+                    state.journal_failed();
+                }
+                state.ports.push(publication);
+            }
+            ServiceError::Network {
+                operation: "withdraw",
+                object: format!("{protocol} port {host_port}"),
+                source,
+            }
+        })
+    }
+
+    /// The published ports of all leases that the caller may see.
+    #[must_use]
+    pub fn published_ports(&self, caller: Caller) -> Vec<PublishedPort> {
+        let state = self.shared.lock();
+        let ports = state.ports.iter().map(|port| &port.published);
+        ports
+            .filter(|port| state.lease(caller, &lease_of(port)).is_ok())
+            .cloned()
+            .collect()
+    }
+
+    /// The published ports of a lease.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller.
+    pub fn lease_ports(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<Vec<PublishedPort>, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let state = self.shared.lock();
+        state.lease(caller, &key)?;
+        Ok(state.ports_of(&key))
+    }
+}
+
+impl Shared {
+    /// Tells the kernel the published ports; on failure it is told again later.
+    pub(super) fn sync_ports(&self) {
+        let _gate = self
+            .ports_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let wanted = self.lock().ports_for_kernel();
+        let told = self.network.set_published_ports(&wanted);
+        if let Err(error) = &told {
+            tracing::error!(%error, "cannot bring the published ports up to date; trying again");
+        }
+        self.lock().ports_dirty = told.err().map(|error| error.to_string());
+    }
+}
+
+impl State {
+    pub(super) fn ports_of(&self, key: &LeaseKey) -> Vec<PublishedPort> {
+        let ports = self.ports.iter().map(|port| &port.published);
+        ports
+            .filter(|port| lease_of(port) == *key)
+            .cloned()
+            .collect()
+    }
+
+    pub(super) fn ports_for_kernel(&self) -> Vec<(PublishPort, Vec<std::net::IpAddr>)> {
+        self.ports
+            .iter()
+            .map(|port| (port.published.port.clone(), port.clone_addresses.clone()))
+            .collect()
+    }
+
+    fn new_publication(
+        &self,
+        caller: Caller,
+        key: &LeaseKey,
+        port: &PublishPort,
+    ) -> Result<Publication, ServiceError> {
+        self.demand_publish(caller, key)?;
+        let lease = self.lease(caller, key)?;
+        if lease.is_releasing() {
+            return Err(ServiceError::Conflict {
+                operation: "publish",
+                object: published::describe(port),
+                reason: format!("lease '{}' is being released", key.name),
+            });
+        }
+        let published = PublishedPort {
+            lease: key.name.clone(),
+            owner_uid: key.owner_uid,
+            port: port.clone(),
+        };
+        Publication::new(published, &self.slot_plan(&lease.record)?)
+    }
+
+    fn demand_publish(&self, caller: Caller, key: &LeaseKey) -> Result<(), ServiceError> {
+        let lease = self.lease(caller, key)?;
+        let spec = &self.pool(&lease.record.pool)?.plan.spec;
+        caller.demand(AccessVerb::Publish, "publish ports of", spec)
+    }
+
+    fn check_port_is_free(&self, publication: &Publication) -> Result<(), ServiceError> {
+        let Some(other) = self.ports.iter().find(|other| other.meets(publication)) else {
+            return Ok(());
+        };
+        Err(ServiceError::Conflict {
+            operation: "publish",
+            object: published::describe(&publication.published.port),
+            // Whose lease it is, is none of the caller's business.
+            reason: format!(
+                "{} is published",
+                published::describe(&other.published.port)
+            ),
+        })
+    }
+}
+
+pub(super) fn lease_of(port: &PublishedPort) -> LeaseKey {
+    LeaseKey {
+        owner_uid: port.owner_uid,
+        name: port.lease.clone(),
+    }
+}

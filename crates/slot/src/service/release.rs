@@ -1,0 +1,240 @@
+//! Taking slots back, and showing who has them.
+
+use std::{
+    sync::{Arc, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    lease::{Lease, LeaseDetail, LeaseState, ReleaseOutcome, Released, TapHolder},
+    name::Name,
+};
+
+use super::{Caller, Shared, Slots, State, no_lease};
+use crate::{
+    error::ServiceError,
+    journal::ReleasedSlot,
+    lease::{LeaseKey, LeaseRecord},
+    network::Withdrawal,
+    plan::SlotPlan,
+    pool::Rest,
+    reclaim::SlotKey,
+};
+
+/// A repair or another release of the same lease takes milliseconds.
+const IDLE_WAIT: Duration = Duration::from_secs(10);
+
+impl Slots {
+    /// Ends a lease. If a sandbox still has a TAP of the slot open it keeps the slot, and the lease
+    /// ends when the sandbox does. Blocks for some milliseconds.
+    ///
+    /// # Errors
+    /// If the kernel or the journal fails once the release has begun, it is tried again in the
+    /// background.
+    pub fn release(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<Released, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        self.shared.lock().lease(caller, &key)?;
+        self.shared.release(&key)
+    }
+
+    /// The leases that the caller may see, by owner and name.
+    #[must_use]
+    pub fn leases(&self, caller: Caller) -> Vec<Lease> {
+        let state = self.shared.lock();
+        let mut seen: Vec<_> = state
+            .leases
+            .values()
+            .filter_map(|lease| {
+                let plan = &state.pools.get(&lease.record.pool)?.plan;
+                let may_see = caller.may_see(&lease.record.key, &plan.spec);
+                may_see.then(|| (lease.record.clone(), Arc::clone(plan)))
+            })
+            .collect();
+        drop(state);
+        seen.sort_by(|(left, _), (right, _)| left.key.cmp(&right.key));
+        seen.into_iter()
+            .map(|(record, plan)| record.to_api(&plan.slot(record.slot)))
+            .collect()
+    }
+
+    /// A lease with what the kernel says of it now. Blocks for some milliseconds.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller.
+    pub fn lease_detail(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<LeaseDetail, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let state = self.shared.lock();
+        let record = state.lease(caller, &key)?.record.clone();
+        let slot = state.slot_plan(&record)?;
+        let published_ports = state.ports_of(&key);
+        drop(state);
+        let inspection = self.shared.network.inspect(&slot);
+        Ok(LeaseDetail {
+            lease: record.to_api(&slot),
+            published_ports,
+            taps: inspection.taps,
+            defects: inspection.defects,
+            connections: inspection.connections,
+        })
+    }
+}
+
+impl Shared {
+    /// Ends a lease, or goes on ending one.
+    pub(super) fn release(&self, key: &LeaseKey) -> Result<Released, ServiceError> {
+        let (record, slot) = self.begin_release(key)?;
+        let withdrawal = self.network.withdraw_taps(&slot);
+
+        let mut state = self.lock();
+        state.set_busy(key, false);
+        let outcome = match withdrawal {
+            Ok(Withdrawal::Free) => state
+                .end_lease(&record, self.now())
+                .map(|had_ports| (ReleaseOutcome::Released, Vec::new(), had_ports)),
+            Ok(Withdrawal::Held(holders)) => {
+                state.counters.releases_held += 1;
+                Ok((ReleaseOutcome::Held, holders, false))
+            }
+            Err(source) => Err(ServiceError::Network {
+                operation: "withdraw the TAPs of",
+                object: format!("slot {} of pool '{}'", record.slot, record.pool),
+                source,
+            }),
+        };
+        drop(state);
+        self.changed.notify_all();
+        let (outcome, held_by, had_ports) = outcome?;
+        if outcome == ReleaseOutcome::Released {
+            if had_ports {
+                self.sync_ports();
+            }
+            self.queue_tear_down(&(record.pool.clone(), record.slot));
+        }
+        Ok(answer(record, outcome, held_by))
+    }
+
+    /// Marks a lease as being released and as busy, and journals that.
+    fn begin_release(&self, key: &LeaseKey) -> Result<(LeaseRecord, SlotPlan), ServiceError> {
+        let mut state = self.wait_idle(key)?;
+        let record = state.record(key)?;
+        let slot = state.slot_plan(&record)?;
+        if record.state == LeaseState::Active {
+            if let Err(error) = state.journal.mark_releasing(key) {
+                state.journal_failed();
+                return Err(error.into());
+            }
+            state.pool_mut(&record.pool)?.pool.hold(record.slot);
+            if let Some(expiry) = record.expiry {
+                state.expiries.remove(&(expiry.since_boot, key.clone()));
+            }
+        }
+        if let Some(lease) = state.leases.get_mut(key) {
+            lease.record.state = LeaseState::Releasing;
+            lease.is_busy = true;
+        }
+        Ok((record, slot))
+    }
+
+    /// Waits until nobody works on the lease's slot.
+    fn wait_idle(&self, key: &LeaseKey) -> Result<MutexGuard<'_, State>, ServiceError> {
+        let deadline = Instant::now() + IDLE_WAIT;
+        let mut state = self.lock();
+        loop {
+            let Some(lease) = state.leases.get(key) else {
+                return Err(no_lease(key));
+            };
+            if !lease.is_busy {
+                return Ok(state);
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(ServiceError::Late {
+                    object: format!("another operation on lease '{}'", key.name),
+                    state: "try again".to_owned(),
+                });
+            }
+            state = self.wait(&self.changed, state, Some(deadline - now));
+        }
+    }
+
+    /// Gives a slot in state `TearingDown` to the worker.
+    pub(super) fn queue_tear_down(&self, (pool, number): &SlotKey) {
+        let mut state = self.lock();
+        if let Some(entry) = state.pools.get_mut(pool) {
+            entry.tear_down.push_back(*number);
+        }
+        drop(state);
+        self.tear_down_work.notify_one();
+    }
+}
+
+impl State {
+    pub(super) fn set_busy(&mut self, key: &LeaseKey, is_busy: bool) {
+        if let Some(lease) = self.leases.get_mut(key) {
+            lease.is_busy = is_busy;
+        }
+    }
+
+    pub(super) fn slot_plan(&self, record: &LeaseRecord) -> Result<SlotPlan, ServiceError> {
+        Ok(self.pool(&record.pool)?.plan.slot(record.slot))
+    }
+
+    fn record(&self, key: &LeaseKey) -> Result<LeaseRecord, ServiceError> {
+        let lease = self.leases.get(key).ok_or_else(|| no_lease(key))?;
+        Ok(lease.record.clone())
+    }
+
+    /// Turns a lease whose TAPs are withdrawn into a slot to tear down. Returns whether it had
+    /// published ports, which the kernel is still to be told.
+    fn end_lease(&mut self, record: &LeaseRecord, now: Duration) -> Result<bool, ServiceError> {
+        let key = &record.key;
+        let entry = self.pool_mut(&record.pool)?;
+        let quarantine = Duration::from_secs(u64::from(entry.plan.spec.quarantine_seconds));
+        let rest = Rest {
+            tenant: key.clone(),
+            until: now + quarantine,
+        };
+        let released = ReleasedSlot {
+            pool: record.pool.clone(),
+            slot: record.slot,
+            rest,
+            is_torn_down: false,
+        };
+        if let Err(error) = self.journal.end_lease(&released) {
+            self.journal_failed();
+            return Err(error.into());
+        }
+        let slot = (record.pool.clone(), record.slot);
+        self.pool_mut(&record.pool)?
+            .pool
+            .release(record.slot, released.rest);
+        self.leases.remove(key);
+        self.tenants.remove(&slot);
+        self.defects.forget(&slot);
+        let ports_before = self.ports.len();
+        self.ports
+            .retain(|port| super::ports::lease_of(&port.published) != *key);
+        self.counters.releases += 1;
+        Ok(self.ports.len() < ports_before)
+    }
+}
+
+fn answer(record: LeaseRecord, outcome: ReleaseOutcome, held_by: Vec<TapHolder>) -> Released {
+    Released {
+        name: record.key.name,
+        pool: record.pool,
+        slot: record.slot.0,
+        outcome,
+        held_by,
+    }
+}

@@ -1,0 +1,230 @@
+//! Threads that build slots and tear them down.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use sandwire_api::name::Name;
+
+use super::{PoolEntry, Shared, State};
+use crate::{
+    error::NetworkError,
+    plan::{Plan, SlotNumber, SlotPlan},
+};
+
+/// The kernel waits once for all interfaces that go at a time, so that many cost little more than
+/// one; but a batch is also the time that a stop has to wait.
+const TEAR_DOWN_BATCH: usize = 100;
+const TEAR_DOWN_RETRY: Duration = Duration::from_secs(1);
+/// Hand-outs must not wait for a processor that builds the next slot.
+const NICENESS: i32 = 5;
+
+/// A step of a worker: something to do, or until when there is nothing.
+enum Next<Job> {
+    Do(Job),
+    Wait(Option<Duration>),
+}
+
+impl Shared {
+    /// Builds what pools lack until the service stops.
+    pub(super) fn build_until_stopped(&self) {
+        lower_priority();
+        let mut state = self.lock();
+        while !state.stopping {
+            let now = self.now();
+            match state.next_build(now) {
+                Next::Do((plan, number)) => {
+                    drop(state);
+                    let slot = plan.slot(number);
+                    let begun = Instant::now();
+                    let built = self.network.build(&slot);
+                    let took = begun.elapsed();
+                    state = self.lock();
+                    let has_surplus = state.built(&slot, &plan, built, took, self.now());
+                    if has_surplus {
+                        self.tear_down_work.notify_one();
+                    }
+                    self.changed.notify_all();
+                }
+                Next::Wait(until) => {
+                    let timeout = until.map(|until| until.saturating_sub(now));
+                    state = self.wait(&self.build_work, state, timeout);
+                }
+            }
+        }
+    }
+
+    /// Tears down what is out of use until the service stops.
+    pub(super) fn tear_down_until_stopped(&self) {
+        lower_priority();
+        let mut state = self.lock();
+        while !state.stopping {
+            let now = self.now();
+            match state.next_tear_down(now) {
+                Next::Do(batch) => {
+                    drop(state);
+                    let slots: Vec<SlotPlan> = batch
+                        .iter()
+                        .map(|(plan, number)| plan.slot(*number))
+                        .collect();
+                    let begun = Instant::now();
+                    let results = self.network.tear_down(&slots);
+                    let took = begun.elapsed();
+                    state = self.lock();
+                    state.counters.tear_down_batch_seconds.observe(took);
+                    state.torn_down(&batch, results, self.now());
+                    // A freed number may be the one that a full pool waits for.
+                    self.build_work.notify_all();
+                    self.audit_work.notify_one();
+                    self.changed.notify_all();
+                }
+                Next::Wait(until) => {
+                    let timeout = until.map(|until| until.saturating_sub(now));
+                    state = self.wait(&self.tear_down_work, state, timeout);
+                }
+            }
+        }
+    }
+}
+
+impl State {
+    /// First what somebody waits for, then the pool that lacks the largest part of its size.
+    fn next_build(&mut self, now: Duration) -> Next<(Arc<Plan>, SlotNumber)> {
+        let mut until = None;
+        let mut pools: Vec<&mut PoolEntry> = self
+            .pools
+            .values_mut()
+            .filter(|entry| entry.not_added.is_none())
+            .collect();
+        pools.sort_by_key(|entry| (!entry.pool.is_wanted(), entry.fill_permille()));
+        for entry in pools {
+            if let Some(number) = entry.pool.next_build(now) {
+                return Next::Do((Arc::clone(&entry.plan), number));
+            }
+            until = until.into_iter().chain(entry.pool.next_retry(now)).min();
+        }
+        Next::Wait(until)
+    }
+
+    /// Notes the outcome of a build. Returns whether there are slots to tear down now.
+    fn built(
+        &mut self,
+        slot: &SlotPlan,
+        plan: &Plan,
+        built: Result<(), NetworkError>,
+        took: Duration,
+        now: Duration,
+    ) -> bool {
+        let pool = &plan.spec.name;
+        let Some(entry) = self.pools.get_mut(pool) else {
+            return false;
+        };
+        match built {
+            Ok(()) => {
+                self.counters.builds += 1;
+                self.counters.build_seconds.observe(took);
+                entry.pool.built(slot.number);
+            }
+            Err(error) => {
+                self.counters.builds_failed += 1;
+                if entry.pool.last_error().is_none() {
+                    tracing::error!(%pool, slot = %slot.number, %error, "cannot build a slot");
+                } else {
+                    tracing::debug!(%pool, slot = %slot.number, %error, "cannot build a slot");
+                }
+                let error = error.to_string();
+                entry.pool.build_failed(slot.number, error, now);
+            }
+        }
+        entry.trim()
+    }
+
+    fn next_tear_down(&mut self, now: Duration) -> Next<Vec<(Arc<Plan>, SlotNumber)>> {
+        let mut batch = Vec::new();
+        let mut until = None;
+        for entry in self.pools.values_mut() {
+            while let Some(&(at, number)) = entry.tear_down_again.front() {
+                if at > now {
+                    until = until.into_iter().chain([at]).min();
+                    break;
+                }
+                entry.tear_down_again.pop_front();
+                entry.tear_down.push_back(number);
+            }
+            let room = TEAR_DOWN_BATCH - batch.len();
+            let some = entry.tear_down.len().min(room);
+            let numbers = entry.tear_down.drain(..some);
+            batch.extend(numbers.map(|number| (Arc::clone(&entry.plan), number)));
+        }
+        if batch.is_empty() {
+            Next::Wait(until)
+        } else {
+            Next::Do(batch)
+        }
+    }
+
+    fn torn_down(
+        &mut self,
+        batch: &[(Arc<Plan>, SlotNumber)],
+        results: Vec<Result<(), NetworkError>>,
+        now: Duration,
+    ) {
+        let mut gone: Vec<(Name, SlotNumber, bool)> = Vec::new();
+        // A missing result counts as a failure: the slot is looked at again.
+        let results = results
+            .into_iter()
+            .map(Some)
+            .chain(std::iter::repeat_with(|| None));
+        for ((plan, number), result) in batch.iter().zip(results) {
+            let pool = &plan.spec.name;
+            let Some(entry) = self.pools.get_mut(pool) else {
+                continue;
+            };
+            match result {
+                Some(Ok(())) => {
+                    self.counters.tear_downs += 1;
+                    entry.tear_down_error = None;
+                    let rests = entry.pool.torn_down(*number, now);
+                    gone.push((pool.clone(), *number, rests));
+                }
+                failed => {
+                    self.counters.tear_downs_failed += 1;
+                    let error = match failed {
+                        Some(Err(error)) => error.to_string(),
+                        _ => "no outcome was told".to_owned(),
+                    };
+                    if entry.tear_down_error.is_none() {
+                        tracing::error!(%pool, slot = %number, %error, "cannot tear a slot down");
+                    }
+                    entry.tear_down_error = Some(error);
+                    entry
+                        .tear_down_again
+                        .push_back((now + TEAR_DOWN_RETRY, *number));
+                }
+            }
+        }
+        if let Err(error) = self.journal.torn_down(&gone) {
+            // The rows stay: after a restart these slots are torn down once more, unless leased.
+            self.journal_failed();
+            tracing::warn!(%error, "tear-downs are not journaled");
+        }
+    }
+}
+
+impl PoolEntry {
+    fn fill_permille(&self) -> u64 {
+        let counts = self.pool.counts();
+        let filled = u64::from(counts.ready) + u64::from(counts.building);
+        filled * 1000 / u64::from(self.pool.size()).max(1)
+    }
+}
+
+/// Best effort: it only matters on a busy host.
+fn lower_priority() {
+    let thread = rustix::thread::gettid();
+    // On Linux the "process" of this call is the one thread of that number.
+    if let Err(error) = rustix::process::setpriority_process(Some(thread), NICENESS) {
+        tracing::debug!(%error, "background threads keep the priority of the others");
+    }
+}

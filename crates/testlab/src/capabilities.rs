@@ -1,0 +1,53 @@
+//! What this machine can do, so that a test tier that can't run is reported as not run.
+//!
+//! Each answer is None if the tier can run, else the reason in words that finish the sentence "not run:
+//! …". Nothing is installed here; `cargo xtask setup` does that.
+
+use std::path::Path;
+
+use crate::command;
+
+/// Why tests in private namespaces can't run here.
+#[must_use]
+pub fn missing_for_namespaces() -> Option<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Some("needs root".to_owned());
+    }
+    missing_programs(&["ip", "nft", "setpriv", "unshare", "nsenter", "ping"])
+        .or_else(|| missing_file("/dev/net/tun"))
+        .or_else(|| {
+            let attempt = "setpriv --pdeathsig KILL unshare --net --mount --pid --uts --ipc --fork \
+                           --mount-proc --propagation private true";
+            let error = command::run(attempt).err()?;
+            Some(format!("private namespaces can't be made: {error:#}"))
+        })
+}
+
+/// Why tests with user-mode Linux guests can't run here.
+#[must_use]
+pub fn missing_for_user_mode_linux() -> Option<String> {
+    missing_for_namespaces().or_else(|| missing_programs(&["linux.uml", "busybox"]))
+}
+
+/// Why tests with QEMU guests can't run here.
+#[must_use]
+pub fn missing_for_qemu() -> Option<String> {
+    missing_for_namespaces()
+        .or_else(|| missing_programs(&["qemu-system-x86_64", "busybox", "dpkg", "apt-get", "xz"]))
+}
+
+/// Why the test with systemd in a QEMU guest can't run here.
+#[must_use]
+pub fn missing_for_systemd() -> Option<String> {
+    missing_for_qemu().or_else(|| missing_programs(&["mmdebstrap", "mkfs.ext4"]))
+}
+
+fn missing_programs(programs: &[&str]) -> Option<String> {
+    command::require_on_path(programs)
+        .err()
+        .map(|error| format!("{error:#}"))
+}
+
+fn missing_file(path: &str) -> Option<String> {
+    (!Path::new(path).exists()).then(|| format!("no {path}"))
+}

@@ -1,0 +1,116 @@
+//! User-mode Linux: a real kernel as a plain process on a TAP. Needs no virtualisation.
+//!
+//! Debian's package `user-mode-linux`. One CPU, 64 MiB, about 30 MB resident. `gro=1` is needed: without
+//! it the guest drops the segmented frames that a host's TCP sends.
+
+use std::{
+    fs::{self, File},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    Vmm, initramfs,
+    kernel::{dependencies, in_order},
+};
+use crate::{fake_guest::GuestNetwork, namespace};
+
+/// A running user-mode Linux.
+#[derive(Debug)]
+pub struct UserModeLinux {
+    vmm: Vmm,
+    console: PathBuf,
+}
+
+impl UserModeLinux {
+    /// Writes the initramfs of such guests into a folder. All guests can share it.
+    ///
+    /// # Errors
+    /// If user-mode Linux or busybox isn't installed.
+    pub fn initramfs(folder: &Path, network: &GuestNetwork) -> Result<PathBuf> {
+        let versions = Path::new("/usr/lib/uml/modules");
+        let version = fs::read_dir(versions)
+            .context("look for the modules of the package user-mode-linux")?
+            .next()
+            .context("the package user-mode-linux has no modules")??
+            .path();
+        let modules = in_order(&dependencies(&version)?, &["ipv6"])?;
+        let path = folder.join("user-mode-linux.cpio");
+        fs::write(&path, initramfs::build(network, &modules, "")?)
+            .with_context(|| format!("write {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Starts a guest on a TAP in a network namespace. Its files go into `folder`, by its name.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub fn start(
+        netns: &Path,
+        tap: &str,
+        folder: &Path,
+        name: &str,
+        initramfs: &Path,
+    ) -> Result<Self> {
+        let console = folder.join(format!("{name}.console"));
+        let output =
+            File::create(&console).with_context(|| format!("create {}", console.display()))?;
+        let child = namespace::command_in(netns, "linux.uml")
+            .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
+            .arg(format!("initrd={}", initramfs.display()))
+            .arg(format!("vec0:transport=tap,ifname={tap},gro=1"))
+            .arg(format!("umid={name}"))
+            .arg(format!("uml_dir={}", folder.display()))
+            .env("TMPDIR", folder)
+            .env("HOME", folder)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .process_group(0)
+            .spawn()
+            .context("start user-mode Linux")?;
+        Ok(Self {
+            vmm: Vmm::new(child),
+            console,
+        })
+    }
+
+    /// Waits until the guest's web server listens.
+    ///
+    /// # Errors
+    /// If it doesn't in time, or the guest ends; the error then holds its console.
+    pub fn wait_ready(&mut self, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while !self.console().contains(initramfs::READY_LINE) {
+            if let Some(status) = self.vmm.ended()? {
+                bail!("the guest ended ({status}): {}", self.console());
+            }
+            if Instant::now() >= deadline {
+                bail!(
+                    "the guest isn't ready after {patience:?}: {}",
+                    self.console()
+                );
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// What the guest has printed so far.
+    #[must_use]
+    pub fn console(&self) -> String {
+        fs::read(&self.console)
+            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
+            .unwrap_or_default()
+    }
+
+    /// Its process.
+    pub fn vmm(&mut self) -> &mut Vmm {
+        &mut self.vmm
+    }
+}

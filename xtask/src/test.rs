@@ -1,0 +1,120 @@
+//! Runs the tests, tier by tier, and says at the end which tier could not run and why.
+//!
+//! A test that needs more than an ordinary user has is `#[ignore]`d with a reason that ends in the
+//! command that runs it: `#[ignore = "needs root: cargo xtask test netns"]`. That reason is the only
+//! place that says which tier a test belongs to; plain `cargo test` shows it. Nothing is ever
+//! counted as passed that did not run.
+
+mod harness;
+mod host_state;
+mod summary;
+mod tier;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use self::{
+    summary::{Outcome, Summary, Tally},
+    tier::Tier,
+};
+use crate::packages;
+
+/// Runs the tests, tier by tier, and says which could not run.
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    /// Tiers to run. Default: every one that this machine can run.
+    tiers: Vec<Tier>,
+    /// Fail if a tier cannot run here. A tier that is named must run in any case.
+    #[arg(long)]
+    require: bool,
+    /// Install nothing.
+    #[arg(long)]
+    no_setup: bool,
+    /// Only tests whose name contains one of these.
+    #[arg(last = true)]
+    filters: Vec<String>,
+}
+
+/// Ends a reason of `#[ignore]`, before the tier's name.
+pub(crate) const REASON_ENDING: &str = "cargo xtask test ";
+
+/// The tier that a reason of `#[ignore]` names.
+pub(crate) fn tier_of_reason(reason: &str) -> Option<Tier> {
+    let (_, name) = reason.rsplit_once(REASON_ENDING)?;
+    Tier::ALL.into_iter().find(|tier| tier.name() == name)
+}
+
+/// Runs `cargo xtask test`.
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
+    let tiers = if arguments.tiers.is_empty() {
+        Tier::ALL.to_vec()
+    } else {
+        let named = |tier: &Tier| arguments.tiers.contains(tier);
+        Tier::ALL.into_iter().filter(named).collect()
+    };
+    if !arguments.no_setup
+        && let Err(error) = packages::ensure()
+    {
+        // What is missing decides below which tiers can run; unit tests need little.
+        eprintln!("setup: {error:#}");
+    }
+    let mut summary = Summary::default();
+    for tier in tiers {
+        eprintln!("\n==== {} ====", tier.name());
+        let outcome = match tier.obstacle() {
+            Some(obstacle) => Outcome::NotRun(obstacle),
+            None => Outcome::Ran(run_tier(tier, &arguments.filters).unwrap_or_else(|error| {
+                let mut tally = Tally::default();
+                tally.fail(format!("{}: {error:#}", tier.name()));
+                tally
+            })),
+        };
+        summary.add(tier, outcome);
+    }
+    let absence_fails = arguments.require || !arguments.tiers.is_empty();
+    print!("{summary}");
+    Ok(if summary.is_good(absence_fails) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+fn run_tier(tier: Tier, filters: &[String]) -> Result<Tally> {
+    if tier == Tier::Unit {
+        return harness::run_cargo_test(filters, tier.deadline());
+    }
+    let before = host_state::HostState::read()?;
+    let mut tally = harness::run_ignored(tier, filters)?;
+    for difference in before.differences(&host_state::HostState::read()?) {
+        tally.fail(format!("{difference} after the {} tests", tier.name()));
+    }
+    if tally.passed + tally.failed == 0 && filters.is_empty() {
+        tally.fail(format!("no test of the {} tier was found", tier.name()));
+    }
+    Ok(tally)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_reason_names_the_tier() {
+        let tier = tier_of_reason("needs root: cargo xtask test netns");
+        assert_eq!(tier, Some(Tier::Netns));
+    }
+
+    #[test]
+    fn a_reason_that_names_no_tier_has_none() {
+        for reason in [
+            "",
+            "slow",
+            "needs root: cargo xtask test",
+            "needs: cargo xtask test netns now",
+        ] {
+            assert_eq!(tier_of_reason(reason), None, "{reason:?}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Finds the tests of a tier and runs them under a deadline.
+//!
+//! The unit tier is plain `cargo test`. The others are the ignored tests of the same executables:
+//! asked to run an ignored test by name, the standard harness only prints its reason, which names the
+//! tier. Each privileged executable runs in a mount and PID namespace of its own, so that whatever
+//! it started ends with it.
+
+use std::{
+    io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::Value;
+
+use super::{summary::Tally, tier::Tier, tier_of_reason};
+use crate::{command, workspace};
+
+/// A test executable that cargo built.
+struct Executable {
+    path: PathBuf,
+    package_folder: PathBuf,
+    label: String,
+}
+
+/// Runs the tests that need nothing.
+pub(crate) fn run_cargo_test(filters: &[String], deadline: Duration) -> Result<Tally> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .args(["test", "--workspace", "--locked", "--no-fail-fast", "--"])
+        .args(filters)
+        .current_dir(workspace::root());
+    run_watched(cargo, "cargo test", Instant::now() + deadline)
+}
+
+/// Runs the ignored tests that belong to a tier.
+pub(crate) fn run_ignored(tier: Tier, filters: &[String]) -> Result<Tally> {
+    let end = Instant::now() + tier.deadline();
+    let mut tally = Tally::default();
+    for executable in build()? {
+        let selected: Vec<String> = ignored_tests(&executable)?
+            .into_iter()
+            .filter(|(_, of)| *of == tier)
+            .map(|(name, _)| name)
+            .filter(|name| filters.is_empty() || filters.iter().any(|part| name.contains(part)))
+            .collect();
+        if selected.is_empty() {
+            continue;
+        }
+        eprintln!(
+            "     Running {} ({} tests)",
+            executable.label,
+            selected.len()
+        );
+        let command = in_namespaces(&executable, tier, &selected);
+        tally += run_watched(command, &executable.label, end)?;
+    }
+    Ok(tally)
+}
+
+/// Builds every test executable of the workspace and tells where they are.
+fn build() -> Result<Vec<Executable>> {
+    let text = command::cargo([
+        "test",
+        "--workspace",
+        "--locked",
+        "--no-run",
+        "--message-format",
+        "json-render-diagnostics",
+    ])
+    .output()?;
+    let messages = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).context("reading what cargo built"));
+    let mut executables = Vec::new();
+    for message in messages {
+        let message = message?;
+        let is_test = message["profile"]["test"].as_bool() == Some(true);
+        if let (true, Some(path)) = (is_test, message["executable"].as_str()) {
+            executables.push(Executable::from_message(&message, path)?);
+        }
+    }
+    Ok(executables)
+}
+
+impl Executable {
+    fn from_message(message: &Value, path: &str) -> Result<Self> {
+        let manifest = message["manifest_path"].as_str().unwrap_or_default();
+        let folder = Path::new(manifest)
+            .parent()
+            .with_context(|| format!("cargo names no manifest for {path}"))?;
+        let source = message["target"]["src_path"].as_str().unwrap_or(path);
+        let source = Path::new(source);
+        let label = source.strip_prefix(workspace::root()).unwrap_or(source);
+        Ok(Self {
+            path: path.into(),
+            package_folder: folder.into(),
+            label: label.display().to_string(),
+        })
+    }
+
+    fn command(&self) -> Command {
+        self.set_up(Command::new(&self.path))
+    }
+
+    /// What cargo sets for a test.
+    fn set_up(&self, mut command: Command) -> Command {
+        command
+            .current_dir(&self.package_folder)
+            .env("CARGO_MANIFEST_DIR", &self.package_folder);
+        command
+    }
+}
+
+/// The executable's ignored tests and their tiers, without running any.
+fn ignored_tests(executable: &Executable) -> Result<Vec<(String, Tier)>> {
+    let list = read_output(executable, &["--list", "--ignored", "--format", "terse"])?;
+    let names: Vec<&str> = list
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .collect();
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut arguments = vec!["--exact"];
+    arguments.extend(&names);
+    let reasons = read_output(executable, &arguments)?;
+    let mut tests = Vec::new();
+    for name in names {
+        let start = format!("test {name} ... ignored, ");
+        let reason = reasons.lines().find_map(|line| line.strip_prefix(&start));
+        let Some(tier) = reason.and_then(tier_of_reason) else {
+            bail!(
+                "{}: the reason why test {name} is ignored names no tier; write \
+                 #[ignore = \"needs …: cargo xtask test TIER\"]",
+                executable.label
+            );
+        };
+        tests.push((name.to_owned(), tier));
+    }
+    Ok(tests)
+}
+
+fn read_output(executable: &Executable, arguments: &[&str]) -> Result<String> {
+    let output = executable
+        .command()
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("listing the tests of {}", executable.label))?;
+    String::from_utf8(output.stdout)
+        .with_context(|| format!("reading the list of tests of {}", executable.label))
+}
+
+/// The command that runs tests as children of a shell that is the first process of a PID namespace.
+/// The shell reaps what tests orphan; everything ends with it.
+fn in_namespaces(executable: &Executable, tier: Tier, tests: &[String]) -> Command {
+    let mut command = executable.set_up(Command::new("unshare"));
+    command
+        .args(["--mount", "--pid", "--fork", "--mount-proc", "--kill-child"])
+        .args(["sh", "-c", "\"$0\" \"$@\"; exit $?"])
+        .arg(&executable.path)
+        .args(["--ignored", "--exact"])
+        .args(tests);
+    if let Some(threads) = tier.threads() {
+        command.arg(format!("--test-threads={threads}"));
+    }
+    command
+}
+
+/// Runs a test command, shows its output, counts its results, and ends it at the deadline.
+fn run_watched(mut command: Command, label: &str, end: Instant) -> Result<Tally> {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("starting {label}"))?;
+    let lines = lines_of(&mut child);
+    let mut tally = Tally::default();
+    loop {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) => {
+                println!("{line}");
+                if let Some(result) = Tally::from_line(&line) {
+                    tally += result;
+                }
+                if let Some(name) = Tally::failed_test(&line) {
+                    tally.failures.push(format!("{label}: {name}"));
+                }
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                tally.fail(format!(
+                    "{label}: still running at the tier's deadline; ended"
+                ));
+                let group = Pid::from_child(&child);
+                kill_process_group(group, Signal::KILL).context("ending a test command")?;
+                break;
+            }
+        }
+    }
+    let status = child
+        .wait()
+        .with_context(|| format!("waiting for {label}"))?;
+    if !status.success() && tally.failed == 0 {
+        tally.fail(format!("{label}: {status}"));
+    }
+    Ok(tally)
+}
+
+fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    if let Some(output) = child.stdout.take() {
+        thread::spawn(move || {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line).into_owned();
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+    }
+    receiver
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(30)
+    }
+
+    #[test]
+    fn results_of_several_executables_add_up() {
+        let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored';
+                      echo 'test result: ok. 3 passed; 0 failed; 0 ignored'";
+        let tally = run_watched(shell(script), "script", soon()).unwrap();
+        assert_eq!((tally.passed, tally.failed), (5, 0));
+    }
+
+    #[test]
+    fn a_test_program_that_crashes_counts_as_failed() {
+        let tally = run_watched(shell("kill -9 $$"), "script", soon()).unwrap();
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+    }
+
+    #[test]
+    fn a_test_program_that_hangs_is_ended_and_counts_as_failed() {
+        let started = Instant::now();
+        let end = started + Duration::from_millis(100);
+        let tally = run_watched(shell("sleep 60"), "script", end).unwrap();
+        assert_eq!((tally.passed, tally.failed), (0, 1));
+        assert!(started.elapsed() < Duration::from_secs(30));
+    }
+}

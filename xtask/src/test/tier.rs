@@ -1,0 +1,60 @@
+//! The tiers: what each needs, and how long it may take.
+
+use std::time::Duration;
+
+use sandwire_testlab::capabilities;
+
+use crate::command;
+
+/// A group of tests that need the same things.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Tier {
+    /// Needs nothing: `cargo test`.
+    Unit,
+    /// Needs root, for private namespaces.
+    Netns,
+    /// Needs root, QEMU and user-mode Linux, for real guests.
+    Guest,
+}
+
+impl Tier {
+    /// Every tier, in the order in which they run.
+    pub(crate) const ALL: [Self; 3] = [Self::Unit, Self::Netns, Self::Guest];
+
+    /// The tier's name on the command line and in reasons of `#[ignore]`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Unit => "unit",
+            Self::Netns => "netns",
+            Self::Guest => "guest",
+        }
+    }
+
+    /// How long the tier may take, builds included; what still runs then is ended and counts as
+    /// failed.
+    pub(crate) fn deadline(self) -> Duration {
+        let minutes = match self {
+            Self::Unit => 18,
+            Self::Netns => 12,
+            Self::Guest => 15,
+        };
+        Duration::from_secs(60 * minutes)
+    }
+
+    /// How many tests of one executable run at a time; nothing means as many as there are cores.
+    /// An emulated guest keeps a core busy, so two at once would miss each other's deadlines.
+    pub(crate) fn threads(self) -> Option<u32> {
+        (self == Self::Guest).then_some(1)
+    }
+
+    /// Why the tier cannot run here, if it can't.
+    pub(crate) fn obstacle(self) -> Option<String> {
+        match self {
+            Self::Unit => (command::find("cc").is_none()).then(|| "no cc".to_owned()),
+            Self::Netns => capabilities::missing_for_namespaces(),
+            Self::Guest => capabilities::missing_for_user_mode_linux()
+                .or_else(capabilities::missing_for_qemu)
+                .or_else(capabilities::missing_for_systemd),
+        }
+    }
+}
