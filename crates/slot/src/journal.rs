@@ -35,6 +35,8 @@ pub struct Journal {
     path: PathBuf,
     /// Held, not read: the kernel unlocks it when it is closed, however the process ends.
     _lock: File,
+    #[cfg(test)]
+    power: crate::model::Power,
 }
 
 /// Everything that a journal holds.
@@ -98,6 +100,8 @@ impl Journal {
             connection,
             path,
             _lock: lock,
+            #[cfg(test)]
+            power: crate::model::Power::unlimited(),
         };
         Ok((journal, contents))
     }
@@ -214,7 +218,12 @@ impl Journal {
         operation: &'static str,
         change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, JournalError> {
-        change(&self.connection).map_err(|source| self.failed(operation, source))
+        #[cfg(test)]
+        self.step(operation)?;
+        let written = change(&self.connection).map_err(|source| self.failed(operation, source));
+        #[cfg(test)]
+        self.step(operation)?;
+        written
     }
 
     fn transaction<T>(
@@ -222,13 +231,13 @@ impl Journal {
         operation: &'static str,
         change: impl FnOnce(&Connection) -> rusqlite::Result<T>,
     ) -> Result<T, JournalError> {
-        let all = || -> rusqlite::Result<T> {
-            let transaction = self.connection.unchecked_transaction()?;
+        self.write(operation, |connection| {
+            // Rolled back when it is dropped without a commit.
+            let transaction = connection.unchecked_transaction()?;
             let value = change(&transaction)?;
             transaction.commit()?;
             Ok(value)
-        };
-        all().map_err(|source| self.failed(operation, source))
+        })
     }
 
     fn failed(&self, operation: &'static str, source: rusqlite::Error) -> JournalError {
@@ -236,6 +245,40 @@ impl Journal {
             operation,
             path: self.path.clone(),
             source,
+        }
+    }
+}
+
+#[cfg(test)]
+impl Journal {
+    /// Has the journal stop with the rest of the model.
+    pub(crate) fn run_on(&mut self, power: &crate::model::Power) {
+        self.power = power.clone();
+    }
+
+    /// A disk that has no more room, or has some again.
+    pub(crate) fn set_full(&self, is_full: bool) {
+        // Less than there are means as many as there are.
+        let pages_max = if is_full { 1 } else { i64::from(u32::MAX - 1) };
+        let set = format!("PRAGMA max_page_count = {pages_max}");
+        self.connection.query_row(&set, [], |_| Ok(())).unwrap();
+        let fill = "CREATE TABLE IF NOT EXISTS ballast (bytes BLOB)";
+        if is_full && self.connection.execute(fill, []).is_ok() {
+            let more = "INSERT INTO ballast VALUES (zeroblob(100))";
+            while self.connection.execute(more, []).is_ok() {}
+        }
+    }
+
+    /// A file system that is read-only, or no longer.
+    pub(crate) fn set_read_only(&self, is_read_only: bool) {
+        let set = format!("PRAGMA query_only = {is_read_only}");
+        self.connection.execute_batch(&set).unwrap();
+    }
+
+    fn step(&self, operation: &'static str) -> Result<(), JournalError> {
+        match self.power.step() {
+            true => Ok(()),
+            false => Err(self.failed(operation, rusqlite::Error::InvalidQuery)),
         }
     }
 }

@@ -8,8 +8,10 @@
 pub mod clock;
 pub mod error;
 pub mod journal;
-pub mod lease;
 pub mod kernel;
+pub mod lease;
+#[cfg(test)]
+mod model;
 pub mod network;
 pub mod plan;
 pub mod pool;

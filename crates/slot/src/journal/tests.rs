@@ -1,1 +1,248 @@
+use std::time::Duration;
 
+use sandwire_api::{
+    lease::LeaseState,
+    published_port::{Protocol, PublishPort},
+};
+
+use super::*;
+use crate::lease::Expiry;
+
+const BOOT: &str = "11111111-1111-1111-1111-111111111111";
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn open(folder: &Path) -> Result<(Journal, Contents), JournalError> {
+    Journal::open(folder, &name("default"), BOOT)
+}
+
+fn pool() -> PoolSpec {
+    serde_json::from_str(
+        r#"{"name": "web", "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"},
+            "guest": {"ipv6": ""}}"#,
+    )
+    .unwrap()
+}
+
+fn lease(text: &str, slot: u32) -> LeaseRecord {
+    LeaseRecord {
+        key: LeaseKey {
+            owner_uid: 1000,
+            name: name(text),
+        },
+        pool: name("web"),
+        slot: SlotNumber(slot),
+        state: LeaseState::Active,
+        acquired_at: 1_700_000_000,
+        expiry: Some(Expiry {
+            since_boot: Duration::from_millis(1500),
+            since_epoch_seconds: 1_700_000_060,
+        }),
+    }
+}
+
+fn released(of: &LeaseRecord) -> ReleasedSlot {
+    ReleasedSlot {
+        pool: of.pool.clone(),
+        slot: of.slot,
+        rest: Rest {
+            tenant: of.key.clone(),
+            until: Duration::from_millis(2500),
+        },
+        is_torn_down: false,
+    }
+}
+
+fn port(of: &LeaseRecord, host_port: u16) -> PublishedPort {
+    PublishedPort {
+        lease: of.key.name.clone(),
+        owner_uid: of.key.owner_uid,
+        port: PublishPort {
+            protocol: Protocol::Udp,
+            host_address: Some("fd00::1".parse().unwrap()),
+            host_port,
+            clone_port: 80,
+            nic: 1,
+        },
+    }
+}
+
+/// A journal with one of everything.
+fn write_some(folder: &Path) {
+    let (mut journal, _) = open(folder).unwrap();
+    journal.put_pool(&pool()).unwrap();
+    let (held, gone) = (lease("held", 1), lease("gone", 2));
+    journal.insert_lease(&held).unwrap();
+    journal.insert_lease(&gone).unwrap();
+    journal.insert_port(&port(&held, 8080)).unwrap();
+    journal.insert_port(&port(&gone, 8081)).unwrap();
+    journal.mark_releasing(&held.key).unwrap();
+    journal.mark_releasing(&gone.key).unwrap();
+    journal.end_lease(&released(&gone)).unwrap();
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let (mut journal, contents) = open(folder.path()).unwrap();
+    let mut held = lease("held", 1);
+    assert_eq!(contents.pools, [pool()]);
+    assert_eq!(contents.ports, [port(&held, 8080)]);
+    held.state = LeaseState::Releasing;
+    assert_eq!(contents.leases, [held]);
+    let gone = released(&lease("gone", 2));
+    assert_eq!(contents.released, std::slice::from_ref(&gone));
+
+    journal
+        .torn_down(&[(name("web"), SlotNumber(2), true)])
+        .unwrap();
+    drop(journal);
+    let (mut journal, contents) = open(folder.path()).unwrap();
+    assert!(contents.released[0].is_torn_down);
+
+    journal.end_rests(&[(name("web"), SlotNumber(2))]).unwrap();
+    journal.remove_pool(&name("web")).unwrap();
+    drop(journal);
+    let (_journal, contents) = open(folder.path()).unwrap();
+    assert!(contents.released.is_empty() && contents.pools.is_empty());
+}
+
+#[test]
+fn a_slot_or_name_is_not_leased_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(folder.path()).unwrap();
+    journal.insert_lease(&lease("a", 1)).unwrap();
+    assert!(journal.insert_lease(&lease("b", 1)).is_err());
+    assert!(journal.insert_lease(&lease("a", 2)).is_err());
+    journal.insert_lease(&lease("b", 2)).unwrap();
+}
+
+#[test]
+fn numbers_for_names_are_never_given_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    for expected in [0, 10, 20] {
+        let (mut journal, _) = open(folder.path()).unwrap();
+        assert_eq!(journal.reserve_lease_numbers(10).unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_journal_of_an_older_boot_is_discarded() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let (_journal, contents) =
+        Journal::open(folder.path(), &name("default"), "another boot").unwrap();
+    assert!(contents.pools.is_empty() && contents.leases.is_empty());
+}
+
+#[test]
+fn a_second_daemon_is_refused_and_told_who_is_first() {
+    let folder = tempfile::tempdir().unwrap();
+    let (journal, _) = open(folder.path()).unwrap();
+    let error = open(folder.path()).unwrap_err();
+    let pid = std::process::id();
+    assert!(matches!(error, JournalError::Locked { pid: Some(found), .. } if found == pid));
+    assert!(
+        error
+            .to_string()
+            .contains(&*folder.path().to_string_lossy()),
+        "{error}"
+    );
+    drop(journal);
+    open(folder.path()).unwrap();
+}
+
+#[test]
+fn a_journal_of_another_instance_or_version_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let error = Journal::open(folder.path(), &name("other"), BOOT).unwrap_err();
+    assert!(
+        matches!(error, JournalError::ForeignInstance { .. }),
+        "{error}"
+    );
+
+    let (journal, _) = open(folder.path()).unwrap();
+    let change = "UPDATE meta SET value = '999' WHERE key = 'schema_version'";
+    journal.connection.execute(change, []).unwrap();
+    drop(journal);
+    let error = open(folder.path()).unwrap_err();
+    assert!(
+        matches!(error, JournalError::ForeignVersion { .. }),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_folder_that_cannot_be_written_is_refused() {
+    // Neither can be written by root either.
+    for folder in ["/proc/sandwire", "/dev/null/sandwire"] {
+        let error = open(Path::new(folder)).unwrap_err();
+        assert!(matches!(error, JournalError::Folder { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_full_disk_is_an_error_and_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(folder.path()).unwrap();
+    journal.insert_lease(&lease("before", 0)).unwrap();
+    journal.set_full(true);
+    let failed = (1..1000).find_map(|slot| {
+        let text = format!("while-full-{slot}");
+        let error = journal.insert_lease(&lease(&text, slot)).err()?;
+        Some((slot, error))
+    });
+    let (slot, error) = failed.expect("the disk has room for a thousand leases");
+    assert!(
+        error.to_string().contains("cannot store lease in journal"),
+        "{error}"
+    );
+    journal.set_full(false);
+    journal.insert_lease(&lease("after", slot)).unwrap();
+    drop(journal);
+    let (_journal, contents) = open(folder.path()).unwrap();
+    assert_eq!(contents.leases.len(), usize::try_from(slot).unwrap() + 1);
+}
+
+#[test]
+fn a_damaged_journal_is_refused_or_read_but_never_a_panic() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let path = folder.path().join(DATABASE_FILE);
+    let sound = fs::read(&path).unwrap();
+    let check = |bytes: &[u8], how: &str| {
+        fs::write(&path, bytes).unwrap();
+        match open(folder.path()) {
+            // The damage hit a part that holds nothing.
+            Ok((_, contents)) => assert_eq!(contents.leases.len(), 1, "{how}"),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains(&*path.to_string_lossy()), "{how}: {text}");
+            }
+        }
+        // Whatever SQLite made of it must not help the next one.
+        let _ = fs::remove_file(folder.path().join(format!("{DATABASE_FILE}-wal")));
+    };
+    for length in (0..sound.len()).step_by(509) {
+        check(&sound[..length], &format!("cut to {length}"));
+        let error = matches!(open(folder.path()), Err(JournalError::Damaged { .. }));
+        assert!(error, "cut to {length} of {} bytes", sound.len());
+    }
+    for place in (0..sound.len()).step_by(97) {
+        let mut bytes = sound.clone();
+        for byte in bytes.iter_mut().skip(place).take(16) {
+            *byte ^= 0x5a;
+        }
+        check(&bytes, &format!("16 bytes from {place}"));
+    }
+    check(
+        b"this is not a database, but long enough to look at it twice",
+        "text",
+    );
+    let error = open(folder.path()).unwrap_err();
+    assert!(error.to_string().contains("sandwire cleanup"), "{error}");
+}

@@ -26,6 +26,7 @@ const HOST_INTERVAL_MAX: Duration = Duration::from_secs(10);
 struct Schedule {
     retry_at: Duration,
     host_at: Duration,
+    had_round: bool,
     /// Slots still to be inspected in this round.
     round: VecDeque<SlotKey>,
     /// Begin of the next inspection, and the time between two in this round.
@@ -80,8 +81,8 @@ impl Shared {
     }
 
     fn begin_round(&self, schedule: &mut Schedule) {
-        // Zero before the first round, which has to catch up with what happened before the start.
-        let is_first = schedule.inspect_at.is_zero();
+        // The first round has to catch up with what happened before the start.
+        let is_first = !std::mem::replace(&mut schedule.had_round, true);
         schedule.round = self.lock().inspectable();
         let slots = u32::try_from(schedule.round.len()).unwrap_or(u32::MAX);
         schedule.inspect_every = if is_first && slots > 0 {

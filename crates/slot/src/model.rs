@@ -1,0 +1,379 @@
+//! A kernel made of a few maps, for tests of everything above it.
+//!
+//! The [`Kernel`] outlives the service, as the real one does. It watches what is done to it and
+//! notes what must never happen. [`Power`] counts the steps of kernel and journal and cuts them off
+//! after a given one: what SIGKILL does, at a moment that a seed determines.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
+
+use sandwire_api::{
+    lease::{TapHolder, TapStatus, TrafficCount},
+    pool::PoolSpec,
+    published_port::PublishPort,
+    slot::{Defect, TapUse},
+};
+
+use crate::{
+    clock::Clock,
+    error::NetworkError,
+    network::{Inspection, Inventory, Leftover, Network, Withdrawal},
+    plan::{Plan, SlotPlan},
+};
+
+/// A number of steps after which nothing works any more.
+#[derive(Clone, Debug)]
+pub(crate) struct Power(Arc<AtomicI64>);
+
+impl Power {
+    pub(crate) fn for_steps(steps: i64) -> Self {
+        Self(Arc::new(AtomicI64::new(steps)))
+    }
+
+    pub(crate) fn unlimited() -> Self {
+        Self::for_steps(i64::MAX)
+    }
+
+    /// Takes a step. Returns whether there was power for it.
+    pub(crate) fn step(&self) -> bool {
+        self.0.fetch_sub(1, Ordering::SeqCst) > 0
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.0.load(Ordering::SeqCst) <= 0
+    }
+
+    pub(crate) fn cut(&self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+}
+
+/// What survives a crash of the service.
+#[derive(Debug, Default)]
+pub(crate) struct Kernel(Mutex<KernelState>);
+
+#[derive(Debug, Default)]
+pub(crate) struct KernelState {
+    /// By name of the namespace.
+    pub(crate) slots: BTreeMap<String, ModelSlot>,
+    pub(crate) pools: BTreeSet<String>,
+    pub(crate) ports: Vec<(PublishPort, Vec<IpAddr>)>,
+    /// Operations that fail until told otherwise.
+    pub(crate) failing: BTreeSet<&'static str>,
+    /// Things that must never happen, but did.
+    pub(crate) violations: Vec<String>,
+    pub(crate) builds: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct ModelSlot {
+    pub(crate) pool: String,
+    pub(crate) number: u32,
+    /// Whether the host's interface is there: without it the slot is only a piece.
+    pub(crate) is_complete: bool,
+    pub(crate) has_tap: bool,
+    pub(crate) has_vmm: bool,
+    /// A sound slot's TAP is there because nobody deleted it.
+    pub(crate) is_damaged: bool,
+}
+
+impl Kernel {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, KernelState> {
+        self.0.lock().unwrap()
+    }
+
+    /// Makes an operation fail from now on, or work again.
+    pub(crate) fn fail(&self, operation: &'static str, fails: bool) {
+        let mut state = self.lock();
+        if fails {
+            state.failing.insert(operation);
+        } else {
+            state.failing.remove(operation);
+        }
+    }
+
+    /// What a VMM does: opens the slot's TAP. Returns whether there was one.
+    pub(crate) fn start_vmm(&self, netns: &str) -> bool {
+        match self.lock().slots.get_mut(netns) {
+            Some(slot) if slot.has_tap => {
+                slot.has_vmm = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    pub(crate) fn stop_vmm(&self, netns: &str) {
+        if let Some(slot) = self.lock().slots.get_mut(netns) {
+            slot.has_vmm = false;
+        }
+    }
+
+    pub(crate) fn damage(&self, netns: &str) {
+        self.lock().slots.get_mut(netns).unwrap().is_damaged = true;
+    }
+
+    pub(crate) fn remove(&self, netns: &str) {
+        self.lock().slots.remove(netns).unwrap();
+    }
+
+    /// Slots of a pool that are complete, by number.
+    pub(crate) fn numbers(&self, pool: &str) -> Vec<u32> {
+        let state = self.lock();
+        let slots = state.slots.values();
+        let mut numbers: Vec<u32> = slots
+            .filter(|slot| slot.pool == pool && slot.is_complete)
+            .map(|slot| slot.number)
+            .collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_unviolated(&self) {
+        let violations = std::mem::take(&mut self.lock().violations);
+        assert!(violations.is_empty(), "{violations:#?}");
+    }
+}
+
+/// The service's way to the [`Kernel`], for as long as there is power.
+pub(crate) struct ModelNetwork {
+    pub(crate) kernel: Arc<Kernel>,
+    pub(crate) power: Power,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the test says so")]
+struct TestSaysSo;
+
+impl ModelNetwork {
+    /// Begins a call.
+    fn enter(&self, operation: &'static str) -> Result<MutexGuard<'_, KernelState>, NetworkError> {
+        let state = self.kernel.lock();
+        if self.power.step() && !state.failing.contains(operation) {
+            Ok(state)
+        } else {
+            Err(failed(operation))
+        }
+    }
+
+    /// Ends a call: the power may fail between its effect and the caller's knowing of it.
+    fn leave(&self, operation: &'static str) -> Result<(), NetworkError> {
+        self.power
+            .step()
+            .then_some(())
+            .ok_or_else(|| failed(operation))
+    }
+
+    fn tear_down_one(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        let mut state = self.enter("tear down")?;
+        let Some(found) = state.slots.get_mut(&slot.netns_name) else {
+            return Ok(());
+        };
+        if found.has_vmm {
+            let name = slot.netns_name.clone();
+            state
+                .violations
+                .push(format!("{name} torn down under a VMM"));
+            return Ok(());
+        }
+        found.is_complete = false;
+        self.leave("tear down")?;
+        state.slots.remove(&slot.netns_name);
+        self.leave("tear down")
+    }
+}
+
+fn failed(operation: &'static str) -> NetworkError {
+    NetworkError::Kernel {
+        operation,
+        object: "model".to_owned(),
+        source: Box::new(TestSaysSo),
+    }
+}
+
+impl Network for ModelNetwork {
+    fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        self.enter("add pool")?
+            .pools
+            .insert(plan.spec.name.to_string());
+        self.leave("add pool")
+    }
+
+    fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        let mut state = self.enter("remove pool")?;
+        let pool = plan.spec.name.as_str();
+        if state.slots.values().any(|slot| slot.pool == pool) {
+            state
+                .violations
+                .push(format!("pool {pool} removed before its slots"));
+        }
+        state.pools.remove(pool);
+        self.leave("remove pool")
+    }
+
+    fn build(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        let mut state = self.enter("build")?;
+        let mut name = slot.netns_name.split('.');
+        let pool = name.nth(2).unwrap().to_owned();
+        if !state.pools.contains(&pool) {
+            state
+                .violations
+                .push(format!("slot built before pool {pool}"));
+        }
+        let new = ModelSlot {
+            pool,
+            number: slot.number.0,
+            is_complete: true,
+            has_tap: true,
+            has_vmm: false,
+            is_damaged: false,
+        };
+        if state.slots.insert(slot.netns_name.clone(), new).is_some() {
+            let name = &slot.netns_name;
+            state.violations.push(format!("{name} built over another"));
+        }
+        state.builds += 1;
+        self.leave("build")
+    }
+
+    fn withdraw_taps(&self, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
+        let mut state = self.enter("withdraw")?;
+        let withdrawal = match state.slots.get_mut(&slot.netns_name) {
+            Some(found) if found.has_vmm => Withdrawal::Held(vec![TapHolder {
+                pid: 17,
+                command: "firecracker".to_owned(),
+            }]),
+            Some(found) => {
+                found.has_tap = false;
+                Withdrawal::Free
+            }
+            None => Withdrawal::Free,
+        };
+        self.leave("withdraw")?;
+        Ok(withdrawal)
+    }
+
+    fn tear_down(&self, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
+        slots.iter().map(|slot| self.tear_down_one(slot)).collect()
+    }
+
+    fn inspect(&self, slot: &SlotPlan) -> Inspection {
+        let state = self.kernel.lock();
+        let found = state.slots.get(&slot.netns_name);
+        let is_sound = found.is_some_and(|found| found.has_tap && !found.is_damaged);
+        let used = match found {
+            Some(found) if found.has_vmm => TapUse::Attached,
+            Some(_) => TapUse::Unused,
+            None => TapUse::Missing,
+        };
+        let taps = slot.nics.iter().map(|nic| TapStatus {
+            tap: nic.tap.clone(),
+            used,
+            egress: TrafficCount::default(),
+            ingress: TrafficCount::default(),
+        });
+        Inspection {
+            taps: taps.collect(),
+            defects: if is_sound {
+                Vec::new()
+            } else {
+                vec![defect("reported")]
+            },
+            connections: Some(0),
+        }
+    }
+
+    fn repair(&self, slot: &SlotPlan) -> Vec<Defect> {
+        let Ok(mut state) = self.enter("repair") else {
+            return vec![defect("reported")];
+        };
+        match state.slots.get_mut(&slot.netns_name) {
+            Some(found) if found.is_damaged || !found.is_complete => {
+                (found.is_damaged, found.is_complete) = (false, true);
+                vec![defect("repaired")]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn inventory(&self) -> Result<Inventory, NetworkError> {
+        let state = self.enter("inventory")?;
+        let mut inventory = Inventory::default();
+        for (name, slot) in &state.slots {
+            if slot.is_complete {
+                inventory.slots.push((slot.pool.clone(), slot.number));
+            } else {
+                inventory.leftovers.push(Leftover::Namespace(name.clone()));
+            }
+        }
+        Ok(inventory)
+    }
+
+    fn reclaim(&self, leftovers: &[Leftover]) -> Vec<Result<(), NetworkError>> {
+        let one = |leftover: &Leftover| {
+            let mut state = self.enter("reclaim")?;
+            if let Leftover::Namespace(name) = leftover {
+                state.slots.remove(name);
+            }
+            self.leave("reclaim")
+        };
+        leftovers.iter().map(one).collect()
+    }
+
+    fn set_published_ports(
+        &self,
+        ports: &[(PublishPort, Vec<IpAddr>)],
+    ) -> Result<(), NetworkError> {
+        self.enter("publish")?.ports = ports.to_vec();
+        self.leave("publish")
+    }
+
+    fn inspect_host(&self, _pools: &[PoolSpec]) -> Vec<Defect> {
+        let fails = self.kernel.lock().failing.contains("host");
+        if fails {
+            vec![defect("reported")]
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+fn defect(action: &str) -> Defect {
+    Defect {
+        object: "tap vmtap0".to_owned(),
+        problem: "is not as it was made".to_owned(),
+        action: action.to_owned(),
+    }
+}
+
+/// A clock that goes on when it is told to.
+#[derive(Debug)]
+pub(crate) struct ManualClock(Mutex<Duration>);
+
+impl ManualClock {
+    pub(crate) fn new() -> Self {
+        Self(Mutex::new(Duration::from_secs(1000)))
+    }
+
+    pub(crate) fn advance(&self, by: Duration) {
+        *self.0.lock().unwrap() += by;
+    }
+}
+
+impl Clock for ManualClock {
+    fn since_boot(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn since_epoch(&self) -> Duration {
+        Duration::from_secs(1_700_000_000) + *self.0.lock().unwrap()
+    }
+}

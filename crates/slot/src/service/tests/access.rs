@@ -1,0 +1,106 @@
+use sandwire_api::pool::{AccessRule, AccessVerb};
+
+use super::*;
+
+/// A pool that Alice may use, Bob's group may not, and uid 2000 manages.
+fn open_pool() -> (Host, Arc<Slots>) {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 3);
+    spec.access = vec![
+        AccessRule {
+            verbs: vec![AccessVerb::Acquire, AccessVerb::Publish],
+            uids: vec![ALICE.uid],
+            gids: vec![],
+        },
+        AccessRule {
+            verbs: vec![AccessVerb::Manage],
+            uids: vec![2000],
+            gids: vec![],
+        },
+    ];
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", 3);
+    (host, slots)
+}
+
+#[test]
+fn only_who_is_granted_a_verb_may_use_it() {
+    let (_host, slots) = open_pool();
+    let request = request_of("web:a");
+    assert_eq!(code(slots.acquire(BOB, &request)), ErrorCode::Forbidden);
+    assert!(slots.acquire(ALICE, &request).unwrap().new);
+    assert!(
+        slots.acquire(ROOT, &request).unwrap().new,
+        "names are per owner"
+    );
+}
+
+#[test]
+fn a_group_is_granted_verbs_too() {
+    let mut spec = spec("web", 1);
+    spec.access = vec![AccessRule {
+        verbs: vec![AccessVerb::Show],
+        uids: vec![],
+        gids: vec![100],
+    }];
+    assert!(BOB.may(AccessVerb::Show, &spec));
+    assert!(!BOB.may(AccessVerb::Acquire, &spec));
+    assert!(ROOT.may(AccessVerb::Acquire, &spec));
+}
+
+#[test]
+fn a_tenant_sees_only_its_own_leases() {
+    let (_host, slots) = open_pool();
+    slots.acquire(ALICE, &request_of("web:a")).unwrap();
+    let alices = Some(ALICE.uid);
+    assert!(slots.leases(BOB).is_empty());
+    assert_eq!(
+        code(slots.release(BOB, alices, &name("a"))),
+        ErrorCode::NotFound
+    );
+    assert_eq!(
+        code(slots.lease_detail(BOB, alices, &name("a"))),
+        ErrorCode::NotFound
+    );
+    assert_eq!(
+        code(slots.release(ROOT, None, &name("a"))),
+        ErrorCode::NotFound
+    );
+    assert_eq!(slots.leases(ALICE).len(), 1);
+    assert_eq!(slots.leases(ROOT).len(), 1);
+    assert!(
+        slots
+            .lease_detail(ALICE, None, &name("a"))
+            .unwrap()
+            .defects
+            .is_empty()
+    );
+    slots.release(ROOT, alices, &name("a")).unwrap();
+}
+
+#[test]
+fn who_manages_a_pool_sees_and_releases_all_its_leases_but_publishes_nothing() {
+    let (_host, slots) = open_pool();
+    let manager = Caller {
+        uid: 2000,
+        gid: 2000,
+        privileged: false,
+    };
+    slots.acquire(ALICE, &request_of("web:a")).unwrap();
+    assert_eq!(slots.leases(manager).len(), 1);
+    let port = PublishPort {
+        protocol: Protocol::Tcp,
+        host_address: None,
+        host_port: 80,
+        clone_port: 80,
+        nic: 0,
+    };
+    let alices = Some(ALICE.uid);
+    let published = slots.publish(manager, alices, &name("a"), &port);
+    assert_eq!(code(published), ErrorCode::Forbidden);
+    slots.publish(ALICE, None, &name("a"), &port).unwrap();
+    assert_eq!(slots.published_ports(manager).len(), 1);
+    assert!(slots.published_ports(BOB).is_empty());
+    slots.release(manager, alices, &name("a")).unwrap();
+}

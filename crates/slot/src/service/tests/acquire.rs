@@ -1,0 +1,214 @@
+use super::*;
+
+#[test]
+fn a_lease_has_all_that_a_vmm_needs() {
+    let (_host, slots) = Host::with_pool(2);
+    let Acquired { lease, new } = slots.take("web:a").unwrap();
+    assert!(new);
+    assert_eq!((lease.slot, lease.state), (0, LeaseState::Active));
+    assert_eq!(lease.netns, "/run/netns/sandwire.test.web.0");
+    let nic = &lease.nics[0];
+    assert_eq!(nic.tap, "vmtap0");
+    assert_eq!(
+        nic.ipv4.as_ref().unwrap().clone_address.to_string(),
+        "10.64.0.2"
+    );
+    assert_eq!(
+        nic.ipv6.as_ref().unwrap().clone_address.to_string(),
+        "fd00:c10e::2"
+    );
+    assert_eq!((lease.acquired_at, lease.expires_at), (1_700_001_000, None));
+}
+
+#[test]
+fn asking_again_gives_the_same_lease() {
+    let (_host, slots) = Host::with_pool(2);
+    let first = slots.take("web:a").unwrap();
+    let again = slots.take("web:a").unwrap();
+    assert_eq!(again.lease, first.lease);
+    assert!(!again.new);
+    assert_eq!(slots.counters().acquires, 1);
+}
+
+#[test]
+fn the_same_name_in_another_pool_is_refused() {
+    let (_host, slots) = Host::with_pool(1);
+    let mut other = spec("db", 1);
+    other.addresses = serde_json::from_str(
+        r#"{"plan": "prefix", "ipv4": "10.65.0.0/28", "ipv6": "fd00:c10f::/64"}"#,
+    )
+    .unwrap();
+    slots.create_pool(&other).unwrap();
+    slots.await_ready("db", 1);
+    slots.take("web:a").unwrap();
+    assert_eq!(code(slots.take("db:a")), ErrorCode::Conflict);
+    assert!(slots.take("db:b").unwrap().new);
+}
+
+#[test]
+fn leases_without_a_name_get_one_that_nobody_else_has() {
+    let (host, slots) = Host::with_pool(3);
+    slots.take("web:lease-0001").unwrap();
+    let first = slots.take("web").unwrap().lease.name;
+    let second = slots.take("web").unwrap().lease.name;
+    assert_eq!(
+        (first.as_str(), second.as_str()),
+        ("lease-0000", "lease-0002")
+    );
+    slots.await_ready("web", 3);
+    drop(slots);
+    let slots = host.start();
+    let third = slots.take("web").unwrap().lease.name;
+    assert_eq!(
+        third.as_str(),
+        "lease-03e8",
+        "numbers set aside are not used again"
+    );
+}
+
+#[test]
+fn an_unknown_pool_and_an_endless_moment_are_refused() {
+    let (_host, slots) = Host::with_pool(1);
+    assert_eq!(code(slots.take("nowhere")), ErrorCode::NotFound);
+    let momentary = slots.take(r#"web:a "ttl_seconds": 0"#);
+    assert_eq!(code(momentary), ErrorCode::InvalidRequest);
+}
+
+#[test]
+fn an_empty_pool_says_why() {
+    let (host, slots) = Host::with_pool(1);
+    host.kernel.fail("build", true);
+    slots.take("web:a").unwrap();
+    slots.wait_until("a build failed", |state| state.counters.builds_failed > 0);
+    let error = slots.take("web:b").unwrap_err();
+    assert_eq!(error.code(), ErrorCode::PoolEmpty);
+    assert!(error.to_string().contains("the test says so"), "{error}");
+    assert!(!slots.health().ready);
+
+    host.kernel.fail("build", false);
+    host.advance(&slots, Duration::from_secs(10));
+    slots.await_ready("web", 1);
+    slots.take("web:b").unwrap();
+    slots.await_health(true);
+}
+
+#[test]
+fn a_pool_with_all_numbers_leased_is_exhausted() {
+    let (_host, slots) = Host::with_pool(2);
+    for lease in 0..13 {
+        slots.wait_until("one is ready", |state| {
+            state.pools[&name("web")].pool.counts().ready > 0
+        });
+        slots.take(&format!("web:l{lease}")).unwrap();
+    }
+    assert_eq!(code(slots.take("web:more")), ErrorCode::PoolExhausted);
+    assert_eq!(
+        slots.counters().acquires_refused[&ErrorCode::PoolExhausted],
+        1
+    );
+}
+
+#[test]
+fn a_journal_that_cannot_be_written_hands_nothing_out_and_the_service_goes_on() {
+    let (_host, slots) = Host::with_pool(2);
+    let set_read_only = |is| slots.shared.lock().journal.set_read_only(is);
+    set_read_only(true);
+    for request in ["web:a", "web", r#"web:b "clone_address": "10.64.0.2""#] {
+        let error = slots.take(request).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Internal);
+        assert!(error.to_string().contains("journal.sqlite"), "{error}");
+    }
+    assert!(slots.leases(ROOT).is_empty());
+    set_read_only(false);
+    slots.await_ready("web", 2);
+    assert_eq!(
+        slots.take("web:a").unwrap().lease.slot,
+        0,
+        "it was put back"
+    );
+    set_read_only(true);
+    assert_eq!(code(slots.give_back("a")), ErrorCode::Internal);
+    assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Active);
+    set_read_only(false);
+    slots.give_back("a").unwrap();
+}
+
+#[test]
+fn a_certain_address_is_handed_out_whether_its_slot_is_ready_or_not() {
+    let (_host, slots) = Host::with_pool(2);
+    let ready = slots.take(r#"web:a "clone_address": "10.64.0.3""#).unwrap();
+    assert_eq!(ready.lease.slot, 1);
+    let unbuilt = slots
+        .take(r#"web:b "clone_address": "fd00:c10e::9""#)
+        .unwrap();
+    assert_eq!(unbuilt.lease.slot, 7);
+    let again = slots.take(r#"web:b "clone_address": "10.64.0.9""#).unwrap();
+    assert_eq!((again.lease, again.new), (unbuilt.lease, false));
+    for (request, expected) in [
+        (r#"web:c "clone_address": "10.64.0.9""#, ErrorCode::Conflict),
+        (r#"web:b "clone_address": "10.64.0.3""#, ErrorCode::Conflict),
+        (
+            r#"web:c "clone_address": "10.64.0.1""#,
+            ErrorCode::InvalidRequest,
+        ),
+        (
+            r#"web:c "clone_address": "10.99.0.1""#,
+            ErrorCode::InvalidRequest,
+        ),
+    ] {
+        assert_eq!(code(slots.take(request)), expected, "{request}");
+    }
+}
+
+#[test]
+fn a_certain_address_that_cannot_be_built_is_refused_with_the_reason() {
+    let (host, slots) = Host::with_pool(1);
+    host.kernel.fail("build", true);
+    let error = slots
+        .take(r#"web:a "clone_address": "10.64.0.9""#)
+        .unwrap_err();
+    assert_eq!(error.code(), ErrorCode::PoolEmpty);
+    assert!(error.to_string().contains("the test says so"), "{error}");
+    assert!(slots.leases(ROOT).is_empty());
+}
+
+#[test]
+fn a_lease_comes_back_at_its_old_address_before_the_end_of_its_rest() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:mine").unwrap();
+    slots.give_back("mine").unwrap();
+    let other = slots.take(r#"web:other "clone_address": "10.64.0.2""#);
+    assert_eq!(code(other), ErrorCode::Conflict);
+    let back = slots
+        .take(r#"web:mine "clone_address": "10.64.0.2""#)
+        .unwrap();
+    assert_eq!((back.lease.slot, back.new), (0, true));
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn many_callers_at_once_never_share_a_slot() {
+    let (host, slots) = Host::with_pool(4);
+    let leased: Vec<u32> = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..8)
+            .map(|caller| {
+                let slots = &slots;
+                scope.spawn(move || {
+                    let taken = (0..3)
+                        .filter_map(|lease| slots.take(&format!("web:c{caller}-{lease}")).ok());
+                    taken
+                        .map(|acquired| acquired.lease.slot)
+                        .collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let leased = callers
+            .into_iter()
+            .flat_map(|caller| caller.join().unwrap());
+        leased.collect()
+    });
+    let distinct: BTreeSet<u32> = leased.iter().copied().collect();
+    assert_eq!(distinct.len(), leased.len(), "{leased:?}");
+    assert!(leased.len() >= 4, "the ready ones at least: {leased:?}");
+    host.kernel.assert_unviolated();
+}

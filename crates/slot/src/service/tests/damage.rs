@@ -1,0 +1,95 @@
+use super::*;
+
+#[test]
+fn a_damaged_ready_slot_is_retired_and_replaced() {
+    let (host, slots) = Host::with_pool(2);
+    host.kernel.damage("sandwire.test.web.1");
+    host.advance_until(&slots, "it is found", |state| {
+        state.counters.defects_found > 0
+    });
+    slots.await_ready("web", 2);
+    slots.await_quiet();
+    assert!(!host.kernel.lock().slots.contains_key("sandwire.test.web.1"));
+    let health = slots.health();
+    assert!(health.ready, "{health:?}");
+    let message = "tap vmtap0: is not as it was made (slot retired)";
+    assert!(
+        health
+            .problems
+            .iter()
+            .any(|problem| problem.message == message),
+        "{health:?}"
+    );
+}
+
+#[test]
+fn a_damaged_leased_slot_is_repaired_and_stays() {
+    let (host, slots) = Host::with_pool(1);
+    let lease = slots.take("web:a").unwrap().lease;
+    slots.await_ready("web", 1);
+    host.kernel.damage(&lease.netns_name);
+    assert_eq!(
+        slots
+            .lease_detail(ROOT, None, &name("a"))
+            .unwrap()
+            .defects
+            .len(),
+        1
+    );
+    host.advance_until(&slots, "it is repaired", |state| {
+        state.counters.defects_repaired > 0
+    });
+    assert!(
+        slots
+            .lease_detail(ROOT, None, &name("a"))
+            .unwrap()
+            .defects
+            .is_empty()
+    );
+    assert_eq!(slots.leases(ROOT), [lease]);
+}
+
+#[test]
+fn a_leased_slot_that_vanished_while_the_service_was_away_is_built_again() {
+    let (host, slots) = Host::with_pool(1);
+    let lease = slots.take("web:a").unwrap().lease;
+    slots.await_ready("web", 1);
+    drop(slots);
+    host.kernel.remove(&lease.netns_name);
+    let slots = host.start();
+    slots.wait_until("it is repaired", |state| {
+        state.counters.defects_repaired > 0
+    });
+    assert!(host.kernel.numbers("web").contains(&lease.slot));
+    assert_eq!(slots.leases(ROOT), [lease]);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_damaged_host_is_told_and_not_ready() {
+    let (host, slots) = Host::with_pool(1);
+    slots.await_health(true);
+    host.kernel.fail("host", true);
+    host.advance(&slots, Duration::from_secs(60));
+    slots.await_health(false);
+    host.kernel.fail("host", false);
+    host.advance(&slots, Duration::from_secs(60));
+    slots.await_health(true);
+}
+
+#[test]
+fn slots_of_no_pool_are_reclaimed_at_a_start() {
+    let (host, slots) = Host::with_pool(3);
+    slots.take("web:a").unwrap();
+    slots.await_ready("web", 3);
+    drop(slots);
+    let path = host.folder.path();
+    for file in std::fs::read_dir(path).unwrap() {
+        std::fs::remove_file(file.unwrap().path()).unwrap();
+    }
+    let slots = host.start();
+    assert!(host.kernel.lock().slots.is_empty());
+    slots.create_pool(&spec("web", 2)).unwrap();
+    slots.await_ready("web", 2);
+    host.kernel.assert_unviolated();
+}

@@ -1,0 +1,157 @@
+use super::*;
+
+#[test]
+fn a_pool_is_created_once() {
+    let (host, slots) = Host::with_pool(2);
+    assert_eq!(slots.create_pool(&spec("web", 2)).unwrap().slots.ready, 2);
+    assert_eq!(
+        code(slots.create_pool(&spec("web", 3))),
+        ErrorCode::Conflict
+    );
+    assert_eq!(host.kernel.numbers("web"), [0, 1]);
+}
+
+#[test]
+fn pools_that_overlap_are_refused() {
+    let (_host, slots) = Host::with_pool(1);
+    let error = slots.create_pool(&spec("db", 1)).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    let text = "cannot create pool 'db': 10.64.0.0/28 overlaps 10.64.0.0/28 of pool 'web'";
+    assert_eq!(error.to_string(), text);
+    assert_eq!(slots.pools().len(), 1);
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused() {
+    let host = Host::new();
+    let slots = host.start();
+    assert_eq!(
+        code(slots.create_pool(&spec("web", 14))),
+        ErrorCode::InvalidRequest
+    );
+    let mut unsupported = spec("web", 1);
+    unsupported.kind = sandwire_api::slot::SlotKind::Host;
+    assert_eq!(
+        code(slots.create_pool(&unsupported)),
+        ErrorCode::Unsupported
+    );
+    assert!(slots.pools().is_empty());
+}
+
+#[test]
+fn a_pool_that_the_host_refuses_leaves_nothing() {
+    let host = Host::new();
+    let slots = host.start();
+    host.kernel.fail("add pool", true);
+    assert_eq!(
+        code(slots.create_pool(&spec("web", 1))),
+        ErrorCode::Internal
+    );
+    drop(slots);
+    host.kernel.fail("add pool", false);
+    assert!(host.start().pools().is_empty());
+}
+
+#[test]
+fn a_pool_is_resized_and_stays_so() {
+    let (host, slots) = Host::with_pool(2);
+    slots.resize_pool(&name("web"), 5).unwrap();
+    slots.await_ready("web", 5);
+    slots.resize_pool(&name("web"), 1).unwrap();
+    slots.await_quiet();
+    assert_eq!(host.kernel.numbers("web").len(), 1);
+    assert_eq!(
+        code(slots.resize_pool(&name("web"), 14)),
+        ErrorCode::InvalidRequest
+    );
+    assert_eq!(
+        code(slots.resize_pool(&name("nowhere"), 1)),
+        ErrorCode::NotFound
+    );
+    drop(slots);
+    let slots = host.start();
+    assert_eq!(slots.pool_spec(&name("web")).unwrap().size, 1);
+}
+
+#[test]
+fn a_pool_is_deleted_when_its_leases_are_gone() {
+    let (host, slots) = Host::with_pool(3);
+    slots.take("web:a").unwrap();
+    let error = slots.delete_pool(&name("web")).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    let text = "cannot delete pool 'web': 1 leases of it exist: release them first";
+    assert_eq!(error.to_string(), text);
+    slots.give_back("a").unwrap();
+    slots.delete_pool(&name("web")).unwrap();
+    assert!(slots.pools().is_empty());
+    assert!(host.kernel.lock().slots.is_empty() && host.kernel.lock().pools.is_empty());
+    assert_eq!(code(slots.delete_pool(&name("web"))), ErrorCode::NotFound);
+    host.kernel.assert_unviolated();
+    drop(slots);
+    assert!(host.start().pools().is_empty());
+}
+
+#[test]
+fn a_deletion_that_fails_leaves_a_pool_that_works() {
+    let (host, slots) = Host::with_pool(2);
+    host.kernel.fail("remove pool", true);
+    assert_eq!(code(slots.delete_pool(&name("web"))), ErrorCode::Internal);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.await_ready("web", 2);
+    slots.take("web:a").unwrap();
+}
+
+#[test]
+fn a_pool_of_the_configuration_is_created_adapted_or_made_anew() {
+    let host = Host::new();
+    let slots = host.start();
+    slots.ensure_pool(&spec("web", 1)).unwrap();
+    slots.await_ready("web", 1);
+    assert_eq!(slots.ensure_pool(&spec("web", 2)).unwrap().spec.size, 2);
+    slots.await_ready("web", 2);
+
+    let mut changed = spec("web", 2);
+    changed.tap.mtu = 9000;
+    slots.take("web:a").unwrap();
+    let error = slots.ensure_pool(&changed).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    assert!(
+        error.to_string().contains("1 leases of it exist"),
+        "{error}"
+    );
+    slots.give_back("a").unwrap();
+    assert_eq!(slots.ensure_pool(&changed).unwrap().spec, changed);
+    slots.await_ready("web", 2);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_pool_that_the_host_refuses_at_a_start_keeps_its_leases_and_is_tried_again() {
+    let (host, slots) = Host::with_pool(2);
+    let lease = slots.take("web:a").unwrap().lease;
+    slots.await_ready("web", 2);
+    drop(slots);
+    host.kernel.fail("add pool", true);
+    let slots = host.start();
+    assert_eq!(slots.leases(ROOT), [lease]);
+    let health = slots.health();
+    assert!(!health.ready);
+    let is_told = |problem: &sandwire_api::health::Problem| problem.subject == "pool web";
+    assert!(health.problems.iter().any(is_told), "{health:?}");
+    host.kernel.fail("add pool", false);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the pool is added", |state| {
+        state.pools[&name("web")].not_added.is_none()
+    });
+}
+
+#[test]
+fn two_services_on_one_folder_are_refused() {
+    let (host, _slots) = Host::with_pool(1);
+    let second = host.start_with(&Power::unlimited());
+    let error = second.err().expect("there is one already");
+    assert!(
+        error.to_string().contains("in use by another daemon"),
+        "{error}"
+    );
+}

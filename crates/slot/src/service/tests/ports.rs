@@ -1,0 +1,139 @@
+use super::*;
+
+fn tcp(host_port: u16, host_address: Option<&str>) -> PublishPort {
+    PublishPort {
+        protocol: Protocol::Tcp,
+        host_address: host_address.map(|address| address.parse().unwrap()),
+        host_port,
+        clone_port: 80,
+        nic: 0,
+    }
+}
+
+fn publish(slots: &Slots, lease: &str, port: &PublishPort) -> Result<(), ServiceError> {
+    slots.publish(ROOT, None, &name(lease), port).map(|_| ())
+}
+
+/// Host ports that the kernel has, with where they lead.
+fn in_kernel(host: &Host) -> Vec<(u16, Vec<String>)> {
+    let state = host.kernel.lock();
+    let ports = state.ports.iter().map(|(port, addresses)| {
+        let addresses = addresses.iter().map(ToString::to_string);
+        (port.host_port, addresses.collect())
+    });
+    ports.collect()
+}
+
+#[test]
+fn a_port_leads_to_the_lease_until_it_is_withdrawn() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    publish(&slots, "a", &tcp(8080, None)).unwrap();
+    publish(&slots, "a", &tcp(8080, None)).unwrap();
+    publish(&slots, "a", &tcp(8081, Some("fd00::1"))).unwrap();
+    let ipv6 = "fd00:c10e::2".to_owned();
+    let expected = [
+        (8080, vec!["10.64.0.2".to_owned(), ipv6.clone()]),
+        (8081, vec![ipv6]),
+    ];
+    assert_eq!(in_kernel(&host), expected);
+    assert_eq!(slots.published_ports(ROOT).len(), 2);
+    assert_eq!(slots.lease_ports(ROOT, None, &name("a")).unwrap().len(), 2);
+
+    let withdraw = |address| slots.withdraw(ROOT, None, &name("a"), Protocol::Tcp, 8081, address);
+    assert_eq!(code(withdraw(None)), ErrorCode::NotFound);
+    withdraw(Some("fd00::1".parse().unwrap())).unwrap();
+    assert_eq!(in_kernel(&host).len(), 1);
+}
+
+#[test]
+fn ports_that_a_packet_could_mean_both_of_are_refused() {
+    let (host, slots) = Host::with_pool(2);
+    slots.take("web:a").unwrap();
+    slots.take("web:b").unwrap();
+    publish(&slots, "a", &tcp(80, Some("10.0.0.1"))).unwrap();
+    publish(&slots, "b", &tcp(80, Some("10.0.0.2"))).unwrap();
+    publish(&slots, "b", &tcp(80, Some("fd00::1"))).unwrap();
+    for taken in [tcp(80, Some("10.0.0.1")), tcp(80, None)] {
+        assert_eq!(code(publish(&slots, "b", &taken)), ErrorCode::Conflict);
+    }
+    let udp = PublishPort {
+        protocol: Protocol::Udp,
+        ..tcp(80, None)
+    };
+    publish(&slots, "b", &udp).unwrap();
+    assert_eq!(in_kernel(&host).len(), 4);
+}
+
+#[test]
+fn ports_that_cannot_be_are_refused() {
+    let (_host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    let second_nic = PublishPort {
+        nic: 1,
+        ..tcp(80, None)
+    };
+    for impossible in [
+        tcp(0, None),
+        tcp(80, Some("0.0.0.0")),
+        tcp(80, Some("ff02::1")),
+        second_nic,
+    ] {
+        assert_eq!(
+            code(publish(&slots, "a", &impossible)),
+            ErrorCode::InvalidRequest
+        );
+    }
+    assert_eq!(
+        code(publish(&slots, "b", &tcp(80, None))),
+        ErrorCode::NotFound
+    );
+}
+
+#[test]
+fn a_port_that_the_kernel_refuses_is_not_published() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    host.kernel.fail("publish", true);
+    assert_eq!(
+        code(publish(&slots, "a", &tcp(80, None))),
+        ErrorCode::Internal
+    );
+    assert!(slots.published_ports(ROOT).is_empty());
+    host.kernel.fail("publish", false);
+    publish(&slots, "a", &tcp(80, None)).unwrap();
+
+    host.kernel.fail("publish", true);
+    let withdrawn = slots.withdraw(ROOT, None, &name("a"), Protocol::Tcp, 80, None);
+    assert_eq!(code(withdrawn), ErrorCode::Internal);
+    assert_eq!(slots.published_ports(ROOT).len(), 1);
+}
+
+#[test]
+fn ports_outlive_the_service_and_end_with_their_lease() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    publish(&slots, "a", &tcp(80, None)).unwrap();
+    drop(slots);
+    host.kernel.lock().ports.clear();
+    let slots = host.start();
+    assert_eq!(in_kernel(&host).len(), 1, "told again at the start");
+    slots.give_back("a").unwrap();
+    assert!(in_kernel(&host).is_empty());
+    drop(slots);
+    assert!(host.start().published_ports(ROOT).is_empty());
+}
+
+#[test]
+fn ports_that_could_not_be_withdrawn_with_their_lease_are_withdrawn_later() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    publish(&slots, "a", &tcp(80, None)).unwrap();
+    host.kernel.fail("publish", true);
+    slots.give_back("a").unwrap();
+    assert_eq!(in_kernel(&host).len(), 1);
+    host.kernel.fail("publish", false);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the kernel is told", |state| state.ports_dirty.is_none());
+    assert!(in_kernel(&host).is_empty());
+}

@@ -1,0 +1,159 @@
+use super::*;
+
+const REST: Duration = Duration::from_secs(3);
+
+fn counts(slots: &Slots) -> sandwire_api::pool::SlotCounts {
+    slots.pool(&name("web")).unwrap().slots
+}
+
+#[test]
+fn a_released_slot_is_torn_down_and_its_number_rests() {
+    let (host, slots) = Host::with_pool(1);
+    let mut all = spec("web", 13);
+    slots.resize_pool(&all.name, 13).unwrap();
+    all.size = 13;
+    slots.await_ready("web", 13);
+    let lease = slots.take("web:a").unwrap().lease;
+    let released = slots.give_back("a").unwrap();
+    assert_eq!(released.outcome, ReleaseOutcome::Released);
+    assert_eq!((released.slot, released.held_by.len()), (lease.slot, 0));
+    assert_eq!(code(slots.give_back("a")), ErrorCode::NotFound);
+
+    slots.wait_until("it rests", |state| {
+        state.pools[&name("web")].pool.counts().quarantined == 1
+    });
+    assert!(!host.kernel.numbers("web").contains(&lease.slot));
+    host.advance(&slots, REST - Duration::from_millis(1));
+    assert_eq!(counts(&slots).quarantined, 1);
+    host.advance(&slots, Duration::from_millis(1));
+    slots.await_ready("web", 13);
+    assert!(
+        host.kernel.numbers("web").contains(&lease.slot),
+        "built anew"
+    );
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_vmm_that_runs_keeps_its_slot_until_it_ends() {
+    let (host, slots) = Host::with_pool(1);
+    let lease = slots.take("web:a").unwrap().lease;
+    assert!(host.kernel.start_vmm(&lease.netns_name));
+    let released = slots.give_back("a").unwrap();
+    assert_eq!(released.outcome, ReleaseOutcome::Held);
+    assert_eq!(released.held_by[0].pid, 17);
+    assert_eq!(counts(&slots).held, 1);
+    assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Releasing);
+    assert_eq!(code(slots.take("web:a")), ErrorCode::Conflict);
+
+    host.kernel.stop_vmm(&lease.netns_name);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the lease has ended", |state| state.leases.is_empty());
+    assert!(
+        !host.kernel.start_vmm(&lease.netns_name),
+        "one that starts late finds no TAP"
+    );
+    slots.await_quiet();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_held_lease_is_still_held_after_a_restart() {
+    let (host, slots) = Host::with_pool(1);
+    let lease = slots.take("web:a").unwrap().lease;
+    host.kernel.start_vmm(&lease.netns_name);
+    slots.give_back("a").unwrap();
+    drop(slots);
+    let slots = host.start();
+    assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Releasing);
+    host.kernel.stop_vmm(&lease.netns_name);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the lease has ended", |state| state.leases.is_empty());
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_release_that_the_kernel_fails_is_tried_again() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    host.kernel.fail("withdraw", true);
+    let error = slots.give_back("a").unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Internal);
+    assert_eq!(
+        error.to_string(),
+        "cannot withdraw the TAPs of slot 0 of pool 'web': cannot withdraw model: the test says so"
+    );
+    host.kernel.fail("withdraw", false);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the lease has ended", |state| state.leases.is_empty());
+}
+
+#[test]
+fn a_tear_down_that_fails_is_tried_again_and_told() {
+    let (host, slots) = Host::with_pool(1);
+    host.kernel.fail("tear down", true);
+    slots.take("web:a").unwrap();
+    slots.give_back("a").unwrap();
+    slots.wait_until("it failed", |state| state.counters.tear_downs_failed > 0);
+    let problems = slots.health().problems;
+    assert!(
+        problems
+            .iter()
+            .any(|problem| problem.message.contains("torn down")),
+        "{problems:?}"
+    );
+    host.kernel.fail("tear down", false);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.await_quiet();
+    assert_eq!(counts(&slots).quarantined, 1);
+}
+
+#[test]
+fn a_lease_ends_by_its_time_to_live() {
+    let (host, slots) = Host::with_pool(1);
+    let lease = slots.take(r#"web:a "ttl_seconds": 60"#).unwrap().lease;
+    assert_eq!(lease.expires_at, Some(lease.acquired_at + 60));
+    host.advance(&slots, Duration::from_secs(59));
+    assert_eq!(slots.leases(ROOT).len(), 1);
+    drop(slots);
+    let slots = host.start();
+    assert_eq!(slots.leases(ROOT), [lease], "a restart doesn't prolong it");
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the lease has ended", |state| state.leases.is_empty());
+    slots.wait_until("it is counted", |state| state.counters.expiries == 1);
+}
+
+#[test]
+fn a_resting_number_still_rests_after_a_restart() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    slots.give_back("a").unwrap();
+    slots.await_quiet();
+    drop(slots);
+    let slots = host.start();
+    assert_eq!(counts(&slots).quarantined, 1);
+    host.advance(&slots, REST);
+    slots.wait_until("its rest is over", |state| {
+        state.pools[&name("web")].pool.counts().quarantined == 0
+    });
+}
+
+#[test]
+fn releases_of_one_lease_at_once_agree() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| slots.give_back("a")))
+            .collect();
+        callers
+            .into_iter()
+            .map(|caller| caller.join().unwrap())
+            .collect()
+    });
+    let done = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+    assert_eq!(done, 1, "{outcomes:?}");
+    assert_eq!(slots.counters().releases, 1);
+    slots.await_quiet();
+    host.kernel.assert_unviolated();
+}
