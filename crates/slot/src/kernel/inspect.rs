@@ -244,7 +244,7 @@ fn put_right(
         Wrong::Uplink | Wrong::SlotRoute(_) => Some(restore_uplink(home, worker, slot)),
         Wrong::Table => Some(restore_table(home, slot)),
         Wrong::HostEnd | Wrong::HostRoute(_) => {
-            Some(interfaces::configure_host_end(&mut worker.route, slot))
+            Some(interfaces::configure_host_end(&mut worker.route, slot).map(drop))
         }
     }
 }
@@ -270,7 +270,7 @@ fn restore_uplink(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Result<(
     interfaces::configure_uplink(&mut request, slot);
     route.execute(request)?;
     drop(inside);
-    interfaces::configure_host_end(&mut worker.route, slot)
+    interfaces::configure_host_end(&mut worker.route, slot).map(drop)
 }
 
 fn restore_table(home: &Home, slot: &SlotPlan) -> Result<(), NetworkError> {
