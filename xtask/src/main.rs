@@ -11,6 +11,7 @@
 
 mod bench;
 mod command;
+mod demo;
 mod lint;
 mod packages;
 mod test;
@@ -33,6 +34,8 @@ pub(crate) struct Arguments {
 enum Command {
     /// Installs the system packages that building and testing need.
     Setup(packages::Arguments),
+    /// Shows the main job for real: clones of one microVM snapshot, each at its own address.
+    Demo(demo::Arguments),
     /// Runs the tests, tier by tier, and says which could not run.
     Test(test::Arguments),
     /// Builds the release executable and runs a benchmark with it.
@@ -46,6 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Setup(arguments) => packages::run(&arguments),
+        Command::Demo(arguments) => demo::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Lint => lint::run(),

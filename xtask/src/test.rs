@@ -64,7 +64,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         eprintln!("\n==== {} ====", tier.name());
         let outcome = match tier.obstacle() {
             Some(obstacle) => Outcome::NotRun(obstacle),
-            None => Outcome::Ran(run_tier(tier, &arguments.filters)?),
+            None => Outcome::Ran(run_tier(tier, &arguments.filters).unwrap_or_else(|error| {
+                let mut tally = Tally::default();
+                tally.fail(format!("{}: {error:#}", tier.name()));
+                tally
+            })),
         };
         summary.add(tier, outcome);
     }
@@ -84,15 +88,10 @@ fn run_tier(tier: Tier, filters: &[String]) -> Result<Tally> {
     let before = host_state::HostState::read()?;
     let mut tally = harness::run_ignored(tier, filters)?;
     for difference in before.differences(&host_state::HostState::read()?) {
-        eprintln!(
-            "the {} tests did not leave the machine as it was: {difference}",
-            tier.name()
-        );
-        tally.failed += 1;
+        tally.fail(format!("{difference} after the {} tests", tier.name()));
     }
     if tally.passed + tally.failed == 0 && filters.is_empty() {
-        eprintln!("no test of the {} tier was found", tier.name());
-        tally.failed += 1;
+        tally.fail(format!("no test of the {} tier was found", tier.name()));
     }
     Ok(tally)
 }

@@ -16,7 +16,7 @@ use sandwire_api::{
 };
 use serde_json::json;
 
-use crate::{private_host, progress::Step};
+use crate::{host, private_host, progress::Step};
 
 /// Longest time that any single step of a benchmark may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
@@ -123,6 +123,11 @@ impl DaemonProcess {
         }
     }
 
+    /// Memory that the daemon keeps resident, in KiB.
+    pub(crate) fn resident_kibibytes(&self) -> Result<u64> {
+        host::resident_kibibytes(self.child.id())
+    }
+
     /// How many of a pool's slots are in which state.
     pub(crate) fn slots(&self, pool: &Name) -> Result<SlotCounts> {
         Ok(self.client.pool(pool)?.slots)
@@ -194,7 +199,7 @@ fn spawn(folder: &Path) -> Result<Child> {
     Command::new(executable)
         .args(["daemon", "--config"])
         .arg(folder.join("sandwire.toml"))
-        .env("RUST_LOG", "warn")
+        .env("SANDWIRE_LOG", "warn")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(log)

@@ -37,6 +37,8 @@ pub(crate) struct Memory {
     pub(crate) available: u64,
     /// What the kernel's own objects take.
     pub(crate) slab: u64,
+    /// What the kernel's counters of each processor take.
+    pub(crate) percpu: u64,
 }
 
 impl HostFacts {
@@ -81,8 +83,14 @@ impl Memory {
         Ok(Self {
             available: kibibytes(&text, "MemAvailable"),
             slab: kibibytes(&text, "Slab"),
+            percpu: kibibytes(&text, "Percpu"),
         })
     }
+}
+
+/// Memory that a process alone keeps resident, in KiB.
+pub(crate) fn resident_kibibytes(pid: u32) -> Result<u64> {
+    Ok(kibibytes(&read(&format!("/proc/{pid}/status"))?, "VmRSS"))
 }
 
 fn read(path: &str) -> Result<String> {
@@ -134,5 +142,6 @@ mod tests {
         assert!(facts.cores > 0);
         assert!(facts.memory_mib > 0);
         assert!(Memory::read().unwrap().available > 0);
+        assert!(resident_kibibytes(std::process::id()).unwrap() > 0);
     }
 }

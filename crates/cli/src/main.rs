@@ -8,6 +8,8 @@ mod connection;
 mod failure;
 mod output;
 mod progress;
+#[cfg(test)]
+mod reference;
 mod render;
 mod verb;
 

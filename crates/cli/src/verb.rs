@@ -2,7 +2,9 @@
 
 mod acquire;
 mod bench;
+mod cleanup;
 mod completion;
+mod daemon;
 mod doctor;
 mod list;
 mod pool;
@@ -18,6 +20,8 @@ use crate::{Context, failure::Outcome};
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
+    /// Run the daemon in the foreground: fill pools, hand out slots, listen on the socket.
+    Daemon(daemon::Arguments),
     /// Create, list, show, resize and delete pools of slots.
     #[command(subcommand)]
     Pool(pool::Verb),
@@ -37,6 +41,8 @@ pub(crate) enum Verb {
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
     Doctor(doctor::Arguments),
+    /// Remove what a daemon that is gone has left in the kernel.
+    Cleanup(cleanup::Arguments),
     /// Print a completion script for a shell.
     Completion(completion::Arguments),
 }
@@ -45,6 +51,7 @@ impl Verb {
     /// Does it.
     pub(crate) fn run(self, context: &Context) -> Outcome {
         match self {
+            Self::Daemon(arguments) => daemon::run(&arguments),
             Self::Pool(verb) => pool::run(context, verb),
             Self::Acquire(arguments) => acquire::run(context, arguments),
             Self::Release(arguments) => release::run(context, &arguments),
@@ -54,6 +61,7 @@ impl Verb {
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
+            Self::Cleanup(arguments) => cleanup::run(context, &arguments),
             Self::Completion(arguments) => completion::run(context, &arguments),
         }
     }

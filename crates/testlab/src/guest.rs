@@ -3,6 +3,7 @@
 //! Every guest gets the same addresses from the same initramfs ([`initramfs`]), as clones of one
 //! snapshot do. [`user_mode_linux`] runs many of them as plain processes; [`qemu`] boots one, saves it
 //! and restores any number copy-on-write; [`firecracker`] does the same where it is installed.
+//! [`systemd`] boots a whole Debian to try units in.
 //! [`kernel`] fetches the kernel for QEMU once, without installing it. [`web`] talks to the guests'
 //! web server.
 //!
@@ -15,12 +16,15 @@ pub mod initramfs;
 pub mod kernel;
 pub mod qemu;
 pub mod qmp;
+pub mod systemd;
 pub mod user_mode_linux;
 pub mod web;
 
 use std::{
-    env, fs,
-    path::PathBuf,
+    env,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
     process::{Child, ExitStatus},
     thread,
     time::{Duration, Instant},
@@ -109,4 +113,24 @@ impl Drop for Vmm {
         // The lab's end gets what this doesn't.
         let _ = self.kill();
     }
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    let mut text = String::new();
+    for (index, byte) in mac.iter().enumerate() {
+        let separator = if index == 0 { "" } else { ":" };
+        let _ = write!(text, "{separator}{byte:02x}");
+    }
+    text
+}
+
+/// Whether the CPU has what KVM needs. Where it hasn't, `/dev/kvm` can still be there and fail later.
+fn cpu_can_virtualise() -> bool {
+    let facts = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = facts.lines().find(|line| line.starts_with("flags"));
+    let capable = flags.is_some_and(|line| {
+        line.split_whitespace()
+            .any(|flag| flag == "vmx" || flag == "svm")
+    });
+    capable && Path::new("/dev/kvm").exists()
 }

@@ -61,7 +61,7 @@ where
 {
     let test = test_of(type_name::<F>());
     if env::var(INSIDE).is_ok_and(|inside| inside == test) {
-        let lab = Lab::set_up().unwrap_or_else(|error| panic!("set up the lab: {error:#}"));
+        let lab = Lab::enter().unwrap_or_else(|error| panic!("set up the lab: {error:#}"));
         body(&lab).expect_success();
         fs::write(
             env::var_os(MARKER).expect("the outer test names its marker"),
@@ -100,8 +100,12 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Turns the fresh namespaces of this process into a small host.
-    fn set_up() -> Result<Self> {
+    /// Turns the fresh namespaces of this process into a small host. [`run`] does it for a test; a
+    /// program that was started by [`isolated`] does it itself.
+    ///
+    /// # Errors
+    /// If this process isn't the first of its PID namespace, or something can't be mounted.
+    pub fn enter() -> Result<Self> {
         ensure!(
             std::process::id() == 1,
             "a lab must be the first process of its PID namespace"

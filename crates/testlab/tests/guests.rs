@@ -2,6 +2,11 @@
 //!
 //! If they fail, so will the product's tests with guests, for a reason that isn't the product's.
 
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first thing that fails"
+)]
+
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     time::Duration,

@@ -191,11 +191,15 @@ fn run_watched(mut command: Command, label: &str, end: Instant) -> Result<Tally>
                 if let Some(result) = Tally::from_line(&line) {
                     tally += result;
                 }
+                if let Some(name) = Tally::failed_test(&line) {
+                    tally.failures.push(format!("{label}: {name}"));
+                }
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
             Err(mpsc::RecvTimeoutError::Timeout) => {
-                eprintln!("{label}: still running at the tier's deadline; ended");
-                tally.failed += 1;
+                tally.fail(format!(
+                    "{label}: still running at the tier's deadline; ended"
+                ));
                 let group = Pid::from_child(&child);
                 kill_process_group(group, Signal::KILL).context("ending a test command")?;
                 break;
@@ -206,8 +210,7 @@ fn run_watched(mut command: Command, label: &str, end: Instant) -> Result<Tally>
         .wait()
         .with_context(|| format!("waiting for {label}"))?;
     if !status.success() && tally.failed == 0 {
-        eprintln!("{label}: {status}");
-        tally.failed += 1;
+        tally.fail(format!("{label}: {status}"));
     }
     Ok(tally)
 }
@@ -246,25 +249,13 @@ mod tests {
         let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored';
                       echo 'test result: ok. 3 passed; 0 failed; 0 ignored'";
         let tally = run_watched(shell(script), "script", soon()).unwrap();
-        assert_eq!(
-            tally,
-            Tally {
-                passed: 5,
-                failed: 0
-            }
-        );
+        assert_eq!((tally.passed, tally.failed), (5, 0));
     }
 
     #[test]
     fn a_test_program_that_crashes_counts_as_failed() {
         let tally = run_watched(shell("kill -9 $$"), "script", soon()).unwrap();
-        assert_eq!(
-            tally,
-            Tally {
-                passed: 0,
-                failed: 1
-            }
-        );
+        assert_eq!((tally.passed, tally.failed), (0, 1));
     }
 
     #[test]
@@ -272,13 +263,7 @@ mod tests {
         let started = Instant::now();
         let end = started + Duration::from_millis(100);
         let tally = run_watched(shell("sleep 60"), "script", end).unwrap();
-        assert_eq!(
-            tally,
-            Tally {
-                passed: 0,
-                failed: 1
-            }
-        );
+        assert_eq!((tally.passed, tally.failed), (0, 1));
         assert!(started.elapsed() < Duration::from_secs(30));
     }
 }

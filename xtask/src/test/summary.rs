@@ -5,15 +5,23 @@ use std::{fmt, ops::AddAssign};
 use super::tier::Tier;
 
 /// How many tests passed and failed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Tests that ran and passed.
     pub(crate) passed: u32,
     /// Tests that ran and failed, and test programs that crashed.
     pub(crate) failed: u32,
+    /// What is known of those that failed, one line each.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Tally {
+    /// Counts a failure.
+    pub(crate) fn fail(&mut self, what: String) {
+        self.failed += 1;
+        self.failures.push(what);
+    }
+
     /// Reads a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
     pub(crate) fn from_line(line: &str) -> Option<Self> {
         let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
@@ -25,7 +33,13 @@ impl Tally {
         Some(Self {
             passed: count("passed")?,
             failed: count("failed")?,
+            failures: Vec::new(),
         })
+    }
+
+    /// Reads the name of a failed test from a line such as `test a::b ... FAILED`.
+    pub(crate) fn failed_test(line: &str) -> Option<&str> {
+        line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
     }
 }
 
@@ -33,6 +47,7 @@ impl AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.failures.extend(other.failures);
     }
 }
 
@@ -72,7 +87,10 @@ impl fmt::Display for Summary {
         for (tier, outcome) in &self.tiers {
             match outcome {
                 Outcome::Ran(tally) => {
-                    total += *tally;
+                    total += tally.clone();
+                    for failure in &tally.failures {
+                        writeln!(formatter, "failed: {failure}")?;
+                    }
                     let (name, passed, failed) = (tier.name(), tally.passed, tally.failed);
                     writeln!(formatter, "{name}: {passed} passed, {failed} failed")?;
                 }
@@ -93,14 +111,18 @@ impl fmt::Display for Summary {
 mod tests {
     use super::*;
 
+    fn tally(passed: u32, failed: u32) -> Tally {
+        Tally {
+            passed,
+            failed,
+            failures: Vec::new(),
+        }
+    }
+
     #[test]
     fn a_result_line_is_read() {
         let line = "test result: FAILED. 12 passed; 3 failed; 4 ignored; 0 measured; 5 filtered out; finished in 0.10s";
-        let tally = Tally {
-            passed: 12,
-            failed: 3,
-        };
-        assert_eq!(Tally::from_line(line), Some(tally));
+        assert_eq!(Tally::from_line(line), Some(tally(12, 3)));
     }
 
     #[test]
@@ -116,25 +138,33 @@ mod tests {
     }
 
     #[test]
+    fn a_failed_test_is_told_by_name() {
+        let name = Tally::failed_test("test pool::tests::a_pool_fills ... FAILED");
+        assert_eq!(name, Some("pool::tests::a_pool_fills"));
+        for line in [
+            "test a ... ok",
+            "FAILED",
+            "test result: FAILED. 1 passed; 2 failed",
+        ] {
+            assert_eq!(Tally::failed_test(line), None, "{line:?}");
+        }
+    }
+
+    #[test]
     fn the_last_line_is_the_total_alone() {
         let mut summary = Summary::default();
-        summary.add(
-            Tier::Unit,
-            Outcome::Ran(Tally {
-                passed: 7,
-                failed: 0,
-            }),
-        );
-        summary.add(
-            Tier::Netns,
-            Outcome::Ran(Tally {
-                passed: 2,
-                failed: 1,
-            }),
-        );
+        summary.add(Tier::Unit, Outcome::Ran(tally(7, 0)));
+        summary.add(Tier::Netns, Outcome::Ran(tally(2, 1)));
         summary.add(Tier::Guest, Outcome::NotRun("no cpio".to_owned()));
+        let mut broken = Tally::default();
+        broken.fail("tests/netns_crash.rs: a_crash".to_owned());
+        summary.add(Tier::Netns, Outcome::Ran(broken));
         let text = summary.to_string();
-        assert_eq!(text.lines().last(), Some("9 passed, 1 failed"));
+        assert!(
+            text.contains("failed: tests/netns_crash.rs: a_crash\n"),
+            "{text}"
+        );
+        assert_eq!(text.lines().last(), Some("9 passed, 2 failed"));
         assert!(text.contains("not run: guest (no cpio)"), "{text}");
         assert!(!summary.is_good(false));
     }

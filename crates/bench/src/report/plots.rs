@@ -225,7 +225,10 @@ mod tests {
         let record = sample_record();
         let line = distribution(record.row("acquire_at_rest", "acquire_us").unwrap());
         assert_eq!(line.points.len(), 3);
-        assert!((line.points[0].0 - 2.0).abs() < 1e-9, "100 µs are ten to the power of two");
+        assert!(
+            (line.points[0].0 - 2.0).abs() < 1e-9,
+            "100 µs are ten to the power of two"
+        );
         assert_eq!(line.points.last().map(|point| point.1), Some(100.0));
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 
 use super::{Round, with_daemon};
 use crate::{
-    daemon_process::{Families, pool},
+    daemon_process::{DaemonProcess, Families, pool},
     host::Memory,
     record::Record,
     statistics,
@@ -38,26 +38,64 @@ pub(super) fn add_ratios(record: &mut Record) {
 fn fill_large(round: &Round, record: &mut Record, case: &str, families: Families) -> Result<()> {
     let slots = round.sizes.large_slots;
     let step = round.step(&format!("fill {slots} slots, {case}"), slots);
-    let (ready_at, before, after) = with_daemon(|daemon| {
-        let before = Memory::read()?;
+    let (ready_at, taken) = with_daemon(|daemon| {
+        let before = MemoryTaken::read(daemon)?;
         let spec = pool(slots, families)?;
         let ready_at = daemon.fill(&spec, &step)?;
-        let after = Memory::read()?;
+        let after = MemoryTaken::read(daemon)?;
         daemon.delete(&spec.name)?;
-        Ok((ready_at, before, after))
+        Ok((ready_at, after.since(&before)))
     })?;
     let part = slots / PARTS;
     let (first, last) = rates_of_ends(&ready_at, part).context("the pool filled in no time")?;
     record.add(case, FIRST, "slots/s", &[first]);
     record.add(case, LAST, "slots/s", &[last]);
-    let per_slot = |kibibytes: i64| kibibytes_per_slot(kibibytes, slots);
-    let taken = before.available.cast_signed() - after.available.cast_signed();
-    let slab = after.slab.cast_signed() - before.slab.cast_signed();
-    record.add(case, "memory_per_slot", "KiB", &[per_slot(taken)]);
-    record.add(case, "slab_per_slot", "KiB", &[per_slot(slab)]);
+    for (metric, kibibytes) in taken.by_metric() {
+        let per_slot = kibibytes_per_slot(kibibytes, slots);
+        record.add(case, metric, "KiB", &[per_slot]);
+    }
     let curve_name = format!("{case}, {}", round.label);
     record.add(&curve_name, "ready_at", "s", &curve(&ready_at));
     Ok(())
+}
+
+/// Memory in KiB, by who holds it.
+struct MemoryTaken {
+    /// Everything, as far as the machine tells; other processes move it too.
+    all: i64,
+    slab: i64,
+    percpu: i64,
+    daemon: i64,
+}
+
+impl MemoryTaken {
+    fn read(daemon: &DaemonProcess) -> Result<Self> {
+        let memory = Memory::read()?;
+        Ok(Self {
+            all: -memory.available.cast_signed(),
+            slab: memory.slab.cast_signed(),
+            percpu: memory.percpu.cast_signed(),
+            daemon: daemon.resident_kibibytes()?.cast_signed(),
+        })
+    }
+
+    fn since(&self, before: &Self) -> Self {
+        Self {
+            all: self.all - before.all,
+            slab: self.slab - before.slab,
+            percpu: self.percpu - before.percpu,
+            daemon: self.daemon - before.daemon,
+        }
+    }
+
+    fn by_metric(&self) -> [(&'static str, i64); 4] {
+        [
+            ("memory_per_slot", self.all),
+            ("slab_per_slot", self.slab),
+            ("percpu_per_slot", self.percpu),
+            ("daemon_memory_per_slot", self.daemon),
+        ]
+    }
 }
 
 /// Slots per second among the first and the last `part` of all slots, given when each was ready.

@@ -1,9 +1,9 @@
 //! Builds a slot.
 //!
 //! The order matters. Settings come before the interfaces that inherit them, TAPs before the rules
-//! that name them, and the host's end of the veth after the slot's end is up: it then comes up with a
-//! carrier in one event. Each event of a host interface walks the host's whole IPv6 routing table, so
-//! there is exactly one change of the host's end per slot.
+//! that name them, and the host's end of the veth after the slot's end is up. Each event of an
+//! interface makes the kernel walk the host's whole IPv6 routing table (`rt6_sync_up`). The host's end
+//! is created dormant and changed once, so that only the event of its carrier is left.
 
 use std::io;
 

@@ -73,6 +73,7 @@ pub(super) fn veth(slot: &SlotPlan, home: &Home) -> Request {
         peer_namespace: home.as_fd(),
         mac: slot.veth_mac.0,
         mtu: slot.mtu,
+        peer_is_dormant: true,
     };
     pair.create(&mut request);
     request

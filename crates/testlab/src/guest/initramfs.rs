@@ -20,6 +20,17 @@ pub const READY_LINE: &str = "guest: ready";
 /// If busybox or a module can't be read, or busybox isn't a static executable.
 pub fn build(network: &GuestNetwork, modules: &[PathBuf], script: &str) -> Result<Vec<u8>> {
     let mut archive = base()?;
+    let load = add_modules(&mut archive, modules)?;
+    let init = format!("{INIT_HEAD}{load}{}{script}\n{INIT_TAIL}", up(network));
+    archive.executable("init", init.as_bytes());
+    archive.executable("www/cgi-bin/value", VALUE.as_bytes());
+    archive.executable("www/cgi-bin/fetch", FETCH.as_bytes());
+    archive.executable("www/cgi-bin/ping", PING.as_bytes());
+    Ok(archive.finish())
+}
+
+/// Adds kernel modules; returns the script that loads them in this order.
+pub(super) fn add_modules(archive: &mut Archive, modules: &[PathBuf]) -> Result<String> {
     let mut load = String::new();
     for module in modules {
         let name = module
@@ -31,16 +42,11 @@ pub fn build(network: &GuestNetwork, modules: &[PathBuf], script: &str) -> Resul
         archive.file(&format!("modules/{name}"), &content);
         let _ = writeln!(load, "insmod /modules/{name}");
     }
-    let init = format!("{INIT_HEAD}{load}{}{script}\n{INIT_TAIL}", up(network));
-    archive.executable("init", init.as_bytes());
-    archive.executable("www/cgi-bin/value", VALUE.as_bytes());
-    archive.executable("www/cgi-bin/fetch", FETCH.as_bytes());
-    archive.executable("www/cgi-bin/ping", PING.as_bytes());
-    Ok(archive.finish())
+    Ok(load)
 }
 
 /// An archive with busybox and the folders that a system needs.
-fn base() -> Result<Archive> {
+pub(super) fn base() -> Result<Archive> {
     let busybox = fs::read("/bin/busybox").context("read busybox (package busybox-static)")?;
     // A dynamically linked one names its loader; in an initramfs it would not start.
     let needs_loader = busybox
@@ -86,7 +92,8 @@ httpd -h /www
     )
 }
 
-const INIT_HEAD: &str = "\
+/// Makes the tools usable and mounts what they need.
+pub(super) const INIT_HEAD: &str = "\
 #!/bin/sh
 /bin/busybox --install -s /bin
 export PATH=/bin

@@ -8,7 +8,6 @@
 //! not work, so KVM counts only if the CPU says so and a guest really boots with it.
 
 use std::{
-    fmt::Write as _,
     fs::{self, File},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -20,7 +19,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::json;
 
-use super::{Vmm, initramfs, kernel::Kernel, qmp::Qmp};
+use super::{Vmm, cpu_can_virtualise, initramfs, kernel::Kernel, mac_text, qmp::Qmp};
 use crate::{fake_guest::GuestNetwork, namespace};
 
 /// How QEMU runs the guest's instructions.
@@ -216,6 +215,12 @@ impl Qemu {
             .unwrap_or_default()
     }
 
+    /// Its process alone. QEMU goes on without the connection to its protocol.
+    #[must_use]
+    pub fn into_vmm(self) -> Vmm {
+        self.vmm
+    }
+
     /// Its process.
     pub fn vmm(&mut self) -> &mut Vmm {
         &mut self.vmm
@@ -279,23 +284,3 @@ impl Snapshot {
 
 /// 80 MiB boots Debian's 6.1 kernel; a newer one needs 96.
 const MEMORY: &str = "96M";
-
-fn mac_text(mac: [u8; 6]) -> String {
-    let mut text = String::new();
-    for (index, byte) in mac.iter().enumerate() {
-        let separator = if index == 0 { "" } else { ":" };
-        let _ = write!(text, "{separator}{byte:02x}");
-    }
-    text
-}
-
-/// Whether the CPU has what KVM needs. Where it hasn't, `/dev/kvm` can still be there and fail later.
-fn cpu_can_virtualise() -> bool {
-    let facts = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let flags = facts.lines().find(|line| line.starts_with("flags"));
-    let capable = flags.is_some_and(|line| {
-        line.split_whitespace()
-            .any(|flag| flag == "vmx" || flag == "svm")
-    });
-    capable && Path::new("/dev/kvm").exists()
-}

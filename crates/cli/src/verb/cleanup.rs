@@ -1,0 +1,349 @@
+//! `sandwire cleanup`: removes what a daemon that is gone has left in the kernel.
+//!
+//! Kernel objects bear their instance's name, so no journal is needed, and what doesn't bear it is
+//! never touched. Namespaces go first and all at once: the kernel destroys many together, and with
+//! each the host end of its veth; interfaces that are still there afterwards are deleted by name.
+
+mod leftovers;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use rustix::fs::{FlockOperation, flock};
+use sandwire_api::{error::ErrorCode, name::Name};
+use sandwire_kernel_net::{
+    Error, interface,
+    netlink::{Request, Socket},
+    netns,
+    nft::Batch,
+};
+use serde::Serialize;
+
+use self::leftovers::{Kind, Leftover};
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+    output::note,
+    progress, render,
+};
+
+/// Command line of `sandwire cleanup`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Instance whose kernel objects are removed, as in the daemon's configuration.
+    #[arg(long, default_value = "default")]
+    instance: Name,
+
+    /// Only say what would be removed.
+    #[arg(long)]
+    dry_run: bool,
+
+    /// Take also those slots away in which processes still run.
+    #[arg(long)]
+    force: bool,
+
+    /// Remove the journal in this folder too; without it, leases that are gone with their slots are
+    /// forgotten when the daemon starts the next time.
+    #[arg(long, value_name = "FOLDER")]
+    state_dir: Option<PathBuf>,
+}
+
+/// What was found, and what came of it.
+#[derive(Debug, Serialize)]
+struct Report {
+    instance: Name,
+    dry_run: bool,
+    found: Vec<Leftover>,
+    removed: Vec<Leftover>,
+    failures: Vec<String>,
+}
+
+/// Where the daemon keeps its state unless told otherwise.
+const DEFAULT_STATE_FOLDER: &str = "/run/sandwire";
+/// File that a running daemon has locked.
+const LOCK_FILE: &str = "daemon.lock";
+/// Start of the names of the journal's files.
+const JOURNAL: &str = "journal.";
+/// How long the kernel is given to destroy interfaces by itself before they are deleted by name.
+const DESTRUCTION_PATIENCE: Duration = Duration::from_secs(2);
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let instance = &arguments.instance;
+    refuse_beside_daemon(context, arguments)?;
+    let found = leftovers::find(instance).map_err(|error| {
+        Failure::failed(format!("cannot clean up instance {instance}: {error}"))
+    })?;
+    let mut report = Report {
+        instance: instance.clone(),
+        dry_run: arguments.dry_run,
+        found,
+        removed: Vec::new(),
+        failures: Vec::new(),
+    };
+    if !arguments.dry_run {
+        refuse_in_use(&report, arguments.force)?;
+        remove_all(&mut report);
+        if let Some(folder) = &arguments.state_dir {
+            remove_journal(folder, &mut report.failures);
+        }
+    }
+    context.output.answer(&report, report_text)?;
+    for failure in &report.failures {
+        note(failure);
+    }
+    Ok(ExitCode::from(if report.failures.is_empty() {
+        0
+    } else {
+        2
+    }))
+}
+
+/// A daemon would find its slots damaged and fight for them.
+fn refuse_beside_daemon(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
+    let instance = &arguments.instance;
+    let refuse = |reason: String| {
+        Err(Failure::new(
+            ErrorCode::Conflict,
+            format!("cannot clean up instance {instance}: {reason}; stop the daemon first"),
+        ))
+    };
+    let health = context
+        .client()
+        .with_timeout(Duration::from_secs(5))
+        .health();
+    match health {
+        Ok(health) if health.instance == instance.as_str() => {
+            return refuse(format!(
+                "its daemon answers at {}",
+                context.socket.display()
+            ));
+        }
+        // The daemon there belongs to another instance, and so may the default folder.
+        Ok(_) if arguments.state_dir.is_none() => return Ok(()),
+        _ => {}
+    }
+    let folder = arguments
+        .state_dir
+        .as_deref()
+        .unwrap_or(Path::new(DEFAULT_STATE_FOLDER));
+    if is_locked(&folder.join(LOCK_FILE)) {
+        return refuse(format!(
+            "a daemon uses the state folder {}",
+            folder.display()
+        ));
+    }
+    Ok(())
+}
+
+/// Whether another process holds the lock.
+fn is_locked(file: &Path) -> bool {
+    fs::File::open(file).is_ok_and(|file| {
+        let attempt = flock(&file, FlockOperation::NonBlockingLockShared);
+        attempt.is_err_and(|error| error == rustix::io::Errno::WOULDBLOCK)
+    })
+}
+
+fn refuse_in_use(report: &Report, force: bool) -> Result<(), Failure> {
+    let used: Vec<&Leftover> = report
+        .found
+        .iter()
+        .filter(|object| !object.used_by.is_empty())
+        .collect();
+    let Some(first) = used.first().filter(|_| !force) else {
+        return Ok(());
+    };
+    let users: Vec<String> = first
+        .used_by
+        .iter()
+        .map(|user| format!("{} (pid {})", user.command, user.pid))
+        .collect();
+    Err(Failure::new(
+        ErrorCode::Conflict,
+        format!(
+            "cannot clean up instance {}: {} still in use, as {} by {}; end these processes, or give --force; a daemon \
+             that is started again would adopt them",
+            report.instance,
+            render::count(used.len(), "slot") + if used.len() == 1 { " is" } else { " are" },
+            first.name,
+            users.join(", ")
+        ),
+    ))
+}
+
+/// Removes everything that was found, going on after errors.
+fn remove_all(report: &mut Report) {
+    let bar = progress::bar(report.found.len() as u64, "cleaning up");
+    let (namespaces, rest): (Vec<Leftover>, Vec<Leftover>) = report
+        .found
+        .iter()
+        .cloned()
+        .partition(|object| object.kind == Kind::Namespace);
+    for object in namespaces {
+        let removed = netns::remove(&object.name);
+        record(report, object, removed);
+        bar.inc(1);
+    }
+    let (tables, interfaces): (Vec<Leftover>, Vec<Leftover>) = rest
+        .into_iter()
+        .partition(|object| object.kind == Kind::Table);
+    wait_for_destruction(&report.instance, &interfaces);
+    for object in interfaces {
+        let removed = delete_interface(&object.name);
+        record(report, object, removed);
+        bar.inc(1);
+    }
+    for object in tables {
+        let removed = delete_table(&object.name);
+        record(report, object, removed);
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+}
+
+fn record(report: &mut Report, object: Leftover, removed: Result<(), Error>) {
+    match removed {
+        Ok(()) => report.removed.push(object),
+        Err(error) => report.failures.push(error.to_string()),
+    }
+}
+
+/// Waits while the kernel destroys interfaces with their namespaces, as long as it gets on with it.
+fn wait_for_destruction(instance: &Name, interfaces: &[Leftover]) {
+    let mut left = interfaces.len();
+    let mut progressed_at = Instant::now();
+    // The shared interface goes with no namespace.
+    while left > 1 && progressed_at.elapsed() < DESTRUCTION_PATIENCE {
+        std::thread::sleep(Duration::from_millis(20));
+        let now = leftovers::interfaces(instance).map_or(0, |interfaces| interfaces.len());
+        if now < left {
+            progressed_at = Instant::now();
+        }
+        left = now;
+    }
+}
+
+fn delete_interface(name: &str) -> Result<(), Error> {
+    let mut request = Request::new();
+    interface::delete(&mut request, name);
+    match Socket::route()?.execute(request) {
+        Err(error) if error.is_missing() => Ok(()),
+        other => other,
+    }
+}
+
+fn delete_table(name: &str) -> Result<(), Error> {
+    let mut batch = Batch::new(name);
+    batch.delete_table();
+    match batch.commit(&mut Socket::netfilter()?) {
+        Err(error) if error.is_missing() => Ok(()),
+        other => other,
+    }
+}
+
+fn remove_journal(folder: &Path, failures: &mut Vec<String>) {
+    let mut failed = |file: &Path, error: std::io::Error| {
+        failures.push(format!("cannot remove journal {}: {error}", file.display()));
+    };
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) => return failed(folder, error),
+    };
+    for entry in entries.filter_map(Result::ok) {
+        if entry.file_name().to_string_lossy().starts_with(JOURNAL)
+            && let Err(error) = fs::remove_file(entry.path())
+        {
+            failed(&entry.path(), error);
+        }
+    }
+}
+
+fn report_text(report: &Report) -> String {
+    let (objects, verb) = if report.dry_run {
+        (&report.found, "would remove")
+    } else {
+        (&report.removed, "removed")
+    };
+    if report.found.is_empty() {
+        return format!("nothing left of instance {}\n", report.instance);
+    }
+    objects
+        .iter()
+        .map(|object| format!("{verb} {} {}\n", object.kind.text(), object.name))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(pids: &[u32]) -> Report {
+        let users = pids.iter().map(|pid| leftovers::User {
+            pid: *pid,
+            command: "firecracker".to_owned(),
+        });
+        Report {
+            instance: "default".parse().unwrap(),
+            dry_run: false,
+            found: vec![Leftover {
+                kind: Kind::Namespace,
+                name: "sandwire.default.web.1".to_owned(),
+                used_by: users.collect(),
+            }],
+            removed: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn slots_in_use_are_kept_unless_forced() {
+        let refusal = refuse_in_use(&report(&[42]), false).unwrap_err();
+        assert_eq!(refusal.exit_status, 1);
+        assert!(
+            refusal.message.contains(
+                "1 slot is still in use, as sandwire.default.web.1 by firecracker (pid 42)"
+            )
+        );
+        assert_eq!(refuse_in_use(&report(&[42]), true), Ok(()));
+        assert_eq!(refuse_in_use(&report(&[]), false), Ok(()));
+    }
+
+    #[test]
+    fn a_lock_is_seen_while_another_holds_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK_FILE);
+        assert!(!is_locked(&path), "there is no file yet");
+        let held = fs::File::create(&path).unwrap();
+        assert!(!is_locked(&path));
+        flock(&held, FlockOperation::LockExclusive).unwrap();
+        assert!(is_locked(&path));
+    }
+
+    #[test]
+    fn only_the_journal_is_removed_from_a_state_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [
+            "journal.sqlite",
+            "journal.sqlite-wal",
+            "daemon.lock",
+            "notes",
+        ] {
+            fs::write(folder.path().join(name), "").unwrap();
+        }
+        let mut failures = Vec::new();
+        remove_journal(folder.path(), &mut failures);
+        let mut left: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(
+            (left, failures),
+            (vec!["daemon.lock".into(), "notes".into()], Vec::new())
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! Kernel objects of an instance, told by their names and aliases.
+
+use std::{collections::HashMap, fs, os::unix::fs::MetadataExt};
+
+use sandwire_api::name::Name;
+use sandwire_kernel_net::{Error, interface, netlink::Socket, netns, nft};
+use serde::Serialize;
+
+/// A kernel object of ours.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Leftover {
+    pub(super) kind: Kind,
+    pub(super) name: String,
+    /// Processes that run in it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) used_by: Vec<User>,
+}
+
+/// What it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Kind {
+    Namespace,
+    Interface,
+    Table,
+}
+
+/// A process inside a namespace.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct User {
+    pub(super) pid: u32,
+    pub(super) command: String,
+}
+
+impl Kind {
+    pub(super) fn text(self) -> &'static str {
+        match self {
+            Self::Namespace => "network namespace",
+            Self::Interface => "interface",
+            Self::Table => "nft table inet",
+        }
+    }
+}
+
+impl Leftover {
+    fn new(kind: Kind, name: String) -> Self {
+        Self {
+            kind,
+            name,
+            used_by: Vec::new(),
+        }
+    }
+}
+
+/// Everything of an instance that this network namespace and `/run/netns` have.
+pub(super) fn find(instance: &Name) -> Result<Vec<Leftover>, Error> {
+    let mut users = processes_by_namespace();
+    let mut found = Vec::new();
+    // The dot ends the instance's name: "a" must not find "ab".
+    for file in netns::list(&format!("sandwire.{instance}."))? {
+        let path = netns::path_of(&file.name);
+        let mut object = Leftover::new(Kind::Namespace, file.name);
+        if file.is_mounted
+            && let Ok(metadata) = fs::metadata(path)
+        {
+            object.used_by = users.remove(&metadata.ino()).unwrap_or_default();
+        }
+        found.push(object);
+    }
+    found.extend(
+        interfaces(instance)?
+            .into_iter()
+            .map(|name| Leftover::new(Kind::Interface, name)),
+    );
+    let table = format!("sandwire-{instance}");
+    if nft::tables(&mut Socket::netfilter()?)?.contains(&table) {
+        found.push(Leftover::new(Kind::Table, table));
+    }
+    Ok(found)
+}
+
+/// Names of the host's interfaces that bear the instance's name in their alias.
+pub(super) fn interfaces(instance: &Name) -> Result<Vec<String>, Error> {
+    let all = interface::list(&mut Socket::route()?)?;
+    Ok(all
+        .into_iter()
+        .filter(|found| {
+            found
+                .alias
+                .as_deref()
+                .is_some_and(|alias| is_of(instance, alias))
+        })
+        .map(|found| found.name)
+        .collect())
+}
+
+/// Whether an interface's alias is one of the instance's.
+fn is_of(instance: &Name, alias: &str) -> bool {
+    alias
+        .strip_prefix("sandwire:")
+        .and_then(|rest| rest.strip_prefix(instance.as_str()))
+        .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+}
+
+/// Processes by the number of the network namespace that they are in, as far as they can be seen.
+fn processes_by_namespace() -> HashMap<u64, Vec<User>> {
+    let mut processes: HashMap<u64, Vec<User>> = HashMap::new();
+    for entry in fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(Result::ok)
+    {
+        let Some(pid) = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        if let Ok(namespace) = fs::metadata(entry.path().join("ns/net")) {
+            let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            processes.entry(namespace.ino()).or_default().push(User {
+                pid,
+                command: command.trim().to_owned(),
+            });
+        }
+    }
+    processes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alias_of_another_instance_is_not_ours() {
+        let instance: Name = "web".parse().unwrap();
+        for alias in ["sandwire:web", "sandwire:web:pool:17"] {
+            assert!(is_of(&instance, alias), "{alias}");
+        }
+        for alias in [
+            "sandwire:web2",
+            "sandwire:web2:pool:17",
+            "sandwire:we",
+            "web",
+            "",
+            "docker:web",
+        ] {
+            assert!(!is_of(&instance, alias), "{alias}");
+        }
+    }
+
+    #[test]
+    fn this_process_is_found_in_its_namespace() {
+        let own = fs::metadata("/proc/self/ns/net").unwrap().ino();
+        let processes = processes_by_namespace();
+        assert!(
+            processes[&own]
+                .iter()
+                .any(|user| user.pid == std::process::id())
+        );
+    }
+}

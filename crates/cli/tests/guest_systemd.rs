@@ -1,0 +1,165 @@
+//! The unit file, under its own settings, in a guest with systemd.
+//!
+//! Inside, [`CHECK`] runs as another unit and prints what it sees on the serial console; outside, that
+//! is compared with what must be. Emulated, the boot takes most of the time.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use sandwire_testlab::{
+    command,
+    guest::systemd::{Addition, Image},
+    lab, sandwire,
+};
+
+const UNIT: &str = include_str!("../../../packaging/systemd/sandwire.service");
+
+/// Runs in the guest as a unit of its own: what it sees is seen from outside of the daemon's unit.
+const CHECK: &str = r#"
+exec > /dev/console 2>&1
+say() { echo "check $1: $2"; }
+pid() { systemctl show --property MainPID --value sandwire; }
+capability() { sed -n "s/^$1:[[:space:]]*//p" /proc/$(pid)/status; }
+lease() { sandwire --json show one | grep -o '"clone_address":[^,}]*' | tr -d '\n '; }
+
+say active "$(systemctl is-active sandwire)"
+say effective "$(capability CapEff)"
+say bounding "$(capability CapBnd)"
+say new-privileges "$(capability NoNewPrivs)"
+sandwire pool create web --size 2 --ipv4 10.64.0.0/24 --ipv6 fd00:c10e::/64 --wait
+sandwire acquire web one
+first=$(lease)
+say lease "$first"
+netns=$(sandwire --json show one | grep -o 'sandwire\.default\.web\.[0-9]*' | head -n 1)
+say tap "$(ip netns exec $netns ip -o link show vmtap0 | cut -d ' ' -f 2)"
+say file "$(nsenter --net=/run/netns/$netns ip -o link show uplink0 | cut -d ' ' -f 2 | cut -d @ -f 1)"
+say host-table "$(nft list tables | grep -c 'inet sandwire-default')"
+
+before=$(pid)
+kill -9 $before
+for i in $(seq 100); do
+  sleep 0.2
+  [ "$(pid)" != $before ] && [ "$(systemctl is-active sandwire)" = active ] && break
+done
+say restarted "$(systemctl show --property NRestarts --value sandwire)"
+[ "$(lease)" = "$first" ] && say adopted yes || say adopted "$(lease)"
+
+systemctl stop sandwire
+say stopped "$(systemctl is-active sandwire)"
+say left "$(ip netns exec $netns ip -o link show vmtap0 | cut -d ' ' -f 2)"
+systemctl start sandwire
+[ "$(lease)" = "$first" ] && say kept yes || say kept "$(lease)"
+sandwire release one
+sandwire pool delete web
+say namespaces "$(ls /run/netns | grep -c sandwire)"
+say failures "$(systemctl list-units --failed --no-legend | grep -c sandwire)"
+systemctl status --no-pager --lines 50 sandwire
+journalctl --no-pager --unit sandwire --lines 60
+say done yes
+sync
+busybox poweroff -f
+"#;
+
+const CHECK_UNIT: &str = "\
+[Unit]
+After=sandwire.service
+[Service]
+Type=oneshot
+TimeoutStartSec=150
+ExecStart=/bin/sh /check
+";
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn the_unit_works_under_its_own_settings() {
+    let image = Image::fetch().unwrap();
+    lab::run_within(Duration::from_secs(200), |lab| {
+        let executable = stripped(&sandwire::executable().unwrap(), lab.folder());
+        let additions = [
+            addition("/usr/bin/sandwire", executable, true),
+            addition("/etc/systemd/system/sandwire.service", UNIT.into(), false),
+            addition(
+                "/etc/systemd/system/check.service",
+                CHECK_UNIT.into(),
+                false,
+            ),
+            addition("/check", CHECK.into(), false),
+        ];
+        let arguments = "systemd.wants=sandwire.service systemd.wants=check.service";
+        let patience = Duration::from_secs(170);
+        let console = image
+            .run(lab.folder(), &additions, arguments, patience)
+            .unwrap();
+        println!("{console}");
+        let seen = checks(&console);
+        let check = |name: &str| seen.get(name).map_or("(nothing)", String::as_str);
+        assert_eq!(check("active"), "active");
+        assert_eq!(
+            check("bounding"),
+            format!("{:016x}", capabilities_of_unit())
+        );
+        assert_eq!(check("effective"), check("bounding"));
+        assert_eq!(check("new-privileges"), "1");
+        assert_eq!(check("lease").matches("clone_address").count(), 2);
+        assert_eq!(check("tap"), "vmtap0:", "not seen by `ip netns exec`");
+        assert_eq!(check("file"), "uplink0", "not seen by nsenter");
+        assert_eq!(check("host-table"), "1");
+        assert_eq!(check("restarted"), "1");
+        assert_eq!(check("adopted"), "yes");
+        assert_eq!(check("stopped"), "inactive");
+        assert_eq!(check("left"), "vmtap0:", "stopping took the slot away");
+        assert_eq!(check("kept"), "yes");
+        assert_eq!(check("namespaces"), "0");
+        assert_eq!(check("failures"), "0");
+        assert_eq!(check("done"), "yes");
+    });
+}
+
+fn addition(path: &str, content: Vec<u8>, executable: bool) -> Addition {
+    Addition {
+        path: path.to_owned(),
+        content,
+        executable,
+    }
+}
+
+/// The executable without its symbols: a tenth of the size to unpack.
+fn stripped(executable: &Path, folder: &Path) -> Vec<u8> {
+    let target = folder.join("sandwire.stripped");
+    command::run(&format!(
+        "strip -o {} {}",
+        target.display(),
+        executable.display()
+    ))
+    .expect("binutils come with the C compiler");
+    fs::read(target).expect("strip has written it")
+}
+
+/// What the guest printed, by name.
+fn checks(console: &str) -> BTreeMap<String, String> {
+    console
+        .lines()
+        .filter_map(|line| line.split_once("check ")?.1.split_once(": "))
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
+/// The set that the unit lists, as the kernel counts capabilities.
+fn capabilities_of_unit() -> u64 {
+    let line = UNIT
+        .lines()
+        .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+        .expect("the unit has a bounding set");
+    let number = |name: &str| match name {
+        "CAP_CHOWN" => 0,
+        "CAP_DAC_OVERRIDE" => 1,
+        "CAP_KILL" => 5,
+        "CAP_NET_BIND_SERVICE" => 10,
+        "CAP_NET_ADMIN" => 12,
+        "CAP_NET_RAW" => 13,
+        "CAP_SYS_PTRACE" => 19,
+        "CAP_SYS_ADMIN" => 21,
+        other => panic!("{other} is not known to this test"),
+    };
+    line.split_whitespace()
+        .fold(0, |set, name| set | 1 << number(name))
+}

@@ -1,0 +1,267 @@
+//! What happens inside the demo's namespaces, step by step.
+
+use std::{
+    fmt::Display,
+    path::Path,
+    sync::mpsc::channel,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use sandwire_testlab::{
+    command,
+    host::{BEYOND_IPV4, BEYOND_IPV6, Beyond, UPLINK},
+    lab::Lab,
+    sandwire::Daemon,
+    snapshot::Snapshot,
+};
+use serde_json::Value;
+
+use super::{
+    Arguments,
+    clone::{Clone, Lease, heading},
+    guest::{Original, Saved},
+    waiting,
+};
+
+/// Shows everything, and fails at the first thing that isn't as it should be.
+pub(super) fn tell(arguments: &Arguments, executable: &Path) -> Result<()> {
+    let lab = Lab::enter()?;
+    let beyond = Beyond::attach()?;
+    println!();
+    say(
+        "host",
+        format!(
+            "a private namespace; beyond its uplink {UPLINK}, a web server at {BEYOND_IPV4} and \
+             {BEYOND_IPV6}"
+        ),
+    );
+    let before = Snapshot::take()?;
+    let mut daemon = start_daemon(&lab, executable, arguments.clones)?;
+    let saved = make_snapshot(&lab, &daemon, arguments)?;
+    let mut clones = restore_clones(&daemon, &saved, arguments.clones)?;
+    kill_and_restart(&mut daemon, &clones)?;
+    clean_up(&mut daemon, &mut clones)?;
+    before
+        .wait_unchanged(Duration::from_secs(10))
+        .context("the namespace that played the host is not as it was")?;
+    say(
+        "clean-up",
+        "leases released, pool deleted, daemon ended: that host is as it was before the daemon",
+    );
+    drop(beyond);
+    println!();
+    Ok(())
+}
+
+fn start_daemon(lab: &Lab, executable: &Path, clones: u16) -> Result<Daemon> {
+    let started = Instant::now();
+    let daemon = Daemon::start(executable, lab.folder(), "instance = \"demo\"\n")?;
+    say("daemon", format!("ready after {}", ms(started.elapsed())));
+    let slots = u64::from(clones);
+    let started = Instant::now();
+    daemon.json(&format!(
+        "pool create {POOL} --size {slots} --kind netns --ipv4 10.64.0.0/16 --ipv6 fd00:c10e::/64"
+    ))?;
+    daemon.wait_pool(POOL, slots, Duration::from_secs(60))?;
+    let filled = started.elapsed();
+    say(
+        "pool",
+        format!(
+            "'{POOL}': {slots} slots built in {} ({:.1} ms each)",
+            ms(filled),
+            filled.as_secs_f64() * 1000.0 / f64::from(clones)
+        ),
+    );
+    Ok(daemon)
+}
+
+/// Boots the guest in a slot, saves it there, and gives the slot back.
+fn make_snapshot(lab: &Lab, daemon: &Daemon, arguments: &Arguments) -> Result<Saved> {
+    let (lease, _) = Lease::acquire(daemon, POOL, "original")?;
+    let started = Instant::now();
+    let original = waiting("booting the guest", || {
+        Original::boot(
+            arguments.vmm,
+            arguments.kernel.as_ref(),
+            lab.folder(),
+            &lease.path,
+            &lease.tap,
+        )
+    })?;
+    say(
+        "guest",
+        format!(
+            "Linux with a web server, booted in {:.1} s on {} of {}: {}",
+            started.elapsed().as_secs_f64(),
+            lease.tap,
+            lease.namespace,
+            original.manner()
+        ),
+    );
+    let started = Instant::now();
+    let saved = original.save()?;
+    let (memory, state) = saved.sizes()?;
+    say(
+        "snapshot",
+        format!(
+            "saved in {}: {} MiB of memory, {} KiB of devices; its {}, MAC and addresses are frozen",
+            ms(started.elapsed()),
+            memory >> 20,
+            state >> 10,
+            lease.tap
+        ),
+    );
+    daemon.json(&format!("release {}", lease.name))?;
+    Ok(saved)
+}
+
+/// Restores all clones at once and prints each as it comes up.
+fn restore_clones(daemon: &Daemon, saved: &Saved, count: u16) -> Result<Vec<Clone>> {
+    daemon.wait_pool(POOL, u64::from(count), Duration::from_secs(60))?;
+    let mut leases = Vec::new();
+    let mut slowest = Duration::ZERO;
+    for number in 1..=count {
+        let (lease, took) = Lease::acquire(daemon, POOL, &format!("clone-{number}"))?;
+        slowest = slowest.max(took);
+        leases.push(lease);
+    }
+    say(
+        "leases",
+        format!(
+            "{count} acquired, each in at most {} with its command",
+            ms(slowest)
+        ),
+    );
+    say(
+        "clones",
+        format!("{count} from that one file, copy-on-write, into {count} slots at once"),
+    );
+    println!("\n{}", heading());
+    let started = Instant::now();
+    let mut clones = thread::scope(|scope| -> Result<Vec<Clone>> {
+        let (sender, arrivals) = channel();
+        for (number, lease) in (1..).zip(leases) {
+            let sender = sender.clone();
+            scope.spawn(move || {
+                // The receiver is gone only after another clone has failed.
+                let _ = sender.send(Clone::start(saved, lease, number));
+            });
+        }
+        drop(sender);
+        let mut clones = Vec::new();
+        for arrival in arrivals {
+            let clone = arrival?;
+            println!("{}", clone.line());
+            clones.push(clone);
+        }
+        Ok(clones)
+    })?;
+    let took = started.elapsed();
+    clones.sort_by_key(|clone| clone.number);
+    for clone in &clones {
+        clone.check_value()?;
+    }
+    println!();
+    say(
+        "result",
+        format!(
+            "{count} clones up and seen in {:.1} s; asked again over IPv6, each still has its own \
+             value: {count} different machines with one and the same guest address",
+            took.as_secs_f64()
+        ),
+    );
+    Ok(clones)
+}
+
+/// Ends the daemon by SIGKILL under traffic, looks at the clones, and starts it again.
+fn kill_and_restart(daemon: &mut Daemon, clones: &[Clone]) -> Result<()> {
+    let leases = leases(daemon)?;
+    let traffic: Vec<_> = clones
+        .iter()
+        .map(|clone| {
+            let address = clone.lease.ipv4;
+            let line = format!("ping -n -q -i 0.02 -c {PINGS} -W 5 {address}");
+            thread::spawn(move || command::run(&line))
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(500));
+    daemon.kill()?;
+    let away = Instant::now();
+    for clone in clones {
+        clone.check_value()?;
+    }
+    let quiet = Duration::from_secs(1).saturating_sub(away.elapsed());
+    thread::sleep(quiet);
+    say(
+        "kill -9",
+        "the daemon is gone; every clone answers and serves its own value",
+    );
+    let ready = daemon.restart()?;
+    let away = away.elapsed();
+    let adopted = self::leases(daemon)?;
+    ensure!(
+        adopted == leases,
+        "leases before: {leases:?}, after: {adopted:?}"
+    );
+    say(
+        "restart",
+        format!(
+            "ready after {}; it adopted all {} leases, unchanged",
+            ms(ready),
+            adopted.len()
+        ),
+    );
+    for ping in traffic {
+        let text = ping.join().ok().context("a ping panicked")??;
+        let whole = format!("{PINGS} packets transmitted, {PINGS} received");
+        ensure!(text.contains(&whole), "packets were lost: {text}");
+    }
+    say(
+        "traffic",
+        format!(
+            "{} of {} pings answered while the daemon was away for {:.1} s",
+            clones.len() * PINGS,
+            clones.len() * PINGS,
+            away.as_secs_f64()
+        ),
+    );
+    Ok(())
+}
+
+fn clean_up(daemon: &mut Daemon, clones: &mut [Clone]) -> Result<()> {
+    for clone in clones.iter_mut() {
+        clone.vmm.kill()?;
+    }
+    for clone in clones.iter() {
+        daemon.json(&format!("release {}", clone.lease.name))?;
+    }
+    daemon.json(&format!("pool delete {POOL}"))?;
+    let status = daemon.terminate()?;
+    ensure!(status.success(), "the daemon ended with {status}");
+    Ok(())
+}
+
+/// All leases with their slots and addresses, in order of their names.
+fn leases(daemon: &Daemon) -> Result<Vec<Value>> {
+    let document = daemon.json("list")?;
+    let mut leases = document
+        .as_array()
+        .context("'sandwire list --json' prints no list")?
+        .clone();
+    leases.sort_by_key(|lease| lease["name"].to_string());
+    Ok(leases)
+}
+
+fn say(subject: &str, text: impl Display) {
+    println!("{subject:>9}  {text}");
+}
+
+fn ms(duration: Duration) -> String {
+    format!("{} ms", duration.as_millis())
+}
+
+const POOL: &str = "web";
+/// Pings to each clone around the daemon's end; at 20 ms each they take 4 s.
+const PINGS: usize = 200;
