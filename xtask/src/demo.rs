@@ -90,7 +90,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     println!(
-        "The machine is as it was: its interfaces, addresses, routes, rules, namespaces and mounts \
+        "The machine is as it was: its interfaces, addresses, routes, rules, nftables, namespaces and \
+         mounts \
          were compared ({:.0} s).",
         started.elapsed().as_secs_f64()
     );

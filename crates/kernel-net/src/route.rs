@@ -164,6 +164,8 @@ pub struct Listed {
     pub interface: Option<InterfaceIndex>,
     /// Gateway, if it has one.
     pub gateway: Option<IpAddr>,
+    /// Of two routes to the same destination, that of the lower metric counts.
+    pub metric: Option<u32>,
     /// Whether it refuses packets.
     pub unreachable: bool,
     /// Whether the kernel made it itself.
@@ -210,6 +212,9 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                     gateway: attributes
                         .find(libc::RTA_GATEWAY)
                         .and_then(attribute::address_of),
+                    metric: attributes
+                        .find(libc::RTA_PRIORITY)
+                        .and_then(attribute::u32_of),
                     unreachable: route_type == libc::RTN_UNREACHABLE,
                     by_kernel: protocol == RTPROT_KERNEL,
                     by_router_advertisement: protocol == RTPROT_RA,

@@ -126,7 +126,11 @@ fn routes() -> Result<BTreeSet<String>> {
         let list: Vec<Value> = serde_json::from_str(&text).context("read 'ip -json route'")?;
         for route in list {
             let destination = route["dst"].as_str().unwrap_or_default();
-            if destination.starts_with("fe80:") || destination.starts_with("ff00:") {
+            // The kernel makes these by itself, the last kind when forwarding is turned on.
+            if destination.starts_with("fe80:")
+                || destination.starts_with("ff00:")
+                || route["type"] == "anycast"
+            {
                 continue;
             }
             routes.insert(format!(

@@ -141,7 +141,7 @@ pub(super) fn heading() -> String {
 fn line(cells: [&str; 8]) -> String {
     let [number, namespace, ipv4, ipv6, answered, ping, page, fetched] = cells;
     format!(
-        "  {number:>3}  {namespace:<20} {ipv4:<12} {ipv6:<15} {answered:>8} {ping:>7}  \
+        "  {number:>3}  {namespace:<20} {ipv4:<12} {ipv6:<15} {answered:>8} {ping:>8}  \
          {page:<14} {fetched}"
     )
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt::Display,
+    fs,
     path::Path,
     sync::mpsc::channel,
     thread,
@@ -48,7 +49,8 @@ pub(super) fn tell(arguments: &Arguments, executable: &Path) -> Result<()> {
         .context("the namespace that played the host is not as it was")?;
     say(
         "clean-up",
-        "leases released, pool deleted, daemon ended: that host is as it was before the daemon",
+        "leases released, pool deleted, daemon ended: that host is as it was before the daemon, but \
+         for IP forwarding, which stays on",
     );
     drop(beyond);
     println!();
@@ -57,7 +59,9 @@ pub(super) fn tell(arguments: &Arguments, executable: &Path) -> Result<()> {
 
 fn start_daemon(lab: &Lab, executable: &Path, clones: u16) -> Result<Daemon> {
     let started = Instant::now();
-    let daemon = Daemon::start(executable, lab.folder(), "instance = \"demo\"\n")?;
+    let folder = lab.folder().join("daemon");
+    fs::create_dir(&folder).context("make a folder for the daemon")?;
+    let daemon = Daemon::start(executable, &folder, "instance = \"demo\"\n")?;
     say("daemon", format!("ready after {}", ms(started.elapsed())));
     let slots = u64::from(clones);
     let started = Instant::now();

@@ -132,11 +132,11 @@ impl Recipe {
     }
 
     fn memory(&self) -> PathBuf {
-        self.folder.join("memory")
+        self.folder.join("saved.memory")
     }
 
     fn state(&self) -> PathBuf {
-        self.folder.join("state")
+        self.folder.join("saved.state")
     }
 }
 

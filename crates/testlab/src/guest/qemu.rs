@@ -177,7 +177,7 @@ impl Recipe {
     }
 
     fn memory(&self) -> PathBuf {
-        self.folder.join("memory")
+        self.folder.join("saved.memory")
     }
 }
 
@@ -187,7 +187,7 @@ impl Qemu {
     /// # Errors
     /// If QEMU can't.
     pub fn save(mut self, recipe: &Recipe) -> Result<Snapshot> {
-        let state = recipe.folder.join("state");
+        let state = recipe.folder.join("saved.state");
         self.ignore_shared_memory()?;
         self.qmp.execute("stop", &json!({}))?;
         let target = json!({"uri": format!("exec:cat > {}", state.display())});
