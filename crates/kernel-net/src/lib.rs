@@ -21,5 +21,6 @@ pub mod process;
 pub mod procfs;
 pub mod route;
 pub mod tap;
+pub mod thread;
 
 pub use error::Error;
