@@ -182,7 +182,10 @@ impl Network for KernelNetwork {
         self.with_worker(|worker| Ok(inventory::reclaim(worker, leftovers)))
             .unwrap_or_else(|error| {
                 let text = error.to_string();
-                leftovers.iter().map(|_| Err(NetworkError::reason("reclaim", "leftovers", &text))).collect()
+                leftovers
+                    .iter()
+                    .map(|_| Err(NetworkError::reason("reclaim", "leftovers", &text)))
+                    .collect()
             })
     }
 
@@ -198,7 +201,10 @@ impl Network for KernelNetwork {
 
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect> {
         let state = lock(&self.host);
-        let plans: Vec<_> = pools.iter().filter_map(|pool| state.pools.get(pool.name.as_str())).collect();
+        let plans: Vec<_> = pools
+            .iter()
+            .filter_map(|pool| state.pools.get(pool.name.as_str()))
+            .collect();
         let published = &state.published;
         self.with_worker(|worker| host::inspect(&self.instance, worker, &plans, published))
             .unwrap_or_else(|error| {

@@ -171,7 +171,9 @@ impl Build<'_> {
             object: format!("slot {}", self.slot.netns_name),
             source,
         };
-        self.steps.before(step).map_err(|error| named(error.into()))?;
+        self.steps
+            .before(step)
+            .map_err(|error| named(error.into()))?;
         work().map_err(|error| named(error.into()))
     }
 }

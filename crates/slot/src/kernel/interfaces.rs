@@ -110,7 +110,9 @@ pub(super) fn configure_uplink(request: &mut Request, slot: &SlotPlan) {
     }
     let first = slot.nics.first();
     let sources = [
-        first.and_then(|nic| nic.ipv4).map(|ipv4| (gateway.into(), ipv4.clone_address.into())),
+        first
+            .and_then(|nic| nic.ipv4)
+            .map(|ipv4| (gateway.into(), ipv4.clone_address.into())),
         first
             .and_then(|nic| nic.ipv6)
             .map(|ipv6| (GATEWAY_IPV6.into(), ipv6.clone_address.into())),
@@ -174,7 +176,9 @@ pub(super) fn configure_host_end(
     let mut request = Request::new();
     // Before the interface is raised: the kernel handles that event while holding the lock that
     // every further message has to wait for.
-    let neighbours = slot.clone_addresses().chain(slot.transit.map(|transit| transit.slot.into()));
+    let neighbours = slot
+        .clone_addresses()
+        .chain(slot.transit.map(|transit| transit.slot.into()));
     for address in neighbours {
         Neighbour {
             interface: index,

@@ -25,16 +25,17 @@ const BATCH: usize = 32;
 const DISSOLVE_MAX: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 
-pub(super) fn tear_down(
-    worker: &mut Worker,
-    slots: &[SlotPlan],
-) -> Vec<Result<(), NetworkError>> {
+pub(super) fn tear_down(worker: &mut Worker, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
     let mut results = Vec::with_capacity(slots.len());
     let mut held = Vec::new();
     let mut failure = None;
     let mut before: &[SlotPlan] = &[];
     for batch in slots.chunks(BATCH).chain([&[][..]]) {
-        results.extend(batch.iter().map(|slot| Ok(netns::remove(&slot.netns_name)?)));
+        results.extend(
+            batch
+                .iter()
+                .map(|slot| Ok(netns::remove(&slot.netns_name)?)),
+        );
         // The kernel dissolves the batch before while the names of this one are taken away.
         match wait_dissolved(&mut worker.route, before) {
             Ok(names) => held.extend(names),
@@ -45,7 +46,11 @@ pub(super) fn tear_down(
     let deleted = delete_host_ends(&mut worker.route, &held);
     let addresses: HashSet<_> = slots.iter().flat_map(SlotPlan::clone_addresses).collect();
     let forgotten = conntrack::forget(&mut worker.netfilter, &addresses);
-    let failures = [failure, deleted.err(), forgotten.err().map(NetworkError::from)];
+    let failures = [
+        failure,
+        deleted.err(),
+        forgotten.err().map(NetworkError::from),
+    ];
     for error in failures.into_iter().flatten() {
         let text = error.to_string();
         for (slot, result) in slots.iter().zip(&mut results) {
@@ -76,7 +81,10 @@ fn wait_dissolved<'a>(
     slots: &'a [SlotPlan],
 ) -> Result<Vec<&'a str>, NetworkError> {
     let deadline = Instant::now() + DISSOLVE_MAX;
-    let mut waiting: Vec<&str> = slots.iter().map(|slot| slot.host_interface.as_str()).collect();
+    let mut waiting: Vec<&str> = slots
+        .iter()
+        .map(|slot| slot.host_interface.as_str())
+        .collect();
     loop {
         // The kernel removes a batch at once: one that is still there speaks for those behind it.
         while let Some(name) = waiting.last() {

@@ -31,7 +31,9 @@ pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, 
         .iter()
         .enumerate()
         .filter_map(|(nic, plan)| {
-            let found = present.iter().find(|interface| interface.name == plan.tap)?;
+            let found = present
+                .iter()
+                .find(|interface| interface.name == plan.tap)?;
             found.tun.map(|_| (nic, found))
         })
         .collect();
