@@ -16,6 +16,7 @@ pub mod neighbour;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
+mod number;
 pub mod probe;
 pub mod process;
 pub mod procfs;

@@ -1,6 +1,8 @@
 //! Slots in a real kernel: built, damaged, repaired, withdrawn, crashed and torn down. Everything
 //! happens in a lab; the judges are `ip` and `nft`.
 
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
 mod fixture;
 
 use std::{
@@ -13,13 +15,13 @@ use std::{
     time::Duration,
 };
 
-use fixture::{INSTANCE, pool, pool_of, slots};
+use fixture::{INSTANCE, pool, pool_of};
 use sandwire_api::slot::TapUse;
 use sandwire_slot::{
     error::NetworkError,
     kernel::{BuildStep, KernelNetwork, Steps},
     network::{Leftover, Network, Withdrawal},
-    plan::{Plan, SlotPlan},
+    plan::{Plan, SlotNumber, SlotPlan},
 };
 use sandwire_testlab::{
     command,
@@ -34,6 +36,13 @@ fn open() -> KernelNetwork {
 
 fn in_slot(slot: &SlotPlan, line: &str) -> String {
     namespace::run_in(slot.netns_path().as_ref(), line).unwrap()
+}
+
+/// The first slots of a pool.
+fn slots(plan: &Plan, count: u32) -> Vec<SlotPlan> {
+    (0..count)
+        .map(|number| plan.slot(SlotNumber(number)))
+        .collect()
 }
 
 fn tear_down(network: &KernelNetwork, slots: &[SlotPlan]) {
@@ -305,7 +314,7 @@ fn check_after_crash(lab: &Lab, network: &KernelNetwork, plan: &Plan) {
     let found: Vec<_> = inventory
         .slots
         .iter()
-        .map(|(_, number)| plan.slot(sandwire_slot::plan::SlotNumber(*number)))
+        .map(|(_, number)| plan.slot(SlotNumber(*number)))
         .collect();
     for slot in &found {
         assert_eq!(network.inspect(slot).defects, [], "{}", slot.netns_name);
