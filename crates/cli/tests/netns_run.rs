@@ -1,5 +1,7 @@
 //! `run`, `cleanup` and `doctor` with a daemon and kernel objects of their own.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
 use std::{
     fs,
     os::unix::process::CommandExt,
