@@ -31,10 +31,13 @@ impl Report {
         if self.warnings.is_empty() && self.firewall.is_empty() {
             text.push_str("  nothing found\n");
         }
-        text.push_str(if self.works {
+        let is_certain = |finding: &Finding| !finding.essential || finding.found.is_some();
+        text.push_str(if !self.works {
+            "\nsandwire cannot work here: something essential is missing\n"
+        } else if self.findings.iter().all(is_certain) {
             "\nsandwire can work here\n"
         } else {
-            "\nsandwire cannot work here: something essential is missing\n"
+            "\nnothing essential is known to be missing; run this as root to be certain\n"
         });
         text
     }
