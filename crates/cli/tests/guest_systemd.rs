@@ -14,6 +14,7 @@ use sandwire_testlab::{
 const UNIT: &str = include_str!("../../../packaging/systemd/sandwire.service");
 
 /// Runs in the guest as a unit of its own: what it sees is seen from outside of the daemon's unit.
+/// (busybox prefers its own `ip` to the one on the PATH, hence the paths.)
 const CHECK: &str = r#"
 exec > /dev/console 2>&1
 say() { echo "check $1: $2"; }
@@ -30,8 +31,8 @@ sandwire acquire web one
 first=$(lease)
 say lease "$first"
 netns=$(sandwire --json show one | grep -o 'sandwire\.default\.web\.[0-9]*' | head -n 1)
-say tap "$(ip netns exec $netns ip -o link show vmtap0 | cut -d ' ' -f 2)"
-say file "$(nsenter --net=/run/netns/$netns ip -o link show uplink0 | cut -d ' ' -f 2 | cut -d @ -f 1)"
+say tap "$(/bin/ip netns exec $netns /bin/ip -o link show vmtap0 | cut -d ' ' -f 2)"
+say file "$(nsenter --net=/run/netns/$netns /bin/ip -o link show uplink0 | cut -d ' ' -f 2 | cut -d @ -f 1)"
 say host-table "$(nft list tables | grep -c 'inet sandwire-default')"
 
 before=$(pid)
@@ -45,7 +46,7 @@ say restarted "$(systemctl show --property NRestarts --value sandwire)"
 
 systemctl stop sandwire
 say stopped "$(systemctl is-active sandwire)"
-say left "$(ip netns exec $netns ip -o link show vmtap0 | cut -d ' ' -f 2)"
+say left "$(/bin/ip netns exec $netns /bin/ip -o link show vmtap0 | cut -d ' ' -f 2)"
 systemctl start sandwire
 [ "$(lease)" = "$first" ] && say kept yes || say kept "$(lease)"
 sandwire release one

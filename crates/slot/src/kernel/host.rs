@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use sandwire_api::{published_port::PublishPort, slot::Defect};
 use sandwire_kernel_net::{
     address::{self, Address},
-    interface::{self, Change, Interface},
+    interface::{self, Change, Interface, Mac},
     netlink::Request,
     nft::{self, Batch},
     route::{self, Listed, Route, Target},
@@ -29,6 +29,9 @@ use crate::{
 
 /// Higher than that of any route that somebody sets by hand: a route of the same prefix wins.
 const UNREACHABLE_METRIC: u32 = 0x7fff_0000;
+
+/// Nobody is on the shared interface; one that doesn't change keeps listings comparable.
+const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0x00, 0x01];
 
 pub(super) fn add_pool(
     instance: &str,
@@ -289,6 +292,7 @@ fn find_or_create_shared(instance: &str, worker: &mut Worker) -> Result<Interfac
     let change = Change {
         name: &name,
         alias: Some(&alias),
+        mac: Some(SHARED_MAC),
         no_generated_addresses: true,
         up: Some(true),
         ..Change::default()
