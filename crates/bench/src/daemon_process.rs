@@ -174,6 +174,16 @@ impl DaemonProcess {
         }
     }
 
+    /// Whether it still runs and what it logged last, for errors.
+    pub(crate) fn state(&mut self) -> String {
+        let life = match self.child.try_wait() {
+            Ok(None) => "runs".to_owned(),
+            Ok(Some(status)) => format!("has ended ({status})"),
+            Err(error) => format!("cannot be asked: {error}"),
+        };
+        format!("the daemon {life}; its log:\n{}\n", self.log())
+    }
+
     fn log(&self) -> String {
         let text = fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();

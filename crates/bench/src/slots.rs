@@ -11,7 +11,7 @@ mod teardown;
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::{daemon_process::DaemonProcess, host::HostFacts, private_host, record::Record};
 
@@ -126,7 +126,7 @@ fn with_daemon<T>(measure: impl FnOnce(&mut DaemonProcess) -> Result<T>) -> Resu
     private_host::settle()?;
     let folder = tempfile::tempdir_in("/run")?;
     let mut daemon = DaemonProcess::start(folder.path())?;
-    let result = measure(&mut daemon)?;
+    let result = measure(&mut daemon).with_context(|| daemon.state())?;
     daemon.stop()?;
     Ok(result)
 }

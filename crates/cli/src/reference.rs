@@ -177,7 +177,7 @@ fn every_verb_and_flag_is_described() {
     }
     let mut command = crate::Arguments::command();
     command.build();
-    check(&command, &std::fs::read_to_string(file()).unwrap());
+    check(&command, &document());
 }
 
 #[test]

@@ -102,7 +102,7 @@ fn a_lost_namespace_of_a_lease_is_reported_and_the_lease_can_be_released() {
                 .is_some_and(|defects| !defects.is_empty())
         });
         let released = daemon.json("release a").unwrap();
-        assert_eq!(released["outcome"], "released");
+        assert_eq!(released["released"][0]["outcome"], "released", "{released}");
         assert_eq!(daemon.json("list").unwrap(), serde_json::json!([]));
     });
 }

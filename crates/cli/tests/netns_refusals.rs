@@ -199,7 +199,7 @@ fn a_wrong_configuration_is_refused_with_its_line() {
         let executable = sandwire::executable().unwrap();
         for (text, line, word) in [
             ("instance = \"a\"\nbuilderz = 3\n", ":2", "builderz"),
-            ("instance = 7\n", ":1", "instance"),
+            ("instance = 7\n", ":1", "string"),
             ("\n\n[[pool]]\nname = \"UPPER\"\n", ":4", "UPPER"),
         ] {
             let config = lab.folder().join("wrong.toml");

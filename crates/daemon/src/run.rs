@@ -11,7 +11,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandwire_api::{health::Problem, pool::PoolSpec};
 use sandwire_slot::{
     clock::SystemClock,
-    error::{NetworkError, ServiceError},
+    error::{JournalError, NetworkError, ServiceError},
     kernel::KernelNetwork,
     service::{Settings, Slots},
 };
@@ -71,6 +71,7 @@ impl DaemonError {
         match self {
             Self::Config(_) => true,
             Self::Socket(error) => error.is_refusal(),
+            Self::Slots(ServiceError::Journal(JournalError::Locked { .. })) => true,
             Self::Slots(error) => error.code().is_refusal(),
             Self::Network(_) | Self::System { .. } => false,
         }
@@ -101,6 +102,7 @@ pub fn run(config: Option<&Path>) -> Result<(), DaemonError> {
 async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> {
     // Before anything else, so that a signal that comes early ends the daemon in order.
     let mut signals = Signals::new().map_err(DaemonError::system("receive signals"))?;
+    socket::prepare_folder(&config.socket)?;
     let app = start(&config).await?;
     let listener = socket::bind(&config.socket)?;
     let listener = listener
@@ -277,5 +279,52 @@ impl Signals {
             _ = self.interrupt.recv() => Told::Stop,
             _ = self.hang_up.recv() => Told::Reload,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model;
+
+    #[test]
+    fn a_second_daemon_on_a_state_folder_is_refused_and_the_first_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let (first, _) = model::open(folder.path());
+        let settings = Settings {
+            instance: "test".parse().unwrap(),
+            state_dir: folder.path().to_owned(),
+            builders: 1,
+            audit_interval: Duration::from_secs(3600),
+        };
+        let network = Arc::new(model::ModelNetwork::default());
+        let Err(error) = Slots::open(settings, network, Arc::new(SystemClock)) else {
+            panic!("two daemons share a state folder");
+        };
+        let error = DaemonError::from(error);
+        assert!(error.is_refusal(), "{error}");
+        assert!(error.to_string().contains("another daemon"), "{error}");
+        model::fill(&first, &model::pool("web", 1));
+    }
+
+    #[test]
+    fn what_the_configuration_says_of_pools_is_done_and_what_cannot_be_is_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (slots, _) = model::open(folder.path());
+        let app = App::new(slots);
+        let mut web = model::pool("web", 1);
+        ensure_pools(&app, &[web.clone()]);
+        assert_eq!(app.problems(), []);
+        web.size = 2;
+        // Its clone addresses are those of `web`.
+        let other = model::pool("other", 1);
+        ensure_pools(&app, &[web.clone(), other]);
+        assert_eq!(app.slots.pool(&web.name).unwrap().spec.size, 2);
+        let problems = app.problems();
+        assert_eq!(problems.len(), 1);
+        assert_eq!(problems[0].subject, "pool other");
+        assert!(problems[0].blocking && !app.health().ready);
+        ensure_pools(&app, &[web]);
+        assert_eq!(app.problems(), []);
     }
 }

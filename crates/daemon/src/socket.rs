@@ -50,13 +50,7 @@ impl SocketError {
 /// Listens on the configured socket. A socket that a dead daemon left is replaced.
 pub(crate) fn bind(config: &SocketConfig) -> Result<UnixListener, SocketError> {
     let path = &config.path;
-    if let Some(folder) = path.parent() {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(folder)
-            .map_err(cannot("create folder", folder))?;
-    }
+    prepare_folder(config)?;
     check_free(path)?;
 
     // It gets its permissions under a name that nobody connects to, then its own name.
@@ -78,6 +72,19 @@ pub(crate) fn bind(config: &SocketConfig) -> Result<UnixListener, SocketError> {
     }
     fs::rename(&temporary, path).map_err(cannot("put in place", path))?;
     Ok(listener)
+}
+
+/// Makes the socket's folder, which tenants may enter. Mostly this is the state folder too, so it is
+/// done before the journal makes that for itself alone.
+pub(crate) fn prepare_folder(config: &SocketConfig) -> Result<(), SocketError> {
+    let Some(folder) = config.path.parent() else {
+        return Ok(());
+    };
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o755)
+        .create(folder)
+        .map_err(cannot("create folder", folder))
 }
 
 /// Removes the socket at the daemon's end, so that a client is told at once that nobody is there.
@@ -142,6 +149,8 @@ mod tests {
         let _listener = bind(&config(path.clone())).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o640);
+        let parent = fs::metadata(path.parent().unwrap()).unwrap();
+        assert_eq!(parent.permissions().mode() & 0o777, 0o755);
         UnixStream::connect(&path).unwrap();
     }
 

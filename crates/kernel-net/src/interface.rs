@@ -29,6 +29,7 @@ const VETH_INFO_PEER: u16 = 1;
 const IFLA_INET_CONF: u16 = 1;
 const IPV4_DEVCONF_FORWARDING: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
+const IF_OPER_DORMANT: u8 = 5;
 const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 const IFLA_TUN_OWNER: u16 = 1;
@@ -74,6 +75,10 @@ pub struct VethPair<'a> {
     pub mac: Mac,
     /// MTU of both ends.
     pub mtu: u32,
+    /// Whether the other end starts as dormant: IPv6 then takes no notice of it when it is raised,
+    /// only when its carrier is reported soon after. Otherwise each of the two events walks the whole
+    /// IPv6 routing table of that namespace (`rt6_sync_up`).
+    pub peer_is_dormant: bool,
 }
 
 impl VethPair<'_> {
@@ -89,6 +94,9 @@ impl VethPair<'_> {
                     data.nest(VETH_INFO_PEER, |peer| {
                         peer.raw(&header(0, None));
                         self.write_end(peer, self.peer_name);
+                        if self.peer_is_dormant {
+                            peer.put_u8(libc::IFLA_OPERSTATE, IF_OPER_DORMANT);
+                        }
                         let namespace = self.peer_namespace.as_raw_fd().cast_unsigned();
                         peer.put_u32(libc::IFLA_NET_NS_FD, namespace);
                     });

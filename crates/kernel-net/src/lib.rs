@@ -17,6 +17,7 @@ pub mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod probe;
+pub mod process;
 pub mod procfs;
 pub mod route;
 pub mod tap;

@@ -137,6 +137,24 @@ impl Route {
     }
 }
 
+/// Deletes the IPv6 multicast route that the kernel gives every interface that comes up. With
+/// thousands of interfaces these form one list, which each of them lengthens for all look-ups and
+/// events; an interface that needs no multicast is better off without.
+pub fn delete_multicast(request: &mut Request, interface: InterfaceIndex) {
+    let object = format!("multicast route of interface {interface}");
+    request.message((libc::RTM_DELROUTE, CHANGE), "delete", object, |message| {
+        const MULTICAST_PREFIX_LEN: u8 = 8;
+        let family = libc::AF_INET6 as u8;
+        let table = libc::RT_TABLE_LOCAL;
+        let mut header = [0; 12];
+        header[..5].copy_from_slice(&[family, MULTICAST_PREFIX_LEN, 0, 0, table]);
+        message.raw(&header);
+        let multicast = Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0);
+        message.put_address(libc::RTA_DST, multicast.into());
+        message.put_u32(libc::RTA_OIF, interface.0);
+    });
+}
+
 /// A route as the kernel lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -146,6 +164,8 @@ pub struct Listed {
     pub interface: Option<InterfaceIndex>,
     /// Gateway, if it has one.
     pub gateway: Option<IpAddr>,
+    /// Of two routes to the same destination, that of the lower metric counts.
+    pub metric: Option<u32>,
     /// Whether it refuses packets.
     pub unreachable: bool,
     /// Whether the kernel made it itself.
@@ -192,6 +212,9 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                     gateway: attributes
                         .find(libc::RTA_GATEWAY)
                         .and_then(attribute::address_of),
+                    metric: attributes
+                        .find(libc::RTA_PRIORITY)
+                        .and_then(attribute::u32_of),
                     unreachable: route_type == libc::RTN_UNREACHABLE,
                     by_kernel: protocol == RTPROT_KERNEL,
                     by_router_advertisement: protocol == RTPROT_RA,

@@ -21,6 +21,7 @@ use std::{
 use sandwire_api::{pool::PoolSpec, published_port::PublishPort, slot::Defect};
 use sandwire_kernel_net::{
     Error as KernelError,
+    interface::InterfaceIndex,
     netlink::Socket,
     netns::{self, Home},
     procfs::PrivateProcfs,
@@ -69,6 +70,9 @@ struct Worker {
     route: Socket,
     netfilter: Socket,
     procfs: PrivateProcfs,
+    /// The host end that was raised last; its multicast route comes with its carrier, so it is
+    /// deleted one slot later.
+    raised: Option<InterfaceIndex>,
 }
 
 impl KernelNetwork {
@@ -125,6 +129,7 @@ impl Worker {
             route: Socket::route()?,
             netfilter: Socket::netfilter()?,
             procfs: PrivateProcfs::new()?,
+            raised: None,
         };
         worker.route.grow_buffers();
         worker.netfilter.grow_buffers();
@@ -155,12 +160,8 @@ impl Network for KernelNetwork {
     }
 
     fn tear_down(&self, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
-        let mut results = Vec::with_capacity(slots.len());
-        for batch in slots.chunks(tear_down::BATCH) {
-            let done = self.with_worker(|worker| Ok(tear_down::tear_down(worker, batch)));
-            results.extend(done.unwrap_or_else(|error| tear_down::all_failed(batch, &error)));
-        }
-        results
+        self.with_worker(|worker| Ok(tear_down::tear_down(worker, slots)))
+            .unwrap_or_else(|error| tear_down::all_failed(slots, &error))
     }
 
     fn inspect(&self, slot: &SlotPlan) -> Inspection {
@@ -181,7 +182,10 @@ impl Network for KernelNetwork {
         self.with_worker(|worker| Ok(inventory::reclaim(worker, leftovers)))
             .unwrap_or_else(|error| {
                 let text = error.to_string();
-                leftovers.iter().map(|_| Err(NetworkError::reason("reclaim", "leftovers", &text))).collect()
+                leftovers
+                    .iter()
+                    .map(|_| Err(NetworkError::reason("reclaim", "leftovers", &text)))
+                    .collect()
             })
     }
 
@@ -197,7 +201,10 @@ impl Network for KernelNetwork {
 
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect> {
         let state = lock(&self.host);
-        let plans: Vec<_> = pools.iter().filter_map(|pool| state.pools.get(pool.name.as_str())).collect();
+        let plans: Vec<_> = pools
+            .iter()
+            .filter_map(|pool| state.pools.get(pool.name.as_str()))
+            .collect();
         let published = &state.published;
         self.with_worker(|worker| host::inspect(&self.instance, worker, &plans, published))
             .unwrap_or_else(|error| {

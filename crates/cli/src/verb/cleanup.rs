@@ -188,6 +188,15 @@ fn remove_all(report: &mut Report) {
         record(report, object, removed);
         bar.inc(1);
     }
+    // Before the interface by whose addresses they are told.
+    let (routes, rest): (Vec<Leftover>, Vec<Leftover>) = rest
+        .into_iter()
+        .partition(|object| object.kind == Kind::Route);
+    for object in routes {
+        let removed = delete_route(&object.name);
+        record(report, object, removed);
+        bar.inc(1);
+    }
     let (tables, interfaces): (Vec<Leftover>, Vec<Leftover>) = rest
         .into_iter()
         .partition(|object| object.kind == Kind::Table);
@@ -224,6 +233,17 @@ fn wait_for_destruction(instance: &Name, interfaces: &[Leftover]) {
             progressed_at = Instant::now();
         }
         left = now;
+    }
+}
+
+fn delete_route(prefix: &str) -> Result<(), Error> {
+    let mut request = Request::new();
+    if let Ok(prefix) = prefix.parse() {
+        leftovers::route_to(prefix).delete(&mut request);
+    }
+    match Socket::route()?.execute(request) {
+        Err(error) if error.is_missing() => Ok(()),
+        other => other,
     }
 }
 

@@ -87,7 +87,10 @@ async fn the_client_and_the_daemon_understand_each_other() {
     assert!(first.new && !again.new);
     assert_eq!(first.lease, again.lease);
     let name = &first.lease.name;
-    assert_eq!(client.leases().await.unwrap(), std::slice::from_ref(&first.lease));
+    assert_eq!(
+        client.leases().await.unwrap(),
+        std::slice::from_ref(&first.lease)
+    );
     assert_eq!(client.lease(name, None).await.unwrap().lease, first.lease);
 
     let port = sandwire_api::published_port::PublishPort {
@@ -104,7 +107,10 @@ async fn the_client_and_the_daemon_understand_each_other() {
         ..port
     };
     let published = client.publish(name, None, &port).await.unwrap();
-    assert_eq!(client.ports().await.unwrap(), std::slice::from_ref(&published));
+    assert_eq!(
+        client.ports().await.unwrap(),
+        std::slice::from_ref(&published)
+    );
     assert_eq!(client.lease_ports(name, None).await.unwrap(), [published]);
     let uid = Some(first.lease.owner_uid);
     client

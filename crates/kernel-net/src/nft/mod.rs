@@ -265,14 +265,19 @@ impl<'a> Batch<'a> {
     pub fn add_flowtable(&mut self, name: &str) {
         let table = self.table;
         let object = format!("nft flowtable {table} {name}");
-        self.message((NFT_MSG_NEWFLOWTABLE, CREATE), "create", object, |message| {
-            message.put_text(NFTA_FLOWTABLE_TABLE, table);
-            message.put_text(NFTA_FLOWTABLE_NAME, name);
-            message.nest(NFTA_FLOWTABLE_HOOK, |hook| {
-                hook.put_u32_be(NFTA_FLOWTABLE_HOOK_NUM, 0);
-                hook.put_u32_be(NFTA_FLOWTABLE_HOOK_PRIORITY, 0);
-            });
-        });
+        self.message(
+            (NFT_MSG_NEWFLOWTABLE, CREATE),
+            "create",
+            object,
+            |message| {
+                message.put_text(NFTA_FLOWTABLE_TABLE, table);
+                message.put_text(NFTA_FLOWTABLE_NAME, name);
+                message.nest(NFTA_FLOWTABLE_HOOK, |hook| {
+                    hook.put_u32_be(NFTA_FLOWTABLE_HOOK_NUM, 0);
+                    hook.put_u32_be(NFTA_FLOWTABLE_HOOK_PRIORITY, 0);
+                });
+            },
+        );
     }
 
     /// Carries out all changes.

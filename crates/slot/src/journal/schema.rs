@@ -1,6 +1,11 @@
 //! Making, opening and checking the database file.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs::{self, File},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    time::Duration,
+};
 
 use rusqlite::{Connection, ErrorCode as SqliteCode, OpenFlags, OptionalExtension};
 use sandwire_api::name::Name;
@@ -81,6 +86,14 @@ pub(super) fn create(
     boot_id: &str,
 ) -> Result<(), JournalError> {
     discard(new)?;
+    // Tenants may enter the folder, for the socket; the journal is none of theirs. SQLite gives the
+    // files beside it the same mode.
+    File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(new)
+        .map_err(|source| unusable(new, source))?;
     let make = || -> rusqlite::Result<()> {
         let connection = Connection::open(new)?;
         connection

@@ -246,3 +246,18 @@ fn a_damaged_journal_is_refused_or_read_but_never_a_panic() {
     let error = open(folder.path()).unwrap_err();
     assert!(error.to_string().contains("sandwire cleanup"), "{error}");
 }
+
+#[test]
+fn only_the_daemon_reads_the_journal_even_in_a_folder_that_all_may_enter() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (mut journal, _) = open(folder.path()).unwrap();
+    journal.put_pool(&pool()).unwrap();
+    for entry in fs::read_dir(folder.path()).unwrap() {
+        let entry = entry.unwrap();
+        let mode = entry.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{:?} has mode {mode:o}", entry.path());
+    }
+}

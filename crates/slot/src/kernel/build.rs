@@ -1,9 +1,10 @@
 //! Builds a slot.
 //!
 //! The order matters. Settings come before the interfaces that inherit them, TAPs before the rules
-//! that name them, and the host's end of the veth after the slot's end is up: it then comes up with a
-//! carrier in one event. Each event of a host interface walks the host's whole IPv6 routing table, so
-//! there is exactly one change of the host's end per slot.
+//! that name them, and the host's end of the veth after the slot's end is up. Each event of an
+//! interface makes the kernel walk the host's whole IPv6 routing table (`rt6_sync_up`). The host's end
+//! is created dormant and changed once, so that only the event of its carrier is left; the kernel
+//! handles that one by itself while the nftables table is written.
 
 use std::io;
 
@@ -30,10 +31,10 @@ pub enum BuildStep {
     Veth,
     /// Settings, addresses, neighbours and routes inside.
     Addresses,
-    /// The slot's nftables table.
-    NftTable,
     /// The host's end: raised, with its neighbours and routes.
     HostEnd,
+    /// The slot's nftables table.
+    NftTable,
     /// The namespace's name.
     Mount,
 }
@@ -46,8 +47,8 @@ impl BuildStep {
         Self::Tap,
         Self::Veth,
         Self::Addresses,
-        Self::NftTable,
         Self::HostEnd,
+        Self::NftTable,
         Self::Mount,
     ];
 
@@ -142,6 +143,11 @@ impl Build<'_> {
             }
             Ok(route.execute(request)?)
         })?;
+        let previous = worker.raised.take();
+        let host_end = self.step(BuildStep::HostEnd, || {
+            interfaces::configure_host_end(&mut worker.route, slot)
+        })?;
+        worker.raised = Some(host_end);
         self.step(BuildStep::NftTable, || {
             let mut netfilter = Socket::netfilter()?;
             let mut batch = Batch::new(slot_table::NAME);
@@ -149,9 +155,9 @@ impl Build<'_> {
             slot_table::write(&mut batch, slot);
             Ok(batch.commit(&mut netfilter)?)
         })?;
-        self.step(BuildStep::HostEnd, || {
-            interfaces::configure_host_end(&mut worker.route, slot)
-        })?;
+        if let Some(previous) = previous {
+            interfaces::drop_multicast_route(&mut worker.route, previous);
+        }
         self.step(BuildStep::Mount, || Ok(inside.publish(&slot.netns_name)?))
     }
 
@@ -165,7 +171,9 @@ impl Build<'_> {
             object: format!("slot {}", self.slot.netns_name),
             source,
         };
-        self.steps.before(step).map_err(|error| named(error.into()))?;
+        self.steps
+            .before(step)
+            .map_err(|error| named(error.into()))?;
         work().map_err(|error| named(error.into()))
     }
 }

@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use sandwire_api::{published_port::PublishPort, slot::Defect};
 use sandwire_kernel_net::{
     address::{self, Address},
-    interface::{self, Change, Interface},
+    interface::{self, Change, Interface, Mac},
     netlink::Request,
     nft::{self, Batch},
     route::{self, Listed, Route, Target},
@@ -29,6 +29,9 @@ use crate::{
 
 /// Higher than that of any route that somebody sets by hand: a route of the same prefix wins.
 const UNREACHABLE_METRIC: u32 = 0x7fff_0000;
+
+/// Nobody is on the shared interface; one that doesn't change keeps listings comparable.
+const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0x00, 0x01];
 
 pub(super) fn add_pool(
     instance: &str,
@@ -112,9 +115,16 @@ fn check_conflicts(
     };
     let name_of = |index| {
         let found = interfaces.iter().find(|interface| interface.index == index);
-        found.map_or_else(|| format!("interface {index}"), |interface| interface.name.clone())
+        found.map_or_else(
+            || format!("interface {index}"),
+            |interface| interface.name.clone(),
+        )
     };
-    let ours = |index| interfaces.iter().any(|found| found.index == index && is_ours(found));
+    let ours = |index| {
+        interfaces
+            .iter()
+            .any(|found| found.index == index && is_ours(found))
+    };
     let conflict = |prefix: &IpNet, with: String| NetworkError::Conflict {
         object: format!("prefix {prefix} of pool {}", plan.spec.name),
         with,
@@ -130,7 +140,9 @@ fn check_conflicts(
             && !is_default
             && !own
         {
-            let by = route.interface.map(|index| format!(" dev {}", name_of(index)));
+            let by = route
+                .interface
+                .map(|index| format!(" dev {}", name_of(index)));
             let with = format!("route {}{}", route.destination, by.unwrap_or_default());
             return Err(conflict(prefix, with));
         }
@@ -139,7 +151,11 @@ fn check_conflicts(
         if let Some(prefix) = overlapping(&address.address.trunc())
             && !ours(address.interface)
         {
-            let with = format!("address {} of {}", address.address, name_of(address.interface));
+            let with = format!(
+                "address {} of {}",
+                address.address,
+                name_of(address.interface)
+            );
             return Err(conflict(prefix, with));
         }
     }
@@ -157,13 +173,19 @@ fn check_forwarding(
     plan: &Plan,
     interfaces: &[Interface],
 ) -> Result<(), NetworkError> {
-    let needs_ipv6 = plan.clone_prefixes.iter().any(|prefix| matches!(prefix, IpNet::V6(_)));
+    let needs_ipv6 = plan
+        .clone_prefixes
+        .iter()
+        .any(|prefix| matches!(prefix, IpNet::V6(_)));
     if !needs_ipv6 || worker.procfs.read(IPV6_FORWARDING)? == "1" {
         return Ok(());
     }
-    let learned = |route: &Listed| route.by_router_advertisement && route.destination.prefix_len() == 0;
+    let learned =
+        |route: &Listed| route.by_router_advertisement && route.destination.prefix_len() == 0;
     for route in route::list(&mut worker.route)?.into_iter().filter(learned) {
-        let named = interfaces.iter().find(|found| Some(found.index) == route.interface);
+        let named = interfaces
+            .iter()
+            .find(|found| Some(found.index) == route.interface);
         let Some(interface) = named else { continue };
         let setting = format!("net/ipv6/conf/{}/accept_ra", interface.name);
         if worker.procfs.read(&setting)? == "2" {
@@ -171,7 +193,10 @@ fn check_forwarding(
         }
         return Err(NetworkError::Conflict {
             object: format!("IPv6 forwarding for pool {}", plan.spec.name),
-            with: format!("the default route that {} learns from its router", interface.name),
+            with: format!(
+                "the default route that {} learns from its router",
+                interface.name
+            ),
             advice: format!(
                 "forwarding would make the kernel drop that route: \
                  set net.ipv6.conf.{}.accept_ra=2 first, or give the pool no IPv6",
@@ -201,7 +226,8 @@ fn forwarding_settings(plan: &Plan) -> impl Iterator<Item = &'static str> + use<
             .any(|prefix| matches!(prefix, IpNet::V4(_)) == is_ipv4)
     };
     let ipv4 = has(true).then_some(IPV4_FORWARDING);
-    ipv4.into_iter().chain(has(false).then_some(IPV6_FORWARDING))
+    ipv4.into_iter()
+        .chain(has(false).then_some(IPV6_FORWARDING))
 }
 
 fn write_table(instance: &str, worker: &mut Worker, plan: &Plan) -> Result<(), NetworkError> {
@@ -246,10 +272,7 @@ fn add_interface_and_routes(
     Ok(worker.route.execute(request)?)
 }
 
-fn find_or_create_shared(
-    instance: &str,
-    worker: &mut Worker,
-) -> Result<Interface, NetworkError> {
+fn find_or_create_shared(instance: &str, worker: &mut Worker) -> Result<Interface, NetworkError> {
     let name = names::shared_interface(instance);
     let alias = format!("sandwire:{instance}");
     let existing = interface::find(&mut worker.route, &name)?;
@@ -269,6 +292,7 @@ fn find_or_create_shared(
     let change = Change {
         name: &name,
         alias: Some(&alias),
+        mac: Some(SHARED_MAC),
         no_generated_addresses: true,
         up: Some(true),
         ..Change::default()
@@ -334,7 +358,11 @@ pub(super) fn inspect(
         }
         host_table::write_ports(&mut batch, published);
         let done = batch.commit(&mut worker.netfilter).map_err(Into::into);
-        judge(format!("nft table {table}"), "its rules are missing or changed", done);
+        judge(
+            format!("nft table {table}"),
+            "its rules are missing or changed",
+            done,
+        );
     }
     for plan in plans {
         for setting in forwarding_settings(plan) {

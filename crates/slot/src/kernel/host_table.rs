@@ -181,8 +181,20 @@ fn from_sandbox() -> Rule {
 
 fn raw_rules() -> Vec<(&'static str, Rule)> {
     let mut rules = vec![
-        (RAW, Rule::new().interface_not_in(Direction::Source, HOST_ENDS).accept()),
-        (RAW, Rule::new().comment("foreign source").from_elsewhere().counter().drop()),
+        (
+            RAW,
+            Rule::new()
+                .interface_not_in(Direction::Source, HOST_ENDS)
+                .accept(),
+        ),
+        (
+            RAW,
+            Rule::new()
+                .comment("foreign source")
+                .from_elsewhere()
+                .counter()
+                .drop(),
+        ),
         (RAW, Rule::new().to_this_host().accept()),
     ];
     for family in Family::ALL {
@@ -204,14 +216,21 @@ fn publish_rules() -> Vec<(&'static str, Rule)> {
                 };
                 let loopback = loopback.expect("both lengths are within their family's");
                 let rule = Rule::new().family(family);
-                rule.address_outside(Direction::Destination, loopback).to_this_host()
+                rule.address_outside(Direction::Destination, loopback)
+                    .to_this_host()
             };
             let (port, protocol) = (KeyPart::DestinationPort, KeyPart::Protocol);
             let ports = PerFamily::Ports.name(family);
             let of_address = [destination(family), protocol, port];
-            rules.push((chain, local().destination_from_map(family, &of_address, &ports)));
+            rules.push((
+                chain,
+                local().destination_from_map(family, &of_address, &ports),
+            ));
             let any = PerFamily::AnyPorts.name(family);
-            rules.push((chain, local().destination_from_map(family, &[protocol, port], &any)));
+            rules.push((
+                chain,
+                local().destination_from_map(family, &[protocol, port], &any),
+            ));
         }
     }
     rules
@@ -237,7 +256,9 @@ fn input_rules() -> Vec<(&'static str, Rule)> {
     let answered = CtState::ESTABLISHED | CtState::RELATED;
     let mut rules = vec![(
         INPUT,
-        Rule::new().interface_not_in(Direction::Source, HOST_ENDS).accept(),
+        Rule::new()
+            .interface_not_in(Direction::Source, HOST_ENDS)
+            .accept(),
     )];
     rules.extend(metadata_rules(INPUT));
     rules.push((INPUT, Rule::new().state(answered).accept()));
@@ -254,7 +275,10 @@ fn input_rules() -> Vec<(&'static str, Rule)> {
         let services = Rule::new().key_in(&key, &PerFamily::Services.name(family));
         rules.extend([trusted, pingers, services].map(|rule| (INPUT, rule.accept())));
     }
-    rules.push((INPUT, Rule::new().comment("service of the host").counter().drop()));
+    rules.push((
+        INPUT,
+        Rule::new().comment("service of the host").counter().drop(),
+    ));
     rules
 }
 
@@ -264,7 +288,11 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
     // The answer would not come back this way: sandboxes of a pool talk directly.
     rules.push((
         FORWARD,
-        between().comment("published port of a sandbox").status(CT_STATUS_DNAT).counter().drop(),
+        between()
+            .comment("published port of a sandbox")
+            .status(CT_STATUS_DNAT)
+            .counter()
+            .drop(),
     ));
     for family in Family::ALL {
         let pair = [source(family), destination(family)];
@@ -274,18 +302,26 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
     rules.push((FORWARD, between().comment("other sandbox").counter().drop()));
     rules.push((
         FORWARD,
-        Rule::new().interface_not_in(Direction::Source, HOST_ENDS).accept(),
+        Rule::new()
+            .interface_not_in(Direction::Source, HOST_ENDS)
+            .accept(),
     ));
     rules.extend(metadata_rules(FORWARD));
     let answered = CtState::ESTABLISHED | CtState::RELATED;
     rules.push((FORWARD, Rule::new().state(answered).accept()));
     // Such a packet would leave with its clone address, past the masquerade.
-    rules.push((FORWARD, Rule::new().state(CtState::INVALID).counter().drop()));
+    rules.push((
+        FORWARD,
+        Rule::new().state(CtState::INVALID).counter().drop(),
+    ));
     for family in Family::ALL {
         let routed = Rule::new().key_in(&[source(family)], &PerFamily::Routed.name(family));
         rules.push((FORWARD, routed.accept()));
     }
-    rules.push((FORWARD, Rule::new().comment("uplink denied").counter().drop()));
+    rules.push((
+        FORWARD,
+        Rule::new().comment("uplink denied").counter().drop(),
+    ));
     rules
 }
 
@@ -305,11 +341,20 @@ pub(super) fn elements(plan: &Plan) -> Vec<(String, Vec<Element>)> {
             continue;
         }
         let mut add = |set: PerFamily, of_set| elements.push((set.name(family), of_set));
-        let single = || prefixes.iter().copied().flat_map(Element::prefix).collect::<Vec<_>>();
+        let single = || {
+            prefixes
+                .iter()
+                .copied()
+                .flat_map(Element::prefix)
+                .collect::<Vec<_>>()
+        };
         if policy.clone_to_clone {
             let pair = |from: &IpNet| {
                 let key = Key::default().prefix(*from);
-                prefixes.iter().map(move |to| Element::ranges(key.clone().prefix(*to))).collect()
+                prefixes
+                    .iter()
+                    .map(move |to| Element::ranges(key.clone().prefix(*to)))
+                    .collect()
             };
             let pairs: Vec<Vec<_>> = prefixes.iter().map(pair).collect();
             add(PerFamily::Siblings, pairs.concat());
@@ -403,7 +448,11 @@ pub(super) fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAd
                 Some(address) => (PerFamily::Ports, Key::default().address(address)),
                 None => (PerFamily::AnyPorts, Key::default()),
             };
-            let family = if clone_address.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+            let family = if clone_address.is_ipv4() {
+                Family::Ipv4
+            } else {
+                Family::Ipv6
+            };
             let protocol = match port.protocol {
                 PublishedProtocol::Tcp => Protocol::Tcp,
                 PublishedProtocol::Udp => Protocol::Udp,
@@ -425,15 +474,21 @@ pub(super) fn is_sound(instance: &str, worker: &mut Worker) -> Result<bool, Netw
 pub(super) fn same_rules(mut found: Vec<(String, usize)>, wanted: &[(&str, Rule)]) -> bool {
     // Both sorts keep the order within a chain.
     found.sort_by(|one, other| one.0.cmp(&other.0));
-    let mut wanted: Vec<_> =
-        wanted.iter().map(|(chain, rule)| ((*chain).to_owned(), rule.instructions())).collect();
+    let mut wanted: Vec<_> = wanted
+        .iter()
+        .map(|(chain, rule)| ((*chain).to_owned(), rule.instructions()))
+        .collect();
     wanted.sort_by(|one, other| one.0.cmp(&other.0));
     found == wanted
 }
 
 /// Whether no pool has an interface in the table any more.
 pub(super) fn has_no_pool(instance: &str, worker: &mut Worker) -> Result<bool, NetworkError> {
-    Ok(nft::is_set_empty(&mut worker.netfilter, &name(instance), HOST_ENDS)?)
+    Ok(nft::is_set_empty(
+        &mut worker.netfilter,
+        &name(instance),
+        HOST_ENDS,
+    )?)
 }
 
 #[cfg(test)]

@@ -78,16 +78,17 @@ pub(super) fn repair(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Vec<D
             match put_right(home, worker, slot, wrong) {
                 None => defect,
                 Some(Ok(())) => repaired(defect.object, defect.problem),
-                Some(Err(error)) => {
-                    reported(defect.object, format!("{}; {error}", defect.problem))
-                }
+                Some(Err(error)) => reported(defect.object, format!("{}; {error}", defect.problem)),
             }
         })
         .collect()
 }
 
 fn missing_taps(slot: &SlotPlan) -> Vec<TapStatus> {
-    slot.nics.iter().map(|nic| tap_status(nic, TapUse::Missing, None)).collect()
+    slot.nics
+        .iter()
+        .map(|nic| tap_status(nic, TapUse::Missing, None))
+        .collect()
 }
 
 fn look(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> (Inspection, Vec<Wrong>) {
@@ -123,13 +124,20 @@ fn look_inside(
             wrong.push(Wrong::Tap(number, used));
         }
     }
-    let uplink = present.iter().find(|interface| interface.name == slot.slot_interface);
+    let uplink = present
+        .iter()
+        .find(|interface| interface.name == slot.slot_interface);
     match uplink.filter(|uplink| uplink.is_up) {
         None => wrong.push(Wrong::Uplink),
         Some(uplink) => {
             // Documentation addresses: any destination beyond the slot would do.
-            for beyond in [IpAddr::from([192, 0, 2, 1]), IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1])] {
-                let is_routed = slot.clone_addresses().any(|own| own.is_ipv4() == beyond.is_ipv4());
+            for beyond in [
+                IpAddr::from([192, 0, 2, 1]),
+                IpAddr::from([0x2001, 0xdb8, 0, 0, 0, 0, 0, 1]),
+            ] {
+                let is_routed = slot
+                    .clone_addresses()
+                    .any(|own| own.is_ipv4() == beyond.is_ipv4());
                 if is_routed && route::lookup(&mut route, beyond)? != Some(uplink.index) {
                     wrong.push(Wrong::SlotRoute(beyond));
                 }
@@ -200,13 +208,18 @@ impl Wrong {
             Self::Tap(nic, used) => {
                 let object = format!("tap {} of slot {}", slot.nics[*nic].tap, slot.netns_name);
                 let problem = match used {
-                    TapUse::Foreign => "it is not the one that was made for the slot: it has no network",
+                    TapUse::Foreign => {
+                        "it is not the one that was made for the slot: it has no network"
+                    }
                     _ => "it is gone",
                 };
                 reported(object, problem)
             }
             Self::Uplink => {
-                let object = format!("interface {} of slot {}", slot.slot_interface, slot.netns_name);
+                let object = format!(
+                    "interface {} of slot {}",
+                    slot.slot_interface, slot.netns_name
+                );
                 reported(object, "it is gone or down")
             }
             Self::SlotRoute(beyond) => {
@@ -218,9 +231,10 @@ impl Wrong {
                 let object = format!("nft table {} of slot {}", slot_table::NAME, slot.netns_name);
                 reported(object, "its rules are missing or changed")
             }
-            Self::HostEnd => {
-                reported(format!("interface {}", slot.host_interface), "it is gone or down")
-            }
+            Self::HostEnd => reported(
+                format!("interface {}", slot.host_interface),
+                "it is gone or down",
+            ),
             Self::HostRoute(address) => {
                 let problem = format!("it does not lead to {}", slot.host_interface);
                 reported(format!("route {address}"), problem)
@@ -244,7 +258,7 @@ fn put_right(
         Wrong::Uplink | Wrong::SlotRoute(_) => Some(restore_uplink(home, worker, slot)),
         Wrong::Table => Some(restore_table(home, slot)),
         Wrong::HostEnd | Wrong::HostRoute(_) => {
-            Some(interfaces::configure_host_end(&mut worker.route, slot))
+            Some(interfaces::configure_host_end(&mut worker.route, slot).map(drop))
         }
     }
 }
@@ -270,7 +284,7 @@ fn restore_uplink(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Result<(
     interfaces::configure_uplink(&mut request, slot);
     route.execute(request)?;
     drop(inside);
-    interfaces::configure_host_end(&mut worker.route, slot)
+    interfaces::configure_host_end(&mut worker.route, slot).map(drop)
 }
 
 fn restore_table(home: &Home, slot: &SlotPlan) -> Result<(), NetworkError> {

@@ -18,7 +18,7 @@ use sandwire_kernel_net::{
     netlink::{Request, Socket},
     netns::Home,
     procfs::PrivateProcfs,
-    route::{Route, Target},
+    route::{self, Route, Target},
     tap,
 };
 
@@ -73,6 +73,7 @@ pub(super) fn veth(slot: &SlotPlan, home: &Home) -> Request {
         peer_namespace: home.as_fd(),
         mac: slot.veth_mac.0,
         mtu: slot.mtu,
+        peer_is_dormant: true,
     };
     pair.create(&mut request);
     request
@@ -109,7 +110,9 @@ pub(super) fn configure_uplink(request: &mut Request, slot: &SlotPlan) {
     }
     let first = slot.nics.first();
     let sources = [
-        first.and_then(|nic| nic.ipv4).map(|ipv4| (gateway.into(), ipv4.clone_address.into())),
+        first
+            .and_then(|nic| nic.ipv4)
+            .map(|ipv4| (gateway.into(), ipv4.clone_address.into())),
         first
             .and_then(|nic| nic.ipv6)
             .map(|ipv6| (GATEWAY_IPV6.into(), ipv6.clone_address.into())),
@@ -160,30 +163,22 @@ pub(super) fn configure_tap(request: &mut Request, slot: &SlotPlan, nic: usize) 
     }
 }
 
-/// Raises the host's end: alias, neighbours and routes for the clone addresses.
-pub(super) fn configure_host_end(route: &mut Socket, slot: &SlotPlan) -> Result<(), NetworkError> {
+/// Raises the host's end: alias, neighbours and routes for the clone addresses. Returns its number.
+pub(super) fn configure_host_end(
+    route: &mut Socket,
+    slot: &SlotPlan,
+) -> Result<InterfaceIndex, NetworkError> {
     let name = &slot.host_interface;
     let found = interface::find(route, name)?;
-    let index = found.map(|interface| interface.index).ok_or_else(|| {
-        NetworkError::from(KernelError::missing_interface(name))
-    })?;
+    let index = found
+        .map(|interface| interface.index)
+        .ok_or_else(|| KernelError::missing_interface(name))?;
     let mut request = Request::new();
-    let change = Change {
-        name,
-        index: Some(index),
-        alias: Some(&slot.host_alias),
-        ipv4_forwarding: Some(true),
-        no_generated_addresses: true,
-        up: Some(true),
-        ..Change::default()
-    };
-    change.apply(&mut request);
-    if let Some(transit) = slot.transit {
-        let mut address = Address::new(index, IpAddr::V4(transit.host).into());
-        address.peer = Some(transit.slot.into());
-        address.add(&mut request);
-    }
-    let neighbours = slot.clone_addresses().chain(slot.transit.map(|transit| transit.slot.into()));
+    // Before the interface is raised: the kernel handles that event while holding the lock that
+    // every further message has to wait for.
+    let neighbours = slot
+        .clone_addresses()
+        .chain(slot.transit.map(|transit| transit.slot.into()));
     for address in neighbours {
         Neighbour {
             interface: index,
@@ -192,8 +187,41 @@ pub(super) fn configure_host_end(route: &mut Socket, slot: &SlotPlan) -> Result<
         }
         .add(&mut request);
     }
+    // Two changes, not one: told about anything else along with raising an interface, the kernel
+    // reports a second event for it.
+    let named = Change {
+        name,
+        index: Some(index),
+        ..Change::default()
+    };
+    let settings = Change {
+        alias: Some(&slot.host_alias),
+        ipv4_forwarding: Some(true),
+        no_generated_addresses: true,
+        ..named
+    };
+    settings.apply(&mut request);
+    let raised = Change {
+        up: Some(true),
+        ..named
+    };
+    raised.apply(&mut request);
+    if let Some(transit) = slot.transit {
+        let mut address = Address::new(index, IpAddr::V4(transit.host).into());
+        address.peer = Some(transit.slot.into());
+        address.add(&mut request);
+    }
     for address in slot.clone_addresses() {
         Route::new(address.into(), Target::Interface(index)).add(&mut request);
     }
-    Ok(route.execute(request)?)
+    route.execute(request)?;
+    Ok(index)
+}
+
+/// Deletes the multicast route of a host end that was raised a while ago.
+pub(super) fn drop_multicast_route(route: &mut Socket, host_end: InterfaceIndex) {
+    let mut request = Request::new();
+    route::delete_multicast(&mut request, host_end);
+    // Missing is as good; the slot may be gone, or its carrier not be reported yet.
+    drop(route.execute(request));
 }

@@ -24,8 +24,10 @@ pub(super) fn inventory(instance: &str, worker: &mut Worker) -> Result<Inventory
             Some((interface.name.as_str(), pool, number))
         })
         .collect();
-    let with_interface: HashSet<(&str, u32)> =
-        ours.iter().map(|(_, pool, number)| (*pool, *number)).collect();
+    let with_interface: HashSet<(&str, u32)> = ours
+        .iter()
+        .map(|(_, pool, number)| (*pool, *number))
+        .collect();
     let mut inventory = Inventory::default();
     let mut complete = HashSet::new();
     let files = netns::list(&format!("sandwire.{instance}."))?;
@@ -37,12 +39,16 @@ pub(super) fn inventory(instance: &str, worker: &mut Worker) -> Result<Inventory
             complete.insert((pool, number.0));
             inventory.slots.push((pool.to_owned(), number.0));
         } else {
-            inventory.leftovers.push(Leftover::Namespace(file.name.clone()));
+            inventory
+                .leftovers
+                .push(Leftover::Namespace(file.name.clone()));
         }
     }
     for (name, pool, number) in ours {
         if !complete.contains(&(pool, number)) {
-            inventory.leftovers.push(Leftover::Interface(name.to_owned()));
+            inventory
+                .leftovers
+                .push(Leftover::Interface(name.to_owned()));
         }
     }
     inventory.slots.sort();
@@ -84,7 +90,13 @@ mod tests {
     #[test]
     fn only_aliases_of_slots_of_this_instance_are_ours() {
         assert_eq!(parse_alias("a", "sandwire:a:web:17"), Some(("web", 17)));
-        for alias in ["sandwire:a", "sandwire:b:web:17", "sandwire:a:web:x", "other:a:web:17", ""] {
+        for alias in [
+            "sandwire:a",
+            "sandwire:b:web:17",
+            "sandwire:a:web:x",
+            "other:a:web:17",
+            "",
+        ] {
             assert_eq!(parse_alias("a", alias), None, "{alias}");
         }
     }

@@ -31,10 +31,34 @@ const ICMPV6_NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 pub(super) fn write(batch: &mut Batch<'_>, slot: &SlotPlan) {
     batch.add_chain(&Chain::Regular(KNOWN));
     for (name, kind, hook, priority, policy) in [
-        (PREROUTING, ChainKind::Nat, Hook::Prerouting, PRIORITY_DESTINATION_NAT, Policy::Accept),
-        (INPUT, ChainKind::Filter, Hook::Input, PRIORITY_FILTER, Policy::Drop),
-        (FORWARD, ChainKind::Filter, Hook::Forward, PRIORITY_FILTER, Policy::Drop),
-        (POSTROUTING, ChainKind::Nat, Hook::Postrouting, PRIORITY_SOURCE_NAT, Policy::Accept),
+        (
+            PREROUTING,
+            ChainKind::Nat,
+            Hook::Prerouting,
+            PRIORITY_DESTINATION_NAT,
+            Policy::Accept,
+        ),
+        (
+            INPUT,
+            ChainKind::Filter,
+            Hook::Input,
+            PRIORITY_FILTER,
+            Policy::Drop,
+        ),
+        (
+            FORWARD,
+            ChainKind::Filter,
+            Hook::Forward,
+            PRIORITY_FILTER,
+            Policy::Drop,
+        ),
+        (
+            POSTROUTING,
+            ChainKind::Nat,
+            Hook::Postrouting,
+            PRIORITY_SOURCE_NAT,
+            Policy::Accept,
+        ),
     ] {
         batch.add_chain(&Chain::Base {
             name,
@@ -57,33 +81,60 @@ pub(super) fn rules(slot: &SlotPlan) -> Vec<(&'static str, Rule)> {
         (KNOWN, Rule::new().state(CtState::INVALID).counter().drop()),
         (KNOWN, too_many_connections(slot.connections_max)),
         (KNOWN, Rule::new().accept()),
-        (INPUT, Rule::new().interface(Direction::Source, "lo").accept()),
-        (INPUT, Rule::new().interface(Direction::Source, uplink).state(answered).accept()),
+        (
+            INPUT,
+            Rule::new().interface(Direction::Source, "lo").accept(),
+        ),
+        (
+            INPUT,
+            Rule::new()
+                .interface(Direction::Source, uplink)
+                .state(answered)
+                .accept(),
+        ),
     ];
     for nic in &slot.nics {
         add_nic(&mut rules, nic, uplink);
     }
     rules.extend([
         (INPUT, Rule::new().counter().drop()),
-        (FORWARD, Rule::new().interface(Direction::Source, uplink).jump(KNOWN)),
-        (FORWARD, Rule::new().comment("foreign source").counter().drop()),
+        (
+            FORWARD,
+            Rule::new().interface(Direction::Source, uplink).jump(KNOWN),
+        ),
+        (
+            FORWARD,
+            Rule::new().comment("foreign source").counter().drop(),
+        ),
     ]);
     rules
 }
 
 fn too_many_connections(count: u32) -> Rule {
-    let rule = Rule::new().comment("too many connections").state(CtState::NEW);
+    let rule = Rule::new()
+        .comment("too many connections")
+        .state(CtState::NEW);
     rule.connections_over(count).counter().drop()
 }
 
 fn add_nic(rules: &mut Vec<(&'static str, Rule)>, nic: &NicPlan, uplink: &str) {
     let ipv4 = nic.ipv4.map(|ipv4| {
         let (guest, clone_address) = (ipv4.guest.addr(), ipv4.clone_address);
-        (guest.into(), clone_address.into(), Protocol::Icmp, ICMP_ECHO_REQUEST)
+        (
+            guest.into(),
+            clone_address.into(),
+            Protocol::Icmp,
+            ICMP_ECHO_REQUEST,
+        )
     });
     let ipv6 = nic.ipv6.map(|ipv6| {
         let (guest, clone_address) = (ipv6.guest.addr(), ipv6.clone_address);
-        (guest.into(), clone_address.into(), Protocol::Icmpv6, ICMPV6_ECHO_REQUEST)
+        (
+            guest.into(),
+            clone_address.into(),
+            Protocol::Icmpv6,
+            ICMPV6_ECHO_REQUEST,
+        )
     });
     let from_tap = || Rule::new().interface(Direction::Source, &nic.tap);
     for (guest, clone_address, icmp, echo) in [ipv4, ipv6].into_iter().flatten() {
@@ -96,18 +147,17 @@ fn add_nic(rules: &mut Vec<(&'static str, Rule)>, nic: &NicPlan, uplink: &str) {
         rules.push((INPUT, from_guest().icmp(icmp, echo).jump(KNOWN)));
     }
     if nic.ipv6.is_some() {
-        for message in [ICMPV6_NEIGHBOUR_SOLICITATION, ICMPV6_NEIGHBOUR_ADVERTISEMENT] {
+        for message in [
+            ICMPV6_NEIGHBOUR_SOLICITATION,
+            ICMPV6_NEIGHBOUR_ADVERTISEMENT,
+        ] {
             rules.push((INPUT, from_tap().icmp(Protocol::Icmpv6, message).accept()));
         }
     }
 }
 
 /// The two rules that make the guest address and the clone address one.
-fn translation(
-    guest: IpAddr,
-    clone_address: IpAddr,
-    uplink: &str,
-) -> [(&'static str, Rule); 2] {
+fn translation(guest: IpAddr, clone_address: IpAddr, uplink: &str) -> [(&'static str, Rule); 2] {
     let inbound = Rule::new()
         .interface(Direction::Source, uplink)
         .address(Direction::Destination, clone_address)

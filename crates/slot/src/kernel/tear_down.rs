@@ -20,24 +20,38 @@ use super::Worker;
 use crate::{error::NetworkError, plan::SlotPlan};
 
 /// Slots whose namespaces are given up at once.
-pub(super) const BATCH: usize = 64;
+const BATCH: usize = 32;
 /// How long a namespace may take to dissolve. One that takes longer is held by a process inside.
 const DISSOLVE_MAX: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 
-pub(super) fn tear_down(
-    worker: &mut Worker,
-    slots: &[SlotPlan],
-) -> Vec<Result<(), NetworkError>> {
-    let mut results: Vec<Result<(), NetworkError>> = slots
-        .iter()
-        .map(|slot| Ok(netns::remove(&slot.netns_name)?))
-        .collect();
-    let dissolved = wait_dissolved(&mut worker.route, slots)
-        .and_then(|held| delete_host_ends(&mut worker.route, &held));
+pub(super) fn tear_down(worker: &mut Worker, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
+    let mut results = Vec::with_capacity(slots.len());
+    let mut held = Vec::new();
+    let mut failure = None;
+    let mut before: &[SlotPlan] = &[];
+    for batch in slots.chunks(BATCH).chain([&[][..]]) {
+        results.extend(
+            batch
+                .iter()
+                .map(|slot| Ok(netns::remove(&slot.netns_name)?)),
+        );
+        // The kernel dissolves the batch before while the names of this one are taken away.
+        match wait_dissolved(&mut worker.route, before) {
+            Ok(names) => held.extend(names),
+            Err(error) => failure = Some(error),
+        }
+        before = batch;
+    }
+    let deleted = delete_host_ends(&mut worker.route, &held);
     let addresses: HashSet<_> = slots.iter().flat_map(SlotPlan::clone_addresses).collect();
     let forgotten = conntrack::forget(&mut worker.netfilter, &addresses);
-    for error in [dissolved.err(), forgotten.err().map(NetworkError::from)].into_iter().flatten() {
+    let failures = [
+        failure,
+        deleted.err(),
+        forgotten.err().map(NetworkError::from),
+    ];
+    for error in failures.into_iter().flatten() {
         let text = error.to_string();
         for (slot, result) in slots.iter().zip(&mut results) {
             let added = NetworkError::reason("tear down", &slot.netns_name, &text);
@@ -67,7 +81,10 @@ fn wait_dissolved<'a>(
     slots: &'a [SlotPlan],
 ) -> Result<Vec<&'a str>, NetworkError> {
     let deadline = Instant::now() + DISSOLVE_MAX;
-    let mut waiting: Vec<&str> = slots.iter().map(|slot| slot.host_interface.as_str()).collect();
+    let mut waiting: Vec<&str> = slots
+        .iter()
+        .map(|slot| slot.host_interface.as_str())
+        .collect();
     loop {
         // The kernel removes a batch at once: one that is still there speaks for those behind it.
         while let Some(name) = waiting.last() {

@@ -23,6 +23,10 @@ use super::interfaces::tap_options;
 use crate::{error::NetworkError, network::Withdrawal, plan::SlotPlan};
 
 pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
+    // Nobody finds a TAP in a namespace that has no name any more.
+    if !netns::is_mounted(&slot.netns_name) {
+        return Ok(Withdrawal::Free);
+    }
     let inside = home.enter(&slot.netns_name)?;
     let mut route = Socket::route()?;
     let present = interface::list(&mut route)?;
@@ -31,7 +35,9 @@ pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, 
         .iter()
         .enumerate()
         .filter_map(|(nic, plan)| {
-            let found = present.iter().find(|interface| interface.name == plan.tap)?;
+            let found = present
+                .iter()
+                .find(|interface| interface.name == plan.tap)?;
             found.tun.map(|_| (nic, found))
         })
         .collect();

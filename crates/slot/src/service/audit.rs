@@ -3,7 +3,11 @@
 //! One thread does it all, one small step at a time. Slots are inspected one by one, spread over
 //! the audit interval; only the first round, which follows an adoption, goes without a pause.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, MutexGuard, TryLockError},
+    time::Duration,
+};
 
 use sandwire_api::{lease::ReleaseOutcome, pool::PoolSpec, slot::Defect};
 
@@ -37,6 +41,7 @@ struct Schedule {
 impl Shared {
     /// Audits until the service stops.
     pub(super) fn audit_until_stopped(&self) {
+        super::workers::lower_priority();
         let mut schedule = Schedule::default();
         while !self.lock().stopping {
             self.audit(&mut schedule);
@@ -59,8 +64,11 @@ impl Shared {
             self.expire(&lease);
         }
         if now >= schedule.host_at {
-            self.inspect_host();
-            schedule.host_at = now + self.settings.audit_interval.min(HOST_INTERVAL_MAX);
+            schedule.host_at = now
+                + match self.inspect_host() {
+                    true => self.settings.audit_interval.min(HOST_INTERVAL_MAX),
+                    false => RETRY_INTERVAL,
+                };
         }
         self.repair_queued();
         if now >= schedule.retry_at {
@@ -151,8 +159,20 @@ impl Shared {
         }
     }
 
+    /// Keeps pools from coming and going, unless one is just doing so.
+    fn try_pools_gate(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.pools_gate.try_lock() {
+            Ok(gate) => Some(gate),
+            Err(TryLockError::Poisoned(gate)) => Some(gate.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Prepares the host for pools that it refused before.
     fn retry_pools(&self) {
+        let Some(_gate) = self.try_pools_gate() else {
+            return;
+        };
         let waiting: Vec<Arc<Plan>> = {
             let state = self.lock();
             let entries = state.pools.values();
@@ -172,7 +192,12 @@ impl Shared {
         }
     }
 
-    fn inspect_host(&self) {
+    /// Looks at the host's side. Returns whether it could: not while a pool comes or goes, whose
+    /// pieces would be taken for damage.
+    fn inspect_host(&self) -> bool {
+        let Some(_gate) = self.try_pools_gate() else {
+            return false;
+        };
         let specs: Vec<PoolSpec> = {
             let state = self.lock();
             let added = state
@@ -200,6 +225,7 @@ impl Shared {
         if is_news {
             log_defects("host", &found);
         }
+        true
     }
 
     /// Looks at one slot. A damaged ready slot is retired, a leased one repaired.

@@ -221,7 +221,7 @@ impl PoolEntry {
 }
 
 /// Best effort: it only matters on a busy host.
-fn lower_priority() {
+pub(super) fn lower_priority() {
     let thread = rustix::thread::gettid();
     // On Linux the "process" of this call is the one thread of that number.
     if let Err(error) = rustix::process::setpriority_process(Some(thread), NICENESS) {

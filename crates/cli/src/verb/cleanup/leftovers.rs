@@ -2,8 +2,14 @@
 
 use std::{collections::HashMap, fs, os::unix::fs::MetadataExt};
 
+use ipnet::IpNet;
 use sandwire_api::name::Name;
-use sandwire_kernel_net::{Error, interface, netlink::Socket, netns, nft};
+use sandwire_kernel_net::{
+    Error, address, interface,
+    netlink::Socket,
+    netns, nft,
+    route::{self, Route, Target},
+};
 use serde::Serialize;
 
 /// A kernel object of ours.
@@ -21,6 +27,7 @@ pub(super) struct Leftover {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Kind {
     Namespace,
+    Route,
     Interface,
     Table,
 }
@@ -36,6 +43,7 @@ impl Kind {
     pub(super) fn text(self) -> &'static str {
         match self {
             Self::Namespace => "network namespace",
+            Self::Route => "unreachable route",
             Self::Interface => "interface",
             Self::Table => "nft table inet",
         }
@@ -72,6 +80,12 @@ pub(super) fn find(instance: &Name) -> Result<Vec<Leftover>, Error> {
             .into_iter()
             .map(|name| Leftover::new(Kind::Interface, name)),
     );
+    let routes = routes(instance)?;
+    found.extend(
+        routes
+            .iter()
+            .map(|prefix| Leftover::new(Kind::Route, prefix.to_string())),
+    );
     let table = format!("sandwire-{instance}");
     if nft::tables(&mut Socket::netfilter()?)?.contains(&table) {
         found.push(Leftover::new(Kind::Table, table));
@@ -92,6 +106,43 @@ pub(super) fn interfaces(instance: &Name) -> Result<Vec<String>, Error> {
         })
         .map(|found| found.name)
         .collect())
+}
+
+/// Metric of the routes that refuse packets for clones that aren't there; nobody else uses it.
+const UNREACHABLE_METRIC: u32 = 0x7fff_0000;
+
+/// The clone prefixes whose packets are refused. Routes bear no name: they are told by their metric,
+/// and by the host's own address in the prefix, which the instance's shared interface has.
+fn routes(instance: &Name) -> Result<Vec<IpNet>, Error> {
+    let mut socket = Socket::route()?;
+    let alias = format!("sandwire:{instance}");
+    let all = interface::list(&mut socket)?;
+    let shared = all
+        .iter()
+        .find(|found| found.alias.as_deref() == Some(&alias));
+    let Some(shared) = shared.map(|found| found.index) else {
+        return Ok(Vec::new());
+    };
+    let addresses = address::list(&mut socket)?;
+    let own = |prefix: &IpNet| {
+        addresses
+            .iter()
+            .any(|found| found.interface == shared && prefix.contains(&found.address.addr()))
+    };
+    Ok(route::list(&mut socket)?
+        .into_iter()
+        .filter(|route| route.unreachable && route.metric == Some(UNREACHABLE_METRIC))
+        .map(|route| route.destination)
+        .filter(own)
+        .collect())
+}
+
+/// A route of ours, from its prefix.
+pub(super) fn route_to(prefix: IpNet) -> Route {
+    Route {
+        metric: Some(UNREACHABLE_METRIC),
+        ..Route::new(prefix, Target::Unreachable)
+    }
 }
 
 /// Whether an interface's alias is one of the instance's.

@@ -2,7 +2,7 @@
 //!
 //! A thread of ours enters the namespace, makes a mount namespace of its own whose `/sys` shows the
 //! slot's interfaces (as `ip netns exec` does), starts the command and ends. A new process has the
-//! namespaces of the thread that made it, so nothing has to run between fork and exec.
+//! namespaces of the thread that made it. Its signals are unblocked, ours stay blocked.
 
 use std::{
     fs::File,
@@ -40,6 +40,7 @@ pub(super) enum EnterError {
 pub(super) fn spawn(netns: &str, mut command: Command) -> Result<Pid, EnterError> {
     let start = move || {
         enter(netns)?;
+        sandwire_kernel_net::process::unblock_signals(&mut command);
         let child = command.spawn().map_err(EnterError::Start)?;
         Pid::from_raw(child.id().cast_signed()).ok_or(EnterError::Namespace {
             operation: "read the number of the new process",

@@ -67,8 +67,8 @@ impl End {
 }
 
 impl Signals {
-    /// Blocks the signals in the calling thread and in those that it starts. Commands that are
-    /// started have them unblocked: the standard library sees to that.
+    /// Blocks the signals in the calling thread, in those that it starts and, unless told otherwise,
+    /// in processes that these start.
     pub(super) fn block() -> io::Result<Self> {
         let mut set: SigSet = FORWARDED.into_iter().collect();
         set.add(Signal::SIGCHLD);

@@ -155,3 +155,19 @@ fn two_services_on_one_folder_are_refused() {
         "{error}"
     );
 }
+
+#[test]
+fn the_host_is_not_inspected_while_a_pool_comes_or_goes() {
+    let (host, slots) = Host::with_pool(1);
+    slots.await_health(true);
+    host.kernel.fail("host", true);
+    let gate = slots.shared.pools_gate.lock().unwrap();
+    host.advance(&slots, Duration::from_secs(60));
+    host.advance_until(&slots, "the auditor has gone round", |state| {
+        state.counters.inspections > 3
+    });
+    assert!(slots.health().ready);
+    drop(gate);
+    host.advance(&slots, Duration::from_secs(60));
+    slots.await_health(false);
+}

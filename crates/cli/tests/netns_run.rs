@@ -1,0 +1,280 @@
+//! `run`, `cleanup` and `doctor` with a daemon and kernel objects of their own.
+
+use std::{
+    fs,
+    os::unix::process::CommandExt,
+    process::{Child, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use sandwire_testlab::{
+    lab::{self, Lab},
+    namespace,
+    sandwire::{self, Daemon},
+};
+
+const CONFIG: &str = r#"
+instance = "running"
+[[pool]]
+name = "web"
+size = 2
+addresses = { plan = "prefix", ipv4 = "10.64.0.0/24", ipv6 = "fd00:c10e::/64" }
+"#;
+
+fn start(lab: &Lab) -> Daemon {
+    let executable = sandwire::executable().unwrap();
+    let daemon = Daemon::start(&executable, lab.folder(), CONFIG).unwrap();
+    daemon.wait_pool("web", 2, Duration::from_secs(20)).unwrap();
+    daemon
+}
+
+/// Starts a shell script by `run`, without waiting for it.
+fn run_script(daemon: &Daemon, flags: &str, script: &str) -> Child {
+    let mut command = daemon.command(&format!("run {flags} --"));
+    command.args(["sh", "-c", script]);
+    command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// Exit status, standard output and standard error of a script that ran to its end.
+fn finish(child: Child) -> (i32, String, String) {
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code().unwrap(),
+        text(output.stdout),
+        text(output.stderr),
+    )
+}
+
+fn leases(daemon: &Daemon) -> usize {
+    daemon.json("list").unwrap().as_array().unwrap().len()
+}
+
+fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !happens() {
+        assert!(Instant::now() < deadline, "{what} did not happen");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_command_runs_inside_its_slot_and_its_end_is_ours() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        let script =
+            "ls /sys/class/net; echo $SANDWIRE_TAP; ip -4 -o addr show dev uplink0; exit 7";
+        let (status, stdout, stderr) = finish(run_script(&daemon, "", script));
+        assert_eq!(status, 7, "{stderr}");
+        let words: Vec<&str> = stdout.split_whitespace().collect();
+        assert_eq!(
+            words[..4],
+            ["lo", "uplink0", "vmtap0", "vmtap0"],
+            "{stdout}"
+        );
+        assert!(stdout.contains("10.64.0."), "{stdout}");
+        assert_eq!(leases(&daemon), 0, "the lease was not released");
+        let (status, ..) = finish(run_script(&daemon, "--name a1", "kill -KILL $$"));
+        assert_eq!(status, 128 + 9);
+        assert_eq!(leases(&daemon), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_hosts_own_sys_is_left_alone() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        let mounts = || {
+            let all = fs::read_to_string("/proc/self/mountinfo").unwrap();
+            let below = |line: &&str| {
+                line.split(' ')
+                    .nth(4)
+                    .is_some_and(|path| path.starts_with("/sys"))
+            };
+            all.lines()
+                .filter(below)
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        let before = mounts();
+        assert!(!before.is_empty());
+        let (status, ..) = finish(run_script(&daemon, "", "true"));
+        assert_eq!((status, mounts()), (0, before));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_signal_to_us_reaches_the_command_once_and_its_status_comes_back() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        let file = lab.folder().join("signals");
+        let shown = file.display();
+        let script = format!(
+            "trap 'echo usr1 >>{shown}' USR1; trap 'echo term >>{shown}; exit 3' TERM; echo up >{shown}; \
+             while :; do sleep 0.05; done"
+        );
+        let child = run_script(&daemon, "--name a1", &script);
+        let read = || fs::read_to_string(&file).unwrap_or_default();
+        wait_until("the start", || read() == "up\n");
+        lab.run(&format!("kill -USR1 {}", child.id()));
+        wait_until("USR1", || read() == "up\nusr1\n");
+        lab.run(&format!("kill -TERM {}", child.id()));
+        let (status, _, stderr) = finish(child);
+        assert_eq!(
+            (status, read().as_str()),
+            (3, "up\nusr1\nterm\n"),
+            "{stderr}"
+        );
+        assert_eq!(leases(&daemon), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_command_that_cannot_start_leaves_no_lease() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        let output = daemon.output("run -- /nonexistent/vmm").unwrap();
+        assert_eq!(output.status.code(), Some(127));
+        assert_eq!(leases(&daemon), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_that_was_there_before_is_not_taken_for_ours() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        daemon.json("acquire web a1").unwrap();
+        let output = daemon.output("run --name a1 -- true").unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(leases(&daemon), 1, "the lease of another was released");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn without_privileges_run_is_refused_before_anything_is_acquired() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        let mut command = daemon.command("run -- true");
+        let output = command.uid(65_534).gid(65_534).output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains("needs root"), "{message}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_vmm_with_a_tap_of_its_own_is_noticed() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        // What Firecracker does as root if it is given a name that doesn't exist.
+        let script = r#"python3 -c '
+import fcntl, os, struct, time
+tun = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tun, 0x400454ca, struct.pack("16sH22x", b"wrongtap", 0x1002))
+time.sleep(8)'"#;
+        let (status, _, stderr) = finish(run_script(&daemon, "", script));
+        assert_eq!(status, 0, "{stderr}");
+        assert!(
+            stderr.contains("has TAP wrongtap open, but not the slot's TAP vmtap0"),
+            "{stderr}"
+        );
+        assert_eq!(stderr.matches("warning:").count(), 1, "{stderr}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cleanup_removes_what_is_ours_and_nothing_else() {
+    lab::run(|lab| {
+        let before = lab.snapshot();
+        lab.run("ip netns add sandwire.runningx.web.0");
+        lab.run("ip link add other0 type bridge");
+        lab.run("ip link set other0 alias sandwire:runningx");
+        lab.run("nft add table inet mine");
+        let mut daemon = start(lab);
+        let refused = daemon.output("cleanup --instance running").unwrap();
+        assert_eq!(refused.status.code(), Some(1), "a daemon runs");
+        daemon.kill().unwrap();
+
+        let dry = daemon.json("cleanup --instance running --dry-run").unwrap();
+        let found = dry["found"].as_array().unwrap().len();
+        assert!(
+            found >= 6,
+            "two namespaces, two interfaces, the shared one and the table: {dry:#}"
+        );
+        let done = daemon.json("cleanup --instance running").unwrap();
+        assert_eq!(done["removed"].as_array().unwrap().len(), found, "{done:#}");
+        let again = daemon.json("cleanup --instance running").unwrap();
+        assert_eq!(again["found"], serde_json::json!([]));
+
+        assert!(lab.run("ip netns list").contains("sandwire.runningx.web.0"));
+        lab.run("ip netns delete sandwire.runningx.web.0");
+        lab.run("ip link delete other0");
+        lab.run("nft delete table inet mine");
+        lab.assert_unchanged(&before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cleanup_keeps_slots_in_use_unless_forced() {
+    lab::run(|lab| {
+        let mut daemon = start(lab);
+        let lease = daemon.json("acquire web a1").unwrap();
+        let path = lease["netns"].as_str().unwrap();
+        let mut user = namespace::command_in(path.as_ref(), "sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        daemon.kill().unwrap();
+        let refused = || daemon.output("cleanup --instance running").unwrap();
+        wait_until("the refusal", || {
+            let output = refused();
+            output.status.code() == Some(1)
+                && String::from_utf8_lossy(&output.stderr).contains("sleep")
+        });
+        let forced = daemon.json("cleanup --instance running --force").unwrap();
+        assert_eq!(forced["failures"], serde_json::json!([]));
+        user.kill().unwrap();
+        user.wait().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_doctor_names_a_forward_policy_and_leaves_nothing_behind() {
+    lab::run(|lab| {
+        lab.run("nft add table inet mine");
+        lab.shell(
+            "nft 'add chain inet mine passing { type filter hook forward priority 0; policy drop; }'",
+        );
+        let before = lab.snapshot();
+        let executable = sandwire::executable().unwrap();
+        let output = std::process::Command::new(executable)
+            .args(["doctor", "--json"])
+            .output()
+            .unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let obstacles = report["firewall"].as_array().unwrap();
+        assert!(
+            obstacles
+                .iter()
+                .any(|found| found["table"] == "mine" && found["chain"] == "passing"),
+            "{report:#}"
+        );
+        assert_eq!(report["works"], true, "{report:#}");
+        lab.assert_unchanged(&before);
+    });
+}

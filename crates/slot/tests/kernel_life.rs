@@ -1,0 +1,535 @@
+//! Slots in a real kernel: built, damaged, repaired, withdrawn, crashed and torn down. Everything
+//! happens in a lab; the judges are `ip` and `nft`.
+
+mod fixture;
+
+use std::{
+    collections::BTreeSet,
+    env, io,
+    net::Ipv4Addr,
+    process::{Command, Stdio},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use fixture::{INSTANCE, pool, pool_of, slots};
+use sandwire_api::slot::TapUse;
+use sandwire_slot::{
+    error::NetworkError,
+    kernel::{BuildStep, KernelNetwork, Steps},
+    network::{Leftover, Network, Withdrawal},
+    plan::{Plan, SlotPlan},
+};
+use sandwire_testlab::{
+    command,
+    fake_guest::FakeGuest,
+    lab::{self, Lab},
+    namespace,
+};
+
+fn open() -> KernelNetwork {
+    KernelNetwork::open(INSTANCE).unwrap()
+}
+
+fn in_slot(slot: &SlotPlan, line: &str) -> String {
+    namespace::run_in(slot.netns_path().as_ref(), line).unwrap()
+}
+
+fn tear_down(network: &KernelNetwork, slots: &[SlotPlan]) {
+    for result in network.tear_down(slots) {
+        result.unwrap();
+    }
+}
+
+/// A pool with slots that are built.
+fn filled(network: &KernelNetwork, plan: &Plan, count: u32) -> Vec<SlotPlan> {
+    network.add_pool(plan).unwrap();
+    let slots = slots(plan, count);
+    for slot in &slots {
+        network.build(slot).unwrap();
+    }
+    slots
+}
+
+/// Pings a guest. The fake guest drops its first answer, because it asks for its gateway first.
+fn reach(lab: &Lab, guest: Ipv4Addr) {
+    lab.run(&format!("ping -c 3 -i 0.2 -W 1 {guest}"));
+}
+
+/// Waits until the kernel has told IPv6 that the shared interface has a carrier: up to a second.
+fn settle(lab: &Lab) {
+    for _ in 0..300 {
+        if lab.run("ip -6 route show table local").contains("fd00:c10e::1") {
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the host's address never became usable: {}", lab.run("ip -6 address"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_comes_and_goes_without_trace() {
+    lab::run(|lab| {
+        let network = open();
+        let before = lab.snapshot();
+        let plan = pool("web", "{}");
+        let slots = filled(&network, &plan, 3);
+        let names = lab.run("ip netns");
+        for slot in &slots {
+            assert!(names.contains(&slot.netns_name), "{names}");
+            let link = in_slot(slot, "ip -d -o link show vmtap0");
+            assert!(link.contains("tun type tap"), "{link}");
+            assert!(link.contains("02:73:77:00:00:01"), "{link}");
+            let addresses = in_slot(slot, "ip -o address show dev vmtap0");
+            for address in ["192.168.241.1/29", "fd00:5eed::1/64", "fe80::1/64"] {
+                assert!(addresses.contains(address), "{address} in {addresses}");
+            }
+            assert!(!addresses.contains("tentative"), "{addresses}");
+            let inspection = network.inspect(slot);
+            assert_eq!(inspection.defects, [], "{}", slot.netns_name);
+            assert_eq!(inspection.taps[0].used, TapUse::Unused);
+        }
+        assert_eq!(network.inspect_host(std::slice::from_ref(&plan.spec)), []);
+        tear_down(&network, &slots);
+        network.remove_pool(&plan).unwrap();
+        lab.assert_unchanged(&before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_document_s_own_addresses_can_be_had() {
+    lab::run(|lab| {
+        let network = open();
+        let before = lab.snapshot();
+        let text = r#"{"name":"seed","guest":{"ipv6":""},
+            "addresses":{"plan":"firecracker_clones"}}"#;
+        let spec = serde_json::from_str(text).unwrap();
+        let plan = Plan::new(&INSTANCE.parse().unwrap(), &spec).unwrap();
+        let slots = filled(&network, &plan, 2);
+        let addresses = in_slot(&slots[1], "ip -o -4 address show dev uplink0");
+        assert!(addresses.contains("10.0.8.2 peer 10.0.8.1"), "{addresses}");
+        assert!(lab.run("ip route get 192.168.0.11").contains(&slots[1].host_interface));
+        assert_eq!(network.inspect(&slots[1]).defects, []);
+        lab.run("ping -c 1 -W 2 10.0.8.1");
+        tear_down(&network, &slots);
+        network.remove_pool(&plan).unwrap();
+        lab.assert_unchanged(&before);
+    });
+}
+
+/// Fails one step.
+struct FailingAt(BuildStep);
+
+impl Steps for FailingAt {
+    fn before(&self, step: BuildStep) -> io::Result<()> {
+        if step == self.0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_build_that_fails_at_any_step_leaves_nothing() {
+    lab::run(|lab| {
+        let plan = pool("web", "{}");
+        open().add_pool(&plan).unwrap();
+        let slot = &slots(&plan, 1)[0];
+        let before = lab.snapshot();
+        let mut operations = BTreeSet::new();
+        for step in BuildStep::ALL {
+            let network = KernelNetwork::with_steps(INSTANCE, Arc::new(FailingAt(step))).unwrap();
+            let error = network.build(slot).unwrap_err();
+            // At once, not some time later.
+            let host = lab.run("ip -o link");
+            assert!(!host.contains(&slot.host_interface), "{step:?} left {host}");
+            lab.assert_unchanged(&before);
+            let text = error.to_string();
+            assert!(text.contains(&slot.netns_name), "{text}");
+            assert!(text.contains("no storage space"), "{text}");
+            operations.insert(text);
+        }
+        assert_eq!(operations.len(), BuildStep::ALL.len(), "each step has its words");
+        open().build(slot).unwrap();
+        assert_eq!(open().inspect(slot).defects, []);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_name_that_is_taken_is_refused_and_left_alone() {
+    lab::run(|lab| {
+        let network = open();
+        let plan = pool("web", "{}");
+        network.add_pool(&plan).unwrap();
+        let slots = slots(&plan, 2);
+        lab.run(&format!("ip link add {} type bridge", slots[0].host_interface));
+        lab.run(&format!("ip netns add {}", slots[1].netns_name));
+        let before = lab.snapshot();
+        let text = network.build(&slots[0]).unwrap_err().to_string();
+        assert!(text.contains("create the veth of"), "{text}");
+        assert!(text.contains(&slots[0].host_interface), "{text}");
+        assert!(text.contains("File exists"), "{text}");
+        let text = network.build(&slots[1]).unwrap_err().to_string();
+        assert!(text.contains("publish the namespace of"), "{text}");
+        lab.assert_unchanged(&before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn several_threads_build_and_tear_down_at_once() {
+    lab::run(|lab| {
+        let network = open();
+        let before = lab.snapshot();
+        let plan = pool("web", "{}");
+        network.add_pool(&plan).unwrap();
+        let slots = slots(&plan, 100);
+        thread::scope(|scope| {
+            for part in slots.chunks(25) {
+                let network = &network;
+                scope.spawn(move || {
+                    for slot in part {
+                        network.build(slot).unwrap();
+                    }
+                });
+            }
+        });
+        let inventory = network.inventory().unwrap();
+        let expected: Vec<_> = (0..100).map(|number| ("web".to_owned(), number)).collect();
+        assert_eq!(inventory.slots, expected);
+        assert_eq!(inventory.leftovers, []);
+        for slot in &slots {
+            assert_eq!(network.inspect(slot).defects, [], "{}", slot.netns_name);
+        }
+        thread::scope(|scope| {
+            for part in slots.chunks(50) {
+                scope.spawn(|| tear_down(&network, part));
+            }
+        });
+        network.remove_pool(&plan).unwrap();
+        lab.assert_unchanged(&before);
+    });
+}
+
+const BUILDER: &str = "SANDWIRE_TEST_BUILDER";
+const CRASH_TEST: &str = "a_builder_killed_at_any_moment_leaves_complete_slots_or_nothing";
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_builder_killed_at_any_moment_leaves_complete_slots_or_nothing() {
+    if env::var_os(BUILDER).is_some() {
+        build_for_ever();
+    }
+    lab::run(|lab| {
+        let network = open();
+        let plan = pool("web", "{}");
+        network.add_pool(&plan).unwrap();
+        settle(lab);
+        let before = lab.snapshot();
+        // Delays that end at every part of a build, which takes some milliseconds.
+        for round in 0..40_u64 {
+            let mut builder = Command::new(env::current_exe().unwrap())
+                .args(["--exact", CRASH_TEST, "--include-ignored"])
+                .env(BUILDER, "1")
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            thread::sleep(Duration::from_micros(15_000 + round * 577));
+            builder.kill().unwrap();
+            builder.wait().unwrap();
+            check_after_crash(lab, &network, &plan);
+            lab.assert_unchanged(&before);
+        }
+    });
+}
+
+/// Builds and tears down until it is killed.
+fn build_for_ever() -> ! {
+    let network = open();
+    let plan = pool("web", "{}");
+    let slots = slots(&plan, 4);
+    loop {
+        thread::scope(|scope| {
+            for part in slots.chunks(2) {
+                let network = &network;
+                scope.spawn(move || part.iter().for_each(|slot| network.build(slot).unwrap()));
+            }
+        });
+        tear_down(&network, &slots);
+    }
+}
+
+fn check_after_crash(lab: &Lab, network: &KernelNetwork, plan: &Plan) {
+    // What the kernel removes by itself is gone soon.
+    let mut inventory = network.inventory().unwrap();
+    for _ in 0..100 {
+        let waits = |left: &Leftover| matches!(left, Leftover::Interface(_));
+        if !inventory.leftovers.iter().any(waits) {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+        inventory = network.inventory().unwrap();
+    }
+    for left in &inventory.leftovers {
+        // The one thing that a crash can leave: the mount point, made an instant before the mount.
+        let Leftover::Namespace(name) = left else {
+            panic!("{left:?} in {}", lab.run("ip -o link"));
+        };
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!mounts.contains(&format!("{name} ")), "{mounts}");
+    }
+    for result in network.reclaim(&inventory.leftovers) {
+        result.unwrap();
+    }
+    let found: Vec<_> = inventory
+        .slots
+        .iter()
+        .map(|(_, number)| plan.slot(sandwire_slot::plan::SlotNumber(*number)))
+        .collect();
+    for slot in &found {
+        assert_eq!(network.inspect(slot).defects, [], "{}", slot.netns_name);
+    }
+    tear_down(network, &found);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_somebody_breaks_is_seen_and_repaired() {
+    lab::run(|lab| {
+        let network = open();
+        let plan = pool("web", "{}");
+        let slots = filled(&network, &plan, 1);
+        let slot = &slots[0];
+        let clone_address = slot.nics[0].ipv4.unwrap().clone_address;
+        let inside = |line: &str| in_slot(slot, line);
+        let damages: [(&str, &dyn Fn() -> String); 6] = [
+            ("tap vmtap0", &|| inside("ip link delete vmtap0")),
+            ("interface uplink0", &|| inside("ip link delete uplink0")),
+            ("interface uplink0", &|| inside("ip link set uplink0 down")),
+            ("nft table sandwire", &|| inside("nft delete table inet sandwire")),
+            ("nft table sandwire", &|| inside("nft flush chain inet sandwire forward")),
+            ("route", &|| lab.run(&format!("ip route delete {clone_address}"))),
+        ];
+        for (object, damage) in damages {
+            damage();
+            let seen = network.inspect(slot).defects;
+            assert!(seen.iter().any(|defect| defect.object.contains(object)), "{object}: {seen:?}");
+            assert!(seen.iter().all(|defect| defect.action == "reported"), "{seen:?}");
+            let repaired = network.repair(slot);
+            assert!(repaired.iter().all(|defect| defect.action == "repaired"), "{repaired:?}");
+            assert_eq!(network.inspect(slot).defects, [], "after {object}");
+            let guest = FakeGuest::attach(slot.netns_path().as_ref(), "vmtap0").unwrap();
+            reach(lab, clone_address);
+            guest.detach().unwrap();
+        }
+        lab.run(&format!("ip netns delete {}", slot.netns_name));
+        let seen = network.repair(slot);
+        assert!(seen[0].problem.contains("gone"), "{seen:?}");
+        assert!(seen.iter().all(|defect| defect.action == "reported"), "{seen:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_tap_of_another_s_making_is_told_from_ours() {
+    lab::run(|_| {
+        let network = open();
+        let plan = pool("web", "{}");
+        let slots = filled(&network, &plan, 1);
+        in_slot(&slots[0], "ip link delete vmtap0");
+        assert_eq!(network.inspect(&slots[0]).taps[0].used, TapUse::Missing);
+        in_slot(&slots[0], "ip tuntap add name vmtap0 mode tap");
+        let inspection = network.inspect(&slots[0]);
+        assert_eq!(inspection.taps[0].used, TapUse::Foreign);
+        assert_eq!(inspection.defects.len(), 1, "{:?}", inspection.defects);
+        assert_eq!(network.repair(&slots[0])[0].action, "reported");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_damaged_host_side_is_repaired() {
+    lab::run(|lab| {
+        let network = open();
+        let plan = pool("web", r#"{"host_services":["tcp/80","tcp/70-90"],"clone_to_clone":true}"#);
+        network.add_pool(&plan).unwrap();
+        settle(lab);
+        let before = lab.snapshot();
+        let pools = std::slice::from_ref(&plan.spec);
+        for damage in [
+            "nft delete table inet sandwire-test",
+            "nft flush chain inet sandwire-test forward",
+            "ip route delete unreachable 10.64.0.0/24",
+            "ip -6 route delete unreachable fd00:c10e::/64",
+            "ip address delete 10.64.0.1/32 dev swHERE",
+            "ip link delete swHERE",
+            "sysctl -w net.ipv4.ip_forward=0",
+            "sysctl -w net.ipv6.conf.all.forwarding=0",
+        ] {
+            let shared = sandwire_slot::plan::names::shared_interface(INSTANCE);
+            lab.run(&damage.replace("swHERE", &shared));
+            let defects = network.inspect_host(pools);
+            assert_eq!(defects.len(), 1, "{damage}: {defects:?}");
+            assert_eq!(defects[0].action, "repaired", "{damage}: {defects:?}");
+            assert_eq!(network.inspect_host(pools), [], "{damage}");
+            lab.assert_unchanged(&before);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_withdrawn_tap_is_not_found_by_a_vmm_that_comes_late() {
+    lab::run(|_| {
+        let network = open();
+        for (number, tap) in [r"{}", r#"{"multi_queue":true}"#].into_iter().enumerate() {
+            let (ipv4, ipv6) = (format!("10.{number}.0.0/24"), format!("fd00:{number}::/64"));
+            let plan = pool_of(&format!("web{number}"), "{}", tap, &ipv4, &ipv6);
+            let slots = filled(&network, &plan, 1);
+            assert_eq!(network.withdraw_taps(&slots[0]).unwrap(), Withdrawal::Free);
+            let inside = in_slot(&slots[0], "ip -o link");
+            assert!(!inside.contains("vmtap0"), "{inside}");
+            assert_eq!(network.inspect(&slots[0]).taps[0].used, TapUse::Missing);
+            // Asking again, as after a crash, comes to the same.
+            assert_eq!(network.withdraw_taps(&slots[0]).unwrap(), Withdrawal::Free);
+            tear_down(&network, &slots);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_tap_in_use_is_kept_and_its_user_named() {
+    lab::run(|lab| {
+        let network = open();
+        let plan = pool("web", "{}");
+        let slots = filled(&network, &plan, 2);
+        let guest = FakeGuest::attach(slots[0].netns_path().as_ref(), "vmtap0").unwrap();
+        let clone_address = slots[0].nics[0].ipv4.unwrap().clone_address;
+        reach(lab, clone_address);
+        let Withdrawal::Held(holders) = network.withdraw_taps(&slots[0]).unwrap() else {
+            panic!("a TAP in use was withdrawn");
+        };
+        // The guest is a thread of this process, whose main thread is elsewhere.
+        assert!(holders.len() <= 1, "{holders:?}");
+        reach(lab, clone_address);
+        assert_eq!(network.inspect(&slots[0]).taps[0].used, TapUse::Attached);
+        assert_eq!(network.withdraw_taps(&slots[1]).unwrap(), Withdrawal::Free);
+        guest.detach().unwrap();
+        assert_eq!(network.withdraw_taps(&slots[0]).unwrap(), Withdrawal::Free);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_process_with_a_multi_queue_tap_is_named() {
+    lab::run(|_| {
+        let network = open();
+        let plan = pool_of("web", "{}", r#"{"multi_queue":true}"#, fixture::IPV4, fixture::IPV6);
+        let slots = filled(&network, &plan, 1);
+        let mut vmm = namespace::command_in(slots[0].netns_path().as_ref(), "python3")
+            .args(["-c", OPEN_MULTI_QUEUE])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = String::new();
+        io::BufRead::read_line(
+            &mut io::BufReader::new(vmm.stdout.take().unwrap()),
+            &mut ready,
+        )
+        .unwrap();
+        assert_eq!(ready, "open\n");
+        let Withdrawal::Held(holders) = network.withdraw_taps(&slots[0]).unwrap() else {
+            panic!("a TAP in use was withdrawn");
+        };
+        let pids: Vec<_> = holders.iter().map(|holder| holder.pid).collect();
+        assert_eq!(pids, [vmm.id()], "{holders:?}");
+        assert_eq!(holders[0].command, "python3");
+        assert_eq!(network.inspect(&slots[0]).taps[0].used, TapUse::Attached);
+        vmm.kill().unwrap();
+        vmm.wait().unwrap();
+        assert_eq!(network.withdraw_taps(&slots[0]).unwrap(), Withdrawal::Free);
+    });
+}
+
+/// Opens `vmtap0` as a VMM does: TUNSETIFF with TAP, NO_PI, MULTI_QUEUE and VNET_HDR.
+const OPEN_MULTI_QUEUE: &str = r"
+import fcntl, os, struct, time
+tap = os.open('/dev/net/tun', os.O_RDWR)
+fcntl.ioctl(tap, 0x400454ca, struct.pack('16sH22x', b'vmtap0', 0x2 | 0x1000 | 0x100 | 0x4000))
+print('open', flush=True)
+time.sleep(60)
+";
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_prefix_that_the_host_has_is_refused_and_nothing_changes() {
+    lab::run(|lab| {
+        let network = open();
+        lab.run("ip link add eth7 type bridge");
+        lab.run("ip address add 10.64.0.9/32 dev eth7");
+        lab.run("ip link set eth7 up");
+        lab.run("ip route add 10.65.0.0/16 dev eth7");
+        lab.run("ip -6 route add fd00:66::/32 dev eth7");
+        lab.run("ip route add default dev eth7");
+        let before = lab.snapshot();
+        for (ipv4, ipv6, with) in [
+            ("10.64.0.0/24", "fd00:c10e::/64", "10.64.0.9/32"),
+            ("10.65.3.0/24", "fd00:c10e::/64", "route 10.65.0.0/16 dev eth7"),
+            ("10.66.0.0/24", "fd00:66:1::/64", "route fd00:66::/32 dev eth7"),
+        ] {
+            let error = network.add_pool(&pool_of("web", "{}", "{}", ipv4, ipv6)).unwrap_err();
+            assert!(matches!(error, NetworkError::Conflict { .. }), "{error}");
+            assert!(error.to_string().contains(with), "{error}");
+            lab.assert_unchanged(&before);
+        }
+        // Twice the same is fine, also with slots in it.
+        let plan = pool_of("web", "{}", "{}", "10.67.0.0/24", "fd00:67::/64");
+        filled(&network, &plan, 1);
+        network.add_pool(&plan).unwrap();
+        open().add_pool(&plan).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn other_people_s_rules_stay_byte_for_byte() {
+    lab::run(|lab| {
+        command::run_with_input("nft -f -", FOREIGN_RULES).unwrap();
+        lab.run("iptables -t nat -A POSTROUTING -s 172.17.0.0/16 -j MASQUERADE");
+        lab.run("iptables -P FORWARD DROP");
+        lab.run("ip6tables -A INPUT -p tcp --dport 22 -j ACCEPT");
+        let rules = || {
+            let tables = ["inet user", "ip docker"];
+            let nft = tables.map(|table| lab.run(&format!("nft -a list table {table}"))).concat();
+            // iptables' own listings carry the time.
+            let saved = lab.run("iptables -S") + &lab.run("iptables -t nat -S");
+            nft + &saved + &lab.run("ip6tables -S")
+        };
+        let before = (rules(), lab.snapshot());
+        let network = open();
+        let plan = pool("web", "{}");
+        let slots = filled(&network, &plan, 3);
+        network.set_published_ports(&[]).unwrap();
+        assert_eq!(rules(), before.0);
+        tear_down(&network, &slots);
+        network.remove_pool(&plan).unwrap();
+        assert_eq!(rules(), before.0);
+        lab.assert_unchanged(&before.1);
+    });
+}
+
+const FOREIGN_RULES: &str = r#"
+table inet user {
+    set allowed { type ipv4_addr; flags interval; elements = { 10.0.0.0/8 } }
+    chain input { type filter hook input priority filter; policy accept; ip saddr @allowed accept; }
+}
+table ip docker {
+    chain forward { type filter hook forward priority filter; policy drop; iifname "docker0" accept; }
+}
+"#;
