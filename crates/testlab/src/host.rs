@@ -37,6 +37,11 @@ pub const ECHO_PORT: u16 = 7;
 /// Port that answers with the caller's address and port, TCP and UDP.
 pub const WHO_AM_I_PORT: u16 = 9;
 
+/// Not the peer's index: the kernel takes an interface whose peer has the same index for a physical one
+/// and queues its carrier's changes behind those of all other namespaces, up to seconds
+/// (`linkwatch_urgent_event` in net/core/link_watch.c).
+const UPLINK_INDEX: u32 = 1000;
+
 /// The world beyond the host's uplink.
 #[derive(Debug)]
 pub struct Beyond {
@@ -52,7 +57,7 @@ impl Beyond {
     pub fn attach() -> Result<Self> {
         let namespace = Namespace::create("beyond")?;
         command::run(&format!(
-            "ip link add {UPLINK} type veth peer name eth0 netns beyond"
+            "ip link add {UPLINK} index {UPLINK_INDEX} type veth peer name eth0 netns beyond"
         ))?;
         command::run(&format!("ip address add {HOST_IPV4}/24 dev {UPLINK}"))?;
         command::run(&format!("ip address add {HOST_IPV6}/64 dev {UPLINK} nodad"))?;
@@ -69,7 +74,7 @@ impl Beyond {
             serve_udp(ECHO_PORT, |packet, _| packet.to_vec())?;
             serve_udp(WHO_AM_I_PORT, |_, caller| caller_text(caller).into_bytes())
         })?;
-        // The kernel tells IPv6 of a new carrier up to a second late.
+        // The kernel may tell IPv6 of a new carrier late.
         for server in [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()] {
             wait_for_server(SocketAddr::new(server, HTTP_PORT), Duration::from_secs(10))?;
         }

@@ -6,6 +6,7 @@
 use std::{
     env,
     fs::{self, File},
+    net::IpAddr,
     os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Output, Stdio},
@@ -231,6 +232,14 @@ impl Daemon {
             .with_context(|| format!("'sandwire {verb}' printed no JSON: {stdout}"))
     }
 
+    /// Acquires a slot of a pool by the command line.
+    ///
+    /// # Errors
+    /// If that is refused, or the pool lacks an address family.
+    pub fn acquire(&self, pool: &str, name: &str) -> Result<Lease> {
+        Lease::read(&self.json(&format!("acquire {pool} {name}"))?)
+    }
+
     /// Waits until a pool has this many ready slots. Returns how long that took.
     ///
     /// # Errors
@@ -267,6 +276,45 @@ impl Drop for Daemon {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+}
+
+/// What a VMM needs of a lease in a pool with both address families.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// Name of the lease.
+    pub name: String,
+    /// Name of the slot's namespace.
+    pub namespace: String,
+    /// File of the slot's namespace.
+    pub path: PathBuf,
+    /// Name of the TAP.
+    pub tap: String,
+    /// IPv4 clone address.
+    pub ipv4: IpAddr,
+    /// IPv6 clone address.
+    pub ipv6: IpAddr,
+}
+
+impl Lease {
+    /// Reads it from the document that `sandwire acquire --json` prints.
+    ///
+    /// # Errors
+    /// If something is missing in it.
+    pub fn read(document: &Value) -> Result<Self> {
+        let text = |pointer: &str| -> Result<String> {
+            let value = document.pointer(pointer).and_then(Value::as_str);
+            let value = value.with_context(|| format!("no {pointer} in the lease {document}"))?;
+            Ok(value.to_owned())
+        };
+        Ok(Self {
+            name: text("/name")?,
+            namespace: text("/netns_name")?,
+            path: PathBuf::from(text("/netns")?),
+            tap: text("/nics/0/tap")?,
+            ipv4: text("/nics/0/ipv4/clone_address")?.parse()?,
+            ipv6: text("/nics/0/ipv6/clone_address")?.parse()?,
+        })
     }
 }
 

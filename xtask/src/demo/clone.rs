@@ -2,7 +2,6 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -12,48 +11,10 @@ use sandwire_testlab::{
     command,
     guest::{Vmm, web::GuestWeb},
     host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, HOST_IPV6, HTTP_PORT},
-    sandwire::Daemon,
+    sandwire::Lease,
 };
-use serde_json::Value;
 
 use super::guest::Saved;
-
-/// A lease, as `sandwire acquire --json` prints it; what a VMM needs of it.
-#[derive(Clone, Debug)]
-pub(super) struct Lease {
-    pub(super) name: String,
-    pub(super) namespace: String,
-    pub(super) path: PathBuf,
-    pub(super) tap: String,
-    pub(super) ipv4: IpAddr,
-    pub(super) ipv6: IpAddr,
-}
-
-impl Lease {
-    /// Acquires a slot of the pool. Returns how long that took, the command's start included.
-    pub(super) fn acquire(daemon: &Daemon, pool: &str, name: &str) -> Result<(Self, Duration)> {
-        let started = Instant::now();
-        let document = daemon.json(&format!("acquire {pool} {name}"))?;
-        let took = started.elapsed();
-        Ok((Self::read(&document)?, took))
-    }
-
-    fn read(document: &Value) -> Result<Self> {
-        let text = |pointer: &str| -> Result<String> {
-            let value = document.pointer(pointer).and_then(Value::as_str);
-            let value = value.with_context(|| format!("no {pointer} in the lease {document}"))?;
-            Ok(value.to_owned())
-        };
-        Ok(Self {
-            name: text("/name")?,
-            namespace: text("/netns_name")?,
-            path: PathBuf::from(text("/netns")?),
-            tap: text("/nics/0/tap")?,
-            ipv4: text("/nics/0/ipv4/clone_address")?.parse()?,
-            ipv6: text("/nics/0/ipv6/clone_address")?.parse()?,
-        })
-    }
-}
 
 /// A running clone and what was seen of it.
 pub(super) struct Clone {

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use super::{
     Arguments,
-    clone::{Clone, Lease, heading},
+    clone::{Clone, heading},
     guest::{Original, Saved},
     waiting,
 };
@@ -83,7 +83,7 @@ fn start_daemon(lab: &Lab, executable: &Path, clones: u16) -> Result<Daemon> {
 
 /// Boots the guest in a slot, saves it there, and gives the slot back.
 fn make_snapshot(lab: &Lab, daemon: &Daemon, arguments: &Arguments) -> Result<Saved> {
-    let (lease, _) = Lease::acquire(daemon, POOL, "original")?;
+    let lease = daemon.acquire(POOL, "original")?;
     let started = Instant::now();
     let original = waiting("booting the guest", || {
         Original::boot(
@@ -127,9 +127,9 @@ fn restore_clones(daemon: &Daemon, saved: &Saved, count: u16) -> Result<Vec<Clon
     let mut leases = Vec::new();
     let mut slowest = Duration::ZERO;
     for number in 1..=count {
-        let (lease, took) = Lease::acquire(daemon, POOL, &format!("clone-{number}"))?;
-        slowest = slowest.max(took);
-        leases.push(lease);
+        let started = Instant::now();
+        leases.push(daemon.acquire(POOL, &format!("clone-{number}"))?);
+        slowest = slowest.max(started.elapsed());
     }
     say(
         "leases",

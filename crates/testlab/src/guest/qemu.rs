@@ -63,9 +63,22 @@ impl Recipe {
     /// # Errors
     /// If busybox isn't installed or the folder can't be written.
     pub fn prepare(kernel: &Kernel, network: &GuestNetwork, folder: &Path) -> Result<Self> {
+        Self::prepare_with(kernel, network, folder, "")
+    }
+
+    /// Like [`Recipe::prepare`], with a shell script that the guest runs once its network is up.
+    ///
+    /// # Errors
+    /// If busybox isn't installed or the folder can't be written.
+    pub fn prepare_with(
+        kernel: &Kernel,
+        network: &GuestNetwork,
+        folder: &Path,
+        script: &str,
+    ) -> Result<Self> {
         let modules = kernel.modules_for(&["virtio_pci", "virtio_net"])?;
         let path = folder.join("qemu.cpio");
-        fs::write(&path, initramfs::build(network, &modules, "")?)
+        fs::write(&path, initramfs::build(network, &modules, script)?)
             .with_context(|| format!("write {}", path.display()))?;
         Ok(Self {
             kernel: kernel.image.clone(),
