@@ -55,6 +55,14 @@ struct ReportArguments {
     out: Option<PathBuf>,
 }
 
+impl BenchCommand {
+    /// Whether it makes network namespaces, which only root may.
+    #[must_use]
+    pub fn needs_root(&self) -> bool {
+        matches!(self.suite, Suite::Slots(_))
+    }
+}
+
 /// Runs the verb. With `json`, a suite prints its record as one JSON document.
 ///
 /// # Errors

@@ -23,9 +23,6 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Starts this executable again with the same arguments and `marker`, in namespaces of its own, and
 /// waits for it.
 pub(crate) fn enter(marker: &str) -> Result<ExitCode> {
-    if !rustix::process::geteuid().is_root() {
-        bail!("the benchmark makes network namespaces and needs root: run it by sudo");
-    }
     let executable = env::current_exe().context("cannot find this executable")?;
     let status = Command::new("unshare")
         .args([

@@ -1,5 +1,7 @@
 //! The executable as a shell sees it: exit status, what goes to which output, help, completion.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
 use std::{
     io::Read,
     process::{Command, Output, Stdio},

@@ -6,6 +6,8 @@
 //! released, and the kernel must be as it was before. The run's seed is printed; `SANDWIRE_TEST_SEED`
 //! repeats the sequence of decisions (not the kernel's timing).
 
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
 use std::{
     collections::{BTreeMap, HashSet},
     env,

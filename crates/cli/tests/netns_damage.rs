@@ -4,6 +4,8 @@
 //! waits for the audit. The judge is traffic (`ping` to the slot's clone address, which the slot's own
 //! stack doesn't answer but its fake guest does) and `ip`/`nft` themselves.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
 use std::{
     path::Path,
     thread,

@@ -1,5 +1,7 @@
 //! Bad input: a clear refusal, nothing changed, and the daemon goes on.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
 use std::{
     fs,
     io::{Read, Write},

@@ -1,5 +1,7 @@
 //! `run`, `cleanup` and `doctor` with a daemon and kernel objects of their own.
 
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
 use std::{
     fs,
     os::unix::process::CommandExt,
@@ -276,5 +278,27 @@ fn the_doctor_names_a_forward_policy_and_leaves_nothing_behind() {
         );
         assert_eq!(report["works"], true, "{report:#}");
         lab.assert_unchanged(&before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_doctor_tries_what_it_can_without_privileges() {
+    lab::run(|_lab| {
+        let mut command = std::process::Command::new(sandwire::executable().unwrap());
+        let output = command
+            .args(["doctor", "--json"])
+            .uid(65_534)
+            .gid(65_534)
+            .output()
+            .unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let findings = report["findings"].as_array().unwrap();
+        let found = |name: &str| {
+            let finding = findings.iter().find(|finding| finding["name"] == name);
+            finding.unwrap()["found"].clone()
+        };
+        assert_eq!(found("veth"), true, "{report:#}");
+        assert_eq!(found("rights of this process"), false, "{report:#}");
     });
 }

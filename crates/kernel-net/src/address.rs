@@ -1,5 +1,6 @@
 //! Addresses of interfaces. They need [`crate::interface::REQUIRED_CAPABILITIES`].
 
+use crate::number::octet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -93,7 +94,7 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Address>, Error> {
 
 pub(crate) fn family_of(address: IpAddr) -> u8 {
     match address {
-        IpAddr::V4(_) => libc::AF_INET as u8,
-        IpAddr::V6(_) => libc::AF_INET6 as u8,
+        IpAddr::V4(_) => octet(libc::AF_INET),
+        IpAddr::V6(_) => octet(libc::AF_INET6),
     }
 }

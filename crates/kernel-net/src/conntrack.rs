@@ -1,5 +1,6 @@
 //! Connections that the kernel tracks: forget those of certain addresses, forget all, count.
 
+use crate::number::{narrow, octet};
 use std::{collections::HashSet, hash::BuildHasher, net::IpAddr};
 
 use crate::{
@@ -19,7 +20,7 @@ pub const REQUIRED_CAPABILITIES: Required = Required {
     reason: "list and delete tracked connections",
 };
 
-const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_CTNETLINK as u16;
+const SUBSYSTEM: u16 = narrow(libc::NFNL_SUBSYS_CTNETLINK);
 const IPCTNL_MSG_CT_GET: u16 = 1;
 const IPCTNL_MSG_CT_DELETE: u16 = 2;
 const IPCTNL_MSG_CT_GET_STATS: u16 = 5;
@@ -67,7 +68,7 @@ pub fn forget<S: BuildHasher>(
     addresses: &HashSet<IpAddr, S>,
 ) -> Result<usize, Error> {
     let mut forgotten = 0;
-    for family in [libc::AF_INET as u8, libc::AF_INET6 as u8] {
+    for family in [octet(libc::AF_INET), octet(libc::AF_INET6)] {
         if !addresses
             .iter()
             .any(|address| crate::address::family_of(*address) == family)

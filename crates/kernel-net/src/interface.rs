@@ -4,6 +4,7 @@
 //! that is up costs the kernel a walk over its tables (see `docs/decisions/0003-nf-tables-encoder.md`
 //! for why we write the messages ourselves).
 
+use crate::number::narrow;
 use std::{
     fmt,
     os::fd::{AsRawFd, BorrowedFd},
@@ -184,14 +185,14 @@ impl Change<'_> {
 
     fn write_families(&self, families: &mut Writer<'_>) {
         if let Some(forwarding) = self.ipv4_forwarding {
-            families.nest(libc::AF_INET as u16, |inet| {
+            families.nest(narrow(libc::AF_INET), |inet| {
                 inet.nest(IFLA_INET_CONF, |settings| {
                     settings.put_u32(IPV4_DEVCONF_FORWARDING, u32::from(forwarding));
                 });
             });
         }
         if self.no_generated_addresses {
-            families.nest(libc::AF_INET6 as u16, |inet6| {
+            families.nest(narrow(libc::AF_INET6), |inet6| {
                 inet6.put_u8(IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE);
             });
         }

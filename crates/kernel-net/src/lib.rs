@@ -16,10 +16,12 @@ pub mod neighbour;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
+mod number;
 pub mod probe;
 pub mod process;
 pub mod procfs;
 pub mod route;
 pub mod tap;
+pub mod thread;
 
 pub use error::Error;

@@ -1,5 +1,6 @@
 //! Routes of the main table. They need [`crate::interface::REQUIRED_CAPABILITIES`].
 
+use crate::number::octet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -144,7 +145,7 @@ pub fn delete_multicast(request: &mut Request, interface: InterfaceIndex) {
     let object = format!("multicast route of interface {interface}");
     request.message((libc::RTM_DELROUTE, CHANGE), "delete", object, |message| {
         const MULTICAST_PREFIX_LEN: u8 = 8;
-        let family = libc::AF_INET6 as u8;
+        let family = octet(libc::AF_INET6);
         let table = libc::RT_TABLE_LOCAL;
         let mut header = [0; 12];
         header[..5].copy_from_slice(&[family, MULTICAST_PREFIX_LEN, 0, 0, table]);
@@ -187,7 +188,7 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
             ("list", "routes"),
             |message| {
                 let mut header = [0; 12];
-                header[0] = family as u8;
+                header[0] = octet(family);
                 message.raw(&header);
             },
             |reply| {

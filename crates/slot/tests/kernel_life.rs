@@ -1,6 +1,8 @@
 //! Slots in a real kernel: built, damaged, repaired, withdrawn, crashed and torn down. Everything
 //! happens in a lab; the judges are `ip` and `nft`.
 
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
 mod fixture;
 
 use std::{
@@ -13,13 +15,13 @@ use std::{
     time::Duration,
 };
 
-use fixture::{INSTANCE, pool, pool_of, slots};
+use fixture::{INSTANCE, pool, pool_of};
 use sandwire_api::slot::TapUse;
 use sandwire_slot::{
     error::NetworkError,
     kernel::{BuildStep, KernelNetwork, Steps},
     network::{Leftover, Network, Withdrawal},
-    plan::{Plan, SlotPlan},
+    plan::{Plan, SlotNumber, SlotPlan},
 };
 use sandwire_testlab::{
     command,
@@ -34,6 +36,13 @@ fn open() -> KernelNetwork {
 
 fn in_slot(slot: &SlotPlan, line: &str) -> String {
     namespace::run_in(slot.netns_path().as_ref(), line).unwrap()
+}
+
+/// The first slots of a pool.
+fn slots(plan: &Plan, count: u32) -> Vec<SlotPlan> {
+    (0..count)
+        .map(|number| plan.slot(SlotNumber(number)))
+        .collect()
 }
 
 fn tear_down(network: &KernelNetwork, slots: &[SlotPlan]) {
@@ -60,12 +69,18 @@ fn reach(lab: &Lab, guest: Ipv4Addr) {
 /// Waits until the kernel has told IPv6 that the shared interface has a carrier: up to a second.
 fn settle(lab: &Lab) {
     for _ in 0..300 {
-        if lab.run("ip -6 route show table local").contains("fd00:c10e::1") {
+        if lab
+            .run("ip -6 route show table local")
+            .contains("fd00:c10e::1")
+        {
             return;
         }
         thread::sleep(Duration::from_millis(10));
     }
-    panic!("the host's address never became usable: {}", lab.run("ip -6 address"));
+    panic!(
+        "the host's address never became usable: {}",
+        lab.run("ip -6 address")
+    );
 }
 
 #[test]
@@ -111,7 +126,10 @@ fn the_document_s_own_addresses_can_be_had() {
         let slots = filled(&network, &plan, 2);
         let addresses = in_slot(&slots[1], "ip -o -4 address show dev uplink0");
         assert!(addresses.contains("10.0.8.2 peer 10.0.8.1"), "{addresses}");
-        assert!(lab.run("ip route get 192.168.0.11").contains(&slots[1].host_interface));
+        assert!(
+            lab.run("ip route get 192.168.0.11")
+                .contains(&slots[1].host_interface)
+        );
         assert_eq!(network.inspect(&slots[1]).defects, []);
         lab.run("ping -c 1 -W 2 10.0.8.1");
         tear_down(&network, &slots);
@@ -153,7 +171,11 @@ fn a_build_that_fails_at_any_step_leaves_nothing() {
             assert!(text.contains("no storage space"), "{text}");
             operations.insert(text);
         }
-        assert_eq!(operations.len(), BuildStep::ALL.len(), "each step has its words");
+        assert_eq!(
+            operations.len(),
+            BuildStep::ALL.len(),
+            "each step has its words"
+        );
         open().build(slot).unwrap();
         assert_eq!(open().inspect(slot).defects, []);
     });
@@ -167,7 +189,10 @@ fn a_name_that_is_taken_is_refused_and_left_alone() {
         let plan = pool("web", "{}");
         network.add_pool(&plan).unwrap();
         let slots = slots(&plan, 2);
-        lab.run(&format!("ip link add {} type bridge", slots[0].host_interface));
+        lab.run(&format!(
+            "ip link add {} type bridge",
+            slots[0].host_interface
+        ));
         lab.run(&format!("ip netns add {}", slots[1].netns_name));
         let before = lab.snapshot();
         let text = network.build(&slots[0]).unwrap_err().to_string();
@@ -289,7 +314,7 @@ fn check_after_crash(lab: &Lab, network: &KernelNetwork, plan: &Plan) {
     let found: Vec<_> = inventory
         .slots
         .iter()
-        .map(|(_, number)| plan.slot(sandwire_slot::plan::SlotNumber(*number)))
+        .map(|(_, number)| plan.slot(SlotNumber(*number)))
         .collect();
     for slot in &found {
         assert_eq!(network.inspect(slot).defects, [], "{}", slot.netns_name);
@@ -311,17 +336,32 @@ fn what_somebody_breaks_is_seen_and_repaired() {
             ("tap vmtap0", &|| inside("ip link delete vmtap0")),
             ("interface uplink0", &|| inside("ip link delete uplink0")),
             ("interface uplink0", &|| inside("ip link set uplink0 down")),
-            ("nft table sandwire", &|| inside("nft delete table inet sandwire")),
-            ("nft table sandwire", &|| inside("nft flush chain inet sandwire forward")),
-            ("route", &|| lab.run(&format!("ip route delete {clone_address}"))),
+            ("nft table sandwire", &|| {
+                inside("nft delete table inet sandwire")
+            }),
+            ("nft table sandwire", &|| {
+                inside("nft flush chain inet sandwire forward")
+            }),
+            ("route", &|| {
+                lab.run(&format!("ip route delete {clone_address}"))
+            }),
         ];
         for (object, damage) in damages {
             damage();
             let seen = network.inspect(slot).defects;
-            assert!(seen.iter().any(|defect| defect.object.contains(object)), "{object}: {seen:?}");
-            assert!(seen.iter().all(|defect| defect.action == "reported"), "{seen:?}");
+            assert!(
+                seen.iter().any(|defect| defect.object.contains(object)),
+                "{object}: {seen:?}"
+            );
+            assert!(
+                seen.iter().all(|defect| defect.action == "reported"),
+                "{seen:?}"
+            );
             let repaired = network.repair(slot);
-            assert!(repaired.iter().all(|defect| defect.action == "repaired"), "{repaired:?}");
+            assert!(
+                repaired.iter().all(|defect| defect.action == "repaired"),
+                "{repaired:?}"
+            );
             assert_eq!(network.inspect(slot).defects, [], "after {object}");
             let guest = FakeGuest::attach(slot.netns_path().as_ref(), "vmtap0").unwrap();
             reach(lab, clone_address);
@@ -330,7 +370,10 @@ fn what_somebody_breaks_is_seen_and_repaired() {
         lab.run(&format!("ip netns delete {}", slot.netns_name));
         let seen = network.repair(slot);
         assert!(seen[0].problem.contains("gone"), "{seen:?}");
-        assert!(seen.iter().all(|defect| defect.action == "reported"), "{seen:?}");
+        assert!(
+            seen.iter().all(|defect| defect.action == "reported"),
+            "{seen:?}"
+        );
     });
 }
 
@@ -356,7 +399,10 @@ fn a_tap_of_another_s_making_is_told_from_ours() {
 fn a_damaged_host_side_is_repaired() {
     lab::run(|lab| {
         let network = open();
-        let plan = pool("web", r#"{"host_services":["tcp/80","tcp/70-90"],"clone_to_clone":true}"#);
+        let plan = pool(
+            "web",
+            r#"{"host_services":["tcp/80","tcp/70-90"],"clone_to_clone":true}"#,
+        );
         network.add_pool(&plan).unwrap();
         settle(lab);
         let before = lab.snapshot();
@@ -430,7 +476,13 @@ fn a_tap_in_use_is_kept_and_its_user_named() {
 fn a_process_with_a_multi_queue_tap_is_named() {
     lab::run(|_| {
         let network = open();
-        let plan = pool_of("web", "{}", r#"{"multi_queue":true}"#, fixture::IPV4, fixture::IPV6);
+        let plan = pool_of(
+            "web",
+            "{}",
+            r#"{"multi_queue":true}"#,
+            fixture::IPV4,
+            fixture::IPV6,
+        );
         let slots = filled(&network, &plan, 1);
         let mut vmm = namespace::command_in(slots[0].netns_path().as_ref(), "python3")
             .args(["-c", OPEN_MULTI_QUEUE])
@@ -480,10 +532,20 @@ fn a_prefix_that_the_host_has_is_refused_and_nothing_changes() {
         let before = lab.snapshot();
         for (ipv4, ipv6, with) in [
             ("10.64.0.0/24", "fd00:c10e::/64", "10.64.0.9/32"),
-            ("10.65.3.0/24", "fd00:c10e::/64", "route 10.65.0.0/16 dev eth7"),
-            ("10.66.0.0/24", "fd00:66:1::/64", "route fd00:66::/32 dev eth7"),
+            (
+                "10.65.3.0/24",
+                "fd00:c10e::/64",
+                "route 10.65.0.0/16 dev eth7",
+            ),
+            (
+                "10.66.0.0/24",
+                "fd00:66:1::/64",
+                "route fd00:66::/32 dev eth7",
+            ),
         ] {
-            let error = network.add_pool(&pool_of("web", "{}", "{}", ipv4, ipv6)).unwrap_err();
+            let error = network
+                .add_pool(&pool_of("web", "{}", "{}", ipv4, ipv6))
+                .unwrap_err();
             assert!(matches!(error, NetworkError::Conflict { .. }), "{error}");
             assert!(error.to_string().contains(with), "{error}");
             lab.assert_unchanged(&before);
@@ -506,7 +568,9 @@ fn other_people_s_rules_stay_byte_for_byte() {
         lab.run("ip6tables -A INPUT -p tcp --dport 22 -j ACCEPT");
         let rules = || {
             let tables = ["inet user", "ip docker"];
-            let nft = tables.map(|table| lab.run(&format!("nft -a list table {table}"))).concat();
+            let nft = tables
+                .map(|table| lab.run(&format!("nft -a list table {table}")))
+                .concat();
             // iptables' own listings carry the time.
             let saved = lab.run("iptables -S") + &lab.run("iptables -t nat -S");
             nft + &saved + &lab.run("ip6tables -S")

@@ -59,8 +59,8 @@ fn check_marks(path: &Path, text: &str) -> Vec<Finding> {
 fn check_syntax(path: &Path, text: &str, file: &syn::File) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_test = is_for_tests_alone(path);
-    let stem = path.file_stem().and_then(|stem| stem.to_str());
-    if stem != Some("tests") && !file.attrs.iter().any(is_inner_documentation) {
+    let is_test_module = is_test && path.components().any(|part| part.as_os_str() == "src");
+    if !is_test_module && !file.attrs.iter().any(is_inner_documentation) {
         findings.push(finding(path, 1, "the module does not open with `//!`"));
     }
     let lines = lines_before_tests(file).unwrap_or_else(|| text.lines().count());
@@ -239,7 +239,12 @@ mod tests {
             "fn f() {}\n",
             "open with `//!`",
         );
-        assert!(messages("crates/slot/src/plan/tests.rs", "fn f() {}\n").is_empty());
+        for path in [
+            "crates/slot/src/plan/tests.rs",
+            "crates/slot/src/pool/tests/fill.rs",
+        ] {
+            assert!(messages(path, "fn f() {}\n").is_empty(), "{path}");
+        }
     }
 
     #[test]

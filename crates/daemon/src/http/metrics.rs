@@ -233,6 +233,21 @@ fn by_state(slots: SlotCounts) -> [(&'static str, u32); 6] {
 
 /// What the slot service has done since the daemon's start.
 fn register_work(counters: &Counters, registry: &mut Registry) {
+    register_events(counters, registry);
+    let refused = Family::<CodeLabels, Counter>::default();
+    for (code, count) in &counters.acquires_refused {
+        let code = code.as_str();
+        refused.get_or_create(&CodeLabels { code }).inc_by(*count);
+    }
+    registry.register(
+        "acquires_refused",
+        "Requests for leases that got an error",
+        refused,
+    );
+    register_durations(counters, registry);
+}
+
+fn register_events(counters: &Counters, registry: &mut Registry) {
     for (name, help, value) in [
         ("acquires", "Leases handed out", counters.acquires),
         ("releases", "Leases ended by a release", counters.releases),
@@ -281,18 +296,9 @@ fn register_work(counters: &Counters, registry: &mut Registry) {
     ] {
         registry.register(name, help, ConstCounter::new(value));
     }
+}
 
-    let refused = Family::<CodeLabels, Counter>::default();
-    for (code, count) in &counters.acquires_refused {
-        let code = code.as_str();
-        refused.get_or_create(&CodeLabels { code }).inc_by(*count);
-    }
-    registry.register(
-        "acquires_refused",
-        "Requests for leases that got an error",
-        refused,
-    );
-
+fn register_durations(counters: &Counters, registry: &mut Registry) {
     for (name, help, histogram) in [
         (
             "acquire_duration",

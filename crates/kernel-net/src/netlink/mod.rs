@@ -10,6 +10,7 @@
 
 pub mod attribute;
 
+use crate::number::narrow;
 use std::{io, mem};
 
 use attribute::{Attributes, Writer};
@@ -29,9 +30,9 @@ const NLM_F_ACK_TLVS: u16 = 0x200;
 const NLMSGERR_ATTR_MSG: u16 = 1;
 
 /// Flags of a message that creates an object that must not exist yet.
-pub const CREATE: u16 = (libc::NLM_F_CREATE | libc::NLM_F_EXCL) as u16;
+pub const CREATE: u16 = narrow(libc::NLM_F_CREATE | libc::NLM_F_EXCL);
 /// Flags of a message that creates an object or replaces it.
-pub const REPLACE: u16 = (libc::NLM_F_CREATE | libc::NLM_F_REPLACE) as u16;
+pub const REPLACE: u16 = narrow(libc::NLM_F_CREATE | libc::NLM_F_REPLACE);
 /// Flags of a message that changes or deletes an object.
 pub const CHANGE: u16 = 0;
 
@@ -81,7 +82,7 @@ impl Request {
         self.bytes.extend_from_slice(&[0; HEADER]);
         fill(&mut Writer::new(&mut self.bytes));
         let length = u32::try_from(self.bytes.len() - start).expect("messages are small");
-        let flags = flags | libc::NLM_F_REQUEST as u16;
+        let flags = flags | narrow(libc::NLM_F_REQUEST);
         self.bytes[start..start + 4].copy_from_slice(&length.to_ne_bytes());
         self.bytes[start + 4..start + 6].copy_from_slice(&kind.to_ne_bytes());
         self.bytes[start + 6..start + 8].copy_from_slice(&flags.to_ne_bytes());
@@ -102,7 +103,7 @@ impl Request {
     fn acknowledge(&mut self, message: usize) {
         let at = self.messages[message].start + 6;
         let flags = u16::from_ne_bytes([self.bytes[at], self.bytes[at + 1]]);
-        let flags = flags | libc::NLM_F_ACK as u16;
+        let flags = flags | narrow(libc::NLM_F_ACK);
         self.bytes[at..at + 2].copy_from_slice(&flags.to_ne_bytes());
     }
 }
@@ -233,7 +234,7 @@ impl Socket {
             };
             for reply in Replies(&received) {
                 let position = reply.sequence.wrapping_sub(first) as usize;
-                if reply.kind != libc::NLMSG_ERROR as u16 || position >= request.messages.len() {
+                if reply.kind != narrow(libc::NLMSG_ERROR) || position >= request.messages.len() {
                     continue;
                 }
                 let label = &request.messages[position];
@@ -272,7 +273,7 @@ impl Socket {
         'attempt: loop {
             attempts += 1;
             let mut request = Request::new();
-            request.message((kind, flags as u16), operation, object, &fill);
+            request.message((kind, narrow(flags)), operation, object, &fill);
             let first = self.take_sequences(1);
             request.number(first);
             let label = &request.messages[0];
@@ -286,8 +287,8 @@ impl Socket {
                         continue;
                     }
                     disturbed |= reply.flags & NLM_F_DUMP_INTR != 0;
-                    let ended = reply.kind == libc::NLMSG_DONE as u16
-                        || reply.kind == libc::NLMSG_ERROR as u16;
+                    let ended = reply.kind == narrow(libc::NLMSG_DONE)
+                        || reply.kind == narrow(libc::NLMSG_ERROR);
                     if !ended {
                         found.extend(read(reply));
                         continue;
@@ -371,7 +372,7 @@ impl<'a> Reply<'a> {
         }
         let attributes = if self.flags & NLM_F_ACK_TLVS == 0 {
             Attributes::new(&[])
-        } else if self.kind == libc::NLMSG_DONE as u16 {
+        } else if self.kind == narrow(libc::NLMSG_DONE) {
             self.attributes(4)
         } else {
             // The answer repeats the header of the failed message, and its body unless capped.

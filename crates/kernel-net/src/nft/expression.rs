@@ -5,6 +5,7 @@
 //! are those of `linux/netfilter/nf_tables.h`.
 
 use crate::netlink::attribute::Writer;
+use crate::number::octet;
 
 const NFTA_EXPR_NAME: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;
@@ -45,8 +46,8 @@ impl Family {
 
     pub(super) fn number(self) -> u8 {
         match self {
-            Self::Ipv4 => libc::NFPROTO_IPV4 as u8,
-            Self::Ipv6 => libc::NFPROTO_IPV6 as u8,
+            Self::Ipv4 => octet(libc::NFPROTO_IPV4),
+            Self::Ipv6 => octet(libc::NFPROTO_IPV6),
         }
     }
 }
@@ -69,10 +70,10 @@ impl Protocol {
     #[must_use]
     pub fn number(self) -> u8 {
         match self {
-            Self::Icmp => libc::IPPROTO_ICMP as u8,
-            Self::Tcp => libc::IPPROTO_TCP as u8,
-            Self::Udp => libc::IPPROTO_UDP as u8,
-            Self::Icmpv6 => libc::IPPROTO_ICMPV6 as u8,
+            Self::Icmp => octet(libc::IPPROTO_ICMP),
+            Self::Tcp => octet(libc::IPPROTO_TCP),
+            Self::Udp => octet(libc::IPPROTO_UDP),
+            Self::Icmpv6 => octet(libc::IPPROTO_ICMPV6),
         }
     }
 }

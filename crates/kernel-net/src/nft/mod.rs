@@ -10,6 +10,7 @@ mod inspect;
 mod rule;
 mod set;
 
+use crate::number::{narrow, octet};
 use crate::{
     Error,
     capability::Required,
@@ -30,7 +31,7 @@ pub const REQUIRED_CAPABILITIES: Required = Required {
     reason: "write nftables tables",
 };
 
-const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
+const SUBSYSTEM: u16 = narrow(libc::NFNL_SUBSYS_NFTABLES);
 /// The family of tables that see IPv4 and IPv6.
 const NFPROTO_INET: u8 = 1;
 pub(crate) const GENERIC_HEADER: usize = 4;
@@ -131,7 +132,7 @@ impl<'a> Batch<'a> {
     /// Creates the table unless it is there.
     pub fn add_table(&mut self) {
         // Without EXCL an existing table is left as it is.
-        let flags = libc::NLM_F_CREATE as u16;
+        let flags = narrow(libc::NLM_F_CREATE);
         self.table_message(NFT_MSG_NEWTABLE, flags, "create");
     }
 
@@ -192,7 +193,7 @@ impl<'a> Batch<'a> {
     /// Appends a rule to a chain.
     pub fn add_rule(&mut self, chain: &str, rule: &Rule) {
         let table = self.table;
-        let flags = (libc::NLM_F_CREATE | libc::NLM_F_APPEND) as u16;
+        let flags = narrow(libc::NLM_F_CREATE | libc::NLM_F_APPEND);
         let object = format!("nft rule in chain {table} {chain}");
         self.message((NFT_MSG_NEWRULE, flags), "append", object, |message| {
             rule.write(message, table, chain);
@@ -205,7 +206,7 @@ impl<'a> Batch<'a> {
         // The kernel wants a number that is unique in the transaction.
         let id = u32::try_from(self.request.len()).expect("a batch has fewer than 2^32 messages");
         let object = format!("nft set {table} {}", set.name);
-        let flags = libc::NLM_F_CREATE as u16;
+        let flags = narrow(libc::NLM_F_CREATE);
         self.message((NFT_MSG_NEWSET, flags), "create", object, |message| {
             set.write(message, table, id);
         });
@@ -213,7 +214,7 @@ impl<'a> Batch<'a> {
 
     /// Adds elements to a set or map. Equal elements that are there already are fine.
     pub fn add_elements(&mut self, set: &str, elements: &[Element]) {
-        let flags = libc::NLM_F_CREATE as u16;
+        let flags = narrow(libc::NLM_F_CREATE);
         self.element_messages((NFT_MSG_NEWSETELEM, flags), "extend", set, elements);
     }
 
@@ -296,13 +297,13 @@ impl<'a> Batch<'a> {
 
 /// Header of nfnetlink messages.
 pub(crate) fn generic_header(family: u8) -> [u8; GENERIC_HEADER] {
-    [family, libc::NFNETLINK_V0 as u8, 0, 0]
+    [family, octet(libc::NFNETLINK_V0), 0, 0]
 }
 
 fn write_mark(request: &mut Request, kind: libc::c_int) {
     let kind = u16::try_from(kind).expect("message types have 16 bits");
     request.message((kind, 0), "commit", "nft transaction", |message| {
         let [high, low] = SUBSYSTEM.to_be_bytes();
-        message.raw(&[0, libc::NFNETLINK_V0 as u8, high, low]);
+        message.raw(&[0, octet(libc::NFNETLINK_V0), high, low]);
     });
 }

@@ -18,7 +18,7 @@ use crate::{
 const TEAR_DOWN_BATCH: usize = 100;
 const TEAR_DOWN_RETRY: Duration = Duration::from_secs(1);
 /// Hand-outs must not wait for a processor that builds the next slot.
-const NICENESS: i32 = 5;
+const NICENESS: i32 = 10;
 
 /// A step of a worker: something to do, or until when there is nothing.
 enum Next<Job> {
@@ -222,9 +222,7 @@ impl PoolEntry {
 
 /// Best effort: it only matters on a busy host.
 pub(super) fn lower_priority() {
-    let thread = rustix::thread::gettid();
-    // On Linux the "process" of this call is the one thread of that number.
-    if let Err(error) = rustix::process::setpriority_process(Some(thread), NICENESS) {
+    if let Err(error) = sandwire_kernel_net::thread::work_in_background(NICENESS) {
         tracing::debug!(%error, "background threads keep the priority of the others");
     }
 }

@@ -44,9 +44,11 @@ pub(super) fn probe_all() -> Results {
     let entered = Home::here().and_then(|home| home.unshare());
     note("network namespaces", probed(entered.as_ref().map(|_| ())));
     // Everything below would change the host's own namespace.
-    let Ok(_inside) = entered else {
+    let Ok(inside) = entered else {
         return results;
     };
+    // From within a user namespace there is no way back; this process ends here anyway.
+    std::mem::forget(inside);
     note("private procfs", probed(PrivateProcfs::new().map(drop)));
     let mut socket = match Socket::route() {
         Ok(socket) => socket,

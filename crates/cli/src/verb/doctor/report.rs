@@ -1,5 +1,7 @@
 //! All that the doctor found, as one document and as text.
 
+mod text;
+
 use std::{
     collections::BTreeMap,
     fs,
@@ -513,91 +515,6 @@ fn output_of(program: &str, arguments: &[&str]) -> Result<String, String> {
             reason.lines().next().unwrap_or("it failed").trim()
         ))
     }
-}
-
-impl Report {
-    /// For people.
-    pub(super) fn text(&self, colour: bool) -> String {
-        let mut text = format!("sandwire {} on Linux {}\n", self.version, self.kernel);
-        for group in [ESSENTIAL, KERNEL, GUESTS, HOST] {
-            text.push_str(&format!("\n{group}\n"));
-            for finding in self
-                .findings
-                .iter()
-                .filter(|finding| finding.group == group)
-            {
-                text.push_str(&finding.text(colour));
-            }
-        }
-        text.push_str("\nwhat may block sandboxes' traffic\n");
-        for warning in &self.warnings {
-            let Warning {
-                subject,
-                problem,
-                advice,
-            } = warning;
-            text.push_str(&format!("  ! {subject}: {problem}\n      {advice}\n"));
-        }
-        for obstacle in &self.firewall {
-            text.push_str(&obstacle_text(obstacle));
-        }
-        if self.warnings.is_empty() && self.firewall.is_empty() {
-            text.push_str("  nothing found\n");
-        }
-        text.push_str(if self.works {
-            "\nsandwire can work here\n"
-        } else {
-            "\nsandwire cannot work here: something essential is missing\n"
-        });
-        text
-    }
-}
-
-impl Finding {
-    fn text(&self, colour: bool) -> String {
-        let (mark, code) = match self.found {
-            Some(true) => ("✓", 32),
-            Some(false) if self.essential => ("✗", 31),
-            Some(false) => ("✗", 33),
-            None => ("–", 90),
-        };
-        let mark = if colour {
-            format!("\x1b[{code}m{mark}\x1b[0m")
-        } else {
-            mark.to_owned()
-        };
-        let mut text = format!("  {mark} {}", self.name);
-        // That it was tried is said by the mark.
-        if self.detail != "tried" {
-            text.push_str(&format!(": {}", self.detail));
-        }
-        text.push('\n');
-        if let Some(instead) = &self.used_instead {
-            text.push_str(&format!("      used instead: {instead}\n"));
-        }
-        if let Some(how) = &self.how_to_get {
-            text.push_str(&format!("      to get it: {how}\n"));
-        }
-        text
-    }
-}
-
-fn obstacle_text(obstacle: &Obstacle) -> String {
-    let Obstacle {
-        family,
-        table,
-        chain,
-        hook,
-        problem,
-        advice,
-        ..
-    } = obstacle;
-    let rule = obstacle
-        .rule
-        .map_or(String::new(), |handle| format!(", rule {handle}"));
-    format!(
-        "  ! table {family} {table}, chain {chain} (hook {hook}){rule}: {problem}\n      to allow it: {advice}\n"
-    )
 }
 
 #[cfg(test)]
