@@ -92,18 +92,17 @@ const PACKAGES: &[Package] = &[
         Sign::Program("busybox"),
         "user space of the guests",
     ),
-    package("cpio", Sign::Program("cpio"), "packs the guests' initramfs"),
+    package(
+        "cpio",
+        Sign::Program("cpio"),
+        "the tests' second opinion on the guests' initramfs",
+    ),
     package(
         "e2fsprogs",
         Sign::Program("mke2fs"),
-        "file systems of guests",
+        "the file system of the guest with systemd",
     ),
     package("xz-utils", Sign::Program("xz"), "unpacks kernels of guests"),
-    package(
-        "mmdebstrap",
-        Sign::Program("mmdebstrap"),
-        "the guest with systemd that tries the unit file",
-    ),
 ];
 
 const fn package(name: &'static str, sign: Sign, reason: &'static str) -> Package {

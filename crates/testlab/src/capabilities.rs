@@ -39,7 +39,7 @@ pub fn missing_for_qemu() -> Option<String> {
 /// Why the test with systemd in a QEMU guest can't run here.
 #[must_use]
 pub fn missing_for_systemd() -> Option<String> {
-    missing_for_qemu().or_else(|| missing_programs(&["mmdebstrap", "mkfs.ext4"]))
+    missing_for_qemu().or_else(|| missing_programs(&["mkfs.ext4", "tar", "strip"]))
 }
 
 fn missing_programs(programs: &[&str]) -> Option<String> {

@@ -113,7 +113,7 @@ fn value_of(number: u16) -> String {
 
 /// Average of three pings in milliseconds.
 fn ping(address: IpAddr) -> Result<f64> {
-    let text = command::run(&format!("ping -n -q -c 3 -i 0.05 -W 5 {address}"))?;
+    let text = command::run(&format!("ping -n -q -c 3 -i 0.05 -W 10 {address}"))?;
     let figures = text
         .lines()
         .find_map(|line| line.strip_prefix("rtt min/avg/max/mdev = "))
