@@ -22,6 +22,8 @@ use crate::{
 
 /// How often held slots are tried, pools that the host refused, and ports.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// A pool comes within milliseconds, and nothing is ready before the host has been looked at.
+const GATE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The host's side is shared by all slots, so that damage to it matters most.
 const HOST_INTERVAL_MAX: Duration = Duration::from_secs(10);
 
@@ -67,7 +69,7 @@ impl Shared {
             schedule.host_at = now
                 + match self.inspect_host() {
                     true => self.settings.audit_interval.min(HOST_INTERVAL_MAX),
-                    false => RETRY_INTERVAL,
+                    false => GATE_RETRY_INTERVAL,
                 };
         }
         self.repair_queued();

@@ -19,7 +19,7 @@ use crate::{
 const TEAR_DOWN_BATCH: usize = 512;
 const TEAR_DOWN_RETRY: Duration = Duration::from_secs(1);
 /// Hand-outs must not wait for a processor that builds the next slot.
-const NICENESS: i32 = 10;
+const NICENESS: i32 = 5;
 
 /// A step of a worker: something to do, or until when there is nothing.
 enum Next<Job> {
