@@ -93,10 +93,18 @@ pub fn run(config: Option<&Path>) -> Result<(), DaemonError> {
     raise_descriptor_limit();
     runtime::Builder::new_multi_thread()
         .thread_name("sandwire")
+        .on_thread_start(answer_promptly)
         .enable_all()
         .build()
         .map_err(DaemonError::system("start threads"))?
         .block_on(live(config, file))
+}
+
+/// Best effort: it only matters on a busy host.
+fn answer_promptly() {
+    if let Err(error) = sandwire_kernel_net::thread::answer_promptly() {
+        tracing::debug!(%error, "requests may wait for the slices of other threads");
+    }
 }
 
 async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> {

@@ -1,6 +1,5 @@
 //! Addresses of interfaces. They need [`crate::interface::REQUIRED_CAPABILITIES`].
 
-use crate::number::octet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -9,6 +8,7 @@ use crate::{
     Error,
     interface::InterfaceIndex,
     netlink::{CHANGE, REPLACE, Request, Socket, attribute},
+    number::octet,
 };
 
 const IFA_F_NODAD: u32 = 0x02;

@@ -1,6 +1,5 @@
 //! Connections that the kernel tracks: forget those of certain addresses, forget all, count.
 
-use crate::number::{narrow, octet};
 use std::{collections::HashSet, hash::BuildHasher, net::IpAddr};
 
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
         attribute::{self, Attributes},
     },
     nft::{GENERIC_HEADER, generic_header},
+    number::{narrow, octet},
 };
 
 /// Capabilities for connection tracking.

@@ -4,7 +4,6 @@
 //! that is up costs the kernel a walk over its tables (see `docs/decisions/0003-nf-tables-encoder.md`
 //! for why we write the messages ourselves).
 
-use crate::number::narrow;
 use std::{
     fmt,
     os::fd::{AsRawFd, BorrowedFd},
@@ -17,6 +16,7 @@ use crate::{
         CHANGE, CREATE, Request, Socket,
         attribute::{self, Attributes, Writer},
     },
+    number::narrow,
 };
 
 /// Capabilities for interfaces, addresses, routes and neighbours.

@@ -1,6 +1,5 @@
 //! Routes of the main table. They need [`crate::interface::REQUIRED_CAPABILITIES`].
 
-use crate::number::octet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -10,6 +9,7 @@ use crate::{
     address::family_of,
     interface::InterfaceIndex,
     netlink::{CHANGE, REPLACE, Request, Socket, attribute},
+    number::octet,
 };
 
 const RTNH_F_ONLINK: u32 = 4;

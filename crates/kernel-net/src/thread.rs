@@ -13,9 +13,24 @@ use std::io;
 /// # Errors
 /// The kernel refuses, for example under a seccomp filter; the thread is scheduled as before.
 pub fn work_in_background(nice: i32) -> io::Result<()> {
+    set_scheduling(libc::SCHED_BATCH, nice)
+}
+
+/// Lets this thread answer a request as soon as it wakes up: with a slice of 0.1 ms (kernel 6.12 and
+/// later) it may interrupt threads of the default slice, instead of waiting for the end of theirs.
+/// Its share of the processors stays the same.
+///
+/// # Errors
+/// The kernel refuses; the thread is scheduled as before.
+pub fn answer_promptly() -> io::Result<()> {
+    let nice = rustix::process::getpriority_process(None)?;
+    set_scheduling(libc::SCHED_OTHER, nice)
+}
+
+fn set_scheduling(policy: i32, nice: i32) -> io::Result<()> {
     let attributes = libc::sched_attr {
         size: u32::try_from(size_of::<libc::sched_attr>()).expect("the size is 48"),
-        sched_policy: u32::try_from(libc::SCHED_BATCH).expect("the policy is 3"),
+        sched_policy: u32::try_from(policy).expect("policies are small numbers"),
         sched_flags: 0,
         sched_nice: nice,
         sched_priority: 0,

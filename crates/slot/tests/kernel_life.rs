@@ -7,8 +7,9 @@ mod fixture;
 
 use std::{
     collections::BTreeSet,
-    env, io,
+    env, fs, io,
     net::Ipv4Addr,
+    path::Path,
     process::{Command, Stdio},
     sync::Arc,
     thread,
@@ -17,6 +18,7 @@ use std::{
 
 use fixture::{INSTANCE, pool, pool_of};
 use sandwire_api::slot::TapUse;
+use sandwire_kernel_net::capability::REQUIRED_CAPABILITIES;
 use sandwire_slot::{
     error::NetworkError,
     kernel::{BuildStep, KernelNetwork, Steps},
@@ -305,7 +307,7 @@ fn check_after_crash(lab: &Lab, network: &KernelNetwork, plan: &Plan) {
         let Leftover::Namespace(name) = left else {
             panic!("{left:?} in {}", lab.run("ip -o link"));
         };
-        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
         assert!(!mounts.contains(&format!("{name} ")), "{mounts}");
     }
     for result in network.reclaim(&inventory.leftovers) {
@@ -555,6 +557,73 @@ fn a_prefix_that_the_host_has_is_refused_and_nothing_changes() {
         filled(&network, &plan, 1);
         network.add_pool(&plan).unwrap();
         open().add_pool(&plan).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_host_keeps_the_default_route_that_its_router_told_it() {
+    lab::run(|lab| {
+        let network = open();
+        lab.run("ip link add eth7 type bridge");
+        lab.run("ip link set eth7 up");
+        lab.run("ip -6 route add default via fe80::99 dev eth7 proto ra");
+        let before = lab.snapshot();
+        let error = network.add_pool(&pool("web", "{}")).unwrap_err();
+        assert!(matches!(error, NetworkError::Conflict { .. }), "{error}");
+        assert!(
+            error.to_string().contains("net.ipv6.conf.eth7.accept_ra=2"),
+            "{error}"
+        );
+        lab.assert_unchanged(&before);
+        lab.run("sysctl -w net.ipv6.conf.eth7.accept_ra=2");
+        network.add_pool(&pool("web", "{}")).unwrap();
+        assert!(lab.run("ip -6 route show default").contains("fe80::99"));
+    });
+}
+
+const CAPABILITY_TEST: &str = "nothing_needs_more_than_the_capabilities_that_are_listed";
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nothing_needs_more_than_the_capabilities_that_are_listed() {
+    if env::var_os(BUILDER).is_some() {
+        let network = open();
+        let plan = pool("web", "{}");
+        let slots = filled(&network, &plan, 2);
+        assert_eq!(network.inspect(&slots[0]).defects, []);
+        assert_eq!(network.withdraw_taps(&slots[0]).unwrap(), Withdrawal::Free);
+        tear_down(&network, &slots);
+        network.remove_pool(&plan).unwrap();
+        fs::write("/run/lab/done", "").unwrap();
+        return;
+    }
+    lab::run(|_| {
+        let needed: BTreeSet<String> = REQUIRED_CAPABILITIES
+            .iter()
+            .flat_map(|required| required.capabilities)
+            .map(|name| name.trim_start_matches("CAP_").to_lowercase())
+            .collect();
+        let only = needed
+            .iter()
+            .fold("-all".to_owned(), |list, name| format!("{list},+{name}"));
+        let status = Command::new("setpriv")
+            .args(["--bounding-set", &only, "--inh-caps", &only, "--"])
+            .arg(env::current_exe().unwrap())
+            .args([
+                "--exact",
+                CAPABILITY_TEST,
+                "--include-ignored",
+                "--nocapture",
+            ])
+            .env(BUILDER, "1")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        assert!(
+            Path::new("/run/lab/done").exists(),
+            "the builder came to its end"
+        );
     });
 }
 

@@ -10,13 +10,12 @@
 
 pub mod attribute;
 
-use crate::number::narrow;
 use std::{io, mem};
 
 use attribute::{Attributes, Writer};
 use netlink_sys::{Socket as RawSocket, SocketAddr};
 
-use crate::Error;
+use crate::{Error, number::narrow};
 
 const HEADER: usize = 16;
 const RECEIVE_BUFFER: usize = 64 * 1024;

@@ -4,8 +4,7 @@
 //! Values start in register 1; keys of several fields fill 32-bit registers from there on. The numbers
 //! are those of `linux/netfilter/nf_tables.h`.
 
-use crate::netlink::attribute::Writer;
-use crate::number::octet;
+use crate::{netlink::attribute::Writer, number::octet};
 
 const NFTA_EXPR_NAME: u16 = 1;
 const NFTA_EXPR_DATA: u16 = 2;

@@ -10,11 +10,11 @@ mod inspect;
 mod rule;
 mod set;
 
-use crate::number::{narrow, octet};
 use crate::{
     Error,
     capability::Required,
     netlink::{CHANGE, CREATE, Request, Socket, attribute::Writer},
+    number::{narrow, octet},
 };
 
 pub use expression::{

@@ -19,8 +19,9 @@ use sandwire_kernel_net::{
 use super::Worker;
 use crate::{error::NetworkError, plan::SlotPlan};
 
-/// Slots whose namespaces are given up at once.
-const BATCH: usize = 32;
+/// Slots whose namespaces are given up at once. Measured per slot: 32 take 2.0 ms, 64 take 1.5, 128 take 1.3;
+/// the kernel holds the lock once per batch, so more would make others wait longer for little.
+const BATCH: usize = 64;
 /// How long a namespace may take to dissolve. One that takes longer is held by a process inside.
 const DISSOLVE_MAX: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);

@@ -1,0 +1,281 @@
+//! Kernel objects in a lab, judged by `ip`, `nft`, `conntrack` and `/proc`.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::{collections::HashSet, fs, net::IpAddr, os::unix::fs::MetadataExt, thread};
+
+use sandwire_kernel_net::{
+    address::Address,
+    conntrack,
+    interface::{self, Change, InterfaceIndex},
+    netlink::{Request, Socket},
+    netns::{self, Home},
+    nft::{Batch, Chain, Direction, Rule, tables},
+    procfs::PrivateProcfs,
+    route::{self, Route, Target},
+    tap,
+};
+use sandwire_testlab::lab::{self, Lab};
+
+const PLAIN_TAP: tap::Options = tap::Options {
+    vnet_header: true,
+    multi_queue: false,
+    owner: None,
+    group: None,
+};
+
+/// Number of the network namespace that the calling thread is in.
+fn current_namespace() -> u64 {
+    fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn of_many_messages_the_one_that_failed_is_named_in_the_kernel_s_words() {
+    lab::run(|lab| {
+        let mut socket = Socket::route().unwrap();
+        let mut request = Request::new();
+        for name in ["one", "two"] {
+            interface::create_bridge(&mut request, name);
+        }
+        let nowhere = Target::Interface(InterfaceIndex(4711));
+        Route::new("10.9.0.0/16".parse().unwrap(), nowhere).add(&mut request);
+        interface::create_bridge(&mut request, "three");
+        let failures = socket.execute_all(request);
+        assert_eq!(failures.len(), 1, "{failures:?}");
+        assert_eq!(failures[0].0, 2);
+        let links = lab.run("ip -o link");
+        for name in ["one", "two", "three"] {
+            assert!(links.contains(name), "the others were done: {links}");
+        }
+        let mut request = Request::new();
+        let named = Change {
+            name: "one",
+            mtu: Some(4_000_000),
+            ..Change::default()
+        };
+        named.apply(&mut request);
+        let text = socket.execute(request).unwrap_err().to_string();
+        assert!(
+            text.starts_with("cannot change interface one: Invalid argument"),
+            "{text}"
+        );
+        assert!(
+            text.contains("mtu greater than device maximum"),
+            "the kernel's own words: {text}"
+        );
+        // The socket is still in step.
+        assert!(interface::find(&mut socket, "two").unwrap().is_some());
+        assert!(interface::find(&mut socket, "nobody").unwrap().is_none());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_thread_comes_home_and_leaves_only_what_it_published() {
+    lab::run(|lab| {
+        let before = lab.snapshot();
+        let host = current_namespace();
+        let home = Home::here().unwrap();
+        let inside = home.unshare().unwrap();
+        assert_ne!(host, current_namespace());
+        inside.publish("kept").unwrap();
+        drop(inside);
+        assert_eq!(host, current_namespace());
+        drop(home.unshare().unwrap());
+        assert!(lab.run("ip netns").contains("kept"));
+        assert_eq!(lab.run("ip netns exec kept ip -o link").lines().count(), 1);
+        let listed = netns::list("kep").unwrap();
+        assert_eq!(listed.len(), 1, "{listed:?}");
+        assert!(listed[0].is_mounted);
+        // A second one of that name is refused, and the first is not harmed.
+        let inside = home.unshare().unwrap();
+        let text = inside.publish("kept").unwrap_err().to_string();
+        assert_eq!(
+            text,
+            "cannot mount network namespace kept: File exists (os error 17)"
+        );
+        drop(inside);
+        assert!(netns::is_mounted("kept"));
+        // An empty file, as a crash leaves it, is taken over.
+        fs::write(netns::path_of("empty"), "").unwrap();
+        assert!(!netns::is_mounted("empty"));
+        home.unshare().unwrap().publish("empty").unwrap();
+        for name in ["kept", "empty", "never"] {
+            netns::remove(name).unwrap();
+        }
+        lab.assert_unchanged(&before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_private_procfs_sets_the_namespace_of_the_calling_thread() {
+    lab::run(|_| {
+        let setting = "net/ipv6/conf/all/forwarding";
+        let path = format!("/proc/sys/{setting}");
+        let home = Home::here().unwrap();
+        let mut procfs = PrivateProcfs::new().unwrap();
+        // More often than one instance serves.
+        for _ in 0..120 {
+            let inside = home.unshare().unwrap();
+            procfs.write(setting, "1").unwrap();
+            assert_eq!(procfs.read(setting).unwrap(), "1");
+            assert_eq!(fs::read_to_string(&path).unwrap(), "1\n");
+            drop(inside);
+            assert_eq!(procfs.read(setting).unwrap(), "0", "of the host");
+        }
+        let error = procfs
+            .write("net/ipv6/conf/nobody/mtu", "1280")
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("setting net/ipv6/conf/nobody/mtu"), "{text}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_tap_has_one_user_at_a_time() {
+    lab::run(|lab| {
+        let owned = tap::Options {
+            owner: Some(1234),
+            group: Some(4321),
+            ..PLAIN_TAP
+        };
+        tap::create("vmtap0", Some(InterfaceIndex(77)), owned).unwrap();
+        let shown = lab.run("ip -d -o link show vmtap0");
+        for fact in [
+            "77: vmtap0",
+            "type tap",
+            "user 1234",
+            "group 4321",
+            "vnet_hdr on",
+            "persist on",
+        ] {
+            assert!(shown.contains(fact), "{fact}: {shown}");
+        }
+        let mut socket = Socket::route().unwrap();
+        let seen = interface::find(&mut socket, "vmtap0").unwrap().unwrap();
+        let tun = seen.tun.unwrap();
+        assert!(tun.is_tap && tun.is_persistent && tun.has_vnet_header && !tun.is_multi_queue);
+        assert_eq!((tun.owner, tun.group), (Some(1234), Some(4321)));
+        let first = tap::open("vmtap0", owned).unwrap().expect("nobody has it");
+        assert!(tap::open("vmtap0", owned).unwrap().is_none());
+        drop(first);
+        assert!(tap::open("vmtap0", owned).unwrap().is_some());
+        let error = tap::create("a-name-too-long-", None, PLAIN_TAP).unwrap_err();
+        assert!(
+            error.to_string().contains("tap a-name-too-long-"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_nft_transaction_is_carried_out_as_a_whole_or_not_at_all() {
+    lab::run(|lab| {
+        let mut socket = Socket::netfilter().unwrap();
+        let write = |is_broken: bool| {
+            let mut batch = Batch::new("ours");
+            batch.add_table();
+            batch.add_chain(&Chain::Regular("fine"));
+            let from = Rule::new().address(Direction::Source, [192, 0, 2, 1].into());
+            batch.add_rule("fine", &from.counter().drop());
+            if is_broken {
+                batch.add_rule("nowhere", &Rule::new().accept());
+            }
+            batch
+        };
+        let before = lab.run("nft -s list ruleset");
+        let text = write(true).commit(&mut socket).unwrap_err().to_string();
+        assert!(text.contains("nft rule in chain ours nowhere"), "{text}");
+        assert_eq!(lab.run("nft -s list ruleset"), before);
+        write(false).commit(&mut socket).unwrap();
+        assert_eq!(tables(&mut socket).unwrap(), ["ours"]);
+        let listed = lab.run("nft -s list chain inet ours fine");
+        assert!(
+            listed.contains("ip saddr 192.0.2.1 counter drop"),
+            "{listed}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn only_connections_of_the_addresses_named_are_forgotten() {
+    lab::run(|lab| {
+        let mut socket = Socket::netfilter().unwrap();
+        let entry = |source: &str, target: &str| {
+            let ports = "--sport 1000 --dport 53 -t 100";
+            lab.run(&format!(
+                "conntrack -I -p udp -s {source} -d {target} {ports}"
+            ));
+        };
+        for number in 1..=200 {
+            entry(&format!("10.64.0.{number}"), "203.0.113.2");
+        }
+        entry("203.0.113.2", "10.64.0.7");
+        entry("fd00:c10e::7", "2001:db8::1");
+        entry("fd00:c10e::8", "2001:db8::1");
+        assert_eq!(conntrack::count(&mut socket).unwrap(), 203);
+        let addresses: HashSet<IpAddr> = ["10.64.0.7", "fd00:c10e::7"]
+            .map(|address| address.parse().unwrap())
+            .into();
+        assert_eq!(conntrack::forget(&mut socket, &addresses).unwrap(), 3);
+        assert_eq!(conntrack::forget(&mut socket, &addresses).unwrap(), 0);
+        assert_eq!(conntrack::count(&mut socket).unwrap(), 200);
+        let left = lab.run("conntrack -L -f ipv4") + &lab.run("conntrack -L -f ipv6");
+        assert!(left.contains("10.64.0.8 ") && left.contains("fd00:c10e::8 "));
+        assert!(!left.contains("10.64.0.7 ") && !left.contains("fd00:c10e::7 "));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn thousands_of_routes_and_hundreds_of_interfaces_are_listed_in_full() {
+    lab::run(|lab| {
+        let mut socket = Socket::route().unwrap();
+        socket.grow_buffers();
+        add_many(lab, &mut socket);
+        let interfaces = interface::list(&mut socket).unwrap();
+        let is_ours = |found: &&interface::Interface| found.name.starts_with("many");
+        assert_eq!(interfaces.iter().filter(is_ours).count(), 300);
+        let routes = route::list(&mut socket).unwrap();
+        let unreachable = routes.iter().filter(|found| found.unreachable).count();
+        assert_eq!(unreachable, 4000);
+        let refused = "10.1.2.3".parse().unwrap();
+        assert_eq!(route::lookup(&mut socket, refused).unwrap(), None);
+        // Two threads with sockets of their own don't disturb each other.
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut socket = Socket::route().unwrap();
+                    assert_eq!(route::list(&mut socket).unwrap().len(), routes.len());
+                });
+            }
+        });
+    });
+}
+
+fn add_many(lab: &Lab, socket: &mut Socket) {
+    let mut request = Request::new();
+    for number in 0..300 {
+        interface::create_bridge(&mut request, &format!("many{number}"));
+    }
+    socket.execute(request).unwrap();
+    for part in 0..40_u8 {
+        let mut request = Request::new();
+        for number in 0..100_u8 {
+            let destination: IpAddr = [10, 1, part, number].into();
+            Route::new(destination.into(), Target::Unreachable).add(&mut request);
+        }
+        socket.execute(request).unwrap();
+    }
+    let index = interface::find(socket, "many7").unwrap().unwrap().index;
+    let mut request = Request::new();
+    Address::new(index, "192.0.2.9/24".parse().unwrap()).add(&mut request);
+    socket.execute(request).unwrap();
+    let shown = lab.run("ip -o address show dev many7");
+    assert!(shown.contains("192.0.2.9/24"), "{shown}");
+}
