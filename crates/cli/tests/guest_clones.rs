@@ -123,12 +123,16 @@ fn eight_guests_with_one_configuration_are_told_apart_by_their_clone_addresses()
             (world.leases[1].ipv6, HOST_IPV6.into()),
         ] {
             assert!(!web.ping(neighbour).unwrap(), "reached {neighbour}");
-            let page = web.fetch(SocketAddr::new(neighbour, 80)).unwrap();
+            let page = web
+                .fetch_within(SocketAddr::new(neighbour, 80), 5 * SECOND)
+                .unwrap();
             assert!(
                 !page.contains("guest-1"),
                 "fetched from {neighbour}: {page}"
             );
-            let page = web.fetch(SocketAddr::new(host, 8080)).unwrap();
+            let page = web
+                .fetch_within(SocketAddr::new(host, 8080), 5 * SECOND)
+                .unwrap();
             assert!(!page.contains("hello"), "fetched from {host}: {page}");
         }
     });

@@ -124,8 +124,10 @@ fn mac_text(mac: [u8; 6]) -> String {
     text
 }
 
-/// Whether the CPU has what KVM needs. Where it hasn't, `/dev/kvm` can still be there and fail later.
-fn cpu_can_virtualise() -> bool {
+/// Whether the CPU has what KVM needs. Where it hasn't, `/dev/kvm` can still be there and fail later, or
+/// emulate at a few million instructions a second.
+#[must_use]
+pub fn cpu_can_virtualise() -> bool {
     let facts = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = facts.lines().find(|line| line.starts_with("flags"));
     let capable = flags.is_some_and(|line| {

@@ -23,7 +23,7 @@ pub(super) struct Clone {
     pub(super) vmm: Vmm,
     /// From the start of its VMM to the first answer at its clone address.
     first_answer: Duration,
-    ping_milliseconds: f64,
+    ping: Duration,
     /// What the web server inside answered after it was told to store something.
     answer: String,
     /// What the clone got from the server beyond the host's uplink.
@@ -43,8 +43,8 @@ impl Clone {
         let pinged = waiting.join().ok().context("the first ping panicked")?;
         pinged.with_context(|| format!("clone {number} doesn't answer"))?;
         let first_answer = started.elapsed();
-        let ping_milliseconds = ping(lease.ipv4)?;
-        ping(lease.ipv6)?;
+        let ping = time_ping(lease.ipv4)?;
+        time_ping(lease.ipv6)?;
         GuestWeb::at(lease.ipv4).store(&value_of(number))?;
         let answer = GuestWeb::at(lease.ipv4).value()?;
         let fetched = fetch(&lease)?;
@@ -53,10 +53,15 @@ impl Clone {
             lease,
             vmm,
             first_answer,
-            ping_milliseconds,
+            ping,
             answer,
             fetched,
         })
+    }
+
+    /// How long a ping takes now.
+    pub(super) fn time_ping(&self) -> Result<Duration> {
+        time_ping(self.lease.ipv4)
     }
 
     /// Its line of the table.
@@ -67,7 +72,7 @@ impl Clone {
             &self.lease.ipv4.to_string(),
             &self.lease.ipv6.to_string(),
             &format!("{} ms", self.first_answer.as_millis()),
-            &format!("{:.1} ms", self.ping_milliseconds),
+            &format!("{:.1} ms", self.ping.as_secs_f64() * 1000.0),
             &self.answer,
             &self.fetched,
         ])
@@ -111,17 +116,18 @@ fn value_of(number: u16) -> String {
     format!("I am clone {number}")
 }
 
-/// Average of three pings in milliseconds.
-fn ping(address: IpAddr) -> Result<f64> {
+/// Average of three pings.
+fn time_ping(address: IpAddr) -> Result<Duration> {
     let text = command::run(&format!("ping -n -q -c 3 -i 0.05 -W 10 {address}"))?;
     let figures = text
         .lines()
         .find_map(|line| line.strip_prefix("rtt min/avg/max/mdev = "))
         .with_context(|| format!("ping printed no times: {text}"))?;
     let average = figures.split('/').nth(1).unwrap_or_default();
-    average
+    let milliseconds: f64 = average
         .parse()
-        .with_context(|| format!("ping printed '{figures}'"))
+        .with_context(|| format!("ping printed '{figures}'"))?;
+    Ok(Duration::from_secs_f64(milliseconds / 1000.0))
 }
 
 /// Has the clone fetch a page from beyond the uplink in both families; the page says by which

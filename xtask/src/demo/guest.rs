@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use sandwire_testlab::{
     fake_guest::GuestNetwork,
-    guest::{Vmm, firecracker, kernel::Kernel, qemu},
+    guest::{Vmm, cpu_can_virtualise, firecracker, kernel::Kernel, qemu},
 };
 
 /// What runs the guests.
@@ -18,6 +18,15 @@ pub(super) enum Kind {
 }
 
 impl Kind {
+    /// Clones that may wake up at the same time on each core.
+    pub(super) fn starts_per_core(self) -> usize {
+        match self {
+            // A KVM that emulates the guest's kernel makes everything in it slow.
+            Self::Firecracker if !cpu_can_virtualise() => 1,
+            Self::Qemu | Self::Firecracker => 4,
+        }
+    }
+
     /// Its name on the command line.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -40,6 +49,14 @@ impl Saved {
             Self::Qemu(snapshot) => snapshot.restore(name, netns, tap)?.into_vmm(),
             Self::Firecracker(snapshot) => snapshot.restore(name, netns, tap)?.into_vmm(),
         })
+    }
+
+    /// What runs its clones.
+    pub(super) fn kind(&self) -> Kind {
+        match self {
+            Self::Qemu(_) => Kind::Qemu,
+            Self::Firecracker(_) => Kind::Firecracker,
+        }
     }
 
     /// Bytes that all clones share, and bytes of the device state.

@@ -142,7 +142,7 @@ fn restore_clones(daemon: &Daemon, saved: &Saved, count: u16) -> Result<Vec<Clon
         "clones",
         format!(
             "{count} from that one file, copy-on-write, into {count} slots, {} at once",
-            starters().min(usize::from(count))
+            starters(saved).min(usize::from(count))
         ),
     );
     println!("\n{}", heading());
@@ -150,9 +150,7 @@ fn restore_clones(daemon: &Daemon, saved: &Saved, count: u16) -> Result<Vec<Clon
     let mut clones = start_all(saved, leases)?;
     let took = started.elapsed();
     clones.sort_by_key(|clone| clone.number);
-    for clone in &clones {
-        clone.check_value()?;
-    }
+    check_values(&clones)?;
     println!();
     say(
         "result",
@@ -172,7 +170,7 @@ fn start_all(saved: &Saved, leases: Vec<Lease>) -> Result<Vec<Clone>> {
     let next = || waiting.lock().ok().and_then(|mut waiting| waiting.next());
     thread::scope(|scope| {
         let (sender, arrivals) = channel();
-        for _ in 0..starters() {
+        for _ in 0..starters(saved) {
             let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 while let Some((number, lease)) = next() {
@@ -195,29 +193,33 @@ fn start_all(saved: &Saved, leases: Vec<Lease>) -> Result<Vec<Clone>> {
 }
 
 /// Clones that start at the same time.
-fn starters() -> usize {
-    4 * thread::available_parallelism().map_or(1, usize::from)
+fn starters(saved: &Saved) -> usize {
+    saved.kind().starts_per_core() * thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Ends the daemon by SIGKILL under traffic, looks at the clones, and starts it again.
 fn kill_and_restart(daemon: &mut Daemon, clones: &[Clone]) -> Result<()> {
     let leases = leases(daemon)?;
-    // At 20 ms each: 4 s, and the time that it takes to look at the clones meanwhile.
-    let pings = 200 + 10 * clones.len();
+    // As often as emulated guests bear, and for as long as it takes to look at all of them meanwhile.
+    let first = clones.first().context("there are no clones")?;
+    let interval =
+        (5 * first.time_ping()?).clamp(Duration::from_millis(20), Duration::from_secs(1));
+    let started = Instant::now();
+    check_values(clones)?;
+    let span = Duration::from_secs(4) + 2 * started.elapsed();
+    let pings = span.as_millis() / interval.as_millis();
     let traffic: Vec<_> = clones
         .iter()
         .map(|clone| {
-            let address = clone.lease.ipv4;
-            let line = format!("ping -n -q -i 0.02 -c {pings} -W 5 {address}");
+            let (address, interval) = (clone.lease.ipv4, interval.as_secs_f64());
+            let line = format!("ping -n -q -i {interval:.3} -c {pings} -W 30 {address}");
             thread::spawn(move || command::run(&line))
         })
         .collect();
     thread::sleep(Duration::from_millis(500));
     daemon.kill()?;
     let away = Instant::now();
-    for clone in clones {
-        clone.check_value()?;
-    }
+    check_values(clones)?;
     let quiet = Duration::from_secs(1).saturating_sub(away.elapsed());
     thread::sleep(quiet);
     say(
@@ -226,6 +228,7 @@ fn kill_and_restart(daemon: &mut Daemon, clones: &[Clone]) -> Result<()> {
     );
     let ready = daemon.restart()?;
     let away = away.elapsed();
+    let spanned = traffic.iter().all(|ping| !ping.is_finished());
     let adopted = self::leases(daemon)?;
     ensure!(
         adopted == leases,
@@ -244,16 +247,25 @@ fn kill_and_restart(daemon: &mut Daemon, clones: &[Clone]) -> Result<()> {
         let whole = format!("{pings} packets transmitted, {pings} received");
         ensure!(text.contains(&whole), "packets were lost: {text}");
     }
+    let all = pings * clones.len() as u128;
     say(
         "traffic",
         format!(
-            "{} of {} pings answered while the daemon was away for {:.1} s",
-            clones.len() * pings,
-            clones.len() * pings,
+            "{all} of {all} pings answered{} the {:.1} s that the daemon was away",
+            if spanned {
+                ", before, during and after"
+            } else {
+                ", before and during"
+            },
             away.as_secs_f64()
         ),
     );
     Ok(())
+}
+
+/// Wants each clone to have kept its own value.
+fn check_values(clones: &[Clone]) -> Result<()> {
+    clones.iter().try_for_each(Clone::check_value)
 }
 
 fn clean_up(daemon: &mut Daemon, clones: &mut [Clone]) -> Result<()> {

@@ -6,7 +6,7 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::CommandExt,
+    os::unix::{net::UnixStream, process::CommandExt},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -121,7 +121,8 @@ impl Recipe {
             console,
         };
         let deadline = Instant::now() + Duration::from_secs(10);
-        while !guest.socket.exists() {
+        // The file is there before Firecracker listens.
+        while UnixStream::connect(&guest.socket).is_err() {
             if let Some(status) = guest.vmm.ended()? {
                 bail!("Firecracker ended ({status}): {}", guest.console());
             }

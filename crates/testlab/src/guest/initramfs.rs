@@ -1,7 +1,7 @@
 //! The guests' user space: busybox, kernel modules, a network set once, and a web server.
 //!
 //! The web server stores a value in the guest's memory and acts inside the guest on request:
-//! `/cgi-bin/value` (GET, POST), `/cgi-bin/fetch?HOST:PORT/` (over HTTP) and `/cgi-bin/ping?ADDRESS`.
+//! `/cgi-bin/value` (GET, POST), `/cgi-bin/fetch?HOST:PORT/SECONDS` (over HTTP) and `/cgi-bin/ping?ADDRESS`.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
@@ -122,10 +122,10 @@ exit 0
 const FETCH: &str = "\
 #!/bin/sh
 printf 'Content-Type: text/plain\\r\\n\\r\\n'
-server=${QUERY_STRING%/}
+server=${QUERY_STRING%/*}
 host=${server%:*}
 host=${host#[}
-printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 \"${host%]}\" ${server##*:} 2>&1 | sed '1,/^\\r*$/d'
+printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w ${QUERY_STRING##*/} \"${host%]}\" ${server##*:} 2>&1 | sed '1,/^\\r*$/d'
 ";
 
 const PING: &str = "\
