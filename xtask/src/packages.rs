@@ -48,6 +48,16 @@ const PACKAGES: &[Package] = &[
         "headers for the embedded SQLite",
     ),
     package(
+        "clang",
+        Sign::Program("clang"),
+        "compiles the eBPF programs",
+    ),
+    package(
+        "libbpf-dev",
+        Sign::File("/usr/include/bpf/bpf_helpers.h"),
+        "headers for the eBPF programs",
+    ),
+    package(
         "iproute2",
         Sign::Program("ip"),
         "the tests' second opinion on interfaces; the benchmark's recipe",

@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{
     name::Name,
+    pool::PolicySpec,
     published_port::PublishedPort,
     slot::{Defect, Nic, TapUse},
 };
@@ -29,6 +30,13 @@ pub struct AcquireLease {
     /// Seconds after which the lease ends by itself. Default: never.
     #[serde(default)]
     pub ttl_seconds: Option<u64>,
+    /// What this sandbox may reach, instead of the pool's policy. Only in the eBPF data paths.
+    #[serde(default)]
+    pub policy: Option<PolicySpec>,
+    /// Whether the sandbox is a process in the slot's namespace instead of a guest behind the TAP. The
+    /// `nft` data path serves both without being told. Default: false.
+    #[serde(default)]
+    pub process: bool,
 }
 
 /// A lease, with all that a VMM needs.
@@ -48,12 +56,12 @@ pub struct Lease {
     pub acquired_at: u64,
     /// When it ends by itself, in seconds since 1970-01-01 UTC.
     pub expires_at: Option<u64>,
-    /// Path of the network namespace, for a jailer's `--netns`.
+    /// Path of the network namespace, for a jailer's `--netns`. Absent in host slots.
     #[schema(example = "/run/netns/sandwire.default.web.17")]
-    pub netns: String,
-    /// Name of the network namespace, for `ip netns exec`.
+    pub netns: Option<String>,
+    /// Name of the network namespace, for `ip netns exec`. Absent in host slots.
     #[schema(example = "sandwire.default.web.17")]
-    pub netns_name: String,
+    pub netns_name: Option<String>,
     /// The sandbox's interfaces, in order.
     pub nics: Vec<Nic>,
 }

@@ -5,10 +5,12 @@
 //! built. A field that is absent in a request means the default that its documentation states.
 
 pub mod client;
+pub mod drop_reason;
 pub mod error;
 pub mod health;
 pub mod lease;
 pub mod name;
+pub mod policy;
 pub mod pool;
 pub mod published_port;
 pub mod slot;

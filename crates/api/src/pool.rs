@@ -14,6 +14,7 @@ use utoipa::{
 
 use crate::{
     name::Name,
+    policy::{EgressPolicy, LimitSpec},
     slot::{DataPath, MacAddress, SlotKind},
 };
 
@@ -137,15 +138,29 @@ pub struct PolicySpec {
     /// Beyond the host: `masquerade` (behind the host's address), `route` (with the clone address)
     /// or `deny`. Default: `masquerade`.
     pub uplink: UplinkPolicy,
-    /// Other sandboxes of the same pool. Default: false.
+    /// Other sandboxes of the same pool (in the eBPF data paths: of the same group). Default: false.
     pub clone_to_clone: bool,
     /// Services on the host itself, as `tcp/PORT`, `udp/PORT`, `tcp/FIRST-LAST`, `icmp` or `all`.
     /// Default: none.
     pub host_services: Vec<HostService>,
     /// Cloud metadata at 169.254.169.254 and fd00:ec2::254. Default: false.
     pub cloud_metadata: bool,
-    /// Most connections that one sandbox may have tracked at a time. Default: 4096.
+    /// Most connections that one sandbox may have tracked at a time. Default: 4096. Only in the `nft`
+    /// data path; the others track none.
     pub connections_max: u32,
+    /// Group of the sandboxes; those of one group may talk if `clone_to_clone` is set. Default: the
+    /// pool's name. Only in the eBPF data paths, as all that follows.
+    pub group: Option<Name>,
+    /// Other groups that they may talk to, and that may talk to them. Default: none.
+    pub talks_to: Vec<Name>,
+    /// Where they may send packets beyond the host. Default: everywhere that `uplink` allows.
+    pub egress: EgressPolicy,
+    /// How much they may send and receive. Default: no limit.
+    pub limits: LimitSpec,
+    /// Firewall mark for policy routing (`ip rule … fwmark`). Default: none.
+    pub route_mark: Option<u32>,
+    /// Routing table to look up instead of following the host's rules. Default: the rules.
+    pub route_table: Option<u32>,
 }
 
 /// See [`PolicySpec::uplink`].
@@ -350,6 +365,12 @@ impl Default for PolicySpec {
             host_services: Vec::new(),
             cloud_metadata: false,
             connections_max: 4096,
+            group: None,
+            talks_to: Vec::new(),
+            egress: EgressPolicy::default(),
+            limits: LimitSpec::default(),
+            route_mark: None,
+            route_table: None,
         }
     }
 }

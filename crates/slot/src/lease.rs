@@ -62,8 +62,8 @@ impl LeaseRecord {
             state: self.state,
             acquired_at: self.acquired_at,
             expires_at: self.expiry.map(|expiry| expiry.since_epoch_seconds),
-            netns: slot.netns_path(),
-            netns_name: slot.netns_name.clone(),
+            netns: Some(slot.netns_path()),
+            netns_name: Some(slot.netns_name.clone()),
             nics: slot.api_nics(),
         }
     }

@@ -9,18 +9,34 @@ use crate::workspace::Package;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
     ("sandwire-kernel-net", &[]),
-    ("sandwire-slot", &["sandwire-api", "sandwire-kernel-net"]),
+    (
+        "sandwire-datapath",
+        &["sandwire-api", "sandwire-kernel-net"],
+    ),
+    (
+        "sandwire-slot",
+        &["sandwire-api", "sandwire-datapath", "sandwire-kernel-net"],
+    ),
     (
         "sandwire-daemon",
-        &["sandwire-api", "sandwire-kernel-net", "sandwire-slot"],
+        &[
+            "sandwire-api",
+            "sandwire-datapath",
+            "sandwire-kernel-net",
+            "sandwire-slot",
+        ],
     ),
-    ("sandwire-bench", &["sandwire-api", "sandwire-kernel-net"]),
+    (
+        "sandwire-bench",
+        &["sandwire-api", "sandwire-datapath", "sandwire-kernel-net"],
+    ),
     (
         "sandwire-cli",
         &[
             "sandwire-api",
             "sandwire-bench",
             "sandwire-daemon",
+            "sandwire-datapath",
             "sandwire-kernel-net",
             "sandwire-slot",
         ],

@@ -161,6 +161,8 @@ impl Acquisitions {
             name: None,
             clone_address: None,
             ttl_seconds: None,
+            policy: None,
+            process: false,
         };
         let started = Instant::now();
         let acquired = client.acquire(&request)?;

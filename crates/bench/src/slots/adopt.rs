@@ -25,6 +25,8 @@ pub(super) fn run(round: &Round, record: &mut Record) -> Result<()> {
             name: None,
             clone_address: None,
             ttl_seconds: None,
+            policy: None,
+            process: false,
         };
         let mut leases = Vec::new();
         for _ in 0..leased {

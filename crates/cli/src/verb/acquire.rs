@@ -36,6 +36,8 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         name: arguments.name,
         clone_address: arguments.clone_address,
         ttl_seconds: arguments.ttl,
+        policy: None,
+        process: false,
     };
     let acquired = context
         .client()

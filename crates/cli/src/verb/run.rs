@@ -79,8 +79,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         let stderr = std::io::stderr().as_fd().try_clone_to_owned();
         command.stdout(stderr.map_or_else(|_| Stdio::null(), Stdio::from));
     }
-    let child = enter::spawn(&held.lease.netns, command)
-        .map_err(|error| cannot_start(&shown, &held.lease, error))?;
+    let Some(netns) = held.lease.netns.as_deref() else {
+        return Err(no_namespace(&held.lease, &shown));
+    };
+    let child =
+        enter::spawn(netns, command).map_err(|error| cannot_start(&shown, &held.lease, error))?;
     let watch = (!arguments.no_check).then(|| Watch::start(context, &held.lease, child));
     let end = supervise::wait(&signals, child);
     let warnings = watch.map(Watch::stop).unwrap_or_default();
@@ -146,7 +149,10 @@ fn cannot_start(shown: &str, lease: &Lease, error: enter::EnterError) -> Failure
             },
             ..Failure::refused(format!("cannot run {shown}: {source}"))
         },
-        other => Failure::failed(format!("cannot run {shown} in {}: {other}", lease.netns)),
+        other => {
+            let place = lease.netns.as_deref().unwrap_or("the slot");
+            Failure::failed(format!("cannot run {shown} in {place}: {other}"))
+        }
     }
 }
 
@@ -169,6 +175,8 @@ impl HeldLease {
             name: arguments.name.clone(),
             clone_address: None,
             ttl_seconds: None,
+            policy: None,
+            process: true,
         };
         let acquired = client
             .acquire(&request)
@@ -226,15 +234,27 @@ fn only_pool(client: &Blocking, shown: &str) -> Result<Name, Failure> {
     }
 }
 
+fn no_namespace(lease: &Lease, shown: &str) -> Failure {
+    Failure::refused(format!(
+        "cannot run {shown}: the slots of pool '{}' are host slots, without a namespace to run it in; \
+         acquire one and give its TAP to the program, or use a pool of kind netns",
+        lease.pool
+    ))
+}
+
 /// What the command is told of its slot.
 fn environment(lease: &Lease) -> Vec<(String, String)> {
     let mut variables = vec![
         ("SANDWIRE_LEASE".to_owned(), lease.name.to_string()),
         ("SANDWIRE_POOL".to_owned(), lease.pool.to_string()),
         ("SANDWIRE_SLOT".to_owned(), lease.slot.to_string()),
-        ("SANDWIRE_NETNS".to_owned(), lease.netns.clone()),
-        ("SANDWIRE_NETNS_NAME".to_owned(), lease.netns_name.clone()),
     ];
+    for (variable, value) in [
+        ("SANDWIRE_NETNS", &lease.netns),
+        ("SANDWIRE_NETNS_NAME", &lease.netns_name),
+    ] {
+        variables.extend(value.clone().map(|value| (variable.to_owned(), value)));
+    }
     for (index, nic) in lease.nics.iter().enumerate() {
         let suffix = if index == 0 {
             String::new()

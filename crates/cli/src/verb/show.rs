@@ -53,7 +53,10 @@ pub(crate) fn lease_text(lease: &Lease) -> String {
             format!("{} for {age}, ends {ends}", state_text(lease.state)),
         ),
         ("owner", format!("uid {}", lease.owner_uid)),
-        ("namespace", lease.netns.clone()),
+        (
+            "namespace",
+            lease.netns.clone().unwrap_or_else(|| "-".to_owned()),
+        ),
     ]);
     for (index, nic) in lease.nics.iter().enumerate() {
         text.push_str(&format!("\ninterface {index}\n"));
@@ -165,8 +168,8 @@ pub(crate) mod tests {
             state: LeaseState::Active,
             acquired_at: 1_000_000,
             expires_at: None,
-            netns: "/run/netns/sandwire.default.web.17".to_owned(),
-            netns_name: "sandwire.default.web.17".to_owned(),
+            netns: Some("/run/netns/sandwire.default.web.17".to_owned()),
+            netns_name: Some("sandwire.default.web.17".to_owned()),
             nics: vec![Nic {
                 tap: "vmtap0".to_owned(),
                 mtu: 1500,

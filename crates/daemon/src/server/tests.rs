@@ -74,6 +74,8 @@ fn acquire(name: &str) -> AcquireLease {
         name: Some(name.parse().unwrap()),
         clone_address: None,
         ttl_seconds: None,
+        policy: None,
+        process: false,
     }
 }
 
@@ -320,6 +322,8 @@ async fn thirty_clients_at_once_get_a_lease_each() {
                     name: None,
                     clone_address: None,
                     ttl_seconds: None,
+                    policy: None,
+                    process: false,
                 };
                 client.acquire(&request).unwrap().lease
             })

@@ -206,6 +206,7 @@ impl Settings {
                 host_services: self.host_service,
                 cloud_metadata: self.cloud_metadata,
                 connections_max: self.connections_max.unwrap_or(policy.connections_max),
+                ..policy
             },
             quarantine_seconds: self.quarantine.unwrap_or(spec.quarantine_seconds),
             ..spec

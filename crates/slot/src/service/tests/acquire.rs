@@ -6,7 +6,10 @@ fn a_lease_has_all_that_a_vmm_needs() {
     let Acquired { lease, new } = slots.take("web:a").unwrap();
     assert!(new);
     assert_eq!((lease.slot, lease.state), (0, LeaseState::Active));
-    assert_eq!(lease.netns, "/run/netns/sandwire.test.web.0");
+    assert_eq!(
+        lease.netns.as_deref(),
+        Some("/run/netns/sandwire.test.web.0")
+    );
     let nic = &lease.nics[0];
     assert_eq!(nic.tap, "vmtap0");
     assert_eq!(

@@ -246,7 +246,7 @@ impl Run {
             .filter(|lease| lease.state == LeaseState::Active)
         {
             assert!(
-                kernel.slots[&lease.netns_name].has_tap,
+                kernel.slots[lease.netns_name.as_deref().unwrap()].has_tap,
                 "{} has no TAP",
                 lease.name
             );

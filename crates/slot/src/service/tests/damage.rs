@@ -27,7 +27,7 @@ fn a_damaged_leased_slot_is_repaired_and_stays() {
     let (host, slots) = Host::with_pool(1);
     let lease = slots.take("web:a").unwrap().lease;
     slots.await_ready("web", 1);
-    host.kernel.damage(&lease.netns_name);
+    host.kernel.damage(lease.netns_name.as_deref().unwrap());
     assert_eq!(
         slots
             .lease_detail(ROOT, None, &name("a"))
@@ -55,7 +55,7 @@ fn a_leased_slot_that_vanished_while_the_service_was_away_is_built_again() {
     let lease = slots.take("web:a").unwrap().lease;
     slots.await_ready("web", 1);
     drop(slots);
-    host.kernel.remove(&lease.netns_name);
+    host.kernel.remove(lease.netns_name.as_deref().unwrap());
     let slots = host.start();
     slots.wait_until("it is repaired", |state| {
         state.counters.defects_repaired > 0

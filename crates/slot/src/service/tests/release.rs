@@ -38,7 +38,7 @@ fn a_released_slot_is_torn_down_and_its_number_rests() {
 fn a_vmm_that_runs_keeps_its_slot_until_it_ends() {
     let (host, slots) = Host::with_pool(1);
     let lease = slots.take("web:a").unwrap().lease;
-    assert!(host.kernel.start_vmm(&lease.netns_name));
+    assert!(host.kernel.start_vmm(lease.netns_name.as_deref().unwrap()));
     let released = slots.give_back("a").unwrap();
     assert_eq!(released.outcome, ReleaseOutcome::Held);
     assert_eq!(released.held_by[0].pid, 17);
@@ -46,11 +46,11 @@ fn a_vmm_that_runs_keeps_its_slot_until_it_ends() {
     assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Releasing);
     assert_eq!(code(slots.take("web:a")), ErrorCode::Conflict);
 
-    host.kernel.stop_vmm(&lease.netns_name);
+    host.kernel.stop_vmm(lease.netns_name.as_deref().unwrap());
     host.advance(&slots, Duration::from_secs(1));
     slots.wait_until("the lease has ended", |state| state.leases.is_empty());
     assert!(
-        !host.kernel.start_vmm(&lease.netns_name),
+        !host.kernel.start_vmm(lease.netns_name.as_deref().unwrap()),
         "one that starts late finds no TAP"
     );
     slots.await_quiet();
@@ -61,12 +61,12 @@ fn a_vmm_that_runs_keeps_its_slot_until_it_ends() {
 fn a_held_lease_is_still_held_after_a_restart() {
     let (host, slots) = Host::with_pool(1);
     let lease = slots.take("web:a").unwrap().lease;
-    host.kernel.start_vmm(&lease.netns_name);
+    host.kernel.start_vmm(lease.netns_name.as_deref().unwrap());
     slots.give_back("a").unwrap();
     drop(slots);
     let slots = host.start();
     assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Releasing);
-    host.kernel.stop_vmm(&lease.netns_name);
+    host.kernel.stop_vmm(lease.netns_name.as_deref().unwrap());
     host.advance(&slots, Duration::from_secs(1));
     slots.wait_until("the lease has ended", |state| state.leases.is_empty());
     host.kernel.assert_unviolated();
