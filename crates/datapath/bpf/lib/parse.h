@@ -165,6 +165,8 @@ __noinline int walk_extensions(frame *f, __u32 end, struct extensions *out)
 		return DROP_MALFORMED;
 	offset = out->l4;
 	next = out->protocol;
+	/* Unrolled: Linux 6.1 takes no loop whose last instruction falls through to its first. */
+#pragma unroll
 	for (int i = 0; i <= EXTENSIONS_MAX; i++) {
 		if (!is_extension(next))
 			break;
