@@ -11,13 +11,15 @@ use sandwire_api::{error::ErrorCode, name::Name, slot::MacAddress};
 /// Why settings can't become a [`crate::plan::Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// A later version will have it.
-    #[error("{setting} = {value} needs the ebpf data path, which this version does not have")]
+    /// Settings that don't go together.
+    #[error("{setting} = {value} {reason}")]
     Unsupported {
         /// Setting, as written in the configuration: `kind`.
         setting: &'static str,
         /// What was asked for.
-        value: &'static str,
+        value: String,
+        /// What it needs, and why.
+        reason: &'static str,
     },
     /// A number outside its range.
     #[error("{setting} = {value} is out of range: it must be {min} to {max}")]
