@@ -77,6 +77,8 @@ impl Slots {
         let record = state.lease(caller, &key)?.record.clone();
         let slot = state.slot_plan(&record)?;
         let published_ports = state.ports_of(&key);
+        let spec = &state.pool(&record.pool)?.plan.spec;
+        let (data_path, policy) = (spec.data_path, spec.policy.clone());
         drop(state);
         let inspection = self.shared.network.inspect(&slot);
         Ok(LeaseDetail {
@@ -85,6 +87,11 @@ impl Slots {
             taps: inspection.taps,
             defects: inspection.defects,
             connections: inspection.connections,
+            data_path,
+            data_path_note: None,
+            policy,
+            has_own_policy: false,
+            traffic: None,
         })
     }
 }
