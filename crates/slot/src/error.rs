@@ -7,6 +7,7 @@ use std::{
 
 use ipnet::IpNet;
 use sandwire_api::{error::ErrorCode, name::Name, slot::MacAddress};
+use sandwire_datapath::policy::PolicyError;
 
 /// Why settings can't become a [`crate::plan::Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -144,6 +145,12 @@ pub enum NetworkError {
         /// What to do.
         advice: String,
     },
+    /// The policy is more than the data path holds.
+    #[error("policy: {0}")]
+    Policy(#[from] PolicyError),
+    /// eBPF is missing, full, or failed.
+    #[error("eBPF data path: {0}")]
+    Datapath(#[from] sandwire_datapath::Error),
     /// Several operations of a clean-up failed; each is named.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<NetworkError>),
@@ -348,6 +355,18 @@ impl ServiceError {
                 ..
             }
             | Self::Conflict { .. } => ErrorCode::Conflict,
+            Self::Network {
+                source: NetworkError::Policy(_),
+                ..
+            } => ErrorCode::InvalidRequest,
+            Self::Network {
+                source:
+                    NetworkError::Datapath(
+                        sandwire_datapath::Error::Unsupported { .. }
+                        | sandwire_datapath::Error::NoBpffs { .. },
+                    ),
+                ..
+            } => ErrorCode::Unsupported,
             Self::PoolEmpty { .. } => ErrorCode::PoolEmpty,
             Self::PoolExhausted { .. } => ErrorCode::PoolExhausted,
             Self::Network { .. } | Self::Journal(_) | Self::System { .. } => ErrorCode::Internal,

@@ -91,6 +91,16 @@ pub fn host_alias(instance: &str, pool: &str, number: SlotNumber) -> String {
     format!("{NETNS_PREFIX}:{instance}:{pool}:{number}")
 }
 
+/// Instance, pool and number of an alias, if it has that form.
+#[must_use]
+pub fn parse_alias(alias: &str) -> Option<(&str, &str, SlotNumber)> {
+    let mut parts = alias.split(':');
+    let known = parts.next()? == NETNS_PREFIX;
+    let (instance, pool, number) = (parts.next()?, parts.next()?, parts.next()?);
+    (known && parts.next().is_none()).then_some(())?;
+    Some((instance, pool, parse_number(number)?))
+}
+
 /// Names of a slot's TAPs: the pool's name, and for further interfaces its number counted on.
 pub(super) fn taps(spec: &PoolSpec) -> Result<Vec<String>, PlanError> {
     let first = &spec.tap.name;
