@@ -57,10 +57,9 @@ impl<K: Plain, V: Plain> Table<K, V> {
         sys::entries(self.descriptor.as_fd()).map_err(|source| self.failed("read", source))
     }
 
-    /// Writes all entries, or none: what was written before a failure is removed again.
+    /// Writes entries of new keys, all or none: what was written before a failure is removed again.
     pub(crate) fn add_all(&self, keys: &[K], values: &[V]) -> Result<(), Error> {
-        let map = self.descriptor.as_fd();
-        let (done, result) = sys::update_batch(map, keys, values, sys::BPF_NOEXIST);
+        let (done, result) = sys::update_batch(self.descriptor.as_fd(), keys, values);
         result.map_err(|source| {
             // Of these each is there, so that nothing ends the removal early.
             let _ = self.remove_all(&keys[..done]);
@@ -88,35 +87,40 @@ impl<K: Plain, V: Plain> Table<K, V> {
                 map: self.name,
                 entries: self.entries_max,
             },
-            _ => Error::system(operation, format!("an entry of the map {}", self.name), source),
+            _ => Error::system(
+                operation,
+                format!("an entry of the map {}", self.name),
+                source,
+            ),
         }
     }
 }
 
 /// An array that is mapped into our memory. The programs write to it at the same time, so every access
-/// is atomic, word by word.
+/// is atomic: by 32-bit words where the fields are such, by 64-bit words in arrays of counters.
 #[derive(Debug)]
-pub(crate) struct Array<T> {
-    memory: NonNull<AtomicU64>,
+pub(crate) struct Array<T, W> {
+    memory: NonNull<W>,
     entries: u32,
     types: PhantomData<fn() -> T>,
 }
 
 // SAFETY: the memory is shared with the kernel anyway, and only accessed by atomic operations.
-unsafe impl<T> Send for Array<T> {}
+unsafe impl<T, W: Sync> Send for Array<T, W> {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Array<T> {}
+unsafe impl<T, W: Sync> Sync for Array<T, W> {}
 
-impl<T: Plain> Array<T> {
-    const WORDS: usize = {
-        assert!(size_of::<T>().is_multiple_of(8), "the kernel rounds up to eight");
-        size_of::<T>() / 8
-    };
-
+impl<T: Plain, W> Array<T, W> {
     /// Maps an array whose values have the size of `T`.
     pub(crate) fn new(name: &'static str, descriptor: BorrowedFd<'_>) -> Result<Self, Error> {
+        const {
+            assert!(
+                size_of::<T>().is_multiple_of(8),
+                "the kernel rounds sizes up to eight"
+            );
+        }
         let info = checked_info(name, descriptor, size_of::<u32>(), size_of::<T>())?;
-        let length = Self::length(info.max_entries);
+        let length = info.max_entries as usize * size_of::<T>();
         // SAFETY: a new mapping at an address of the kernel's choice.
         let memory = unsafe {
             libc::mmap(
@@ -130,7 +134,11 @@ impl<T: Plain> Array<T> {
         };
         if memory == libc::MAP_FAILED {
             let source = io::Error::last_os_error();
-            return Err(Error::system("map into memory", format!("the map {name}"), source));
+            return Err(Error::system(
+                "map into memory",
+                format!("the map {name}"),
+                source,
+            ));
         }
         Ok(Self {
             memory: NonNull::new(memory.cast()).expect("the kernel maps nothing at zero"),
@@ -139,57 +147,70 @@ impl<T: Plain> Array<T> {
         })
     }
 
-    fn length(entries: u32) -> usize {
-        entries as usize * size_of::<T>()
-    }
-
     /// How many entries there are.
     pub(crate) fn entries(&self) -> u32 {
         self.entries
     }
 
-    fn words(&self, index: u32) -> &[AtomicU64] {
+    fn words(&self, index: u32) -> &[W] {
         assert!(index < self.entries, "entry {index} of {}", self.entries);
-        let start = index as usize * Self::WORDS;
-        // SAFETY: the entry lies inside the mapping, which lives as long as `self`.
-        unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(start), Self::WORDS) }
+        let count = size_of::<T>() / size_of::<W>();
+        // SAFETY: the entry lies inside the mapping, which lives as long as `self`; W is one of the
+        // atomic integers, of which any bytes are a value.
+        unsafe {
+            std::slice::from_raw_parts(self.memory.as_ptr().add(index as usize * count), count)
+        }
     }
+}
 
+impl<T: Plain> Array<T, AtomicU32> {
     /// The aligned 32-bit field at `offset` in an entry.
     pub(crate) fn field(&self, index: u32, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset < size_of::<T>());
-        let entry: *const AtomicU32 = self.words(index).as_ptr().cast();
-        // SAFETY: aligned, inside the entry, and accessed by atomic operations only.
-        unsafe { &*entry.add(offset / 4) }
+        assert!(offset.is_multiple_of(4));
+        &self.words(index)[offset / 4]
     }
 
     /// Reads an entry. Fields that change meanwhile are each old or new.
     pub(crate) fn read(&self, index: u32) -> T {
-        let mut value = T::zeroed();
-        let to = std::ptr::from_mut(&mut value).cast::<u64>();
-        for (position, word) in self.words(index).iter().enumerate() {
-            // SAFETY: a value is WORDS words long.
-            unsafe { to.add(position).write_unaligned(word.load(Ordering::Relaxed)) };
-        }
-        value
+        let words = self.words(index).iter();
+        let bytes: Vec<u8> = words
+            .flat_map(|word| word.load(Ordering::Acquire).to_ne_bytes())
+            .collect();
+        T::read(&bytes).expect("as many bytes as a value has")
     }
 
-    /// Writes an entry, its first 32-bit field last: whoever sees that sees the others.
+    /// Writes an entry, its first field last: whoever sees that sees the others.
     pub(crate) fn write(&self, index: u32, value: &T) {
-        let bytes = value.bytes();
-        let half = |at: usize| {
-            let word = bytes[at..].first_chunk().expect("sizes are multiples of 8");
-            u32::from_ne_bytes(*word)
-        };
-        for offset in (4..size_of::<T>()).step_by(4) {
-            self.field(index, offset)
-                .store(half(offset), Ordering::Relaxed);
+        let bytes = value.bytes().chunks_exact(4);
+        let values = bytes.map(|word| u32::from_ne_bytes(word.try_into().expect("chunks of four")));
+        let mut pairs = self.words(index).iter().zip(values);
+        let (first, last_written) = pairs.next().expect("values are not empty");
+        for (word, value) in pairs {
+            word.store(value, Ordering::Relaxed);
         }
-        self.field(index, 0).store(half(0), Ordering::Release);
+        first.store(last_written, Ordering::Release);
+    }
+}
+
+impl<T: Plain> Array<T, AtomicU64> {
+    /// Reads an entry. Words that change meanwhile are each old or new.
+    pub(crate) fn read(&self, index: u32) -> T {
+        let words = self.words(index).iter();
+        let bytes: Vec<u8> = words
+            .flat_map(|word| word.load(Ordering::Relaxed).to_ne_bytes())
+            .collect();
+        T::read(&bytes).expect("as many bytes as a value has")
     }
 
-    /// Adds to each 64-bit word of an entry.
-    pub(crate) fn add_words(&self, index: u32, value: &T) {
+    /// Zeroes an entry.
+    pub(crate) fn clear(&self, index: u32) {
+        for word in self.words(index) {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds to each word of an entry.
+    pub(crate) fn add(&self, index: u32, value: &T) {
         for (word, bytes) in self.words(index).iter().zip(value.bytes().chunks_exact(8)) {
             let addend = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
             word.fetch_add(addend, Ordering::Relaxed);
@@ -197,7 +218,7 @@ impl<T: Plain> Array<T> {
     }
 }
 
-impl<T> Drop for Array<T> {
+impl<T, W> Drop for Array<T, W> {
     fn drop(&mut self) {
         let length = self.entries as usize * size_of::<T>();
         // SAFETY: this is the mapping that `new` made, and nobody borrows from it any more.

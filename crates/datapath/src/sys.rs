@@ -35,8 +35,10 @@ pub(crate) const BPF_XDP: u32 = 37;
 pub(crate) const BPF_TCX_INGRESS: u32 = 46;
 /// Attach type of TCX on the way out.
 pub(crate) const BPF_TCX_EGRESS: u32 = 47;
-/// Before what the anchor names; without an anchor before all others.
+/// Before all others, unless an anchor is named.
 pub(crate) const BPF_F_BEFORE: u32 = 1 << 3;
+/// Behind all others, unless an anchor is named.
+pub(crate) const BPF_F_AFTER: u32 = 1 << 4;
 /// XDP in the driver, not behind it.
 pub(crate) const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 /// Only if there is no entry of that key.
@@ -157,10 +159,7 @@ unsafe fn call<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i64> 
 ///
 /// # Safety
 /// As of [`call`].
-unsafe fn call_for_descriptor<T>(
-    command: libc::c_long,
-    attributes: &mut T,
-) -> io::Result<OwnedFd> {
+unsafe fn call_for_descriptor<T>(command: libc::c_long, attributes: &mut T) -> io::Result<OwnedFd> {
     // SAFETY: the caller's promise.
     let answer = unsafe { call(command, attributes) }?;
     let descriptor = i32::try_from(answer).map_err(io::Error::other)?;
@@ -191,6 +190,22 @@ pub(crate) fn lookup<K: Plain, V: Plain>(map: BorrowedFd<'_>, key: &K) -> io::Re
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Reads an entry of an array whose type isn't known.
+pub(crate) fn lookup_bytes(map: BorrowedFd<'_>, key: u32, size: usize) -> io::Result<Vec<u8>> {
+    // The kernel writes whole words of eight bytes.
+    let mut value = vec![0_u8; size.next_multiple_of(8)];
+    let mut attributes = Element {
+        map: number(map),
+        key: (&raw const key).addr() as u64,
+        value: value.as_mut_ptr().addr() as u64,
+        ..Element::default()
+    };
+    // SAFETY: keys of arrays have four bytes, and the value has room for what the kernel writes.
+    unsafe { call(BPF_MAP_LOOKUP_ELEM, &mut attributes) }?;
+    value.truncate(size);
+    Ok(value)
 }
 
 /// Writes an entry.
@@ -229,18 +244,16 @@ pub(crate) fn delete<K: Plain>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool>
 /// What a batch did before it ended, and why it ended early if it did.
 pub(crate) type Partial = (usize, io::Result<()>);
 
-/// Writes entries, all of them or the first few.
+/// Writes entries, all of them or the first few. The kernel has no batches that only add.
 pub(crate) fn update_batch<K: Plain, V: Plain>(
     map: BorrowedFd<'_>,
     keys: &[K],
     values: &[V],
-    flags: u64,
 ) -> Partial {
     assert_eq!(keys.len(), values.len());
     let attributes = Batch {
         keys: keys.as_ptr().addr() as u64,
         values: values.as_ptr().addr() as u64,
-        element_flags: flags,
         ..Batch::default()
     };
     // SAFETY: both slices hold as many entries of the map's sizes as `batch` is told.
@@ -308,7 +321,12 @@ pub(crate) fn entries<K: Plain, V: Plain>(map: BorrowedFd<'_>) -> io::Result<Vec
             Err(error) => return Err(error),
         };
         let count = (attributes.count as usize).min(AT_ONCE);
-        found.extend(keys[..count].iter().copied().zip(values[..count].iter().copied()));
+        found.extend(
+            keys[..count]
+                .iter()
+                .copied()
+                .zip(values[..count].iter().copied()),
+        );
         is_first = false;
         if ended {
             return Ok(found);
