@@ -244,6 +244,8 @@ pub struct Interface {
     pub kind: Option<String>,
     /// Ethernet address.
     pub mac: Option<Mac>,
+    /// What queues packets to be sent: `fq`, `mq`, `noqueue`.
+    pub queue: Option<String>,
     /// MTU in bytes.
     pub mtu: u32,
     /// Number of the group that it is in; 0 unless somebody chose another.
@@ -320,12 +322,40 @@ pub fn list_with_traffic(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
 /// # Errors
 /// The kernel refuses.
 pub fn find(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error> {
-    let found = query(socket, false, name, |message| {
+    found(query(socket, false, name, |message| {
         message.raw(&header(0, None));
         message.put_text(libc::IFLA_IFNAME, name);
         message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
-    });
-    match found {
+    }))
+}
+
+/// One interface by name, with its traffic; `None` if there is none.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn find_with_traffic(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error> {
+    found(query(socket, false, name, |message| {
+        message.raw(&header(0, None));
+        message.put_text(libc::IFLA_IFNAME, name);
+    }))
+}
+
+/// One interface by number; `None` if there is none.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn find_by_index(
+    socket: &mut Socket,
+    index: InterfaceIndex,
+) -> Result<Option<Interface>, Error> {
+    found(query(socket, false, &index.to_string(), |message| {
+        message.raw(&header(index.0, None));
+        message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+    }))
+}
+
+fn found(answer: Result<Vec<Interface>, Error>) -> Result<Option<Interface>, Error> {
+    match answer {
         Err(error) if error.errno() == Some(libc::ENODEV) => Ok(None),
         other => Ok(other?.into_iter().next()),
     }
@@ -359,6 +389,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         mac: attributes
             .find(libc::IFLA_ADDRESS)
             .and_then(|mac| mac.try_into().ok()),
+        queue: attributes.find(libc::IFLA_QDISC).map(attribute::text_of),
         mtu: attributes
             .find(libc::IFLA_MTU)
             .and_then(attribute::u32_of)

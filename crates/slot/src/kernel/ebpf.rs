@@ -5,13 +5,17 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
+    os::fd::{AsRawFd, BorrowedFd},
     sync::Mutex,
     time::{Duration, Instant},
 };
 
-use sandwire_api::{drop_reason::DropReason, traffic::{Traffic, TrafficTotal}};
+use sandwire_api::{
+    drop_reason::DropReason,
+    traffic::{Traffic, TrafficTotal},
+};
 use sandwire_datapath::{
-    Datapath, NicIndex, PolicyIndex, Settings,
+    Datapath, NicIndex, PolicyIndex, Program, Settings,
     abi::{self, NicFlag, NicState, network_order},
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
@@ -26,11 +30,21 @@ use crate::{
 /// How long any packet towards a slot that has moved may open the way for answers.
 const LEARN_FOR: Duration = Duration::from_secs(60);
 
+/// Programs on slots' interfaces.
+const PROGRAMS: [Program; 4] = [
+    Program::FromGuest,
+    Program::TapToHostEnd,
+    Program::UplinkToTap,
+    Program::FromGuestXdp,
+];
+
 /// The opened data path of an instance.
 pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
     /// Maps were made anew, because those that were there have another layout.
     is_migrating: bool,
+    /// Numbers of the programs of [`PROGRAMS`].
+    program_ids: [Option<u32>; PROGRAMS.len()],
     /// First entry of each slot, and how many it has.
     slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
@@ -61,13 +75,29 @@ impl Ebpf {
             learning: Mutex::new(learning.collect()),
             adopted: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
+            program_ids: PROGRAMS.map(|program| id_of(opened.datapath.program(program))),
             datapath: opened.datapath,
         })
     }
 
+    /// The kernel's number of a loaded program.
+    pub(super) fn program_id(&self, program: Program) -> Option<u32> {
+        let place = PROGRAMS.iter().position(|known| *known == program)?;
+        self.program_ids[place]
+    }
+
     /// The first entry of a slot.
     pub(super) fn find(&self, slot: &SlotPlan) -> Option<NicIndex> {
-        lock(&self.slots).get(&place_of(slot)).map(|(first, _)| *first)
+        lock(&self.slots)
+            .get(&place_of(slot))
+            .map(|(first, _)| *first)
+    }
+
+    /// How many entries a slot has.
+    pub(super) fn count(&self, pool: u32, number: u32) -> Option<u8> {
+        lock(&self.slots)
+            .get(&(pool, number))
+            .map(|(_, count)| *count)
     }
 
     fn entries(&self, slot: &SlotPlan) -> Result<Vec<NicIndex>, NetworkError> {
@@ -159,8 +189,11 @@ impl Ebpf {
         let entries = self.entries(slot)?;
         for (done, index) in entries.iter().enumerate() {
             let mut entry = self.datapath.nic(*index);
-            entry.group = tenancy.group;
-            self.datapath.write_nic(*index, &entry);
+            // While it isn't active nobody has decided anything by its group.
+            if entry.group != tenancy.group {
+                entry.group = tenancy.group;
+                self.datapath.write_nic(*index, &entry);
+            }
             let activated = self
                 .datapath
                 .activate(*index, tenancy.policy, tenancy.is_process);
@@ -190,10 +223,8 @@ impl Ebpf {
         tenancy: &Tenancy,
     ) -> Result<(), NetworkError> {
         for index in self.entries(slot)? {
-            let mut entry = self.datapath.nic(index);
-            if entry.group != tenancy.group {
-                entry.group = tenancy.group;
-                self.datapath.write_nic(index, &entry);
+            if self.datapath.nic(index).group != tenancy.group {
+                self.datapath.set_group(index, tenancy.group);
             }
             self.datapath.set_policy(index, tenancy.policy);
         }
@@ -239,8 +270,7 @@ impl Ebpf {
                 None => is_active.then_some("its packets pass, though nobody leases it"),
                 Some(_) if !is_active => Some("its packets don't pass, though it is leased"),
                 Some(tenancy) => {
-                    let is_right =
-                        (found.policy, found.group) == (tenancy.policy.0, tenancy.group);
+                    let is_right = (found.policy, found.group) == (tenancy.policy.0, tenancy.group);
                     (!is_right).then_some("it has another policy or group than it should have")
                 }
             }
@@ -344,6 +374,16 @@ impl Ebpf {
             }
         }
     }
+}
+
+/// The number of a program, by which listings name it.
+fn id_of(program: BorrowedFd<'_>) -> Option<u32> {
+    let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
+    let info = std::fs::read_to_string(path).ok()?;
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("prog_id:"))?;
+    line.trim().parse().ok()
 }
 
 fn total(traffic: abi::Traffic) -> TrafficTotal {

@@ -4,7 +4,7 @@
 //! qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours lets
 //! pass.
 
-use sandwire_datapath::{Datapath, NicIndex, Program};
+use sandwire_datapath::{Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, Program};
 use sandwire_kernel_net::{
     Error as KernelError,
     interface::InterfaceIndex,
@@ -12,11 +12,11 @@ use sandwire_kernel_net::{
     tc::{self, Filter, Hook, Place},
 };
 
+use super::ebpf::Ebpf;
 use crate::plan::SlotPlan;
 
-/// Leaves room for filters before and after ours.
-const PRIORITY: u16 = 0xc000;
-const HANDLE: u32 = 1;
+/// What the kernel says of a filter on an interface without a qdisc.
+const NO_QDISC: i32 = rustix::io::Errno::INVAL.raw_os_error();
 
 /// A program on the ingress of an interface.
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +60,8 @@ impl Attachment {
         Place {
             interface: self.interface,
             hook: Hook::Ingress,
-            priority: PRIORITY,
-            handle: HANDLE,
+            priority: FILTER_PRIORITY,
+            handle: FILTER_HANDLE,
         }
     }
 
@@ -111,17 +111,14 @@ impl Attachment {
         let mut request = Request::new();
         self.place().delete(&mut request);
         match route.execute(request) {
-            Err(error) if error.is_missing() || error.errno() == Some(libc_einval()) => Ok(()),
+            Err(error) if error.is_missing() || error.errno() == Some(NO_QDISC) => Ok(()),
             other => other,
         }
     }
 
     /// Whether the filter is there, with the program that is loaded now.
-    pub(super) fn is_there(
-        self,
-        route: &mut Socket,
-        program_id: Option<u32>,
-    ) -> Result<bool, KernelError> {
+    pub(super) fn is_there(self, route: &mut Socket, ebpf: &Ebpf) -> Result<bool, KernelError> {
+        let program_id = ebpf.program_id(self.program);
         let listed = tc::list(route, self.interface, Hook::Ingress)?;
         Ok(listed.iter().any(|filter| {
             filter.place == self.place()
@@ -131,13 +128,4 @@ impl Attachment {
                 && (program_id.is_none() || filter.program_id == program_id)
         }))
     }
-
-    pub(super) fn program(self) -> Program {
-        self.program
-    }
-}
-
-/// What the kernel says of a filter on an interface without a qdisc.
-fn libc_einval() -> i32 {
-    rustix::io::Errno::INVAL.raw_os_error()
 }

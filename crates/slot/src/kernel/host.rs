@@ -539,27 +539,28 @@ pub(super) fn inspect(
     Ok(defects)
 }
 
-/// Looks at what the eBPF data path needs of the host, and puts right what is wrong.
+/// Looks at what the eBPF data path needs of the host, and puts right what is wrong. Returns the number
+/// of the shared interface.
 pub(super) fn inspect_ebpf(
     instance: &str,
     worker: &mut Worker,
     ebpf: &Ebpf,
     wanted: Option<&[String]>,
-) -> Result<Vec<Defect>, NetworkError> {
+    defects: &mut Vec<Defect>,
+) -> Result<InterfaceIndex, NetworkError> {
+    for found in ebpf.datapath.inspect() {
+        let object = format!("eBPF program on {}", found.interface);
+        defects.push(match found.failure {
+            None => repaired(object, found.text),
+            Some(failure) => reported(object, format!("{}; {failure}", found.text)),
+        });
+    }
     let shared = find_or_create_shared(instance, worker)?;
     ebpf.set_shared(shared.index);
     ebpf.datapath.attach_shared(shared.index)?;
     uplinks::set(worker, ebpf, instance, wanted)?;
     ebpf.end_learning();
-    let found = ebpf.datapath.inspect().into_iter();
-    let defects = found.map(|found| {
-        let object = format!("eBPF program on {}", found.interface);
-        match found.failure {
-            None => repaired(object, found.text),
-            Some(failure) => reported(object, format!("{}; {failure}", found.text)),
-        }
-    });
-    Ok(defects.collect())
+    Ok(shared.index)
 }
 
 /// The first object of a pool on the host that isn't there.
@@ -593,9 +594,8 @@ fn find_missing(
         if pool.serves_nft() && !routes.iter().any(refuses) {
             return Ok(Some(format!("unreachable route {wanted}")));
         }
-        let leads = |found: &Listed| {
-            found.interface == Some(shared.index) && found.destination == *wanted
-        };
+        let leads =
+            |found: &Listed| found.interface == Some(shared.index) && found.destination == *wanted;
         if pool.serves_ebpf() && !routes.iter().any(leads) {
             return Ok(Some(format!("route {wanted} dev {name}")));
         }

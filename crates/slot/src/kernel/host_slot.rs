@@ -15,7 +15,7 @@ use sandwire_kernel_net::{
 
 use super::{
     Worker,
-    build::{BuildStep, Build},
+    build::{Build, BuildStep},
     ebpf::Ebpf,
     filters::Attachment,
     interfaces::tap_options,
@@ -66,8 +66,7 @@ fn make(
     build.step(BuildStep::HostEnd, || {
         let mut request = Request::new();
         for (nic, (number, index)) in (first.0..).zip(&indexes).enumerate() {
-            let attachment =
-                Attachment::host_end(*index, sandwire_datapath::NicIndex(number));
+            let attachment = Attachment::host_end(*index, sandwire_datapath::NicIndex(number));
             configure(&mut request, slot, nic, *index);
             attachment.add(&mut request, &ebpf.datapath);
             raise(&mut request, slot, nic, *index);
@@ -236,7 +235,10 @@ fn free_group(worker: &mut Worker, slot: &SlotPlan) -> Result<u32, NetworkError>
     let present = interface::list(&mut worker.route)?;
     let ours = |interface: &Interface| {
         let alias = interface.alias.as_deref().unwrap_or_default();
-        let prefix = slot.host_alias.rsplit_once(':').map_or("", |(pool, _)| pool);
+        let prefix = slot
+            .host_alias
+            .rsplit_once(':')
+            .map_or("", |(pool, _)| pool);
         !prefix.is_empty() && alias.starts_with(prefix)
     };
     let first = GROUPS | slot.pool_number;

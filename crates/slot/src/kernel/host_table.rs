@@ -337,7 +337,7 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
 pub(super) fn keep_shared(instance: &str, set: &str, elements: &mut Vec<Element>) {
     if set == HOST_ENDS {
         let shared = Element::interface_name(&names::shared_interface(instance));
-        elements.retain(|element| *element != shared);
+        elements.retain(|element| !shared.contains(element));
     }
 }
 
@@ -349,7 +349,7 @@ pub(super) fn elements(instance: &str, pool: &Hosted) -> Vec<(String, Vec<Elemen
     let is_judged = pool.serves_ebpf() && !pool.serves_nft();
     let mut ends = Element::interface_names(&format!("sw{}-", plan.tag));
     if pool.serves_ebpf() {
-        ends.push(Element::interface_name(&names::shared_interface(instance)));
+        ends.extend(Element::interface_name(&names::shared_interface(instance)));
     }
     let mut elements = vec![(HOST_ENDS.to_owned(), ends)];
     for family in Family::ALL {

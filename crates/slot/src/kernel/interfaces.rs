@@ -239,9 +239,13 @@ pub(super) fn attachments_inside(slot: &SlotPlan) -> Vec<Attachment> {
         .collect()
 }
 
-/// Gives the host's end its alias and settings, and raises it.
+/// Gives the veth's host end its alias and settings, and raises it.
 pub(super) fn raise_host_end(request: &mut Request, slot: &SlotPlan, index: InterfaceIndex) {
-    let name = &slot.host_interface;
+    raise(request, slot, &slot.host_interface, index);
+}
+
+/// Gives an interface of the host its alias and settings, and raises it.
+pub(super) fn raise(request: &mut Request, slot: &SlotPlan, name: &str, index: InterfaceIndex) {
     // Two changes, not one: told about anything else along with raising an interface, the kernel
     // reports a second event for it.
     let named = Change {

@@ -7,7 +7,7 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -20,7 +20,11 @@ use sandwire_kernel_net::{
 };
 
 use super::interfaces::tap_options;
-use crate::{error::NetworkError, network::Withdrawal, plan::SlotPlan};
+use crate::{
+    error::NetworkError,
+    network::Withdrawal,
+    plan::{NicPlan, SlotPlan},
+};
 
 pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
     // Nobody finds a TAP in a namespace that has no name any more.
@@ -54,6 +58,26 @@ pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, 
     };
     let is_inside = |process: &Path| inode(&process.join("ns/net")) == Some(namespace);
     Ok(Withdrawal::Held(find_holders(&names, is_inside)))
+}
+
+/// Opens the slot's TAPs as a VMM would, in order.
+pub(super) fn open_taps(home: &Home, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
+    let inside = match slot.has_netns() {
+        true => Some(home.enter(&slot.netns_name)?),
+        false => None,
+    };
+    let open = |nic: &NicPlan| {
+        let opened = tap::open_existing(&nic.tap, tap_options(slot))?;
+        let in_use = || NetworkError::Conflict {
+            object: format!("tap {} of slot {}", nic.tap, slot.netns_name),
+            with: "a process that has it open".to_owned(),
+            advice: "end that process first".to_owned(),
+        };
+        opened.map(OwnedFd::from).ok_or_else(in_use)
+    };
+    let opened = slot.nics.iter().map(open).collect();
+    drop(inside);
+    opened
 }
 
 /// How many TAPs of a slot nobody finds any more.
