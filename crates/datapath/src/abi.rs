@@ -6,6 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// A struct of the header as this module declares it.
+#[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     pub(crate) name: &'static str,
@@ -14,6 +15,7 @@ pub(crate) struct Layout {
 }
 
 /// A field of a [`Layout`].
+#[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Field {
     pub(crate) name: &'static str,
@@ -51,6 +53,8 @@ pub unsafe trait Plain: Copy + Send + Sync + 'static {
 
 // SAFETY: integers are bytes through and through.
 unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u8 {}
 
 macro_rules! structs {
     ($($(#[doc = $text:literal])+ $name:ident = $c_name:literal {
@@ -80,6 +84,7 @@ macro_rules! structs {
         )+
 
         /// All structs of the header.
+        #[cfg(test)]
         pub(crate) const STRUCTS: &[Layout] = &[$(Layout {
             name: $c_name,
             size: size_of::<$name>(),
@@ -218,6 +223,15 @@ enums! {
         Fq = 1 "UPLINK_FQ",
         /// It takes frames from XDP.
         Xdp = 2 "UPLINK_XDP",
+    }
+    /// Flags of a decision.
+    DecisionFlag = "decision_flag" {
+        /// The interface's queue honours departure times.
+        Fq = 1 "DECISION_FQ",
+        /// The interface takes frames from XDP.
+        Xdp = 2 "DECISION_XDP",
+        /// To the stack, to be masqueraded, unless it is an answer.
+        Masquerade = 4 "DECISION_MASQUERADE",
     }
     /// Which way a packet came whose answers are let through.
     AnswerVia = "answer_via" {
@@ -463,6 +477,39 @@ structs! {
         /// Dropped packets by number of `DropReason`.
         drops: [u64; DROP_REASONS_MAX],
     }
+    /// What was decided for a destination, kept for a short time by each CPU.
+    Decision = "decision" {
+        /// Index of the NIC.
+        nic: u32,
+        /// Of the NIC, when it was decided.
+        generation: u32,
+        /// Where to.
+        destination: Address,
+        /// Destination port.
+        port: u16,
+        /// IP protocol.
+        protocol: u8,
+        /// Kinds of packets that are decided apart.
+        variant: u8,
+        /// See [`Verdict`].
+        verdict: u32,
+        /// `CLOCK_MONOTONIC`, nanoseconds.
+        until: u64,
+        /// Interface to leave by.
+        ifindex: u32,
+        /// Of that interface.
+        mtu: u32,
+        /// A NIC or a reason.
+        target: u32,
+        /// Of the frame that leaves.
+        source_mac: [u8; 6],
+        /// Of the frame that leaves.
+        destination_mac: [u8; 6],
+        /// See [`DecisionFlag`].
+        flags: u32,
+        /// Padding of the C struct.
+        padding: u32,
+    }
     /// Theoretical arrival times, `CLOCK_MONOTONIC` nanoseconds.
     Meter = "meter" {
         /// Of the limit of bits.
@@ -549,3 +596,6 @@ pub fn network_order(address: Ipv4Addr) -> u32 {
 pub fn ipv4_of(field: u32) -> Option<Ipv4Addr> {
     (field != 0).then(|| Ipv4Addr::from(field.to_ne_bytes()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -21,6 +21,18 @@ pub enum Error {
         /// What to do.
         remedy: &'static str,
     },
+    /// A setting out of range.
+    #[error("{name} is {value}; possible is {least} to {most}")]
+    Setting {
+        /// Which one.
+        name: &'static str,
+        /// What it said.
+        value: u32,
+        /// The least that is possible.
+        least: u32,
+        /// The most that is possible.
+        most: u32,
+    },
     /// The programs don't load.
     #[error("cannot load {object}: {source}")]
     Load {
@@ -42,6 +54,14 @@ pub enum Error {
     /// Netlink refused.
     #[error(transparent)]
     Kernel(#[from] sandwire_kernel_net::Error),
+    /// A clone address is in use already.
+    #[error("{address} is the clone address of {owner} already")]
+    AddressTaken {
+        /// The address.
+        address: std::net::IpAddr,
+        /// Whose it is.
+        owner: crate::NicIndex,
+    },
     /// No room in a map whose size was set at the start.
     #[error("the map {map} is full ({entries} entries)")]
     Full {

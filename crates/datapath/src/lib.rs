@@ -6,18 +6,24 @@
 //! that entry.
 
 pub mod abi;
+mod btf;
 mod error;
+pub mod features;
+mod map;
+mod migrate;
 mod nic;
 mod open;
+mod policies;
 pub mod policy;
+mod sys;
 mod trace;
 mod uplink;
 
 pub use error::Error;
 pub use nic::{NicIndex, PolicyIndex};
-pub use open::{Datapath, Opened, Program, Settings, folder_for};
+pub use open::{Datapath, Opened, Order, Program, Settings, folder_for};
 pub use trace::TraceReader;
-pub use uplink::{Defect, Uplink};
+pub use uplink::{Defect, FILTER_HANDLE, FILTER_PRIORITY, Uplink};
 
 /// The number of a group in maps: a hash of its name that stays the same. Two names of one number
 /// must not be used together.
@@ -34,3 +40,6 @@ pub fn group_number(name: &str) -> u32 {
 pub fn pool_number(name: &str) -> u32 {
     group_number(name)
 }
+
+#[cfg(test)]
+mod tests;
