@@ -212,6 +212,8 @@ pub struct Interface {
     pub kind: Option<String>,
     /// Ethernet address.
     pub mac: Option<Mac>,
+    /// What queues packets to be sent: `fq`, `mq`, `noqueue`.
+    pub queue: Option<String>,
     /// MTU in bytes.
     pub mtu: u32,
     /// Whether it was raised.
@@ -325,6 +327,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         mac: attributes
             .find(libc::IFLA_ADDRESS)
             .and_then(|mac| mac.try_into().ok()),
+        queue: attributes.find(libc::IFLA_QDISC).map(attribute::text_of),
         mtu: attributes
             .find(libc::IFLA_MTU)
             .and_then(attribute::u32_of)
