@@ -12,9 +12,13 @@
 struct translation {
 	struct address source;
 	struct address destination;
-	__u8 source_mac[6];
-	__u8 destination_mac[6];
-	__u32 hop; /* 1: goes through a router, so its TTL falls */
+};
+
+/* The way on: never in memory, so the MACs are copied straight from a map to the packet. */
+struct hop {
+	const __u8 *source_mac;
+	const __u8 *destination_mac;
+	__u32 is_router; /* the TTL falls */
 };
 
 /* The packet that an ICMP error quotes. */
@@ -106,49 +110,59 @@ static __always_inline void quote_l4(frame *f, __u32 end, __u8 version, struct q
 	}
 }
 
-/* Reads the packet inside an ICMP error. Returns zero if there is one that can be made sense of. */
-__noinline int read_quote(frame *f, const struct packet *p, struct quote *q)
+/* The first bytes of the IP header in a quote, up to its addresses. Not all of it: stack is scarce. */
+union quoted_header {
+	__u8 byte[12];
+	__be16 half[6];
+};
+
+static __always_inline int read_quote_ipv4(frame *f, __u32 start, __u32 end, struct quote *q)
 {
-	__u32 start, end;
+	union quoted_header header;
+	__be32 addresses[2];
 
-	if (!p || !q)
+	if (start + sizeof(struct iphdr) > end || frame_load(f, start, &header, 12) ||
+	    frame_load(f, start + 12, addresses, sizeof(addresses)))
 		return -1;
-	start = p->l4 + 8;
-	end = ETH_HLEN + p->length;
-	if (p->version == 4) {
-		struct iphdr ip;
-
-		if (start + sizeof(ip) > end || frame_load(f, start, &ip, sizeof(ip)))
-			return -1;
-		if (ip.version != 4 || ip.ihl < 5)
-			return -1;
-		q->source = mapped(ip.saddr);
-		q->destination = mapped(ip.daddr);
-		q->protocol = ip.protocol;
-		q->l4 = start + ip.ihl * 4;
-		if (!(ip.frag_off & bpf_htons(IPV4_OFFSET)))
-			quote_l4(f, end, 4, q);
-	} else {
-		struct extensions extensions = {};
-		struct ipv6hdr ip;
-
-		if (start + sizeof(ip) > end || frame_load(f, start, &ip, sizeof(ip)))
-			return -1;
-		if (ip.version != 6)
-			return -1;
-		__builtin_memcpy(&q->source, &ip.saddr, sizeof(q->source));
-		__builtin_memcpy(&q->destination, &ip.daddr, sizeof(q->destination));
-		extensions.l4 = start + sizeof(ip);
-		extensions.protocol = ip.nexthdr;
-		/* What is cut short behind the addresses is translated without its L4 checksum. */
-		if (walk_extensions(f, end, &extensions))
-			return 0;
-		q->protocol = extensions.protocol;
-		q->l4 = extensions.l4;
-		if (extensions.fragment != FRAGMENT_LATER)
-			quote_l4(f, end, 6, q);
-	}
+	if (header.byte[0] >> 4 != 4 || (header.byte[0] & 15) < 5)
+		return -1;
+	q->source = mapped(addresses[0]);
+	q->destination = mapped(addresses[1]);
+	q->protocol = header.byte[9];
+	q->l4 = start + (header.byte[0] & 15) * 4;
+	if (!(header.half[3] & bpf_htons(IPV4_OFFSET)))
+		quote_l4(f, end, 4, q);
 	return 0;
+}
+
+static __always_inline int read_quote_ipv6(frame *f, __u32 start, __u32 end, struct quote *q)
+{
+	struct extensions extensions = {};
+	union quoted_header header;
+
+	if (start + sizeof(struct ipv6hdr) > end || frame_load(f, start, &header, 8) ||
+	    frame_load(f, start + 8, &q->source, 2 * sizeof(q->source)))
+		return -1;
+	if (header.byte[0] >> 4 != 6)
+		return -1;
+	extensions.l4 = start + sizeof(struct ipv6hdr);
+	extensions.protocol = header.byte[6];
+	/* What is cut short behind the addresses is translated without its L4 checksum. */
+	if (walk_extensions(f, end, &extensions))
+		return 0;
+	q->protocol = extensions.protocol;
+	q->l4 = extensions.l4;
+	if (extensions.fragment != FRAGMENT_LATER)
+		quote_l4(f, end, 6, q);
+	return 0;
+}
+
+/* Reads the packet inside an ICMP error. Returns zero if there is one that can be made sense of. */
+static __always_inline int read_quote(frame *f, const struct packet *p, struct quote *q)
+{
+	__u32 start = p->l4 + 8, end = ETH_HLEN + p->length;
+
+	return p->version == 4 ? read_quote_ipv4(f, start, end, q) : read_quote_ipv6(f, start, end, q);
 }
 
 /* Fixes the L4 checksum inside a quote. Returns what that adds to the sum of the error around it. */
@@ -159,7 +173,7 @@ static __always_inline long fix_quoted_checksum(frame *f, const struct packet *p
 	__u32 at = q->l4 + place;
 	__be16 old, new;
 
-	if (!q->has_l4 || !place || at + 2u > ETH_HLEN + (__u32)p->length || at > 0xffff)
+	if (!q->has_l4 || !place || at + 2u > ETH_HLEN + p->length || at > 0xffff)
 		return 0;
 	if (frame_load(f, at, &old, sizeof(old)))
 		return -1;
@@ -172,12 +186,24 @@ static __always_inline long fix_quoted_checksum(frame *f, const struct packet *p
 	return frame_store(f, at, &new, sizeof(new));
 }
 
+/* Writes an address in a header. In two steps, so that the verifier need not know how its length and
+ * place belong together. */
+static __always_inline long store_address(frame *f, __u8 version, __u32 at, const struct address *a)
+{
+	if (version == 6) {
+		if (frame_store(f, at, &a->word[0], 12))
+			return -1;
+		at += 12;
+	}
+	return frame_store(f, at, &a->word[3], 4);
+}
+
 /* Translates the packet inside an ICMP error. It was sent the other way: its destination is the
  * sender of the error, its source the receiver. One that isn't so is left alone. */
 __noinline int translate_quote(frame *f, const struct packet *p, const struct translation *t)
 {
 	struct quote q = {};
-	__u32 start, change, source_at, length;
+	__u32 start, change, source_at, destination_at;
 	__u64 sum = 0;
 	__be16 old, new;
 
@@ -187,20 +213,16 @@ __noinline int translate_quote(frame *f, const struct packet *p, const struct tr
 		return 0;
 	start = p->l4 + 8;
 	source_at = p->version == 4 ? 12 : 8;
-	length = p->version == 4 ? 4 : 16;
+	destination_at = p->version == 4 ? 16 : 24;
 	if (same_address(&q.destination, &p->source) && !same_address(&p->source, &t->source)) {
-		const void *to = p->version == 4 ? &t->source.word[3] : &t->source.word[0];
-
 		sum = add_address_change(sum, &p->source, &t->source);
-		if (frame_store(f, start + source_at + length, to, length))
+		if (store_address(f, p->version, start + destination_at, &t->source))
 			return -1;
 	}
 	if (same_address(&q.source, &p->destination) &&
 	    !same_address(&p->destination, &t->destination)) {
-		const void *to = p->version == 4 ? &t->destination.word[3] : &t->destination.word[0];
-
 		sum = add_address_change(sum, &p->destination, &t->destination);
-		if (frame_store(f, start + source_at, to, length))
+		if (store_address(f, p->version, start + source_at, &t->destination))
 			return -1;
 	}
 	if (!sum)
@@ -220,18 +242,19 @@ __noinline int translate_quote(frame *f, const struct packet *p, const struct tr
 }
 
 static __always_inline int write_ipv4(frame *f, const struct packet *p,
-				      const struct translation *t, __u32 change)
+				      const struct translation *t, const struct hop *hop,
+				      __u32 change)
 {
 	struct ethhdr *ethernet = frame_data(f);
 	struct iphdr *ip = (void *)(ethernet + 1);
 
 	if ((void *)(ip + 1) > frame_end(f))
 		return -1;
-	__builtin_memcpy(ethernet->h_source, t->source_mac, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_dest, t->destination_mac, ETH_ALEN);
+	copy_mac(ethernet->h_source, hop->source_mac);
+	copy_mac(ethernet->h_dest, hop->destination_mac);
 	ip->saddr = t->source.word[3];
 	ip->daddr = t->destination.word[3];
-	if (t->hop) {
+	if (hop->is_router) {
 		ip->ttl = p->ttl - 1;
 		change = fold_16(change) + TTL_STEP;
 	}
@@ -241,27 +264,29 @@ static __always_inline int write_ipv4(frame *f, const struct packet *p,
 }
 
 static __always_inline int write_ipv6(frame *f, const struct packet *p,
-				      const struct translation *t, __u32 change)
+				      const struct translation *t, const struct hop *hop,
+				      __u32 change)
 {
 	struct ethhdr *ethernet = frame_data(f);
 	struct ipv6hdr *ip = (void *)(ethernet + 1);
 
 	if ((void *)(ip + 1) > frame_end(f))
 		return -1;
-	__builtin_memcpy(ethernet->h_source, t->source_mac, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_dest, t->destination_mac, ETH_ALEN);
+	copy_mac(ethernet->h_source, hop->source_mac);
+	copy_mac(ethernet->h_dest, hop->destination_mac);
 	__builtin_memcpy(&ip->saddr, &t->source, sizeof(ip->saddr));
 	__builtin_memcpy(&ip->daddr, &t->destination, sizeof(ip->daddr));
-	if (t->hop)
+	if (hop->is_router)
 		ip->hop_limit = p->ttl - 1;
-	change = fold_32((__u64)change + (t->hop ? HOP_LIMIT_STEP : 0));
+	change = fold_32((__u64)change + (hop->is_router ? HOP_LIMIT_STEP : 0));
 	if (change)
 		frame_account(f, change);
 	return 0;
 }
 
-/* Turns the packet into what `t` says. Fails only if the kernel can't change it. */
-static __always_inline int translate(frame *f, const struct packet *p, const struct translation *t)
+/* Turns the packet into what `t` and `hop` say. Fails only if the kernel can't change it. */
+static __always_inline int translate(frame *f, const struct packet *p, const struct translation *t,
+				     const struct hop *hop)
 {
 	__u32 place, change;
 	__u64 sum = 0;
@@ -271,14 +296,15 @@ static __always_inline int translate(frame *f, const struct packet *p, const str
 	change = fold_32(sum);
 	if (sum && p->fragment != FRAGMENT_LATER) {
 		place = checksum_place(p->version, p->protocol);
-		if (p->icmp_kind == ICMP_ERROR && translate_quote(f, p, t))
+		if (rarely(p->icmp_kind == ICMP_ERROR) && translate_quote(f, p, t))
 			return -1;
 		/* UDP-Lite and DCCP may be cut short; the others aren't. */
-		if (place && p->l4 + 8u <= ETH_HLEN + (__u32)p->length &&
+		if (place && p->l4 + 8u <= ETH_HLEN + p->length &&
 		    frame_fix_checksum(f, p->l4 + place, change, checksum_kind_of(p->protocol)))
 			return -1;
 	}
-	return p->version == 4 ? write_ipv4(f, p, t, change) : write_ipv6(f, p, t, change);
+	return p->version == 4 ? write_ipv4(f, p, t, hop, change) :
+				 write_ipv6(f, p, t, hop, change);
 }
 
 #endif
