@@ -15,7 +15,7 @@ use sandwire_api::{
     traffic::{Traffic, TrafficTotal},
 };
 use sandwire_datapath::{
-    Datapath, NicIndex, PolicyIndex, Program, Settings,
+    Datapath, NicIndex, PolicyIndex, Program, Settings, Uplink,
     abi::{self, NicFlag, NicState, network_order},
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
@@ -49,6 +49,8 @@ pub(super) struct Ebpf {
     slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
     adopted: Mutex<BTreeSet<Place>>,
+    /// Shared interface and uplinks that have programs.
+    attached: Mutex<(Option<InterfaceIndex>, Option<Vec<Uplink>>)>,
     /// Entries that learn, and until when.
     learning: Mutex<Vec<(Instant, Place)>>,
 }
@@ -74,6 +76,7 @@ impl Ebpf {
             slots: Mutex::new(slots.collect()),
             learning: Mutex::new(learning.collect()),
             adopted: Mutex::default(),
+            attached: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
             program_ids: PROGRAMS.map(|program| id_of(opened.datapath.program(program))),
             datapath: opened.datapath,
@@ -364,8 +367,34 @@ impl Ebpf {
         (nic.pool, nic.slot, nic.position)
     }
 
+    /// Puts the programs on the shared interface and the uplinks, if these are others than before.
+    pub(super) fn attach(
+        &self,
+        shared: InterfaceIndex,
+        uplinks: &[Uplink],
+    ) -> Result<(), NetworkError> {
+        let mut attached = lock(&self.attached);
+        if attached.0 != Some(shared) {
+            self.set_shared(shared);
+            self.datapath.attach_shared(shared)?;
+            attached.0 = Some(shared);
+        }
+        if attached.1.as_deref() != Some(uplinks) {
+            self.datapath.set_uplinks(uplinks)?;
+            attached.1 = Some(uplinks.to_vec());
+        }
+        Ok(())
+    }
+
+    /// Takes the programs off the uplinks, when no pool needs them. The shared interface goes by itself.
+    pub(super) fn detach(&self) -> Result<(), NetworkError> {
+        let mut attached = lock(&self.attached);
+        *attached = (None, None);
+        Ok(self.datapath.set_uplinks(&[])?)
+    }
+
     /// Tells all entries that the shared interface has another number.
-    pub(super) fn set_shared(&self, shared: InterfaceIndex) {
+    fn set_shared(&self, shared: InterfaceIndex) {
         for (index, mut nic) in self.datapath.used() {
             if nic.shared_ifindex != shared.0 {
                 nic.shared_ifindex = shared.0;
