@@ -166,6 +166,10 @@ async fn a_pool_changes_its_policy_data_path_and_size() {
         back.text
     );
     assert_eq!(lab.get(0, path).await.body["spec"]["data_path"], "ebpf");
+    let change = json!({"data_path": "nft", "policy": {}});
+    let back = lab.call(0, "PATCH", path, &change).await;
+    assert_eq!(back.status, StatusCode::OK, "{}", back.text);
+    assert_eq!(back.body["spec"]["policy"]["group"], Value::Null);
 }
 
 #[tokio::test]
