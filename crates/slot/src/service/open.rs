@@ -198,6 +198,7 @@ fn recover(
         repairs: std::collections::VecDeque::new(),
         defects: super::health::Defects::default(),
         counters: super::Counters::default(),
+        ended: std::collections::BTreeMap::new(),
         stopping: false,
     };
     for result in network.reclaim(&actions.reclaim) {
