@@ -12,7 +12,7 @@ use sandwire_api::{health::Problem, pool::PoolSpec};
 use sandwire_slot::{
     clock::SystemClock,
     error::{JournalError, NetworkError, ServiceError},
-    kernel::KernelNetwork,
+    kernel::{self, KernelNetwork},
     service::{Settings, Slots},
 };
 use sd_notify::NotifyState;
@@ -132,6 +132,7 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
     tracing::info!("stopping; slots and leases stay as they are");
     announcer.abort();
     notify(&[NotifyState::Stopping]);
+    app.traces.stop();
     stop.send_replace(true);
     if let Err(error) = server.await {
         tracing::error!(%error, "the server ended early");
@@ -148,7 +149,7 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
 async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
     let config = config.clone();
     let started = tokio::task::spawn_blocking(move || {
-        let network = KernelNetwork::open(config.instance.as_str())?;
+        let network = KernelNetwork::open_with(kernel_settings(&config))?;
         let settings = Settings {
             instance: config.instance,
             state_dir: config.state_dir,
@@ -156,7 +157,7 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
             audit_interval: config.audit_interval,
         };
         let slots = Slots::open(settings, Arc::new(network), Arc::new(SystemClock))?;
-        let app = App::new(slots);
+        let app = App::new(slots, config.metrics_per_lease);
         ensure_pools(&app, &config.pools);
         Ok(app)
     });
@@ -165,6 +166,21 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         Err(error) => Err(DaemonError::system("start the slot service")(
             io::Error::other(error),
         )),
+    }
+}
+
+fn kernel_settings(config: &Config) -> kernel::Settings {
+    let defaults = kernel::Settings::new(config.instance.as_str());
+    let datapath = &config.datapath;
+    kernel::Settings {
+        ebpf: sandwire_datapath::Settings {
+            folder: datapath.folder.clone(),
+            nics_max: datapath.nics_max,
+            order: datapath.uplink_order,
+            ..defaults.ebpf
+        },
+        uplinks: datapath.uplinks.clone(),
+        ..defaults
     }
 }
 
@@ -319,7 +335,7 @@ mod tests {
     fn what_the_configuration_says_of_pools_is_done_and_what_cannot_be_is_listed() {
         let folder = tempfile::tempdir().unwrap();
         let (slots, _) = model::open(folder.path());
-        let app = App::new(slots);
+        let app = App::new(slots, false);
         let mut web = model::pool("web", 1);
         ensure_pools(&app, &[web.clone()]);
         assert_eq!(app.problems(), []);

@@ -8,6 +8,7 @@ use std::{
 use sandwire_api::{
     lease::{Lease, LeaseDetail, LeaseState, ReleaseOutcome, Released, TapHolder},
     name::Name,
+    traffic::Traffic,
 };
 
 use super::{Caller, Shared, Slots, State, no_lease};
@@ -77,6 +78,9 @@ impl Slots {
         let record = state.lease(caller, &key)?.record.clone();
         let slot = state.slot_plan(&record)?;
         let published_ports = state.ports_of(&key);
+        let spec = &state.pool(&record.pool)?.plan.spec;
+        let data_path = spec.data_path;
+        let policy = record.policy.as_ref().unwrap_or(&spec.policy).clone();
         drop(state);
         let inspection = self.shared.network.inspect(&slot);
         Ok(LeaseDetail {
@@ -85,6 +89,11 @@ impl Slots {
             taps: inspection.taps,
             defects: inspection.defects,
             connections: inspection.connections,
+            data_path,
+            data_path_note: inspection.data_path_note,
+            policy,
+            has_own_policy: record.policy.is_some(),
+            traffic: self.shared.network.traffic(&slot),
         })
     }
 }
@@ -94,12 +103,20 @@ impl Shared {
     pub(super) fn release(&self, key: &LeaseKey) -> Result<Released, ServiceError> {
         let (record, slot) = self.begin_release(key)?;
         let withdrawal = self.network.withdraw_taps(&slot);
+        if matches!(withdrawal, Ok(Withdrawal::Free))
+            && let Err(error) = self.network.deactivate(&slot)
+        {
+            // Its tear-down does the same.
+            tracing::warn!(lease = %key, %error, "a released slot can't be deactivated");
+        }
 
+        let counted = self.network.traffic(&slot);
         let mut state = self.lock();
         state.set_busy(key, false);
         let outcome = match withdrawal {
             Ok(Withdrawal::Free) => state
                 .end_lease(&record, self.now())
+                .inspect(|_| state.keep_traffic(&record.pool, counted.as_ref()))
                 .map(|had_ports| (ReleaseOutcome::Released, Vec::new(), had_ports)),
             Ok(Withdrawal::Held(holders)) => {
                 state.counters.releases_held += 1;
@@ -115,6 +132,7 @@ impl Shared {
         self.changed.notify_all();
         let (outcome, held_by, had_ports) = outcome?;
         if outcome == ReleaseOutcome::Released {
+            self.end_traces(&slot);
             if had_ports {
                 self.sync_ports();
             }
@@ -146,7 +164,7 @@ impl Shared {
     }
 
     /// Waits until nobody works on the lease's slot.
-    fn wait_idle(&self, key: &LeaseKey) -> Result<MutexGuard<'_, State>, ServiceError> {
+    pub(super) fn wait_idle(&self, key: &LeaseKey) -> Result<MutexGuard<'_, State>, ServiceError> {
         let deadline = Instant::now() + IDLE_WAIT;
         let mut state = self.lock();
         loop {
@@ -179,6 +197,12 @@ impl Shared {
 }
 
 impl State {
+    fn keep_traffic(&mut self, pool: &Name, counted: Option<&Traffic>) {
+        if let Some(counted) = counted {
+            self.ended.entry(pool.clone()).or_default().add(counted);
+        }
+    }
+
     pub(super) fn set_busy(&mut self, key: &LeaseKey, is_busy: bool) {
         if let Some(lease) = self.leases.get_mut(key) {
             lease.is_busy = is_busy;
@@ -218,7 +242,9 @@ impl State {
         self.pool_mut(&record.pool)?
             .pool
             .release(record.slot, released.rest);
-        self.leases.remove(key);
+        if let Some(own) = self.leases.remove(key).and_then(|lease| lease.policy) {
+            self.policies.give_up(&own, now);
+        }
         self.tenants.remove(&slot);
         self.defects.forget(&slot);
         let ports_before = self.ports.len();

@@ -1,0 +1,183 @@
+//! What leases have sent, received and lost: the sums of each pool, and on request each lease.
+//!
+//! A pool's sum is what its ended leases had counted and what those count that there are. A lease that ends between
+//! the two readings is in neither for once; a sum that goes down would look like a restart, so that none does.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
+
+use prometheus_client::{
+    metrics::{counter::Counter, family::Family},
+    registry::Registry,
+};
+use sandwire_api::{
+    name::Name,
+    traffic::{LeaseTraffic, Traffic, TrafficTotal},
+};
+use sandwire_slot::service::{Caller, Slots};
+
+/// The daemon itself sees every lease.
+const SELF: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    privileged: true,
+};
+
+/// Sums that only grow.
+#[derive(Debug, Default)]
+pub(crate) struct LeaseTotals {
+    /// Whether each lease has figures of its own: as many time series as there are leases.
+    per_lease: bool,
+    /// What was told of each pool the last time.
+    told: Mutex<BTreeMap<Name, Traffic>>,
+}
+
+/// Names and values of labels.
+type Labels = Vec<(&'static str, String)>;
+
+impl LeaseTotals {
+    pub(crate) fn new(per_lease: bool) -> Self {
+        Self {
+            per_lease,
+            ..Self::default()
+        }
+    }
+
+    /// Looks at all leases, and has their figures told.
+    pub(super) fn register(&self, slots: &Slots, registry: &mut Registry) {
+        // In this order: a lease that ends now is missing once, instead of counted twice.
+        let ended = slots.ended_traffic();
+        let leases = slots.traffic(SELF);
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        for (pool, sum) in sums(ended, &leases) {
+            let before = told.entry(pool).or_default();
+            *before = larger(&sum, before);
+        }
+        let rows = told
+            .iter()
+            .map(|(pool, traffic)| (vec![("pool", pool.to_string())], traffic));
+        register("pool", "of all leases of a pool", rows, registry);
+        drop(told);
+        if self.per_lease {
+            let rows = leases.iter().filter_map(|lease| {
+                let labels = vec![
+                    ("pool", lease.pool.to_string()),
+                    ("owner", lease.owner_uid.to_string()),
+                    ("lease", lease.name.to_string()),
+                ];
+                Some((labels, lease.traffic.as_ref()?))
+            });
+            register("lease", "of a lease", rows, registry);
+        }
+    }
+}
+
+/// Sums by pool, of leases that have ended and of those that there are.
+fn sums(ended: BTreeMap<Name, Traffic>, leases: &[LeaseTraffic]) -> BTreeMap<Name, Traffic> {
+    let mut sums = ended;
+    for lease in leases {
+        if let Some(traffic) = &lease.traffic {
+            sums.entry(lease.pool.clone()).or_default().add(traffic);
+        }
+    }
+    sums
+}
+
+/// Figure by figure, the larger one.
+fn larger(left: &Traffic, right: &Traffic) -> Traffic {
+    let total = |left: &TrafficTotal, right: &TrafficTotal| TrafficTotal {
+        packets: left.packets.max(right.packets),
+        bytes: left.bytes.max(right.bytes),
+        segments: left.segments.max(right.segments),
+    };
+    let mut drops = left.drops.clone();
+    for (reason, count) in &right.drops {
+        let drop = drops.entry(*reason).or_default();
+        *drop = (*drop).max(*count);
+    }
+    Traffic {
+        egress: total(&left.egress, &right.egress),
+        ingress: total(&left.ingress, &right.ingress),
+        drops,
+    }
+}
+
+/// Registers packets, bytes, segments and drops of several subjects.
+fn register<'a>(
+    subject: &str,
+    of: &str,
+    rows: impl Iterator<Item = (Labels, &'a Traffic)>,
+    registry: &mut Registry,
+) {
+    let packets = Family::<Labels, Counter>::default();
+    let bytes = Family::<Labels, Counter>::default();
+    let segments = Family::<Labels, Counter>::default();
+    let drops = Family::<Labels, Counter>::default();
+    for (labels, traffic) in rows {
+        let with = |name, value: &str| {
+            let mut labels = labels.clone();
+            labels.push((name, value.to_owned()));
+            labels
+        };
+        for (direction, total) in [("egress", &traffic.egress), ("ingress", &traffic.ingress)] {
+            for (family, count) in [
+                (&packets, total.packets),
+                (&bytes, total.bytes),
+                (&segments, total.segments),
+            ] {
+                family
+                    .get_or_create(&with("direction", direction))
+                    .inc_by(count);
+            }
+        }
+        for (reason, count) in &traffic.drops {
+            drops
+                .get_or_create(&with("reason", &reason.name()))
+                .inc_by(*count);
+        }
+    }
+    for (what, help, family) in [
+        ("packets", "Packets let through", packets),
+        ("bytes", "Bytes let through", bytes),
+        (
+            "segments",
+            "Packets let through, as they are on the wire",
+            segments,
+        ),
+    ] {
+        registry.register(format!("{subject}_{what}"), format!("{help}, {of}"), family);
+    }
+    registry.register(
+        format!("{subject}_drops"),
+        format!("Packets dropped, {of}"),
+        drops,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use sandwire_api::drop_reason::DropReason;
+
+    use super::*;
+
+    fn traffic(packets: u64, drops: &[(DropReason, u64)]) -> Traffic {
+        Traffic {
+            egress: TrafficTotal {
+                packets,
+                ..TrafficTotal::default()
+            },
+            drops: drops.iter().copied().collect(),
+            ..Traffic::default()
+        }
+    }
+
+    #[test]
+    fn no_figure_goes_down() {
+        let before = traffic(9, &[(DropReason::Arp, 1), (DropReason::Policy, 4)]);
+        let now = traffic(7, &[(DropReason::Policy, 5)]);
+        let told = traffic(9, &[(DropReason::Arp, 1), (DropReason::Policy, 5)]);
+        assert_eq!(larger(&now, &before), told);
+    }
+}
