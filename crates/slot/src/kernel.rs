@@ -499,9 +499,16 @@ impl Network for KernelNetwork {
             return Ok(());
         };
         let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
+        let talks = {
+            let state = lock(&self.host);
+            let mut pools = state.pools.values();
+            let pool = pools.find(|pool| pool.plan.number == slot.pool_number);
+            pool.is_some_and(|pool| pool.plan.spec.policy.clone_to_clone)
+        };
+        let transit = ebpf.transit_policy(talks)?;
         self.with_worker(|worker| match slot.is_ebpf() {
-            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy),
-            false => moving::to_nft(&self.home, worker, ebpf, slot),
+            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy, transit),
+            false => moving::to_nft(&self.home, worker, ebpf, slot, transit),
         })
     }
 

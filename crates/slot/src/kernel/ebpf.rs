@@ -12,6 +12,7 @@ use std::{
 
 use sandwire_api::{
     drop_reason::DropReason,
+    pool::{HostService, PolicySpec, UplinkPolicy},
     traffic::{Traffic, TrafficTotal},
 };
 use sandwire_datapath::{
@@ -49,6 +50,8 @@ pub(super) struct Ebpf {
     slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
     adopted: Mutex<BTreeSet<Place>>,
+    /// Policies of slots that move.
+    transit: Mutex<HashMap<bool, PolicyIndex>>,
     /// Shared interface and uplinks that have programs.
     attached: Mutex<(Option<InterfaceIndex>, Option<Vec<Uplink>>)>,
     /// Entries that learn, and until when.
@@ -76,6 +79,7 @@ impl Ebpf {
             slots: Mutex::new(slots.collect()),
             learning: Mutex::new(learning.collect()),
             adopted: Mutex::default(),
+            transit: Mutex::default(),
             attached: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
             program_ids: PROGRAMS.map(|program| id_of(opened.datapath.program(program))),
@@ -234,6 +238,13 @@ impl Ebpf {
         Ok(())
     }
 
+    /// Changes the policy of a slot that may have no entries any more.
+    pub(super) fn set_policy_only(&self, slot: &SlotPlan, policy: PolicyIndex) {
+        for index in self.entries(slot).unwrap_or_default() {
+            self.datapath.set_policy(index, policy);
+        }
+    }
+
     /// Makes a slot active for its tenant, or ready without one; of one that is active only what
     /// differs changes, so that no packet is lost.
     pub(super) fn adopt(
@@ -332,7 +343,11 @@ impl Ebpf {
             stays
         });
         drop(slots);
+        let transit: Vec<PolicyIndex> = lock(&self.transit).values().copied().collect();
         for policy in self.datapath.policies() {
+            if transit.contains(&policy) {
+                continue;
+            }
             if policy.0 != 0 && !policies.contains(&policy) {
                 self.datapath.remove_policy(policy);
             }
@@ -342,6 +357,26 @@ impl Ebpf {
         {
             tracing::error!(%error, "maps of an older layout stay");
         }
+    }
+
+    /// The policy of a slot while it moves: the host's own rules judge its packets as they did in nft.
+    /// Made once for each answer to whether sandboxes of the pool may talk to each other.
+    pub(super) fn transit_policy(&self, clone_to_clone: bool) -> Result<PolicyIndex, NetworkError> {
+        let mut known = lock(&self.transit);
+        if let Some(index) = known.get(&clone_to_clone) {
+            return Ok(*index);
+        }
+        let policy = PolicySpec {
+            uplink: UplinkPolicy::Masquerade,
+            clone_to_clone,
+            host_services: vec![HostService::All],
+            cloud_metadata: true,
+            ..PolicySpec::default()
+        };
+        let compiled = sandwire_datapath::policy::compile(&policy, &[])?;
+        let index = self.datapath.add_policy(&compiled)?;
+        known.insert(clone_to_clone, index);
+        Ok(index)
     }
 
     /// Counted at all interfaces of a slot.

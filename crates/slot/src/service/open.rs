@@ -246,6 +246,10 @@ impl State {
             .map(|(slot, damage)| (slot.clone(), damage))
             .collect();
         for entry in self.pools.values_mut() {
+            if entry.moving_from.is_some() {
+                // Nobody knows which data path they have.
+                entry.retire_ready();
+            }
             entry.trim();
         }
     }
