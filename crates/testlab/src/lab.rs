@@ -3,7 +3,7 @@
 //! A test calls [`run`] with its body as a closure. Outside, `run` starts the test executable once
 //! more for this one test, in new namespaces, waits for it, and compares the machine's own network
 //! before and after. Inside, `run` mounts what a host has (fresh `/proc` and `/sys`, an empty `/run`
-//! with `/run/netns`), brings the loopback up and calls the body. When the body ends or the deadline
+//! with `/run/netns`, an empty `/sys/fs/bpf`), brings the loopback up and calls the body. When the body ends or the deadline
 //! passes, the kernel ends every process of the PID namespace, and with them all the test made.
 //!
 //! ```text
@@ -33,7 +33,11 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::mount::{MountFlags, mount, mount_bind_recursive, mount_move};
 
-use crate::{command, namespace::Namespace, snapshot::Snapshot};
+use crate::{
+    command,
+    namespace::Namespace,
+    snapshot::{BPF_FOLDER, Snapshot},
+};
 
 /// Longest time that a test may take unless it says otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -111,6 +115,7 @@ impl Lab {
             "a lab must be the first process of its PID namespace"
         );
         mount_sys()?;
+        mount_bpf()?;
         mount(
             "tmpfs",
             "/run",
@@ -199,6 +204,17 @@ fn mount_sys() -> Result<()> {
         mount_move(aside, cgroups).context("bring /sys/fs/cgroup back")?;
     }
     Ok(())
+}
+
+/// A BPF file system of the lab's own, so that what a test pins is neither the machine's nor another
+/// test's, and ends with the lab. A kernel without BPF has no place for it.
+fn mount_bpf() -> Result<()> {
+    if !Path::new(BPF_FOLDER).is_dir() {
+        return Ok(());
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("bpf", BPF_FOLDER, "bpf", flags, Some(c"mode=0700"))
+        .context("mount a file system for BPF objects")
 }
 
 /// Starts this executable again for one test, in new namespaces, and watches it.
@@ -400,6 +416,24 @@ mod tests {
             drop(namespace);
             assert!(!lab.run("ip netns list").contains("beyond"));
         });
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn what_is_pinned_in_a_lab_is_seen_there_and_nowhere_else() {
+        run(|lab| {
+            assert!(lab.run("findmnt -n -o FSTYPE /sys/fs/bpf").contains("bpf"));
+            let before = lab.snapshot();
+            lab.run(
+                "bpftool map create /sys/fs/bpf/left type array key 4 value 4 entries 1 name left",
+            );
+            let differences = before.differences(&lab.snapshot());
+            assert!(
+                differences.contains("left behind: pinned BPF object left"),
+                "{differences}"
+            );
+        });
+        // Left behind on purpose: that it isn't the machine's is what `run` compares last.
     }
 
     fn processes_with(word: &str) -> Vec<String> {
