@@ -33,15 +33,14 @@ fn check_first_comment(path: &Path, text: &str) -> Option<Finding> {
     let (first, number) = lines.next().unwrap_or(("", 1));
     let words = first.trim_start_matches(['/', '*', ' ']);
     let is_comment = first.starts_with("/*") || first.starts_with("//");
-    (!is_comment
-        || words.is_empty() && !text.lines().nth(number).is_some_and(|line| line.len() > 3))
-    .then(|| {
-        finding(
-            path,
-            number,
-            "the file does not open with a comment about it",
-        )
-    })
+    (!is_comment || words.is_empty() && text.lines().nth(number).is_none_or(|line| line.len() <= 3))
+        .then(|| {
+            finding(
+                path,
+                number,
+                "the file does not open with a comment about it",
+            )
+        })
 }
 
 fn check_licence(path: &Path, text: &str) -> Option<Finding> {
