@@ -35,6 +35,10 @@ use rustix::mount::{MountFlags, mount, mount_bind_recursive, mount_move};
 
 use crate::{
     command,
+    guest::{
+        kernel::{Kernel, Series},
+        machine,
+    },
     namespace::Namespace,
     snapshot::{BPF_FOLDER, Snapshot},
 };
@@ -75,6 +79,26 @@ where
         return;
     }
     if let Err(error) = run_in_child(&test, deadline) {
+        panic!("{error:#}");
+    }
+}
+
+/// Like [`run_within`], with the lab in a QEMU guest that runs another kernel. The guest is emulated: what
+/// takes a second here takes ten there.
+///
+/// # Panics
+/// If there is no such kernel, the test fails, or it takes longer than `deadline`.
+pub fn run_on<F, R>(series: Series, deadline: Duration, body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
+    let test = test_of(type_name::<F>());
+    if env::var(INSIDE).is_ok_and(|inside| inside == test) {
+        run_within(deadline, body);
+        return;
+    }
+    if let Err(error) = run_in_machine(series, &test, deadline) {
         panic!("{error:#}");
     }
 }
@@ -248,6 +272,35 @@ fn run_in_child(test: &str, deadline: Duration) -> Result<()> {
     before
         .wait_unchanged(Duration::from_secs(10))
         .with_context(|| format!("{test} changed the machine"))
+}
+
+/// Has a guest with another kernel run this executable for one test.
+fn run_in_machine(series: Series, test: &str, deadline: Duration) -> Result<()> {
+    let kernel = Kernel::fetch_series(series)?;
+    let scratch = tempfile::tempdir().context("make a temporary folder")?;
+    let executable = env::current_exe().context("find the test executable")?;
+    let job = machine::Job {
+        executable: &executable,
+        arguments: &[
+            "--exact",
+            test,
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads",
+            "1",
+        ],
+        variables: &[(INSIDE, test), (MARKER, "/tmp/passed")],
+    };
+    let ended = machine::run(&kernel, scratch.path(), &job, deadline)?;
+    // As in `run_in_child`, a filter that matches no test would also exit with 0.
+    let ran = ended.console.contains("test result: ok. 1 passed");
+    ensure!(
+        ended.status == Some(0) && ran,
+        "{test} failed on Linux {}\n--- console of the guest ---\n{}",
+        kernel.version(),
+        ended.console
+    );
+    Ok(())
 }
 
 /// A command that will run a program as the first process of new namespaces. All of it ends when the
