@@ -167,6 +167,15 @@ impl FakeGuest {
         self.call(move |stack| stack.send_frame(&frame))
     }
 
+    /// Puts frames on the wire as fast as the TAP takes them, one after the other, for a time. Returns how
+    /// many. The guest answers nobody meanwhile.
+    ///
+    /// # Errors
+    /// If the TAP doesn't take them.
+    pub fn flood(&self, frames: Vec<Vec<u8>>, span: Duration) -> Result<u64> {
+        self.call(move |stack| stack.flood(&frames, span))
+    }
+
     /// The frames that arrived since the last call, oldest first; at most the last
     /// [`FRAMES_KEPT_MAX`].
     ///

@@ -111,6 +111,19 @@ impl Stack {
         self.tap.fault()
     }
 
+    pub(super) fn flood(&mut self, frames: &[Vec<u8>], span: Duration) -> Result<u64> {
+        ensure!(!frames.is_empty(), "a flood of nothing");
+        let (started, mut sent) = (Instant::now(), 0);
+        while started.elapsed() < span {
+            for frame in frames.iter().cycle().take(256) {
+                self.tap.send(frame);
+            }
+            self.tap.fault()?;
+            sent += 256;
+        }
+        Ok(sent)
+    }
+
     pub(super) fn take_received(&mut self) -> Vec<Vec<u8>> {
         self.tap.received.drain(..).collect()
     }

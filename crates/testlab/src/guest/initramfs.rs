@@ -1,7 +1,8 @@
 //! The guests' user space: busybox, kernel modules, a network set once, and a web server.
 //!
 //! The web server stores a value in the guest's memory and acts inside the guest on request:
-//! `/cgi-bin/value` (GET, POST), `/cgi-bin/fetch?HOST:PORT/SECONDS` (over HTTP) and `/cgi-bin/ping?ADDRESS`.
+//! `/cgi-bin/value` (GET, POST), `/cgi-bin/fetch?HOST:PORT/SECONDS` (over HTTP), `/cgi-bin/ping?ADDRESS`,
+//! and `/cgi-bin/run`, which runs the shell script in a POST's body.
 
 use std::{fmt::Write as _, fs, path::PathBuf};
 
@@ -26,6 +27,7 @@ pub fn build(network: &GuestNetwork, modules: &[PathBuf], script: &str) -> Resul
     archive.executable("www/cgi-bin/value", VALUE.as_bytes());
     archive.executable("www/cgi-bin/fetch", FETCH.as_bytes());
     archive.executable("www/cgi-bin/ping", PING.as_bytes());
+    archive.executable("www/cgi-bin/run", RUN.as_bytes());
     Ok(archive.finish())
 }
 
@@ -126,6 +128,15 @@ server=${QUERY_STRING%/*}
 host=${server%:*}
 host=${host#[}
 printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w ${QUERY_STRING##*/} \"${host%]}\" ${server##*:} 2>&1 | sed '1,/^\\r*$/d'
+";
+
+const RUN: &str = "\
+#!/bin/sh
+printf 'Content-Type: text/plain\\r\\n\\r\\n'
+head -c \"$CONTENT_LENGTH\" > /tmp/run.$$
+sh /tmp/run.$$ 2>&1
+rm /tmp/run.$$
+exit 0
 ";
 
 const PING: &str = "\
