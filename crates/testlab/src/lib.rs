@@ -8,6 +8,8 @@
 //!
 //! [`other_program`] is an eBPF program that somebody else put on an interface.
 //!
+//! [`traffic`] makes streams that can be compared at both ends.
+//!
 //! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
 //! here imports the product. A development dependency only; the demo uses it too.
 
@@ -22,3 +24,4 @@ pub mod namespace;
 pub mod other_program;
 pub mod sandwire;
 pub mod snapshot;
+pub mod traffic;

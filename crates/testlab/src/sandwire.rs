@@ -370,16 +370,21 @@ pub fn executable() -> Result<PathBuf> {
     if let Some(path) = env::var_os("SANDWIRE_EXECUTABLE") {
         return Ok(PathBuf::from(path));
     }
+    beside("sandwire")
+}
+
+/// An executable that was built with the tests, beside the folder of the running executable.
+pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = env::current_exe().context("find the running executable")?;
     own.ancestors()
         .skip(1)
         .take(2)
-        .map(|folder| folder.join("sandwire"))
+        .map(|folder| folder.join(name))
         .find(|path| path.is_file())
         .with_context(|| {
             format!(
-                "no sandwire executable beside {}: build it (`cargo build`) or name it in \
-                 SANDWIRE_EXECUTABLE",
+                "no executable {name} beside {}: build it by `cargo build --workspace` (sandwire may \
+                 be named in SANDWIRE_EXECUTABLE instead)",
                 own.display()
             )
         })

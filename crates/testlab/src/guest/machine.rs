@@ -5,18 +5,21 @@
 //! here it can do there, as far as the kernel lets it. [`crate::lab::run_on`] is how tests use it.
 
 use std::{
-    collections::BTreeSet,
     fmt::Write as _,
     fs::{self, File},
     os::unix::process::CommandExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
 
-use super::{Vmm, cpio::Archive, initramfs, kernel::Kernel};
+use super::{
+    Vmm,
+    initramfs::{self, add_programs, stripped},
+    kernel::Kernel,
+};
 use crate::{command, sandwire};
 
 /// What the guest is to run: one test of an executable, in namespaces of its own.
@@ -129,7 +132,7 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
         let path = command::find(program).with_context(|| format!("no {program} on the PATH"))?;
         executables.push(((*program).to_owned(), path));
     }
-    add_executables(&mut archive, &executables)?;
+    add_programs(&mut archive, &executables)?;
     for (name, value) in job.variables {
         let _ = write!(variables, "{name}='{value}' ");
     }
@@ -152,59 +155,3 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
 
 /// Name of the test executable in the guest.
 const JOB: &str = "lab-test";
-
-/// A copy without debugging information, which would fill the guest's memory.
-fn stripped(executable: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
-    let copy = folder.join(name);
-    command::output_of(
-        Command::new("strip")
-            .arg("-o")
-            .args([&copy, &executable.to_owned()]),
-    )?;
-    Ok(copy)
-}
-
-/// Adds executables under `usr/bin`, and their libraries where the loader looks for them.
-fn add_executables(archive: &mut Archive, executables: &[(String, PathBuf)]) -> Result<()> {
-    let mut libraries = BTreeSet::new();
-    for (name, path) in executables {
-        let content = fs::read(path).with_context(|| format!("read {}", path.display()))?;
-        archive.executable(&format!("usr/bin/{name}"), &content);
-        let text = command::output_of(Command::new("ldd").arg(path)).unwrap_or_default();
-        libraries.extend(libraries_of(&text));
-    }
-    for library in libraries {
-        let content = fs::read(&library).with_context(|| format!("read {}", library.display()))?;
-        let path = library.to_string_lossy();
-        archive.executable(path.trim_start_matches('/'), &content);
-    }
-    Ok(())
-}
-
-/// The files in what `ldd` prints; nothing for a static executable.
-fn libraries_of(text: &str) -> Vec<PathBuf> {
-    text.lines()
-        .flat_map(str::split_whitespace)
-        .filter(|word| word.starts_with('/'))
-        .map(PathBuf::from)
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn libraries_are_read_off_what_ldd_prints() {
-        let text = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n\
-                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
-        assert_eq!(
-            libraries_of(text),
-            [
-                PathBuf::from("/lib/libc.so.6"),
-                PathBuf::from("/lib64/ld-linux-x86-64.so.2")
-            ]
-        );
-        assert!(libraries_of("\tstatically linked\n").is_empty());
-    }
-}
