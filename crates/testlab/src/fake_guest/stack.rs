@@ -269,7 +269,9 @@ impl Stack {
     fn serve_echo(&mut self) -> Result<()> {
         let socket = self.sockets.get_mut::<udp::Socket>(self.udp_echo);
         while let Ok((bytes, from)) = socket.recv() {
-            let (bytes, to) = (bytes.to_vec(), from.endpoint);
+            // With the address that was called as the source: left to itself, the stack takes its
+            // link-local one for whoever is off the link.
+            let (bytes, to) = (bytes.to_vec(), from);
             // A full queue loses it, as a network would.
             let _ = socket.send_slice(&bytes, to);
         }
