@@ -169,7 +169,7 @@ static __always_inline long fix_quoted_checksum(frame *f, const struct packet *p
 	__u32 at = q->l4 + place;
 	__be16 old, new;
 
-	if (!q->has_l4 || !place || at + 2u > ETH_HLEN + (__u32)p->length || at > 0xffff)
+	if (!q->has_l4 || !place || at + 2u > ETH_HLEN + p->length || at > 0xffff)
 		return 0;
 	if (frame_load(f, at, &old, sizeof(old)))
 		return -1;
@@ -281,10 +281,10 @@ static __always_inline int translate(frame *f, const struct packet *p, const str
 	change = fold_32(sum);
 	if (sum && p->fragment != FRAGMENT_LATER) {
 		place = checksum_place(p->version, p->protocol);
-		if (p->icmp_kind == ICMP_ERROR && translate_quote(f, p, t))
+		if (rarely(p->icmp_kind == ICMP_ERROR) && translate_quote(f, p, t))
 			return -1;
 		/* UDP-Lite and DCCP may be cut short; the others aren't. */
-		if (place && p->l4 + 8u <= ETH_HLEN + (__u32)p->length &&
+		if (place && p->l4 + 8u <= ETH_HLEN + p->length &&
 		    frame_fix_checksum(f, p->l4 + place, change, checksum_kind_of(p->protocol)))
 			return -1;
 	}
