@@ -152,8 +152,10 @@ fn ports_text(ports: &[PublishedPort]) -> String {
 pub(crate) mod tests {
     use sandwire_api::{
         lease::{LeaseState, TrafficCount},
+        pool::PolicySpec,
         published_port::{Protocol, PublishPort},
-        slot::{Defect, NicIpv4, NicIpv6},
+        slot::{DataPath, Defect, NicIpv4, NicIpv6},
+        traffic::Traffic,
     };
 
     use super::*;
@@ -219,6 +221,11 @@ pub(crate) mod tests {
                 action: "repaired".to_owned(),
             }],
             connections: Some(5),
+            data_path: DataPath::Ebpf,
+            data_path_note: None,
+            policy: PolicySpec::default(),
+            has_own_policy: false,
+            traffic: Some(Traffic::default()),
         }
     }
 

@@ -6,7 +6,7 @@ use axum::{extract::State, http::StatusCode};
 use sandwire_api::{
     error::ErrorCode,
     name::Name,
-    pool::{AccessVerb, Pool, PoolSpec, ResizePool},
+    pool::{AccessVerb, ChangePool, Pool, PoolSpec},
 };
 use sandwire_slot::service::Caller;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -91,17 +91,20 @@ async fn show(
     operation_id = "resize_pool",
     tag = "pools",
     params(("pool" = Name, Path, description = "Name of the pool")),
-    request_body = ResizePool,
+    request_body = ChangePool,
     responses((status = 200, description = "The pool with its new size", body = Pool), Failures)
 )]
 async fn resize(
     State(app): State<Arc<App>>,
     Peer(caller): Peer,
     Path(name): Path<Name>,
-    Json(body): Json<ResizePool>,
+    Json(body): Json<ChangePool>,
 ) -> Result<axum::Json<Pool>, Failure> {
-    check_managed(&app, caller, &name, "resize")?;
-    let pool = blocking(move || Ok(app.slots.resize_pool(&name, body.size)?)).await?;
+    check_managed(&app, caller, &name, "change")?;
+    let size = body
+        .size
+        .ok_or_else(|| Failure::new(ErrorCode::InvalidRequest, "body: nothing to change"))?;
+    let pool = blocking(move || Ok(app.slots.resize_pool(&name, size)?)).await?;
     Ok(axum::Json(pool))
 }
 
