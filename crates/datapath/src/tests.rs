@@ -2,6 +2,7 @@
 
 mod attach;
 mod maps;
+mod packets;
 
 use std::{net::Ipv4Addr, path::Path, process::Command};
 
