@@ -101,7 +101,7 @@ impl StackWatch {
         command::run_with_input(
             "nft -f -",
             "table inet watch { chain forward { type filter hook forward priority 200;
-               iifname \"up0\" counter; oifname \"up0\" counter; } }",
+               iifname \"up0\" counter; oifname \"up0\" counter\n}\n}\n",
         )
         .unwrap();
         Self
