@@ -699,25 +699,3 @@ fn is_arp_reply(frame: &[u8]) -> bool {
         && frame[20..22] == [0, 2]
         && frame[22..28] == GATEWAY_MAC
 }
-
-#[test]
-#[ignore = "needs root: cargo xtask test netns"]
-fn zz_debug() {
-    lab::run(|lab| {
-        let world = World::start(lab, "route", 2);
-        for pool in POOLS {
-            let (lease, guest) = world.guest(pool, pool);
-            println!("#### {pool} {lease:?}");
-            println!("out {:?} {:?}", guest.ping(BEYOND_IPV4.into(), SECOND), guest.ping(BEYOND_IPV6.into(), SECOND));
-            let cap = thread::spawn(|| command::shell("timeout 3 tcpdump -n -e -i any icmp or icmp6 or arp 2>&1 || true").unwrap());
-            thread::sleep(SECOND);
-            println!("{:?}", command::run(&format!("ping -n -q -c 1 -W 1 {}", lease.ipv4)));
-            println!("{:?}", world.beyond.run(&format!("ping -n -q -c 1 -W 1 {}", lease.ipv4)));
-            println!("{}", cap.join().unwrap());
-            println!("{}", lab.shell("ip -d link; ip addr; ip route; ip -6 route; nft list ruleset; for i in $(ls /sys/class/net); do echo $i; tc qdisc show dev $i; tc filter show dev $i ingress; tc filter show dev $i egress; done; bpftool link"));
-            println!("{}", world.detail(&lease));
-        }
-        println!("{}", world.daemon.log());
-        assert!(lab.folder().ends_with("x"));
-    });
-}
