@@ -218,76 +218,96 @@ fn killing_restarting_and_upgrading_the_daemon_loses_no_packet() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn two_uplinks_follow_the_hosts_routing_rules() {
     lab::run(|lab| {
-        let world = World::without_pools(lab);
         let second = second_uplink(lab);
-        // The same address beyond both uplinks tells which way a packet went.
-        world
-            .beyond
-            .run("ip address add 192.0.2.1/32 dev lo")
-            .unwrap();
-        second.run("ip address add 192.0.2.1/32 dev lo").unwrap();
-        for rule in ["fwmark 7", "from 10.66.0.0/24"] {
-            lab.run(&format!("ip rule add {rule} lookup 100"));
-        }
-        lab.run("ip route add default via 198.51.100.2 dev up1 table 100");
-        let far = Ipv4Addr::new(192, 0, 2, 1);
-        // Pool, policy, uplink that it must use, by what address it is seen there.
-        let cases = [
-            ("plain", json!({"uplink": "route"}), "first", "clone"),
-            (
-                "marked",
-                json!({"uplink": "route", "route_mark": 7}),
-                "second",
-                "clone",
-            ),
-            ("bysource", json!({"uplink": "route"}), "second", "clone"),
-            (
-                "bytable",
-                json!({"uplink": "route", "route_table": 100}),
-                "second",
-                "clone",
-            ),
-            (
-                "masked",
-                json!({"uplink": "masquerade", "route_mark": 7}),
-                "second",
-                "198.51.100.1",
-            ),
-        ];
-        for (number, (name, policy, way, source)) in cases.iter().enumerate() {
-            let kind = POOLS[number % 2];
-            world
-                .daemon
-                .create_pool(&pool(name, kind, number, 1, policy))
-                .unwrap();
-            let [ipv4, _] = prefixes(number);
-            let (lease, guest) = world.guest(name, name);
-            if *way == "first" {
-                world.route_back(number);
-            } else {
-                second
-                    .run(&format!("ip route add {ipv4} via 198.51.100.1"))
-                    .unwrap();
-            }
-            let source = match *source {
-                "clone" => lease.ipv4.to_string(),
-                address => address.to_owned(),
-            };
-            let answer = seen_as(&guest, far);
-            let prefix = if *way == "first" { "" } else { "second " };
-            assert!(
-                answer.starts_with(&format!("{prefix}{source}:")),
-                "{name}: {answer}"
-            );
-            // Called from there, it answers the same way.
-            if *way == "second" && source == lease.ipv4.to_string() {
-                second
-                    .run(&format!("ping -n -q -c 3 -i 0.05 -W 5 {source}"))
-                    .unwrap();
-            }
-            guest.detach().unwrap();
-        }
+        let world = World::with_config(lab, "uplinks = [\"up0\", \"up1\"]");
+        assert_routing_rules_hold(lab, &world, &second, true);
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_is_no_uplink_is_reached_through_the_hosts_stack() {
+    lab::run(|lab| {
+        let second = second_uplink(lab);
+        let world = World::with_config(lab, "uplinks = []");
+        assert_routing_rules_hold(lab, &world, &second, false);
+    });
+}
+
+/// Each pool's packets leave where the host's rules say, and answers to calls the same way. Only what
+/// leaves beside the stack can be told a table: the stack knows rules alone.
+fn assert_routing_rules_hold(lab: &Lab, world: &World, second: &Namespace, has_tables: bool) {
+    // The same address beyond both uplinks tells which way a packet went.
+    world
+        .beyond
+        .run("ip address add 192.0.2.1/32 dev lo")
+        .unwrap();
+    second.run("ip address add 192.0.2.1/32 dev lo").unwrap();
+    for rule in ["fwmark 7", "from 10.66.0.0/24"] {
+        lab.run(&format!("ip rule add {rule} lookup 100"));
+    }
+    lab.run("ip route add default via 198.51.100.2 dev up1 table 100");
+    let anywhere = Ipv4Addr::new(192, 0, 2, 1);
+    let beyond_second = Ipv4Addr::new(198, 51, 100, 2);
+    let route = |key: &str, value: u32| {
+        let mut policy = json!({"uplink": "route"});
+        policy[key] = json!(value);
+        policy
+    };
+    // Pool, policy, whom it calls, uplink that it must use, by what address it is seen there.
+    let plain = json!({"uplink": "route"});
+    let masked = json!({"uplink": "masquerade", "route_mark": 7});
+    let mut cases = vec![
+        ("plain", plain.clone(), anywhere, "first", "clone"),
+        (
+            "marked",
+            route("route_mark", 7),
+            anywhere,
+            "second",
+            "clone",
+        ),
+        ("bysource", plain, anywhere, "second", "clone"),
+        ("masked", masked, beyond_second, "second", "198.51.100.1"),
+    ];
+    if has_tables {
+        cases.push((
+            "bytable",
+            route("route_table", 100),
+            anywhere,
+            "second",
+            "clone",
+        ));
+    }
+    for (number, (name, policy, target, way, source)) in cases.iter().enumerate() {
+        let kind = POOLS[number % 2];
+        let spec = pool(name, kind, number, 1, policy);
+        world.daemon.create_pool(&spec).unwrap();
+        let (lease, guest) = world.guest(name, name);
+        if *way == "first" {
+            world.route_back(number);
+        } else {
+            let [ipv4, _] = prefixes(number);
+            second
+                .run(&format!("ip route add {ipv4} via 198.51.100.1"))
+                .unwrap();
+        }
+        let source = match *source {
+            "clone" => lease.ipv4.to_string(),
+            address => address.to_owned(),
+        };
+        let target = SocketAddr::new((*target).into(), WHO_AM_I_PORT);
+        let answer = guest.exchange_udp(target, b"?", 5 * SECOND).expect(name);
+        let answer = String::from_utf8(answer).unwrap();
+        let prefix = if *way == "first" { "" } else { "second " };
+        let wanted = format!("{prefix}{source}:");
+        assert!(answer.starts_with(&wanted), "{name}: {answer}");
+        // Called from there, it answers the same way.
+        if *way == "second" && source == lease.ipv4.to_string() {
+            let call = format!("ping -n -q -c 3 -i 0.05 -W 5 {source}");
+            second.run(&call).expect(name);
+        }
+        guest.detach().unwrap();
+    }
 }
 
 /// Another uplink `up1`, with a server behind it that says so.
@@ -394,7 +414,7 @@ fn a_next_hop_that_never_resolves_harms_nobody_else() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn other_peoples_programs_stay_before_and_after_ours() {
     lab::run(|lab| {
-        let mut world = World::without_pools(lab);
+        let mut world = World::with_config(lab, "uplink_order = \"last\"");
         lab.run("tc qdisc add dev up0 clsact");
         let attach =
             |interface: &str, place| OtherProgram::attach(lab.folder(), interface, place).unwrap();

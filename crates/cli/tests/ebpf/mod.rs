@@ -43,11 +43,17 @@ impl World {
 
     /// Starts the daemon alone.
     pub(crate) fn without_pools(lab: &Lab) -> Self {
+        Self::with_config(lab, "")
+    }
+
+    /// Starts the daemon alone, with more in its configuration.
+    pub(crate) fn with_config(lab: &Lab, more: &str) -> Self {
         let beyond = Beyond::attach().unwrap();
         let folder = lab.folder().join("daemon");
         fs::create_dir(&folder).unwrap();
         let executable = sandwire::executable().unwrap();
-        let daemon = Daemon::start(&executable, &folder, "instance = \"lab\"\n").unwrap();
+        let config = format!("instance = \"lab\"\naudit_seconds = 2\n{more}\n");
+        let daemon = Daemon::start(&executable, &folder, &config).unwrap();
         Self { daemon, beyond }
     }
 
