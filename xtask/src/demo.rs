@@ -50,6 +50,24 @@ enum SlotKind {
     Host,
 }
 
+impl SlotKind {
+    /// Its name on the command line and in the product.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Netns => "netns",
+            Self::Host => "host",
+        }
+    }
+
+    /// The data path that the demo shows it with.
+    fn data_path(self) -> &'static str {
+        match self {
+            Self::Netns => "nft",
+            Self::Host => "ebpf",
+        }
+    }
+}
+
 /// Runs `cargo xtask demo`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     if let Some(executable) = &arguments.inside {
@@ -76,6 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     inner
         .args(["demo", "--clones", &arguments.clones.to_string()])
         .args(["--vmm", arguments.vmm.name()])
+        .args(["--kind", arguments.kind.name()])
         .arg("--inside")
         .arg(&executable);
     if let Some(kernel) = &arguments.kernel {
@@ -90,9 +109,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         return Ok(ExitCode::from(2));
     }
     println!(
-        "The machine is as it was: its interfaces, addresses, routes, rules, nftables, namespaces and \
-         mounts \
-         were compared ({:.0} s).",
+        "The machine is as it was: its interfaces, addresses, routes, rules, nftables, namespaces, \
+         mounts and pinned BPF objects were compared ({:.0} s).",
         started.elapsed().as_secs_f64()
     );
     Ok(ExitCode::SUCCESS)
@@ -100,12 +118,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Why the demo can't be shown as asked.
 fn obstacle(arguments: &Arguments) -> Option<String> {
-    if arguments.kind == SlotKind::Host {
-        return Some(
-            "host slots need the eBPF data path, which this version doesn't have; use --kind netns"
-                .to_owned(),
-        );
-    }
     if !command::is_root() {
         return Some(
             "the demo makes namespaces and needs root: sudo -E cargo xtask demo".to_owned(),

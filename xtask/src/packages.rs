@@ -58,6 +58,11 @@ const PACKAGES: &[Package] = &[
         "headers for the eBPF programs",
     ),
     package(
+        "bpftool",
+        Sign::Program("bpftool"),
+        "the tests' second opinion on programs and maps",
+    ),
+    package(
         "iproute2",
         Sign::Program("ip"),
         "the tests' second opinion on interfaces; the benchmark's recipe",

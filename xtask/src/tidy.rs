@@ -4,6 +4,7 @@
 //! Rules are about shape (who may import whom, where `unsafe` may stand, how long a function may
 //! be) and about promises of the documents (links that lead somewhere, commands that exist).
 
+mod bpf;
 mod documents;
 mod imports;
 mod source;
@@ -47,13 +48,14 @@ pub(crate) fn run() -> Result<ExitCode> {
     for path in files()? {
         let full = workspace::root().join(&path);
         let extension = path.extension().and_then(|extension| extension.to_str());
-        if !matches!(extension, Some("rs" | "md")) {
+        if !matches!(extension, Some("rs" | "md" | "c" | "h")) {
             continue;
         }
         let text =
             fs::read_to_string(&full).with_context(|| format!("reading {}", full.display()))?;
         findings.extend(match extension {
             Some("rs") => source::check(&path, &text),
+            Some("c" | "h") => bpf::check(&path, &text),
             _ => documents::check(&path, &text, workspace::root()),
         });
     }

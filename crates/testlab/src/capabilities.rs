@@ -32,8 +32,19 @@ pub fn missing_for_user_mode_linux() -> Option<String> {
 /// Why tests with QEMU guests can't run here.
 #[must_use]
 pub fn missing_for_qemu() -> Option<String> {
-    missing_for_namespaces()
-        .or_else(|| missing_programs(&["qemu-system-x86_64", "busybox", "dpkg", "apt-get", "xz"]))
+    missing_for_namespaces().or_else(|| {
+        missing_programs(&[
+            "qemu-system-x86_64",
+            "busybox",
+            "dpkg",
+            "apt-get",
+            "xz",
+            "strip",
+            "ldd",
+            "bpftool",
+            "tc",
+        ])
+    })
 }
 
 /// Why the test with systemd in a QEMU guest can't run here.

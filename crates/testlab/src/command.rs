@@ -5,6 +5,7 @@
 
 use std::{
     io::Write,
+    path::PathBuf,
     process::{Command, Output, Stdio},
 };
 
@@ -69,9 +70,16 @@ pub fn output_of(command: &mut Command) -> Result<String> {
 /// Whether a program is on the PATH.
 #[must_use]
 pub fn is_on_path(program: &str) -> bool {
-    std::env::var_os("PATH").is_some_and(|path| {
-        std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
-    })
+    find(program).is_some()
+}
+
+/// Where a program is on the PATH.
+#[must_use]
+pub fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|path| path.is_file())
 }
 
 /// Fails with the list of programs that are not on the PATH.

@@ -15,7 +15,7 @@ use std::{
     path::Path,
     sync::mpsc::{Receiver, Sender, channel},
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -95,6 +95,7 @@ impl FakeGuest {
             ended?;
             bail!("the fake guest ended early");
         }
+        wait_for_carrier(netns, tap)?;
         Ok(Self {
             requests: Some(requests),
             thread: Some(thread),
@@ -167,6 +168,15 @@ impl FakeGuest {
         self.call(move |stack| stack.send_frame(&frame))
     }
 
+    /// Puts frames on the wire as fast as the TAP takes them, one after the other, for a time. Returns how
+    /// many. The guest answers nobody meanwhile.
+    ///
+    /// # Errors
+    /// If the TAP doesn't take them.
+    pub fn flood(&self, frames: Vec<Vec<u8>>, span: Duration) -> Result<u64> {
+        self.call(move |stack| stack.flood(&frames, span))
+    }
+
     /// The frames that arrived since the last call, oldest first; at most the last
     /// [`FRAMES_KEPT_MAX`].
     ///
@@ -214,6 +224,18 @@ impl Drop for FakeGuest {
         // A test that cares calls `detach`.
         let _ = self.end();
     }
+}
+
+/// Waits until the kernel has set the TAP's queue going, which it does a moment after somebody has opened
+/// it: what is sent to the guest before that is lost. No real guest is so quick.
+fn wait_for_carrier(netns: &Path, tap: &str) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let line = format!("ip -o link show dev {tap}");
+    // A TAP that is down never gets there, and may be what a test is about.
+    while !namespace::run_in(netns, &line)?.contains("state UP") && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }
 
 /// Number of received frames that a fake guest keeps for the test to see.

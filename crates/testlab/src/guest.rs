@@ -3,8 +3,8 @@
 //! Every guest gets the same addresses from the same initramfs ([`initramfs`]), as clones of one
 //! snapshot do. [`user_mode_linux`] runs many of them as plain processes; [`qemu`] boots one, saves it
 //! and restores any number copy-on-write; [`firecracker`] does the same where it is installed.
-//! [`systemd`] boots a whole Debian to try units in.
-//! [`kernel`] fetches the kernel for QEMU once, without installing it. [`web`] talks to the guests'
+//! [`systemd`] boots a whole Debian to try units in; [`machine`] runs a test on another kernel.
+//! [`kernel`] fetches kernels for QEMU once, without installing them. [`web`] talks to the guests'
 //! web server.
 //!
 //! The guest runs nothing at a restore: no address change, no announcement. Whatever works at once
@@ -14,6 +14,7 @@ pub mod cpio;
 pub mod firecracker;
 pub mod initramfs;
 pub mod kernel;
+pub mod machine;
 pub mod qemu;
 pub mod qmp;
 pub mod systemd;

@@ -55,19 +55,11 @@ impl Beyond {
     /// # Errors
     /// If `ip` fails or a server can't listen.
     pub fn attach() -> Result<Self> {
-        let namespace = Namespace::create("beyond")?;
-        command::run(&format!(
-            "ip link add {UPLINK} index {UPLINK_INDEX} type veth peer name eth0 netns beyond"
-        ))?;
-        command::run(&format!("ip address add {HOST_IPV4}/24 dev {UPLINK}"))?;
-        command::run(&format!("ip address add {HOST_IPV6}/64 dev {UPLINK} nodad"))?;
-        command::run(&format!("ip link set {UPLINK} up"))?;
-        namespace.run(&format!("ip address add {BEYOND_IPV4}/24 dev eth0"))?;
-        namespace.run(&format!("ip address add {BEYOND_IPV6}/64 dev eth0 nodad"))?;
-        namespace.run("ip link set eth0 up")?;
-        command::run(&format!("ip route add default via {BEYOND_IPV4}"))?;
-        command::run(&format!("ip -6 route add default via {BEYOND_IPV6}"))?;
-        namespace.inside(|| {
+        let beyond = Self {
+            namespace: Namespace::create("beyond")?,
+        };
+        beyond.connect()?;
+        beyond.namespace.inside(|| {
             serve_tcp(HTTP_PORT, answer_http)?;
             serve_tcp(ECHO_PORT, echo)?;
             serve_tcp(WHO_AM_I_PORT, say_caller)?;
@@ -78,7 +70,35 @@ impl Beyond {
         for server in [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()] {
             wait_for_server(SocketAddr::new(server, HTTP_PORT), Duration::from_secs(10))?;
         }
-        Ok(Self { namespace })
+        Ok(beyond)
+    }
+
+    /// Makes the uplink, with addresses and default routes: also again, after somebody deleted it.
+    ///
+    /// # Errors
+    /// If `ip` fails.
+    pub fn connect(&self) -> Result<()> {
+        command::run(&format!(
+            "ip link add {UPLINK} index {UPLINK_INDEX} type veth peer name eth0 netns beyond"
+        ))?;
+        command::run(&format!("ip address add {HOST_IPV4}/24 dev {UPLINK}"))?;
+        command::run(&format!("ip address add {HOST_IPV6}/64 dev {UPLINK} nodad"))?;
+        command::run(&format!("ip link set {UPLINK} up"))?;
+        self.run(&format!("ip address add {BEYOND_IPV4}/24 dev eth0"))?;
+        self.run(&format!("ip address add {BEYOND_IPV6}/64 dev eth0 nodad"))?;
+        self.run("ip link set eth0 up")?;
+        command::run(&format!("ip route add default via {BEYOND_IPV4}"))?;
+        command::run(&format!("ip -6 route add default via {BEYOND_IPV6}"))?;
+        Ok(())
+    }
+
+    /// Takes the uplink away, as if its card were pulled.
+    ///
+    /// # Errors
+    /// If `ip` fails.
+    pub fn disconnect(&self) -> Result<()> {
+        command::run(&format!("ip link delete {UPLINK}"))?;
+        Ok(())
     }
 
     /// File of its namespace.

@@ -3,7 +3,7 @@
 //! A test calls [`run`] with its body as a closure. Outside, `run` starts the test executable once
 //! more for this one test, in new namespaces, waits for it, and compares the machine's own network
 //! before and after. Inside, `run` mounts what a host has (fresh `/proc` and `/sys`, an empty `/run`
-//! with `/run/netns`), brings the loopback up and calls the body. When the body ends or the deadline
+//! with `/run/netns`, an empty `/sys/fs/bpf`), brings the loopback up and calls the body. When the body ends or the deadline
 //! passes, the kernel ends every process of the PID namespace, and with them all the test made.
 //!
 //! ```text
@@ -33,7 +33,15 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::mount::{MountFlags, mount, mount_bind_recursive, mount_move};
 
-use crate::{command, namespace::Namespace, snapshot::Snapshot};
+use crate::{
+    command,
+    guest::{
+        kernel::{Kernel, Series},
+        machine,
+    },
+    namespace::Namespace,
+    snapshot::{BPF_FOLDER, Snapshot},
+};
 
 /// Longest time that a test may take unless it says otherwise.
 pub const DEADLINE: Duration = Duration::from_secs(120);
@@ -75,6 +83,26 @@ where
     }
 }
 
+/// Like [`run_within`], with the lab in a QEMU guest that runs another kernel. The guest is emulated: what
+/// takes a second here takes ten there.
+///
+/// # Panics
+/// If there is no such kernel, the test fails, or it takes longer than `deadline`.
+pub fn run_on<F, R>(series: Series, deadline: Duration, body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
+    let test = test_of(type_name::<F>());
+    if env::var(INSIDE).is_ok_and(|inside| inside == test) {
+        run_within(deadline, body);
+        return;
+    }
+    if let Err(error) = run_in_machine(series, &test, deadline) {
+        panic!("{error:#}");
+    }
+}
+
 /// What the body of a test may return: nothing, or a `Result`.
 pub trait Outcome {
     /// Panics if it is an error.
@@ -111,6 +139,7 @@ impl Lab {
             "a lab must be the first process of its PID namespace"
         );
         mount_sys()?;
+        mount_bpf()?;
         mount(
             "tmpfs",
             "/run",
@@ -201,6 +230,17 @@ fn mount_sys() -> Result<()> {
     Ok(())
 }
 
+/// A BPF file system of the lab's own, so that what a test pins is neither the machine's nor another
+/// test's, and ends with the lab. A kernel without BPF has no place for it.
+fn mount_bpf() -> Result<()> {
+    if !Path::new(BPF_FOLDER).is_dir() {
+        return Ok(());
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("bpf", BPF_FOLDER, "bpf", flags, Some(c"mode=0700"))
+        .context("mount a file system for BPF objects")
+}
+
 /// Starts this executable again for one test, in new namespaces, and watches it.
 fn run_in_child(test: &str, deadline: Duration) -> Result<()> {
     command::require_on_path(&["setpriv", "unshare", "ip", "nft"])?;
@@ -232,6 +272,35 @@ fn run_in_child(test: &str, deadline: Duration) -> Result<()> {
     before
         .wait_unchanged(Duration::from_secs(10))
         .with_context(|| format!("{test} changed the machine"))
+}
+
+/// Has a guest with another kernel run this executable for one test.
+fn run_in_machine(series: Series, test: &str, deadline: Duration) -> Result<()> {
+    let kernel = Kernel::fetch_series(series)?;
+    let scratch = tempfile::tempdir().context("make a temporary folder")?;
+    let executable = env::current_exe().context("find the test executable")?;
+    let job = machine::Job {
+        executable: &executable,
+        arguments: &[
+            "--exact",
+            test,
+            "--include-ignored",
+            "--nocapture",
+            "--test-threads",
+            "1",
+        ],
+        variables: &[(INSIDE, test), (MARKER, "/tmp/passed")],
+    };
+    let ended = machine::run(&kernel, scratch.path(), &job, deadline)?;
+    // As in `run_in_child`, a filter that matches no test would also exit with 0.
+    let ran = ended.console.contains("test result: ok. 1 passed");
+    ensure!(
+        ended.status == Some(0) && ran,
+        "{test} failed on Linux {}\n--- console of the guest ---\n{}",
+        kernel.version(),
+        ended.console
+    );
+    Ok(())
 }
 
 /// A command that will run a program as the first process of new namespaces. All of it ends when the
@@ -400,6 +469,24 @@ mod tests {
             drop(namespace);
             assert!(!lab.run("ip netns list").contains("beyond"));
         });
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn what_is_pinned_in_a_lab_is_seen_there_and_nowhere_else() {
+        run(|lab| {
+            assert!(lab.run("findmnt -n -o FSTYPE /sys/fs/bpf").contains("bpf"));
+            let before = lab.snapshot();
+            lab.run(
+                "bpftool map create /sys/fs/bpf/left type array key 4 value 4 entries 1 name left",
+            );
+            let differences = before.differences(&lab.snapshot());
+            assert!(
+                differences.contains("left behind: pinned BPF object left"),
+                "{differences}"
+            );
+        });
+        // Left behind on purpose: that it isn't the machine's is what `run` compares last.
     }
 
     fn processes_with(word: &str) -> Vec<String> {

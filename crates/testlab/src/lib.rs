@@ -6,6 +6,10 @@
 //! thread of the test, [`guest`] has real kernels. [`capabilities`] says what this machine can do, so that
 //! what can't be run is reported as not run.
 //!
+//! [`other_program`] is an eBPF program that somebody else put on an interface.
+//!
+//! [`traffic`] makes streams that can be compared at both ends.
+//!
 //! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
 //! here imports the product. A development dependency only; the demo uses it too.
 
@@ -17,5 +21,7 @@ pub mod host;
 pub mod http;
 pub mod lab;
 pub mod namespace;
+pub mod other_program;
 pub mod sandwire;
 pub mod snapshot;
+pub mod traffic;

@@ -240,6 +240,41 @@ impl Daemon {
         Lease::read(&self.json(&format!("acquire {pool} {name}"))?)
     }
 
+    /// A request to its API that must succeed; returns the document that comes back.
+    ///
+    /// # Errors
+    /// If it is refused, or no JSON comes back.
+    pub fn call(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
+        let answer = http::successful(self.http(method, path, body)?)
+            .with_context(|| format!("{method} {path}"))?;
+        if answer.body.is_empty() {
+            return Ok(Value::Null);
+        }
+        answer.json()
+    }
+
+    /// Creates a pool from its specification and waits until all its slots are ready.
+    ///
+    /// # Errors
+    /// If it is refused, or not filled within a minute.
+    pub fn create_pool(&self, spec: &Value) -> Result<()> {
+        self.call("POST", "/v1/pools", Some(spec))?;
+        let name = spec["name"].as_str().context("a pool has a name")?;
+        let size = spec["size"].as_u64().unwrap_or(8);
+        self.wait_pool(name, size, Duration::from_secs(60))?;
+        Ok(())
+    }
+
+    /// Gives a lease a policy of its own.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub fn set_policy(&self, lease: &str, policy: &Value) -> Result<()> {
+        let path = format!("/v1/leases/{lease}/policy");
+        self.call("PUT", &path, Some(policy))?;
+        Ok(())
+    }
+
     /// Waits until a pool has this many ready slots. Returns how long that took.
     ///
     /// # Errors
@@ -284,9 +319,9 @@ impl Drop for Daemon {
 pub struct Lease {
     /// Name of the lease.
     pub name: String,
-    /// Name of the slot's namespace.
-    pub namespace: String,
-    /// File of the slot's namespace.
+    /// Name of the slot's namespace; none in host slots.
+    pub namespace: Option<String>,
+    /// File of the namespace that the TAP is in: the slot's, or that of the calling process.
     pub path: PathBuf,
     /// Name of the TAP.
     pub tap: String,
@@ -307,16 +342,24 @@ impl Lease {
             let value = value.with_context(|| format!("no {pointer} in the lease {document}"))?;
             Ok(value.to_owned())
         };
+        let namespace = text("/netns_name").ok();
+        let path = match namespace {
+            Some(_) => text("/netns")?,
+            None => OWN_NAMESPACE.to_owned(),
+        };
         Ok(Self {
             name: text("/name")?,
-            namespace: text("/netns_name")?,
-            path: PathBuf::from(text("/netns")?),
+            namespace,
+            path: PathBuf::from(path),
             tap: text("/nics/0/tap")?,
             ipv4: text("/nics/0/ipv4/clone_address")?.parse()?,
             ipv6: text("/nics/0/ipv6/clone_address")?.parse()?,
         })
     }
 }
+
+/// Where host slots are, as a file.
+const OWN_NAMESPACE: &str = "/proc/self/ns/net";
 
 /// The `sandwire` executable that was built with the tests: named by the variable
 /// `SANDWIRE_EXECUTABLE`, or beside the folder of the running executable.
@@ -327,16 +370,21 @@ pub fn executable() -> Result<PathBuf> {
     if let Some(path) = env::var_os("SANDWIRE_EXECUTABLE") {
         return Ok(PathBuf::from(path));
     }
+    beside("sandwire")
+}
+
+/// An executable that was built with the tests, beside the folder of the running executable.
+pub(crate) fn beside(name: &str) -> Result<PathBuf> {
     let own = env::current_exe().context("find the running executable")?;
     own.ancestors()
         .skip(1)
         .take(2)
-        .map(|folder| folder.join("sandwire"))
+        .map(|folder| folder.join(name))
         .find(|path| path.is_file())
         .with_context(|| {
             format!(
-                "no sandwire executable beside {}: build it (`cargo build`) or name it in \
-                 SANDWIRE_EXECUTABLE",
+                "no executable {name} beside {}: build it by `cargo build --workspace` (sandwire may \
+                 be named in SANDWIRE_EXECUTABLE instead)",
                 own.display()
             )
         })

@@ -7,7 +7,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
-    fs, thread,
+    fs,
+    path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,7 +18,7 @@ use serde_json::Value;
 
 use crate::{command, namespace::NETNS_FOLDER};
 
-/// Interfaces, routes, rules, nftables, named namespaces and mounts at one moment.
+/// Interfaces, routes, rules, nftables, named namespaces, mounts and pinned BPF objects at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
     facts: BTreeMap<&'static str, BTreeSet<String>>,
@@ -36,6 +38,7 @@ impl Snapshot {
         facts.insert("rule", lines_of("ip rule")?);
         facts.insert("named namespace", named_namespaces()?);
         facts.insert("mount", mounts()?);
+        facts.insert("pinned BPF object", pinned_objects()?);
         // Stateless text: two equal lists print byte for byte the same, without handles and counters.
         let ruleset = command::run("nft --stateless list ruleset")?;
         Ok(Self { facts, ruleset })
@@ -155,6 +158,36 @@ fn named_namespaces() -> Result<BTreeSet<String>> {
     entries
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect()
+}
+
+/// Where the file system for BPF objects is mounted.
+pub(crate) const BPF_FOLDER: &str = "/sys/fs/bpf";
+
+/// What is under [`BPF_FOLDER`], relative to it; folders count too.
+fn pinned_objects() -> Result<BTreeSet<String>> {
+    let root = Path::new(BPF_FOLDER);
+    let mut found = BTreeSet::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries = match fs::read_dir(&folder) {
+            Ok(entries) => entries,
+            // Gone meanwhile, or a kernel without BPF.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                return Err(error).with_context(|| format!("list {}", folder.display()));
+            }
+        };
+        for entry in entries {
+            let entry = entry.with_context(|| format!("list {}", folder.display()))?;
+            let path = entry.path();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push(path.clone());
+            }
+            let name = path.strip_prefix(root).unwrap_or(&path);
+            found.insert(name.display().to_string());
+        }
+    }
+    Ok(found)
 }
 
 fn mounts() -> Result<BTreeSet<String>> {

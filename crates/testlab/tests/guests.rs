@@ -14,8 +14,13 @@ use std::{
 
 use sandwire_testlab::{
     command,
-    fake_guest::GuestNetwork,
-    guest::{kernel::Kernel, qemu::Recipe, user_mode_linux::UserModeLinux, web::GuestWeb},
+    fake_guest::{FakeGuest, GuestNetwork},
+    guest::{
+        kernel::{Kernel, Series},
+        qemu::Recipe,
+        user_mode_linux::UserModeLinux,
+        web::GuestWeb,
+    },
     host::{BEYOND_IPV4, BEYOND_IPV6, Beyond, HTTP_PORT},
     lab::{self, Lab},
     namespace::{self, Namespace},
@@ -169,4 +174,32 @@ fn qemu_clones_of_one_snapshot_are_different_machines() {
             clone.vmm().kill().unwrap();
         }
     });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn a_lab_runs_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, 90 * SECOND, |lab| {
+        assert_lab_works_on(lab, Series::Linux6_1);
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn a_lab_runs_on_linux_6_12() {
+    lab::run_on(Series::Linux6_12, 90 * SECOND, |lab| {
+        assert_lab_works_on(lab, Series::Linux6_12);
+    });
+}
+
+/// The kernel is the one asked for, and what labs need of it is there.
+fn assert_lab_works_on(lab: &Lab, series: Series) {
+    let version = lab.run("uname -r");
+    assert!(version.starts_with(series.version()), "{version}");
+    let (_beyond, slots) = host_with_slots(lab, 1);
+    let guest = FakeGuest::attach(&slots[0].namespace.path(), "vmtap0").unwrap();
+    assert!(guest.ping(BEYOND_IPV4.into(), SECOND).is_ok());
+    lab.run("tc qdisc replace dev up0 root fq");
+    lab.run("tc qdisc add dev up0 clsact");
+    assert!(lab.snapshot().differences(&lab.snapshot()).is_empty());
 }

@@ -64,11 +64,21 @@ impl Clone {
         time_ping(self.lease.ipv4)
     }
 
+    /// Where it is plugged in: the slot's namespace, or the host's TAP of that name.
+    fn place(&self) -> &str {
+        self.lease.namespace.as_ref().unwrap_or(&self.lease.tap)
+    }
+
+    /// Whether it reaches an address by a ping of its own.
+    pub(super) fn reaches(&self, address: IpAddr) -> Result<bool> {
+        GuestWeb::at(self.lease.ipv4).ping(address)
+    }
+
     /// Its line of the table.
     pub(super) fn line(&self) -> String {
         line([
             &self.number.to_string(),
-            &self.lease.namespace,
+            self.place(),
             &self.lease.ipv4.to_string(),
             &self.lease.ipv6.to_string(),
             &format!("{} ms", self.first_answer.as_millis()),
@@ -94,7 +104,7 @@ impl Clone {
 pub(super) fn heading() -> String {
     line([
         "#",
-        "namespace",
+        "slot",
         "IPv4",
         "IPv6",
         "answered",

@@ -17,10 +17,10 @@ use sandwire_testlab::{
     sandwire::{Daemon, Lease},
     snapshot::Snapshot,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
-    Arguments,
+    Arguments, SlotKind,
     clone::{Clone, heading},
     guest::{Original, Saved},
     waiting,
@@ -39,9 +39,13 @@ pub(super) fn tell(arguments: &Arguments, executable: &Path) -> Result<()> {
         ),
     );
     let before = Snapshot::take()?;
-    let mut daemon = start_daemon(&lab, executable, arguments.clones)?;
+    let mut daemon = start_daemon(&lab, executable, arguments)?;
     let saved = make_snapshot(&lab, &daemon, arguments)?;
     let mut clones = restore_clones(&daemon, &saved, arguments.clones)?;
+    check_isolation(&clones)?;
+    if arguments.kind == SlotKind::Host {
+        change_policy(&daemon, &clones)?;
+    }
     kill_and_restart(&mut daemon, &clones)?;
     clean_up(&mut daemon, &mut clones)?;
     before
@@ -57,25 +61,29 @@ pub(super) fn tell(arguments: &Arguments, executable: &Path) -> Result<()> {
     Ok(())
 }
 
-fn start_daemon(lab: &Lab, executable: &Path, clones: u16) -> Result<Daemon> {
+fn start_daemon(lab: &Lab, executable: &Path, arguments: &Arguments) -> Result<Daemon> {
+    let (kind, data_path) = (arguments.kind.name(), arguments.kind.data_path());
     let started = Instant::now();
     let folder = lab.folder().join("daemon");
     fs::create_dir(&folder).context("make a folder for the daemon")?;
     let daemon = Daemon::start(executable, &folder, "instance = \"demo\"\n")?;
     say("daemon", format!("ready after {}", ms(started.elapsed())));
-    let slots = u64::from(clones);
+    let slots = arguments.clones;
     let started = Instant::now();
-    daemon.json(&format!(
-        "pool create {POOL} --size {slots} --kind netns --ipv4 10.64.0.0/16 --ipv6 fd00:c10e::/64"
-    ))?;
-    daemon.wait_pool(POOL, slots, Duration::from_secs(60))?;
+    daemon.create_pool(&json!({
+        "name": POOL,
+        "kind": kind,
+        "data_path": data_path,
+        "size": slots,
+        "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/16", "ipv6": "fd00:c10e::/64"},
+    }))?;
     let filled = started.elapsed();
     say(
         "pool",
         format!(
-            "'{POOL}': {slots} slots built in {} ({:.1} ms each)",
+            "'{POOL}': {slots} {kind} slots with {data_path}, built in {} ({:.1} ms each)",
             ms(filled),
-            filled.as_secs_f64() * 1000.0 / f64::from(clones)
+            filled.as_secs_f64() * 1000.0 / f64::from(slots)
         ),
     );
     Ok(daemon)
@@ -100,7 +108,7 @@ fn make_snapshot(lab: &Lab, daemon: &Daemon, arguments: &Arguments) -> Result<Sa
             "Linux with a web server, booted in {:.1} s on {} of {}: {}",
             started.elapsed().as_secs_f64(),
             lease.tap,
-            lease.namespace,
+            lease.namespace.as_deref().unwrap_or("the host"),
             original.manner()
         ),
     );
@@ -110,11 +118,14 @@ fn make_snapshot(lab: &Lab, daemon: &Daemon, arguments: &Arguments) -> Result<Sa
     say(
         "snapshot",
         format!(
-            "saved in {}: {} MiB of memory, {} KiB of devices; its {}, MAC and addresses are frozen",
+            "saved in {}: {} MiB of memory, {} KiB of devices; its MAC and addresses are frozen{}",
             ms(started.elapsed()),
             memory >> 20,
             state >> 10,
-            lease.tap
+            match arguments.kind {
+                SlotKind::Netns => ", and so is its TAP's name",
+                SlotKind::Host => "; each clone gets another TAP",
+            }
         ),
     );
     daemon.json(&format!("release {}", lease.name))?;
@@ -195,6 +206,73 @@ fn start_all(saved: &Saved, leases: Vec<Lease>) -> Result<Vec<Clone>> {
 /// Clones that start at the same time.
 fn starters(saved: &Saved) -> usize {
     saved.kind().starts_per_core() * thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Wants no clone to reach the next one, in either family.
+fn check_isolation(clones: &[Clone]) -> Result<()> {
+    let started = Instant::now();
+    let nexts = clones.iter().cycle().skip(1);
+    let pairs: Vec<_> = clones
+        .iter()
+        .zip(nexts)
+        .filter(|(one, other)| one.number != other.number)
+        .collect();
+    thread::scope(|scope| {
+        let attempts: Vec<_> = pairs
+            .iter()
+            .flat_map(|(one, other)| [(one, other.lease.ipv4), (one, other.lease.ipv6)])
+            .map(|(one, address)| {
+                (
+                    one.number,
+                    address,
+                    scope.spawn(move || one.reaches(address)),
+                )
+            })
+            .collect();
+        for (number, address, attempt) in attempts {
+            let reached = attempt.join().ok().context("a clone's ping panicked")??;
+            ensure!(!reached, "clone {number} reaches its neighbour {address}");
+        }
+        Ok(())
+    })?;
+    say(
+        "isolation",
+        format!(
+            "{} pings from clone to clone, both families: none answered ({:.1} s)",
+            2 * pairs.len(),
+            started.elapsed().as_secs_f64()
+        ),
+    );
+    Ok(())
+}
+
+/// Takes the world beyond away from one clone while it runs, and gives it back.
+fn change_policy(daemon: &Daemon, clones: &[Clone]) -> Result<()> {
+    let clone = clones.first().context("there are no clones")?;
+    let (name, beyond) = (&clone.lease.name, BEYOND_IPV4.into());
+    ensure!(clone.reaches(beyond)?, "{name} doesn't reach {beyond}");
+    let started = Instant::now();
+    daemon.set_policy(name, &json!({"egress": {"default": "deny"}}))?;
+    let took = started.elapsed();
+    ensure!(
+        !clone.reaches(beyond)?,
+        "{name} reaches {beyond} against its policy"
+    );
+    clone.check_value()?;
+    daemon.call("DELETE", &format!("/v1/leases/{name}/policy"), None)?;
+    ensure!(
+        clone.reaches(beyond)?,
+        "{name} doesn't reach {beyond} again"
+    );
+    say(
+        "policy",
+        format!(
+            "\"egress\": deny for {name}, live in {:.1} ms: it still serves, and reaches nothing \
+             beyond; with its pool's policy it does again",
+            took.as_secs_f64() * 1000.0
+        ),
+    );
+    Ok(())
 }
 
 /// Ends the daemon by SIGKILL under traffic, looks at the clones, and starts it again.

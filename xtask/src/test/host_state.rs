@@ -27,6 +27,12 @@ impl HostState {
                 objects.insert(format!("namespace {}", entry.file_name().to_string_lossy()));
             }
         }
+        if let Ok(entries) = fs::read_dir("/sys/fs/bpf") {
+            for entry in entries.flatten() {
+                let name = entry.file_name();
+                objects.insert(format!("pinned BPF object {}", name.to_string_lossy()));
+            }
+        }
         let mounts = fs::read_to_string("/proc/self/mounts").context("listing mounts")?;
         for line in mounts.lines() {
             let target = line.split(' ').nth(1).unwrap_or_default();

@@ -111,6 +111,19 @@ impl Stack {
         self.tap.fault()
     }
 
+    pub(super) fn flood(&mut self, frames: &[Vec<u8>], span: Duration) -> Result<u64> {
+        ensure!(!frames.is_empty(), "a flood of nothing");
+        let (started, mut sent) = (Instant::now(), 0);
+        while started.elapsed() < span {
+            for frame in frames.iter().cycle().take(256) {
+                self.tap.send(frame);
+            }
+            self.tap.fault()?;
+            sent += 256;
+        }
+        Ok(sent)
+    }
+
     pub(super) fn take_received(&mut self) -> Vec<Vec<u8>> {
         self.tap.received.drain(..).collect()
     }
@@ -256,7 +269,9 @@ impl Stack {
     fn serve_echo(&mut self) -> Result<()> {
         let socket = self.sockets.get_mut::<udp::Socket>(self.udp_echo);
         while let Ok((bytes, from)) = socket.recv() {
-            let (bytes, to) = (bytes.to_vec(), from.endpoint);
+            // With the address that was called as the source: left to itself, the stack takes its
+            // link-local one for whoever is off the link.
+            let (bytes, to) = (bytes.to_vec(), from);
             // A full queue loses it, as a network would.
             let _ = socket.send_slice(&bytes, to);
         }

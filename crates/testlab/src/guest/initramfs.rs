@@ -1,14 +1,21 @@
 //! The guests' user space: busybox, kernel modules, a network set once, and a web server.
 //!
 //! The web server stores a value in the guest's memory and acts inside the guest on request:
-//! `/cgi-bin/value` (GET, POST), `/cgi-bin/fetch?HOST:PORT/SECONDS` (over HTTP) and `/cgi-bin/ping?ADDRESS`.
+//! `/cgi-bin/value` (GET, POST), `/cgi-bin/fetch?HOST:PORT/SECONDS` (over HTTP), `/cgi-bin/ping?ADDRESS`,
+//! and `/cgi-bin/run`, which runs the shell script in a POST's body.
 
-use std::{fmt::Write as _, fs, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fmt::Write as _,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use anyhow::{Context, Result, ensure};
 
 use super::cpio::Archive;
-use crate::fake_guest::GuestNetwork;
+use crate::{command, fake_guest::GuestNetwork};
 
 /// Prints this on the console when the web server listens.
 pub const READY_LINE: &str = "guest: ready";
@@ -19,13 +26,28 @@ pub const READY_LINE: &str = "guest: ready";
 /// # Errors
 /// If busybox or a module can't be read, or busybox isn't a static executable.
 pub fn build(network: &GuestNetwork, modules: &[PathBuf], script: &str) -> Result<Vec<u8>> {
+    build_with(network, modules, &[], script)
+}
+
+/// Like [`build`], with programs of this machine under `/usr/bin`: their names there and their files.
+///
+/// # Errors
+/// If something can't be read, or busybox isn't a static executable.
+pub fn build_with(
+    network: &GuestNetwork,
+    modules: &[PathBuf],
+    programs: &[(String, PathBuf)],
+    script: &str,
+) -> Result<Vec<u8>> {
     let mut archive = base()?;
+    add_programs(&mut archive, programs)?;
     let load = add_modules(&mut archive, modules)?;
     let init = format!("{INIT_HEAD}{load}{}{script}\n{INIT_TAIL}", up(network));
     archive.executable("init", init.as_bytes());
     archive.executable("www/cgi-bin/value", VALUE.as_bytes());
     archive.executable("www/cgi-bin/fetch", FETCH.as_bytes());
     archive.executable("www/cgi-bin/ping", PING.as_bytes());
+    archive.executable("www/cgi-bin/run", RUN.as_bytes());
     Ok(archive.finish())
 }
 
@@ -64,6 +86,43 @@ pub(super) fn base() -> Result<Archive> {
     }
     archive.character_device("dev/console", 5, 1);
     Ok(archive)
+}
+
+/// A copy without debugging information, which would fill the guest's memory.
+pub(super) fn stripped(executable: &Path, folder: &Path, name: &str) -> Result<PathBuf> {
+    let copy = folder.join(name);
+    command::output_of(
+        Command::new("strip")
+            .arg("-o")
+            .args([&copy, &executable.to_owned()]),
+    )?;
+    Ok(copy)
+}
+
+/// Adds executables under `usr/bin`, and their libraries where the loader looks for them.
+pub(super) fn add_programs(archive: &mut Archive, executables: &[(String, PathBuf)]) -> Result<()> {
+    let mut libraries = BTreeSet::new();
+    for (name, path) in executables {
+        let content = fs::read(path).with_context(|| format!("read {}", path.display()))?;
+        archive.executable(&format!("usr/bin/{name}"), &content);
+        let text = command::output_of(Command::new("ldd").arg(path)).unwrap_or_default();
+        libraries.extend(libraries_of(&text));
+    }
+    for library in libraries {
+        let content = fs::read(&library).with_context(|| format!("read {}", library.display()))?;
+        let path = library.to_string_lossy();
+        archive.executable(path.trim_start_matches('/'), &content);
+    }
+    Ok(())
+}
+
+/// The files in what `ldd` prints; nothing for a static executable.
+fn libraries_of(text: &str) -> Vec<PathBuf> {
+    text.lines()
+        .flat_map(str::split_whitespace)
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .collect()
 }
 
 fn up(network: &GuestNetwork) -> String {
@@ -128,6 +187,15 @@ host=${host#[}
 printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w ${QUERY_STRING##*/} \"${host%]}\" ${server##*:} 2>&1 | sed '1,/^\\r*$/d'
 ";
 
+const RUN: &str = "\
+#!/bin/sh
+printf 'Content-Type: text/plain\\r\\n\\r\\n'
+head -c \"$CONTENT_LENGTH\" > /tmp/run.$$
+sh /tmp/run.$$ 2>&1
+rm /tmp/run.$$
+exit 0
+";
+
 const PING: &str = "\
 #!/bin/sh
 printf 'Content-Type: text/plain\\r\\n\\r\\n'
@@ -135,3 +203,22 @@ ping -c 1 -W 2 \"$QUERY_STRING\" > /tmp/ping.$$ 2>&1 && echo answered || echo si
 cat /tmp/ping.$$
 rm /tmp/ping.$$
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_read_off_what_ldd_prints() {
+        let text = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/libc.so.6 (0x00007f)\n\
+                    \t/lib64/ld-linux-x86-64.so.2 (0x00007f)\n";
+        assert_eq!(
+            libraries_of(text),
+            [
+                PathBuf::from("/lib/libc.so.6"),
+                PathBuf::from("/lib64/ld-linux-x86-64.so.2")
+            ]
+        );
+        assert!(libraries_of("\tstatically linked\n").is_empty());
+    }
+}

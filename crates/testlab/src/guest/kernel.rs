@@ -1,7 +1,9 @@
-//! The kernel of QEMU guests: Debian's cloud kernel, fetched with `apt-get download` and unpacked into
+//! Kernels of QEMU guests: Debian's cloud kernels, fetched with `apt-get download` and unpacked into
 //! the cache, with nothing installed.
 //!
-//! A lab has no way to the world, so the kernel is fetched before one is made.
+//! [`Kernel::fetch`] takes the one of the machine's own sources; [`Kernel::fetch_series`] another, from
+//! a suite beside the machine's own: same mirror, its lists kept in the cache, the machine's sources
+//! untouched. A lab has no way to the world, so a kernel is fetched before one is made.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,11 +12,39 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use rustix::fs::{FlockOperation, flock};
 
 use super::cache_folder;
 use crate::command;
+
+/// A series of kernels that the product must work on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Series {
+    /// Linux 6.1: the oldest; no TCX.
+    Linux6_1,
+    /// Linux 6.12: TCX, but neither 6.16's checksum flag nor later look-up flags.
+    Linux6_12,
+}
+
+impl Series {
+    /// As it begins the kernel's version.
+    #[must_use]
+    pub fn version(self) -> &'static str {
+        match self {
+            Self::Linux6_1 => "6.1",
+            Self::Linux6_12 => "6.12",
+        }
+    }
+
+    /// Debian's suites that have it, the first that delivers counts.
+    fn suites(self) -> &'static [&'static str] {
+        match self {
+            Self::Linux6_1 => &["bookworm"],
+            Self::Linux6_12 => &["bookworm-backports", "trixie"],
+        }
+    }
+}
 
 /// An unpacked kernel.
 #[derive(Clone, Debug)]
@@ -32,23 +62,67 @@ impl Kernel {
     /// If apt can't deliver it.
     pub fn fetch() -> Result<Self> {
         let cache = cache_folder()?;
-        let lock = File::create(cache.join("kernel.lock")).context("lock the guest cache")?;
-        flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
+        let _lock = lock(&cache)?;
         let root = cache.join("kernel");
         if !root.join(COMPLETE).exists() {
-            download(&cache, &root).context("fetch a kernel for QEMU guests")?;
-            File::create(root.join(COMPLETE)).context("complete the guest cache")?;
+            download(&Apt::own(), &cache, &root).context("fetch a kernel for QEMU guests")?;
         }
+        Self::unpacked(&root)
+    }
+
+    /// A kernel of this series; fetches it first if there is none.
+    ///
+    /// # Errors
+    /// If apt can't deliver it from the machine's own mirror.
+    pub fn fetch_series(series: Series) -> Result<Self> {
+        let own = Self::fetch()?;
+        if own.is_of(series) {
+            return Ok(own);
+        }
+        let cache = cache_folder()?;
+        let _lock = lock(&cache)?;
+        let root = cache.join(format!("kernel-{}", series.version()));
+        if !root.join(COMPLETE).exists() {
+            let attempts = series.suites().iter().map(|suite| {
+                let apt = Apt::of_suite(&cache, suite)?;
+                download(&apt, &cache, &root).with_context(|| format!("ask the suite {suite}"))
+            });
+            first_success(attempts)
+                .with_context(|| format!("fetch a kernel of the series {}", series.version()))?;
+        }
+        let kernel = Self::unpacked(&root)?;
+        ensure!(
+            kernel.is_of(series),
+            "Debian's kernel is {} now, not of the series {}",
+            kernel.version(),
+            series.version()
+        );
+        Ok(kernel)
+    }
+
+    /// Its version, as `uname -r` prints it.
+    #[must_use]
+    pub fn version(&self) -> String {
+        let name = self.modules.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    fn is_of(&self, series: Series) -> bool {
+        let rest = self
+            .version()
+            .strip_prefix(series.version())
+            .map(str::to_owned);
+        rest.is_some_and(|rest| rest.starts_with('.'))
+    }
+
+    fn unpacked(root: &Path) -> Result<Self> {
         let modules = only_entry(&root.join("lib/modules"))?;
-        let version = modules
-            .file_name()
-            .context("a kernel without a version")?
-            .to_string_lossy()
-            .into_owned();
-        Ok(Self {
-            image: root.join("boot").join(format!("vmlinuz-{version}")),
+        let mut kernel = Self {
+            image: PathBuf::new(),
             modules,
-        })
+        };
+        kernel.image = root.join(format!("boot/vmlinuz-{}", kernel.version()));
+        Ok(kernel)
     }
 
     /// Paths of these modules and of all that they need, in the order to load them.
@@ -64,7 +138,79 @@ impl Kernel {
 const COMPLETE: &str = "complete";
 const PACKAGE: &str = "linux-image-cloud-amd64";
 
-fn download(cache: &Path, root: &Path) -> Result<()> {
+fn lock(cache: &Path) -> Result<File> {
+    let lock = File::create(cache.join("kernel.lock")).context("lock the guest cache")?;
+    flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
+    Ok(lock)
+}
+
+fn first_success<T>(attempts: impl Iterator<Item = Result<T>>) -> Result<T> {
+    let mut last = anyhow!("nobody was asked");
+    for attempt in attempts {
+        match attempt {
+            Ok(value) => return Ok(value),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+/// apt with the machine's own lists, or with those of another suite of the same mirror.
+struct Apt {
+    options: Vec<String>,
+}
+
+impl Apt {
+    fn own() -> Self {
+        Self {
+            options: vec!["-oAPT::Sandbox::User=root".to_owned()],
+        }
+    }
+
+    /// Prepares the lists of a suite. Which keys it is trusted by is the machine's own affair.
+    fn of_suite(cache: &Path, suite: &str) -> Result<Self> {
+        let folder = cache.join(format!("apt-{suite}"));
+        fs::create_dir_all(folder.join("lists/partial")).context("prepare apt's lists")?;
+        let sources = folder.join("sources.list");
+        fs::write(&sources, format!("deb {} {suite} main\n", mirror()?))
+            .with_context(|| format!("write {}", sources.display()))?;
+        let mut apt = Self::own();
+        apt.options.extend([
+            format!("-oDir::Etc::sourcelist={}", sources.display()),
+            "-oDir::Etc::sourceparts=/dev/null".to_owned(),
+            format!("-oDir::State::lists={}", folder.join("lists").display()),
+            format!("-oDir::Cache={}", folder.display()),
+        ]);
+        Ok(apt)
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.arg("-q").args(&self.options);
+        command
+    }
+}
+
+/// Where the machine gets the main packages of its own release from.
+fn mirror() -> Result<String> {
+    let release = fs::read_to_string("/etc/os-release").context("find this machine's release")?;
+    let codename = release
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
+        .context("/etc/os-release names no release")?;
+    let targets = command::output_of(
+        Command::new("apt-get")
+            .args(["indextargets", "--format"])
+            .arg("$(RELEASE) $(COMPONENT) $(REPO_URI)")
+            .arg("Created-By: Packages"),
+    )?;
+    let wanted = format!("{} main ", codename.trim_matches('"'));
+    let mirror = targets.lines().find_map(|line| line.strip_prefix(&wanted));
+    let mirror = mirror.with_context(|| format!("apt has no packages of '{codename}'"))?;
+    Ok(mirror.to_owned())
+}
+
+fn download(apt: &Apt, cache: &Path, root: &Path) -> Result<()> {
     let fresh = cache.join("kernel.new");
     for folder in [&fresh, root] {
         if folder.exists() {
@@ -73,29 +219,39 @@ fn download(cache: &Path, root: &Path) -> Result<()> {
     }
     fs::create_dir(&fresh).context("create the guest cache")?;
     let attempt = || -> Result<()> {
-        let depends = command::run(&format!("apt-cache depends --important {PACKAGE}"))?;
+        let depends =
+            command::output_of(
+                apt.command("apt-cache")
+                    .args(["depends", "--important", PACKAGE]),
+            )?;
         let image = depends
             .lines()
             .filter_map(|line| line.trim().strip_prefix("Depends: "))
             .find(|name| name.starts_with("linux-image-"))
             .with_context(|| format!("apt knows no package {PACKAGE}"))?;
         command::output_of(
-            Command::new("apt-get")
-                .args(["-q", "-o", "APT::Sandbox::User=root", "download", image])
+            apt.command("apt-get")
+                .args(["download", image])
                 .current_dir(&fresh),
         )?;
         Ok(())
     };
     if attempt().is_err() {
         // The package lists are missing or too old.
-        command::run("apt-get -q update")?;
+        command::output_of(apt.command("apt-get").arg("update"))?;
         attempt()?;
     }
     let package = only_entry(&fresh)?;
     command::output_of(Command::new("dpkg").arg("-x").arg(&package).arg(&fresh))?;
     fs::remove_file(&package).context("remove the kernel's package")?;
+    // busybox neither lists nor loads packed modules.
+    command::shell(&format!(
+        "find '{}' -name '*.ko.xz' -print0 | xargs -0 -r xz -d",
+        fresh.display()
+    ))?;
     let modules = only_entry(&fresh.join("lib/modules"))?;
     write_dependencies(&fresh, &modules)?;
+    File::create(fresh.join(COMPLETE)).context("complete the guest cache")?;
     fs::rename(&fresh, root).context("complete the guest cache")
 }
 

@@ -18,7 +18,7 @@ use super::{
     Vmm, initramfs,
     kernel::{dependencies, in_order},
 };
-use crate::{fake_guest::GuestNetwork, namespace};
+use crate::{fake_guest::GuestNetwork, namespace, sandwire};
 
 /// A running user-mode Linux.
 #[derive(Debug)]
@@ -33,6 +33,24 @@ impl UserModeLinux {
     /// # Errors
     /// If user-mode Linux or busybox isn't installed.
     pub fn initramfs(folder: &Path, network: &GuestNetwork) -> Result<PathBuf> {
+        Self::initramfs_with(folder, network, &[])
+    }
+
+    /// Like [`UserModeLinux::initramfs`], with `/usr/bin/lab-traffic` in it (see [`crate::traffic`]).
+    ///
+    /// # Errors
+    /// If that, user-mode Linux or busybox isn't there.
+    pub fn initramfs_with_traffic(folder: &Path, network: &GuestNetwork) -> Result<PathBuf> {
+        let executable = sandwire::beside("lab-traffic")?;
+        let copy = initramfs::stripped(&executable, folder, "lab-traffic")?;
+        Self::initramfs_with(folder, network, &[("lab-traffic".to_owned(), copy)])
+    }
+
+    fn initramfs_with(
+        folder: &Path,
+        network: &GuestNetwork,
+        programs: &[(String, PathBuf)],
+    ) -> Result<PathBuf> {
         let versions = Path::new("/usr/lib/uml/modules");
         let version = fs::read_dir(versions)
             .context("look for the modules of the package user-mode-linux")?
@@ -41,8 +59,11 @@ impl UserModeLinux {
             .path();
         let modules = in_order(&dependencies(&version)?, &["ipv6"])?;
         let path = folder.join("user-mode-linux.cpio");
-        fs::write(&path, initramfs::build(network, &modules, "")?)
-            .with_context(|| format!("write {}", path.display()))?;
+        fs::write(
+            &path,
+            initramfs::build_with(network, &modules, programs, "")?,
+        )
+        .with_context(|| format!("write {}", path.display()))?;
         Ok(path)
     }
 

@@ -70,6 +70,15 @@ impl GuestWeb {
             .starts_with("answered"))
     }
 
+    /// Has the guest run a shell script, and returns what it printed, errors too. The guest's tools are
+    /// busybox's.
+    ///
+    /// # Errors
+    /// If the guest doesn't answer within a minute.
+    pub fn run(&self, script: &str) -> Result<String> {
+        Ok(self.request("POST", "/cgi-bin/run", Some(script))?.body)
+    }
+
     /// Waits until the web server answers.
     ///
     /// # Errors

@@ -1,0 +1,181 @@
+//! A host with a daemon and two pools with the eBPF data path, one of each kind of slot, alike but for
+//! their clone addresses.
+
+#![allow(dead_code, reason = "each test executable uses the part that it needs")]
+
+use std::{
+    fs,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use sandwire_testlab::{
+    command,
+    fake_guest::FakeGuest,
+    host::Beyond,
+    lab::Lab,
+    sandwire::{self, Daemon, Lease},
+};
+use serde_json::{Value, json};
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// Pools of a [`World`], by the kinds of their slots.
+pub(crate) const POOLS: [&str; 2] = ["netns", "host"];
+
+/// A daemon on a host with an uplink.
+pub(crate) struct World {
+    pub(crate) daemon: Daemon,
+    pub(crate) beyond: Beyond,
+}
+
+impl World {
+    /// Starts the daemon and fills both pools with slots that use the uplink as `uplink` says.
+    pub(crate) fn start(lab: &Lab, uplink: &str, size: u32) -> Self {
+        let world = Self::without_pools(lab);
+        for (number, kind) in POOLS.into_iter().enumerate() {
+            let spec = pool(kind, kind, number, size, &json!({"uplink": uplink}));
+            world.daemon.create_pool(&spec).unwrap();
+            world.route_back(number);
+        }
+        world
+    }
+
+    /// Starts the daemon alone.
+    pub(crate) fn without_pools(lab: &Lab) -> Self {
+        Self::with_config(lab, "")
+    }
+
+    /// Starts the daemon alone, with more in its configuration.
+    pub(crate) fn with_config(lab: &Lab, more: &str) -> Self {
+        let beyond = Beyond::attach().unwrap();
+        let folder = lab.folder().join("daemon");
+        fs::create_dir(&folder).unwrap();
+        let executable = sandwire::executable().unwrap();
+        let config = format!("instance = \"lab\"\naudit_seconds = 2\n{more}\n");
+        let daemon = Daemon::start(&executable, &folder, &config).unwrap();
+        Self { daemon, beyond }
+    }
+
+    /// Lets the world beyond answer the clone addresses of a pool.
+    pub(crate) fn route_back(&self, number: usize) {
+        for prefix in prefixes(number) {
+            self.beyond.route_through_host(&prefix).unwrap();
+        }
+    }
+
+    /// A lease of a pool, with a fake guest on it.
+    pub(crate) fn guest(&self, pool: &str, name: &str) -> (Lease, FakeGuest) {
+        let lease = self.daemon.acquire(pool, name).unwrap();
+        let guest = FakeGuest::attach(&lease.path, &lease.tap).unwrap();
+        (lease, guest)
+    }
+
+    /// What the daemon says of a lease.
+    pub(crate) fn detail(&self, lease: &Lease) -> Value {
+        let path = format!("/v1/leases/{}", lease.name);
+        self.daemon.call("GET", &path, None).unwrap()
+    }
+}
+
+/// IPv4 and IPv6 prefix of the clone addresses of the pool with this number.
+pub(crate) fn prefixes(number: usize) -> [String; 2] {
+    [
+        format!("10.{}.0.0/24", 64 + number),
+        format!("fd00:c10e:{number}::/64"),
+    ]
+}
+
+/// A pool with the eBPF data path.
+pub(crate) fn pool(name: &str, kind: &str, number: usize, size: u32, policy: &Value) -> Value {
+    let [ipv4, ipv6] = prefixes(number);
+    json!({
+        "name": name,
+        "kind": kind,
+        "data_path": "ebpf",
+        "size": size,
+        "addresses": {"plan": "prefix", "ipv4": ipv4, "ipv6": ipv6},
+        "policy": policy,
+    })
+}
+
+/// Counts packets that the host's own stack forwards; there are none when the eBPF path does all.
+pub(crate) struct StackWatch;
+
+impl StackWatch {
+    pub(crate) fn start() -> Self {
+        command::run_with_input(
+            "nft -f -",
+            "table inet watch { chain forward { type filter hook forward priority 200;
+               iifname \"up0\" counter; oifname \"up0\" counter\n}\n}\n",
+        )
+        .unwrap();
+        Self
+    }
+
+    /// Packets from or to the uplink that the stack has forwarded.
+    pub(crate) fn packets(&self) -> u64 {
+        let text = command::run("nft -j list table inet watch").unwrap();
+        let document: Value = serde_json::from_str(&text).unwrap();
+        let items = document["nftables"].as_array().unwrap().iter();
+        items
+            .filter_map(|item| item["rule"]["expr"].as_array())
+            .flatten()
+            .filter_map(|expression| expression["counter"]["packets"].as_u64())
+            .sum()
+    }
+}
+
+/// A thousand pings a second, for a number of seconds.
+pub(crate) struct Pings {
+    thread: JoinHandle<String>,
+    count: u32,
+}
+
+impl Pings {
+    pub(crate) fn start(address: std::net::IpAddr, seconds: u32) -> Self {
+        Self::start_with(seconds, address, command::run)
+    }
+
+    /// From beyond the uplink.
+    pub(crate) fn start_beyond(beyond: &Beyond, address: std::net::IpAddr, seconds: u32) -> Self {
+        let path = beyond.path();
+        Self::start_with(seconds, address, move |line| {
+            sandwire_testlab::namespace::run_in(&path, line)
+        })
+    }
+
+    fn start_with(
+        seconds: u32,
+        address: std::net::IpAddr,
+        run: impl FnOnce(&str) -> anyhow::Result<String> + Send + 'static,
+    ) -> Self {
+        let count = seconds * 1000;
+        let line = format!("ping -n -q -i 0.001 -c {count} -W 10 {address}");
+        let thread = thread::spawn(move || run(&line).unwrap());
+        Self { thread, count }
+    }
+
+    /// Whether they still go on.
+    pub(crate) fn go_on(&self) -> bool {
+        !self.thread.is_finished()
+    }
+
+    /// Waits for the last one, and wants all of them answered.
+    #[track_caller]
+    pub(crate) fn assert_none_lost(self) {
+        let text = self.thread.join().unwrap();
+        let count = self.count;
+        let whole = format!("{count} packets transmitted, {count} received");
+        assert!(text.contains(&whole), "{text}");
+    }
+}
+
+#[track_caller]
+pub(crate) fn wait_until(what: &str, patience: Duration, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + patience;
+    while !happens() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}

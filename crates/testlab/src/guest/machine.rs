@@ -1,0 +1,157 @@
+//! Another kernel under a test: the test's own executable, run in a QEMU guest.
+//!
+//! The guest's initramfs holds the test executable, the `sandwire` executable, the programs that labs
+//! use, and every library that these ask for, all copied from this machine. So whatever a lab can do
+//! here it can do there, as far as the kernel lets it. [`crate::lab::run_on`] is how tests use it.
+
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+    os::unix::process::CommandExt,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    Vmm,
+    initramfs::{self, add_programs, stripped},
+    kernel::Kernel,
+};
+use crate::{command, sandwire};
+
+/// What the guest is to run: one test of an executable, in namespaces of its own.
+#[derive(Clone, Debug)]
+pub struct Job<'a> {
+    /// The test executable.
+    pub executable: &'a Path,
+    /// Its arguments.
+    pub arguments: &'a [&'a str],
+    /// Environment variables, for it alone.
+    pub variables: &'a [(&'a str, &'a str)],
+}
+
+/// How a job ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// What the executable exited with; none if the guest ended before.
+    pub status: Option<i32>,
+    /// Everything on the guest's console.
+    pub console: String,
+}
+
+/// Boots a kernel, runs the job there, and waits until the guest powers itself off. Files go into
+/// `folder`.
+///
+/// # Errors
+/// If the guest can't be made, or doesn't end in time; the error then holds its console.
+pub fn run(kernel: &Kernel, folder: &Path, job: &Job<'_>, patience: Duration) -> Result<Ended> {
+    let initramfs = folder.join("machine.cpio");
+    fs::write(&initramfs, build(kernel, folder, job)?)
+        .with_context(|| format!("write {}", initramfs.display()))?;
+    let console = folder.join("machine.console");
+    let errors = File::create(folder.join("machine.errors")).context("create a log")?;
+    let child = Command::new("qemu-system-x86_64")
+        .args(["-accel", "tcg", "-cpu", "qemu64,-cx16", "-m", "1024M"])
+        .args(["-machine", "q35", "-nodefaults", "-no-user-config"])
+        .args(["-display", "none", "-no-reboot"])
+        .arg("-kernel")
+        .arg(&kernel.image)
+        .arg("-initrd")
+        .arg(&initramfs)
+        .args(["-append", "console=ttyS0 quiet panic=-1"])
+        .arg("-serial")
+        .arg(format!("file:{}", console.display()))
+        .env("TMPDIR", folder)
+        .stdin(Stdio::null())
+        .stdout(errors.try_clone()?)
+        .stderr(errors)
+        .process_group(0)
+        .spawn()
+        .context("start QEMU")?;
+    let ended = Vmm::new(child).wait(patience);
+    let text = fs::read(&console).unwrap_or_default();
+    let console = String::from_utf8_lossy(&text).replace('\r', "");
+    if let Err(error) = ended {
+        bail!("{error:#}; its console:\n{console}");
+    }
+    let status = console
+        .lines()
+        .find_map(|line| line.strip_prefix(STATUS_LINE))
+        .and_then(|status| status.trim().parse().ok());
+    Ok(Ended { status, console })
+}
+
+/// Before the job's exit status on the console.
+const STATUS_LINE: &str = "machine: exit status ";
+
+/// Programs that labs and the product run; the shell because busybox's own prefers its own `ip`.
+const PROGRAMS: &[&str] = &[
+    "bpftool", "findmnt", "ip", "mount", "nft", "nsenter", "ping", "setpriv", "sh", "sysctl", "tc",
+    "tcpdump", "umount", "unshare",
+];
+
+/// What the product and its tests need of the kernel.
+const MODULES: &[&str] = &[
+    "tun",
+    "veth",
+    "bridge",
+    "sch_ingress",
+    "sch_fq",
+    "cls_bpf",
+    "nf_tables",
+    "nft_chain_nat",
+    "nft_connlimit",
+    "nft_ct",
+    "nft_fib_inet",
+    "nft_limit",
+    "nft_log",
+    "nft_masq",
+    "nft_nat",
+    "nft_redir",
+    "nft_reject_inet",
+    "nf_conntrack_netlink",
+];
+
+fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
+    let mut archive = initramfs::base()?;
+    for path in ["run", "etc", "root", "var"] {
+        archive.folder(path);
+    }
+    archive.symlink("var/run", "/run");
+    let load = initramfs::add_modules(&mut archive, &kernel.modules_for(MODULES)?)?;
+    let mut executables = vec![(JOB.to_owned(), stripped(job.executable, folder, "job")?)];
+    let mut variables = String::new();
+    if let Ok(path) = sandwire::executable() {
+        executables.push(("sandwire".to_owned(), stripped(&path, folder, "sandwire")?));
+        variables.push_str("SANDWIRE_EXECUTABLE=/usr/bin/sandwire ");
+    }
+    for program in PROGRAMS {
+        let path = command::find(program).with_context(|| format!("no {program} on the PATH"))?;
+        executables.push(((*program).to_owned(), path));
+    }
+    add_programs(&mut archive, &executables)?;
+    for (name, value) in job.variables {
+        let _ = write!(variables, "{name}='{value}' ");
+    }
+    let init = format!(
+        "{}export PATH=/usr/bin:/bin\n\
+         {load}\
+         ip link set lo up\n\
+         {variables} RUST_BACKTRACE=1 unshare --net --mount --pid --uts --ipc --propagation private \
+         --mount-proc --fork -- /usr/bin/{JOB} {}\n\
+         status=$?\n\
+         echo\n\
+         echo \"{STATUS_LINE}$status\"\n\
+         busybox poweroff -f\n",
+        initramfs::INIT_HEAD,
+        job.arguments.join(" "),
+    );
+    archive.executable("init", init.as_bytes());
+    Ok(archive.finish())
+}
+
+/// Name of the test executable in the guest.
+const JOB: &str = "lab-test";

@@ -1,0 +1,183 @@
+//! Streams and datagrams whose receiver can tell whether every byte arrived: what `lab-traffic` does in
+//! a guest, and tests do outside.
+//!
+//! A stream is made of words of a generator that both ends could run; its hash covers every bit in its
+//! place, so a lost, doubled, swapped or changed byte shows.
+
+use std::{
+    io::{Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// How much arrived, and what it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Bytes, a multiple of [`BLOCK`].
+    pub bytes: u64,
+    /// Hash of all of them in order.
+    pub hash: u64,
+}
+
+/// Streams are whole blocks.
+pub const BLOCK: usize = 64 * 1024;
+
+impl std::fmt::Display for Stream {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{} bytes {:016x}", self.bytes, self.hash)
+    }
+}
+
+/// Connects and sends so many blocks; waits until the other side has closed.
+///
+/// # Errors
+/// If the connection fails before that.
+pub fn send(target: SocketAddr, blocks: u64) -> Result<Stream> {
+    let mut stream = TcpStream::connect_timeout(&target, PATIENCE)
+        .with_context(|| format!("connect to {target}"))?;
+    let sent = send_on(&mut stream, blocks)?;
+    stream.shutdown(std::net::Shutdown::Write)?;
+    let mut rest = Vec::new();
+    stream.read_to_end(&mut rest)?;
+    Ok(sent)
+}
+
+fn send_on(stream: &mut TcpStream, blocks: u64) -> Result<Stream> {
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let (mut generator, mut hash) = (SEED, SEED);
+    let mut block = vec![0; BLOCK];
+    for _ in 0..blocks {
+        for word in block.chunks_exact_mut(8) {
+            generator ^= generator << 13;
+            generator ^= generator >> 7;
+            generator ^= generator << 17;
+            word.copy_from_slice(&generator.to_le_bytes());
+        }
+        hash = hash_block(hash, &block);
+        stream.write_all(&block).context("send a block")?;
+    }
+    let bytes = blocks * BLOCK as u64;
+    Ok(Stream { bytes, hash })
+}
+
+/// A server for streams: receives one on each connection.
+#[derive(Debug)]
+pub struct Receiver {
+    listener: TcpListener,
+}
+
+impl Receiver {
+    /// Listens on a port of all addresses of the calling thread's namespace.
+    ///
+    /// # Errors
+    /// If the port can't be had.
+    pub fn listen(port: u16) -> Result<Self> {
+        let listener =
+            TcpListener::bind(("::", port)).with_context(|| format!("listen on {port}"))?;
+        Ok(Self { listener })
+    }
+
+    /// Receives a stream on the next connection.
+    ///
+    /// # Errors
+    /// If it breaks off.
+    pub fn receive(&self) -> Result<Stream> {
+        let (mut stream, _) = self.listener.accept().context("accept a stream")?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let (mut bytes, mut hash) = (0, SEED);
+        let mut block = vec![0; BLOCK];
+        while read_block(&mut stream, &mut block)? {
+            hash = hash_block(hash, &block);
+            bytes += BLOCK as u64;
+        }
+        Ok(Stream { bytes, hash })
+    }
+}
+
+/// Reads a whole block; false at the stream's end.
+fn read_block(stream: &mut TcpStream, block: &mut [u8]) -> Result<bool> {
+    let mut length = 0;
+    while length < block.len() {
+        match stream
+            .read(&mut block[length..])
+            .context("receive a block")?
+        {
+            0 => {
+                ensure!(length == 0, "the stream ends within a block");
+                return Ok(false);
+            }
+            count => length += count,
+        }
+    }
+    Ok(true)
+}
+
+fn hash_block(mut hash: u64, block: &[u8]) -> u64 {
+    for word in block.chunks_exact(8) {
+        let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
+        hash = (hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+    hash
+}
+
+/// Sends one datagram to an echo server and wants it back as it was.
+///
+/// # Errors
+/// If it doesn't come back, or comes back changed.
+pub fn exchange_datagram(target: SocketAddr, length: usize) -> Result<()> {
+    let own: SocketAddr = match target {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
+    };
+    let socket = UdpSocket::bind(own).context("bind a UDP socket")?;
+    socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+    socket.connect(target).context("connect a UDP socket")?;
+    let payload: Vec<u8> = (0..=250_u8).cycle().take(length).collect();
+    let mut answer = vec![0; 65_536];
+    // The first one may only find out the way's MTU.
+    for attempt in 1.. {
+        let result = socket.send(&payload).and_then(|_| socket.recv(&mut answer));
+        match result {
+            Ok(received) => {
+                ensure!(answer[..received] == payload, "another datagram came back");
+                return Ok(());
+            }
+            Err(error) if attempt == 3 => {
+                return Err(error).with_context(|| format!("{length} bytes to {target}"));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}
+
+const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
+/// A guest that gets nothing for so long has lost its connection.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_arrives_is_what_was_sent() {
+        let receiver = Receiver::listen(0).unwrap();
+        let port = receiver.listener.local_addr().unwrap().port();
+        let sender = std::thread::spawn(move || send(([127, 0, 0, 1], port).into(), 5));
+        let received = receiver.receive().unwrap();
+        assert_eq!(sender.join().unwrap().unwrap(), received);
+        assert_eq!(received.bytes, 5 * BLOCK as u64);
+    }
+
+    #[test]
+    fn a_swapped_word_changes_the_hash() {
+        let mut block = vec![0; BLOCK];
+        block[8] = 1;
+        let before = hash_block(SEED, &block);
+        block.swap(8, 16);
+        assert_ne!(hash_block(SEED, &block), before);
+    }
+}
