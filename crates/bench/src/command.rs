@@ -11,10 +11,11 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 
 use crate::{
-    private_host,
+    forward, private_host,
     record::Record,
     report,
     slots::{self, Case, Sizes},
+    way::Way,
 };
 
 /// Measures this machine, in namespaces of its own, and makes reports of measurements.
@@ -28,6 +29,8 @@ pub struct BenchCommand {
 enum Suite {
     /// How fast slots are built, handed out, torn down and adopted. Needs root.
     Slots(SlotsArguments),
+    /// What a packet costs on its way from a guest to the uplink, by every way there is. Needs root.
+    Forward(ForwardArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -40,6 +43,22 @@ struct SlotsArguments {
     /// Run only these cases.
     #[arg(long, value_name = "CASE")]
     only: Vec<Case>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+struct ForwardArguments {
+    /// Fewer and shorter samples: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these ways.
+    #[arg(long, value_name = "WAY")]
+    only: Vec<Way>,
+    /// Rounds in which all ways take turns.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
     in_private_host: bool,
@@ -59,7 +78,7 @@ impl BenchCommand {
     /// Whether it makes network namespaces, which only root may.
     #[must_use]
     pub fn needs_root(&self) -> bool {
-        matches!(self.suite, Suite::Slots(_))
+        !matches!(self.suite, Suite::Report(_))
     }
 }
 
@@ -68,23 +87,21 @@ impl BenchCommand {
 /// # Errors
 /// If a measurement fails, or a file can't be read or written.
 pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
-    match &command.suite {
-        Suite::Slots(arguments) if !arguments.in_private_host => {
-            private_host::enter("--in-private-host")
-        }
-        Suite::Slots(arguments) => run_slots(arguments, json),
-        Suite::Report(arguments) => run_report(arguments),
-    }
-}
-
-fn run_slots(arguments: &SlotsArguments, json: bool) -> Result<ExitCode> {
-    private_host::furnish()?;
-    let sizes = if arguments.quick {
-        Sizes::QUICK
-    } else {
-        Sizes::FULL
+    let is_inside = match &command.suite {
+        Suite::Slots(arguments) => arguments.in_private_host,
+        Suite::Forward(arguments) => arguments.in_private_host,
+        Suite::Report(arguments) => return run_report(arguments),
     };
-    let record = slots::run(sizes, &arguments.only)?;
+    if !is_inside {
+        return private_host::enter("--in-private-host");
+    }
+    private_host::end_with_parent();
+    private_host::furnish()?;
+    let record = match &command.suite {
+        Suite::Slots(arguments) => run_slots(arguments)?,
+        Suite::Forward(arguments) => forward::run(&arguments.sizes())?,
+        Suite::Report(_) => unreachable!("reports need no host"),
+    };
     let text = if json {
         serde_json::to_string(&record).context("cannot write the record as JSON")?
     } else {
@@ -92,6 +109,26 @@ fn run_slots(arguments: &SlotsArguments, json: bool) -> Result<ExitCode> {
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn run_slots(arguments: &SlotsArguments) -> Result<Record> {
+    let sizes = if arguments.quick {
+        Sizes::QUICK
+    } else {
+        Sizes::FULL
+    };
+    slots::run(sizes, &arguments.only)
+}
+
+impl ForwardArguments {
+    fn sizes(&self) -> forward::Sizes {
+        let (rounds, sample_us) = if self.quick { (3, 2_000) } else { (9, 25_000) };
+        forward::Sizes {
+            rounds: self.rounds.unwrap_or(rounds),
+            sample_us,
+            only: self.only.clone(),
+        }
+    }
 }
 
 fn run_report(arguments: &ReportArguments) -> Result<ExitCode> {

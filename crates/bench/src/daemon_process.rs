@@ -16,7 +16,7 @@ use sandwire_api::{
 };
 use serde_json::json;
 
-use crate::{host, private_host, progress::Step};
+use crate::{host, private_host, progress::Step, world};
 
 /// Longest time that any single step of a benchmark may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
@@ -38,22 +38,31 @@ pub(crate) struct DaemonProcess {
     folder: PathBuf,
     child: Child,
     client: Blocking,
+    /// Network namespace that it runs in, if it isn't ours.
+    namespace: Option<String>,
 }
 
 impl DaemonProcess {
     /// Starts a daemon without pools whose state is kept in `folder`, and waits until it is ready.
     pub(crate) fn start(folder: &Path) -> Result<Self> {
+        Self::start_in(folder, None)
+    }
+
+    /// The same in a named network namespace, with an instance name of its own.
+    pub(crate) fn start_in(folder: &Path, namespace: Option<&str>) -> Result<Self> {
+        let instance = namespace.unwrap_or("bench").replace('_', "-");
         let socket = folder.join("sandwire.sock");
         let config = format!(
-            "instance = \"bench\"\nstate_dir = {:?}\nsocket = {socket:?}\n",
+            "instance = \"{instance}\"\nstate_dir = {:?}\nsocket = {socket:?}\n",
             folder.join("state")
         );
         fs::write(folder.join("sandwire.toml"), config)
             .context("cannot write the daemon's configuration")?;
         let mut daemon = Self {
             folder: folder.to_path_buf(),
-            child: spawn(folder)?,
+            child: spawn(folder, namespace)?,
             client: Blocking::new(socket).with_timeout(PATIENCE),
+            namespace: namespace.map(str::to_owned),
         };
         daemon.wait_ready()?;
         Ok(daemon)
@@ -69,7 +78,7 @@ impl DaemonProcess {
     /// Starts it again after [`kill`](Self::kill) and returns how long it took to be ready.
     pub(crate) fn restart(&mut self) -> Result<Duration> {
         let started = Instant::now();
-        self.child = spawn(&self.folder)?;
+        self.child = spawn(&self.folder, self.namespace.as_deref())?;
         self.wait_ready()?;
         Ok(started.elapsed())
     }
@@ -199,14 +208,18 @@ impl Drop for DaemonProcess {
     }
 }
 
-fn spawn(folder: &Path) -> Result<Child> {
+fn spawn(folder: &Path, namespace: Option<&str>) -> Result<Child> {
     let log = File::options()
         .create(true)
         .append(true)
         .open(folder.join("log"))
         .context("cannot write the daemon's log")?;
     let executable = std::env::current_exe().context("cannot find this executable")?;
-    Command::new(executable)
+    let mut command = match namespace {
+        Some(namespace) => world::command_in(namespace, &executable.to_string_lossy()),
+        None => Command::new(executable),
+    };
+    command
         .args(["daemon", "--config"])
         .arg(folder.join("sandwire.toml"))
         .env("SANDWIRE_LOG", "warn")

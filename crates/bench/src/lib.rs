@@ -13,8 +13,14 @@ pub mod statistics;
 
 mod daemon_process;
 
+mod cpu;
+mod forward;
+mod packet;
+
 mod private_host;
 mod progress;
 mod recipe;
 mod report;
 mod slots;
+mod way;
+mod world;

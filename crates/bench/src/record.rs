@@ -20,6 +20,9 @@ pub struct Record {
     pub rows: Vec<Row>,
     /// Comparisons of rows of this run, by name.
     pub ratios: BTreeMap<String, f64>,
+    /// Cases that could not be run, and why.
+    #[serde(default)]
+    pub not_run: BTreeMap<String, String>,
 }
 
 /// One metric of one case.
@@ -51,6 +54,7 @@ impl Record {
             settings,
             rows: Vec::new(),
             ratios: BTreeMap::new(),
+            not_run: BTreeMap::new(),
         }
     }
 
@@ -91,6 +95,11 @@ impl Record {
         };
         row.summarize();
         self.rows.push(row);
+    }
+
+    /// Says why a case has no rows.
+    pub fn not_run(&mut self, case: &str, reason: &str) {
+        self.not_run.insert(case.to_owned(), reason.to_owned());
     }
 
     /// The row of a case and metric.

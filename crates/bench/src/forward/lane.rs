@@ -1,0 +1,221 @@
+//! One row: a guest's TAP to write to, and the uplink's other side.
+
+use std::{
+    io::Write,
+    net::{Ipv4Addr, SocketAddrV4},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::io::Errno;
+use sandwire_kernel_net::{interface, tap::Opened};
+use tempfile::NamedTempFile;
+
+use super::{
+    Exit,
+    load::{Load, PORT},
+    sink::{Sink, has_tc},
+};
+use crate::{
+    cpu,
+    packet::Frame,
+    way::{Place, Sandbox},
+    world,
+};
+
+/// Loads that are sent to be looked at.
+const TRIAL_LOADS: u32 = 8;
+
+/// A guest that sends.
+pub(super) struct Lane {
+    name: String,
+    /// Whether it is measured with every load, or only where stages show best.
+    is_whole: bool,
+    /// Where it can send to.
+    exits: &'static [Exit],
+    sandbox: Sandbox,
+    tap: Opened,
+    sink: Rc<Sink>,
+}
+
+/// A closer look at a few loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Trial {
+    /// Frames sent.
+    pub(super) sent: u32,
+    /// Frames that came.
+    pub(super) arrived: u32,
+    /// Of these, with a wrong source or wrong checksums.
+    pub(super) wrong: u32,
+}
+
+/// One measurement, per load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    /// Processor time.
+    pub(super) cpu_ns: f64,
+    /// Time.
+    pub(super) wall_ns: f64,
+    /// Frames that did not arrive, in all.
+    pub(super) lost: f64,
+}
+
+impl Lane {
+    /// Opens a sandbox's TAP.
+    pub(super) fn open(
+        name: &str,
+        is_whole: bool,
+        sandbox: &Sandbox,
+        sink: Rc<Sink>,
+    ) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            is_whole,
+            exits: &Exit::ALL,
+            tap: world::open_tap(&sandbox.namespace, &sandbox.tap, sandbox.has_offloads)?,
+            sandbox: sandbox.clone(),
+            sink,
+        })
+    }
+
+    /// The name of its rows.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is measured with this load.
+    pub(super) fn takes(&self, exit: Exit, load: Load) -> bool {
+        let shows_stages = exit == Exit::Tap && matches!(load, Load::Udp64 | Load::Tso64k);
+        self.exits.contains(&exit) && (self.is_whole || shows_stages)
+    }
+
+    /// Sends a few loads and looks at each frame that arrives.
+    pub(super) fn examine(&mut self, exit: Exit, load: Load) -> Result<Trial> {
+        let frames = self.frames(exit, load);
+        self.sink.capture(exit, true)?;
+        self.sink.look(exit, self.sandbox.clone)?;
+        let mut trial = Trial::default();
+        for _ in 0..TRIAL_LOADS {
+            for frame in &frames {
+                self.write(frame)?;
+                trial.sent += 1;
+            }
+            let look = self.sink.look(exit, self.sandbox.clone)?;
+            trial.arrived += look.frames;
+            trial.wrong += look.wrong;
+        }
+        self.sink.capture(exit, false)?;
+        Ok(trial)
+    }
+
+    /// Sends batches until the sample is long enough.
+    pub(super) fn sample(&mut self, exit: Exit, load: Load, sample_us: u32) -> Result<Sample> {
+        let frames = self.frames(exit, load);
+        let enough = Duration::from_micros(sample_us.into());
+        self.batch(&frames, load)?;
+        self.sink.empty_tap()?;
+        let veth_before = self.sink.veth_frames()?;
+        let (mut loads, mut arrived) = (0, 0);
+        let (mut cpu, mut wall) = (Duration::ZERO, Duration::ZERO);
+        while cpu < enough {
+            let (started, cpu_before) = (Instant::now(), cpu::thread_time());
+            self.batch(&frames, load)?;
+            cpu += cpu::thread_time() - cpu_before;
+            wall += started.elapsed();
+            loads += load.batch();
+            arrived += self.sink.empty_tap()?;
+        }
+        if exit == Exit::Veth {
+            arrived = self.sink.veth_frames()? - veth_before;
+        }
+        let sent = f64::from(loads) * frames.len() as f64;
+        Ok(Sample {
+            cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(loads),
+            wall_ns: wall.as_secs_f64() * 1e9 / f64::from(loads),
+            lost: (sent - arrived as f64).max(0.0),
+        })
+    }
+
+    fn frames(&self, exit: Exit, load: Load) -> Vec<Frame> {
+        let target = match exit {
+            Exit::Tap => world::BEYOND_TAP,
+            Exit::Veth => world::BEYOND_VETH,
+        };
+        load.frames(&self.sandbox, SocketAddrV4::new(target, PORT))
+    }
+
+    fn batch(&self, frames: &[Frame], load: Load) -> Result<()> {
+        for _ in 0..load.batch() {
+            for frame in frames {
+                self.write(frame)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, frame: &Frame) -> Result<()> {
+        let bytes = if self.sandbox.has_offloads {
+            frame.with_header()
+        } else {
+            frame.plain()
+        };
+        loop {
+            match rustix::io::write(self.tap.file(), bytes) {
+                Ok(length) if length == bytes.len() => return Ok(()),
+                Ok(length) => bail!("the TAP took {length} of {} bytes", bytes.len()),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).context("the TAP takes no frame"),
+            }
+        }
+    }
+}
+
+/// A second guest of the kernel's host whose TAP has the bench's own program on it, which does nothing
+/// but redirect to the TAP that leads out.
+pub(super) fn bare_redirect(place: &Place, sink: &Rc<Sink>) -> Result<Lane> {
+    ensure!(has_tc(), "there is no `tc`, of the package iproute2");
+    let name = "redirected";
+    let host = place.world.name();
+    world::batch(
+        host,
+        &format!("tuntap add name {name} mode tap vnet_hdr\nlink set {name} up"),
+    )?;
+    let out = interface::find(&mut world::netlink_of(host)?, world::TAP)?;
+    let out = out.context("the uplink is gone")?.index;
+    let object = write_object(REDIRECT)?;
+    let tc = |words: &str| -> Result<()> {
+        let output = world::command_in(host, "tc")
+            .args(words.split_whitespace())
+            .output()
+            .context("cannot start tc")?;
+        let problem = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "`tc {words}` failed: {problem}");
+        Ok(())
+    };
+    tc(&format!("qdisc add dev {name} ingress"))?;
+    tc(&format!(
+        "filter add dev {name} ingress bpf direct-action object-file {} section classifier classid :{:x}",
+        object.path().display(),
+        out.0
+    ))?;
+    let source = Ipv4Addr::new(192, 168, 241, 2);
+    let sandbox = Sandbox {
+        tap: name.to_owned(),
+        guest: source,
+        clone: source,
+        ..place.sandboxes.first().context("no guest")?.clone()
+    };
+    let mut lane = Lane::open("redirect", true, &sandbox, sink.clone())?;
+    lane.exits = &[Exit::Tap];
+    Ok(lane)
+}
+
+/// Writes a compiled program where other programs find it.
+pub(super) fn write_object(bytes: &[u8]) -> Result<NamedTempFile> {
+    let mut file = NamedTempFile::new_in("/run").context("cannot write a program")?;
+    file.write_all(bytes).context("cannot write a program")?;
+    Ok(file)
+}
+
+const REDIRECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/redirect.o"));
