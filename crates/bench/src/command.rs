@@ -15,6 +15,7 @@ use crate::{
     record::Record,
     report,
     slots::{self, Case, Sizes},
+    stream,
     way::Way,
 };
 
@@ -31,6 +32,8 @@ enum Suite {
     Slots(SlotsArguments),
     /// What a packet costs on its way from a guest to the uplink, by every way there is. Needs root.
     Forward(ForwardArguments),
+    /// What arrives of small and of large writes by TCP, and what that costs the host. Needs root.
+    Stream(StreamArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -65,6 +68,28 @@ struct ForwardArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+struct StreamArguments {
+    /// One short run of each: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these ways.
+    #[arg(long, value_name = "WAY")]
+    only: Vec<Way>,
+    /// Seconds that each run takes. Default: 55, as in the experiment that is repeated.
+    #[arg(long, value_name = "NUMBER")]
+    seconds: Option<u32>,
+    /// How often each run is repeated. Default: 3.
+    #[arg(long, value_name = "NUMBER")]
+    runs: Option<u32>,
+    /// Leave the real guests out.
+    #[arg(long)]
+    fake_only: bool,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
     #[arg(required = true, value_name = "FILE")]
@@ -90,6 +115,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
     let is_inside = match &command.suite {
         Suite::Slots(arguments) => arguments.in_private_host,
         Suite::Forward(arguments) => arguments.in_private_host,
+        Suite::Stream(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -100,6 +126,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
     let record = match &command.suite {
         Suite::Slots(arguments) => run_slots(arguments)?,
         Suite::Forward(arguments) => forward::run(&arguments.sizes())?,
+        Suite::Stream(arguments) => stream::run(&arguments.sizes())?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {
@@ -126,6 +153,18 @@ impl ForwardArguments {
         forward::Sizes {
             rounds: self.rounds.unwrap_or(rounds),
             sample_us,
+            only: self.only.clone(),
+        }
+    }
+}
+
+impl StreamArguments {
+    fn sizes(&self) -> stream::Sizes {
+        let (seconds, runs) = if self.quick { (3, 1) } else { (55, 3) };
+        stream::Sizes {
+            seconds: self.seconds.unwrap_or(seconds),
+            runs: self.runs.unwrap_or(runs),
+            linux: !self.fake_only,
             only: self.only.clone(),
         }
     }

@@ -31,6 +31,11 @@ pub(crate) fn pin(from_last: usize) -> Result<()> {
     sched_setaffinity(None, &only).context("cannot stay on a processor")
 }
 
+/// The time that a number of the kernel's ticks is, as `/proc` counts it.
+pub(crate) fn of_ticks(ticks: u32) -> Duration {
+    Duration::from_secs_f64(f64::from(ticks) / TICKS_PER_SECOND)
+}
+
 /// Seconds that all processors together have spent since the machine was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Spent {

@@ -15,6 +15,7 @@ mod daemon_process;
 
 mod cpu;
 mod forward;
+mod guest;
 mod packet;
 
 mod private_host;
@@ -22,5 +23,6 @@ mod progress;
 mod recipe;
 mod report;
 mod slots;
+mod stream;
 mod way;
 mod world;

@@ -14,6 +14,7 @@ use crate::{
     world::World,
 };
 
+pub(crate) use baseline::text as mac_text;
 pub(crate) use ours::{Switches, policy};
 
 /// A way of connecting guests.
