@@ -7,11 +7,11 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::{
-    forward, private_host,
+    clones, forward, private_host,
     record::Record,
     report,
     slots::{self, Case, Sizes},
@@ -32,6 +32,8 @@ enum Suite {
     Slots(SlotsArguments),
     /// What a packet costs on its way from a guest to the uplink, by every way there is. Needs root.
     Forward(ForwardArguments),
+    /// Pings and throughput of many clones at once, by every way there is. Needs root.
+    Clones(ClonesArguments),
     /// What arrives of small and of large writes by TCP, and what that costs the host. Needs root.
     Stream(StreamArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
@@ -62,6 +64,43 @@ struct ForwardArguments {
     /// Rounds in which all ways take turns.
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<u32>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+struct ClonesArguments {
+    /// Few slots and short runs: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these ways.
+    #[arg(long, value_name = "WAY")]
+    only: Vec<Way>,
+    /// Slots of each way. Default: 3000.
+    #[arg(long, value_name = "NUMBER")]
+    slots: Option<u32>,
+    /// Guests that run. Default: 1000.
+    #[arg(long, value_name = "NUMBER")]
+    endpoints: Option<u32>,
+    /// Guests that have traffic; may be given more than once. Default: 100 and 1000.
+    #[arg(long, value_name = "NUMBER")]
+    active: Vec<u32>,
+    /// Up to so many active guests are real ones too. Default: 100.
+    #[arg(long, value_name = "NUMBER")]
+    linux_max: Option<u32>,
+    /// Seconds of pings. Default: 30.
+    #[arg(long, value_name = "NUMBER")]
+    ping_seconds: Option<u32>,
+    /// Seconds of sending. Default: 40.
+    #[arg(long, value_name = "NUMBER")]
+    throughput_seconds: Option<u32>,
+    /// Times that the ways of the promises take turns. Default: 5.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
+    /// Probes of the round trip for each way. Default: 10,000.
+    #[arg(long, value_name = "NUMBER")]
+    probes: Option<u32>,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
     in_private_host: bool,
@@ -115,6 +154,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
     let is_inside = match &command.suite {
         Suite::Slots(arguments) => arguments.in_private_host,
         Suite::Forward(arguments) => arguments.in_private_host,
+        Suite::Clones(arguments) => arguments.in_private_host,
         Suite::Stream(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
@@ -126,6 +166,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
     let record = match &command.suite {
         Suite::Slots(arguments) => run_slots(arguments)?,
         Suite::Forward(arguments) => forward::run(&arguments.sizes())?,
+        Suite::Clones(arguments) => clones::run(&arguments.sizes()?)?,
         Suite::Stream(arguments) => stream::run(&arguments.sizes())?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
@@ -155,6 +196,39 @@ impl ForwardArguments {
             sample_us,
             only: self.only.clone(),
         }
+    }
+}
+
+impl ClonesArguments {
+    fn sizes(&self) -> Result<clones::Sizes> {
+        let defaults = if self.quick {
+            clones::Sizes::quick()
+        } else {
+            clones::Sizes::full()
+        };
+        let or = |given: Option<u32>, default| given.unwrap_or(default);
+        let active = if self.active.is_empty() {
+            defaults.active
+        } else {
+            self.active.clone()
+        };
+        let sizes = clones::Sizes {
+            slots: or(self.slots, defaults.slots),
+            endpoints: or(self.endpoints, defaults.endpoints),
+            active,
+            linux_max: or(self.linux_max, defaults.linux_max),
+            ping_seconds: or(self.ping_seconds, defaults.ping_seconds),
+            throughput_seconds: or(self.throughput_seconds, defaults.throughput_seconds),
+            rounds: or(self.rounds, defaults.rounds),
+            probes: or(self.probes, defaults.probes),
+            only: self.only.clone(),
+        };
+        let most = sizes.active.iter().max().copied().unwrap_or(0);
+        ensure!(
+            most <= sizes.endpoints && sizes.endpoints <= sizes.slots,
+            "there can't be more active guests than endpoints, nor more endpoints than slots"
+        );
+        Ok(sizes)
     }
 }
 

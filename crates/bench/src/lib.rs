@@ -13,6 +13,7 @@ pub mod statistics;
 
 mod daemon_process;
 
+mod clones;
 mod cpu;
 mod forward;
 mod guest;

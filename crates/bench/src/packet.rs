@@ -150,16 +150,6 @@ impl Flow {
         frame.seal(checksum, head, payload);
         frame
     }
-
-    /// The flow of the answers.
-    pub(crate) fn reversed(&self) -> Self {
-        Self {
-            source_mac: self.target_mac,
-            target_mac: self.source_mac,
-            source: self.target,
-            target: self.source,
-        }
-    }
 }
 
 /// A frame with its virtio header before it.

@@ -19,8 +19,6 @@ use sandwire_kernel_net::{
     tap::{self, Offloads, Opened},
 };
 
-use crate::packet::Mac;
-
 /// The veth that leads out.
 pub(crate) const VETH: &str = "out-veth";
 /// The TAP that leads out.
@@ -31,8 +29,6 @@ pub(crate) const HOST_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 pub(crate) const BEYOND_VETH: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 /// Who is beyond the TAP.
 pub(crate) const BEYOND_TAP: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 2);
-/// Ethernet address of whoever is beyond.
-pub(crate) const BEYOND_MAC: Mac = [0x02, 0xbe, 0x10, 0, 0, 0x02];
 const HOST_MAC: &str = "02:be:10:00:00:01";
 const BEYOND_MAC_TEXT: &str = "02:be:10:00:00:02";
 

@@ -20,7 +20,7 @@ use super::{FRAME_MAX, read, wait, write};
 use crate::{
     cpu,
     packet::{
-        ACK, Checksum, ETHERNET, Flow, IPV4, PSH, RST, SEGMENT, SYN, Seen, TCP, TcpFields,
+        ACK, Checksum, ETHERNET, Flow, IPV4, PSH, RST, SEGMENT, SYN, Seen, TcpFields,
         VirtioHeader,
     },
     way::Sandbox,
@@ -413,9 +413,6 @@ fn user_time() -> Result<Duration> {
     let ticks = fields.split(' ').nth(11).and_then(|field| field.parse().ok());
     Ok(cpu::of_ticks(ticks.context("/proc has another form")?))
 }
-
-/// Bytes of all headers before a TCP payload without options.
-pub(crate) const HEADERS: usize = ETHERNET + IPV4 + TCP;
 
 #[cfg(test)]
 mod tests {
