@@ -252,7 +252,15 @@ impl Subject<'_> {
     }
 }
 
-fn add_rates(record: &mut Record, case: &str, label: &str, rates: &[f64]) -> Result<()> {
+fn add_rates(
+    record: &mut Record,
+    case: &str,
+    label: &str,
+    rates: &throughput::Rates,
+) -> Result<()> {
+    let repeated = format!("{label}_throughput_repeated");
+    record.add(case, &repeated, "segments", &[f64::from(rates.repeated)]);
+    let rates = &rates.megabits;
     let sum: f64 = rates.iter().sum();
     let Some(p5) = statistics::percentile(rates, 5) else {
         bail!("no client has sent anything");

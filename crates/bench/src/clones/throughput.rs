@@ -4,6 +4,7 @@
 //! moment, so the spread between guests is the network's and not that of starting programs.
 
 use std::{
+    fs,
     io::{ErrorKind, Write},
     net::{Ipv4Addr, SocketAddr, TcpStream},
     sync::{Arc, Barrier},
@@ -23,8 +24,42 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 /// A client that can't send for so long looks at the clock.
 const LOOK: Duration = Duration::from_millis(200);
 
-/// Sends to all targets for a while. Returns what each took, in Mbit/s.
-pub(super) fn run(namespace: &str, targets: &[Ipv4Addr], duration: Duration) -> Result<Vec<f64>> {
+/// What clients have sent.
+#[derive(Debug)]
+pub(super) struct Rates {
+    /// What each target took, in Mbit/s.
+    pub(super) megabits: Vec<f64>,
+    /// Segments that had to be sent again, of all clients.
+    pub(super) repeated: u32,
+}
+
+/// Sends to all targets for a while.
+pub(super) fn run(namespace: &str, targets: &[Ipv4Addr], duration: Duration) -> Result<Rates> {
+    let before = repeated(namespace)?;
+    let megabits = send_all(namespace, targets, duration)?;
+    Ok(Rates {
+        megabits,
+        repeated: repeated(namespace)?.wrapping_sub(before),
+    })
+}
+
+/// Segments that the TCP of a namespace has sent again so far.
+fn repeated(namespace: &str) -> Result<u32> {
+    let text = world::inside(namespace, || {
+        fs::read_to_string("/proc/thread-self/net/snmp").context("cannot read TCP's counters")
+    })?;
+    counter(&text, "Tcp:", "RetransSegs").context("TCP's counters have another form")
+}
+
+/// A counter in a file where a line of values follows a line of names.
+fn counter(text: &str, protocol: &str, name: &str) -> Option<u32> {
+    let mut lines = text.lines().filter(|line| line.starts_with(protocol));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    pairs.find(|(found, _)| *found == name)?.1.parse().ok()
+}
+
+fn send_all(namespace: &str, targets: &[Ipv4Addr], duration: Duration) -> Result<Vec<f64>> {
     let streams: Vec<TcpStream> = world::inside(namespace, || {
         let connect = |target: &Ipv4Addr| {
             let address = SocketAddr::from((*target, PORT));
@@ -67,4 +102,17 @@ fn send(mut stream: TcpStream, barrier: &Barrier, duration: Duration) -> Result<
         megabits += f64::from(bytes) * 8e-6;
     }
     Ok(megabits / started.elapsed().as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_counter_is_found_under_its_name() {
+        let text = "Ip: Forwarding\nIp: 1\nTcp: ActiveOpens RetransSegs InErrs\nTcp: 7 42 0\n";
+        assert_eq!(counter(text, "Tcp:", "RetransSegs"), Some(42));
+        assert_eq!(counter(text, "Tcp:", "Unknown"), None);
+        assert_eq!(counter(text, "Udp:", "InErrs"), None);
+    }
 }

@@ -1,9 +1,10 @@
 //! Fake guests that receive: they answer pings and take what a real TCP sends them.
 //!
 //! A few threads serve all guests, each guest on its own TAP. A guest accepts every connection and
-//! acknowledges, once per frame handed over, what came in order; of what did not it tells the sender by
-//! repeating the last acknowledgement, as TCP without SACK does. Its window is constant, because it
-//! has nobody who would read too slowly: data is counted and thrown away.
+//! acknowledges each frame handed over, selectively if it came out of order ([`Reassembly`]). Its window
+//! is constant, because it has nobody who would read too slowly: data is counted and thrown away.
+
+mod reassembly;
 
 use std::{
     collections::HashMap,
@@ -20,6 +21,8 @@ use rustix::event::{Timespec, epoll};
 use sandwire_kernel_net::tap::Opened;
 
 use super::{FRAME_MAX, read, write};
+use reassembly::Reassembly;
+
 use crate::{
     cpu,
     packet::{self, ACK, Checksum, FIN, RST, SYN, Seen, SeenTcp, TcpFields, VirtioHeader},
@@ -31,7 +34,8 @@ use crate::{
 /// megabyte is what Linux settles at on such a path, and more only fills the host's queues.
 const WINDOW: u16 = 0xffff;
 const SCALE: u8 = 3;
-const OPTIONS: [u8; 8] = [2, 4, 5, 0xb4, 1, 3, 3, SCALE];
+/// Segments of 1460 bytes, selective acknowledgements, scaled windows.
+const OPTIONS: [u8; 12] = [2, 4, 5, 0xb4, 4, 2, 1, 1, 1, 3, 3, SCALE];
 /// A guest's own numbers begin here.
 const FIRST: u32 = 1000;
 /// Frames of one guest that are served before another has its turn.
@@ -182,8 +186,8 @@ impl Guest {
 /// A guest's connections.
 #[derive(Default)]
 struct Conversations {
-    /// Number of the byte that is expected next, by peer and own port.
-    expected: HashMap<(SocketAddrV4, u16), u32>,
+    /// What has come, by peer and own port.
+    streams: HashMap<(SocketAddrV4, u16), Reassembly>,
     received: u64,
 }
 
@@ -198,7 +202,7 @@ impl Conversations {
         let peer = SocketAddrV4::new(seen.source, tcp.source_port);
         let (fields, options) = self.reply(peer, &tcp)?;
         let flow = sandbox.flow(tcp.target_port, peer);
-        let frame = flow.tcp(Checksum::Complete, &fields, options, 0);
+        let frame = flow.tcp(Checksum::Complete, &fields, &options, 0);
         let bytes = if start == 0 {
             frame.plain()
         } else {
@@ -207,49 +211,45 @@ impl Conversations {
         Some(bytes.to_vec())
     }
 
-    fn reply(&mut self, peer: SocketAddrV4, tcp: &SeenTcp) -> Option<(TcpFields, &'static [u8])> {
+    fn reply(&mut self, peer: SocketAddrV4, tcp: &SeenTcp) -> Option<(TcpFields, Vec<u8>)> {
         let key = (peer, tcp.target_port);
         if tcp.fields.flags & RST != 0 {
-            self.expected.remove(&key);
+            self.streams.remove(&key);
             return None;
         }
         if tcp.fields.flags & SYN != 0 {
-            if self.expected.len() >= CONNECTIONS_MAX {
-                self.expected.clear();
+            if self.streams.len() >= CONNECTIONS_MAX {
+                self.streams.clear();
             }
             let expected = tcp.fields.sequence.wrapping_add(1);
-            self.expected.insert(key, expected);
+            self.streams.insert(key, Reassembly::new(expected));
             let fields = TcpFields {
                 sequence: FIRST,
                 acknowledged: expected,
                 flags: SYN | ACK,
                 window: WINDOW,
             };
-            return Some((fields, &OPTIONS));
+            return Some((fields, OPTIONS.to_vec()));
         }
-        let expected = self.expected.get_mut(&key)?;
+        let stream = self.streams.get_mut(&key)?;
         let is_end = tcp.fields.flags & FIN != 0;
         if tcp.payload == 0 && !is_end {
             return None;
         }
+        self.received += u64::from(stream.take(tcp.fields.sequence, tcp.payload));
+        let end = tcp.fields.sequence.wrapping_add(tcp.payload);
         let mut flags = ACK;
-        let known = expected.wrapping_sub(tcp.fields.sequence);
-        if known <= tcp.payload {
-            let new = tcp.payload - known;
-            self.received += u64::from(new);
-            *expected = expected.wrapping_add(new);
-            if is_end {
-                *expected = expected.wrapping_add(1);
-                flags |= FIN;
-            }
+        if is_end && end == stream.expected() {
+            stream.take(end, 1);
+            flags |= FIN;
         }
         let fields = TcpFields {
             sequence: FIRST + 1,
-            acknowledged: *expected,
+            acknowledged: stream.expected(),
             flags,
             window: WINDOW,
         };
-        Some((fields, &[]))
+        Some((fields, stream.options()))
     }
 }
 
@@ -318,14 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_repeats_the_last_acknowledgement() {
+    fn what_fills_a_gap_is_acknowledged_with_what_follows_it() {
         let frames = [
             data(99, SYN, 0),
             data(600, ACK, 500),
             data(100, ACK, 500),
             data(100, ACK, 700),
         ];
-        assert_eq!(acknowledged(&frames), [Some(100), Some(100), Some(600), Some(800)]);
+        assert_eq!(acknowledged(&frames), [Some(100), Some(100), Some(1100), Some(1100)]);
     }
 
     #[test]
