@@ -156,9 +156,15 @@ impl DaemonProcess {
         let started = Instant::now();
         self.client.delete_pool(pool)?;
         private_host::wait_until("the devices of the pool are gone", PATIENCE, || {
+            let looked = Instant::now();
             let interfaces = private_host::interfaces()?;
             let is_slot = |name: &String| name.starts_with("sw") && name.contains('-');
-            Ok(!interfaces.iter().any(is_slot) && private_host::named_namespaces()? == 0)
+            let is_gone = !interfaces.iter().any(is_slot) && private_host::named_namespaces()? == 0;
+            if !is_gone {
+                // Looking at thousands of interfaces must not take the time that it measures.
+                std::thread::sleep(looked.elapsed() * 4);
+            }
+            Ok(is_gone)
         })?;
         Ok(started.elapsed())
     }
@@ -230,10 +236,33 @@ fn spawn(folder: &Path, namespace: Option<&str>) -> Result<Child> {
         .context("cannot start the daemon")
 }
 
+/// Kinds of slots by data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A namespace, and nftables in it.
+    NetnsNft,
+    /// A namespace, and programs on its interfaces.
+    NetnsEbpf,
+    /// A TAP with a program on it.
+    HostEbpf,
+}
+
 /// A pool for a benchmark: all defaults but its size and families.
 pub(crate) fn pool(size: u32, families: Families) -> Result<PoolSpec> {
+    pool_of(Kind::NetnsNft, size, families)
+}
+
+/// The same of any kind.
+pub(crate) fn pool_of(kind: Kind, size: u32, families: Families) -> Result<PoolSpec> {
+    let (kind, data_path) = match kind {
+        Kind::NetnsNft => ("netns", "nft"),
+        Kind::NetnsEbpf => ("netns", "ebpf"),
+        Kind::HostEbpf => ("host", "ebpf"),
+    };
     let mut spec = json!({
         "name": "bench",
+        "kind": kind,
+        "data_path": data_path,
         "size": size,
         "addresses": { "plan": "prefix", "ipv4": "10.64.0.0/16", "ipv6": "fd00:c10e::/64" },
     });
@@ -247,6 +276,7 @@ pub(crate) fn pool(size: u32, families: Families) -> Result<PoolSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sandwire_api::slot::{DataPath, SlotKind};
 
     #[test]
     fn the_pools_are_valid_and_of_their_families() {
@@ -254,5 +284,7 @@ mod tests {
         assert_eq!((v4.size, v4.guest.ipv6), (200, None));
         let dual = pool(200, Families::Dual).unwrap();
         assert!(dual.guest.ipv4.is_some() && dual.guest.ipv6.is_some());
+        let host = pool_of(Kind::HostEbpf, 200, Families::Dual).unwrap();
+        assert_eq!((host.kind, host.data_path), (SlotKind::Host, DataPath::Ebpf));
     }
 }
