@@ -37,7 +37,14 @@ pub(super) fn run(round: &Round, record: &mut Record) -> Result<()> {
             let ready_at = daemon.fill(&spec, &step)?;
             daemon.delete(&spec.name)?;
             Ok(ready_at.last().copied().unwrap_or_default())
-        })?;
+        });
+        let seconds = match seconds {
+            Err(error) if kind != Kind::NetnsNft => {
+                record.not_run(case, &format!("{error:#}"));
+                continue;
+            }
+            other => other?,
+        };
         record.add(case, METRIC, "ms", &[seconds * 1000.0 / f64::from(slots)]);
     }
     Ok(())
