@@ -27,17 +27,22 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{net::UnixStream, time::timeout};
 
 use crate::{
+    drop_reason::DropReasonText,
     error::{ApiError, ErrorCode},
     health::Health,
-    lease::{AcquireLease, Lease, LeaseDetail, Released},
+    lease::{AcquireLease, Lease, LeaseDetail, LeasePolicy, Released},
     name::Name,
-    pool::{Pool, PoolSpec, ResizePool},
+    pool::{ChangePool, PolicySpec, Pool, PoolSpec},
     published_port::{Protocol, PublishPort, PublishedPort},
+    traffic::LeaseTraffic,
 };
 
 mod blocking;
+mod taps;
+mod trace;
 
-pub use blocking::Blocking;
+pub use blocking::{Blocking, BlockingTrace};
+pub use trace::Trace;
 
 /// How long a request may take before the client gives up, unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -201,15 +206,20 @@ impl Client {
             .await
     }
 
+    /// Changes a pool: its size, its policy, its data path.
+    pub async fn change_pool(&self, name: &Name, change: &ChangePool) -> Result<Pool, ClientError> {
+        let path = format!("/v1/pools/{name}");
+        self.json(Call::with_body(Method::PATCH, path, change))
+            .await
+    }
+
     /// Changes how many slots a pool keeps ready.
     pub async fn resize_pool(&self, name: &Name, size: u32) -> Result<Pool, ClientError> {
-        let body = ResizePool { size };
-        self.json(Call::with_body(
-            Method::PATCH,
-            format!("/v1/pools/{name}"),
-            &body,
-        ))
-        .await
+        let change = ChangePool {
+            size: Some(size),
+            ..ChangePool::default()
+        };
+        self.change_pool(name, &change).await
     }
 
     /// Deletes a pool that has no leases, with its slots.
@@ -253,6 +263,47 @@ impl Client {
     ) -> Result<Released, ClientError> {
         self.json(Call::new(Method::DELETE, lease_path(name, "", owner_uid)))
             .await
+    }
+
+    /// What a lease may reach.
+    pub async fn policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<LeasePolicy, ClientError> {
+        let path = lease_path(name, "/policy", owner_uid);
+        self.json(Call::new(Method::GET, path)).await
+    }
+
+    /// Gives a lease a policy of its own, at once.
+    pub async fn set_policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        policy: &PolicySpec,
+    ) -> Result<LeasePolicy, ClientError> {
+        let path = lease_path(name, "/policy", owner_uid);
+        self.json(Call::with_body(Method::PUT, path, policy)).await
+    }
+
+    /// Gives a lease its pool's policy again.
+    pub async fn reset_policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<LeasePolicy, ClientError> {
+        let path = lease_path(name, "/policy", owner_uid);
+        self.json(Call::new(Method::DELETE, path)).await
+    }
+
+    /// Traffic of all leases that the caller may see.
+    pub async fn traffic(&self) -> Result<Vec<LeaseTraffic>, ClientError> {
+        self.json(Call::new(Method::GET, "/v1/traffic")).await
+    }
+
+    /// Why packets are dropped: every reason with its meaning.
+    pub async fn drop_reasons(&self) -> Result<Vec<DropReasonText>, ClientError> {
+        self.json(Call::new(Method::GET, "/v1/drop-reasons")).await
     }
 
     /// The host ports that lead to a lease.
@@ -388,6 +439,7 @@ fn lease_path(name: &Name, below: &str, owner_uid: Option<u32>) -> String {
 }
 
 /// One request, before it is sent.
+#[derive(Debug)]
 struct Call {
     method: Method,
     path: String,

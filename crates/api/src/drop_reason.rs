@@ -88,7 +88,26 @@ drop_reasons! {
     NoAddress = 28,
 }
 
+/// A reason with its meaning.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DropReasonText {
+    /// Its name in metrics, the API and documentation.
+    pub reason: DropReason,
+    /// What it means, in one sentence.
+    pub text: String,
+}
+
 impl DropReason {
+    /// All reasons with their meanings.
+    #[must_use]
+    pub fn explained() -> Vec<DropReasonText> {
+        let explain = |reason: &Self| DropReasonText {
+            reason: *reason,
+            text: reason.text().to_owned(),
+        };
+        Self::ALL.iter().map(explain).collect()
+    }
+
     /// The reason with this number, if there is one.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {

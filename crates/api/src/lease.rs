@@ -9,7 +9,8 @@ use crate::{
     name::Name,
     pool::PolicySpec,
     published_port::PublishedPort,
-    slot::{Defect, Nic, TapUse},
+    slot::{DataPath, Defect, Nic, TapUse},
+    traffic::Traffic,
 };
 
 /// Body of a request for a slot.
@@ -88,8 +89,33 @@ pub struct LeaseDetail {
     pub taps: Vec<TapStatus>,
     /// What is wrong with the slot; empty if it is sound.
     pub defects: Vec<Defect>,
-    /// Connections that the slot's namespace tracks now.
+    /// Connections that the slot's namespace tracks now. Absent in the eBPF data paths, which need none.
     pub connections: Option<u32>,
+    /// The data path that its packets take.
+    #[serde(default)]
+    pub data_path: DataPath,
+    /// Why its packets take another data path than its pool asks for, or a part of them does: `xdp` needs
+    /// a TAP without offloads and an uplink whose driver has XDP.
+    #[serde(default)]
+    pub data_path_note: Option<String>,
+    /// What it may reach now.
+    #[serde(default)]
+    pub policy: PolicySpec,
+    /// Whether that is a policy of its own instead of its pool's.
+    #[serde(default)]
+    pub has_own_policy: bool,
+    /// Traffic since it was acquired. Absent with the `nft` data path.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
+}
+
+/// What a lease may reach.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeasePolicy {
+    /// Whether it is a policy of its own instead of its pool's.
+    pub own: bool,
+    /// The policy.
+    pub policy: PolicySpec,
 }
 
 /// What the kernel says of a TAP.

@@ -14,8 +14,12 @@ pub mod policy;
 pub mod pool;
 pub mod published_port;
 pub mod slot;
+pub mod trace;
+pub mod traffic;
 
 /// Prefix of every versioned path of the HTTP API.
 pub const API_PREFIX: &str = "/v1";
 /// Where the daemon listens unless the configuration says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/sandwire/sandwire.sock";
+/// What `Upgrade` says in a request for open TAPs, `GET /v1/leases/{name}/taps`.
+pub const TAPS_PROTOCOL: &str = "sandwire-fd";

@@ -321,12 +321,16 @@ pub struct SlotCounts {
     pub quarantined: u32,
 }
 
-/// Body of a request to change a pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ResizePool {
+/// Body of a request to change a pool. What is absent stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct ChangePool {
     /// Slots to keep ready, beside those that are leased.
-    pub size: u32,
+    pub size: Option<u32>,
+    /// What the sandboxes of the pool may reach: at once for all leases that have no policy of their own.
+    pub policy: Option<PolicySpec>,
+    /// Data path. Slots move one by one, leased ones too; connections go on.
+    pub data_path: Option<DataPath>,
 }
 
 impl Default for TapSpec {

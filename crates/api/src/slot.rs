@@ -8,6 +8,9 @@ use utoipa::ToSchema;
 
 use crate::error::ParseMacError;
 
+/// Most interfaces of one sandbox.
+pub const NICS_MAX: u8 = 8;
+
 /// What the sandbox's interface lives in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

@@ -171,7 +171,10 @@ fn settings(sizes: &Sizes) -> BTreeMap<String, u64> {
 }
 
 fn place(way: Way, sizes: &Sizes) -> Result<Place> {
-    let step = Step::begin(&format!("{} slots by {}", sizes.slots, case(way)), sizes.slots);
+    let step = Step::begin(
+        &format!("{} slots by {}", sizes.slots, case(way)),
+        sizes.slots,
+    );
     let full = Switches {
         deny_list: true,
         limit: true,
@@ -242,8 +245,8 @@ impl Subject<'_> {
         let case = case(self.way);
         if with_ping {
             let duration = Duration::from_secs(sizes.ping_seconds.into());
-            let pings = ping::run(namespace, &addresses, PING_INTERVAL, duration)
-                .with_context(doing)?;
+            let pings =
+                ping::run(namespace, &addresses, PING_INTERVAL, duration).with_context(doing)?;
             pings.add(record, case, label);
         }
         let duration = Duration::from_secs(sizes.throughput_seconds.into());

@@ -23,7 +23,9 @@ pub(crate) fn thread_time() -> Duration {
 /// on, as far as there are any. The first does most of what a machine does by itself.
 pub(crate) fn pin(from_last: usize) -> Result<()> {
     let allowed = sched_getaffinity(None).context("cannot ask for the processors")?;
-    let usable: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
+    let usable: Vec<usize> = (0..CpuSet::MAX_CPU)
+        .filter(|cpu| allowed.is_set(*cpu))
+        .collect();
     let place = usable.len().saturating_sub(1 + from_last);
     let cpu = *usable.get(place).context("no processor")?;
     let mut only = CpuSet::new();

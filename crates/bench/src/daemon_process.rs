@@ -53,8 +53,9 @@ impl DaemonProcess {
         let instance = namespace.unwrap_or("bench").replace('_', "-");
         let socket = folder.join("sandwire.sock");
         let config = format!(
-            "instance = \"{instance}\"\nstate_dir = {:?}\nsocket = {socket:?}\n",
-            folder.join("state")
+            "instance = \"{instance}\"\nstate_dir = {:?}\nsocket = {socket:?}\n{}",
+            folder.join("state"),
+            namespace.map_or("", |_| world::UPLINKS_SETTING),
         );
         fs::write(folder.join("sandwire.toml"), config)
             .context("cannot write the daemon's configuration")?;
@@ -285,6 +286,9 @@ mod tests {
         let dual = pool(200, Families::Dual).unwrap();
         assert!(dual.guest.ipv4.is_some() && dual.guest.ipv6.is_some());
         let host = pool_of(Kind::HostEbpf, 200, Families::Dual).unwrap();
-        assert_eq!((host.kind, host.data_path), (SlotKind::Host, DataPath::Ebpf));
+        assert_eq!(
+            (host.kind, host.data_path),
+            (SlotKind::Host, DataPath::Ebpf)
+        );
     }
 }

@@ -201,7 +201,11 @@ fn add_trial(record: &mut Record, exit: Exit, load: Load, case: &str, trial: &la
     let figures = [
         ("checked", "packets", trial.arrived),
         ("wrong", "packets", trial.wrong),
-        ("missing", "packets", trial.sent.saturating_sub(trial.arrived)),
+        (
+            "missing",
+            "packets",
+            trial.sent.saturating_sub(trial.arrived),
+        ),
     ];
     for (kind, unit, value) in figures {
         record.add(case, &metric(kind), unit, &[f64::from(value)]);
@@ -212,12 +216,27 @@ fn add_ratios(record: &mut Record) {
     let metric = |load: Load| format!("tap_to_tap_{}_{COST}", load.name());
     for (name, load, above, below) in [
         ("ebpf_host_vs_recipe_64", Load::Udp64, "ebpf_host", "recipe"),
-        ("ebpf_netns_vs_recipe_64", Load::Udp64, "ebpf_netns", "recipe"),
-        ("ebpf_host_vs_recipe_64k", Load::Tso64k, "ebpf_host", "recipe"),
+        (
+            "ebpf_netns_vs_recipe_64",
+            Load::Udp64,
+            "ebpf_netns",
+            "recipe",
+        ),
+        (
+            "ebpf_host_vs_recipe_64k",
+            Load::Tso64k,
+            "ebpf_host",
+            "recipe",
+        ),
         ("xdp_vs_recipe_64", Load::Udp64, "xdp", "recipe"),
         ("redirect_vs_recipe_64", Load::Udp64, "redirect", "recipe"),
         ("kernel_vs_recipe_64", Load::Udp64, "kernel", "recipe"),
-        ("ebpf_host_vs_kernel_nat_64", Load::Udp64, "ebpf_host", "kernel_nat"),
+        (
+            "ebpf_host_vs_kernel_nat_64",
+            Load::Udp64,
+            "ebpf_host",
+            "kernel_nat",
+        ),
     ] {
         let metric = metric(load);
         record.add_ratio(name, (above, &metric), (below, &metric));

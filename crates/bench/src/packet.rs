@@ -417,7 +417,10 @@ fn sum_of(bytes: &[u8]) -> u64 {
         .by_ref()
         .map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]])))
         .sum();
-    even + pairs.remainder().first().map_or(0, |last| u64::from(*last) << 8)
+    even + pairs
+        .remainder()
+        .first()
+        .map_or(0, |last| u64::from(*last) << 8)
 }
 
 fn folded(mut sum: u64) -> u16 {
@@ -463,7 +466,11 @@ mod tests {
     #[test]
     fn a_changed_byte_breaks_a_checksum() {
         let frame = FLOW.udp(Checksum::Complete, 22);
-        for at in [ETHERNET + 13, ETHERNET + IPV4 + 1, ETHERNET + IPV4 + UDP + 5] {
+        for at in [
+            ETHERNET + 13,
+            ETHERNET + IPV4 + 1,
+            ETHERNET + IPV4 + UDP + 5,
+        ] {
             let mut changed = frame.plain().to_vec();
             changed[at] ^= 0x10;
             assert!(!Seen::parse(&changed).unwrap().checksums_hold(None), "{at}");
@@ -514,7 +521,10 @@ mod tests {
         let reply = answer(frame.plain(), mac, *FLOW.target.ip()).unwrap();
         let seen = Seen::parse(&reply).unwrap();
         assert!(seen.checksums_hold(None));
-        assert_eq!((seen.source, seen.target), (*FLOW.target.ip(), *FLOW.source.ip()));
+        assert_eq!(
+            (seen.source, seen.target),
+            (*FLOW.target.ip(), *FLOW.source.ip())
+        );
         let replied = echo_reply(&reply[ETHERNET..]);
         assert_eq!(replied, Some((*FLOW.target.ip(), 77, 0xffff)));
         assert_eq!(answer(frame.plain(), mac, *FLOW.source.ip()), None);
@@ -528,7 +538,12 @@ mod tests {
         let ours = [2, 0, 0, 0, 0, 1];
         let reply = answer(&question, ours, Ipv4Addr::new(10, 0, 0, 2)).unwrap();
         assert_eq!(&reply[..12], &[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 1]);
-        assert_eq!(&reply[20..], &[0, 2, 2, 0, 0, 0, 0, 1, 10, 0, 0, 2, 2, 0, 0, 0, 0, 9, 10, 0, 0, 1]);
+        assert_eq!(
+            &reply[20..],
+            &[
+                0, 2, 2, 0, 0, 0, 0, 1, 10, 0, 0, 2, 2, 0, 0, 0, 0, 9, 10, 0, 0, 1
+            ]
+        );
         assert_eq!(answer(&question, ours, Ipv4Addr::new(10, 0, 0, 3)), None);
     }
 }

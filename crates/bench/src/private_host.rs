@@ -64,8 +64,7 @@ pub(crate) fn furnish() -> Result<()> {
     let nothing = MountFlags::empty();
     mount("run", "/run", "tmpfs", nothing, c"mode=755").context("cannot mount an empty /run")?;
     mount("sysfs", "/sys", "sysfs", nothing, None).context("cannot mount /sys")?;
-    mount("bpf", "/sys/fs/bpf", "bpf", nothing, c"mode=700")
-        .context("cannot mount /sys/fs/bpf")?;
+    mount("bpf", "/sys/fs/bpf", "bpf", nothing, c"mode=700").context("cannot mount /sys/fs/bpf")?;
     fs::create_dir("/run/netns").context("cannot create /run/netns")?;
     run("ip", &["link", "set", "lo", "up"])
 }

@@ -57,8 +57,12 @@ pub(crate) fn as_text(record: &Record) -> String {
 fn is_summary(row: &Row) -> bool {
     let metric = row.metric.as_str();
     let is_raw = matches!(metric, "acquire_us" | "ready_at") || metric.ends_with("_samples");
-    let is_opinion = ["_wall", "_checked"].iter().any(|end| metric.ends_with(end));
-    let is_check = ["_wrong", "_missing", "_lost"].iter().any(|end| metric.ends_with(end));
+    let is_opinion = ["_wall", "_checked"]
+        .iter()
+        .any(|end| metric.ends_with(end));
+    let is_check = ["_wrong", "_missing", "_lost"]
+        .iter()
+        .any(|end| metric.ends_with(end));
     !is_raw && !is_opinion && (!is_check || row.max > 0.0)
 }
 

@@ -182,7 +182,9 @@ fn measure(place: &Place, stream: &Stream, seconds: u32) -> Result<Figures> {
         thread::sleep(WARM_UP);
         let watched = watch(&receiver, seconds, || !sending.is_finished());
         stop.store(true, Ordering::Relaxed);
-        let sent = sending.join().map_err(|_| anyhow!("the guest panicked"))??;
+        let sent = sending
+            .join()
+            .map_err(|_| anyhow!("the guest panicked"))??;
         let mut figures = watched?;
         let share = figures.seconds / sent.elapsed.as_secs_f64();
         figures.guest = sent.guest.as_secs_f64() * share;
@@ -245,12 +247,42 @@ fn real_guests(sizes: &Sizes, places: &[(Way, Place)], record: &mut Record) -> R
 
 fn add_ratios(record: &mut Record) {
     for (name, write, above, below) in [
-        ("stream_64_ebpf_vs_kernel_nat", "64_packets", "ebpf_host", "kernel_nat"),
-        ("stream_64_ebpf_vs_kernel", "64_packets", "ebpf_host", "kernel"),
-        ("stream_64_ebpf_vs_xdp_generic", "64_packets", "ebpf_host", "xdp_generic"),
-        ("stream_64_xdp_vs_kernel_nat", "64_packets", "xdp", "kernel_nat"),
-        ("stream_16k_ebpf_vs_xdp_generic", "16k_throughput", "ebpf_host", "xdp_generic"),
-        ("stream_16k_ebpf_vs_kernel_nat", "16k_throughput", "ebpf_host", "kernel_nat"),
+        (
+            "stream_64_ebpf_vs_kernel_nat",
+            "64_packets",
+            "ebpf_host",
+            "kernel_nat",
+        ),
+        (
+            "stream_64_ebpf_vs_kernel",
+            "64_packets",
+            "ebpf_host",
+            "kernel",
+        ),
+        (
+            "stream_64_ebpf_vs_xdp_generic",
+            "64_packets",
+            "ebpf_host",
+            "xdp_generic",
+        ),
+        (
+            "stream_64_xdp_vs_kernel_nat",
+            "64_packets",
+            "xdp",
+            "kernel_nat",
+        ),
+        (
+            "stream_16k_ebpf_vs_xdp_generic",
+            "16k_throughput",
+            "ebpf_host",
+            "xdp_generic",
+        ),
+        (
+            "stream_16k_ebpf_vs_kernel_nat",
+            "16k_throughput",
+            "ebpf_host",
+            "kernel_nat",
+        ),
     ] {
         let metric = format!("tcp_{write}");
         record.add_ratio(name, (above, &metric), (below, &metric));

@@ -23,6 +23,8 @@ use sandwire_kernel_net::{
 pub(crate) const VETH: &str = "out-veth";
 /// The TAP that leads out.
 pub(crate) const TAP: &str = "out-tap";
+/// What the daemon's configuration says about them.
+pub(crate) const UPLINKS_SETTING: &str = "uplinks = [\"out-veth\", \"out-tap\"]\n";
 /// The host's address on the veth.
 pub(crate) const HOST_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// Who is beyond the veth.

@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use comfy_table::{ContentArrangement, Table, presets};
+use sandwire_api::slot::{DataPath, SlotKind};
 
 /// A table without lines whose columns wrap so that it fits the terminal. Away from a terminal
 /// every row is one line.
@@ -78,6 +79,44 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{plural}")
 }
 
+/// A kind of slot, as the API writes it.
+pub(crate) fn kind(kind: SlotKind) -> &'static str {
+    match kind {
+        SlotKind::Netns => "netns",
+        SlotKind::Host => "host",
+    }
+}
+
+/// A data path, as the API writes it.
+pub(crate) fn data_path(path: DataPath) -> &'static str {
+    match path {
+        DataPath::Nft => "nft",
+        DataPath::Ebpf => "ebpf",
+        DataPath::Xdp => "xdp",
+    }
+}
+
+/// A number by a decimal unit, with three digits at most, as `1.25 G`.
+pub(crate) fn decimal(value: u64) -> String {
+    const UNITS: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
+    if value < 1000 {
+        return value.to_string();
+    }
+    let (mut scale, mut unit) = (1000, 0);
+    while value / scale >= 1000 {
+        scale *= 1000;
+        unit += 1;
+    }
+    let whole = value / scale;
+    let part = value % scale;
+    let unit = UNITS[unit];
+    match whole {
+        0..10 => format!("{whole}.{:02} {unit}", part / (scale / 100)),
+        10..100 => format!("{whole}.{} {unit}", part / (scale / 10)),
+        _ => format!("{whole} {unit}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,6 +140,15 @@ mod tests {
                 "10.0 MiB",
                 "16383.9 PiB"
             ]
+        );
+    }
+
+    #[test]
+    fn large_numbers_show_three_digits() {
+        let shown = [0, 999, 1000, 12_340, 999_999, 1_250_000_000, u64::MAX].map(decimal);
+        assert_eq!(
+            shown,
+            ["0", "999", "1.00 k", "12.3 k", "999 k", "1.25 G", "18.4 E"]
         );
     }
 

@@ -6,12 +6,16 @@ mod cleanup;
 mod completion;
 mod daemon;
 mod doctor;
+mod exec;
 mod list;
+mod policy;
 mod pool;
 mod publish;
 mod release;
 mod run;
 mod show;
+mod top;
+mod trace;
 
 use clap::Subcommand;
 
@@ -22,7 +26,7 @@ use crate::{Context, failure::Outcome};
 pub(crate) enum Verb {
     /// Run the daemon in the foreground: fill pools, hand out slots, listen on the socket.
     Daemon(daemon::Arguments),
-    /// Create, list, show, resize and delete pools of slots.
+    /// Create, list, show, change and delete pools of slots.
     #[command(subcommand)]
     Pool(pool::Verb),
     /// Take a slot of a pool.
@@ -33,10 +37,19 @@ pub(crate) enum Verb {
     List(list::Arguments),
     /// Show a lease with what the kernel says of it now.
     Show(show::Arguments),
+    /// Show, set or reset what a lease may reach.
+    #[command(subcommand)]
+    Policy(policy::Verb),
+    /// Show the traffic of leases, live.
+    Top(top::Arguments),
+    /// Show what becomes of each packet of a lease, live.
+    Trace(trace::Arguments),
     /// Let a host port lead to a lease, list or withdraw such ports.
     Publish(publish::Arguments),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
+    /// Run a command that gets the lease's TAPs as open descriptors.
+    Exec(exec::Arguments),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
@@ -57,8 +70,12 @@ impl Verb {
             Self::Release(arguments) => release::run(context, &arguments),
             Self::List(arguments) => list::run(context, &arguments),
             Self::Show(arguments) => show::run(context, &arguments),
+            Self::Policy(verb) => policy::run(context, verb),
+            Self::Top(arguments) => top::run(context, &arguments),
+            Self::Trace(arguments) => trace::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Run(arguments) => run::run(context, &arguments),
+            Self::Exec(arguments) => exec::run(context, &arguments),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Cleanup(arguments) => cleanup::run(context, &arguments),

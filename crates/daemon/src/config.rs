@@ -24,6 +24,12 @@ pub const DEFAULT_PATH: &str = "/etc/sandwire/sandwire.toml";
 const SOCKET_PATH_BYTES_MAX: usize = 107 - ".new".len();
 /// Most threads that build slots: beyond, they only wait for the kernel's one lock for interfaces.
 const BUILDERS_MAX: usize = 16;
+/// Room for sandboxes' interfaces in the eBPF data path: each takes about a kilobyte of the kernel's memory, and
+/// the address space of a process ends somewhere.
+const NICS_RANGE: std::ops::RangeInclusive<u32> = 64..=1_048_576;
+const NICS_DEFAULT: u32 = 16_384;
+/// Longest name of an interface (`IFNAMSIZ` without its final zero).
+const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// Builders unless told otherwise: as many as there are processors, up to this.
 const BUILDERS_DEFAULT_MAX: usize = 4;
 
@@ -40,8 +46,23 @@ pub struct Config {
     pub builders: usize,
     /// Time between two audits of all slots.
     pub audit_interval: Duration,
+    /// What the eBPF data path is told.
+    pub datapath: DatapathConfig,
+    /// Whether `/metrics` has figures of each lease, beside the pools' sums.
+    pub metrics_per_lease: bool,
     /// Pools that the daemon keeps.
     pub pools: Vec<PoolSpec>,
+}
+
+/// Settings of the eBPF data path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatapathConfig {
+    /// Interfaces that packets leave the host by without its own stack. Absent: those of its default routes.
+    pub uplinks: Option<Vec<String>>,
+    /// Folder on a bpffs where programs and maps live.
+    pub folder: PathBuf,
+    /// Interfaces of sandboxes that there is room for.
+    pub nics_max: u32,
 }
 
 /// Where the API listens, and who may connect.
@@ -135,6 +156,10 @@ struct File {
     socket_gid: Option<u32>,
     builders: Option<Spanned<usize>>,
     audit_seconds: Option<Spanned<u64>>,
+    uplinks: Option<Vec<Spanned<String>>>,
+    bpf_folder: Option<Spanned<PathBuf>>,
+    nics_max: Option<Spanned<u32>>,
+    metrics_per_lease: Option<bool>,
     #[serde(default)]
     pool: Vec<Spanned<PoolSpec>>,
 }
@@ -176,8 +201,18 @@ impl Source<'_> {
                 ),
             ));
         }
+        let datapath = DatapathConfig {
+            uplinks: self.uplinks(file.uplinks.as_deref())?,
+            folder: match &file.bpf_folder {
+                Some(folder) => self.absolute("bpf_folder", folder)?,
+                None => sandwire_datapath::folder_for(instance.as_str()),
+            },
+            nics_max: self.nics_max(file.nics_max.as_ref())?,
+        };
         Ok(Config {
             pools: self.pools(&instance, file.pool)?,
+            datapath,
+            metrics_per_lease: file.metrics_per_lease.unwrap_or(false),
             instance,
             state_dir,
             socket,
@@ -228,6 +263,49 @@ impl Source<'_> {
             Some(seconds) => Err(self.invalid(
                 seconds.span(),
                 "audit_seconds must be between 1 and 86400 (a day)",
+            )),
+        }
+    }
+
+    fn uplinks(
+        &self,
+        names: Option<&[Spanned<String>]>,
+    ) -> Result<Option<Vec<String>>, ConfigError> {
+        let Some(names) = names else { return Ok(None) };
+        let mut uplinks: Vec<String> = Vec::with_capacity(names.len());
+        for spanned in names {
+            let name = spanned.get_ref();
+            let reason = if name.is_empty() || name.len() > INTERFACE_NAME_BYTES_MAX {
+                Some("has 1 to 15 bytes")
+            } else if name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) {
+                Some("has no blanks, '/' or ':'")
+            } else if name == "lo" || name == "." || name == ".." {
+                Some("is that of an interface that leads out of the host")
+            } else if uplinks.contains(name) {
+                Some("stands here once")
+            } else {
+                None
+            };
+            if let Some(reason) = reason {
+                let reason = format!("uplinks: '{name}': the name of an uplink {reason}");
+                return Err(self.invalid(spanned.span(), &reason));
+            }
+            uplinks.push(name.clone());
+        }
+        Ok(Some(uplinks))
+    }
+
+    fn nics_max(&self, count: Option<&Spanned<u32>>) -> Result<u32, ConfigError> {
+        match count {
+            None => Ok(NICS_DEFAULT),
+            Some(count) if NICS_RANGE.contains(count.get_ref()) => Ok(*count.get_ref()),
+            Some(count) => Err(self.invalid(
+                count.span(),
+                &format!(
+                    "nics_max must be between {} and {}",
+                    NICS_RANGE.start(),
+                    NICS_RANGE.end()
+                ),
             )),
         }
     }
@@ -303,6 +381,26 @@ ipv6 = "fd00:c10e::/64"
         assert_eq!(config.pools, []);
         assert!((1..=4).contains(&config.builders));
         assert_eq!(config.audit_interval, Duration::from_secs(30));
+        assert_eq!(config.datapath.uplinks, None);
+        assert_eq!(
+            config.datapath.folder,
+            Path::new("/sys/fs/bpf/sandwire/default")
+        );
+        assert_eq!(config.datapath.nics_max, 16_384);
+        assert!(!config.metrics_per_lease);
+    }
+
+    #[test]
+    fn settings_of_the_data_path_are_read() {
+        let text = "instance = \"b\"\nuplinks = [\"eth0\", \"wg0\"]\nnics_max = 64\nmetrics_per_lease = true";
+        let config = parse(text).unwrap();
+        assert_eq!(config.datapath.uplinks.unwrap(), ["eth0", "wg0"]);
+        assert!(config.datapath.folder.ends_with("sandwire/b"));
+        assert!(config.metrics_per_lease && config.datapath.nics_max == 64);
+        assert_eq!(
+            parse("uplinks = []").unwrap().datapath.uplinks.unwrap(),
+            [""; 0]
+        );
     }
 
     #[test]
@@ -344,6 +442,20 @@ ipv6 = "fd00:c10e::/64"
             ("socket_mode = \"1777\"", "s.toml:1:15", "octal"),
             ("\nsocket = \"run/s\"", "s.toml:2:10", "absolute"),
             ("instance = \"A\"", "s.toml:1:12", "not a valid name"),
+            ("uplinks = \"eth0\"", "s.toml:1:11", "invalid type"),
+            ("uplinks = [\"eth0\", \"\"]", "s.toml:1:20", "1 to 15"),
+            (
+                "uplinks = [\n\"a-name-too-long0\"]",
+                "s.toml:2:1",
+                "1 to 15",
+            ),
+            ("uplinks = [\"a b\"]", "s.toml:1:12", "no blanks"),
+            ("uplinks = [\"lo\"]", "s.toml:1:12", "out of the host"),
+            ("uplinks = [\"e\", \"e\"]", "s.toml:1:17", "once"),
+            ("bpf_folder = \"sandwire\"", "s.toml:1:14", "absolute"),
+            ("nics_max = 63", "s.toml:1:12", "between 64 and 1048576"),
+            ("nics_max = -1", "s.toml:1:12", ""),
+            ("metrics_per_lease = 1", "s.toml:1:21", "invalid type"),
         ] {
             let error = parse(text).unwrap_err();
             assert!(

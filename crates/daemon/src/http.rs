@@ -11,10 +11,14 @@ mod health;
 mod leases;
 mod metrics;
 mod openapi;
+mod policy;
 mod pools;
 mod ports;
+mod taps;
 #[cfg(test)]
 mod tests;
+mod trace;
+mod traffic;
 
 use std::{
     collections::hash_map::RandomState,
@@ -42,7 +46,11 @@ use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 
 pub(crate) use self::extract::Peer;
-use self::{failure::Failure, metrics::Traffic};
+use self::{
+    failure::Failure,
+    metrics::{LeaseTotals, Traffic},
+    trace::Traces,
+};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -52,6 +60,10 @@ pub(crate) struct App {
     pub(crate) slots: Arc<Slots>,
     /// Figures about the API itself.
     traffic: Traffic,
+    /// What leases have sent and received.
+    totals: LeaseTotals,
+    /// Traces that run.
+    pub(crate) traces: Arc<Traces>,
     /// What is wrong with the pools of the configuration.
     problems: RwLock<Vec<Problem>>,
     /// The API's description, as it is served.
@@ -62,7 +74,8 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(slots: Arc<Slots>) -> Arc<Self> {
+    /// `metrics_per_lease` says whether `/metrics` has figures of each lease, beside the pools' sums.
+    pub(crate) fn new(slots: Arc<Slots>, metrics_per_lease: bool) -> Arc<Self> {
         let openapi = api()
             .into_openapi()
             .to_pretty_json()
@@ -71,6 +84,8 @@ impl App {
         Arc::new(Self {
             slots,
             traffic: Traffic::default(),
+            totals: LeaseTotals::new(metrics_per_lease),
+            traces: Arc::default(),
             problems: RwLock::default(),
             openapi,
             run: u32::from_be_bytes([a, b, c, d]),
@@ -115,6 +130,10 @@ fn api() -> OpenApiRouter<Arc<App>> {
     openapi::document()
         .merge(pools::routes())
         .merge(leases::routes())
+        .merge(policy::routes())
+        .merge(traffic::routes())
+        .merge(trace::routes())
+        .merge(taps::routes())
         .merge(ports::routes())
         .merge(health::routes())
         .merge(metrics::routes())

@@ -1,8 +1,9 @@
 //! A kernel for tests that keeps slots in memory and does what it is told.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, VecDeque},
     net::IpAddr,
+    os::fd::OwnedFd,
     path::Path,
     sync::{
         Arc, Condvar, Mutex,
@@ -15,12 +16,14 @@ use sandwire_api::{
     lease::{TapHolder, TapStatus, TrafficCount},
     pool::PoolSpec,
     published_port::PublishPort,
-    slot::{Defect, TapUse},
+    slot::{DataPath, Defect, TapUse},
+    trace::TracePacket,
+    traffic::Traffic,
 };
 use sandwire_slot::{
     clock::SystemClock,
     error::NetworkError,
-    network::{Inspection, Inventory, Leftover, Network, Withdrawal},
+    network::{Inspection, Inventory, Leftover, Network, TraceSource, TracedPacket, Withdrawal},
     plan::{Plan, SlotPlan},
     service::{Settings, Slots},
 };
@@ -35,12 +38,57 @@ pub(crate) struct ModelNetwork {
     waiting: AtomicUsize,
     /// Somebody has every TAP open.
     pub(crate) is_held: Mutex<bool>,
+    /// What each slot of an eBPF pool has counted.
+    pub(crate) traffic: Mutex<Traffic>,
+    /// The other ends of all TAPs that were opened: each ends when nobody has the TAP any more.
+    pub(crate) guests: Mutex<Vec<OwnedFd>>,
+    /// Slots whose packets are told of, by pool and number.
+    traced: Mutex<BTreeSet<(u32, u32)>>,
+    packets: Arc<Mutex<VecDeque<TracedPacket>>>,
+    /// Traces end at once.
+    pub(crate) is_trace_broken: Mutex<bool>,
+}
+
+/// The stream of all traced packets.
+struct ModelTrace {
+    packets: Arc<Mutex<VecDeque<TracedPacket>>>,
+    is_broken: bool,
+}
+
+impl TraceSource for ModelTrace {
+    fn next_event(&mut self, at_most: Duration) -> Result<Option<TracedPacket>, NetworkError> {
+        if self.is_broken {
+            return Err(NetworkError::Several(Vec::new()));
+        }
+        let begun = Instant::now();
+        loop {
+            if let Some(packet) = self.packets.lock().unwrap().pop_front() {
+                return Ok(Some(packet));
+            }
+            if begun.elapsed() >= at_most {
+                return Ok(None);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 impl ModelNetwork {
     pub(crate) fn set_slow(&self, is_slow: bool) {
         *self.is_slow.lock().unwrap() = is_slow;
         self.hurried.notify_all();
+    }
+
+    /// Sends a packet through every traced slot. Returns how many these are.
+    pub(crate) fn send(&self, packet: &TracePacket) -> usize {
+        let traced = self.traced.lock().unwrap();
+        let events = traced.iter().map(|(pool, slot)| TracedPacket {
+            pool: *pool,
+            slot: *slot,
+            packet: packet.clone(),
+        });
+        self.packets.lock().unwrap().extend(events);
+        traced.len()
     }
 
     /// How many withdrawals of TAPs are going on.
@@ -120,6 +168,46 @@ impl Network for ModelNetwork {
     fn inspect_host(&self, _: &[PoolSpec]) -> Vec<Defect> {
         Vec::new()
     }
+
+    fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
+        let counted = self.traffic.lock().unwrap();
+        (slot.data_path != DataPath::Nft).then(|| counted.clone())
+    }
+
+    fn open_taps(&self, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
+        let mut guests = self.guests.lock().unwrap();
+        let open = |_| {
+            let (guest, tap) = std::os::unix::net::UnixStream::pair().unwrap();
+            guests.push(guest.into());
+            tap.into()
+        };
+        Ok(slot.nics.iter().map(open).collect())
+    }
+
+    fn set_trace(&self, slot: &SlotPlan, traced: bool) -> Result<(), NetworkError> {
+        let place = (slot.pool_number, slot.number.0);
+        let mut places = self.traced.lock().unwrap();
+        if slot.data_path == DataPath::Nft {
+            return Err(NetworkError::Conflict {
+                object: "trace".to_owned(),
+                with: "the nft data path".to_owned(),
+                advice: "move the pool".to_owned(),
+            });
+        }
+        if traced {
+            places.insert(place);
+        } else {
+            places.remove(&place);
+        }
+        Ok(())
+    }
+
+    fn trace_events(&self) -> Result<Box<dyn TraceSource>, NetworkError> {
+        Ok(Box::new(ModelTrace {
+            packets: Arc::clone(&self.packets),
+            is_broken: *self.is_trace_broken.lock().unwrap(),
+        }))
+    }
 }
 
 /// A slot service on a model of the kernel.
@@ -151,6 +239,15 @@ access = [
 "#
     ))
     .unwrap()
+}
+
+/// The same with the eBPF data path and two interfaces per sandbox.
+pub(crate) fn ebpf_pool(name: &str, third_byte: u8) -> PoolSpec {
+    PoolSpec {
+        data_path: DataPath::Ebpf,
+        nics: 2,
+        ..pool(name, third_byte)
+    }
 }
 
 /// Makes a pool and waits until it is full and the host has been looked at.

@@ -132,6 +132,7 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
     tracing::info!("stopping; slots and leases stay as they are");
     announcer.abort();
     notify(&[NotifyState::Stopping]);
+    app.traces.stop();
     stop.send_replace(true);
     if let Err(error) = server.await {
         tracing::error!(%error, "the server ended early");
@@ -156,7 +157,7 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
             audit_interval: config.audit_interval,
         };
         let slots = Slots::open(settings, Arc::new(network), Arc::new(SystemClock))?;
-        let app = App::new(slots);
+        let app = App::new(slots, config.metrics_per_lease);
         ensure_pools(&app, &config.pools);
         Ok(app)
     });
@@ -319,7 +320,7 @@ mod tests {
     fn what_the_configuration_says_of_pools_is_done_and_what_cannot_be_is_listed() {
         let folder = tempfile::tempdir().unwrap();
         let (slots, _) = model::open(folder.path());
-        let app = App::new(slots);
+        let app = App::new(slots, false);
         let mut web = model::pool("web", 1);
         ensure_pools(&app, &[web.clone()]);
         assert_eq!(app.problems(), []);

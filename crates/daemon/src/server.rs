@@ -136,7 +136,8 @@ async fn converse(stream: UnixStream, caller: Caller, router: Router, stop: watc
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades();
     tokio::pin!(connection);
     let result = tokio::select! {
         result = connection.as_mut() => result,

@@ -7,17 +7,20 @@ use std::{
 
 use ipnet::IpNet;
 use sandwire_api::{error::ErrorCode, name::Name, slot::MacAddress};
+use sandwire_datapath::policy::PolicyError;
 
 /// Why settings can't become a [`crate::plan::Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
-    /// A later version will have it.
-    #[error("{setting} = {value} needs the ebpf data path, which this version does not have")]
+    /// Settings that don't go together.
+    #[error("{setting} = {value} {reason}")]
     Unsupported {
         /// Setting, as written in the configuration: `kind`.
         setting: &'static str,
         /// What was asked for.
-        value: &'static str,
+        value: String,
+        /// What it needs, and why.
+        reason: &'static str,
     },
     /// A number outside its range.
     #[error("{setting} = {value} is out of range: it must be {min} to {max}")]
@@ -142,6 +145,12 @@ pub enum NetworkError {
         /// What to do.
         advice: String,
     },
+    /// The policy is more than the data path holds.
+    #[error("policy: {0}")]
+    Policy(#[from] PolicyError),
+    /// eBPF is missing, full, or failed.
+    #[error("eBPF data path: {0}")]
+    Datapath(#[from] sandwire_datapath::Error),
     /// Several operations of a clean-up failed; each is named.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<NetworkError>),
@@ -346,6 +355,18 @@ impl ServiceError {
                 ..
             }
             | Self::Conflict { .. } => ErrorCode::Conflict,
+            Self::Network {
+                source: NetworkError::Policy(_),
+                ..
+            } => ErrorCode::InvalidRequest,
+            Self::Network {
+                source:
+                    NetworkError::Datapath(
+                        sandwire_datapath::Error::Unsupported { .. }
+                        | sandwire_datapath::Error::NoBpffs { .. },
+                    ),
+                ..
+            } => ErrorCode::Unsupported,
             Self::PoolEmpty { .. } => ErrorCode::PoolEmpty,
             Self::PoolExhausted { .. } => ErrorCode::PoolExhausted,
             Self::Network { .. } | Self::Journal(_) | Self::System { .. } => ErrorCode::Internal,

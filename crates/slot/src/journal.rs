@@ -16,7 +16,12 @@ use std::{
 
 use rusqlite::Connection;
 use rustix::fs::{FlockOperation, flock};
-use sandwire_api::{name::Name, pool::PoolSpec, published_port::PublishedPort};
+use sandwire_api::{
+    name::Name,
+    pool::{PolicySpec, PoolSpec},
+    published_port::PublishedPort,
+    slot::DataPath,
+};
 
 use crate::{
     error::JournalError,
@@ -50,6 +55,8 @@ pub struct Contents {
     pub released: Vec<ReleasedSlot>,
     /// Published ports.
     pub ports: Vec<PublishedPort>,
+    /// Pools whose slots are being moved, with the data path that they come from.
+    pub moves: Vec<(Name, DataPath)>,
 }
 
 /// A slot whose lease has ended, until its clone address has rested.
@@ -131,6 +138,50 @@ impl Journal {
     pub fn insert_lease(&mut self, lease: &LeaseRecord) -> Result<(), JournalError> {
         self.write("store lease", |connection| {
             row::insert_lease(connection, lease)
+        })
+    }
+
+    /// Removes a lease of which nobody was told.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn remove_lease(&mut self, lease: &LeaseKey) -> Result<(), JournalError> {
+        self.write("remove lease", |connection| {
+            row::remove_lease(connection, lease)
+        })
+    }
+
+    /// Gives a lease a policy of its own, or takes it away.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_lease_policy(
+        &mut self,
+        lease: &LeaseKey,
+        policy: Option<&PolicySpec>,
+    ) -> Result<(), JournalError> {
+        self.write("store policy", |connection| {
+            row::set_lease_policy(connection, lease, policy)
+        })
+    }
+
+    /// Changes a pool's settings and notes that its slots still have the data path `from`.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn begin_move(&mut self, spec: &PoolSpec, from: DataPath) -> Result<(), JournalError> {
+        self.transaction("begin move of pool", |transaction| {
+            row::begin_move(transaction, spec, from)
+        })
+    }
+
+    /// Notes that all slots of a pool have its data path.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn end_move(&mut self, pool: &Name) -> Result<(), JournalError> {
+        self.write("end move of pool", |connection| {
+            row::end_move(connection, pool)
         })
     }
 

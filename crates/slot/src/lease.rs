@@ -5,6 +5,7 @@ use std::time::Duration;
 use sandwire_api::{
     lease::{Lease, LeaseState},
     name::Name,
+    pool::PolicySpec,
 };
 
 use crate::plan::{SlotNumber, SlotPlan};
@@ -39,6 +40,10 @@ pub struct LeaseRecord {
     pub acquired_at: u64,
     /// When it ends by itself.
     pub expiry: Option<Expiry>,
+    /// Its own policy; without one it has the pool's.
+    pub policy: Option<PolicySpec>,
+    /// Whether the sandbox is a process in the slot's namespace.
+    pub is_process: bool,
 }
 
 /// When a lease ends by itself.
@@ -62,8 +67,8 @@ impl LeaseRecord {
             state: self.state,
             acquired_at: self.acquired_at,
             expires_at: self.expiry.map(|expiry| expiry.since_epoch_seconds),
-            netns: Some(slot.netns_path()),
-            netns_name: Some(slot.netns_name.clone()),
+            netns: slot.has_netns().then(|| slot.netns_path()),
+            netns_name: slot.has_netns().then(|| slot.netns_name.clone()),
             nics: slot.api_nics(),
         }
     }

@@ -288,6 +288,7 @@ impl Network for ModelNetwork {
                 vec![defect("reported")]
             },
             connections: Some(0),
+            ..Inspection::default()
         }
     }
 

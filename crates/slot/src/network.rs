@@ -5,14 +5,17 @@
 //! background threads only, never on the way of a hand-out. Every call is idempotent, so that what
 //! a crash interrupted can simply be done again.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr, os::fd::OwnedFd, time::Duration};
 
 use sandwire_api::{
     lease::{TapHolder, TapStatus},
-    pool::PoolSpec,
+    pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
-    slot::Defect,
+    slot::{DataPath, Defect},
+    trace::TracePacket,
+    traffic::Traffic,
 };
+pub use sandwire_datapath::PolicyIndex;
 
 use crate::{
     error::NetworkError,
@@ -61,6 +64,13 @@ pub trait Network: Send + Sync {
     /// Repairs what [`Network::inspect`] found, as far as that is possible under a running sandbox.
     fn repair(&self, slot: &SlotPlan) -> Vec<Defect>;
 
+    /// Looks whether the data path knows of a slot's tenant what it should. [`Network::adopt`] puts it
+    /// right.
+    fn inspect_tenancy(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Vec<Defect> {
+        let _ = (slot, tenancy);
+        Vec::new()
+    }
+
     /// What the kernel has by the name of this instance.
     ///
     /// # Errors
@@ -77,8 +87,177 @@ pub trait Network: Send + Sync {
     fn set_published_ports(&self, ports: &[(PublishPort, Vec<IpAddr>)])
     -> Result<(), NetworkError>;
 
-    /// Checks the host's side (table, shared interface, routes, forwarding) and repairs it.
+    /// Checks the host's side (table, shared interface, routes, forwarding, uplinks) and repairs it.
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect>;
+
+    /// Brings the host's side of an added pool to another policy or data path. While slots of the pool
+    /// are still on the data path `from`, the host serves both.
+    ///
+    /// # Errors
+    /// What was there before still holds.
+    fn change_pool(&self, plan: &Plan, from: Option<DataPath>) -> Result<(), NetworkError> {
+        let _ = (plan, from);
+        Ok(())
+    }
+
+    /// Makes a policy known to the eBPF data path, as a whole or not at all. May take a second if it
+    /// has 100,000 prefixes.
+    ///
+    /// # Errors
+    /// The policy is more than the data path holds, or there is no room for it.
+    fn add_policy(&self, policy: &PolicySpec) -> Result<PolicyIndex, NetworkError> {
+        let _ = policy;
+        Ok(PolicyIndex(0))
+    }
+
+    /// Removes a policy that no sandbox has had for a second.
+    fn remove_policy(&self, policy: PolicyIndex) {
+        let _ = policy;
+    }
+
+    /// Removes all policies but these, and lets go of what an older layout of the data path left.
+    /// Called once after a start, when every slot has been adopted.
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
+        let _ = policies;
+    }
+
+    /// Says which groups of sandboxes may talk to which others: exactly these pairs of numbers.
+    ///
+    /// # Errors
+    /// There is no room for them.
+    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
+        let _ = pairs;
+        Ok(())
+    }
+
+    /// Lets a leased slot's packets pass. A few writes to memory, on the way of a hand-out; slots of
+    /// the nft data path need none.
+    ///
+    /// # Errors
+    /// The slot is as before.
+    fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        let _ = (slot, tenancy);
+        Ok(())
+    }
+
+    /// Ends what [`Network::activate`] began. Fine if it never did.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    fn deactivate(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        let _ = slot;
+        Ok(())
+    }
+
+    /// Gives an active slot another policy, at once and as a whole.
+    ///
+    /// # Errors
+    /// The slot isn't known to the data path.
+    fn set_policy(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        let _ = (slot, tenancy);
+        Ok(())
+    }
+
+    /// Takes over a slot that was there before the start: active if it has a tenant, else not. No
+    /// packet of one that is active is lost.
+    ///
+    /// # Errors
+    /// The data path has no room for it.
+    fn adopt(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+        let _ = (slot, tenancy);
+        Ok(())
+    }
+
+    /// Brings a slot that was built for another data path to that of its plan, under traffic. May be
+    /// repeated, and stopped half-way.
+    ///
+    /// # Errors
+    /// The slot may be half-way; its packets pass.
+    fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+        let _ = (slot, tenancy);
+        Ok(())
+    }
+
+    /// What the data path counted of a slot since it was handed out, all interfaces together. None in
+    /// the nft data path, whose interfaces count.
+    fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
+        let _ = slot;
+        None
+    }
+
+    /// Opens the slot's TAPs as a VMM would, in order. Whoever gets them closes them.
+    ///
+    /// # Errors
+    /// One is gone, or somebody has it open.
+    fn open_taps(&self, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
+        Err(NetworkError::Conflict {
+            object: format!("the TAPs of slot {}", slot.netns_name),
+            with: "a network that has none".to_owned(),
+            advice: "open them by name".to_owned(),
+        })
+    }
+
+    /// Has the data path tell of each packet of a slot, or no longer.
+    ///
+    /// # Errors
+    /// The slot's data path can't.
+    fn set_trace(&self, slot: &SlotPlan, traced: bool) -> Result<(), NetworkError> {
+        let _ = traced;
+        Err(untraceable(slot))
+    }
+
+    /// The stream of what [`Network::set_trace`] asked for. There is one for all slots, to be read by
+    /// one thread.
+    ///
+    /// # Errors
+    /// There is no data path that can.
+    fn trace_events(&self) -> Result<Box<dyn TraceSource>, NetworkError> {
+        Err(NetworkError::Conflict {
+            object: "trace".to_owned(),
+            with: "the nft data path".to_owned(),
+            advice: "only the eBPF data paths tell of single packets".to_owned(),
+        })
+    }
+}
+
+/// Events of all traced slots.
+pub trait TraceSource: Send {
+    /// The next packet; `None` if there is none within the time.
+    ///
+    /// # Errors
+    /// The kernel refuses; there will be no more.
+    fn next_event(&mut self, at_most: Duration) -> Result<Option<TracedPacket>, NetworkError>;
+}
+
+/// One packet of a traced slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TracedPacket {
+    /// Number of the pool, see [`SlotPlan::pool_number`].
+    pub pool: u32,
+    /// Number of the slot.
+    pub slot: u32,
+    /// What became of it.
+    pub packet: TracePacket,
+}
+
+pub(crate) fn untraceable(slot: &SlotPlan) -> NetworkError {
+    NetworkError::Conflict {
+        object: format!("trace of slot {}", slot.netns_name),
+        with: "its data path nft".to_owned(),
+        advice: "only the eBPF data paths tell of single packets; use tcpdump on its interfaces"
+            .to_owned(),
+    }
+}
+
+/// What the data path is told of the sandbox in a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tenancy {
+    /// Its policy.
+    pub policy: PolicyIndex,
+    /// Number of its group.
+    pub group: u32,
+    /// Whether it is a process in the slot's namespace.
+    pub is_process: bool,
 }
 
 /// Outcome of [`Network::withdraw_taps`].
@@ -95,6 +274,8 @@ pub enum Withdrawal {
 pub struct Inspection {
     /// One per TAP, in order.
     pub taps: Vec<TapStatus>,
+    /// Why packets take another data path than the plan asks for, if so.
+    pub data_path_note: Option<String>,
     /// What is wrong; empty if the slot is sound.
     pub defects: Vec<Defect>,
     /// Connections tracked in the slot's namespace, if it can be told.
@@ -117,4 +298,6 @@ pub enum Leftover {
     Namespace(String),
     /// An interface of the host, by name.
     Interface(String),
+    /// All interfaces of the host that bear the alias of a slot.
+    Alias(String),
 }

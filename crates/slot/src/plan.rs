@@ -9,8 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
     name::Name,
-    pool::{AddressPlan, PoolSpec},
-    slot::{MacAddress, Nic, NicIpv4, NicIpv6},
+    pool::{AddressPlan, PolicySpec, PoolSpec},
+    slot::{DataPath, MacAddress, Nic, NicIpv4, NicIpv6, SlotKind},
 };
 
 use crate::error::PlanError;
@@ -19,6 +19,9 @@ mod addresses;
 mod checks;
 mod guest;
 pub mod names;
+mod policy;
+
+pub use policy::check_policy;
 
 /// Number of a slot in its pool, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -41,6 +44,8 @@ pub struct Plan {
     pub slots_max: u32,
     /// Six characters that stand for instance and pool in interface names.
     pub tag: String,
+    /// The same as a number, by which the data path's maps name the pool.
+    pub number: u32,
     /// The host's own address in the IPv4 clone prefix.
     pub host_ipv4: Option<Ipv4Addr>,
     /// The host's own address in the IPv6 clone prefix.
@@ -73,6 +78,7 @@ impl Plan {
             spec: spec.clone(),
             slots_max,
             tag: names::pool_tag(instance.as_str(), spec.name.as_str()),
+            number: names::pool_number(instance.as_str(), spec.name.as_str()),
             host_ipv4: ipv4.map(addresses::ipv4_host),
             host_ipv6: ipv6.map(addresses::ipv6_host),
             clone_prefixes,
@@ -94,10 +100,14 @@ impl Plan {
         let spec = &self.spec;
         let pool = spec.name.as_str();
         let scheme_has_transit = matches!(spec.addresses, AddressPlan::FirecrackerClones { .. });
+        let first = SlotNumber(self.first_interface(number));
         SlotPlan {
             number,
+            kind: spec.kind,
+            data_path: spec.data_path,
+            pool_number: self.number,
             netns_name: names::netns(&self.instance, pool, number),
-            host_interface: names::host_interface(&self.tag, number),
+            host_interface: names::host_interface(&self.tag, first),
             host_alias: names::host_alias(&self.instance, pool, number),
             slot_interface: names::SLOT_INTERFACE.to_owned(),
             veth_mac: VETH_MAC,
@@ -110,6 +120,52 @@ impl Plan {
             tap_vnet_header: spec.tap.vnet_header,
             tap_multi_queue: spec.tap.multi_queue,
         }
+    }
+
+    /// The number in the name of a slot's first interface on the host.
+    fn first_interface(&self, number: SlotNumber) -> u32 {
+        match self.spec.kind {
+            SlotKind::Netns => number.0,
+            SlotKind::Host => number.0 * u32::from(self.spec.nics),
+        }
+    }
+
+    /// The slot, if any, of an interface on the host whose name has the pool's tag and this number.
+    #[must_use]
+    pub fn slot_of_interface(&self, number: SlotNumber) -> Option<SlotNumber> {
+        let slot = match self.spec.kind {
+            SlotKind::Netns => number.0,
+            SlotKind::Host => number.0 / u32::from(self.spec.nics),
+        };
+        (slot < self.slots_max).then_some(SlotNumber(slot))
+    }
+
+    /// The same pool with another policy.
+    ///
+    /// # Errors
+    /// Names the field that can't work, and why.
+    pub fn with_policy(&self, policy: PolicySpec) -> Result<Self, PlanError> {
+        check_policy(&policy, self.spec.data_path)?;
+        let mut changed = self.clone();
+        changed.spec.policy = policy;
+        Ok(changed)
+    }
+
+    /// The same pool with another data path.
+    ///
+    /// # Errors
+    /// Names the setting that the other data path lacks, and why.
+    pub fn with_data_path(&self, data_path: DataPath) -> Result<Self, PlanError> {
+        let mut changed = self.clone();
+        changed.spec.data_path = data_path;
+        checks::check(&changed.spec)?;
+        Ok(changed)
+    }
+
+    /// Name of the group that sandboxes with a policy are in.
+    #[must_use]
+    pub fn group_of<'a>(&'a self, policy: &'a PolicySpec) -> &'a Name {
+        policy.group.as_ref().unwrap_or(&self.spec.name)
     }
 
     /// The slot, if any, that has this clone address on one of its interfaces.
@@ -161,7 +217,10 @@ impl Plan {
         (first..)
             .zip(guests)
             .map(|(index, guest)| NicPlan {
-                tap: guest.tap,
+                tap: match spec.kind {
+                    SlotKind::Netns => guest.tap,
+                    SlotKind::Host => names::host_interface(&self.tag, SlotNumber(index)),
+                },
                 guest_mac: guest.mac,
                 gateway_mac: guest.gateway_mac,
                 ipv4: guest.ipv4.map(|(guest, gateway)| NicIpv4Plan {
@@ -186,11 +245,19 @@ impl Plan {
 pub struct SlotPlan {
     /// Number in the pool.
     pub number: SlotNumber,
-    /// Name of the network namespace, `sandwire.INSTANCE.POOL.NUMBER`: the file under `/run/netns`.
+    /// Whether it has a namespace.
+    pub kind: SlotKind,
+    /// How its packets travel.
+    pub data_path: DataPath,
+    /// Number that stands for the pool in the data path's maps.
+    pub pool_number: u32,
+    /// The slot's name, `sandwire.INSTANCE.POOL.NUMBER`; in netns slots that of the network
+    /// namespace, the file under `/run/netns`.
     pub netns_name: String,
-    /// Name of the veth's host end, `sw` + pool tag + `-` + number; at most 15 bytes.
+    /// Name of the host end: the veth's, `sw` + pool tag + `-` + number; in host slots the first
+    /// TAP's, where the numbers count interfaces. At most 15 bytes.
     pub host_interface: String,
-    /// Alias of the host end: `sandwire:INSTANCE:POOL:NUMBER`, from which its owner can be told.
+    /// Alias of the host ends: `sandwire:INSTANCE:POOL:NUMBER`, from which their owner can be told.
     pub host_alias: String,
     /// Name of the veth's end inside the namespace, the same in every slot.
     pub slot_interface: String,
@@ -222,6 +289,25 @@ impl SlotPlan {
         format!("{}/{}", names::NETNS_FOLDER, self.netns_name)
     }
 
+    /// Whether it has a network namespace of its own.
+    #[must_use]
+    pub fn has_netns(&self) -> bool {
+        self.kind == SlotKind::Netns
+    }
+
+    /// Whether its packets travel by eBPF programs.
+    #[must_use]
+    pub fn is_ebpf(&self) -> bool {
+        self.data_path != DataPath::Nft
+    }
+
+    /// Names of its interfaces on the host.
+    pub fn host_ends(&self) -> impl Iterator<Item = &str> {
+        let veth = self.has_netns().then_some(self.host_interface.as_str());
+        let taps = self.nics.iter().filter(|_| !self.has_netns());
+        veth.into_iter().chain(taps.map(|nic| nic.tap.as_str()))
+    }
+
     /// The addresses by which the world knows the sandbox, of all its interfaces.
     pub fn clone_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
         self.nics.iter().flat_map(|nic| {
@@ -250,7 +336,7 @@ pub struct Transit {
 /// One interface of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicPlan {
-    /// Name of the TAP.
+    /// Name of the TAP: the same in every netns slot, another in each host slot.
     pub tap: String,
     /// Ethernet address that the guest uses.
     pub guest_mac: MacAddress,

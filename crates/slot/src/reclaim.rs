@@ -123,16 +123,20 @@ fn owner(instance: &Name, plans: &BTreeMap<Name, &Plan>, leftover: &Leftover) ->
         Leftover::Interface(name) => {
             let (tag, number) = names::parse_host_interface(name)?;
             let (pool, plan) = plans.iter().find(|(_, plan)| plan.tag == tag)?;
-            (number.0 < plan.slots_max).then(|| (pool.clone(), number))
+            Some((pool.clone(), plan.slot_of_interface(number)?))
+        }
+        Leftover::Alias(alias) => {
+            let (of_instance, pool, number) = names::parse_alias(alias)?;
+            (of_instance == instance.as_str()).then_some(())?;
+            Some((known_pool(plans, pool, number)?, number))
         }
     }
 }
 
 /// The two objects that make a complete slot visible; what else it has goes with them.
 fn objects_of(instance: &Name, pool: &str, number: SlotNumber) -> [Leftover; 2] {
-    let tag = names::pool_tag(instance.as_str(), pool);
     [
-        Leftover::Interface(names::host_interface(&tag, number)),
+        Leftover::Alias(names::host_alias(instance.as_str(), pool, number)),
         Leftover::Namespace(names::netns(instance.as_str(), pool, number)),
     ]
 }

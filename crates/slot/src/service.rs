@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{lease::LeaseState, name::Name};
+use sandwire_api::{lease::LeaseState, name::Name, slot::DataPath};
 
 use crate::{
     clock::Clock,
@@ -42,15 +42,20 @@ mod acquire;
 mod audit;
 mod counters;
 mod health;
+mod moves;
 mod open;
+mod policies;
 mod pools;
 mod ports;
 mod release;
+mod trace;
+mod traffic;
 mod workers;
 
 pub use access::Caller;
 pub use acquire::Acquired;
 pub use counters::{Counters, Histogram};
+pub use trace::{Trace, Traced};
 
 /// What the service is told at its start.
 #[derive(Clone, Debug)]
@@ -89,6 +94,10 @@ struct Shared {
     pools_gate: Mutex<()>,
     /// Held while the kernel is told the published ports, so that the newest list wins.
     ports_gate: Mutex<()>,
+    /// Held while the data path is told a policy, so that it is told each once.
+    policies_gate: Mutex<()>,
+    /// Who watches packets. Locked after `state`, if both are.
+    traces: Mutex<trace::Traces>,
 }
 
 /// All that the service knows.
@@ -100,6 +109,9 @@ struct State {
     tenants: HashMap<SlotKey, LeaseKey>,
     /// Leases with a time to live, by its end.
     expiries: BTreeSet<(Duration, LeaseKey)>,
+    policies: policies::Policies,
+    /// When what the data path had before the start and nobody has any more is removed.
+    adoption_ends: Option<Duration>,
     ports: Vec<Publication>,
     /// The kernel may have other ports than `ports`: to be told again.
     ports_dirty: Option<String>,
@@ -118,6 +130,10 @@ struct PoolEntry {
     /// Why the host isn't prepared for the pool, if so.
     not_added: Option<String>,
     is_deleting: bool,
+    /// The pool's policy in the eBPF data path.
+    policy: Option<policies::Held>,
+    /// The data path that some of its slots may still have.
+    moving_from: Option<DataPath>,
     /// Numbers in state `TearingDown` that the worker has not taken up.
     tear_down: VecDeque<SlotNumber>,
     /// The same after a failure, to be tried again at a time since boot.
@@ -128,6 +144,8 @@ struct PoolEntry {
 
 struct LeaseEntry {
     record: LeaseRecord,
+    /// Its own policy in the eBPF data path.
+    policy: Option<policies::Held>,
     /// Somebody works on the slot's kernel objects without holding the lock.
     is_busy: bool,
 }

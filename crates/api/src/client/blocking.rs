@@ -1,16 +1,19 @@
 //! The client for programs that aren't asynchronous: each call returns when the answer is there.
 
-use std::{io, net::IpAddr, path::PathBuf, time::Duration};
+use std::{io, net::IpAddr, os::fd::OwnedFd, path::PathBuf, time::Duration};
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Acquired, Client, ClientError};
+use super::{Acquired, Client, ClientError, Trace};
 use crate::{
+    drop_reason::DropReasonText,
     health::Health,
-    lease::{AcquireLease, Lease, LeaseDetail, Released},
+    lease::{AcquireLease, Lease, LeaseDetail, LeasePolicy, Released},
     name::Name,
-    pool::{Pool, PoolSpec},
+    pool::{ChangePool, PolicySpec, Pool, PoolSpec},
     published_port::{Protocol, PublishPort, PublishedPort},
+    trace::TraceLine,
+    traffic::LeaseTraffic,
 };
 
 /// A [`Client`] with a runtime of its own on the calling thread. Not for use inside a runtime.
@@ -64,6 +67,10 @@ impl Blocking {
         self.wait(self.client.pool(name))
     }
 
+    pub fn change_pool(&self, name: &Name, change: &ChangePool) -> Result<Pool, ClientError> {
+        self.wait(self.client.change_pool(name, change))
+    }
+
     pub fn resize_pool(&self, name: &Name, size: u32) -> Result<Pool, ClientError> {
         self.wait(self.client.resize_pool(name, size))
     }
@@ -86,6 +93,51 @@ impl Blocking {
 
     pub fn release(&self, name: &Name, owner_uid: Option<u32>) -> Result<Released, ClientError> {
         self.wait(self.client.release(name, owner_uid))
+    }
+
+    pub fn policy(&self, name: &Name, owner_uid: Option<u32>) -> Result<LeasePolicy, ClientError> {
+        self.wait(self.client.policy(name, owner_uid))
+    }
+
+    pub fn set_policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        policy: &PolicySpec,
+    ) -> Result<LeasePolicy, ClientError> {
+        self.wait(self.client.set_policy(name, owner_uid, policy))
+    }
+
+    pub fn reset_policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<LeasePolicy, ClientError> {
+        self.wait(self.client.reset_policy(name, owner_uid))
+    }
+
+    pub fn traffic(&self) -> Result<Vec<LeaseTraffic>, ClientError> {
+        self.wait(self.client.traffic())
+    }
+
+    pub fn drop_reasons(&self) -> Result<Vec<DropReasonText>, ClientError> {
+        self.wait(self.client.drop_reasons())
+    }
+
+    pub fn taps(&self, name: &Name, owner_uid: Option<u32>) -> Result<Vec<OwnedFd>, ClientError> {
+        self.wait(self.client.taps(name, owner_uid))
+    }
+
+    pub fn trace(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<BlockingTrace<'_>, ClientError> {
+        let trace = self.wait(self.client.trace(name, owner_uid))?;
+        Ok(BlockingTrace {
+            client: self,
+            trace,
+        })
     }
 
     pub fn lease_ports(
@@ -135,5 +187,23 @@ impl Blocking {
                 source: io::Error::new(error.kind(), error.to_string()),
             }),
         }
+    }
+}
+
+/// A running [`Trace`]. Dropping it ends the trace.
+#[derive(Debug)]
+pub struct BlockingTrace<'a> {
+    client: &'a Blocking,
+    trace: Trace,
+}
+
+impl BlockingTrace<'_> {
+    /// Does what [`Trace::next`] does.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it may fail, and has the name that it has there"
+    )]
+    pub fn next(&mut self) -> Result<Option<TraceLine>, ClientError> {
+        self.client.wait(self.trace.next())
     }
 }

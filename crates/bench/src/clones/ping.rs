@@ -100,7 +100,12 @@ pub(super) fn reach_all(namespace: &str, targets: &[Ipv4Addr], patience: Duratio
     let mut silent: Vec<Ipv4Addr> = targets.to_vec();
     while !silent.is_empty() {
         if Instant::now() > deadline {
-            bail!("{} of {} guests do not answer, the first is {}", silent.len(), targets.len(), silent[0]);
+            bail!(
+                "{} of {} guests do not answer, the first is {}",
+                silent.len(),
+                targets.len(),
+                silent[0]
+            );
         }
         for part in silent.clone().chunks(64) {
             for target in part {
@@ -130,7 +135,9 @@ pub(super) fn run(
     duration: Duration,
 ) -> Result<Pings> {
     let pinger = Pinger::open(namespace)?;
-    let count = u32::try_from(targets.len()).context("fewer targets")?.max(1);
+    let count = u32::try_from(targets.len())
+        .context("fewer targets")?
+        .max(1);
     let gap = interval / count;
     let (started, mut next) = (Instant::now(), Instant::now());
     let mut pings = Pings::default();
@@ -139,7 +146,9 @@ pub(super) fn run(
     loop {
         while let Some(answer) = pinger.receive()? {
             if let Some(sent) = underway.remove(&(answer.source, answer.sequence)) {
-                pings.round_trips_us.push(sent.elapsed().as_secs_f64() * 1e6);
+                pings
+                    .round_trips_us
+                    .push(sent.elapsed().as_secs_f64() * 1e6);
             }
         }
         let now = Instant::now();
@@ -154,7 +163,11 @@ pub(super) fn run(
         } else {
             let until = next.saturating_duration_since(now);
             let most = Duration::from_millis(20);
-            pinger.wait(if now < started + duration { until.min(most) } else { most })?;
+            pinger.wait(if now < started + duration {
+                until.min(most)
+            } else {
+                most
+            })?;
         }
     }
     pings.lost = u32::try_from(underway.len()).unwrap_or(u32::MAX);
@@ -166,7 +179,12 @@ impl Pings {
         let samples = &self.round_trips_us;
         for (kind, percent) in [("p50", 50), ("p99", 99)] {
             let figure = statistics::percentile(samples, percent);
-            record.add(case, &format!("{label}_ping_{kind}"), "us", figure.as_slice());
+            record.add(
+                case,
+                &format!("{label}_ping_{kind}"),
+                "us",
+                figure.as_slice(),
+            );
         }
         let count = u32::try_from(samples.len()).unwrap_or(u32::MAX).max(1);
         let mean = samples.iter().sum::<f64>() / f64::from(count);

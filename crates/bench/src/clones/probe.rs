@@ -35,7 +35,11 @@ pub(super) fn run(
         .collect();
     // Guest and prober each need a processor, or they only get in each other's way.
     let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let waiting = if cpus > 1 { Waiting::Awake } else { Waiting::Asleep };
+    let waiting = if cpus > 1 {
+        Waiting::Awake
+    } else {
+        Waiting::Asleep
+    };
     let receivers = Receivers::start(&guests, 1, waiting)?;
     let mut ways = Vec::new();
     for ((way, place), guest) in places.iter().zip(&guests) {
@@ -62,11 +66,7 @@ pub(super) fn run(
     Ok(())
 }
 
-fn alternate(
-    ways: &[(&str, Pinger, Ipv4Addr)],
-    probes: u32,
-    step: &Step,
-) -> Result<Vec<Vec<f64>>> {
+fn alternate(ways: &[(&str, Pinger, Ipv4Addr)], probes: u32, step: &Step) -> Result<Vec<Vec<f64>>> {
     let mut found = vec![Vec::new(); ways.len()];
     for probe in 0..probes {
         let sequence = u16::try_from(probe % 60_000).unwrap_or(0) + 1;
@@ -116,14 +116,22 @@ pub(super) fn add_ratios(record: &mut Record) {
                 added.push((case, more));
             }
         }
-        let of = |name: &str| added.iter().find(|(case, _)| *case == name).map(|one| one.1);
+        let of = |name: &str| {
+            added
+                .iter()
+                .find(|(case, _)| *case == name)
+                .map(|one| one.1)
+        };
         let Some(recipe) = of("recipe").filter(|recipe| *recipe > 0.0) else {
             continue;
         };
         let suffix = if client == "host" { "" } else { "_beyond" };
         for (name, case) in [("ebpf", "ebpf_host"), ("ebpf_netns", "ebpf_netns")] {
             if let Some(ours) = of(case) {
-                record.insert_ratio(&format!("ping_added_{name}_vs_recipe{suffix}"), ours / recipe);
+                record.insert_ratio(
+                    &format!("ping_added_{name}_vs_recipe{suffix}"),
+                    ours / recipe,
+                );
             }
         }
     }

@@ -59,7 +59,11 @@ impl Sink {
 
     /// What happens to frames that come by the veth.
     fn then(&self, what: &str, is_first: bool) -> Result<()> {
-        let flush = if is_first { "" } else { "flush chain netdev sink in\n" };
+        let flush = if is_first {
+            ""
+        } else {
+            "flush chain netdev sink in\n"
+        };
         let rules = format!(
             "table netdev sink {{
                 chain in {{ type filter hook ingress device \"eth0\" priority 0; }}

@@ -58,9 +58,15 @@ impl Linux {
             .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
             .arg(format!("initrd={}", folder.join(INITRAMFS).display()))
             .arg(format!("vec0:transport=tap,ifname={},gro=1", sandbox.tap))
-            .args([format!("umid={name}"), format!("uml_dir={}", folder.display())])
+            .args([
+                format!("umid={name}"),
+                format!("uml_dir={}", folder.display()),
+            ])
             .arg(format!("guest_mac={}", mac_text(sandbox.mac)))
-            .arg(format!("guest_address={}/{}", sandbox.guest, sandbox.prefix_length))
+            .arg(format!(
+                "guest_address={}/{}",
+                sandbox.guest, sandbox.prefix_length
+            ))
             .arg(format!("guest_gateway={}", sandbox.gateway))
             .arg(format!("guest_sends_to={sends_to}"))
             .env("TMPDIR", folder)
@@ -92,7 +98,11 @@ impl Linux {
 
     /// Stops the guest's processes where they are, or lets them go on.
     pub(crate) fn freeze(&self, is_frozen: bool) -> Result<()> {
-        let signal = if is_frozen { Signal::STOP } else { Signal::CONT };
+        let signal = if is_frozen {
+            Signal::STOP
+        } else {
+            Signal::CONT
+        };
         kill_process_group(Pid::from_child(&self.child), signal).context("cannot signal a guest")
     }
 }
@@ -114,7 +124,10 @@ pub(crate) const SIZES: [(u16, u32); 2] = [(5064, 64), (5016, 16_384)];
 pub(crate) fn write_initramfs(folder: &Path) -> Result<()> {
     let busybox = fs::read(BUSYBOX).context("cannot read busybox")?;
     let is_dynamic = busybox.windows(10).any(|window| window == b"/ld-linux-");
-    ensure!(!is_dynamic, "{BUSYBOX} is not static: install busybox-static");
+    ensure!(
+        !is_dynamic,
+        "{BUSYBOX} is not static: install busybox-static"
+    );
     let mut archive = Archive::default();
     archive.entry("bin", 0o040_755, &[]);
     for folder in ["proc", "sys", "dev"] {
@@ -216,15 +229,26 @@ mod tests {
             .collect();
         assert_eq!(headers.len(), 3);
         assert!(headers.iter().all(|at| at % 4 == 0));
-        assert_eq!(&bytes[headers[0] + 54..headers[0] + 62], b"0000000a", "file size");
-        assert_eq!(&bytes[headers[0] + 94..headers[0] + 102], b"00000009", "name size");
+        assert_eq!(
+            &bytes[headers[0] + 54..headers[0] + 62],
+            b"0000000a",
+            "file size"
+        );
+        assert_eq!(
+            &bytes[headers[0] + 94..headers[0] + 102],
+            b"00000009",
+            "name size"
+        );
         assert_eq!(&bytes[headers[0] + 110..headers[0] + 119], b"bin/tool\0");
     }
 
     #[test]
     fn the_guest_connects_on_a_port_for_each_size() {
         let script = init();
-        assert!(script.contains("nc $guest_sends_to 5064 -e /bin/pour64 "), "{script}");
+        assert!(
+            script.contains("nc $guest_sends_to 5064 -e /bin/pour64 "),
+            "{script}"
+        );
         assert!(script.trim_end().ends_with("done"));
     }
 }

@@ -129,7 +129,11 @@ fn serve(
         };
         while !stop.load(Ordering::Relaxed) {
             events.clear();
-            match epoll::wait(&queue, rustix::buffer::spare_capacity(&mut events), Some(&timeout)) {
+            match epoll::wait(
+                &queue,
+                rustix::buffer::spare_capacity(&mut events),
+                Some(&timeout),
+            ) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(errno) => return Err(errno).context("cannot wait for TAPs"),
             }
@@ -141,7 +145,10 @@ fn serve(
             }
         }
     }
-    let sum = guests.iter().map(|guest| guest.conversations.received).sum();
+    let sum = guests
+        .iter()
+        .map(|guest| guest.conversations.received)
+        .sum();
     received.fetch_add(sum, Ordering::Relaxed);
     Ok(())
 }
@@ -303,7 +310,9 @@ mod tests {
 
     fn acknowledged(frames: &[Frame]) -> Vec<Option<u32>> {
         let replies = replies(frames).into_iter();
-        replies.map(|reply| reply.map(|fields| fields.acknowledged)).collect()
+        replies
+            .map(|reply| reply.map(|fields| fields.acknowledged))
+            .collect()
     }
 
     #[test]
@@ -314,7 +323,10 @@ mod tests {
             data(100, ACK | PSH, 500),
             data(600, ACK, 1000),
         ];
-        assert_eq!(acknowledged(&frames), [Some(100), None, Some(600), Some(1600)]);
+        assert_eq!(
+            acknowledged(&frames),
+            [Some(100), None, Some(600), Some(1600)]
+        );
     }
 
     #[test]
@@ -325,7 +337,10 @@ mod tests {
             data(100, ACK, 500),
             data(100, ACK, 700),
         ];
-        assert_eq!(acknowledged(&frames), [Some(100), Some(100), Some(1100), Some(1100)]);
+        assert_eq!(
+            acknowledged(&frames),
+            [Some(100), Some(100), Some(1100), Some(1100)]
+        );
     }
 
     #[test]
@@ -337,7 +352,12 @@ mod tests {
 
     #[test]
     fn strangers_and_resets_get_no_answer() {
-        let frames = [data(5, ACK, 10), data(99, SYN, 0), data(100, RST, 0), data(100, ACK, 1)];
+        let frames = [
+            data(5, ACK, 10),
+            data(99, SYN, 0),
+            data(100, RST, 0),
+            data(100, ACK, 1),
+        ];
         assert_eq!(acknowledged(&frames), [None, Some(100), None, None]);
     }
 }

@@ -20,8 +20,7 @@ use super::{FRAME_MAX, read, wait, write};
 use crate::{
     cpu,
     packet::{
-        ACK, Checksum, ETHERNET, Flow, IPV4, PSH, RST, SEGMENT, SYN, Seen, TcpFields,
-        VirtioHeader,
+        ACK, Checksum, ETHERNET, Flow, IPV4, PSH, RST, SEGMENT, SYN, Seen, TcpFields, VirtioHeader,
     },
     way::Sandbox,
 };
@@ -158,7 +157,11 @@ impl<'a> Sender<'a> {
             .iter()
             .map(|connection| connection.templates.iter().map(|one| one.payload).collect())
             .collect();
-        while self.connections.iter().any(|connection| !connection.is_open) {
+        while self
+            .connections
+            .iter()
+            .any(|connection| !connection.is_open)
+        {
             if Instant::now() > deadline {
                 bail!("the receiver does not answer");
             }
@@ -198,7 +201,11 @@ impl<'a> Sender<'a> {
                 let Some(bytes) = connection.next_frame() else {
                     break;
                 };
-                let start = if self.has_offloads { 0 } else { VirtioHeader::LENGTH };
+                let start = if self.has_offloads {
+                    0
+                } else {
+                    VirtioHeader::LENGTH
+                };
                 write(self.tap, &bytes[start..])?;
                 self.frames += 1;
                 is_idle = false;
@@ -217,16 +224,22 @@ impl<'a> Sender<'a> {
 
     fn receive(&mut self) -> Result<bool> {
         let mut came = false;
-        let start = if self.has_offloads { VirtioHeader::LENGTH } else { 0 };
+        let start = if self.has_offloads {
+            VirtioHeader::LENGTH
+        } else {
+            0
+        };
         while let Some(frame) = read(self.tap, &mut self.buffer)? {
             came = true;
-            let Some(tcp) = frame.get(start..).and_then(Seen::parse).and_then(|seen| seen.tcp())
+            let Some(tcp) = frame
+                .get(start..)
+                .and_then(Seen::parse)
+                .and_then(|seen| seen.tcp())
             else {
                 continue;
             };
-            let ours = |connection: &&mut Connection| {
-                connection.flow.source.port() == tcp.target_port
-            };
+            let ours =
+                |connection: &&mut Connection| connection.flow.source.port() == tcp.target_port;
             if let Some(connection) = self.connections.iter_mut().find(ours) {
                 connection.take(&tcp.fields, tcp.window_scale)?;
             }
@@ -399,7 +412,11 @@ fn split(payload: u32, has_offloads: bool) -> Vec<u32> {
     let mut sizes = Vec::new();
     let mut left = payload;
     while left > 0 {
-        let size = if has_offloads { left } else { left.min(segment) };
+        let size = if has_offloads {
+            left
+        } else {
+            left.min(segment)
+        };
         sizes.push(size);
         left -= size;
     }
@@ -410,7 +427,10 @@ fn split(payload: u32, has_offloads: bool) -> Vec<u32> {
 fn user_time() -> Result<Duration> {
     let text = fs::read_to_string("/proc/thread-self/stat").context("cannot read /proc")?;
     let (_, fields) = text.rsplit_once(") ").context("/proc has another form")?;
-    let ticks = fields.split(' ').nth(11).and_then(|field| field.parse().ok());
+    let ticks = fields
+        .split(' ')
+        .nth(11)
+        .and_then(|field| field.parse().ok());
     Ok(cpu::of_ticks(ticks.context("/proc has another form")?))
 }
 

@@ -71,30 +71,53 @@ pub(super) fn all(record: &Record) -> Result<Vec<String>> {
 const DISTRIBUTIONS: [(&str, &str); 3] = [
     ("acquire_us", "Acquiring a lease over the API"),
     ("host_probe", "Round trip of a probe, client on the host"),
-    ("beyond_probe", "Round trip of a probe, client beyond the uplink"),
+    (
+        "beyond_probe",
+        "Round trip of a probe, client beyond the uplink",
+    ),
 ];
 
 /// Metrics whose medians are compared by bars, with titles.
 const BARS: [(&str, &str); 13] = [
     ("fill_per_slot", "Time to build a slot (ms)"),
     ("teardown_per_slot", "Time to tear a slot down (ms)"),
-    ("tap_to_tap_64_cost", "A packet of 64 bytes, TAP to TAP (ns)"),
-    ("tap_to_tap_1514_cost", "A packet of 1514 bytes, TAP to TAP (ns)"),
+    (
+        "tap_to_tap_64_cost",
+        "A packet of 64 bytes, TAP to TAP (ns)",
+    ),
+    (
+        "tap_to_tap_1514_cost",
+        "A packet of 1514 bytes, TAP to TAP (ns)",
+    ),
     ("tap_to_tap_16k_cost", "16 KiB, TAP to TAP (ns)"),
     ("tap_to_tap_64k_cost", "64 KB, TAP to TAP (ns)"),
-    ("tap_to_veth_64_cost", "A packet of 64 bytes, TAP to veth (ns)"),
+    (
+        "tap_to_veth_64_cost",
+        "A packet of 64 bytes, TAP to veth (ns)",
+    ),
     ("tap_to_veth_64k_cost", "64 KB, TAP to veth (ns)"),
     ("tcp_64_packets", "Writes of 64 bytes by TCP (per second)"),
-    ("tcp_64_host_cpu_per_gigabit", "Writes of 64 bytes: the host's time per Gbit (ms)"),
+    (
+        "tcp_64_host_cpu_per_gigabit",
+        "Writes of 64 bytes: the host's time per Gbit (ms)",
+    ),
     ("tcp_16k_throughput", "Writes of 16 KiB by TCP (Mbit/s)"),
-    ("tcp_16k_host_cpu_per_gigabit", "Writes of 16 KiB: the host's time per Gbit (ms)"),
-    ("host_ping_added", "Added to a round trip, client on the host (us)"),
+    (
+        "tcp_16k_host_cpu_per_gigabit",
+        "Writes of 16 KiB: the host's time per Gbit (ms)",
+    ),
+    (
+        "host_ping_added",
+        "Added to a round trip, client on the host (us)",
+    ),
 ];
 
 /// The metrics that are plotted as bars: those known by name, and those of clones, whose names tell
 /// where the client was and how many guests were active.
 fn bar_plots(record: &Record) -> Vec<(String, String)> {
-    let known = BARS.iter().map(|(metric, title)| ((*metric).to_owned(), (*title).to_owned()));
+    let known = BARS
+        .iter()
+        .map(|(metric, title)| ((*metric).to_owned(), (*title).to_owned()));
     let mut plots: Vec<(String, String)> = known.collect();
     for row in &record.rows {
         let kinds = [
@@ -142,7 +165,10 @@ fn medians(title: &str, rows: &[&Row]) -> Result<String> {
             .context("cannot draw a plot")?;
         for (index, row) in rows.iter().enumerate() {
             let (top, color) = (number(index), COLORS[index % COLORS.len()]);
-            let bar = Rectangle::new([(0.0, top + 0.52), (row.median, top + 0.92)], color.filled());
+            let bar = Rectangle::new(
+                [(0.0, top + 0.52), (row.median, top + 0.92)],
+                color.filled(),
+            );
             let spread = vec![(row.min, top + 0.72), (row.max, top + 0.72)];
             let label = format!("{}: {}", row.case, super::figure(row.median));
             chart

@@ -58,7 +58,11 @@ pub(super) fn add_ratios(record: &mut Record) {
         (RECIPE, METRIC),
         (OURS_DUAL, METRIC),
     );
-    record.add_ratio("ebpf_netns_fill_speedup", (RECIPE, METRIC), (EBPF_NETNS, METRIC));
+    record.add_ratio(
+        "ebpf_netns_fill_speedup",
+        (RECIPE, METRIC),
+        (EBPF_NETNS, METRIC),
+    );
     record.add_ratio("host_fill_speedup", (RECIPE, METRIC), (HOST, METRIC));
 }
 

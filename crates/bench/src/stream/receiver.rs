@@ -35,7 +35,10 @@ impl Receiver {
             TcpListener::bind(address).context("cannot listen beyond the uplink")
         })?;
         listener.set_nonblocking(true)?;
-        let (bytes, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (bytes, stop) = (
+            Arc::new(AtomicU64::new(0)),
+            Arc::new(AtomicBool::new(false)),
+        );
         let accepting = thread::spawn({
             let (bytes, stop) = (bytes.clone(), stop.clone());
             move || accept(&listener, &bytes, &stop)
@@ -76,7 +79,9 @@ fn accept(listener: &TcpListener, bytes: &AtomicU64, stop: &AtomicBool) {
 
 fn drain(mut stream: TcpStream, bytes: &AtomicU64, stop: &AtomicBool) {
     let mut buffer = vec![0; BUFFER];
-    let ready = stream.set_nonblocking(false).and(stream.set_read_timeout(Some(LOOK)));
+    let ready = stream
+        .set_nonblocking(false)
+        .and(stream.set_read_timeout(Some(LOOK)));
     while ready.is_ok() && !stop.load(Ordering::Relaxed) {
         match stream.read(&mut buffer) {
             Ok(0) => return,

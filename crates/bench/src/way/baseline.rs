@@ -110,7 +110,11 @@ fn translate(place: &mut Place) -> Result<()> {
 pub(super) fn recipe(way: Way, slots: u32, progress: impl Fn(u32)) -> Result<Place> {
     let world = World::create(way.name())?;
     // The document's names of namespaces are the same on every host: there is room for two hosts.
-    let first = if way == Way::Recipe { 0 } else { recipe::SLOTS_MAX / 2 };
+    let first = if way == Way::Recipe {
+        0
+    } else {
+        recipe::SLOTS_MAX / 2
+    };
     let mut host = world::netlink_of(world.name())?;
     let mut sandboxes = Vec::new();
     for index in first..first + slots {
@@ -172,7 +176,9 @@ fn settle(host: &mut Socket, built: &recipe::Built) -> Result<Sandbox> {
 fn index_and_mac(socket: &mut Socket, name: &str) -> Result<(InterfaceIndex, Mac)> {
     let found = interface::find(socket, name)?;
     let found = found.with_context(|| format!("there is no interface {name}"))?;
-    let mac = found.mac.with_context(|| format!("{name} has no address"))?;
+    let mac = found
+        .mac
+        .with_context(|| format!("{name} has no address"))?;
     Ok((found.index, mac))
 }
 

@@ -141,7 +141,10 @@ mod tests {
         })
         .unwrap();
         assert_eq!(full.egress.rules[0].prefixes.len(), 100);
-        assert_eq!(full.limits.egress.packets_per_second, Some(PACKETS_PER_SECOND));
+        assert_eq!(
+            full.limits.egress.packets_per_second,
+            Some(PACKETS_PER_SECOND)
+        );
         let none = policy(Switches {
             deny_list: false,
             limit: false,
@@ -153,7 +156,13 @@ mod tests {
 
     #[test]
     fn every_way_of_ours_has_a_valid_pool() {
-        for way in [Way::Nft, Way::EbpfNetns, Way::EbpfHost, Way::XdpGeneric, Way::Xdp] {
+        for way in [
+            Way::Nft,
+            Way::EbpfNetns,
+            Way::EbpfHost,
+            Way::XdpGeneric,
+            Way::Xdp,
+        ] {
             let spec = pool(way, 10).unwrap();
             assert_eq!(spec.tap.vnet_header, way.has_offloads(), "{way:?}");
         }

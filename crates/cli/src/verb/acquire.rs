@@ -1,11 +1,16 @@
 //! `sandwire acquire`: takes a slot of a pool.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, path::PathBuf};
 
 use clap::Args;
 use sandwire_api::{lease::AcquireLease, name::Name};
 
-use crate::{Context, connection::cannot, failure::Outcome, verb::show};
+use crate::{
+    Context,
+    connection::cannot,
+    failure::Outcome,
+    verb::{policy, show},
+};
 
 /// Command line of `sandwire acquire`.
 #[derive(Debug, Args)]
@@ -24,6 +29,14 @@ pub(crate) struct Arguments {
     /// End the lease by itself after this time: seconds, or a number with s, m, h or d.
     #[arg(long, value_name = "TIME", value_parser = parse_ttl)]
     ttl: Option<u64>,
+
+    /// Give it the policy of this file, TOML or JSON, instead of the pool's; `-` reads standard input.
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+
+    /// The sandbox is a process in the slot's namespace, not a guest behind the TAP.
+    #[arg(long)]
+    process: bool,
 }
 
 pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
@@ -31,13 +44,17 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         Some(name) => format!("acquire lease {name} from pool {}", arguments.pool),
         None => format!("acquire a lease from pool {}", arguments.pool),
     };
+    let policy = match &arguments.policy {
+        Some(file) => Some(policy::read_policy(file, &operation)?),
+        None => None,
+    };
     let request = AcquireLease {
         pool: arguments.pool,
         name: arguments.name,
         clone_address: arguments.clone_address,
         ttl_seconds: arguments.ttl,
-        policy: None,
-        process: false,
+        policy,
+        process: arguments.process,
     };
     let acquired = context
         .client()

@@ -1,6 +1,7 @@
-//! `sandwire pool`: creates, lists, shows, resizes and deletes pools.
+//! `sandwire pool`: creates, lists, shows, changes and deletes pools.
 
 mod create;
+mod set;
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,8 @@ use clap::{Args, Subcommand};
 use sandwire_api::{
     client::Blocking,
     name::Name,
-    pool::{AddressPlan, Pool, UplinkPolicy},
-    slot::{DataPath, SlotKind},
+    pool::{AddressPlan, Pool},
+    slot::DataPath,
 };
 use serde_json::json;
 
@@ -18,6 +19,7 @@ use crate::{
     connection::cannot,
     failure::{Failure, Outcome},
     progress, render,
+    verb::policy::policy_rows,
 };
 
 /// What to do with pools.
@@ -32,6 +34,8 @@ pub(crate) enum Verb {
         /// Name of the pool.
         name: Name,
     },
+    /// Change a pool while it is used: size, policy, data path.
+    Set(Box<set::Arguments>),
     /// Change how many slots are kept ready.
     Resize {
         /// Name of the pool.
@@ -67,6 +71,7 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
                 .map_err(cannot(format!("show pool {name}")))?;
             context.output.answer(&pool, pool_text)
         }
+        Verb::Set(arguments) => set::run(context, *arguments),
         Verb::Resize { name, size, wait } => {
             let client = context.client();
             let operation = format!("resize pool {name}");
@@ -190,15 +195,7 @@ fn pool_text(pool: &Pool) -> String {
         slots.quarantined,
         pool.slots_max
     );
-    let kind = match spec.kind {
-        SlotKind::Netns => "netns",
-        SlotKind::Host => "host",
-    };
-    let path = match spec.data_path {
-        DataPath::Nft => "nft",
-        DataPath::Ebpf => "ebpf",
-        DataPath::Xdp => "xdp",
-    };
+    let (kind, path) = (render::kind(spec.kind), render::data_path(spec.data_path));
     let mut rows = vec![
         ("pool", spec.name.to_string()),
         ("slots", counts),
@@ -212,13 +209,13 @@ fn pool_text(pool: &Pool) -> String {
         ("TAP", tap_text(pool)),
         ("guest", guest_text(pool)),
         ("addresses", addresses_text(&spec.addresses)),
-        ("may reach", policy_text(pool)),
-        (
-            "connections",
-            format!("at most {} per sandbox", spec.policy.connections_max),
-        ),
-        ("quarantine", format!("{} s", spec.quarantine_seconds)),
     ];
+    rows.extend(policy_rows(&spec.policy));
+    if spec.data_path == DataPath::Nft {
+        let most = spec.policy.connections_max;
+        rows.push(("connections", format!("at most {most} per sandbox")));
+    }
+    rows.push(("quarantine", format!("{} s", spec.quarantine_seconds)));
     if let Some(error) = &pool.last_error {
         rows.push(("last error", error.clone()));
     }
@@ -266,31 +263,6 @@ fn addresses_text(plan: &AddressPlan) -> String {
         ipv6.map(|prefix| prefix.to_string()),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
-}
-
-fn policy_text(pool: &Pool) -> String {
-    let policy = &pool.spec.policy;
-    let mut reach = vec![
-        match policy.uplink {
-            UplinkPolicy::Masquerade => "beyond the host with its address",
-            UplinkPolicy::Route => "beyond the host with the clone address",
-            UplinkPolicy::Deny => "nothing beyond the host",
-        }
-        .to_owned(),
-    ];
-    if policy.clone_to_clone {
-        reach.push("clones of this pool".to_owned());
-    }
-    if policy.cloud_metadata {
-        reach.push("cloud metadata".to_owned());
-    }
-    reach.extend(
-        policy
-            .host_services
-            .iter()
-            .map(|service| format!("host {service}")),
-    );
-    reach.join(", ")
 }
 
 #[cfg(test)]

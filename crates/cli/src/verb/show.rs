@@ -6,6 +6,7 @@ use sandwire_api::{
     name::Name,
     published_port::PublishedPort,
     slot::{Nic, TapUse},
+    traffic::Traffic,
 };
 
 use crate::{
@@ -13,7 +14,7 @@ use crate::{
     connection::cannot,
     failure::Outcome,
     render,
-    verb::{list::state_text, publish},
+    verb::{list::state_text, policy::policy_rows, publish},
 };
 
 /// Command line of `sandwire show`.
@@ -88,7 +89,7 @@ fn nic_text(nic: &Nic) -> String {
     render::pairs(&rows)
 }
 
-/// A lease with TAP use, traffic, ports and defects.
+/// A lease with TAP use, traffic, policy, ports and defects.
 fn detail_text(detail: &LeaseDetail) -> String {
     let mut text = lease_text(&detail.lease);
     text.push('\n');
@@ -97,6 +98,26 @@ fn detail_text(detail: &LeaseDetail) -> String {
     }
     if let Some(connections) = detail.connections {
         text.push_str(&format!("connections tracked: {connections}\n"));
+    }
+    text.push_str(&format!(
+        "data path: {}\n",
+        render::data_path(detail.data_path)
+    ));
+    if let Some(note) = &detail.data_path_note {
+        text.push_str(&format!("  {note}\n"));
+    }
+    if let Some(traffic) = &detail.traffic {
+        text.push_str(&traffic_text(traffic));
+    }
+    let whose = if detail.has_own_policy {
+        "its own"
+    } else {
+        "its pool's"
+    };
+    text.push_str(&format!("policy: {whose}\n"));
+    let rows = policy_rows(&detail.policy);
+    for row in render::pairs(&rows).lines() {
+        text.push_str(&format!("  {row}\n"));
     }
     text.push_str(&ports_text(&detail.published_ports));
     if detail.defects.is_empty() {
@@ -139,6 +160,27 @@ pub(crate) fn tap_use_text(used: TapUse) -> &'static str {
     }
 }
 
+/// What the data path let through, and what it dropped and why.
+fn traffic_text(traffic: &Traffic) -> String {
+    let mut text = String::new();
+    for (direction, total) in [("egress", &traffic.egress), ("ingress", &traffic.ingress)] {
+        text.push_str(&format!(
+            "let through, {direction}: {} packets ({} on the wire), {}\n",
+            total.packets,
+            total.segments,
+            render::bytes(total.bytes)
+        ));
+    }
+    for (reason, count) in traffic.drops.iter().filter(|(_, count)| **count > 0) {
+        text.push_str(&format!(
+            "dropped, {}: {count}. {}\n",
+            reason.name(),
+            reason.text()
+        ));
+    }
+    text
+}
+
 fn ports_text(ports: &[PublishedPort]) -> String {
     if ports.is_empty() {
         return "published ports: none\n".to_owned();
@@ -151,9 +193,12 @@ fn ports_text(ports: &[PublishedPort]) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use sandwire_api::{
+        drop_reason::DropReason,
         lease::{LeaseState, TrafficCount},
+        pool::PolicySpec,
         published_port::{Protocol, PublishPort},
-        slot::{Defect, NicIpv4, NicIpv6},
+        slot::{DataPath, Defect, NicIpv4, NicIpv6},
+        traffic::TrafficTotal,
     };
 
     use super::*;
@@ -219,6 +264,19 @@ pub(crate) mod tests {
                 action: "repaired".to_owned(),
             }],
             connections: Some(5),
+            data_path: DataPath::Ebpf,
+            data_path_note: Some("xdp is not used: the TAP has offloads".to_owned()),
+            policy: PolicySpec::default(),
+            has_own_policy: false,
+            traffic: Some(Traffic {
+                egress: TrafficTotal {
+                    packets: 3,
+                    bytes: 2048,
+                    segments: 44,
+                },
+                drops: [(DropReason::Metadata, 7)].into(),
+                ..Traffic::default()
+            }),
         }
     }
 
@@ -245,6 +303,11 @@ pub(crate) mod tests {
             "TAP vmtap0: attached",
             "egress: 3 packets, 2.0 KiB, 1 dropped",
             "connections tracked: 5",
+            "data path: ebpf",
+            "the TAP has offloads",
+            "let through, egress: 3 packets (44 on the wire), 2.0 KiB",
+            "dropped, metadata: 7. Cloud metadata",
+            "policy: its pool's\n  may reach: beyond the host",
             "published port: tcp *:8080 -> port 80",
             "defect: nft table sandwire: was gone (repaired)",
         ] {

@@ -19,6 +19,8 @@ use super::failure::Failure;
 
 /// Largest body that is read.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
+/// Largest body that is read of root: a policy of 100,000 prefixes is several times as long.
+pub(crate) const BODY_BYTES_MAX_ROOT: usize = 8 << 20;
 /// How much of a body that is too large is taken and thrown away, so that a caller that writes all
 /// before it reads gets to see the refusal.
 const DISCARDED_BYTES_MAX: usize = 16 << 20;
@@ -98,17 +100,23 @@ async fn read(request: Request) -> Result<Bytes, Failure> {
         .headers()
         .get(header::CONTENT_LENGTH)
         .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    let peer = request.extensions().get::<Peer>();
+    let most = if peer.is_some_and(|Peer(caller)| caller.privileged) {
+        BODY_BYTES_MAX_ROOT
+    } else {
+        BODY_BYTES_MAX
+    };
     let waits_for_permission = request.headers().contains_key(header::EXPECT);
     let body = request.into_body();
-    if length.is_some_and(|length| length > BODY_BYTES_MAX as u64) {
+    if length.is_some_and(|length| length > most as u64) {
         if !waits_for_permission {
             discard(body).await;
         }
-        return Err(too_large());
+        return Err(too_large(most));
     }
-    match Limited::new(body, BODY_BYTES_MAX).collect().await {
+    match Limited::new(body, most).collect().await {
         Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(too_large()),
+        Err(error) if error.is::<LengthLimitError>() => Err(too_large(most)),
         Err(error) => Err(Failure::new(
             ErrorCode::InvalidRequest,
             format!("the body can't be read: {error}"),
@@ -121,10 +129,10 @@ async fn discard(body: Body) {
     while let Some(Ok(_)) = body.frame().await {}
 }
 
-fn too_large() -> Failure {
+fn too_large(most: usize) -> Failure {
     Failure::new(
         ErrorCode::InvalidRequest,
-        format!("the body is larger than {BODY_BYTES_MAX} bytes"),
+        format!("the body is larger than {most} bytes"),
     )
     .with_status(StatusCode::PAYLOAD_TOO_LARGE)
 }

@@ -64,8 +64,8 @@ async fn acquire(
     Json(request): Json<AcquireLease>,
 ) -> Result<(StatusCode, axum::Json<Lease>), Failure> {
     // A ready slot costs a lock and a row in the journal, less than a change of threads. A certain
-    // clone address may first have to be built.
-    let acquired = if request.clone_address.is_some() {
+    // clone address may first have to be built, and a policy of its own be told to the data path.
+    let acquired = if request.clone_address.is_some() || request.policy.is_some() {
         blocking(move || Ok(app.slots.acquire(caller, &request)?)).await?
     } else {
         app.slots.acquire(caller, &request)?

@@ -26,6 +26,9 @@ use sandwire_api::{error::ErrorCode, pool::SlotCounts};
 use sandwire_slot::service::{self, Counters};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
+mod leases;
+
+pub(super) use self::leases::LeaseTotals;
 use super::{App, failure::Failure};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
@@ -90,6 +93,7 @@ fn known(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::POST => "POST",
+        Method::PUT => "PUT",
         Method::PATCH => "PATCH",
         Method::DELETE => "DELETE",
         _ => "other",
@@ -161,6 +165,7 @@ fn registry(app: &App) -> Registry {
     let mut registry = Registry::with_prefix("sandwire");
     register_daemon(app, &mut registry);
     register_pools(app, &mut registry);
+    app.totals.register(&app.slots, &mut registry);
     register_work(&app.slots.counters(), &mut registry);
     app.traffic.register(&mut registry);
     registry

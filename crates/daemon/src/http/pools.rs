@@ -6,9 +6,12 @@ use axum::{extract::State, http::StatusCode};
 use sandwire_api::{
     error::ErrorCode,
     name::Name,
-    pool::{AccessVerb, Pool, PoolSpec, ResizePool},
+    pool::{AccessVerb, ChangePool, Pool, PoolSpec},
 };
-use sandwire_slot::service::Caller;
+use sandwire_slot::{
+    error::ServiceError,
+    service::{Caller, Slots},
+};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
@@ -21,7 +24,7 @@ use crate::access;
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
         .routes(routes!(list, create))
-        .routes(routes!(show, resize, delete))
+        .routes(routes!(show, change, delete))
 }
 
 /// Lists the pools that the caller may see.
@@ -84,25 +87,45 @@ async fn show(
     }
 }
 
-/// Changes how many slots a pool keeps ready.
+/// Changes a pool: its size, its policy, its data path. What is absent stays as it is. The parts are done one by
+/// one, in the order data path, policy, size; the first that fails ends it.
 #[utoipa::path(
     patch,
     path = "/v1/pools/{pool}",
-    operation_id = "resize_pool",
+    operation_id = "change_pool",
     tag = "pools",
     params(("pool" = Name, Path, description = "Name of the pool")),
-    request_body = ResizePool,
-    responses((status = 200, description = "The pool with its new size", body = Pool), Failures)
+    request_body = ChangePool,
+    responses((status = 200, description = "The pool as it is now", body = Pool), Failures)
 )]
-async fn resize(
+async fn change(
     State(app): State<Arc<App>>,
     Peer(caller): Peer,
     Path(name): Path<Name>,
-    Json(body): Json<ResizePool>,
+    Json(change): Json<ChangePool>,
 ) -> Result<axum::Json<Pool>, Failure> {
-    check_managed(&app, caller, &name, "resize")?;
-    let pool = blocking(move || Ok(app.slots.resize_pool(&name, body.size)?)).await?;
+    check_managed(&app, caller, &name, "change")?;
+    if change == ChangePool::default() {
+        return Err(Failure::new(
+            ErrorCode::InvalidRequest,
+            "body: nothing to change: give size, policy or data_path",
+        ));
+    }
+    let pool = blocking(move || Ok(apply(&app.slots, &name, change)?)).await?;
     Ok(axum::Json(pool))
+}
+
+fn apply(slots: &Slots, name: &Name, change: ChangePool) -> Result<Pool, ServiceError> {
+    if let Some(data_path) = change.data_path {
+        slots.move_pool(name, data_path)?;
+    }
+    if let Some(policy) = change.policy {
+        slots.set_pool_policy(name, policy)?;
+    }
+    if let Some(size) = change.size {
+        slots.resize_pool(name, size)?;
+    }
+    slots.pool(name)
 }
 
 /// Deletes a pool that has no leases, with its slots.

@@ -1,5 +1,6 @@
 //! Handlers without a socket: what the document says is what is served, and to whom.
 
+mod datapath;
 mod documents;
 
 use axum::{
@@ -30,12 +31,21 @@ struct Answer {
 }
 
 impl Lab {
-    /// Has a pool `web` of four slots.
+    /// Has a pool `web` of four slots with the nft data path.
     fn new() -> Self {
+        Self::with_pool(&model::pool("web", 1))
+    }
+
+    /// Has a pool `web` of four slots with the eBPF data path and two interfaces each.
+    fn ebpf() -> Self {
+        Self::with_pool(&model::ebpf_pool("web", 1))
+    }
+
+    fn with_pool(spec: &sandwire_api::pool::PoolSpec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (slots, network) = model::open(folder.path());
-        model::fill(&slots, &model::pool("web", 1));
-        let app = App::new(slots);
+        model::fill(&slots, spec);
+        let app = App::new(slots, true);
         Self {
             router: router(Arc::clone(&app)),
             app,
@@ -250,13 +260,16 @@ async fn bad_input_is_refused_with_its_place_and_changes_nothing() {
 #[tokio::test]
 async fn a_body_at_the_limit_is_read_and_one_beyond_is_not() {
     let lab = Lab::new();
-    for (size, status) in [
-        (extract::BODY_BYTES_MAX, 400),
-        (extract::BODY_BYTES_MAX + 1, 413),
-        (10 << 20, 413),
+    for (uid, size, status) in [
+        (1000, extract::BODY_BYTES_MAX, 400),
+        (1000, extract::BODY_BYTES_MAX + 1, 413),
+        (0, extract::BODY_BYTES_MAX + 1, 400),
+        (0, extract::BODY_BYTES_MAX_ROOT, 400),
+        (0, extract::BODY_BYTES_MAX_ROOT + 1, 413),
+        (0, 10 << 20, 413),
     ] {
         let body = Value::String(" ".repeat(size));
-        let answer = lab.call(0, "POST", "/v1/leases", &body).await;
+        let answer = lab.call(uid, "POST", "/v1/leases", &body).await;
         assert_eq!(
             answer.refusal(),
             (status, ErrorCode::InvalidRequest),

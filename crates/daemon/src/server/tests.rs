@@ -13,6 +13,7 @@ use sandwire_api::{
     client::{Client, ClientError},
     error::{ApiError, ErrorCode},
     lease::{AcquireLease, ReleaseOutcome},
+    trace::TraceLine,
 };
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
@@ -35,13 +36,17 @@ struct Lab {
 impl Lab {
     /// Has a pool `web`. The caller is the daemon's own user, so it is privileged.
     fn new() -> Self {
+        Self::with_pool(&model::pool("web", 1))
+    }
+
+    fn with_pool(spec: &sandwire_api::pool::PoolSpec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (slots, network) = model::open(folder.path());
-        model::fill(&slots, &model::pool("web", 1));
+        model::fill(&slots, spec);
         let socket = folder.path().join("s.sock");
         let listener = UnixListener::bind(&socket).unwrap();
         let (stop, stopped) = watch::channel(false);
-        let router = http::router(App::new(slots));
+        let router = http::router(App::new(slots, false));
         Self {
             client: Arc::new(Client::new(&socket)),
             server: tokio::spawn(serve(listener, router, stopped)),
@@ -146,6 +151,94 @@ async fn the_client_and_the_daemon_understand_each_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn open_taps_come_over_the_socket_and_the_daemon_keeps_none() {
+    let lab = Lab::with_pool(&model::ebpf_pool("web", 1));
+    let name = lab.client.acquire(&acquire("a")).await.unwrap().lease.name;
+    for _ in 0..50 {
+        let taps = lab.client.taps(&name, None).await.unwrap();
+        let guests = std::mem::take(&mut *lab.network.guests.lock().unwrap());
+        assert_eq!((taps.len(), guests.len()), (2, 2));
+        for (number, tap) in taps.into_iter().enumerate() {
+            let mut tap = Stream::from(tap);
+            write!(tap, "tap {number}").unwrap();
+        }
+        // Each reaches its end only if nobody else has the TAP.
+        for (number, guest) in guests.into_iter().enumerate() {
+            let mut guest = Stream::from(guest);
+            guest
+                .set_read_timeout(Some(Duration::from_secs(5)))
+                .unwrap();
+            let mut text = String::new();
+            guest.read_to_string(&mut text).unwrap();
+            assert_eq!(text, format!("tap {number}"));
+        }
+    }
+    let error = lab
+        .client
+        .taps(&"none".parse().unwrap(), None)
+        .await
+        .unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::NotFound));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_that_asks_for_taps_and_goes_leaves_none_open() {
+    let lab = Lab::with_pool(&model::ebpf_pool("web", 1));
+    lab.client.acquire(&acquire("a")).await.unwrap();
+    let socket = lab.socket.clone();
+    tokio::task::spawn_blocking(move || {
+        let mut stream = Stream::connect(socket).unwrap();
+        stream
+            .write_all(
+                b"GET /v1/leases/a/taps HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: sandwire-fd\r\n\r\n",
+            )
+            .unwrap();
+        // Plain reads have no room for descriptors: the kernel drops them.
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&answer));
+        assert!(answer.ends_with(b"\r\n\r\n\0"));
+    })
+    .await
+    .unwrap();
+    let guests = std::mem::take(&mut *lab.network.guests.lock().unwrap());
+    assert_eq!(guests.len(), 2);
+    for guest in guests {
+        let mut guest = Stream::from(guest);
+        guest
+            .set_read_timeout(Some(Duration::from_secs(5)))
+            .unwrap();
+        assert_eq!(guest.read(&mut [0]).unwrap(), 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_follows_a_trace_and_sets_policies() {
+    let lab = Lab::with_pool(&model::ebpf_pool("web", 1));
+    let client = &lab.client;
+    let name = client.acquire(&acquire("a")).await.unwrap().lease.name;
+    let mut trace = client.trace(&name, None).await.unwrap();
+    assert_eq!(trace.next().await.unwrap(), Some(TraceLine::Begin));
+    let policy = sandwire_api::pool::PolicySpec {
+        route_mark: Some(7),
+        ..Default::default()
+    };
+    let set = client.set_policy(&name, None, &policy).await.unwrap();
+    assert!(set.own && client.policy(&name, None).await.unwrap() == set);
+    assert!(!client.reset_policy(&name, None).await.unwrap().own);
+    assert_eq!(client.traffic().await.unwrap().len(), 1);
+    assert!(!client.drop_reasons().await.unwrap().is_empty());
+    client.release(&name, None).await.unwrap();
+    assert!(matches!(
+        trace.next().await.unwrap(),
+        Some(TraceLine::End { .. })
+    ));
+    assert_eq!(trace.next().await.unwrap(), None);
+    let error = client.trace(&name, None).await.unwrap_err();
+    assert_eq!(error.code(), Some(ErrorCode::NotFound));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_connections_at_once_are_all_served() {
     let limit = getrlimit(Resource::Nofile);
     let current = limit.maximum;
@@ -202,7 +295,7 @@ async fn a_body_that_never_ends_is_refused_at_the_limit() {
     let lab = Lab::new();
     let mut request =
         b"POST /v1/leases HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
-    for _ in 0..32 {
+    for _ in 0..192 {
         request.extend(b"10000\r\n");
         request.extend([b' '; 0x10000]);
         request.extend(b"\r\n");
@@ -222,7 +315,7 @@ async fn a_body_of_ten_megabytes_is_refused_and_the_refusal_seen() {
     request.extend(vec![b'x'; size]);
     let answer = lab.answer_to(request).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
-    assert!(answer.contains("1048576 bytes"), "{answer}");
+    assert!(answer.contains("8388608 bytes"), "{answer}");
     let claimed = b"POST /v1/pools HTTP/1.1\r\nexpect: 100-continue\r\n\
         connection: close\r\ncontent-length: 10485760\r\n\r\n";
     let answer = lab.answer_to(claimed.to_vec()).await;

@@ -6,9 +6,11 @@ use rusqlite::{Connection, Row, params};
 use sandwire_api::{
     lease::LeaseState,
     name::Name,
-    pool::PoolSpec,
+    pool::{PolicySpec, PoolSpec},
     published_port::{Protocol, PublishPort, PublishedPort},
+    slot::DataPath,
 };
+use serde::Serialize;
 
 use super::{Contents, ReleasedSlot, schema};
 use crate::{
@@ -28,7 +30,7 @@ pub(super) fn contents(connection: &Connection, path: &Path) -> Result<Contents,
             leases: all(
                 connection,
                 "SELECT owner_uid, name, pool, slot, is_releasing, acquired_at,
-                        expires_milliseconds_since_boot, expires_at
+                        expires_milliseconds_since_boot, expires_at, policy, is_process
                  FROM leases ORDER BY owner_uid, name",
                 lease,
             )?,
@@ -45,14 +47,14 @@ pub(super) fn contents(connection: &Connection, path: &Path) -> Result<Contents,
                  FROM published_ports ORDER BY protocol, host_port, host_address",
                 port,
             )?,
+            moves: all(connection, "SELECT pool, data_path FROM moves", moved)?,
         })
     };
     read().map_err(|error| schema::cannot_open(path, error))
 }
 
 pub(super) fn put_pool(connection: &Connection, spec: &PoolSpec) -> Sql {
-    let text = serde_json::to_string(spec)
-        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))?;
+    let text = to_text(spec)?;
     connection
         .prepare_cached("INSERT OR REPLACE INTO pools (name, spec) VALUES (?, ?)")?
         .execute(params![spec.name.as_str(), text])?;
@@ -61,13 +63,28 @@ pub(super) fn put_pool(connection: &Connection, spec: &PoolSpec) -> Sql {
 
 pub(super) fn remove_pool(connection: &Connection, pool: &Name) -> Sql {
     connection.execute("DELETE FROM released_slots WHERE pool = ?", [pool.as_str()])?;
+    connection.execute("DELETE FROM moves WHERE pool = ?", [pool.as_str()])?;
     connection.execute("DELETE FROM pools WHERE name = ?", [pool.as_str()])?;
+    Ok(())
+}
+
+pub(super) fn begin_move(connection: &Connection, spec: &PoolSpec, from: DataPath) -> Sql {
+    put_pool(connection, spec)?;
+    connection.execute(
+        "INSERT OR REPLACE INTO moves VALUES (?, ?)",
+        [spec.name.as_str(), &to_text(&from)?],
+    )?;
+    Ok(())
+}
+
+pub(super) fn end_move(connection: &Connection, pool: &Name) -> Sql {
+    connection.execute("DELETE FROM moves WHERE pool = ?", [pool.as_str()])?;
     Ok(())
 }
 
 pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql {
     connection
-        .prepare_cached("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?)")?
+        .prepare_cached("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?
         .execute(params![
             lease.key.owner_uid,
             lease.key.name.as_str(),
@@ -81,7 +98,28 @@ pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql 
             lease
                 .expiry
                 .map(|expiry| to_integer(expiry.since_epoch_seconds)),
+            lease.policy.as_ref().map(to_text).transpose()?,
+            lease.is_process,
         ])?;
+    Ok(())
+}
+
+pub(super) fn remove_lease(connection: &Connection, lease: &LeaseKey) -> Sql {
+    connection
+        .prepare_cached("DELETE FROM leases WHERE owner_uid = ? AND name = ?")?
+        .execute(params![lease.owner_uid, lease.name.as_str()])?;
+    Ok(())
+}
+
+pub(super) fn set_lease_policy(
+    connection: &Connection,
+    lease: &LeaseKey,
+    policy: Option<&PolicySpec>,
+) -> Sql {
+    let text = policy.map(to_text).transpose()?;
+    connection
+        .prepare_cached("UPDATE leases SET policy = ? WHERE owner_uid = ? AND name = ?")?
+        .execute(params![text, lease.owner_uid, lease.name.as_str()])?;
     Ok(())
 }
 
@@ -185,7 +223,15 @@ fn pool(row: &Row<'_>) -> Sql<PoolSpec> {
     serde_json::from_str(&text).map_err(|error| unreadable(0, error))
 }
 
+fn moved(row: &Row<'_>) -> Sql<(Name, DataPath)> {
+    let text: String = row.get(1)?;
+    let data_path = serde_json::from_str(&text).map_err(|error| unreadable(1, error))?;
+    Ok((parsed(row, 0)?, data_path))
+}
+
 fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
+    let policy: Option<String> = row.get(8)?;
+    let policy = policy.map(|text| serde_json::from_str(&text));
     let is_releasing: bool = row.get(4)?;
     let since_boot: Option<i64> = row.get(6)?;
     let since_epoch: Option<i64> = row.get(7)?;
@@ -206,6 +252,8 @@ fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
             since_boot: Duration::from_millis(from_integer(boot)),
             since_epoch_seconds: from_integer(epoch),
         }),
+        policy: policy.transpose().map_err(|error| unreadable(8, error))?,
+        is_process: row.get(9)?,
     })
 }
 
@@ -274,6 +322,11 @@ fn unreadable(
 ) -> rusqlite::Error {
     let kind = rusqlite::types::Type::Text;
     rusqlite::Error::FromSqlConversionFailure(column, kind, Box::new(error))
+}
+
+fn to_text<T: Serialize>(value: &T) -> Sql<String> {
+    serde_json::to_string(value)
+        .map_err(|error| rusqlite::Error::ToSqlConversionFailure(Box::new(error)))
 }
 
 /// SQLite's integers are signed; times beyond 292 million years are cut.

@@ -13,11 +13,21 @@ use sandwire_api::name::Name;
 use crate::error::JournalError;
 
 /// Grows with each change of the tables.
-const SCHEMA_VERSION: &str = "1";
+const SCHEMA_VERSION: &str = "2";
+/// What schema 1 lacked.
+const FROM_1_TO_2: &str = "
+    BEGIN;
+    ALTER TABLE leases ADD COLUMN policy TEXT;
+    ALTER TABLE leases ADD COLUMN is_process INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE moves (pool TEXT PRIMARY KEY, data_path TEXT NOT NULL) WITHOUT ROWID;
+    UPDATE meta SET value = '2' WHERE key = 'schema_version';
+    COMMIT;
+";
 
 const TABLES: &str = "
     CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE pools (name TEXT PRIMARY KEY, spec TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE moves (pool TEXT PRIMARY KEY, data_path TEXT NOT NULL) WITHOUT ROWID;
     CREATE TABLE leases (
         owner_uid INTEGER NOT NULL,
         name TEXT NOT NULL,
@@ -27,6 +37,8 @@ const TABLES: &str = "
         acquired_at INTEGER NOT NULL,
         expires_milliseconds_since_boot INTEGER,
         expires_at INTEGER,
+        policy TEXT,
+        is_process INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (owner_uid, name),
         UNIQUE (pool, slot)
     ) WITHOUT ROWID;
@@ -135,6 +147,9 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 
 fn check(connection: &Connection, path: &Path, instance: &Name) -> Result<(), JournalError> {
     let read = |error| cannot_open(path, error);
+    if meta(connection, "schema_version").map_err(read)?.as_deref() == Some("1") {
+        connection.execute_batch(FROM_1_TO_2).map_err(read)?;
+    }
     let schema_version = meta(connection, "schema_version").map_err(read)?;
     if schema_version.as_deref() != Some(SCHEMA_VERSION) {
         return Err(JournalError::ForeignVersion {

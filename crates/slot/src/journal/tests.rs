@@ -40,6 +40,8 @@ fn lease(text: &str, slot: u32) -> LeaseRecord {
             since_boot: Duration::from_millis(1500),
             since_epoch_seconds: 1_700_000_060,
         }),
+        policy: None,
+        is_process: false,
     }
 }
 
@@ -108,6 +110,65 @@ fn what_was_written_is_read_back() {
     drop(journal);
     let (_journal, contents) = open(folder.path()).unwrap();
     assert!(contents.released.is_empty() && contents.pools.is_empty());
+}
+
+#[test]
+fn policies_of_leases_and_moves_of_pools_are_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut journal, _) = open(folder.path()).unwrap();
+    journal.put_pool(&pool()).unwrap();
+    let mut own = lease("own", 1);
+    own.policy = Some(PolicySpec {
+        talks_to: vec![name("db")],
+        ..PolicySpec::default()
+    });
+    own.is_process = true;
+    let mut reset = lease("reset", 2);
+    for lease in [&own, &reset, &lease("gone", 3)] {
+        journal.insert_lease(lease).unwrap();
+    }
+    journal
+        .set_lease_policy(&reset.key, own.policy.as_ref())
+        .unwrap();
+    journal.remove_lease(&lease("gone", 3).key).unwrap();
+    let mut moved = pool();
+    moved.data_path = DataPath::Ebpf;
+    journal.begin_move(&moved, DataPath::Nft).unwrap();
+    drop(journal);
+
+    let (mut journal, contents) = open(folder.path()).unwrap();
+    reset.policy.clone_from(&own.policy);
+    assert_eq!(contents.leases, [own.clone(), reset.clone()]);
+    assert_eq!(contents.pools, [moved]);
+    assert_eq!(contents.moves, [(name("web"), DataPath::Nft)]);
+    journal.end_move(&name("web")).unwrap();
+    journal.set_lease_policy(&reset.key, None).unwrap();
+    drop(journal);
+    let (_journal, contents) = open(folder.path()).unwrap();
+    assert!(contents.moves.is_empty() && contents.leases[1].policy.is_none());
+}
+
+#[test]
+fn a_journal_of_the_version_before_is_taken_over() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let older = Connection::open(folder.path().join(DATABASE_FILE)).unwrap();
+    older
+        .execute_batch(
+            "DROP TABLE moves;
+             ALTER TABLE leases DROP COLUMN policy;
+             ALTER TABLE leases DROP COLUMN is_process;
+             UPDATE meta SET value = '1' WHERE key = 'schema_version';",
+        )
+        .unwrap();
+    drop(older);
+    for _ in 0..2 {
+        let (_journal, contents) = open(folder.path()).unwrap();
+        let mut held = lease("held", 1);
+        held.state = LeaseState::Releasing;
+        assert_eq!(contents.leases, [held]);
+        assert!(contents.moves.is_empty());
+    }
 }
 
 #[test]

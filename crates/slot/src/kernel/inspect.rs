@@ -57,6 +57,7 @@ pub(super) fn unseen(slot: &SlotPlan, error: &NetworkError) -> Inspection {
         taps: missing_taps(slot),
         defects: vec![reported(object, error.to_string())],
         connections: None,
+        data_path_note: None,
     }
 }
 

@@ -63,6 +63,7 @@ pub(super) fn reclaim(
         .iter()
         .map(|leftover| match leftover {
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
+            Leftover::Alias(alias) => delete_by_alias(worker, alias),
             Leftover::Interface(name) => {
                 let mut request = Request::new();
                 interface::delete(&mut request, name);
@@ -73,6 +74,18 @@ pub(super) fn reclaim(
             }
         })
         .collect()
+}
+
+fn delete_by_alias(worker: &mut Worker, alias: &str) -> Result<(), NetworkError> {
+    let mut request = Request::new();
+    for interface in interface::list(&mut worker.route)? {
+        if interface.alias.as_deref() == Some(alias) {
+            interface::delete(&mut request, &interface.name);
+        }
+    }
+    let failures = worker.route.execute_all(request);
+    let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
+    failed.map_or(Ok(()), |(_, error)| Err(error.into()))
 }
 
 /// Pool and slot number of an alias that names a slot of this instance.

@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
-    pool::{AddressPlan, PoolSpec},
+    pool::{AddressPlan, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
 };
 
-use super::{addresses, guest, guest::GuestNic, overlap};
+use super::{addresses, check_policy, guest, guest::GuestNic, overlap};
 use crate::error::PlanError;
 
 /// Numbers stay below this. A host meets other limits long before.
@@ -66,13 +66,45 @@ pub(super) fn slots_max(spec: &PoolSpec) -> Result<u32, PlanError> {
 }
 
 fn check_support(spec: &PoolSpec) -> Result<(), PlanError> {
-    let refuse = |setting, value| Err(PlanError::Unsupported { setting, value });
+    let refuse = |setting, value: &str, reason| {
+        Err(PlanError::Unsupported {
+            setting,
+            value: value.to_owned(),
+            reason,
+        })
+    };
     match (spec.kind, spec.data_path) {
-        (SlotKind::Host, _) => refuse("kind", "host"),
-        (SlotKind::Netns, DataPath::Ebpf) => refuse("data_path", "ebpf"),
-        (SlotKind::Netns, DataPath::Xdp) => refuse("data_path", "xdp"),
-        (SlotKind::Netns, DataPath::Nft) => Ok(()),
+        (SlotKind::Host, DataPath::Nft) => refuse(
+            "kind",
+            "host",
+            "needs data_path = ebpf or xdp: with the same guest address in every slot of one \
+             namespace, the kernel's routing has nothing to go by",
+        ),
+        (SlotKind::Netns, DataPath::Xdp) => refuse(
+            "data_path",
+            "xdp",
+            "needs kind = host: in a namespace the packets have a veth to cross, where ebpf is as fast",
+        ),
+        _ => Ok(()),
+    }?;
+    if spec.kind == SlotKind::Host {
+        if let AddressPlan::FirecrackerClones { .. } = spec.addresses {
+            return refuse(
+                "addresses.plan",
+                "firecracker_clones",
+                "gives addresses to the ends of veths, which host slots don't have: use plan = prefix",
+            );
+        }
+        if spec.tap.name != TapSpec::default().name {
+            return refuse(
+                "tap.name",
+                &spec.tap.name,
+                "can't be chosen with kind = host: all its TAPs are in one namespace, so that each \
+                 gets a name of its own",
+            );
+        }
     }
+    check_policy(&spec.policy, spec.data_path)
 }
 
 fn check_ranges(spec: &PoolSpec) -> Result<(), PlanError> {
@@ -90,7 +122,7 @@ fn check_ranges(spec: &PoolSpec) -> Result<(), PlanError> {
     )
 }
 
-fn check_range<T: Into<u64>>(
+pub(super) fn check_range<T: Into<u64>>(
     setting: &'static str,
     value: T,
     min: T,
@@ -119,6 +151,14 @@ fn check_macs(spec: &PoolSpec) -> Result<(), PlanError> {
         if is_group || address == MacAddress([0; 6]) {
             return Err(PlanError::NotUnicast { setting, address });
         }
+    }
+    let counts_on = |from: MacAddress| from.0[..5] == super::VETH_MAC.0[..5];
+    if spec.data_path != DataPath::Nft && counts_on(guest.mac) {
+        return Err(PlanError::Unsupported {
+            setting: "guest.mac",
+            value: guest.mac.to_string(),
+            reason: "is among the addresses that the ebpf data path keeps for the ends of veths",
+        });
     }
     if guest.mac == guest.gateway_mac {
         return Err(PlanError::SameMac { address: guest.mac });

@@ -16,6 +16,7 @@ pub const SLOT_INTERFACE: &str = "uplink0";
 /// `IFNAMSIZ` less the closing zero.
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 const INTERFACE_PREFIX: &str = "sw";
+const WITHDRAWN_PREFIX: &str = "sx";
 const NETNS_PREFIX: &str = "sandwire";
 /// Five bits each; no letter is easily taken for another.
 const TAG_ALPHABET: &[u8; 32] = b"abcdefghijkmnpqrstuvwxyz23456789";
@@ -33,16 +34,30 @@ pub fn pool_tag(instance: &str, pool: &str) -> String {
     tag(&[instance, pool])
 }
 
+/// The number that a pool's tag writes, below 2^30.
+#[must_use]
+pub fn pool_number(instance: &str, pool: &str) -> u32 {
+    u32::try_from(hash(&[instance, pool]) >> 34).expect("30 bits are left")
+}
+
 /// Name of the interface that holds the host's own address of each clone prefix.
 #[must_use]
 pub fn shared_interface(instance: &str) -> String {
     format!("{INTERFACE_PREFIX}{}", instance_tag(instance))
 }
 
-/// Name of the host end of a slot's veth, from its pool's tag.
+/// Name of an interface that leads to a slot, from its pool's tag. In pools of netns slots the number
+/// is the slot's; in pools of host slots it counts interfaces.
 #[must_use]
 pub fn host_interface(pool_tag: &str, number: SlotNumber) -> String {
     format!("{INTERFACE_PREFIX}{pool_tag}-{number}")
+}
+
+/// Name that a host slot's TAP gets when it is withdrawn: nobody looks for it there.
+#[must_use]
+pub fn withdrawn(tap: &str) -> String {
+    let rest = tap.strip_prefix(INTERFACE_PREFIX).unwrap_or(tap);
+    format!("{WITHDRAWN_PREFIX}{rest}")
 }
 
 /// Pool tag and number of a host end, if the name has that form.
@@ -74,6 +89,16 @@ pub fn parse_netns(name: &str) -> Option<(&str, &str, SlotNumber)> {
 #[must_use]
 pub fn host_alias(instance: &str, pool: &str, number: SlotNumber) -> String {
     format!("{NETNS_PREFIX}:{instance}:{pool}:{number}")
+}
+
+/// Instance, pool and number of an alias, if it has that form.
+#[must_use]
+pub fn parse_alias(alias: &str) -> Option<(&str, &str, SlotNumber)> {
+    let mut parts = alias.split(':');
+    let known = parts.next()? == NETNS_PREFIX;
+    let (instance, pool, number) = (parts.next()?, parts.next()?, parts.next()?);
+    (known && parts.next().is_none()).then_some(())?;
+    Some((instance, pool, parse_number(number)?))
 }
 
 /// Names of a slot's TAPs: the pool's name, and for further interfaces its number counted on.
@@ -132,8 +157,8 @@ fn parse_number(text: &str) -> Option<SlotNumber> {
     (number.to_string() == text).then_some(number)
 }
 
-/// Hashes the parts (FNV-1a, which never changes) and writes 30 bits of the result.
-fn tag(parts: &[&str]) -> String {
+/// FNV-1a, which never changes.
+fn hash(parts: &[&str]) -> u64 {
     const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
     const PRIME: u64 = 0x0100_0000_01b3;
     let mut hash = OFFSET_BASIS;
@@ -143,7 +168,12 @@ fn tag(parts: &[&str]) -> String {
             hash = (hash ^ u64::from(byte)).wrapping_mul(PRIME);
         }
     }
-    // FNV's high bits mix best.
+    hash
+}
+
+/// Hashes the parts and writes 30 bits of the result: FNV's high bits mix best.
+fn tag(parts: &[&str]) -> String {
+    let hash = hash(parts);
     (0..TAG_CHARACTERS)
         .map(|place| {
             let five_bits = (hash >> (64 - 5 * (place + 1))) & 31;
@@ -162,6 +192,8 @@ mod tests {
         assert_eq!(instance_tag("default"), "vdk2gt");
         assert_eq!(pool_tag("default", "web"), "j67hu4");
         assert_ne!(pool_tag("a", "bc"), pool_tag("ab", "c"));
+        // Five bits a letter, `j` being number 9.
+        assert_eq!(pool_number("default", "web") >> 25, 9);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 
 use proptest::prelude::*;
-use sandwire_api::error::ErrorCode;
+use sandwire_api::{error::ErrorCode, pool::TapSpec};
 
 use super::*;
 
@@ -32,7 +32,7 @@ const ONLY_IPV4: &str = r#""guest": {"ipv6": ""}"#;
 
 /// What must hold for every plan that is accepted, over all its slot numbers.
 fn check_invariants(plan: &Plan) {
-    let mut names = HashSet::new();
+    let (mut names, mut host_ends) = (HashSet::new(), HashSet::new());
     let mut addresses = HashSet::new();
     let guest_subnets = plan.guest_subnets();
     let hosts: Vec<IpAddr> = plan
@@ -48,7 +48,15 @@ fn check_invariants(plan: &Plan) {
         assert!(slot.host_interface.len() <= 15, "{}", slot.host_interface);
         assert_eq!(slot.nics.len(), usize::from(plan.spec.nics));
         assert!(names.insert(slot.netns_name.clone()), "{}", slot.netns_name);
-        assert!(names.insert(slot.host_interface.clone()));
+        for name in slot.host_ends() {
+            assert!(host_ends.insert(name.to_owned()), "{name} is given twice");
+            assert!(name.len() <= 15, "{name}");
+            let (tag, interface) = names::parse_host_interface(name).unwrap();
+            assert_eq!(
+                (tag, plan.slot_of_interface(interface)),
+                (&*plan.tag, Some(number))
+            );
+        }
         let taps: HashSet<&str> = slot.nics.iter().map(|nic| &*nic.tap).collect();
         assert_eq!(taps.len(), slot.nics.len(), "{taps:?}");
         for address in slot.clone_addresses() {
@@ -184,25 +192,114 @@ fn the_firecracker_scheme_takes_ipv6_from_a_prefix() {
 }
 
 #[test]
-fn what_a_later_version_has_is_refused_as_unsupported() {
-    for (more, text) in [
-        (r#""kind": "host""#, "kind = host needs the ebpf data path"),
+fn what_does_not_go_together_is_refused_with_the_reason() {
+    let ebpf = |more: &str| format!(r#""data_path": "ebpf", {more}"#);
+    let host = |more: &str| format!(r#""kind": "host", "data_path": "ebpf", {more}"#);
+    let policy = |field: &str| format!(r#""policy": {{{field}}}"#);
+    for (addresses, more, text) in [
         (
-            r#""kind": "host", "data_path": "ebpf""#,
-            "kind = host needs the ebpf data path",
+            DUAL,
+            r#""kind": "host""#.to_owned(),
+            "kind = host needs data_path = ebpf",
         ),
         (
-            r#""data_path": "ebpf""#,
-            "data_path = ebpf needs the ebpf data path",
+            DUAL,
+            r#""data_path": "xdp""#.to_owned(),
+            "data_path = xdp needs kind = host",
         ),
         (
-            r#""data_path": "xdp""#,
-            "data_path = xdp needs the ebpf data path",
+            FIRECRACKER,
+            host(ONLY_IPV4),
+            "addresses.plan = firecracker_clones gives addresses",
+        ),
+        (
+            DUAL,
+            host(r#""tap": {"name": "tap0"}"#),
+            "tap.name = tap0 can't be chosen",
+        ),
+        (
+            DUAL,
+            ebpf(r#""guest": {"mac": "02:73:77:76:00:09"}"#),
+            "guest.mac = 02:73:77:76:00:09 is among",
+        ),
+        (
+            DUAL,
+            policy(r#""group": "a""#),
+            "policy.group = a needs data_path = ebpf",
+        ),
+        (
+            DUAL,
+            policy(r#""talks_to": ["b"]"#),
+            "policy.talks_to = b needs",
+        ),
+        (
+            DUAL,
+            policy(r#""egress": {"default": "deny"}"#),
+            "policy.egress = 0 rules needs",
+        ),
+        (
+            DUAL,
+            policy(r#""limits": {"egress": {"bits_per_second": 8000}}"#),
+            "policy.limits = a limit needs",
+        ),
+        (
+            DUAL,
+            policy(r#""route_mark": 7"#),
+            "policy.route_mark = 7 needs",
+        ),
+        (
+            DUAL,
+            policy(r#""route_table": 7"#),
+            "policy.route_table = 7 needs",
         ),
     ] {
-        let error = refusal(DUAL, more);
+        let error = refusal(addresses, &more);
         assert_eq!(error.code(), ErrorCode::Unsupported, "{more}");
-        assert!(error.to_string().starts_with(text), "{error}");
+        assert!(error.to_string().starts_with(text), "{more}: {error}");
+    }
+}
+
+#[test]
+fn a_policy_s_numbers_are_refused_beyond_their_ranges() {
+    let limit = |field: &str| format!(r#""limits": {{"ingress": {{{field}}}}}"#);
+    for (field, text) in [
+        (
+            limit(r#""bits_per_second": 7999"#),
+            "policy.limits.ingress.bits_per_second = 7999 is out of range",
+        ),
+        (
+            limit(r#""packets_per_second": 0"#),
+            "policy.limits.ingress.packets_per_second = 0",
+        ),
+        (
+            limit(r#""bits_per_second": 8000, "burst_bytes": 1513"#),
+            "policy.limits.ingress.burst_bytes = 1513",
+        ),
+        (
+            limit(r#""burst_packets": 5"#),
+            "policy.limits.ingress.burst_packets is set but",
+        ),
+        (r#""route_mark": 0"#.to_owned(), "policy.route_mark = 0"),
+        (r#""route_table": 0"#.to_owned(), "policy.route_table = 0"),
+    ] {
+        let more = format!(r#""data_path": "ebpf", "policy": {{{field}}}"#);
+        let error = refusal(DUAL, &more);
+        assert!(error.to_string().starts_with(text), "{more}: {error}");
+    }
+}
+
+#[test]
+fn all_host_slots_have_taps_of_their_own() {
+    for nics in [1, 3] {
+        let more = format!(r#""kind": "host", "data_path": "ebpf", "nics": {nics}"#);
+        let plan = plan(DUAL, &more);
+        check_invariants(&plan);
+        let slot = plan.slot(SlotNumber(plan.slots_max - 1));
+        let number = (plan.slots_max - 1) * nics;
+        assert_eq!(slot.host_interface, format!("swj67hu4-{number}"));
+        assert_eq!(slot.host_interface, slot.nics[0].tap);
+        assert_eq!(slot.host_ends().count(), slot.nics.len());
+        assert_eq!(slot.api_nics()[0].tap, slot.host_interface);
     }
 }
 
@@ -433,6 +530,13 @@ fn any_spec() -> impl Strategy<Value = PoolSpec> {
             (spec.addresses, spec.nics, spec.size) = (addresses, nics, size);
             (spec.guest.ipv4, spec.guest.ipv6) = (ipv4, ipv6);
             (spec.tap.name, spec.tap.mtu) = (tap, mtu);
+            if mtu % 3 == 0 {
+                spec.kind = SlotKind::Host;
+                spec.tap.name = TapSpec::default().name;
+            }
+            if mtu % 3 != 1 {
+                spec.data_path = DataPath::Ebpf;
+            }
             if mac[5] % 2 == 0 {
                 spec.guest.mac = MacAddress(mac);
             }

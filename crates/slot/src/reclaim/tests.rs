@@ -30,6 +30,8 @@ fn lease(state: LeaseState) -> LeaseRecord {
         state,
         acquired_at: 0,
         expiry: None,
+        policy: None,
+        is_process: false,
     }
 }
 

@@ -9,11 +9,15 @@ use sandwire_api::{
     lease::{AcquireLease, Lease, LeaseState},
     name::Name,
     pool::AccessVerb,
+    slot::{DataPath, SlotKind},
 };
 
-use super::{Caller, LeaseEntry, PoolEntry, Shared, Slots, State};
+use super::{
+    Caller, LeaseEntry, PoolEntry, Shared, Slots, State,
+    policies::{Held, check_own},
+};
 use crate::{
-    error::ServiceError,
+    error::{NetworkError, ServiceError},
     lease::{Expiry, LeaseRecord},
     plan::{Plan, SlotNumber},
     pool::{Claim, Reserved},
@@ -48,15 +52,24 @@ impl Slots {
     ) -> Result<Acquired, ServiceError> {
         let begun = Instant::now();
         let shared = &self.shared;
+        let held = shared.hold_own_policy(caller, request)?;
+        let asked = Asked {
+            caller,
+            request,
+            policy: held.as_ref(),
+        };
         let mut state = shared.lock();
         let outcome = match request.clone_address {
-            None => state.acquire_any(shared, caller, request),
+            None => state.acquire_any(shared, &asked),
             Some(_) => {
-                let (after, outcome) = shared.acquire_certain(state, caller, request);
+                let (after, outcome) = shared.acquire_certain(state, &asked);
                 state = after;
                 outcome
             }
         };
+        if let (Some(held), false) = (&held, matches!(outcome, Ok((_, _, true)))) {
+            state.policies.give_up(held, shared.now());
+        }
         if !matches!(outcome, Ok((_, _, false))) {
             state
                 .counters
@@ -75,18 +88,27 @@ impl Slots {
     }
 }
 
+/// A request with what was prepared for it.
+struct Asked<'a> {
+    caller: Caller,
+    request: &'a AcquireLease,
+    /// The policy that the lease is to have for itself.
+    policy: Option<&'a Held>,
+}
+
 /// The pool's plan, the lease, and whether it is a new one.
 type Outcome = Result<(Arc<Plan>, LeaseRecord, bool), ServiceError>;
 
 impl State {
-    fn acquire_any(&mut self, shared: &Shared, caller: Caller, request: &AcquireLease) -> Outcome {
+    fn acquire_any(&mut self, shared: &Shared, asked: &Asked<'_>) -> Outcome {
+        let (caller, request) = (asked.caller, asked.request);
         self.check_acquire(caller, request)?;
         if let Some(found) = self.existing(caller, request)? {
             return Ok(found);
         }
         let entry = self.pool_mut(&request.pool)?;
         let number = entry.pool.take_ready().ok_or_else(|| entry.none_ready())?;
-        self.grant(shared, caller, request, number)
+        self.grant(shared, asked, number)
     }
 
     fn check_acquire(&self, caller: Caller, request: &AcquireLease) -> Result<(), ServiceError> {
@@ -156,13 +178,8 @@ impl State {
     }
 
     /// Journals the lease of a number that has just been taken; on failure the slot is ready again.
-    fn grant(
-        &mut self,
-        shared: &Shared,
-        caller: Caller,
-        request: &AcquireLease,
-        number: SlotNumber,
-    ) -> Outcome {
+    fn grant(&mut self, shared: &Shared, asked: &Asked<'_>, number: SlotNumber) -> Outcome {
+        let (caller, request) = (asked.caller, asked.request);
         let journaled = self
             .new_record(shared, caller, request, number)
             .and_then(|record| {
@@ -179,6 +196,9 @@ impl State {
             }
         };
         let plan = Arc::clone(&entry.plan);
+        if plan.spec.data_path != DataPath::Nft {
+            self.activate(shared, &plan, &record, asked.policy)?;
+        }
         if let Some(expiry) = record.expiry {
             self.expiries
                 .insert((expiry.since_boot, record.key.clone()));
@@ -187,10 +207,50 @@ impl State {
             .insert((record.pool.clone(), number), record.key.clone());
         let lease = LeaseEntry {
             record: record.clone(),
+            policy: asked.policy.cloned(),
             is_busy: false,
         };
         self.leases.insert(record.key.clone(), lease);
         Ok((plan, record, true))
+    }
+
+    /// Lets the packets of a slot that is being handed out pass. If that fails nobody has the lease,
+    /// and the slot is torn down.
+    fn activate(
+        &mut self,
+        shared: &Shared,
+        plan: &Plan,
+        record: &LeaseRecord,
+        own: Option<&Held>,
+    ) -> Result<(), ServiceError> {
+        let entry = self.pool_mut(&record.pool)?;
+        let held = own.or(entry.policy.as_ref());
+        let activated = match held.map(|held| held.tenancy(record.is_process)) {
+            Some(tenancy) => shared.network.activate(&plan.slot(record.slot), &tenancy),
+            None => Err(NetworkError::Conflict {
+                object: format!("pool {}", record.pool),
+                with: "the data path, which doesn't know its policy yet".to_owned(),
+                advice: "try again".to_owned(),
+            }),
+        };
+        let Err(source) = activated else {
+            return Ok(());
+        };
+        entry.pool.put_back(record.slot);
+        entry.pool.retire(record.slot);
+        entry.tear_down.push_back(record.slot);
+        shared.tear_down_work.notify_one();
+        shared.build_work.notify_one();
+        if let Err(error) = self.journal.remove_lease(&record.key) {
+            // After a restart it would be there, without anybody knowing of it.
+            self.journal_failed();
+            tracing::error!(lease = %record.key, %error, "a lease that was not given stays in the journal");
+        }
+        Err(ServiceError::Network {
+            operation: "activate",
+            object: format!("slot {} of pool '{}'", record.slot, record.pool),
+            source,
+        })
     }
 
     fn new_record(
@@ -216,6 +276,8 @@ impl State {
             state: LeaseState::Active,
             acquired_at,
             expiry,
+            policy: request.policy.clone(),
+            is_process: request.process,
         })
     }
 
@@ -238,17 +300,40 @@ impl State {
 }
 
 impl Shared {
+    /// Has the data path know the policy that a lease is to have for itself. Whoever may acquire could
+    /// otherwise allow itself anything, so that it takes the right to manage the pool.
+    fn hold_own_policy(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<Option<Held>, ServiceError> {
+        let plan = Arc::clone(&self.lock().pool(&request.pool)?.plan);
+        if request.process && plan.spec.kind == SlotKind::Host {
+            return Err(ServiceError::Invalid {
+                field: "process",
+                value: "true".to_owned(),
+                reason: "host slots have no namespace for a process: use kind = netns".to_owned(),
+            });
+        }
+        let Some(policy) = &request.policy else {
+            return Ok(None);
+        };
+        caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
+        check_own(&plan, policy)?;
+        self.hold_policy(&plan, policy).map(Some)
+    }
+
     /// Hands out the slot with a certain clone address, waiting for its build if need be.
     fn acquire_certain<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
-        caller: Caller,
-        request: &AcquireLease,
+        asked: &Asked<'_>,
     ) -> (MutexGuard<'a, State>, Outcome) {
+        let request = asked.request;
         let deadline = Instant::now() + CLAIM_WAIT;
         let mut reserved = None;
         let outcome = loop {
-            match state.try_certain(self, caller, request, &mut reserved) {
+            match state.try_certain(self, asked, &mut reserved) {
                 Ok(Some(outcome)) => break Ok(outcome),
                 Ok(None) => {}
                 Err(error) => break Err(error),
@@ -278,10 +363,10 @@ impl State {
     fn try_certain(
         &mut self,
         shared: &Shared,
-        caller: Caller,
-        request: &AcquireLease,
+        asked: &Asked<'_>,
         reserved: &mut Option<SlotNumber>,
     ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
+        let (caller, request) = (asked.caller, asked.request);
         self.check_acquire(caller, request)?;
         if let Some(found) = self.existing(caller, request)? {
             return Ok(Some(found));
@@ -302,7 +387,7 @@ impl State {
             return Ok(None);
         }
         *reserved = None;
-        self.grant(shared, caller, request, number).map(Some)
+        self.grant(shared, asked, number).map(Some)
     }
 
     /// Claims the number. Returns whether it was ready.

@@ -15,6 +15,7 @@ use super::{Damage, PoolEntry, Shared, State, health};
 use crate::{
     error::ServiceError,
     lease::LeaseKey,
+    network::Tenancy,
     plan::{Plan, SlotPlan},
     pool::SlotState,
     reclaim::SlotKey,
@@ -75,7 +76,11 @@ impl Shared {
         self.repair_queued();
         if now >= schedule.retry_at {
             self.retry_pools();
+            self.retry_moves();
             self.retry_held();
+            self.sync_group_pairs();
+            self.remove_unused_policies(now);
+            self.end_adoption(now);
             if self.lock().ports_dirty.is_some() {
                 self.sync_ports();
             }
@@ -162,7 +167,7 @@ impl Shared {
     }
 
     /// Keeps pools from coming and going, unless one is just doing so.
-    fn try_pools_gate(&self) -> Option<MutexGuard<'_, ()>> {
+    pub(super) fn try_pools_gate(&self) -> Option<MutexGuard<'_, ()>> {
         match self.pools_gate.try_lock() {
             Ok(gate) => Some(gate),
             Err(TryLockError::Poisoned(gate)) => Some(gate.into_inner()),
@@ -184,14 +189,32 @@ impl Shared {
                 .collect()
         };
         for plan in waiting {
-            let added = self.network.add_pool(&plan);
+            let name = &plan.spec.name;
+            let added = match self.network.add_pool(&plan) {
+                Ok(()) => self.adopt_pool(name).map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
             let mut state = self.lock();
-            if let Some(entry) = state.pools.get_mut(&plan.spec.name) {
-                entry.not_added = added.err().map(|error| error.to_string());
+            if let Some(entry) = state.pools.get_mut(name) {
+                entry.not_added = added.err();
             }
             drop(state);
             self.build_work.notify_all();
         }
+    }
+
+    /// Removes what the data path had before the start and no slot has taken over, once no packet
+    /// under way can need it.
+    fn end_adoption(&self, now: Duration) {
+        let mut state = self.lock();
+        let is_pending = state.pools.values().any(|entry| entry.not_added.is_some());
+        if is_pending || state.adoption_ends.is_none_or(|at| at > now) {
+            return;
+        }
+        state.adoption_ends = None;
+        let policies = state.policies.in_use();
+        drop(state);
+        self.network.finish_adoption(&policies);
     }
 
     /// Looks at the host's side. Returns whether it could: not while a pool comes or goes, whose
@@ -232,10 +255,11 @@ impl Shared {
 
     /// Looks at one slot. A damaged ready slot is retired, a leased one repaired.
     fn inspect(&self, slot: &SlotKey) {
-        let Some(plan) = self.lock().slot_to_inspect(slot) else {
+        let Some((plan, tenancy)) = self.lock().slot_to_inspect(slot) else {
             return;
         };
         let mut found = self.network.inspect(&plan).defects;
+        found.extend(self.network.inspect_tenancy(&plan, tenancy.as_ref()));
         let mut state = self.lock();
         state.counters.inspections += 1;
         if found.is_empty() {
@@ -279,10 +303,11 @@ impl Shared {
             return;
         };
         state.set_busy(&lease, true);
+        let tenancy = state.tenancy(&lease);
         drop(state);
         let found = match damage {
-            Damage::Pieces => self.network.repair(&plan),
-            Damage::Everything => vec![self.rebuild(&plan)],
+            Damage::Pieces => self.repair_pieces(&plan, tenancy.as_ref()),
+            Damage::Everything => vec![self.rebuild(&plan, tenancy.as_ref())],
         };
 
         let now = self.now();
@@ -304,9 +329,27 @@ impl Shared {
         }
     }
 
+    /// Repairs a slot's objects, and then what the data path knows of its tenant.
+    fn repair_pieces(&self, plan: &SlotPlan, tenancy: Option<&Tenancy>) -> Vec<Defect> {
+        let mut found = self.network.repair(plan);
+        let mut of_tenancy = self.network.inspect_tenancy(plan, tenancy);
+        if !of_tenancy.is_empty() {
+            let adopted = self.network.adopt(plan, tenancy);
+            for defect in &mut of_tenancy {
+                match &adopted {
+                    Ok(()) => health::REPAIRED.clone_into(&mut defect.action),
+                    Err(error) => defect.problem.push_str(&format!("; {error}")),
+                }
+            }
+        }
+        found.append(&mut of_tenancy);
+        found
+    }
+
     /// Builds a leased slot again of which nothing was left.
-    fn rebuild(&self, plan: &SlotPlan) -> Defect {
-        let (outcome, action) = match self.network.build(plan) {
+    fn rebuild(&self, plan: &SlotPlan, tenancy: Option<&Tenancy>) -> Defect {
+        let activate = || tenancy.map_or(Ok(()), |tenancy| self.network.activate(plan, tenancy));
+        let (outcome, action) = match self.network.build(plan).and_then(|()| activate()) {
             Ok(()) => (String::new(), health::REPAIRED),
             Err(error) => (
                 format!(", and building it again failed: {error}"),
@@ -367,10 +410,15 @@ impl State {
             .collect()
     }
 
-    fn slot_to_inspect(&self, (pool, number): &SlotKey) -> Option<SlotPlan> {
+    /// None while its pool is being moved: half of what it has would look like damage.
+    fn slot_to_inspect(&self, slot: &SlotKey) -> Option<(SlotPlan, Option<Tenancy>)> {
+        let (pool, number) = slot;
         let entry = self.pools.get(pool)?;
         let state = entry.pool.state(*number)?;
-        matches!(state, SlotState::Ready | SlotState::Leased).then(|| entry.plan.slot(*number))
+        let is_wanted = matches!(state, SlotState::Ready | SlotState::Leased);
+        (is_wanted && entry.moving_from.is_none()).then_some(())?;
+        let tenant = self.tenants.get(slot).and_then(|key| self.tenancy(key));
+        Some((entry.plan.slot(*number), tenant))
     }
 
     /// The lease of a slot and its plan, if nobody works on it.

@@ -6,6 +6,7 @@ use std::{
     path::Path,
     sync::{Arc, Condvar, Mutex},
     thread,
+    time::Duration,
 };
 
 use sandwire_api::{lease::LeaseState, name::Name};
@@ -23,6 +24,8 @@ use crate::{
     reclaim::{self, Actions, SlotKey},
 };
 
+/// How long packets may still look at policies of the daemon before.
+const ADOPTION_GRACE: Duration = Duration::from_secs(2);
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Slots {
@@ -63,7 +66,10 @@ impl Slots {
             changed: Condvar::new(),
             pools_gate: Mutex::new(()),
             ports_gate: Mutex::new(()),
+            policies_gate: Mutex::new(()),
+            traces: Mutex::default(),
         });
+        shared.adopt_pools();
         if !shared.lock().pools.is_empty() {
             shared.sync_ports();
         }
@@ -107,6 +113,30 @@ impl Slots {
     }
 }
 
+impl Shared {
+    /// Brings the data path to what the journal says. Before anything else works on slots.
+    fn adopt_pools(&self) {
+        let names: Vec<Name> = {
+            let state = self.lock();
+            let added = state
+                .pools
+                .iter()
+                .filter(|(_, entry)| entry.not_added.is_none());
+            added.map(|(name, _)| name.clone()).collect()
+        };
+        for name in names {
+            if let Err(error) = self.adopt_pool(&name) {
+                tracing::error!(pool = %name, %error, "cannot bring a pool's data path up to date");
+                if let Some(entry) = self.lock().pools.get_mut(&name) {
+                    entry.not_added = Some(error.to_string());
+                }
+            }
+        }
+        self.sync_group_pairs();
+        self.lock().adoption_ends = Some(self.now() + ADOPTION_GRACE);
+    }
+}
+
 /// Brings pools and kernel to what the journal says.
 fn recover(
     settings: &Settings,
@@ -119,6 +149,7 @@ fn recover(
         leases,
         released,
         ports,
+        moves,
     } = contents;
     let mut pools = BTreeMap::new();
     for spec in specs {
@@ -128,10 +159,16 @@ fn recover(
             source,
         })?;
         let mut entry = PoolEntry::new(plan);
-        if let Err(error) = network.add_pool(&entry.plan) {
+        let from = moves.iter().find(|(pool, _)| *pool == name);
+        let from = from.map(|(_, data_path)| *data_path);
+        let added = network.add_pool(&entry.plan).and_then(|()| {
+            from.map_or(Ok(()), |from| network.change_pool(&entry.plan, Some(from)))
+        });
+        if let Err(error) = added {
             tracing::error!(pool = %name, %error, "cannot prepare the host for a pool");
             entry.not_added = Some(error.to_string());
         }
+        entry.moving_from = from;
         pools.insert(name, entry);
     }
     let inventory = network
@@ -153,6 +190,8 @@ fn recover(
         leases: HashMap::new(),
         tenants: HashMap::new(),
         expiries: std::collections::BTreeSet::new(),
+        policies: super::policies::Policies::default(),
+        adoption_ends: None,
         ports: Vec::new(),
         ports_dirty: None,
         lease_numbers: 0..0,
@@ -234,6 +273,7 @@ impl State {
         }
         let lease = LeaseEntry {
             record,
+            policy: None,
             is_busy: false,
         };
         self.leases.insert(lease.record.key.clone(), lease);

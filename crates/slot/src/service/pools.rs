@@ -9,10 +9,15 @@ use std::{
 use sandwire_api::{
     name::Name,
     pool::{Pool as ApiPool, PoolSpec},
+    slot::{DataPath, SlotKind},
 };
 
-use super::{PoolEntry, Shared, Slots, State};
-use crate::{error::ServiceError, plan::Plan, pool::Pool};
+use super::{PoolEntry, Shared, Slots, State, policies::Held};
+use crate::{
+    error::ServiceError,
+    plan::Plan,
+    pool::{Pool, SlotState},
+};
 
 /// Tearing a pool of thousands of slots down takes seconds.
 const DELETE_WAIT: Duration = Duration::from_secs(120);
@@ -64,6 +69,9 @@ impl Slots {
         }
         // Nothing may be lost to a mistake in the new settings.
         self.shared.plan(spec)?;
+        if can_change_live(&current, spec) {
+            return self.change_live(&current, spec);
+        }
         self.delete_pool(&spec.name).map_err(|error| match error {
             ServiceError::Conflict { reason, .. } => {
                 let reason = format!(
@@ -74,6 +82,22 @@ impl Slots {
             other => other,
         })?;
         self.create_pool(spec)
+    }
+
+    /// Changes policy, data path and size under leases. Only eBPF has policies that change live, so that
+    /// a pool is there when its policy does.
+    fn change_live(&self, current: &PoolSpec, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
+        let name = &spec.name;
+        if spec.data_path == DataPath::Nft {
+            self.set_pool_policy(name, spec.policy.clone())?;
+            self.move_pool(name, spec.data_path)?;
+        } else {
+            if current.data_path != spec.data_path {
+                self.move_pool(name, spec.data_path)?;
+            }
+            self.set_pool_policy(name, spec.policy.clone())?;
+        }
+        self.resize_pool(name, spec.size)
     }
 
     /// All pools, by name.
@@ -161,7 +185,13 @@ impl Slots {
             })
         });
         if deleted.is_ok() {
-            state.pools.remove(name);
+            let held = state
+                .pools
+                .remove(name)
+                .and_then(|mut entry| entry.take_policy());
+            if let Some(held) = held {
+                state.policies.give_up(&held, shared.now());
+            }
         } else if let Some(entry) = state.pools.get_mut(name) {
             // It stays: filled again, and what of the host's side is gone is made again.
             entry.is_deleting = false;
@@ -194,25 +224,47 @@ impl Shared {
             return Err(error.into());
         }
         drop(state);
-        let added = self.network.add_pool(&plan);
+        let added = self.add_with_policy(&plan);
 
         let mut state = self.lock();
-        if let Err(source) = added {
-            if state.journal.remove_pool(&name).is_err() {
-                state.journal_failed();
+        let policy = match added {
+            Ok(policy) => policy,
+            Err(error) => {
+                if state.journal.remove_pool(&name).is_err() {
+                    state.journal_failed();
+                }
+                return Err(error);
             }
-            return Err(ServiceError::Network {
-                operation: "create",
-                object: format!("pool '{name}'"),
-                source,
-            });
-        }
-        let entry = PoolEntry::new(plan);
+        };
+        let mut entry = PoolEntry::new(plan);
+        entry.policy = policy;
         let answer = entry.to_api();
         state.pools.insert(name, entry);
         drop(state);
         self.build_work.notify_all();
         Ok(answer)
+    }
+
+    /// Prepares the host for a pool, and has the data path know its policy.
+    fn add_with_policy(&self, plan: &Plan) -> Result<Option<Held>, ServiceError> {
+        self.network
+            .add_pool(plan)
+            .map_err(|source| ServiceError::Network {
+                operation: "create",
+                object: format!("pool '{}'", plan.spec.name),
+                source,
+            })?;
+        if plan.spec.data_path == DataPath::Nft {
+            return Ok(None);
+        }
+        self.hold_policy(plan, &plan.spec.policy)
+            .map(Some)
+            .inspect_err(|_| {
+                if let Err(error) = self.network.remove_pool(plan) {
+                    let pool = &plan.spec.name;
+                    tracing::error!(%pool, %error, "cannot take back what the host was prepared with");
+                }
+            })
     }
 
     /// Stops a pool from handing out and filling, and has its slots torn down.
@@ -292,6 +344,8 @@ impl PoolEntry {
             plan: Arc::new(plan),
             not_added: None,
             is_deleting: false,
+            policy: None,
+            moving_from: None,
             tear_down: VecDeque::new(),
             tear_down_again: VecDeque::new(),
             tear_down_error: None,
@@ -313,12 +367,26 @@ impl PoolEntry {
         !trimmed.is_empty()
     }
 
+    /// Queues all ready slots to be torn down: they are built anew.
+    pub(super) fn retire_ready(&mut self) {
+        let ready: Vec<_> = self
+            .pool
+            .states()
+            .filter(|(_, state)| **state == SlotState::Ready)
+            .map(|(number, _)| number)
+            .collect();
+        for number in ready {
+            self.pool.retire(number);
+            self.tear_down.push_back(number);
+        }
+    }
+
     fn resize(&mut self, size: u32) {
         self.pool.resize(size);
         self.trim();
     }
 
-    fn to_api(&self) -> ApiPool {
+    pub(super) fn to_api(&self) -> ApiPool {
         let error = self.not_added.as_deref().or(self.pool.last_error());
         ApiPool {
             spec: self.current_spec(),
@@ -327,6 +395,20 @@ impl PoolEntry {
             last_error: error.map(ToOwned::to_owned),
         }
     }
+}
+
+/// Whether settings differ in nothing that slots are built by: policy, data path and size.
+fn can_change_live(current: &PoolSpec, spec: &PoolSpec) -> bool {
+    let with_those = PoolSpec {
+        size: spec.size,
+        policy: spec.policy.clone(),
+        data_path: spec.data_path,
+        ..current.clone()
+    };
+    let is_on_nft = |spec: &PoolSpec| spec.data_path == DataPath::Nft;
+    let moves = current.data_path != spec.data_path;
+    let can_move = spec.kind == SlotKind::Netns && spec.data_path != DataPath::Xdp;
+    with_those == *spec && (!moves || can_move) && !(is_on_nft(current) && is_on_nft(spec))
 }
 
 fn conflict(operation: &'static str, spec: &PoolSpec, reason: String) -> ServiceError {

@@ -77,6 +77,9 @@ impl Slots {
         let record = state.lease(caller, &key)?.record.clone();
         let slot = state.slot_plan(&record)?;
         let published_ports = state.ports_of(&key);
+        let spec = &state.pool(&record.pool)?.plan.spec;
+        let data_path = spec.data_path;
+        let policy = record.policy.as_ref().unwrap_or(&spec.policy).clone();
         drop(state);
         let inspection = self.shared.network.inspect(&slot);
         Ok(LeaseDetail {
@@ -85,6 +88,11 @@ impl Slots {
             taps: inspection.taps,
             defects: inspection.defects,
             connections: inspection.connections,
+            data_path,
+            data_path_note: inspection.data_path_note,
+            policy,
+            has_own_policy: record.policy.is_some(),
+            traffic: self.shared.network.traffic(&slot),
         })
     }
 }
@@ -94,6 +102,12 @@ impl Shared {
     pub(super) fn release(&self, key: &LeaseKey) -> Result<Released, ServiceError> {
         let (record, slot) = self.begin_release(key)?;
         let withdrawal = self.network.withdraw_taps(&slot);
+        if matches!(withdrawal, Ok(Withdrawal::Free))
+            && let Err(error) = self.network.deactivate(&slot)
+        {
+            // Its tear-down does the same.
+            tracing::warn!(lease = %key, %error, "a released slot can't be deactivated");
+        }
 
         let mut state = self.lock();
         state.set_busy(key, false);
@@ -115,6 +129,7 @@ impl Shared {
         self.changed.notify_all();
         let (outcome, held_by, had_ports) = outcome?;
         if outcome == ReleaseOutcome::Released {
+            self.end_traces(&slot);
             if had_ports {
                 self.sync_ports();
             }
@@ -146,7 +161,7 @@ impl Shared {
     }
 
     /// Waits until nobody works on the lease's slot.
-    fn wait_idle(&self, key: &LeaseKey) -> Result<MutexGuard<'_, State>, ServiceError> {
+    pub(super) fn wait_idle(&self, key: &LeaseKey) -> Result<MutexGuard<'_, State>, ServiceError> {
         let deadline = Instant::now() + IDLE_WAIT;
         let mut state = self.lock();
         loop {
@@ -218,7 +233,9 @@ impl State {
         self.pool_mut(&record.pool)?
             .pool
             .release(record.slot, released.rest);
-        self.leases.remove(key);
+        if let Some(own) = self.leases.remove(key).and_then(|lease| lease.policy) {
+            self.policies.give_up(&own, now);
+        }
         self.tenants.remove(&slot);
         self.defects.forget(&slot);
         let ports_before = self.ports.len();

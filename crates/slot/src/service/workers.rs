@@ -126,6 +126,10 @@ impl State {
                 self.counters.builds += 1;
                 self.counters.build_seconds.observe(took);
                 entry.pool.built(slot.number);
+                // Its pool has moved to another data path meanwhile.
+                if slot.data_path != entry.plan.spec.data_path && entry.pool.retire(slot.number) {
+                    entry.tear_down.push_back(slot.number);
+                }
             }
             Err(error) => {
                 self.counters.builds_failed += 1;
@@ -138,7 +142,8 @@ impl State {
                 entry.pool.build_failed(slot.number, error, now);
             }
         }
-        entry.trim()
+        entry.trim();
+        !entry.tear_down.is_empty()
     }
 
     fn next_tear_down(&mut self, now: Duration) -> Next<Vec<(Arc<Plan>, SlotNumber)>> {

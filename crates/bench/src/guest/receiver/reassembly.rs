@@ -129,7 +129,9 @@ mod tests {
         let options = reassembly.options();
         let words = options.get(4..).unwrap_or_default().chunks_exact(8);
         let word = |bytes: &[u8]| u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        words.map(|block| (word(block), word(&block[4..]))).collect()
+        words
+            .map(|block| (word(block), word(&block[4..])))
+            .collect()
     }
 
     #[test]
@@ -148,7 +150,10 @@ mod tests {
         }
         assert_eq!(blocks(&stream), [(100, 160), (200, 250), (300, 350)]);
         assert_eq!(stream.take(0, 100), 160);
-        assert_eq!((stream.expected(), blocks(&stream)), (160, vec![(200, 250), (300, 350)]));
+        assert_eq!(
+            (stream.expected(), blocks(&stream)),
+            (160, vec![(200, 250), (300, 350)])
+        );
     }
 
     #[test]
@@ -156,7 +161,10 @@ mod tests {
         let mut stream = Reassembly::new(0);
         stream.take(0, 1000);
         assert_eq!(stream.take(200, 100), 0);
-        assert_eq!((stream.expected(), blocks(&stream)), (1000, vec![(200, 300)]));
+        assert_eq!(
+            (stream.expected(), blocks(&stream)),
+            (1000, vec![(200, 300)])
+        );
         assert_eq!(stream.take(900, 200), 100, "half of it is new");
         assert_eq!(blocks(&stream), []);
     }

@@ -55,7 +55,9 @@ impl Bystander {
     pub(super) fn end(mut self) -> Result<Waits> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().context("it was ended before")?;
-        thread.join().map_err(|_| anyhow!("the bystander panicked"))?
+        thread
+            .join()
+            .map_err(|_| anyhow!("the bystander panicked"))?
     }
 }
 

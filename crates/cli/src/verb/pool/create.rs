@@ -2,23 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{
-    Args,
-    builder::{PossibleValuesParser, TypedValueParser},
-};
+use clap::{Args, builder::PossibleValuesParser};
 use ipnet::{Ipv4Net, Ipv6Net};
 use sandwire_api::{
     name::Name,
-    pool::{AddressPlan, GuestSpec, HostService, PolicySpec, PoolSpec, TapSpec, UplinkPolicy},
+    pool::{AddressPlan, GuestSpec, PolicySpec, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
 };
-use serde::de::DeserializeOwned;
 
 use super::{pool_text, wait_until_full};
 use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
+    verb::policy::{
+        PolicyFlags,
+        flags::{self, words},
+    },
 };
 
 /// Command line of `sandwire pool create`.
@@ -33,14 +33,17 @@ pub(crate) struct Arguments {
 
     /// Take all settings from this file, TOML or (by its ending .json) JSON; `-` reads TOML or JSON
     /// from standard input.
-    #[arg(long, value_name = "FILE", conflicts_with = "settings")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["settings", flags::GROUP])]
     file: Option<PathBuf>,
 
     #[command(flatten)]
     settings: Settings,
+
+    #[command(flatten)]
+    policy: PolicyFlags,
 }
 
-/// A pool's settings as flags. What isn't given has the default that the API documents.
+/// A pool's settings as flags, without its policy. What isn't given has the default that the API documents.
 #[derive(Debug, Args)]
 #[group(id = "settings", multiple = true)]
 struct Settings {
@@ -112,46 +115,16 @@ struct Settings {
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     guest_ipv6: Option<Ipv6Net>,
 
-    /// Beyond the host: behind the host's address, with the clone address, or not at all
-    /// [default: masquerade].
-    #[arg(long, value_parser = words::<UplinkPolicy>(&["masquerade", "route", "deny"]))]
-    uplink: Option<UplinkPolicy>,
-
-    /// Let sandboxes of the pool reach each other.
-    #[arg(long)]
-    clone_to_clone: bool,
-
-    /// Let sandboxes reach a service on the host: tcp/PORT, udp/PORT, tcp/FIRST-LAST, icmp or all.
-    /// May be given several times.
-    #[arg(long, value_name = "SERVICE")]
-    host_service: Vec<HostService>,
-
-    /// Let sandboxes reach the cloud's metadata service.
-    #[arg(long)]
-    cloud_metadata: bool,
-
-    /// Most connections that one sandbox may have tracked at a time [default: 4096].
-    #[arg(long, value_name = "NUMBER")]
-    connections_max: Option<u32>,
-
     /// Seconds that a released clone address rests before it is given out again [default: 3].
     #[arg(long, value_name = "SECONDS")]
     quarantine: Option<u32>,
-}
-
-/// Parses words of the API's own enumerations, which clap lists in the help.
-fn words<T>(known: &'static [&'static str]) -> impl TypedValueParser<Value = T>
-where
-    T: DeserializeOwned + Clone + Send + Sync + 'static,
-{
-    PossibleValuesParser::new(known).try_map(|word| serde_json::from_value(word.into()))
 }
 
 pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
     let name = arguments.name;
     let spec = match &arguments.file {
         Some(file) => read_file(file, &name)?,
-        None => arguments.settings.into_spec(name)?,
+        None => arguments.settings.into_spec(name, arguments.policy)?,
     };
     let client = context.client();
     let operation = format!("create pool {}", spec.name);
@@ -163,7 +136,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
 }
 
 impl Settings {
-    fn into_spec(self, name: Name) -> Result<PoolSpec, Failure> {
+    fn into_spec(self, name: Name, policy: PolicyFlags) -> Result<PoolSpec, Failure> {
         let addresses = self.address_plan(&name)?;
         let has_ipv4 = match &addresses {
             AddressPlan::Prefix { ipv4, .. } => ipv4.is_some(),
@@ -181,7 +154,6 @@ impl Settings {
             ..guest
         };
         let tap = TapSpec::default();
-        let policy = PolicySpec::default();
         // The API's own defaults for what has no flag, from the smallest specification there is.
         let smallest = serde_json::json!({ "name": name, "addresses": addresses });
         let spec: PoolSpec = serde_json::from_value(smallest)
@@ -200,14 +172,7 @@ impl Settings {
                 ..tap
             },
             guest,
-            policy: PolicySpec {
-                uplink: self.uplink.unwrap_or(policy.uplink),
-                clone_to_clone: self.clone_to_clone,
-                host_services: self.host_service,
-                cloud_metadata: self.cloud_metadata,
-                connections_max: self.connections_max.unwrap_or(policy.connections_max),
-                ..policy
-            },
+            policy: policy.apply(PolicySpec::default()),
             quarantine_seconds: self.quarantine.unwrap_or(spec.quarantine_seconds),
             ..spec
         })
@@ -306,7 +271,9 @@ mod tests {
     fn spec(line: &str) -> Result<PoolSpec, Failure> {
         let line = std::iter::once("create").chain(line.split_whitespace());
         let arguments = Line::parse_from(line).arguments;
-        arguments.settings.into_spec(arguments.name)
+        arguments
+            .settings
+            .into_spec(arguments.name, arguments.policy)
     }
 
     #[test]
@@ -334,7 +301,7 @@ mod tests {
              --tap tap7 --uid 5 --gid 6 --multi-queue --mtu 9000 --guest-mac 06:00:00:00:00:01 \
              --gateway-mac 06:00:00:00:00:02 --guest-ipv4 172.16.0.2/30 --guest-ipv6 fd01::2/64 --uplink route \
              --clone-to-clone --host-service tcp/53 --host-service icmp --cloud-metadata --connections-max 9 \
-             --quarantine 30",
+             --deny 10.0.0.0/8 --limit-egress 1mbit --quarantine 30",
         )
         .unwrap();
         let expected: PoolSpec = toml::from_str(
@@ -365,6 +332,8 @@ mod tests {
             host_services = ["tcp/53", "icmp"]
             cloud_metadata = true
             connections_max = 9
+            egress = { rules = [{ action = "deny", prefixes = ["10.0.0.0/8"] }] }
+            limits = { egress = { bits_per_second = 1_000_000 } }
             "#,
         )
         .unwrap();
@@ -386,8 +355,10 @@ mod tests {
 
     #[test]
     fn a_file_and_settings_by_flag_exclude_each_other() {
-        let line = ["create", "web", "--file", "web.toml", "--size", "3"];
-        assert!(Line::try_parse_from(line).is_err());
+        for setting in ["--size=3", "--uplink=deny", "--deny=any"] {
+            let line = ["create", "web", "--file", "web.toml", setting];
+            assert!(Line::try_parse_from(line).is_err(), "{setting} was taken");
+        }
     }
 
     #[test]

@@ -3,10 +3,14 @@
 use std::{collections::BTreeSet, fs};
 
 use sandwire_api::{
+    drop_reason::{DropReason, DropReasonText},
     health::Health,
-    lease::{Lease, LeaseDetail, Released},
+    lease::{Lease, LeaseDetail, LeasePolicy, Released},
+    policy::{EgressRule, PolicyAction},
     pool::Pool,
     published_port::PublishedPort,
+    trace::TraceLine,
+    traffic::LeaseTraffic,
 };
 use serde::de::DeserializeOwned;
 
@@ -52,7 +56,7 @@ fn operations() -> Vec<Operation> {
             is::<Pool>,
         ),
         operation(
-            "resize_pool",
+            "change_pool",
             "/v1/pools/extra",
             json!({"size": 1}),
             200,
@@ -79,6 +83,55 @@ fn operations() -> Vec<Operation> {
             none.clone(),
             200,
             is::<LeaseDetail>,
+        ),
+        operation(
+            "show_policy",
+            "/v1/leases/a7/policy",
+            none.clone(),
+            200,
+            is::<LeasePolicy>,
+        ),
+        operation(
+            "set_policy",
+            "/v1/leases/a7/policy",
+            json!({"clone_to_clone": true}),
+            200,
+            is::<LeasePolicy>,
+        ),
+        operation(
+            "reset_policy",
+            "/v1/leases/a7/policy",
+            none.clone(),
+            200,
+            is::<LeasePolicy>,
+        ),
+        operation(
+            "list_traffic",
+            "/v1/traffic",
+            none.clone(),
+            200,
+            is::<Vec<LeaseTraffic>>,
+        ),
+        operation(
+            "list_drop_reasons",
+            "/v1/drop-reasons",
+            none.clone(),
+            200,
+            is::<Vec<DropReasonText>>,
+        ),
+        operation(
+            "trace_lease",
+            "/v1/leases/a7/trace",
+            none.clone(),
+            200,
+            |text| text.lines().all(is::<TraceLine>),
+        ),
+        operation(
+            "open_taps",
+            "/v1/leases/a7/taps",
+            none.clone(),
+            426,
+            is::<ApiError>,
         ),
         operation(
             "publish_port",
@@ -155,7 +208,8 @@ fn matches(template: &str, path: &str) -> bool {
 
 #[tokio::test]
 async fn every_described_operation_is_served_and_answers_as_described() {
-    let lab = Lab::new();
+    let lab = Lab::ebpf();
+    *lab.network.is_trace_broken.lock().unwrap() = true;
     let document = lab.get(0, "/v1/openapi.json").await.body;
     let described = described(&document);
     let mut called = BTreeSet::new();
@@ -205,7 +259,8 @@ async fn every_described_operation_is_served_and_answers_as_described() {
 
 #[tokio::test]
 async fn every_described_operation_lists_the_errors_that_it_gives() {
-    let lab = Lab::new();
+    let lab = Lab::ebpf();
+    *lab.network.is_trace_broken.lock().unwrap() = true;
     let document = lab.get(0, "/v1/openapi.json").await.body;
     for operation in operations()
         .iter()
@@ -292,7 +347,7 @@ async fn every_reference_of_the_document_leads_somewhere() {
 
 #[tokio::test]
 async fn the_pages_name_every_operation_metric_and_key() {
-    let lab = Lab::new();
+    let lab = Lab::ebpf();
     lab.acquire(0, "a").await;
     let document = lab.get(0, "/v1/openapi.json").await.body;
     let api = page("api.md");
@@ -319,8 +374,13 @@ async fn the_pages_name_every_operation_metric_and_key() {
     }
 
     let configure = page("configure.md");
-    let spec = serde_json::to_value(model::pool("x", 1)).unwrap();
-    for key in keys(&spec) {
+    let mut spec = model::pool("x", 1);
+    spec.policy.egress.rules = vec![EgressRule {
+        action: PolicyAction::Deny,
+        prefixes: Vec::new(),
+        ports: Vec::new(),
+    }];
+    for key in keys(&serde_json::to_value(spec).unwrap()) {
         assert!(configure.contains(&format!("`{key}`")), "{key}");
     }
 }
@@ -332,7 +392,17 @@ fn keys(value: &Value) -> Vec<String> {
             .iter()
             .flat_map(|(name, value)| [vec![name.clone()], keys(value)].concat())
             .filter(|name| {
-                !["access", "addresses", "guest", "policy", "tap"].contains(&name.as_str())
+                ![
+                    "access",
+                    "addresses",
+                    "guest",
+                    "policy",
+                    "tap",
+                    "egress",
+                    "ingress",
+                    "limits",
+                ]
+                .contains(&name.as_str())
             })
             .collect(),
         Value::Array(items) => items.iter().flat_map(keys).collect(),
@@ -342,4 +412,24 @@ fn keys(value: &Value) -> Vec<String> {
 
 fn page(name: &str) -> String {
     fs::read_to_string(format!("{}/../../docs/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
+}
+
+#[test]
+fn the_page_of_drop_reasons_has_each_with_its_meaning_and_no_other() {
+    let page = page("drop-reasons.md");
+    let rows: Vec<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .collect();
+    let expected: Vec<String> = DropReason::ALL
+        .iter()
+        .map(|reason| format!("| `{}` | {} |", reason.name(), reason.text()))
+        .collect();
+    for (row, expected) in rows.iter().zip(&expected) {
+        assert!(
+            row.starts_with(expected.as_str()),
+            "{row}\nmust begin\n{expected}"
+        );
+    }
+    assert_eq!(rows.len(), expected.len());
 }

@@ -1,0 +1,163 @@
+//! `sandwire policy`: what a lease may reach, changed while it runs.
+
+pub(crate) mod flags;
+mod limit;
+mod rule;
+mod text;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use sandwire_api::{lease::LeasePolicy, name::Name, pool::PolicySpec};
+
+pub(crate) use self::{
+    flags::PolicyFlags,
+    text::{limits_text, policy_rows},
+};
+use crate::{
+    Context,
+    connection::cannot,
+    failure::{Failure, Outcome},
+};
+
+/// What to do with a lease's policy.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Print what a lease may reach, in the form that `set --file` takes.
+    Show(Which),
+    /// Give a lease a policy of its own, at once: the one it has, with these flags applied, or a file.
+    Set(Box<SetArguments>),
+    /// Give a lease its pool's policy again, at once.
+    Reset(Which),
+}
+
+/// Which lease.
+#[derive(Debug, Args)]
+pub(crate) struct Which {
+    /// Name of the lease.
+    name: Name,
+
+    /// Numeric user that holds it, if not you; for root.
+    #[arg(long, value_name = "UID")]
+    owner_uid: Option<u32>,
+}
+
+/// Command line of `sandwire policy set`.
+#[derive(Debug, Args)]
+pub(crate) struct SetArguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// Take the whole policy from this file, TOML or JSON; `-` reads standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = flags::GROUP, required_unless_present = flags::GROUP)]
+    file: Option<PathBuf>,
+
+    #[command(flatten)]
+    flags: PolicyFlags,
+}
+
+pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
+    let client = context.client();
+    let policy = match verb {
+        Verb::Show(Which { name, owner_uid }) => client
+            .policy(&name, owner_uid)
+            .map_err(cannot(format!("show the policy of lease {name}")))?,
+        Verb::Reset(Which { name, owner_uid }) => client
+            .reset_policy(&name, owner_uid)
+            .map_err(cannot(format!("reset the policy of lease {name}")))?,
+        Verb::Set(arguments) => {
+            let Which { name, owner_uid } = arguments.which;
+            let operation = format!("set the policy of lease {name}");
+            let policy = match &arguments.file {
+                Some(file) => read_policy(file, &operation)?,
+                None => {
+                    let now = client
+                        .policy(&name, owner_uid)
+                        .map_err(cannot(&operation))?;
+                    arguments.flags.apply(now.policy)
+                }
+            };
+            client
+                .set_policy(&name, owner_uid, &policy)
+                .map_err(cannot(operation))?
+        }
+    };
+    context.output.answer(&policy, policy_text)
+}
+
+/// Reads a policy from a file, TOML or JSON.
+pub(crate) fn read_policy(file: &Path, operation: &str) -> Result<PolicySpec, Failure> {
+    let shown = file.display();
+    let refuse =
+        |reason: String| Failure::refused(format!("cannot {operation}: {shown}: {reason}"));
+    let text = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        std::fs::read_to_string(file)
+    }
+    .map_err(|error| refuse(error.to_string()))?;
+    parse_policy(&text).map_err(refuse)
+}
+
+fn parse_policy(text: &str) -> Result<PolicySpec, String> {
+    if text.trim_start().starts_with('{') {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    } else {
+        toml::from_str(text).map_err(|error| error.to_string())
+    }
+}
+
+/// The policy as TOML, with a comment that says whose it is.
+fn policy_text(policy: &LeasePolicy) -> String {
+    let whose = if policy.own {
+        "# The lease's own policy.\n"
+    } else {
+        "# The pool's policy.\n"
+    };
+    match toml::to_string(&policy.policy) {
+        Ok(text) => format!("{whose}{text}"),
+        Err(error) => format!("# cannot be written as TOML: {error}; use --json\n"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shown_can_be_set_again() {
+        let policy: PolicySpec = serde_json::from_value(serde_json::json!({
+            "group": "a",
+            "talks_to": ["b"],
+            "host_services": ["tcp/53"],
+            "egress": {
+                "default": "deny",
+                "rules": [
+                    {"action": "allow", "prefixes": ["10.1.0.0/16", "fd00::/8"], "ports": ["tcp/443"]},
+                    {"action": "deny", "prefixes": ["10.0.0.0/8"]},
+                ],
+            },
+            "limits": {"egress": {"bits_per_second": 100_000_000}},
+            "route_mark": 7,
+        }))
+        .unwrap();
+        for policy in [policy, PolicySpec::default()] {
+            let text = policy_text(&LeasePolicy {
+                own: true,
+                policy: policy.clone(),
+            });
+            assert_eq!(parse_policy(&text).unwrap(), policy, "{text}");
+            let json = serde_json::to_string(&policy).unwrap();
+            assert_eq!(parse_policy(&json).unwrap(), policy);
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_its_line() {
+        let error = parse_policy("uplink = \"deny\"\nuplinks = 3\n").unwrap_err();
+        assert!(
+            error.contains("line 2") && error.contains("uplinks"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,238 @@
+//! `/v1/leases/{name}/trace`: what becomes of each packet of a lease, while the connection lasts.
+//!
+//! A thread takes packets from the slot service and hands lines on, as many at a time as there are; who reads
+//! slowly holds up that thread alone, and is told how many packets were lost meanwhile. The trace
+//! ends when the reader goes, when the lease ends, and when the daemon stops.
+
+use std::{
+    collections::HashMap,
+    convert::Infallible,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    body::{Body, HttpBody},
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+use hyper::body::{Bytes, Frame};
+use sandwire_api::{error::ErrorCode, name::Name, trace::TraceLine};
+use sandwire_slot::service::{Caller, Trace, Traced};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{
+    App, blocking,
+    extract::{Path, Peer, Query},
+    failure::{Failure, Failures},
+    leases::Owner,
+};
+
+/// Traces at a time, of all users: each has a thread.
+const TRACES_MAX: u32 = 16;
+/// Traces at a time of one user who isn't root.
+const TRACES_PER_USER_MAX: u32 = 4;
+/// How soon it is noticed that the reader has gone, or the daemon stops, while no packet comes.
+const QUIET_MAX: Duration = Duration::from_millis(100);
+/// How long a line may wait for others to come with it.
+const GATHER_MAX: Duration = Duration::from_millis(20);
+/// Chunks that wait for the reader.
+const CHUNKS_MAX: usize = 4;
+/// Bytes of a chunk, more or less.
+const CHUNK_BYTES: usize = 16 * 1024;
+
+/// Why the slot service tells of no more packets.
+const ENDED: &str = "the lease has ended, or its packets can't be followed any more";
+
+/// The traces that run.
+#[derive(Default)]
+pub(crate) struct Traces {
+    counts: Mutex<HashMap<u32, u32>>,
+    stopping: AtomicBool,
+}
+
+impl Traces {
+    /// Ends all traces soon, and refuses new ones.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Relaxed)
+    }
+
+    fn admit(self: &Arc<Self>, caller: Caller) -> Result<Admission, Failure> {
+        let refuse = |reason: &str| Err(Failure::new(ErrorCode::Unavailable, reason));
+        if self.is_stopping() {
+            return refuse("the daemon is stopping: try again when it is back");
+        }
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.values().sum::<u32>() >= TRACES_MAX {
+            return refuse("too many traces are running: end one");
+        }
+        let count = counts.entry(caller.uid).or_default();
+        if *count >= TRACES_PER_USER_MAX && !caller.privileged {
+            return refuse("this user has too many traces running: end one");
+        }
+        *count += 1;
+        Ok(Admission {
+            traces: Arc::clone(self),
+            uid: caller.uid,
+        })
+    }
+}
+
+/// One running trace; ends when dropped.
+struct Admission {
+    traces: Arc<Traces>,
+    uid: u32,
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let counts = &self.traces.counts;
+        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.uid) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.uid);
+            }
+        }
+    }
+}
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new().routes(routes!(trace))
+}
+
+/// Traces a lease: a line of JSON for each packet, until the connection is closed or the lease ends. Only in the
+/// eBPF data paths.
+#[utoipa::path(
+    get,
+    path = "/v1/leases/{name}/trace",
+    operation_id = "trace_lease",
+    tag = "leases",
+    params(("name" = Name, Path, description = "Name of the lease"), Owner),
+    responses(
+        (
+            status = 200,
+            description = "Lines, each a TraceLine",
+            body = TraceLine,
+            content_type = "application/x-ndjson"
+        ),
+        Failures
+    )
+)]
+async fn trace(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+    Query(owner): Query<Owner>,
+) -> Result<Response, Failure> {
+    let admission = app.traces.admit(caller)?;
+    let trace = blocking(move || Ok(app.slots.trace(caller, owner.owner_uid, &name)?)).await?;
+    let (sender, receiver) = channel(CHUNKS_MAX);
+    let lines = Lines {
+        sender,
+        chunk: Vec::new(),
+    };
+    tokio::task::spawn_blocking(move || lines.pass_on(&trace, &admission.traces));
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((kind, Body::new(Chunks(receiver))).into_response())
+}
+
+/// Lines on their way to the reader.
+struct Lines {
+    sender: Sender<Bytes>,
+    chunk: Vec<u8>,
+}
+
+/// The reader has gone.
+struct Gone;
+
+impl Lines {
+    fn pass_on(mut self, trace: &Trace, traces: &Traces) {
+        // Nobody is left to be told.
+        let _ = self.run(trace, traces);
+    }
+
+    fn run(&mut self, trace: &Trace, traces: &Traces) -> Result<(), Gone> {
+        self.push(&TraceLine::Begin)?;
+        self.flush()?;
+        loop {
+            if traces.is_stopping() {
+                return self.end("the daemon is stopping");
+            }
+            if self.sender.is_closed() {
+                return Err(Gone);
+            }
+            if !self.take(trace, QUIET_MAX)? {
+                return self.end(ENDED);
+            }
+            let gathered = Instant::now();
+            while !self.chunk.is_empty() {
+                let left = GATHER_MAX.saturating_sub(gathered.elapsed());
+                if left.is_zero() {
+                    self.flush()?;
+                } else if !self.take(trace, left)? {
+                    return self.end(ENDED);
+                }
+            }
+        }
+    }
+
+    /// Takes what there is within the time. False if nothing will follow.
+    fn take(&mut self, trace: &Trace, at_most: Duration) -> Result<bool, Gone> {
+        match trace.next(at_most) {
+            Traced::Packet(packet) => self.push(&TraceLine::Packet(packet))?,
+            Traced::Lost(count) => self.push(&TraceLine::Lost { count })?,
+            Traced::Nothing => {}
+            Traced::End => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    fn push(&mut self, line: &TraceLine) -> Result<(), Gone> {
+        serde_json::to_writer(&mut self.chunk, line).expect("a line has string keys only");
+        self.chunk.push(b'\n');
+        if self.chunk.len() >= CHUNK_BYTES {
+            self.flush()
+        } else {
+            Ok(())
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Gone> {
+        let chunk = Bytes::from(std::mem::take(&mut self.chunk));
+        self.sender.blocking_send(chunk).map_err(|_| Gone)
+    }
+
+    fn end(&mut self, reason: &str) -> Result<(), Gone> {
+        let reason = reason.to_owned();
+        self.push(&TraceLine::End { reason })?;
+        self.flush()
+    }
+}
+
+/// The body of the answer: chunks until the sender is dropped.
+struct Chunks(Receiver<Bytes>);
+
+impl HttpBody for Chunks {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let chunk = self.0.poll_recv(context);
+        chunk.map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
+    }
+}

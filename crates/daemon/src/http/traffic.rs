@@ -1,0 +1,43 @@
+//! `/v1/traffic` and `/v1/drop-reasons`: what leases have sent, received and lost, and why.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use sandwire_api::{
+    drop_reason::{DropReason, DropReasonText},
+    traffic::LeaseTraffic,
+};
+use utoipa_axum::{router::OpenApiRouter, routes};
+
+use super::{App, extract::Peer, failure::Failures};
+
+pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
+    OpenApiRouter::new()
+        .routes(routes!(list))
+        .routes(routes!(reasons))
+}
+
+/// Lists the traffic of the leases that the caller may see: the own ones, and all those of pools that it manages.
+#[utoipa::path(
+    get,
+    path = "/v1/traffic",
+    operation_id = "list_traffic",
+    tag = "leases",
+    responses((status = 200, description = "The leases' traffic", body = Vec<LeaseTraffic>), Failures)
+)]
+async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<LeaseTraffic>> {
+    // Counters are read from memory that the kernel shares.
+    axum::Json(app.slots.traffic(caller))
+}
+
+/// Lists why packets are dropped, with what each reason means. For everybody who may connect.
+#[utoipa::path(
+    get,
+    path = "/v1/drop-reasons",
+    operation_id = "list_drop_reasons",
+    tag = "daemon",
+    responses((status = 200, description = "The reasons", body = Vec<DropReasonText>))
+)]
+async fn reasons() -> axum::Json<Vec<DropReasonText>> {
+    axum::Json(DropReason::explained())
+}

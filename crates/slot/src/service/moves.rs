@@ -1,0 +1,315 @@
+//! Moving a pool of netns slots between the nft and the eBPF data path under its leases, and taking
+//! over what the data path had before a start.
+//!
+//! A move is journaled before it begins and forgotten when every leased slot has arrived. Until then the host
+//! serves both data paths, each slot is moved by itself, and moving one again is harmless: whatever
+//! interrupts a move, the auditor goes on with it. Ready slots are simply built anew.
+
+use std::sync::{Arc, PoisonError};
+
+use sandwire_api::{
+    name::Name,
+    pool::Pool as ApiPool,
+    slot::{DataPath, SlotKind},
+};
+
+use super::{Shared, Slots, State};
+use crate::{
+    error::{PlanError, ServiceError},
+    lease::LeaseKey,
+    network::Tenancy,
+    plan::{Plan, SlotPlan},
+    pool::SlotState,
+};
+
+impl Slots {
+    /// Moves a pool to another data path. Packets of its leases go on passing. Blocks for some
+    /// milliseconds per lease; what can't be done at once is done by and by.
+    ///
+    /// # Errors
+    /// Nothing changed: the settings don't fit to the other data path, or the host refuses.
+    pub fn move_pool(&self, name: &Name, data_path: DataPath) -> Result<ApiPool, ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .pools_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if shared.begin_move(name, data_path)? {
+            shared.tear_down_work.notify_one();
+            shared.build_work.notify_all();
+            shared.move_slots(name);
+        }
+        self.pool(name)
+    }
+}
+
+impl Shared {
+    /// Prepares the host for the other data path and journals that. Returns whether there is
+    /// something to move.
+    fn begin_move(&self, name: &Name, data_path: DataPath) -> Result<bool, ServiceError> {
+        let (before, size) = {
+            let state = self.lock();
+            let entry = state.pool(name)?;
+            if entry.plan.spec.data_path == data_path {
+                return Ok(entry.moving_from.is_some());
+            }
+            check_move(&state, name, data_path)?;
+            (Arc::clone(&entry.plan), entry.pool.size())
+        };
+        let from = before.spec.data_path;
+        let plan = before
+            .with_data_path(data_path)
+            .map_err(|source| ServiceError::Plan {
+                pool: name.clone(),
+                source,
+            })?;
+        let failed = |source| ServiceError::Network {
+            operation: "move",
+            object: format!("pool '{name}'"),
+            source,
+        };
+        self.network
+            .change_pool(&plan, Some(from))
+            .map_err(failed)?;
+        let held = match data_path {
+            DataPath::Nft => Ok(None),
+            _ => self.hold_policy(&plan, &plan.spec.policy).map(Some),
+        };
+        let mut spec = plan.spec.clone();
+        spec.size = size;
+        let mut state = self.lock();
+        let journaled = held.and_then(|held| match state.journal.begin_move(&spec, from) {
+            Ok(()) => Ok(held),
+            Err(error) => {
+                let unused = held.iter();
+                unused.for_each(|held| state.policies.give_up(held, self.now()));
+                Err(error.into())
+            }
+        });
+        let held = match journaled {
+            Ok(held) => held,
+            Err(error) => {
+                drop(state);
+                if let Err(error) = self.network.change_pool(&before, None) {
+                    tracing::error!(pool = %name, %error, "cannot take back the begin of a move");
+                }
+                return Err(error);
+            }
+        };
+        let entry = state.pool_mut(name)?;
+        entry.plan = Arc::new(plan);
+        entry.moving_from = Some(from);
+        // Slots of leases go on by the policy that they have until they are moved.
+        if let Some(held) = held {
+            entry.policy = Some(held);
+        }
+        entry.retire_ready();
+        Ok(true)
+    }
+
+    /// Moves what is left to be moved of a pool, and ends the move if that is all.
+    pub(super) fn move_slots(&self, name: &Name) {
+        let mut is_done = true;
+        let keys = self.lock().leases_of(name);
+        for key in keys {
+            let Ok(state) = self.wait_idle(&key) else {
+                // Ended in the meantime, or somebody works on it: to be seen by the next try.
+                is_done &= !self.lock().leases.contains_key(&key);
+                continue;
+            };
+            is_done &= self.move_lease(state, &key);
+        }
+        if !is_done {
+            return;
+        }
+        if let Err(error) = self.end_move(name) {
+            tracing::warn!(pool = %name, %error, "cannot end the move of a pool; trying again");
+        }
+    }
+
+    fn move_lease(&self, mut state: std::sync::MutexGuard<'_, State>, key: &LeaseKey) -> bool {
+        let Some((slot, tenancy)) = state.slot_and_tenancy(key) else {
+            return true;
+        };
+        state.set_busy(key, true);
+        drop(state);
+        let moved = self.network.move_slot(&slot, tenancy.as_ref());
+        self.lock().set_busy(key, false);
+        self.changed.notify_all();
+        match moved {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::error!(lease = %key, %error, "cannot move a slot to its pool's data path; trying again");
+                false
+            }
+        }
+    }
+
+    fn end_move(&self, name: &Name) -> Result<(), ServiceError> {
+        let plan = {
+            let state = self.lock();
+            let entry = state.pool(name)?;
+            let counts = entry.pool.counts();
+            if counts.building > 0 || counts.tearing_down > 0 {
+                // Those may be of the old data path; the auditor comes again.
+                return Ok(());
+            }
+            Arc::clone(&entry.plan)
+        };
+        self.network
+            .change_pool(&plan, None)
+            .map_err(|source| ServiceError::Network {
+                operation: "end the move of",
+                object: format!("pool '{name}'"),
+                source,
+            })?;
+        let now = self.now();
+        let mut state = self.lock();
+        state.journal.end_move(name)?;
+        let entry = state.pool_mut(name)?;
+        entry.moving_from = None;
+        if entry.plan.spec.data_path == DataPath::Nft
+            && let Some(held) = entry.take_policy()
+        {
+            state.policies.give_up(&held, now);
+        }
+        Ok(())
+    }
+
+    /// Goes on with moves that could not be ended, unless a pool just comes or goes.
+    pub(super) fn retry_moves(&self) {
+        let Some(_gate) = self.try_pools_gate() else {
+            return;
+        };
+        let moving: Vec<Name> = {
+            let state = self.lock();
+            let pools = state.pools.iter();
+            let moving =
+                pools.filter(|(_, entry)| entry.moving_from.is_some() && entry.not_added.is_none());
+            moving.map(|(name, _)| name.clone()).collect()
+        };
+        for name in moving {
+            self.move_slots(&name);
+        }
+    }
+
+    /// Brings the data path to what the journal says of a pool, after a start or when the host could
+    /// be prepared for it at last.
+    pub(super) fn adopt_pool(&self, name: &Name) -> Result<(), ServiceError> {
+        let Some(plan) = self
+            .lock()
+            .pools
+            .get(name)
+            .map(|entry| Arc::clone(&entry.plan))
+        else {
+            return Ok(());
+        };
+        let is_moving = self.lock().pool(name)?.moving_from.is_some();
+        if plan.spec.data_path == DataPath::Nft && !is_moving {
+            return Ok(());
+        }
+        let held = self.hold_policy(&plan, &plan.spec.policy)?;
+        self.lock().pool_mut(name)?.policy = Some(held);
+        let keys = self.lock().leases_of(name);
+        for key in keys {
+            let policy = self
+                .lock()
+                .leases
+                .get(&key)
+                .and_then(|lease| lease.record.policy.clone());
+            if let Some(policy) = policy {
+                let held = self.hold_policy(&plan, &policy)?;
+                if let Some(lease) = self.lock().leases.get_mut(&key) {
+                    lease.policy = Some(held);
+                }
+            }
+        }
+        let slots = self.lock().slots_to_adopt(name);
+        for (slot, tenancy) in slots {
+            self.network
+                .adopt(&slot, tenancy.as_ref())
+                .map_err(|source| ServiceError::Network {
+                    operation: "adopt",
+                    object: format!("slot {}", slot.netns_name),
+                    source,
+                })?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses a move that makes no sense, or that leases stand against.
+fn check_move(state: &State, name: &Name, data_path: DataPath) -> Result<(), ServiceError> {
+    let entry = state.pool(name)?;
+    let refuse = |reason: String| {
+        Err(ServiceError::Conflict {
+            operation: "move",
+            object: format!("pool '{name}'"),
+            reason,
+        })
+    };
+    if entry.plan.spec.kind == SlotKind::Host || data_path == DataPath::Xdp {
+        return Err(ServiceError::Plan {
+            pool: name.clone(),
+            source: PlanError::Unsupported {
+                setting: "data_path",
+                value: format!("{data_path:?}").to_lowercase(),
+                reason: "can't be changed under this pool: only netns slots move, between nft and ebpf",
+            },
+        });
+    }
+    if entry.moving_from.is_some() {
+        return refuse("it is just being moved: try again".to_owned());
+    }
+    if let Some(error) = &entry.not_added {
+        return refuse(format!("the host is not prepared for it: {error}"));
+    }
+    let own = state.leases.values().find(|lease| {
+        lease.record.pool == *name && (lease.record.policy.is_some() || lease.record.is_process)
+    });
+    match own {
+        Some(lease) if data_path == DataPath::Nft && lease.record.policy.is_some() => {
+            refuse(format!(
+                "lease '{}' has a policy of its own, which nft has not: reset it first",
+                lease.record.key.name
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl State {
+    fn leases_of(&self, pool: &Name) -> Vec<LeaseKey> {
+        let leases = self.leases.values();
+        leases
+            .filter(|lease| lease.record.pool == *pool)
+            .map(|lease| lease.record.key.clone())
+            .collect()
+    }
+
+    pub(super) fn slot_and_tenancy(&self, key: &LeaseKey) -> Option<(SlotPlan, Option<Tenancy>)> {
+        let lease = self.leases.get(key)?;
+        let slot = self.slot_plan(&lease.record).ok()?;
+        Some((slot, self.tenancy(key)))
+    }
+
+    /// Slots that are there, with what the data path is to know of their tenants.
+    fn slots_to_adopt(&self, pool: &Name) -> Vec<(SlotPlan, Option<Tenancy>)> {
+        let Some(entry) = self.pools.get(pool) else {
+            return Vec::new();
+        };
+        let plan: &Plan = &entry.plan;
+        let present = entry.pool.states().filter(|(_, state)| {
+            matches!(
+                state,
+                SlotState::Ready | SlotState::Leased | SlotState::Held
+            )
+        });
+        present
+            .map(|(number, _)| {
+                let key = self.tenants.get(&(pool.clone(), number));
+                (plan.slot(number), key.and_then(|key| self.tenancy(key)))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,509 @@
+//! What sandboxes may reach: policies of pools and leases, in the journal and in the data path.
+//!
+//! A policy is compiled once, however many sandboxes have it. Its old place is given back a second
+//! after its last user left: until then packets under way may look at it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
+
+use sandwire_api::{
+    lease::LeasePolicy,
+    name::Name,
+    pool::{AccessVerb, PolicySpec, Pool as ApiPool, UplinkPolicy},
+    slot::DataPath,
+};
+use sandwire_datapath::group_number;
+
+use super::{Caller, PoolEntry, Shared, Slots, State};
+use crate::{
+    error::ServiceError,
+    lease::{LeaseKey, LeaseRecord},
+    network::{PolicyIndex, Tenancy},
+    plan::{self, Plan},
+};
+
+/// How long packets that are under way may still look at a policy.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// Policies that the data path knows, each once.
+#[derive(Debug, Default)]
+pub(super) struct Policies {
+    known: HashMap<Arc<str>, Known>,
+    /// Policies without users, and when they may go.
+    unused: Vec<(Duration, PolicyIndex)>,
+    /// Names behind the numbers of groups. They stay: a number has one meaning for as long as the
+    /// daemon runs.
+    groups: BTreeMap<u32, Name>,
+    /// What the data path was told last.
+    pairs: BTreeSet<(u32, u32)>,
+}
+
+#[derive(Debug)]
+struct Known {
+    index: PolicyIndex,
+    users: u32,
+    group: Name,
+    talks_to: Vec<Name>,
+}
+
+/// A hold on a policy that the data path knows. To be given back with [`Policies::give_up`].
+#[derive(Clone, Debug)]
+pub(super) struct Held {
+    key: Arc<str>,
+    index: PolicyIndex,
+    group: u32,
+}
+
+impl Held {
+    pub(super) fn tenancy(&self, is_process: bool) -> Tenancy {
+        Tenancy {
+            policy: self.index,
+            group: self.group,
+            is_process,
+        }
+    }
+}
+
+impl Policies {
+    fn hold(&mut self, key: &Arc<str>) -> Option<Held> {
+        let known = self.known.get_mut(key)?;
+        known.users += 1;
+        Some(Held {
+            key: Arc::clone(key),
+            index: known.index,
+            group: group_number(known.group.as_str()),
+        })
+    }
+
+    pub(super) fn give_up(&mut self, held: &Held, now: Duration) {
+        let Some(known) = self.known.get_mut(&held.key) else {
+            return;
+        };
+        known.users -= 1;
+        if known.users == 0 {
+            self.unused.push((now + GRACE, known.index));
+            self.known.remove(&held.key);
+        }
+    }
+
+    fn check_groups<'a>(
+        &mut self,
+        names: impl Iterator<Item = &'a Name>,
+    ) -> Result<(), ServiceError> {
+        for name in names {
+            let number = group_number(name.as_str());
+            let known = self.groups.entry(number).or_insert_with(|| name.clone());
+            if known != name {
+                return Err(ServiceError::Conflict {
+                    operation: "use",
+                    object: format!("group '{name}'"),
+                    reason: format!("it can't be told from group '{known}': choose another name"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Pairs of groups of which each lists the other.
+    fn wanted_pairs(&self) -> BTreeSet<(u32, u32)> {
+        let lists = |from: &Name, to: &Name| {
+            let mut of_group = self.known.values().filter(|known| known.group == *from);
+            of_group.any(|known| known.talks_to.contains(to))
+        };
+        let mut pairs = BTreeSet::new();
+        for known in self.known.values() {
+            for other in &known.talks_to {
+                if lists(other, &known.group) {
+                    let number = |name: &Name| group_number(name.as_str());
+                    pairs.insert((number(&known.group), number(other)));
+                }
+            }
+        }
+        pairs
+    }
+
+    pub(super) fn in_use(&self) -> BTreeSet<PolicyIndex> {
+        let known = self.known.values().map(|known| known.index);
+        let unused = self.unused.iter().map(|(_, index)| *index);
+        known.chain(unused).collect()
+    }
+}
+
+impl Slots {
+    /// What a lease may reach.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller.
+    pub fn lease_policy(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<LeasePolicy, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let state = self.shared.lock();
+        let record = &state.lease(caller, &key)?.record;
+        let policy = match &record.policy {
+            Some(policy) => policy.clone(),
+            None => state.pool(&record.pool)?.plan.spec.policy.clone(),
+        };
+        Ok(LeasePolicy {
+            own: record.policy.is_some(),
+            policy,
+        })
+    }
+
+    /// Gives a lease a policy of its own, or its pool's again: at once, as a whole, and for
+    /// connections that exist as well. Needs the right to manage the pool.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_policy(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        policy: Option<PolicySpec>,
+    ) -> Result<LeasePolicy, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let shared = &self.shared;
+        let plan = {
+            let state = shared.lock();
+            let pool = state.lease(caller, &key)?.record.pool.clone();
+            Arc::clone(&state.pool(&pool)?.plan)
+        };
+        caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
+        let held = match &policy {
+            Some(policy) => {
+                check_own(&plan, policy)?;
+                Some(shared.hold_policy(&plan, policy)?)
+            }
+            None => None,
+        };
+        let done = shared.replace_policy(&key, policy.as_ref(), held.clone());
+        if let (Err(_), Some(held)) = (&done, &held) {
+            let now = shared.now();
+            shared.lock().policies.give_up(held, now);
+        }
+        done?;
+        shared.sync_group_pairs();
+        self.lease_policy(caller, owner_uid, name)
+    }
+
+    /// Changes what the sandboxes of a pool may reach: at once for all leases without a policy of
+    /// their own. Needs an eBPF data path.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_pool_policy(
+        &self,
+        name: &Name,
+        policy: PolicySpec,
+    ) -> Result<ApiPool, ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .pools_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let (plan, spec) = {
+            let state = shared.lock();
+            let entry = state.pool(name)?;
+            if entry.plan.spec.policy == policy {
+                return Ok(entry.to_api());
+            }
+            state.check_uplinks(name, policy.uplink)?;
+            (Arc::clone(&entry.plan), entry.current_spec())
+        };
+        if plan.spec.data_path == DataPath::Nft {
+            return Err(unsupported_in_nft(&plan));
+        }
+        let changed = plan
+            .with_policy(policy)
+            .map_err(|source| plan_error(&plan, source))?;
+        let held = shared.hold_policy(&changed, &changed.spec.policy)?;
+        let done = shared.change_pool_policy(&changed, spec.size, &held);
+        if done.is_err() {
+            let now = shared.now();
+            shared.lock().policies.give_up(&held, now);
+        }
+        done?;
+        shared.sync_group_pairs();
+        self.pool(name)
+    }
+}
+
+impl Shared {
+    /// Has the data path know a policy.
+    pub(super) fn hold_policy(
+        &self,
+        plan: &Plan,
+        policy: &PolicySpec,
+    ) -> Result<Held, ServiceError> {
+        let group = plan.group_of(policy);
+        let key = key_of(group, policy);
+        let _gate = self
+            .policies_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut state = self.lock();
+            let names = policy.talks_to.iter().chain([group]);
+            state.policies.check_groups(names)?;
+            if let Some(held) = state.policies.hold(&key) {
+                return Ok(held);
+            }
+        }
+        let index = self
+            .network
+            .add_policy(policy)
+            .map_err(|source| ServiceError::Network {
+                operation: "add the policy of",
+                object: format!("pool '{}'", plan.spec.name),
+                source,
+            })?;
+        let known = Known {
+            index,
+            users: 0,
+            group: group.clone(),
+            talks_to: policy.talks_to.clone(),
+        };
+        let mut state = self.lock();
+        state.policies.known.insert(Arc::clone(&key), known);
+        let held = state.policies.hold(&key);
+        drop(state);
+        if !policy.talks_to.is_empty() {
+            self.tell_group_pairs();
+        }
+        Ok(held.expect("it was added under the gate"))
+    }
+
+    /// Tells the data path which groups may talk, if that has changed.
+    pub(super) fn sync_group_pairs(&self) {
+        let _gate = self
+            .policies_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.tell_group_pairs();
+    }
+
+    fn tell_group_pairs(&self) {
+        let state = self.lock();
+        let wanted = state.policies.wanted_pairs();
+        if wanted == state.policies.pairs {
+            return;
+        }
+        drop(state);
+        match self.network.set_group_pairs(&wanted) {
+            Ok(()) => self.lock().policies.pairs = wanted,
+            Err(error) => tracing::error!(%error, "cannot say which groups may talk; trying again"),
+        }
+    }
+
+    /// Gives back the places of policies that nobody has had for a while.
+    pub(super) fn remove_unused_policies(&self, now: Duration) {
+        let due: Vec<PolicyIndex> = {
+            let unused = &mut self.lock().policies.unused;
+            let due = unused.extract_if(.., |(at, _)| *at <= now);
+            due.map(|(_, index)| index).collect()
+        };
+        for index in due {
+            self.network.remove_policy(index);
+        }
+    }
+
+    fn replace_policy(
+        &self,
+        key: &LeaseKey,
+        policy: Option<&PolicySpec>,
+        held: Option<Held>,
+    ) -> Result<(), ServiceError> {
+        let mut state = self.wait_idle(key)?;
+        let lease = state.leases.get(key).ok_or_else(|| super::no_lease(key))?;
+        if lease.is_releasing() {
+            return Err(ServiceError::Conflict {
+                operation: "set the policy of",
+                object: format!("lease '{}'", key.name),
+                reason: "it is being released".to_owned(),
+            });
+        }
+        let record = lease.record.clone();
+        let slot = state.slot_plan(&record)?;
+        let entry = state.pool(&record.pool)?;
+        let Some(tenancy) = held
+            .as_ref()
+            .or(entry.policy.as_ref())
+            .map(|held| held.tenancy(record.is_process))
+        else {
+            return Err(unsupported_in_nft(&entry.plan));
+        };
+        if let Err(error) = state.journal.set_lease_policy(key, policy) {
+            state.journal_failed();
+            return Err(error.into());
+        }
+        if let Err(source) = self.network.set_policy(&slot, &tenancy) {
+            // The journal goes back to what the data path has.
+            if state
+                .journal
+                .set_lease_policy(key, record.policy.as_ref())
+                .is_err()
+            {
+                state.journal_failed();
+            }
+            return Err(ServiceError::Network {
+                operation: "set the policy of",
+                object: format!("lease '{}'", key.name),
+                source,
+            });
+        }
+        let now = self.now();
+        if let Some(lease) = state.leases.get_mut(key) {
+            lease.record.policy = policy.cloned();
+            if let Some(before) = std::mem::replace(&mut lease.policy, held) {
+                state.policies.give_up(&before, now);
+            }
+        }
+        Ok(())
+    }
+
+    fn change_pool_policy(
+        &self,
+        changed: &Plan,
+        size: u32,
+        held: &Held,
+    ) -> Result<(), ServiceError> {
+        let name = &changed.spec.name;
+        let failed = |source| ServiceError::Network {
+            operation: "change the policy of",
+            object: format!("pool '{name}'"),
+            source,
+        };
+        let (before, from) = {
+            let state = self.lock();
+            let entry = state.pool(name)?;
+            (Arc::clone(&entry.plan), entry.moving_from)
+        };
+        self.network.change_pool(changed, from).map_err(failed)?;
+        let mut spec = changed.spec.clone();
+        spec.size = size;
+        let mut state = self.lock();
+        if let Err(error) = state.journal.put_pool(&spec) {
+            state.journal_failed();
+            drop(state);
+            if let Err(error) = self.network.change_pool(&before, from) {
+                tracing::error!(pool = %name, %error, "cannot take back a change of policy");
+            }
+            return Err(error.into());
+        }
+        let entry = state.pool_mut(name)?;
+        entry.plan = Arc::new(changed.clone());
+        let old = entry.policy.replace(held.clone());
+        let now = self.now();
+        for record in state.leases_with_pool_policy(name) {
+            let slot = changed.slot(record.slot);
+            let tenancy = held.tenancy(record.is_process);
+            if let Err(error) = self.network.set_policy(&slot, &tenancy) {
+                // The auditor finds the slot with a policy that it should not have.
+                tracing::error!(lease = %record.key, %error, "cannot set the policy of a lease");
+            }
+        }
+        if let Some(old) = old {
+            state.policies.give_up(&old, now);
+        }
+        Ok(())
+    }
+}
+
+impl State {
+    /// What the data path is to know of a lease; none in the nft data path.
+    pub(super) fn tenancy(&self, key: &LeaseKey) -> Option<Tenancy> {
+        let lease = self.leases.get(key)?;
+        let pool = self.pools.get(&lease.record.pool)?;
+        let held = lease.policy.as_ref().or(pool.policy.as_ref())?;
+        Some(held.tenancy(lease.record.is_process))
+    }
+
+    fn leases_with_pool_policy(&self, pool: &Name) -> Vec<LeaseRecord> {
+        let leases = self.leases.values();
+        leases
+            .filter(|lease| lease.record.pool == *pool && lease.policy.is_none())
+            .map(|lease| lease.record.clone())
+            .collect()
+    }
+
+    /// Refuses an uplink policy of a pool that doesn't fit to those of its leases.
+    fn check_uplinks(&self, pool: &Name, uplink: UplinkPolicy) -> Result<(), ServiceError> {
+        let misfit = self.leases.values().find(|lease| {
+            let own = lease.record.policy.as_ref();
+            lease.record.pool == *pool && own.is_some_and(|own| !uplinks_fit(own.uplink, uplink))
+        });
+        match misfit {
+            None => Ok(()),
+            Some(lease) => Err(ServiceError::Conflict {
+                operation: "change the policy of",
+                object: format!("pool '{pool}'"),
+                reason: format!(
+                    "lease '{}' has a policy of its own with another uplink: change that first",
+                    lease.record.key.name
+                ),
+            }),
+        }
+    }
+}
+
+impl PoolEntry {
+    /// Lets go of the pool's policy.
+    pub(super) fn take_policy(&mut self) -> Option<Held> {
+        self.policy.take()
+    }
+}
+
+/// Checks a policy that a lease of the pool is to have.
+pub(super) fn check_own(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceError> {
+    if plan.spec.data_path == DataPath::Nft {
+        return Err(unsupported_in_nft(plan));
+    }
+    plan::check_policy(policy, plan.spec.data_path).map_err(|source| plan_error(plan, source))?;
+    if !uplinks_fit(policy.uplink, plan.spec.policy.uplink) {
+        return Err(ServiceError::Invalid {
+            field: "policy.uplink",
+            value: format!("{:?}", policy.uplink).to_lowercase(),
+            reason: format!(
+                "the host masquerades for pool '{}' as a whole: use the pool's own, or deny",
+                plan.spec.name
+            ),
+        });
+    }
+    Ok(())
+}
+
+/// The host's masquerading goes by the pool's prefixes: a lease can do without, but not otherwise.
+fn uplinks_fit(own: UplinkPolicy, pools: UplinkPolicy) -> bool {
+    own == pools || own == UplinkPolicy::Deny
+}
+
+fn unsupported_in_nft(plan: &Plan) -> ServiceError {
+    ServiceError::Plan {
+        pool: plan.spec.name.clone(),
+        source: crate::error::PlanError::Unsupported {
+            setting: "policy",
+            value: "of a lease, or changed under leases,".to_owned(),
+            reason: "needs data_path = ebpf: move the pool there first",
+        },
+    }
+}
+
+fn plan_error(plan: &Plan, source: crate::error::PlanError) -> ServiceError {
+    ServiceError::Plan {
+        pool: plan.spec.name.clone(),
+        source,
+    }
+}
+
+fn key_of(group: &Name, policy: &PolicySpec) -> Arc<str> {
+    // Numbers and texts only: it can be written.
+    let text = serde_json::to_string(policy).unwrap_or_default();
+    format!("{group} {text}").into()
+}

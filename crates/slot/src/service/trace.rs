@@ -1,0 +1,218 @@
+//! Watching the packets of a lease.
+//!
+//! The data path tells of packets of traced slots in one stream. One thread reads it, for as long as
+//! somebody watches, and gives each packet to those who watch its slot. Who is too slow misses
+//! packets, and is told how many.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use sandwire_api::{name::Name, trace::TracePacket};
+
+use super::{Caller, Shared, Slots};
+use crate::{
+    error::ServiceError,
+    lease::LeaseKey,
+    network::{TraceSource, TracedPacket},
+    plan::SlotPlan,
+};
+
+/// Packets that wait for one watcher.
+const QUEUE: usize = 4096;
+/// How soon the reader notices that nobody watches any more.
+const READ_AT_MOST: Duration = Duration::from_millis(200);
+
+/// A lease being watched. Dropping it ends that.
+pub struct Trace {
+    shared: Arc<Shared>,
+    number: u64,
+    slot: SlotPlan,
+    packets: Receiver<TracePacket>,
+    lost: Arc<AtomicU64>,
+}
+
+/// What [`Trace::next`] saw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Traced {
+    /// A packet.
+    Packet(TracePacket),
+    /// This many packets came faster than they were taken.
+    Lost(u64),
+    /// Nothing within the time.
+    Nothing,
+    /// Nothing will follow: the lease has ended, or the daemon stops.
+    End,
+}
+
+/// Who watches what.
+#[derive(Default)]
+pub(super) struct Traces {
+    watchers: HashMap<(u32, u32), Vec<Watcher>>,
+    next_number: u64,
+    is_read: bool,
+}
+
+struct Watcher {
+    number: u64,
+    packets: SyncSender<TracePacket>,
+    lost: Arc<AtomicU64>,
+}
+
+impl Slots {
+    /// Watches a lease's packets from now on.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, or its data path doesn't tell.
+    pub fn trace(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<Trace, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let shared = &self.shared;
+        let state = shared.lock();
+        let record = &state.lease(caller, &key)?.record;
+        let slot = state.slot_plan(record)?;
+        drop(state);
+        shared.watch(&key, slot)
+    }
+}
+
+impl Trace {
+    /// The next packet, waiting at most this long.
+    #[must_use]
+    pub fn next(&self, at_most: Duration) -> Traced {
+        let lost = self.lost.swap(0, Ordering::Relaxed);
+        if lost > 0 {
+            return Traced::Lost(lost);
+        }
+        match self.packets.recv_timeout(at_most) {
+            Ok(packet) => Traced::Packet(packet),
+            Err(RecvTimeoutError::Timeout) => Traced::Nothing,
+            Err(RecvTimeoutError::Disconnected) => Traced::End,
+        }
+    }
+}
+
+impl Drop for Trace {
+    fn drop(&mut self) {
+        let mut traces = self.shared.traces();
+        let place = place_of(&self.slot);
+        let Some(watchers) = traces.watchers.get_mut(&place) else {
+            return;
+        };
+        watchers.retain(|watcher| watcher.number != self.number);
+        if watchers.is_empty() {
+            traces.watchers.remove(&place);
+            // Under the lock, so that it doesn't undo what the next watcher asks for.
+            if let Err(error) = self.shared.network.set_trace(&self.slot, false) {
+                tracing::debug!(slot = %self.slot.netns_name, %error, "the slot's trace can't be ended");
+            }
+        }
+    }
+}
+
+impl Shared {
+    pub(super) fn traces(&self) -> MutexGuard<'_, Traces> {
+        self.traces.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn watch(self: &Arc<Self>, key: &LeaseKey, slot: SlotPlan) -> Result<Trace, ServiceError> {
+        let failed = |source| ServiceError::Network {
+            operation: "trace",
+            object: format!("lease '{}'", key.name),
+            source,
+        };
+        let (sender, packets) = sync_channel(QUEUE);
+        let lost = Arc::new(AtomicU64::new(0));
+        let mut traces = self.traces();
+        if !traces.is_read {
+            let source = self.network.trace_events().map_err(failed)?;
+            let shared = Arc::clone(self);
+            thread::Builder::new()
+                .name("trace".to_owned())
+                .spawn(move || shared.read_traces(source))
+                .map_err(|error| {
+                    let path = std::path::Path::new("/proc/self/task");
+                    ServiceError::system("start a thread", path, error)
+                })?;
+            traces.is_read = true;
+        }
+        self.network.set_trace(&slot, true).map_err(failed)?;
+        traces.next_number += 1;
+        let number = traces.next_number;
+        let watcher = Watcher {
+            number,
+            packets: sender,
+            lost: Arc::clone(&lost),
+        };
+        traces
+            .watchers
+            .entry(place_of(&slot))
+            .or_default()
+            .push(watcher);
+        drop(traces);
+        Ok(Trace {
+            shared: Arc::clone(self),
+            number,
+            slot,
+            packets,
+            lost,
+        })
+    }
+
+    /// Gives packets to their watchers until there is none, or the service stops.
+    fn read_traces(&self, mut source: Box<dyn TraceSource>) {
+        loop {
+            let read = source.next_event(READ_AT_MOST);
+            let is_stopping = self.lock().stopping;
+            let mut traces = self.traces();
+            match read {
+                Ok(Some(traced)) => traces.give(traced),
+                Ok(None) => {}
+                Err(error) => {
+                    tracing::error!(%error, "traces end");
+                    traces.watchers.clear();
+                }
+            }
+            if is_stopping {
+                traces.watchers.clear();
+            }
+            if traces.watchers.is_empty() {
+                traces.is_read = false;
+                return;
+            }
+        }
+    }
+
+    /// Ends the traces of a slot whose lease has ended.
+    pub(super) fn end_traces(&self, slot: &SlotPlan) {
+        self.traces().watchers.remove(&place_of(slot));
+    }
+}
+
+impl Traces {
+    fn give(&mut self, traced: TracedPacket) {
+        let Some(watchers) = self.watchers.get(&(traced.pool, traced.slot)) else {
+            return;
+        };
+        for watcher in watchers {
+            if let Err(TrySendError::Full(_)) = watcher.packets.try_send(traced.packet.clone()) {
+                watcher.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+fn place_of(slot: &SlotPlan) -> (u32, u32) {
+    (slot.pool_number, slot.number.0)
+}
