@@ -129,11 +129,12 @@ impl Lane {
         if exit == Exit::Veth {
             arrived = self.sink.veth_frames()? - veth_before;
         }
-        let sent = f64::from(loads) * frames.len() as f64;
+        let sent = u64::from(loads) * frames.len() as u64;
+        let lost = u32::try_from(sent.saturating_sub(arrived)).unwrap_or(u32::MAX);
         Ok(Sample {
             cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(loads),
             wall_ns: wall.as_secs_f64() * 1e9 / f64::from(loads),
-            lost: (sent - arrived as f64).max(0.0),
+            lost: f64::from(lost),
         })
     }
 
