@@ -134,6 +134,16 @@ pub fn delete(request: &mut Request, name: &str) {
     });
 }
 
+/// Deletes all interfaces of a group at once: the kernel waits for its readers once instead of once per
+/// interface. No interface in the group is an error.
+pub fn delete_group(request: &mut Request, group: u32) {
+    let object = format!("interfaces of group {group}");
+    request.message((libc::RTM_DELLINK, CHANGE), "delete", object, |message| {
+        message.raw(&header(0, None));
+        message.put_u32(libc::IFLA_GROUP, group);
+    });
+}
+
 /// Settings of an interface to be changed together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change<'a> {
@@ -153,6 +163,10 @@ pub struct Change<'a> {
     pub ipv4_forwarding: Option<bool>,
     /// Keeps the kernel from making IPv6 addresses of its own.
     pub no_generated_addresses: bool,
+    /// Whether neighbours are known without being asked for.
+    pub no_arp: Option<bool>,
+    /// Number of the group that it is in, by which many can be deleted at once.
+    pub group: Option<u32>,
     /// Raises or lowers the interface.
     pub up: Option<bool>,
 }
@@ -162,7 +176,10 @@ impl Change<'_> {
     pub fn apply(&self, request: &mut Request) {
         let object = format!("interface {}", self.name);
         request.message((libc::RTM_SETLINK, CHANGE), "change", object, |message| {
-            message.raw(&header(self.index.map_or(0, |index| index.0), self.up));
+            message.raw(&self.header());
+            if let Some(group) = self.group {
+                message.put_u32(libc::IFLA_GROUP, group);
+            }
             if let Some(name) = self.rename {
                 message.put_text(libc::IFLA_IFNAME, name);
             } else if self.index.is_none() {
@@ -181,6 +198,21 @@ impl Change<'_> {
                 message.nest(libc::IFLA_AF_SPEC, |families| self.write_families(families));
             }
         });
+    }
+
+    fn header(&self) -> [u8; 16] {
+        let mut header = header(self.index.map_or(0, |index| index.0), self.up);
+        if let Some(no_arp) = self.no_arp {
+            let flag = libc::IFF_NOARP.cast_unsigned().to_ne_bytes();
+            let (flags, mask) = header[8..16].split_at_mut(4);
+            for (place, bits) in (0..4).zip(flag) {
+                mask[place] |= bits;
+                if no_arp {
+                    flags[place] |= bits;
+                }
+            }
+        }
+        header
     }
 
     fn write_families(&self, families: &mut Writer<'_>) {
@@ -212,8 +244,12 @@ pub struct Interface {
     pub kind: Option<String>,
     /// Ethernet address.
     pub mac: Option<Mac>,
+    /// What queues packets to be sent: `fq`, `mq`, `noqueue`.
+    pub queue: Option<String>,
     /// MTU in bytes.
     pub mtu: u32,
+    /// Number of the group that it is in; 0 unless somebody chose another.
+    pub group: u32,
     /// Whether it was raised.
     pub is_up: bool,
     /// Whether the other end is there: for a TAP, a process that has it open.
@@ -286,12 +322,40 @@ pub fn list_with_traffic(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
 /// # Errors
 /// The kernel refuses.
 pub fn find(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error> {
-    let found = query(socket, false, name, |message| {
+    found(query(socket, false, name, |message| {
         message.raw(&header(0, None));
         message.put_text(libc::IFLA_IFNAME, name);
         message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
-    });
-    match found {
+    }))
+}
+
+/// One interface by name, with its traffic; `None` if there is none.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn find_with_traffic(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error> {
+    found(query(socket, false, name, |message| {
+        message.raw(&header(0, None));
+        message.put_text(libc::IFLA_IFNAME, name);
+    }))
+}
+
+/// One interface by number; `None` if there is none.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn find_by_index(
+    socket: &mut Socket,
+    index: InterfaceIndex,
+) -> Result<Option<Interface>, Error> {
+    found(query(socket, false, &index.to_string(), |message| {
+        message.raw(&header(index.0, None));
+        message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+    }))
+}
+
+fn found(answer: Result<Vec<Interface>, Error>) -> Result<Option<Interface>, Error> {
+    match answer {
         Err(error) if error.errno() == Some(libc::ENODEV) => Ok(None),
         other => Ok(other?.into_iter().next()),
     }
@@ -325,8 +389,13 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         mac: attributes
             .find(libc::IFLA_ADDRESS)
             .and_then(|mac| mac.try_into().ok()),
+        queue: attributes.find(libc::IFLA_QDISC).map(attribute::text_of),
         mtu: attributes
             .find(libc::IFLA_MTU)
+            .and_then(attribute::u32_of)
+            .unwrap_or(0),
+        group: attributes
+            .find(libc::IFLA_GROUP)
             .and_then(attribute::u32_of)
             .unwrap_or(0),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,

@@ -13,6 +13,7 @@ use crate::{
 };
 
 const RTNH_F_ONLINK: u32 = 4;
+const RTAX_MTU: u16 = 2;
 /// Routes that the kernel made itself, for its own addresses and multicast.
 const RTPROT_KERNEL: u8 = 2;
 /// Default routes learned from router advertisements.
@@ -45,6 +46,8 @@ pub struct Route {
     pub target: Target,
     /// Of two routes to the same destination, that of the lower metric counts.
     pub metric: Option<u32>,
+    /// Largest packets that go this way, if less than the interface takes.
+    pub mtu: Option<u32>,
 }
 
 impl Route {
@@ -55,6 +58,7 @@ impl Route {
             destination,
             target,
             metric: None,
+            mtu: None,
         }
     }
 
@@ -133,6 +137,9 @@ impl Route {
             }
             if let Some(metric) = self.metric {
                 message.put_u32(libc::RTA_PRIORITY, metric);
+            }
+            if let Some(mtu) = self.mtu {
+                message.nest(libc::RTA_METRICS, |metrics| metrics.put_u32(RTAX_MTU, mtu));
             }
         });
     }

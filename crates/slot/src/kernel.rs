@@ -13,12 +13,23 @@
 //! that belong to the host's namespace wherever the thread is.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
-use sandwire_api::{pool::PoolSpec, published_port::PublishPort, slot::Defect};
+use ipnet::IpNet;
+use sandwire_api::{
+    pool::{PolicySpec, PoolSpec},
+    published_port::PublishPort,
+    slot::{DataPath, Defect},
+    traffic::Traffic,
+};
+use sandwire_datapath::abi::NicFlag;
 use sandwire_kernel_net::{
     Error as KernelError,
     interface::InterfaceIndex,
@@ -29,18 +40,30 @@ use sandwire_kernel_net::{
 
 use crate::{
     error::NetworkError,
-    network::{Inspection, Inventory, Leftover, Network, Withdrawal},
+    network::{
+        Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, Withdrawal,
+        untraceable,
+    },
     plan::{Plan, SlotPlan, names},
 };
+use build::Build;
+use ebpf::Ebpf;
+use host::Hosted;
 
 mod build;
+mod ebpf;
+mod filters;
 mod host;
+mod host_slot;
 mod host_table;
 mod inspect;
 mod interfaces;
 mod inventory;
+mod moving;
 mod slot_table;
 mod tear_down;
+mod trace;
+mod uplinks;
 mod withdraw;
 
 pub use build::{BuildStep, Steps};
@@ -48,21 +71,61 @@ pub use build::{BuildStep, Steps};
 /// Ports that the host publishes: what was asked for, and the clone addresses it leads to.
 type PublishedPorts = Vec<(PublishPort, Vec<IpAddr>)>;
 
+/// How an instance works with the kernel.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Name of the instance.
+    pub instance: String,
+    /// The eBPF data path, for pools that need it. Nothing of it is touched before the first one.
+    pub ebpf: sandwire_datapath::Settings,
+    /// Interfaces that packets may leave by without the host's own stack. Without names: those of the
+    /// default routes, as they come and go.
+    pub uplinks: Option<Vec<String>>,
+}
+
+impl Settings {
+    /// The defaults of an instance.
+    #[must_use]
+    pub fn new(instance: &str) -> Self {
+        let folder = sandwire_datapath::folder_for(instance);
+        Self {
+            instance: instance.to_owned(),
+            ebpf: sandwire_datapath::Settings {
+                mount: true,
+                ..sandwire_datapath::Settings::new(folder)
+            },
+            uplinks: None,
+        }
+    }
+}
+
 /// The Linux kernel's side of pools and slots of one instance.
 pub struct KernelNetwork {
-    instance: String,
+    settings: Settings,
     home: Home,
     workers: Mutex<Vec<Worker>>,
     /// What the host's table should hold. Locked while the host's side changes.
     host: Mutex<HostState>,
+    /// Opened for the first pool that needs it.
+    ebpf: OnceLock<Arc<Ebpf>>,
+    /// Number of the shared interface, once there is a pool.
+    shared: AtomicU32,
     steps: Arc<dyn Steps>,
 }
 
 /// What the host's side should look like.
 #[derive(Default)]
 struct HostState {
-    pools: BTreeMap<String, Plan>,
+    pools: BTreeMap<String, Hosted>,
     published: PublishedPorts,
+}
+
+impl HostState {
+    /// Whether a pool other than this one needs the shared interface to carry packets.
+    fn others_need_shared(&self, pool: &str) -> bool {
+        let mut others = self.pools.iter().filter(|(name, _)| *name != pool);
+        others.any(|(_, other)| other.serves_ebpf())
+    }
 }
 
 /// What a thread needs while it works. Sockets belong to the host's namespace.
@@ -81,26 +144,74 @@ impl KernelNetwork {
     /// # Errors
     /// `/run/netns` can't be prepared, or the kernel gives no sockets.
     pub fn open(instance: &str) -> Result<Self, NetworkError> {
-        Self::with_steps(instance, Arc::new(build::Unhindered))
+        Self::open_with(Settings::new(instance))
     }
 
-    /// Like [`KernelNetwork::open`], asking `steps` before each step of a build. For tests that make
-    /// steps fail.
+    /// Like [`KernelNetwork::open`], with other settings.
     ///
     /// # Errors
     /// As [`KernelNetwork::open`].
-    pub fn with_steps(instance: &str, steps: Arc<dyn Steps>) -> Result<Self, NetworkError> {
+    pub fn open_with(settings: Settings) -> Result<Self, NetworkError> {
+        Self::with_steps(settings, Arc::new(build::Unhindered))
+    }
+
+    /// Like [`KernelNetwork::open_with`], asking `steps` before each step of a build. For tests that
+    /// make steps fail.
+    ///
+    /// # Errors
+    /// As [`KernelNetwork::open`].
+    pub fn with_steps(settings: Settings, steps: Arc<dyn Steps>) -> Result<Self, NetworkError> {
         netns::prepare_folder()?;
         let network = Self {
-            instance: instance.to_owned(),
+            settings,
             home: Home::here()?,
             workers: Mutex::default(),
             host: Mutex::default(),
+            ebpf: OnceLock::new(),
+            shared: AtomicU32::new(0),
             steps,
         };
         let first = Worker::new()?;
         network.put_back(first);
         Ok(network)
+    }
+
+    /// The eBPF data path, opened if it isn't. `host` is locked, so that it is opened once.
+    fn open_ebpf(&self) -> Result<&Arc<Ebpf>, NetworkError> {
+        if let Some(ebpf) = self.ebpf.get() {
+            return Ok(ebpf);
+        }
+        let ebpf = Arc::new(Ebpf::open(&self.settings.ebpf)?);
+        Ok(self.ebpf.get_or_init(|| ebpf))
+    }
+
+    /// The data path that a slot needs, with the shared interface; none for nft.
+    fn ebpf_of(&self, slot: &SlotPlan) -> Result<Option<(&Ebpf, InterfaceIndex)>, NetworkError> {
+        if !slot.is_ebpf() {
+            return Ok(None);
+        }
+        let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
+        match self.ebpf.get() {
+            Some(ebpf) => Ok(Some((ebpf, shared))),
+            None => Err(NetworkError::Conflict {
+                object: format!("slot {}", slot.netns_name),
+                with: "the eBPF data path, which is not open".to_owned(),
+                advice: "see what is said of its pool".to_owned(),
+            }),
+        }
+    }
+
+    /// Puts the programs on the shared interface and the uplinks.
+    fn attach_host(&self, worker: &mut Worker, shared: InterfaceIndex) -> Result<(), NetworkError> {
+        let ebpf = self.open_ebpf()?;
+        ebpf.set_shared(shared);
+        ebpf.datapath.attach_shared(shared)?;
+        let wanted = self.settings.uplinks.as_deref();
+        uplinks::set(worker, ebpf, &self.settings.instance, wanted)
+    }
+
+    fn instance(&self) -> &str {
+        &self.settings.instance
     }
 
     fn with_worker<T>(
@@ -140,42 +251,130 @@ impl Worker {
 impl Network for KernelNetwork {
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
-        self.with_worker(|worker| host::add_pool(&self.instance, worker, plan))?;
-        state.pools.insert(plan.spec.name.to_string(), plan.clone());
+        let name = plan.spec.name.to_string();
+        let pool = Hosted {
+            plan: plan.clone(),
+            from: None,
+        };
+        if pool.serves_ebpf() {
+            self.open_ebpf()?;
+        }
+        let others = state.others_need_shared(&name);
+        self.with_worker(|worker| {
+            let shared = host::add_pool(self.instance(), worker, &pool, others)?;
+            self.shared.store(shared.0, Ordering::Relaxed);
+            if !pool.serves_ebpf() {
+                return Ok(());
+            }
+            self.attach_host(worker, shared).map_err(|error| {
+                match host::remove_pool(self.instance(), worker, &pool, others) {
+                    Ok(()) => error,
+                    Err(undone) => NetworkError::Several(vec![error, undone]),
+                }
+            })
+        })?;
+        state.pools.insert(name, pool);
         Ok(())
     }
 
     fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
-        state.pools.remove(plan.spec.name.as_str());
-        self.with_worker(|worker| host::remove_pool(&self.instance, worker, plan))
+        let name = plan.spec.name.as_str();
+        let others = state.others_need_shared(name);
+        let pool = state.pools.remove(name).unwrap_or_else(|| Hosted {
+            plan: plan.clone(),
+            from: None,
+        });
+        let done =
+            self.with_worker(|worker| host::remove_pool(self.instance(), worker, &pool, others));
+        if !others && let Some(ebpf) = self.ebpf.get() {
+            // Nobody's packets need it any more; it comes back with the next pool.
+            ebpf.datapath.set_uplinks(&[])?;
+        }
+        done
+    }
+
+    fn change_pool(&self, plan: &Plan, from: Option<DataPath>) -> Result<(), NetworkError> {
+        let mut state = lock(&self.host);
+        let name = plan.spec.name.to_string();
+        let after = Hosted {
+            plan: plan.clone(),
+            from,
+        };
+        let Some(before) = state.pools.get(&name).cloned() else {
+            return Err(NetworkError::Conflict {
+                object: format!("pool {name}"),
+                with: "the host, which is not prepared for it".to_owned(),
+                advice: "try again".to_owned(),
+            });
+        };
+        if after.serves_ebpf() {
+            self.open_ebpf()?;
+        }
+        let others = state.others_need_shared(&name);
+        self.with_worker(|worker| {
+            let shared = host::change_pool(self.instance(), worker, &before, &after, others)?;
+            self.shared.store(shared.0, Ordering::Relaxed);
+            match after.serves_ebpf() {
+                true => self.attach_host(worker, shared),
+                false => Ok(()),
+            }
+        })?;
+        state.pools.insert(name, after);
+        Ok(())
     }
 
     fn build(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
-        self.with_worker(|worker| build::build(&self.home, worker, &*self.steps, slot))
+        let build = Build {
+            steps: &*self.steps,
+            slot,
+            ebpf: self.ebpf_of(slot)?,
+        };
+        self.with_worker(|worker| build::build(&build, &self.home, worker))
     }
 
     fn withdraw_taps(&self, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
-        withdraw::withdraw_taps(&self.home, slot)
+        if slot.has_netns() {
+            return withdraw::withdraw_taps(&self.home, slot);
+        }
+        self.with_worker(|worker| host_slot::withdraw_taps(worker, slot))
     }
 
     fn tear_down(&self, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
-        self.with_worker(|worker| Ok(tear_down::tear_down(worker, slots)))
+        let ebpf = self.ebpf.get().map(|ebpf| &**ebpf);
+        self.with_worker(|worker| Ok(tear_down::tear_down(worker, ebpf, slots)))
             .unwrap_or_else(|error| tear_down::all_failed(slots, &error))
     }
 
     fn inspect(&self, slot: &SlotPlan) -> Inspection {
-        self.with_worker(|worker| Ok(inspect::inspect(&self.home, worker, slot)))
-            .unwrap_or_else(|error| inspect::unseen(slot, &error))
+        self.with_worker(|worker| {
+            let ebpf = self.ebpf_of(slot)?;
+            Ok(inspect::inspect(&self.home, worker, ebpf, slot))
+        })
+        .unwrap_or_else(|error| inspect::unseen(slot, &error))
     }
 
     fn repair(&self, slot: &SlotPlan) -> Vec<Defect> {
-        self.with_worker(|worker| Ok(inspect::repair(&self.home, worker, slot)))
-            .unwrap_or_else(|error| inspect::unseen(slot, &error).defects)
+        self.with_worker(|worker| {
+            let ebpf = self.ebpf_of(slot)?;
+            Ok(inspect::repair(&self.home, worker, ebpf, slot))
+        })
+        .unwrap_or_else(|error| inspect::unseen(slot, &error).defects)
+    }
+
+    fn inspect_tenancy(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Vec<Defect> {
+        let problem = match self.ebpf_of(slot) {
+            Ok(Some((ebpf, _))) => ebpf.tenancy_problem(slot, tenancy),
+            _ => None,
+        };
+        let object = || format!("eBPF entry of slot {}", slot.netns_name);
+        let defect = problem.map(|problem| inspect::reported(object(), problem));
+        defect.into_iter().collect()
     }
 
     fn inventory(&self) -> Result<Inventory, NetworkError> {
-        self.with_worker(|worker| inventory::inventory(&self.instance, worker))
+        let ebpf = self.ebpf.get().map(|ebpf| &**ebpf);
+        self.with_worker(|worker| inventory::inventory(self.instance(), worker, ebpf))
     }
 
     fn reclaim(&self, leftovers: &[Leftover]) -> Vec<Result<(), NetworkError>> {
@@ -194,23 +393,140 @@ impl Network for KernelNetwork {
         ports: &[(PublishPort, Vec<IpAddr>)],
     ) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
-        self.with_worker(|worker| host_table::publish(&self.instance, worker, ports))?;
+        self.with_worker(|worker| host_table::publish(self.instance(), worker, ports))?;
         state.published = ports.to_vec();
         Ok(())
     }
 
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect> {
         let state = lock(&self.host);
-        let plans: Vec<_> = pools
+        let hosted: Vec<_> = pools
             .iter()
             .filter_map(|pool| state.pools.get(pool.name.as_str()))
             .collect();
         let published = &state.published;
-        self.with_worker(|worker| host::inspect(&self.instance, worker, &plans, published))
-            .unwrap_or_else(|error| {
-                let object = format!("interface {}", names::shared_interface(&self.instance));
-                vec![inspect::reported(object, error.to_string())]
-            })
+        let instance = self.instance();
+        self.with_worker(|worker| {
+            let mut defects = host::inspect(instance, worker, &hosted, published)?;
+            if let Some(ebpf) = self.ebpf.get()
+                && hosted.iter().any(|pool| pool.serves_ebpf())
+            {
+                let wanted = self.settings.uplinks.as_deref();
+                let shared = host::inspect_ebpf(instance, worker, ebpf, wanted, &mut defects)?;
+                self.shared.store(shared.0, Ordering::Relaxed);
+            }
+            Ok(defects)
+        })
+        .unwrap_or_else(|error| {
+            let object = format!("interface {}", names::shared_interface(instance));
+            vec![inspect::reported(object, error.to_string())]
+        })
+    }
+
+    fn add_policy(&self, policy: &PolicySpec) -> Result<PolicyIndex, NetworkError> {
+        let prefixes: Vec<IpNet> = {
+            let state = lock(&self.host);
+            let pools = state.pools.values();
+            pools
+                .flat_map(|pool| pool.plan.clone_prefixes.clone())
+                .collect()
+        };
+        let compiled = sandwire_datapath::policy::compile(policy, &prefixes)?;
+        let ebpf = self.ebpf.get().ok_or_else(|| NetworkError::Conflict {
+            object: "policy".to_owned(),
+            with: "the eBPF data path, which is not open".to_owned(),
+            advice: "see what is said of the pool".to_owned(),
+        })?;
+        Ok(ebpf.datapath.add_policy(&compiled)?)
+    }
+
+    fn remove_policy(&self, policy: PolicyIndex) {
+        if let Some(ebpf) = self.ebpf.get() {
+            ebpf.datapath.remove_policy(policy);
+        }
+    }
+
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
+        if let Some(ebpf) = self.ebpf.get() {
+            let pools: Vec<u32> = {
+                let state = lock(&self.host);
+                state.pools.values().map(|pool| pool.plan.number).collect()
+            };
+            ebpf.finish_adoption(policies, &pools);
+        }
+    }
+
+    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
+        match self.ebpf.get() {
+            Some(ebpf) => Ok(ebpf.datapath.set_group_pairs(pairs)?),
+            None => Ok(()),
+        }
+    }
+
+    fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        match self.ebpf_of(slot)? {
+            Some((ebpf, _)) => ebpf.activate(slot, tenancy),
+            None => Ok(()),
+        }
+    }
+
+    fn deactivate(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        match self.ebpf.get() {
+            Some(ebpf) => ebpf.deactivate(slot),
+            None => Ok(()),
+        }
+    }
+
+    fn set_policy(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        match self.ebpf_of(slot)? {
+            Some((ebpf, _)) => ebpf.set_policy(slot, tenancy),
+            None => Ok(()),
+        }
+    }
+
+    fn adopt(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+        let Some((ebpf, shared)) = self.ebpf_of(slot)? else {
+            return Ok(());
+        };
+        self.with_worker(|worker| moving::adopt(&self.home, worker, ebpf, shared, slot, tenancy))
+    }
+
+    fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+        let Some(ebpf) = self.ebpf.get() else {
+            return Ok(());
+        };
+        let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
+        self.with_worker(|worker| match slot.is_ebpf() {
+            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy),
+            false => moving::to_nft(&self.home, worker, ebpf, slot),
+        })
+    }
+
+    fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
+        slot.is_ebpf().then_some(())?;
+        self.ebpf.get()?.traffic(slot)
+    }
+
+    fn open_taps(&self, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
+        withdraw::open_taps(&self.home, slot)
+    }
+
+    fn set_trace(&self, slot: &SlotPlan, traced: bool) -> Result<(), NetworkError> {
+        match self.ebpf_of(slot)? {
+            Some((ebpf, _)) => ebpf.set_flag(slot, NicFlag::Trace, traced),
+            None => Err(untraceable(slot)),
+        }
+    }
+
+    fn trace_events(&self) -> Result<Box<dyn TraceSource>, NetworkError> {
+        match self.ebpf.get() {
+            Some(ebpf) => Ok(Box::new(trace::Events::open(Arc::clone(ebpf))?)),
+            None => Err(NetworkError::Conflict {
+                object: "trace".to_owned(),
+                with: "an instance without eBPF pools".to_owned(),
+                advice: "only the eBPF data paths tell of single packets".to_owned(),
+            }),
+        }
     }
 }
 

@@ -192,6 +192,17 @@ impl Element {
         })
     }
 
+    /// One interface name.
+    #[must_use]
+    pub fn interface_name(name: &str) -> Vec<Self> {
+        let mut padded = name.as_bytes().to_vec();
+        padded.resize(NAME_LENGTH, 0);
+        Self::single(Key {
+            first: padded.clone(),
+            last: padded,
+        })
+    }
+
     fn single(key: Key) -> Vec<Self> {
         let start = Self::exact(Key {
             first: key.first,

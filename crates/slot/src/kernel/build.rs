@@ -9,13 +9,13 @@
 use std::io;
 
 use sandwire_kernel_net::{
-    interface,
+    interface::{self, InterfaceIndex},
     netlink::{Request, Socket},
     netns::{Home, Inside},
     nft::Batch,
 };
 
-use super::{Worker, interfaces, slot_table};
+use super::{Worker, ebpf::Ebpf, filters::Attachment, host_slot, interfaces, slot_table};
 use crate::{error::NetworkError, plan::SlotPlan};
 
 /// A step of building a slot, in order.
@@ -37,10 +37,16 @@ pub enum BuildStep {
     NftTable,
     /// The namespace's name.
     Mount,
+    /// The slot's entries in the eBPF data path.
+    Entry,
+    /// The programs inside the namespace.
+    Filters,
+    /// TAPs of the host's namespace stay.
+    Persist,
 }
 
 impl BuildStep {
-    /// All steps, in order.
+    /// The steps of a slot with the nft data path, in order.
     pub const ALL: [Self; 8] = [
         Self::Namespace,
         Self::Forwarding,
@@ -51,6 +57,22 @@ impl BuildStep {
         Self::NftTable,
         Self::Mount,
     ];
+
+    /// The steps of a netns slot with the eBPF data path, in order.
+    pub const EBPF: [Self; 9] = [
+        Self::Namespace,
+        Self::Forwarding,
+        Self::Tap,
+        Self::Veth,
+        Self::Filters,
+        Self::Addresses,
+        Self::Entry,
+        Self::HostEnd,
+        Self::Mount,
+    ];
+
+    /// The steps of a host slot, in order.
+    pub const HOST: [Self; 4] = [Self::Tap, Self::Entry, Self::HostEnd, Self::Persist];
 
     /// What the step does, for errors: "cannot {this} slot …".
     fn operation(self) -> &'static str {
@@ -63,6 +85,9 @@ impl BuildStep {
             Self::NftTable => "write the nft table of",
             Self::HostEnd => "raise the host end of",
             Self::Mount => "publish the namespace of",
+            Self::Entry => "write the eBPF entries of",
+            Self::Filters => "attach the programs inside",
+            Self::Persist => "make persistent the TAPs of",
         }
     }
 }
@@ -85,43 +110,47 @@ impl Steps for Unhindered {
     }
 }
 
+/// Who builds, and what.
+pub(super) struct Build<'a> {
+    pub(super) steps: &'a dyn Steps,
+    pub(super) slot: &'a SlotPlan,
+    /// The data path, if the slot needs it, and the shared interface.
+    pub(super) ebpf: Option<(&'a Ebpf, InterfaceIndex)>,
+}
+
 pub(super) fn build(
+    build: &Build<'_>,
     home: &Home,
     worker: &mut Worker,
-    steps: &dyn Steps,
-    slot: &SlotPlan,
 ) -> Result<(), NetworkError> {
-    let mut build = Build {
-        steps,
-        slot,
-        has_veth: false,
-    };
+    if let (Some((ebpf, shared)), false) = (build.ebpf, build.slot.has_netns()) {
+        return host_slot::build(build, worker, ebpf, shared);
+    }
+    let mut has_veth = false;
     let inside = build.step(BuildStep::Namespace, || Ok(home.unshare()?))?;
-    let result = build.inside(home, worker, &inside);
+    let result = build.inside(home, worker, &inside, &mut has_veth);
     // Leaving the namespace gives up the last hold on it, unless it was published.
     drop(inside);
-    if result.is_err() && build.has_veth {
+    if result.is_err() && has_veth {
         let mut request = Request::new();
-        interface::delete(&mut request, &slot.host_interface);
+        interface::delete(&mut request, &build.slot.host_interface);
         // The kernel removes the veth with the namespace in any case, but some time later.
         drop(worker.route.execute(request));
+    }
+    if let (Err(_), Some((ebpf, _))) = (&result, build.ebpf) {
+        ebpf.free(build.slot);
     }
     result
 }
 
-struct Build<'a> {
-    steps: &'a dyn Steps,
-    slot: &'a SlotPlan,
-    /// Whether the host end is ours to remove.
-    has_veth: bool,
-}
-
 impl Build<'_> {
+    /// `has_veth` becomes true when the host end is ours to remove.
     fn inside(
-        &mut self,
+        &self,
         home: &Home,
         worker: &mut Worker,
         inside: &Inside,
+        has_veth: &mut bool,
     ) -> Result<(), NetworkError> {
         let slot = self.slot;
         let mut route = self.step(BuildStep::Namespace, || Ok(Socket::route()?))?;
@@ -134,9 +163,17 @@ impl Build<'_> {
         self.step(BuildStep::Veth, || {
             Ok(route.execute(interfaces::veth(slot, home))?)
         })?;
-        self.has_veth = true;
+        *has_veth = true;
+        let mut request = Request::new();
+        if let Some((ebpf, _)) = self.ebpf {
+            self.step(BuildStep::Filters, || {
+                for attachment in interfaces::attachments_inside(slot) {
+                    attachment.add(&mut request, &ebpf.datapath);
+                }
+                Ok(())
+            })?;
+        }
         self.step(BuildStep::Addresses, || {
-            let mut request = Request::new();
             interfaces::configure_uplink(&mut request, slot);
             for nic in 0..slot.nics.len() {
                 interfaces::configure_tap(&mut request, slot, nic);
@@ -144,24 +181,46 @@ impl Build<'_> {
             Ok(route.execute(request)?)
         })?;
         let previous = worker.raised.take();
-        let host_end = self.step(BuildStep::HostEnd, || {
-            interfaces::configure_host_end(&mut worker.route, slot)
-        })?;
-        worker.raised = Some(host_end);
-        self.step(BuildStep::NftTable, || {
-            let mut netfilter = Socket::netfilter()?;
-            let mut batch = Batch::new(slot_table::NAME);
-            batch.add_table();
-            slot_table::write(&mut batch, slot);
-            Ok(batch.commit(&mut netfilter)?)
-        })?;
+        worker.raised = Some(self.host_end(worker)?);
+        if self.ebpf.is_none() {
+            self.step(BuildStep::NftTable, || {
+                let mut netfilter = Socket::netfilter()?;
+                let mut batch = Batch::new(slot_table::NAME);
+                batch.add_table();
+                slot_table::write(&mut batch, slot);
+                Ok(batch.commit(&mut netfilter)?)
+            })?;
+        }
         if let Some(previous) = previous {
             interfaces::drop_multicast_route(&mut worker.route, previous);
         }
         self.step(BuildStep::Mount, || Ok(inside.publish(&slot.netns_name)?))
     }
 
-    fn step<T>(
+    /// Raises the host's end, with routes to it or with the program on it.
+    fn host_end(&self, worker: &mut Worker) -> Result<InterfaceIndex, NetworkError> {
+        let slot = self.slot;
+        let Some((ebpf, shared)) = self.ebpf else {
+            return self.step(BuildStep::HostEnd, || {
+                interfaces::configure_host_end(&mut worker.route, slot)
+            });
+        };
+        let (index, first) = self.step(BuildStep::Entry, || {
+            let index = interfaces::host_end_index(&mut worker.route, slot)?;
+            let first = ebpf.reserve(slot)?;
+            ebpf.write(slot, &[index], shared)?;
+            Ok((index, first))
+        })?;
+        self.step(BuildStep::HostEnd, || {
+            let mut request = Request::new();
+            Attachment::host_end(index, first).add(&mut request, &ebpf.datapath);
+            interfaces::raise_host_end(&mut request, slot, index);
+            Ok(worker.route.execute(request)?)
+        })?;
+        Ok(index)
+    }
+
+    pub(super) fn step<T>(
         &self,
         step: BuildStep,
         work: impl FnOnce() -> Result<T, NetworkError>,

@@ -6,21 +6,28 @@
 //! `unreachable` route, so that packets for a clone that isn't there never leave by the uplink. The
 //! routes of the slots are more specific than that one.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use sandwire_api::{published_port::PublishPort, slot::Defect};
+use sandwire_api::{
+    published_port::PublishPort,
+    slot::{DataPath, Defect},
+};
 use sandwire_kernel_net::{
     address::{self, Address},
-    interface::{self, Change, Interface, Mac},
+    interface::{self, Change, Interface, InterfaceIndex, Mac},
+    neighbour::Neighbour,
     netlink::Request,
     nft::{self, Batch},
     route::{self, Listed, Route, Target},
 };
 
 use super::{
-    Worker, host_table,
+    Worker,
+    ebpf::Ebpf,
+    host_table,
     inspect::{repaired, reported},
+    uplinks,
 };
 use crate::{
     error::NetworkError,
@@ -30,33 +37,108 @@ use crate::{
 /// Higher than that of any route that somebody sets by hand: a route of the same prefix wins.
 const UNREACHABLE_METRIC: u32 = 0x7fff_0000;
 
-/// Nobody is on the shared interface; one that doesn't change keeps listings comparable.
-const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0x00, 0x01];
+/// Behind the shared interface, where nobody is.
+const GATEWAY_IPV4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+const GATEWAY_IPV6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
+/// Nobody is on the shared interface; one that doesn't change keeps listings comparable.
+pub(super) const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0x00, 0x01];
+
+/// A pool that the host serves.
+#[derive(Clone, Debug)]
+pub(super) struct Hosted {
+    pub(super) plan: Plan,
+    /// The data path that some of its slots may still have.
+    pub(super) from: Option<DataPath>,
+}
+
+impl Hosted {
+    pub(super) fn serves_nft(&self) -> bool {
+        self.plan.spec.data_path == DataPath::Nft || self.from == Some(DataPath::Nft)
+    }
+
+    pub(super) fn serves_ebpf(&self) -> bool {
+        let is_ebpf = |data_path| data_path != DataPath::Nft;
+        is_ebpf(self.plan.spec.data_path) || self.from.is_some_and(is_ebpf)
+    }
+}
+
+/// Prepares the host. Returns the number of the shared interface.
 pub(super) fn add_pool(
     instance: &str,
     worker: &mut Worker,
-    plan: &Plan,
-) -> Result<(), NetworkError> {
+    pool: &Hosted,
+    others_need_shared: bool,
+) -> Result<InterfaceIndex, NetworkError> {
+    let plan = &pool.plan;
     let interfaces = interface::list(&mut worker.route)?;
     check_conflicts(instance, worker, plan, &interfaces)?;
     check_forwarding(worker, plan, &interfaces)?;
-    let done = write_table(instance, worker, plan)
+    let done = write_table(instance, worker, pool)
         .and_then(|()| enable_forwarding(worker, plan))
-        .and_then(|()| add_interface_and_routes(instance, worker, plan));
-    done.map_err(|error| match remove_pool(instance, worker, plan) {
-        Ok(()) => error,
-        Err(undone) => NetworkError::Several(vec![error, undone]),
-    })
+        .and_then(|()| add_interface_and_routes(instance, worker, pool));
+    done.map_err(
+        |error| match remove_pool(instance, worker, pool, others_need_shared) {
+            Ok(()) => error,
+            Err(undone) => NetworkError::Several(vec![error, undone]),
+        },
+    )
+}
+
+/// Brings the host's side of a pool from one policy or data path to another.
+pub(super) fn change_pool(
+    instance: &str,
+    worker: &mut Worker,
+    before: &Hosted,
+    after: &Hosted,
+    others_need_shared: bool,
+) -> Result<InterfaceIndex, NetworkError> {
+    let table = host_table::name(instance);
+    let mut batch = Batch::new(&table);
+    let (old, new) = (
+        host_table::elements(instance, before),
+        host_table::elements(instance, after),
+    );
+    let keeps_shared = others_need_shared || after.serves_ebpf();
+    for (set, mut elements) in old {
+        if keeps_shared {
+            host_table::keep_shared(instance, &set, &mut elements);
+        }
+        batch.delete_elements(&set, &elements);
+    }
+    for (set, mut elements) in new {
+        if keeps_shared && (others_need_shared || before.serves_ebpf()) {
+            host_table::keep_shared(instance, &set, &mut elements);
+        }
+        batch.add_elements(&set, &elements);
+    }
+    batch.commit(&mut worker.netfilter)?;
+    let shared = add_interface_and_routes(instance, worker, after)?;
+    // What is no longer needed goes when the new way is there.
+    let mut request = Request::new();
+    if !after.serves_ebpf() {
+        for route in prefix_routes(&before.plan, shared) {
+            route.delete(&mut request);
+        }
+    }
+    if !after.serves_nft() {
+        for route in unreachable_routes(&before.plan) {
+            route.delete(&mut request);
+        }
+    }
+    let failures = worker.route.execute_all(request);
+    let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
+    failed.map_or(Ok(shared), |(_, error)| Err(error.into()))
 }
 
 pub(super) fn remove_pool(
     instance: &str,
     worker: &mut Worker,
-    plan: &Plan,
+    pool: &Hosted,
+    others_need_shared: bool,
 ) -> Result<(), NetworkError> {
-    let mut errors = remove_elements(instance, worker, plan);
-    errors.extend(remove_interface_and_routes(instance, worker, plan));
+    let mut errors = remove_elements(instance, worker, pool, others_need_shared);
+    errors.extend(remove_interface_and_routes(instance, worker, &pool.plan));
     let table = host_table::name(instance);
     match host_table::has_no_pool(instance, worker) {
         Ok(true) => {
@@ -98,6 +180,27 @@ fn unreachable_routes(plan: &Plan) -> impl Iterator<Item = Route> + '_ {
     plan.clone_prefixes.iter().map(|prefix| Route {
         metric: Some(UNREACHABLE_METRIC),
         ..Route::new(*prefix, Target::Unreachable)
+    })
+}
+
+/// What leads packets of the host's own stack to eBPF slots: by the shared interface, where a program
+/// takes them. One neighbour that isn't there stands for all of them, so that the kernel has one
+/// neighbour entry instead of one per sandbox.
+fn prefix_routes(plan: &Plan, shared: InterfaceIndex) -> impl Iterator<Item = Route> + '_ {
+    plan.clone_prefixes.iter().map(move |prefix| {
+        let (gateway, source) = match prefix {
+            IpNet::V4(_) => (GATEWAY_IPV4.into(), plan.host_ipv4.map(IpAddr::V4)),
+            IpNet::V6(_) => (GATEWAY_IPV6.into(), plan.host_ipv6.map(IpAddr::V6)),
+        };
+        let target = Target::Gateway {
+            interface: shared,
+            gateway,
+            source,
+        };
+        Route {
+            mtu: Some(plan.spec.tap.mtu),
+            ..Route::new(*prefix, target)
+        }
     })
 }
 
@@ -230,24 +333,32 @@ fn forwarding_settings(plan: &Plan) -> impl Iterator<Item = &'static str> + use<
         .chain(has(false).then_some(IPV6_FORWARDING))
 }
 
-fn write_table(instance: &str, worker: &mut Worker, plan: &Plan) -> Result<(), NetworkError> {
+fn write_table(instance: &str, worker: &mut Worker, pool: &Hosted) -> Result<(), NetworkError> {
     let table = host_table::name(instance);
     let mut batch = Batch::new(&table);
     if is_table_missing(worker, &table) {
         batch.add_table();
-        host_table::write(&mut batch);
+        host_table::write(&mut batch, instance);
     }
-    for (set, elements) in host_table::elements(plan) {
+    for (set, elements) in host_table::elements(instance, pool) {
         batch.add_elements(&set, &elements);
     }
     Ok(batch.commit(&mut worker.netfilter)?)
 }
 
-fn remove_elements(instance: &str, worker: &mut Worker, plan: &Plan) -> Vec<NetworkError> {
+fn remove_elements(
+    instance: &str,
+    worker: &mut Worker,
+    pool: &Hosted,
+    others_need_shared: bool,
+) -> Vec<NetworkError> {
     let table = host_table::name(instance);
     let mut errors = Vec::new();
     // One transaction per set: a set that lacks its elements must not keep the others.
-    for (set, elements) in host_table::elements(plan) {
+    for (set, mut elements) in host_table::elements(instance, pool) {
+        if others_need_shared {
+            host_table::keep_shared(instance, &set, &mut elements);
+        }
         let mut batch = Batch::new(&table);
         batch.delete_elements(&set, &elements);
         let failed = batch.commit(&mut worker.netfilter).err();
@@ -259,17 +370,54 @@ fn remove_elements(instance: &str, worker: &mut Worker, plan: &Plan) -> Vec<Netw
 fn add_interface_and_routes(
     instance: &str,
     worker: &mut Worker,
-    plan: &Plan,
-) -> Result<(), NetworkError> {
+    pool: &Hosted,
+) -> Result<InterfaceIndex, NetworkError> {
+    let plan = &pool.plan;
     let shared = find_or_create_shared(instance, worker)?;
     let mut request = Request::new();
     for address in host_addresses(plan) {
         Address::new(shared.index, address.into()).add(&mut request);
     }
-    for route in unreachable_routes(plan) {
-        route.add(&mut request);
+    if pool.serves_ebpf() {
+        prepare_shared(worker, &mut request, &shared)?;
+        for route in prefix_routes(plan, shared.index) {
+            route.add(&mut request);
+        }
     }
-    Ok(worker.route.execute(request)?)
+    if pool.serves_nft() {
+        for route in unreachable_routes(plan) {
+            route.add(&mut request);
+        }
+    }
+    worker.route.execute(request)?;
+    Ok(shared.index)
+}
+
+/// Makes the shared interface one that packets to and from eBPF slots can cross.
+fn prepare_shared(
+    worker: &mut Worker,
+    request: &mut Request,
+    shared: &Interface,
+) -> Result<(), NetworkError> {
+    for gateway in [IpAddr::from(GATEWAY_IPV4), GATEWAY_IPV6.into()] {
+        Neighbour {
+            interface: shared.index,
+            address: gateway,
+            mac: SHARED_MAC,
+        }
+        .add(request);
+    }
+    // A packet that comes up to the stack and goes down again is none that the guest could send
+    // more directly.
+    let setting = send_redirects(&shared.name);
+    if worker.procfs.read(&setting)? != "0" {
+        worker.procfs.write(&setting, "0")?;
+    }
+    Ok(())
+}
+
+fn send_redirects(shared: &str) -> String {
+    format!("net/ipv4/conf/{shared}/send_redirects")
 }
 
 fn find_or_create_shared(instance: &str, worker: &mut Worker) -> Result<Interface, NetworkError> {
@@ -294,6 +442,7 @@ fn find_or_create_shared(instance: &str, worker: &mut Worker) -> Result<Interfac
         alias: Some(&alias),
         mac: Some(SHARED_MAC),
         no_generated_addresses: true,
+        no_arp: Some(true),
         up: Some(true),
         ..Change::default()
     };
@@ -316,6 +465,9 @@ fn remove_interface_and_routes(
     let name = names::shared_interface(instance);
     match interface::find(&mut worker.route, &name) {
         Ok(Some(shared)) => {
+            for route in prefix_routes(plan, shared.index) {
+                route.delete(&mut request);
+            }
             for address in host_addresses(plan) {
                 Address::new(shared.index, address.into()).delete(&mut request);
             }
@@ -331,15 +483,16 @@ fn remove_interface_and_routes(
         .collect()
 }
 
-/// Looks at everything on the host, and puts right what is wrong.
+/// Looks at everything on the host, and puts right what is wrong. Returns the number of the shared
+/// interface with the defects.
 pub(super) fn inspect(
     instance: &str,
     worker: &mut Worker,
-    plans: &[&Plan],
+    pools: &[&Hosted],
     published: &[(PublishPort, Vec<IpAddr>)],
 ) -> Result<Vec<Defect>, NetworkError> {
     let mut defects = Vec::new();
-    if plans.is_empty() {
+    if pools.is_empty() {
         return Ok(defects);
     }
     let mut judge = |object: String, problem: &str, done: Result<(), NetworkError>| {
@@ -352,9 +505,16 @@ pub(super) fn inspect(
         let table = host_table::name(instance);
         let mut batch = Batch::new(&table);
         batch.recreate_table();
-        host_table::write(&mut batch);
-        for (set, elements) in plans.iter().flat_map(|plan| host_table::elements(plan)) {
-            batch.add_elements(&set, &elements);
+        host_table::write(&mut batch, instance);
+        let mut has_shared = false;
+        for pool in pools {
+            for (set, mut elements) in host_table::elements(instance, pool) {
+                if has_shared {
+                    host_table::keep_shared(instance, &set, &mut elements);
+                }
+                batch.add_elements(&set, &elements);
+            }
+            has_shared |= pool.serves_ebpf();
         }
         host_table::write_ports(&mut batch, published);
         let done = batch.commit(&mut worker.netfilter).map_err(Into::into);
@@ -364,31 +524,59 @@ pub(super) fn inspect(
             done,
         );
     }
-    for plan in plans {
-        for setting in forwarding_settings(plan) {
+    for pool in pools {
+        for setting in forwarding_settings(&pool.plan) {
             if worker.procfs.read(setting)? != "1" {
                 let done = worker.procfs.write(setting, "1").map_err(Into::into);
                 judge(format!("setting {setting}"), "forwarding is off", done);
             }
         }
-        if let Some(missing) = find_missing(instance, worker, plan)? {
-            let done = add_interface_and_routes(instance, worker, plan);
-            judge(missing, "it is missing", done);
+        if let Some(missing) = find_missing(instance, worker, pool)? {
+            let done = add_interface_and_routes(instance, worker, pool).map(drop);
+            judge(missing, "it is missing or changed", done);
         }
     }
     Ok(defects)
+}
+
+/// Looks at what the eBPF data path needs of the host, and puts right what is wrong. Returns the number
+/// of the shared interface.
+pub(super) fn inspect_ebpf(
+    instance: &str,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    wanted: Option<&[String]>,
+    defects: &mut Vec<Defect>,
+) -> Result<InterfaceIndex, NetworkError> {
+    for found in ebpf.datapath.inspect() {
+        let object = format!("eBPF program on {}", found.interface);
+        defects.push(match found.failure {
+            None => repaired(object, found.text),
+            Some(failure) => reported(object, format!("{}; {failure}", found.text)),
+        });
+    }
+    let shared = find_or_create_shared(instance, worker)?;
+    ebpf.set_shared(shared.index);
+    ebpf.datapath.attach_shared(shared.index)?;
+    uplinks::set(worker, ebpf, instance, wanted)?;
+    ebpf.end_learning();
+    Ok(shared.index)
 }
 
 /// The first object of a pool on the host that isn't there.
 fn find_missing(
     instance: &str,
     worker: &mut Worker,
-    plan: &Plan,
+    pool: &Hosted,
 ) -> Result<Option<String>, NetworkError> {
+    let plan = &pool.plan;
     let name = names::shared_interface(instance);
     let Some(shared) = interface::find(&mut worker.route, &name)? else {
         return Ok(Some(format!("interface {name}")));
     };
+    if !shared.is_up || shared.mac != Some(SHARED_MAC) {
+        return Ok(Some(format!("interface {name}")));
+    }
     let addresses = address::list(&mut worker.route)?;
     for wanted in host_addresses(plan) {
         let is_wanted =
@@ -397,11 +585,19 @@ fn find_missing(
             return Ok(Some(format!("address {wanted} of interface {name}")));
         }
     }
+    if pool.serves_ebpf() && worker.procfs.read(&send_redirects(&name))? != "0" {
+        return Ok(Some(format!("setting {}", send_redirects(&name))));
+    }
     let routes = route::list(&mut worker.route)?;
     for wanted in &plan.clone_prefixes {
-        let is_wanted = |found: &Listed| found.unreachable && found.destination == *wanted;
-        if !routes.iter().any(is_wanted) {
+        let refuses = |found: &Listed| found.unreachable && found.destination == *wanted;
+        if pool.serves_nft() && !routes.iter().any(refuses) {
             return Ok(Some(format!("unreachable route {wanted}")));
+        }
+        let leads =
+            |found: &Listed| found.interface == Some(shared.index) && found.destination == *wanted;
+        if pool.serves_ebpf() && !routes.iter().any(leads) {
+            return Ok(Some(format!("route {wanted} dev {name}")));
         }
     }
     Ok(None)

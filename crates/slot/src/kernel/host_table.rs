@@ -29,8 +29,8 @@ use sandwire_kernel_net::nft::{
     SetKind,
 };
 
-use super::Worker;
-use crate::{error::NetworkError, plan::Plan};
+use super::{Worker, host::Hosted};
+use crate::{error::NetworkError, plan::names};
 
 const RAW: &str = "raw";
 const PUBLISH: &str = "publish";
@@ -120,7 +120,7 @@ impl PerFamily {
 }
 
 /// Adds everything constant to a table that has nothing.
-pub(super) fn write(batch: &mut Batch<'_>) {
+pub(super) fn write(batch: &mut Batch<'_>, instance: &str) {
     batch.add_set(&Set {
         name: HOST_ENDS,
         kind: SetKind::Ranges,
@@ -147,14 +147,14 @@ pub(super) fn write(batch: &mut Batch<'_>) {
             policy: Policy::Accept,
         });
     }
-    for (chain, rule) in rules() {
+    for (chain, rule) in rules(instance) {
         batch.add_rule(chain, &rule);
     }
 }
 
 /// The table's rules with their chains, in order.
-pub(super) fn rules() -> Vec<(&'static str, Rule)> {
-    let mut rules = raw_rules();
+pub(super) fn rules(instance: &str) -> Vec<(&'static str, Rule)> {
+    let mut rules = raw_rules(instance);
     rules.extend(publish_rules());
     rules.extend(input_rules());
     rules.extend(forward_rules());
@@ -179,12 +179,20 @@ fn from_sandbox() -> Rule {
     Rule::new().interface_in(Direction::Source, HOST_ENDS)
 }
 
-fn raw_rules() -> Vec<(&'static str, Rule)> {
+fn raw_rules(instance: &str) -> Vec<(&'static str, Rule)> {
     let mut rules = vec![
         (
             RAW,
             Rule::new()
                 .interface_not_in(Direction::Source, HOST_ENDS)
+                .accept(),
+        ),
+        // Only the eBPF data path sends here, after it has checked the source; the sandbox's
+        // route may still lead elsewhere while its slot is being moved.
+        (
+            RAW,
+            Rule::new()
+                .interface(Direction::Source, &names::shared_interface(instance))
                 .accept(),
         ),
         (
@@ -325,10 +333,24 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
     rules
 }
 
-/// The elements that a pool has in each set.
-pub(super) fn elements(plan: &Plan) -> Vec<(String, Vec<Element>)> {
+/// Leaves out what other pools need as well: the shared interface.
+pub(super) fn keep_shared(instance: &str, set: &str, elements: &mut Vec<Element>) {
+    if set == HOST_ENDS {
+        let shared = Element::interface_name(&names::shared_interface(instance));
+        elements.retain(|element| !shared.contains(element));
+    }
+}
+
+/// The elements that a pool has in each set. Of eBPF slots, what reaches the host's stack has passed
+/// its policy already.
+pub(super) fn elements(instance: &str, pool: &Hosted) -> Vec<(String, Vec<Element>)> {
+    let plan = &pool.plan;
     let policy = &plan.spec.policy;
-    let ends = Element::interface_names(&format!("sw{}-", plan.tag));
+    let is_judged = pool.serves_ebpf() && !pool.serves_nft();
+    let mut ends = Element::interface_names(&format!("sw{}-", plan.tag));
+    if pool.serves_ebpf() {
+        ends.extend(Element::interface_name(&names::shared_interface(instance)));
+    }
     let mut elements = vec![(HOST_ENDS.to_owned(), ends)];
     for family in Family::ALL {
         let prefixes: Vec<IpNet> = plan
@@ -348,7 +370,7 @@ pub(super) fn elements(plan: &Plan) -> Vec<(String, Vec<Element>)> {
                 .flat_map(Element::prefix)
                 .collect::<Vec<_>>()
         };
-        if policy.clone_to_clone {
+        if policy.clone_to_clone && !is_judged {
             let pair = |from: &IpNet| {
                 let key = Key::default().prefix(*from);
                 prefixes
@@ -359,22 +381,25 @@ pub(super) fn elements(plan: &Plan) -> Vec<(String, Vec<Element>)> {
             let pairs: Vec<Vec<_>> = prefixes.iter().map(pair).collect();
             add(PerFamily::Siblings, pairs.concat());
         }
-        if policy.cloud_metadata {
+        if policy.cloud_metadata || is_judged {
             add(PerFamily::Metadata, single());
         }
-        if policy.uplink != UplinkPolicy::Deny {
+        if policy.uplink != UplinkPolicy::Deny || is_judged {
             add(PerFamily::Routed, single());
         }
         if policy.uplink == UplinkPolicy::Masquerade {
             add(PerFamily::Masqueraded, single());
         }
-        if policy.host_services.contains(&HostService::All) {
+        if policy.host_services.contains(&HostService::All) || is_judged {
             add(PerFamily::Trusted, single());
         }
         if policy.host_services.contains(&HostService::Icmp) {
             add(PerFamily::Pingers, single());
         }
-        let services = service_ranges(&policy.host_services);
+        let services = match is_judged {
+            true => Vec::new(),
+            false => service_ranges(&policy.host_services),
+        };
         let of_services = prefixes.iter().flat_map(|prefix| {
             services.iter().map(|(protocol, first, last)| {
                 let key = Key::default().prefix(*prefix).protocol(*protocol);
@@ -426,7 +451,7 @@ pub(super) fn publish(
     let mut batch = Batch::new(&table);
     if !is_there {
         batch.add_table();
-        write(&mut batch);
+        write(&mut batch, instance);
     }
     write_ports(&mut batch, ports);
     Ok(batch.commit(&mut worker.netfilter)?)
@@ -467,7 +492,7 @@ pub(super) fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAd
 /// Whether the table has the rules that it should have.
 pub(super) fn is_sound(instance: &str, worker: &mut Worker) -> Result<bool, NetworkError> {
     let found = nft::rules(&mut worker.netfilter, &name(instance))?;
-    Ok(same_rules(found, &rules()))
+    Ok(same_rules(found, &rules(instance)))
 }
 
 /// Whether listed rules are these, chain by chain.

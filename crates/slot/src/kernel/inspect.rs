@@ -6,16 +6,20 @@ use sandwire_api::{
     lease::{TapStatus, TrafficCount},
     slot::{Defect, TapUse},
 };
+use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     conntrack,
-    interface::{self, Interface},
+    interface::{self, Interface, InterfaceIndex},
     netlink::{Request, Socket},
     netns::{self, Home},
     nft::{self, Batch},
     route,
 };
 
-use super::{Worker, host_table::same_rules, interfaces, slot_table};
+use super::{
+    Worker, ebpf::Ebpf, filters::Attachment, host_slot, host_table::same_rules, interfaces, moving,
+    slot_table,
+};
 use crate::{
     error::NetworkError,
     network::Inspection,
@@ -31,8 +35,17 @@ enum Wrong {
     Table,
     HostEnd,
     HostRoute(IpAddr),
+    /// A program on the host end of this number, or on the only one.
+    Program(usize),
+    /// A program inside the namespace.
+    ProgramInside,
+    /// What the eBPF data path knows of the slot.
+    Entry,
     Unseen(NetworkError),
 }
+
+/// The eBPF data path with the number of the shared interface, for slots that use it.
+type Path<'a> = Option<(&'a Ebpf, InterfaceIndex)>;
 
 pub(super) fn reported(object: String, problem: impl Into<String>) -> Defect {
     Defect {
@@ -61,8 +74,13 @@ pub(super) fn unseen(slot: &SlotPlan, error: &NetworkError) -> Inspection {
     }
 }
 
-pub(super) fn inspect(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Inspection {
-    let (inspection, wrong) = look(home, worker, slot);
+pub(super) fn inspect(
+    home: &Home,
+    worker: &mut Worker,
+    path: Path<'_>,
+    slot: &SlotPlan,
+) -> Inspection {
+    let (inspection, wrong) = look(home, worker, path, slot);
     let defects = wrong.iter().map(|wrong| wrong.defect(slot)).collect();
     Inspection {
         defects,
@@ -70,13 +88,18 @@ pub(super) fn inspect(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Insp
     }
 }
 
-pub(super) fn repair(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Vec<Defect> {
-    let (_, wrong) = look(home, worker, slot);
+pub(super) fn repair(
+    home: &Home,
+    worker: &mut Worker,
+    path: Path<'_>,
+    slot: &SlotPlan,
+) -> Vec<Defect> {
+    let (_, wrong) = look(home, worker, path, slot);
     wrong
         .iter()
         .map(|wrong| {
             let defect = wrong.defect(slot);
-            match put_right(home, worker, slot, wrong) {
+            match put_right(home, worker, path, slot, wrong) {
                 None => defect,
                 Some(Ok(())) => repaired(defect.object, defect.problem),
                 Some(Err(error)) => reported(defect.object, format!("{}; {error}", defect.problem)),
@@ -92,23 +115,77 @@ fn missing_taps(slot: &SlotPlan) -> Vec<TapStatus> {
         .collect()
 }
 
-fn look(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> (Inspection, Vec<Wrong>) {
+fn look(
+    home: &Home,
+    worker: &mut Worker,
+    path: Path<'_>,
+    slot: &SlotPlan,
+) -> (Inspection, Vec<Wrong>) {
     let mut inspection = Inspection::default();
     let mut wrong = Vec::new();
+    if let (false, Some(path)) = (slot.has_netns(), path) {
+        let seen = look_at_host_slot(worker, path, slot, &mut inspection, &mut wrong);
+        wrong.extend(seen.err().map(Wrong::Unseen));
+        return (inspection, wrong);
+    }
     if netns::is_mounted(&slot.netns_name) {
-        let seen = look_inside(home, slot, &mut inspection, &mut wrong);
+        let seen = look_inside(home, path, slot, &mut inspection, &mut wrong);
         wrong.extend(seen.err().map(Wrong::Unseen));
     } else {
         inspection.taps = missing_taps(slot);
         wrong.push(Wrong::Namespace);
     }
-    let seen = look_at_host_end(worker, slot, &mut wrong);
+    let seen = look_at_host_end(worker, path, slot, &mut wrong);
     wrong.extend(seen.err().map(Wrong::Unseen));
     (inspection, wrong)
 }
 
+/// A host slot has nothing but its TAPs, the programs on them and its entries.
+fn look_at_host_slot(
+    worker: &mut Worker,
+    (ebpf, shared): (&Ebpf, InterfaceIndex),
+    slot: &SlotPlan,
+    inspection: &mut Inspection,
+    wrong: &mut Vec<Wrong>,
+) -> Result<(), NetworkError> {
+    let mut indexes = Vec::new();
+    for (number, nic) in slot.nics.iter().enumerate() {
+        let found = interface::find_with_traffic(&mut worker.route, &nic.tap)?;
+        let used = found
+            .as_ref()
+            .map_or(TapUse::Missing, |found| tap_use(nic, found));
+        inspection.taps.push(tap_status(nic, used, found.as_ref()));
+        if matches!(used, TapUse::Missing | TapUse::Foreign) {
+            wrong.push(Wrong::Tap(number, used));
+            continue;
+        }
+        let Some(found) = found else { continue };
+        indexes.push(found.index);
+        if !found.is_up {
+            wrong.push(Wrong::HostEnd);
+        }
+        let is_attached = ebpf.find(slot).map_or(Ok(false), |first| {
+            attachment_on(first, number, found.index).is_there(&mut worker.route, ebpf)
+        });
+        if !is_attached? {
+            wrong.push(Wrong::Program(number));
+        }
+    }
+    if indexes.len() == slot.nics.len() && !ebpf.is_written(slot, &indexes, shared) {
+        wrong.push(Wrong::Entry);
+    }
+    Ok(())
+}
+
+/// The program on a host end, given the first of the slot's entries.
+fn attachment_on(first: NicIndex, number: usize, host_end: InterfaceIndex) -> Attachment {
+    let position = u32::try_from(number).expect("a slot has at most 8 interfaces");
+    Attachment::host_end(host_end, NicIndex(first.0 + position))
+}
+
 fn look_inside(
     home: &Home,
+    path: Path<'_>,
     slot: &SlotPlan,
     inspection: &mut Inspection,
     wrong: &mut Vec<Wrong>,
@@ -145,17 +222,33 @@ fn look_inside(
             }
         }
     }
-    let rules = nft::rules(&mut netfilter, slot_table::NAME)?;
-    if !same_rules(rules, &slot_table::rules(slot)) {
-        wrong.push(Wrong::Table);
+    match path {
+        None => {
+            let rules = nft::rules(&mut netfilter, slot_table::NAME)?;
+            if !same_rules(rules, &slot_table::rules(slot)) {
+                wrong.push(Wrong::Table);
+            }
+            inspection.connections = conntrack::count(&mut netfilter).ok();
+        }
+        Some((ebpf, _)) => {
+            for attachment in interfaces::attachments_inside(slot) {
+                let is_present = present
+                    .iter()
+                    .any(|found| found.index == attachment.interface);
+                if is_present && !attachment.is_there(&mut route, ebpf)? {
+                    wrong.push(Wrong::ProgramInside);
+                    break;
+                }
+            }
+        }
     }
-    inspection.connections = conntrack::count(&mut netfilter).ok();
     drop(inside);
     Ok(())
 }
 
 fn look_at_host_end(
     worker: &mut Worker,
+    path: Path<'_>,
     slot: &SlotPlan,
     wrong: &mut Vec<Wrong>,
 ) -> Result<(), NetworkError> {
@@ -164,6 +257,18 @@ fn look_at_host_end(
         wrong.push(Wrong::HostEnd);
         return Ok(());
     };
+    if let Some((ebpf, shared)) = path {
+        let is_attached = ebpf.find(slot).map_or(Ok(false), |first| {
+            attachment_on(first, 0, host_end.index).is_there(&mut worker.route, ebpf)
+        });
+        if !is_attached? {
+            wrong.push(Wrong::Program(0));
+        }
+        if !ebpf.is_written(slot, &[host_end.index], shared) {
+            wrong.push(Wrong::Entry);
+        }
+        return Ok(());
+    }
     for address in slot.clone_addresses() {
         if route::lookup(&mut worker.route, address)? != Some(host_end.index) {
             wrong.push(Wrong::HostRoute(address));
@@ -240,6 +345,21 @@ impl Wrong {
                 let problem = format!("it does not lead to {}", slot.host_interface);
                 reported(format!("route {address}"), problem)
             }
+            Self::Program(number) => {
+                let host_end = slot.host_ends().nth(*number).unwrap_or_default();
+                reported(
+                    format!("eBPF program on {host_end}"),
+                    "it is gone, replaced or older than the daemon",
+                )
+            }
+            Self::ProgramInside => reported(
+                format!("eBPF program in slot {}", slot.netns_name),
+                "it is gone, replaced or older than the daemon",
+            ),
+            Self::Entry => reported(
+                format!("eBPF entry of slot {}", slot.netns_name),
+                "it is not what it should be",
+            ),
             Self::Unseen(error) => reported(namespace(), error.to_string()),
         }
     }
@@ -249,9 +369,13 @@ impl Wrong {
 fn put_right(
     home: &Home,
     worker: &mut Worker,
+    path: Path<'_>,
     slot: &SlotPlan,
     wrong: &Wrong,
 ) -> Option<Result<(), NetworkError>> {
+    if let Some((ebpf, shared)) = path {
+        return put_right_ebpf(home, worker, ebpf, shared, slot, wrong);
+    }
     match wrong {
         Wrong::Namespace | Wrong::Unseen(_) | Wrong::Tap(_, TapUse::Foreign) => None,
         _ if !netns::is_mounted(&slot.netns_name) => None,
@@ -261,7 +385,62 @@ fn put_right(
         Wrong::HostEnd | Wrong::HostRoute(_) => {
             Some(interfaces::configure_host_end(&mut worker.route, slot).map(drop))
         }
+        Wrong::Program(_) | Wrong::ProgramInside | Wrong::Entry => None,
     }
+}
+
+/// Repairs one thing of a slot that uses eBPF; `None` if that is not possible.
+fn put_right_ebpf(
+    home: &Home,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+    slot: &SlotPlan,
+    wrong: &Wrong,
+) -> Option<Result<(), NetworkError>> {
+    let has_netns = slot.has_netns();
+    match wrong {
+        Wrong::Namespace | Wrong::Unseen(_) | Wrong::Tap(_, TapUse::Foreign) => None,
+        _ if has_netns && !netns::is_mounted(&slot.netns_name) => None,
+        Wrong::Tap(nic, _) if has_netns => {
+            let restored = restore_tap(home, slot, *nic);
+            Some(restored.and_then(|()| moving::attach_inside(home, ebpf, slot)))
+        }
+        Wrong::Tap(nic, _) => Some(host_slot::restore_tap(worker, ebpf, shared, slot, *nic)),
+        Wrong::Uplink | Wrong::SlotRoute(_) => Some(
+            restore_uplink(home, worker, slot)
+                .and_then(|()| moving::attach_inside(home, ebpf, slot))
+                .and_then(|()| restore_host_ends(worker, ebpf, shared, slot)),
+        ),
+        Wrong::ProgramInside => Some(moving::attach_inside(home, ebpf, slot)),
+        Wrong::HostEnd | Wrong::Program(_) | Wrong::Entry => {
+            Some(restore_host_ends(worker, ebpf, shared, slot))
+        }
+        Wrong::Table | Wrong::HostRoute(_) => None,
+    }
+}
+
+/// Entries, programs and settings of the slot's interfaces on the host.
+fn restore_host_ends(
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+    slot: &SlotPlan,
+) -> Result<(), NetworkError> {
+    let host_ends = moving::host_ends(worker, slot)?;
+    let first = ebpf.reserve(slot)?;
+    if !ebpf.is_written(slot, &host_ends, shared) {
+        ebpf.write(slot, &host_ends, shared)?;
+    }
+    for (number, host_end) in host_ends.iter().enumerate() {
+        let attachment = attachment_on(first, number, *host_end);
+        attachment.restore(&mut worker.route, &ebpf.datapath)?;
+    }
+    let mut request = Request::new();
+    for (name, host_end) in slot.host_ends().zip(&host_ends) {
+        interfaces::raise(&mut request, slot, name, *host_end);
+    }
+    Ok(worker.route.execute(request)?)
 }
 
 fn restore_tap(home: &Home, slot: &SlotPlan, nic: usize) -> Result<(), NetworkError> {
@@ -285,6 +464,10 @@ fn restore_uplink(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Result<(
     interfaces::configure_uplink(&mut request, slot);
     route.execute(request)?;
     drop(inside);
+    if slot.is_ebpf() {
+        // Its host end is restored with the programs on it.
+        return Ok(());
+    }
     interfaces::configure_host_end(&mut worker.route, slot).map(drop)
 }
 

@@ -22,6 +22,7 @@ use sandwire_kernel_net::{
     tap,
 };
 
+use super::filters::Attachment;
 use crate::{error::NetworkError, plan::SlotPlan};
 
 /// Number of the veth's end in the slot. Numbers of our own choice save a look-up; these are above
@@ -168,11 +169,7 @@ pub(super) fn configure_host_end(
     route: &mut Socket,
     slot: &SlotPlan,
 ) -> Result<InterfaceIndex, NetworkError> {
-    let name = &slot.host_interface;
-    let found = interface::find(route, name)?;
-    let index = found
-        .map(|interface| interface.index)
-        .ok_or_else(|| KernelError::missing_interface(name))?;
+    let index = host_end_index(route, slot)?;
     let mut request = Request::new();
     // Before the interface is raised: the kernel handles that event while holding the lock that
     // every further message has to wait for.
@@ -187,6 +184,68 @@ pub(super) fn configure_host_end(
         }
         .add(&mut request);
     }
+    raise_host_end(&mut request, slot, index);
+    if let Some(transit) = slot.transit {
+        let mut address = Address::new(index, IpAddr::V4(transit.host).into());
+        address.peer = Some(transit.slot.into());
+        address.add(&mut request);
+    }
+    for address in slot.clone_addresses() {
+        Route::new(address.into(), Target::Interface(index)).add(&mut request);
+    }
+    route.execute(request)?;
+    Ok(index)
+}
+
+/// Number of the host's end.
+pub(super) fn host_end_index(
+    route: &mut Socket,
+    slot: &SlotPlan,
+) -> Result<InterfaceIndex, NetworkError> {
+    let name = &slot.host_interface;
+    let found = interface::find(route, name)?;
+    found
+        .map(|interface| interface.index)
+        .ok_or_else(|| KernelError::missing_interface(name).into())
+}
+
+/// Takes away what leads to the host's end but isn't part of it: neighbours and routes. What is
+/// missing is fine.
+pub(super) fn remove_host_routes(
+    route: &mut Socket,
+    slot: &SlotPlan,
+    index: InterfaceIndex,
+) -> Result<(), NetworkError> {
+    let mut request = Request::new();
+    for address in slot.clone_addresses() {
+        Route::new(address.into(), Target::Interface(index)).delete(&mut request);
+    }
+    if let Some(transit) = slot.transit {
+        let mut address = Address::new(index, IpAddr::V4(transit.host).into());
+        address.peer = Some(transit.slot.into());
+        address.delete(&mut request);
+    }
+    let failures = route.execute_all(request);
+    let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
+    failed.map_or(Ok(()), |(_, error)| Err(error.into()))
+}
+
+/// The programs inside a slot's namespace: on the TAPs, and on the veth's end.
+pub(super) fn attachments_inside(slot: &SlotPlan) -> Vec<Attachment> {
+    let taps = (0..slot.nics.len()).map(|nic| Attachment::tap(tap_index(nic)));
+    [Attachment::uplink(UPLINK, slot)]
+        .into_iter()
+        .chain(taps)
+        .collect()
+}
+
+/// Gives the veth's host end its alias and settings, and raises it.
+pub(super) fn raise_host_end(request: &mut Request, slot: &SlotPlan, index: InterfaceIndex) {
+    raise(request, slot, &slot.host_interface, index);
+}
+
+/// Gives an interface of the host its alias and settings, and raises it.
+pub(super) fn raise(request: &mut Request, slot: &SlotPlan, name: &str, index: InterfaceIndex) {
     // Two changes, not one: told about anything else along with raising an interface, the kernel
     // reports a second event for it.
     let named = Change {
@@ -200,22 +259,12 @@ pub(super) fn configure_host_end(
         no_generated_addresses: true,
         ..named
     };
-    settings.apply(&mut request);
+    settings.apply(request);
     let raised = Change {
         up: Some(true),
         ..named
     };
-    raised.apply(&mut request);
-    if let Some(transit) = slot.transit {
-        let mut address = Address::new(index, IpAddr::V4(transit.host).into());
-        address.peer = Some(transit.slot.into());
-        address.add(&mut request);
-    }
-    for address in slot.clone_addresses() {
-        Route::new(address.into(), Target::Interface(index)).add(&mut request);
-    }
-    route.execute(request)?;
-    Ok(index)
+    raised.apply(request);
 }
 
 /// Deletes the multicast route of a host end that was raised a while ago.

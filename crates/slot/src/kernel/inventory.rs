@@ -1,10 +1,10 @@
 //! What the kernel has by the name of an instance.
 
-use std::collections::HashSet;
+use std::collections::BTreeMap;
 
 use sandwire_kernel_net::{interface, netlink::Request, netns};
 
-use super::Worker;
+use super::{Worker, ebpf::Ebpf};
 use crate::{
     error::NetworkError,
     network::{Inventory, Leftover},
@@ -14,29 +14,47 @@ use crate::{
 /// One list of the host's interfaces and one of `/run/netns`. An interface is ours by its name and by
 /// its alias; the alias comes with the interface's first change, so a crash can leave one without
 /// only while its namespace, and with it the interface, is about to go.
-pub(super) fn inventory(instance: &str, worker: &mut Worker) -> Result<Inventory, NetworkError> {
+///
+/// A veth is the host end of a netns slot. A TAP is one of a host slot, which is complete if it has as
+/// many as its entries in the data path say. One by another name is withdrawn, or half deleted.
+pub(super) fn inventory(
+    instance: &str,
+    worker: &mut Worker,
+    ebpf: Option<&Ebpf>,
+) -> Result<Inventory, NetworkError> {
     let interfaces = interface::list(&mut worker.route)?;
-    let ours: Vec<_> = interfaces
-        .iter()
-        .filter_map(|interface| {
-            let (pool, number) = parse_alias(instance, interface.alias.as_deref()?)?;
-            names::parse_host_interface(&interface.name)?;
-            Some((interface.name.as_str(), pool, number))
-        })
-        .collect();
-    let with_interface: HashSet<(&str, u32)> = ours
-        .iter()
-        .map(|(_, pool, number)| (*pool, *number))
-        .collect();
     let mut inventory = Inventory::default();
-    let mut complete = HashSet::new();
+    let (mut veths, mut taps) = (BTreeMap::new(), BTreeMap::new());
+    for interface in &interfaces {
+        let alias = interface.alias.as_deref().unwrap_or_default();
+        let Some((pool, number)) = parse_alias(instance, alias) else {
+            continue;
+        };
+        let is_tap = interface.tun.is_some();
+        let is_named = names::parse_host_interface(&interface.name).is_some();
+        if is_tap {
+            let is_sound = is_named && interface.tun.is_some_and(|tun| tun.is_persistent);
+            let found = taps.entry((pool, number)).or_insert((alias, 0));
+            found.1 += u8::from(is_sound);
+        } else if is_named {
+            veths.insert((pool, number), interface.name.as_str());
+        }
+    }
+    for ((pool, number), (alias, count)) in taps {
+        let pool_number = names::pool_number(instance, pool);
+        let wanted = ebpf.map_or(Some(count), |ebpf| ebpf.count(pool_number, number));
+        if count > 0 && wanted == Some(count) {
+            inventory.slots.push((pool.to_owned(), number));
+        } else {
+            inventory.leftovers.push(Leftover::Alias(alias.to_owned()));
+        }
+    }
     let files = netns::list(&format!("sandwire.{instance}."))?;
     for file in &files {
         let Some((_, pool, number)) = names::parse_netns(&file.name) else {
             continue;
         };
-        if file.is_mounted && with_interface.contains(&(pool, number.0)) {
-            complete.insert((pool, number.0));
+        if file.is_mounted && veths.remove(&(pool, number.0)).is_some() {
             inventory.slots.push((pool.to_owned(), number.0));
         } else {
             inventory
@@ -44,13 +62,10 @@ pub(super) fn inventory(instance: &str, worker: &mut Worker) -> Result<Inventory
                 .push(Leftover::Namespace(file.name.clone()));
         }
     }
-    for (name, pool, number) in ours {
-        if !complete.contains(&(pool, number)) {
-            inventory
-                .leftovers
-                .push(Leftover::Interface(name.to_owned()));
-        }
-    }
+    let without_netns = veths.into_values();
+    inventory
+        .leftovers
+        .extend(without_netns.map(|name| Leftover::Interface(name.to_owned())));
     inventory.slots.sort();
     Ok(inventory)
 }

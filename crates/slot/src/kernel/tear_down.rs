@@ -16,7 +16,7 @@ use sandwire_kernel_net::{
     netns,
 };
 
-use super::Worker;
+use super::{Worker, ebpf::Ebpf, host_slot};
 use crate::{error::NetworkError, plan::SlotPlan};
 
 /// Slots whose namespaces are given up at once. Measured per slot: 32 take 2.0 ms, 64 take 1.5, 128 take 1.3;
@@ -26,17 +26,24 @@ const BATCH: usize = 64;
 const DISSOLVE_MAX: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 
-pub(super) fn tear_down(worker: &mut Worker, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
-    let mut results = Vec::with_capacity(slots.len());
+pub(super) fn tear_down(
+    worker: &mut Worker,
+    ebpf: Option<&Ebpf>,
+    slots: &[SlotPlan],
+) -> Vec<Result<(), NetworkError>> {
+    let mut results: Vec<Result<(), NetworkError>> = slots.iter().map(|_| Ok(())).collect();
     let mut held = Vec::new();
-    let mut failure = None;
-    let mut before: &[SlotPlan] = &[];
-    for batch in slots.chunks(BATCH).chain([&[][..]]) {
-        results.extend(
-            batch
-                .iter()
-                .map(|slot| Ok(netns::remove(&slot.netns_name)?)),
-        );
+    let (with_netns, on_host): (Vec<_>, Vec<_>) = slots
+        .iter()
+        .enumerate()
+        .partition(|(_, slot)| slot.has_netns());
+    let on_host: Vec<&SlotPlan> = on_host.into_iter().map(|(_, slot)| slot).collect();
+    let mut failure = host_slot::tear_down(worker, ebpf, &on_host).err();
+    let mut before: &[(usize, &SlotPlan)] = &[];
+    for batch in with_netns.chunks(BATCH).chain([&[][..]]) {
+        for (place, slot) in batch {
+            results[*place] = netns::remove(&slot.netns_name).map_err(Into::into);
+        }
         // The kernel dissolves the batch before while the names of this one are taken away.
         match wait_dissolved(&mut worker.route, before) {
             Ok(names) => held.extend(names),
@@ -45,6 +52,9 @@ pub(super) fn tear_down(worker: &mut Worker, slots: &[SlotPlan]) -> Vec<Result<(
         before = batch;
     }
     let deleted = delete_host_ends(&mut worker.route, &held);
+    if let Some(ebpf) = ebpf {
+        with_netns.iter().for_each(|(_, slot)| ebpf.free(slot));
+    }
     let addresses: HashSet<_> = slots.iter().flat_map(SlotPlan::clone_addresses).collect();
     let forgotten = conntrack::forget(&mut worker.netfilter, &addresses);
     let failures = [
@@ -79,12 +89,12 @@ pub(super) fn all_failed(
 /// namespace.
 fn wait_dissolved<'a>(
     route: &mut Socket,
-    slots: &'a [SlotPlan],
+    slots: &[(usize, &'a SlotPlan)],
 ) -> Result<Vec<&'a str>, NetworkError> {
     let deadline = Instant::now() + DISSOLVE_MAX;
     let mut waiting: Vec<&str> = slots
         .iter()
-        .map(|slot| slot.host_interface.as_str())
+        .map(|(_, slot)| slot.host_interface.as_str())
         .collect();
     loop {
         // The kernel removes a batch at once: one that is still there speaks for those behind it.

@@ -7,7 +7,7 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt,
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -20,7 +20,11 @@ use sandwire_kernel_net::{
 };
 
 use super::interfaces::tap_options;
-use crate::{error::NetworkError, network::Withdrawal, plan::SlotPlan};
+use crate::{
+    error::NetworkError,
+    network::Withdrawal,
+    plan::{NicPlan, SlotPlan},
+};
 
 pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
     // Nobody finds a TAP in a namespace that has no name any more.
@@ -41,61 +45,89 @@ pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, 
             found.tun.map(|_| (nic, found))
         })
         .collect();
-    let is_free = if slot.tap_multi_queue {
-        withdraw_multi_queue(&mut route, &taps)?
-    } else {
-        withdraw_single_queue(&mut route, slot, &taps)?
-    };
+    let withdrawn = withdraw(&mut route, slot, &taps, |nic| format!("withdrawn{nic}"))?;
     drop(inside);
-    if is_free {
+    if withdrawn == Withdrawn::All {
         return Ok(Withdrawal::Free);
     }
     let names: Vec<&str> = taps.iter().map(|(_, tap)| tap.name.as_str()).collect();
-    Ok(Withdrawal::Held(find_holders(slot, &names)))
+    // A process that was given the open TAP from outside can't be told from a user of another slot's,
+    // and isn't named.
+    let Some(namespace) = inode(&netns::path_of(&slot.netns_name)) else {
+        return Ok(Withdrawal::Held(Vec::new()));
+    };
+    let is_inside = |process: &Path| inode(&process.join("ns/net")) == Some(namespace);
+    Ok(Withdrawal::Held(find_holders(&names, is_inside)))
 }
 
-fn withdraw_single_queue(
+/// Opens the slot's TAPs as a VMM would, in order.
+pub(super) fn open_taps(home: &Home, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
+    let inside = match slot.has_netns() {
+        true => Some(home.enter(&slot.netns_name)?),
+        false => None,
+    };
+    let open = |nic: &NicPlan| {
+        let opened = tap::open_existing(&nic.tap, tap_options(slot))?;
+        let in_use = || NetworkError::Conflict {
+            object: format!("tap {} of slot {}", nic.tap, slot.netns_name),
+            with: "a process that has it open".to_owned(),
+            advice: "end that process first".to_owned(),
+        };
+        opened.map(OwnedFd::from).ok_or_else(in_use)
+    };
+    let opened = slot.nics.iter().map(open).collect();
+    drop(inside);
+    opened
+}
+
+/// How many TAPs of a slot nobody finds any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Withdrawn {
+    All,
+    None,
+}
+
+/// Renames TAPs out of the way, each to what `hidden` makes of its position, unless somebody has one
+/// open.
+pub(super) fn withdraw(
     route: &mut Socket,
     slot: &SlotPlan,
     taps: &[(usize, &Interface)],
-) -> Result<bool, NetworkError> {
+    hidden: impl Fn(usize) -> String,
+) -> Result<Withdrawn, NetworkError> {
+    if slot.tap_multi_queue {
+        rename(route, taps, &hidden, true)?;
+        for (nic, _) in taps {
+            let now = interface::find(route, &hidden(*nic))?;
+            if now.is_some_and(|now| now.tun.is_some_and(|tun| tun.queues > 0)) {
+                rename(route, taps, &hidden, false)?;
+                return Ok(Withdrawn::None);
+            }
+        }
+        return Ok(Withdrawn::All);
+    }
     let mut ours = Vec::with_capacity(taps.len());
     for (_, tap) in taps {
         match tap::open(&tap.name, tap_options(slot))? {
             Some(opened) => ours.push(opened),
-            None => return Ok(false),
+            None => return Ok(Withdrawn::None),
         }
     }
-    rename(route, taps, true)?;
+    rename(route, taps, &hidden, true)?;
     drop(ours);
-    Ok(true)
-}
-
-fn withdraw_multi_queue(
-    route: &mut Socket,
-    taps: &[(usize, &Interface)],
-) -> Result<bool, NetworkError> {
-    rename(route, taps, true)?;
-    let now = interface::list(route)?;
-    let is_open = |interface: &Interface| interface.tun.is_some_and(|tun| tun.queues > 0);
-    let held = taps
-        .iter()
-        .any(|(_, tap)| now.iter().any(|now| now.index == tap.index && is_open(now)));
-    if held {
-        rename(route, taps, false)?;
-    }
-    Ok(!held)
+    Ok(Withdrawn::All)
 }
 
 /// Renames TAPs out of the way, or back. They go down first: kernels before 6.2 insist.
 fn rename(
     route: &mut Socket,
     taps: &[(usize, &Interface)],
+    hidden: &impl Fn(usize) -> String,
     away: bool,
 ) -> Result<(), NetworkError> {
     let mut request = Request::new();
     for (nic, tap) in taps {
-        let hidden = format!("withdrawn{nic}");
+        let hidden = hidden(*nic);
         let step = |rename, up| Change {
             name: &tap.name,
             index: Some(tap.index),
@@ -114,13 +146,12 @@ fn rename(
     Ok(route.execute(request)?)
 }
 
-/// Processes inside the slot's namespace that have one of these TAPs open. A process that was given
-/// the open TAP from outside can't be told from a user of another slot's, and isn't named.
-fn find_holders(slot: &SlotPlan, taps: &[&str]) -> Vec<TapHolder> {
-    let inode = |path: &Path| fs::metadata(path).map(|status| status.ino()).ok();
-    let Some(namespace) = inode(&netns::path_of(&slot.netns_name)) else {
-        return Vec::new();
-    };
+fn inode(path: &Path) -> Option<u64> {
+    fs::metadata(path).map(|status| status.ino()).ok()
+}
+
+/// Processes that have one of these TAPs open, of those whose folder in `/proc` passes.
+pub(super) fn find_holders(taps: &[&str], passes: impl Fn(&Path) -> bool) -> Vec<TapHolder> {
     let Ok(processes) = fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -129,8 +160,7 @@ fn find_holders(slot: &SlotPlan, taps: &[&str]) -> Vec<TapHolder> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(|pid: u32| {
             let folder = PathBuf::from(format!("/proc/{pid}"));
-            let is_inside = inode(&folder.join("ns/net")) == Some(namespace);
-            (is_inside && has_open(&folder, taps)).then(|| TapHolder {
+            (passes(&folder) && has_open(&folder, taps)).then(|| TapHolder {
                 pid,
                 command: fs::read_to_string(folder.join("comm"))
                     .map(|comm| comm.trim_end().to_owned())

@@ -1,0 +1,436 @@
+//! What the eBPF data path knows of slots: entries of `nics`, by the slot's place in its pool.
+//!
+//! A slot's interfaces are neighbours in that array; the first one's index is the class id of the
+//! filter on the slot's host end. Which entries are whose is read from the array itself at the start.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    os::fd::{AsRawFd, BorrowedFd},
+    sync::Mutex,
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    drop_reason::DropReason,
+    traffic::{Traffic, TrafficTotal},
+};
+use sandwire_datapath::{
+    Datapath, NicIndex, PolicyIndex, Program, Settings,
+    abi::{self, NicFlag, NicState, network_order},
+};
+use sandwire_kernel_net::interface::InterfaceIndex;
+
+use super::{host::SHARED_MAC, lock};
+use crate::{
+    error::NetworkError,
+    network::Tenancy,
+    plan::{NicPlan, SlotPlan},
+};
+
+/// How long any packet towards a slot that has moved may open the way for answers.
+const LEARN_FOR: Duration = Duration::from_secs(60);
+
+/// Programs on slots' interfaces.
+const PROGRAMS: [Program; 4] = [
+    Program::FromGuest,
+    Program::TapToHostEnd,
+    Program::UplinkToTap,
+    Program::FromGuestXdp,
+];
+
+/// The opened data path of an instance.
+pub(super) struct Ebpf {
+    pub(super) datapath: Datapath,
+    /// Maps were made anew, because those that were there have another layout.
+    is_migrating: bool,
+    /// Numbers of the programs of [`PROGRAMS`].
+    program_ids: [Option<u32>; PROGRAMS.len()],
+    /// First entry of each slot, and how many it has.
+    slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
+    /// Slots that somebody has taken over since the start.
+    adopted: Mutex<BTreeSet<Place>>,
+    /// Entries that learn, and until when.
+    learning: Mutex<Vec<(Instant, Place)>>,
+}
+
+/// Pool number and slot number.
+type Place = (u32, u32);
+
+fn place_of(slot: &SlotPlan) -> Place {
+    (slot.pool_number, slot.number.0)
+}
+
+impl Ebpf {
+    pub(super) fn open(settings: &Settings) -> Result<Self, NetworkError> {
+        let opened = Datapath::open(settings)?;
+        let used = opened.datapath.used();
+        let firsts = used.iter().filter(|(_, nic)| nic.position == 0);
+        let slots = firsts.map(|(index, nic)| ((nic.pool, nic.slot), (*index, nic.count)));
+        let learns = |nic: &abi::Nic| nic.flags & NicFlag::Learn.number() != 0;
+        let until = Instant::now() + LEARN_FOR;
+        let learning = used.iter().filter(|(_, nic)| learns(nic));
+        let learning = learning.map(|(_, nic)| (until, (nic.pool, nic.slot)));
+        Ok(Self {
+            slots: Mutex::new(slots.collect()),
+            learning: Mutex::new(learning.collect()),
+            adopted: Mutex::default(),
+            is_migrating: opened.migrated_from.is_some(),
+            program_ids: PROGRAMS.map(|program| id_of(opened.datapath.program(program))),
+            datapath: opened.datapath,
+        })
+    }
+
+    /// The kernel's number of a loaded program.
+    pub(super) fn program_id(&self, program: Program) -> Option<u32> {
+        let place = PROGRAMS.iter().position(|known| *known == program)?;
+        self.program_ids[place]
+    }
+
+    /// The first entry of a slot.
+    pub(super) fn find(&self, slot: &SlotPlan) -> Option<NicIndex> {
+        lock(&self.slots)
+            .get(&place_of(slot))
+            .map(|(first, _)| *first)
+    }
+
+    /// How many entries a slot has.
+    pub(super) fn count(&self, pool: u32, number: u32) -> Option<u8> {
+        lock(&self.slots)
+            .get(&(pool, number))
+            .map(|(_, count)| *count)
+    }
+
+    fn entries(&self, slot: &SlotPlan) -> Result<Vec<NicIndex>, NetworkError> {
+        let first = self.find(slot).ok_or_else(|| NetworkError::Conflict {
+            object: format!("slot {}", slot.netns_name),
+            with: "the eBPF data path, which has no entry for it".to_owned(),
+            advice: "it is repaired by the next inspection".to_owned(),
+        })?;
+        let numbers = (first.0..).zip(&slot.nics);
+        Ok(numbers.map(|(number, _)| NicIndex(number)).collect())
+    }
+
+    /// Reserves the entries of a slot, or finds those that it has.
+    pub(super) fn reserve(&self, slot: &SlotPlan) -> Result<NicIndex, NetworkError> {
+        let mut slots = lock(&self.slots);
+        let count = u8::try_from(slot.nics.len()).expect("a slot has at most 8 interfaces");
+        if let Some((first, had)) = slots.get(&place_of(slot)) {
+            if *had == count {
+                return Ok(*first);
+            }
+            self.datapath.free(*first, *had);
+        }
+        let first = self.datapath.allocate(count)?;
+        slots.insert(place_of(slot), (first, count));
+        Ok(first)
+    }
+
+    /// Gives the entries of a slot back, with whatever is in them.
+    pub(super) fn free(&self, slot: &SlotPlan) {
+        if let Some((first, count)) = lock(&self.slots).remove(&place_of(slot)) {
+            for number in first.0..first.0 + u32::from(count) {
+                if let Err(error) = self.datapath.deactivate(NicIndex(number)) {
+                    tracing::warn!(slot = %slot.netns_name, %error, "an entry can't be deactivated");
+                }
+            }
+            self.datapath.free(first, count);
+        }
+    }
+
+    /// Writes the entries of a slot that is ready. `host_ends` are the interfaces on the host, one per
+    /// entry or one for all.
+    pub(super) fn write(
+        &self,
+        slot: &SlotPlan,
+        host_ends: &[InterfaceIndex],
+        shared: InterfaceIndex,
+    ) -> Result<(), NetworkError> {
+        for (nic, index) in self.entries(slot)?.into_iter().enumerate() {
+            let Some(host_end) = host_ends.get(nic).or(host_ends.last()) else {
+                continue;
+            };
+            let mut entry = entry_of(slot, nic, *host_end, shared);
+            let before = self.datapath.nic(index);
+            if before.state == NicState::Active.number() {
+                entry.flags |= before.flags & !NicFlag::Netns.number();
+                (entry.state, entry.policy) = (before.state, before.policy);
+                (entry.group, entry.generation) = (before.group, before.generation.wrapping_add(1));
+            }
+            self.datapath.write_nic(index, &entry);
+        }
+        Ok(())
+    }
+
+    /// Whether a slot's entries say what they should, apart from its tenant.
+    pub(super) fn is_written(
+        &self,
+        slot: &SlotPlan,
+        host_ends: &[InterfaceIndex],
+        shared: InterfaceIndex,
+    ) -> bool {
+        let Ok(entries) = self.entries(slot) else {
+            return false;
+        };
+        entries.into_iter().enumerate().all(|(nic, index)| {
+            let host_end = host_ends.get(nic).or(host_ends.last());
+            let found = self.datapath.nic(index);
+            host_end.is_some_and(|host_end| {
+                let mut wanted = entry_of(slot, nic, *host_end, shared);
+                let netns = NicFlag::Netns.number();
+                wanted.flags = wanted.flags & netns | found.flags & !netns;
+                (wanted.state, wanted.policy) = (found.state, found.policy);
+                (wanted.group, wanted.generation) = (found.group, found.generation);
+                found == wanted && found.state != NicState::Absent.number()
+            })
+        })
+    }
+
+    pub(super) fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        let entries = self.entries(slot)?;
+        for (done, index) in entries.iter().enumerate() {
+            let mut entry = self.datapath.nic(*index);
+            // While it isn't active nobody has decided anything by its group.
+            if entry.group != tenancy.group {
+                entry.group = tenancy.group;
+                self.datapath.write_nic(*index, &entry);
+            }
+            let activated = self
+                .datapath
+                .activate(*index, tenancy.policy, tenancy.is_process);
+            if let Err(error) = activated {
+                for index in &entries[..done] {
+                    self.datapath.deactivate(*index)?;
+                }
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn deactivate(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        if self.find(slot).is_none() {
+            return Ok(());
+        }
+        for index in self.entries(slot)? {
+            self.datapath.deactivate(index)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_policy(
+        &self,
+        slot: &SlotPlan,
+        tenancy: &Tenancy,
+    ) -> Result<(), NetworkError> {
+        for index in self.entries(slot)? {
+            if self.datapath.nic(index).group != tenancy.group {
+                self.datapath.set_group(index, tenancy.group);
+            }
+            self.datapath.set_policy(index, tenancy.policy);
+        }
+        Ok(())
+    }
+
+    /// Makes a slot active for its tenant, or ready without one; of one that is active only what
+    /// differs changes, so that no packet is lost.
+    pub(super) fn adopt(
+        &self,
+        slot: &SlotPlan,
+        tenancy: Option<&Tenancy>,
+    ) -> Result<(), NetworkError> {
+        lock(&self.adopted).insert(place_of(slot));
+        let Some(tenancy) = tenancy else {
+            return self.deactivate(slot);
+        };
+        if self.is_active(slot)? {
+            self.set_policy(slot, tenancy)
+        } else {
+            self.deactivate(slot)?;
+            self.activate(slot, tenancy)
+        }
+    }
+
+    fn is_active(&self, slot: &SlotPlan) -> Result<bool, NetworkError> {
+        let is_active =
+            |index: &NicIndex| self.datapath.nic(*index).state == NicState::Active.number();
+        Ok(self.entries(slot)?.iter().all(is_active))
+    }
+
+    /// What the entries say of the tenant that they should not.
+    pub(super) fn tenancy_problem(
+        &self,
+        slot: &SlotPlan,
+        tenancy: Option<&Tenancy>,
+    ) -> Option<&'static str> {
+        let entries = self.entries(slot).ok()?;
+        entries.into_iter().find_map(|index| {
+            let found = self.datapath.nic(index);
+            let is_active = found.state == NicState::Active.number();
+            match tenancy {
+                None => is_active.then_some("its packets pass, though nobody leases it"),
+                Some(_) if !is_active => Some("its packets don't pass, though it is leased"),
+                Some(tenancy) => {
+                    let is_right = (found.policy, found.group) == (tenancy.policy.0, tenancy.group);
+                    (!is_right).then_some("it has another policy or group than it should have")
+                }
+            }
+        })
+    }
+
+    pub(super) fn set_flag(
+        &self,
+        slot: &SlotPlan,
+        flag: NicFlag,
+        value: bool,
+    ) -> Result<(), NetworkError> {
+        for index in self.entries(slot)? {
+            self.datapath.set_flag(index, flag, value);
+        }
+        Ok(())
+    }
+
+    /// Lets any packet towards a slot open the way for answers, for a while.
+    pub(super) fn learn(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        self.set_flag(slot, NicFlag::Learn, true)?;
+        lock(&self.learning).push((Instant::now() + LEARN_FOR, place_of(slot)));
+        Ok(())
+    }
+
+    /// Ends learning where its time is over.
+    pub(super) fn end_learning(&self) {
+        let now = Instant::now();
+        let due: Vec<_> = lock(&self.learning)
+            .extract_if(.., |(until, _)| *until <= now)
+            .collect();
+        for (_, place) in due {
+            if let Some((first, count)) = lock(&self.slots).get(&place).copied() {
+                for number in first.0..first.0 + u32::from(count) {
+                    self.datapath
+                        .set_flag(NicIndex(number), NicFlag::Learn, false);
+                }
+            }
+        }
+    }
+
+    /// Removes what nobody has taken over since the start.
+    pub(super) fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, pools: &[u32]) {
+        let adopted = std::mem::take(&mut *lock(&self.adopted));
+        let mut slots = lock(&self.slots);
+        // Of pools that are there, slots may have been built since.
+        slots.retain(|place, (first, count)| {
+            let stays = pools.contains(&place.0) || adopted.contains(place);
+            if !stays {
+                for number in first.0..first.0 + u32::from(*count) {
+                    // A leftover of a pool that is gone: best effort, it is freed next.
+                    drop(self.datapath.deactivate(NicIndex(number)));
+                }
+                self.datapath.free(*first, *count);
+            }
+            stays
+        });
+        drop(slots);
+        for policy in self.datapath.policies() {
+            if policy.0 != 0 && !policies.contains(&policy) {
+                self.datapath.remove_policy(policy);
+            }
+        }
+        if self.is_migrating
+            && let Err(error) = self.datapath.finish_migration()
+        {
+            tracing::error!(%error, "maps of an older layout stay");
+        }
+    }
+
+    /// Counted at all interfaces of a slot.
+    pub(super) fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
+        let mut sum = Traffic::default();
+        for index in self.entries(slot).ok()? {
+            let counted = self.datapath.counters(index);
+            let drops = (0u8..).zip(counted.drops).filter(|(_, count)| *count > 0);
+            sum.add(&Traffic {
+                egress: total(counted.egress),
+                ingress: total(counted.ingress),
+                drops: drops
+                    .filter_map(|(number, count)| Some((DropReason::from_number(number)?, count)))
+                    .collect(),
+            });
+        }
+        Some(sum)
+    }
+
+    /// Which slot an entry belongs to, and which of its interfaces it is.
+    pub(super) fn owner(&self, index: NicIndex) -> (u32, u32, u8) {
+        let nic = self.datapath.nic(index);
+        (nic.pool, nic.slot, nic.position)
+    }
+
+    /// Tells all entries that the shared interface has another number.
+    pub(super) fn set_shared(&self, shared: InterfaceIndex) {
+        for (index, mut nic) in self.datapath.used() {
+            if nic.shared_ifindex != shared.0 {
+                nic.shared_ifindex = shared.0;
+                nic.generation = nic.generation.wrapping_add(1);
+                self.datapath.write_nic(index, &nic);
+            }
+        }
+    }
+}
+
+/// The number of a program, by which listings name it.
+fn id_of(program: BorrowedFd<'_>) -> Option<u32> {
+    let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
+    let info = std::fs::read_to_string(path).ok()?;
+    let line = info
+        .lines()
+        .find_map(|line| line.strip_prefix("prog_id:"))?;
+    line.trim().parse().ok()
+}
+
+fn total(traffic: abi::Traffic) -> TrafficTotal {
+    TrafficTotal {
+        packets: traffic.packets,
+        bytes: traffic.bytes,
+        segments: traffic.segments,
+    }
+}
+
+/// The entry of one interface of a slot that nobody leases.
+fn entry_of(
+    slot: &SlotPlan,
+    nic: usize,
+    host_end: InterfaceIndex,
+    shared: InterfaceIndex,
+) -> abi::Nic {
+    let plan: &NicPlan = &slot.nics[nic];
+    let narrow = |number: usize| u8::try_from(number).expect("a slot has at most 8 interfaces");
+    let mut entry = abi::Nic {
+        state: NicState::Ready.number(),
+        ifindex: host_end.0,
+        shared_ifindex: shared.0,
+        mtu: slot.mtu,
+        guest_mac: plan.guest_mac.0,
+        gateway_mac: plan.gateway_mac.0,
+        shared_mac: SHARED_MAC,
+        slot: slot.number.0,
+        pool: slot.pool_number,
+        position: narrow(nic),
+        count: narrow(slot.nics.len()),
+        ..abi::Nic::default()
+    };
+    if slot.has_netns() {
+        entry.flags = NicFlag::Netns.number();
+        entry.veth_mac = slot.veth_mac.0;
+    }
+    if let Some(ipv4) = plan.ipv4 {
+        entry.guest4 = network_order(ipv4.guest.addr());
+        entry.clone4 = network_order(ipv4.clone_address);
+        entry.gateway4 = network_order(ipv4.gateway);
+    }
+    if let Some(ipv6) = plan.ipv6 {
+        entry.has_ipv6 = 1;
+        entry.guest6 = ipv6.guest.addr().into();
+        entry.clone6 = ipv6.clone_address.into();
+        entry.gateway6 = ipv6.gateway.into();
+    }
+    entry
+}

@@ -1,0 +1,131 @@
+//! The programs of the eBPF data path on a slot's interfaces.
+//!
+//! Each sits as a `cls_bpf` filter on an ingress qdisc of ours. Filters of other priorities on the same
+//! qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours lets
+//! pass.
+
+use sandwire_datapath::{Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, Program};
+use sandwire_kernel_net::{
+    Error as KernelError,
+    interface::InterfaceIndex,
+    netlink::{Request, Socket},
+    tc::{self, Filter, Hook, Place},
+};
+
+use super::ebpf::Ebpf;
+use crate::plan::SlotPlan;
+
+/// What the kernel says of a filter on an interface without a qdisc.
+const NO_QDISC: i32 = rustix::io::Errno::INVAL.raw_os_error();
+
+/// A program on the ingress of an interface.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Attachment {
+    pub(super) interface: InterfaceIndex,
+    program: Program,
+    class_id: Option<u32>,
+}
+
+impl Attachment {
+    /// On a slot's host end.
+    pub(super) fn host_end(interface: InterfaceIndex, first: NicIndex) -> Self {
+        Self {
+            interface,
+            program: Program::FromGuest,
+            class_id: Some(first.0),
+        }
+    }
+
+    /// On a TAP in a slot's namespace.
+    pub(super) fn tap(interface: InterfaceIndex) -> Self {
+        Self {
+            interface,
+            program: Program::TapToHostEnd,
+            class_id: None,
+        }
+    }
+
+    /// On `uplink0` in a slot's namespace.
+    pub(super) fn uplink(interface: InterfaceIndex, slot: &SlotPlan) -> Self {
+        // The program tells interfaces apart by the last byte of the guest's address; 0 is no class.
+        let first = slot.nics.first().map_or(0, |nic| nic.guest_mac.0[5]);
+        Self {
+            interface,
+            program: Program::UplinkToTap,
+            class_id: Some(u32::from(first) + 1),
+        }
+    }
+
+    fn place(self) -> Place {
+        Place {
+            interface: self.interface,
+            hook: Hook::Ingress,
+            priority: FILTER_PRIORITY,
+            handle: FILTER_HANDLE,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self.program {
+            Program::TapToHostEnd => "tap_to_host_end",
+            Program::UplinkToTap => "uplink_to_tap",
+            _ => "from_guest",
+        }
+    }
+
+    /// Adds the qdisc and the filter to an interface that has neither.
+    pub(super) fn add(self, request: &mut Request, datapath: &Datapath) {
+        tc::add_ingress(request, self.interface);
+        self.filter(datapath).add(request);
+    }
+
+    fn filter(self, datapath: &Datapath) -> Filter<'_> {
+        Filter {
+            place: self.place(),
+            class_id: self.class_id,
+            program: datapath.program(self.program),
+            name: self.name(),
+        }
+    }
+
+    /// Puts the filter where it belongs, whatever is there.
+    pub(super) fn restore(
+        self,
+        route: &mut Socket,
+        datapath: &Datapath,
+    ) -> Result<(), KernelError> {
+        let mut request = Request::new();
+        tc::add_ingress(&mut request, self.interface);
+        match route.execute(request) {
+            // Ours, or a clsact of somebody's, which serves as well.
+            Err(error) if error.is_existing() => {}
+            other => other?,
+        }
+        let mut request = Request::new();
+        self.filter(datapath).replace(&mut request);
+        route.execute(request)
+    }
+
+    /// Takes the filter away; the qdisc stays for whoever else uses it.
+    pub(super) fn remove(self, route: &mut Socket) -> Result<(), KernelError> {
+        let mut request = Request::new();
+        self.place().delete(&mut request);
+        match route.execute(request) {
+            Err(error) if error.is_missing() || error.errno() == Some(NO_QDISC) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Whether the filter is there, with the program that is loaded now.
+    pub(super) fn is_there(self, route: &mut Socket, ebpf: &Ebpf) -> Result<bool, KernelError> {
+        let program_id = ebpf.program_id(self.program);
+        let listed = tc::list(route, self.interface, Hook::Ingress)?;
+        Ok(listed.iter().any(|filter| {
+            filter.place == self.place()
+                && filter.is_direct_action
+                && filter.class_id == self.class_id
+                && filter.name == self.name()
+                && (program_id.is_none() || filter.program_id == program_id)
+        }))
+    }
+}

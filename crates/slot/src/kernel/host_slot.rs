@@ -1,0 +1,256 @@
+//! Slots without a namespace: TAPs in the host's own, that only the eBPF data path can tell apart.
+//!
+//! A TAP stays with whoever made it until the last step makes it persistent, so that a crash at any
+//! earlier instruction leaves nothing. Nobody gets an address, a route or a neighbour; IPv6 isn't even
+//! told that the interface is up, since that costs a walk over the host's whole routing table: until a VMM
+//! has the TAP open, it has no carrier.
+
+use sandwire_api::lease::TapHolder;
+use sandwire_kernel_net::{
+    Error as KernelError,
+    interface::{self, Change, Interface, InterfaceIndex},
+    netlink::{Request, Socket},
+    tap::{self, Opened},
+};
+
+use super::{
+    Worker,
+    build::{Build, BuildStep},
+    ebpf::Ebpf,
+    filters::Attachment,
+    interfaces::tap_options,
+    withdraw::{self, Withdrawn},
+};
+use crate::{
+    error::NetworkError,
+    network::Withdrawal,
+    plan::{SlotPlan, names},
+};
+
+/// TAPs that are deleted at once: the kernel holds the lock that all network configuration needs for
+/// about a third of a millisecond per TAP.
+const DELETED_AT_ONCE: usize = 100;
+/// Groups of interfaces are numbers that anybody may use; ours begin here.
+const GROUPS: u32 = 0x4000_0000;
+const GROUP_ATTEMPTS: u32 = 16;
+
+/// Makes all of a slot. On error nothing is left of it.
+pub(super) fn build(
+    build: &Build<'_>,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+) -> Result<(), NetworkError> {
+    let result = make(build, worker, ebpf, shared);
+    if result.is_err() {
+        ebpf.free(build.slot);
+    }
+    result
+}
+
+fn make(
+    build: &Build<'_>,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+) -> Result<(), NetworkError> {
+    let slot = build.slot;
+    // Dropped on error, and the TAPs with them.
+    let opened = build.step(BuildStep::Tap, || create_taps(worker, slot))?;
+    let indexes: Vec<InterfaceIndex> = opened.iter().map(|(_, index)| *index).collect();
+    let first = build.step(BuildStep::Entry, || {
+        let first = ebpf.reserve(slot)?;
+        ebpf.write(slot, &indexes, shared)?;
+        Ok(first)
+    })?;
+    build.step(BuildStep::HostEnd, || {
+        let mut request = Request::new();
+        for (nic, (number, index)) in (first.0..).zip(&indexes).enumerate() {
+            let attachment = Attachment::host_end(*index, sandwire_datapath::NicIndex(number));
+            configure(&mut request, slot, nic, *index);
+            attachment.add(&mut request, &ebpf.datapath);
+            raise(&mut request, slot, nic, *index);
+        }
+        Ok(worker.route.execute(request)?)
+    })?;
+    build.step(BuildStep::Persist, || {
+        opened
+            .iter()
+            .try_for_each(|(tap, _)| Ok(tap.make_persistent()?))
+    })
+}
+
+fn create_taps(
+    worker: &mut Worker,
+    slot: &SlotPlan,
+) -> Result<Vec<(Opened, InterfaceIndex)>, NetworkError> {
+    let create = |nic: &crate::plan::NicPlan| {
+        if interface::find(&mut worker.route, &nic.tap)?.is_some() {
+            // Opening it would be taking somebody's.
+            return Err(NetworkError::Conflict {
+                object: format!("tap {}", nic.tap),
+                with: "an interface of that name".to_owned(),
+                advice: "delete it".to_owned(),
+            });
+        }
+        let opened = tap::create_transient(&nic.tap, None, tap_options(slot))?;
+        let index = index_of(&mut worker.route, &nic.tap)?;
+        Ok((opened, index))
+    };
+    slot.nics.iter().map(create).collect()
+}
+
+fn index_of(route: &mut Socket, name: &str) -> Result<InterfaceIndex, NetworkError> {
+    let found = interface::find(route, name)?;
+    found
+        .map(|interface| interface.index)
+        .ok_or_else(|| KernelError::missing_interface(name).into())
+}
+
+fn configure(request: &mut Request, slot: &SlotPlan, nic: usize, index: InterfaceIndex) {
+    let plan = &slot.nics[nic];
+    let change = Change {
+        name: &plan.tap,
+        index: Some(index),
+        alias: Some(&slot.host_alias),
+        mac: Some(plan.gateway_mac.0),
+        mtu: Some(slot.mtu),
+        no_generated_addresses: true,
+        ..Change::default()
+    };
+    change.apply(request);
+}
+
+fn raise(request: &mut Request, slot: &SlotPlan, nic: usize, index: InterfaceIndex) {
+    let change = Change {
+        name: &slot.nics[nic].tap,
+        index: Some(index),
+        up: Some(true),
+        ..Change::default()
+    };
+    change.apply(request);
+}
+
+/// Makes one TAP of a slot again whose others are there.
+pub(super) fn restore_tap(
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+    slot: &SlotPlan,
+    nic: usize,
+) -> Result<(), NetworkError> {
+    let name = &slot.nics[nic].tap;
+    let opened = tap::create_transient(name, None, tap_options(slot))?;
+    let mut indexes = Vec::with_capacity(slot.nics.len());
+    for plan in &slot.nics {
+        indexes.push(index_of(&mut worker.route, &plan.tap)?);
+    }
+    let first = ebpf.reserve(slot)?;
+    ebpf.write(slot, &indexes, shared)?;
+    let position = u32::try_from(nic).expect("a slot has at most 8 interfaces");
+    let entry = sandwire_datapath::NicIndex(first.0 + position);
+    let mut request = Request::new();
+    configure(&mut request, slot, nic, indexes[nic]);
+    Attachment::host_end(indexes[nic], entry).add(&mut request, &ebpf.datapath);
+    raise(&mut request, slot, nic, indexes[nic]);
+    worker.route.execute(request)?;
+    Ok(opened.make_persistent()?)
+}
+
+/// Takes the TAPs away from future users, or finds that somebody has one open.
+pub(super) fn withdraw_taps(
+    worker: &mut Worker,
+    slot: &SlotPlan,
+) -> Result<Withdrawal, NetworkError> {
+    let mut found: Vec<(usize, Interface)> = Vec::new();
+    for (nic, plan) in slot.nics.iter().enumerate() {
+        let present = interface::find(&mut worker.route, &plan.tap)?;
+        let is_ours = |found: &Interface| {
+            found.tun.is_some() && found.alias.as_deref() == Some(&*slot.host_alias)
+        };
+        found.extend(present.filter(is_ours).map(|present| (nic, present)));
+    }
+    let taps: Vec<(usize, &Interface)> = found.iter().map(|(nic, tap)| (*nic, tap)).collect();
+    let hidden = |nic: usize| names::withdrawn(&slot.nics[nic].tap);
+    match withdraw::withdraw(&mut worker.route, slot, &taps, hidden)? {
+        Withdrawn::All => Ok(Withdrawal::Free),
+        Withdrawn::None => {
+            let names: Vec<&str> = slot.nics.iter().map(|nic| &*nic.tap).collect();
+            let holders: Vec<TapHolder> = withdraw::find_holders(&names, |_| true);
+            Ok(Withdrawal::Held(holders))
+        }
+    }
+}
+
+/// Deletes the TAPs of many slots.
+pub(super) fn tear_down(
+    worker: &mut Worker,
+    ebpf: Option<&Ebpf>,
+    slots: &[&SlotPlan],
+) -> Result<(), NetworkError> {
+    let Some(first) = slots.first() else {
+        return Ok(());
+    };
+    let group = free_group(worker, first)?;
+    let taps: Vec<&str> = slots
+        .iter()
+        .flat_map(|slot| slot.nics.iter().map(|nic| nic.tap.as_str()))
+        .collect();
+    for batch in taps.chunks(DELETED_AT_ONCE) {
+        delete_taps(worker, batch, group)?;
+    }
+    if let Some(ebpf) = ebpf {
+        slots.iter().for_each(|slot| ebpf.free(slot));
+    }
+    Ok(())
+}
+
+fn delete_taps(worker: &mut Worker, taps: &[&str], group: u32) -> Result<(), NetworkError> {
+    let mut request = Request::new();
+    for tap in taps {
+        let withdrawn = names::withdrawn(tap);
+        for name in [*tap, &withdrawn] {
+            let change = Change {
+                name,
+                group: Some(group),
+                ..Change::default()
+            };
+            change.apply(&mut request);
+        }
+    }
+    let failures = worker.route.execute_all(request);
+    if let Some((_, error)) = failures.into_iter().find(|(_, error)| !error.is_missing()) {
+        return Err(error.into());
+    }
+    let mut request = Request::new();
+    interface::delete_group(&mut request, group);
+    match worker.route.execute(request) {
+        Err(error) if error.is_missing() => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// A group that nobody's interface is in.
+fn free_group(worker: &mut Worker, slot: &SlotPlan) -> Result<u32, NetworkError> {
+    let present = interface::list(&mut worker.route)?;
+    let ours = |interface: &Interface| {
+        let alias = interface.alias.as_deref().unwrap_or_default();
+        let prefix = slot
+            .host_alias
+            .rsplit_once(':')
+            .map_or("", |(pool, _)| pool);
+        !prefix.is_empty() && alias.starts_with(prefix)
+    };
+    let first = GROUPS | slot.pool_number;
+    (first..first + GROUP_ATTEMPTS)
+        .find(|group| {
+            let mut of_group = present.iter().filter(|found| found.group == *group);
+            // One of ours that a crash left there is to be deleted anyway.
+            of_group.all(ours)
+        })
+        .ok_or_else(|| NetworkError::Conflict {
+            object: format!("interface group {first}"),
+            with: "interfaces of somebody else".to_owned(),
+            advice: "take them out of that group".to_owned(),
+        })
+}

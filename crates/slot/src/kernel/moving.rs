@@ -1,0 +1,173 @@
+//! Taking slots over from an older daemon, and moving them between data paths under traffic.
+//!
+//! From nft to eBPF, so that at every moment a packet finds one complete way in each direction:
+//!
+//! 1. entries, not active; the program on `uplink0`, which leaves what the veth brings to the namespace;
+//! 2. active, as for a process: packets from uplinks come to the namespace's rules as before;
+//! 3. the program on the host end: the namespace's packets go by eBPF;
+//! 4. the programs on the TAPs: the guest's packets go by eBPF, and then those towards it as well;
+//! 5. the host's routes to the slot, and the namespace's rules, go.
+//!
+//! Back, the same from its end: rules and routes first, then the programs from the TAPs on, and the
+//! entries last.
+
+use sandwire_datapath::abi::NicFlag;
+use sandwire_kernel_net::{interface::InterfaceIndex, netlink::Socket, netns::Home, nft::Batch};
+
+use super::{Worker, ebpf::Ebpf, filters::Attachment, interfaces, slot_table};
+use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
+
+/// Takes over a slot that is there: entries, tenant, and programs if those on it are older.
+pub(super) fn adopt(
+    home: &Home,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+    slot: &SlotPlan,
+    tenancy: Option<&Tenancy>,
+) -> Result<(), NetworkError> {
+    let Ok(host_ends) = host_ends(worker, slot) else {
+        // Pieces of it are missing: its repair does all of this.
+        return Ok(());
+    };
+    let had_entries = ebpf.find(slot).is_some();
+    let first = ebpf.reserve(slot)?;
+    if !ebpf.is_written(slot, &host_ends, shared) {
+        ebpf.write(slot, &host_ends, shared)?;
+    }
+    ebpf.adopt(slot, tenancy)?;
+    if had_entries {
+        // Older programs go on with the same maps; the inspection replaces them one by one.
+        return Ok(());
+    }
+    for (number, host_end) in (first.0..).zip(&host_ends) {
+        let attachment = Attachment::host_end(*host_end, sandwire_datapath::NicIndex(number));
+        attachment.restore(&mut worker.route, &ebpf.datapath)?;
+    }
+    if slot.has_netns() {
+        attach_inside(home, ebpf, slot)?;
+    }
+    Ok(())
+}
+
+/// Numbers of the slot's interfaces on the host.
+pub(super) fn host_ends(
+    worker: &mut Worker,
+    slot: &SlotPlan,
+) -> Result<Vec<InterfaceIndex>, NetworkError> {
+    let mut indexes = Vec::new();
+    for name in slot.host_ends() {
+        let found = sandwire_kernel_net::interface::find(&mut worker.route, name)?;
+        let index = found.map(|found| found.index);
+        indexes.push(index.ok_or_else(|| sandwire_kernel_net::Error::missing_interface(name))?);
+    }
+    Ok(indexes)
+}
+
+/// Puts the programs inside a slot's namespace where they belong.
+pub(super) fn attach_inside(home: &Home, ebpf: &Ebpf, slot: &SlotPlan) -> Result<(), NetworkError> {
+    let inside = home.enter(&slot.netns_name)?;
+    let mut route = Socket::route()?;
+    let mut attachments = interfaces::attachments_inside(slot).into_iter();
+    let done = attachments.try_for_each(|one| one.restore(&mut route, &ebpf.datapath));
+    drop(inside);
+    Ok(done?)
+}
+
+pub(super) fn to_ebpf(
+    home: &Home,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+    slot: &SlotPlan,
+    tenancy: Option<&Tenancy>,
+) -> Result<(), NetworkError> {
+    let index = interfaces::host_end_index(&mut worker.route, slot)?;
+    let first = ebpf.reserve(slot)?;
+    if !ebpf.is_written(slot, &[index], shared) {
+        ebpf.write(slot, &[index], shared)?;
+    }
+    let (uplink, taps) = {
+        let mut attachments = interfaces::attachments_inside(slot).into_iter();
+        (attachments.next(), attachments)
+    };
+    let inside = home.enter(&slot.netns_name)?;
+    let mut route = Socket::route()?;
+    let done = uplink.map_or(Ok(()), |uplink| uplink.restore(&mut route, &ebpf.datapath));
+    drop(inside);
+    done?;
+    if let Some(tenancy) = tenancy {
+        let as_process = Tenancy {
+            is_process: true,
+            ..*tenancy
+        };
+        ebpf.adopt(slot, Some(&as_process))?;
+        ebpf.learn(slot)?;
+    }
+    Attachment::host_end(index, first).restore(&mut worker.route, &ebpf.datapath)?;
+    let inside = home.enter(&slot.netns_name)?;
+    let done = taps
+        .into_iter()
+        .try_for_each(|tap| tap.restore(&mut route, &ebpf.datapath));
+    drop(inside);
+    done?;
+    if tenancy.is_some_and(|tenancy| !tenancy.is_process) {
+        ebpf.set_flag(slot, NicFlag::Process, false)?;
+    }
+    interfaces::remove_host_routes(&mut worker.route, slot, index)?;
+    let inside = home.enter(&slot.netns_name)?;
+    let done = delete_table();
+    drop(inside);
+    done
+}
+
+/// Deletes the table of the namespace that the thread is in, if there is one.
+fn delete_table() -> Result<(), NetworkError> {
+    let mut batch = Batch::new(slot_table::NAME);
+    batch.delete_table();
+    match batch.commit(&mut Socket::netfilter()?) {
+        Err(error) if error.is_missing() => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+pub(super) fn to_nft(
+    home: &Home,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    slot: &SlotPlan,
+) -> Result<(), NetworkError> {
+    let index = interfaces::host_end_index(&mut worker.route, slot)?;
+    let inside = home.enter(&slot.netns_name)?;
+    let mut route = Socket::route()?;
+    let done = recreate_table(slot);
+    drop(inside);
+    done?;
+    interfaces::configure_host_end(&mut worker.route, slot)?;
+    let attachments = interfaces::attachments_inside(slot);
+    let inside = home.enter(&slot.netns_name)?;
+    let done = attachments
+        .iter()
+        .skip(1)
+        .try_for_each(|tap| tap.remove(&mut route));
+    drop(inside);
+    done?;
+    let first = ebpf.find(slot);
+    if let Some(first) = first {
+        Attachment::host_end(index, first).remove(&mut worker.route)?;
+    }
+    ebpf.free(slot);
+    let inside = home.enter(&slot.netns_name)?;
+    let done = attachments
+        .first()
+        .map_or(Ok(()), |uplink| uplink.remove(&mut route));
+    drop(inside);
+    Ok(done?)
+}
+
+fn recreate_table(slot: &SlotPlan) -> Result<(), NetworkError> {
+    let mut batch = Batch::new(slot_table::NAME);
+    batch.recreate_table();
+    slot_table::write(&mut batch, slot);
+    Ok(batch.commit(&mut Socket::netfilter()?)?)
+}

@@ -1,0 +1,53 @@
+//! Interfaces that eBPF slots' packets may leave by without the host's own stack.
+
+use std::collections::BTreeSet;
+
+use sandwire_datapath::Uplink;
+use sandwire_kernel_net::{interface, route};
+
+use super::{Worker, ebpf::Ebpf};
+use crate::{error::NetworkError, plan::names};
+
+/// Makes the interfaces of these names the uplinks; without names, those that a default route leads
+/// out by. One that isn't there is left out until it is.
+pub(super) fn set(
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    instance: &str,
+    wanted: Option<&[String]>,
+) -> Result<(), NetworkError> {
+    let defaults: BTreeSet<_> = match wanted {
+        Some(_) => BTreeSet::new(),
+        None => route::list(&mut worker.route)?
+            .into_iter()
+            .filter(|route| route.destination.prefix_len() == 0)
+            .filter_map(|route| route.interface)
+            .collect(),
+    };
+    let shared = names::shared_interface(instance);
+    let mut uplinks = Vec::new();
+    match wanted {
+        Some(wanted) => {
+            for name in wanted {
+                uplinks.extend(interface::find(&mut worker.route, name)?);
+            }
+        }
+        None => {
+            for index in defaults {
+                uplinks.extend(interface::find_by_index(&mut worker.route, index)?);
+            }
+        }
+    }
+    let ours = |name: &str| name == shared || names::parse_host_interface(name).is_some();
+    uplinks.retain(|uplink| !ours(&uplink.name) && uplink.kind.as_deref() != Some("loopback"));
+    let uplinks: Vec<Uplink> = uplinks
+        .into_iter()
+        .map(|uplink| Uplink {
+            index: uplink.index,
+            fq: uplink.queue.as_deref() == Some("fq"),
+            name: uplink.name,
+            xdp: false,
+        })
+        .collect();
+    Ok(ebpf.datapath.set_uplinks(&uplinks)?)
+}
