@@ -63,7 +63,8 @@ impl World {
                 address add 198.19.0.1/24 dev {TAP}
                 link set {TAP} up
                 neighbour add {BEYOND_TAP} lladdr {BEYOND_MAC_TEXT} dev {TAP} nud permanent
-                route add default via {BEYOND_VETH}"
+                route add default via {BEYOND_VETH}
+                route add default via {BEYOND_TAP} metric 100"
             ),
         )?;
         batch(
