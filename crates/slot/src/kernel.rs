@@ -424,12 +424,16 @@ impl Network for KernelNetwork {
     }
 
     fn add_policy(&self, policy: &PolicySpec) -> Result<PolicyIndex, NetworkError> {
-        let prefixes: Vec<IpNet> = {
-            let state = lock(&self.host);
-            let pools = state.pools.values();
-            pools
-                .flat_map(|pool| pool.plan.clone_prefixes.clone())
-                .collect()
+        // By the host's rules every clone address leads to the shared interface, which the data path
+        // knows; by other tables it might lead anywhere.
+        let has_own_routes = policy.route_table.or(policy.route_mark).is_some();
+        let prefixes: Vec<IpNet> = match has_own_routes {
+            true => {
+                let state = lock(&self.host);
+                let pools = state.pools.values();
+                pools.flat_map(|pool| pool.plan.slot_prefixes()).collect()
+            }
+            false => Vec::new(),
         };
         let compiled = sandwire_datapath::policy::compile(policy, &prefixes)?;
         let ebpf = self.ebpf.get().ok_or_else(|| NetworkError::Conflict {

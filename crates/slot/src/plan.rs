@@ -180,6 +180,17 @@ impl Plan {
         (number < self.slots_max).then_some(SlotNumber(number))
     }
 
+    /// The clone prefixes without the host's own addresses in them.
+    #[must_use]
+    pub fn slot_prefixes(&self) -> Vec<IpNet> {
+        let without_host = |prefix: &IpNet| match (*prefix, self.host_ipv4, self.host_ipv6) {
+            (IpNet::V4(prefix), Some(host), _) => addresses::around_ipv4(prefix, host),
+            (IpNet::V6(prefix), _, Some(host)) => addresses::around_ipv6(prefix, host),
+            (prefix, ..) => vec![prefix],
+        };
+        self.clone_prefixes.iter().flat_map(without_host).collect()
+    }
+
     /// Prefixes that hold the addresses of the veths' ends; empty if the scheme has none.
     #[must_use]
     pub fn transit_prefixes(&self) -> Vec<IpNet> {

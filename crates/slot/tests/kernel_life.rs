@@ -21,7 +21,7 @@ use sandwire_api::slot::TapUse;
 use sandwire_kernel_net::capability::REQUIRED_CAPABILITIES;
 use sandwire_slot::{
     error::NetworkError,
-    kernel::{BuildStep, KernelNetwork, Steps},
+    kernel::{BuildStep, KernelNetwork, Settings, Steps},
     network::{Leftover, Network, Withdrawal},
     plan::{Plan, SlotNumber, SlotPlan},
 };
@@ -162,7 +162,9 @@ fn a_build_that_fails_at_any_step_leaves_nothing() {
         let before = lab.snapshot();
         let mut operations = BTreeSet::new();
         for step in BuildStep::ALL {
-            let network = KernelNetwork::with_steps(INSTANCE, Arc::new(FailingAt(step))).unwrap();
+            let network =
+                KernelNetwork::with_steps(Settings::new(INSTANCE), Arc::new(FailingAt(step)))
+                    .unwrap();
             let error = network.build(slot).unwrap_err();
             // At once, not some time later.
             let host = lab.run("ip -o link");

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipnet::{IpNet, Ipv4Net, Ipv4Subnets, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv4Subnets, Ipv6Net, Ipv6Subnets};
 use sandwire_api::pool::{AddressPlan, PoolSpec};
 
 use super::Transit;
@@ -146,6 +146,23 @@ pub(super) fn firecracker_transit_prefixes(count: u32) -> Vec<IpNet> {
     let first = Ipv4Addr::new(10, 0, 0, 0).to_bits();
     let last = firecracker_transit(count.saturating_sub(1)).host.to_bits() | 255;
     prefixes(first, last).collect()
+}
+
+/// The fewest prefixes that hold a prefix but for one address, which is neither its first nor its last.
+pub(super) fn around_ipv4(prefix: Ipv4Net, hole: Ipv4Addr) -> Vec<IpNet> {
+    let hole = hole.to_bits();
+    let below = prefixes(prefix.network().to_bits(), hole - 1);
+    below
+        .chain(prefixes(hole + 1, prefix.broadcast().to_bits()))
+        .collect()
+}
+
+/// As [`around_ipv4`].
+pub(super) fn around_ipv6(prefix: Ipv6Net, hole: Ipv6Addr) -> Vec<IpNet> {
+    let address = |bits: u128| Ipv6Addr::from_bits(bits);
+    let below = Ipv6Subnets::new(prefix.network(), address(hole.to_bits() - 1), 0);
+    let above = Ipv6Subnets::new(address(hole.to_bits() + 1), prefix.broadcast(), 0);
+    below.chain(above).map(IpNet::V6).collect()
 }
 
 fn prefixes(start: u32, end: u32) -> impl Iterator<Item = IpNet> {

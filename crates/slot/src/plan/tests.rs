@@ -84,8 +84,17 @@ fn check_invariants(plan: &Plan) {
             }
         }
     }
+    let slot_prefixes = plan.slot_prefixes();
     for host in hosts {
         assert_eq!(plan.slot_of_address(host), None);
+        assert!(slot_prefixes.iter().all(|net| !net.contains(&host)));
+    }
+    for address in addresses.iter().take(300) {
+        let is_transit = |net: &IpNet| net.contains(address);
+        assert!(
+            slot_prefixes.iter().any(|net| net.contains(address))
+                || plan.transit_prefixes().iter().any(is_transit)
+        );
     }
     assert_eq!(first_overlap(&plan.clone_prefixes, &guest_subnets), None);
 }
