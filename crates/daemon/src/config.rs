@@ -12,6 +12,7 @@ use std::{
 };
 
 use sandwire_api::{name::Name, pool::PoolSpec};
+use sandwire_datapath::Order;
 use sandwire_slot::plan::Plan;
 use serde::Deserialize;
 use toml::Spanned;
@@ -24,9 +25,8 @@ pub const DEFAULT_PATH: &str = "/etc/sandwire/sandwire.toml";
 const SOCKET_PATH_BYTES_MAX: usize = 107 - ".new".len();
 /// Most threads that build slots: beyond, they only wait for the kernel's one lock for interfaces.
 const BUILDERS_MAX: usize = 16;
-/// Room for sandboxes' interfaces in the eBPF data path: each takes about a kilobyte of the kernel's memory, and
-/// the address space of a process ends somewhere.
-const NICS_RANGE: std::ops::RangeInclusive<u32> = 64..=1_048_576;
+/// Room for sandboxes' interfaces in the eBPF data path, which has no numbers for more.
+const NICS_RANGE: std::ops::RangeInclusive<u32> = 64..=65_536;
 const NICS_DEFAULT: u32 = 16_384;
 /// Longest name of an interface (`IFNAMSIZ` without its final zero).
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
@@ -63,6 +63,8 @@ pub struct DatapathConfig {
     pub folder: PathBuf,
     /// Interfaces of sandboxes that there is room for.
     pub nics_max: u32,
+    /// Where our programs stand among others on an uplink.
+    pub uplink_order: Order,
 }
 
 /// Where the API listens, and who may connect.
@@ -159,9 +161,18 @@ struct File {
     uplinks: Option<Vec<Spanned<String>>>,
     bpf_folder: Option<Spanned<PathBuf>>,
     nics_max: Option<Spanned<u32>>,
+    uplink_order: Option<OrderWord>,
     metrics_per_lease: Option<bool>,
     #[serde(default)]
     pool: Vec<Spanned<PoolSpec>>,
+}
+
+/// [`Order`], as it is written.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum OrderWord {
+    First,
+    Last,
 }
 
 struct Source<'a> {
@@ -208,6 +219,10 @@ impl Source<'_> {
                 None => sandwire_datapath::folder_for(instance.as_str()),
             },
             nics_max: self.nics_max(file.nics_max.as_ref())?,
+            uplink_order: match file.uplink_order {
+                None | Some(OrderWord::First) => Order::First,
+                Some(OrderWord::Last) => Order::Last,
+            },
         };
         Ok(Config {
             pools: self.pools(&instance, file.pool)?,
@@ -392,10 +407,11 @@ ipv6 = "fd00:c10e::/64"
 
     #[test]
     fn settings_of_the_data_path_are_read() {
-        let text = "instance = \"b\"\nuplinks = [\"eth0\", \"wg0\"]\nnics_max = 64\nmetrics_per_lease = true";
+        let text = "instance = \"b\"\nuplinks = [\"eth0\", \"wg0\"]\nnics_max = 64\nmetrics_per_lease = true\nuplink_order = \"last\"";
         let config = parse(text).unwrap();
         assert_eq!(config.datapath.uplinks.unwrap(), ["eth0", "wg0"]);
         assert!(config.datapath.folder.ends_with("sandwire/b"));
+        assert_eq!(config.datapath.uplink_order, Order::Last);
         assert!(config.metrics_per_lease && config.datapath.nics_max == 64);
         assert_eq!(
             parse("uplinks = []").unwrap().datapath.uplinks.unwrap(),
@@ -453,8 +469,13 @@ ipv6 = "fd00:c10e::/64"
             ("uplinks = [\"lo\"]", "s.toml:1:12", "out of the host"),
             ("uplinks = [\"e\", \"e\"]", "s.toml:1:17", "once"),
             ("bpf_folder = \"sandwire\"", "s.toml:1:14", "absolute"),
-            ("nics_max = 63", "s.toml:1:12", "between 64 and 1048576"),
+            ("nics_max = 63", "s.toml:1:12", "between 64 and 65536"),
             ("nics_max = -1", "s.toml:1:12", ""),
+            (
+                "uplink_order = \"second\"",
+                "s.toml:1:16",
+                "unknown variant",
+            ),
             ("metrics_per_lease = 1", "s.toml:1:21", "invalid type"),
         ] {
             let error = parse(text).unwrap_err();

@@ -12,7 +12,7 @@ use sandwire_api::{health::Problem, pool::PoolSpec};
 use sandwire_slot::{
     clock::SystemClock,
     error::{JournalError, NetworkError, ServiceError},
-    kernel::KernelNetwork,
+    kernel::{self, KernelNetwork},
     service::{Settings, Slots},
 };
 use sd_notify::NotifyState;
@@ -149,7 +149,7 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
 async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
     let config = config.clone();
     let started = tokio::task::spawn_blocking(move || {
-        let network = KernelNetwork::open(config.instance.as_str())?;
+        let network = KernelNetwork::open_with(kernel_settings(&config))?;
         let settings = Settings {
             instance: config.instance,
             state_dir: config.state_dir,
@@ -166,6 +166,21 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         Err(error) => Err(DaemonError::system("start the slot service")(
             io::Error::other(error),
         )),
+    }
+}
+
+fn kernel_settings(config: &Config) -> kernel::Settings {
+    let defaults = kernel::Settings::new(config.instance.as_str());
+    let datapath = &config.datapath;
+    kernel::Settings {
+        ebpf: sandwire_datapath::Settings {
+            folder: datapath.folder.clone(),
+            nics_max: datapath.nics_max,
+            order: datapath.uplink_order,
+            ..defaults.ebpf
+        },
+        uplinks: datapath.uplinks.clone(),
+        ..defaults
     }
 }
 

@@ -4,6 +4,7 @@
 //! What can hang or leave something behind is probed in a process of its own (this executable again,
 //! by a hidden flag), in a network namespace that goes with it.
 
+mod datapath;
 mod features;
 mod firewall;
 mod host;
@@ -35,6 +36,8 @@ enum Probe {
     Features,
     /// Whether KVM runs code.
     Kvm,
+    /// Whether the programs of the eBPF data path load, in throw-away namespaces.
+    DataPath,
 }
 
 impl Probe {
@@ -42,6 +45,7 @@ impl Probe {
         match self {
             Self::Features => "features",
             Self::Kvm => "kvm",
+            Self::DataPath => "data-path",
         }
     }
 }

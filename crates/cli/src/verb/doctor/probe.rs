@@ -10,7 +10,7 @@ use std::{
 use sandwire_kernel_net::probe::kvm::{self, Kvm};
 use serde::{Deserialize, Serialize};
 
-use super::{Probe, features};
+use super::{Probe, datapath, features};
 
 /// How long a probe may take.
 const TIME_MAX: Duration = Duration::from_secs(15);
@@ -53,6 +53,7 @@ impl Probed {
 pub(super) fn here(probe: Probe) -> Results {
     match probe {
         Probe::Features => features::probe_all(),
+        Probe::DataPath => datapath::probe_all(),
         Probe::Kvm => BTreeMap::from([("kvm".to_owned(), kvm_runs())]),
     }
 }

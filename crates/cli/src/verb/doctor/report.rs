@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    Probe,
+    Probe, datapath,
     firewall::{self, Obstacle},
     host,
     probe::{self, Probed},
@@ -34,7 +34,7 @@ pub(super) struct Report {
 
 /// One thing that was looked for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Finding {
+pub(super) struct Finding {
     group: &'static str,
     name: String,
     /// Absent if it couldn't be found out.
@@ -60,6 +60,8 @@ struct Warning {
 }
 
 const ESSENTIAL: &str = "essential";
+/// What the data paths `ebpf` and `xdp`, and host slots, need.
+pub(super) const EBPF: &str = "eBPF data path";
 const KERNEL: &str = "kernel features";
 const GUESTS: &str = "guests";
 const HOST: &str = "rights and limits";
@@ -222,6 +224,7 @@ pub(super) fn examine() -> Report {
         .iter()
         .map(|feature| feature_finding(feature, &features))
         .collect();
+    findings.extend(datapath::findings());
     findings.extend(device_findings());
     findings.extend(guest_findings());
     findings.extend(limit_findings());
@@ -241,7 +244,7 @@ pub(super) fn examine() -> Report {
 }
 
 impl Finding {
-    fn new(
+    pub(super) fn new(
         group: &'static str,
         name: &str,
         found: Option<bool>,
@@ -259,7 +262,7 @@ impl Finding {
     }
 
     /// What to say if it is missing.
-    fn or(mut self, used_instead: &str, how_to_get: &str) -> Self {
+    pub(super) fn or(mut self, used_instead: &str, how_to_get: &str) -> Self {
         if self.found != Some(true) {
             let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
             self.used_instead = some(used_instead);

@@ -1,12 +1,12 @@
 //! The report for people.
 
-use super::{ESSENTIAL, Finding, GUESTS, HOST, KERNEL, Obstacle, Report, Warning};
+use super::{EBPF, ESSENTIAL, Finding, GUESTS, HOST, KERNEL, Obstacle, Report, Warning};
 
 impl Report {
     /// For people.
     pub(in crate::verb::doctor) fn text(&self, colour: bool) -> String {
         let mut text = format!("sandwire {} on Linux {}\n", self.version, self.kernel);
-        for group in [ESSENTIAL, KERNEL, GUESTS, HOST] {
+        for group in [ESSENTIAL, EBPF, KERNEL, GUESTS, HOST] {
             text.push_str(&format!("\n{group}\n"));
             for finding in self
                 .findings
@@ -44,7 +44,7 @@ impl Report {
 }
 
 impl Finding {
-    pub(super) fn text(&self, colour: bool) -> String {
+    pub(in crate::verb::doctor) fn text(&self, colour: bool) -> String {
         let (mark, code) = match self.found {
             Some(true) => ("✓", 32),
             Some(false) if self.essential => ("✗", 31),
