@@ -67,6 +67,7 @@ static __always_inline int admit(const struct receiver *r, const struct packet *
 	__u32 index = r->index, policy_index = READ_ONCE(r->nic->policy);
 	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
 	struct meters *meter;
+	__u64 wait;
 
 	if (!policy)
 		return DROP_NONE;
@@ -77,7 +78,7 @@ static __always_inline int admit(const struct receiver *r, const struct packet *
 	meter = bpf_map_lookup_elem(&meters, &index);
 	if (!meter)
 		return DROP_HELPER;
-	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0);
+	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
 }
 
 /* A process has the clone address itself, behind the MAC of its veth. */

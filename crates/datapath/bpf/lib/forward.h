@@ -15,7 +15,6 @@ struct course {
 	const struct policy *policy;
 	__u32 verdict;
 	__u32 reason;
-	__u32 stage;
 	__u32 fresh;  /* just decided: the kernel shall look after the neighbour */
 	__u64 now;
 	__u64 wait;   /* nanoseconds until it may leave */
@@ -44,7 +43,8 @@ static __always_inline int police_egress(const struct sender *s, const struct pa
 	meter = bpf_map_lookup_elem(&meters, &index);
 	if (!meter)
 		return DROP_HELPER;
-	return police(&c->policy->egress, &meter->egress, p, c->now, fq ? &c->wait : 0);
+	return police(&c->policy->egress, &meter->egress, p, c->now, fq ? DEPARTURE_MAX : 0,
+		      &c->wait);
 }
 
 /* The receiver's limit: what it drops is the receiver's, and is counted there. */
@@ -53,13 +53,14 @@ static __always_inline int police_target(const struct packet *p, struct course *
 	__u32 index = c->decision->target, policy_index = READ_ONCE(c->target->policy);
 	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
 	struct meters *meter;
+	__u64 wait;
 
 	if (!policy || !is_limited(&policy->ingress))
 		return DROP_NONE;
 	meter = bpf_map_lookup_elem(&meters, &index);
 	if (!meter)
 		return DROP_HELPER;
-	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0);
+	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
 }
 
 static __always_inline void translate_to_target(struct translation *t, const struct packet *p,
