@@ -83,6 +83,7 @@ impl Btf {
     }
 
     /// Size of a struct, and where each of its fields is.
+    #[cfg(test)]
     pub(crate) fn fields(&self, name: &str) -> Option<(usize, Vec<(String, Place)>)> {
         let found = self.find(name, &[STRUCT])?;
         let fields = found.members.iter().map(|member| {

@@ -38,13 +38,16 @@ const BURST_PACKETS_MIN: u64 = 64;
 /// Longer bursts make no sense, and their nanoseconds must fit 64 bits with room to spare.
 const BURST_SECONDS_MAX: u128 = 3600;
 
+/// A prefix and what it means.
+type Entry = (PrefixKey, PrefixValue);
+
 /// A policy as the programs look it up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compiled {
     /// The fixed part.
     pub policy: abi::Policy,
     /// Prefixes, with the policy's index left zero; `list` is a position in `lists` plus one, or 0.
-    pub prefixes: Vec<(PrefixKey, PrefixValue)>,
+    pub prefixes: Vec<Entry>,
     /// Lists of rules.
     pub lists: Vec<RuleList>,
 }
@@ -328,10 +331,7 @@ impl Table {
         Ok(())
     }
 
-    fn finish(
-        mut self,
-        default: Action,
-    ) -> Result<(Vec<(PrefixKey, PrefixValue)>, Vec<RuleList>), PolicyError> {
+    fn finish(mut self, default: Action) -> Result<(Vec<Entry>, Vec<RuleList>), PolicyError> {
         let mut lists = Lists::default();
         let mut entries = std::mem::take(&mut self.reserved);
         // The prefixes around the current one, from the widest, with all their rules.

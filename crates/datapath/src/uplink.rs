@@ -265,10 +265,7 @@ impl Datapath {
         let program = self.program(spot.program);
         let mut socket = Socket::route()?;
         let place = place_of(spot.index, hook);
-        let listed = match tc::list(&mut socket, spot.index, hook) {
-            Err(error) if error.is_missing() => return Ok(Found::NoInterface),
-            other => other?,
-        };
+        let listed = tc::list(&mut socket, spot.index, hook)?;
         let ours = listed.into_iter().find(|filter| filter.place == place);
         let id = sys::program_id(program)
             .map_err(|source| Error::system("look at", "a program", source))?;

@@ -94,6 +94,18 @@ impl Opened {
             .map_err(|source| Error::system("make persistent", "tap", source))
     }
 
+    /// Says whether the interface has a carrier, which it otherwise has for as long as it is open. An
+    /// interface that is raised without one is no event for IPv6.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn set_carrier(&self, has_carrier: bool) -> Result<(), Error> {
+        let carrier = libc::c_int::from(has_carrier);
+        // SAFETY: TUNSETCARRIER reads one int through the pointer, which outlives the call.
+        check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETCARRIER, &raw const carrier) })
+            .map_err(|source| Error::system("set the carrier of", "tap", source))
+    }
+
     /// Lets the interface go with its last user instead of staying.
     ///
     /// # Errors

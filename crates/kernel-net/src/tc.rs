@@ -188,17 +188,18 @@ pub struct Listed {
     pub is_direct_action: bool,
 }
 
-/// The BPF filters on a hook, in the order in which they run. None, if there is no qdisc to have any.
+/// The BPF filters on a hook, in the order in which they run. Where there is no qdisc to have any, or not
+/// even the interface, there are none.
 ///
 /// # Errors
-/// The kernel refuses, or there is no such interface.
+/// The kernel refuses.
 pub fn list(
     socket: &mut Socket,
     interface: InterfaceIndex,
     hook: Hook,
 ) -> Result<Vec<Listed>, Error> {
     let object = format!("filters on interface {interface}");
-    let found = socket.query(
+    socket.query(
         libc::RTM_GETTFILTER,
         true,
         ("list", &object),
@@ -208,12 +209,7 @@ pub fn list(
                 .then(|| parse(reply.payload, hook))
                 .flatten()
         },
-    );
-    match found {
-        // Without the qdisc the kernel has no such parent.
-        Err(error) if error.errno() == Some(libc::EINVAL) => Ok(Vec::new()),
-        other => other,
-    }
+    )
 }
 
 fn parse(payload: &[u8], hook: Hook) -> Option<Listed> {

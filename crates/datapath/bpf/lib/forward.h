@@ -63,37 +63,38 @@ static __always_inline int police_target(const struct packet *p, struct course *
 	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
 }
 
-static __always_inline void translate_to_target(struct translation *t, const struct packet *p,
-						const struct nic *target)
+static __always_inline void translate_to_target(struct translation *t, struct hop *hop,
+						const struct packet *p, const struct nic *target)
 {
 	__u32 flags = READ_ONCE(target->flags);
 
-	__builtin_memcpy(t->source_mac, target->gateway_mac, ETH_ALEN);
+	hop->source_mac = target->gateway_mac;
 	if (flags & NIC_PROCESS) {
-		__builtin_memcpy(t->destination_mac, target->veth_mac, ETH_ALEN);
+		hop->destination_mac = target->veth_mac;
 		return;
 	}
-	__builtin_memcpy(t->destination_mac, target->guest_mac, ETH_ALEN);
+	hop->destination_mac = target->guest_mac;
 	t->destination = p->version == 4 ? mapped(target->guest4) : target->guest6;
 }
 
-static __always_inline void translate_from_guest(struct translation *t, const struct sender *s,
-						 const struct packet *p, const struct course *c)
+static __always_inline void translate_from_guest(struct translation *t, struct hop *hop,
+						 const struct sender *s, const struct packet *p,
+						 const struct course *c)
 {
 	const struct nic *nic = s->nic;
 
 	t->source = p->version == 4 ? mapped(nic->clone4) : nic->clone6;
 	t->destination = p->destination;
 	if (c->target) {
-		t->hop = 1;
-		translate_to_target(t, p, c->target);
+		hop->is_router = 1;
+		translate_to_target(t, hop, p, c->target);
 	} else if (c->verdict == VERDICT_UPLINK) {
-		t->hop = 1;
-		__builtin_memcpy(t->source_mac, c->decision->source_mac, ETH_ALEN);
-		__builtin_memcpy(t->destination_mac, c->decision->destination_mac, ETH_ALEN);
+		hop->is_router = 1;
+		hop->source_mac = c->decision->source_mac;
+		hop->destination_mac = c->decision->destination_mac;
 	} else {
-		__builtin_memcpy(t->source_mac, nic->guest_mac, ETH_ALEN);
-		__builtin_memcpy(t->destination_mac, nic->shared_mac, ETH_ALEN);
+		hop->source_mac = nic->guest_mac;
+		hop->destination_mac = nic->shared_mac;
 	}
 }
 

@@ -94,6 +94,7 @@ fn create_taps(
             });
         }
         let opened = tap::create_transient(&nic.tap, None, tap_options(slot))?;
+        opened.set_carrier(false)?;
         let index = index_of(&mut worker.route, &nic.tap)?;
         Ok((opened, index))
     };
@@ -141,6 +142,7 @@ pub(super) fn restore_tap(
 ) -> Result<(), NetworkError> {
     let name = &slot.nics[nic].tap;
     let opened = tap::create_transient(name, None, tap_options(slot))?;
+    opened.set_carrier(false)?;
     let mut indexes = Vec::with_capacity(slot.nics.len());
     for plan in &slot.nics {
         indexes.push(index_of(&mut worker.route, &plan.tap)?);
