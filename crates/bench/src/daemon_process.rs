@@ -40,6 +40,7 @@ pub(crate) struct DaemonProcess {
     client: Blocking,
     /// Network namespace that it runs in, if it isn't ours.
     namespace: Option<String>,
+    instance: String,
 }
 
 impl DaemonProcess {
@@ -55,7 +56,7 @@ impl DaemonProcess {
         let config = format!(
             "instance = \"{instance}\"\nstate_dir = {:?}\nsocket = {socket:?}\n{}",
             folder.join("state"),
-            namespace.map_or("", |_| world::UPLINKS_SETTING),
+            namespace.map_or("", |_| world::DAEMON_SETTINGS),
         );
         fs::write(folder.join("sandwire.toml"), config)
             .context("cannot write the daemon's configuration")?;
@@ -64,6 +65,7 @@ impl DaemonProcess {
             child: spawn(folder, namespace)?,
             client: Blocking::new(socket).with_timeout(PATIENCE),
             namespace: namespace.map(str::to_owned),
+            instance,
         };
         daemon.wait_ready()?;
         Ok(daemon)
@@ -93,6 +95,11 @@ impl DaemonProcess {
             bail!("the daemon ended with {status}; its log:\n{}", self.log());
         }
         Ok(())
+    }
+
+    /// The name of its instance.
+    pub(crate) fn instance(&self) -> &str {
+        &self.instance
     }
 
     /// A client of its own for another thread.

@@ -123,6 +123,9 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
         }
         match prepare(way) {
             Ok((place, mut ready)) => {
+                if let Some(note) = place.note {
+                    record.not_run(&format!("{} of a pool", way.name()), note);
+                }
                 places.push(place);
                 lanes.append(&mut ready);
             }
@@ -154,7 +157,7 @@ fn prepare(way: Way) -> Result<(Place, Vec<Lane>)> {
         policies: policies.collect::<Result<_>>()?,
     };
     let place = Place::build(way, &plan, |_| {})?;
-    let sink = std::rc::Rc::new(sink::Sink::open(&place.world, !way.has_offloads())?);
+    let sink = std::rc::Rc::new(sink::Sink::open(&place.world)?);
     let mut lanes = Vec::new();
     for (sandbox, (suffix, _)) in place.sandboxes.iter().zip(stages) {
         let name = format!("{}{suffix}", way.name());

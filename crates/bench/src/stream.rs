@@ -82,7 +82,12 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
         }
         let _step = Step::begin(&format!("set up {}", way.name()), 1);
         match place(way) {
-            Ok(place) => places.push((way, place)),
+            Ok(place) => {
+                if let Some(note) = place.note {
+                    record.not_run(&format!("{} of a pool", way.name()), note);
+                }
+                places.push((way, place));
+            }
             Err(error) => record.not_run(way.name(), &format!("{error:#}")),
         }
     }

@@ -2,6 +2,7 @@
 
 mod baseline;
 mod ours;
+mod xdp;
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -104,6 +105,8 @@ pub(crate) struct Place {
     pub(crate) sandboxes: Vec<Sandbox>,
     /// The daemon whose slots they are, if they are ours. It ends before its host does.
     daemon: Option<(DaemonProcess, tempfile::TempDir)>,
+    /// What must be known about its rows.
+    pub(crate) note: Option<&'static str>,
     /// Where all that is.
     pub(crate) world: World,
 }

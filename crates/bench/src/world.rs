@@ -12,19 +12,22 @@ use std::{
     thread,
 };
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use sandwire_kernel_net::{
     netlink::Socket,
     netns::{self, Home},
     tap::{self, Offloads, Opened},
 };
+use tempfile::NamedTempFile;
 
 /// The veth that leads out.
 pub(crate) const VETH: &str = "out-veth";
 /// The TAP that leads out.
 pub(crate) const TAP: &str = "out-tap";
-/// What the daemon's configuration says about them.
-pub(crate) const UPLINKS_SETTING: &str = "uplinks = [\"out-veth\", \"out-tap\"]\n";
+/// What the configuration of a daemon on such a host says: its uplinks, and to look at its slots when
+/// nothing is being measured.
+pub(crate) const DAEMON_SETTINGS: &str =
+    "uplinks = [\"out-veth\", \"out-tap\"]\naudit_seconds = 3600\n";
 /// The host's address on the veth.
 pub(crate) const HOST_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 /// Who is beyond the veth.
@@ -63,8 +66,7 @@ impl World {
                 address add 198.19.0.1/24 dev {TAP}
                 link set {TAP} up
                 neighbour add {BEYOND_TAP} lladdr {BEYOND_MAC_TEXT} dev {TAP} nud permanent
-                route add default via {BEYOND_VETH}
-                route add default via {BEYOND_TAP} metric 100"
+                route add default via {BEYOND_VETH}"
             ),
         )?;
         batch(
@@ -95,6 +97,16 @@ impl World {
     /// Name of the namespace beyond the uplink.
     pub(crate) fn beyond(&self) -> &str {
         &self.beyond
+    }
+
+    /// Lets the veth take frames that XDP sends into it: its far end then reads them by NAPI.
+    pub(crate) fn take_xdp(&self) -> Result<()> {
+        let object = write_object(PASS)?;
+        let path = object.path().display();
+        ip_in(
+            &self.beyond,
+            &format!("link set dev eth0 xdp object {path} section xdp"),
+        )
     }
 
     /// Opens the TAP that leads out, as a driver that takes everything.
@@ -181,6 +193,30 @@ pub(crate) fn nft(namespace: &str, rules: &str) -> Result<()> {
     let path = format!("--net={}", netns::path_of(namespace).display());
     feed(&["nsenter", &path, "--", "nft", "-f", "-"], rules)
 }
+
+/// Runs `ip` in a namespace, with words without spaces in them.
+pub(crate) fn ip_in(namespace: &str, words: &str) -> Result<()> {
+    let output = command_in(namespace, "ip")
+        .args(words.split_whitespace())
+        .output()
+        .context("cannot start ip")?;
+    let problem = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "`ip {words}` failed: {}",
+        problem.trim()
+    );
+    Ok(())
+}
+
+/// Writes a compiled program where other programs find it.
+pub(crate) fn write_object(bytes: &[u8]) -> Result<NamedTempFile> {
+    let mut file = NamedTempFile::new_in("/run").context("cannot write a program")?;
+    file.write_all(bytes).context("cannot write a program")?;
+    Ok(file)
+}
+
+const PASS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pass.o"));
 
 /// Runs a command of words without spaces in them.
 pub(crate) fn run_line(line: &str) -> Result<()> {

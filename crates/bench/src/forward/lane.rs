@@ -1,7 +1,6 @@
 //! One row: a guest's TAP to write to, and the uplink's other side.
 
 use std::{
-    io::Write,
     net::{Ipv4Addr, SocketAddrV4},
     rc::Rc,
     time::{Duration, Instant},
@@ -10,7 +9,6 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use rustix::io::Errno;
 use sandwire_kernel_net::{interface, tap::Opened};
-use tempfile::NamedTempFile;
 
 use super::{
     Exit,
@@ -184,7 +182,7 @@ pub(super) fn bare_redirect(place: &Place, sink: &Rc<Sink>) -> Result<Lane> {
     )?;
     let out = interface::find(&mut world::netlink_of(host)?, world::TAP)?;
     let out = out.context("the uplink is gone")?.index;
-    let object = write_object(REDIRECT)?;
+    let object = world::write_object(REDIRECT)?;
     let tc = |words: &str| -> Result<()> {
         let output = world::command_in(host, "tc")
             .args(words.split_whitespace())
@@ -210,13 +208,6 @@ pub(super) fn bare_redirect(place: &Place, sink: &Rc<Sink>) -> Result<Lane> {
     let mut lane = Lane::open("redirect", true, &sandbox, sink.clone())?;
     lane.exits = &[Exit::Tap];
     Ok(lane)
-}
-
-/// Writes a compiled program where other programs find it.
-pub(super) fn write_object(bytes: &[u8]) -> Result<NamedTempFile> {
-    let mut file = NamedTempFile::new_in("/run").context("cannot write a program")?;
-    file.write_all(bytes).context("cannot write a program")?;
-    Ok(file)
 }
 
 const REDIRECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/redirect.o"));

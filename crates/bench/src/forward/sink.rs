@@ -2,7 +2,7 @@
 
 use std::{cell::RefCell, net::Ipv4Addr, process::Command};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use rustix::io::Errno;
 use sandwire_kernel_net::{interface, netlink::Socket, tap::Opened};
 
@@ -36,8 +36,8 @@ pub(super) struct Look {
 }
 
 impl Sink {
-    /// Opens a played host's sinks. With `takes_xdp`, its veth can be sent to by XDP.
-    pub(super) fn open(world: &World, takes_xdp: bool) -> Result<Self> {
+    /// Opens a played host's sinks.
+    pub(super) fn open(world: &World) -> Result<Self> {
         let beyond = world.beyond().to_owned();
         world::batch(
             &beyond,
@@ -51,9 +51,6 @@ impl Sink {
             beyond,
         };
         sink.then("drop", true)?;
-        if takes_xdp {
-            sink.take_xdp()?;
-        }
         Ok(sink)
     }
 
@@ -71,20 +68,6 @@ impl Sink {
             {flush}add rule netdev sink in {what}"
         );
         world::nft(&self.beyond, &rules)
-    }
-
-    fn take_xdp(&self) -> Result<()> {
-        let object = super::lane::write_object(PASS)?;
-        let status = world::command_in(&self.beyond, "ip")
-            .args(["link", "set", "dev", "eth0", "xdp", "obj"])
-            .arg(object.path())
-            .args(["sec", "xdp"])
-            .status()
-            .context("cannot start ip")?;
-        if !status.success() {
-            bail!("ip cannot attach a program to the far end of the uplink");
-        }
-        Ok(())
     }
 
     /// Sends what comes by the veth to be looked at, or no longer.
@@ -143,9 +126,6 @@ impl Sink {
         }
     }
 }
-
-/// The program that lets the veth take frames from XDP.
-const PASS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pass.o"));
 
 /// Whether a program of iproute2 is there that this suite needs besides `ip`.
 pub(super) fn has_tc() -> bool {

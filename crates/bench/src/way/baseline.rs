@@ -61,6 +61,7 @@ pub(super) fn kernel(way: Way, slots: u32) -> Result<Place> {
     let mut place = Place {
         sandboxes,
         daemon: None,
+        note: None,
         world,
     };
     if way == Way::KernelNat {
@@ -139,6 +140,7 @@ pub(super) fn recipe(way: Way, slots: u32, progress: impl Fn(u32)) -> Result<Pla
     Ok(Place {
         sandboxes,
         daemon: None,
+        note: None,
         world,
     })
 }

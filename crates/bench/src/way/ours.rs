@@ -9,11 +9,11 @@ use sandwire_api::{
 };
 use serde_json::{Value, json};
 
-use super::{Place, Plan, Sandbox, Way};
+use super::{Place, Plan, Sandbox, Way, xdp};
 use crate::{
     daemon_process::{DaemonProcess, PATIENCE},
     private_host,
-    world::World,
+    world::{self, World},
 };
 
 /// Prefixes of the deny list.
@@ -81,11 +81,20 @@ pub(super) fn build(way: Way, plan: &Plan) -> Result<Place> {
         sandboxes.push(sandbox(way, world.name(), &lease)?);
     }
     daemon.wait_full(&spec.name, spec.size)?;
-    Ok(Place {
+    let instance = daemon.instance().to_owned();
+    let mut place = Place {
         sandboxes,
         daemon: Some((daemon, folder)),
+        note: None,
         world,
-    })
+    };
+    if !way.has_offloads() {
+        let host = place.world.name().to_owned();
+        let is_by_us = world::inside(&host, || xdp::attach(way, &instance, &place))?;
+        place.note = (is_by_us && way == Way::Xdp)
+            .then_some("attached by the benchmark: the pool had no XDP program");
+    }
+    Ok(place)
 }
 
 /// A lease's own policy needs the eBPF path.
