@@ -140,6 +140,16 @@ impl DaemonProcess {
         }
     }
 
+    /// Has the programs of the kind's data path loaded, which happens once in a daemon's life, by making
+    /// and deleting a pool of one slot. Returns the seconds that its first slot took.
+    pub(crate) fn warm_up(&self, kind: Kind, step: &Step) -> Result<f64> {
+        let spec = pool_of(kind, 1, Families::Dual)?;
+        let ready_at = self.fill(&spec, step)?;
+        self.delete(&spec.name)?;
+        private_host::settle()?;
+        Ok(ready_at.last().copied().unwrap_or_default())
+    }
+
     /// Memory that the daemon keeps resident, in KiB.
     pub(crate) fn resident_kibibytes(&self) -> Result<u64> {
         host::resident_kibibytes(self.child.id())

@@ -12,6 +12,8 @@ use crate::{
 };
 
 const METRIC: &str = "fill_per_slot";
+/// The very first slot of a daemon, for which it loads its programs.
+const FIRST: &str = "first_slot";
 const RECIPE: &str = "recipe";
 const OURS_V4: &str = "sandwire_v4";
 const OURS_DUAL: &str = "sandwire_dual";
@@ -33,18 +35,25 @@ pub(super) fn run(round: &Round, record: &mut Record) -> Result<()> {
     for (case, kind, families) in OURS {
         let step = round.step(&format!("fill {slots} slots, {case}"), slots);
         let seconds = with_daemon(|daemon| {
+            let first = match kind {
+                Kind::NetnsNft => None,
+                Kind::NetnsEbpf | Kind::HostEbpf => Some(daemon.warm_up(kind, &step)?),
+            };
             let spec = pool_of(kind, slots, families)?;
             let ready_at = daemon.fill(&spec, &step)?;
             daemon.delete(&spec.name)?;
-            Ok(ready_at.last().copied().unwrap_or_default())
+            Ok((first, ready_at.last().copied().unwrap_or_default()))
         });
-        let seconds = match seconds {
+        let (first, seconds) = match seconds {
             Err(error) if kind != Kind::NetnsNft => {
                 record.not_run(case, &format!("{error:#}"));
                 continue;
             }
             other => other?,
         };
+        if let Some(first) = first {
+            record.add(case, FIRST, "ms", &[first * 1000.0]);
+        }
         record.add(case, METRIC, "ms", &[seconds * 1000.0 / f64::from(slots)]);
     }
     Ok(())

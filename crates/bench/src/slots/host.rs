@@ -25,6 +25,7 @@ pub(super) fn run(round: &Round, record: &mut Record) -> Result<()> {
     let slots = round.sizes.host_slots;
     let step = round.step(&format!("fill and tear down {slots} host slots"), slots);
     let (ready_at, taken, filling, teardown, deleting) = with_daemon(|daemon| {
+        daemon.warm_up(Kind::HostEbpf, &step)?;
         let before = MemoryTaken::read(daemon)?;
         let spec = pool_of(Kind::HostEbpf, slots, Families::Dual)?;
         let bystander = Bystander::start()?;
