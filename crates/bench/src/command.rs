@@ -190,7 +190,7 @@ fn run_slots(arguments: &SlotsArguments) -> Result<Record> {
 
 impl ForwardArguments {
     fn sizes(&self) -> forward::Sizes {
-        let (rounds, sample_us) = if self.quick { (3, 2_000) } else { (9, 25_000) };
+        let (rounds, sample_us) = if self.quick { (3, 2_000) } else { (15, 25_000) };
         forward::Sizes {
             rounds: self.rounds.unwrap_or(rounds),
             sample_us,

@@ -15,7 +15,7 @@ mod sink;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use crate::{
     cpu,
@@ -159,9 +159,18 @@ fn prepare(way: Way) -> Result<(Place, Vec<Lane>)> {
     let place = Place::build(way, &plan, |_| {})?;
     let sink = std::rc::Rc::new(sink::Sink::open(&place.world)?);
     let mut lanes = Vec::new();
-    for (sandbox, (suffix, _)) in place.sandboxes.iter().zip(stages) {
+    for (sandbox, (suffix, switches)) in place.sandboxes.iter().zip(stages) {
         let name = format!("{}{suffix}", way.name());
-        lanes.push(Lane::open(&name, suffix.is_empty(), sandbox, sink.clone())?);
+        let mut lane = Lane::open(&name, suffix.is_empty(), sandbox, sink.clone())?;
+        if way.has_policies() {
+            let is_denied = !lane.lets_denied_through()?;
+            ensure!(
+                is_denied == switches.deny_list,
+                "{name}: the deny list is {} but should not be",
+                if is_denied { "on" } else { "off" }
+            );
+        }
+        lanes.push(lane);
     }
     if way == Way::Kernel {
         lanes.push(lane::bare_redirect(&place, &sink)?);

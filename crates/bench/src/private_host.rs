@@ -14,7 +14,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::mount::{MountFlags, mount};
+use rustix::{
+    mount::{MountFlags, mount},
+    process::{Resource, getrlimit, setrlimit},
+};
 
 /// Name of the interface by which [`settle`] sees that the kernel has caught up.
 const CANARY: &str = "canary0";
@@ -66,6 +69,10 @@ pub(crate) fn furnish() -> Result<()> {
     mount("sysfs", "/sys", "sysfs", nothing, None).context("cannot mount /sys")?;
     mount("bpf", "/sys/fs/bpf", "bpf", nothing, c"mode=700").context("cannot mount /sys/fs/bpf")?;
     fs::create_dir("/run/netns").context("cannot create /run/netns")?;
+    // Thousands of TAPs and sockets are open at once.
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).context("cannot raise the limit of open files")?;
     run("ip", &["link", "set", "lo", "up"])
 }
 

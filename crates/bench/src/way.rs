@@ -58,6 +58,14 @@ impl Way {
         }
     }
 
+    /// Whether each lease has a policy of its own, with deny list and limits.
+    pub(crate) fn has_policies(self) -> bool {
+        matches!(
+            self,
+            Self::EbpfNetns | Self::EbpfHost | Self::XdpGeneric | Self::Xdp
+        )
+    }
+
     /// Whether guests keep checksum and segmentation offload. XDP loses such packets.
     pub(crate) fn has_offloads(self) -> bool {
         !matches!(self, Self::XdpGeneric | Self::Xdp)

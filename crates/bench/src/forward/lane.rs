@@ -22,6 +22,8 @@ use crate::{
     world,
 };
 
+/// An address that [`policy`](crate::way::policy) denies.
+const DENIED: Ipv4Addr = Ipv4Addr::new(203, 0, 50, 7);
 /// Loads that are sent to be looked at.
 const TRIAL_LOADS: u32 = 8;
 
@@ -105,6 +107,21 @@ impl Lane {
         }
         self.sink.capture(exit, false)?;
         Ok(trial)
+    }
+
+    /// Sends to an address of the deny list, which the host would route beyond its veth. Returns whether
+    /// it came there: a measurement of a stage that isn't there would be worth nothing.
+    pub(super) fn lets_denied_through(&mut self) -> Result<bool> {
+        let target = SocketAddrV4::new(DENIED, PORT);
+        let frames = Load::Udp64.frames(&self.sandbox, target);
+        self.sink.capture(Exit::Veth, true)?;
+        self.sink.look(Exit::Veth, self.sandbox.clone)?;
+        for frame in &frames {
+            self.write(frame)?;
+        }
+        let look = self.sink.look(Exit::Veth, self.sandbox.clone)?;
+        self.sink.capture(Exit::Veth, false)?;
+        Ok(look.frames > 0)
     }
 
     /// Sends batches until the sample is long enough.

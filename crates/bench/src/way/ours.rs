@@ -74,7 +74,7 @@ pub(super) fn build(way: Way, plan: &Plan) -> Result<Place> {
             name: None,
             clone_address: None,
             ttl_seconds: None,
-            policy: policy.filter(|_| has_policies(way)).cloned(),
+            policy: policy.filter(|_| way.has_policies()).cloned(),
             process: false,
         };
         let lease = daemon.client().acquire(&request)?.lease;
@@ -95,11 +95,6 @@ pub(super) fn build(way: Way, plan: &Plan) -> Result<Place> {
             .then_some("attached by the benchmark: the pool had no XDP program");
     }
     Ok(place)
-}
-
-/// A lease's own policy needs the eBPF path.
-fn has_policies(way: Way) -> bool {
-    way != Way::Nft
 }
 
 fn pool(way: Way, size: u32) -> Result<PoolSpec> {
