@@ -139,6 +139,7 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
     }
     drop(lanes);
     places.into_iter().try_for_each(Place::end)?;
+    add_stages(&mut record);
     add_ratios(&mut record);
     Ok(record)
 }
@@ -221,6 +222,31 @@ fn add_trial(record: &mut Record, exit: Exit, load: Load, case: &str, trial: &la
     ];
     for (kind, unit, value) in figures {
         record.add(case, &metric(kind), unit, &[f64::from(value)]);
+    }
+}
+
+/// What each stage costs: the difference between a slot with and one without it. What is left over a
+/// bare redirect is what can't be switched off: antispoofing, route, NAT, counters.
+fn add_stages(record: &mut Record) {
+    for load in [Load::Udp64, Load::Tso64k] {
+        let metric = format!("tap_to_tap_{}_{COST}", load.name());
+        for way in [Way::EbpfNetns, Way::EbpfHost] {
+            let name = way.name();
+            let median = |case: &str| record.row(case, &metric).map(|row| row.median);
+            let of = |suffix: &str| median(&format!("{name}{suffix}"));
+            let stages = [
+                ("deny_list", of(""), of("_without_deny_list")),
+                ("limit", of(""), of("_without_limit")),
+                ("all_others", of("_without_both"), median("redirect")),
+            ];
+            for (stage, with, without) in stages {
+                if let (Some(with), Some(without)) = (with, without) {
+                    let case = format!("stages of {name}");
+                    let metric = format!("{}_{stage}", load.name());
+                    record.add(&case, &metric, "ns", &[with - without]);
+                }
+            }
+        }
     }
 }
 

@@ -6,8 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use rustix::io::Errno;
+use anyhow::{Context, Result, ensure};
 use sandwire_kernel_net::{interface, tap::Opened};
 
 use super::{
@@ -16,7 +15,7 @@ use super::{
     sink::{Sink, has_tc},
 };
 use crate::{
-    cpu,
+    cpu, guest,
     packet::Frame,
     way::{Place, Sandbox},
     world,
@@ -176,14 +175,7 @@ impl Lane {
         } else {
             frame.plain()
         };
-        loop {
-            match rustix::io::write(self.tap.file(), bytes) {
-                Ok(length) if length == bytes.len() => return Ok(()),
-                Ok(length) => bail!("the TAP took {length} of {} bytes", bytes.len()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno).context("the TAP takes no frame"),
-            }
-        }
+        guest::write(&self.tap, bytes)
     }
 }
 

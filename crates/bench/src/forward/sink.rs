@@ -3,19 +3,17 @@
 use std::{cell::RefCell, net::Ipv4Addr, process::Command};
 
 use anyhow::{Context, Result};
-use rustix::io::Errno;
 use sandwire_kernel_net::{interface, netlink::Socket, tap::Opened};
 
 use super::{Exit, load::PORT};
 use crate::{
+    guest::{self, FRAME_MAX},
     packet::{Seen, VirtioHeader},
     world::{self, World},
 };
 
 /// The TAP beyond the veth, to which frames are handed that are to be looked at.
 const CAPTURE: &str = "capture";
-/// Longest frame, with its virtio header.
-const FRAME_MAX: usize = 70_000;
 
 /// Both uplinks' other sides.
 pub(super) struct Sink {
@@ -116,14 +114,10 @@ impl Sink {
 
     fn drain(&self, tap: &Opened, mut each: impl FnMut(&[u8])) -> Result<()> {
         let mut buffer = self.buffer.borrow_mut();
-        loop {
-            match rustix::io::read(tap.file(), &mut buffer[..]) {
-                Ok(length) => each(&buffer[..length]),
-                Err(Errno::AGAIN) => return Ok(()),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno).context("cannot read from the uplink's TAP"),
-            }
+        while let Some(bytes) = guest::read(tap, &mut buffer)? {
+            each(bytes);
         }
+        Ok(())
     }
 }
 
