@@ -7,7 +7,7 @@ use crate::{
     capability::Required,
     netlink::{
         CHANGE, Request, Socket,
-        attribute::{self, Attributes},
+        attribute::{self, Attributes, Writer},
     },
     nft::{GENERIC_HEADER, generic_header},
     number::{narrow, octet},
@@ -26,6 +26,13 @@ const IPCTNL_MSG_CT_DELETE: u16 = 2;
 const IPCTNL_MSG_CT_GET_STATS: u16 = 5;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
+const IPCTNL_MSG_CT_NEW: u16 = 0;
+const CTA_PROTOINFO: u16 = 4;
+const CTA_PROTOINFO_TCP: u16 = 1;
+const CTA_PROTOINFO_TCP_STATE: u16 = 1;
+/// Of the original and of the reply direction.
+const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
+const TCP_BE_LIBERAL: u8 = 0x08;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_TUPLE_IP: u16 = 1;
@@ -90,6 +97,51 @@ pub fn forget<S: BuildHasher>(
     Ok(forgotten)
 }
 
+/// Lets TCP connections with one of these addresses go on although packets of theirs took another way for
+/// a while: the kernel no longer compares their sequence numbers with those that it saw.
+///
+/// # Errors
+/// The kernel refuses. A connection that ended by itself meanwhile is fine.
+pub fn tolerate_gaps<S: BuildHasher>(
+    socket: &mut Socket,
+    addresses: &HashSet<IpAddr, S>,
+) -> Result<(), Error> {
+    for family in [octet(libc::AF_INET), octet(libc::AF_INET6)] {
+        let found = socket.query(
+            SUBSYSTEM << 8 | IPCTNL_MSG_CT_GET,
+            true,
+            ("list", "tracked connections"),
+            |message| message.raw(&generic_header(family)),
+            |reply| {
+                let attributes = reply.attributes(GENERIC_HEADER);
+                let tcp = attributes.nested(CTA_PROTOINFO).nested(CTA_PROTOINFO_TCP);
+                let state = *tcp.find(CTA_PROTOINFO_TCP_STATE)?.first()?;
+                Some((state, Connection::matching(attributes, addresses)?))
+            },
+        )?;
+        for connections in found.chunks(BATCH) {
+            let mut request = Request::new();
+            for (state, connection) in connections {
+                let kind = (SUBSYSTEM << 8 | IPCTNL_MSG_CT_NEW, CHANGE);
+                request.message(kind, "change", "tracked connection", |message| {
+                    message.raw(&generic_header(family));
+                    connection.name(message);
+                    message.nest(CTA_PROTOINFO, |info| {
+                        info.nest(CTA_PROTOINFO_TCP, |tcp| {
+                            tcp.put_u8(CTA_PROTOINFO_TCP_STATE, *state);
+                            for direction in CTA_PROTOINFO_TCP_FLAGS {
+                                tcp.put(direction, &[TCP_BE_LIBERAL, TCP_BE_LIBERAL]);
+                            }
+                        });
+                    });
+                });
+            }
+            finish(socket, request)?;
+        }
+    }
+    Ok(())
+}
+
 /// What the kernel needs to find a connection again.
 struct Connection {
     original: Vec<u8>,
@@ -98,6 +150,13 @@ struct Connection {
 }
 
 impl Connection {
+    fn name(&self, message: &mut Writer<'_>) {
+        message.nest(CTA_TUPLE_ORIG, |tuple| tuple.raw(&self.original));
+        if let Some(zone) = &self.zone {
+            message.put(CTA_ZONE, zone);
+        }
+    }
+
     fn matching<S: BuildHasher>(
         attributes: Attributes<'_>,
         addresses: &HashSet<IpAddr, S>,
@@ -126,14 +185,16 @@ fn delete(socket: &mut Socket, family: u8, connections: &[Connection]) -> Result
         let kind = (SUBSYSTEM << 8 | IPCTNL_MSG_CT_DELETE, CHANGE);
         request.message(kind, "forget", "tracked connection", |message| {
             message.raw(&generic_header(family));
-            message.nest(CTA_TUPLE_ORIG, |tuple| tuple.raw(&connection.original));
-            for (kind, value) in [(CTA_ZONE, &connection.zone), (CTA_ID, &connection.id)] {
-                if let Some(value) = value {
-                    message.put(kind, value);
-                }
+            connection.name(message);
+            if let Some(id) = &connection.id {
+                message.put(CTA_ID, id);
             }
         });
     }
+    finish(socket, request)
+}
+
+fn finish(socket: &mut Socket, request: Request) -> Result<(), Error> {
     socket
         .execute_all(request)
         .into_iter()

@@ -204,10 +204,9 @@ impl KernelNetwork {
     /// Puts the programs on the shared interface and the uplinks.
     fn attach_host(&self, worker: &mut Worker, shared: InterfaceIndex) -> Result<(), NetworkError> {
         let ebpf = self.open_ebpf()?;
-        ebpf.set_shared(shared);
-        ebpf.datapath.attach_shared(shared)?;
         let wanted = self.settings.uplinks.as_deref();
-        uplinks::set(worker, ebpf, &self.settings.instance, wanted)
+        let uplinks = uplinks::find(worker, &self.settings.instance, wanted)?;
+        ebpf.attach(shared, &uplinks)
     }
 
     fn instance(&self) -> &str {
@@ -289,7 +288,7 @@ impl Network for KernelNetwork {
             self.with_worker(|worker| host::remove_pool(self.instance(), worker, &pool, others));
         if !others && let Some(ebpf) = self.ebpf.get() {
             // Nobody's packets need it any more; it comes back with the next pool.
-            ebpf.datapath.set_uplinks(&[])?;
+            ebpf.detach()?;
         }
         done
     }
@@ -500,9 +499,16 @@ impl Network for KernelNetwork {
             return Ok(());
         };
         let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
+        let talks = {
+            let state = lock(&self.host);
+            let mut pools = state.pools.values();
+            let pool = pools.find(|pool| pool.plan.number == slot.pool_number);
+            pool.is_some_and(|pool| pool.plan.spec.policy.clone_to_clone)
+        };
+        let transit = ebpf.transit_policy(talks)?;
         self.with_worker(|worker| match slot.is_ebpf() {
-            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy),
-            false => moving::to_nft(&self.home, worker, ebpf, slot),
+            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy, transit),
+            false => moving::to_nft(&self.home, worker, ebpf, slot, transit),
         })
     }
 

@@ -16,15 +16,15 @@ use std::{
 
 use sandwire_api::{
     lease::{TapHolder, TapStatus, TrafficCount},
-    pool::PoolSpec,
+    pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
-    slot::{Defect, TapUse},
+    slot::{DataPath, Defect, TapUse},
 };
 
 use crate::{
     clock::Clock,
     error::NetworkError,
-    network::{Inspection, Inventory, Leftover, Network, Withdrawal},
+    network::{Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, Withdrawal},
     plan::{Plan, SlotPlan},
 };
 
@@ -50,6 +50,11 @@ impl Power {
         self.0.load(Ordering::SeqCst) <= 0
     }
 
+    /// Leaves power for this many steps.
+    pub(crate) fn set(&self, steps: i64) {
+        self.0.store(steps, Ordering::SeqCst);
+    }
+
     pub(crate) fn cut(&self) {
         self.0.store(0, Ordering::SeqCst);
     }
@@ -70,6 +75,10 @@ pub(crate) struct KernelState {
     /// Things that must never happen, but did.
     pub(crate) violations: Vec<String>,
     pub(crate) builds: u32,
+    /// Policies that the data path knows, by number.
+    pub(crate) policies: BTreeMap<u32, PolicySpec>,
+    next_policy: u32,
+    pub(crate) group_pairs: BTreeSet<(u32, u32)>,
 }
 
 #[derive(Debug)]
@@ -82,6 +91,36 @@ pub(crate) struct ModelSlot {
     pub(crate) has_vmm: bool,
     /// A sound slot's TAP is there because nobody deleted it.
     pub(crate) is_damaged: bool,
+    pub(crate) data_path: DataPath,
+    /// What the data path knows of its tenant, if its packets pass.
+    pub(crate) tenancy: Option<Tenancy>,
+}
+
+impl KernelState {
+    /// Says whose tenant a slot has, with a policy that must be known.
+    fn set_tenancy(&mut self, slot: &SlotPlan, tenancy: Option<Tenancy>) {
+        let known = |policy: u32| self.policies.contains_key(&policy);
+        let name = &slot.netns_name;
+        if let Some(tenancy) = tenancy
+            && !known(tenancy.policy.0)
+        {
+            let policy = tenancy.policy.0;
+            self.violations
+                .push(format!("{name} has policy {policy}, which is not known"));
+        }
+        if let Some(found) = self.slots.get_mut(name) {
+            found.tenancy = tenancy;
+        }
+    }
+
+    fn check_unused(&mut self, policy: u32) {
+        let uses = |slot: &&ModelSlot| slot.tenancy.is_some_and(|own| own.policy.0 == policy);
+        if let Some(slot) = self.slots.values().find(uses) {
+            let number = slot.number;
+            self.violations
+                .push(format!("policy {policy} removed under slot {number}"));
+        }
+    }
 }
 
 impl Kernel {
@@ -235,6 +274,8 @@ impl Network for ModelNetwork {
             has_tap: true,
             has_vmm: false,
             is_damaged: false,
+            data_path: slot.data_path,
+            tenancy: None,
         };
         if state.slots.insert(slot.netns_name.clone(), new).is_some() {
             let name = &slot.netns_name;
@@ -268,7 +309,9 @@ impl Network for ModelNetwork {
     fn inspect(&self, slot: &SlotPlan) -> Inspection {
         let state = self.kernel.lock();
         let found = state.slots.get(&slot.netns_name);
-        let is_sound = found.is_some_and(|found| found.has_tap && !found.is_damaged);
+        let is_sound = found.is_some_and(|found| {
+            found.has_tap && !found.is_damaged && found.data_path == slot.data_path
+        });
         let used = match found {
             Some(found) if found.has_vmm => TapUse::Attached,
             Some(_) => TapUse::Unused,
@@ -335,6 +378,76 @@ impl Network for ModelNetwork {
     ) -> Result<(), NetworkError> {
         self.enter("publish")?.ports = ports.to_vec();
         self.leave("publish")
+    }
+
+    fn change_pool(&self, _: &Plan, _: Option<DataPath>) -> Result<(), NetworkError> {
+        drop(self.enter("change pool")?);
+        self.leave("change pool")
+    }
+
+    fn add_policy(&self, policy: &PolicySpec) -> Result<PolicyIndex, NetworkError> {
+        let mut state = self.enter("add policy")?;
+        state.next_policy += 1;
+        let number = state.next_policy;
+        state.policies.insert(number, policy.clone());
+        drop(state);
+        self.leave("add policy")?;
+        Ok(PolicyIndex(number))
+    }
+
+    fn remove_policy(&self, policy: PolicyIndex) {
+        if let Ok(mut state) = self.enter("remove policy") {
+            state.check_unused(policy.0);
+            state.policies.remove(&policy.0);
+        }
+    }
+
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
+        if let Ok(mut state) = self.enter("finish adoption") {
+            let known: Vec<u32> = state.policies.keys().copied().collect();
+            for policy in known {
+                if !policies.contains(&PolicyIndex(policy)) {
+                    state.check_unused(policy);
+                    state.policies.remove(&policy);
+                }
+            }
+        }
+    }
+
+    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
+        self.enter("set group pairs")?.group_pairs.clone_from(pairs);
+        self.leave("set group pairs")
+    }
+
+    fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        self.enter("activate")?.set_tenancy(slot, Some(*tenancy));
+        self.leave("activate")
+    }
+
+    fn deactivate(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        self.enter("deactivate")?.set_tenancy(slot, None);
+        self.leave("deactivate")
+    }
+
+    fn set_policy(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        self.enter("set policy")?.set_tenancy(slot, Some(*tenancy));
+        self.leave("set policy")
+    }
+
+    fn adopt(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+        self.enter("adopt")?.set_tenancy(slot, tenancy.copied());
+        self.leave("adopt")
+    }
+
+    fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+        let mut state = self.enter("move")?;
+        let tenancy = tenancy.copied().filter(|_| slot.is_ebpf());
+        state.set_tenancy(slot, tenancy);
+        if let Some(found) = state.slots.get_mut(&slot.netns_name) {
+            found.data_path = slot.data_path;
+        }
+        drop(state);
+        self.leave("move")
     }
 
     fn inspect_host(&self, _pools: &[PoolSpec]) -> Vec<Defect> {

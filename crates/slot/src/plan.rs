@@ -328,6 +328,15 @@ impl SlotPlan {
         })
     }
 
+    /// The addresses that the guest believes it has, of all its interfaces.
+    pub fn guest_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
+        self.nics.iter().flat_map(|nic| {
+            let ipv4 = nic.ipv4.map(|ipv4| IpAddr::V4(ipv4.guest.addr()));
+            let ipv6 = nic.ipv6.map(|ipv6| IpAddr::V6(ipv6.guest.addr()));
+            ipv4.into_iter().chain(ipv6)
+        })
+    }
+
     /// The sandbox's interfaces as the API shows them.
     #[must_use]
     pub fn api_nics(&self) -> Vec<Nic> {

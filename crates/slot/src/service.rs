@@ -23,7 +23,7 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{lease::LeaseState, name::Name, slot::DataPath};
+use sandwire_api::{lease::LeaseState, name::Name, slot::DataPath, traffic::Traffic};
 
 use crate::{
     clock::Clock,
@@ -121,6 +121,8 @@ struct State {
     repairs: VecDeque<(SlotKey, Damage)>,
     defects: health::Defects,
     counters: Counters,
+    /// What leases that have ended had sent and received, by pool.
+    ended: BTreeMap<Name, Traffic>,
     stopping: bool,
 }
 

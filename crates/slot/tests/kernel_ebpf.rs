@@ -25,6 +25,7 @@ use sandwire_slot::{
     plan::{Plan, SlotNumber, SlotPlan},
 };
 use sandwire_testlab::{
+    command,
     fake_guest::{FakeGuest, frame},
     host::{
         BEYOND_IPV4, BEYOND_IPV6, Beyond, ECHO_PORT, HOST_IPV4, HOST_IPV6, HTTP_PORT,
@@ -246,6 +247,620 @@ fn a_guest_reaches_the_world_behind_the_host_s_address() {
                 let page = beyond.inside(|| Ok(http_get(target)?)).unwrap();
                 assert!(page.starts_with("HTTP/1"), "{page}");
             }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn uplink_policies_route_and_deny() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let (routed, denied) = (
+                ebpf_pool(
+                    "routed",
+                    kind,
+                    r#"{"uplink":"route"}"#,
+                    "10.1.0.0/24",
+                    "fd00:1::/64",
+                ),
+                ebpf_pool(
+                    "denied",
+                    kind,
+                    r#"{"uplink":"deny"}"#,
+                    "10.2.0.0/24",
+                    "fd00:2::/64",
+                ),
+            );
+            let network = prepare(&routed);
+            network.add_pool(&denied).unwrap();
+            for prefix in ["10.1.0.0/24", "fd00:1::/64", "10.2.0.0/24", "fd00:2::/64"] {
+                // There already in the second round.
+                let _ = beyond.route_through_host(prefix);
+            }
+            let router = Sandbox::start(&network, &routed, 0);
+            let prisoner = Sandbox::start(&network, &denied, 0);
+            let servers = [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()];
+            for (server, own) in servers.into_iter().zip(router.clone_addresses()) {
+                let page = router
+                    .guest
+                    .fetch(SocketAddr::new(server, HTTP_PORT), PATIENCE)
+                    .unwrap();
+                assert!(page.contains(&own.to_string()), "{page}");
+            }
+            for (server, own) in servers.into_iter().zip(prisoner.clone_addresses()) {
+                let before = prisoner.dropped(&network, DropReason::UplinkDenied);
+                prisoner.guest.ping(server, IN_VAIN).unwrap_err();
+                assert!(prisoner.dropped(&network, DropReason::UplinkDenied) > before);
+                // Answers to what came from outside still pass.
+                beyond.run(&format!("ping -c 1 -W 2 {own}")).unwrap();
+                let target = SocketAddr::new(own, 80);
+                let page = beyond.inside(|| Ok(http_get(target)?)).unwrap();
+                assert!(page.starts_with("HTTP/1"), "{page}");
+            }
+            let slots = [router.slot, prisoner.slot];
+            drop((router.guest, prisoner.guest));
+            tear_down(&network, &slots);
+            for plan in [&routed, &denied] {
+                network.remove_pool(plan).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_packet_with_a_foreign_source_is_dropped_and_counted() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let plan = web(kind, r#"{"host_services":["all"]}"#);
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let known = sandbox.guest.network();
+            let others: Vec<_> = plan.slot(SlotNumber(5)).clone_addresses().collect();
+            let own = sandbox.clone_addresses();
+            let foreign = [
+                (IpAddr::from([198, 51, 100, 7]), IpAddr::from(BEYOND_IPV4)),
+                (others[0], BEYOND_IPV4.into()),
+                (own[0], BEYOND_IPV4.into()),
+                ("2001:db8:99::1".parse().unwrap(), BEYOND_IPV6.into()),
+                (others[1], BEYOND_IPV6.into()),
+                (own[1], BEYOND_IPV6.into()),
+            ];
+            for (number, (source, target)) in (1..).zip(foreign) {
+                let source = SocketAddr::new(source, 1234);
+                let target = SocketAddr::new(target, ECHO_PORT);
+                let forged = frame::udp(known.mac, GATEWAY_MAC, source, target, b"forged");
+                sandbox.guest.send_frame(&forged).unwrap();
+                // A frame behind it, so that it has been handled.
+                let gateway = known.ipv4_gateway.into();
+                sandbox.guest.ping(gateway, PATIENCE).unwrap();
+                let counted = sandbox.dropped(&network, DropReason::SourceAddress);
+                assert_eq!(counted, number, "{source} in a {kind} slot");
+            }
+            let target = SocketAddr::new(BEYOND_IPV4.into(), ECHO_PORT);
+            let source = SocketAddr::new(known.ipv4.0.into(), 1234);
+            let forged = frame::udp([2, 0, 0, 0, 0, 9], GATEWAY_MAC, source, target, b"forged");
+            sandbox.guest.send_frame(&forged).unwrap();
+            sandbox
+                .guest
+                .ping(known.ipv4_gateway.into(), PATIENCE)
+                .unwrap();
+            assert_eq!(sandbox.dropped(&network, DropReason::SourceMac), 1);
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+        let seen = beyond
+            .run("nstat -az UdpInDatagrams Udp6InDatagrams")
+            .unwrap();
+        let is_zero = |line: &str| line.split_whitespace().nth(1) == Some("0");
+        let mut counts = seen.lines().filter(|line| line.starts_with("Udp"));
+        assert!(counts.all(is_zero), "{seen}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_host_s_services_and_metadata_are_closed_but_for_those_allowed() {
+    lab::run(|lab| {
+        let _beyond = Beyond::attach().unwrap();
+        // The cloud's metadata service, played by the host itself.
+        lab.run("ip address add 169.254.169.254/32 dev lo");
+        serve_on_host();
+        for kind in EBPF_KINDS {
+            let closed = ebpf_pool("closed", kind, "{}", "10.1.0.0/24", "fd00:1::/64");
+            let policy = r#"{"host_services":["tcp/6990-7000","icmp"],"cloud_metadata":true}"#;
+            let open = ebpf_pool("open", kind, policy, "10.2.0.0/24", "fd00:2::/64");
+            let network = prepare(&closed);
+            network.add_pool(&open).unwrap();
+            let outcast = Sandbox::start(&network, &closed, 0);
+            let friend = Sandbox::start(&network, &open, 0);
+            let hosts = |plan: &Plan| {
+                let ipv4 = IpAddr::from(plan.host_ipv4.unwrap());
+                [ipv4, plan.host_ipv6.unwrap().into(), HOST_IPV4.into()]
+            };
+            for host in hosts(&closed) {
+                let before = outcast.dropped(&network, DropReason::HostService);
+                let service = SocketAddr::new(host, 7000);
+                let guest = &outcast.guest;
+                guest.exchange_tcp(service, b"", IN_VAIN).unwrap_err();
+                guest.exchange_udp(service, b"?", IN_VAIN).unwrap_err();
+                guest.ping(host, IN_VAIN).unwrap_err();
+                let dropped = outcast.dropped(&network, DropReason::HostService);
+                assert!(dropped >= before + 3, "{dropped}");
+            }
+            for host in hosts(&open) {
+                let service = SocketAddr::new(host, 7000);
+                let guest = &friend.guest;
+                assert_eq!(guest.exchange_tcp(service, b"", PATIENCE).unwrap(), b"host");
+                guest.ping(host, PATIENCE).unwrap();
+                guest.exchange_udp(service, b"?", IN_VAIN).unwrap_err();
+            }
+            let metadata = SocketAddr::new([169, 254, 169, 254].into(), 7000);
+            outcast
+                .guest
+                .exchange_tcp(metadata, b"", IN_VAIN)
+                .unwrap_err();
+            assert!(outcast.dropped(&network, DropReason::Metadata) > 0);
+            let answer = friend.guest.exchange_tcp(metadata, b"", PATIENCE).unwrap();
+            assert_eq!(answer, b"host");
+            let slots = [outcast.slot, friend.slot];
+            drop((outcast.guest, friend.guest));
+            tear_down(&network, &slots);
+            for plan in [&closed, &open] {
+                network.remove_pool(plan).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn sandboxes_reach_each_other_only_in_their_group() {
+    lab::run(|_| {
+        let together = r#"{"clone_to_clone":true,"group":"team"}"#;
+        // One kind talks to the other as it does to its own.
+        let pools = [
+            ebpf_pool("a", "netns", together, "10.1.0.0/24", "fd00:1::/64"),
+            ebpf_pool("b", "host", together, "10.2.0.0/24", "fd00:2::/64"),
+            ebpf_pool("c", "host", "{}", "10.3.0.0/24", "fd00:3::/64"),
+        ];
+        let network = prepare(&pools[0]);
+        for plan in &pools[1..] {
+            network.add_pool(plan).unwrap();
+        }
+        let start = |plan, number| Sandbox::start(&network, plan, number);
+        let friends = [
+            start(&pools[0], 0),
+            start(&pools[0], 1),
+            start(&pools[1], 0),
+            start(&pools[1], 1),
+        ];
+        let strangers = [start(&pools[2], 0), start(&pools[2], 1)];
+        for from in &friends {
+            for to in friends.iter().filter(|to| to.slot != from.slot) {
+                for address in to.clone_addresses() {
+                    from.guest.ping(address, PATIENCE).unwrap();
+                    let page = from.guest.fetch(SocketAddr::new(address, 80), PATIENCE);
+                    page.unwrap();
+                }
+            }
+        }
+        for (from, to) in [
+            (&strangers[0], &strangers[1]),
+            (&strangers[0], &friends[0]),
+            (&friends[0], &strangers[0]),
+        ] {
+            for address in to.clone_addresses() {
+                let before = from.dropped(&network, DropReason::OtherSandbox);
+                from.guest.ping(address, IN_VAIN).unwrap_err();
+                assert!(from.dropped(&network, DropReason::OtherSandbox) > before);
+            }
+        }
+        // A clone address that nobody has is nowhere else either.
+        let nobody = IpAddr::from([10, 1, 0, 99]);
+        friends[0].guest.ping(nobody, IN_VAIN).unwrap_err();
+        assert!(friends[0].dropped(&network, DropReason::NoSuchSandbox) > 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let port = PublishPort {
+                protocol: Protocol::Tcp,
+                host_address: None,
+                host_port: 8080,
+                clone_port: 80,
+                nic: 0,
+            };
+            let ports = [(port, sandbox.clone_addresses().to_vec())];
+            for is_open in [false, true, false] {
+                let published = if is_open { &ports[..] } else { &[] };
+                network.set_published_ports(published).unwrap();
+                for host in [IpAddr::from(HOST_IPV4), HOST_IPV6.into()] {
+                    let target = SocketAddr::new(host, 8080);
+                    let local = http_get(target);
+                    assert_eq!(local.is_ok(), is_open, "{kind} {host}: {local:?}");
+                    let remote = beyond.inside(|| Ok(http_get(target))).unwrap();
+                    assert_eq!(remote.is_ok(), is_open, "{kind} {host}: {remote:?}");
+                }
+            }
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+/// Fails one step.
+struct FailingAt(BuildStep);
+
+impl Steps for FailingAt {
+    fn before(&self, step: BuildStep) -> io::Result<()> {
+        if step == self.0 {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_build_that_fails_at_any_step_leaves_nothing() {
+    lab::run(|lab| {
+        for (kind, steps) in [
+            ("netns", &BuildStep::EBPF[..]),
+            ("host", &BuildStep::HOST[..]),
+        ] {
+            let plan = web(kind, "{}");
+            let slot = plan.slot(SlotNumber(0));
+            let sound = prepare(&plan);
+            let before = lab.snapshot();
+            for step in steps {
+                let settings = Settings::new(INSTANCE);
+                let network =
+                    KernelNetwork::with_steps(settings, Arc::new(FailingAt(*step))).unwrap();
+                network.add_pool(&plan).unwrap();
+                let error = network.build(&slot).unwrap_err().to_string();
+                assert!(error.contains("no storage space"), "{error}");
+                lab.assert_unchanged(&before);
+                assert_eq!(network.traffic(&slot), None, "no entry is left");
+            }
+            sound.build(&slot).unwrap();
+            assert_eq!(sound.inspect(&slot).defects, []);
+            tear_down(&sound, &[slot]);
+            sound.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_tap_in_use_keeps_its_slot() {
+    lab::run(|lab| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let slot = &sandbox.slot;
+            let withdrawn = network.withdraw_taps(slot).unwrap();
+            let Withdrawal::Held(holders) = withdrawn else {
+                panic!("{withdrawn:?}");
+            };
+            // In a namespace only processes that are in it are told, and here it is a thread.
+            if !slot.has_netns() {
+                assert_eq!(holders.len(), 1, "{holders:?}");
+                assert_eq!(holders[0].pid, std::process::id());
+            }
+            assert_eq!(network.inspect(slot).taps[0].used, TapUse::Attached);
+            lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[0]));
+            let Sandbox { slot, guest } = sandbox;
+            guest.detach().unwrap();
+            assert_eq!(network.withdraw_taps(&slot).unwrap(), Withdrawal::Free);
+            // Again after a crash in between, and nobody finds a TAP.
+            assert_eq!(network.withdraw_taps(&slot).unwrap(), Withdrawal::Free);
+            assert!(network.open_taps(&slot).is_err());
+            tear_down(&network, &[slot.clone(), slot]);
+            assert_eq!(network.inventory().unwrap(), Default::default());
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_s_open_taps_can_be_handed_on() {
+    lab::run(|_| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let slot = plan.slot(SlotNumber(0));
+            network.build(&slot).unwrap();
+            let opened = network.open_taps(&slot).unwrap();
+            assert_eq!(opened.len(), 1);
+            assert!(network.open_taps(&slot).is_err(), "it is in use");
+            let held = network.withdraw_taps(&slot).unwrap();
+            assert!(matches!(held, Withdrawal::Held(_)), "{held:?}");
+            drop(opened);
+            assert_eq!(network.withdraw_taps(&slot).unwrap(), Withdrawal::Free);
+            tear_down(&network, &[slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+fn filters_of(lab: &Lab, slot: &SlotPlan) -> String {
+    lab.run(&format!(
+        "tc filter show dev {} ingress",
+        slot.host_interface
+    ))
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_somebody_took_away_is_seen_and_repaired() {
+    lab::run(|lab| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let slot = &sandbox.slot;
+            let spec = std::slice::from_ref(&plan.spec);
+            let shared = lab.run("ip -o link show type bridge");
+            let shared = shared.split(": ").nth(1).unwrap();
+            let mut damages = vec![
+                format!("tc filter delete dev {} ingress", slot.host_interface),
+                format!("tc qdisc delete dev {} ingress", slot.host_interface),
+            ];
+            if slot.has_netns() {
+                let inside = format!("ip netns exec {}", slot.netns_name);
+                damages.push(format!("{inside} tc qdisc delete dev uplink0 ingress"));
+                damages.push(format!("{inside} tc qdisc delete dev vmtap0 ingress"));
+            }
+            for damage in damages {
+                lab.run(&damage);
+                assert_eq!(network.inspect(slot).defects.len(), 1, "{damage}");
+                let defects = network.repair(slot);
+                assert_eq!(defects.len(), 1, "{damage}: {defects:?}");
+                assert_eq!(defects[0].action, "repaired", "{damage}: {defects:?}");
+                assert_eq!(network.inspect(slot).defects, [], "{damage}");
+                lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[0]));
+            }
+            for damage in [
+                format!("ip link set {shared} down"),
+                format!("ip link delete {shared}"),
+                format!("ip route delete {IPV4}"),
+            ] {
+                lab.run(&damage);
+                let defects = network.inspect_host(spec);
+                assert!(!defects.is_empty(), "{damage}");
+                let all_repaired = defects.iter().all(|defect| defect.action == "repaired");
+                assert!(all_repaired, "{damage}: {defects:?}");
+                assert_eq!(network.inspect_host(spec), [], "{damage}");
+                let begun = Instant::now();
+                let address = sandbox.clone_addresses()[0];
+                // Decisions of the time before hold for a moment.
+                while udp_echo(SocketAddr::new(address, 7), IN_VAIN).is_err() {
+                    assert!(begun.elapsed() < PATIENCE, "{damage}");
+                }
+            }
+            // A user's own programs before and behind ours stay where they are.
+            for priority in [100, 60_000] {
+                // Classic BPF that matches nothing.
+                let place = format!("dev {} ingress pref {priority}", slot.host_interface);
+                command::shell(&format!("tc filter add {place} bpf bytecode '1,6 0 0 0,'"))
+                    .unwrap();
+            }
+            assert_eq!(network.inspect(slot).defects, []);
+            let filters = filters_of(lab, slot);
+            assert!(filters.contains("pref 100 ") && filters.contains("pref 60000 "));
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+/// Pings every few milliseconds until it is told to stop.
+struct Pinger {
+    child: Option<std::process::Child>,
+}
+
+impl Pinger {
+    fn start(address: IpAddr) -> Self {
+        let child = std::process::Command::new("ping")
+            .args(["-i", "0.005", "-W", "1", "-q", &address.to_string()])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        Self { child: Some(child) }
+    }
+
+    /// Packets sent, and those that were not answered.
+    fn stop(mut self) -> (u32, u32) {
+        let child = self.child.take().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let line = text
+            .lines()
+            .find(|line| line.contains("packets transmitted"))
+            .unwrap_or_else(|| panic!("{text}"));
+        let numbers: Vec<u32> = line
+            .split_whitespace()
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        (numbers[0], numbers[0] - numbers[1])
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_moves_to_ebpf_and_back_under_traffic() {
+    lab::run(|lab| {
+        let beyond = Beyond::attach().unwrap();
+        let nft = fixture::pool("web", "{}");
+        let ebpf = nft
+            .with_data_path(sandwire_api::slot::DataPath::Ebpf)
+            .unwrap();
+        let network = prepare(&nft);
+        beyond.route_through_host(IPV4).unwrap();
+        beyond.route_through_host(IPV6).unwrap();
+        let slot = nft.slot(SlotNumber(0));
+        network.build(&slot).unwrap();
+        let guest = attach(&slot);
+        let addresses: Vec<IpAddr> = slot.clone_addresses().collect();
+        for address in &addresses {
+            while udp_echo(SocketAddr::new(*address, 7), IN_VAIN).is_err() {}
+        }
+        // A connection that is open all the time, with something to say in every state.
+        let server = SocketAddr::new(addresses[0], 7);
+        let mut inward = beyond.inside(|| Ok(connect(server, PATIENCE)?)).unwrap();
+        let mut say = |word: &[u8]| {
+            inward.write_all(word).unwrap();
+            let mut answer = vec![0; word.len()];
+            inward.read_exact(&mut answer).unwrap();
+            assert_eq!(answer, word);
+        };
+        say(b"nft");
+        for round in 0..3 {
+            for plan in [&ebpf, &nft] {
+                let from = match plan.spec.data_path {
+                    sandwire_api::slot::DataPath::Nft => ebpf.spec.data_path,
+                    _ => nft.spec.data_path,
+                };
+                let moved = plan.slot(SlotNumber(0));
+                let pingers: Vec<_> = addresses.iter().map(|one| Pinger::start(*one)).collect();
+                network.change_pool(plan, Some(from)).unwrap();
+                let tenancy = moved.is_ebpf().then(|| tenancy(&network, plan));
+                network.move_slot(&moved, tenancy.as_ref()).unwrap();
+                say(b"just now");
+                // Once more, as after a crash.
+                network.move_slot(&moved, tenancy.as_ref()).unwrap();
+                network.change_pool(plan, None).unwrap();
+                for pinger in pingers {
+                    let (sent, lost) = pinger.stop();
+                    let path = plan.spec.data_path;
+                    // One that crosses an interface while its queue is exchanged, or that is under way
+                    // to the one while the way is the other.
+                    assert!(
+                        sent > 30 && lost <= 2,
+                        "{lost} of {sent} to {path:?}, {round}"
+                    );
+                }
+                say(b"moved");
+                assert_eq!(network.inspect(&moved).defects, []);
+                assert_eq!(network.inspect_host(std::slice::from_ref(&plan.spec)), []);
+                guest.ping(BEYOND_IPV4.into(), PATIENCE).unwrap();
+                guest.ping(BEYOND_IPV6.into(), PATIENCE).unwrap();
+                let page = guest.fetch(SocketAddr::new(BEYOND_IPV4.into(), HTTP_PORT), PATIENCE);
+                assert!(page.unwrap().contains(&HOST_IPV4.to_string()));
+            }
+        }
+        drop(guest);
+        tear_down(&network, &[slot]);
+        network.remove_pool(&nft).unwrap();
+        assert!(!lab.run("ip -o link").contains("sw"), "nothing is left");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_policy_changes_under_traffic() {
+    lab::run(|_| {
+        let _beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let who = SocketAddr::new(BEYOND_IPV4.into(), ECHO_PORT);
+            let speak = |patience| sandbox.guest.exchange_udp(who, b"ping", patience);
+            let open = tenancy(&network, &plan);
+            let text = r#"{"egress":{"rules":[{"action":"deny","prefixes":["203.0.113.0/24"],
+                "ports":["udp/7"]}]}}"#;
+            let closed = Tenancy {
+                policy: network
+                    .add_policy(&serde_json::from_str(text).unwrap())
+                    .unwrap(),
+                ..open
+            };
+            for _ in 0..3 {
+                speak(PATIENCE).unwrap();
+                network.set_policy(&sandbox.slot, &closed).unwrap();
+                let before = sandbox.dropped(&network, DropReason::Policy);
+                speak(Duration::from_millis(200)).unwrap_err();
+                assert!(sandbox.dropped(&network, DropReason::Policy) > before);
+                sandbox.guest.ping(BEYOND_IPV4.into(), PATIENCE).unwrap();
+                network.set_policy(&sandbox.slot, &open).unwrap();
+            }
+            assert_eq!(network.inspect_tenancy(&sandbox.slot, Some(&open)), []);
+            assert_eq!(
+                network.inspect_tenancy(&sandbox.slot, Some(&closed)).len(),
+                1
+            );
+            network.remove_policy(closed.policy);
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn traffic_goes_on_while_nobody_is_there_and_when_somebody_comes_back() {
+    lab::run(|_| {
+        let _beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let spare = plan.slot(SlotNumber(1));
+            network.build(&spare).unwrap();
+            let addresses = sandbox.clone_addresses();
+            let pingers = addresses.map(Pinger::start);
+            for _ in 0..3 {
+                // As SIGKILL does: nothing is taken back.
+                let after = KernelNetwork::open(INSTANCE).unwrap();
+                after.add_pool(&plan).unwrap();
+                let found = after.inventory().unwrap();
+                assert_eq!(found.slots, [("web".to_owned(), 0), ("web".to_owned(), 1)]);
+                let tenancy = tenancy(&after, &plan);
+                after.adopt(&sandbox.slot, Some(&tenancy)).unwrap();
+                after.adopt(&spare, None).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+                after.finish_adoption(&[tenancy.policy].into());
+                assert_eq!(after.inspect_tenancy(&sandbox.slot, Some(&tenancy)), []);
+                assert_eq!(after.inspect_tenancy(&spare, None), []);
+                let wrong = after.repair(&sandbox.slot);
+                assert!(
+                    wrong.iter().all(|found| found.action == "repaired"),
+                    "{wrong:?}"
+                );
+                assert_eq!(after.inspect(&sandbox.slot).defects, []);
+                sandbox.guest.ping(BEYOND_IPV4.into(), PATIENCE).unwrap();
+            }
+            for pinger in pingers {
+                let (sent, lost) = pinger.stop();
+                assert!(sent > 30 && lost == 0, "{lost} of {sent} in a {kind} slot");
+            }
+            let slots = [sandbox.slot, spare];
+            drop(sandbox.guest);
+            tear_down(&network, &slots);
+            network.remove_pool(&plan).unwrap();
         }
     });
 }

@@ -16,6 +16,7 @@ use std::{
 use clap::Args;
 use rustix::fs::{FlockOperation, flock};
 use sandwire_api::{error::ErrorCode, name::Name};
+use sandwire_datapath::Datapath;
 use sandwire_kernel_net::{
     Error, interface,
     netlink::{Request, Socket},
@@ -51,6 +52,11 @@ pub(crate) struct Arguments {
     /// forgotten when the daemon starts the next time.
     #[arg(long, value_name = "FOLDER")]
     state_dir: Option<PathBuf>,
+
+    /// Folder of the eBPF data path's programs and maps, if the configuration has another than
+    /// /sys/fs/bpf/sandwire/INSTANCE.
+    #[arg(long, value_name = "FOLDER")]
+    bpf_folder: Option<PathBuf>,
 }
 
 /// What was found, and what came of it.
@@ -75,7 +81,11 @@ const DESTRUCTION_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let instance = &arguments.instance;
     refuse_beside_daemon(context, arguments)?;
-    let found = leftovers::find(instance).map_err(|error| {
+    let programs = match &arguments.bpf_folder {
+        Some(folder) => folder.clone(),
+        None => sandwire_datapath::folder_for(instance.as_str()),
+    };
+    let found = leftovers::find(instance, &programs).map_err(|error| {
         Failure::failed(format!("cannot clean up instance {instance}: {error}"))
     })?;
     let mut report = Report {
@@ -183,6 +193,7 @@ fn remove_all(report: &mut Report) {
         .iter()
         .cloned()
         .partition(|object| object.kind == Kind::Namespace);
+    let had_namespaces = !namespaces.is_empty();
     for object in namespaces {
         let removed = netns::remove(&object.name);
         record(report, object, removed);
@@ -197,18 +208,29 @@ fn remove_all(report: &mut Report) {
         record(report, object, removed);
         bar.inc(1);
     }
-    let (tables, interfaces): (Vec<Leftover>, Vec<Leftover>) = rest
+    let (interfaces, rest): (Vec<Leftover>, Vec<Leftover>) = rest
         .into_iter()
-        .partition(|object| object.kind == Kind::Table);
-    wait_for_destruction(&report.instance, &interfaces);
+        .partition(|object| object.kind == Kind::Interface);
+    if had_namespaces {
+        wait_for_destruction(&report.instance, &interfaces);
+    }
     for object in interfaces {
         let removed = delete_interface(&object.name);
         record(report, object, removed);
         bar.inc(1);
     }
-    for object in tables {
-        let removed = delete_table(&object.name);
-        record(report, object, removed);
+    for object in rest {
+        match object.kind {
+            Kind::Programs => remove_programs(report, object),
+            Kind::Filter => {
+                let removed = delete_filter(&object.name);
+                record(report, object, removed);
+            }
+            _ => {
+                let removed = delete_table(&object.name);
+                record(report, object, removed);
+            }
+        }
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -262,6 +284,33 @@ fn delete_table(name: &str) -> Result<(), Error> {
     match batch.commit(&mut Socket::netfilter()?) {
         Err(error) if error.is_missing() => Ok(()),
         other => other,
+    }
+}
+
+/// The qdisc stays: others may have filters there.
+fn delete_filter(uplink: &str) -> Result<(), Error> {
+    let mut request = Request::new();
+    for (name, place) in leftovers::filtered_uplinks()? {
+        if name == uplink {
+            place.delete(&mut request);
+        }
+    }
+    match Socket::route()?.execute(request) {
+        Err(error) if error.is_missing() => Ok(()),
+        other => other,
+    }
+}
+
+/// With the pins go the programs on uplinks; those on slots went with their interfaces.
+fn remove_programs(report: &mut Report, object: Leftover) {
+    let folder = Path::new(&object.name);
+    match Datapath::remove(folder) {
+        Ok(()) => {
+            // Shared with other instances, if there are any: then it isn't empty, and stays.
+            let _ = folder.parent().map(fs::remove_dir);
+            report.removed.push(object);
+        }
+        Err(error) => report.failures.push(error.to_string()),
     }
 }
 

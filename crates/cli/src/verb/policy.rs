@@ -18,6 +18,7 @@ use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
+    render,
 };
 
 /// What to do with a lease's policy.
@@ -58,13 +59,21 @@ pub(crate) struct SetArguments {
 
 pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
     let client = context.client();
-    let policy = match verb {
-        Verb::Show(Which { name, owner_uid }) => client
-            .policy(&name, owner_uid)
-            .map_err(cannot(format!("show the policy of lease {name}")))?,
-        Verb::Reset(Which { name, owner_uid }) => client
-            .reset_policy(&name, owner_uid)
-            .map_err(cannot(format!("reset the policy of lease {name}")))?,
+    match verb {
+        Verb::Show(Which { name, owner_uid }) => {
+            let policy = client
+                .policy(&name, owner_uid)
+                .map_err(cannot(format!("show the policy of lease {name}")))?;
+            context.output.answer(&policy, policy_text)
+        }
+        Verb::Reset(Which { name, owner_uid }) => {
+            let policy = client
+                .reset_policy(&name, owner_uid)
+                .map_err(cannot(format!("reset the policy of lease {name}")))?;
+            context
+                .output
+                .answer(&policy, |policy| summary(&name, policy))
+        }
         Verb::Set(arguments) => {
             let Which { name, owner_uid } = arguments.which;
             let operation = format!("set the policy of lease {name}");
@@ -77,12 +86,22 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
                     arguments.flags.apply(now.policy)
                 }
             };
-            client
+            let policy = client
                 .set_policy(&name, owner_uid, &policy)
-                .map_err(cannot(operation))?
+                .map_err(cannot(operation))?;
+            context
+                .output
+                .answer(&policy, |policy| summary(&name, policy))
         }
-    };
-    context.output.answer(&policy, policy_text)
+    }
+}
+
+/// Whose policy a lease has now, and what it says.
+fn summary(name: &Name, policy: &LeasePolicy) -> String {
+    let whose = if policy.own { "its own" } else { "its pool's" };
+    let mut rows = vec![("lease", format!("{name}, with {whose} policy"))];
+    rows.extend(policy_rows(&policy.policy));
+    render::pairs(&rows)
 }
 
 /// Reads a policy from a file, TOML or JSON.

@@ -26,6 +26,7 @@ use sandwire_api::{
 use serde_json::json;
 
 use self::watch::Watch;
+pub(crate) use self::watch::tap_of_fdinfo;
 use crate::{
     Context,
     connection::cannot,
@@ -237,7 +238,7 @@ fn only_pool(client: &Blocking, shown: &str) -> Result<Name, Failure> {
 fn no_namespace(lease: &Lease, shown: &str) -> Failure {
     Failure::refused(format!(
         "cannot run {shown}: the slots of pool '{}' are host slots, without a namespace to run it in; \
-         acquire one and give its TAP to the program, or use a pool of kind netns",
+         acquire one and give its TAP to the program, by name or by 'sandwire exec', or use a pool of kind netns",
         lease.pool
     ))
 }

@@ -7,6 +7,7 @@ use sandwire_api::{
     error::ErrorCode,
     name::Name,
     pool::{AccessVerb, ChangePool, Pool, PoolSpec},
+    slot::DataPath,
 };
 use sandwire_slot::{
     error::ServiceError,
@@ -88,7 +89,7 @@ async fn show(
 }
 
 /// Changes a pool: its size, its policy, its data path. What is absent stays as it is. The parts are done one by
-/// one, in the order data path, policy, size; the first that fails ends it.
+/// one: data path, policy (towards `nft`: policy, data path), size; the first that fails ends it.
 #[utoipa::path(
     patch,
     path = "/v1/pools/{pool}",
@@ -116,10 +117,17 @@ async fn change(
 }
 
 fn apply(slots: &Slots, name: &Name, change: ChangePool) -> Result<Pool, ServiceError> {
+    let mut policy = change.policy;
+    // Policies change in the eBPF data paths only: before leaving them, or after coming there.
+    if change.data_path == Some(DataPath::Nft)
+        && let Some(policy) = policy.take()
+    {
+        slots.set_pool_policy(name, policy)?;
+    }
     if let Some(data_path) = change.data_path {
         slots.move_pool(name, data_path)?;
     }
-    if let Some(policy) = change.policy {
+    if let Some(policy) = policy {
         slots.set_pool_policy(name, policy)?;
     }
     if let Some(size) = change.size {

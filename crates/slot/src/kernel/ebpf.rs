@@ -12,10 +12,11 @@ use std::{
 
 use sandwire_api::{
     drop_reason::DropReason,
+    pool::{HostService, PolicySpec, UplinkPolicy},
     traffic::{Traffic, TrafficTotal},
 };
 use sandwire_datapath::{
-    Datapath, NicIndex, PolicyIndex, Program, Settings,
+    Datapath, NicIndex, PolicyIndex, Program, Settings, Uplink,
     abi::{self, NicFlag, NicState, network_order},
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
@@ -49,6 +50,10 @@ pub(super) struct Ebpf {
     slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
     adopted: Mutex<BTreeSet<Place>>,
+    /// Policies of slots that move.
+    transit: Mutex<HashMap<bool, PolicyIndex>>,
+    /// Shared interface and uplinks that have programs.
+    attached: Mutex<(Option<InterfaceIndex>, Option<Vec<Uplink>>)>,
     /// Entries that learn, and until when.
     learning: Mutex<Vec<(Instant, Place)>>,
 }
@@ -74,6 +79,8 @@ impl Ebpf {
             slots: Mutex::new(slots.collect()),
             learning: Mutex::new(learning.collect()),
             adopted: Mutex::default(),
+            transit: Mutex::default(),
+            attached: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
             program_ids: PROGRAMS.map(|program| id_of(opened.datapath.program(program))),
             datapath: opened.datapath,
@@ -231,6 +238,13 @@ impl Ebpf {
         Ok(())
     }
 
+    /// Changes the policy of a slot that may have no entries any more.
+    pub(super) fn set_policy_only(&self, slot: &SlotPlan, policy: PolicyIndex) {
+        for index in self.entries(slot).unwrap_or_default() {
+            self.datapath.set_policy(index, policy);
+        }
+    }
+
     /// Makes a slot active for its tenant, or ready without one; of one that is active only what
     /// differs changes, so that no packet is lost.
     pub(super) fn adopt(
@@ -329,7 +343,11 @@ impl Ebpf {
             stays
         });
         drop(slots);
+        let transit: Vec<PolicyIndex> = lock(&self.transit).values().copied().collect();
         for policy in self.datapath.policies() {
+            if transit.contains(&policy) {
+                continue;
+            }
             if policy.0 != 0 && !policies.contains(&policy) {
                 self.datapath.remove_policy(policy);
             }
@@ -339,6 +357,26 @@ impl Ebpf {
         {
             tracing::error!(%error, "maps of an older layout stay");
         }
+    }
+
+    /// The policy of a slot while it moves: the host's own rules judge its packets as they did in nft.
+    /// Made once for each answer to whether sandboxes of the pool may talk to each other.
+    pub(super) fn transit_policy(&self, clone_to_clone: bool) -> Result<PolicyIndex, NetworkError> {
+        let mut known = lock(&self.transit);
+        if let Some(index) = known.get(&clone_to_clone) {
+            return Ok(*index);
+        }
+        let policy = PolicySpec {
+            uplink: UplinkPolicy::Masquerade,
+            clone_to_clone,
+            host_services: vec![HostService::All],
+            cloud_metadata: true,
+            ..PolicySpec::default()
+        };
+        let compiled = sandwire_datapath::policy::compile(&policy, &[])?;
+        let index = self.datapath.add_policy(&compiled)?;
+        known.insert(clone_to_clone, index);
+        Ok(index)
     }
 
     /// Counted at all interfaces of a slot.
@@ -364,8 +402,34 @@ impl Ebpf {
         (nic.pool, nic.slot, nic.position)
     }
 
+    /// Puts the programs on the shared interface and the uplinks, if these are others than before.
+    pub(super) fn attach(
+        &self,
+        shared: InterfaceIndex,
+        uplinks: &[Uplink],
+    ) -> Result<(), NetworkError> {
+        let mut attached = lock(&self.attached);
+        if attached.0 != Some(shared) {
+            self.set_shared(shared);
+            self.datapath.attach_shared(shared)?;
+            attached.0 = Some(shared);
+        }
+        if attached.1.as_deref() != Some(uplinks) {
+            self.datapath.set_uplinks(uplinks)?;
+            attached.1 = Some(uplinks.to_vec());
+        }
+        Ok(())
+    }
+
+    /// Takes the programs off the uplinks, when no pool needs them. The shared interface goes by itself.
+    pub(super) fn detach(&self) -> Result<(), NetworkError> {
+        let mut attached = lock(&self.attached);
+        *attached = (None, None);
+        Ok(self.datapath.set_uplinks(&[])?)
+    }
+
     /// Tells all entries that the shared interface has another number.
-    pub(super) fn set_shared(&self, shared: InterfaceIndex) {
+    fn set_shared(&self, shared: InterfaceIndex) {
         for (index, mut nic) in self.datapath.used() {
             if nic.shared_ifindex != shared.0 {
                 nic.shared_ifindex = shared.0;

@@ -548,6 +548,10 @@ pub(super) fn inspect_ebpf(
     wanted: Option<&[String]>,
     defects: &mut Vec<Defect>,
 ) -> Result<InterfaceIndex, NetworkError> {
+    // What has come and gone first: programs aren't missed where nothing is.
+    let shared = find_or_create_shared(instance, worker)?;
+    let uplinks = uplinks::find(worker, instance, wanted)?;
+    ebpf.attach(shared.index, &uplinks)?;
     for found in ebpf.datapath.inspect() {
         let object = format!("eBPF program on {}", found.interface);
         defects.push(match found.failure {
@@ -555,10 +559,6 @@ pub(super) fn inspect_ebpf(
             Some(failure) => reported(object, format!("{}; {failure}", found.text)),
         });
     }
-    let shared = find_or_create_shared(instance, worker)?;
-    ebpf.set_shared(shared.index);
-    ebpf.datapath.attach_shared(shared.index)?;
-    uplinks::set(worker, ebpf, instance, wanted)?;
     ebpf.end_learning();
     Ok(shared.index)
 }

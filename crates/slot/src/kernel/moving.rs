@@ -8,11 +8,18 @@
 //! 4. the programs on the TAPs: the guest's packets go by eBPF, and then those towards it as well;
 //! 5. the host's routes to the slot, and the namespace's rules, go.
 //!
+//! Until the last step a policy leaves all judgement to the host's rules: eBPF doesn't know yet which
+//! connections came from outside, and learns it only from packets that pass its programs.
+//!
 //! Back, the same from its end: rules and routes first, then the programs from the TAPs on, and the
-//! entries last.
+//! entries last. Connection tracking has missed what went by eBPF, and must not mind.
 
-use sandwire_datapath::abi::NicFlag;
-use sandwire_kernel_net::{interface::InterfaceIndex, netlink::Socket, netns::Home, nft::Batch};
+use std::{collections::HashSet, net::IpAddr};
+
+use sandwire_datapath::{PolicyIndex, abi::NicFlag};
+use sandwire_kernel_net::{
+    conntrack, interface::InterfaceIndex, netlink::Socket, netns::Home, nft::Batch,
+};
 
 use super::{Worker, ebpf::Ebpf, filters::Attachment, interfaces, slot_table};
 use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
@@ -81,6 +88,7 @@ pub(super) fn to_ebpf(
     shared: InterfaceIndex,
     slot: &SlotPlan,
     tenancy: Option<&Tenancy>,
+    transit: PolicyIndex,
 ) -> Result<(), NetworkError> {
     let index = interfaces::host_end_index(&mut worker.route, slot)?;
     let first = ebpf.reserve(slot)?;
@@ -99,6 +107,7 @@ pub(super) fn to_ebpf(
     if let Some(tenancy) = tenancy {
         let as_process = Tenancy {
             is_process: true,
+            policy: transit,
             ..*tenancy
         };
         ebpf.adopt(slot, Some(&as_process))?;
@@ -118,7 +127,8 @@ pub(super) fn to_ebpf(
     let inside = home.enter(&slot.netns_name)?;
     let done = delete_table();
     drop(inside);
-    done
+    done?;
+    tenancy.map_or(Ok(()), |tenancy| ebpf.set_policy(slot, tenancy))
 }
 
 /// Deletes the table of the namespace that the thread is in, if there is one.
@@ -136,13 +146,23 @@ pub(super) fn to_nft(
     worker: &mut Worker,
     ebpf: &Ebpf,
     slot: &SlotPlan,
+    transit: PolicyIndex,
 ) -> Result<(), NetworkError> {
     let index = interfaces::host_end_index(&mut worker.route, slot)?;
+    ebpf.set_policy_only(slot, transit);
     let inside = home.enter(&slot.netns_name)?;
     let mut route = Socket::route()?;
-    let done = recreate_table(slot);
+    let mut netfilter = Socket::netfilter()?;
+    let addresses: HashSet<IpAddr> = slot
+        .clone_addresses()
+        .chain(slot.guest_addresses())
+        .collect();
+    let done = conntrack::tolerate_gaps(&mut netfilter, &addresses)
+        .map_err(Into::into)
+        .and_then(|()| recreate_table(slot));
     drop(inside);
     done?;
+    conntrack::tolerate_gaps(&mut worker.netfilter, &addresses)?;
     interfaces::configure_host_end(&mut worker.route, slot)?;
     let attachments = interfaces::attachments_inside(slot);
     let inside = home.enter(&slot.netns_name)?;

@@ -5,17 +5,16 @@ use std::collections::BTreeSet;
 use sandwire_datapath::Uplink;
 use sandwire_kernel_net::{interface, route};
 
-use super::{Worker, ebpf::Ebpf};
+use super::Worker;
 use crate::{error::NetworkError, plan::names};
 
-/// Makes the interfaces of these names the uplinks; without names, those that a default route leads
-/// out by. One that isn't there is left out until it is.
-pub(super) fn set(
+/// The uplinks as they are now: the interfaces of these names; without names, those that a default
+/// route leads out by. One that isn't there is left out until it is.
+pub(super) fn find(
     worker: &mut Worker,
-    ebpf: &Ebpf,
     instance: &str,
     wanted: Option<&[String]>,
-) -> Result<(), NetworkError> {
+) -> Result<Vec<Uplink>, NetworkError> {
     let defaults: BTreeSet<_> = match wanted {
         Some(_) => BTreeSet::new(),
         None => route::list(&mut worker.route)?
@@ -49,5 +48,5 @@ pub(super) fn set(
             xdp: false,
         })
         .collect();
-    Ok(ebpf.datapath.set_uplinks(&uplinks)?)
+    Ok(uplinks)
 }

@@ -198,6 +198,7 @@ fn recover(
         repairs: std::collections::VecDeque::new(),
         defects: super::health::Defects::default(),
         counters: super::Counters::default(),
+        ended: std::collections::BTreeMap::new(),
         stopping: false,
     };
     for result in network.reclaim(&actions.reclaim) {
@@ -245,6 +246,10 @@ impl State {
             .map(|(slot, damage)| (slot.clone(), damage))
             .collect();
         for entry in self.pools.values_mut() {
+            if entry.moving_from.is_some() {
+                // Nobody knows which data path they have.
+                entry.retire_ready();
+            }
             entry.trim();
         }
     }

@@ -8,6 +8,7 @@ use std::{
 use sandwire_api::{
     lease::{Lease, LeaseDetail, LeaseState, ReleaseOutcome, Released, TapHolder},
     name::Name,
+    traffic::Traffic,
 };
 
 use super::{Caller, Shared, Slots, State, no_lease};
@@ -109,11 +110,13 @@ impl Shared {
             tracing::warn!(lease = %key, %error, "a released slot can't be deactivated");
         }
 
+        let counted = self.network.traffic(&slot);
         let mut state = self.lock();
         state.set_busy(key, false);
         let outcome = match withdrawal {
             Ok(Withdrawal::Free) => state
                 .end_lease(&record, self.now())
+                .inspect(|_| state.keep_traffic(&record.pool, counted.as_ref()))
                 .map(|had_ports| (ReleaseOutcome::Released, Vec::new(), had_ports)),
             Ok(Withdrawal::Held(holders)) => {
                 state.counters.releases_held += 1;
@@ -194,6 +197,12 @@ impl Shared {
 }
 
 impl State {
+    fn keep_traffic(&mut self, pool: &Name, counted: Option<&Traffic>) {
+        if let Some(counted) = counted {
+            self.ended.entry(pool.clone()).or_default().add(counted);
+        }
+    }
+
     pub(super) fn set_busy(&mut self, key: &LeaseKey, is_busy: bool) {
         if let Some(lease) = self.leases.get_mut(key) {
             lease.is_busy = is_busy;

@@ -25,6 +25,8 @@ mod access;
 mod acquire;
 mod crash;
 mod damage;
+mod moves;
+mod policies;
 mod pools;
 mod ports;
 mod release;

@@ -1,8 +1,11 @@
 //! What leases have sent and received, and their open TAPs.
 
-use std::{os::fd::OwnedFd, sync::Arc};
+use std::{collections::BTreeMap, os::fd::OwnedFd, sync::Arc};
 
-use sandwire_api::{name::Name, traffic::LeaseTraffic};
+use sandwire_api::{
+    name::Name,
+    traffic::{LeaseTraffic, Traffic},
+};
 
 use super::{Caller, Slots};
 use crate::{error::ServiceError, plan::Plan};
@@ -38,6 +41,12 @@ impl Slots {
             }
         };
         seen.into_iter().map(row).collect()
+    }
+
+    /// What leases that have ended since the daemon's start had sent and received, by pool.
+    #[must_use]
+    pub fn ended_traffic(&self) -> BTreeMap<Name, Traffic> {
+        self.shared.lock().ended.clone()
     }
 
     /// Opens the TAPs of a lease as a VMM would, in order, to be handed to one. Blocks for a

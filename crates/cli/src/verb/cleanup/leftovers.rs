@@ -1,16 +1,27 @@
 //! Kernel objects of an instance, told by their names and aliases.
 
-use std::{collections::HashMap, fs, os::unix::fs::MetadataExt};
+use std::{
+    collections::HashMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use ipnet::IpNet;
 use sandwire_api::name::Name;
+use sandwire_datapath::{FILTER_HANDLE, FILTER_PRIORITY, Program};
 use sandwire_kernel_net::{
     Error, address, interface,
     netlink::Socket,
     netns, nft,
     route::{self, Route, Target},
+    tc,
 };
 use serde::Serialize;
+
+use crate::verb::run::tap_of_fdinfo;
+
+const TUN_DEVICE: &str = "/dev/net/tun";
 
 /// A kernel object of ours.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -30,6 +41,8 @@ pub(super) enum Kind {
     Route,
     Interface,
     Table,
+    Filter,
+    Programs,
 }
 
 /// A process inside a namespace.
@@ -46,6 +59,8 @@ impl Kind {
             Self::Route => "unreachable route",
             Self::Interface => "interface",
             Self::Table => "nft table inet",
+            Self::Filter => "BPF filter of uplink",
+            Self::Programs => "eBPF programs and maps in",
         }
     }
 }
@@ -60,8 +75,8 @@ impl Leftover {
     }
 }
 
-/// Everything of an instance that this network namespace and `/run/netns` have.
-pub(super) fn find(instance: &Name) -> Result<Vec<Leftover>, Error> {
+/// Everything of an instance that this network namespace, `/run/netns` and the bpffs have.
+pub(super) fn find(instance: &Name, programs: &Path) -> Result<Vec<Leftover>, Error> {
     let mut users = processes_by_namespace();
     let mut found = Vec::new();
     // The dot ends the instance's name: "a" must not find "ab".
@@ -75,11 +90,11 @@ pub(super) fn find(instance: &Name) -> Result<Vec<Leftover>, Error> {
         }
         found.push(object);
     }
-    found.extend(
-        interfaces(instance)?
-            .into_iter()
-            .map(|name| Leftover::new(Kind::Interface, name)),
-    );
+    let mut taps = processes_by_tap();
+    found.extend(interfaces(instance)?.into_iter().map(|name| Leftover {
+        used_by: taps.remove(&name).unwrap_or_default(),
+        ..Leftover::new(Kind::Interface, name)
+    }));
     let routes = routes(instance)?;
     found.extend(
         routes
@@ -89,6 +104,42 @@ pub(super) fn find(instance: &Name) -> Result<Vec<Leftover>, Error> {
     let table = format!("sandwire-{instance}");
     if nft::tables(&mut Socket::netfilter()?)?.contains(&table) {
         found.push(Leftover::new(Kind::Table, table));
+    }
+    if !has_siblings(programs) {
+        let names = filtered_uplinks()?.into_iter();
+        found.extend(names.map(|(name, _)| Leftover::new(Kind::Filter, name)));
+    }
+    if programs.exists() {
+        let name = programs.display().to_string();
+        found.push(Leftover::new(Kind::Programs, name));
+    }
+    Ok(found)
+}
+
+/// Whether another instance keeps programs beside ours: filters on uplinks may then be that one's.
+fn has_siblings(programs: &Path) -> bool {
+    let folder = programs
+        .parent()
+        .and_then(|folder| fs::read_dir(folder).ok());
+    let mut entries = folder.into_iter().flatten().filter_map(Result::ok);
+    entries.any(|entry| entry.path() != programs)
+}
+
+/// Interfaces that have a filter of ours beside other people's, as on kernels without TCX, and where.
+pub(super) fn filtered_uplinks() -> Result<Vec<(String, tc::Place)>, Error> {
+    let mut socket = Socket::route()?;
+    let is_ours = |filter: &tc::Listed| {
+        filter.place.priority == FILTER_PRIORITY
+            && filter.place.handle == FILTER_HANDLE
+            && filter.name == Program::FromUplink.name()
+    };
+    let mut found = Vec::new();
+    for interface in interface::list(&mut socket)? {
+        // It may go while we look.
+        let filters = tc::list(&mut socket, interface.index, tc::Hook::Ingress);
+        for filter in filters.unwrap_or_default().into_iter().filter(is_ours) {
+            found.push((interface.name.clone(), filter.place));
+        }
     }
     Ok(found)
 }
@@ -156,27 +207,43 @@ fn is_of(instance: &Name, alias: &str) -> bool {
 /// Processes by the number of the network namespace that they are in, as far as they can be seen.
 fn processes_by_namespace() -> HashMap<u64, Vec<User>> {
     let mut processes: HashMap<u64, Vec<User>> = HashMap::new();
-    for entry in fs::read_dir("/proc")
-        .into_iter()
-        .flatten()
-        .filter_map(Result::ok)
-    {
-        let Some(pid) = entry
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        if let Ok(namespace) = fs::metadata(entry.path().join("ns/net")) {
-            let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-            processes.entry(namespace.ino()).or_default().push(User {
-                pid,
-                command: command.trim().to_owned(),
-            });
+    for (user, folder) in processes_seen() {
+        if let Ok(namespace) = fs::metadata(folder.join("ns/net")) {
+            processes.entry(namespace.ino()).or_default().push(user);
         }
     }
     processes
+}
+
+/// Processes by the TAP that they have open, as far as they can be seen.
+fn processes_by_tap() -> HashMap<String, Vec<User>> {
+    let mut processes: HashMap<String, Vec<User>> = HashMap::new();
+    for (user, folder) in processes_seen() {
+        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
+        for descriptor in descriptors.filter_map(Result::ok) {
+            let target = fs::read_link(descriptor.path()).unwrap_or_default();
+            if target != Path::new(TUN_DEVICE) {
+                continue;
+            }
+            let about = folder.join("fdinfo").join(descriptor.file_name());
+            let about = fs::read_to_string(about).unwrap_or_default();
+            if let Some(tap) = tap_of_fdinfo(&about) {
+                processes.entry(tap).or_default().push(user.clone());
+            }
+        }
+    }
+    processes
+}
+
+/// All processes, with their folders in `/proc`.
+fn processes_seen() -> impl Iterator<Item = (User, PathBuf)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(Result::ok).filter_map(|entry| {
+        let pid = entry.file_name().to_str()?.parse().ok()?;
+        let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let command = command.trim().to_owned();
+        Some((User { pid, command }, entry.path()))
+    })
 }
 
 #[cfg(test)]

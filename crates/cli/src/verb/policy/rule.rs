@@ -119,16 +119,33 @@ impl FromArgMatches for Rules {
     }
 }
 
-/// A rule as it would be written.
+/// Prefixes and ports that are shown of a rule before the rest is only counted.
+const PARTS_SHOWN_MAX: usize = 8;
+
+/// A rule as it would be written; a long one is cut.
 pub(super) fn rule_text(rule: &EgressRule) -> String {
+    let mut parts = written_parts(rule);
+    let count = parts.len();
+    if count > PARTS_SHOWN_MAX {
+        parts.truncate(PARTS_SHOWN_MAX);
+        parts.push(format!("… and {} more", count - PARTS_SHOWN_MAX));
+    }
     let action = match rule.action {
         PolicyAction::Allow => ALLOW,
         PolicyAction::Deny => DENY,
     };
-    let prefixes = rule.prefixes.iter().map(ToString::to_string);
-    let ports = rule.ports.iter().map(ToString::to_string);
-    let parts: Vec<String> = prefixes.chain(ports).collect();
     format!("{action} {}", parts.join(","))
+}
+
+fn written_parts(rule: &EgressRule) -> Vec<String> {
+    let prefixes = rule.prefixes.iter().map(ToString::to_string);
+    // Ports first where prefixes are too many to be shown: they say more.
+    let ports = rule.ports.iter().map(ToString::to_string);
+    if rule.prefixes.len() > PARTS_SHOWN_MAX {
+        ports.chain(prefixes).collect()
+    } else {
+        prefixes.chain(ports).collect()
+    }
 }
 
 #[cfg(test)]
@@ -166,6 +183,20 @@ mod tests {
         ] {
             assert!(target(text).is_err(), "{text:?} was taken");
         }
+    }
+
+    #[test]
+    fn a_long_rule_is_cut_and_its_ports_are_shown() {
+        let mut rule = EgressRule {
+            action: PolicyAction::Allow,
+            prefixes: vec!["10.0.0.0/8".parse().unwrap(); 100_000],
+            ports: vec![HostService::Tcp(443, 443)],
+        };
+        let text = rule_text(&rule);
+        assert!(text.starts_with("allow tcp/443,10.0.0.0/8"), "{text}");
+        assert!(text.ends_with("… and 99993 more"), "{text}");
+        rule.prefixes.truncate(1);
+        assert_eq!(rule_text(&rule), "allow 10.0.0.0/8,tcp/443");
     }
 
     proptest! {

@@ -129,7 +129,7 @@ fn taps_of_process(pid: i32) -> Vec<String> {
 }
 
 /// The interface that an open `/dev/net/tun` belongs to, if any.
-fn tap_of_fdinfo(info: &str) -> Option<String> {
+pub(crate) fn tap_of_fdinfo(info: &str) -> Option<String> {
     let name = info
         .lines()
         .find_map(|line| line.strip_prefix("iff:"))?

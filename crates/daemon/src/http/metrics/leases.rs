@@ -1,10 +1,10 @@
 //! What leases have sent, received and lost: the sums of each pool, and on request each lease.
 //!
-//! Leases come and go, and so do their counters; a sum that goes down would look like a restart. So
-//! the sums here only grow: by what each lease has counted since the last look.
+//! A pool's sum is what its ended leases had counted and what those count that there are. A lease that ends between
+//! the two readings is in neither for once; a sum that goes down would look like a restart, so that none does.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::{Mutex, PoisonError},
 };
 
@@ -14,7 +14,7 @@ use prometheus_client::{
 };
 use sandwire_api::{
     name::Name,
-    traffic::{LeaseTraffic, Traffic},
+    traffic::{LeaseTraffic, Traffic, TrafficTotal},
 };
 use sandwire_slot::service::{Caller, Slots};
 
@@ -30,23 +30,8 @@ const SELF: Caller = Caller {
 pub(crate) struct LeaseTotals {
     /// Whether each lease has figures of its own: as many time series as there are leases.
     per_lease: bool,
-    sums: Mutex<Sums>,
-}
-
-#[derive(Debug, Default)]
-struct Sums {
-    /// What each lease had counted at the last look.
-    seen: HashMap<Lease, Traffic>,
-    pools: BTreeMap<Name, Traffic>,
-}
-
-/// A lease; one of the same name in another slot is another one.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Lease {
-    pool: Name,
-    slot: u32,
-    owner_uid: u32,
-    name: Name,
+    /// What was told of each pool the last time.
+    told: Mutex<BTreeMap<Name, Traffic>>,
 }
 
 /// Names and values of labels.
@@ -62,13 +47,19 @@ impl LeaseTotals {
 
     /// Looks at all leases, and has their figures told.
     pub(super) fn register(&self, slots: &Slots, registry: &mut Registry) {
+        // In this order: a lease that ends now is missing once, instead of counted twice.
+        let ended = slots.ended_traffic();
         let leases = slots.traffic(SELF);
-        let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
-        sums.look(&leases);
-        let pools = sums.pools.iter();
-        let rows = pools.map(|(pool, traffic)| (vec![("pool", pool.to_string())], traffic));
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        for (pool, sum) in sums(ended, &leases) {
+            let before = told.entry(pool).or_default();
+            *before = larger(&sum, before);
+        }
+        let rows = told
+            .iter()
+            .map(|(pool, traffic)| (vec![("pool", pool.to_string())], traffic));
         register("pool", "of all leases of a pool", rows, registry);
-        drop(sums);
+        drop(told);
         if self.per_lease {
             let rows = leases.iter().filter_map(|lease| {
                 let labels = vec![
@@ -83,27 +74,33 @@ impl LeaseTotals {
     }
 }
 
-impl Sums {
-    /// Adds what has come since the last look.
-    fn look(&mut self, leases: &[LeaseTraffic]) {
-        let nothing = Traffic::default();
-        let mut seen = HashMap::new();
-        for lease in leases {
-            let Some(traffic) = &lease.traffic else {
-                continue;
-            };
-            let key = Lease {
-                pool: lease.pool.clone(),
-                slot: lease.slot,
-                owner_uid: lease.owner_uid,
-                name: lease.name.clone(),
-            };
-            let earlier = self.seen.get(&key).unwrap_or(&nothing);
-            let sum = self.pools.entry(lease.pool.clone()).or_default();
-            sum.add(&traffic.since(earlier));
-            seen.insert(key, traffic.clone());
+/// Sums by pool, of leases that have ended and of those that there are.
+fn sums(ended: BTreeMap<Name, Traffic>, leases: &[LeaseTraffic]) -> BTreeMap<Name, Traffic> {
+    let mut sums = ended;
+    for lease in leases {
+        if let Some(traffic) = &lease.traffic {
+            sums.entry(lease.pool.clone()).or_default().add(traffic);
         }
-        self.seen = seen;
+    }
+    sums
+}
+
+/// Figure by figure, the larger one.
+fn larger(left: &Traffic, right: &Traffic) -> Traffic {
+    let total = |left: &TrafficTotal, right: &TrafficTotal| TrafficTotal {
+        packets: left.packets.max(right.packets),
+        bytes: left.bytes.max(right.bytes),
+        segments: left.segments.max(right.segments),
+    };
+    let mut drops = left.drops.clone();
+    for (reason, count) in &right.drops {
+        let drop = drops.entry(*reason).or_default();
+        *drop = (*drop).max(*count);
+    }
+    Traffic {
+        egress: total(&left.egress, &right.egress),
+        ingress: total(&left.ingress, &right.ingress),
+        drops,
     }
 }
 
@@ -161,50 +158,26 @@ fn register<'a>(
 
 #[cfg(test)]
 mod tests {
-    use sandwire_api::{
-        drop_reason::DropReason,
-        policy::LimitSpec,
-        slot::{DataPath, SlotKind},
-        traffic::TrafficTotal,
-    };
+    use sandwire_api::drop_reason::DropReason;
 
     use super::*;
 
-    fn lease(name: &str, slot: u32, packets: u64) -> LeaseTraffic {
-        LeaseTraffic {
-            name: name.parse().unwrap(),
-            pool: "web".parse().unwrap(),
-            owner_uid: 1000,
-            slot,
-            kind: SlotKind::Host,
-            data_path: DataPath::Ebpf,
-            limits: LimitSpec::default(),
-            traffic: Some(Traffic {
-                egress: TrafficTotal {
-                    packets,
-                    ..TrafficTotal::default()
-                },
-                drops: [(DropReason::Policy, packets)].into(),
-                ..Traffic::default()
-            }),
+    fn traffic(packets: u64, drops: &[(DropReason, u64)]) -> Traffic {
+        Traffic {
+            egress: TrafficTotal {
+                packets,
+                ..TrafficTotal::default()
+            },
+            drops: drops.iter().copied().collect(),
+            ..Traffic::default()
         }
     }
 
     #[test]
-    fn a_pools_sum_never_goes_down() {
-        let mut sums = Sums::default();
-        let pool: Name = "web".parse().unwrap();
-        for (leases, sum) in [
-            (vec![lease("a", 1, 5), lease("b", 2, 7)], 12),
-            // One has gone.
-            (vec![lease("a", 1, 6)], 13),
-            // The same name in another slot, and a slot's next tenant.
-            (vec![lease("a", 3, 2), lease("c", 1, 1)], 16),
-            (vec![], 16),
-        ] {
-            sums.look(&leases);
-            assert_eq!(sums.pools[&pool].egress.packets, sum);
-            assert_eq!(sums.pools[&pool].drops[&DropReason::Policy], sum);
-        }
+    fn no_figure_goes_down() {
+        let before = traffic(9, &[(DropReason::Arp, 1), (DropReason::Policy, 4)]);
+        let now = traffic(7, &[(DropReason::Policy, 5)]);
+        let told = traffic(9, &[(DropReason::Arp, 1), (DropReason::Policy, 5)]);
+        assert_eq!(larger(&now, &before), told);
     }
 }

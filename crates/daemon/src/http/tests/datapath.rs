@@ -166,6 +166,10 @@ async fn a_pool_changes_its_policy_data_path_and_size() {
         back.text
     );
     assert_eq!(lab.get(0, path).await.body["spec"]["data_path"], "ebpf");
+    let change = json!({"data_path": "nft", "policy": {}});
+    let back = lab.call(0, "PATCH", path, &change).await;
+    assert_eq!(back.status, StatusCode::OK, "{}", back.text);
+    assert_eq!(back.body["spec"]["policy"]["group"], Value::Null);
 }
 
 #[tokio::test]
@@ -212,10 +216,18 @@ async fn metrics_sum_over_a_pool_and_outlast_its_leases() {
     ] {
         assert!(text.contains(line), "no {line} in\n{text}");
     }
+    // Whatever happens to leases, and looked at or not in between.
     lab.call(1000, "DELETE", "/v1/leases/a", &Value::Null).await;
     let text = lab.get(0, "/metrics").await.text;
     assert!(text.contains("sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} 6\n"));
     assert!(!text.contains("lease=\"a\""));
+    lab.acquire(1000, "c").await;
+    lab.call(1000, "DELETE", "/v1/leases/c", &Value::Null).await;
+    let text = lab.get(0, "/metrics").await.text;
+    assert!(
+        text.contains("sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} 9\n"),
+        "{text}"
+    );
 }
 
 #[tokio::test]

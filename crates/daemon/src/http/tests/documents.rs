@@ -9,7 +9,7 @@ use sandwire_api::{
     policy::{EgressRule, PolicyAction},
     pool::Pool,
     published_port::PublishedPort,
-    trace::TraceLine,
+    trace::{Stage, TraceLine, Verdict},
     traffic::LeaseTraffic,
 };
 use serde::de::DeserializeOwned;
@@ -432,4 +432,14 @@ fn the_page_of_drop_reasons_has_each_with_its_meaning_and_no_other() {
         );
     }
     assert_eq!(rows.len(), expected.len());
+}
+
+#[test]
+fn the_page_of_traces_has_each_verdict_and_stage() {
+    let page = page("trace.md");
+    let verdicts = Verdict::ALL.iter().map(|verdict| verdict.as_str());
+    let stages = Stage::ALL.iter().map(|stage| stage.as_str());
+    for word in verdicts.chain(stages) {
+        assert!(page.contains(&format!("\n| `{word}` | ")), "{word}");
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use sandwire_api::slot::DataPath;
+
 use super::*;
 
 /// What the caller knows of a lease.
@@ -42,6 +44,9 @@ impl Run {
         let slots = host.start();
         let mut spec = spec("web", 3);
         spec.quarantine_seconds = 1;
+        if seed % 2 == 1 {
+            spec.data_path = DataPath::Ebpf;
+        }
         slots.create_pool(&spec).unwrap();
         Self {
             host,
@@ -241,6 +246,12 @@ impl Run {
         let kernel = self.host.kernel.lock();
         assert_eq!(kernel.slots.len(), expected.len(), "no pieces are left");
         assert_eq!(kernel.ports, ports);
+        for slot in kernel.slots.values() {
+            let is_leased = leases.iter().any(|lease| lease.slot == slot.number);
+            let passes = slot.tenancy.is_some();
+            let wanted = is_leased && slot.data_path == DataPath::Ebpf;
+            assert_eq!(passes, wanted, "packets of slot {} pass", slot.number);
+        }
         for lease in leases
             .iter()
             .filter(|lease| lease.state == LeaseState::Active)

@@ -1,0 +1,124 @@
+//! Pools that change their data path under leases.
+
+use sandwire_api::slot::DataPath;
+
+use super::*;
+
+impl Host {
+    /// Data paths of the slots in the kernel, by number, with whether eBPF lets their packets pass.
+    fn data_paths(&self) -> Vec<(u32, DataPath, bool)> {
+        let kernel = self.kernel.lock();
+        let slots = kernel.slots.values();
+        let mut found: Vec<_> = slots
+            .map(|slot| (slot.number, slot.data_path, slot.tenancy.is_some()))
+            .collect();
+        found.sort_unstable_by_key(|(number, ..)| *number);
+        found
+    }
+}
+
+fn is_settled(state: &State) -> bool {
+    state.pools[&name("web")].moving_from.is_none()
+}
+
+#[test]
+fn leased_slots_move_and_ready_ones_are_built_anew() {
+    let (host, slots) = Host::with_pool(2);
+    let lease = slots
+        .acquire(ROOT, &request_of("web:a"))
+        .unwrap()
+        .lease
+        .slot;
+    slots.await_ready("web", 2);
+    for (data_path, passes) in [(DataPath::Ebpf, true), (DataPath::Nft, false)] {
+        for _ in 0..2 {
+            let pool = slots.move_pool(&name("web"), data_path).unwrap();
+            assert_eq!(pool.spec.data_path, data_path);
+        }
+        slots.await_quiet();
+        host.advance_until(&slots, "the move is done", is_settled);
+        slots.await_ready("web", 2);
+        for (number, found, is_active) in host.data_paths() {
+            assert_eq!((found, is_active), (data_path, passes && number == lease));
+        }
+        slots.acquire(ROOT, &request_of("web:b")).unwrap();
+        slots.give_back("b").unwrap();
+        slots.await_quiet();
+    }
+    host.advance_until(&slots, "no policy is left", |_| {
+        host.kernel.lock().policies.is_empty()
+    });
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_move_that_was_cut_off_goes_on_after_the_start() {
+    for steps in 1..12 {
+        let (host, slots) = Host::with_pool(1);
+        let held = [1, 2].map(|number| {
+            let lease = slots.acquire(ROOT, &request_of(&format!("web:l{number}")));
+            slots.await_ready("web", 1);
+            lease.unwrap().lease.slot
+        });
+        drop(slots);
+        let power = Power::unlimited();
+        let slots = host.start_with(&power).unwrap();
+        slots.await_quiet();
+        power.set(steps);
+        let moved = slots.move_pool(&name("web"), DataPath::Ebpf).is_ok();
+        power.cut();
+        drop(slots);
+
+        let slots = host.start();
+        slots.await_quiet();
+        host.advance_until(&slots, "the move is done", is_settled);
+        slots.await_quiet();
+        let data_path = slots.pool_spec(&name("web")).unwrap().data_path;
+        assert!(!moved || data_path == DataPath::Ebpf, "the answer said so");
+        for (number, found, is_active) in host.data_paths() {
+            assert_eq!(found, data_path, "slot {number} after {steps} steps");
+            assert_eq!(is_active, found == DataPath::Ebpf && held.contains(&number));
+        }
+        host.kernel.assert_unviolated();
+    }
+}
+
+#[test]
+fn a_move_that_cannot_be_is_refused() {
+    let (host, slots) = Host::with_pool(1);
+    let refused = slots.move_pool(&name("web"), DataPath::Xdp);
+    assert_eq!(code(refused), ErrorCode::Unsupported);
+    host.kernel.fail("change pool", true);
+    let refused = slots.move_pool(&name("web"), DataPath::Ebpf);
+    assert_eq!(code(refused), ErrorCode::Internal);
+    host.kernel.fail("change pool", false);
+    assert_eq!(
+        slots.pool_spec(&name("web")).unwrap().data_path,
+        DataPath::Nft
+    );
+    slots.move_pool(&name("web"), DataPath::Ebpf).unwrap();
+    let mut request = request_of("web:a");
+    request.policy = serde_json::from_str(r#"{"uplink":"deny"}"#).unwrap();
+    slots.await_quiet();
+    host.advance_until(&slots, "the move is done", is_settled);
+    slots.await_ready("web", 1);
+    slots.acquire(ROOT, &request).unwrap();
+    let refused = slots.move_pool(&name("web"), DataPath::Nft);
+    assert_eq!(code(refused), ErrorCode::Conflict);
+}
+
+#[test]
+fn the_configuration_moves_a_pool_and_changes_its_policy() {
+    let (host, slots) = Host::with_pool(1);
+    slots.acquire(ROOT, &request_of("web:a")).unwrap();
+    let mut wanted = slots.pool_spec(&name("web")).unwrap();
+    wanted.data_path = DataPath::Ebpf;
+    wanted.policy.group = Some(name("team"));
+    assert_eq!(slots.ensure_pool(&wanted).unwrap().spec, wanted);
+    host.advance_until(&slots, "the move is done", is_settled);
+    wanted.data_path = DataPath::Nft;
+    wanted.policy.group = None;
+    assert_eq!(slots.ensure_pool(&wanted).unwrap().spec, wanted);
+    assert_eq!(slots.leases(ROOT).len(), 1);
+    host.kernel.assert_unviolated();
+}

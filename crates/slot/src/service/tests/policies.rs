@@ -1,0 +1,216 @@
+//! Policies of pools and leases.
+
+use sandwire_api::{pool::PolicySpec, slot::DataPath};
+use sandwire_datapath::group_number;
+
+use super::*;
+use crate::model::ModelSlot;
+
+impl Host {
+    /// A running service with a full eBPF pool `web`.
+    fn with_ebpf_pool(size: u32) -> (Self, Arc<Slots>) {
+        let host = Self::new();
+        let slots = host.start();
+        let mut spec = spec("web", size);
+        spec.data_path = DataPath::Ebpf;
+        slots.create_pool(&spec).unwrap();
+        slots.await_ready("web", size);
+        (host, slots)
+    }
+
+    /// The policy that a slot's packets are judged by.
+    fn policy_of(&self, slot: u32) -> Option<PolicySpec> {
+        let kernel = self.kernel.lock();
+        let is_wanted = |found: &&ModelSlot| found.number == slot;
+        let tenancy = kernel.slots.values().find(is_wanted)?.tenancy?;
+        kernel.policies.get(&tenancy.policy.0).cloned()
+    }
+
+    fn policy_count(&self) -> usize {
+        self.kernel.lock().policies.len()
+    }
+}
+
+fn denying(text: &str) -> PolicySpec {
+    serde_json::from_str(&format!(
+        r#"{{"egress":{{"rules":[{{"action":"deny","prefixes":["{text}"]}}]}}}}"#
+    ))
+    .unwrap()
+}
+
+fn set(slots: &Slots, lease: &str, policy: Option<PolicySpec>) -> Result<(), ServiceError> {
+    slots
+        .set_policy(ROOT, None, &name(lease), policy)
+        .map(|_| ())
+}
+
+#[test]
+fn leases_share_their_pool_s_policy_and_may_have_their_own() {
+    let (host, slots) = Host::with_ebpf_pool(3);
+    let mut request = request_of("web:own");
+    request.policy = Some(denying("10.0.0.0/8"));
+    let own = slots.acquire(ROOT, &request).unwrap().lease.slot;
+    let shared = slots
+        .acquire(ROOT, &request_of("web:shared"))
+        .unwrap()
+        .lease
+        .slot;
+    let other = slots
+        .acquire(ROOT, &request_of("web:other"))
+        .unwrap()
+        .lease
+        .slot;
+    assert_eq!(host.policy_of(own), request.policy);
+    assert_eq!(host.policy_of(shared), Some(PolicySpec::default()));
+    assert_eq!(host.policy_count(), 2);
+
+    // The same policy once more is the same place; its end is the end of the last user.
+    set(&slots, "other", request.policy.clone()).unwrap();
+    assert_eq!(
+        (host.policy_of(other), host.policy_count()),
+        (request.policy.clone(), 2)
+    );
+    set(&slots, "own", None).unwrap();
+    set(&slots, "other", Some(denying("192.0.2.0/24"))).unwrap();
+    assert_eq!(host.policy_of(own), Some(PolicySpec::default()));
+    assert_eq!(
+        host.policy_count(),
+        3,
+        "packets under way may still look at it"
+    );
+    host.advance_until(&slots, "the unused policy is gone", |_| {
+        host.policy_count() == 2
+    });
+
+    let changed = denying("198.51.100.0/24");
+    slots
+        .set_pool_policy(&name("web"), changed.clone())
+        .unwrap();
+    assert_eq!(host.policy_of(own), Some(changed.clone()));
+    assert_eq!(host.policy_of(other), Some(denying("192.0.2.0/24")));
+    slots.give_back("other").unwrap();
+    slots.await_quiet();
+    host.advance_until(&slots, "only the pool's is left", |_| {
+        host.policy_count() == 1
+    });
+
+    drop(slots);
+    let slots = host.start();
+    assert_eq!(host.policy_of(own), Some(changed.clone()));
+    assert_eq!(
+        slots.lease_policy(ROOT, None, &name("own")).unwrap().policy,
+        changed
+    );
+    host.advance_until(&slots, "the policies of before are gone", |_| {
+        host.policy_count() == 1
+    });
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_policy_that_fails_half_way_changes_nothing() {
+    let (host, slots) = Host::with_ebpf_pool(2);
+    let lease = slots
+        .acquire(ROOT, &request_of("web:a"))
+        .unwrap()
+        .lease
+        .slot;
+    for operation in ["add policy", "set policy"] {
+        host.kernel.fail(operation, true);
+        assert_eq!(
+            code(set(&slots, "a", Some(denying("10.0.0.0/8")))),
+            ErrorCode::Internal
+        );
+        host.kernel.fail(operation, false);
+        assert_eq!(
+            host.policy_of(lease),
+            Some(PolicySpec::default()),
+            "{operation}"
+        );
+        assert!(!slots.lease_policy(ROOT, None, &name("a")).unwrap().own);
+    }
+    slots.shared.lock().journal.set_read_only(true);
+    assert_eq!(
+        code(set(&slots, "a", Some(denying("10.0.0.0/8")))),
+        ErrorCode::Internal
+    );
+    let pools = slots.set_pool_policy(&name("web"), denying("10.0.0.0/8"));
+    assert_eq!(code(pools), ErrorCode::Internal);
+    slots.shared.lock().journal.set_read_only(false);
+    assert_eq!(host.policy_of(lease), Some(PolicySpec::default()));
+    host.advance_until(&slots, "what was tried is gone", |_| {
+        host.policy_count() == 1
+    });
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_slot_that_cannot_be_activated_goes_to_nobody() {
+    let (host, slots) = Host::with_ebpf_pool(1);
+    host.kernel.fail("activate", true);
+    let refused = slots.acquire(ROOT, &request_of("web:a"));
+    assert_eq!(code(refused), ErrorCode::Internal);
+    host.kernel.fail("activate", false);
+    assert!(slots.leases(ROOT).is_empty());
+    slots.await_quiet();
+    slots.acquire(ROOT, &request_of("web:a")).unwrap();
+    drop(slots);
+    assert_eq!(host.start().leases(ROOT).len(), 1);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn policies_take_the_right_to_manage_and_the_data_path_to_have_them() {
+    let (_host, slots) = Host::with_ebpf_pool(1);
+    let mut nft = spec("db", 1);
+    let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
+    nft.addresses = serde_json::from_str(addresses).unwrap();
+    slots.create_pool(&nft).unwrap();
+    slots.await_ready("db", 1);
+    slots.acquire(ROOT, &request_of("db:b")).unwrap();
+    let mut request = request_of("web:a");
+    request.policy = Some(denying("10.0.0.0/8"));
+    assert_eq!(code(slots.acquire(ALICE, &request)), ErrorCode::Forbidden);
+    assert_eq!(
+        code(set(&slots, "b", request.policy.clone())),
+        ErrorCode::Unsupported
+    );
+    let pools = slots.set_pool_policy(&name("db"), denying("10.0.0.0/8"));
+    assert_eq!(code(pools), ErrorCode::Unsupported);
+    // The host masquerades by the pool's prefix.
+    request.policy = serde_json::from_str(r#"{"uplink":"route"}"#).unwrap();
+    assert_eq!(
+        code(slots.acquire(ROOT, &request)),
+        ErrorCode::InvalidRequest
+    );
+    request.policy = serde_json::from_str(r#"{"uplink":"deny"}"#).unwrap();
+    slots.acquire(ROOT, &request).unwrap();
+}
+
+#[test]
+fn groups_talk_if_each_lists_the_other() {
+    let (host, slots) = Host::with_ebpf_pool(3);
+    let policy = |group: &str, to: &str| {
+        let text = format!(r#"{{"group":"{group}","talks_to":["{to}"]}}"#);
+        serde_json::from_str::<PolicySpec>(&text).unwrap()
+    };
+    for lease in ["a", "b", "c"] {
+        slots
+            .acquire(ROOT, &request_of(&format!("web:{lease}")))
+            .unwrap();
+    }
+    set(&slots, "a", Some(policy("red", "blue"))).unwrap();
+    assert!(
+        host.kernel.lock().group_pairs.is_empty(),
+        "blue has not agreed"
+    );
+    set(&slots, "b", Some(policy("blue", "red"))).unwrap();
+    set(&slots, "c", Some(policy("green", "red"))).unwrap();
+    let (red, blue) = (group_number("red"), group_number("blue"));
+    assert_eq!(
+        host.kernel.lock().group_pairs,
+        [(red, blue), (blue, red)].into()
+    );
+    set(&slots, "a", None).unwrap();
+    assert!(host.kernel.lock().group_pairs.is_empty());
+}
