@@ -7,14 +7,16 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::{
-    private_host,
+    clones, forward, private_host,
     record::Record,
     report,
     slots::{self, Case, Sizes},
+    stream,
+    way::Way,
 };
 
 /// Measures this machine, in namespaces of its own, and makes reports of measurements.
@@ -28,6 +30,12 @@ pub struct BenchCommand {
 enum Suite {
     /// How fast slots are built, handed out, torn down and adopted. Needs root.
     Slots(SlotsArguments),
+    /// What a packet costs on its way from a guest to the uplink, by every way there is. Needs root.
+    Forward(ForwardArguments),
+    /// Pings and throughput of many clones at once, by every way there is. Needs root.
+    Clones(ClonesArguments),
+    /// What arrives of small and of large writes by TCP, and what that costs the host. Needs root.
+    Stream(StreamArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -40,6 +48,81 @@ struct SlotsArguments {
     /// Run only these cases.
     #[arg(long, value_name = "CASE")]
     only: Vec<Case>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+struct ForwardArguments {
+    /// Fewer and shorter samples: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these ways.
+    #[arg(long, value_name = "WAY")]
+    only: Vec<Way>,
+    /// Rounds in which all ways take turns.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+struct ClonesArguments {
+    /// Few slots and short runs: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these ways.
+    #[arg(long, value_name = "WAY")]
+    only: Vec<Way>,
+    /// Slots of each way. Default: 3000.
+    #[arg(long, value_name = "NUMBER")]
+    slots: Option<u32>,
+    /// Guests that run. Default: 1000.
+    #[arg(long, value_name = "NUMBER")]
+    endpoints: Option<u32>,
+    /// Guests that have traffic; may be given more than once. Default: 100 and 1000.
+    #[arg(long, value_name = "NUMBER")]
+    active: Vec<u32>,
+    /// Up to so many active guests are real ones too. Default: 100.
+    #[arg(long, value_name = "NUMBER")]
+    linux_max: Option<u32>,
+    /// Seconds of pings. Default: 30.
+    #[arg(long, value_name = "NUMBER")]
+    ping_seconds: Option<u32>,
+    /// Seconds of sending. Default: 40.
+    #[arg(long, value_name = "NUMBER")]
+    throughput_seconds: Option<u32>,
+    /// Times that the ways of the promises take turns. Default: 5.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
+    /// Probes of the round trip for each way. Default: 10,000.
+    #[arg(long, value_name = "NUMBER")]
+    probes: Option<u32>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+struct StreamArguments {
+    /// One short run of each: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these ways.
+    #[arg(long, value_name = "WAY")]
+    only: Vec<Way>,
+    /// Seconds that each run takes. Default: 55, as in the experiment that is repeated.
+    #[arg(long, value_name = "NUMBER")]
+    seconds: Option<u32>,
+    /// How often each run is repeated. Default: 3.
+    #[arg(long, value_name = "NUMBER")]
+    runs: Option<u32>,
+    /// Leave the real guests out.
+    #[arg(long)]
+    fake_only: bool,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
     in_private_host: bool,
@@ -59,7 +142,7 @@ impl BenchCommand {
     /// Whether it makes network namespaces, which only root may.
     #[must_use]
     pub fn needs_root(&self) -> bool {
-        matches!(self.suite, Suite::Slots(_))
+        !matches!(self.suite, Suite::Report(_))
     }
 }
 
@@ -68,23 +151,25 @@ impl BenchCommand {
 /// # Errors
 /// If a measurement fails, or a file can't be read or written.
 pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
-    match &command.suite {
-        Suite::Slots(arguments) if !arguments.in_private_host => {
-            private_host::enter("--in-private-host")
-        }
-        Suite::Slots(arguments) => run_slots(arguments, json),
-        Suite::Report(arguments) => run_report(arguments),
-    }
-}
-
-fn run_slots(arguments: &SlotsArguments, json: bool) -> Result<ExitCode> {
-    private_host::furnish()?;
-    let sizes = if arguments.quick {
-        Sizes::QUICK
-    } else {
-        Sizes::FULL
+    let is_inside = match &command.suite {
+        Suite::Slots(arguments) => arguments.in_private_host,
+        Suite::Forward(arguments) => arguments.in_private_host,
+        Suite::Clones(arguments) => arguments.in_private_host,
+        Suite::Stream(arguments) => arguments.in_private_host,
+        Suite::Report(arguments) => return run_report(arguments),
     };
-    let record = slots::run(sizes, &arguments.only)?;
+    if !is_inside {
+        return private_host::enter("--in-private-host");
+    }
+    private_host::end_with_parent();
+    private_host::furnish()?;
+    let record = match &command.suite {
+        Suite::Slots(arguments) => run_slots(arguments)?,
+        Suite::Forward(arguments) => forward::run(&arguments.sizes())?,
+        Suite::Clones(arguments) => clones::run(&arguments.sizes()?)?,
+        Suite::Stream(arguments) => stream::run(&arguments.sizes())?,
+        Suite::Report(_) => unreachable!("reports need no host"),
+    };
     let text = if json {
         serde_json::to_string(&record).context("cannot write the record as JSON")?
     } else {
@@ -92,6 +177,71 @@ fn run_slots(arguments: &SlotsArguments, json: bool) -> Result<ExitCode> {
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+fn run_slots(arguments: &SlotsArguments) -> Result<Record> {
+    let sizes = if arguments.quick {
+        Sizes::QUICK
+    } else {
+        Sizes::FULL
+    };
+    slots::run(sizes, &arguments.only)
+}
+
+impl ForwardArguments {
+    fn sizes(&self) -> forward::Sizes {
+        let (rounds, sample_us) = if self.quick { (3, 2_000) } else { (15, 25_000) };
+        forward::Sizes {
+            rounds: self.rounds.unwrap_or(rounds),
+            sample_us,
+            only: self.only.clone(),
+        }
+    }
+}
+
+impl ClonesArguments {
+    fn sizes(&self) -> Result<clones::Sizes> {
+        let defaults = if self.quick {
+            clones::Sizes::quick()
+        } else {
+            clones::Sizes::full()
+        };
+        let or = |given: Option<u32>, default| given.unwrap_or(default);
+        let active = if self.active.is_empty() {
+            defaults.active
+        } else {
+            self.active.clone()
+        };
+        let sizes = clones::Sizes {
+            slots: or(self.slots, defaults.slots),
+            endpoints: or(self.endpoints, defaults.endpoints),
+            active,
+            linux_max: or(self.linux_max, defaults.linux_max),
+            ping_seconds: or(self.ping_seconds, defaults.ping_seconds),
+            throughput_seconds: or(self.throughput_seconds, defaults.throughput_seconds),
+            rounds: or(self.rounds, defaults.rounds),
+            probes: or(self.probes, defaults.probes),
+            only: self.only.clone(),
+        };
+        let most = sizes.active.iter().max().copied().unwrap_or(0);
+        ensure!(
+            most <= sizes.endpoints && sizes.endpoints <= sizes.slots,
+            "there can't be more active guests than endpoints, nor more endpoints than slots"
+        );
+        Ok(sizes)
+    }
+}
+
+impl StreamArguments {
+    fn sizes(&self) -> stream::Sizes {
+        let (seconds, runs) = if self.quick { (3, 1) } else { (55, 3) };
+        stream::Sizes {
+            seconds: self.seconds.unwrap_or(seconds),
+            runs: self.runs.unwrap_or(runs),
+            linux: !self.fake_only,
+            only: self.only.clone(),
+        }
+    }
 }
 
 fn run_report(arguments: &ReportArguments) -> Result<ExitCode> {

@@ -16,7 +16,7 @@ use sandwire_api::{
 };
 use serde_json::json;
 
-use crate::{host, private_host, progress::Step};
+use crate::{host, private_host, progress::Step, world};
 
 /// Longest time that any single step of a benchmark may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
@@ -38,22 +38,34 @@ pub(crate) struct DaemonProcess {
     folder: PathBuf,
     child: Child,
     client: Blocking,
+    /// Network namespace that it runs in, if it isn't ours.
+    namespace: Option<String>,
+    instance: String,
 }
 
 impl DaemonProcess {
     /// Starts a daemon without pools whose state is kept in `folder`, and waits until it is ready.
     pub(crate) fn start(folder: &Path) -> Result<Self> {
+        Self::start_in(folder, None)
+    }
+
+    /// The same in a named network namespace, with an instance name of its own.
+    pub(crate) fn start_in(folder: &Path, namespace: Option<&str>) -> Result<Self> {
+        let instance = namespace.unwrap_or("bench").replace('_', "-");
         let socket = folder.join("sandwire.sock");
         let config = format!(
-            "instance = \"bench\"\nstate_dir = {:?}\nsocket = {socket:?}\n",
-            folder.join("state")
+            "instance = \"{instance}\"\nstate_dir = {:?}\nsocket = {socket:?}\n{}",
+            folder.join("state"),
+            namespace.map_or("", |_| world::DAEMON_SETTINGS),
         );
         fs::write(folder.join("sandwire.toml"), config)
             .context("cannot write the daemon's configuration")?;
         let mut daemon = Self {
             folder: folder.to_path_buf(),
-            child: spawn(folder)?,
+            child: spawn(folder, namespace)?,
             client: Blocking::new(socket).with_timeout(PATIENCE),
+            namespace: namespace.map(str::to_owned),
+            instance,
         };
         daemon.wait_ready()?;
         Ok(daemon)
@@ -69,7 +81,7 @@ impl DaemonProcess {
     /// Starts it again after [`kill`](Self::kill) and returns how long it took to be ready.
     pub(crate) fn restart(&mut self) -> Result<Duration> {
         let started = Instant::now();
-        self.child = spawn(&self.folder)?;
+        self.child = spawn(&self.folder, self.namespace.as_deref())?;
         self.wait_ready()?;
         Ok(started.elapsed())
     }
@@ -83,6 +95,11 @@ impl DaemonProcess {
             bail!("the daemon ended with {status}; its log:\n{}", self.log());
         }
         Ok(())
+    }
+
+    /// The name of its instance.
+    pub(crate) fn instance(&self) -> &str {
+        &self.instance
     }
 
     /// A client of its own for another thread.
@@ -123,6 +140,16 @@ impl DaemonProcess {
         }
     }
 
+    /// Has the programs of the kind's data path loaded, which happens once in a daemon's life, by making
+    /// and deleting a pool of one slot. Returns the seconds that its first slot took.
+    pub(crate) fn warm_up(&self, kind: Kind, step: &Step) -> Result<f64> {
+        let spec = pool_of(kind, 1, Families::Dual)?;
+        let ready_at = self.fill(&spec, step)?;
+        self.delete(&spec.name)?;
+        private_host::settle()?;
+        Ok(ready_at.last().copied().unwrap_or_default())
+    }
+
     /// Memory that the daemon keeps resident, in KiB.
     pub(crate) fn resident_kibibytes(&self) -> Result<u64> {
         host::resident_kibibytes(self.child.id())
@@ -147,9 +174,15 @@ impl DaemonProcess {
         let started = Instant::now();
         self.client.delete_pool(pool)?;
         private_host::wait_until("the devices of the pool are gone", PATIENCE, || {
+            let looked = Instant::now();
             let interfaces = private_host::interfaces()?;
             let is_slot = |name: &String| name.starts_with("sw") && name.contains('-');
-            Ok(!interfaces.iter().any(is_slot) && private_host::named_namespaces()? == 0)
+            let is_gone = !interfaces.iter().any(is_slot) && private_host::named_namespaces()? == 0;
+            if !is_gone {
+                // Looking at thousands of interfaces must not take the time that it measures.
+                std::thread::sleep(looked.elapsed() * 4);
+            }
+            Ok(is_gone)
         })?;
         Ok(started.elapsed())
     }
@@ -199,14 +232,18 @@ impl Drop for DaemonProcess {
     }
 }
 
-fn spawn(folder: &Path) -> Result<Child> {
+fn spawn(folder: &Path, namespace: Option<&str>) -> Result<Child> {
     let log = File::options()
         .create(true)
         .append(true)
         .open(folder.join("log"))
         .context("cannot write the daemon's log")?;
     let executable = std::env::current_exe().context("cannot find this executable")?;
-    Command::new(executable)
+    let mut command = match namespace {
+        Some(namespace) => world::command_in(namespace, &executable.to_string_lossy()),
+        None => Command::new(executable),
+    };
+    command
         .args(["daemon", "--config"])
         .arg(folder.join("sandwire.toml"))
         .env("SANDWIRE_LOG", "warn")
@@ -217,10 +254,33 @@ fn spawn(folder: &Path) -> Result<Child> {
         .context("cannot start the daemon")
 }
 
+/// Kinds of slots by data path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A namespace, and nftables in it.
+    NetnsNft,
+    /// A namespace, and programs on its interfaces.
+    NetnsEbpf,
+    /// A TAP with a program on it.
+    HostEbpf,
+}
+
 /// A pool for a benchmark: all defaults but its size and families.
 pub(crate) fn pool(size: u32, families: Families) -> Result<PoolSpec> {
+    pool_of(Kind::NetnsNft, size, families)
+}
+
+/// The same of any kind.
+pub(crate) fn pool_of(kind: Kind, size: u32, families: Families) -> Result<PoolSpec> {
+    let (kind, data_path) = match kind {
+        Kind::NetnsNft => ("netns", "nft"),
+        Kind::NetnsEbpf => ("netns", "ebpf"),
+        Kind::HostEbpf => ("host", "ebpf"),
+    };
     let mut spec = json!({
         "name": "bench",
+        "kind": kind,
+        "data_path": data_path,
         "size": size,
         "addresses": { "plan": "prefix", "ipv4": "10.64.0.0/16", "ipv6": "fd00:c10e::/64" },
     });
@@ -234,6 +294,7 @@ pub(crate) fn pool(size: u32, families: Families) -> Result<PoolSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sandwire_api::slot::{DataPath, SlotKind};
 
     #[test]
     fn the_pools_are_valid_and_of_their_families() {
@@ -241,5 +302,10 @@ mod tests {
         assert_eq!((v4.size, v4.guest.ipv6), (200, None));
         let dual = pool(200, Families::Dual).unwrap();
         assert!(dual.guest.ipv4.is_some() && dual.guest.ipv6.is_some());
+        let host = pool_of(Kind::HostEbpf, 200, Families::Dual).unwrap();
+        assert_eq!(
+            (host.kind, host.data_path),
+            (SlotKind::Host, DataPath::Ebpf)
+        );
     }
 }

@@ -13,8 +13,17 @@ pub mod statistics;
 
 mod daemon_process;
 
+mod clones;
+mod cpu;
+mod forward;
+mod guest;
+mod packet;
+
 mod private_host;
 mod progress;
 mod recipe;
 mod report;
 mod slots;
+mod stream;
+mod way;
+mod world;

@@ -6,6 +6,7 @@
 
 use std::{
     env, fs,
+    io::{self, Read},
     path::Path,
     process::{Command, ExitCode, Stdio},
     thread,
@@ -13,7 +14,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::mount::{MountFlags, mount};
+use rustix::{
+    mount::{MountFlags, mount},
+    process::{Resource, getrlimit, setrlimit},
+};
 
 /// Name of the interface by which [`settle`] sees that the kernel has caught up.
 const CANARY: &str = "canary0";
@@ -24,7 +28,7 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// waits for it.
 pub(crate) fn enter(marker: &str) -> Result<ExitCode> {
     let executable = env::current_exe().context("cannot find this executable")?;
-    let status = Command::new("unshare")
+    let mut child = Command::new("unshare")
         .args([
             "--net",
             "--mount",
@@ -37,11 +41,25 @@ pub(crate) fn enter(marker: &str) -> Result<ExitCode> {
         .arg(executable)
         .args(env::args_os().skip(1))
         .arg(marker)
-        .stdin(Stdio::null())
-        .status()
+        .stdin(Stdio::piped())
+        .spawn()
         .context("cannot start unshare, of the package util-linux")?;
+    // Held open until the end, however it comes: see `end_with_parent`.
+    let _life_line = child.stdin.take();
+    let status = child.wait().context("cannot wait for unshare")?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(2)))
+}
+
+/// Ends this process, and with it the namespaces and all that runs in them, when the one that
+/// [`enter`]ed is gone. As the first process of its namespace it would outlive Ctrl-C otherwise.
+pub(crate) fn end_with_parent() {
+    thread::spawn(|| {
+        let mut nothing = [0; 64];
+        // Nobody ever writes: a read returns when the other end closes, or fails.
+        while matches!(io::stdin().read(&mut nothing), Ok(length) if length > 0) {}
+        std::process::exit(130);
+    });
 }
 
 /// Gives the namespaces that we are in what a host has: an empty `/run`, its own `/sys`, loopback.
@@ -49,7 +67,12 @@ pub(crate) fn furnish() -> Result<()> {
     let nothing = MountFlags::empty();
     mount("run", "/run", "tmpfs", nothing, c"mode=755").context("cannot mount an empty /run")?;
     mount("sysfs", "/sys", "sysfs", nothing, None).context("cannot mount /sys")?;
+    mount("bpf", "/sys/fs/bpf", "bpf", nothing, c"mode=700").context("cannot mount /sys/fs/bpf")?;
     fs::create_dir("/run/netns").context("cannot create /run/netns")?;
+    // Thousands of TAPs and sockets are open at once.
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    setrlimit(Resource::Nofile, limit).context("cannot raise the limit of open files")?;
     run("ip", &["link", "set", "lo", "up"])
 }
 

@@ -3,7 +3,9 @@
 //!
 //! Each command is started directly rather than by a shell, which only makes the recipe faster.
 
-use anyhow::Result;
+use std::net::Ipv4Addr;
+
+use anyhow::{Context, Result, bail};
 
 use crate::private_host;
 
@@ -31,8 +33,8 @@ impl Plan {
         }
     }
 
-    /// The document's commands, in its order.
-    fn commands(&self) -> Vec<String> {
+    /// The document's commands, in its order. `host` is what the document calls `1`.
+    fn commands(&self, host: &str) -> Vec<String> {
         let Self {
             namespace,
             host_interface,
@@ -47,7 +49,7 @@ impl Plan {
             format!("{inside} ip addr add 192.168.241.1/29 dev vmtap0"),
             format!("{inside} ip link set vmtap0 up"),
             format!("{inside} ip link add {host_interface} type veth peer name veth0"),
-            format!("{inside} ip link set {host_interface} netns 1"),
+            format!("{inside} ip link set {host_interface} netns {host}"),
             format!("{inside} ip addr add {inner_address}/24 dev veth0"),
             format!("{inside} ip link set dev veth0 up"),
             format!("ip addr add {host_address}/24 dev {host_interface}"),
@@ -66,12 +68,52 @@ impl Plan {
 
 /// Builds one slot.
 pub(crate) fn build(index: u32) -> Result<()> {
-    for command in Plan::new(index).commands() {
+    for command in Plan::new(index).commands("1") {
         let mut words = command.split(' ');
         let program = words.next().unwrap_or_default();
         private_host::run(program, &words.collect::<Vec<_>>())?;
     }
     Ok(())
+}
+
+/// Builds one slot whose host is the namespace of this name. Returns the clone's address, the slot's
+/// namespace, and the names of the veth's ends on the host and in the slot.
+pub(crate) fn build_in(host: &str, index: u32) -> Result<Built> {
+    let plan = Plan::new(index);
+    for command in plan.commands(host) {
+        let mut words = command.split(' ');
+        let program = words.next().unwrap_or_default();
+        let output = crate::world::command_in(host, program)
+            .args(words)
+            .output()
+            .with_context(|| format!("cannot start `{command}`"))?;
+        if !output.status.success() {
+            let problem = String::from_utf8_lossy(&output.stderr);
+            bail!("`{command}` failed: {}", problem.trim());
+        }
+    }
+    Ok(Built {
+        clone_address: plan.clone_address.parse().context("a clone address")?,
+        inner_address: plan.inner_address.parse().context("an address")?,
+        host_address: plan.host_address.parse().context("an address")?,
+        namespace: plan.namespace,
+        host_interface: plan.host_interface,
+    })
+}
+
+/// A slot that the recipe has built.
+#[derive(Debug)]
+pub(crate) struct Built {
+    /// By which the world knows the clone.
+    pub(crate) clone_address: Ipv4Addr,
+    /// The slot's address on its veth.
+    pub(crate) inner_address: Ipv4Addr,
+    /// The host's address on that veth.
+    pub(crate) host_address: Ipv4Addr,
+    /// The slot's namespace.
+    pub(crate) namespace: String,
+    /// The host's end of the veth.
+    pub(crate) host_interface: String,
 }
 
 /// Removes one slot: its interfaces and the host's route go with the namespace.
@@ -85,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_first_clone_has_the_addresses_of_the_document() {
-        let commands = Plan::new(0).commands();
+        let commands = Plan::new(0).commands("1");
         for command in [
             "ip netns add fc0",
             "ip netns exec fc0 ip link add veth1 type veth peer name veth0",

@@ -20,6 +20,9 @@ pub struct Record {
     pub rows: Vec<Row>,
     /// Comparisons of rows of this run, by name.
     pub ratios: BTreeMap<String, f64>,
+    /// Cases that could not be run, and why.
+    #[serde(default)]
+    pub not_run: BTreeMap<String, String>,
 }
 
 /// One metric of one case.
@@ -51,6 +54,7 @@ impl Record {
             settings,
             rows: Vec::new(),
             ratios: BTreeMap::new(),
+            not_run: BTreeMap::new(),
         }
     }
 
@@ -91,6 +95,30 @@ impl Record {
         };
         row.summarize();
         self.rows.push(row);
+    }
+
+    /// Adds a row of so many samples that only the first thousand are kept for plots; median,
+    /// smallest and largest are of all.
+    pub fn add_summary(&mut self, case: &str, metric: &str, unit: &str, samples: &[f64]) {
+        const KEPT_MAX: usize = 1000;
+        self.add(case, metric, unit, samples);
+        let row = self
+            .rows
+            .iter_mut()
+            .find(|row| row.case == case && row.metric == metric);
+        if let Some(row) = row {
+            row.samples.truncate(KEPT_MAX);
+        }
+    }
+
+    /// Adds a ratio that is no plain quotient of two medians.
+    pub fn insert_ratio(&mut self, name: &str, ratio: f64) {
+        self.ratios.insert(name.to_owned(), rounded(ratio));
+    }
+
+    /// Says why a case has no rows.
+    pub fn not_run(&mut self, case: &str, reason: &str) {
+        self.not_run.insert(case.to_owned(), reason.to_owned());
     }
 
     /// The row of a case and metric.

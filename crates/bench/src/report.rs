@@ -8,14 +8,14 @@ mod plots;
 
 use std::fmt::Write;
 
-use crate::record::Record;
+use crate::record::{Record, Row};
 
 pub(crate) use page::as_page;
 
 /// The record as a table of rows, then what was promised and what was reached.
 pub(crate) fn as_text(record: &Record) -> String {
     let mut lines = vec![["case", "metric", "median", "min", "max", "unit"].map(str::to_owned)];
-    for row in record.rows.iter().filter(|row| is_summary(&row.metric)) {
+    for row in record.rows.iter().filter(|row| is_summary(row)) {
         let [median, min, max] = [row.median, row.min, row.max].map(figure);
         lines.push([
             row.case.clone(),
@@ -30,6 +30,9 @@ pub(crate) fn as_text(record: &Record) -> String {
     text.push('\n');
     for (name, ratio) in &record.ratios {
         let _ = writeln!(text, "{name} {}", figure(*ratio));
+    }
+    for (case, reason) in &record.not_run {
+        let _ = writeln!(text, "not run: {case} ({reason})");
     }
     text.push('\n');
     for verdict in bars::verdicts(record) {
@@ -49,9 +52,18 @@ pub(crate) fn as_text(record: &Record) -> String {
     text
 }
 
-/// Whether a metric is a figure by itself, rather than the raw samples behind others.
-fn is_summary(metric: &str) -> bool {
-    !matches!(metric, "acquire_us" | "ready_at")
+/// Whether a row is a figure by itself, rather than the raw samples behind others, a check that
+/// found nothing, or a second opinion on a time.
+fn is_summary(row: &Row) -> bool {
+    let metric = row.metric.as_str();
+    let is_raw = matches!(metric, "acquire_us" | "ready_at") || metric.ends_with("_samples");
+    let is_opinion = ["_wall", "_checked"]
+        .iter()
+        .any(|end| metric.ends_with(end));
+    let is_check = ["_wrong", "_missing", "_lost"]
+        .iter()
+        .any(|end| metric.ends_with(end));
+    !is_raw && !is_opinion && (!is_check || row.max > 0.0)
 }
 
 /// A figure with three significant digits or all digits before the point.

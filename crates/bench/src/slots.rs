@@ -7,6 +7,7 @@ mod acquire;
 mod adopt;
 mod fill;
 mod flatness;
+mod host;
 mod teardown;
 
 use std::collections::BTreeMap;
@@ -28,15 +29,18 @@ pub(crate) enum Case {
     Teardown,
     /// Time to adopt all slots after a crash.
     Adopt,
+    /// Ten thousand host slots, and who waits for them.
+    Host,
 }
 
 impl Case {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Fill,
         Self::Acquire,
         Self::Flatness,
         Self::Teardown,
         Self::Adopt,
+        Self::Host,
     ];
 }
 
@@ -48,16 +52,18 @@ pub(crate) struct Sizes {
     acquire_slots: u32,
     large_slots: u32,
     teardown_slots: u32,
+    host_slots: u32,
 }
 
 impl Sizes {
     /// Sizes that the project's figures are stated for.
     pub(crate) const FULL: Self = Self {
         rounds: 3,
-        fill_slots: 200,
+        fill_slots: 300,
         acquire_slots: 1000,
         large_slots: 3000,
         teardown_slots: 1000,
+        host_slots: 10_000,
     };
 
     /// Sizes for a first impression within a minute.
@@ -67,6 +73,7 @@ impl Sizes {
         acquire_slots: 200,
         large_slots: 600,
         teardown_slots: 200,
+        host_slots: 1000,
     };
 
     fn settings(self) -> BTreeMap<String, u64> {
@@ -76,6 +83,7 @@ impl Sizes {
             ("acquire_slots", self.acquire_slots),
             ("large_slots", self.large_slots),
             ("teardown_slots", self.teardown_slots),
+            ("host_slots", self.host_slots),
         ]
         .map(|(name, value)| (name.to_owned(), u64::from(value)))
         .into()
@@ -100,11 +108,13 @@ pub(crate) fn run(sizes: Sizes, only: &[Case]) -> Result<Record> {
                 Case::Flatness => flatness::run(&round, &mut record)?,
                 Case::Teardown => teardown::run(&round, &mut record)?,
                 Case::Adopt => adopt::run(&round, &mut record)?,
+                Case::Host => host::run(&round, &mut record)?,
             }
         }
     }
     fill::add_ratios(&mut record);
     flatness::add_ratios(&mut record);
+    host::add_ratios(&mut record);
     Ok(record)
 }
 

@@ -116,6 +116,34 @@ impl Opened {
     }
 }
 
+/// Features of its side that a virtio driver accepts: complete or partial checksums, and TCP and UDP
+/// packets larger than the interface's MTU. A guest that accepted them is handed packets as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Offloads {
+    /// It finishes checksums itself.
+    pub checksum: bool,
+    /// It takes TCP packets that are to be segmented. Needs `checksum`.
+    pub segmentation: bool,
+}
+
+impl Opened {
+    /// Says which features the reader has, as a VMM does after the guest's driver has negotiated.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn set_offloads(&self, offloads: Offloads) -> Result<(), Error> {
+        let mut features = 0;
+        if offloads.checksum {
+            features |= libc::TUN_F_CSUM;
+        }
+        if offloads.segmentation {
+            features |= libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
+        }
+        set_number(&self.0, libc::TUNSETOFFLOAD, features)
+            .map_err(|source| Error::system("set the offloads of", "tap", source))
+    }
+}
+
 impl From<Opened> for OwnedFd {
     /// The open device, to be handed to another process.
     fn from(opened: Opened) -> Self {

@@ -26,6 +26,20 @@ const RATIOS: &[(&str, Bound)] = &[
     ("netns_fill_speedup", AtLeast(20.0)),
     ("fill_flatness_v4", AtLeast(0.8)),
     ("fill_flatness_dual", AtLeast(0.65)),
+    ("host_fill_speedup", AtLeast(100.0)),
+    ("ebpf_netns_fill_speedup", AtLeast(18.0)),
+    ("fill_flatness_host", AtLeast(0.5)),
+    ("ebpf_host_vs_recipe_64", AtMost(0.48)),
+    ("ebpf_netns_vs_recipe_64", AtMost(0.6)),
+    ("ebpf_host_vs_recipe_64k", AtMost(0.68)),
+    ("xdp_vs_recipe_64", AtMost(0.28)),
+    ("ping_added_ebpf_vs_recipe", AtMost(0.5)),
+    ("throughput_ebpf_host_vs_basic_beyond", AtLeast(1.0)),
+    ("throughput_ebpf_host_vs_basic_host", AtLeast(0.93)),
+    ("throughput_1000_mean_vs_basic", AtLeast(0.97)),
+    ("throughput_1000_p5_vs_basic", AtLeast(0.9)),
+    ("stream_64_ebpf_vs_kernel_nat", AtLeast(1.35)),
+    ("stream_16k_ebpf_vs_xdp_generic", AtLeast(3.0)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.
@@ -38,7 +52,14 @@ const MEDIANS: &[(&str, &str, Bound)] = &[
     ("acquire_during_teardown", "acquire_p99_us", AtMost(2000.0)),
     ("acquire_30_clients", "acquire_p99_us", AtMost(10_000.0)),
     ("teardown", "teardown_per_slot", AtMost(2.0)),
+    ("teardown_host", "teardown_per_slot", AtMost(1.0)),
     ("adopt", "adopt_ready", AtMost(3.0)),
+];
+
+/// Promises about the largest sample of rows: case, metric, bound.
+const LARGEST: &[(&str, &str, Bound)] = &[
+    ("fill_host", "longest_wait", AtMost(100.0)),
+    ("teardown_host", "longest_wait", AtMost(100.0)),
 ];
 
 /// Compares a record with every promise that it has figures for.
@@ -51,7 +72,11 @@ pub(super) fn verdicts(record: &Record) -> Vec<Verdict> {
         let row = record.row(case, metric)?;
         Some(bound.judge(format!("{case} {metric}"), row.median))
     });
-    ratios.chain(medians).collect()
+    let largest = LARGEST.iter().filter_map(|(case, metric, bound)| {
+        let row = record.row(case, metric)?;
+        Some(bound.judge(format!("{case} {metric}"), row.max))
+    });
+    ratios.chain(medians).chain(largest).collect()
 }
 
 impl Bound {

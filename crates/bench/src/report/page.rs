@@ -66,6 +66,14 @@ fn bars_table(record: &Record) -> String {
             figure(verdict.value)
         );
     }
+    for (case, reason) in &record.not_run {
+        let _ = writeln!(
+            table,
+            "<tr><td>{}</td><td>not run</td><td>{}</td></tr>",
+            escaped(case),
+            escaped(reason)
+        );
+    }
     table.push_str("</table>\n");
     table
 }
@@ -74,7 +82,7 @@ fn figures_table(record: &Record) -> String {
     let mut table = String::from(
         "<table>\n<tr><th>case</th><th>metric</th><th>median</th><th>min</th><th>max</th><th>unit</th></tr>\n",
     );
-    for row in record.rows.iter().filter(|row| is_summary(&row.metric)) {
+    for row in record.rows.iter().filter(|row| is_summary(row)) {
         let _ = write!(
             table,
             "<tr><td>{}</td><td>{}</td>",

@@ -38,9 +38,11 @@ pub(super) fn all(record: &Record) -> Result<Vec<String>> {
             .filter(|row| row.metric == metric)
             .collect()
     };
-    let fill = rows("fill_per_slot");
-    if !fill.is_empty() {
-        plots.push(medians("Time to build a slot (ms)", &fill)?);
+    for (metric, title) in bar_plots(record) {
+        let cases = rows(&metric);
+        if !cases.is_empty() {
+            plots.push(medians(&title, &cases)?);
+        }
     }
     let curves: Vec<Line> = rows("ready_at").into_iter().map(fill_curve).collect();
     if !curves.is_empty() {
@@ -51,59 +53,132 @@ pub(super) fn all(record: &Record) -> Result<Vec<String>> {
         };
         plots.push(lines(&frame, &curves)?);
     }
-    let latencies: Vec<Line> = rows("acquire_us").into_iter().map(distribution).collect();
-    if !latencies.is_empty() {
-        let frame = Frame {
-            title: "Acquiring a lease over the API",
-            across: "microseconds, powers of ten",
-            up: "percent of requests",
-        };
-        plots.push(lines(&frame, &latencies)?);
+    for (metric, title) in DISTRIBUTIONS {
+        let latencies: Vec<Line> = rows(metric).into_iter().map(distribution).collect();
+        if !latencies.is_empty() {
+            let frame = Frame {
+                title,
+                across: "microseconds, powers of ten",
+                up: "percent of samples",
+            };
+            plots.push(lines(&frame, &latencies)?);
+        }
     }
     Ok(plots)
 }
 
+/// Metrics whose samples are plotted one by one.
+const DISTRIBUTIONS: [(&str, &str); 3] = [
+    ("acquire_us", "Acquiring a lease over the API"),
+    ("host_probe", "Round trip of a probe, client on the host"),
+    (
+        "beyond_probe",
+        "Round trip of a probe, client beyond the uplink",
+    ),
+];
+
+/// Metrics whose medians are compared by bars, with titles.
+const BARS: [(&str, &str); 13] = [
+    ("fill_per_slot", "Time to build a slot (ms)"),
+    ("teardown_per_slot", "Time to tear a slot down (ms)"),
+    (
+        "tap_to_tap_64_cost",
+        "A packet of 64 bytes, TAP to TAP (ns)",
+    ),
+    (
+        "tap_to_tap_1514_cost",
+        "A packet of 1514 bytes, TAP to TAP (ns)",
+    ),
+    ("tap_to_tap_16k_cost", "16 KiB, TAP to TAP (ns)"),
+    ("tap_to_tap_64k_cost", "64 KB, TAP to TAP (ns)"),
+    (
+        "tap_to_veth_64_cost",
+        "A packet of 64 bytes, TAP to veth (ns)",
+    ),
+    ("tap_to_veth_64k_cost", "64 KB, TAP to veth (ns)"),
+    ("tcp_64_packets", "Writes of 64 bytes by TCP (per second)"),
+    (
+        "tcp_64_host_cpu_per_gigabit",
+        "Writes of 64 bytes: the host's time per Gbit (ms)",
+    ),
+    ("tcp_16k_throughput", "Writes of 16 KiB by TCP (Mbit/s)"),
+    (
+        "tcp_16k_host_cpu_per_gigabit",
+        "Writes of 16 KiB: the host's time per Gbit (ms)",
+    ),
+    (
+        "host_ping_added",
+        "Added to a round trip, client on the host (us)",
+    ),
+];
+
+/// The metrics that are plotted as bars: those known by name, and those of clones, whose names tell
+/// where the client was and how many guests were active.
+fn bar_plots(record: &Record) -> Vec<(String, String)> {
+    let known = BARS
+        .iter()
+        .map(|(metric, title)| ((*metric).to_owned(), (*title).to_owned()));
+    let mut plots: Vec<(String, String)> = known.collect();
+    for row in &record.rows {
+        let kinds = [
+            ("_throughput_mean", "mean throughput per client"),
+            ("_throughput_p5", "throughput that 95 % of clients exceed"),
+            ("_ping_mean", "mean round trip"),
+        ];
+        for (end, kind) in kinds {
+            let Some(start) = row.metric.strip_suffix(end) else {
+                continue;
+            };
+            if plots.iter().all(|(metric, _)| *metric != row.metric) {
+                let title = format!("{kind}: {} ({})", start.replace('_', ", "), row.unit);
+                plots.push((row.metric.clone(), title));
+            }
+        }
+    }
+    plots
+}
+
+/// Height of a bar with its label, in pixels.
+const BAR_HEIGHT: u32 = 34;
+
 /// Bars of medians, with a stroke from the smallest to the largest sample.
 fn medians(title: &str, rows: &[&Row]) -> Result<String> {
-    let most = rows.iter().map(|row| row.max).fold(0.0, f64::max) * 1.1;
+    let most = rows.iter().map(|row| row.max).fold(0.0, f64::max) * 1.05;
     let count = number(rows.len());
+    let bars = u32::try_from(rows.len()).unwrap_or(1) * BAR_HEIGHT;
     let mut text = String::new();
     {
-        let area = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        let size = (SIZE.0, bars + 80);
+        let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
         area.fill(&WHITE).context("cannot draw a plot")?;
         let mut chart = ChartBuilder::on(&area)
             .caption(title, ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(30)
-            .y_label_area_size(50)
-            .build_cartesian_2d(0.0..count, 0.0..most.max(f64::MIN_POSITIVE))
+            .build_cartesian_2d(0.0..most.max(f64::MIN_POSITIVE), count..0.0)
             .context("cannot draw a plot")?;
         chart
             .configure_mesh()
-            .disable_x_mesh()
-            .disable_x_axis()
+            .disable_y_mesh()
+            .disable_y_axis()
             .draw()
             .context("cannot draw a plot")?;
         for (index, row) in rows.iter().enumerate() {
-            let (left, color) = (number(index), COLORS[index % COLORS.len()]);
+            let (top, color) = (number(index), COLORS[index % COLORS.len()]);
             let bar = Rectangle::new(
-                [(left + 0.2, 0.0), (left + 0.8, row.median)],
+                [(0.0, top + 0.52), (row.median, top + 0.92)],
                 color.filled(),
             );
-            let spread = [(left + 0.5, row.min), (left + 0.5, row.max)];
-            let series = chart
+            let spread = vec![(row.min, top + 0.72), (row.max, top + 0.72)];
+            let label = format!("{}: {}", row.case, super::figure(row.median));
+            chart
                 .draw_series([
                     bar.into_dyn(),
-                    PathElement::new(spread.to_vec(), BLACK).into_dyn(),
+                    PathElement::new(spread, BLACK).into_dyn(),
+                    Text::new(label, (0.0, top + 0.05), ("sans-serif", 13)).into_dyn(),
                 ])
                 .context("cannot draw a plot")?;
-            series
-                .label(format!("{}: {}", row.case, super::figure(row.median)))
-                .legend(move |(x, y)| {
-                    Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled())
-                });
         }
-        draw_legend(&mut chart, SeriesLabelPosition::UpperRight)?;
         area.present().context("cannot draw a plot")?;
     }
     Ok(text)

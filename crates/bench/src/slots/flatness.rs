@@ -10,8 +10,8 @@ use crate::{
     statistics,
 };
 
-const FIRST: &str = "fill_rate_first";
-const LAST: &str = "fill_rate_last";
+pub(super) const FIRST: &str = "fill_rate_first";
+pub(super) const LAST: &str = "fill_rate_last";
 /// The first and the last sixth of the slots are compared: 500 of 3000.
 const PARTS: u32 = 6;
 /// Every so many slots, the time is kept for the plot.
@@ -60,7 +60,7 @@ fn fill_large(round: &Round, record: &mut Record, case: &str, families: Families
 }
 
 /// Memory in KiB, by who holds it.
-struct MemoryTaken {
+pub(super) struct MemoryTaken {
     /// Everything, as far as the machine tells; other processes move it too.
     all: i64,
     slab: i64,
@@ -69,7 +69,7 @@ struct MemoryTaken {
 }
 
 impl MemoryTaken {
-    fn read(daemon: &DaemonProcess) -> Result<Self> {
+    pub(super) fn read(daemon: &DaemonProcess) -> Result<Self> {
         let memory = Memory::read()?;
         Ok(Self {
             all: -memory.available.cast_signed(),
@@ -79,7 +79,7 @@ impl MemoryTaken {
         })
     }
 
-    fn since(&self, before: &Self) -> Self {
+    pub(super) fn since(&self, before: &Self) -> Self {
         Self {
             all: self.all - before.all,
             slab: self.slab - before.slab,
@@ -88,7 +88,7 @@ impl MemoryTaken {
         }
     }
 
-    fn by_metric(&self) -> [(&'static str, i64); 4] {
+    pub(super) fn by_metric(&self) -> [(&'static str, i64); 4] {
         [
             ("memory_per_slot", self.all),
             ("slab_per_slot", self.slab),
@@ -99,7 +99,7 @@ impl MemoryTaken {
 }
 
 /// Slots per second among the first and the last `part` of all slots, given when each was ready.
-fn rates_of_ends(ready_at: &[f64], part: u32) -> Option<(f64, f64)> {
+pub(super) fn rates_of_ends(ready_at: &[f64], part: u32) -> Option<(f64, f64)> {
     let length = part as usize;
     let before_last = ready_at.len().checked_sub(length + 1)?;
     let first = statistics::rate(part, *ready_at.get(length - 1)?)?;
@@ -107,7 +107,7 @@ fn rates_of_ends(ready_at: &[f64], part: u32) -> Option<(f64, f64)> {
     Some((first, last))
 }
 
-fn curve(ready_at: &[f64]) -> Vec<f64> {
+pub(super) fn curve(ready_at: &[f64]) -> Vec<f64> {
     let every = ready_at.iter().skip(CURVE_STEP - 1).step_by(CURVE_STEP);
     every.copied().collect()
 }
@@ -116,7 +116,7 @@ fn curve(ready_at: &[f64]) -> Vec<f64> {
     clippy::cast_precision_loss,
     reason = "memory of a machine in KiB is far below 2^52"
 )]
-fn kibibytes_per_slot(kibibytes: i64, slots: u32) -> f64 {
+pub(super) fn kibibytes_per_slot(kibibytes: i64, slots: u32) -> f64 {
     kibibytes as f64 / f64::from(slots)
 }
 

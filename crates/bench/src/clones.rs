@@ -1,0 +1,313 @@
+//! The suite `clones`: seed 000's evaluation. Many slots, many guests, some of them active: how long
+//! a ping takes, and how fast a client per guest can send, from the host and from beyond its uplink.
+//!
+//! Ways stand side by side, each in a played host of its own. Up to a hundred active guests are real
+//! kernels; beyond that, and once more for all, they are fake ones. What a slot adds to a round trip is
+//! measured apart, by probes that take turns between the ways and guests that never sleep.
+
+mod ping;
+mod probe;
+mod real;
+mod throughput;
+
+use std::{collections::BTreeMap, thread, time::Duration};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{
+    guest::receiver::{Receivers, Waiting},
+    host::HostFacts,
+    progress::Step,
+    record::Record,
+    statistics,
+    way::{Place, Plan, Sandbox, Switches, Way, policy},
+};
+
+/// Sizes of the suite.
+#[derive(Clone, Debug)]
+pub(crate) struct Sizes {
+    /// Slots that there are.
+    pub(crate) slots: u32,
+    /// Guests that run.
+    pub(crate) endpoints: u32,
+    /// Guests that have traffic, in turn.
+    pub(crate) active: Vec<u32>,
+    /// Largest number of active guests that are real ones; zero for none.
+    pub(crate) linux_max: u32,
+    /// Seconds of pings.
+    pub(crate) ping_seconds: u32,
+    /// Seconds of sending.
+    pub(crate) throughput_seconds: u32,
+    /// Times that the two ways of the promises take turns.
+    pub(crate) rounds: u32,
+    /// Probes for each way.
+    pub(crate) probes: u32,
+    /// Run only these ways; all if empty.
+    pub(crate) only: Vec<Way>,
+}
+
+impl Sizes {
+    /// The seed's own parameters.
+    pub(crate) fn full() -> Self {
+        Self {
+            slots: 3000,
+            endpoints: 1000,
+            active: vec![100, 1000],
+            linux_max: 100,
+            ping_seconds: 30,
+            throughput_seconds: 40,
+            rounds: 5,
+            probes: 10_000,
+            only: Vec::new(),
+        }
+    }
+
+    /// Sizes for a first impression within two minutes.
+    pub(crate) fn quick() -> Self {
+        Self {
+            slots: 30,
+            endpoints: 20,
+            active: vec![3, 20],
+            linux_max: 3,
+            ping_seconds: 2,
+            throughput_seconds: 2,
+            rounds: 1,
+            probes: 1000,
+            only: Vec::new(),
+        }
+    }
+}
+
+const WAYS: [Way; 5] = [
+    Way::Kernel,
+    Way::Recipe,
+    Way::Nft,
+    Way::EbpfNetns,
+    Way::EbpfHost,
+];
+/// The ways that take turns more than once.
+const COMPARED: [Way; 2] = [Way::Kernel, Way::EbpfHost];
+/// Every guest is pinged so often.
+const PING_INTERVAL: Duration = Duration::from_millis(500);
+const REACH_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Where a client is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Client {
+    /// On the host.
+    Host,
+    /// Beyond its uplink.
+    Beyond,
+}
+
+impl Client {
+    const ALL: [Self; 2] = [Self::Host, Self::Beyond];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Beyond => "beyond",
+        }
+    }
+
+    /// The namespace that it is in.
+    fn namespace(self, place: &Place) -> &str {
+        match self {
+            Self::Host => place.world.name(),
+            Self::Beyond => place.world.beyond(),
+        }
+    }
+}
+
+/// The name of a way's rows in this suite; the seed calls the kernel's own forwarding basic.
+fn case(way: Way) -> &'static str {
+    match way {
+        Way::Kernel => "basic",
+        other => other.name(),
+    }
+}
+
+/// Runs the suite. To be called inside a private host.
+pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
+    let mut record = Record::new("clones", HostFacts::read()?, settings(sizes));
+    let mut places = Vec::new();
+    for way in WAYS {
+        if !sizes.only.is_empty() && !sizes.only.contains(&way) {
+            continue;
+        }
+        match place(way, sizes) {
+            Ok(place) => places.push((way, place)),
+            Err(error) => record.not_run(case(way), &format!("{error:#}")),
+        }
+    }
+    for client in Client::ALL {
+        probe::run(&places, client, sizes.probes, &mut record)?;
+    }
+    for active in &sizes.active {
+        fake_guests(sizes, *active, &places, &mut record)?;
+        if *active <= sizes.linux_max {
+            real::run(sizes, *active, &places, &mut record)?;
+        }
+    }
+    for (_, place) in places {
+        place.end()?;
+    }
+    add_ratios(sizes, &mut record);
+    Ok(record)
+}
+
+fn settings(sizes: &Sizes) -> BTreeMap<String, u64> {
+    [
+        ("slots", sizes.slots),
+        ("endpoints", sizes.endpoints),
+        ("linux_guests_max", sizes.linux_max),
+        ("ping_seconds", sizes.ping_seconds),
+        ("throughput_seconds", sizes.throughput_seconds),
+        ("rounds", sizes.rounds),
+        ("probes", sizes.probes),
+    ]
+    .map(|(name, value)| (name.to_owned(), u64::from(value)))
+    .into()
+}
+
+fn place(way: Way, sizes: &Sizes) -> Result<Place> {
+    let step = Step::begin(
+        &format!("{} slots by {}", sizes.slots, case(way)),
+        sizes.slots,
+    );
+    let full = Switches {
+        deny_list: true,
+        limit: true,
+    };
+    let plan = Plan {
+        slots: sizes.slots,
+        leases: sizes.endpoints,
+        policies: vec![policy(full)?],
+    };
+    Place::build(way, &plan, |built| step.at(built))
+}
+
+/// All endpoints are fake guests; the first `active` of them have traffic.
+fn fake_guests(
+    sizes: &Sizes,
+    active: u32,
+    places: &[(Way, Place)],
+    record: &mut Record,
+) -> Result<()> {
+    for round in 0..sizes.rounds {
+        for (way, place) in places {
+            if round > 0 && !COMPARED.contains(way) {
+                continue;
+            }
+            let endpoints = &place.sandboxes[..sizes.endpoints as usize];
+            let threads = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+            let guests = Receivers::start(endpoints, threads, Waiting::Asleep)?;
+            let targets = &endpoints[..active as usize];
+            for client in Client::ALL {
+                let label = format!("{}_{active}", client.name());
+                let subject = Subject {
+                    way: *way,
+                    place,
+                    client,
+                    targets,
+                };
+                subject.measure(sizes, &label, round == 0, record)?;
+            }
+            guests.end()?;
+        }
+    }
+    Ok(())
+}
+
+/// Who sends to whom.
+struct Subject<'a> {
+    way: Way,
+    place: &'a Place,
+    client: Client,
+    targets: &'a [Sandbox],
+}
+
+impl Subject<'_> {
+    /// Pings in the first round, and throughput in every one.
+    fn measure(
+        &self,
+        sizes: &Sizes,
+        label: &str,
+        with_ping: bool,
+        record: &mut Record,
+    ) -> Result<()> {
+        let what = format!("{label} by {}", case(self.way));
+        let _step = Step::begin(&what, 1);
+        let namespace = self.client.namespace(self.place);
+        let addresses: Vec<_> = self.targets.iter().map(|target| target.clone).collect();
+        let doing = || format!("cannot measure {what}");
+        ping::reach_all(namespace, &addresses, REACH_PATIENCE).with_context(doing)?;
+        let case = case(self.way);
+        if with_ping {
+            let duration = Duration::from_secs(sizes.ping_seconds.into());
+            let pings =
+                ping::run(namespace, &addresses, PING_INTERVAL, duration).with_context(doing)?;
+            pings.add(record, case, label);
+        }
+        let duration = Duration::from_secs(sizes.throughput_seconds.into());
+        let rates = throughput::run(namespace, &addresses, duration).with_context(doing)?;
+        add_rates(record, case, label, &rates)
+    }
+}
+
+fn add_rates(
+    record: &mut Record,
+    case: &str,
+    label: &str,
+    rates: &throughput::Rates,
+) -> Result<()> {
+    let repeated = format!("{label}_throughput_repeated");
+    record.add(case, &repeated, "segments", &[f64::from(rates.repeated)]);
+    let rates = &rates.megabits;
+    let sum: f64 = rates.iter().sum();
+    let Some(p5) = statistics::percentile(rates, 5) else {
+        bail!("no client has sent anything");
+    };
+    let figures = [
+        ("mean", sum / f64::from(u32::try_from(rates.len())?)),
+        ("p5", p5),
+        ("min", rates.iter().copied().fold(f64::INFINITY, f64::min)),
+        ("max", rates.iter().copied().fold(0.0, f64::max)),
+    ];
+    for (kind, value) in figures {
+        let metric = format!("{label}_throughput_{kind}");
+        record.add(case, &metric, "Mbit/s", &[value]);
+    }
+    Ok(())
+}
+
+fn add_ratios(sizes: &Sizes, record: &mut Record) {
+    let compare = |record: &mut Record, name: &str, metric: &str| {
+        record.add_ratio(name, ("ebpf_host", metric), ("basic", metric));
+    };
+    let few = sizes.active.iter().min().copied().unwrap_or(0);
+    for client in ["host", "beyond"] {
+        let name = format!("throughput_ebpf_host_vs_basic_{client}");
+        let fake = format!("{client}_{few}_throughput_mean");
+        let real = format!("{client}_{few}_linux_throughput_mean");
+        let metric = if record.row("ebpf_host", &real).is_some() {
+            compare(record, &format!("{name}_fake_guests"), &fake);
+            real
+        } else {
+            fake
+        };
+        compare(record, &name, &metric);
+    }
+    let many = sizes.active.iter().max().copied().unwrap_or(0);
+    for kind in ["mean", "p5"] {
+        // The seed's clients are on the host.
+        let name = format!("throughput_1000_{kind}_vs_basic");
+        compare(record, &name, &format!("host_{many}_throughput_{kind}"));
+        compare(
+            record,
+            &format!("{name}_beyond"),
+            &format!("beyond_{many}_throughput_{kind}"),
+        );
+    }
+    probe::add_ratios(record);
+}

@@ -1,0 +1,222 @@
+//! One row: a guest's TAP to write to, and the uplink's other side.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use sandwire_kernel_net::{interface, tap::Opened};
+
+use super::{
+    Exit,
+    load::{Load, PORT},
+    sink::{Sink, has_tc},
+};
+use crate::{
+    cpu, guest,
+    packet::Frame,
+    way::{Place, Sandbox},
+    world,
+};
+
+/// An address that [`policy`](crate::way::policy) denies.
+const DENIED: Ipv4Addr = Ipv4Addr::new(203, 0, 50, 7);
+/// Loads that are sent to be looked at.
+const TRIAL_LOADS: u32 = 8;
+
+/// A guest that sends.
+pub(super) struct Lane {
+    name: String,
+    /// Whether it is measured with every load, or only where stages show best.
+    is_whole: bool,
+    /// Where it can send to.
+    exits: &'static [Exit],
+    sandbox: Sandbox,
+    tap: Opened,
+    sink: Rc<Sink>,
+}
+
+/// A closer look at a few loads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Trial {
+    /// Frames sent.
+    pub(super) sent: u32,
+    /// Frames that came.
+    pub(super) arrived: u32,
+    /// Of these, with a wrong source or wrong checksums.
+    pub(super) wrong: u32,
+}
+
+/// One measurement, per load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Sample {
+    /// Processor time.
+    pub(super) cpu_ns: f64,
+    /// Time.
+    pub(super) wall_ns: f64,
+    /// Frames that did not arrive, in all.
+    pub(super) lost: f64,
+}
+
+impl Lane {
+    /// Opens a sandbox's TAP.
+    pub(super) fn open(
+        name: &str,
+        is_whole: bool,
+        sandbox: &Sandbox,
+        sink: Rc<Sink>,
+    ) -> Result<Self> {
+        Ok(Self {
+            name: name.to_owned(),
+            is_whole,
+            exits: &Exit::ALL,
+            tap: world::open_tap(&sandbox.namespace, &sandbox.tap, sandbox.has_offloads)?,
+            sandbox: sandbox.clone(),
+            sink,
+        })
+    }
+
+    /// The name of its rows.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is measured with this load.
+    pub(super) fn takes(&self, exit: Exit, load: Load) -> bool {
+        let shows_stages = exit == Exit::Tap && matches!(load, Load::Udp64 | Load::Tso64k);
+        self.exits.contains(&exit) && (self.is_whole || shows_stages)
+    }
+
+    /// Sends a few loads and looks at each frame that arrives.
+    pub(super) fn examine(&mut self, exit: Exit, load: Load) -> Result<Trial> {
+        let frames = self.frames(exit, load);
+        self.sink.capture(exit, true)?;
+        self.sink.look(exit, self.sandbox.clone)?;
+        let mut trial = Trial::default();
+        for _ in 0..TRIAL_LOADS {
+            for frame in &frames {
+                self.write(frame)?;
+                trial.sent += 1;
+            }
+            let look = self.sink.look(exit, self.sandbox.clone)?;
+            trial.arrived += look.frames;
+            trial.wrong += look.wrong;
+        }
+        self.sink.capture(exit, false)?;
+        Ok(trial)
+    }
+
+    /// Sends to an address of the deny list, which the host would route beyond its veth. Returns whether
+    /// it came there: a measurement of a stage that isn't there would be worth nothing.
+    pub(super) fn lets_denied_through(&mut self) -> Result<bool> {
+        let target = SocketAddrV4::new(DENIED, PORT);
+        let frames = Load::Udp64.frames(&self.sandbox, target);
+        self.sink.capture(Exit::Veth, true)?;
+        self.sink.look(Exit::Veth, self.sandbox.clone)?;
+        for frame in &frames {
+            self.write(frame)?;
+        }
+        let look = self.sink.look(Exit::Veth, self.sandbox.clone)?;
+        self.sink.capture(Exit::Veth, false)?;
+        Ok(look.frames > 0)
+    }
+
+    /// Sends batches until the sample is long enough.
+    pub(super) fn sample(&mut self, exit: Exit, load: Load, sample_us: u32) -> Result<Sample> {
+        let frames = self.frames(exit, load);
+        let enough = Duration::from_micros(sample_us.into());
+        self.batch(&frames, load)?;
+        self.sink.empty_tap()?;
+        let veth_before = self.sink.veth_frames()?;
+        let (mut loads, mut arrived) = (0, 0);
+        let (mut cpu, mut wall) = (Duration::ZERO, Duration::ZERO);
+        while cpu < enough {
+            let (started, cpu_before) = (Instant::now(), cpu::thread_time());
+            self.batch(&frames, load)?;
+            cpu += cpu::thread_time() - cpu_before;
+            wall += started.elapsed();
+            loads += load.batch();
+            arrived += self.sink.empty_tap()?;
+        }
+        if exit == Exit::Veth {
+            arrived = self.sink.veth_frames()? - veth_before;
+        }
+        let sent = u64::from(loads) * frames.len() as u64;
+        let lost = u32::try_from(sent.saturating_sub(arrived)).unwrap_or(u32::MAX);
+        Ok(Sample {
+            cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(loads),
+            wall_ns: wall.as_secs_f64() * 1e9 / f64::from(loads),
+            lost: f64::from(lost),
+        })
+    }
+
+    fn frames(&self, exit: Exit, load: Load) -> Vec<Frame> {
+        let target = match exit {
+            Exit::Tap => world::BEYOND_TAP,
+            Exit::Veth => world::BEYOND_VETH,
+        };
+        load.frames(&self.sandbox, SocketAddrV4::new(target, PORT))
+    }
+
+    fn batch(&self, frames: &[Frame], load: Load) -> Result<()> {
+        for _ in 0..load.batch() {
+            for frame in frames {
+                self.write(frame)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, frame: &Frame) -> Result<()> {
+        let bytes = if self.sandbox.has_offloads {
+            frame.with_header()
+        } else {
+            frame.plain()
+        };
+        guest::write(&self.tap, bytes)
+    }
+}
+
+/// A second guest of the kernel's host whose TAP has the bench's own program on it, which does nothing
+/// but redirect to the TAP that leads out.
+pub(super) fn bare_redirect(place: &Place, sink: &Rc<Sink>) -> Result<Lane> {
+    ensure!(has_tc(), "there is no `tc`, of the package iproute2");
+    let name = "redirected";
+    let host = place.world.name();
+    world::batch(
+        host,
+        &format!("tuntap add name {name} mode tap vnet_hdr\nlink set {name} up"),
+    )?;
+    let out = interface::find(&mut world::netlink_of(host)?, world::TAP)?;
+    let out = out.context("the uplink is gone")?.index;
+    let object = world::write_object(REDIRECT)?;
+    let tc = |words: &str| -> Result<()> {
+        let output = world::command_in(host, "tc")
+            .args(words.split_whitespace())
+            .output()
+            .context("cannot start tc")?;
+        let problem = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "`tc {words}` failed: {problem}");
+        Ok(())
+    };
+    tc(&format!("qdisc add dev {name} ingress"))?;
+    tc(&format!(
+        "filter add dev {name} ingress bpf direct-action object-file {} section classifier classid :{:x}",
+        object.path().display(),
+        out.0
+    ))?;
+    let source = Ipv4Addr::new(192, 168, 241, 2);
+    let sandbox = Sandbox {
+        tap: name.to_owned(),
+        guest: source,
+        clone: source,
+        ..place.sandboxes.first().context("no guest")?.clone()
+    };
+    let mut lane = Lane::open("redirect", true, &sandbox, sink.clone())?;
+    lane.exits = &[Exit::Tap];
+    Ok(lane)
+}
+
+const REDIRECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/redirect.o"));
