@@ -19,7 +19,7 @@ use random::Random;
 /// A test of one flow or a few packets.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
-    /// What entries 0 and 1 of `nics` are like; see [`scene::VARIANTS`].
+    /// What entries 0 and 1 of `nics` are like; see [`scene::HOST_SLOT`] and those after it.
     pub(crate) variant: usize,
     /// Policy of entry 0.
     pub(crate) policy: usize,

@@ -24,7 +24,6 @@ pub(crate) const POLICIES: usize = 40;
 pub(crate) const POLICIES_BY_HAND: usize = 12;
 
 /// What entries 0 and 1 can be like.
-pub(crate) const VARIANTS: usize = 6;
 pub(crate) const HOST_SLOT: usize = 0;
 pub(crate) const ONLY_IPV4: usize = 1;
 pub(crate) const ONLY_IPV6: usize = 2;
@@ -275,9 +274,9 @@ pub(crate) fn policies(random: &mut Random) -> Vec<Policy> {
         other_groups: true,
         ..Policy::default()
     };
-    // One second per byte or packet: a packet that passes leaves a debt that can't be missed.
+    // A tenth of a second per byte, a second per packet: what passes leaves a debt that can't be missed.
     let limited = |bytes: bool, packets: bool| Limit {
-        byte_cost: if bytes { SECOND << 20 } else { 0 },
+        byte_cost: if bytes { (SECOND / 10) << 20 } else { 0 },
         byte_burst: 100 * SECOND,
         packet_cost: if packets { SECOND } else { 0 },
         packet_burst: 200 * SECOND,

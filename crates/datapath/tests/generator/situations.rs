@@ -207,7 +207,7 @@ pub(super) fn meter(random: &mut Random, nic: usize, ingress: bool) -> MeterAt {
         2 => burst + 10 * SECOND,
         // An uplink's queue takes this, nobody else.
         3 => burst + SECOND,
-        4 => burst - 10 * SECOND,
+        4 => burst - SECOND,
         _ => burst / 2,
     };
     MeterAt {

@@ -83,9 +83,9 @@ impl Packet {
             TYPE_IPV6 => parse_ipv6(frame)?,
             _ => return Err(DropReason::Ethertype),
         };
-        let needed = match packet.protocol {
-            TCP => 20,
-            UDP | ICMP | ICMPV6 => 8,
+        let needed = match (packet.protocol, packet.version) {
+            (TCP, _) => 20,
+            (UDP, _) | (ICMP, 4) | (ICMPV6, 6) => 8,
             _ => 0,
         };
         if !packet.is_later_fragment() && packet.transport + needed > packet.end {

@@ -36,7 +36,7 @@ pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
             ip: packet.length(),
         };
     }
-    let payload = packet.end.saturating_sub(headers);
+    let payload = frame.len().saturating_sub(headers);
     let segments = payload.div_ceil(gso_size as usize).max(1);
     Size {
         segments: segments as u64,
@@ -55,31 +55,31 @@ pub(crate) fn police(
     may_wait: bool,
 ) -> Result<Option<u64>, DropReason> {
     let patience = if may_wait { HORIZON } else { 0 };
-    let mut departure = None;
     let byte_cost = (u128::from(size.wire_bytes) * u128::from(limit.byte_cost) >> 20) as u64;
     let packet_cost = size.segments * limit.packet_cost;
-    let charges = [
-        (limit.byte_cost, byte_cost, limit.byte_burst, &mut meter.bytes, DropReason::BitLimit),
-        (
-            limit.packet_cost,
-            packet_cost,
-            limit.packet_burst,
-            &mut meter.packets,
-            DropReason::PacketLimit,
-        ),
-    ];
-    for (unit, cost, burst, paid_until, reason) in charges {
-        if unit == 0 {
-            continue;
-        }
-        let debt = paid_until.saturating_sub(now);
-        if debt > burst + patience {
-            return Err(reason);
-        }
-        if debt > burst {
-            departure = departure.max(Some(now + debt - burst));
-        }
-        *paid_until = now + debt + cost;
+    let byte_debt = meter.bytes.saturating_sub(now);
+    let packet_debt = meter.packets.saturating_sub(now);
+    let byte_excess = match limit.byte_cost {
+        0 => 0,
+        _ => byte_debt.saturating_sub(limit.byte_burst),
+    };
+    let packet_excess = match limit.packet_cost {
+        0 => 0,
+        _ => packet_debt.saturating_sub(limit.packet_burst),
+    };
+    if byte_excess > patience {
+        return Err(DropReason::BitLimit);
     }
-    Ok(departure)
+    if packet_excess > patience {
+        return Err(DropReason::PacketLimit);
+    }
+    // What is dropped costs nothing, neither bytes nor packets.
+    if limit.byte_cost > 0 {
+        meter.bytes = now + byte_debt + byte_cost;
+    }
+    if limit.packet_cost > 0 {
+        meter.packets = now + packet_debt + packet_cost;
+    }
+    let wait = byte_excess.max(packet_excess);
+    Ok((wait > 0).then_some(now + wait))
 }

@@ -1,0 +1,167 @@
+//! Where program and model must agree.
+
+use super::{
+    encode::{self, Event},
+    sys::Ran,
+};
+use crate::model::{
+    Hook, Input, Macs, Outcome, Verdict, World,
+    answers::Answer,
+    world::{Counters, Meter},
+};
+
+/// What a program did.
+#[derive(Clone, Debug)]
+pub(crate) struct Observed {
+    pub(crate) ran: Ran,
+    pub(crate) event: Option<Event>,
+    pub(crate) counters: Vec<Counters>,
+    pub(crate) meters: Vec<(Meter, Meter)>,
+    pub(crate) answers: Vec<(Vec<u8>, Answer)>,
+    pub(crate) process: bool,
+}
+
+const ACT_SHOT: i32 = 2;
+const ACT_REDIRECT: i32 = 7;
+const ACT_UNSPEC: i32 = -1;
+
+/// A clock read twice within one packet may differ by this; what limits are tested by is seconds.
+const TOLERANCE: u64 = 500_000_000;
+
+/// Says what differs first. `warm`: a decision of this generation would still hold.
+pub(crate) fn compare(
+    world: &World,
+    input: &Input,
+    outcome: &Outcome,
+    observed: &Observed,
+    warm: bool,
+) -> Result<(), String> {
+    let code = match outcome.verdict {
+        Verdict::Drop => ACT_SHOT,
+        Verdict::Pass => ACT_UNSPEC,
+        _ => ACT_REDIRECT,
+    };
+    let Observed { ran, event, .. } = observed;
+    let said = event.as_ref().map(|event| {
+        format!(
+            "verdict {} reason {} stage {} target {} nic {}",
+            event.verdict, event.reason, event.stage, event.target, event.nic
+        )
+    });
+    if ran.returned != code {
+        return Err(format!("returned {}, not {code}; it says {said:?}", ran.returned));
+    }
+    compare_event(input, outcome, event.as_ref())?;
+    if code != ACT_SHOT {
+        compare_frame(outcome, &ran.frame, warm)?;
+    }
+    for (number, (nic, counters)) in world.nics.iter().zip(&observed.counters).enumerate() {
+        differ(&format!("counters of {number}"), &nic.counters, counters)?;
+    }
+    compare_meters(world, &observed.meters)?;
+    compare_answers(world, &observed.answers)?;
+    if let Some(mark) = outcome.mark {
+        differ("mark", &mark, &ran.context.mark)?;
+    }
+    if let Some(departure) = outcome.departure {
+        differ("departure time", &departure, &ran.context.tstamp)?;
+    }
+    if input.hook == Hook::FromGuest && matches!(code, ACT_REDIRECT) {
+        differ("process", &world.nics[0].process, &observed.process)?;
+    }
+    Ok(())
+}
+
+fn differ<T: PartialEq + std::fmt::Debug>(what: &str, model: &T, program: &T) -> Result<(), String> {
+    if model == program {
+        return Ok(());
+    }
+    Err(format!("{what}: model {model:?}, program {program:?}"))
+}
+
+fn compare_event(input: &Input, outcome: &Outcome, event: Option<&Event>) -> Result<(), String> {
+    let Some(nic) = outcome.nic else {
+        return match event {
+            // Somebody may tell of a packet that was left to the host.
+            Some(event) if event.verdict != Verdict::Pass as u8 => {
+                Err(format!("an event where none belongs: {event:?}"))
+            }
+            _ => Ok(()),
+        };
+    };
+    let Some(event) = event else {
+        return Err("no event".to_owned());
+    };
+    let direction = u8::from(input.hook != Hook::FromGuest);
+    differ("direction", &direction, &event.direction)?;
+    differ("verdict", &(outcome.verdict as u8), &event.verdict)?;
+    let reason = outcome.reason.map_or(0, |reason| reason as u8);
+    differ("reason", &reason, &event.reason)?;
+    differ("stage", &(outcome.stage as u8), &event.stage)?;
+    differ("nic", &nic, &event.nic)?;
+    differ("target", &outcome.target, &event.target)?;
+    differ("length", &input.frame.len(), &event.length)?;
+    let captured = &input.frame[..input.frame.len().min(192)];
+    differ("captured frame", &captured, &&event.frame[..])
+}
+
+/// Compares bytes. The kernel writes the Ethernet addresses of a packet whose way was decided anew.
+fn compare_frame(outcome: &Outcome, frame: &[u8], warm: bool) -> Result<(), String> {
+    let by_kernel = match outcome.macs {
+        Macs::Path => false,
+        Macs::PathOrKernel => !warm,
+        Macs::Kernel => true,
+    };
+    let (expected, frame) = if by_kernel {
+        (&outcome.frame[12..], &frame[12..])
+    } else {
+        (&outcome.frame[..], frame)
+    };
+    if expected == frame {
+        return Ok(());
+    }
+    let at = expected.iter().zip(frame).position(|(one, other)| one != other);
+    Err(format!(
+        "bytes differ from {:?}{}:\n  model   {}\n  program {}",
+        at.unwrap_or(expected.len().min(frame.len())),
+        if by_kernel { " (without Ethernet addresses)" } else { "" },
+        hex(expected),
+        hex(frame)
+    ))
+}
+
+fn compare_meters(world: &World, meters: &[(Meter, Meter)]) -> Result<(), String> {
+    for (number, (nic, (egress, ingress))) in world.nics.iter().zip(meters).enumerate() {
+        for (what, model, program) in [
+            ("egress bytes", nic.egress.bytes, egress.bytes),
+            ("egress packets", nic.egress.packets, egress.packets),
+            ("ingress bytes", nic.ingress.bytes, ingress.bytes),
+            ("ingress packets", nic.ingress.packets, ingress.packets),
+        ] {
+            if model.abs_diff(program) > TOLERANCE {
+                return Err(format!("meter {what} of {number}: model {model}, program {program}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn compare_answers(world: &World, answers: &[(Vec<u8>, Answer)]) -> Result<(), String> {
+    for (flow, answer) in &world.answers {
+        let key = encode::answer_key(flow);
+        let known = answers.iter().find(|(other, _)| *other == key);
+        let Some((_, known)) = known else {
+            return Err(format!("the program doesn't know {flow:?}"));
+        };
+        differ("the way of an answer", &answer.via, &known.via)?;
+        if answer.seen.abs_diff(known.seen) > TOLERANCE {
+            return Err(format!("{flow:?}: model {answer:?}, program {known:?}"));
+        }
+    }
+    differ("answers known", &world.answers.len(), &answers.len())
+}
+
+/// Bytes as text.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,106 @@
+//! Loads the programs of compiled objects, each time with maps of their own.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use aya::{
+    EbpfLoader,
+    maps::{Map, MapData, RingBuf},
+    programs::SchedClassifier,
+};
+
+/// Where bpffs is mounted in the lab.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Programs and maps of the data path.
+pub(crate) struct Programs {
+    pub(crate) from_guest: OwnedFd,
+    pub(crate) from_uplink: OwnedFd,
+    pub(crate) from_host: OwnedFd,
+    maps: BTreeMap<&'static str, MapData>,
+    folder: String,
+}
+
+const MAPS: [&str; 11] = [
+    "nics", "policies", "counters", "meters", "clones", "prefixes", "rule_lists", "group_pairs",
+    "uplinks", "answers", "trace",
+];
+
+impl Programs {
+    /// Loads `from_guest.bpf.o` and `to_guest.bpf.o` of a folder.
+    ///
+    /// # Errors
+    /// What the verifier says.
+    pub(crate) fn load(objects: &Path, name: &str) -> Result<Self, String> {
+        let folder = format!("{BPFFS}/{name}");
+        fs::create_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
+        let from_guest = load(objects, "from_guest.bpf.o", &folder, &["from_guest"])?;
+        let to_guest = load(objects, "to_guest.bpf.o", &folder, &["from_uplink", "from_host"])?;
+        let [from_guest] = from_guest.try_into().expect("one was asked for");
+        let [from_uplink, from_host] = to_guest.try_into().expect("two were asked for");
+        let maps = MAPS.map(|name| {
+            let map = MapData::from_pin(format!("{folder}/{name}")).expect("maps are pinned by name");
+            (name, map)
+        });
+        Ok(Self {
+            from_guest,
+            from_uplink,
+            from_host,
+            maps: maps.into(),
+            folder,
+        })
+    }
+
+    /// The descriptor of a map.
+    pub(crate) fn map(&self, name: &str) -> BorrowedFd<'_> {
+        self.maps[name].fd().as_fd()
+    }
+
+    /// The trace events.
+    pub(crate) fn trace(&self) -> RingBuf<MapData> {
+        let map = MapData::from_pin(format!("{}/trace", self.folder)).expect("it is pinned");
+        RingBuf::try_from(Map::RingBuf(map)).expect("it is a ring buffer")
+    }
+
+    /// Folder of the pins.
+    pub(crate) fn folder(&self) -> &str {
+        &self.folder
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        // The bpffs goes with the lab in any case.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn load(
+    objects: &Path,
+    object: &str,
+    folder: &str,
+    names: &[&str],
+) -> Result<Vec<OwnedFd>, String> {
+    let bytes = fs::read(objects.join(object)).map_err(|error| format!("{object}: {error}"))?;
+    let mut loaded = EbpfLoader::new()
+        .default_map_pin_directory(folder)
+        .map_max_entries("answers", 1024)
+        .map_max_entries("prefixes", 65_536)
+        .map_max_entries("rule_lists", 65_536)
+        .load(&bytes)
+        .map_err(|error| format!("{object}: {error:?}"))?;
+    let mut programs = Vec::new();
+    for name in names {
+        let program = loaded.program_mut(name).ok_or(format!("{object} has no {name}"))?;
+        let program: &mut SchedClassifier = program.try_into().expect("a program of tc");
+        program.load().map_err(|error| format!("{name}: {error:?}"))?;
+        program.pin(format!("{folder}/{name}")).map_err(|error| format!("{name}: {error}"))?;
+        let fd = program.fd().expect("it is loaded").as_fd();
+        programs.push(fd.try_clone_to_owned().expect("a descriptor"));
+    }
+    Ok(programs)
+}
