@@ -216,15 +216,21 @@ struct decision {
 	struct address destination;
 	__u16 port;
 	__u8 protocol;
-	__u8 fragment;
+	__u8 variant;   /* bits: 1 fragment after the first, 2 answer sent as UPLINK_ROUTE would be */
 	__u32 verdict;  /* enum verdict */
 	__u64 until;    /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 ifindex;  /* interface to leave by */
 	__u32 mtu;
-	__u32 target;   /* entry of `nics` when the verdict is VERDICT_SANDBOX */
+	__u32 target;   /* VERDICT_SANDBOX: entry of `nics`; VERDICT_DROP: enum drop_reason */
 	__u8 source_mac[6];
 	__u8 destination_mac[6];
-	__u32 flags;    /* enum uplink_flag of that interface */
+	__u32 flags;    /* enum decision_flag; VERDICT_SANDBOX: generation of the target */
+};
+
+enum decision_flag {
+	DECISION_FQ = 1 << 0,         /* UPLINK_FQ of the interface */
+	DECISION_XDP = 1 << 1,        /* UPLINK_XDP of the interface */
+	DECISION_MASQUERADE = 1 << 2, /* to the stack, to be masqueraded: unless it is an answer */
 };
 
 enum verdict {

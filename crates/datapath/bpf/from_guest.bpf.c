@@ -1,0 +1,389 @@
+/* From the guest: ingress of a host end. The class id of the filter is the index into `nics`. */
+#include "hook_tc.h"
+#include "maps.h"
+#include "parse.h"
+#include "antispoof.h"
+#include "link.h"
+#include "decide.h"
+#include "answers.h"
+#include "police.h"
+#include "count.h"
+#include "trace.h"
+
+char _license[] SEC("license") = "Dual MIT/GPL";
+
+/* No interface of ours: nothing to count it on. */
+#define NO_SENDER (-1)
+
+/* Where a packet goes: the decision, corrected for what only this packet shows. */
+struct course {
+	const struct decision *decision;
+	struct nic *target; /* of VERDICT_SANDBOX, else null */
+	const struct policy *policy;
+	__u32 verdict;
+	__u32 reason;
+	__u32 stage;
+	__u32 fresh;  /* just decided: the kernel shall look after the neighbour */
+	__u64 now;
+	__u64 wait;   /* nanoseconds until it may leave */
+};
+
+__noinline int refuse(struct __sk_buff *skb, __u32 index, __u32 flags, __u32 reason, __u32 stage)
+{
+	count_drop(index, reason);
+	if (flags & NIC_TRACE)
+		trace_packet(skb, index, FATE(DIRECTION_EGRESS, VERDICT_DROP, stage, reason), 0, 1);
+	return TC_ACT_SHOT;
+}
+
+/* The interfaces of a netns slot share its veth; their MACs tell them apart. */
+static __always_inline struct nic *neighbour_nic(struct sender *s, const struct ethhdr *ethernet)
+{
+	__u8 place = ethernet->h_source[5] - s->nic->guest_mac[5];
+
+	if (!place || place >= s->nic->count || same_mac(ethernet->h_source, s->nic->veth_mac))
+		return s->nic;
+	s->index += place;
+	return bpf_map_lookup_elem(&nics, &s->index);
+}
+
+/* Remembers whether frames come from a process in the namespace or from behind the TAP: what goes
+ * there must follow. */
+static __always_inline void note_process(struct sender *s)
+{
+	if (s->is_process && !(s->flags & NIC_PROCESS))
+		__sync_fetch_and_or(&s->nic->flags, NIC_PROCESS);
+	if (!s->is_process && s->flags & NIC_PROCESS)
+		__sync_fetch_and_and(&s->nic->flags, ~NIC_PROCESS);
+}
+
+/* Finds out who sends and checks the Ethernet header. Returns a drop reason or NO_SENDER. */
+static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, __u32 *ethertype)
+{
+	const struct ethhdr *ethernet = frame_data(skb);
+
+	s->index = skb->tc_classid;
+	s->nic = bpf_map_lookup_elem(&nics, &s->index);
+	if (!s->nic || (const void *)(ethernet + 1) > frame_end(skb))
+		return NO_SENDER;
+	s->flags = READ_ONCE(s->nic->flags);
+	if (s->flags & NIC_NETNS) {
+		s->nic = neighbour_nic(s, ethernet);
+		if (!s->nic)
+			return NO_SENDER;
+		s->flags = READ_ONCE(s->nic->flags);
+	}
+	if (READ_ONCE(s->nic->state) != NIC_ACTIVE)
+		return DROP_NOT_LEASED;
+	*ethertype = ethernet->h_proto;
+	if (frame_has_vlan(skb) || *ethertype == bpf_htons(ETH_P_8021Q) ||
+	    *ethertype == bpf_htons(ETH_P_8021AD))
+		return DROP_VLAN_TAG;
+	if (!same_mac(ethernet->h_source, s->nic->guest_mac)) {
+		if (!(s->flags & NIC_NETNS) || !same_mac(ethernet->h_source, s->nic->veth_mac))
+			return DROP_SOURCE_MAC;
+		s->is_process = 1;
+	}
+	if (s->flags & NIC_NETNS)
+		note_process(s);
+	return DROP_NONE;
+}
+
+static __always_inline int send_back(const struct sender *s, __u32 bytes, int reason)
+{
+	if (reason) {
+		count_drop(s->index, reason);
+		return TC_ACT_SHOT;
+	}
+	count_egress(s->index, bytes, 1);
+	return bpf_redirect(s->nic->ifindex, 0);
+}
+
+static __always_inline void trace_answer(struct __sk_buff *skb, const struct sender *s)
+{
+	if (s->flags & NIC_TRACE)
+		trace_packet(skb, s->index,
+			     FATE(DIRECTION_EGRESS, VERDICT_ANSWERED, STAGE_REDIRECT, DROP_NONE),
+			     s->nic->ifindex, 1);
+}
+
+static __always_inline int arp_from_guest(struct __sk_buff *skb, const struct sender *s)
+{
+	/* The namespace's neighbours are fixed: it has nothing to ask. */
+	int reason = s->is_process ? DROP_LINK_CHATTER : judge_arp(skb, s->nic);
+	__u32 bytes = skb->len;
+
+	if (reason != LINK_ANSWER)
+		return refuse(skb, s->index, s->flags, reason, STAGE_ANTISPOOF);
+	trace_answer(skb, s);
+	return send_back(s, bytes, answer_arp(skb, s->nic));
+}
+
+static __always_inline int link_from_guest(struct __sk_buff *skb, const struct sender *s,
+					   const struct packet *p)
+{
+	int reason = s->is_process ? DROP_LINK_CHATTER : judge_link_packet(skb, p, s->index);
+
+	if (reason != LINK_ANSWER)
+		return refuse(skb, s->index, s->flags, reason, STAGE_ANTISPOOF);
+	trace_answer(skb, s);
+	return send_back(s, p->bytes, answer_solicitation(skb, p, s->index));
+}
+
+static __always_inline int gateway_from_guest(struct __sk_buff *skb, const struct sender *s,
+					      const struct packet *p)
+{
+	if (p->icmp_kind != ICMP_REQUEST || p->fragment)
+		return refuse(skb, s->index, s->flags, DROP_GATEWAY_SERVICE, STAGE_POLICY);
+	trace_answer(skb, s);
+	return send_back(s, p->bytes, answer_echo(skb, p));
+}
+
+/* Takes the decision from the cache, or decides. Returns null if there is no memory of any. */
+static __always_inline void decide_course(struct __sk_buff *skb, struct packet *p, __u32 index,
+					  __u32 generation, struct course *c)
+{
+	struct decision *d = decision_slot(p, index);
+
+	c->verdict = VERDICT_DROP;
+	c->reason = DROP_HELPER;
+	if (!d)
+		return;
+	c->fresh = 0;
+	if (!decision_holds(d, p, index, generation, c->now) ||
+	    (d->verdict == VERDICT_SANDBOX && !decided_target(d))) {
+		decide(skb, p, index, c->now, d);
+		c->fresh = 1;
+	}
+	c->decision = d;
+	c->verdict = d->verdict;
+	c->reason = d->target;
+}
+
+/* Whether the packet would be let through, or past the masquerade, if it answers another. */
+static __always_inline int may_be_answer(const struct course *c)
+{
+	if (c->verdict == VERDICT_STACK)
+		return c->decision->flags & DECISION_MASQUERADE;
+	return c->verdict == VERDICT_DROP &&
+	       (c->reason == DROP_POLICY || c->reason == DROP_METADATA ||
+		c->reason == DROP_HOST_SERVICE || c->reason == DROP_UPLINK_DENIED);
+}
+
+/* Policy and route. */
+static __always_inline void set_course(struct __sk_buff *skb, const struct sender *s,
+				       struct packet *p, struct course *c)
+{
+	/* Before the policy and what comes of it: if they change meanwhile, nothing is kept. */
+	__u32 generation = READ_ONCE(s->nic->generation);
+	__u32 policy_index = READ_ONCE(s->nic->policy);
+
+	c->policy = bpf_map_lookup_elem(&policies, &policy_index);
+	if (!c->policy) {
+		c->verdict = VERDICT_DROP;
+		c->reason = DROP_POLICY;
+		return;
+	}
+	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
+	decide_course(skb, p, s->index, generation, c);
+	if (c->policy->flags & POLICY_ANSWERS && may_be_answer(c)) {
+		switch (find_answer(skb, p, s->index, c->now)) {
+		case ANSWER_UPLINK:
+			p->as_answer = 1;
+			decide_course(skb, p, s->index, generation, c);
+			break;
+		case ANSWER_STACK:
+			c->verdict = VERDICT_STACK;
+			break;
+		}
+	}
+	if (c->verdict == VERDICT_SANDBOX)
+		c->target = decided_target(c->decision);
+	if (c->verdict == VERDICT_SANDBOX && !c->target) {
+		c->verdict = VERDICT_DROP;
+		c->reason = DROP_NO_SUCH_SANDBOX;
+	}
+	/* The stack knows how to tell the sender. */
+	if ((c->verdict == VERDICT_UPLINK || c->verdict == VERDICT_SANDBOX) &&
+	    (p->ttl <= 1 || p->largest > c->decision->mtu)) {
+		c->verdict = VERDICT_STACK;
+		c->target = 0;
+	}
+}
+
+/* The sender's limit. Where the uplink's queue can hold packets back, the excess leaves later. */
+static __always_inline int police_egress(const struct sender *s, const struct packet *p,
+					 struct course *c)
+{
+	int fq = c->verdict == VERDICT_UPLINK && c->decision->flags & DECISION_FQ;
+	__u32 index = s->index;
+	struct meters *meter;
+
+	if (!is_limited(&c->policy->egress))
+		return DROP_NONE;
+	meter = bpf_map_lookup_elem(&meters, &index);
+	if (!meter)
+		return DROP_HELPER;
+	return police(&c->policy->egress, &meter->egress, p, c->now, fq ? &c->wait : 0);
+}
+
+/* The receiver's limit: what it drops is the receiver's, and is counted there. */
+static __always_inline int police_target(const struct packet *p, struct course *c)
+{
+	__u32 index = c->decision->target, policy_index = READ_ONCE(c->target->policy);
+	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
+	struct meters *meter;
+
+	if (!policy || !is_limited(&policy->ingress))
+		return DROP_NONE;
+	meter = bpf_map_lookup_elem(&meters, &index);
+	if (!meter)
+		return DROP_HELPER;
+	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0);
+}
+
+static __always_inline void translate_to_target(struct translation *t, const struct packet *p,
+						const struct nic *target)
+{
+	__u32 flags = READ_ONCE(target->flags);
+
+	__builtin_memcpy(t->source_mac, target->gateway_mac, ETH_ALEN);
+	if (flags & NIC_PROCESS) {
+		__builtin_memcpy(t->destination_mac, target->veth_mac, ETH_ALEN);
+		return;
+	}
+	__builtin_memcpy(t->destination_mac, target->guest_mac, ETH_ALEN);
+	t->destination = p->version == 4 ? mapped(target->guest4) : target->guest6;
+}
+
+static __always_inline void translate_from_guest(struct translation *t, const struct sender *s,
+						 const struct packet *p, const struct course *c)
+{
+	const struct nic *nic = s->nic;
+
+	t->source = p->version == 4 ? mapped(nic->clone4) : nic->clone6;
+	t->destination = p->destination;
+	if (c->target) {
+		t->hop = 1;
+		translate_to_target(t, p, c->target);
+	} else if (c->verdict == VERDICT_UPLINK) {
+		t->hop = 1;
+		__builtin_memcpy(t->source_mac, c->decision->source_mac, ETH_ALEN);
+		__builtin_memcpy(t->destination_mac, c->decision->destination_mac, ETH_ALEN);
+	} else {
+		__builtin_memcpy(t->source_mac, nic->guest_mac, ETH_ALEN);
+		__builtin_memcpy(t->destination_mac, nic->shared_mac, ETH_ALEN);
+	}
+}
+
+static __always_inline int depart(struct __sk_buff *skb, const struct sender *s, struct packet *p,
+				  const struct course *c)
+{
+	__u32 ifindex = c->decision->ifindex;
+
+	if (c->target) {
+		if (READ_ONCE(c->target->flags) & NIC_NETNS)
+			return bpf_redirect_peer(ifindex, 0);
+		return bpf_redirect(ifindex, 0);
+	}
+	if (c->verdict == VERDICT_UPLINK) {
+		if (c->wait)
+			bpf_skb_set_tstamp(skb, c->now + c->wait, BPF_SKB_TSTAMP_DELIVERY_MONO);
+		/* So the kernel keeps asking whether the neighbour is still there. */
+		if (c->fresh)
+			return bpf_redirect_neigh(ifindex, &p->next_hop, sizeof(p->next_hop), 0);
+		return bpf_redirect(ifindex, 0);
+	}
+	if (c->policy->mark)
+		skb->mark = c->policy->mark;
+	return bpf_redirect(s->nic->shared_ifindex, BPF_F_INGRESS);
+}
+
+static __always_inline void trace_course(struct __sk_buff *skb, const struct sender *s,
+					 const struct packet *p, const struct course *c)
+{
+	__u32 out = c->verdict == VERDICT_STACK ? s->nic->shared_ifindex : c->decision->ifindex;
+
+	if (s->flags & NIC_TRACE)
+		trace_packet(skb, s->index,
+			     FATE(DIRECTION_EGRESS, c->verdict, STAGE_REDIRECT, DROP_NONE), out,
+			     p->segments);
+	if (c->target && READ_ONCE(c->target->flags) & NIC_TRACE)
+		trace_packet(skb, c->decision->target,
+			     FATE(DIRECTION_INGRESS, VERDICT_GUEST, STAGE_REDIRECT, DROP_NONE), out,
+			     p->segments);
+}
+
+static __always_inline int forward(struct __sk_buff *skb, const struct sender *s, struct packet *p)
+{
+	struct translation t = {};
+	struct course c = {};
+	int reason;
+
+	set_course(skb, s, p, &c);
+	if (c.verdict == VERDICT_DROP || !c.decision)
+		return refuse(skb, s->index, s->flags, c.reason, STAGE_POLICY);
+	reason = police_egress(s, p, &c);
+	if (reason)
+		return refuse(skb, s->index, s->flags, reason, STAGE_POLICE);
+	if (c.target) {
+		reason = police_target(p, &c);
+		if (reason)
+			return refuse(skb, c.decision->target, 0, reason, STAGE_POLICE);
+	}
+	trace_course(skb, s, p, &c);
+	translate_from_guest(&t, s, p, &c);
+	if (translate(skb, p, &t))
+		return refuse(skb, s->index, s->flags, DROP_HELPER, STAGE_NAT);
+	count_egress(s->index, p->bytes, p->segments);
+	if (c.target)
+		count_ingress(c.decision->target, p->bytes, p->segments);
+	return depart(skb, s, p, &c);
+}
+
+static __always_inline int parse_from_guest(struct __sk_buff *skb, const struct sender *s,
+					    __u32 ethertype, struct packet *p)
+{
+	switch (ethertype) {
+	case bpf_htons(ETH_P_IP):
+		return s->nic->guest4 ? parse_ipv4(skb, p) : DROP_NO_ADDRESS;
+	case bpf_htons(ETH_P_IPV6):
+		return s->nic->has_ipv6 ? parse_ipv6(skb, p) : DROP_NO_ADDRESS;
+	default:
+		return DROP_ETHERTYPE;
+	}
+}
+
+SEC("classifier")
+int from_guest(struct __sk_buff *skb)
+{
+	struct sender sender = {};
+	struct packet packet = {};
+	__u32 ethertype = 0;
+	int reason, is_link;
+
+	frame_pull(skb);
+	reason = find_sender(skb, &sender, &ethertype);
+	if (reason == NO_SENDER)
+		return TC_ACT_SHOT;
+	if (reason)
+		return refuse(skb, sender.index, sender.flags, reason, STAGE_PARSE);
+	if (ethertype == bpf_htons(ETH_P_ARP))
+		return arp_from_guest(skb, &sender);
+	reason = parse_from_guest(skb, &sender, ethertype, &packet);
+	if (reason)
+		return refuse(skb, sender.index, sender.flags, reason, STAGE_PARSE);
+	measure(skb, &packet);
+	is_link = is_link_packet(&packet);
+	reason = antispoof(&sender, &packet, is_link);
+	if (reason)
+		return refuse(skb, sender.index, sender.flags, reason, STAGE_ANTISPOOF);
+	if (is_link)
+		return link_from_guest(skb, &sender, &packet);
+	if (is_gateway(sender.nic, &packet))
+		return gateway_from_guest(skb, &sender, &packet);
+	reason = judge_destination(&packet);
+	if (reason)
+		return refuse(skb, sender.index, sender.flags, reason, STAGE_POLICY);
+	return forward(skb, &sender, &packet);
+}

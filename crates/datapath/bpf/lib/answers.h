@@ -1,0 +1,110 @@
+/* Answers: what a sandbox sends back where it may not send by itself.
+ *
+ * There is no connection tracking. What comes in opens a way back for a time, by addresses and ports;
+ * only sandboxes whose policy denies or masquerades something pay for that. The limit: a guest can send
+ * anything that fits the flow, answer or not, for as long as the entry lives. */
+#ifndef SANDWIRE_ANSWERS_H
+#define SANDWIRE_ANSWERS_H
+
+#include "maps.h"
+#include "nat.h"
+#include "police.h"
+
+#define ANSWER_TCP (300 * NANOSECONDS)
+#define ANSWER_OTHERS (60 * NANOSECONDS)
+/* An entry is written again only when it is older: not for every packet. */
+#define ANSWER_REFRESH (5 * NANOSECONDS)
+
+static __always_inline __s64 age_of(const struct answer_value *answer, __u64 now)
+{
+	return (__s64)(now - READ_ONCE(answer->seen));
+}
+
+/* Notes a packet towards a guest. `learn`: any TCP packet opens, not only the first of a connection. */
+__noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u64 now, __u32 learn)
+{
+	struct answer_value value = {.seen = now, .via = via}, *known;
+	struct answer_key key = {.nic = nic};
+	int opens = 1;
+
+	if (!p || p->fragment == FRAGMENT_LATER)
+		return 0;
+	if (p->icmp_kind == ICMP_REQUEST) {
+		key.guest_port = p->identifier;
+	} else if (p->protocol == PROTOCOL_TCP || p->protocol == PROTOCOL_UDP) {
+		key.peer_port = p->source_port;
+		key.guest_port = p->destination_port;
+		opens = p->protocol == PROTOCOL_UDP || p->opens || learn;
+	} else {
+		return 0;
+	}
+	key.peer = p->source;
+	key.protocol = p->protocol;
+	known = bpf_map_lookup_elem(&answers, &key);
+	if (!known) {
+		if (opens)
+			bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
+	} else if (age_of(known, now) > (__s64)ANSWER_REFRESH || (opens && known->via != via)) {
+		known->seen = now;
+		known->via = via;
+	}
+	return 0;
+}
+
+/* The flow that a packet from a guest may be the answer to. Returns zero if it can be none. */
+static __always_inline int answer_key_of(frame *f, const struct packet *p, struct answer_key *key)
+{
+	key->peer = p->destination;
+	key->protocol = p->protocol;
+	if (p->fragment == FRAGMENT_LATER) {
+		key->fragment = p->identification;
+		return 1;
+	}
+	if (p->icmp_kind == ICMP_REPLY) {
+		key->guest_port = p->identifier;
+		return 1;
+	}
+	if (p->icmp_kind == ICMP_ERROR) {
+		struct quote q = {};
+
+		/* An error goes to the sender of what it is about. */
+		if (read_quote(f, p, &q) || !q.has_l4 || !same_address(&q.source, &p->destination))
+			return 0;
+		key->protocol = q.protocol;
+		key->peer_port = q.source_port;
+		key->guest_port = q.icmp_kind == ICMP_REQUEST ? q.identifier : q.destination_port;
+		return q.protocol == PROTOCOL_TCP || q.protocol == PROTOCOL_UDP ||
+		       q.icmp_kind == ICMP_REQUEST;
+	}
+	key->peer_port = p->destination_port;
+	key->guest_port = p->source_port;
+	return p->protocol == PROTOCOL_TCP || p->protocol == PROTOCOL_UDP;
+}
+
+/* Tells which way a packet that policy denies may leave because it answers one that came: enum
+ * answer_via, or zero. */
+__noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 now)
+{
+	struct answer_key key = {.nic = nic};
+	struct answer_value value = {}, *known;
+	__u64 life;
+
+	if (!p || !answer_key_of(f, p, &key))
+		return 0;
+	known = bpf_map_lookup_elem(&answers, &key);
+	life = key.protocol == PROTOCOL_TCP ? ANSWER_TCP : ANSWER_OTHERS;
+	if (!known || age_of(known, now) > (__s64)life)
+		return 0;
+	value.via = known->via;
+	if (p->fragment == FRAGMENT_FIRST) {
+		value.seen = now;
+		key.protocol = p->protocol;
+		key.peer_port = 0;
+		key.guest_port = 0;
+		key.fragment = p->identification;
+		bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
+	}
+	return value.via;
+}
+
+#endif

@@ -1,0 +1,212 @@
+/* Deciding anew: other sandboxes, prefixes, then the kernel's routes. */
+#ifndef SANDWIRE_DECIDE_H
+#define SANDWIRE_DECIDE_H
+
+#include "policy.h"
+#include "route.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+/* Not in every <linux/bpf.h>. */
+#define FIB_DIRECT (1U << 0)
+#define FIB_TABLE (1U << 3)
+#define FIB_MARK (1U << 5)
+
+/* Flags of bpf_fib_lookup that this kernel has, of those that came late: FIB_TABLE with 6.5,
+ * FIB_MARK with 6.10. Set by the loader. */
+const volatile __u32 fib_flags = 0;
+
+static __always_inline void decide_drop(struct decision *d, __u32 reason)
+{
+	d->verdict = VERDICT_DROP;
+	d->target = reason;
+}
+
+static __always_inline void decide_sandbox(struct decision *d,
+					   const struct nic *nic, __u32 target_index,
+					   __u32 policy_flags)
+{
+	struct nic *target = bpf_map_lookup_elem(&nics, &target_index);
+	__u32 generation;
+
+	if (!target) {
+		decide_drop(d, DROP_NO_SUCH_SANDBOX);
+		return;
+	}
+	generation = READ_ONCE(target->generation);
+	if (READ_ONCE(target->state) != NIC_ACTIVE) {
+		decide_drop(d, DROP_NO_SUCH_SANDBOX);
+	} else if (!may_reach_sandbox(nic, target, policy_flags)) {
+		decide_drop(d, DROP_OTHER_SANDBOX);
+	} else {
+		d->verdict = VERDICT_SANDBOX;
+		d->target = target_index;
+		d->ifindex = target->ifindex;
+		d->mtu = target->mtu;
+		d->flags = generation;
+	}
+}
+
+/* Asks the kernel's routes. Returns what bpf_fib_lookup does. */
+static __always_inline long look_up_route(frame *f, struct packet *p, const struct nic *nic,
+					  const struct policy *policy, struct bpf_fib_lookup *fib)
+{
+	__u32 flags = 0;
+
+	fib->ifindex = nic->shared_ifindex;
+	fib->l4_protocol = p->protocol;
+	fib->sport = p->source_port;
+	fib->dport = p->destination_port;
+	/* Any length but zero: so the answer has the route's MTU. */
+	fib->tot_len = 1;
+	if (p->version == 4) {
+		fib->family = AF_INET;
+		fib->ipv4_src = nic->clone4;
+		fib->ipv4_dst = p->destination.word[3];
+	} else {
+		fib->family = AF_INET6;
+		__builtin_memcpy(fib->ipv6_src, &nic->clone6, sizeof(fib->ipv6_src));
+		__builtin_memcpy(fib->ipv6_dst, &p->destination, sizeof(fib->ipv6_dst));
+	}
+	if (policy->table) {
+		flags |= FIB_DIRECT | FIB_TABLE;
+		/* The table is read where the VLAN is written, the mark where the source MAC is. */
+		__builtin_memcpy(&fib->h_vlan_proto, &policy->table, sizeof(policy->table));
+	}
+	if (policy->mark) {
+		flags |= FIB_MARK;
+		__builtin_memcpy(fib->smac, &policy->mark, sizeof(policy->mark));
+	}
+	return bpf_fib_lookup(f, fib, sizeof(*fib), flags);
+}
+
+static __always_inline void note_next_hop(struct packet *p, const struct bpf_fib_lookup *fib)
+{
+	p->next_hop.nh_family = fib->family;
+	__builtin_memcpy(p->next_hop.ipv6_nh, fib->ipv6_dst, sizeof(p->next_hop.ipv6_nh));
+}
+
+static __always_inline void decide_out(frame *f, struct decision *d, struct packet *p,
+				       const struct nic *nic, const struct policy *policy,
+				       const struct bpf_fib_lookup *fib, int resolved)
+{
+	__u32 mode = p->as_answer ? UPLINK_ROUTE : READ_ONCE(policy->uplink);
+	__u32 ifindex = fib->ifindex, mtu = fib->mtu_result;
+	const struct uplink *uplink;
+
+	if (ifindex == nic->shared_ifindex) {
+		decide_drop(d, DROP_NO_SUCH_SANDBOX);
+		return;
+	}
+	if (mode == UPLINK_DENY) {
+		decide_drop(d, DROP_UPLINK_DENIED);
+		return;
+	}
+	d->verdict = VERDICT_STACK;
+	if (mode == UPLINK_MASQUERADE) {
+		d->flags = DECISION_MASQUERADE;
+		return;
+	}
+	uplink = bpf_map_lookup_elem(&uplinks, &ifindex);
+	if (!uplink)
+		return;
+	d->verdict = VERDICT_UPLINK;
+	d->ifindex = ifindex;
+	d->flags = uplink->flags & (UPLINK_FQ | UPLINK_XDP);
+	note_next_hop(p, fib);
+	if (resolved) {
+		__builtin_memcpy(d->source_mac, fib->smac, sizeof(d->source_mac));
+		__builtin_memcpy(d->destination_mac, fib->dmac, sizeof(d->destination_mac));
+	} else {
+		/* Until the neighbour answers, every packet asks again; and some kernels don't tell
+		 * the MTU then. */
+		d->until = 0;
+		if (mtu <= 1) {
+			mtu = 0;
+			bpf_check_mtu(f, ifindex, &mtu, 0, 0);
+		}
+	}
+	d->mtu = mtu;
+}
+
+static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
+					 const struct nic *nic, const struct policy *policy)
+{
+	struct bpf_fib_lookup fib = {};
+	__u32 wanted = (policy->table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
+	long result;
+
+	if ((fib_flags & wanted) != wanted) {
+		/* The stack follows rules about marks by itself. */
+		d->verdict = VERDICT_STACK;
+		return;
+	}
+	result = look_up_route(f, p, nic, policy, &fib);
+	switch (result) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		decide_out(f, d, p, nic, policy, &fib, result == BPF_FIB_LKUP_RET_SUCCESS);
+		return;
+	case BPF_FIB_LKUP_RET_NOT_FWDED:
+		/* The host's own address; or no route at all, which the kernel doesn't tell apart. */
+		if (may_reach_host(p, policy))
+			d->verdict = VERDICT_STACK;
+		else
+			decide_drop(d, DROP_HOST_SERVICE);
+		return;
+	default:
+		if (result < 0)
+			decide_drop(d, DROP_NO_ROUTE);
+		else
+			d->verdict = VERDICT_STACK;
+	}
+}
+
+/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK. */
+__noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct decision *d)
+{
+	const struct clone_value *clone;
+	const struct policy *policy;
+	struct nic *nic;
+	__u32 policy_index;
+	int reason;
+
+	if (!p || !d)
+		return 0;
+	nic = bpf_map_lookup_elem(&nics, &index);
+	if (!nic)
+		return 0;
+	d->nic = index;
+	/* Before the policy: if that changes meanwhile, the decision doesn't hold. */
+	d->generation = READ_ONCE(nic->generation);
+	d->destination = p->destination;
+	d->port = decision_port(p);
+	d->protocol = p->protocol;
+	d->variant = variant_of(p);
+	d->until = now + DECISION_LIFE;
+	d->flags = 0;
+	d->target = 0;
+	d->ifindex = 0;
+	policy_index = READ_ONCE(nic->policy);
+	policy = bpf_map_lookup_elem(&policies, &policy_index);
+	if (!policy) {
+		decide_drop(d, DROP_POLICY);
+		return 0;
+	}
+	if (!p->as_answer) {
+		clone = bpf_map_lookup_elem(&clones, &p->destination);
+		if (clone) {
+			decide_sandbox(d, nic, clone->nic, policy->flags);
+			return 0;
+		}
+		reason = judge_prefixes(p, policy_index, policy->flags);
+		if (reason) {
+			decide_drop(d, reason);
+			return 0;
+		}
+	}
+	decide_route(f, d, p, nic, policy);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,284 @@
+/* Stateless translation of addresses, with every checksum that covers them. */
+#ifndef SANDWIRE_NAT_H
+#define SANDWIRE_NAT_H
+
+#include "parse.h"
+
+/* A TTL or hop limit one lower, as a one's complement change of the 16 bits that it is in. */
+#define TTL_STEP bpf_htons(0xfeff)
+#define HOP_LIMIT_STEP bpf_htons(0xfffe)
+
+/* What a packet is turned into. */
+struct translation {
+	struct address source;
+	struct address destination;
+	__u8 source_mac[6];
+	__u8 destination_mac[6];
+	__u32 hop; /* 1: goes through a router, so its TTL falls */
+};
+
+/* The packet that an ICMP error quotes. */
+struct quote {
+	struct address source;
+	struct address destination;
+	__u32 l4; /* offset in the frame */
+	__u16 source_port;
+	__u16 destination_port;
+	__u16 identifier;
+	__u8 protocol;
+	__u8 icmp_kind;
+	__u8 has_l4; /* eight bytes of L4 header are there */
+	__u8 reserved[3];
+};
+
+/* Adds the change from one word to another to a one's complement sum. Words that stay don't count:
+ * they would add minus zero, which turns a checksum of ffff into 0. */
+static __always_inline __u64 add_change(__u64 sum, __u32 from, __u32 to)
+{
+	return from == to ? sum : sum + (__u32)~from + to;
+}
+
+static __always_inline __u64 add_address_change(__u64 sum, const struct address *from,
+						const struct address *to)
+{
+	if (same_address(from, to))
+		return sum;
+	for (int i = 0; i < 4; i++)
+		sum = add_change(sum, from->word[i], to->word[i]);
+	return sum;
+}
+
+static __always_inline __u32 fold_32(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	return (__u32)sum + (__u32)(sum >> 32);
+}
+
+static __always_inline __u16 fold_16(__u32 sum)
+{
+	sum = (sum & 0xffff) + (sum >> 16);
+	return (__u16)(sum + (sum >> 16));
+}
+
+/* RFC 1624, equation 3. */
+static __always_inline __u16 changed_checksum(__u16 checksum, __u32 change)
+{
+	return ~fold_16((__u32)fold_16(change) + (__u16)~checksum);
+}
+
+/* Where the checksum with a pseudo-header is in an L4 header; zero if there is none. */
+static __always_inline __u32 checksum_place(__u8 version, __u8 protocol)
+{
+	switch (protocol) {
+	case PROTOCOL_TCP:
+		return 16;
+	case PROTOCOL_UDP:
+	case PROTOCOL_UDP_LITE:
+	case PROTOCOL_DCCP:
+		return 6;
+	case PROTOCOL_ICMPV6:
+		return version == 6 ? 2 : 0;
+	default:
+		return 0;
+	}
+}
+
+static __always_inline enum checksum_kind checksum_kind_of(__u8 protocol)
+{
+	if (protocol == PROTOCOL_UDP)
+		return CHECKSUM_UDP;
+	return protocol == PROTOCOL_UDP_LITE ? CHECKSUM_UDP_LITE : CHECKSUM_PSEUDO;
+}
+
+static __always_inline void quote_l4(frame *f, __u32 end, __u8 version, struct quote *q)
+{
+	__be16 head[4];
+
+	if (q->l4 + 8 > end || q->l4 > 0xffff || frame_load(f, q->l4, head, sizeof(head)))
+		return;
+	q->has_l4 = 1;
+	if (q->protocol == PROTOCOL_TCP || q->protocol == PROTOCOL_UDP) {
+		q->source_port = head[0];
+		q->destination_port = head[1];
+	} else if (q->protocol == (version == 4 ? PROTOCOL_ICMP : PROTOCOL_ICMPV6)) {
+		q->icmp_kind = icmp_kind_of(version, *(__u8 *)head);
+		q->identifier = head[2];
+	}
+}
+
+/* Reads the packet inside an ICMP error. Returns zero if there is one that can be made sense of. */
+__noinline int read_quote(frame *f, const struct packet *p, struct quote *q)
+{
+	__u32 start, end;
+
+	if (!p || !q)
+		return -1;
+	start = p->l4 + 8;
+	end = ETH_HLEN + p->length;
+	if (p->version == 4) {
+		struct iphdr ip;
+
+		if (start + sizeof(ip) > end || frame_load(f, start, &ip, sizeof(ip)))
+			return -1;
+		if (ip.version != 4 || ip.ihl < 5)
+			return -1;
+		q->source = mapped(ip.saddr);
+		q->destination = mapped(ip.daddr);
+		q->protocol = ip.protocol;
+		q->l4 = start + ip.ihl * 4;
+		if (!(ip.frag_off & bpf_htons(IPV4_OFFSET)))
+			quote_l4(f, end, 4, q);
+	} else {
+		struct extensions extensions = {};
+		struct ipv6hdr ip;
+
+		if (start + sizeof(ip) > end || frame_load(f, start, &ip, sizeof(ip)))
+			return -1;
+		if (ip.version != 6)
+			return -1;
+		__builtin_memcpy(&q->source, &ip.saddr, sizeof(q->source));
+		__builtin_memcpy(&q->destination, &ip.daddr, sizeof(q->destination));
+		extensions.l4 = start + sizeof(ip);
+		extensions.protocol = ip.nexthdr;
+		/* What is cut short behind the addresses is translated without its L4 checksum. */
+		if (walk_extensions(f, end, &extensions))
+			return 0;
+		q->protocol = extensions.protocol;
+		q->l4 = extensions.l4;
+		if (extensions.fragment != FRAGMENT_LATER)
+			quote_l4(f, end, 6, q);
+	}
+	return 0;
+}
+
+/* Fixes the L4 checksum inside a quote. Returns what that adds to the sum of the error around it. */
+static __always_inline long fix_quoted_checksum(frame *f, const struct packet *p,
+						const struct quote *q, __u32 change, __u64 *sum)
+{
+	__u32 place = checksum_place(p->version, q->protocol);
+	__u32 at = q->l4 + place;
+	__be16 old, new;
+
+	if (!q->has_l4 || !place || at + 2u > ETH_HLEN + (__u32)p->length || at > 0xffff)
+		return 0;
+	if (frame_load(f, at, &old, sizeof(old)))
+		return -1;
+	if (q->protocol == PROTOCOL_UDP && !old)
+		return 0;
+	new = changed_checksum(old, change);
+	if ((q->protocol == PROTOCOL_UDP || q->protocol == PROTOCOL_UDP_LITE) && !new)
+		new = 0xffff;
+	*sum = add_change(*sum, old, new);
+	return frame_store(f, at, &new, sizeof(new));
+}
+
+/* Translates the packet inside an ICMP error. It was sent the other way: its destination is the
+ * sender of the error, its source the receiver. One that isn't so is left alone. */
+__noinline int translate_quote(frame *f, const struct packet *p, const struct translation *t)
+{
+	struct quote q = {};
+	__u32 start, change, source_at, length;
+	__u64 sum = 0;
+	__be16 old, new;
+
+	if (!p || !t)
+		return -1;
+	if (read_quote(f, p, &q))
+		return 0;
+	start = p->l4 + 8;
+	source_at = p->version == 4 ? 12 : 8;
+	length = p->version == 4 ? 4 : 16;
+	if (same_address(&q.destination, &p->source) && !same_address(&p->source, &t->source)) {
+		const void *to = p->version == 4 ? &t->source.word[3] : &t->source.word[0];
+
+		sum = add_address_change(sum, &p->source, &t->source);
+		if (frame_store(f, start + source_at + length, to, length))
+			return -1;
+	}
+	if (same_address(&q.source, &p->destination) &&
+	    !same_address(&p->destination, &t->destination)) {
+		const void *to = p->version == 4 ? &t->destination.word[3] : &t->destination.word[0];
+
+		sum = add_address_change(sum, &p->destination, &t->destination);
+		if (frame_store(f, start + source_at, to, length))
+			return -1;
+	}
+	if (!sum)
+		return 0;
+	change = fold_32(sum);
+	if (p->version == 4) {
+		if (frame_load(f, start + 10, &old, sizeof(old)))
+			return -1;
+		new = changed_checksum(old, change);
+		sum = add_change(sum, old, new);
+		if (frame_store(f, start + 10, &new, sizeof(new)))
+			return -1;
+	}
+	if (fix_quoted_checksum(f, p, &q, change, &sum))
+		return -1;
+	return frame_fix_checksum(f, p->l4 + 2, fold_32(sum), CHECKSUM_PAYLOAD) ? -1 : 0;
+}
+
+static __always_inline int write_ipv4(frame *f, const struct packet *p,
+				      const struct translation *t, __u32 change)
+{
+	struct ethhdr *ethernet = frame_data(f);
+	struct iphdr *ip = (void *)(ethernet + 1);
+
+	if ((void *)(ip + 1) > frame_end(f))
+		return -1;
+	__builtin_memcpy(ethernet->h_source, t->source_mac, ETH_ALEN);
+	__builtin_memcpy(ethernet->h_dest, t->destination_mac, ETH_ALEN);
+	ip->saddr = t->source.word[3];
+	ip->daddr = t->destination.word[3];
+	if (t->hop) {
+		ip->ttl = p->ttl - 1;
+		change = fold_16(change) + TTL_STEP;
+	}
+	if (change)
+		ip->check = changed_checksum(ip->check, change);
+	return 0;
+}
+
+static __always_inline int write_ipv6(frame *f, const struct packet *p,
+				      const struct translation *t, __u32 change)
+{
+	struct ethhdr *ethernet = frame_data(f);
+	struct ipv6hdr *ip = (void *)(ethernet + 1);
+
+	if ((void *)(ip + 1) > frame_end(f))
+		return -1;
+	__builtin_memcpy(ethernet->h_source, t->source_mac, ETH_ALEN);
+	__builtin_memcpy(ethernet->h_dest, t->destination_mac, ETH_ALEN);
+	__builtin_memcpy(&ip->saddr, &t->source, sizeof(ip->saddr));
+	__builtin_memcpy(&ip->daddr, &t->destination, sizeof(ip->daddr));
+	if (t->hop)
+		ip->hop_limit = p->ttl - 1;
+	change = fold_32((__u64)change + (t->hop ? HOP_LIMIT_STEP : 0));
+	if (change)
+		frame_account(f, change);
+	return 0;
+}
+
+/* Turns the packet into what `t` says. Fails only if the kernel can't change it. */
+static __always_inline int translate(frame *f, const struct packet *p, const struct translation *t)
+{
+	__u32 place, change;
+	__u64 sum = 0;
+
+	sum = add_address_change(sum, &p->source, &t->source);
+	sum = add_address_change(sum, &p->destination, &t->destination);
+	change = fold_32(sum);
+	if (sum && p->fragment != FRAGMENT_LATER) {
+		place = checksum_place(p->version, p->protocol);
+		if (p->icmp_kind == ICMP_ERROR && translate_quote(f, p, t))
+			return -1;
+		/* UDP-Lite and DCCP may be cut short; the others aren't. */
+		if (place && p->l4 + 8u <= ETH_HLEN + (__u32)p->length &&
+		    frame_fix_checksum(f, p->l4 + place, change, checksum_kind_of(p->protocol)))
+			return -1;
+	}
+	return p->version == 4 ? write_ipv4(f, p, t, change) : write_ipv6(f, p, t, change);
+}
+
+#endif

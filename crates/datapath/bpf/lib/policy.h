@@ -1,0 +1,86 @@
+/* Policy: which sandboxes, prefixes and host services a packet may go to. */
+#ifndef SANDWIRE_POLICY_H
+#define SANDWIRE_POLICY_H
+
+#include "maps.h"
+#include "parse.h"
+
+/* Only TCP and UDP have ports that rules can name; other protocols, and fragments after the first,
+ * are covered by protocol alone. */
+static __always_inline int rule_covers(const struct port_rule *rule, const struct packet *p)
+{
+	__u16 port = bpf_ntohs(p->destination_port);
+
+	if (rule->protocol && rule->protocol != p->protocol &&
+	    !(rule->protocol == PROTOCOL_ICMP && p->protocol == PROTOCOL_ICMPV6 && p->version == 6))
+		return 0;
+	if (p->protocol != PROTOCOL_TCP && p->protocol != PROTOCOL_UDP)
+		return 1;
+	return p->fragment == FRAGMENT_LATER || (rule->first <= port && port <= rule->last);
+}
+
+/* Another sandbox: the same one, its group, or a pair of groups. */
+static __always_inline int may_reach_sandbox(const struct nic *from, const struct nic *to,
+					     __u32 policy_flags)
+{
+	struct group_pair pair = {.from = from->group, .to = to->group};
+
+	if (from->pool == to->pool && from->slot == to->slot)
+		return 1;
+	if (from->group == to->group && policy_flags & POLICY_SAME_GROUP)
+		return 1;
+	return policy_flags & POLICY_OTHER_GROUPS && bpf_map_lookup_elem(&group_pairs, &pair);
+}
+
+/* Returns a drop reason. */
+static __always_inline int judge_prefixes(const struct packet *p, __u32 policy, __u32 policy_flags)
+{
+	int otherwise = policy_flags & POLICY_ALLOW ? DROP_NONE : DROP_POLICY;
+	struct prefix_key key = {.prefix_length = 32 + 128, .policy = policy};
+	const struct prefix_value *found;
+	const struct rule_list *list;
+	int reason;
+
+	if (!(policy_flags & POLICY_PREFIXES))
+		return otherwise;
+	key.address = p->destination;
+	found = bpf_map_lookup_elem(&prefixes, &key);
+	if (!found)
+		return otherwise;
+	reason = found->reason ? found->reason : DROP_POLICY;
+	if (!found->list)
+		return found->action == ACTION_ALLOW ? DROP_NONE : reason;
+	list = bpf_map_lookup_elem(&rule_lists, &found->list);
+	for (__u32 i = 0; list && i < RULES_MAX; i++) {
+		if (i >= list->count)
+			break;
+		if (rule_covers(&list->rules[i], p))
+			return list->rules[i].action == ACTION_ALLOW ? DROP_NONE : reason;
+	}
+	return otherwise == DROP_NONE ? DROP_NONE : reason;
+}
+
+static __always_inline int may_reach_host(const struct packet *p, const struct policy *policy)
+{
+	__u32 flags = policy->flags;
+
+	if (flags & POLICY_HOST_ALL)
+		return 1;
+	if (flags & POLICY_HOST_ICMP) {
+		__u8 icmp = p->version == 4 ? PROTOCOL_ICMP : PROTOCOL_ICMPV6;
+
+		/* A later fragment is of use only if the first one passed. */
+		if (p->protocol == icmp &&
+		    (p->icmp_kind == ICMP_REQUEST || p->fragment == FRAGMENT_LATER))
+			return 1;
+	}
+	for (__u32 i = 0; i < SERVICES_MAX; i++) {
+		if (i >= policy->service_count)
+			break;
+		if (rule_covers(&policy->services[i], p))
+			return 1;
+	}
+	return 0;
+}
+
+#endif

@@ -1,0 +1,58 @@
+/* Decisions: where a packet that policy lets pass goes, kept for a short time per flow. */
+#ifndef SANDWIRE_ROUTE_H
+#define SANDWIRE_ROUTE_H
+
+#include "maps.h"
+#include "parse.h"
+#include "police.h"
+
+#define DECISION_LIFE (NANOSECONDS / 10)
+#define VARIANT_LATER_FRAGMENT 1
+#define VARIANT_ANSWER 2
+
+/* What a decision depends on besides interface, generation and address. */
+static __always_inline __u32 variant_of(const struct packet *p)
+{
+	return (p->fragment == FRAGMENT_LATER ? VARIANT_LATER_FRAGMENT : 0) |
+	       (p->as_answer ? VARIANT_ANSWER : 0);
+}
+
+/* Port of the destination; of ICMP the type, because only echo requests may reach the host. */
+static __always_inline __u16 decision_port(const struct packet *p)
+{
+	return p->icmp_kind ? p->icmp_type : p->destination_port;
+}
+
+static __always_inline struct decision *decision_slot(const struct packet *p, __u32 nic)
+{
+	const struct address *a = &p->destination;
+	__u32 slot = a->word[3] ^ a->word[0] * 3 ^ a->word[1] * 5;
+
+	slot = (slot + p->protocol) * 0x9e3779b1;
+	slot = (slot ^ slot >> 15 ^ decision_port(p)) * 0x85ebca6b;
+	slot = (slot ^ slot >> 13 ^ nic) * 0xc2b2ae35;
+	slot = slot >> 20 & (DECISIONS_MAX - 1);
+	return bpf_map_lookup_elem(&decisions, &slot);
+}
+
+/* The interface of the sandbox that a decision sends to, as it was decided. */
+static __always_inline struct nic *decided_target(const struct decision *d)
+{
+	__u32 index = d->target;
+	struct nic *target = bpf_map_lookup_elem(&nics, &index);
+
+	if (!target || READ_ONCE(target->state) != NIC_ACTIVE ||
+	    READ_ONCE(target->generation) != d->flags)
+		return 0;
+	return target;
+}
+
+static __always_inline int decision_holds(const struct decision *d, const struct packet *p,
+					  __u32 nic, __u32 generation, __u64 now)
+{
+	return d->nic == nic && d->generation == generation &&
+	       same_address(&d->destination, &p->destination) && d->port == decision_port(p) &&
+	       d->protocol == p->protocol && d->variant == variant_of(p) && now < d->until;
+}
+
+#endif

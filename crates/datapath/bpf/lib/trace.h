@@ -1,0 +1,41 @@
+/* Trace events, for interfaces that somebody watches. */
+#ifndef SANDWIRE_TRACE_H
+#define SANDWIRE_TRACE_H
+
+#include "maps.h"
+
+/* Direction, verdict, stage and reason in one word: a function has at most five arguments. */
+#define FATE(direction, verdict, stage, reason) \
+	((__u32)(direction) << 24 | (__u32)(verdict) << 16 | (__u32)(stage) << 8 | (__u32)(reason))
+
+/* Called before the packet is changed, so that the event shows it as it came. An event that finds no
+ * room is lost: the path never waits for its reader. */
+__noinline int trace_packet(frame *f, __u32 nic, __u32 fate, __u32 target, __u32 segments)
+{
+	struct trace_event *event = bpf_ringbuf_reserve(&trace, sizeof(*event), 0);
+	__u32 length = frame_length(f);
+
+	if (!event)
+		return 0;
+	event->time = bpf_ktime_get_ns();
+	event->nic = nic;
+	event->target = target;
+	event->length = length;
+	event->segments = segments;
+	event->direction = fate >> 24;
+	event->verdict = fate >> 16;
+	event->stage = fate >> 8;
+	event->reason = fate;
+	event->reserved = 0;
+	if (length > TRACE_BYTES)
+		length = TRACE_BYTES;
+	/* The room may hold what another sandbox sent. */
+	__builtin_memset(event->frame, 0, sizeof(event->frame));
+	event->captured = 0;
+	if (length && !frame_load(f, 0, event->frame, length))
+		event->captured = length;
+	bpf_ringbuf_submit(event, 0);
+	return 0;
+}
+
+#endif

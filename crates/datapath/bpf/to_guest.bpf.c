@@ -1,0 +1,100 @@
+/* Towards the guest: from uplinks (their ingress), and from the host's own stack (egress of the shared
+ * interface). */
+#include "hook_tc.h"
+#include "maps.h"
+#include "parse.h"
+#include "deliver.h"
+#include "count.h"
+#include "trace.h"
+
+char _license[] SEC("license") = "Dual MIT/GPL";
+
+/* What isn't ours is left to other programs and the host (TCX_NEXT, TC_ACT_UNSPEC). */
+#define PASS (-1)
+
+__noinline int refuse(struct __sk_buff *skb, __u32 index, __u32 flags, __u32 reason, __u32 stage)
+{
+	count_drop(index, reason);
+	if (flags & NIC_TRACE)
+		trace_packet(skb, index, FATE(DIRECTION_INGRESS, VERDICT_DROP, stage, reason), 0, 1);
+	return TC_ACT_SHOT;
+}
+
+static __always_inline int deliver(struct __sk_buff *skb, struct receiver *r, struct packet *p,
+				   __u32 via, __u32 hop)
+{
+	struct translation t = {};
+	int reason;
+
+	reason = admit(r, p, via);
+	if (reason)
+		return refuse(skb, r->index, r->flags, reason, STAGE_POLICE);
+	if (r->flags & NIC_TRACE)
+		trace_packet(skb, r->index,
+			     FATE(DIRECTION_INGRESS, VERDICT_GUEST, STAGE_REDIRECT, DROP_NONE),
+			     r->nic->ifindex, p->segments);
+	translate_to_guest(&t, r, p, hop);
+	if (translate(skb, p, &t))
+		return refuse(skb, r->index, r->flags, DROP_HELPER, STAGE_NAT);
+	count_ingress(r->index, p->bytes, p->segments);
+	return DROP_NONE;
+}
+
+/* An IP packet to a clone address; else null. */
+static __always_inline int find_receiver_of(struct __sk_buff *skb, struct receiver *r,
+					    struct packet *p)
+{
+	struct address destination;
+
+	frame_pull(skb);
+	return !frame_has_vlan(skb) && read_destination(skb, &destination) &&
+	       find_receiver(r, &destination) && !parse_ip(skb, p);
+}
+
+SEC("classifier")
+int from_uplink(struct __sk_buff *skb)
+{
+	struct receiver receiver = {};
+	struct packet packet = {};
+	int result;
+
+	if (skb->pkt_type != PACKET_HOST || !find_receiver_of(skb, &receiver, &packet))
+		return PASS;
+	if (READ_ONCE(receiver.nic->state) != NIC_ACTIVE)
+		return refuse(skb, receiver.index, receiver.flags, DROP_NOT_LEASED, STAGE_PARSE);
+	/* Sandboxes of this host don't come in by an uplink. */
+	if (bpf_map_lookup_elem(&clones, &packet.source))
+		return refuse(skb, receiver.index, receiver.flags, DROP_SOURCE_ADDRESS,
+			      STAGE_ANTISPOOF);
+	measure(skb, &packet);
+	/* The stack tells the sender. */
+	if (packet.ttl <= 1 || packet.largest > receiver.nic->mtu)
+		return PASS;
+	result = deliver(skb, &receiver, &packet, ANSWER_UPLINK, 1);
+	if (result)
+		return result;
+	if (receiver.flags & NIC_NETNS)
+		return bpf_redirect_peer(receiver.nic->ifindex, 0);
+	return bpf_redirect(receiver.nic->ifindex, 0);
+}
+
+/* Nothing passes here: behind the shared interface there is nobody else. */
+SEC("classifier")
+int from_host(struct __sk_buff *skb)
+{
+	struct receiver receiver = {};
+	struct packet packet = {};
+	int result;
+
+	if (!find_receiver_of(skb, &receiver, &packet))
+		return TC_ACT_SHOT;
+	if (READ_ONCE(receiver.nic->state) != NIC_ACTIVE)
+		return refuse(skb, receiver.index, receiver.flags, DROP_NOT_LEASED, STAGE_PARSE);
+	measure(skb, &packet);
+	if (packet.largest > receiver.nic->mtu)
+		return refuse(skb, receiver.index, receiver.flags, DROP_TOO_BIG, STAGE_ROUTE);
+	result = deliver(skb, &receiver, &packet, ANSWER_STACK, 0);
+	if (result)
+		return result;
+	return bpf_redirect(receiver.nic->ifindex, 0);
+}
