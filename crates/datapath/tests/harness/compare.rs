@@ -14,7 +14,7 @@ use crate::model::{
 #[derive(Clone, Debug)]
 pub(crate) struct Observed {
     pub(crate) ran: Ran,
-    pub(crate) event: Option<Event>,
+    pub(crate) events: Vec<Event>,
     pub(crate) counters: Vec<Counters>,
     pub(crate) meters: Vec<(Meter, Meter)>,
     pub(crate) answers: Vec<(Vec<u8>, Answer)>,
@@ -41,17 +41,17 @@ pub(crate) fn compare(
         Verdict::Pass => ACT_UNSPEC,
         _ => ACT_REDIRECT,
     };
-    let Observed { ran, event, .. } = observed;
-    let said = event.as_ref().map(|event| {
+    let Observed { ran, events, .. } = observed;
+    let said: Vec<String> = events.iter().map(|event| {
         format!(
             "verdict {} reason {} stage {} target {} nic {}",
             event.verdict, event.reason, event.stage, event.target, event.nic
         )
-    });
+    }).collect();
     if ran.returned != code {
         return Err(format!("returned {}, not {code}; it says {said:?}", ran.returned));
     }
-    compare_event(input, outcome, event.as_ref())?;
+    compare_events(input, outcome, events)?;
     if code != ACT_SHOT {
         compare_frame(outcome, &ran.frame, warm)?;
     }
@@ -79,27 +79,45 @@ fn differ<T: PartialEq + std::fmt::Debug>(what: &str, model: &T, program: &T) ->
     Err(format!("{what}: model {model:?}, program {program:?}"))
 }
 
-fn compare_event(input: &Input, outcome: &Outcome, event: Option<&Event>) -> Result<(), String> {
+fn compare_events(input: &Input, outcome: &Outcome, events: &[Event]) -> Result<(), String> {
     let Some(nic) = outcome.nic else {
-        return match event {
+        return match events {
             // Somebody may tell of a packet that was left to the host.
-            Some(event) if event.verdict != Verdict::Pass as u8 => {
+            [event, ..] if event.verdict != Verdict::Pass as u8 => {
                 Err(format!("an event where none belongs: {event:?}"))
             }
             _ => Ok(()),
         };
     };
-    let Some(event) = event else {
+    let direction = u8::from(input.hook != Hook::FromGuest);
+    let [event, rest @ ..] = events else {
         return Err("no event".to_owned());
     };
-    let direction = u8::from(input.hook != Hook::FromGuest);
-    differ("direction", &direction, &event.direction)?;
     differ("verdict", &(outcome.verdict as u8), &event.verdict)?;
     let reason = outcome.reason.map_or(0, |reason| reason as u8);
     differ("reason", &reason, &event.reason)?;
     differ("stage", &(outcome.stage as u8), &event.stage)?;
+    compare_event(input, (nic, direction, outcome.target), event)?;
+    match (outcome.receiver, rest) {
+        (None, []) => Ok(()),
+        // Who watches the receiver sees it as well.
+        (Some(receiver), [event]) => {
+            differ("receiver's verdict", &(Verdict::Guest as u8), &event.verdict)?;
+            compare_event(input, (receiver, 1, outcome.target), event)
+        }
+        _ => Err(format!("{} events of one packet", events.len())),
+    }
+}
+
+/// Compares what doesn't depend on the verdict: NIC, direction and target, and the frame.
+fn compare_event(
+    input: &Input,
+    (nic, direction, target): (usize, u8, u32),
+    event: &Event,
+) -> Result<(), String> {
     differ("nic", &nic, &event.nic)?;
-    differ("target", &outcome.target, &event.target)?;
+    differ("direction", &direction, &event.direction)?;
+    differ("target", &target, &event.target)?;
     differ("length", &input.frame.len(), &event.length)?;
     let captured = &input.frame[..input.frame.len().min(192)];
     differ("captured frame", &captured, &&event.frame[..])

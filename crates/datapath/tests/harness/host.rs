@@ -1,4 +1,4 @@
-//! The host that the scene describes, made of dummy interfaces in the lab.
+//! The host that the scene describes, made of veth pairs in the lab.
 
 use std::{fs, net::IpAddr};
 
@@ -22,10 +22,14 @@ pub(crate) fn set_up(lab: &Lab) -> [u32; 5] {
     ] {
         fs::write(format!("/proc/sys/net/{path}"), value).expect("sysctl of the lab");
     }
-    let mut script = format!("ip link add end0 index {HOST_END} type dummy\nip link set end0 up\n");
+    let mut script = format!(
+        "ip link add end0 index {HOST_END} type veth peer name end0-peer\n\
+         ip link set end0-peer up\nip link set end0 up\n"
+    );
     for (number, (name, mac, mtu)) in INTERFACES.iter().enumerate() {
         script += &format!(
-            "ip link add {name} address {} mtu {mtu} type dummy\nip link set {name} arp on up\n",
+            "ip link add {name} address {} mtu {mtu} type veth peer name {name}-peer\n\
+             ip link set {name}-peer up\nip link set {name} up\n",
             colons(*mac)
         );
         if number == 4 {

@@ -31,15 +31,15 @@ const MAPS: [&str; 11] = [
 ];
 
 impl Programs {
-    /// Loads `from_guest.bpf.o` and `to_guest.bpf.o` of a folder.
+    /// Loads `from_guest.o` and `to_guest.o` of a folder.
     ///
     /// # Errors
     /// What the verifier says.
     pub(crate) fn load(objects: &Path, name: &str) -> Result<Self, String> {
         let folder = format!("{BPFFS}/{name}");
         fs::create_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
-        let from_guest = load(objects, "from_guest.bpf.o", &folder, &["from_guest"])?;
-        let to_guest = load(objects, "to_guest.bpf.o", &folder, &["from_uplink", "from_host"])?;
+        let from_guest = load(objects, "from_guest.o", &folder, &["from_guest"])?;
+        let to_guest = load(objects, "to_guest.o", &folder, &["from_uplink", "from_host"])?;
         let [from_guest] = from_guest.try_into().expect("one was asked for");
         let [from_uplink, from_host] = to_guest.try_into().expect("two were asked for");
         let maps = MAPS.map(|name| {

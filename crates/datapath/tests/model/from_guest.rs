@@ -89,6 +89,7 @@ fn answered(world: &mut World, number: usize, input: &Input, frame: Vec<u8>) -> 
         stage: Stage::Redirect,
         nic: Some(number),
         target: nic.ifindex,
+        receiver: None,
         frame,
         macs: Macs::Path,
         mark: None,
@@ -212,6 +213,10 @@ fn send(
         stage: Stage::Redirect,
         nic: Some(number),
         target,
+        receiver: match decision {
+            Decision::Sandbox(receiver) => Some(receiver),
+            _ => None,
+        },
         frame,
         macs,
         mark,

@@ -85,6 +85,8 @@ pub(crate) struct Outcome {
     pub(crate) nic: Option<usize>,
     /// Interface that it leaves by; zero if it doesn't.
     pub(crate) target: u32,
+    /// The other sandbox that it goes to.
+    pub(crate) receiver: Option<usize>,
     /// The frame as it leaves.
     pub(crate) frame: Vec<u8>,
     /// Whose job the Ethernet addresses of `frame` are.
@@ -132,6 +134,7 @@ impl Outcome {
             stage: stage_of(dropped.reason),
             nic: Some(dropped.nic),
             target: 0,
+            receiver: None,
             frame: input.frame.clone(),
             macs: Macs::Path,
             mark: None,
