@@ -79,6 +79,13 @@ static __always_inline int antispoof(const struct sender *s, const struct packet
 	return DROP_SOURCE_ADDRESS;
 }
 
+static __always_inline int is_gateway(const struct nic *nic, const struct packet *p)
+{
+	if (p->version == 4)
+		return p->destination.word[3] == nic->gateway4;
+	return same_address(&p->destination, &nic->gateway6) || is_router_address(&p->destination);
+}
+
 /* Destinations that nobody routes. */
 static __always_inline int judge_destination(const struct packet *p)
 {

@@ -207,13 +207,6 @@ __noinline int answer_solicitation(frame *f, const struct packet *p, __u32 index
 	return DROP_NONE;
 }
 
-static __always_inline int is_gateway(const struct nic *nic, const struct packet *p)
-{
-	if (p->version == 4)
-		return p->destination.word[3] == nic->gateway4;
-	return same_address(&p->destination, &nic->gateway6) || is_router_address(&p->destination);
-}
-
 /* Turns an echo request into its reply. */
 __noinline int answer_echo(frame *f, const struct packet *p)
 {

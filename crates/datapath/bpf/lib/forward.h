@@ -1,0 +1,99 @@
+/* Forwarding what a guest sends: the limits on its way, and what the packet is turned into. */
+#ifndef SANDWIRE_FORWARD_H
+#define SANDWIRE_FORWARD_H
+
+#include "antispoof.h"
+#include "maps.h"
+#include "nat.h"
+#include "police.h"
+#include "route.h"
+
+/* Where a packet goes: the decision, corrected for what only this packet shows. */
+struct course {
+	const struct decision *decision;
+	struct nic *target; /* of VERDICT_SANDBOX, else null */
+	const struct policy *policy;
+	__u32 verdict;
+	__u32 reason;
+	__u32 stage;
+	__u32 fresh;  /* just decided: the kernel shall look after the neighbour */
+	__u64 now;
+	__u64 wait;   /* nanoseconds until it may leave */
+};
+
+/* Whether the packet would be let through, or past the masquerade, if it answers another. */
+static __always_inline int may_be_answer(const struct course *c)
+{
+	if (c->verdict == VERDICT_STACK)
+		return c->decision->flags & DECISION_MASQUERADE;
+	return c->verdict == VERDICT_DROP &&
+	       (c->reason == DROP_POLICY || c->reason == DROP_METADATA ||
+		c->reason == DROP_HOST_SERVICE || c->reason == DROP_UPLINK_DENIED);
+}
+
+/* The sender's limit. Where the uplink's queue can hold packets back, the excess leaves later. */
+static __always_inline int police_egress(const struct sender *s, const struct packet *p,
+					 struct course *c)
+{
+	int fq = c->verdict == VERDICT_UPLINK && c->decision->flags & DECISION_FQ;
+	__u32 index = s->index;
+	struct meters *meter;
+
+	if (!is_limited(&c->policy->egress))
+		return DROP_NONE;
+	meter = bpf_map_lookup_elem(&meters, &index);
+	if (!meter)
+		return DROP_HELPER;
+	return police(&c->policy->egress, &meter->egress, p, c->now, fq ? &c->wait : 0);
+}
+
+/* The receiver's limit: what it drops is the receiver's, and is counted there. */
+static __always_inline int police_target(const struct packet *p, struct course *c)
+{
+	__u32 index = c->decision->target, policy_index = READ_ONCE(c->target->policy);
+	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
+	struct meters *meter;
+
+	if (!policy || !is_limited(&policy->ingress))
+		return DROP_NONE;
+	meter = bpf_map_lookup_elem(&meters, &index);
+	if (!meter)
+		return DROP_HELPER;
+	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0);
+}
+
+static __always_inline void translate_to_target(struct translation *t, const struct packet *p,
+						const struct nic *target)
+{
+	__u32 flags = READ_ONCE(target->flags);
+
+	__builtin_memcpy(t->source_mac, target->gateway_mac, ETH_ALEN);
+	if (flags & NIC_PROCESS) {
+		__builtin_memcpy(t->destination_mac, target->veth_mac, ETH_ALEN);
+		return;
+	}
+	__builtin_memcpy(t->destination_mac, target->guest_mac, ETH_ALEN);
+	t->destination = p->version == 4 ? mapped(target->guest4) : target->guest6;
+}
+
+static __always_inline void translate_from_guest(struct translation *t, const struct sender *s,
+						 const struct packet *p, const struct course *c)
+{
+	const struct nic *nic = s->nic;
+
+	t->source = p->version == 4 ? mapped(nic->clone4) : nic->clone6;
+	t->destination = p->destination;
+	if (c->target) {
+		t->hop = 1;
+		translate_to_target(t, p, c->target);
+	} else if (c->verdict == VERDICT_UPLINK) {
+		t->hop = 1;
+		__builtin_memcpy(t->source_mac, c->decision->source_mac, ETH_ALEN);
+		__builtin_memcpy(t->destination_mac, c->decision->destination_mac, ETH_ALEN);
+	} else {
+		__builtin_memcpy(t->source_mac, nic->guest_mac, ETH_ALEN);
+		__builtin_memcpy(t->destination_mac, nic->shared_mac, ETH_ALEN);
+	}
+}
+
+#endif
