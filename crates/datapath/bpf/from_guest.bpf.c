@@ -226,6 +226,17 @@ static __always_inline void trace_course(struct __sk_buff *skb, const struct sen
 			     p->segments);
 }
 
+/* Over the receiver's limit: the drop is the receiver's, and whoever watches it sees that. */
+static __always_inline int refuse_at_target(struct __sk_buff *skb, const struct course *c,
+					    __u32 reason)
+{
+	count_drop(c->decision->target, reason);
+	if (READ_ONCE(c->target->flags) & NIC_TRACE)
+		trace_packet(skb, c->decision->target,
+			     FATE(DIRECTION_INGRESS, VERDICT_DROP, STAGE_POLICE, reason), 0, 1);
+	return TC_ACT_SHOT;
+}
+
 static __always_inline int forward(struct __sk_buff *skb, const struct sender *s, struct packet *p)
 {
 	struct translation t = {};
@@ -241,7 +252,7 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 	if (c.target) {
 		reason = police_target(p, &c);
 		if (reason)
-			return refuse(skb, c.decision->target, 0, reason, STAGE_POLICE);
+			return refuse_at_target(skb, &c, reason);
 	}
 	trace_course(skb, s, p, &c);
 	translate_from_guest(&t, s, p, &c);
@@ -279,7 +290,8 @@ int from_guest(struct __sk_buff *skb)
 	if (reason == NO_SENDER)
 		return TC_ACT_SHOT;
 	if (reason)
-		return refuse(skb, sender.index, sender.flags, reason, STAGE_PARSE);
+		return refuse(skb, sender.index, sender.flags, reason,
+			      reason == DROP_SOURCE_MAC ? STAGE_ANTISPOOF : STAGE_PARSE);
 	if (ethertype == bpf_htons(ETH_P_ARP))
 		return arp_from_guest(skb, &sender);
 	reason = parse_from_guest(skb, &sender, ethertype, &packet);

@@ -362,6 +362,26 @@ fn prefixes(random: &mut Random) -> Vec<Prefix> {
     prefixes.into_values().collect()
 }
 
+/// Whether it is an IPv6 prefix around the addresses that stand for IPv4.
+pub(crate) fn covers_mapped(prefix: &Prefix) -> bool {
+    let mapped = Ipv4Addr::UNSPECIFIED.to_ipv6_mapped();
+    prefix.net.prefix_len() <= 96 && prefix.net.contains(&IpAddr::V6(mapped))
+}
+
+pub(crate) fn covers_ipv4(prefix: &Prefix) -> bool {
+    prefix.net.addr().is_ipv4() && prefix.net.prefix_len() == 0
+}
+
+/// The default of a policy, as a prefix of all IPv4.
+pub(crate) fn otherwise(policy: &Policy) -> Prefix {
+    Prefix {
+        net: "0.0.0.0/0".parse().expect("a network"),
+        rules: Vec::new(),
+        allow: policy.allow,
+        reason: 0,
+    }
+}
+
 /// Ports that rules are about and packets go to.
 pub(crate) const PORTS: [u16; 8] = [0, 22, 53, 80, 443, 8080, 40000, 65535];
 

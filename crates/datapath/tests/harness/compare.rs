@@ -89,7 +89,7 @@ fn compare_events(input: &Input, outcome: &Outcome, events: &[Event]) -> Result<
             _ => Ok(()),
         };
     };
-    let direction = u8::from(input.hook != Hook::FromGuest);
+    let direction = u8::from(outcome.ingress);
     let [event, rest @ ..] = events else {
         return Err("no event".to_owned());
     };

@@ -81,6 +81,13 @@ impl Harness {
                 let (key, value) = encode::prefix(number, prefix, own);
                 self.put("prefixes", &key, &value)?;
             }
+            // As the daemon does: IPv6 prefixes must not cover IPv4 as ::ffff:0:0/96 shows it.
+            if policy.prefixes.iter().any(scene::covers_mapped)
+                && !policy.prefixes.iter().any(scene::covers_ipv4)
+            {
+                let (key, value) = encode::prefix(number, &scene::otherwise(policy), 0);
+                self.put("prefixes", &key, &value)?;
+            }
         }
         for (from, to) in &world.group_pairs {
             let pair = [encode::number(*from), encode::number(*to)].concat();

@@ -86,7 +86,11 @@ fn load(
     names: &[&str],
 ) -> Result<Vec<OwnedFd>, String> {
     let bytes = fs::read(objects.join(object)).map_err(|error| format!("{object}: {error}"))?;
+    // Linux 6.18 has both late flags of bpf_fib_lookup (table, mark) and IPv6 checksum fixes.
+    let (fib_flags, has_csum_ipv6) = (0x28_u32, 1_u8);
     let mut loaded = EbpfLoader::new()
+        .override_global("fib_flags", &fib_flags, false)
+        .override_global("has_csum_ipv6", &has_csum_ipv6, false)
         .default_map_pin_directory(folder)
         .map_max_entries("answers", 1024)
         .map_max_entries("prefixes", 65_536)

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use super::{
     Fragment, Packet,
+    nat::Inside,
     packet::{ICMP, ICMPV6, TCP, UDP, be16, ipv4, ipv6},
     world::World,
 };
@@ -86,7 +87,9 @@ fn flow_of_answer(nic: usize, frame: &[u8], packet: &Packet) -> Option<Flow> {
     }
     let bytes = packet.transport_bytes(frame);
     if packet.is_icmp_error(frame) {
-        return flow_inside(nic, packet.version, &bytes[8..]);
+        // It goes to whom sent the packet that it is about, nobody else.
+        return flow_inside(nic, packet.version, &bytes[8..])
+            .filter(|flow| flow.peer == packet.destination);
     }
     let (guest_port, peer_port) = if packet.is_echo_reply(frame) {
         (be16(bytes, 4), 0)
@@ -105,24 +108,18 @@ fn flow_of_answer(nic: usize, frame: &[u8], packet: &Packet) -> Option<Flow> {
 
 /// The conversation that a packet inside an ICMP error, which a guest received, belongs to.
 fn flow_inside(nic: usize, version: u8, inside: &[u8]) -> Option<Flow> {
-    let (peer, protocol, transport): (IpAddr, u8, usize) = if version == 4 {
-        let complete = inside.len() >= 20 && inside[0] >> 4 == 4 && inside[0] & 15 >= 5;
-        if !complete || be16(inside, 6) & 0x1fff != 0 {
-            return None;
-        }
-        let header = usize::from(inside[0] & 15) * 4;
-        (ipv4(inside, 12).into(), inside[9], header)
+    let found = Inside::parse(inside, version)?;
+    let peer: IpAddr = if version == 4 {
+        ipv4(inside, 12).into()
     } else {
-        if inside.len() < 40 || inside[0] >> 4 != 6 {
-            return None;
-        }
-        (ipv6(inside, 8).into(), inside[6], 40)
+        ipv6(inside, 8).into()
     };
-    let rest = inside.get(transport..)?;
+    let protocol = found.protocol;
+    let rest = found.transport_bytes(inside)?;
     let (peer_port, guest_port) = match protocol {
-        TCP | UDP if rest.len() >= 4 => (be16(rest, 0), be16(rest, 2)),
-        ICMP if version == 4 && rest.len() >= 8 && rest[0] == 8 => (0, be16(rest, 4)),
-        ICMPV6 if version == 6 && rest.len() >= 8 && rest[0] == 128 => (0, be16(rest, 4)),
+        TCP | UDP => (be16(rest, 0), be16(rest, 2)),
+        ICMP if version == 4 && rest[0] == 8 => (0, be16(rest, 4)),
+        ICMPV6 if version == 6 && rest[0] == 128 => (0, be16(rest, 4)),
         _ => return None,
     };
     Some(Flow {
@@ -166,7 +163,10 @@ pub(crate) fn learn(
         fragment: None,
     };
     let known = world.answers.get(&flow);
-    let stale = known.is_some_and(|answer| now.saturating_sub(answer.seen) > RENEWAL);
+    // A new question by another way is answered by that one.
+    let stale = known.is_some_and(|answer| {
+        now.saturating_sub(answer.seen) > RENEWAL || (opens && answer.via != via)
+    });
     if stale || (known.is_none() && opens) {
         world.answers.insert(flow, Answer { seen: now, via });
     }

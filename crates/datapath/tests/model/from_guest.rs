@@ -7,7 +7,7 @@ use super::{
     antispoof::Sender,
     link,
     nat::{self, Changes, Replacement},
-    packet::{TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPES_VLAN, be16},
+    packet::{TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPES_VLAN, be16, mac},
     police::{self, Size},
     policy,
     route::{self, Decision},
@@ -26,17 +26,20 @@ pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
 /// One veth serves all interfaces of a slot; the last byte of the source MAC tells them apart.
 fn select(world: &World, input: &Input) -> usize {
     let first = &world.nics[input.class];
-    let distance = input.frame[11].wrapping_sub(first.guest_mac[5]);
-    if first.netns && distance < first.count {
+    let source = mac(&input.frame, 6);
+    let distance = source[5].wrapping_sub(first.guest_mac[5]);
+    if first.netns && source != first.veth_mac && distance < first.count {
         return input.class + usize::from(distance);
     }
     input.class
 }
 
 fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dropped> {
-    let by_sender = |reason| Dropped {
-        reason,
-        nic: number,
+    let by_sender = |reason| Dropped::egress(number, reason);
+    // What only its link hears is judged in one stage.
+    let on_link = |reason| Dropped {
+        stage: Stage::Antispoof,
+        ..Dropped::egress(number, reason)
     };
     let nic = &world.nics[number];
     let frame = &input.frame;
@@ -51,7 +54,7 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
     let version = match ethertype {
         TYPE_ARP if sender == Sender::Process => return Err(by_sender(DropReason::LinkChatter)),
         TYPE_ARP => {
-            let reply = link::arp(nic, frame).map_err(by_sender)?;
+            let reply = link::arp(nic, frame).map_err(on_link)?;
             return Ok(answered(world, number, input, reply));
         }
         TYPE_IPV4 => 4,
@@ -67,11 +70,11 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
         if sender == Sender::Process {
             return Err(by_sender(DropReason::LinkChatter));
         }
-        let answer = link::discovery(nic, frame, &packet).map_err(by_sender)?;
+        let answer = link::discovery(nic, frame, &packet).map_err(on_link)?;
         return Ok(answered(world, number, input, answer));
     }
     if link::is_gateway(nic, packet.destination) {
-        let reply = link::gateway(nic, frame, &packet).map_err(by_sender)?;
+        let reply = link::gateway(frame, &packet).map_err(by_sender)?;
         return Ok(answered(world, number, input, reply));
     }
     policy::destination(packet.destination).map_err(by_sender)?;
@@ -88,6 +91,7 @@ fn answered(world: &mut World, number: usize, input: &Input, frame: Vec<u8>) -> 
         reason: None,
         stage: Stage::Redirect,
         nic: Some(number),
+        ingress: false,
         target: nic.ifindex,
         receiver: None,
         frame,
@@ -120,17 +124,12 @@ fn deliver(
         input.now,
         may_wait,
     )
-    .map_err(|reason| Dropped {
-        reason,
-        nic: number,
-    })?;
+    .map_err(|reason| Dropped::egress(number, reason))?;
     if let Decision::Sandbox(receiver) = decision {
         let limit = world.policies[world.nics[receiver].policy].ingress;
         let meter = &mut world.nics[receiver].ingress;
-        police::police(&limit, meter, size, input.now, false).map_err(|reason| Dropped {
-            reason,
-            nic: receiver,
-        })?;
+        police::police(&limit, meter, size, input.now, false)
+            .map_err(|reason| Dropped::ingress(receiver, reason))?;
         let ingress = &mut world.nics[receiver].counters.ingress;
         ingress.add(frame.len(), size.segments);
     }
@@ -198,8 +197,7 @@ fn send(
         Decision::Stack => {
             let policy = &world.policies[nic.policy];
             mark = (policy.mark != 0).then_some(policy.mark);
-            let from = super::packet::mac(&input.frame, 6);
-            (Verdict::Stack, nic.shared_ifindex, Some((nic.shared_mac, from)))
+            (Verdict::Stack, nic.shared_ifindex, Some((nic.shared_mac, nic.guest_mac)))
         }
     };
     let mut frame = nat::translate(&input.frame, packet, &changes);
@@ -212,6 +210,7 @@ fn send(
         reason: None,
         stage: Stage::Redirect,
         nic: Some(number),
+        ingress: false,
         target,
         receiver: match decision {
             Decision::Sandbox(receiver) => Some(receiver),

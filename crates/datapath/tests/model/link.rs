@@ -81,7 +81,8 @@ pub(crate) fn discovery(nic: &Nic, frame: &[u8], packet: &Packet) -> Result<Vec<
     if MULTICAST_LISTENERS.contains(&kind) {
         return Err(DropReason::LinkChatter);
     }
-    if packet.ttl != 255 {
+    // From beyond a router, or in fragments, which RFC 6980 forbids.
+    if packet.ttl != 255 || packet.fragment != Fragment::Whole {
         return Err(DropReason::Neighbour);
     }
     if kind == ROUTER_SOLICITATION {
@@ -100,12 +101,16 @@ pub(crate) fn discovery(nic: &Nic, frame: &[u8], packet: &Packet) -> Result<Vec<
             DropReason::Neighbour
         });
     }
-    if source_link_option(&message[24..]).is_some_and(|option| option != mac(frame, 6)) {
+    if !names_only(&message[24..], mac(frame, 6)) {
         return Err(DropReason::Neighbour);
     }
     if target == own.gateway || target == IpAddr::from(GATEWAY_LINK_LOCAL) {
         if packet.source.is_unspecified() {
             return Err(DropReason::LinkChatter);
+        }
+        // Extension headers have no place here.
+        if packet.transport != ETHERNET + 40 {
+            return Err(DropReason::Neighbour);
         }
         return Ok(advertisement(nic, frame, packet, target));
     }
@@ -116,15 +121,28 @@ pub(crate) fn discovery(nic: &Nic, frame: &[u8], packet: &Packet) -> Result<Vec<
     Err(DropReason::Neighbour)
 }
 
-/// The address in the source link-layer option, if there is one.
-fn source_link_option(mut options: &[u8]) -> Option<Mac> {
-    while options.len() >= 8 && options[1] > 0 {
-        if options[0] == 1 {
-            return Some(mac(options, 2));
+/// Options that a solicitation may have.
+const OPTIONS_MAX: usize = 7;
+
+/// Whether the options are well formed, and each source link-layer address among them is this one.
+fn names_only(mut options: &[u8], own: Mac) -> bool {
+    for _ in 0..OPTIONS_MAX {
+        if options.is_empty() {
+            return true;
         }
-        options = options.get(usize::from(options[1]) * 8..)?;
+        let length = usize::from(options.get(1).copied().unwrap_or(0)) * 8;
+        if length == 0 || options.len() < 8 {
+            return false;
+        }
+        if options[0] == 1 && (length != 8 || mac(options, 2) != own) {
+            return false;
+        }
+        match options.get(length..) {
+            Some(rest) => options = rest,
+            None => return false,
+        }
     }
-    None
+    options.is_empty()
 }
 
 /// The gateway's answer: a solicited advertisement that carries its MAC address.
@@ -158,13 +176,13 @@ pub(crate) fn is_gateway(nic: &Nic, address: IpAddr) -> bool {
 }
 
 /// Judges a packet to the gateway: the echo reply, or why it is dropped.
-pub(crate) fn gateway(nic: &Nic, frame: &[u8], packet: &Packet) -> Result<Vec<u8>, DropReason> {
+pub(crate) fn gateway(frame: &[u8], packet: &Packet) -> Result<Vec<u8>, DropReason> {
     if !packet.is_echo_request(frame) || packet.fragment != Fragment::Whole {
         return Err(DropReason::GatewayService);
     }
     let mut reply = frame.to_vec();
     reply[..6].copy_from_slice(&frame[6..12]);
-    reply[6..12].copy_from_slice(&nic.gateway_mac);
+    reply[6..12].copy_from_slice(&frame[..6]);
     let (source, size, ttl) = if packet.version == 4 {
         (ETHERNET + 12, 4, ETHERNET + 8)
     } else {

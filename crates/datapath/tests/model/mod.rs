@@ -83,6 +83,8 @@ pub(crate) struct Outcome {
     pub(crate) stage: Stage,
     /// Whose packet it is: entry of `nics`. None where nobody can be named.
     pub(crate) nic: Option<usize>,
+    /// Whether it was on its way to that one, not from it.
+    pub(crate) ingress: bool,
     /// Interface that it leaves by; zero if it doesn't.
     pub(crate) target: u32,
     /// The other sandbox that it goes to.
@@ -114,6 +116,29 @@ pub(crate) struct Dropped {
     pub(crate) reason: DropReason,
     /// Entry of `nics` that counts it.
     pub(crate) nic: usize,
+    /// Whether it was on its way to that one, not from it.
+    pub(crate) ingress: bool,
+    pub(crate) stage: Stage,
+}
+
+impl Dropped {
+    /// What a sandbox sends, dropped in the stage that the reason belongs to.
+    pub(crate) fn egress(nic: usize, reason: DropReason) -> Self {
+        Self {
+            reason,
+            nic,
+            ingress: false,
+            stage: stage_of(reason),
+        }
+    }
+
+    /// The same of what was on its way to a sandbox.
+    pub(crate) fn ingress(nic: usize, reason: DropReason) -> Self {
+        Self {
+            ingress: true,
+            ..Self::egress(nic, reason)
+        }
+    }
 }
 
 /// Judges one frame.
@@ -131,7 +156,8 @@ impl Outcome {
         Self {
             verdict: Verdict::Drop,
             reason: Some(dropped.reason),
-            stage: stage_of(dropped.reason),
+            stage: dropped.stage,
+            ingress: dropped.ingress,
             nic: Some(dropped.nic),
             target: 0,
             receiver: None,
@@ -153,7 +179,9 @@ fn stage_of(reason: DropReason) -> Stage {
         R::Arp | R::Neighbour | R::LinkChatter => Stage::Antispoof,
         R::Multicast | R::Destination | R::GatewayService | R::OtherSandbox => Stage::Policy,
         R::Policy | R::Metadata | R::HostService | R::UplinkDenied => Stage::Policy,
-        R::NoSuchSandbox | R::NoRoute | R::TooBig => Stage::Route,
+        // Policy and route are one decision.
+        R::NoSuchSandbox | R::NoRoute => Stage::Policy,
+        R::TooBig => Stage::Route,
         R::BitLimit | R::PacketLimit => Stage::Police,
         R::Helper => Stage::Redirect,
     }

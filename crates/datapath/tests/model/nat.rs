@@ -3,8 +3,10 @@
 use std::net::IpAddr;
 
 use super::{
-    Packet, checksum,
-    packet::{DCCP, ETHERNET, ICMP, ICMPV6, TCP, UDP, UDP_LITE, be16, ipv4, ipv6},
+    Fragment, Packet, checksum,
+    packet::{
+        DCCP, ETHERNET, ICMP, ICMPV6, TCP, UDP, UDP_LITE, be16, ipv4, ipv6, walk_extension_headers,
+    },
 };
 
 /// What is to change in a packet.
@@ -74,58 +76,61 @@ fn translate_inside(old: &[u8], version: u8, changes: &Changes) -> Vec<u8> {
         let header = ..inside.transport.min(old.len());
         fix(&old[header], &mut new[header], 10);
     }
-    if inside.transport_is_there {
+    if inside.transport_bytes(old).is_some() {
         fix_transport(old, &mut new, 0, inside.transport, inside.protocol);
     }
     new
 }
 
 /// What can be told of a packet that may be cut off.
-struct Inside {
-    protocol: u8,
+pub(crate) struct Inside {
+    pub(crate) protocol: u8,
     transport: usize,
-    /// False in later fragments and where an extension header is cut off.
-    transport_is_there: bool,
+    /// False in later fragments, and where the way to the transport header can't be followed.
+    transport_is_known: bool,
 }
 
 impl Inside {
-    fn parse(bytes: &[u8], version: u8) -> Option<Self> {
+    /// Reads it, if at least its addresses are there.
+    pub(crate) fn parse(bytes: &[u8], version: u8) -> Option<Self> {
         if version == 4 {
             let transport = usize::from(bytes.first()? & 15) * 4;
             let fits = bytes.len() >= 20 && bytes[0] >> 4 == 4 && transport >= 20;
             return fits.then(|| Self {
                 protocol: bytes[9],
                 transport,
-                transport_is_there: be16(bytes, 6) & 0x1fff == 0,
+                transport_is_known: be16(bytes, 6) & 0x1fff == 0,
             });
         }
         if bytes.len() < 40 || bytes[0] >> 4 != 6 {
             return None;
         }
-        // As in a whole packet, except that being cut off is no offence.
-        let (mut protocol, mut transport) = (bytes[6], 40);
-        let mut there = true;
-        for _ in 0..8 {
-            if !matches!(protocol, 0 | 43 | 44 | 51 | 60) {
-                break;
-            }
-            let Some(header) = bytes.get(transport..).filter(|rest| rest.len() >= 8) else {
-                there = false;
-                break;
-            };
-            there &= protocol != 44 || be16(header, 2) >> 3 == 0;
-            transport += match protocol {
-                44 => 8,
-                51 => (usize::from(header[1]) + 2) * 4,
-                _ => (usize::from(header[1]) + 1) * 8,
-            };
-            protocol = header[0];
-        }
+        // Extension headers as in a packet that is all there, except that nothing is an offence.
+        let mut frame = vec![0; ETHERNET];
+        frame.extend(bytes);
+        let mut packet = Packet {
+            version,
+            source: ipv6(bytes, 8).into(),
+            destination: ipv6(bytes, 24).into(),
+            ttl: bytes[7],
+            protocol: bytes[6],
+            fragment: Fragment::Whole,
+            transport: ETHERNET + 40,
+            end: frame.len(),
+        };
+        let walked = walk_extension_headers(&frame, &mut packet);
         Some(Self {
-            protocol,
-            transport,
-            transport_is_there: there,
+            protocol: packet.protocol,
+            transport: packet.transport - ETHERNET,
+            transport_is_known: walked.is_ok() && !packet.is_later_fragment(),
         })
+    }
+
+    /// The transport header and what follows. Errors carry at least eight bytes of it; what has fewer is
+    /// cut off.
+    pub(crate) fn transport_bytes<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
+        let rest = bytes.get(self.transport..)?;
+        (self.transport_is_known && rest.len() >= 8).then_some(rest)
     }
 }
 
@@ -155,24 +160,28 @@ fn put_address(ip: &mut [u8], side: Side, address: IpAddr) {
 
 /// Sets the checksum at `at` of `new` so that it is as right or wrong as it was in `old`.
 fn fix(old: &[u8], new: &mut [u8], at: usize) {
+    if old == new {
+        return;
+    }
     let fixed = checksum::carried_over(old, new, at);
     new[at..at + 2].copy_from_slice(&fixed.to_be_bytes());
 }
 
 /// Where a protocol's checksum is, and whether it covers the addresses.
-fn checksum_of(protocol: u8) -> Option<(usize, bool)> {
+fn checksum_of(version: u8, protocol: u8) -> Option<(usize, bool)> {
     match protocol {
         TCP => Some((16, true)),
         UDP | UDP_LITE | DCCP => Some((6, true)),
-        ICMPV6 => Some((2, true)),
-        ICMP => Some((2, false)),
+        ICMPV6 if version == 6 => Some((2, true)),
+        ICMP if version == 4 => Some((2, false)),
         _ => None,
     }
 }
 
 /// Does the same for the transport's checksum, if it has one and if that is there.
 fn fix_transport(old: &[u8], new: &mut [u8], ip: usize, transport: usize, protocol: u8) {
-    let Some((at, covers_addresses)) = checksum_of(protocol) else {
+    let version = old[ip] >> 4;
+    let Some((at, covers_addresses)) = checksum_of(version, protocol) else {
         return;
     };
     if transport + at + 2 > old.len() {
@@ -182,7 +191,6 @@ fn fix_transport(old: &[u8], new: &mut [u8], ip: usize, transport: usize, protoc
     if protocol == UDP && be16(old, transport + at) == 0 {
         return;
     }
-    let version = old[ip] >> 4;
     let covered = |bytes: &[u8]| {
         let mut covered = Vec::new();
         if covers_addresses {
@@ -199,8 +207,11 @@ fn fix_transport(old: &[u8], new: &mut [u8], ip: usize, transport: usize, protoc
     };
     let (old, _) = covered(old);
     let (now, before) = covered(new);
+    if old == now {
+        return;
+    }
     let mut fixed = checksum::carried_over(&old, &now, before + at);
-    if protocol == UDP && fixed == 0 {
+    if matches!(protocol, UDP | UDP_LITE) && fixed == 0 {
         fixed = 0xffff;
     }
     new[transport + at..transport + at + 2].copy_from_slice(&fixed.to_be_bytes());

@@ -207,7 +207,7 @@ fn parse_ipv6(frame: &[u8]) -> Result<Packet, DropReason> {
 }
 
 /// Moves `transport` and `protocol` past the extension headers.
-fn walk_extension_headers(frame: &[u8], packet: &mut Packet) -> Result<(), DropReason> {
+pub(crate) fn walk_extension_headers(frame: &[u8], packet: &mut Packet) -> Result<(), DropReason> {
     let mut headers = 0;
     while matches!(
         packet.protocol,
@@ -237,7 +237,11 @@ fn walk_extension_headers(frame: &[u8], packet: &mut Packet) -> Result<(), DropR
             let offset = be16(header, 2) >> 3;
             let more = header[3] & 1 != 0;
             let bytes: [u8; 4] = header[4..8].try_into().expect("four bytes");
-            packet.fragment = fragment(offset, more, u32::from_be_bytes(bytes));
+            let this = fragment(offset, more, u32::from_be_bytes(bytes));
+            // An atomic fragment inside a first one doesn't make it whole.
+            if this != Fragment::Whole {
+                packet.fragment = this;
+            }
         }
         packet.protocol = header[0];
         packet.transport += length;

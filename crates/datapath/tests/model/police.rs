@@ -4,7 +4,7 @@ use sandwire_api::drop_reason::DropReason;
 
 use super::{
     Packet,
-    packet::{ETHERNET, TCP, UDP},
+    packet::{ETHERNET, ICMP, ICMPV6, TCP, UDP},
     world::{Limit, Meter},
 };
 
@@ -25,7 +25,7 @@ pub(crate) struct Size {
 pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
     let transport = match packet.protocol {
         TCP => usize::from(frame.get(packet.transport + 12).copied().unwrap_or(0) >> 4) * 4,
-        UDP => 8,
+        UDP | ICMP | ICMPV6 => 8,
         _ => 0,
     };
     let headers = packet.transport + transport;

@@ -67,11 +67,11 @@ fn longest(prefixes: &[Prefix], address: IpAddr) -> Option<&Prefix> {
 /// Whether a rule covers the packet: by protocol and destination port, by protocol alone where there
 /// are no ports.
 pub(crate) fn covers(rule: &PortRule, frame: &[u8], packet: &Packet) -> bool {
-    let protocol = match packet.protocol {
-        ICMPV6 => ICMP,
-        other => other,
+    let protocol = match (packet.protocol, packet.version) {
+        (ICMPV6, 6) => ICMP,
+        (other, _) => other,
     };
-    if rule.protocol != 0 && rule.protocol != protocol {
+    if ![0, protocol, packet.protocol].contains(&rule.protocol) {
         return false;
     }
     match packet.ports(frame) {
@@ -88,7 +88,11 @@ pub(crate) fn host_service(
     frame: &[u8],
     packet: &Packet,
 ) -> Result<(), DropReason> {
-    let echo = policy.host_icmp && packet.is_echo_request(frame);
+    let icmp = if packet.version == 4 { ICMP } else { ICMPV6 };
+    // Of later fragments only the protocol is known.
+    let echo = policy.host_icmp
+        && packet.protocol == icmp
+        && (packet.is_echo_request(frame) || packet.is_later_fragment());
     let service = policy
         .services
         .iter()

@@ -43,7 +43,13 @@ pub(crate) fn decide(
         Err(reason) => return Err(reason),
     };
     match (answers::find(world, sender, frame, packet, now), denied) {
-        (Some(answers::Via::Uplink), _) => as_routed(world, &world.nics[sender], way),
+        (Some(answers::Via::Uplink), _) => {
+            let nic = &world.nics[sender];
+            match by_route(world, nic, frame, packet, way, Uplink::Route)? {
+                Judged::Goes(decision) => Ok(decision),
+                Judged::Masquerade => unreachable!("it was to be routed"),
+            }
+        }
         (Some(answers::Via::Stack), _) | (None, None) => Ok(Decision::Stack),
         (None, Some(reason)) => Err(reason),
     }
@@ -89,33 +95,35 @@ fn judge(
 ) -> Result<Judged, DropReason> {
     let own = &world.policies[nic.policy];
     policy::egress(own, frame, packet)?;
-    match way {
-        Way::Local => {
-            policy::host_service(own, frame, packet)?;
-            Ok(Judged::Goes(Decision::Stack))
-        }
-        Way::Refused => Ok(Judged::Goes(Decision::Stack)),
-        Way::Out { ifindex, .. } if ifindex == nic.shared_ifindex => {
-            Err(DropReason::NoSuchSandbox)
-        }
-        Way::Out { .. } => match own.uplink {
-            Uplink::Deny => Err(DropReason::UplinkDenied),
-            Uplink::Masquerade => Ok(Judged::Masquerade),
-            Uplink::Route => as_routed(world, nic, way).map(Judged::Goes),
-        },
-    }
+    by_route(world, nic, frame, packet, way, own.uplink)
 }
 
-/// Out by the uplink that the route names, or up the stack if it names anything else.
-fn as_routed(world: &World, nic: &Nic, way: Way) -> Result<Decision, DropReason> {
-    match way {
-        Way::Out { ifindex, .. } if ifindex == nic.shared_ifindex => {
+/// Where the route leads, and whether the policy lets it leave the host there.
+fn by_route(
+    world: &World,
+    nic: &Nic,
+    frame: &[u8],
+    packet: &Packet,
+    way: Way,
+    uplink: Uplink,
+) -> Result<Judged, DropReason> {
+    match (way, uplink) {
+        (Way::Local, _) => {
+            policy::host_service(&world.policies[nic.policy], frame, packet)?;
+            Ok(Judged::Goes(Decision::Stack))
+        }
+        (Way::Refused, _) => Ok(Judged::Goes(Decision::Stack)),
+        (Way::Out { ifindex, .. }, _) if ifindex == nic.shared_ifindex => {
             Err(DropReason::NoSuchSandbox)
         }
-        Way::Out { ifindex, neighbour } if world.uplinks.contains_key(&ifindex) => {
-            Ok(Decision::Uplink { ifindex, neighbour })
+        (Way::Out { .. }, Uplink::Deny) => Err(DropReason::UplinkDenied),
+        (Way::Out { .. }, Uplink::Masquerade) => Ok(Judged::Masquerade),
+        (Way::Out { ifindex, neighbour }, Uplink::Route)
+            if world.uplinks.contains_key(&ifindex) =>
+        {
+            Ok(Judged::Goes(Decision::Uplink { ifindex, neighbour }))
         }
-        _ => Ok(Decision::Stack),
+        (Way::Out { .. }, Uplink::Route) => Ok(Judged::Goes(Decision::Stack)),
     }
 }
 

@@ -39,6 +39,7 @@ fn not_ours(input: &Input) -> Outcome {
         reason: None,
         stage: Stage::Parse,
         nic: None,
+        ingress: true,
         target: 0,
         receiver: None,
         frame: input.frame.clone(),
@@ -54,10 +55,7 @@ fn judge(
     input: &Input,
     packet: &Packet,
 ) -> Result<Outcome, Dropped> {
-    let by_receiver = |reason| Dropped {
-        reason,
-        nic: number,
-    };
+    let by_receiver = |reason| Dropped::ingress(number, reason);
     let outside = input.hook == Hook::FromUplink;
     let size = police::size(&input.frame, packet, input.gso_size);
     let nic = &world.nics[number];
@@ -105,6 +103,7 @@ fn deliver(world: &World, number: usize, input: &Input, packet: &Packet) -> Outc
         reason: None,
         stage: Stage::Redirect,
         nic: Some(number),
+        ingress: true,
         target: nic.ifindex,
         receiver: None,
         frame,
