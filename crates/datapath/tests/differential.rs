@@ -12,6 +12,7 @@
 mod generator;
 mod harness;
 mod model;
+mod mutants;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -103,6 +104,52 @@ fn programs_and_model_agree() {
             report.differences.len(),
             report.differences.join("\n")
         );
+    });
+}
+
+/// Cases of each class that a mutant gets, first of the classes that should see it.
+const CASES_FOR_MUTANTS: u64 = 150;
+/// The same of classes that should see it.
+const CASES_LIKELY: u64 = 1_000;
+
+/// The first difference between a faulty program and the model.
+fn first_difference(harness: &mut Harness, seed: u64, likely: &[&str]) -> Option<String> {
+    let (first, then): (Vec<_>, Vec<_>) =
+        CLASSES.iter().partition(|(class, _)| likely.contains(class));
+    for &(class, make) in first.into_iter().chain(then) {
+        let cases = if likely.contains(&class) { CASES_LIKELY } else { CASES_FOR_MUTANTS };
+        for number in 0..cases {
+            let case = make(&mut random_of(seed, class, number));
+            if let Err(difference) = harness.run(&case) {
+                return Some(format!("{class} {number}: {}", difference.text));
+            }
+        }
+    }
+    None
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn every_mutant_is_caught() {
+    lab::run_within(Duration::from_secs(170), |lab| {
+        let seed = number_from("SANDWIRE_SEED", 1);
+        let ifindex = host::set_up(lab);
+        let policies = Rc::new(scene::policies(&mut Random::new(seed)));
+        let mut wrong = Vec::new();
+        for (number, mutant) in mutants::MUTANTS.iter().enumerate() {
+            let caught = mutants::compile(mutant)
+                .and_then(|objects| Programs::load(&objects, &format!("mutant{number}")))
+                .map(|programs| {
+                    let mut harness = Harness::new(programs, ifindex, Rc::clone(&policies));
+                    first_difference(&mut harness, seed, mutant.classes)
+                });
+            match caught {
+                Ok(Some(difference)) => println!("{}: {difference}", mutant.name),
+                Ok(None) => wrong.push(format!("{}: not caught", mutant.name)),
+                Err(error) => wrong.push(format!("{}: {error}", mutant.name)),
+            }
+        }
+        assert!(wrong.is_empty(), "SANDWIRE_SEED={seed}\n{}", wrong.join("\n"));
     });
 }
 

@@ -101,7 +101,12 @@ fn extension(random: &mut Random, number: u8) -> (u8, Vec<u8>) {
 const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
 
 fn with_extensions(random: &mut Random, numbers: &[u8]) -> Ip {
-    let transport = any_transport(random);
+    let transport = match random.below(4) {
+        // Protocols of which nothing must be there.
+        0 => Transport::Raw { protocol: 59, bytes: Vec::new() },
+        1 => Transport::Raw { protocol: 132, bytes: random.bytes(12) },
+        _ => any_transport(random),
+    };
     let mut ip = outgoing(random, 6, transport);
     for number in numbers {
         let header = extension(random, *number);

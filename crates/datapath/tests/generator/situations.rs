@@ -303,7 +303,15 @@ fn payload(transport: &mut Transport) -> &mut Vec<u8> {
 /// fragments, ICMP type, payload.
 pub(super) fn same_flow(random: &mut Random) -> Case {
     let version = version(random);
-    let transport = any_transport(random);
+    let mut transport = any_transport(random);
+    if random.chance(30) {
+        // What later fragments have for a port.
+        match &mut transport {
+            Transport::Tcp { ports, .. } | Transport::Udp { ports, .. } => ports.1 = 0,
+            Transport::Echo { request, .. } => *request = false,
+            _ => {}
+        }
+    }
     let mut ip = outgoing(random, version, transport);
     ip.destination = match random.below(3) {
         0 => scene::clone(version, random.below(NICS + 1)),
@@ -313,6 +321,9 @@ pub(super) fn same_flow(random: &mut Random) -> Case {
     let steps = (0..random.between(3, 6)).map(|_| varied(random, &ip)).collect();
     let mut case = Case::new(steps);
     settle(random, &mut case);
+    if random.chance(50) {
+        case.policy = random.between(POLICIES_BY_HAND, POLICIES - 1);
+    }
     case
 }
 

@@ -28,6 +28,8 @@ pub(crate) struct Harness {
     trace: RingBuf<MapData>,
     ifindex: [u32; 5],
     policies: Rc<Vec<Policy>>,
+    /// The world of each variant.
+    worlds: BTreeMap<usize, World>,
     generation: u32,
     variant: Option<usize>,
     counted: Vec<Counters>,
@@ -52,6 +54,7 @@ impl Harness {
             trace,
             ifindex,
             policies,
+            worlds: BTreeMap::new(),
             generation: 0,
             variant: None,
             counted: vec![Counters::default(); scene::NICS],
@@ -183,7 +186,8 @@ impl Harness {
 
     /// Makes maps and world as the case wants them.
     fn arrange(&mut self, case: &Case) -> io::Result<World> {
-        let mut world = scene::world(case.variant, &self.ifindex, &self.policies);
+        let fresh = || scene::world(case.variant, &self.ifindex, &self.policies);
+        let mut world = self.worlds.entry(case.variant).or_insert_with(fresh).clone();
         world.nics[0].policy = case.policy;
         world.nics[0].learn = case.learn;
         self.generation += 1;
