@@ -44,6 +44,25 @@ static __always_inline void note_process(struct sender *s)
 		__sync_fetch_and_and(&s->nic->flags, ~NIC_PROCESS);
 }
 
+/* A process has the clone addresses of all its interfaces on one veth: the source tells. */
+static __always_inline void find_process_nic(struct sender *s, const struct packet *p)
+{
+	const struct clone_value *clone = bpf_map_lookup_elem(&clones, &p->source);
+	struct nic *nic;
+	__u32 index;
+
+	if (!clone || clone->nic - s->index >= s->nic->count)
+		return;
+	index = clone->nic;
+	nic = bpf_map_lookup_elem(&nics, &index);
+	if (!nic || READ_ONCE(nic->state) != NIC_ACTIVE)
+		return;
+	s->nic = nic;
+	s->index = index;
+	s->flags = READ_ONCE(nic->flags);
+	note_process(s);
+}
+
 /* Finds out who sends and checks the Ethernet header. Returns a drop reason or NO_SENDER. */
 static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, __u32 *ethertype)
 {
@@ -54,7 +73,7 @@ static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, 
 	if (!s->nic || (const void *)(ethernet + 1) > frame_end(skb))
 		return NO_SENDER;
 	s->flags = READ_ONCE(s->nic->flags);
-	if (s->flags & NIC_NETNS) {
+	if (rarely(s->flags & NIC_NETNS)) {
 		s->nic = neighbour_nic(s, ethernet);
 		if (!s->nic)
 			return NO_SENDER;
@@ -66,12 +85,12 @@ static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, 
 	if (frame_has_vlan(skb) || *ethertype == bpf_htons(ETH_P_8021Q) ||
 	    *ethertype == bpf_htons(ETH_P_8021AD))
 		return DROP_VLAN_TAG;
-	if (!same_mac(ethernet->h_source, s->nic->guest_mac)) {
+	if (rarely(!same_mac(ethernet->h_source, s->nic->guest_mac))) {
 		if (!(s->flags & NIC_NETNS) || !same_mac(ethernet->h_source, s->nic->veth_mac))
 			return DROP_SOURCE_MAC;
 		s->is_process = 1;
 	}
-	if (s->flags & NIC_NETNS)
+	if (rarely(s->flags & NIC_NETNS))
 		note_process(s);
 	return DROP_NONE;
 }
@@ -88,7 +107,7 @@ static __always_inline int send_back(const struct sender *s, __u32 bytes, int re
 
 static __always_inline void trace_answer(struct __sk_buff *skb, const struct sender *s)
 {
-	if (s->flags & NIC_TRACE)
+	if (rarely(s->flags & NIC_TRACE))
 		trace_packet(skb, s->index,
 			     FATE(DIRECTION_EGRESS, VERDICT_ANSWERED, STAGE_REDIRECT, DROP_NONE),
 			     s->nic->ifindex, 1);
@@ -126,7 +145,7 @@ static __always_inline int gateway_from_guest(struct __sk_buff *skb, const struc
 	return send_back(s, p->bytes, answer_echo(skb, p));
 }
 
-/* Takes the decision from the cache, or decides. Returns null if there is no memory of any. */
+/* Takes the decision from the cache, or decides. */
 static __always_inline void decide_course(struct __sk_buff *skb, struct packet *p, __u32 index,
 					  __u32 generation, struct course *c)
 {
@@ -137,8 +156,8 @@ static __always_inline void decide_course(struct __sk_buff *skb, struct packet *
 	if (!d)
 		return;
 	c->fresh = 0;
-	if (!decision_holds(d, p, index, generation, c->now) ||
-	    (d->verdict == VERDICT_SANDBOX && !decided_target(d))) {
+	if (rarely(!decision_holds(d, p, index, generation, c->now) ||
+		   (d->verdict == VERDICT_SANDBOX && !decided_target(d)))) {
 		decide(skb, p, index, c->now, d);
 		c->fresh = 1;
 	}
@@ -163,7 +182,7 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	}
 	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
 	decide_course(skb, p, s->index, generation, c);
-	if (c->policy->flags & POLICY_ANSWERS && may_be_answer(c)) {
+	if (rarely(c->policy->flags & POLICY_ANSWERS && may_be_answer(c))) {
 		switch (find_answer(skb, p, s->index, c->now)) {
 		case ANSWER_UPLINK:
 			p->as_answer = 1;
@@ -199,10 +218,10 @@ static __always_inline int depart(struct __sk_buff *skb, const struct sender *s,
 		return bpf_redirect(ifindex, 0);
 	}
 	if (c->verdict == VERDICT_UPLINK) {
-		if (c->wait)
+		if (rarely(c->wait))
 			bpf_skb_set_tstamp(skb, c->now + c->wait, BPF_SKB_TSTAMP_DELIVERY_MONO);
 		/* So the kernel keeps asking whether the neighbour is still there. */
-		if (c->fresh)
+		if (rarely(c->fresh))
 			return bpf_redirect_neigh(ifindex, &p->next_hop, sizeof(p->next_hop), 0);
 		return bpf_redirect(ifindex, 0);
 	}
@@ -216,11 +235,11 @@ static __always_inline void trace_course(struct __sk_buff *skb, const struct sen
 {
 	__u32 out = c->verdict == VERDICT_STACK ? s->nic->shared_ifindex : c->decision->ifindex;
 
-	if (s->flags & NIC_TRACE)
+	if (rarely(s->flags & NIC_TRACE))
 		trace_packet(skb, s->index,
 			     FATE(DIRECTION_EGRESS, c->verdict, STAGE_REDIRECT, DROP_NONE), out,
 			     p->segments);
-	if (c->target && READ_ONCE(c->target->flags) & NIC_TRACE)
+	if (rarely(c->target) && READ_ONCE(c->target->flags) & NIC_TRACE)
 		trace_packet(skb, c->decision->target,
 			     FATE(DIRECTION_INGRESS, VERDICT_GUEST, STAGE_REDIRECT, DROP_NONE), out,
 			     p->segments);
@@ -244,22 +263,23 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 	int reason;
 
 	set_course(skb, s, p, &c);
-	if (c.verdict == VERDICT_DROP || !c.decision)
-		return refuse(skb, s->index, s->flags, c.reason, STAGE_POLICY);
+	if (rarely(c.verdict == VERDICT_DROP || !c.decision))
+		return refuse(skb, s->index, s->flags, c.reason,
+			      c.reason == DROP_NO_ROUTE ? STAGE_ROUTE : STAGE_POLICY);
 	reason = police_egress(s, p, &c);
-	if (reason)
+	if (rarely(reason))
 		return refuse(skb, s->index, s->flags, reason, STAGE_POLICE);
-	if (c.target) {
+	if (rarely(c.target)) {
 		reason = police_target(p, &c);
 		if (reason)
 			return refuse_at_target(skb, &c, reason);
 	}
 	trace_course(skb, s, p, &c);
 	translate_from_guest(&t, s, p, &c);
-	if (translate(skb, p, &t))
+	if (rarely(translate(skb, p, &t)))
 		return refuse(skb, s->index, s->flags, DROP_HELPER, STAGE_NAT);
 	count_egress(s->index, p->bytes, p->segments);
-	if (c.target)
+	if (rarely(c.target))
 		count_ingress(c.decision->target, p->bytes, p->segments);
 	return depart(skb, s, p, &c);
 }
@@ -289,25 +309,27 @@ int from_guest(struct __sk_buff *skb)
 	reason = find_sender(skb, &sender, &ethertype);
 	if (reason == NO_SENDER)
 		return TC_ACT_SHOT;
-	if (reason)
+	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason,
 			      reason == DROP_SOURCE_MAC ? STAGE_ANTISPOOF : STAGE_PARSE);
-	if (ethertype == bpf_htons(ETH_P_ARP))
+	if (rarely(ethertype == bpf_htons(ETH_P_ARP)))
 		return arp_from_guest(skb, &sender);
 	reason = parse_from_guest(skb, &sender, ethertype, &packet);
-	if (reason)
+	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason, STAGE_PARSE);
 	measure(skb, &packet);
+	if (rarely(sender.is_process) && sender.nic->count > 1)
+		find_process_nic(&sender, &packet);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);
-	if (reason)
+	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason, STAGE_ANTISPOOF);
-	if (is_link)
+	if (rarely(is_link))
 		return link_from_guest(skb, &sender, &packet);
-	if (is_gateway(sender.nic, &packet))
+	if (rarely(is_gateway(sender.nic, &packet)))
 		return gateway_from_guest(skb, &sender, &packet);
 	reason = judge_destination(&packet);
-	if (reason)
+	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason, STAGE_POLICY);
 	return forward(skb, &sender, &packet);
 }

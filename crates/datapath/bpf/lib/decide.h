@@ -166,6 +166,7 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct decision *d)
 {
 	const struct clone_value *clone;
+	struct address destination;
 	const struct policy *policy;
 	struct nic *nic;
 	__u32 policy_index;
@@ -187,6 +188,8 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 	d->flags = 0;
 	d->target = 0;
 	d->ifindex = 0;
+	__builtin_memset(d->source_mac, 0, sizeof(d->source_mac));
+	__builtin_memset(d->destination_mac, 0, sizeof(d->destination_mac));
 	policy_index = READ_ONCE(nic->policy);
 	policy = bpf_map_lookup_elem(&policies, &policy_index);
 	if (!policy) {
@@ -194,7 +197,9 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 		return 0;
 	}
 	if (!p->as_answer) {
-		clone = bpf_map_lookup_elem(&clones, &p->destination);
+		/* Before Linux 6.2 a key must be on this function's own stack. */
+		destination = p->destination;
+		clone = bpf_map_lookup_elem(&clones, &destination);
 		if (clone) {
 			decide_sandbox(d, nic, clone->nic, policy->flags);
 			return 0;

@@ -15,7 +15,6 @@ struct course {
 	const struct policy *policy;
 	__u32 verdict;
 	__u32 reason;
-	__u32 stage;
 	__u32 fresh;  /* just decided: the kernel shall look after the neighbour */
 	__u64 now;
 	__u64 wait;   /* nanoseconds until it may leave */

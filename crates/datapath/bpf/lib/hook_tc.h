@@ -42,9 +42,9 @@ static __always_inline int frame_has_vlan(const frame *f)
 /* Makes the headers linear. The pointers got before no longer hold. */
 static __always_inline void frame_pull(frame *f)
 {
-	__u32 length = f->len;
+	__u32 length = f->len, linear = f->data_end - f->data;
 
-	if (frame_data(f) + FRAME_HEADERS > frame_end(f))
+	if (linear < length && linear < FRAME_HEADERS)
 		bpf_skb_pull_data(f, length < FRAME_HEADERS ? length : FRAME_HEADERS);
 }
 

@@ -106,49 +106,59 @@ static __always_inline void quote_l4(frame *f, __u32 end, __u8 version, struct q
 	}
 }
 
-/* Reads the packet inside an ICMP error. Returns zero if there is one that can be made sense of. */
-__noinline int read_quote(frame *f, const struct packet *p, struct quote *q)
+/* The first bytes of the IP header in a quote, up to its addresses. Not all of it: stack is scarce. */
+union quoted_header {
+	__u8 byte[12];
+	__be16 half[6];
+};
+
+static __always_inline int read_quote_ipv4(frame *f, __u32 start, __u32 end, struct quote *q)
 {
-	__u32 start, end;
+	union quoted_header header;
+	__be32 addresses[2];
 
-	if (!p || !q)
+	if (start + sizeof(struct iphdr) > end || frame_load(f, start, &header, 12) ||
+	    frame_load(f, start + 12, addresses, sizeof(addresses)))
 		return -1;
-	start = p->l4 + 8;
-	end = ETH_HLEN + p->length;
-	if (p->version == 4) {
-		struct iphdr ip;
-
-		if (start + sizeof(ip) > end || frame_load(f, start, &ip, sizeof(ip)))
-			return -1;
-		if (ip.version != 4 || ip.ihl < 5)
-			return -1;
-		q->source = mapped(ip.saddr);
-		q->destination = mapped(ip.daddr);
-		q->protocol = ip.protocol;
-		q->l4 = start + ip.ihl * 4;
-		if (!(ip.frag_off & bpf_htons(IPV4_OFFSET)))
-			quote_l4(f, end, 4, q);
-	} else {
-		struct extensions extensions = {};
-		struct ipv6hdr ip;
-
-		if (start + sizeof(ip) > end || frame_load(f, start, &ip, sizeof(ip)))
-			return -1;
-		if (ip.version != 6)
-			return -1;
-		__builtin_memcpy(&q->source, &ip.saddr, sizeof(q->source));
-		__builtin_memcpy(&q->destination, &ip.daddr, sizeof(q->destination));
-		extensions.l4 = start + sizeof(ip);
-		extensions.protocol = ip.nexthdr;
-		/* What is cut short behind the addresses is translated without its L4 checksum. */
-		if (walk_extensions(f, end, &extensions))
-			return 0;
-		q->protocol = extensions.protocol;
-		q->l4 = extensions.l4;
-		if (extensions.fragment != FRAGMENT_LATER)
-			quote_l4(f, end, 6, q);
-	}
+	if (header.byte[0] >> 4 != 4 || (header.byte[0] & 15) < 5)
+		return -1;
+	q->source = mapped(addresses[0]);
+	q->destination = mapped(addresses[1]);
+	q->protocol = header.byte[9];
+	q->l4 = start + (header.byte[0] & 15) * 4;
+	if (!(header.half[3] & bpf_htons(IPV4_OFFSET)))
+		quote_l4(f, end, 4, q);
 	return 0;
+}
+
+static __always_inline int read_quote_ipv6(frame *f, __u32 start, __u32 end, struct quote *q)
+{
+	struct extensions extensions = {};
+	union quoted_header header;
+
+	if (start + sizeof(struct ipv6hdr) > end || frame_load(f, start, &header, 8) ||
+	    frame_load(f, start + 8, &q->source, 2 * sizeof(q->source)))
+		return -1;
+	if (header.byte[0] >> 4 != 6)
+		return -1;
+	extensions.l4 = start + sizeof(struct ipv6hdr);
+	extensions.protocol = header.byte[6];
+	/* What is cut short behind the addresses is translated without its L4 checksum. */
+	if (walk_extensions(f, end, &extensions))
+		return 0;
+	q->protocol = extensions.protocol;
+	q->l4 = extensions.l4;
+	if (extensions.fragment != FRAGMENT_LATER)
+		quote_l4(f, end, 6, q);
+	return 0;
+}
+
+/* Reads the packet inside an ICMP error. Returns zero if there is one that can be made sense of. */
+static __always_inline int read_quote(frame *f, const struct packet *p, struct quote *q)
+{
+	__u32 start = p->l4 + 8, end = ETH_HLEN + p->length;
+
+	return p->version == 4 ? read_quote_ipv4(f, start, end, q) : read_quote_ipv6(f, start, end, q);
 }
 
 /* Fixes the L4 checksum inside a quote. Returns what that adds to the sum of the error around it. */
@@ -159,7 +169,7 @@ static __always_inline long fix_quoted_checksum(frame *f, const struct packet *p
 	__u32 at = q->l4 + place;
 	__be16 old, new;
 
-	if (!q->has_l4 || !place || at + 2u > ETH_HLEN + (__u32)p->length || at > 0xffff)
+	if (!q->has_l4 || !place || at + 2u > ETH_HLEN + p->length || at > 0xffff)
 		return 0;
 	if (frame_load(f, at, &old, sizeof(old)))
 		return -1;
@@ -271,10 +281,10 @@ static __always_inline int translate(frame *f, const struct packet *p, const str
 	change = fold_32(sum);
 	if (sum && p->fragment != FRAGMENT_LATER) {
 		place = checksum_place(p->version, p->protocol);
-		if (p->icmp_kind == ICMP_ERROR && translate_quote(f, p, t))
+		if (rarely(p->icmp_kind == ICMP_ERROR) && translate_quote(f, p, t))
 			return -1;
 		/* UDP-Lite and DCCP may be cut short; the others aren't. */
-		if (place && p->l4 + 8u <= ETH_HLEN + (__u32)p->length &&
+		if (place && p->l4 + 8u <= ETH_HLEN + p->length &&
 		    frame_fix_checksum(f, p->l4 + place, change, checksum_kind_of(p->protocol)))
 			return -1;
 	}

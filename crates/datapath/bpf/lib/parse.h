@@ -12,6 +12,9 @@
 
 #define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
 
+/* For the layout of the code: what is rare is kept out of the way of the rest. */
+#define rarely(x) __builtin_expect(!!(x), 0)
+
 #define EXTENSIONS_MAX 8
 #define IPV4_L4 (ETH_HLEN + sizeof(struct iphdr))
 #define IPV6_L4 (ETH_HLEN + sizeof(struct ipv6hdr))
@@ -57,7 +60,7 @@ struct packet {
 	__u32 segments;
 	__u32 wire_bytes;     /* of all segments, each with its headers */
 	__u32 largest;        /* IP packet that goes over the wire, bytes */
-	__u16 length;         /* of the IP packet */
+	__u32 length;         /* of the IP packet */
 	__u16 l4;             /* offset of the L4 header in the frame */
 	__u16 payload;        /* offset of what follows it; equal to l4 where unknown */
 	__u16 source_port;    /* network order; zero without ports */
@@ -71,9 +74,9 @@ struct packet {
 	__u8 icmp_kind;       /* enum icmp_kind */
 	__u8 opens;           /* TCP: SYN without ACK */
 	__u8 as_answer;       /* routed as UPLINK_ROUTE would be */
+	__u16 reserved;
 	/* Where a new decision says that the packet must go; the neighbour may be unknown yet. */
 	struct bpf_redir_neigh next_hop;
-	__u32 reserved;
 };
 
 /* Result of walking IPv6 extension headers. */
@@ -249,7 +252,7 @@ static __always_inline int parse_l4(frame *f, struct packet *p, __u32 usual)
 		return DROP_NONE;
 	if (p->length + ETH_HLEN < p->l4 + demand)
 		return DROP_MALFORMED;
-	if (p->l4 == usual) {
+	if (!rarely(p->l4 != usual)) {
 		const __u8 *head = frame_data(f) + usual;
 
 		if (head + 8 > (const __u8 *)frame_end(f))
@@ -292,7 +295,7 @@ static __always_inline int parse_ipv4(frame *f, struct packet *p)
 	p->source = mapped(ip->saddr);
 	p->destination = mapped(ip->daddr);
 	place = bpf_ntohs(ip->frag_off);
-	if (place & (IPV4_MORE_FRAGMENTS | IPV4_OFFSET)) {
+	if (rarely(place & (IPV4_MORE_FRAGMENTS | IPV4_OFFSET))) {
 		p->identification = bpf_ntohs(ip->id);
 		p->fragment = place & IPV4_OFFSET ? FRAGMENT_LATER : FRAGMENT_FIRST;
 		/* It would overwrite the flags that the first fragment was judged by. */
@@ -312,7 +315,7 @@ static __always_inline int parse_ipv6(frame *f, struct packet *p)
 	if ((const void *)(ip + 1) > frame_end(f) || ip->version != 6)
 		return DROP_MALFORMED;
 	payload = bpf_ntohs(ip->payload_len);
-	if (payload > beyond || payload > 0xffff - sizeof(*ip))
+	if (payload > beyond)
 		return DROP_MALFORMED;
 	if (!payload && ip->nexthdr != PROTOCOL_NONE)
 		return DROP_MALFORMED;
@@ -323,7 +326,7 @@ static __always_inline int parse_ipv6(frame *f, struct packet *p)
 	p->l4 = IPV6_L4;
 	__builtin_memcpy(&p->source, &ip->saddr, sizeof(p->source));
 	__builtin_memcpy(&p->destination, &ip->daddr, sizeof(p->destination));
-	if (is_extension(p->protocol)) {
+	if (rarely(is_extension(p->protocol))) {
 		struct extensions extensions = {.l4 = IPV6_L4, .protocol = p->protocol};
 
 		reason = walk_extensions(f, ETH_HLEN + p->length, &extensions);
@@ -346,7 +349,7 @@ static __always_inline void measure(const frame *f, struct packet *p)
 	p->segments = 1;
 	p->wire_bytes = p->bytes;
 	p->largest = p->length;
-	if (size) {
+	if (rarely(size)) {
 		__u32 headers = p->payload;
 
 		if (p->bytes > headers + size)

@@ -32,7 +32,7 @@ static __always_inline void charge(__u64 *arrival, __u64 now, __u64 cost)
 		__u64 base = seen > now ? seen : now;
 		__u64 found = __sync_val_compare_and_swap(arrival, seen, base + cost);
 
-		if (found == seen)
+		if (!rarely(found != seen))
 			return;
 		seen = found;
 	}
