@@ -16,6 +16,8 @@ fn main() {
     println!("cargo::rerun-if-env-changed=CLANG");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     let compiler = find_compiler();
+    // A test compiles the header alone.
+    println!("cargo::rustc-env=SANDWIRE_CLANG={compiler}");
     for source in sources(Path::new("bpf")) {
         compile(&compiler, &source, &out);
     }

@@ -1,5 +1,5 @@
 //! Kernel network objects as Rust values: namespaces, interfaces, TAPs, addresses, routes, neighbours,
-//! nftables and connection tracking.
+//! filters, nftables and connection tracking.
 //!
 //! Everything goes over netlink and ioctl from this process; nothing is forked. Interfaces, addresses,
 //! routes and neighbours are written into a [`netlink::Request`], so that one system call carries
@@ -22,6 +22,8 @@ pub mod process;
 pub mod procfs;
 pub mod route;
 pub mod tap;
+pub mod tc;
 pub mod thread;
+pub mod xdp;
 
 pub use error::Error;

@@ -1,12 +1,15 @@
 //! TAP interfaces that outlive their creator.
 //!
-//! A TAP belongs to the network namespace of the thread that calls. Nothing here keeps it open:
-//! the kernel gives a single-queue TAP to one process at a time, and that is the VMM.
+//! A TAP belongs to the network namespace of the thread that calls. The kernel gives a single-queue TAP
+//! to one process at a time, and that is the VMM: whoever makes one lets go of it.
 
 use std::{
     fs::{File, OpenOptions},
     io,
-    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::OpenOptionsExt,
+    },
 };
 
 use crate::{Error, capability::Required, interface::InterfaceIndex};
@@ -39,6 +42,20 @@ pub struct Options {
 /// # Errors
 /// The kernel refuses; the TAP is then not there.
 pub fn create(name: &str, index: Option<InterfaceIndex>, options: Options) -> Result<(), Error> {
+    let device = create_transient(name, index, options)?;
+    device.make_persistent()
+}
+
+/// Creates a TAP that goes with the result, or with this process, unless [`Opened::make_persistent`] is
+/// called: what a crash leaves half made is not there.
+///
+/// # Errors
+/// The kernel refuses; the TAP is then not there.
+pub fn create_transient(
+    name: &str,
+    index: Option<InterfaceIndex>,
+    options: Options,
+) -> Result<Opened, Error> {
     let failed = |source| Error::system("create", format!("tap {name}"), source);
     let device = open_device().map_err(failed)?;
     if let Some(index) = index {
@@ -54,7 +71,7 @@ pub fn create(name: &str, index: Option<InterfaceIndex>, options: Options) -> Re
     if let Some(group) = options.group {
         set_number(&device, libc::TUNSETGROUP, group).map_err(failed)?;
     }
-    set_number(&device, libc::TUNSETPERSIST, 1).map_err(failed)
+    Ok(Opened(device))
 }
 
 /// A TAP that this process has open. Dropping it gives it up.
@@ -68,6 +85,15 @@ impl Opened {
         &self.0
     }
 
+    /// Lets the interface stay when nobody has it open.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn make_persistent(&self) -> Result<(), Error> {
+        set_number(&self.0, libc::TUNSETPERSIST, 1)
+            .map_err(|source| Error::system("make persistent", "tap", source))
+    }
+
     /// Lets the interface go with its last user instead of staying.
     ///
     /// # Errors
@@ -75,6 +101,13 @@ impl Opened {
     pub fn make_transient(&self) -> Result<(), Error> {
         set_number(&self.0, libc::TUNSETPERSIST, 0)
             .map_err(|source| Error::system("make transient", "tap", source))
+    }
+}
+
+impl From<Opened> for OwnedFd {
+    /// The open device, to be handed to another process.
+    fn from(opened: Opened) -> Self {
+        opened.0.into()
     }
 }
 
@@ -92,6 +125,29 @@ pub fn open(name: &str, options: Options) -> Result<Option<Opened>, Error> {
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(None),
         Err(error) => Err(failed(error)),
     }
+}
+
+/// Like [`open`], but refuses a TAP that isn't persistent: one that did not exist was just made by the
+/// attempt, and is gone again when this returns.
+///
+/// # Errors
+/// As of [`open`], or there is no such TAP.
+pub fn open_existing(name: &str, options: Options) -> Result<Option<Opened>, Error> {
+    let Some(opened) = open(name, options)? else {
+        return Ok(None);
+    };
+    let failed = |source| Error::system("open", format!("tap {name}"), source);
+    // SAFETY: all-zero bytes are a valid ifreq: an empty name and a union of integers and addresses.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // SAFETY: TUNGETIFF writes one ifreq through the pointer, which outlives the call.
+    check(unsafe { libc::ioctl(opened.0.as_raw_fd(), libc::TUNGETIFF, &raw mut request) })
+        .map_err(failed)?;
+    // SAFETY: TUNGETIFF sets the flags, and any bytes are a value of them.
+    let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    if flags & libc::IFF_PERSIST == 0 {
+        return Err(failed(io::Error::from_raw_os_error(libc::ENODEV)));
+    }
+    Ok(Some(opened))
 }
 
 fn open_device() -> io::Result<File> {

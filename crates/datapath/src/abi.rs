@@ -1,0 +1,601 @@
+//! What the programs share with the daemon: the mirror of `bpf/lib/abi.h`, where each field is explained.
+//!
+//! The tests compile that header and compare the BTF of the result with what is declared here: every
+//! size, offset, number and limit.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// A struct of the header as this module declares it.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    pub(crate) name: &'static str,
+    pub(crate) size: usize,
+    pub(crate) fields: &'static [Field],
+}
+
+/// A field of a [`Layout`].
+#[cfg(test)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Field {
+    pub(crate) name: &'static str,
+    pub(crate) offset: usize,
+    pub(crate) size: usize,
+}
+
+/// A struct that is bytes through and through: no padding, and any bytes are a value.
+///
+/// # Safety
+/// Only for `#[repr(C)]` structs without padding, of integers and arrays and structs of such.
+pub unsafe trait Plain: Copy + Send + Sync + 'static {
+    /// A value of zeros.
+    #[must_use]
+    fn zeroed() -> Self {
+        // SAFETY: by the promise of the implementation any bytes are a value.
+        unsafe { std::mem::zeroed() }
+    }
+
+    /// Its bytes, as they are in a map.
+    #[must_use]
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: by the promise of the implementation there is no padding, and the value outlives the slice.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+
+    /// Reads a value from the start of `bytes`; `None` if they are too few.
+    #[must_use]
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let bytes = bytes.get(..size_of::<Self>())?;
+        // SAFETY: there are enough bytes, any bytes are a value, and alignment does not matter here.
+        Some(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+    }
+}
+
+// SAFETY: integers are bytes through and through.
+unsafe impl Plain for u32 {}
+// SAFETY: as above.
+unsafe impl Plain for u8 {}
+
+macro_rules! structs {
+    ($($(#[doc = $text:literal])+ $name:ident = $c_name:literal {
+        $($(#[doc = $field_text:literal])+ $field:ident: $type:ty,)+
+    })+) => {
+        $(
+            $(#[doc = $text])+
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            #[repr(C)]
+            pub struct $name {
+                $($(#[doc = $field_text])+ pub $field: $type,)+
+            }
+
+            // SAFETY: `#[repr(C)]`, of plain fields; that their sizes add up is asserted below.
+            unsafe impl Plain for $name {}
+
+            impl Default for $name {
+                fn default() -> Self {
+                    Self::zeroed()
+                }
+            }
+
+            const _: () = assert!(
+                size_of::<$name>() == 0 $(+ size_of::<$type>())+,
+                concat!($c_name, " has padding"),
+            );
+        )+
+
+        /// All structs of the header.
+        #[cfg(test)]
+        pub(crate) const STRUCTS: &[Layout] = &[$(Layout {
+            name: $c_name,
+            size: size_of::<$name>(),
+            fields: &[$(Field {
+                name: stringify!($field),
+                offset: std::mem::offset_of!($name, $field),
+                size: size_of::<$type>(),
+            },)+],
+        },)+];
+    };
+}
+
+/// Names and numbers of an enum of the header.
+#[cfg(test)]
+pub(crate) type Numbers = (&'static str, &'static [(&'static str, u32)]);
+
+macro_rules! enums {
+    ($($(#[doc = $text:literal])+ $name:ident = $c_name:literal {
+        $($(#[doc = $value_text:literal])+ $value:ident = $number:literal $c_value:literal,)+
+    })+) => {
+        $(
+            $(#[doc = $text])+
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+            #[repr(u32)]
+            pub enum $name {
+                $($(#[doc = $value_text])+ $value = $number,)+
+            }
+
+            impl $name {
+                /// Its number in the structs.
+                #[must_use]
+                pub const fn number(self) -> u32 {
+                    self as u32
+                }
+
+                /// What has this number, if anything has.
+                #[must_use]
+                pub const fn from_number(number: u32) -> Option<Self> {
+                    match number {
+                        $($number => Some(Self::$value),)+
+                        _ => None,
+                    }
+                }
+            }
+        )+
+
+        /// All enums of the header but the drop reasons, which `sandwire_api` has.
+        #[cfg(test)]
+        pub(crate) const ENUMS: &[Numbers] = &[$(($c_name, &[$(($c_value, $number),)+]),)+];
+    };
+}
+
+/// Version of structs and maps. A change that others would misread needs a new one.
+pub const ABI_VERSION: u32 = 1;
+/// Host services that one policy may list.
+pub const SERVICES_MAX: usize = 16;
+/// Rules that one prefix may have, with those of the prefixes around it.
+pub const RULES_MAX: usize = 32;
+/// Room for reasons of drops.
+pub const DROP_REASONS_MAX: usize = 48;
+/// Bytes of a packet that a trace event carries.
+pub const TRACE_BYTES: usize = 192;
+/// Interfaces of one sandbox.
+pub const NICS_PER_SLOT: u8 = 8;
+
+/// The constants of the header, with their names there.
+#[cfg(test)]
+pub(crate) const CONSTANTS: &[(&str, usize)] = &[
+    ("ABI_VERSION", ABI_VERSION as usize),
+    ("SERVICES_MAX", SERVICES_MAX),
+    ("RULES_MAX", RULES_MAX),
+    ("DROP_REASONS_MAX", DROP_REASONS_MAX),
+    ("TRACE_BYTES", TRACE_BYTES),
+    ("NICS_PER_SLOT", NICS_PER_SLOT as usize),
+];
+
+enums! {
+    /// Where a NIC is in its life.
+    NicState = "nic_state" {
+        /// Nobody's.
+        Absent = 0 "NIC_ABSENT",
+        /// Built, not leased: every packet is dropped.
+        Ready = 1 "NIC_READY",
+        /// Leased.
+        Active = 2 "NIC_ACTIVE",
+    }
+    /// Flags of a NIC.
+    NicFlag = "nic_flag" {
+        /// The host end is a veth whose other end is in the slot's namespace.
+        Netns = 1 "NIC_NETNS",
+        /// The sandbox is a process in that namespace, not behind a TAP.
+        Process = 2 "NIC_PROCESS",
+        /// Somebody watches.
+        Trace = 4 "NIC_TRACE",
+        /// Just moved here from nft: any packet towards it may open an answer.
+        Learn = 8 "NIC_LEARN",
+        /// Frames of the TAP provably have complete checksums and no GSO.
+        Xdp = 16 "NIC_XDP",
+    }
+    /// What leaves the host.
+    UplinkMode = "uplink_mode" {
+        /// Nothing.
+        Deny = 0 "UPLINK_DENY",
+        /// Packets with the clone address.
+        Route = 1 "UPLINK_ROUTE",
+        /// Packets with the host's address, by way of the host's stack.
+        Masquerade = 2 "UPLINK_MASQUERADE",
+    }
+    /// Whether a rule lets packets pass.
+    Action = "action" {
+        /// They are dropped.
+        Deny = 0 "ACTION_DENY",
+        /// They pass.
+        Allow = 1 "ACTION_ALLOW",
+    }
+    /// Flags of a policy.
+    PolicyFlag = "policy_flag" {
+        /// There are prefixes of this policy.
+        Prefixes = 1 "POLICY_PREFIXES",
+        /// What no rule covers passes.
+        Allow = 2 "POLICY_ALLOW",
+        /// Every service of the host.
+        HostAll = 4 "POLICY_HOST_ALL",
+        /// Echo to the host.
+        HostIcmp = 8 "POLICY_HOST_ICMP",
+        /// Sandboxes of the same group may talk.
+        SameGroup = 16 "POLICY_SAME_GROUP",
+        /// Pairs of groups are worth a look.
+        OtherGroups = 32 "POLICY_OTHER_GROUPS",
+        /// Something is denied or masqueraded, so that answers must be remembered.
+        Answers = 64 "POLICY_ANSWERS",
+    }
+    /// Flags of an uplink.
+    UplinkFlag = "uplink_flag" {
+        /// Its queue honours departure times.
+        Fq = 1 "UPLINK_FQ",
+        /// It takes frames from XDP.
+        Xdp = 2 "UPLINK_XDP",
+    }
+    /// Flags of a decision.
+    DecisionFlag = "decision_flag" {
+        /// The interface's queue honours departure times.
+        Fq = 1 "DECISION_FQ",
+        /// The interface takes frames from XDP.
+        Xdp = 2 "DECISION_XDP",
+        /// To the stack, to be masqueraded, unless it is an answer.
+        Masquerade = 4 "DECISION_MASQUERADE",
+    }
+    /// Which way a packet came whose answers are let through.
+    AnswerVia = "answer_via" {
+        /// Past an uplink's program.
+        Uplink = 1 "ANSWER_UPLINK",
+        /// Through the host's stack.
+        Stack = 2 "ANSWER_STACK",
+    }
+    /// What became of a packet.
+    Verdict = "verdict" {
+        /// Dropped.
+        Drop = 0 "VERDICT_DROP",
+        /// Left by an uplink.
+        Uplink = 1 "VERDICT_UPLINK",
+        /// Delivered to another sandbox.
+        Sandbox = 2 "VERDICT_SANDBOX",
+        /// Handed to the host's own stack.
+        Stack = 3 "VERDICT_STACK",
+        /// Answered by the path itself.
+        Answered = 4 "VERDICT_ANSWERED",
+        /// Delivered to the guest.
+        Guest = 5 "VERDICT_GUEST",
+        /// Not ours; left to the host.
+        Pass = 6 "VERDICT_PASS",
+    }
+    /// Where a verdict fell.
+    Stage = "stage" {
+        /// Reading the headers.
+        Parse = 0 "STAGE_PARSE",
+        /// Checking the source.
+        Antispoof = 1 "STAGE_ANTISPOOF",
+        /// Looking at the policy.
+        Policy = 2 "STAGE_POLICY",
+        /// Finding the way.
+        Route = 3 "STAGE_ROUTE",
+        /// Applying the limits.
+        Police = 4 "STAGE_POLICE",
+        /// Translating addresses.
+        Nat = 5 "STAGE_NAT",
+        /// Sending it on.
+        Redirect = 6 "STAGE_REDIRECT",
+    }
+    /// Which way a packet goes, as the sandbox sees it.
+    Direction = "direction" {
+        /// It leaves the sandbox.
+        Egress = 0 "DIRECTION_EGRESS",
+        /// It reaches the sandbox.
+        Ingress = 1 "DIRECTION_INGRESS",
+    }
+}
+
+structs! {
+    /// An address: sixteen bytes in network order, IPv4 as `::ffff:a.b.c.d`.
+    Address = "address" {
+        /// The bytes, four by four.
+        word: [u32; 4],
+    }
+    /// One interface of a sandbox.
+    Nic = "nic" {
+        /// See [`NicState`].
+        state: u32,
+        /// See [`NicFlag`].
+        flags: u32,
+        /// Index of its policy.
+        policy: u32,
+        /// Goes up whenever cached decisions no longer hold.
+        generation: u32,
+        /// Host end: a TAP, or a veth.
+        ifindex: u32,
+        /// Interface through which the host's own stack sees sandboxes.
+        shared_ifindex: u32,
+        /// Number of its group.
+        group: u32,
+        /// Of the guest's interface, in bytes.
+        mtu: u32,
+        /// The guest's.
+        guest_mac: [u8; 6],
+        /// The gateway's.
+        gateway_mac: [u8; 6],
+        /// Of both veth ends; only with [`NicFlag::Netns`].
+        veth_mac: [u8; 6],
+        /// Of the shared interface.
+        shared_mac: [u8; 6],
+        /// Network order; zero without IPv4.
+        guest4: u32,
+        /// Network order; zero without IPv4.
+        clone4: u32,
+        /// Network order; zero without IPv4.
+        gateway4: u32,
+        /// Slot number, for adoption.
+        slot: u32,
+        /// Hash of the pool's name, for adoption.
+        pool: u32,
+        /// Which interface of its sandbox, from 0.
+        position: u8,
+        /// How many the sandbox has.
+        count: u8,
+        /// 1 with IPv6.
+        has_ipv6: u8,
+        /// Zero.
+        reserved: u8,
+        /// Zero without IPv6.
+        guest6: Address,
+        /// Zero without IPv6.
+        clone6: Address,
+        /// Zero without IPv6.
+        gateway6: Address,
+        /// Zero.
+        reserved_words: [u64; 10],
+    }
+    /// Ports of one protocol. Protocol 0 is any, ports 0-65535 are all.
+    PortRule = "port_rule" {
+        /// 0 any, 6, 17, 1 (also ICMPv6), …
+        protocol: u8,
+        /// See [`Action`].
+        action: u8,
+        /// Host order, included.
+        first: u16,
+        /// Host order, included.
+        last: u16,
+        /// Zero.
+        reserved: u16,
+    }
+    /// A virtual-scheduling limit. A cost of zero means no limit.
+    Limit = "limit" {
+        /// Nanoseconds per byte times 2^20.
+        byte_cost: u64,
+        /// Nanoseconds.
+        byte_burst: u64,
+        /// Nanoseconds per packet on the wire.
+        packet_cost: u64,
+        /// Nanoseconds.
+        packet_burst: u64,
+    }
+    /// What a sandbox may do.
+    Policy = "policy" {
+        /// See [`PolicyFlag`].
+        flags: u32,
+        /// See [`UplinkMode`].
+        uplink: u32,
+        /// Firewall mark; 0 none.
+        mark: u32,
+        /// Routing table to look up; 0 by the host's rules.
+        table: u32,
+        /// Entries of `services` that count.
+        service_count: u32,
+        /// Zero.
+        reserved: u32,
+        /// Services of the host.
+        services: [PortRule; SERVICES_MAX],
+        /// Of what leaves the sandbox.
+        egress: Limit,
+        /// Of what reaches it.
+        ingress: Limit,
+    }
+    /// Key of a prefix.
+    PrefixKey = "prefix_key" {
+        /// 32 for the policy, plus that of the address (IPv4: plus 96).
+        prefix_length: u32,
+        /// Index of the policy.
+        policy: u32,
+        /// First address.
+        address: Address,
+    }
+    /// What a prefix means.
+    PrefixValue = "prefix_value" {
+        /// Index of a list of rules; 0: `action` holds for every port.
+        list: u32,
+        /// See [`Action`].
+        action: u16,
+        /// Number of a `DropReason` when denied.
+        reason: u16,
+    }
+    /// First match decides; what none matches falls to the policy's default.
+    RuleList = "rule_list" {
+        /// Entries of `rules` that count.
+        count: u32,
+        /// Zero.
+        reserved: u32,
+        /// In order.
+        rules: [PortRule; RULES_MAX],
+    }
+    /// Whose a clone address is.
+    CloneValue = "clone_value" {
+        /// Index of the NIC.
+        nic: u32,
+    }
+    /// Two groups that may talk, this way round.
+    GroupPair = "group_pair" {
+        /// Who sends.
+        from: u32,
+        /// Who receives.
+        to: u32,
+    }
+    /// An interface that packets may leave by without the host's own stack.
+    UplinkValue = "uplink" {
+        /// See [`UplinkFlag`].
+        flags: u32,
+        /// Zero.
+        reserved: u32,
+    }
+    /// Key of a remembered direction.
+    AnswerKey = "answer_key" {
+        /// Index of the NIC.
+        nic: u32,
+        /// Network order; zero for ICMP and others.
+        peer_port: u16,
+        /// Network order; the identifier of an echo.
+        guest_port: u16,
+        /// Who is answered.
+        peer: Address,
+        /// Identification of a fragmented answer, or zero.
+        fragment: u32,
+        /// IP protocol.
+        protocol: u8,
+        /// Zero.
+        reserved: [u8; 3],
+    }
+    /// When and how the packet came whose answers pass.
+    AnswerValue = "answer_value" {
+        /// `CLOCK_MONOTONIC`, nanoseconds.
+        seen: u64,
+        /// See [`AnswerVia`].
+        via: u32,
+        /// Zero.
+        reserved: u32,
+    }
+    /// Traffic in one direction.
+    Traffic = "traffic" {
+        /// As the driver hands them over.
+        packets: u64,
+        /// Lengths of frames.
+        bytes: u64,
+        /// As they are on the wire.
+        segments: u64,
+    }
+    /// Counters of a NIC.
+    Counters = "counters" {
+        /// What left the sandbox.
+        egress: Traffic,
+        /// What reached it.
+        ingress: Traffic,
+        /// Dropped packets by number of `DropReason`.
+        drops: [u64; DROP_REASONS_MAX],
+    }
+    /// What was decided for a destination, kept for a short time by each CPU.
+    Decision = "decision" {
+        /// Index of the NIC.
+        nic: u32,
+        /// Of the NIC, when it was decided.
+        generation: u32,
+        /// Where to.
+        destination: Address,
+        /// Destination port.
+        port: u16,
+        /// IP protocol.
+        protocol: u8,
+        /// Kinds of packets that are decided apart.
+        variant: u8,
+        /// See [`Verdict`].
+        verdict: u32,
+        /// `CLOCK_MONOTONIC`, nanoseconds.
+        until: u64,
+        /// Interface to leave by.
+        ifindex: u32,
+        /// Of that interface.
+        mtu: u32,
+        /// A NIC or a reason.
+        target: u32,
+        /// Of the frame that leaves.
+        source_mac: [u8; 6],
+        /// Of the frame that leaves.
+        destination_mac: [u8; 6],
+        /// See [`DecisionFlag`].
+        flags: u32,
+        /// Padding of the C struct.
+        padding: u32,
+    }
+    /// Theoretical arrival times, `CLOCK_MONOTONIC` nanoseconds.
+    Meter = "meter" {
+        /// Of the limit of bits.
+        bytes: u64,
+        /// Of the limit of packets.
+        packets: u64,
+    }
+    /// Meters of a NIC.
+    Meters = "meters" {
+        /// Of what leaves the sandbox.
+        egress: Meter,
+        /// Of what reaches it.
+        ingress: Meter,
+    }
+    /// One packet of a NIC that is traced.
+    TraceEvent = "trace_event" {
+        /// `CLOCK_MONOTONIC`, nanoseconds.
+        time: u64,
+        /// Index of the NIC.
+        nic: u32,
+        /// Interface that it was sent to, or zero.
+        target: u32,
+        /// Of the frame as it came.
+        length: u32,
+        /// Bytes in `frame` that count.
+        captured: u32,
+        /// How many packets it is on the wire.
+        segments: u16,
+        /// See [`Direction`].
+        direction: u8,
+        /// See [`Verdict`].
+        verdict: u8,
+        /// Number of a `DropReason`, or zero.
+        reason: u8,
+        /// See [`Stage`].
+        stage: u8,
+        /// Zero.
+        reserved: u16,
+        /// As it came, before translation.
+        frame: [u8; TRACE_BYTES],
+    }
+}
+
+impl From<IpAddr> for Address {
+    fn from(address: IpAddr) -> Self {
+        let octets = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        };
+        Self::read(&octets).expect("an address has sixteen bytes")
+    }
+}
+
+impl From<Ipv4Addr> for Address {
+    fn from(address: Ipv4Addr) -> Self {
+        IpAddr::from(address).into()
+    }
+}
+
+impl From<Ipv6Addr> for Address {
+    fn from(address: Ipv6Addr) -> Self {
+        IpAddr::from(address).into()
+    }
+}
+
+impl From<Address> for IpAddr {
+    fn from(address: Address) -> Self {
+        let octets: [u8; 16] = address
+            .bytes()
+            .try_into()
+            .expect("an address has sixteen bytes");
+        Ipv6Addr::from(octets).to_canonical()
+    }
+}
+
+/// An IPv4 address as the fields whose names end in 4 hold it.
+#[must_use]
+pub fn network_order(address: Ipv4Addr) -> u32 {
+    u32::from_ne_bytes(address.octets())
+}
+
+/// The reverse of [`network_order`]; `None` for zero.
+#[must_use]
+pub fn ipv4_of(field: u32) -> Option<Ipv4Addr> {
+    (field != 0).then(|| Ipv4Addr::from(field.to_ne_bytes()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,87 @@
+//! What can go wrong between the data path and the kernel.
+
+use std::{io, path::PathBuf};
+
+/// Why something of the data path failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// eBPF is missing on this host, or forbidden to this process.
+    #[error("eBPF can't be used here: {reason}; {remedy}")]
+    Unsupported {
+        /// What is missing.
+        reason: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// There is no bpffs where pins would live.
+    #[error("{folder} is not on a bpffs; {remedy}", folder = .folder.display())]
+    NoBpffs {
+        /// Where it should have been.
+        folder: PathBuf,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// A setting out of range.
+    #[error("{name} is {value}; possible is {least} to {most}")]
+    Setting {
+        /// Which one.
+        name: &'static str,
+        /// What it said.
+        value: u32,
+        /// The least that is possible.
+        least: u32,
+        /// The most that is possible.
+        most: u32,
+    },
+    /// The programs don't load.
+    #[error("cannot load {object}: {source}")]
+    Load {
+        /// Which of the compiled objects.
+        object: &'static str,
+        /// Why, with what the verifier says.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A system call failed.
+    #[error("cannot {operation} {object}: {source}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// On what.
+        object: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// Netlink refused.
+    #[error(transparent)]
+    Kernel(#[from] sandwire_kernel_net::Error),
+    /// A clone address is in use already.
+    #[error("{address} is the clone address of {owner} already")]
+    AddressTaken {
+        /// The address.
+        address: std::net::IpAddr,
+        /// Whose it is.
+        owner: crate::NicIndex,
+    },
+    /// No room in a map whose size was set at the start.
+    #[error("the map {map} is full ({entries} entries)")]
+    Full {
+        /// Which map.
+        map: &'static str,
+        /// Its size.
+        entries: u32,
+    },
+}
+
+impl Error {
+    pub(crate) fn system(
+        operation: &'static str,
+        object: impl Into<String>,
+        source: io::Error,
+    ) -> Self {
+        Self::System {
+            operation,
+            object: object.into(),
+            source,
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! What this kernel's eBPF can do, tried out with a few instructions each.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use crate::{Error, sys};
+
+/// What the programs may use beyond Linux 6.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// `bpf_l4_csum_replace` knows `BPF_F_IPV6` (Linux 6.16).
+    pub checksum_ipv6: bool,
+    /// Flags of `bpf_fib_lookup` beyond the first ones: table (Linux 6.5) and mark (Linux 6.10).
+    pub fib_flags: u32,
+    /// Programs of several owners on one interface in a stated order (Linux 6.6); without it, `cls_bpf`
+    /// filters are used on uplinks too.
+    pub tcx: bool,
+}
+
+/// `bpf_fib_lookup` looks at the table that it is told.
+pub const FIB_LOOKUP_TABLE: u32 = 1 << 3;
+/// `bpf_fib_lookup` looks at the mark that it is told.
+pub const FIB_LOOKUP_MARK: u32 = 1 << 5;
+
+const BPF_F_IPV6: u32 = 1 << 7;
+const FIELD_OF_TWO_BYTES: u32 = 2;
+const L4_CSUM_REPLACE: u32 = 11;
+const FIB_LOOKUP: u32 = 69;
+/// `struct bpf_fib_lookup`.
+const FIB_PARAMETERS: i16 = 64;
+
+type Instruction = [u8; 8];
+
+/// Tries what this kernel can do.
+///
+/// # Errors
+/// There is no eBPF, or this process may not use it.
+pub fn probe() -> Result<Features, Error> {
+    let pass = [move_number(0, 0), EXIT];
+    let program = sys::load_classifier(&pass).map_err(|source| unsupported(&source))?;
+    let tcx = sys::create_link(program.as_fd(), NOBODY, sys::BPF_TCX_INGRESS, 0);
+    let fib_flags = [FIB_LOOKUP_TABLE, FIB_LOOKUP_MARK]
+        .into_iter()
+        .filter(|flag| returned(&fib_lookup(*flag)).is_some_and(|answer| answer != -libc::EINVAL))
+        .fold(0, |flags, flag| flags | flag);
+    Ok(Features {
+        checksum_ipv6: returned(&checksum_replace(BPF_F_IPV6)) == Some(0),
+        fib_flags,
+        // A kernel that knows the hook looks for the interface.
+        tcx: tcx.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV)),
+    })
+}
+
+/// No interface has this number.
+const NOBODY: u32 = i32::MAX.cast_unsigned();
+
+fn unsupported(source: &io::Error) -> Error {
+    let (reason, remedy) = match source.raw_os_error() {
+        Some(libc::ENOSYS) => (
+            "this kernel has no bpf system call".to_owned(),
+            "use a kernel with CONFIG_BPF_SYSCALL, or the data path nft",
+        ),
+        Some(libc::EPERM | libc::EACCES) => (
+            format!("loading a program is forbidden to this process ({source})"),
+            "run as root or with CAP_BPF and CAP_NET_ADMIN, and outside of containers whose seccomp \
+             profile or lockdown forbids bpf; or use the data path nft",
+        ),
+        _ => (
+            format!("a program of two instructions does not load ({source})"),
+            "use a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF, or the data path nft",
+        ),
+    };
+    Error::Unsupported { reason, remedy }
+}
+
+/// What a program returns for a packet of zeros; `None` if it can't be loaded or run.
+fn returned(instructions: &[Instruction]) -> Option<i32> {
+    let program: OwnedFd = sys::load_classifier(instructions).ok()?;
+    sys::run_classifier(program.as_fd()).ok()
+}
+
+/// Changes nothing in the checksum at a place in the packet.
+fn checksum_replace(flags: u32) -> Vec<Instruction> {
+    vec![
+        // The packet is the first argument already.
+        move_number(2, 16),
+        move_number(3, 0),
+        move_number(4, 0),
+        move_number(5, flags | FIELD_OF_TWO_BYTES),
+        call(L4_CSUM_REPLACE),
+        EXIT,
+    ]
+}
+
+/// Looks a route up for no address family: flags are judged before that.
+fn fib_lookup(flags: u32) -> Vec<Instruction> {
+    let mut program: Vec<Instruction> = (1..=FIB_PARAMETERS / 8)
+        .map(|place| store_zero(-8 * place))
+        .collect();
+    program.extend([
+        move_register(2, 10),
+        add_number(2, -i32::from(FIB_PARAMETERS)),
+        move_number(3, FIB_PARAMETERS.cast_unsigned().into()),
+        move_number(4, flags),
+        call(FIB_LOOKUP),
+        EXIT,
+    ]);
+    program
+}
+
+// Instructions: operation, registers (source and destination), offset, number.
+
+const EXIT: Instruction = [0x95, 0, 0, 0, 0, 0, 0, 0];
+
+fn instruction(operation: u8, registers: u8, offset: i16, number: u32) -> Instruction {
+    let (offset, number) = (offset.to_ne_bytes(), number.to_ne_bytes());
+    [
+        operation, registers, offset[0], offset[1], number[0], number[1], number[2], number[3],
+    ]
+}
+
+fn move_number(to: u8, number: u32) -> Instruction {
+    instruction(0xb7, to, 0, number)
+}
+
+fn move_register(to: u8, from: u8) -> Instruction {
+    instruction(0xbf, from << 4 | to, 0, 0)
+}
+
+fn add_number(to: u8, number: i32) -> Instruction {
+    instruction(0x07, to, 0, number.cast_unsigned())
+}
+
+/// Eight bytes on the stack.
+fn store_zero(offset: i16) -> Instruction {
+    instruction(0x7a, 10, offset, 0)
+}
+
+fn call(function: u32) -> Instruction {
+    instruction(0x85, 0, 0, function)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn netns_a_helper_that_is_tried_runs() {
+        // These flags are as old as the helpers: whatever else fails, this must not.
+        assert_eq!(returned(&checksum_replace(0)), Some(0));
+        assert_eq!(returned(&fib_lookup(1)), Some(-libc::EAFNOSUPPORT));
+        // And these don't exist.
+        assert_eq!(returned(&checksum_replace(1 << 20)), Some(-libc::EINVAL));
+        assert_eq!(returned(&fib_lookup(1 << 20)), Some(-libc::EINVAL));
+        probe().expect("root may load programs");
+    }
+}

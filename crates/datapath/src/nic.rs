@@ -1,0 +1,310 @@
+//! Entries of sandbox interfaces: life, policy, counters.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    mem::offset_of,
+    sync::{
+        MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use crate::{
+    Datapath, Error,
+    abi::{self, Address, CloneValue, GroupPair, Meters, Nic, NicFlag, NicState},
+    policies::next_free,
+    policy::Compiled,
+};
+
+/// Index of a NIC; the class id of the filter on its host end. Never 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NicIndex(pub u32);
+
+impl fmt::Display for NicIndex {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "NIC {}", self.0)
+    }
+}
+
+/// Index of a policy. Policy 0 denies everything and is always there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PolicyIndex(pub u32);
+
+/// Which entries are somebody's.
+#[derive(Debug)]
+pub(crate) struct Allocation {
+    taken: Vec<bool>,
+    next: u32,
+}
+
+impl Allocation {
+    /// Takes what the entries say of themselves.
+    pub(crate) fn new(states: impl Iterator<Item = u32>) -> Self {
+        let mut taken: Vec<bool> = states
+            .map(|state| state != NicState::Absent.number())
+            .collect();
+        taken[0] = true;
+        Self { taken, next: 1 }
+    }
+
+    fn take(&mut self, count: u8) -> Option<NicIndex> {
+        let first = next_free(&self.taken, self.next, count.into())?;
+        self.next = first + u32::from(count);
+        self.set(NicIndex(first), count, true);
+        Some(NicIndex(first))
+    }
+
+    fn set(&mut self, first: NicIndex, count: u8, is_taken: bool) {
+        let start = first.0 as usize;
+        self.taken[start..start + usize::from(count)].fill(is_taken);
+    }
+}
+
+/// Flags that end with a lease.
+const LEASE_FLAGS: u32 =
+    NicFlag::Process.number() | NicFlag::Trace.number() | NicFlag::Learn.number();
+
+impl Datapath {
+    fn allocation(&self) -> MutexGuard<'_, Allocation> {
+        // A panic under the lock comes before anything is changed.
+        self.allocation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn field(&self, index: NicIndex, offset: usize) -> &AtomicU32 {
+        self.nics.field(index.0, offset)
+    }
+
+    /// Reserves `count` neighbouring entries and returns the first.
+    ///
+    /// # Errors
+    /// There are none.
+    pub fn allocate(&self, count: u8) -> Result<NicIndex, Error> {
+        self.allocation().take(count).ok_or(Error::Full {
+            map: "nics",
+            entries: self.nics.entries(),
+        })
+    }
+
+    /// Gives entries back. What is in them becomes absent.
+    pub fn free(&self, first: NicIndex, count: u8) {
+        for index in (first.0..).take(count.into()) {
+            self.field(NicIndex(index), offset_of!(Nic, state))
+                .store(NicState::Absent.number(), Ordering::Release);
+            let absent = Nic {
+                generation: self.nics.read(index).generation.wrapping_add(1),
+                ..Nic::default()
+            };
+            self.nics.write(index, &absent);
+        }
+        self.allocation().set(first, count, false);
+    }
+
+    /// Writes an entry. Of one that is active, what [`Self::set_policy`] and [`Self::set_flag`] can't
+    /// change must stay as it is. The generation is kept and counted up.
+    pub fn write_nic(&self, index: NicIndex, nic: &Nic) {
+        let generation = self.nic(index).generation.wrapping_add(1);
+        self.nics.write(index.0, &Nic { generation, ..*nic });
+    }
+
+    /// Reads an entry.
+    #[must_use]
+    pub fn nic(&self, index: NicIndex) -> Nic {
+        self.nics.read(index.0)
+    }
+
+    /// All entries that aren't absent.
+    #[must_use]
+    pub fn used(&self) -> Vec<(NicIndex, Nic)> {
+        let state = |index: &u32| {
+            self.field(NicIndex(*index), offset_of!(Nic, state))
+                .load(Ordering::Acquire)
+        };
+        (1..self.nics.entries())
+            .filter(|index| state(index) != NicState::Absent.number())
+            .map(|index| (NicIndex(index), self.nics.read(index)))
+            .collect()
+    }
+
+    /// Lets packets pass: zeroes counters and meters, enters the clone addresses, and at last says that
+    /// the NIC is active. `process`: the sandbox is a process in the slot's namespace.
+    ///
+    /// # Errors
+    /// The map of clone addresses is full, or one of the addresses is another active NIC's. The entry is
+    /// then ready as before.
+    pub fn activate(
+        &self,
+        index: NicIndex,
+        policy: PolicyIndex,
+        process: bool,
+    ) -> Result<(), Error> {
+        let nic = self.nic(index);
+        self.counters.clear(index.0);
+        self.meters.set(&index.0, &Meters::default())?;
+        self.field(index, offset_of!(Nic, policy))
+            .store(policy.0, Ordering::Relaxed);
+        self.set_flag(index, NicFlag::Process, process);
+        self.forget_decisions(index);
+        for address in clone_addresses(&nic) {
+            if let Err(error) = self.enter_clone(index, address) {
+                self.withdraw_clones(index, &nic)?;
+                return Err(error);
+            }
+        }
+        self.field(index, offset_of!(Nic, state))
+            .store(NicState::Active.number(), Ordering::Release);
+        Ok(())
+    }
+
+    fn enter_clone(&self, index: NicIndex, address: Address) -> Result<(), Error> {
+        let value = CloneValue { nic: index.0 };
+        if self.clones.add(&address, &value)? {
+            return Ok(());
+        }
+        let owner = self.clones.get(&address)?.map(|owner| NicIndex(owner.nic));
+        if let Some(owner) = owner.filter(|owner| *owner != index) {
+            let other = self.nic(owner);
+            let is_owner = clone_addresses(&other).any(|theirs| theirs == address);
+            if is_owner && other.state == NicState::Active.number() {
+                return Err(Error::AddressTaken {
+                    address: address.into(),
+                    owner,
+                });
+            }
+        }
+        // What a crash left behind.
+        self.clones.set(&address, &value)
+    }
+
+    fn withdraw_clones(&self, index: NicIndex, nic: &Nic) -> Result<(), Error> {
+        for address in clone_addresses(nic) {
+            if self.clones.get(&address)? == Some(CloneValue { nic: index.0 }) {
+                self.clones.remove(&address)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends what [`Self::activate`] began: the entry is ready again.
+    ///
+    /// # Errors
+    /// The kernel refuses to remove the clone addresses; packets are dropped all the same.
+    pub fn deactivate(&self, index: NicIndex) -> Result<(), Error> {
+        self.field(index, offset_of!(Nic, state))
+            .store(NicState::Ready.number(), Ordering::Release);
+        self.field(index, offset_of!(Nic, flags))
+            .fetch_and(!LEASE_FLAGS, Ordering::Relaxed);
+        self.field(index, offset_of!(Nic, policy))
+            .store(0, Ordering::Relaxed);
+        self.forget_decisions(index);
+        self.withdraw_clones(index, &self.nic(index))
+    }
+
+    fn forget_decisions(&self, index: NicIndex) {
+        self.field(index, offset_of!(Nic, generation))
+            .fetch_add(1, Ordering::Release);
+    }
+
+    /// Gives a NIC another policy, at once and as a whole.
+    pub fn set_policy(&self, index: NicIndex, policy: PolicyIndex) {
+        self.field(index, offset_of!(Nic, policy))
+            .store(policy.0, Ordering::Release);
+        self.forget_decisions(index);
+    }
+
+    /// Puts a NIC into another group.
+    pub fn set_group(&self, index: NicIndex, group: u32) {
+        self.field(index, offset_of!(Nic, group))
+            .store(group, Ordering::Release);
+        self.forget_all_decisions();
+    }
+
+    /// Sets or clears a flag.
+    pub fn set_flag(&self, index: NicIndex, flag: NicFlag, value: bool) {
+        let flags = self.field(index, offset_of!(Nic, flags));
+        if value {
+            flags.fetch_or(flag.number(), Ordering::Release);
+        } else {
+            flags.fetch_and(!flag.number(), Ordering::Release);
+        }
+    }
+
+    /// Says by which NIC the XDP program of a host end goes, which has no class id; `None`: by none.
+    ///
+    /// # Errors
+    /// The map is full, or the kernel refuses.
+    pub fn set_xdp_nic(&self, ifindex: u32, index: Option<NicIndex>) -> Result<(), Error> {
+        match index {
+            Some(index) => self.xdp_nics.set(&ifindex, &index.0),
+            None => self.xdp_nics.remove(&ifindex).map(drop),
+        }
+    }
+
+    /// Adds a policy: all of it, or nothing.
+    ///
+    /// # Errors
+    /// A map is full, or the kernel refuses.
+    pub fn add_policy(&self, policy: &Compiled) -> Result<PolicyIndex, Error> {
+        self.policies.add(policy)
+    }
+
+    /// Removes a policy that no NIC names any more. Packets that are under way may still look at it for
+    /// a moment: wait a second after the last [`Self::set_policy`]. What can't be removed is logged, and
+    /// tried again at the next start.
+    pub fn remove_policy(&self, policy: PolicyIndex) {
+        if let Err(error) = self.policies.remove(policy) {
+            tracing::warn!(policy = policy.0, %error, "a policy could not be removed");
+        }
+    }
+
+    /// All policies that are there, for removing those that nobody names.
+    #[must_use]
+    pub fn policies(&self) -> Vec<PolicyIndex> {
+        self.policies.all()
+    }
+
+    /// The fixed part of a policy.
+    #[must_use]
+    pub fn policy(&self, policy: PolicyIndex) -> abi::Policy {
+        self.policies.read(policy)
+    }
+
+    /// Counters since the NIC was activated.
+    #[must_use]
+    pub fn counters(&self, index: NicIndex) -> abi::Counters {
+        self.counters.read(index.0)
+    }
+
+    /// Says which groups may talk to which others: exactly these.
+    ///
+    /// # Errors
+    /// The map is full, or the kernel refuses. Pairs that are in both the old and the new set never stop.
+    pub fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), Error> {
+        let known = self.group_pairs.entries()?;
+        let stale = known
+            .into_iter()
+            .filter(|(pair, _)| !pairs.contains(&(pair.from, pair.to)));
+        for (pair, _) in stale {
+            self.group_pairs.remove(&pair)?;
+        }
+        for (from, to) in pairs.iter().copied() {
+            self.group_pairs.set(&GroupPair { from, to }, &1)?;
+        }
+        self.forget_all_decisions();
+        Ok(())
+    }
+
+    fn forget_all_decisions(&self) {
+        for (index, _) in self.used() {
+            self.forget_decisions(index);
+        }
+    }
+}
+
+fn clone_addresses(nic: &Nic) -> impl Iterator<Item = Address> + use<> {
+    let ipv4 = abi::ipv4_of(nic.clone4).map(Address::from);
+    let ipv6 = Some(nic.clone6).filter(|address| *address != Address::default());
+    ipv4.into_iter().chain(ipv6)
+}

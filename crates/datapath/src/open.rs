@@ -1,0 +1,566 @@
+//! Loading programs, finding or making maps, and what stays under the folder of pins.
+//!
+//! ```text
+//! /sys/fs/bpf/sandwire/INSTANCE/
+//!   v1/            maps of this layout, by name
+//!   v1/programs/   the programs of the last start
+//!   links/         attachments on uplinks and the shared interface
+//!   old-N/         maps of another layout, until finish_migration
+//! ```
+
+use std::{
+    fs, io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, AtomicU64},
+    },
+};
+
+use aya::{
+    EbpfLoader,
+    programs::{SchedClassifier, Xdp},
+};
+use rustix::mount::{MountFlags, mount};
+
+use crate::{
+    Error,
+    abi::{self, ABI_VERSION, Address, CloneValue, GroupPair, Meters, Nic, UplinkValue},
+    features::{self, Features},
+    map::{Array, Table},
+    nic::Allocation,
+    policies::Policies,
+    sys,
+    uplink::Wanted,
+};
+
+const BPFFS: &str = "/sys/fs/bpf";
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const FOLDER_MODE: u32 = 0o700;
+/// Folder of links.
+pub(crate) const LINKS: &str = "links";
+const PROGRAMS: &str = "programs";
+const OLD: &str = "old-";
+/// The kernel keeps 16 bits of a class id where programs read it.
+const NICS_LIMIT: u32 = 1 << 16;
+/// While a lease's policy is exchanged there are two of it.
+const POLICIES_PER_NIC: u32 = 2;
+
+/// Where our programs stand among others on an uplink.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Order {
+    /// Before those that are there when ours comes: they see only what isn't a sandbox's.
+    #[default]
+    First,
+    /// Behind them: they see everything, and what they drop never reaches a sandbox.
+    Last,
+}
+
+/// How a data path is set up.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Folder on a bpffs where pins live; see [`folder_for`]. It is made if its parent is on a bpffs.
+    pub folder: PathBuf,
+    /// Whether a bpffs is mounted on `/sys/fs/bpf` if none is there.
+    pub mount: bool,
+    /// Entries for interfaces of sandboxes, at most 65,536; the first is not used.
+    pub nics_max: u32,
+    /// Most directions that are remembered to let answers through; those not used for longest go first.
+    pub answers_max: u32,
+    /// Most prefixes of all policies together.
+    pub prefixes_max: u32,
+    /// Where our programs stand among others on an uplink. Only with TCX; filters have a priority.
+    pub order: Order,
+}
+
+impl Settings {
+    /// The defaults, for a folder.
+    #[must_use]
+    pub fn new(folder: PathBuf) -> Self {
+        Self {
+            folder,
+            mount: false,
+            nics_max: 16_384,
+            answers_max: 65_536,
+            prefixes_max: 1_048_576,
+            order: Order::First,
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let checks = [
+            ("nics_max", self.nics_max, 2, NICS_LIMIT),
+            ("answers_max", self.answers_max, 1, 1 << 26),
+            ("prefixes_max", self.prefixes_max, 1, 1 << 26),
+        ];
+        for (name, value, least, most) in checks {
+            if !(least..=most).contains(&value) {
+                return Err(Error::Setting {
+                    name,
+                    value,
+                    least,
+                    most,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the pins of an instance live unless somebody wants them elsewhere.
+#[must_use]
+pub fn folder_for(instance: &str) -> PathBuf {
+    Path::new(BPFFS).join("sandwire").join(instance)
+}
+
+/// A data path that was just opened.
+#[derive(Debug)]
+pub struct Opened {
+    /// The data path.
+    pub datapath: Datapath,
+    /// Set if maps of another layout or size were found, and where they are now: the maps in use are new
+    /// and empty. The caller writes every policy and NIC anew from its journal, replaces the filters on
+    /// host ends and the programs on uplinks, and then calls [`Datapath::finish_migration`]. Until
+    /// then packets go on by the old programs and maps.
+    pub migrated_from: Option<PathBuf>,
+}
+
+/// Which program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Program {
+    /// tc ingress of a host end.
+    FromGuest,
+    /// tc ingress of a TAP in a slot's namespace.
+    TapToHostEnd,
+    /// tc ingress of `uplink0` in a slot's namespace.
+    UplinkToTap,
+    /// tc ingress of an uplink.
+    FromUplink,
+    /// tc egress of the shared interface.
+    FromHost,
+    /// XDP of a host end that is a TAP.
+    FromGuestXdp,
+    /// XDP of an uplink.
+    ToGuestXdp,
+}
+
+impl Program {
+    const ALL: [Self; 7] = [
+        Self::FromGuest,
+        Self::TapToHostEnd,
+        Self::UplinkToTap,
+        Self::FromUplink,
+        Self::FromHost,
+        Self::FromGuestXdp,
+        Self::ToGuestXdp,
+    ];
+
+    /// Its name in listings.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FromGuest => "from_guest",
+            Self::TapToHostEnd => "tap_to_host_end",
+            Self::UplinkToTap => "uplink_to_tap",
+            Self::FromUplink => "from_uplink",
+            Self::FromHost => "from_host",
+            Self::FromGuestXdp => "from_guest_xdp",
+            Self::ToGuestXdp => "to_guest_xdp",
+        }
+    }
+
+    fn position(self) -> usize {
+        self as usize
+    }
+}
+
+macro_rules! object {
+    ($name:literal) => {
+        Object {
+            name: $name,
+            bytes: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/", $name, ".o")),
+        }
+    };
+}
+
+/// A compiled C file.
+pub(crate) struct Object {
+    pub(crate) name: &'static str,
+    pub(crate) bytes: &'static [u8],
+}
+
+pub(crate) static OBJECTS: [Object; 5] = [
+    object!("from_guest"),
+    object!("to_guest"),
+    object!("slot"),
+    object!("from_guest_xdp"),
+    object!("to_guest_xdp"),
+];
+
+/// Programs and maps of one instance. Any number of threads may use it.
+#[derive(Debug)]
+pub struct Datapath {
+    pub(crate) folder: PathBuf,
+    pub(crate) order: Order,
+    pub(crate) features: Features,
+    /// By [`Program::position`].
+    programs: Vec<OwnedFd>,
+    pub(crate) nics: Array<Nic, AtomicU32>,
+    pub(crate) counters: Array<abi::Counters, AtomicU64>,
+    pub(crate) meters: Table<u32, Meters>,
+    pub(crate) clones: Table<Address, CloneValue>,
+    pub(crate) group_pairs: Table<GroupPair, u8>,
+    pub(crate) uplinks: Table<u32, UplinkValue>,
+    pub(crate) xdp_nics: Table<u32, u32>,
+    pub(crate) policies: Policies,
+    pub(crate) allocation: Mutex<Allocation>,
+    pub(crate) wanted: Mutex<Wanted>,
+}
+
+impl Datapath {
+    /// Loads the programs and finds or makes the maps. Maps of the same layout and sizes are kept with all
+    /// that is in them, so what the programs of an earlier process do goes on.
+    ///
+    /// # Errors
+    /// The kernel has no eBPF or refuses it, or the folder isn't on a bpffs.
+    pub fn open(settings: &Settings) -> Result<Opened, Error> {
+        settings.check()?;
+        let features = features::probe()?;
+        let folder = &settings.folder;
+        find_bpffs(folder, settings.mount)?;
+        let sizes = sizes(settings);
+        let migrated_from = retire_others(folder, &sizes)?;
+        for made in [folder.join(LINKS), current(folder).join(PROGRAMS)] {
+            make_folder(&made)?;
+        }
+        let programs = load(folder, &sizes, features)?;
+        let nics: Array<Nic, AtomicU32> = Array::new("nics", open_map(folder, "nics")?.as_fd())?;
+        let states = (0..nics.entries()).map(|index| {
+            let state = nics.field(index, std::mem::offset_of!(Nic, state));
+            state.load(std::sync::atomic::Ordering::Acquire)
+        });
+        let allocation = Mutex::new(Allocation::new(states));
+        let datapath = Self {
+            folder: folder.clone(),
+            order: settings.order,
+            features,
+            programs,
+            nics,
+            counters: Array::new("counters", open_map(folder, "counters")?.as_fd())?,
+            meters: Table::new("meters", open_map(folder, "meters")?)?,
+            clones: Table::new("clones", open_map(folder, "clones")?)?,
+            group_pairs: Table::new("group_pairs", open_map(folder, "group_pairs")?)?,
+            uplinks: Table::new("uplinks", open_map(folder, "uplinks")?)?,
+            xdp_nics: Table::new("xdp_nics", open_map(folder, "xdp_nics")?)?,
+            policies: Policies::new(
+                Array::new("policies", open_map(folder, "policies")?.as_fd())?,
+                Table::new("prefixes", open_map(folder, "prefixes")?)?,
+                Table::new("rule_lists", open_map(folder, "rule_lists")?)?,
+            )?,
+            allocation,
+            wanted: Mutex::default(),
+        };
+        Ok(Opened {
+            datapath,
+            migrated_from,
+        })
+    }
+
+    /// A loaded program, to be attached by a filter.
+    #[must_use]
+    pub fn program(&self, program: Program) -> BorrowedFd<'_> {
+        self.programs[program.position()].as_fd()
+    }
+
+    /// What this kernel's eBPF can do.
+    #[must_use]
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// Adds the counters of old maps to those of the same NICs (pool, slot, position, clone addresses),
+    /// and removes the old maps. To be called once no filter runs an old program.
+    ///
+    /// # Errors
+    /// The old folder can't be removed.
+    pub fn finish_migration(&self) -> Result<(), Error> {
+        for old in old_folders(&self.folder)? {
+            if let Err(error) = self.carry_counters(&old) {
+                tracing::warn!(folder = %old.display(), %error, "old counters could not be read");
+            }
+            remove_folder(&old)?;
+        }
+        Ok(())
+    }
+
+    /// Removes every pin of an instance, for clean-up. Filters go on, and programs of uplinks and the shared
+    /// interface are detached. A folder that isn't there is removed already.
+    ///
+    /// # Errors
+    /// A pin can't be removed.
+    pub fn remove(folder: &Path) -> Result<(), Error> {
+        if !folder.exists() {
+            return Ok(());
+        }
+        remove_folder(folder)
+    }
+}
+
+/// Where the maps of this layout are.
+pub(crate) fn current(folder: &Path) -> PathBuf {
+    folder.join(format!("v{ABI_VERSION}"))
+}
+
+/// Where a map of this layout is.
+pub(crate) fn map_path(folder: &Path, name: &str) -> PathBuf {
+    current(folder).join(name)
+}
+
+fn open_map(folder: &Path, name: &'static str) -> Result<OwnedFd, Error> {
+    let failed = |source| Error::system("open", format!("the map {name}"), source);
+    let found = sys::open_pin(&map_path(folder, name)).map_err(failed)?;
+    found.ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
+}
+
+fn is_bpffs(path: &Path) -> bool {
+    // The type of the magic number depends on the machine.
+    rustix::fs::statfs(path).is_ok_and(|found| {
+        u64::try_from(found.f_type).is_ok_and(|found| found & 0xffff_ffff == BPF_FS_MAGIC)
+    })
+}
+
+fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
+    let existing = |path: &Path| {
+        let found = path.ancestors().find(|ancestor| ancestor.exists());
+        found.is_some_and(is_bpffs)
+    };
+    if existing(folder) {
+        return Ok(());
+    }
+    let refused = |remedy| Error::NoBpffs {
+        folder: folder.to_owned(),
+        remedy,
+    };
+    if !folder.starts_with(BPFFS) {
+        return Err(refused(
+            "name a folder below /sys/fs/bpf, or mount a bpffs there (mount -t bpf)",
+        ));
+    }
+    if !may_mount {
+        return Err(refused("mount one: mount -t bpf bpf /sys/fs/bpf"));
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("bpf", BPFFS, "bpf", flags, Some(c"mode=0700"))
+        .map_err(|error| Error::system("mount a bpffs on", BPFFS, error.into()))
+}
+
+fn make_folder(folder: &Path) -> Result<(), Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(FOLDER_MODE)
+        .create(folder)
+        .map_err(|source| Error::system("create", folder.display().to_string(), source))
+}
+
+fn remove_folder(folder: &Path) -> Result<(), Error> {
+    let failed = |source| Error::system("remove", folder.display().to_string(), source);
+    fs::remove_dir_all(folder).map_err(failed)
+}
+
+/// Sizes of maps that the settings decide.
+fn sizes(settings: &Settings) -> Vec<(&'static str, u32)> {
+    let nics = settings.nics_max;
+    vec![
+        ("nics", nics),
+        ("policies", nics * POLICIES_PER_NIC),
+        ("counters", nics),
+        ("meters", nics),
+        ("clones", nics * 2),
+        ("xdp_nics", nics),
+        ("prefixes", settings.prefixes_max),
+        ("rule_lists", settings.prefixes_max),
+        ("answers", settings.answers_max),
+    ]
+}
+
+/// All maps that are shared, with the sizes of keys and values.
+const MAPS: [(&str, usize, usize); 13] = [
+    ("nics", 4, size_of::<Nic>()),
+    ("policies", 4, size_of::<abi::Policy>()),
+    ("counters", 4, size_of::<abi::Counters>()),
+    ("meters", 4, size_of::<Meters>()),
+    ("clones", size_of::<Address>(), size_of::<CloneValue>()),
+    (
+        "prefixes",
+        size_of::<abi::PrefixKey>(),
+        size_of::<abi::PrefixValue>(),
+    ),
+    ("rule_lists", 4, size_of::<abi::RuleList>()),
+    ("group_pairs", size_of::<GroupPair>(), 1),
+    ("uplinks", 4, size_of::<UplinkValue>()),
+    (
+        "answers",
+        size_of::<abi::AnswerKey>(),
+        size_of::<abi::AnswerValue>(),
+    ),
+    ("decisions", 4, size_of::<abi::Decision>()),
+    ("trace", 0, 0),
+    ("xdp_nics", 4, 4),
+];
+
+/// Moves maps aside that can't be used: of another version, of other sizes, or of a migration that was
+/// cut off. Returns where old maps are.
+fn retire_others(folder: &Path, sizes: &[(&str, u32)]) -> Result<Option<PathBuf>, Error> {
+    let current = current(folder);
+    let is_cut_off = !old_folders(folder)?.is_empty();
+    if current.exists() && (is_cut_off || !fits(folder, sizes)?) {
+        retire(folder, &current)?;
+    }
+    for other in versions(folder)? {
+        if other != current {
+            retire(folder, &other)?;
+        }
+    }
+    Ok(old_folders(folder)?.pop())
+}
+
+fn fits(folder: &Path, sizes: &[(&str, u32)]) -> Result<bool, Error> {
+    for (name, key_size, value_size) in MAPS {
+        let failed = |source| Error::system("look at", format!("the map {name}"), source);
+        let Some(map) = sys::open_pin(&map_path(folder, name)).map_err(failed)? else {
+            continue;
+        };
+        let info = sys::map_info(map.as_fd()).map_err(failed)?;
+        let wanted = sizes.iter().find(|(other, _)| *other == name);
+        let is_as_large = wanted.is_none_or(|(_, size)| info.max_entries == *size);
+        let is_alike = (info.key_size as usize, info.value_size as usize) == (key_size, value_size);
+        if !is_as_large || !is_alike {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+fn retire(folder: &Path, maps: &Path) -> Result<(), Error> {
+    let failed = |source| Error::system("move aside", maps.display().to_string(), source);
+    let aside = (1..)
+        .map(|number| folder.join(format!("{OLD}{number}")))
+        .find(|path| !path.exists());
+    let aside = aside.expect("numbers don't end");
+    fs::rename(maps, aside).map_err(failed)
+}
+
+fn versions(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    folders(folder, |name| {
+        let number = name.strip_prefix('v');
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    })
+}
+
+fn old_folders(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    folders(folder, |name| name.starts_with(OLD))
+}
+
+fn folders(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
+    let failed = |source| Error::system("list", folder.display().to_string(), source);
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if is_meant(&entry.file_name().to_string_lossy()) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<OwnedFd>, Error> {
+    let mut loader = EbpfLoader::new();
+    // Nothing is relocated against the kernel's own types.
+    loader.btf(None);
+    for (name, _, _) in MAPS {
+        loader.map_pin_path(name, map_path(folder, name));
+    }
+    for (name, size) in sizes {
+        loader.map_max_entries(name, *size);
+    }
+    let has_csum_ipv6 = u8::from(features.checksum_ipv6);
+    // A program that has no use for one of these doesn't declare it.
+    loader.override_global("has_csum_ipv6", &has_csum_ipv6, false);
+    loader.override_global("fib_flags", &features.fib_flags, false);
+    let mut programs = Vec::new();
+    for object in &OBJECTS {
+        programs.extend(load_object(&mut loader, object)?);
+    }
+    let in_order = Program::ALL.map(|program| {
+        let position = programs.iter().position(|(found, _)| *found == program);
+        let (_, descriptor) = programs.swap_remove(position.expect("each is in an object"));
+        descriptor
+    });
+    for (program, descriptor) in Program::ALL.into_iter().zip(&in_order) {
+        pin_program(folder, program, descriptor.as_fd())?;
+    }
+    Ok(in_order.into())
+}
+
+fn load_object(
+    loader: &mut EbpfLoader<'_>,
+    object: &Object,
+) -> Result<Vec<(Program, OwnedFd)>, Error> {
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Load {
+        object: object.name,
+        source,
+    };
+    let mut loaded = loader
+        .load(object.bytes)
+        .map_err(|error| failed(error.into()))?;
+    let mut programs = Vec::new();
+    for program in Program::ALL {
+        let Some(found) = loaded.program_mut(program.name()) else {
+            continue;
+        };
+        let descriptor = match found {
+            aya::programs::Program::Xdp(found) => load_xdp(found),
+            aya::programs::Program::SchedClassifier(found) => load_classifier(found),
+            _ => continue,
+        };
+        programs.push((program, descriptor.map_err(failed)?));
+    }
+    Ok(programs)
+}
+
+type Loaded = Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>>;
+
+fn load_xdp(program: &mut Xdp) -> Loaded {
+    program.load()?;
+    Ok(program.fd()?.as_fd().try_clone_to_owned()?)
+}
+
+fn load_classifier(program: &mut SchedClassifier) -> Loaded {
+    program.load()?;
+    Ok(program.fd()?.as_fd().try_clone_to_owned()?)
+}
+
+/// Pins a program under its name, in the place of an older one.
+fn pin_program(folder: &Path, program: Program, descriptor: BorrowedFd<'_>) -> Result<(), Error> {
+    let path = current(folder).join(PROGRAMS).join(program.name());
+    // Names on a bpffs have no dots.
+    let new = path.with_file_name(format!("{}-new", program.name()));
+    let pin = || {
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        sys::pin(descriptor, &new)?;
+        fs::rename(&new, &path)
+    };
+    pin().map_err(|source| Error::system("pin", format!("the program {}", program.name()), source))
+}

@@ -1,0 +1,270 @@
+//! The policies in the maps: written as a whole or not at all, removed with all that belongs to them.
+//!
+//! The field `reserved` of an entry says how far it is, so that what a crash cut off is found: an entry
+//! is marked before its prefixes are written, and unmarked after they have been removed.
+
+use std::{
+    collections::HashMap,
+    mem::offset_of,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use crate::{
+    Error, PolicyIndex,
+    abi::{Policy, PrefixKey, PrefixValue, RuleList},
+    map::{Array, Table},
+    policy::Compiled,
+};
+
+/// Being written or removed.
+const UNFINISHED: u32 = 1;
+/// Complete.
+const FINISHED: u32 = 2;
+
+#[derive(Debug)]
+pub(crate) struct Policies {
+    array: Array<Policy, AtomicU32>,
+    prefixes: Table<PrefixKey, PrefixValue>,
+    lists: Table<u32, RuleList>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// By index, whether somebody has it.
+    taken: Vec<bool>,
+    next_index: u32,
+    next_list: u32,
+    belongings: HashMap<u32, Belongings>,
+    /// Whether `belongings` lacks what an earlier process wrote.
+    is_partial: bool,
+}
+
+/// What a policy has in other maps.
+#[derive(Debug, Default)]
+struct Belongings {
+    prefixes: Vec<PrefixKey>,
+    lists: Vec<u32>,
+}
+
+impl Policies {
+    /// Takes the maps, with what an earlier process left in them.
+    pub(crate) fn new(
+        array: Array<Policy, AtomicU32>,
+        prefixes: Table<PrefixKey, PrefixValue>,
+        lists: Table<u32, RuleList>,
+    ) -> Result<Self, Error> {
+        let marks: Vec<u32> = (0..array.entries())
+            .map(|index| mark(&array, index).load(Ordering::Acquire))
+            .collect();
+        let mut taken: Vec<bool> = marks.iter().map(|mark| *mark != 0).collect();
+        // Nobody's: what a NIC has that was never given a policy.
+        taken[0] = true;
+        let is_partial = marks.iter().any(|mark| *mark != 0);
+        let next_list = if is_partial {
+            let known = lists.entries()?;
+            known.iter().map(|(list, _)| list + 1).max().unwrap_or(1)
+        } else {
+            1
+        };
+        let policies = Self {
+            array,
+            prefixes,
+            lists,
+            state: Mutex::new(State {
+                taken,
+                next_index: 1,
+                next_list,
+                belongings: HashMap::new(),
+                is_partial,
+            }),
+        };
+        for (index, mark) in (0..).zip(marks) {
+            if mark == UNFINISHED {
+                policies.remove(PolicyIndex(index))?;
+            }
+        }
+        Ok(policies)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing that is done under the lock panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a policy: all of it, or nothing.
+    pub(crate) fn add(&self, compiled: &Compiled) -> Result<PolicyIndex, Error> {
+        let (index, first_list) = self.state().take(compiled.lists.len()).ok_or(Error::Full {
+            map: "policies",
+            entries: self.array.entries(),
+        })?;
+        let mark = mark(&self.array, index);
+        mark.store(UNFINISHED, Ordering::Release);
+        let belongings = match self.write_belongings(compiled, index, first_list) {
+            Ok(belongings) => belongings,
+            Err(error) => {
+                mark.store(0, Ordering::Release);
+                self.state().taken[index as usize] = false;
+                return Err(error);
+            }
+        };
+        let mut policy = compiled.policy;
+        policy.reserved = UNFINISHED;
+        self.array.write(index, &policy);
+        mark.store(FINISHED, Ordering::Release);
+        self.state().belongings.insert(index, belongings);
+        Ok(PolicyIndex(index))
+    }
+
+    fn write_belongings(
+        &self,
+        compiled: &Compiled,
+        policy: u32,
+        first_list: u32,
+    ) -> Result<Belongings, Error> {
+        let (prefixes, values): (Vec<PrefixKey>, Vec<PrefixValue>) = compiled
+            .prefixes
+            .iter()
+            .map(|(key, value)| {
+                let list = match value.list {
+                    0 => 0,
+                    position => first_list + (position - 1),
+                };
+                (PrefixKey { policy, ..*key }, PrefixValue { list, ..*value })
+            })
+            .unzip();
+        let lists: Vec<u32> = (first_list..).take(compiled.lists.len()).collect();
+        self.lists.add_all(&lists, &compiled.lists)?;
+        if let Err(error) = self.prefixes.add_all(&prefixes, &values) {
+            self.lists.remove_all(&lists)?;
+            return Err(error);
+        }
+        Ok(Belongings { prefixes, lists })
+    }
+
+    /// Removes a policy with all that belongs to it.
+    pub(crate) fn remove(&self, policy: PolicyIndex) -> Result<(), Error> {
+        let index = policy.0;
+        if index == 0 || !self.state().taken[index as usize] {
+            return Ok(());
+        }
+        mark(&self.array, index).store(UNFINISHED, Ordering::Release);
+        let belongings = self.belongings_of(index)?;
+        self.prefixes.remove_all(&belongings.prefixes)?;
+        self.lists.remove_all(&belongings.lists)?;
+        self.array.write(index, &Policy::default());
+        self.state().taken[index as usize] = false;
+        Ok(())
+    }
+
+    fn belongings_of(&self, index: u32) -> Result<Belongings, Error> {
+        if let Some(belongings) = self.state().belongings.remove(&index) {
+            return Ok(belongings);
+        }
+        if self.state().is_partial {
+            let entries = self.prefixes.entries()?;
+            let mut state = self.state();
+            let mut found: HashMap<u32, Belongings> = HashMap::new();
+            for (key, value) in entries {
+                let belongings = found.entry(key.policy).or_default();
+                belongings.prefixes.push(key);
+                if value.list != 0 {
+                    belongings.lists.push(value.list);
+                }
+            }
+            for (policy, mut belongings) in found {
+                belongings.lists.sort_unstable();
+                belongings.lists.dedup();
+                state.belongings.entry(policy).or_insert(belongings);
+            }
+            state.is_partial = false;
+        }
+        Ok(self.state().belongings.remove(&index).unwrap_or_default())
+    }
+
+    /// All that are complete.
+    pub(crate) fn all(&self) -> Vec<PolicyIndex> {
+        let is_complete =
+            |index: &u32| mark(&self.array, *index).load(Ordering::Acquire) == FINISHED;
+        let complete = (1..self.array.entries()).filter(is_complete);
+        complete.map(PolicyIndex).collect()
+    }
+
+    /// The fixed part of a policy.
+    pub(crate) fn read(&self, policy: PolicyIndex) -> Policy {
+        self.array.read(policy.0)
+    }
+}
+
+#[cfg(test)]
+impl Policies {
+    /// Entries of the maps of prefixes and lists.
+    pub(crate) fn sizes(&self) -> Result<(usize, usize), Error> {
+        Ok((self.prefixes.entries()?.len(), self.lists.entries()?.len()))
+    }
+
+    pub(crate) fn is_empty(&self) -> Result<bool, Error> {
+        Ok(self.sizes()? == (0, 0))
+    }
+
+    pub(crate) fn prefix_keys(&self) -> Result<Vec<PrefixKey>, Error> {
+        let entries = self.prefixes.entries()?.into_iter();
+        Ok(entries.map(|(key, _)| key).collect())
+    }
+
+    /// Leaves what a process leaves that is killed while it adds a policy.
+    pub(crate) fn write_half(&self, compiled: &Compiled, index: u32) {
+        mark(&self.array, index).store(UNFINISHED, Ordering::Release);
+        self.write_belongings(compiled, index, 1_000).unwrap();
+    }
+}
+
+impl State {
+    /// An index, and numbers for so many lists.
+    fn take(&mut self, lists: usize) -> Option<(u32, u32)> {
+        let index = next_free(&self.taken, self.next_index, 1)?;
+        let first_list = self.next_list;
+        self.next_list = first_list.checked_add(u32::try_from(lists).ok()?)?;
+        self.taken[index as usize] = true;
+        self.next_index = index + 1;
+        Some((index, first_list))
+    }
+}
+
+fn mark(array: &Array<Policy, AtomicU32>, index: u32) -> &AtomicU32 {
+    array.field(index, offset_of!(Policy, reserved))
+}
+
+/// The first of `count` neighbouring free entries, looked for from `start` on and then from the beginning.
+pub(crate) fn next_free(taken: &[bool], start: u32, count: usize) -> Option<u32> {
+    let start = start as usize;
+    let is_free = |first: &usize| {
+        let places = taken.get(*first..*first + count);
+        places.is_some_and(|places| !places.contains(&true))
+    };
+    let found = (start..taken.len())
+        .chain(1..start.min(taken.len()))
+        .find(is_free)?;
+    u32::try_from(found).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_free;
+
+    #[test]
+    fn free_neighbours_are_found_behind_the_last_and_then_from_the_beginning() {
+        let mut taken = vec![false; 8];
+        taken[0] = true;
+        assert_eq!(next_free(&taken, 1, 3), Some(1));
+        taken[4] = true;
+        assert_eq!(next_free(&taken, 2, 3), Some(5));
+        assert_eq!(next_free(&taken, 7, 3), Some(1));
+        assert_eq!(next_free(&taken, 1, 4), None);
+        assert_eq!(next_free(&taken, 9, 1), Some(1));
+        assert_eq!(next_free(&[true; 4], 1, 1), None);
+    }
+}

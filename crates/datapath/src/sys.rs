@@ -1,0 +1,477 @@
+//! `bpf(2)`: the commands that aya keeps to itself, on descriptors of ours.
+
+use std::{
+    ffi::CString,
+    io,
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+};
+
+use crate::abi::Plain;
+
+const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
+const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_PIN: libc::c_long = 6;
+const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_PROG_TEST_RUN: libc::c_long = 10;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_BTF_GET_FD_BY_ID: libc::c_long = 19;
+const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
+const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
+const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
+const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_UPDATE: libc::c_long = 29;
+
+const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
+
+/// Attach type of native and generic XDP.
+pub(crate) const BPF_XDP: u32 = 37;
+/// Attach type of TCX on the way in.
+pub(crate) const BPF_TCX_INGRESS: u32 = 46;
+/// Attach type of TCX on the way out.
+pub(crate) const BPF_TCX_EGRESS: u32 = 47;
+/// Before all others, unless an anchor is named.
+pub(crate) const BPF_F_BEFORE: u32 = 1 << 3;
+/// Behind all others, unless an anchor is named.
+pub(crate) const BPF_F_AFTER: u32 = 1 << 4;
+/// XDP in the driver, not behind it.
+pub(crate) const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+/// Only if there is no entry of that key.
+pub(crate) const BPF_NOEXIST: u64 = 1;
+
+macro_rules! attributes {
+    ($($name:ident { $($field:ident: $type:ty,)+ })+) => {
+        $(
+            #[repr(C)]
+            #[derive(Clone, Copy, Default)]
+            struct $name { $($field: $type,)+ }
+        )+
+    };
+}
+
+// The parts of `union bpf_attr` by command, up to the last field that we set.
+attributes! {
+    Element { map: u32, padding: u32, key: u64, value: u64, flags: u64, }
+    Batch {
+        from: u64, to: u64, keys: u64, values: u64,
+        count: u32, map: u32, element_flags: u64, flags: u64,
+    }
+    Load {
+        program_type: u32, instruction_count: u32, instructions: u64, license: u64,
+        log_level: u32, log_size: u32, log_buffer: u64, kernel_version: u32, flags: u32,
+    }
+    Object { path: u64, descriptor: u32, flags: u32, }
+    TestRun {
+        program: u32, result: u32, size_in: u32, size_out: u32, data_in: u64, data_out: u64,
+        repeat: u32, duration: u32, context_size_in: u32, context_size_out: u32,
+        context_in: u64, context_out: u64, flags: u32, cpu: u32,
+    }
+    InfoQuery { descriptor: u32, length: u32, info: u64, }
+    BtfById { id: u32, next: u32, flags: u32, }
+    LinkCreate {
+        program: u32, target: u32, attach_type: u32, flags: u32, relative: u32, padding: u32,
+        revision: u64,
+    }
+    LinkUpdate { link: u32, program: u32, flags: u32, old: u32, }
+}
+
+/// The start of `struct bpf_map_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MapInfo {
+    pub(crate) kind: u32,
+    pub(crate) id: u32,
+    pub(crate) key_size: u32,
+    pub(crate) value_size: u32,
+    pub(crate) max_entries: u32,
+    pub(crate) flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    btf_vmlinux: u32,
+    netns_device: u64,
+    netns_inode: u64,
+    pub(crate) btf: u32,
+    btf_key: u32,
+    btf_value: u32,
+    padding: u32,
+}
+
+/// The start of `struct bpf_prog_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ProgramInfo {
+    kind: u32,
+    pub(crate) id: u32,
+}
+
+/// The start of `struct bpf_link_info`; of TCX and XDP links the interface stands first in the rest.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LinkInfo {
+    kind: u32,
+    id: u32,
+    pub(crate) program: u32,
+    padding: u32,
+    pub(crate) ifindex: u32,
+    attach_type: u32,
+}
+
+/// `struct bpf_btf_info`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct BtfInfo {
+    address: u64,
+    size: u32,
+    id: u32,
+    name: u64,
+    name_length: u32,
+    is_kernel: u32,
+}
+
+/// `bpf(2)`.
+///
+/// # Safety
+/// `T` is the start of `union bpf_attr` as the command reads it, and addresses in it are valid for
+/// what the command does with them.
+unsafe fn call<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i64> {
+    // SAFETY: by the caller's promise the kernel reads and writes only what it may.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_mut(attributes),
+            size_of::<T>(),
+        )
+    };
+    if answer < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(answer)
+    }
+}
+
+/// Like [`call`], for commands that give a descriptor.
+///
+/// # Safety
+/// As of [`call`].
+unsafe fn call_for_descriptor<T>(command: libc::c_long, attributes: &mut T) -> io::Result<OwnedFd> {
+    // SAFETY: the caller's promise.
+    let answer = unsafe { call(command, attributes) }?;
+    let descriptor = i32::try_from(answer).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+fn number(descriptor: BorrowedFd<'_>) -> u32 {
+    descriptor.as_raw_fd().cast_unsigned()
+}
+
+fn path_of(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+/// Reads an entry.
+pub(crate) fn lookup<K: Plain, V: Plain>(map: BorrowedFd<'_>, key: &K) -> io::Result<Option<V>> {
+    let mut value = V::zeroed();
+    let mut attributes = Element {
+        map: number(map),
+        key: std::ptr::from_ref(key).addr() as u64,
+        value: std::ptr::from_mut(&mut value).addr() as u64,
+        ..Element::default()
+    };
+    // SAFETY: key and value are of the sizes that the map has, as checked when it was opened.
+    match unsafe { call(BPF_MAP_LOOKUP_ELEM, &mut attributes) } {
+        Ok(_) => Ok(Some(value)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Reads an entry of an array whose type isn't known.
+pub(crate) fn lookup_bytes(map: BorrowedFd<'_>, key: u32, size: usize) -> io::Result<Vec<u8>> {
+    // The kernel writes whole words of eight bytes.
+    let mut value = vec![0_u8; size.next_multiple_of(8)];
+    let mut attributes = Element {
+        map: number(map),
+        key: (&raw const key).addr() as u64,
+        value: value.as_mut_ptr().addr() as u64,
+        ..Element::default()
+    };
+    // SAFETY: keys of arrays have four bytes, and the value has room for what the kernel writes.
+    unsafe { call(BPF_MAP_LOOKUP_ELEM, &mut attributes) }?;
+    value.truncate(size);
+    Ok(value)
+}
+
+/// Writes an entry.
+pub(crate) fn update<K: Plain, V: Plain>(
+    map: BorrowedFd<'_>,
+    key: &K,
+    value: &V,
+    flags: u64,
+) -> io::Result<()> {
+    let mut attributes = Element {
+        map: number(map),
+        key: std::ptr::from_ref(key).addr() as u64,
+        value: std::ptr::from_ref(value).addr() as u64,
+        flags,
+        ..Element::default()
+    };
+    // SAFETY: key and value are of the sizes that the map has, as checked when it was opened.
+    unsafe { call(BPF_MAP_UPDATE_ELEM, &mut attributes) }.map(drop)
+}
+
+/// Removes an entry. Whether there was one.
+pub(crate) fn delete<K: Plain>(map: BorrowedFd<'_>, key: &K) -> io::Result<bool> {
+    let mut attributes = Element {
+        map: number(map),
+        key: std::ptr::from_ref(key).addr() as u64,
+        ..Element::default()
+    };
+    // SAFETY: the key is of the size that the map has, as checked when it was opened.
+    match unsafe { call(BPF_MAP_DELETE_ELEM, &mut attributes) } {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a batch did before it ended, and why it ended early if it did.
+pub(crate) type Partial = (usize, io::Result<()>);
+
+/// Writes entries, all of them or the first few. The kernel has no batches that only add.
+pub(crate) fn update_batch<K: Plain, V: Plain>(
+    map: BorrowedFd<'_>,
+    keys: &[K],
+    values: &[V],
+) -> Partial {
+    assert_eq!(keys.len(), values.len());
+    let attributes = Batch {
+        keys: keys.as_ptr().addr() as u64,
+        values: values.as_ptr().addr() as u64,
+        ..Batch::default()
+    };
+    // SAFETY: both slices hold as many entries of the map's sizes as `batch` is told.
+    unsafe { batch(BPF_MAP_UPDATE_BATCH, map, keys.len(), attributes) }
+}
+
+/// Removes entries, all of them or the first few.
+pub(crate) fn delete_batch<K: Plain>(map: BorrowedFd<'_>, keys: &[K]) -> Partial {
+    let attributes = Batch {
+        keys: keys.as_ptr().addr() as u64,
+        ..Batch::default()
+    };
+    // SAFETY: the slice holds as many keys of the map's size as `batch` is told.
+    unsafe { batch(BPF_MAP_DELETE_BATCH, map, keys.len(), attributes) }
+}
+
+/// # Safety
+/// As of [`call`], for `count` entries.
+unsafe fn batch(
+    command: libc::c_long,
+    map: BorrowedFd<'_>,
+    count: usize,
+    mut attributes: Batch,
+) -> Partial {
+    if count == 0 {
+        return (0, Ok(()));
+    }
+    attributes.map = number(map);
+    attributes.count = u32::try_from(count).expect("maps have fewer than 2^32 entries");
+    // SAFETY: the caller's promise.
+    let result = unsafe { call(command, &mut attributes) };
+    // The count is written unless the kernel refused before it began.
+    let done = match &result {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => 0,
+        _ => (attributes.count as usize).min(count),
+    };
+    (done, result.map(drop))
+}
+
+/// Reads all entries of a map. What changes meanwhile may be missed or seen twice.
+pub(crate) fn entries<K: Plain, V: Plain>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
+    const AT_ONCE: usize = 4096;
+    let mut found = Vec::new();
+    let mut keys = vec![K::zeroed(); AT_ONCE];
+    let mut values = vec![V::zeroed(); AT_ONCE];
+    // Where the kernel goes on: a bucket's number or a key, whichever is larger.
+    let mut position = vec![0_u8; size_of::<K>().max(8)];
+    let mut is_first = true;
+    loop {
+        let at = position.as_mut_ptr().addr() as u64;
+        let mut attributes = Batch {
+            from: if is_first { 0 } else { at },
+            to: at,
+            keys: keys.as_mut_ptr().addr() as u64,
+            values: values.as_mut_ptr().addr() as u64,
+            count: u32::try_from(AT_ONCE).expect("small"),
+            map: number(map),
+            ..Batch::default()
+        };
+        // SAFETY: keys and values have room for AT_ONCE entries of the map's sizes, the position for a key.
+        let result = unsafe { call(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
+        let ended = match result {
+            Ok(_) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) => return Err(error),
+        };
+        let count = (attributes.count as usize).min(AT_ONCE);
+        found.extend(
+            keys[..count]
+                .iter()
+                .copied()
+                .zip(values[..count].iter().copied()),
+        );
+        is_first = false;
+        if ended {
+            return Ok(found);
+        }
+    }
+}
+
+/// Opens what is pinned. `None` if nothing is.
+pub(crate) fn open_pin(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let path = path_of(path)?;
+    let mut attributes = Object {
+        path: path.as_ptr().addr() as u64,
+        ..Object::default()
+    };
+    // SAFETY: the path ends with a zero and outlives the call.
+    match unsafe { call_for_descriptor(BPF_OBJ_GET, &mut attributes) } {
+        Ok(descriptor) => Ok(Some(descriptor)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Pins a program, map or link where nothing is yet.
+pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = path_of(path)?;
+    let mut attributes = Object {
+        path: path.as_ptr().addr() as u64,
+        descriptor: number(object),
+        ..Object::default()
+    };
+    // SAFETY: the path ends with a zero and outlives the call.
+    unsafe { call(BPF_OBJ_PIN, &mut attributes) }.map(drop)
+}
+
+/// # Safety
+/// `T` is the start of the info structure of the object, or longer, and any bytes are a value of it.
+unsafe fn info<T: Default>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
+    let mut attributes = InfoQuery {
+        descriptor: number(object),
+        length: u32::try_from(size_of::<T>()).expect("small"),
+        info: std::ptr::from_mut(info).addr() as u64,
+    };
+    // SAFETY: the kernel writes at most `length` bytes.
+    unsafe { call(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) }.map(drop)
+}
+
+/// What the kernel says of a map.
+pub(crate) fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    let mut found = MapInfo::default();
+    // SAFETY: the layout is the kernel's.
+    unsafe { info(map, &mut found) }?;
+    Ok(found)
+}
+
+/// The number of a program.
+pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let mut found = ProgramInfo::default();
+    // SAFETY: the layout is the kernel's.
+    unsafe { info(program, &mut found) }?;
+    Ok(found.id)
+}
+
+/// What the kernel says of a link.
+pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    let mut found = LinkInfo::default();
+    // SAFETY: the layout is the kernel's.
+    unsafe { info(link, &mut found) }?;
+    Ok(found)
+}
+
+/// The types that a map was made with.
+pub(crate) fn btf(id: u32) -> io::Result<Vec<u8>> {
+    let mut attributes = BtfById {
+        id,
+        ..BtfById::default()
+    };
+    // SAFETY: the structure holds no addresses.
+    let descriptor = unsafe { call_for_descriptor(BPF_BTF_GET_FD_BY_ID, &mut attributes) }?;
+    let descriptor = std::os::fd::AsFd::as_fd(&descriptor);
+    let mut found = BtfInfo::default();
+    // SAFETY: the layout is the kernel's, and no buffer is offered yet.
+    unsafe { info(descriptor, &mut found) }?;
+    let mut bytes = vec![0_u8; found.size as usize];
+    let mut found = BtfInfo {
+        address: bytes.as_mut_ptr().addr() as u64,
+        size: found.size,
+        ..BtfInfo::default()
+    };
+    // SAFETY: the buffer has the size that is told.
+    unsafe { info(descriptor, &mut found) }?;
+    Ok(bytes)
+}
+
+/// Attaches a program to an interface for as long as the link lives.
+pub(crate) fn create_link(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let mut attributes = LinkCreate {
+        program: number(program),
+        target: ifindex,
+        attach_type,
+        flags,
+        ..LinkCreate::default()
+    };
+    // SAFETY: the structure holds no addresses.
+    unsafe { call_for_descriptor(BPF_LINK_CREATE, &mut attributes) }
+}
+
+/// Puts another program in a link's place: no packet sees neither.
+pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attributes = LinkUpdate {
+        link: number(link),
+        program: number(program),
+        ..LinkUpdate::default()
+    };
+    // SAFETY: the structure holds no addresses.
+    unsafe { call(BPF_LINK_UPDATE, &mut attributes) }.map(drop)
+}
+
+/// Loads a small tc program from its instructions.
+pub(crate) fn load_classifier(instructions: &[[u8; 8]]) -> io::Result<OwnedFd> {
+    let mut attributes = Load {
+        program_type: BPF_PROG_TYPE_SCHED_CLS,
+        instruction_count: u32::try_from(instructions.len()).expect("small"),
+        instructions: instructions.as_ptr().addr() as u64,
+        license: c"Dual MIT/GPL".as_ptr().addr() as u64,
+        ..Load::default()
+    };
+    // SAFETY: instructions and licence live until the call returns.
+    unsafe { call_for_descriptor(BPF_PROG_LOAD, &mut attributes) }
+}
+
+/// Runs a tc program on a packet of zeros and returns what it returned.
+pub(crate) fn run_classifier(program: BorrowedFd<'_>) -> io::Result<i32> {
+    let packet = [0_u8; 64];
+    let mut attributes = TestRun {
+        program: number(program),
+        size_in: 64,
+        data_in: packet.as_ptr().addr() as u64,
+        ..TestRun::default()
+    };
+    // SAFETY: the packet lives until the call returns, and nothing is written back.
+    unsafe { call(BPF_PROG_TEST_RUN, &mut attributes) }?;
+    Ok(attributes.result.cast_signed())
+}

@@ -1,0 +1,354 @@
+//! Entries, policies, and what stays when a process ends.
+
+use std::{
+    collections::BTreeSet,
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    policy::{EgressPolicy, EgressRule, PolicyAction},
+    pool::{HostService, PolicySpec},
+};
+use sandwire_kernel_net::interface::InterfaceIndex;
+use sandwire_testlab::lab;
+
+use super::{names_in, nic, open, settings};
+use crate::{
+    Datapath, Error, NicIndex, PolicyIndex, Settings,
+    abi::{Address, NicFlag, NicState, PrefixKey},
+    policy,
+};
+
+const NOWHERE: InterfaceIndex = InterfaceIndex(4711);
+
+fn clone_of(index: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a40_0000 + index)
+}
+
+/// A policy with so many prefixes, each with a rule for one of a few ports.
+fn policy_of(prefixes: u32) -> policy::Compiled {
+    let rule = |port: u16| EgressRule {
+        action: PolicyAction::Deny,
+        prefixes: (0..prefixes)
+            .filter(|number| number % 8 == u32::from(port))
+            .map(|number| Ipv4Addr::from(0x6440_0000 + number * 2))
+            .map(|address| ipnet::IpNet::new(address.into(), 31).unwrap())
+            .collect(),
+        ports: vec![HostService::Tcp(port + 1, port + 1)],
+    };
+    let spec = PolicySpec {
+        egress: EgressPolicy {
+            default: PolicyAction::Allow,
+            rules: (0..8).map(rule).collect(),
+        },
+        ..PolicySpec::default()
+    };
+    policy::compile(&spec, &[]).unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_entries_are_taken_and_given_back() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let first = datapath.allocate(1).unwrap();
+        assert_eq!(first, NicIndex(1), "entry 0 is never given");
+        let pair = datapath.allocate(2).unwrap();
+        assert_eq!(pair, NicIndex(2));
+        let mut taken = 3;
+        while datapath.allocate(8).is_ok() {
+            taken += 8;
+        }
+        assert_eq!(taken, 251);
+        let full = datapath.allocate(8).unwrap_err().to_string();
+        assert_eq!(full, "the map nics is full (256 entries)");
+        datapath.free(pair, 2);
+        assert_eq!(datapath.allocate(2).unwrap(), NicIndex(252));
+        assert_eq!(datapath.allocate(2).unwrap(), NicIndex(254));
+        assert_eq!(
+            datapath.allocate(2).unwrap(),
+            pair,
+            "from the beginning again"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_lease_survives_the_process_that_made_it() {
+    lab::run(|_| {
+        let settings = settings();
+        let datapath = open(&settings);
+        let index = datapath.allocate(1).unwrap();
+        datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(1)));
+        let policy = datapath.add_policy(&policy_of(100)).unwrap();
+        datapath.activate(index, policy, true).unwrap();
+        datapath.set_flag(index, NicFlag::Trace, true);
+        let before = datapath.nic(index);
+        assert_eq!(before.state, NicState::Active.number());
+        assert_eq!(
+            before.flags,
+            NicFlag::Process.number() | NicFlag::Trace.number()
+        );
+        drop(datapath);
+
+        let datapath = open(&settings);
+        assert_eq!(datapath.used(), [(index, before)]);
+        assert_eq!(datapath.policies(), [policy]);
+        assert_ne!(datapath.allocate(1).unwrap(), index);
+        assert_eq!(datapath.clones.entries().unwrap().len(), 1);
+        datapath.deactivate(index).unwrap();
+        let after = datapath.nic(index);
+        assert_eq!(
+            (after.state, after.flags, after.policy),
+            (NicState::Ready.number(), 0, 0)
+        );
+        assert_ne!(after.generation, before.generation);
+        assert!(datapath.clones.entries().unwrap().is_empty());
+        // Nobody of this process wrote the policy.
+        datapath.remove_policy(policy);
+        assert!(datapath.policies().is_empty());
+        assert!(datapath.policies.is_empty().unwrap());
+        datapath.free(index, 1);
+        assert!(datapath.used().is_empty());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_clone_address_has_one_active_owner() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let [first, second] = [1, 2].map(|_| datapath.allocate(1).unwrap());
+        for index in [first, second] {
+            datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(7)));
+        }
+        datapath.activate(first, PolicyIndex(0), false).unwrap();
+        let text = datapath
+            .activate(second, PolicyIndex(0), false)
+            .unwrap_err()
+            .to_string();
+        assert_eq!(text, "10.64.0.7 is the clone address of NIC 1 already");
+        assert_eq!(datapath.nic(second).state, NicState::Ready.number());
+        let owner = datapath
+            .clones
+            .get(&Address::from(clone_of(7)))
+            .unwrap()
+            .unwrap();
+        assert_eq!(owner.nic, first.0, "the owner still has it");
+        // A process that was killed while it withdrew the lease left the address behind.
+        datapath
+            .nics
+            .write(first.0, &nic(NOWHERE, NOWHERE, clone_of(7)));
+        datapath.activate(second, PolicyIndex(0), false).unwrap();
+        datapath.deactivate(first).unwrap();
+        let owner = datapath
+            .clones
+            .get(&Address::from(clone_of(7)))
+            .unwrap()
+            .unwrap();
+        assert_eq!(
+            owner.nic, second.0,
+            "and nobody takes it from the new owner"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_policy_that_does_not_fit_leaves_nothing() {
+    lab::run(|_| {
+        let small = Settings {
+            prefixes_max: 1000,
+            ..settings()
+        };
+        let datapath = open(&small);
+        let first = datapath.add_policy(&policy_of(600)).unwrap();
+        let before = datapath.policies.sizes().unwrap();
+        let text = datapath
+            .add_policy(&policy_of(600))
+            .unwrap_err()
+            .to_string();
+        assert_eq!(text, "the map prefixes is full (1000 entries)");
+        assert_eq!(datapath.policies.sizes().unwrap(), before);
+        assert_eq!(datapath.policies(), [first]);
+        let second = datapath.add_policy(&policy_of(300)).unwrap();
+        assert_ne!(first, second);
+        datapath.remove_policy(first);
+        datapath.remove_policy(second);
+        assert!(datapath.policies.is_empty().unwrap());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_what_a_killed_process_wrote_of_a_policy_is_removed() {
+    lab::run(|_| {
+        let settings = settings();
+        let datapath = open(&settings);
+        let kept = datapath.add_policy(&policy_of(10)).unwrap();
+        let before = datapath.policies.sizes().unwrap();
+        datapath.policies.write_half(&policy_of(200), 77);
+        assert_ne!(datapath.policies.sizes().unwrap(), before);
+        drop(datapath);
+        let datapath = open(&settings);
+        assert_eq!(datapath.policies.sizes().unwrap(), before);
+        assert_eq!(datapath.policies(), [kept]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_hundred_thousand_prefixes_are_accepted_in_bounded_time() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let compiled = policy_of(100_000);
+        let before = Instant::now();
+        let policy = datapath.add_policy(&compiled).unwrap();
+        let added = before.elapsed();
+        let before = Instant::now();
+        datapath.remove_policy(policy);
+        let removed = before.elapsed();
+        assert!(datapath.policies.is_empty().unwrap());
+        println!("100,000 prefixes: added in {added:?}, removed in {removed:?}");
+        // Measured: a tenth of a second each; a busy machine may need more.
+        assert!(added < Duration::from_secs(10), "{added:?}");
+        assert!(removed < Duration::from_secs(10), "{removed:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_group_pairs_are_exactly_those_that_were_said() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        for pairs in [&[(1, 2), (2, 1)][..], &[(2, 1), (3, 1)], &[]] {
+            let pairs: BTreeSet<(u32, u32)> = pairs.iter().copied().collect();
+            datapath.set_group_pairs(&pairs).unwrap();
+            let found = datapath.group_pairs.entries().unwrap();
+            let found: BTreeSet<(u32, u32)> =
+                found.iter().map(|(pair, _)| (pair.from, pair.to)).collect();
+            assert_eq!(found, pairs);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_other_sizes_make_new_maps_and_keep_counters() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let first = datapath.allocate(1).unwrap();
+        let second = datapath.allocate(1).unwrap();
+        for (index, number) in [(first, 1), (second, 2)] {
+            datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(number)));
+            datapath.activate(index, PolicyIndex(0), false).unwrap();
+        }
+        let mut counted = datapath.counters(second);
+        counted.ingress.bytes = 1234;
+        counted.drops[17] = 5;
+        datapath.counters.add(second.0, &counted);
+        drop(datapath);
+
+        let larger = Settings {
+            nics_max: 512,
+            ..settings()
+        };
+        let opened = Datapath::open(&larger).unwrap();
+        let folder = larger.folder.clone();
+        assert_eq!(opened.migrated_from, Some(folder.join("old-1")));
+        let datapath = opened.datapath;
+        assert!(datapath.used().is_empty());
+        // In another order than before.
+        let index = datapath.allocate(1).unwrap();
+        datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));
+        datapath.activate(index, PolicyIndex(0), false).unwrap();
+        datapath.counters.add(index.0, &counted);
+        // Killed before it was done: the next process begins anew.
+        drop(datapath);
+        let opened = Datapath::open(&larger).unwrap();
+        assert_eq!(opened.migrated_from, Some(folder.join("old-2")));
+        let datapath = opened.datapath;
+        let index = datapath.allocate(1).unwrap();
+        datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));
+        datapath.activate(index, PolicyIndex(0), false).unwrap();
+        datapath.finish_migration().unwrap();
+        let carried = datapath.counters(index);
+        assert_eq!((carried.ingress.bytes, carried.drops[17]), (2468, 10));
+        assert_eq!(names_in(&folder), ["links", "v1"]);
+        drop(datapath);
+        let datapath = open(&larger);
+        assert_eq!(datapath.used().len(), 1);
+        Datapath::remove(&folder).unwrap();
+        assert!(!folder.exists());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_without_a_bpffs_the_error_says_what_to_do() {
+    lab::run(|lab| {
+        lab.shell("umount /sys/fs/bpf 2>/dev/null || true");
+        let error = Datapath::open(&Settings {
+            mount: false,
+            ..settings()
+        })
+        .unwrap_err();
+        assert!(matches!(error, Error::NoBpffs { .. }), "{error}");
+        assert_eq!(
+            error.to_string(),
+            "/sys/fs/bpf/sandwire/test is not on a bpffs; mount one: mount -t bpf bpf /sys/fs/bpf"
+        );
+        let many = Settings {
+            nics_max: 65_537,
+            ..settings()
+        };
+        let text = Datapath::open(&many).unwrap_err().to_string();
+        assert_eq!(text, "nics_max is 65537; possible is 2 to 65536");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_where_ebpf_is_forbidden_the_error_says_so() {
+    lab::run(|_| {
+        let nobody = rustix::thread::CapabilitySets {
+            effective: rustix::thread::CapabilitySet::empty(),
+            permitted: rustix::thread::CapabilitySet::empty(),
+            inheritable: rustix::thread::CapabilitySet::empty(),
+        };
+        rustix::thread::set_capabilities(None, nobody).unwrap();
+        let error = Datapath::open(&settings()).unwrap_err();
+        let text = error.to_string();
+        assert!(
+            text.contains("loading a program is forbidden to this process"),
+            "{text}"
+        );
+        assert!(text.contains("or use the data path nft"), "{text}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_prefixes_of_one_policy_are_not_anothers() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let [first, second] =
+            [100, 100].map(|count| datapath.add_policy(&policy_of(count)).unwrap());
+        let count = |policy: PolicyIndex| {
+            let entries = datapath.policies.prefix_keys().unwrap();
+            entries
+                .iter()
+                .filter(|key: &&PrefixKey| key.policy == policy.0)
+                .count()
+        };
+        assert_eq!(
+            (count(first), count(second)),
+            (102, 102),
+            "with cloud metadata"
+        );
+        datapath.remove_policy(first);
+        assert_eq!((count(first), count(second)), (0, 102));
+    });
+}

@@ -1,0 +1,239 @@
+//! Real packets through the programs, from one TAP to another.
+
+use std::{
+    io::{Read, Write},
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    drop_reason::DropReason,
+    policy::{EgressPolicy, EgressRule, PolicyAction},
+    pool::{PolicySpec, UplinkPolicy},
+};
+use sandwire_kernel_net::{
+    netlink::{Request, Socket},
+    tap::{self, Opened},
+    tc,
+};
+use sandwire_testlab::lab::{self, Lab};
+
+use super::{GATEWAY_MAC, GUEST, GUEST_MAC, index_of, nic, open, settings};
+use crate::{
+    Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, Program, Uplink,
+    abi::{Direction, NicFlag, Verdict},
+    policy,
+};
+
+const PLAIN: tap::Options = tap::Options {
+    vnet_header: false,
+    multi_queue: false,
+    owner: None,
+    group: None,
+};
+const CLONE: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 7);
+const PEER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 5);
+const DENIED: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 200);
+const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A host with an uplink behind which a router answers for [`ROUTER_MAC`].
+fn host(lab: &Lab) -> Opened {
+    let uplink = tap::create_transient("up0", None, PLAIN).unwrap();
+    lab.shell(
+        "sysctl -q net.ipv4.ip_forward=1 net.ipv6.conf.all.disable_ipv6=1
+         ip link set up0 address 02:00:00:00:00:01 up
+         ip addr add 198.51.100.1/24 dev up0
+         ip neigh add 198.51.100.2 lladdr 02:00:00:00:00:09 dev up0 nud permanent
+         ip route add 203.0.113.0/24 via 198.51.100.2
+         ip link add swtest address 02:73:77:68:00:01 type bridge
+         ip link set swtest up
+         ip route add 10.64.0.0/16 dev swtest",
+    );
+    uplink
+}
+
+/// A host slot: the guest's side of its TAP, and its entry, leased.
+fn slot(datapath: &Datapath, lab: &Lab) -> (Opened, NicIndex) {
+    let guest = tap::create_transient("swguest", None, PLAIN).unwrap();
+    lab.run("ip link set swguest address 02:73:77:00:00:01 up");
+    let index = datapath.allocate(1).unwrap();
+    datapath.write_nic(index, &nic(index_of("swguest"), index_of("swtest"), CLONE));
+    let mut request = Request::new();
+    let place = tc::Place {
+        interface: index_of("swguest"),
+        hook: tc::Hook::Ingress,
+        priority: FILTER_PRIORITY,
+        handle: FILTER_HANDLE,
+    };
+    tc::add_ingress(&mut request, place.interface);
+    let filter = tc::Filter {
+        place,
+        class_id: Some(index.0),
+        program: datapath.program(Program::FromGuest),
+        name: "from_guest",
+    };
+    filter.add(&mut request);
+    Socket::route().unwrap().execute(request).unwrap();
+    (guest, index)
+}
+
+fn route_policy() -> PolicySpec {
+    PolicySpec {
+        uplink: UplinkPolicy::Route,
+        egress: EgressPolicy {
+            default: PolicyAction::Allow,
+            rules: vec![EgressRule {
+                action: PolicyAction::Deny,
+                prefixes: vec!["203.0.113.128/25".parse().unwrap()],
+                ports: Vec::new(),
+            }],
+        },
+        ..PolicySpec::default()
+    }
+}
+
+/// Sum of 16-bit words, folded; 0xffff over data with its checksum.
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes
+        .chunks(2)
+        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0)));
+    let mut total: u32 = words.sum();
+    while total > 0xffff {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    u16::try_from(total).unwrap()
+}
+
+/// A UDP datagram in an Ethernet frame.
+fn datagram(macs: ([u8; 6], [u8; 6]), from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Vec<u8> {
+    let payload = b"through the path";
+    let udp_length = u16::try_from(8 + payload.len()).unwrap();
+    let mut udp = Vec::new();
+    for field in [from.1, to.1, udp_length, 0] {
+        udp.extend(field.to_be_bytes());
+    }
+    udp.extend(payload);
+    let mut pseudo = [from.0.octets(), to.0.octets(), [0, 17, 0, 0]].concat();
+    pseudo[10..12].copy_from_slice(&udp_length.to_be_bytes());
+    let checksum = !sum(&[&pseudo[..], &udp].concat());
+    udp[6..8].copy_from_slice(&checksum.to_be_bytes());
+    let mut ip = vec![0x45, 0, 0, 0, 0, 1, 0x40, 0, 64, 17, 0, 0];
+    ip[2..4].copy_from_slice(&(20 + udp_length).to_be_bytes());
+    ip.extend(from.0.octets());
+    ip.extend(to.0.octets());
+    let checksum = !sum(&ip);
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+    [&macs.1[..], &macs.0, &[8, 0], &ip, &udp].concat()
+}
+
+/// Whether IPv4 header and UDP datagram of a frame have right checksums.
+fn checksums_are_right(frame: &[u8]) -> bool {
+    let (ip, udp) = (&frame[14..34], &frame[34..]);
+    let mut pseudo = [&ip[12..20], &[0, 17, 0, 0]].concat();
+    pseudo[10..12].copy_from_slice(&udp[4..6]);
+    sum(ip) == 0xffff && sum(&[&pseudo[..], udp].concat()) == 0xffff
+}
+
+/// The next frame with the payload of [`datagram`].
+fn receive(tap: &Opened) -> Vec<u8> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut buffer = [0; 2048];
+    while Instant::now() < deadline {
+        match tap.file().read(&mut buffer) {
+            Ok(length) if buffer[..length].ends_with(b"through the path") => {
+                return buffer[..length].to_vec();
+            }
+            Ok(_) => {}
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    panic!("no frame came within {PATIENCE:?}");
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_packet_leaves_translated_and_its_answer_comes_back() {
+    lab::run(|lab| {
+        let uplink = host(lab);
+        let datapath = open(&settings());
+        datapath.attach_shared(index_of("swtest")).unwrap();
+        let up0 = Uplink {
+            index: index_of("up0"),
+            name: "up0".into(),
+            fq: false,
+            xdp: false,
+        };
+        datapath.set_uplinks(&[up0]).unwrap();
+        let (guest, index) = slot(&datapath, lab);
+        let out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (PEER, 2000));
+        guest.file().write_all(&out).unwrap();
+        let policy = policy::compile(&route_policy(), &["10.64.0.0/16".parse().unwrap()]).unwrap();
+        let policy = datapath.add_policy(&policy).unwrap();
+        let not_leased = datapath.counters(index).drops[DropReason::NotLeased as usize];
+        assert_eq!(not_leased, 1);
+        datapath.activate(index, policy, false).unwrap();
+
+        for _ in 0..2 {
+            // The second goes by what was decided for the first.
+            guest.file().write_all(&out).unwrap();
+            let frame = receive(&uplink);
+            assert_eq!(
+                (&frame[..6], &frame[6..12]),
+                (&ROUTER_MAC[..], &UPLINK_MAC[..])
+            );
+            assert_eq!(frame[22], 63, "one hop");
+            assert_eq!(
+                (&frame[26..30], &frame[30..34]),
+                (&CLONE.octets()[..], &PEER.octets()[..])
+            );
+            assert!(checksums_are_right(&frame), "{frame:x?}");
+        }
+        let back = datagram((ROUTER_MAC, UPLINK_MAC), (PEER, 2000), (CLONE, 1000));
+        uplink.file().write_all(&back).unwrap();
+        let frame = receive(&guest);
+        assert_eq!(
+            (&frame[..6], &frame[6..12]),
+            (&GUEST_MAC[..], &GATEWAY_MAC[..])
+        );
+        assert_eq!(
+            (&frame[26..30], &frame[30..34]),
+            (&PEER.octets()[..], &GUEST.octets()[..])
+        );
+        assert!(checksums_are_right(&frame), "{frame:x?}");
+        let counters = datapath.counters(index);
+        assert_eq!((counters.egress.packets, counters.ingress.packets), (2, 1));
+        assert_eq!(counters.egress.bytes, 2 * out.len() as u64);
+        assert_eq!(counters.drops, [0; 48]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_denied_packet_is_counted_and_traced() {
+    lab::run(|lab| {
+        let _uplink = host(lab);
+        let datapath = open(&settings());
+        let (guest, index) = slot(&datapath, lab);
+        let policy = policy::compile(&route_policy(), &[]).unwrap();
+        let policy = datapath.add_policy(&policy).unwrap();
+        datapath.activate(index, policy, false).unwrap();
+        datapath.set_flag(index, NicFlag::Trace, true);
+        let mut events = datapath.trace_events().unwrap();
+        assert!(events.next_event().is_none());
+        let out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (DENIED, 2000));
+        guest.file().write_all(&out).unwrap();
+        assert!(events.wait(PATIENCE).unwrap());
+        let event = events.next_event().unwrap();
+        assert_eq!(event.nic, index.0);
+        assert_eq!(event.verdict, Verdict::Drop as u8);
+        assert_eq!(event.direction, Direction::Egress as u8);
+        assert_eq!(event.reason, DropReason::Policy as u8);
+        assert_eq!(event.frame[..event.captured as usize], out);
+        let drops = datapath.counters(index).drops;
+        assert_eq!(drops[DropReason::Policy as usize], 1);
+        assert_eq!(drops.iter().sum::<u64>(), 1);
+        assert!(!events.wait(Duration::from_millis(10)).unwrap());
+    });
+}

@@ -1,0 +1,371 @@
+//! Attachments on uplinks and on the shared interface.
+//!
+//! Where the kernel has TCX, a program is attached by a link that is pinned in the instance's folder:
+//! it stays when the daemon ends, a new version of the program takes its place without a gap, and
+//! programs of others keep their places before or behind it. Elsewhere a `cls_bpf` filter on a clsact
+//! qdisc does the same; an interface that has had a clsact qdisc keeps it, because others may use it.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
+    sync::{MutexGuard, PoisonError},
+};
+
+use sandwire_kernel_net::{
+    interface::{self, InterfaceIndex},
+    netlink::{Request, Socket},
+    tc,
+};
+
+use crate::{
+    Datapath, Error, Order, Program,
+    abi::{UplinkFlag, UplinkValue},
+    open::LINKS,
+    sys,
+};
+
+/// Priority of our filters: behind those of lower number, before those of higher number, which see
+/// only what ours passes on.
+pub const FILTER_PRIORITY: u16 = 0xc000;
+/// Handle of our filters.
+pub const FILTER_HANDLE: u32 = 1;
+
+const SHARED_PIN: &str = "shared";
+const UPLINK_PIN: &str = "uplink-";
+const XDP_PIN: &str = "xdp-";
+
+/// An interface that packets may leave by without the host's own stack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Uplink {
+    /// Its number.
+    pub index: InterfaceIndex,
+    /// Its name, for errors.
+    pub name: String,
+    /// Whether its queue honours departure times (`fq`).
+    pub fq: bool,
+    /// Whether XDP is used on it.
+    pub xdp: bool,
+}
+
+/// Something of ours that was not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Defect {
+    /// Name of the interface.
+    pub interface: String,
+    /// What was wrong.
+    pub text: &'static str,
+    /// Why it could not be repaired; `None` if it has been.
+    pub failure: Option<String>,
+}
+
+/// What should be attached, since the last call that said so.
+#[derive(Debug, Default)]
+pub(crate) struct Wanted {
+    shared: Option<InterfaceIndex>,
+    uplinks: Vec<Uplink>,
+}
+
+/// Where a program is attached by a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Hook {
+    Tc(tc::Hook),
+    Xdp,
+}
+
+/// One program on one hook of one interface.
+#[derive(Clone, Debug)]
+struct Spot {
+    pin: String,
+    index: InterfaceIndex,
+    name: String,
+    hook: Hook,
+    program: Program,
+}
+
+/// What was found at a spot before it was put right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    AsItShouldBe,
+    AnotherProgram,
+    Nothing,
+    NoInterface,
+}
+
+impl Datapath {
+    fn wanted(&self) -> MutexGuard<'_, Wanted> {
+        // Written as a whole.
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts `from_host` on the egress of the shared interface; replaces an older program in place.
+    ///
+    /// # Errors
+    /// The kernel refuses, or there is no such interface.
+    pub fn attach_shared(&self, index: InterfaceIndex) -> Result<(), Error> {
+        let mut wanted = self.wanted();
+        let spot = shared_spot(index);
+        if self.put_right(&spot)? == Found::NoInterface {
+            let missing = std::io::Error::from_raw_os_error(libc::ENODEV);
+            let object = format!("the shared interface {index}");
+            return Err(Error::system("attach a program to", object, missing));
+        }
+        wanted.shared = Some(index);
+        Ok(())
+    }
+
+    /// Makes exactly these interfaces the uplinks. One that is gone is forgotten.
+    ///
+    /// # Errors
+    /// The first refusal of the kernel; the other interfaces are done.
+    pub fn set_uplinks(&self, uplinks: &[Uplink]) -> Result<(), Error> {
+        let mut wanted = self.wanted();
+        wanted.uplinks = uplinks.to_vec();
+        let mut failure = None;
+        let mut keep = BTreeSet::from([SHARED_PIN.to_owned()]);
+        let mut present = BTreeSet::new();
+        for uplink in uplinks {
+            let found = spots_of(uplink).into_iter().try_fold(true, |all, spot| {
+                keep.insert(spot.pin.clone());
+                let found = self.put_right(&spot)?;
+                Ok(all && found != Found::NoInterface)
+            });
+            let outcome = found.and_then(|is_there| {
+                if is_there {
+                    present.insert(uplink.index.0);
+                    self.uplinks.set(&uplink.index.0, &value_of(uplink))?;
+                }
+                Ok(())
+            });
+            failure = failure.or(outcome.err());
+        }
+        let known = self.uplinks.entries()?;
+        for (index, _) in known.iter().filter(|(index, _)| !present.contains(index)) {
+            self.uplinks.remove(index)?;
+        }
+        let is_wanted = |index: &u32| uplinks.iter().any(|uplink| uplink.index.0 == *index);
+        let others = known
+            .iter()
+            .map(|(index, _)| *index)
+            .filter(|index| !is_wanted(index));
+        self.detach_others(&keep, others)?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Looks whether the programs are still on the shared interface and the uplinks, and puts them back.
+    /// An uplink that is gone is no defect.
+    #[must_use]
+    pub fn inspect(&self) -> Vec<Defect> {
+        let wanted = self.wanted();
+        let shared = wanted.shared.map(shared_spot);
+        let spots = wanted.uplinks.iter().flat_map(spots_of).chain(shared);
+        let mut defects: Vec<Defect> = spots.filter_map(|spot| self.inspect_spot(&spot)).collect();
+        for uplink in &wanted.uplinks {
+            defects.extend(self.inspect_entry(uplink));
+        }
+        defects
+    }
+
+    fn inspect_spot(&self, spot: &Spot) -> Option<Defect> {
+        let (text, failure) = match self.put_right(spot) {
+            Ok(Found::AsItShouldBe) => return None,
+            Ok(Found::NoInterface) if spot.pin != SHARED_PIN => return None,
+            Ok(Found::NoInterface) => ("it is gone", Some("no such interface".to_owned())),
+            Ok(Found::AnotherProgram) => ("another program was in the place of ours", None),
+            Ok(Found::Nothing) => ("our program was detached", None),
+            Err(error) => ("our program is not attached", Some(error.to_string())),
+        };
+        Some(Defect {
+            interface: spot.name.clone(),
+            text,
+            failure,
+        })
+    }
+
+    fn inspect_entry(&self, uplink: &Uplink) -> Option<Defect> {
+        let value = value_of(uplink);
+        let is_there = match self.uplinks.get(&uplink.index.0) {
+            Ok(found) => found == Some(value),
+            Err(_) => false,
+        };
+        if is_there || !self.has_interface(uplink) {
+            return None;
+        }
+        let repaired = self.uplinks.set(&uplink.index.0, &value);
+        Some(Defect {
+            interface: uplink.name.clone(),
+            text: "the programs did not know it as an uplink",
+            failure: repaired.err().map(|error| error.to_string()),
+        })
+    }
+
+    fn has_interface(&self, uplink: &Uplink) -> bool {
+        let find = || interface::find(&mut Socket::route()?, &uplink.name);
+        find().is_ok_and(|found| found.is_some_and(|found| found.index == uplink.index))
+    }
+
+    fn pin_of(&self, spot: &Spot) -> PathBuf {
+        self.folder.join(LINKS).join(&spot.pin)
+    }
+
+    fn put_right(&self, spot: &Spot) -> Result<Found, Error> {
+        match spot.hook {
+            Hook::Tc(hook) if !self.features.tcx => self.put_filter_right(spot, hook),
+            _ => self.put_link_right(spot),
+        }
+    }
+
+    fn put_link_right(&self, spot: &Spot) -> Result<Found, Error> {
+        let path = self.pin_of(spot);
+        let program = self.program(spot.program);
+        let failed = |source| {
+            Error::system(
+                "attach a program to",
+                format!("interface {}", spot.name),
+                source,
+            )
+        };
+        let mut found = Found::Nothing;
+        if let Some(link) = sys::open_pin(&path).map_err(failed)? {
+            let info = sys::link_info(link.as_fd()).map_err(failed)?;
+            // Of a link whose interface is gone, or that somebody detached, the kernel says 0.
+            if info.ifindex == spot.index.0 {
+                if info.program == sys::program_id(program).map_err(failed)? {
+                    return Ok(Found::AsItShouldBe);
+                }
+                sys::update_link(link.as_fd(), program).map_err(failed)?;
+                return Ok(Found::AnotherProgram);
+            }
+            fs::remove_file(&path).map_err(failed)?;
+        }
+        let (attach_type, flags) = self.link_type(spot.hook);
+        match sys::create_link(program, spot.index.0, attach_type, flags) {
+            Ok(link) => sys::pin(link.as_fd(), &path).map_err(failed)?,
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => found = Found::NoInterface,
+            Err(error) => return Err(failed(error)),
+        }
+        Ok(found)
+    }
+
+    fn link_type(&self, hook: Hook) -> (u32, u32) {
+        let order = match self.order {
+            // Without naming another program, that is before or behind all of them.
+            Order::First => sys::BPF_F_BEFORE,
+            Order::Last => sys::BPF_F_AFTER,
+        };
+        match hook {
+            Hook::Tc(tc::Hook::Ingress) => (sys::BPF_TCX_INGRESS, order),
+            Hook::Tc(tc::Hook::Egress) => (sys::BPF_TCX_EGRESS, order),
+            Hook::Xdp => (sys::BPF_XDP, sys::XDP_FLAGS_DRV_MODE),
+        }
+    }
+
+    fn put_filter_right(&self, spot: &Spot, hook: tc::Hook) -> Result<Found, Error> {
+        let program = self.program(spot.program);
+        let mut socket = Socket::route()?;
+        let place = place_of(spot.index, hook);
+        let listed = tc::list(&mut socket, spot.index, hook)?;
+        let ours = listed.into_iter().find(|filter| filter.place == place);
+        let id = sys::program_id(program)
+            .map_err(|source| Error::system("look at", "a program", source))?;
+        let found = match ours {
+            Some(filter) if filter.program_id == Some(id) => return Ok(Found::AsItShouldBe),
+            Some(_) => Found::AnotherProgram,
+            None => Found::Nothing,
+        };
+        let mut request = Request::new();
+        tc::add_clsact(&mut request, spot.index);
+        match socket.execute(request) {
+            Err(error) if error.is_missing() => return Ok(Found::NoInterface),
+            // Ours from before, or somebody else's: it serves either way.
+            Err(error) if error.is_existing() => {}
+            other => other?,
+        }
+        let mut request = Request::new();
+        self.filter(spot, place, program).replace(&mut request);
+        socket.execute(request)?;
+        Ok(found)
+    }
+
+    fn filter<'a>(&self, spot: &Spot, place: tc::Place, program: BorrowedFd<'a>) -> tc::Filter<'a> {
+        tc::Filter {
+            place,
+            class_id: None,
+            program,
+            name: spot.program.name(),
+        }
+    }
+
+    /// Removes the attachments on interfaces that are no uplinks any more.
+    fn detach_others(
+        &self,
+        keep: &BTreeSet<String>,
+        others: impl Iterator<Item = u32>,
+    ) -> Result<(), Error> {
+        let folder = self.folder.join(LINKS);
+        let failed = |source| Error::system("list", folder.display().to_string(), source);
+        for entry in fs::read_dir(&folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            if !keep.contains(&*entry.file_name().to_string_lossy()) {
+                fs::remove_file(entry.path()).map_err(failed)?;
+            }
+        }
+        if self.features.tcx {
+            return Ok(());
+        }
+        for index in others {
+            let mut request = Request::new();
+            place_of(InterfaceIndex(index), tc::Hook::Ingress).delete(&mut request);
+            match Socket::route()?.execute(request) {
+                // The filter, its qdisc or the interface is gone.
+                Err(error) if error.is_missing() || error.errno() == Some(libc::EINVAL) => {}
+                other => other?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn place_of(interface: InterfaceIndex, hook: tc::Hook) -> tc::Place {
+    tc::Place {
+        interface,
+        hook,
+        priority: FILTER_PRIORITY,
+        handle: FILTER_HANDLE,
+    }
+}
+
+fn shared_spot(index: InterfaceIndex) -> Spot {
+    Spot {
+        pin: SHARED_PIN.to_owned(),
+        index,
+        name: format!("{index} (shared)"),
+        hook: Hook::Tc(tc::Hook::Egress),
+        program: Program::FromHost,
+    }
+}
+
+fn spots_of(uplink: &Uplink) -> Vec<Spot> {
+    let spot = |pin, hook, program| Spot {
+        pin: format!("{pin}{}", uplink.index.0),
+        index: uplink.index,
+        name: uplink.name.clone(),
+        hook,
+        program,
+    };
+    let tc = spot(UPLINK_PIN, Hook::Tc(tc::Hook::Ingress), Program::FromUplink);
+    let xdp = uplink
+        .xdp
+        .then(|| spot(XDP_PIN, Hook::Xdp, Program::ToGuestXdp));
+    std::iter::once(tc).chain(xdp).collect()
+}
+
+fn value_of(uplink: &Uplink) -> UplinkValue {
+    let flags = [(UplinkFlag::Fq, uplink.fq), (UplinkFlag::Xdp, uplink.xdp)];
+    let set = flags.into_iter().filter(|(_, is_set)| *is_set);
+    UplinkValue {
+        flags: set.fold(0, |flags, (flag, _)| flags | flag.number()),
+        reserved: 0,
+    }
+}
