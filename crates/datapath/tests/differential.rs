@@ -17,7 +17,6 @@ mod mutants;
 use std::{
     collections::{BTreeMap, BTreeSet},
     env,
-    path::Path,
     rc::Rc,
     time::Duration,
 };
@@ -29,8 +28,6 @@ use sandwire_testlab::lab;
 
 /// Cases of each class: with two packets and more in each, a good quarter of a million packets.
 const CASES: u64 = 2_200;
-/// Objects that the build script compiled.
-const OBJECTS: &str = env!("OUT_DIR");
 
 fn number_from(variable: &str, usual: u64) -> u64 {
     match env::var(variable) {
@@ -88,7 +85,7 @@ fn programs_and_model_agree() {
         let seed = number_from("SANDWIRE_SEED", 1);
         println!("SANDWIRE_SEED={seed}");
         let ifindex = host::set_up(lab);
-        let programs = Programs::load(Path::new(OBJECTS), "differential").expect("they load");
+        let programs = Programs::open("differential").expect("they load");
         let policies = Rc::new(scene::policies(&mut Random::new(seed)));
         let mut harness = Harness::new(programs, ifindex, policies);
         let cases = number_from("SANDWIRE_CASES", CASES);

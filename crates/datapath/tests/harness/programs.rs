@@ -1,4 +1,4 @@
-//! Loads the programs of compiled objects, each time with maps of their own.
+//! The programs, loaded as the product does it or from other objects, each time with maps of their own.
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +12,7 @@ use aya::{
     maps::{Map, MapData, RingBuf},
     programs::SchedClassifier,
 };
+use sandwire_datapath::{Datapath, Program, Settings, abi};
 
 /// Where bpffs is mounted in the lab.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -31,6 +32,30 @@ const MAPS: [&str; 11] = [
 ];
 
 impl Programs {
+    /// Loads the product's own programs as the product does.
+    ///
+    /// # Errors
+    /// What the product says.
+    pub(crate) fn open(name: &str) -> Result<Self, String> {
+        let folder = format!("{BPFFS}/{name}");
+        let mut settings = Settings::new(folder.clone().into());
+        settings.nics_max = 64;
+        settings.answers_max = 1024;
+        settings.prefixes_max = 65_536;
+        let opened = Datapath::open(&settings).map_err(|error| error.to_string())?;
+        let program = |program| {
+            let program = opened.datapath.program(program);
+            program.try_clone_to_owned().expect("a descriptor")
+        };
+        Ok(Self {
+            from_guest: program(Program::FromGuest),
+            from_uplink: program(Program::FromUplink),
+            from_host: program(Program::FromHost),
+            maps: maps(&format!("{folder}/v{}", abi::ABI_VERSION)),
+            folder,
+        })
+    }
+
     /// Loads `from_guest.o` and `to_guest.o` of a folder.
     ///
     /// # Errors
@@ -42,15 +67,11 @@ impl Programs {
         let to_guest = load(objects, "to_guest.o", &folder, &["from_uplink", "from_host"])?;
         let [from_guest] = from_guest.try_into().expect("one was asked for");
         let [from_uplink, from_host] = to_guest.try_into().expect("two were asked for");
-        let maps = MAPS.map(|name| {
-            let map = MapData::from_pin(format!("{folder}/{name}")).expect("maps are pinned by name");
-            (name, map)
-        });
         Ok(Self {
             from_guest,
             from_uplink,
             from_host,
-            maps: maps.into(),
+            maps: maps(&folder),
             folder,
         })
     }
@@ -62,13 +83,9 @@ impl Programs {
 
     /// The trace events.
     pub(crate) fn trace(&self) -> RingBuf<MapData> {
-        let map = MapData::from_pin(format!("{}/trace", self.folder)).expect("it is pinned");
+        let id = self.maps["trace"].info().expect("the kernel tells").id();
+        let map = MapData::from_id(id).expect("it is there");
         RingBuf::try_from(Map::RingBuf(map)).expect("it is a ring buffer")
-    }
-
-    /// Folder of the pins.
-    pub(crate) fn folder(&self) -> &str {
-        &self.folder
     }
 }
 
@@ -77,6 +94,14 @@ impl Drop for Programs {
         // The bpffs goes with the lab in any case.
         let _ = fs::remove_dir_all(&self.folder);
     }
+}
+
+fn maps(folder: &str) -> BTreeMap<&'static str, MapData> {
+    let open = |name| {
+        let map = MapData::from_pin(format!("{folder}/{name}"));
+        (name, map.expect("maps are pinned by name"))
+    };
+    MAPS.map(open).into()
 }
 
 fn load(

@@ -51,6 +51,9 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
         return Err(by_sender(DropReason::VlanTag));
     }
     let sender = antispoof::source_mac(nic, frame).map_err(by_sender)?;
+    // Whoever was seen last is whom packets to the sandbox are for.
+    world.nics[number].process = sender == Sender::Process;
+    let nic = &world.nics[number];
     let version = match ethertype {
         TYPE_ARP if sender == Sender::Process => return Err(by_sender(DropReason::LinkChatter)),
         TYPE_ARP => {
@@ -65,22 +68,56 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
         return Err(by_sender(DropReason::NoAddress));
     }
     let packet = Packet::parse(frame).map_err(by_sender)?;
-    antispoof::source(nic, frame, &packet, sender).map_err(by_sender)?;
-    if link::is_discovery(&packet, frame) {
+    if sender == Sender::Process
+        && let Some(other) = process_of(world, input, &packet)
+        && other != number
+    {
+        world.nics[other].process = true;
+        return judge_packet(world, other, input, &packet, sender);
+    }
+    judge_packet(world, number, input, &packet, sender)
+}
+
+/// A process in the namespace has the clone addresses of all its interfaces on one veth: which one
+/// sends is told by the address.
+fn process_of(world: &World, input: &Input, packet: &Packet) -> Option<usize> {
+    let other = *world.clones.get(&packet.source)?;
+    let first = input.class;
+    let count = usize::from(world.nics[first].count);
+    let own = first..first + count;
+    (own.contains(&other) && world.nics[other].state == State::Active).then_some(other)
+}
+
+/// Judges an IP packet by what it claims and where it goes.
+fn judge_packet(
+    world: &mut World,
+    number: usize,
+    input: &Input,
+    packet: &Packet,
+    sender: Sender,
+) -> Result<Outcome, Dropped> {
+    let by_sender = |reason| Dropped::egress(number, reason);
+    let on_link = |reason| Dropped {
+        stage: Stage::Antispoof,
+        ..Dropped::egress(number, reason)
+    };
+    let nic = &world.nics[number];
+    let frame = &input.frame;
+    antispoof::source(nic, frame, packet, sender).map_err(by_sender)?;
+    if link::is_discovery(packet, frame) {
         if sender == Sender::Process {
             return Err(by_sender(DropReason::LinkChatter));
         }
-        let answer = link::discovery(nic, frame, &packet).map_err(on_link)?;
+        let answer = link::discovery(nic, frame, packet).map_err(on_link)?;
         return Ok(answered(world, number, input, answer));
     }
     if link::is_gateway(nic, packet.destination) {
-        let reply = link::gateway(frame, &packet).map_err(by_sender)?;
+        let reply = link::gateway(frame, packet).map_err(by_sender)?;
         return Ok(answered(world, number, input, reply));
     }
     policy::destination(packet.destination).map_err(by_sender)?;
-    world.nics[number].process = sender == Sender::Process;
-    let decision = route::decide(world, number, frame, &packet, input.now).map_err(by_sender)?;
-    deliver(world, number, input, &packet, decision)
+    let decision = route::decide(world, number, frame, packet, input.now).map_err(by_sender)?;
+    deliver(world, number, input, packet, decision)
 }
 
 fn answered(world: &mut World, number: usize, input: &Input, frame: Vec<u8>) -> Outcome {
