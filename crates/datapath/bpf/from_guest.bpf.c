@@ -260,6 +260,7 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 {
 	struct translation t = {};
 	struct course c = {};
+	struct hop hop = {};
 	int reason;
 
 	set_course(skb, s, p, &c);
@@ -275,8 +276,8 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 			return refuse_at_target(skb, &c, reason);
 	}
 	trace_course(skb, s, p, &c);
-	translate_from_guest(&t, s, p, &c);
-	if (rarely(translate(skb, p, &t)))
+	translate_from_guest(&t, &hop, s, p, &c);
+	if (rarely(translate(skb, p, &t, &hop)))
 		return refuse(skb, s->index, s->flags, DROP_HELPER, STAGE_NAT);
 	count_egress(s->index, p->bytes, p->segments);
 	if (rarely(c.target))

@@ -90,6 +90,7 @@ int from_guest_xdp(struct xdp_md *context)
 	struct sender sender = {};
 	struct packet packet = {};
 	struct course course = {};
+	struct hop hop = {};
 	int reason;
 
 	if (!find_sender(context, &sender) || !parse_simple(context, &sender, &packet))
@@ -110,8 +111,8 @@ int from_guest_xdp(struct xdp_md *context)
 		if (reason)
 			return refuse(course.decision->target, reason);
 	}
-	translate_from_guest(&t, &sender, &packet, &course);
-	if (translate(context, &packet, &t))
+	translate_from_guest(&t, &hop, &sender, &packet, &course);
+	if (translate(context, &packet, &t, &hop))
 		return refuse(sender.index, DROP_HELPER);
 	count_egress(sender.index, packet.bytes, packet.segments);
 	if (course.target)

@@ -21,8 +21,9 @@ __noinline int refuse(struct __sk_buff *skb, __u32 index, __u32 flags, __u32 rea
 }
 
 static __always_inline int deliver(struct __sk_buff *skb, struct receiver *r, struct packet *p,
-				   __u32 via, __u32 hop)
+				   __u32 via, __u32 is_router)
 {
+	struct hop hop = {.is_router = is_router};
 	struct translation t = {};
 	int reason;
 
@@ -33,8 +34,8 @@ static __always_inline int deliver(struct __sk_buff *skb, struct receiver *r, st
 		trace_packet(skb, r->index,
 			     FATE(DIRECTION_INGRESS, VERDICT_GUEST, STAGE_REDIRECT, DROP_NONE),
 			     r->nic->ifindex, p->segments);
-	translate_to_guest(&t, r, p, hop);
-	if (translate(skb, p, &t))
+	translate_to_guest(&t, &hop, r, p);
+	if (translate(skb, p, &t, &hop))
 		return refuse(skb, r->index, r->flags, DROP_HELPER, STAGE_NAT);
 	count_ingress(r->index, p->bytes, p->segments);
 	return DROP_NONE;

@@ -27,6 +27,7 @@ static __always_inline int refuse(__u32 index, __u32 reason)
 SEC("xdp")
 int to_guest_xdp(struct xdp_md *context)
 {
+	struct hop hop = {.is_router = 1};
 	struct receiver receiver = {};
 	struct translation t = {};
 	struct packet packet = {};
@@ -45,8 +46,8 @@ int to_guest_xdp(struct xdp_md *context)
 	reason = admit(&receiver, &packet, ANSWER_UPLINK);
 	if (reason)
 		return refuse(receiver.index, reason);
-	translate_to_guest(&t, &receiver, &packet, 1);
-	if (translate(context, &packet, &t))
+	translate_to_guest(&t, &hop, &receiver, &packet);
+	if (translate(context, &packet, &t, &hop))
 		return refuse(receiver.index, DROP_HELPER);
 	count_ingress(receiver.index, packet.bytes, packet.segments);
 	return bpf_redirect(receiver.nic->ifindex, 0);

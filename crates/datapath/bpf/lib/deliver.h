@@ -67,6 +67,7 @@ static __always_inline int admit(const struct receiver *r, const struct packet *
 	__u32 index = r->index, policy_index = READ_ONCE(r->nic->policy);
 	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
 	struct meters *meter;
+	__u64 wait;
 
 	if (!policy)
 		return DROP_NONE;
@@ -77,24 +78,23 @@ static __always_inline int admit(const struct receiver *r, const struct packet *
 	meter = bpf_map_lookup_elem(&meters, &index);
 	if (!meter)
 		return DROP_HELPER;
-	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0);
+	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
 }
 
 /* A process has the clone address itself, behind the MAC of its veth. */
-static __always_inline void translate_to_guest(struct translation *t, const struct receiver *r,
-					       const struct packet *p, __u32 hop)
+static __always_inline void translate_to_guest(struct translation *t, struct hop *hop,
+					       const struct receiver *r, const struct packet *p)
 {
 	const struct nic *nic = r->nic;
 
-	t->hop = hop;
 	t->source = p->source;
 	t->destination = p->destination;
-	__builtin_memcpy(t->source_mac, nic->gateway_mac, ETH_ALEN);
+	hop->source_mac = nic->gateway_mac;
 	if (r->flags & NIC_PROCESS) {
-		__builtin_memcpy(t->destination_mac, nic->veth_mac, ETH_ALEN);
+		hop->destination_mac = nic->veth_mac;
 		return;
 	}
-	__builtin_memcpy(t->destination_mac, nic->guest_mac, ETH_ALEN);
+	hop->destination_mac = nic->guest_mac;
 	t->destination = p->version == 4 ? mapped(nic->guest4) : nic->guest6;
 }
 

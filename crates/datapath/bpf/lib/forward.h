@@ -43,7 +43,8 @@ static __always_inline int police_egress(const struct sender *s, const struct pa
 	meter = bpf_map_lookup_elem(&meters, &index);
 	if (!meter)
 		return DROP_HELPER;
-	return police(&c->policy->egress, &meter->egress, p, c->now, fq ? &c->wait : 0);
+	return police(&c->policy->egress, &meter->egress, p, c->now, fq ? DEPARTURE_MAX : 0,
+		      &c->wait);
 }
 
 /* The receiver's limit: what it drops is the receiver's, and is counted there. */
@@ -52,46 +53,48 @@ static __always_inline int police_target(const struct packet *p, struct course *
 	__u32 index = c->decision->target, policy_index = READ_ONCE(c->target->policy);
 	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
 	struct meters *meter;
+	__u64 wait;
 
 	if (!policy || !is_limited(&policy->ingress))
 		return DROP_NONE;
 	meter = bpf_map_lookup_elem(&meters, &index);
 	if (!meter)
 		return DROP_HELPER;
-	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0);
+	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
 }
 
-static __always_inline void translate_to_target(struct translation *t, const struct packet *p,
-						const struct nic *target)
+static __always_inline void translate_to_target(struct translation *t, struct hop *hop,
+						const struct packet *p, const struct nic *target)
 {
 	__u32 flags = READ_ONCE(target->flags);
 
-	__builtin_memcpy(t->source_mac, target->gateway_mac, ETH_ALEN);
+	hop->source_mac = target->gateway_mac;
 	if (flags & NIC_PROCESS) {
-		__builtin_memcpy(t->destination_mac, target->veth_mac, ETH_ALEN);
+		hop->destination_mac = target->veth_mac;
 		return;
 	}
-	__builtin_memcpy(t->destination_mac, target->guest_mac, ETH_ALEN);
+	hop->destination_mac = target->guest_mac;
 	t->destination = p->version == 4 ? mapped(target->guest4) : target->guest6;
 }
 
-static __always_inline void translate_from_guest(struct translation *t, const struct sender *s,
-						 const struct packet *p, const struct course *c)
+static __always_inline void translate_from_guest(struct translation *t, struct hop *hop,
+						 const struct sender *s, const struct packet *p,
+						 const struct course *c)
 {
 	const struct nic *nic = s->nic;
 
 	t->source = p->version == 4 ? mapped(nic->clone4) : nic->clone6;
 	t->destination = p->destination;
 	if (c->target) {
-		t->hop = 1;
-		translate_to_target(t, p, c->target);
+		hop->is_router = 1;
+		translate_to_target(t, hop, p, c->target);
 	} else if (c->verdict == VERDICT_UPLINK) {
-		t->hop = 1;
-		__builtin_memcpy(t->source_mac, c->decision->source_mac, ETH_ALEN);
-		__builtin_memcpy(t->destination_mac, c->decision->destination_mac, ETH_ALEN);
+		hop->is_router = 1;
+		hop->source_mac = c->decision->source_mac;
+		hop->destination_mac = c->decision->destination_mac;
 	} else {
-		__builtin_memcpy(t->source_mac, nic->guest_mac, ETH_ALEN);
-		__builtin_memcpy(t->destination_mac, nic->shared_mac, ETH_ALEN);
+		hop->source_mac = nic->guest_mac;
+		hop->destination_mac = nic->shared_mac;
 	}
 }
 

@@ -12,9 +12,13 @@
 struct translation {
 	struct address source;
 	struct address destination;
-	__u8 source_mac[6];
-	__u8 destination_mac[6];
-	__u32 hop; /* 1: goes through a router, so its TTL falls */
+};
+
+/* The way on: never in memory, so the MACs are copied straight from a map to the packet. */
+struct hop {
+	const __u8 *source_mac;
+	const __u8 *destination_mac;
+	__u32 is_router; /* the TTL falls */
 };
 
 /* The packet that an ICMP error quotes. */
@@ -182,12 +186,24 @@ static __always_inline long fix_quoted_checksum(frame *f, const struct packet *p
 	return frame_store(f, at, &new, sizeof(new));
 }
 
+/* Writes an address in a header. In two steps, so that the verifier need not know how its length and
+ * place belong together. */
+static __always_inline long store_address(frame *f, __u8 version, __u32 at, const struct address *a)
+{
+	if (version == 6) {
+		if (frame_store(f, at, &a->word[0], 12))
+			return -1;
+		at += 12;
+	}
+	return frame_store(f, at, &a->word[3], 4);
+}
+
 /* Translates the packet inside an ICMP error. It was sent the other way: its destination is the
  * sender of the error, its source the receiver. One that isn't so is left alone. */
 __noinline int translate_quote(frame *f, const struct packet *p, const struct translation *t)
 {
 	struct quote q = {};
-	__u32 start, change, source_at, length;
+	__u32 start, change, source_at, destination_at;
 	__u64 sum = 0;
 	__be16 old, new;
 
@@ -197,20 +213,16 @@ __noinline int translate_quote(frame *f, const struct packet *p, const struct tr
 		return 0;
 	start = p->l4 + 8;
 	source_at = p->version == 4 ? 12 : 8;
-	length = p->version == 4 ? 4 : 16;
+	destination_at = p->version == 4 ? 16 : 24;
 	if (same_address(&q.destination, &p->source) && !same_address(&p->source, &t->source)) {
-		const void *to = p->version == 4 ? &t->source.word[3] : &t->source.word[0];
-
 		sum = add_address_change(sum, &p->source, &t->source);
-		if (frame_store(f, start + source_at + length, to, length))
+		if (store_address(f, p->version, start + destination_at, &t->source))
 			return -1;
 	}
 	if (same_address(&q.source, &p->destination) &&
 	    !same_address(&p->destination, &t->destination)) {
-		const void *to = p->version == 4 ? &t->destination.word[3] : &t->destination.word[0];
-
 		sum = add_address_change(sum, &p->destination, &t->destination);
-		if (frame_store(f, start + source_at, to, length))
+		if (store_address(f, p->version, start + source_at, &t->destination))
 			return -1;
 	}
 	if (!sum)
@@ -230,18 +242,19 @@ __noinline int translate_quote(frame *f, const struct packet *p, const struct tr
 }
 
 static __always_inline int write_ipv4(frame *f, const struct packet *p,
-				      const struct translation *t, __u32 change)
+				      const struct translation *t, const struct hop *hop,
+				      __u32 change)
 {
 	struct ethhdr *ethernet = frame_data(f);
 	struct iphdr *ip = (void *)(ethernet + 1);
 
 	if ((void *)(ip + 1) > frame_end(f))
 		return -1;
-	__builtin_memcpy(ethernet->h_source, t->source_mac, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_dest, t->destination_mac, ETH_ALEN);
+	copy_mac(ethernet->h_source, hop->source_mac);
+	copy_mac(ethernet->h_dest, hop->destination_mac);
 	ip->saddr = t->source.word[3];
 	ip->daddr = t->destination.word[3];
-	if (t->hop) {
+	if (hop->is_router) {
 		ip->ttl = p->ttl - 1;
 		change = fold_16(change) + TTL_STEP;
 	}
@@ -251,27 +264,29 @@ static __always_inline int write_ipv4(frame *f, const struct packet *p,
 }
 
 static __always_inline int write_ipv6(frame *f, const struct packet *p,
-				      const struct translation *t, __u32 change)
+				      const struct translation *t, const struct hop *hop,
+				      __u32 change)
 {
 	struct ethhdr *ethernet = frame_data(f);
 	struct ipv6hdr *ip = (void *)(ethernet + 1);
 
 	if ((void *)(ip + 1) > frame_end(f))
 		return -1;
-	__builtin_memcpy(ethernet->h_source, t->source_mac, ETH_ALEN);
-	__builtin_memcpy(ethernet->h_dest, t->destination_mac, ETH_ALEN);
+	copy_mac(ethernet->h_source, hop->source_mac);
+	copy_mac(ethernet->h_dest, hop->destination_mac);
 	__builtin_memcpy(&ip->saddr, &t->source, sizeof(ip->saddr));
 	__builtin_memcpy(&ip->daddr, &t->destination, sizeof(ip->daddr));
-	if (t->hop)
+	if (hop->is_router)
 		ip->hop_limit = p->ttl - 1;
-	change = fold_32((__u64)change + (t->hop ? HOP_LIMIT_STEP : 0));
+	change = fold_32((__u64)change + (hop->is_router ? HOP_LIMIT_STEP : 0));
 	if (change)
 		frame_account(f, change);
 	return 0;
 }
 
-/* Turns the packet into what `t` says. Fails only if the kernel can't change it. */
-static __always_inline int translate(frame *f, const struct packet *p, const struct translation *t)
+/* Turns the packet into what `t` and `hop` say. Fails only if the kernel can't change it. */
+static __always_inline int translate(frame *f, const struct packet *p, const struct translation *t,
+				     const struct hop *hop)
 {
 	__u32 place, change;
 	__u64 sum = 0;
@@ -288,7 +303,8 @@ static __always_inline int translate(frame *f, const struct packet *p, const str
 		    frame_fix_checksum(f, p->l4 + place, change, checksum_kind_of(p->protocol)))
 			return -1;
 	}
-	return p->version == 4 ? write_ipv4(f, p, t, change) : write_ipv6(f, p, t, change);
+	return p->version == 4 ? write_ipv4(f, p, t, hop, change) :
+				 write_ipv6(f, p, t, hop, change);
 }
 
 #endif

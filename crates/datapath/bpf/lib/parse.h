@@ -94,6 +94,14 @@ static __always_inline int same_mac(const void *a, const void *b)
 	       *(const __u16 *)(a + 4) == *(const __u16 *)(b + 4);
 }
 
+/* In packets and maps, not on the stack: there the verifier insists on alignment. Two stores, where the
+ * compiler would make six. */
+static __always_inline void copy_mac(void *to, const void *from)
+{
+	*(__u32 *)to = *(const __u32 *)from;
+	*(__u16 *)(to + 4) = *(const __u16 *)(from + 4);
+}
+
 static __always_inline int same_address(const struct address *a, const struct address *b)
 {
 	const __u64 *x = (const __u64 *)a, *y = (const __u64 *)b;
@@ -165,6 +173,8 @@ __noinline int walk_extensions(frame *f, __u32 end, struct extensions *out)
 		return DROP_MALFORMED;
 	offset = out->l4;
 	next = out->protocol;
+	/* Unrolled: Linux 6.1 takes no loop whose last instruction falls through to its first. */
+#pragma unroll
 	for (int i = 0; i <= EXTENSIONS_MAX; i++) {
 		if (!is_extension(next))
 			break;

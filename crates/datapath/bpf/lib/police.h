@@ -38,30 +38,29 @@ static __always_inline void charge(__u64 *arrival, __u64 now, __u64 cost)
 	}
 }
 
-/* Returns a drop reason. What is dropped costs nothing. `wait`, unless null, gets the nanoseconds by
- * which the packet must leave later instead of being dropped. */
+/* Returns a drop reason. What is dropped costs nothing. Up to `patience` nanoseconds the packet isn't
+ * dropped but must leave later: by `wait`. */
 static __always_inline int police(const struct limit *limit, struct meter *meter,
-				  const struct packet *p, __u64 now, __u64 *wait)
+				  const struct packet *p, __u64 now, __u64 patience,
+				  __u64 *wait)
 {
-	__u64 allowed = wait ? DEPARTURE_MAX : 0;
 	__u64 bytes = 0, packets = 0;
 
 	if (limit->byte_cost) {
 		bytes = excess(READ_ONCE(meter->bytes), now, limit->byte_burst);
-		if (bytes > allowed)
+		if (bytes > patience)
 			return DROP_BIT_LIMIT;
 	}
 	if (limit->packet_cost) {
 		packets = excess(READ_ONCE(meter->packets), now, limit->packet_burst);
-		if (packets > allowed)
+		if (packets > patience)
 			return DROP_PACKET_LIMIT;
 	}
 	if (limit->byte_cost)
 		charge(&meter->bytes, now, p->wire_bytes * limit->byte_cost >> 20);
 	if (limit->packet_cost)
 		charge(&meter->packets, now, p->segments * limit->packet_cost);
-	if (wait)
-		*wait = bytes > packets ? bytes : packets;
+	*wait = bytes > packets ? bytes : packets;
 	return DROP_NONE;
 }
 

@@ -13,7 +13,7 @@
 __noinline int trace_packet(frame *f, __u32 nic, __u32 fate, __u32 target, __u32 segments)
 {
 	struct trace_event *event = bpf_ringbuf_reserve(&trace, sizeof(*event), 0);
-	__u32 length = frame_length(f);
+	__u32 length = frame_length(f), last = length - 1;
 
 	if (!event)
 		return 0;
@@ -27,13 +27,15 @@ __noinline int trace_packet(frame *f, __u32 nic, __u32 fate, __u32 target, __u32
 	event->stage = fate >> 8;
 	event->reason = fate;
 	event->reserved = 0;
-	if (length > TRACE_BYTES)
-		length = TRACE_BYTES;
+	/* By its last byte: older verifiers must see that it is never zero. */
+	if (last > TRACE_BYTES - 1)
+		last = TRACE_BYTES - 1;
+	asm volatile("" : "+r"(last));
 	/* The room may hold what another sandbox sent. */
 	__builtin_memset(event->frame, 0, sizeof(event->frame));
 	event->captured = 0;
-	if (length && !frame_load(f, 0, event->frame, length))
-		event->captured = length;
+	if (!frame_load(f, 0, event->frame, last + 1))
+		event->captured = last + 1;
 	bpf_ringbuf_submit(event, 0);
 	return 0;
 }
