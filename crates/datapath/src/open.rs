@@ -47,6 +47,8 @@ const PROGRAMS: &str = "programs";
 const OLD: &str = "old-";
 /// The kernel keeps 16 bits of a class id where programs read it.
 const NICS_LIMIT: u32 = 1 << 16;
+/// As many lists as one policy may need at most.
+const LISTS_LEAST: u32 = 1 << 17;
 /// While a lease's policy is exchanged there are two of it.
 const POLICIES_PER_NIC: u32 = 2;
 
@@ -382,7 +384,8 @@ fn sizes(settings: &Settings) -> Vec<(&'static str, u32)> {
         ("clones", nics * 2),
         ("xdp_nics", nics),
         ("prefixes", settings.prefixes_max),
-        ("rule_lists", settings.prefixes_max),
+        // Prefixes with the same rules share a list, and the table takes 16 bytes per entry at once.
+        ("rule_lists", (settings.prefixes_max / 4).max(LISTS_LEAST)),
         ("answers", settings.answers_max),
     ]
 }
