@@ -31,7 +31,9 @@ const CASES: u64 = 2_200;
 
 fn number_from(variable: &str, usual: u64) -> u64 {
     match env::var(variable) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{variable} must be a number")),
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{variable} must be a number")),
         Err(_) => usual,
     }
 }
@@ -111,10 +113,15 @@ const CASES_LIKELY: u64 = 1_000;
 
 /// The first difference between a faulty program and the model.
 fn first_difference(harness: &mut Harness, seed: u64, likely: &[&str]) -> Option<String> {
-    let (first, then): (Vec<_>, Vec<_>) =
-        CLASSES.iter().partition(|(class, _)| likely.contains(class));
+    let (first, then): (Vec<_>, Vec<_>) = CLASSES
+        .iter()
+        .partition(|(class, _)| likely.contains(class));
     for &(class, make) in first.into_iter().chain(then) {
-        let cases = if likely.contains(&class) { CASES_LIKELY } else { CASES_FOR_MUTANTS };
+        let cases = if likely.contains(&class) {
+            CASES_LIKELY
+        } else {
+            CASES_FOR_MUTANTS
+        };
         for number in 0..cases {
             let case = make(&mut random_of(seed, class, number));
             if let Err(difference) = harness.run(&case) {
@@ -146,7 +153,11 @@ fn every_mutant_is_caught() {
                 Err(error) => wrong.push(format!("{}: {error}", mutant.name)),
             }
         }
-        assert!(wrong.is_empty(), "SANDWIRE_SEED={seed}\n{}", wrong.join("\n"));
+        assert!(
+            wrong.is_empty(),
+            "SANDWIRE_SEED={seed}\n{}",
+            wrong.join("\n")
+        );
     });
 }
 
@@ -167,7 +178,11 @@ fn the_generator_reaches_every_verdict() {
                     bytes: now + meter.bytes,
                     packets: now + meter.packets,
                 };
-                *(if meter.ingress { &mut nic.ingress } else { &mut nic.egress }) = filled;
+                *(if meter.ingress {
+                    &mut nic.ingress
+                } else {
+                    &mut nic.egress
+                }) = filled;
             }
             for step in &case.steps {
                 let input = Input {

@@ -172,7 +172,9 @@ fn set_up(lab: &Lab) -> Setting {
     );
     let settings = Settings::new("/sys/fs/bpf/offload".into());
     let datapath = Datapath::open(&settings).expect("it opens").datapath;
-    datapath.attach_shared(index_of("swtest")).expect("it attaches");
+    datapath
+        .attach_shared(index_of("swtest"))
+        .expect("it attaches");
     let uplink = Uplink {
         index: index_of("up0"),
         name: "up0".to_owned(),
@@ -194,7 +196,9 @@ fn set_up(lab: &Lab) -> Setting {
         let which = usize::from(name == "swb");
         datapath.write_nic(nic, &entry(name, which));
         attach(&datapath, name, nic);
-        datapath.activate(nic, policy, false).expect("there is room");
+        datapath
+            .activate(nic, policy, false)
+            .expect("there is room");
         (tap, nic)
     });
     Setting {
@@ -247,7 +251,10 @@ fn attach(datapath: &Datapath, name: &str, nic: NicIndex) {
     let mut request = Request::new();
     tc::add_ingress(&mut request, place.interface);
     filter.add(&mut request);
-    Socket::route().expect("netlink").execute(request).expect("it attaches");
+    Socket::route()
+        .expect("netlink")
+        .execute(request)
+        .expect("it attaches");
 }
 
 /// A packet whose checksum is left to the hardware: only the pseudo-header's sum is there.
@@ -266,7 +273,11 @@ fn unfinished(ip: &Ip, macs: (Mac, Mac), gso_size: u16) -> Vec<u8> {
     let header = VnetHeader {
         flags: NEEDS_CHECKSUM,
         gso_type,
-        header_length: if gso_size == 0 { 0 } else { (packet.transport + 20) as u16 },
+        header_length: if gso_size == 0 {
+            0
+        } else {
+            (packet.transport + 20) as u16
+        },
         gso_size,
         checksum_start: packet.transport as u16,
         checksum_offset: offset as u16,
@@ -277,7 +288,12 @@ fn unfinished(ip: &Ip, macs: (Mac, Mac), gso_size: u16) -> Vec<u8> {
 fn pseudo_sum(packet: &Packet) -> u16 {
     let length = packet.end - packet.transport;
     let (source, destination) = (packet.source, packet.destination);
-    checksum::sum(&checksum::pseudo_header(source, destination, packet.protocol, length))
+    checksum::sum(&checksum::pseudo_header(
+        source,
+        destination,
+        packet.protocol,
+        length,
+    ))
 }
 
 /// The next frame from this source; others, such as the kernel's own, are passed over.
@@ -319,7 +335,10 @@ fn expect_arrival(tap: &Opened, sent: &[u8], arrival: &Arrival) {
     let sent = &sent[VNET_HEADER..];
     let packet = Packet::parse(&frame).expect("a right packet");
     assert_eq!(packet.destination, arrival.to);
-    assert_eq!((&frame[..6], &frame[6..12]), (&arrival.macs.0[..], &arrival.macs.1[..]));
+    assert_eq!(
+        (&frame[..6], &frame[6..12]),
+        (&arrival.macs.0[..], &arrival.macs.1[..])
+    );
     assert_eq!(packet.ttl, arrival.ttl);
     assert_eq!(frame.len(), sent.len(), "it comes in one piece");
     assert_eq!(
@@ -334,7 +353,11 @@ fn expect_arrival(tap: &Opened, sent: &[u8], arrival: &Arrival) {
     if header.flags & NEEDS_CHECKSUM != 0 {
         assert_eq!(usize::from(header.checksum_start), packet.transport);
         assert_eq!(header.checksum_offset, before.checksum_offset);
-        assert_eq!(be16(&frame, at), pseudo_sum(&packet), "sum of the pseudo-header");
+        assert_eq!(
+            be16(&frame, at),
+            pseudo_sum(&packet),
+            "sum of the pseudo-header"
+        );
     } else {
         let mut covered = checksum::pseudo_header(
             packet.source,
@@ -346,7 +369,10 @@ fn expect_arrival(tap: &Opened, sent: &[u8], arrival: &Arrival) {
         assert!(checksum::holds(&covered), "transport checksum");
     }
     assert_eq!(frame[packet.transport..at], sent[packet.transport..at]);
-    assert!(frame[at + 2..] == sent[at + 2..], "the payload is as it was");
+    assert!(
+        frame[at + 2..] == sent[at + 2..],
+        "the payload is as it was"
+    );
 }
 
 /// Packets with an unfinished checksum, and super-packets of 16 and 64 KB.
@@ -361,14 +387,25 @@ fn packets(source: IpAddr, destination: IpAddr) -> Vec<(Ip, u16)> {
         data: b"odd".to_vec(),
         summed: true,
     };
-    [(tcp(100), 0), (udp, 0), (tcp(16_384), SEGMENT), (tcp(65_400), SEGMENT)]
-        .into_iter()
-        .map(|(transport, gso_size)| (Ip::new(source, destination, transport), gso_size))
-        .collect()
+    [
+        (tcp(100), 0),
+        (udp, 0),
+        (tcp(16_384), SEGMENT),
+        (tcp(65_400), SEGMENT),
+    ]
+    .into_iter()
+    .map(|(transport, gso_size)| (Ip::new(source, destination, transport), gso_size))
+    .collect()
 }
 
 /// Sends everything twice: the second time by what was decided for the first.
-fn exchange(from: &Opened, to: &Opened, addresses: (IpAddr, IpAddr), macs: (Mac, Mac), arrival: &Arrival) {
+fn exchange(
+    from: &Opened,
+    to: &Opened,
+    addresses: (IpAddr, IpAddr),
+    macs: (Mac, Mac),
+    arrival: &Arrival,
+) {
     for (ip, gso_size) in packets(addresses.0, addresses.1) {
         let bytes = unfinished(&ip, macs, gso_size);
         for _ in 0..2 {
@@ -426,7 +463,13 @@ fn netns_offloads_survive_on_the_way_out_and_in() {
                 ttl: 63,
             };
             let addresses = (guest(version), peer(version, 0));
-            exchange(slot, &setting.uplink, addresses, (GATEWAY_MAC, GUEST_MAC), &out);
+            exchange(
+                slot,
+                &setting.uplink,
+                addresses,
+                (GATEWAY_MAC, GUEST_MAC),
+                &out,
+            );
             let back = Arrival {
                 from: peer(version, 0),
                 to: guest(version),
@@ -434,7 +477,13 @@ fn netns_offloads_survive_on_the_way_out_and_in() {
                 ttl: 63,
             };
             let addresses = (peer(version, 0), clone(version, 0));
-            exchange(&setting.uplink, slot, addresses, (UPLINK_MAC, PEER_MAC), &back);
+            exchange(
+                &setting.uplink,
+                slot,
+                addresses,
+                (UPLINK_MAC, PEER_MAC),
+                &back,
+            );
         }
     });
 }
@@ -454,7 +503,13 @@ fn netns_offloads_survive_the_stack() {
                 ttl: 63,
             };
             let addresses = (guest(version), peer(version, 1));
-            exchange(slot, &setting.plain, addresses, (GATEWAY_MAC, GUEST_MAC), &out);
+            exchange(
+                slot,
+                &setting.plain,
+                addresses,
+                (GATEWAY_MAC, GUEST_MAC),
+                &out,
+            );
             let back = Arrival {
                 from: peer(version, 1),
                 to: guest(version),
@@ -462,7 +517,13 @@ fn netns_offloads_survive_the_stack() {
                 ttl: 63,
             };
             let addresses = (peer(version, 1), clone(version, 0));
-            exchange(&setting.plain, slot, addresses, (UPLINK_MAC, PEER_MAC), &back);
+            exchange(
+                &setting.plain,
+                slot,
+                addresses,
+                (UPLINK_MAC, PEER_MAC),
+                &back,
+            );
         }
     });
 }
@@ -494,7 +555,10 @@ fn netns_the_host_and_a_sandbox_talk() {
             let (_, frame) = receive(slot, host);
             let packet = Packet::parse(&frame).expect("a right packet");
             assert_eq!(packet.destination, guest(version));
-            assert_eq!((&frame[..6], &frame[6..12]), (&GUEST_MAC[..], &GATEWAY_MAC[..]));
+            assert_eq!(
+                (&frame[..6], &frame[6..12]),
+                (&GUEST_MAC[..], &GATEWAY_MAC[..])
+            );
             assert!(frame.ends_with(b"answer"));
         }
     });

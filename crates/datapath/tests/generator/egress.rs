@@ -11,7 +11,7 @@ use super::{
 
 /// A frame of the guest, twice: the second time the path knows what to do with it.
 pub(super) fn twice(frame: Vec<u8>) -> Vec<Step> {
-    let step = Step::new(Hook::FromGuest, frame);
+    let step = Step::new(Hook::HostEnd, frame);
     vec![step.clone(), step]
 }
 
@@ -172,16 +172,30 @@ pub(super) fn other_transports(random: &mut Random) -> Case {
     let length = random.between(16, 80);
     let mut bytes = random.bytes(length);
     let transport = match random.below(5) {
-        0 => Transport::Raw { protocol: 132, bytes },
-        1 => Transport::Raw { protocol: 47, bytes },
+        0 => Transport::Raw {
+            protocol: 132,
+            bytes,
+        },
+        1 => Transport::Raw {
+            protocol: 47,
+            bytes,
+        },
         2 => {
             // UDP-Lite that covers all of itself.
             bytes[4..8].fill(0);
-            Transport::Summed { protocol: 136, at: 6, bytes }
+            Transport::Summed {
+                protocol: 136,
+                at: 6,
+                bytes,
+            }
         }
         3 => {
             bytes[6..8].fill(0);
-            Transport::Summed { protocol: 33, at: 6, bytes }
+            Transport::Summed {
+                protocol: 33,
+                at: 6,
+                bytes,
+            }
         }
         _ => Transport::Raw {
             protocol: random.one_of(&[2, 4, 41, 50, 89, 103, 253]),

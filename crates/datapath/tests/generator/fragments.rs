@@ -2,7 +2,10 @@
 
 use super::{
     Case,
-    egress::{any_transport, from_guest, options as any_options, outgoing, sent, tcp_segment, twice, version},
+    egress::{
+        any_transport, from_guest, options as any_options, outgoing, sent, tcp_segment, twice,
+        version,
+    },
     frames::{Ip, Transport},
     random::Random,
     scene,
@@ -36,7 +39,10 @@ pub(super) fn tiny(random: &mut Random) -> Case {
     let mut ip = outgoing(random, version, transport);
     let (protocol, bytes) = ip.transport_bytes();
     let length = random.below(bytes.len().min(32) + 1);
-    ip.transport = Transport::Raw { protocol, bytes: bytes[..length].to_vec() };
+    ip.transport = Transport::Raw {
+        protocol,
+        bytes: bytes[..length].to_vec(),
+    };
     // Not cut to eight bytes again: what a guest claims needs not be sensible.
     ip.fragment = Some((0, false));
     let mut frame = from_guest(&ip);
@@ -57,7 +63,11 @@ fn repair_ipv4(frame: &mut [u8]) {
 
 pub(super) fn offset_one(random: &mut Random) -> Case {
     let version = version(random);
-    let transport = if random.chance(60) { tcp_segment(random) } else { any_transport(random) };
+    let transport = if random.chance(60) {
+        tcp_segment(random)
+    } else {
+        any_transport(random)
+    };
     let mut ip = outgoing(random, version, transport);
     ip.fragment = Some((1, random.chance(50)));
     sent(random, &ip)
@@ -103,8 +113,14 @@ const EXTENSIONS: [u8; 5] = [0, 43, 44, 51, 60];
 fn with_extensions(random: &mut Random, numbers: &[u8]) -> Ip {
     let transport = match random.below(4) {
         // Protocols of which nothing must be there.
-        0 => Transport::Raw { protocol: 59, bytes: Vec::new() },
-        1 => Transport::Raw { protocol: 132, bytes: random.bytes(12) },
+        0 => Transport::Raw {
+            protocol: 59,
+            bytes: Vec::new(),
+        },
+        1 => Transport::Raw {
+            protocol: 132,
+            bytes: random.bytes(12),
+        },
         _ => any_transport(random),
     };
     let mut ip = outgoing(random, 6, transport);
@@ -124,7 +140,9 @@ pub(super) fn one_extension(random: &mut Random) -> Case {
 /// Up to twelve headers, where eight are the most.
 pub(super) fn extension_chain(random: &mut Random) -> Case {
     let length = random.between(2, 12);
-    let mut numbers: Vec<u8> = (0..length).map(|_| random.one_of(&[0, 43, 51, 60])).collect();
+    let mut numbers: Vec<u8> = (0..length)
+        .map(|_| random.one_of(&[0, 43, 51, 60]))
+        .collect();
     if random.chance(30) {
         // At most one: reassembly takes the first fragment header, and so must we.
         let at = random.below(length);
@@ -138,7 +156,11 @@ pub(super) fn extension_chain(random: &mut Random) -> Case {
 pub(super) fn bad_extensions(random: &mut Random) -> Case {
     let number = random.one_of(&EXTENSIONS);
     let before = random.one_of(&EXTENSIONS);
-    let numbers = if random.chance(50) { vec![before, number] } else { vec![number] };
+    let numbers = if random.chance(50) {
+        vec![before, number]
+    } else {
+        vec![number]
+    };
     let mut ip = with_extensions(random, &numbers);
     let last = ip.extensions.len() - 1;
     let cut = match random.below(4) {

@@ -24,14 +24,38 @@ pub(crate) struct Ip {
 /// What an IP packet carries.
 #[derive(Clone, Debug)]
 pub(crate) enum Transport {
-    Tcp { ports: (u16, u16), flags: u8, data: Vec<u8> },
-    Udp { ports: (u16, u16), data: Vec<u8>, summed: bool },
-    Echo { request: bool, identifier: u16, data: Vec<u8> },
+    Tcp {
+        ports: (u16, u16),
+        flags: u8,
+        data: Vec<u8>,
+    },
+    Udp {
+        ports: (u16, u16),
+        data: Vec<u8>,
+        summed: bool,
+    },
+    Echo {
+        request: bool,
+        identifier: u16,
+        data: Vec<u8>,
+    },
     /// ICMP or ICMPv6 with any type; `rest` is the second word.
-    Icmp { kind: u8, code: u8, rest: [u8; 4], data: Vec<u8> },
+    Icmp {
+        kind: u8,
+        code: u8,
+        rest: [u8; 4],
+        data: Vec<u8>,
+    },
     /// A protocol that sums over the pseudo-header at an offset, given with a zero there.
-    Summed { protocol: u8, at: usize, bytes: Vec<u8> },
-    Raw { protocol: u8, bytes: Vec<u8> },
+    Summed {
+        protocol: u8,
+        at: usize,
+        bytes: Vec<u8>,
+    },
+    Raw {
+        protocol: u8,
+        bytes: Vec<u8>,
+    },
 }
 
 impl Ip {
@@ -122,14 +146,22 @@ impl Ip {
                 bytes.extend(data);
                 (6, Some(16), bytes)
             }
-            Transport::Udp { ports, data, summed } => {
+            Transport::Udp {
+                ports,
+                data,
+                summed,
+            } => {
                 let mut bytes = [ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat();
                 bytes.extend(((data.len() + 8) as u16).to_be_bytes());
                 bytes.extend([0, 0]);
                 bytes.extend(data);
                 (17, summed.then_some(6), bytes)
             }
-            Transport::Echo { request, identifier, data } => {
+            Transport::Echo {
+                request,
+                identifier,
+                data,
+            } => {
                 let kind = match (self.is_ipv4(), request) {
                     (true, true) => 8,
                     (true, false) => 0,
@@ -142,11 +174,20 @@ impl Ip {
                 bytes.extend(data);
                 (icmp, Some(2), bytes)
             }
-            Transport::Icmp { kind, code, rest, data } => {
+            Transport::Icmp {
+                kind,
+                code,
+                rest,
+                data,
+            } => {
                 let bytes = [&[*kind, *code, 0, 0], &rest[..], data].concat();
                 (icmp, Some(2), bytes)
             }
-            Transport::Summed { protocol, at, bytes } => (*protocol, Some(*at), bytes.clone()),
+            Transport::Summed {
+                protocol,
+                at,
+                bytes,
+            } => (*protocol, Some(*at), bytes.clone()),
             Transport::Raw { protocol, bytes } => (*protocol, None, bytes.clone()),
         };
         if let Some(at) = at {

@@ -4,7 +4,9 @@ use std::net::IpAddr;
 
 use super::{
     Case, Hook, Step,
-    egress::{any_transport, error_about, options, packet_inside, put_source, tcp_segment, version},
+    egress::{
+        any_transport, error_about, options, packet_inside, put_source, tcp_segment, version,
+    },
     frames::{Ip, Transport, ethernet},
     odd::mutate,
     random::Random,
@@ -15,7 +17,11 @@ use super::{
 /// From outside to a sandbox, or to a clone address that nobody has.
 fn incoming(random: &mut Random, version: u8, transport: Transport) -> Ip {
     let source = scene::outside(version, random.below(OUTSIDE.len()));
-    let nic = if random.chance(50) { 0 } else { random.below(NICS + 1) };
+    let nic = if random.chance(50) {
+        0
+    } else {
+        random.below(NICS + 1)
+    };
     let mut ip = Ip::new(source, scene::clone(version, nic), transport);
     ip.identification = random.word();
     ip.ttl = random.one_of(&[64, 64, 64, 255, 2, 1, 0]);
@@ -53,7 +59,11 @@ fn of_transports(random: &mut Random, hook: Hook) -> Case {
         1 => {
             let mut bytes = random.bytes(40);
             bytes[6..8].fill(0);
-            Transport::Summed { protocol: random.one_of(&[33, 136]), at: 6, bytes }
+            Transport::Summed {
+                protocol: random.one_of(&[33, 136]),
+                at: 6,
+                bytes,
+            }
         }
         2 => Transport::Raw {
             protocol: random.one_of(&[132, 47, 50]),
@@ -70,11 +80,11 @@ fn of_transports(random: &mut Random, hook: Hook) -> Case {
 }
 
 pub(super) fn from_uplink(random: &mut Random) -> Case {
-    of_transports(random, Hook::FromUplink)
+    of_transports(random, Hook::Uplink)
 }
 
 pub(super) fn from_host(random: &mut Random) -> Case {
-    of_transports(random, Hook::FromHost)
+    of_transports(random, Hook::Shared)
 }
 
 /// To other hosts, other addresses, with tags, or not IP.
@@ -93,9 +103,13 @@ pub(super) fn not_ours(random: &mut Random) -> Case {
         2 => (random.one_of(&[0x0806, 0x88cc, 0x0800, 0x86dd]), bytes),
         _ => (own, bytes),
     };
-    let hook = random.one_of(&[Hook::FromUplink, Hook::FromUplink, Hook::FromHost]);
-    let mut case = case(random, hook, ethernet([2, 0, 0, 0, 0, 1], ROUTERS[0], ethertype, &bytes));
-    if kind == 3 && hook == Hook::FromUplink {
+    let hook = random.one_of(&[Hook::Uplink, Hook::Uplink, Hook::Shared]);
+    let mut case = case(
+        random,
+        hook,
+        ethernet([2, 0, 0, 0, 0, 1], ROUTERS[0], ethertype, &bytes),
+    );
+    if kind == 3 && hook == Hook::Uplink {
         for step in &mut case.steps {
             step.to_this_host = false;
         }
@@ -109,7 +123,7 @@ pub(super) fn spoofed(random: &mut Random) -> Case {
     let transport = any_transport(random);
     let mut ip = incoming(random, version, transport);
     ip.source = scene::clone(version, random.below(NICS + 2));
-    let hook = random.one_of(&[Hook::FromUplink, Hook::FromUplink, Hook::FromHost]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Uplink, Hook::Shared]);
     case(random, hook, frame(&ip))
 }
 
@@ -122,7 +136,7 @@ pub(super) fn fragments(random: &mut Random) -> Case {
     if random.chance(20) {
         bytes.truncate(random.between(15, bytes.len()));
     }
-    let hook = random.one_of(&[Hook::FromUplink, Hook::FromHost]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
     case(random, hook, bytes)
 }
 
@@ -138,18 +152,22 @@ fn mutated_on(random: &mut Random, hook: Hook) -> Case {
 }
 
 pub(super) fn mutated(random: &mut Random) -> Case {
-    mutated_on(random, Hook::FromUplink)
+    mutated_on(random, Hook::Uplink)
 }
 
 pub(super) fn from_host_mutated(random: &mut Random) -> Case {
-    mutated_on(random, Hook::FromHost)
+    mutated_on(random, Hook::Shared)
 }
 
 /// An error about something that a sandbox has sent, as its clone address.
 pub(super) fn icmp_error(random: &mut Random) -> Case {
     let version = version(random);
     let peer = scene::outside(version, random.below(OUTSIDE.len()));
-    let nic = if random.chance(60) { 0 } else { random.below(NICS) };
+    let nic = if random.chance(60) {
+        0
+    } else {
+        random.below(NICS)
+    };
     let clone = scene::clone(version, nic);
     let about: IpAddr = match random.below(10) {
         0 => scene::clone(version, 3),
@@ -165,7 +183,7 @@ pub(super) fn icmp_error(random: &mut Random) -> Case {
     if random.chance(10) {
         ip.fragment = Some((0, true));
     }
-    let hook = random.one_of(&[Hook::FromUplink, Hook::FromHost]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
     let bytes = frame(&ip);
     case(random, hook, bytes)
 }
@@ -177,9 +195,9 @@ pub(super) fn limit(random: &mut Random) -> Case {
     let nic = random.one_of(&[0, 9, 10, 11]);
     ip.destination = scene::clone(version, nic);
     ip.ttl = 64;
-    let hook = random.one_of(&[Hook::FromUplink, Hook::FromHost, Hook::FromGuest]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared, Hook::HostEnd]);
     let mut bytes = frame(&ip);
-    if hook == Hook::FromGuest {
+    if hook == Hook::HostEnd {
         // From a sandbox of the same group: the receiver's limit counts as well.
         bytes[..6].copy_from_slice(&scene::GATEWAY_MAC);
         bytes[6..12].copy_from_slice(&scene::GUEST_MAC);
@@ -196,7 +214,7 @@ pub(super) fn limit(random: &mut Random) -> Case {
     if random.chance(20) {
         as_super_packet(random, &mut case);
     }
-    if hook == Hook::FromGuest {
+    if hook == Hook::HostEnd {
         case.policy = 0;
     }
     case.meters.push(meter(random, nic, true));
@@ -215,7 +233,7 @@ pub(super) fn mtu(random: &mut Random) -> Case {
     if mtu == 1280 {
         ip.destination = scene::clone(version, 8);
     }
-    let hook = random.one_of(&[Hook::FromUplink, Hook::FromHost]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
     let mut case = case(random, hook, frame(&ip));
     if random.chance(40) {
         let size = (mtu - headers - 1 + random.below(3)) as u32;

@@ -4,10 +4,16 @@ use std::net::IpAddr;
 
 use super::{
     Case, Hook, Step,
-    egress::{any_transport, data, echo, from_guest, outgoing, put_source, sent, settle, twice, udp_datagram, version},
+    egress::{
+        any_transport, data, echo, from_guest, outgoing, put_source, sent, settle, twice,
+        udp_datagram, version,
+    },
     frames::{Ip, Transport, ethernet, octets},
     random::Random,
-    scene::{self, ABSENT, GATEWAY_MAC, GATEWAY4, GUEST_MAC, GUEST4, NETNS_SLOT, ONLY_IPV4, ONLY_IPV6, READY, VETH_MAC},
+    scene::{
+        self, ABSENT, GATEWAY_MAC, GATEWAY4, GUEST_MAC, GUEST4, NETNS_SLOT, ONLY_IPV4, ONLY_IPV6,
+        READY, VETH_MAC,
+    },
 };
 use crate::model::{Mac, link::GATEWAY_LINK_LOCAL};
 
@@ -47,7 +53,12 @@ pub(super) fn arp(random: &mut Random) -> Case {
     let operation = random.one_of(&[1, 1, 1, 2, 3, 0]);
     let target_mac = random.one_of(&[[0; 6], BROADCAST, GATEWAY_MAC]);
     let arp = arp_packet(operation, (GUEST_MAC, sender), (target_mac, target));
-    let mut frame = ethernet(random.one_of(&[BROADCAST, GATEWAY_MAC]), GUEST_MAC, 0x0806, &arp);
+    let mut frame = ethernet(
+        random.one_of(&[BROADCAST, GATEWAY_MAC]),
+        GUEST_MAC,
+        0x0806,
+        &arp,
+    );
     let padding = random.one_of(&[0, 0, 18, 3]);
     frame.resize(frame.len() + padding, 0);
     let mut case = Case::new(twice(frame));
@@ -90,19 +101,36 @@ fn any_ipv6(random: &mut Random) -> IpAddr {
 
 fn discovery(random: &mut Random, kind: u8, body: Vec<u8>, source: IpAddr) -> Ip {
     let destination = any_discovery_destination(random);
-    let transport = Transport::Icmp { kind, code: 0, rest: [0; 4], data: body };
+    let transport = Transport::Icmp {
+        kind,
+        code: 0,
+        rest: [0; 4],
+        data: body,
+    };
     let mut ip = Ip::new(source, destination, transport);
     ip.ttl = random.one_of(&[255, 255, 255, 255, 255, 255, 64, 254, 1, 0]);
     ip
 }
 
 fn any_discovery_destination(random: &mut Random) -> IpAddr {
-    let text = random.one_of(&["ff02::1:ff00:1", "ff02::1", "ff02::2", "fd00:aa::1", "fe80::1"]);
+    let text = random.one_of(&[
+        "ff02::1:ff00:1",
+        "ff02::1",
+        "ff02::2",
+        "fd00:aa::1",
+        "fe80::1",
+    ]);
     text.parse().expect("an address")
 }
 
 fn link_option(random: &mut Random, kind: u8) -> Vec<u8> {
-    let mac = random.one_of(&[GUEST_MAC, GUEST_MAC, GUEST_MAC, GATEWAY_MAC, [2, 0, 0, 0, 0, 9]]);
+    let mac = random.one_of(&[
+        GUEST_MAC,
+        GUEST_MAC,
+        GUEST_MAC,
+        GATEWAY_MAC,
+        [2, 0, 0, 0, 0, 9],
+    ]);
     [&[kind, 1], &mac[..]].concat()
 }
 
@@ -122,7 +150,11 @@ pub(super) fn neighbour_solicitation(random: &mut Random) -> Case {
     if random.chance(5) {
         body.truncate(random.below(body.len() + 1));
     }
-    let source = if random.chance(60) { scene::guest(6) } else { any_ipv6(random) };
+    let source = if random.chance(60) {
+        scene::guest(6)
+    } else {
+        any_ipv6(random)
+    };
     let ip = discovery(random, 135, body, source);
     let mut case = Case::new(twice(from_guest(&ip)));
     case.variant = random.one_of(&[0, 0, 0, NETNS_SLOT, ONLY_IPV4]);
@@ -183,8 +215,17 @@ pub(super) fn truncated(random: &mut Random) -> Case {
     let mut frame = from_guest(&ip);
     let transport = frame.len() - ip.transport_bytes().1.len();
     let ip_header = if version == 4 { 34 } else { 54 };
-    let boundary = random.one_of(&[15, ip_header, transport, transport + 8, transport + 20, frame.len()]);
-    let end = (boundary + random.below(5)).saturating_sub(2).clamp(15, frame.len());
+    let boundary = random.one_of(&[
+        15,
+        ip_header,
+        transport,
+        transport + 8,
+        transport + 20,
+        frame.len(),
+    ]);
+    let end = (boundary + random.below(5))
+        .saturating_sub(2)
+        .clamp(15, frame.len());
     frame.truncate(end);
     if random.chance(60) {
         adjust_length(&mut frame);
@@ -196,8 +237,12 @@ pub(super) fn truncated(random: &mut Random) -> Case {
 fn adjust_length(frame: &mut [u8]) {
     let length = frame.len();
     match frame[12] {
-        0x08 if length >= 34 => frame[16..18].copy_from_slice(&((length - 14) as u16).to_be_bytes()),
-        0x86 if length >= 54 => frame[18..20].copy_from_slice(&((length - 54) as u16).to_be_bytes()),
+        0x08 if length >= 34 => {
+            frame[16..18].copy_from_slice(&((length - 14) as u16).to_be_bytes())
+        }
+        0x86 if length >= 54 => {
+            frame[18..20].copy_from_slice(&((length - 54) as u16).to_be_bytes())
+        }
         _ => {}
     }
 }
@@ -296,11 +341,23 @@ pub(super) fn rogue_dhcp(random: &mut Random) -> Case {
         2 => (if version == 4 { 547 } else { 67 }, client),
         _ => (server, client),
     };
-    let transport = Transport::Udp { ports, data: data(random), summed: true };
+    let transport = Transport::Udp {
+        ports,
+        data: data(random),
+        summed: true,
+    };
     let mut ip = outgoing(random, version, transport);
     if random.chance(40) {
-        ip.source = if version == 4 { IpAddr::from([0, 0, 0, 0]) } else { any_ipv6(random) };
-        ip.destination = if version == 4 { IpAddr::from([255; 4]) } else { "ff02::1:2".parse().expect("an address") };
+        ip.source = if version == 4 {
+            IpAddr::from([0, 0, 0, 0])
+        } else {
+            any_ipv6(random)
+        };
+        ip.destination = if version == 4 {
+            IpAddr::from([255; 4])
+        } else {
+            "ff02::1:2".parse().expect("an address")
+        };
     }
     if random.chance(10) {
         ip.fragment = Some((random.one_of(&[0, 2]), true));
@@ -329,9 +386,17 @@ pub(super) fn link_chatter(random: &mut Random) -> Case {
     }
     let unspecified = IpAddr::from([0, 0, 0, 0]);
     let ports = random.one_of(&[(68, 67), (68, 67), (68, 68), (5353, 5353)]);
-    let transport = Transport::Udp { ports, data: data(random), summed: true };
+    let transport = Transport::Udp {
+        ports,
+        data: data(random),
+        summed: true,
+    };
     let source = random.one_of(&[unspecified, unspecified, GUEST4]);
-    let destination = random.one_of(&[IpAddr::from([255; 4]), GATEWAY4, IpAddr::from([224, 0, 0, 251])]);
+    let destination = random.one_of(&[
+        IpAddr::from([255; 4]),
+        GATEWAY4,
+        IpAddr::from([224, 0, 0, 251]),
+    ]);
     let ip = Ip::new(source, destination, transport);
     Case::new(twice(from_guest(&ip)))
 }
@@ -368,13 +433,32 @@ pub(super) fn reserved(random: &mut Random) -> Case {
     let version = version(random);
     let text = if version == 4 {
         random.one_of(&[
-            "224.0.0.1", "239.255.255.250", "255.255.255.255", "0.0.0.0", "0.1.2.3", "127.0.0.1",
-            "127.255.0.1", "240.0.0.1", "254.1.2.3", "255.255.255.254", "192.0.2.255", "169.254.1.1",
+            "224.0.0.1",
+            "239.255.255.250",
+            "255.255.255.255",
+            "0.0.0.0",
+            "0.1.2.3",
+            "127.0.0.1",
+            "127.255.0.1",
+            "240.0.0.1",
+            "254.1.2.3",
+            "255.255.255.254",
+            "192.0.2.255",
+            "169.254.1.1",
         ])
     } else {
         random.one_of(&[
-            "ff02::1", "ff0e::5", "::", "::1", "fe80::2", "febf::2", "::ffff:1.2.3.4", "::1.2.3.4",
-            "fec0::1", "fd00::1", "64:ff9b::1.2.3.4",
+            "ff02::1",
+            "ff0e::5",
+            "::",
+            "::1",
+            "fe80::2",
+            "febf::2",
+            "::ffff:1.2.3.4",
+            "::1.2.3.4",
+            "fec0::1",
+            "fd00::1",
+            "64:ff9b::1.2.3.4",
         ])
     };
     let transport = any_transport(random);
@@ -422,7 +506,7 @@ pub(super) fn process(random: &mut Random) -> Case {
     let mut case = Case::new(twice(frame));
     // Between them, the guest behind the TAP.
     let other = ip.frame(GATEWAY_MAC, GUEST_MAC);
-    case.steps.insert(1, Step::new(Hook::FromGuest, other));
+    case.steps.insert(1, Step::new(Hook::HostEnd, other));
     case.variant = NETNS_SLOT;
     case.policy = random.below(scene::POLICIES);
     case

@@ -67,7 +67,16 @@ pub(crate) fn clone(version: u8, nic: usize) -> IpAddr {
     if version == 4 {
         IpAddr::V4(Ipv4Addr::new(10, 64, 0, 10 + nic as u8))
     } else {
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0x64, 0, 0, 0, 0, 0, 0x10 + nic as u16))
+        IpAddr::V6(Ipv6Addr::new(
+            0xfd00,
+            0x64,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0x10 + nic as u16,
+        ))
     }
 }
 
@@ -81,19 +90,19 @@ pub(crate) fn gateway(version: u8) -> IpAddr {
 
 /// Addresses beyond the sandboxes, IPv4 and IPv6 of each kind.
 pub(crate) const OUTSIDE: [[&str; 2]; 13] = [
-    ["8.8.8.8", "2001:4860::8888"],         // default route by up0
-    ["8.8.4.4", "2001:4860::8844"],         // the same
-    ["198.51.100.9", "2001:db8:51::9"],     // by up0
-    ["192.0.2.7", "2001:db8:1::7"],         // on the link of up0, known
-    ["192.0.2.99", "2001:db8:1::99"],       // on the link of up0, unknown
-    ["203.0.113.5", "2001:db8:113::5"],     // by up1
-    ["100.64.3.4", "2001:db8:64::4"],       // by fq0
-    ["198.18.0.3", "2001:db8:18::3"],       // by plain0, no uplink
-    ["198.19.1.1", "2001:db8:191::1"],      // blackhole
-    ["198.19.2.1", "2001:db8:192::1"],      // unreachable
-    ["198.19.3.1", "2001:db8:193::1"],      // prohibit
-    ["192.0.2.1", "2001:db8:1::1"],         // the host itself
-    ["169.254.169.254", "fd00:ec2::254"],   // metadata, by the default route
+    ["8.8.8.8", "2001:4860::8888"],       // default route by up0
+    ["8.8.4.4", "2001:4860::8844"],       // the same
+    ["198.51.100.9", "2001:db8:51::9"],   // by up0
+    ["192.0.2.7", "2001:db8:1::7"],       // on the link of up0, known
+    ["192.0.2.99", "2001:db8:1::99"],     // on the link of up0, unknown
+    ["203.0.113.5", "2001:db8:113::5"],   // by up1
+    ["100.64.3.4", "2001:db8:64::4"],     // by fq0
+    ["198.18.0.3", "2001:db8:18::3"],     // by plain0, no uplink
+    ["198.19.1.1", "2001:db8:191::1"],    // blackhole
+    ["198.19.2.1", "2001:db8:192::1"],    // unreachable
+    ["198.19.3.1", "2001:db8:193::1"],    // prohibit
+    ["192.0.2.1", "2001:db8:1::1"],       // the host itself
+    ["169.254.169.254", "fd00:ec2::254"], // metadata, by the default route
 ];
 /// The host's own address among [`OUTSIDE`].
 pub(crate) const HOST: usize = 11;
@@ -167,7 +176,9 @@ pub(crate) fn router(version: u8, interface: usize) -> IpAddr {
 /// The world of a variant. `ifindex` tells the number of one of [`INTERFACES`]; hosts ends of slots
 /// are numbers that no interface has, since nothing is sent.
 pub(crate) fn world(variant: usize, ifindex: &[u32; 5], policies: &Rc<Vec<Policy>>) -> World {
-    let nics: Vec<Nic> = (0..NICS).map(|number| nic(number, variant, ifindex[4])).collect();
+    let nics: Vec<Nic> = (0..NICS)
+        .map(|number| nic(number, variant, ifindex[4]))
+        .collect();
     let mut clones = BTreeMap::new();
     for (number, nic) in nics.iter().enumerate() {
         // Entry 5 is caught between losing its lease and losing its addresses.
@@ -177,10 +188,16 @@ pub(crate) fn world(variant: usize, ifindex: &[u32; 5], policies: &Rc<Vec<Policy
             }
         }
     }
-    let interfaces = INTERFACES.iter().zip(ifindex).map(|((_, mac, mtu), ifindex)| {
-        let interface = Interface { mac: *mac, mtu: *mtu };
-        (*ifindex, interface)
-    });
+    let interfaces = INTERFACES
+        .iter()
+        .zip(ifindex)
+        .map(|((_, mac, mtu), ifindex)| {
+            let interface = Interface {
+                mac: *mac,
+                mtu: *mtu,
+            };
+            (*ifindex, interface)
+        });
     World {
         nics,
         policies: Rc::clone(policies),
@@ -239,7 +256,11 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
         process: number == 7,
         learn: false,
         policy: number % POLICIES_BY_HAND,
-        ifindex: if netns && number == 1 { 1000 } else { 1000 + number as u32 },
+        ifindex: if netns && number == 1 {
+            1000
+        } else {
+            1000 + number as u32
+        },
         shared_ifindex,
         group: match number {
             3 => 2,
@@ -390,8 +411,15 @@ fn rule(random: &mut Random, allow: bool) -> PortRule {
     let (mut first, mut last) = (0, 65535);
     if matches!(protocol, 6 | 17) && random.chance(85) {
         // Beside or on a port that is used.
-        first = random.one_of(&PORTS).saturating_add(random.one_of(&[0, 0, 0, 1]));
+        first = random
+            .one_of(&PORTS)
+            .saturating_add(random.one_of(&[0, 0, 0, 1]));
         last = first.saturating_add(random.one_of(&[0, 0, 1, 100]));
     }
-    PortRule { protocol, allow, first, last }
+    PortRule {
+        protocol,
+        allow,
+        first,
+        last,
+    }
 }

@@ -5,7 +5,10 @@ use std::net::IpAddr;
 
 use super::{
     Case, Change, Hook, MeterAt, Step,
-    egress::{any_transport, echo, error_about, from_guest, outgoing, packet_inside, sent, settle, tcp_segment, twice, udp_datagram, version},
+    egress::{
+        any_transport, echo, error_about, from_guest, outgoing, packet_inside, sent, settle,
+        tcp_segment, twice, udp_datagram, version,
+    },
     frames::{Ip, Transport},
     random::Random,
     scene::{self, HOST, METADATA, NETNS_SLOT, NICS, OUTSIDE, POLICIES, POLICIES_BY_HAND, SECOND},
@@ -129,9 +132,11 @@ pub(super) fn answer(random: &mut Random) -> Case {
 fn follow(random: &mut Random, case: &mut Case, ip: &Ip) {
     let mut later = ip.clone();
     later.fragment = Some((random.one_of(&[2, 3]), false));
-    case.steps.push(Step::new(Hook::FromGuest, from_guest(&later)));
+    case.steps
+        .push(Step::new(Hook::HostEnd, from_guest(&later)));
     later.identification ^= 0x101;
-    case.steps.push(Step::new(Hook::FromGuest, from_guest(&later)));
+    case.steps
+        .push(Step::new(Hook::HostEnd, from_guest(&later)));
 }
 
 /// The flow that a packet of the guest would answer in.
@@ -159,12 +164,18 @@ fn turned(transport: &Transport) -> Transport {
             flags: 0x02,
             data,
         },
-        Transport::Udp { ports, data, summed } => Transport::Udp {
+        Transport::Udp {
+            ports,
+            data,
+            summed,
+        } => Transport::Udp {
             ports: (ports.1, ports.0),
             data,
             summed,
         },
-        Transport::Echo { identifier, data, .. } => Transport::Echo {
+        Transport::Echo {
+            identifier, data, ..
+        } => Transport::Echo {
             request: true,
             identifier,
             data,
@@ -182,13 +193,17 @@ pub(super) fn answer_after_question(random: &mut Random) -> Case {
     }
     let mut ip = outgoing(random, version, transport);
     ip.destination = scene::outside(version, random.below(OUTSIDE.len()));
-    let mut question = Ip::new(ip.destination, scene::clone(version, 0), turned(&ip.transport));
+    let mut question = Ip::new(
+        ip.destination,
+        scene::clone(version, 0),
+        turned(&ip.transport),
+    );
     if let Transport::Tcp { flags, .. } = &mut question.transport {
         // Only the first packet of a connection opens the way back.
         *flags = random.one_of(&[0x02, 0x02, 0xc2, 0x12, 0x10, 0x18, 0x03]);
     }
     let mut case = Case::new(twice(from_guest(&ip)));
-    let hook = random.one_of(&[Hook::FromUplink, Hook::FromHost]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
     let asked = question.frame([2; 6], scene::ROUTERS[0]);
     case.steps.insert(1, Step::new(hook, asked));
     case.policy = random.one_of(&[1, 2, 3, 6]);
@@ -266,7 +281,11 @@ pub(super) fn ttl(random: &mut Random) -> Case {
 /// Sizes around the MTU of each way out.
 pub(super) fn mtu(random: &mut Random) -> Case {
     let version = version(random);
-    let transport = if random.chance(50) { tcp_segment(random) } else { udp_datagram(random) };
+    let transport = if random.chance(50) {
+        tcp_segment(random)
+    } else {
+        udp_datagram(random)
+    };
     let mut ip = outgoing(random, version, transport);
     let mtu = random.one_of(&[1280, 1400, 1500]);
     let length = mtu - 2 + random.below(5);
@@ -318,7 +337,9 @@ pub(super) fn same_flow(random: &mut Random) -> Case {
         1 => scene::outside(version, HOST),
         _ => scene::outside(version, random.below(OUTSIDE.len())),
     };
-    let steps = (0..random.between(3, 6)).map(|_| varied(random, &ip)).collect();
+    let steps = (0..random.between(3, 6))
+        .map(|_| varied(random, &ip))
+        .collect();
     let mut case = Case::new(steps);
     settle(random, &mut case);
     if random.chance(50) {
@@ -338,7 +359,7 @@ fn varied(random: &mut Random, ip: &Ip) -> Step {
         5 => payload(&mut ip.transport).resize(1395, 7),
         _ => {}
     }
-    let mut step = Step::new(Hook::FromGuest, from_guest(&ip));
+    let mut step = Step::new(Hook::HostEnd, from_guest(&ip));
     if random.chance(20) {
         step.gso_size = 1300;
     }

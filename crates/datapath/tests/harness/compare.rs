@@ -42,14 +42,20 @@ pub(crate) fn compare(
         _ => ACT_REDIRECT,
     };
     let Observed { ran, events, .. } = observed;
-    let said: Vec<String> = events.iter().map(|event| {
-        format!(
-            "verdict {} reason {} stage {} target {} nic {}",
-            event.verdict, event.reason, event.stage, event.target, event.nic
-        )
-    }).collect();
+    let said: Vec<String> = events
+        .iter()
+        .map(|event| {
+            format!(
+                "verdict {} reason {} stage {} target {} nic {}",
+                event.verdict, event.reason, event.stage, event.target, event.nic
+            )
+        })
+        .collect();
     if ran.returned != code {
-        return Err(format!("returned {}, not {code}; it says {said:?}", ran.returned));
+        return Err(format!(
+            "returned {}, not {code}; it says {said:?}",
+            ran.returned
+        ));
     }
     compare_events(input, outcome, events)?;
     if code != ACT_SHOT {
@@ -66,13 +72,17 @@ pub(crate) fn compare(
     if let Some(departure) = outcome.departure {
         differ("departure time", &departure, &ran.context.tstamp)?;
     }
-    if input.hook == Hook::FromGuest && outcome.nic == Some(0) && code == ACT_REDIRECT {
+    if input.hook == Hook::HostEnd && outcome.nic == Some(0) && code == ACT_REDIRECT {
         differ("process", &world.nics[0].process, &observed.process)?;
     }
     Ok(())
 }
 
-fn differ<T: PartialEq + std::fmt::Debug>(what: &str, model: &T, program: &T) -> Result<(), String> {
+fn differ<T: PartialEq + std::fmt::Debug>(
+    what: &str,
+    model: &T,
+    program: &T,
+) -> Result<(), String> {
     if model == program {
         return Ok(());
     }
@@ -102,7 +112,11 @@ fn compare_events(input: &Input, outcome: &Outcome, events: &[Event]) -> Result<
         (None, []) => Ok(()),
         // Who watches the receiver sees it as well.
         (Some(receiver), [event]) => {
-            differ("receiver's verdict", &(Verdict::Guest as u8), &event.verdict)?;
+            differ(
+                "receiver's verdict",
+                &(Verdict::Guest as u8),
+                &event.verdict,
+            )?;
             compare_event(input, (receiver, 1, outcome.target), event)
         }
         _ => Err(format!("{} events of one packet", events.len())),
@@ -138,11 +152,18 @@ fn compare_frame(outcome: &Outcome, frame: &[u8], warm: bool) -> Result<(), Stri
     if expected == frame {
         return Ok(());
     }
-    let at = expected.iter().zip(frame).position(|(one, other)| one != other);
+    let at = expected
+        .iter()
+        .zip(frame)
+        .position(|(one, other)| one != other);
     Err(format!(
         "bytes differ from {:?}{}:\n  model   {}\n  program {}",
         at.unwrap_or(expected.len().min(frame.len())),
-        if by_kernel { " (without Ethernet addresses)" } else { "" },
+        if by_kernel {
+            " (without Ethernet addresses)"
+        } else {
+            ""
+        },
         hex(expected),
         hex(frame)
     ))
@@ -157,7 +178,9 @@ fn compare_meters(world: &World, meters: &[(Meter, Meter)]) -> Result<(), String
             ("ingress packets", nic.ingress.packets, ingress.packets),
         ] {
             if model.abs_diff(program) > TOLERANCE {
-                return Err(format!("meter {what} of {number}: model {model}, program {program}"));
+                return Err(format!(
+                    "meter {what} of {number}: model {model}, program {program}"
+                ));
             }
         }
     }

@@ -189,7 +189,11 @@ fn long(bytes: &[u8], at: usize) -> u64 {
 pub(crate) fn read_answer(bytes: &[u8]) -> Answer {
     Answer {
         seen: long(bytes, 0),
-        via: if bytes[8] == 1 { Via::Uplink } else { Via::Stack },
+        via: if bytes[8] == 1 {
+            Via::Uplink
+        } else {
+            Via::Stack
+        },
     }
 }
 

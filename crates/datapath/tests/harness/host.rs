@@ -55,7 +55,9 @@ pub(crate) fn set_up(lab: &Lab) -> [u32; 5] {
         );
     }
     script += &routes();
-    script += &format!("ip rule add fwmark {MARK} table {TABLE}\nip -6 rule add fwmark {MARK} table {TABLE}\n");
+    script += &format!(
+        "ip rule add fwmark {MARK} table {TABLE}\nip -6 rule add fwmark {MARK} table {TABLE}\n"
+    );
     lab.shell(&script);
     INTERFACES.map(|(name, ..)| {
         let path = format!("/sys/class/net/{name}/ifindex");

@@ -144,7 +144,8 @@ impl Harness {
                 text,
             };
             if let Some(change) = step.change {
-                self.change(&mut world, change).expect("maps take what fits them");
+                self.change(&mut world, change)
+                    .expect("maps take what fits them");
             }
             let input = self.input(step);
             let before = sys::now();
@@ -171,7 +172,7 @@ impl Harness {
 
     fn input(&self, step: &Step) -> Input {
         let mut frame = step.frame.clone();
-        if step.hook == Hook::FromUplink && step.to_this_host {
+        if step.hook == Hook::Uplink && step.to_this_host {
             frame[..6].copy_from_slice(&scene::INTERFACES[0].1);
         }
         Input {
@@ -187,7 +188,11 @@ impl Harness {
     /// Makes maps and world as the case wants them.
     fn arrange(&mut self, case: &Case) -> io::Result<World> {
         let fresh = || scene::world(case.variant, &self.ifindex, &self.policies);
-        let mut world = self.worlds.entry(case.variant).or_insert_with(fresh).clone();
+        let mut world = self
+            .worlds
+            .entry(case.variant)
+            .or_insert_with(fresh)
+            .clone();
         world.nics[0].policy = case.policy;
         world.nics[0].learn = case.learn;
         self.generation += 1;
@@ -203,14 +208,28 @@ impl Harness {
         let now = sys::now();
         for (flow, age, via) in &case.answers {
             // An age beyond the time since the machine started means never.
-            let answer = Answer { seen: now.saturating_sub(*age), via: *via };
-            self.put("answers", &encode::answer_key(flow), &encode::answer_value(&answer))?;
+            let answer = Answer {
+                seen: now.saturating_sub(*age),
+                via: *via,
+            };
+            self.put(
+                "answers",
+                &encode::answer_key(flow),
+                &encode::answer_value(&answer),
+            )?;
             world.answers.insert(*flow, answer);
         }
         for meter in &case.meters {
-            let filled = Meter { bytes: now + meter.bytes, packets: now + meter.packets };
+            let filled = Meter {
+                bytes: now + meter.bytes,
+                packets: now + meter.packets,
+            };
             let nic = &mut world.nics[meter.nic];
-            *(if meter.ingress { &mut nic.ingress } else { &mut nic.egress }) = filled;
+            *(if meter.ingress {
+                &mut nic.ingress
+            } else {
+                &mut nic.egress
+            }) = filled;
         }
         for (number, nic) in world.nics.iter_mut().enumerate() {
             self.write_meters(number, nic.egress, nic.ingress)?;
@@ -231,9 +250,9 @@ impl Harness {
     /// Runs the program that belongs to the hook.
     fn observe(&mut self, input: &Input, step: &Step) -> io::Result<Observed> {
         let (program, ifindex) = match input.hook {
-            Hook::FromGuest => (&self.programs.from_guest, host::HOST_END),
-            Hook::FromUplink => (&self.programs.from_uplink, self.ifindex[0]),
-            Hook::FromHost => (&self.programs.from_host, self.ifindex[4]),
+            Hook::HostEnd => (&self.programs.from_guest, host::HOST_END),
+            Hook::Uplink => (&self.programs.from_uplink, self.ifindex[0]),
+            Hook::Shared => (&self.programs.from_host, self.ifindex[4]),
         };
         let segments = if step.segments_known && step.gso_size > 0 {
             (input.frame.len() as u32).div_ceil(step.gso_size).max(1)

@@ -27,8 +27,17 @@ pub(crate) struct Programs {
 }
 
 const MAPS: [&str; 11] = [
-    "nics", "policies", "counters", "meters", "clones", "prefixes", "rule_lists", "group_pairs",
-    "uplinks", "answers", "trace",
+    "nics",
+    "policies",
+    "counters",
+    "meters",
+    "clones",
+    "prefixes",
+    "rule_lists",
+    "group_pairs",
+    "uplinks",
+    "answers",
+    "trace",
 ];
 
 impl Programs {
@@ -64,7 +73,12 @@ impl Programs {
         let folder = format!("{BPFFS}/{name}");
         fs::create_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
         let from_guest = load(objects, "from_guest.o", &folder, &["from_guest"])?;
-        let to_guest = load(objects, "to_guest.o", &folder, &["from_uplink", "from_host"])?;
+        let to_guest = load(
+            objects,
+            "to_guest.o",
+            &folder,
+            &["from_uplink", "from_host"],
+        )?;
         let [from_guest] = from_guest.try_into().expect("one was asked for");
         let [from_uplink, from_host] = to_guest.try_into().expect("two were asked for");
         Ok(Self {
@@ -124,10 +138,16 @@ fn load(
         .map_err(|error| format!("{object}: {error:?}"))?;
     let mut programs = Vec::new();
     for name in names {
-        let program = loaded.program_mut(name).ok_or(format!("{object} has no {name}"))?;
+        let program = loaded
+            .program_mut(name)
+            .ok_or(format!("{object} has no {name}"))?;
         let program: &mut SchedClassifier = program.try_into().expect("a program of tc");
-        program.load().map_err(|error| format!("{name}: {error:?}"))?;
-        program.pin(format!("{folder}/{name}")).map_err(|error| format!("{name}: {error}"))?;
+        program
+            .load()
+            .map_err(|error| format!("{name}: {error:?}"))?;
+        program
+            .pin(format!("{folder}/{name}"))
+            .map_err(|error| format!("{name}: {error}"))?;
         let fd = program.fd().expect("it is loaded").as_fd();
         programs.push(fd.try_clone_to_owned().expect("a descriptor"));
     }

@@ -148,9 +148,7 @@ pub(crate) fn learn(
     let bytes = packet.transport_bytes(frame);
     let opens_tcp = receiver.learn || bytes.get(13).is_some_and(|flags| flags & 0x12 == 0x02);
     let (peer_port, guest_port, opens) = match packet.ports(frame) {
-        Some((source, destination)) => {
-            (source, destination, packet.protocol == UDP || opens_tcp)
-        }
+        Some((source, destination)) => (source, destination, packet.protocol == UDP || opens_tcp),
         None if packet.is_echo_request(frame) => (0, be16(bytes, 4), true),
         None => return,
     };

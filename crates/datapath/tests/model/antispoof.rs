@@ -61,11 +61,9 @@ pub(crate) fn source(
         return Err(DropReason::LinkChatter);
     }
     let local = link::is_link_local(packet.source);
-    let discovers = link::is_discovery(packet, frame)
-        && (local || packet.source.is_unspecified());
+    let discovers = link::is_discovery(packet, frame) && (local || packet.source.is_unspecified());
     let gateway = IpAddr::from(link::GATEWAY_LINK_LOCAL);
-    let greets_gateway =
-        local && packet.destination == gateway && packet.is_echo_request(frame);
+    let greets_gateway = local && packet.destination == gateway && packet.is_echo_request(frame);
     if discovers || greets_gateway {
         return Ok(());
     }

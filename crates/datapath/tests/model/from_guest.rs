@@ -223,18 +223,32 @@ fn send(
         Decision::Sandbox(receiver) => {
             changes.hop = true;
             let other = &world.nics[receiver];
-            let theirs = other.addresses(packet.version).expect("it has a clone address");
+            let theirs = other
+                .addresses(packet.version)
+                .expect("it has a clone address");
             changes.destination = (!other.process).then_some(Replacement {
                 from: theirs.clone,
                 to: theirs.guest,
             });
-            let to = if other.process { other.veth_mac } else { other.guest_mac };
-            (Verdict::Sandbox, other.ifindex, Some((to, other.gateway_mac)))
+            let to = if other.process {
+                other.veth_mac
+            } else {
+                other.guest_mac
+            };
+            (
+                Verdict::Sandbox,
+                other.ifindex,
+                Some((to, other.gateway_mac)),
+            )
         }
         Decision::Stack => {
             let policy = &world.policies[nic.policy];
             mark = (policy.mark != 0).then_some(policy.mark);
-            (Verdict::Stack, nic.shared_ifindex, Some((nic.shared_mac, nic.guest_mac)))
+            (
+                Verdict::Stack,
+                nic.shared_ifindex,
+                Some((nic.shared_mac, nic.guest_mac)),
+            )
         }
     };
     let mut frame = nat::translate(&input.frame, packet, &changes);

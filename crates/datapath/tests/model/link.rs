@@ -155,8 +155,7 @@ fn advertisement(nic: &Nic, frame: &[u8], packet: &Packet, target: IpAddr) -> Ve
     message.extend(target.octets());
     message.extend([2, 1]);
     message.extend(nic.gateway_mac);
-    let pseudo =
-        checksum::pseudo_header(target.into(), asker.into(), ICMPV6, message.len());
+    let pseudo = checksum::pseudo_header(target.into(), asker.into(), ICMPV6, message.len());
     let sum = checksum::of(&[pseudo, message.clone()].concat());
     message[2..4].copy_from_slice(&sum.to_be_bytes());
 

@@ -30,18 +30,18 @@ pub(crate) type Mac = [u8; 6];
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Hook {
     /// Ingress of the host end of a slot.
-    FromGuest,
+    HostEnd,
     /// Ingress of an uplink.
-    FromUplink,
+    Uplink,
     /// Egress of the shared interface.
-    FromHost,
+    Shared,
 }
 
 /// A frame and what the kernel knows of it beside its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
     pub(crate) hook: Hook,
-    /// Index in `nics` that the filter's class id names; only [`Hook::FromGuest`].
+    /// Index in `nics` that the filter's class id names; only [`Hook::HostEnd`].
     pub(crate) class: usize,
     /// Whether the interface took the frame as its own by the destination MAC.
     pub(crate) to_this_host: bool,
@@ -144,8 +144,8 @@ impl Dropped {
 /// Judges one frame.
 pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
     match input.hook {
-        Hook::FromGuest => from_guest::run(world, input),
-        Hook::FromUplink | Hook::FromHost => to_guest::run(world, input),
+        Hook::HostEnd => from_guest::run(world, input),
+        Hook::Uplink | Hook::Shared => to_guest::run(world, input),
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) fn police(
     may_wait: bool,
 ) -> Result<Option<u64>, DropReason> {
     let patience = if may_wait { HORIZON } else { 0 };
-    let byte_cost = (u128::from(size.wire_bytes) * u128::from(limit.byte_cost) >> 20) as u64;
+    let byte_cost = ((u128::from(size.wire_bytes) * u128::from(limit.byte_cost)) >> 20) as u64;
     let packet_cost = size.segments * limit.packet_cost;
     let byte_debt = meter.bytes.saturating_sub(now);
     let packet_debt = meter.packets.saturating_sub(now);

@@ -56,11 +56,13 @@ pub(crate) fn egress(policy: &Policy, frame: &[u8], packet: &Packet) -> Result<(
 }
 
 fn longest(prefixes: &[Prefix], address: IpAddr) -> Option<&Prefix> {
-    let covering = prefixes.iter().filter(|prefix| match (prefix.net, address) {
-        (IpNet::V4(net), IpAddr::V4(address)) => net.contains(&address),
-        (IpNet::V6(net), IpAddr::V6(address)) => net.contains(&address),
-        _ => false,
-    });
+    let covering = prefixes
+        .iter()
+        .filter(|prefix| match (prefix.net, address) {
+            (IpNet::V4(net), IpAddr::V4(address)) => net.contains(&address),
+            (IpNet::V6(net), IpAddr::V6(address)) => net.contains(&address),
+            _ => false,
+        });
     covering.max_by_key(|prefix| prefix.net.prefix_len())
 }
 

@@ -12,7 +12,7 @@ use super::{
 
 /// Judges a frame on the ingress of an uplink or the egress of the shared interface.
 pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
-    let outside = input.hook == Hook::FromUplink;
+    let outside = input.hook == Hook::Uplink;
     let packet = Packet::parse(&input.frame).ok();
     let known = packet.and_then(|packet| {
         let receiver = *world.clones.get(&packet.destination)?;
@@ -31,7 +31,7 @@ pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
 /// From an uplink it is somebody else's. On the shared interface there is nobody else.
 fn not_ours(input: &Input) -> Outcome {
     let verdict = match input.hook {
-        Hook::FromUplink => Verdict::Pass,
+        Hook::Uplink => Verdict::Pass,
         _ => Verdict::Drop,
     };
     Outcome {
@@ -56,7 +56,7 @@ fn judge(
     packet: &Packet,
 ) -> Result<Outcome, Dropped> {
     let by_receiver = |reason| Dropped::ingress(number, reason);
-    let outside = input.hook == Hook::FromUplink;
+    let outside = input.hook == Hook::Uplink;
     let size = police::size(&input.frame, packet, input.gso_size);
     let nic = &world.nics[number];
     if nic.state != State::Active {
@@ -85,17 +85,23 @@ fn judge(
 
 fn deliver(world: &World, number: usize, input: &Input, packet: &Packet) -> Outcome {
     let nic = &world.nics[number];
-    let own = nic.addresses(packet.version).expect("it has a clone address");
+    let own = nic
+        .addresses(packet.version)
+        .expect("it has a clone address");
     let changes = Changes {
         source: None,
         destination: (!nic.process).then_some(Replacement {
             from: own.clone,
             to: own.guest,
         }),
-        hop: input.hook == Hook::FromUplink,
+        hop: input.hook == Hook::Uplink,
     };
     let mut frame = nat::translate(&input.frame, packet, &changes);
-    let to = if nic.process { nic.veth_mac } else { nic.guest_mac };
+    let to = if nic.process {
+        nic.veth_mac
+    } else {
+        nic.guest_mac
+    };
     frame[..6].copy_from_slice(&to);
     frame[6..12].copy_from_slice(&nic.gateway_mac);
     Outcome {

@@ -289,7 +289,15 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
 fn run_clang(folder: &Path, object: &str) -> Result<(), String> {
     let compiler = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
     let output = Command::new(compiler)
-        .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g", "-std=gnu11", "-w"])
+        .args([
+            "-target",
+            "bpf",
+            "-mcpu=v3",
+            "-O2",
+            "-g",
+            "-std=gnu11",
+            "-w",
+        ])
         .arg("-I")
         .arg(folder.join("lib"))
         .arg(format!("-I/usr/include/{}-linux-gnu", env::consts::ARCH))
