@@ -45,12 +45,14 @@ fn address6(address: Option<IpAddr>) -> [u8; 16] {
     }
 }
 
-pub(crate) fn nic(nic: &Nic, generation: u32) -> Vec<u8> {
+/// An interface is watched, because the event tells what the return code doesn't; or it takes frames by
+/// XDP, which leaves watched ones to tc.
+pub(crate) fn nic(nic: &Nic, generation: u32, by_xdp: bool) -> Vec<u8> {
     let flags = u32::from(nic.netns)
         | u32::from(nic.process) << 1
-        // Always watched: the event tells what the return code doesn't.
-        | 1 << 2
-        | u32::from(nic.learn) << 3;
+        | u32::from(!by_xdp) << 2
+        | u32::from(nic.learn) << 3
+        | u32::from(by_xdp) << 4;
     let mut bytes = Vec::new();
     for field in [
         nic.state as u32,

@@ -33,6 +33,10 @@ pub(crate) struct Harness {
     generation: u32,
     variant: Option<usize>,
     counted: Vec<Counters>,
+    /// Whether XDP gets a frame as well, after tc has decided over it.
+    by_xdp: bool,
+    /// Frames that XDP has taken.
+    pub(crate) taken_by_xdp: u64,
     /// Frames that the kernel refuses to test-run, by class of length.
     pub(crate) refused: u64,
 }
@@ -48,6 +52,20 @@ pub(crate) struct Difference {
 impl Harness {
     /// Fills the maps of fresh programs.
     pub(crate) fn new(programs: Programs, ifindex: [u32; 5], policies: Rc<Vec<Policy>>) -> Self {
+        Self::with(programs, ifindex, policies, false)
+    }
+
+    /// The same, where every frame also goes to the programs on XDP.
+    pub(crate) fn by_xdp(programs: Programs, ifindex: [u32; 5], policies: Rc<Vec<Policy>>) -> Self {
+        Self::with(programs, ifindex, policies, true)
+    }
+
+    fn with(
+        programs: Programs,
+        ifindex: [u32; 5],
+        policies: Rc<Vec<Policy>>,
+        by_xdp: bool,
+    ) -> Self {
         let trace = programs.trace();
         let mut harness = Self {
             programs,
@@ -58,6 +76,8 @@ impl Harness {
             generation: 0,
             variant: None,
             counted: vec![Counters::default(); scene::NICS],
+            by_xdp,
+            taken_by_xdp: 0,
             refused: 0,
         };
         harness.fill().expect("maps take what fits them");
@@ -97,12 +117,14 @@ impl Harness {
             self.put("group_pairs", &pair, &[1])?;
         }
         for (ifindex, fq) in &world.uplinks {
-            let flags = [encode::number(u32::from(*fq)), [0; 4]].concat();
+            let flags = u32::from(*fq) | u32::from(self.by_xdp) << 1;
+            let flags = [encode::number(flags), [0; 4]].concat();
             self.put("uplinks", &encode::number(*ifindex), &flags)?;
         }
+        // Test runs of XDP come from the loopback, which is the first interface.
+        self.put("xdp_nics", &encode::number(1), &encode::number(0))?;
         for number in 2..scene::NICS {
             self.write_nic(&world, number)?;
-            self.write_meters(number, Meter::default(), Meter::default())?;
         }
         self.write_clones(&world)
     }
@@ -123,13 +145,8 @@ impl Harness {
     }
 
     fn write_nic(&self, world: &World, number: usize) -> io::Result<()> {
-        let nic = encode::nic(&world.nics[number], self.generation);
+        let nic = encode::nic(&world.nics[number], self.generation, self.by_xdp);
         self.put("nics", &encode::number(number as u32), &nic)
-    }
-
-    fn write_meters(&self, number: usize, egress: Meter, ingress: Meter) -> io::Result<()> {
-        let meters = encode::meters(egress, ingress);
-        self.put("meters", &encode::number(number as u32), &meters)
     }
 
     /// Runs one case. The outcome of every step is compared; the first difference ends it.
@@ -165,9 +182,34 @@ impl Harness {
             let warm = now.saturating_sub(*decided) < 80_000_000;
             compare::compare(&world, &input, &outcome, &observed, warm)
                 .map_err(|text| differs(&input.frame, text))?;
+            if self.by_xdp && step.gso_size == 0 {
+                self.repeat_by_xdp(&mut world, &input)
+                    .map_err(|text| differs(&input.frame, format!("by XDP: {text}")))?;
+            }
             outcomes.push(outcome);
         }
         Ok(outcomes)
+    }
+
+    /// Gives the frame to XDP. Either it leaves it to tc without a trace, or it does as tc would.
+    fn repeat_by_xdp(&mut self, world: &mut World, input: &Input) -> Result<(), String> {
+        let Some(xdp) = &self.programs.xdp else {
+            return Err("these programs have none".to_owned());
+        };
+        let program = match input.hook {
+            Hook::HostEnd => &xdp.from_guest,
+            Hook::Uplink if input.to_this_host => &xdp.to_guest,
+            _ => return Ok(()),
+        };
+        let ran =
+            sys::test_run_xdp(program.as_fd(), &input.frame).map_err(|error| error.to_string())?;
+        let observed = self.look_around(ran).map_err(|error| error.to_string())?;
+        if observed.ran.returned == compare::XDP_PASS {
+            return compare::untouched(world, input, &observed);
+        }
+        self.taken_by_xdp += 1;
+        let outcome = model::run(world, input);
+        compare::compare_xdp(world, &outcome, &observed)
     }
 
     fn input(&self, step: &Step) -> Input {
@@ -196,9 +238,10 @@ impl Harness {
         world.nics[0].policy = case.policy;
         world.nics[0].learn = case.learn;
         self.generation += 1;
-        self.write_nic(&world, 0)?;
+        for number in [0, 1] {
+            self.write_nic(&world, number)?;
+        }
         if self.variant != Some(case.variant) {
-            self.write_nic(&world, 1)?;
             self.write_clones(&world)?;
             self.variant = Some(case.variant);
         }
@@ -231,10 +274,15 @@ impl Harness {
                 &mut nic.egress
             }) = filled;
         }
-        for (number, nic) in world.nics.iter_mut().enumerate() {
-            self.write_meters(number, nic.egress, nic.ingress)?;
-            nic.counters = self.counted[number].clone();
+        for (nic, counted) in world.nics.iter_mut().zip(&self.counted) {
+            nic.counters = counted.clone();
         }
+        let meters: Vec<Vec<u8>> = world
+            .nics
+            .iter()
+            .map(|nic| encode::meters(nic.egress, nic.ingress))
+            .collect();
+        sys::update_first(self.programs.map("meters"), &meters)?;
         Ok(world)
     }
 
@@ -264,20 +312,24 @@ impl Harness {
         context.gso_size = step.gso_size;
         context.gso_segs = segments;
         let ran = sys::test_run(program.as_fd(), &input.frame, &context)?;
+        self.look_around(ran)
+    }
+
+    /// What a run has left behind.
+    fn look_around(&mut self, ran: sys::Ran) -> io::Result<Observed> {
         let mut events: Vec<Event> = Vec::new();
         while let Some(item) = self.trace.next() {
             events.push(encode::read_event(&item));
         }
-        let mut counters = vec![0; encode::COUNTERS];
-        let mut meters = vec![0; encode::METERS];
-        let mut metered = Vec::new();
-        for number in 0..scene::NICS {
-            let key = encode::number(number as u32);
-            sys::look_up(self.programs.map("counters"), &key, &mut counters)?;
-            self.counted[number] = encode::read_counters(&counters);
-            sys::look_up(self.programs.map("meters"), &key, &mut meters)?;
-            metered.push(encode::read_meters(&meters));
-        }
+        let map = self.programs.map("counters");
+        let counters = sys::first_values(map, scene::NICS, encode::COUNTERS)?;
+        self.counted = counters
+            .iter()
+            .map(|one| encode::read_counters(one))
+            .collect();
+        let map = self.programs.map("meters");
+        let meters = sys::first_values(map, scene::NICS, encode::METERS)?;
+        let metered = meters.iter().map(|one| encode::read_meters(one)).collect();
         let mut answers = Vec::new();
         for key in sys::keys(self.programs.map("answers"), encode::ANSWER_KEY)? {
             let mut value = vec![0; encode::ANSWER_VALUE];
@@ -289,6 +341,7 @@ impl Harness {
         Ok(Observed {
             ran,
             events,
+            watched: !self.by_xdp,
             counters: self.counted.clone(),
             meters: metered,
             answers,

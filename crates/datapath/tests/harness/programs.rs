@@ -22,11 +22,19 @@ pub(crate) struct Programs {
     pub(crate) from_guest: OwnedFd,
     pub(crate) from_uplink: OwnedFd,
     pub(crate) from_host: OwnedFd,
+    /// The same stages on XDP, of the product's own programs only.
+    pub(crate) xdp: Option<Xdp>,
     maps: BTreeMap<&'static str, MapData>,
     folder: String,
 }
 
-const MAPS: [&str; 11] = [
+/// The programs on XDP.
+pub(crate) struct Xdp {
+    pub(crate) from_guest: OwnedFd,
+    pub(crate) to_guest: OwnedFd,
+}
+
+const MAPS: [&str; 12] = [
     "nics",
     "policies",
     "counters",
@@ -38,6 +46,7 @@ const MAPS: [&str; 11] = [
     "uplinks",
     "answers",
     "trace",
+    "xdp_nics",
 ];
 
 impl Programs {
@@ -60,6 +69,10 @@ impl Programs {
             from_guest: program(Program::FromGuest),
             from_uplink: program(Program::FromUplink),
             from_host: program(Program::FromHost),
+            xdp: Some(Xdp {
+                from_guest: program(Program::FromGuestXdp),
+                to_guest: program(Program::ToGuestXdp),
+            }),
             maps: maps(&format!("{folder}/v{}", abi::ABI_VERSION)),
             folder,
         })
@@ -85,6 +98,7 @@ impl Programs {
             from_guest,
             from_uplink,
             from_host,
+            xdp: None,
             maps: maps(&folder),
             folder,
         })

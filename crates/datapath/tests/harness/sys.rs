@@ -12,6 +12,8 @@ const MAP_UPDATE_ELEM: c_uint = 2;
 const MAP_DELETE_ELEM: c_uint = 3;
 const MAP_GET_NEXT_KEY: c_uint = 4;
 const PROG_TEST_RUN: c_uint = 10;
+const MAP_LOOKUP_BATCH: c_uint = 24;
+const MAP_UPDATE_BATCH: c_uint = 26;
 
 /// Calls bpf(2) with a structure of attributes.
 fn bpf<T>(command: c_uint, attributes: &mut T) -> io::Result<c_long> {
@@ -89,6 +91,59 @@ pub(crate) fn keys(map: BorrowedFd<'_>, size: usize) -> io::Result<Vec<Vec<u8>>>
     }
 }
 
+#[repr(C)]
+#[derive(Default)]
+struct Batch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map: u32,
+    element_flags: u64,
+    flags: u64,
+}
+
+impl Batch {
+    fn new(map: BorrowedFd<'_>, keys: &mut [u32], values: u64, out: &mut u32) -> Self {
+        Self {
+            out_batch: std::ptr::from_mut(out).addr() as u64,
+            keys: keys.as_mut_ptr().addr() as u64,
+            values,
+            count: keys.len() as u32,
+            map: map.as_raw_fd().cast_unsigned(),
+            ..Self::default()
+        }
+    }
+}
+
+/// The first `count` values of an array, each `size` bytes long.
+pub(crate) fn first_values(
+    map: BorrowedFd<'_>,
+    count: usize,
+    size: usize,
+) -> io::Result<Vec<Vec<u8>>> {
+    let (mut keys, mut values, mut out) = (vec![0; count], vec![0; count * size], 0);
+    let address = values.as_mut_ptr().addr() as u64;
+    bpf(
+        MAP_LOOKUP_BATCH,
+        &mut Batch::new(map, &mut keys, address, &mut out),
+    )?;
+    Ok(values.chunks(size).map(<[u8]>::to_vec).collect())
+}
+
+/// Writes the first values of an array.
+pub(crate) fn update_first(map: BorrowedFd<'_>, values: &[Vec<u8>]) -> io::Result<()> {
+    let mut keys: Vec<u32> = (0..values.len() as u32).collect();
+    let (values, mut out) = (values.concat(), 0);
+    let address = values.as_ptr().addr() as u64;
+    bpf(
+        MAP_UPDATE_BATCH,
+        &mut Batch::new(map, &mut keys, address, &mut out),
+    )
+    .map(drop)
+}
+
 /// `struct __sk_buff`, as much of it as a test may set or reads back.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -144,9 +199,19 @@ pub(crate) fn test_run(
     frame: &[u8],
     context: &Context,
 ) -> io::Result<Ran> {
+    run(program, frame, Some(context))
+}
+
+/// Runs a program of XDP on a frame, as from the loopback interface.
+pub(crate) fn test_run_xdp(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<Ran> {
+    run(program, frame, None)
+}
+
+fn run(program: BorrowedFd<'_>, frame: &[u8], context: Option<&Context>) -> io::Result<Ran> {
     let mut out = vec![0; frame.len() + 256];
     let mut after = Context::default();
-    let size = size_of::<Context>() as u32;
+    let size = context.map_or(0, |_| size_of::<Context>() as u32);
+    let address = |there: u64| if context.is_some() { there } else { 0 };
     let mut attributes = TestRun {
         program: program.as_raw_fd().cast_unsigned(),
         data_size_in: frame.len() as u32,
@@ -156,8 +221,8 @@ pub(crate) fn test_run(
         repeat: 1,
         ctx_size_in: size,
         ctx_size_out: size,
-        ctx_in: std::ptr::from_ref(context).addr() as u64,
-        ctx_out: std::ptr::from_mut(&mut after).addr() as u64,
+        ctx_in: context.map_or(0, |context| std::ptr::from_ref(context).addr() as u64),
+        ctx_out: address(std::ptr::from_mut(&mut after).addr() as u64),
         ..TestRun::default()
     };
     bpf(PROG_TEST_RUN, &mut attributes)?;
