@@ -59,6 +59,8 @@ pub(crate) enum Change {
     Policy(usize),
     /// Nothing but a new generation.
     Generation,
+    /// The sandbox at [`scene::NEIGHBOUR`] loses its lease.
+    Release,
 }
 
 impl Step {
@@ -132,6 +134,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("host-service", situations::host_service),
     ("metadata", situations::metadata),
     ("groups", situations::groups),
+    ("released", situations::released),
     ("answer", situations::answer),
     ("answer-after-question", situations::answer_after_question),
     ("byte-limit", situations::byte_limit),

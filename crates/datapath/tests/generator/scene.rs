@@ -284,6 +284,9 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
     }
 }
 
+/// Entry of another sandbox of the same group.
+pub(crate) const NEIGHBOUR: usize = 2;
+
 /// A second, as a cost or a burst.
 pub(crate) const SECOND: u64 = 1_000_000_000;
 

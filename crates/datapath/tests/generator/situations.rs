@@ -91,6 +91,26 @@ pub(super) fn groups(random: &mut Random) -> Case {
     case
 }
 
+/// A sandbox that packets go to is gone from one packet to the next.
+pub(super) fn released(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.destination = scene::clone(version, scene::NEIGHBOUR);
+    let mut case = sent(random, &ip);
+    // Of what was refused before, the reason may be the old one for as long as a decision lives.
+    case.policy = 0;
+    let mut step = case.steps[0].clone();
+    step.change = Some(Change::Release);
+    case.steps.push(step);
+    let mut ingress = Ip::new(scene::outside(version, 2), ip.destination, ip.transport);
+    ingress.ttl = 9;
+    let frame = ingress.frame([2; 6], scene::ROUTERS[0]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
+    case.steps.push(Step::new(hook, frame));
+    case
+}
+
 /// Denied but for a question that came a while ago, or nearly.
 pub(super) fn answer(random: &mut Random) -> Case {
     let version = version(random);

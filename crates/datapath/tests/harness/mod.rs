@@ -15,7 +15,7 @@ use crate::{
     model::{
         self, Hook, Input, World,
         answers::Answer,
-        world::{Counters, Meter, Policy},
+        world::{Counters, Meter, Policy, State},
     },
 };
 use compare::Observed;
@@ -242,6 +242,7 @@ impl Harness {
             self.write_nic(&world, number)?;
         }
         if self.variant != Some(case.variant) {
+            self.write_nic(&world, scene::NEIGHBOUR)?;
             self.write_clones(&world)?;
             self.variant = Some(case.variant);
         }
@@ -287,12 +288,25 @@ impl Harness {
     }
 
     fn change(&mut self, world: &mut World, change: Change) -> io::Result<()> {
-        if let Change::Policy(policy) = change {
-            world.nics[0].policy = policy;
+        match change {
+            Change::Policy(policy) => world.nics[0].policy = policy,
+            Change::Generation => {}
+            Change::Release => return self.release(world),
         }
         self.generation += 1;
         // What the programs have set stays.
         self.write_nic(world, 0)
+    }
+
+    /// Takes the lease of a sandbox as the daemon does, without a word to those who talk to it.
+    fn release(&mut self, world: &mut World) -> io::Result<()> {
+        world.nics[scene::NEIGHBOUR].state = State::Ready;
+        world.clones.retain(|_, nic| *nic != scene::NEIGHBOUR);
+        self.write_nic(world, scene::NEIGHBOUR)?;
+        self.write_clones(world)?;
+        // The next case puts it back.
+        self.variant = None;
+        Ok(())
     }
 
     /// Runs the program that belongs to the hook.
