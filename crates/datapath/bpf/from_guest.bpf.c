@@ -23,6 +23,22 @@ __noinline int refuse(struct __sk_buff *skb, __u32 index, __u32 flags, __u32 rea
 	return TC_ACT_SHOT;
 }
 
+/* The limit of the sandbox that it is for: counted there, and seen by whoever watches either. */
+__noinline int refuse_by_target(struct __sk_buff *skb, __u32 index, __u32 flags, __u32 target,
+				__u32 reason)
+{
+	struct nic *nic = bpf_map_lookup_elem(&nics, &target);
+
+	count_drop(target, reason);
+	if (flags & NIC_TRACE)
+		trace_packet(skb, index, FATE(DIRECTION_EGRESS, VERDICT_DROP, STAGE_POLICE, reason),
+			     0, 1);
+	if (nic && READ_ONCE(nic->flags) & NIC_TRACE)
+		trace_packet(skb, target,
+			     FATE(DIRECTION_INGRESS, VERDICT_DROP, STAGE_POLICE, reason), 0, 1);
+	return TC_ACT_SHOT;
+}
+
 /* The interfaces of a netns slot share its veth; their MACs tell them apart. */
 static __always_inline struct nic *neighbour_nic(struct sender *s, const struct ethhdr *ethernet)
 {
@@ -245,17 +261,6 @@ static __always_inline void trace_course(struct __sk_buff *skb, const struct sen
 			     p->segments);
 }
 
-/* Over the receiver's limit: the drop is the receiver's, and whoever watches it sees that. */
-static __always_inline int refuse_at_target(struct __sk_buff *skb, const struct course *c,
-					    __u32 reason)
-{
-	count_drop(c->decision->target, reason);
-	if (READ_ONCE(c->target->flags) & NIC_TRACE)
-		trace_packet(skb, c->decision->target,
-			     FATE(DIRECTION_INGRESS, VERDICT_DROP, STAGE_POLICE, reason), 0, 1);
-	return TC_ACT_SHOT;
-}
-
 static __always_inline int forward(struct __sk_buff *skb, const struct sender *s, struct packet *p)
 {
 	struct translation t = {};
@@ -273,7 +278,8 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 	if (rarely(c.target)) {
 		reason = police_target(p, &c);
 		if (reason)
-			return refuse_at_target(skb, &c, reason);
+			return refuse_by_target(skb, s->index, s->flags, c.decision->target,
+						reason);
 	}
 	trace_course(skb, s, p, &c);
 	translate_from_guest(&t, &hop, s, p, &c);

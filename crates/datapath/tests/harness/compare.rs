@@ -153,11 +153,12 @@ fn compare_events(input: &Input, outcome: &Outcome, events: &[Event]) -> Result<
         (None, []) => Ok(()),
         // Who watches the receiver sees it as well.
         (Some(receiver), [event]) => {
-            differ(
-                "receiver's verdict",
-                &(Verdict::Guest as u8),
-                &event.verdict,
-            )?;
+            let verdict = match outcome.verdict {
+                Verdict::Drop => Verdict::Drop,
+                _ => Verdict::Guest,
+            };
+            differ("receiver's verdict", &(verdict as u8), &event.verdict)?;
+            differ("receiver's reason", &reason, &event.reason)?;
             compare_event(input, (receiver, 1, outcome.target), event)
         }
         _ => Err(format!("{} events of one packet", events.len())),

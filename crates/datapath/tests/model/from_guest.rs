@@ -165,8 +165,10 @@ fn deliver(
     if let Decision::Sandbox(receiver) = decision {
         let limit = world.policies[world.nics[receiver].policy].ingress;
         let meter = &mut world.nics[receiver].ingress;
-        police::police(&limit, meter, size, input.now, false)
-            .map_err(|reason| Dropped::ingress(receiver, reason))?;
+        police::police(&limit, meter, size, input.now, false).map_err(|reason| Dropped {
+            receiver: Some(receiver),
+            ..Dropped::egress(number, reason)
+        })?;
         let ingress = &mut world.nics[receiver].counters.ingress;
         ingress.add(frame.len(), size.segments);
     }

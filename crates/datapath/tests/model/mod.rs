@@ -114,8 +114,10 @@ pub(crate) enum Macs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Dropped {
     pub(crate) reason: DropReason,
-    /// Entry of `nics` that counts it.
+    /// Entry of `nics` whose packet it is, and who counts it unless there is a receiver.
     pub(crate) nic: usize,
+    /// The other sandbox whose limit it was.
+    pub(crate) receiver: Option<usize>,
     /// Whether it was on its way to that one, not from it.
     pub(crate) ingress: bool,
     pub(crate) stage: Stage,
@@ -127,6 +129,7 @@ impl Dropped {
         Self {
             reason,
             nic,
+            receiver: None,
             ingress: false,
             stage: stage_of(reason),
         }
@@ -152,7 +155,8 @@ pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
 impl Outcome {
     /// A frame that is dropped and counted.
     pub(crate) fn dropped(world: &mut World, input: &Input, dropped: Dropped) -> Self {
-        world.nics[dropped.nic].counters.drops[dropped.reason as usize] += 1;
+        let counted = dropped.receiver.unwrap_or(dropped.nic);
+        world.nics[counted].counters.drops[dropped.reason as usize] += 1;
         Self {
             verdict: Verdict::Drop,
             reason: Some(dropped.reason),
@@ -160,7 +164,7 @@ impl Outcome {
             ingress: dropped.ingress,
             nic: Some(dropped.nic),
             target: 0,
-            receiver: None,
+            receiver: dropped.receiver,
             frame: input.frame.clone(),
             macs: Macs::Path,
             mark: None,
