@@ -9,9 +9,17 @@ use std::{net::Ipv4Addr, path::Path, process::Command};
 use sandwire_kernel_net::interface::InterfaceIndex;
 
 use crate::{
-    Datapath, Opened, Settings,
+    Datapath, Opened, Settings, TraceReader,
     abi::{self, Nic, NicState},
     folder_for,
+};
+
+/// Any number of threads may use a data path, and any one of them read events.
+const _: fn() = || {
+    fn is_shared<T: Send + Sync>() {}
+    fn is_sent<T: Send>() {}
+    is_shared::<Datapath>();
+    is_sent::<TraceReader>();
 };
 
 /// Settings of a small data path that mounts its own bpffs.

@@ -11,7 +11,8 @@ use sandwire_testlab::lab::{self, Lab};
 
 use super::{index_of, json, names_in, open, settings};
 use crate::{
-    Datapath, Defect, FILTER_HANDLE, FILTER_PRIORITY, Order, Program, Settings, Uplink, sys,
+    Datapath, Defect, FILTER_HANDLE, FILTER_PRIORITY, Order, Program, Settings, Uplink,
+    abi::UplinkFlag, sys,
 };
 
 fn uplink(name: &str) -> Uplink {
@@ -311,5 +312,36 @@ fn netns_a_filter_on_a_host_end_is_replaced_in_place_and_among_others() {
         assert_eq!((after[0].place, after[0].class_id), (place, Some(12)));
         let listed = bpf_filter("up0", "ingress").unwrap();
         assert_eq!(listed["options"]["bpf_name"], "from_guest");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_xdp_on_an_uplink_comes_and_goes_with_the_setting() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let datapath = open(&settings());
+        let with_xdp = Uplink {
+            xdp: true,
+            ..uplink("up0")
+        };
+        datapath
+            .set_uplinks(std::slice::from_ref(&with_xdp))
+            .unwrap();
+        let seen = &json("bpftool", &["-j", "net"])[0]["xdp"];
+        assert_eq!(
+            (&seen[0]["devname"], &seen[0]["mode"]),
+            (&"up0".into(), &"driver".into())
+        );
+        assert_eq!(programs_on("up0", TcAttachType::Ingress), ["from_uplink"]);
+        let value = datapath.uplinks.get(&with_xdp.index.0).unwrap().unwrap();
+        assert_eq!(value.flags, UplinkFlag::Xdp.number());
+        assert_eq!(datapath.inspect(), []);
+        datapath.set_uplinks(&[uplink("up0")]).unwrap();
+        let seen = &json("bpftool", &["-j", "net"])[0]["xdp"];
+        assert_eq!(seen.as_array().unwrap().len(), 0, "{seen}");
+        assert_eq!(programs_on("up0", TcAttachType::Ingress), ["from_uplink"]);
+        let value = datapath.uplinks.get(&with_xdp.index.0).unwrap().unwrap();
+        assert_eq!(value.flags, 0);
     });
 }

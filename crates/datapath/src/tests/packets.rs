@@ -3,6 +3,8 @@
 use std::{
     io::{Read, Write},
     net::Ipv4Addr,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -54,12 +56,21 @@ fn host(lab: &Lab) -> Opened {
     uplink
 }
 
-/// A host slot: the guest's side of its TAP, and its entry, leased.
+/// A host slot: the guest's side of its TAP, and its entry, ready.
 fn slot(datapath: &Datapath, lab: &Lab) -> (Opened, NicIndex) {
     let guest = tap::create_transient("swguest", None, PLAIN).unwrap();
     lab.run("ip link set swguest address 02:73:77:00:00:01 up");
     let index = datapath.allocate(1).unwrap();
     datapath.write_nic(index, &nic(index_of("swguest"), index_of("swtest"), CLONE));
+    let mut request = Request::new();
+    tc::add_ingress(&mut request, index_of("swguest"));
+    Socket::route().unwrap().execute(request).unwrap();
+    put_filter(datapath, index);
+    (guest, index)
+}
+
+/// Puts the program on the guest's host end, in the place of an older one.
+fn put_filter(datapath: &Datapath, index: NicIndex) {
     let mut request = Request::new();
     let place = tc::Place {
         interface: index_of("swguest"),
@@ -67,16 +78,23 @@ fn slot(datapath: &Datapath, lab: &Lab) -> (Opened, NicIndex) {
         priority: FILTER_PRIORITY,
         handle: FILTER_HANDLE,
     };
-    tc::add_ingress(&mut request, place.interface);
     let filter = tc::Filter {
         place,
         class_id: Some(index.0),
         program: datapath.program(Program::FromGuest),
         name: "from_guest",
     };
-    filter.add(&mut request);
+    filter.replace(&mut request);
     Socket::route().unwrap().execute(request).unwrap();
-    (guest, index)
+}
+
+fn up0() -> Uplink {
+    Uplink {
+        index: index_of("up0"),
+        name: "up0".into(),
+        fq: false,
+        xdp: false,
+    }
 }
 
 fn route_policy() -> PolicySpec {
@@ -146,7 +164,7 @@ fn receive(tap: &Opened) -> Vec<u8> {
                 return buffer[..length].to_vec();
             }
             Ok(_) => {}
-            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+            Err(_) => thread::sleep(Duration::from_millis(1)),
         }
     }
     panic!("no frame came within {PATIENCE:?}");
@@ -159,13 +177,7 @@ fn netns_a_packet_leaves_translated_and_its_answer_comes_back() {
         let uplink = host(lab);
         let datapath = open(&settings());
         datapath.attach_shared(index_of("swtest")).unwrap();
-        let up0 = Uplink {
-            index: index_of("up0"),
-            name: "up0".into(),
-            fq: false,
-            xdp: false,
-        };
-        datapath.set_uplinks(&[up0]).unwrap();
+        datapath.set_uplinks(&[up0()]).unwrap();
         let (guest, index) = slot(&datapath, lab);
         let out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (PEER, 2000));
         guest.file().write_all(&out).unwrap();
@@ -235,5 +247,52 @@ fn netns_a_denied_packet_is_counted_and_traced() {
         assert_eq!(drops[DropReason::Policy as usize], 1);
         assert_eq!(drops.iter().sum::<u64>(), 1);
         assert!(!events.wait(Duration::from_millis(10)).unwrap());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_no_packet_is_lost_while_programs_are_replaced() {
+    const PACKETS: usize = 4000;
+    lab::run(|lab| {
+        let uplink = host(lab);
+        let datapath = open(&settings());
+        datapath.attach_shared(index_of("swtest")).unwrap();
+        datapath.set_uplinks(&[up0()]).unwrap();
+        let (guest, index) = slot(&datapath, lab);
+        let policy = policy::compile(&route_policy(), &[]).unwrap();
+        let policy = datapath.add_policy(&policy).unwrap();
+        datapath.activate(index, policy, false).unwrap();
+        drop(datapath);
+        let out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (PEER, 2000));
+        let is_done = AtomicBool::new(false);
+        let replaced = thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..PACKETS {
+                    guest.file().write_all(&out).unwrap();
+                    thread::sleep(Duration::from_micros(200));
+                }
+            });
+            scope.spawn(|| {
+                // The first that doesn't come ends the test.
+                (0..PACKETS).for_each(|_| drop(receive(&uplink)));
+                is_done.store(true, Ordering::Release);
+            });
+            let mut replaced = 0;
+            while !is_done.load(Ordering::Acquire) && replaced < 100 {
+                let datapath = open(&settings());
+                put_filter(&datapath, index);
+                datapath.set_uplinks(&[up0()]).unwrap();
+                replaced += 1;
+            }
+            replaced
+        });
+        assert!(
+            replaced > 1,
+            "replaced {replaced} times while packets were sent"
+        );
+        let counters = open(&settings()).counters(index);
+        assert_eq!(counters.egress.packets, PACKETS as u64);
+        assert_eq!(counters.drops, [0; 48]);
     });
 }
