@@ -13,13 +13,16 @@
 #[path = "generator/frames.rs"]
 mod frames;
 mod model;
+mod mutants;
 
 use std::{
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket},
+    os::fd::{AsFd, BorrowedFd},
     time::{Duration, Instant},
 };
 
+use aya::{EbpfLoader, programs::SchedClassifier};
 use frames::{Ip, Transport};
 use model::{
     Mac, Packet, checksum,
@@ -48,6 +51,8 @@ const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0, 1];
 const UPLINK_MAC: Mac = [0x02, 0, 0, 0, 0, 0x10];
 const PEER_MAC: Mac = [0x02, 0, 0, 0, 1, 0x10];
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Where the path's maps are pinned.
+const FOLDER: &str = "/sys/fs/bpf/offload";
 /// Payload of a segment.
 const SEGMENT: u16 = 1400;
 
@@ -170,7 +175,7 @@ fn set_up(lab: &Lab) -> Setting {
          ip neighbour add 2001:db8:1::7 lladdr 02:00:00:00:01:10 dev up0 nud permanent
          ip neighbour add 2001:db8:2::7 lladdr 02:00:00:00:01:10 dev plain0 nud permanent",
     );
-    let settings = Settings::new("/sys/fs/bpf/offload".into());
+    let settings = Settings::new(FOLDER.into());
     let datapath = Datapath::open(&settings).expect("it opens").datapath;
     datapath
         .attach_shared(index_of("swtest"))
@@ -195,7 +200,7 @@ fn set_up(lab: &Lab) -> Setting {
         let nic = datapath.allocate(1).expect("there is room");
         let which = usize::from(name == "swb");
         datapath.write_nic(nic, &entry(name, which));
-        attach(&datapath, name, nic);
+        attach(datapath.program(Program::FromGuest), name, nic, false);
         datapath
             .activate(nic, policy, false)
             .expect("there is room");
@@ -235,7 +240,8 @@ fn entry(name: &str, which: usize) -> Nic {
     }
 }
 
-fn attach(datapath: &Datapath, name: &str, nic: NicIndex) {
+/// Puts the program on the host end, or in the place of one that is there.
+fn attach(program: BorrowedFd<'_>, name: &str, nic: NicIndex, replace: bool) {
     let place = tc::Place {
         interface: index_of(name),
         hook: tc::Hook::Ingress,
@@ -245,12 +251,16 @@ fn attach(datapath: &Datapath, name: &str, nic: NicIndex) {
     let filter = tc::Filter {
         place,
         class_id: Some(nic.0),
-        program: datapath.program(Program::FromGuest),
+        program,
         name: "from_guest",
     };
     let mut request = Request::new();
-    tc::add_ingress(&mut request, place.interface);
-    filter.add(&mut request);
+    if replace {
+        filter.replace(&mut request);
+    } else {
+        tc::add_ingress(&mut request, place.interface);
+        filter.add(&mut request);
+    }
     Socket::route()
         .expect("netlink")
         .execute(request)
@@ -597,5 +607,33 @@ fn netns_short_and_tagged_frames_are_dropped() {
             assert_eq!(drops(DropReason::VlanTag), before + 1);
         }
         assert_eq!(setting.datapath.counters(*nic).egress.packets, 0);
+    });
+}
+
+/// These tests would see it if the path forgot that a checksum may be unfinished.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_fault_with_unfinished_checksums_is_caught() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let objects = mutants::compile(&mutants::PARTIAL).expect("it compiles");
+        let bytes = std::fs::read(objects.join("from_guest.o")).expect("it is there");
+        let mut loaded = EbpfLoader::new()
+            .default_map_pin_directory(format!("{FOLDER}/v{}", abi::ABI_VERSION))
+            .load(&bytes)
+            .expect("it loads");
+        let program = loaded.program_mut("from_guest").expect("it has that name");
+        let program: &mut SchedClassifier = program.try_into().expect("a program of tc");
+        program.load().expect("the verifier takes it");
+        let (slot, nic) = &setting.slots[0];
+        let fd = program.fd().expect("it is loaded").as_fd();
+        attach(fd, "swa", *nic, true);
+        let (ip, _) = packets(guest(4), clone(4, 1)).remove(0);
+        let sent = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 0);
+        slot.file().write_all(&sent).expect("the TAP takes it");
+        let (header, frame) = receive(&setting.slots[1].0, clone(4, 0));
+        let packet = Packet::parse(&frame).expect("a right packet");
+        assert_eq!(header.flags & NEEDS_CHECKSUM, NEEDS_CHECKSUM);
+        assert_ne!(be16(&frame, packet.transport + 16), pseudo_sum(&packet));
     });
 }

@@ -248,6 +248,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
 ];
 
+/// A fault that only packets with an unfinished checksum show.
+pub(crate) const PARTIAL: Mutant = mutant(
+    "unfinished checksum taken for a finished one",
+    "lib/hook_tc.h",
+    "flags = BPF_F_PSEUDO_HDR;",
+    "flags = 0;",
+    &[],
+);
+
 /// Puts a fault into a copy of the programs and compiles them. Returns the folder of the objects.
 ///
 /// # Errors
