@@ -13,6 +13,10 @@ pub(crate) fn table(headings: &[&str]) -> Table {
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Dynamic)
         .set_header(headings.iter().copied());
+    // A terminal that doesn't know how wide it is.
+    if table.width() == Some(0) {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
     }

@@ -48,11 +48,14 @@ impl<W: Write> Writer<W> {
         push_option(&mut body, OPTION_APPLICATION, program.as_bytes());
         push_option(&mut body, OPTION_END, &[]);
         write_block(&mut file, SECTION_HEADER, &body)?;
-        Ok(Self {
+        let mut writer = Self {
             file,
             lease: lease.to_owned(),
             nics: Vec::new(),
-        })
+        };
+        // Readers take no file without any, even if there is no packet.
+        writer.describe_interface(0)?;
+        Ok(writer)
     }
 
     /// Adds a packet and what became of it.
@@ -186,6 +189,23 @@ mod tests {
             assert!(line.contains("10.0.0.1.4321 > 10.0.0.2.53"), "{line}");
             assert!(line.contains("length 1514"), "{line}");
         }
+    }
+
+    #[test]
+    fn tcpdump_reads_a_capture_without_packets() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.pcapng");
+        Writer::new(std::fs::File::create(&path).unwrap(), "a7").unwrap();
+        let output = Command::new("tcpdump")
+            .arg("-r")
+            .arg(&path)
+            .output()
+            .expect("tcpdump is installed");
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && output.stdout.is_empty(),
+            "{complaint}"
+        );
     }
 
     #[test]
