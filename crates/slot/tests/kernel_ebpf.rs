@@ -8,7 +8,6 @@ mod fixture;
 use std::{
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
