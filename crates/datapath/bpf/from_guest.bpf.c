@@ -317,7 +317,8 @@ int from_guest(struct __sk_buff *skb)
 	if (reason == NO_SENDER)
 		return TC_ACT_SHOT;
 	if (rarely(reason))
-		return refuse(skb, sender.index, sender.flags, reason, STAGE_PARSE);
+		return refuse(skb, sender.index, sender.flags, reason,
+			      reason == DROP_SOURCE_MAC ? STAGE_ANTISPOOF : STAGE_PARSE);
 	if (rarely(ethertype == bpf_htons(ETH_P_ARP)))
 		return arp_from_guest(skb, &sender);
 	reason = parse_from_guest(skb, &sender, ethertype, &packet);

@@ -30,7 +30,8 @@ static __always_inline struct decision *decision_slot(const struct packet *p, __
 
 	slot = (slot + p->protocol) * 0x9e3779b1;
 	slot = (slot ^ slot >> 15 ^ decision_port(p)) * 0x85ebca6b;
-	slot = (slot ^ slot >> 13 ^ nic) * 0xc2b2ae35;
+	/* An answer decides twice: first that it is denied. The two mustn't chase each other. */
+	slot = (slot ^ slot >> 13 ^ nic ^ variant_of(p) << 16) * 0xc2b2ae35;
 	slot = slot >> 20 & (DECISIONS_MAX - 1);
 	return bpf_map_lookup_elem(&decisions, &slot);
 }

@@ -1,0 +1,391 @@
+//! The same packets as elsewhere in situations that decide over them: policies, groups, answers,
+//! limits, hops, sizes, and what was decided a moment ago.
+
+use std::net::IpAddr;
+
+use super::{
+    Case, Change, Hook, MeterAt, Step,
+    egress::{
+        any_transport, echo, error_about, from_guest, outgoing, packet_inside, sent, settle,
+        tcp_segment, twice, udp_datagram, version,
+    },
+    frames::{Ip, Transport},
+    random::Random,
+    scene::{self, HOST, METADATA, NETNS_SLOT, NICS, OUTSIDE, POLICIES, POLICIES_BY_HAND, SECOND},
+};
+use crate::model::{answers::Flow, answers::Via, packet::be16};
+
+fn by_policy(random: &mut Random, destination: fn(&mut Random, u8) -> IpAddr) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.destination = destination(random, version);
+    match random.below(12) {
+        0 => ip.fragment = Some((random.one_of(&[0, 2, 40]), true)),
+        1 => {
+            ip.transport = Transport::Raw {
+                protocol: random.one_of(&[132, 47, 50]),
+                bytes: random.bytes(24),
+            };
+        }
+        _ => {}
+    }
+    let mut case = sent(random, &ip);
+    case.policy = random.between(POLICIES_BY_HAND, POLICIES - 1);
+    if random.chance(15) {
+        case.policy = random.below(POLICIES_BY_HAND);
+    }
+    case
+}
+
+/// Around the addresses that the policies' prefixes are made from.
+pub(super) fn policy(random: &mut Random) -> Case {
+    by_policy(random, |random, version| {
+        let address = scene::outside(version, random.below(OUTSIDE.len()));
+        let IpAddr::V4(address) = address else {
+            return address;
+        };
+        // A neighbour of it, on either side of a prefix's end.
+        let flip = random.one_of(&[0, 0, 0, 1, 0x100, 0x8000]);
+        IpAddr::V4((u32::from(address) ^ flip).into())
+    })
+}
+
+pub(super) fn host_service(random: &mut Random) -> Case {
+    by_policy(random, |_, version| scene::outside(version, HOST))
+}
+
+pub(super) fn metadata(random: &mut Random) -> Case {
+    by_policy(random, |_, version| scene::outside(version, METADATA))
+}
+
+/// A policy that changes between two packets holds for the second one.
+pub(super) fn policy_change(random: &mut Random) -> Case {
+    let mut case = policy(random);
+    let step = case.steps[0].clone();
+    for _ in 0..random.between(1, 3) {
+        let mut step = step.clone();
+        step.change = Some(match random.below(4) {
+            0 => Change::Generation,
+            _ => Change::Policy(random.below(POLICIES)),
+        });
+        case.steps.push(step);
+    }
+    case
+}
+
+pub(super) fn groups(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.destination = scene::clone(version, random.below(NICS + 2));
+    if random.chance(10) {
+        ip.fragment = Some((random.one_of(&[0, 2]), true));
+    }
+    if random.chance(10) {
+        let inside = packet_inside(random, version, ip.destination, ip.source).bytes();
+        ip.transport = error_about(random, version, inside);
+    }
+    let mut case = sent(random, &ip);
+    case.policy = random.below(POLICIES);
+    case
+}
+
+/// A sandbox that packets go to is gone from one packet to the next.
+pub(super) fn released(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.destination = scene::clone(version, scene::NEIGHBOUR);
+    let mut case = sent(random, &ip);
+    // Of what was refused before, the reason may be the old one for as long as a decision lives.
+    case.policy = 0;
+    let mut step = case.steps[0].clone();
+    step.change = Some(Change::Release);
+    case.steps.push(step);
+    let mut ingress = Ip::new(scene::outside(version, 2), ip.destination, ip.transport);
+    ingress.ttl = 9;
+    let frame = ingress.frame([2; 6], scene::ROUTERS[0]);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
+    case.steps.push(Step::new(hook, frame));
+    case
+}
+
+/// Denied but for a question that came a while ago, or nearly.
+pub(super) fn answer(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.destination = scene::outside(version, random.below(OUTSIDE.len()));
+    let mut flow = flow_of(&ip);
+    if random.chance(20) {
+        // About a packet of that flow, instead of in it.
+        let mut question = Ip::new(ip.destination, ip.source, turned(&ip.transport));
+        question.ttl = 3;
+        if random.chance(25) {
+            // Or about somebody else's.
+            question.source = scene::outside(version, random.below(OUTSIDE.len()));
+        }
+        ip.transport = error_about(random, version, question.bytes());
+    } else if random.chance(30) {
+        ip.fragment = Some((0, true));
+    }
+    match random.below(12) {
+        0 => flow.peer_port ^= 1,
+        1 => flow.guest_port ^= 1,
+        2 => flow.protocol ^= 1,
+        3 => flow.peer = scene::outside(version, 0),
+        4 => flow.nic = 1,
+        _ => {}
+    }
+    let mut case = sent(random, &ip);
+    if matches!(ip.fragment, Some((0, true))) {
+        follow(random, &mut case, &ip);
+    }
+    let age = random.one_of(&[0, 1, 30, 55, 65, 290, 310, 4000]) * SECOND;
+    let via = random.one_of(&[Via::Uplink, Via::Stack]);
+    case.answers.push((flow, age, via));
+    case.policy = random.one_of(&[1, 2, 3, 6]);
+    if random.chance(40) {
+        case.policy = random.between(POLICIES_BY_HAND, POLICIES - 1);
+    }
+    case
+}
+
+/// Later fragments: of the same packet, and of another one.
+fn follow(random: &mut Random, case: &mut Case, ip: &Ip) {
+    let mut later = ip.clone();
+    later.fragment = Some((random.one_of(&[2, 3]), false));
+    case.steps
+        .push(Step::new(Hook::HostEnd, from_guest(&later)));
+    later.identification ^= 0x101;
+    case.steps
+        .push(Step::new(Hook::HostEnd, from_guest(&later)));
+}
+
+/// The flow that a packet of the guest would answer in.
+fn flow_of(ip: &Ip) -> Flow {
+    let (protocol, bytes) = ip.transport_bytes();
+    let (guest_port, peer_port) = match ip.transport {
+        Transport::Echo { identifier, .. } => (identifier, 0),
+        _ => (be16(&bytes, 0), be16(&bytes, 2)),
+    };
+    Flow {
+        nic: 0,
+        peer: ip.destination,
+        protocol,
+        peer_port,
+        guest_port,
+        fragment: None,
+    }
+}
+
+/// The packet that this one answers.
+fn turned(transport: &Transport) -> Transport {
+    match transport.clone() {
+        Transport::Tcp { ports, data, .. } => Transport::Tcp {
+            ports: (ports.1, ports.0),
+            flags: 0x02,
+            data,
+        },
+        Transport::Udp {
+            ports,
+            data,
+            summed,
+        } => Transport::Udp {
+            ports: (ports.1, ports.0),
+            data,
+            summed,
+        },
+        Transport::Echo {
+            identifier, data, ..
+        } => Transport::Echo {
+            request: true,
+            identifier,
+            data,
+        },
+        other => other,
+    }
+}
+
+/// Denied; then somebody asks; then allowed.
+pub(super) fn answer_after_question(random: &mut Random) -> Case {
+    let version = version(random);
+    let mut transport = any_transport(random);
+    if let Transport::Echo { request, .. } = &mut transport {
+        *request = false;
+    }
+    let mut ip = outgoing(random, version, transport);
+    ip.destination = scene::outside(version, random.below(OUTSIDE.len()));
+    let mut question = Ip::new(
+        ip.destination,
+        scene::clone(version, 0),
+        turned(&ip.transport),
+    );
+    if let Transport::Tcp { flags, .. } = &mut question.transport {
+        // Only the first packet of a connection opens the way back.
+        *flags = random.one_of(&[0x02, 0x02, 0xc2, 0x12, 0x10, 0x18, 0x03]);
+    }
+    let mut case = Case::new(twice(from_guest(&ip)));
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
+    let asked = question.frame([2; 6], scene::ROUTERS[0]);
+    case.steps.insert(1, Step::new(hook, asked));
+    case.policy = random.one_of(&[1, 2, 3, 6]);
+    case.learn = random.chance(20);
+    if random.chance(25) {
+        case.variant = NETNS_SLOT;
+    }
+    case
+}
+
+/// Fills a meter to well below or well above the burst, or hours above.
+pub(super) fn meter(random: &mut Random, nic: usize, ingress: bool) -> MeterAt {
+    let mut fill = |burst: u64| match random.below(6) {
+        0 => 0,
+        1 => 1000 * SECOND + burst,
+        2 => burst + 10 * SECOND,
+        // An uplink's queue takes this, nobody else.
+        3 => burst + SECOND,
+        4 => burst - SECOND,
+        _ => burst / 2,
+    };
+    MeterAt {
+        nic,
+        ingress,
+        bytes: fill(100 * SECOND),
+        packets: fill(200 * SECOND),
+    }
+}
+
+fn limited(random: &mut Random, policy: usize) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.ttl = 64;
+    let mut case = sent(random, &ip);
+    case.policy = policy;
+    for _ in 0..random.below(3) {
+        case.steps.push(case.steps[0].clone());
+    }
+    if random.chance(20) {
+        as_super_packet(random, &mut case);
+    }
+    case.meters.push(meter(random, 0, false));
+    case
+}
+
+pub(super) fn byte_limit(random: &mut Random) -> Case {
+    let policy = random.one_of(&[9, 9, 11]);
+    limited(random, policy)
+}
+
+pub(super) fn packet_limit(random: &mut Random) -> Case {
+    let policy = random.one_of(&[10, 10, 11]);
+    limited(random, policy)
+}
+
+/// Makes every step a packet of several segments.
+pub(super) fn as_super_packet(random: &mut Random, case: &mut Case) {
+    let size = random.one_of(&[16, 100, 536, 1400, 1448, 1460, 1461]);
+    let known = random.chance(50);
+    for step in &mut case.steps {
+        step.gso_size = size;
+        step.segments_known = known;
+    }
+}
+
+pub(super) fn ttl(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.ttl = random.one_of(&[0, 1, 1, 2, 3, 255]);
+    sent(random, &ip)
+}
+
+/// Sizes around the MTU of each way out.
+pub(super) fn mtu(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = if random.chance(50) {
+        tcp_segment(random)
+    } else {
+        udp_datagram(random)
+    };
+    let mut ip = outgoing(random, version, transport);
+    let mtu = random.one_of(&[1280, 1400, 1500]);
+    let length = mtu - 2 + random.below(5);
+    let headers = ip.bytes().len() - payload(&mut ip.transport).len();
+    payload(&mut ip.transport).resize(length - headers, 0x5a);
+    let mut case = sent(random, &ip);
+    if random.chance(30) {
+        // As large as it is, but to be cut into segments of such a size.
+        let segment = (mtu - headers - 1 + random.below(3)) as u32;
+        for step in &mut case.steps {
+            step.gso_size = segment;
+        }
+    }
+    if random.chance(20) {
+        ip.destination = scene::clone(version, 8);
+        for step in &mut case.steps {
+            step.frame = from_guest(&ip);
+        }
+    }
+    case
+}
+
+fn payload(transport: &mut Transport) -> &mut Vec<u8> {
+    match transport {
+        Transport::Tcp { data, .. }
+        | Transport::Udp { data, .. }
+        | Transport::Echo { data, .. }
+        | Transport::Icmp { data, .. } => data,
+        Transport::Summed { bytes, .. } | Transport::Raw { bytes, .. } => bytes,
+    }
+}
+
+/// Packets of one destination and port that differ in what a decision must not remember: size, TTL,
+/// fragments, ICMP type, payload.
+pub(super) fn same_flow(random: &mut Random) -> Case {
+    let version = version(random);
+    let mut transport = any_transport(random);
+    if random.chance(30) {
+        // What later fragments have for a port.
+        match &mut transport {
+            Transport::Tcp { ports, .. } | Transport::Udp { ports, .. } => ports.1 = 0,
+            Transport::Echo { request, .. } => *request = false,
+            _ => {}
+        }
+    }
+    let mut ip = outgoing(random, version, transport);
+    ip.destination = match random.below(3) {
+        0 => scene::clone(version, random.below(NICS + 1)),
+        1 => scene::outside(version, HOST),
+        _ => scene::outside(version, random.below(OUTSIDE.len())),
+    };
+    let steps = (0..random.between(3, 6))
+        .map(|_| varied(random, &ip))
+        .collect();
+    let mut case = Case::new(steps);
+    settle(random, &mut case);
+    if random.chance(50) {
+        case.policy = random.between(POLICIES_BY_HAND, POLICIES - 1);
+    }
+    case
+}
+
+fn varied(random: &mut Random, ip: &Ip) -> Step {
+    let mut ip = ip.clone();
+    match random.below(7) {
+        0 => payload(&mut ip.transport).resize(1600, 7),
+        1 => ip.ttl = random.one_of(&[0, 1, 2]),
+        2 => ip.fragment = Some((random.one_of(&[0, 2]), true)),
+        3 => ip.transport = echo(random),
+        4 if !ip.is_ipv4() => ip.extensions.push((60, vec![0; 8])),
+        5 => payload(&mut ip.transport).resize(1395, 7),
+        _ => {}
+    }
+    let mut step = Step::new(Hook::HostEnd, from_guest(&ip));
+    if random.chance(20) {
+        step.gso_size = 1300;
+    }
+    step
+}

@@ -1,0 +1,264 @@
+//! The model's world in the bytes of `bpf/lib/abi.h`: written by hand from that file, so that a
+//! mistake in the product's mirror of it can't hide here.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::model::{
+    answers::{Answer, Flow, Via},
+    world::{Counters, Limit, Meter, Nic, Policy, PortRule, Prefix, Traffic},
+};
+
+/// Length of `struct counters`.
+pub(crate) const COUNTERS: usize = 432;
+/// Length of `struct meters`.
+pub(crate) const METERS: usize = 32;
+/// Length of `struct answer_key`.
+pub(crate) const ANSWER_KEY: usize = 32;
+/// Length of `struct answer_value`.
+pub(crate) const ANSWER_VALUE: usize = 16;
+/// Length of `struct nic`.
+pub(crate) const NIC: usize = 208;
+
+pub(crate) fn number(value: u32) -> [u8; 4] {
+    value.to_ne_bytes()
+}
+
+/// Sixteen bytes; IPv4 as ::ffff:a.b.c.d.
+pub(crate) fn address(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+fn address4(address: Option<IpAddr>) -> [u8; 4] {
+    match address {
+        Some(IpAddr::V4(address)) => address.octets(),
+        _ => Ipv4Addr::UNSPECIFIED.octets(),
+    }
+}
+
+fn address6(address: Option<IpAddr>) -> [u8; 16] {
+    match address {
+        Some(IpAddr::V6(address)) => address.octets(),
+        _ => Ipv6Addr::UNSPECIFIED.octets(),
+    }
+}
+
+/// An interface is watched, because the event tells what the return code doesn't; or it takes frames by
+/// XDP, which leaves watched ones to tc.
+pub(crate) fn nic(nic: &Nic, generation: u32, by_xdp: bool) -> Vec<u8> {
+    let flags = u32::from(nic.netns)
+        | u32::from(nic.process) << 1
+        | u32::from(!by_xdp) << 2
+        | u32::from(nic.learn) << 3
+        | u32::from(by_xdp) << 4;
+    let mut bytes = Vec::new();
+    for field in [
+        nic.state as u32,
+        flags,
+        nic.policy as u32,
+        generation,
+        nic.ifindex,
+        nic.shared_ifindex,
+        nic.group,
+        nic.mtu,
+    ] {
+        bytes.extend(number(field));
+    }
+    for mac in [nic.guest_mac, nic.gateway_mac, nic.veth_mac, nic.shared_mac] {
+        bytes.extend(mac);
+    }
+    let v4 = nic.v4.as_ref();
+    bytes.extend(address4(v4.map(|own| own.guest)));
+    bytes.extend(address4(v4.map(|own| own.clone)));
+    bytes.extend(address4(v4.map(|own| own.gateway)));
+    bytes.extend(number(nic.slot));
+    bytes.extend(number(nic.pool));
+    bytes.extend([nic.position, nic.count, u8::from(nic.v6.is_some()), 0]);
+    let v6 = nic.v6.as_ref();
+    bytes.extend(address6(v6.map(|own| own.guest)));
+    bytes.extend(address6(v6.map(|own| own.clone)));
+    bytes.extend(address6(v6.map(|own| own.gateway)));
+    bytes.resize(NIC, 0);
+    bytes
+}
+
+/// Whether the NIC_PROCESS flag is set in the bytes of a `struct nic`.
+pub(crate) fn is_process(nic: &[u8]) -> bool {
+    nic[4] & 2 != 0
+}
+
+fn port_rule(rule: &PortRule) -> Vec<u8> {
+    let mut bytes = vec![rule.protocol, u8::from(rule.allow)];
+    for port in [rule.first, rule.last, 0] {
+        bytes.extend(port.to_ne_bytes());
+    }
+    bytes
+}
+
+fn limit(limit: &Limit) -> Vec<u8> {
+    [
+        limit.byte_cost,
+        limit.byte_burst,
+        limit.packet_cost,
+        limit.packet_burst,
+    ]
+    .iter()
+    .flat_map(|field| field.to_ne_bytes())
+    .collect()
+}
+
+pub(crate) fn policy(policy: &Policy) -> Vec<u8> {
+    let flags = [
+        !policy.prefixes.is_empty(),
+        policy.allow,
+        policy.host_all,
+        policy.host_icmp,
+        policy.same_group,
+        policy.other_groups,
+        policy.answers,
+    ];
+    let flags = flags
+        .iter()
+        .enumerate()
+        .map(|(bit, set)| u32::from(*set) << bit)
+        .sum();
+    let mut bytes = Vec::new();
+    for field in [
+        flags,
+        policy.uplink as u32,
+        policy.mark,
+        policy.table,
+        policy.services.len() as u32,
+        0,
+    ] {
+        bytes.extend(number(field));
+    }
+    for service in &policy.services {
+        bytes.extend(port_rule(service));
+    }
+    bytes.resize(24 + 16 * 8, 0);
+    bytes.extend(limit(&policy.egress));
+    bytes.extend(limit(&policy.ingress));
+    bytes
+}
+
+/// Key and value of a prefix. `list` names its rules, if it has any.
+pub(crate) fn prefix(policy: u32, prefix: &Prefix, list: u32) -> (Vec<u8>, Vec<u8>) {
+    let before = if prefix.net.addr().is_ipv4() { 96 } else { 0 };
+    let length = 32 + before + u32::from(prefix.net.prefix_len());
+    let mut key = number(length).to_vec();
+    key.extend(number(policy));
+    key.extend(address(prefix.net.network()));
+    let mut value = number(list).to_vec();
+    value.extend(u16::from(prefix.allow).to_ne_bytes());
+    value.extend(u16::from(prefix.reason).to_ne_bytes());
+    (key, value)
+}
+
+pub(crate) fn rule_list(rules: &[PortRule]) -> Vec<u8> {
+    let mut bytes = number(rules.len() as u32).to_vec();
+    bytes.extend(number(0));
+    for rule in rules {
+        bytes.extend(port_rule(rule));
+    }
+    bytes.resize(8 + 32 * 8, 0);
+    bytes
+}
+
+pub(crate) fn answer_key(flow: &Flow) -> Vec<u8> {
+    let mut bytes = number(flow.nic as u32).to_vec();
+    bytes.extend(flow.peer_port.to_be_bytes());
+    bytes.extend(flow.guest_port.to_be_bytes());
+    bytes.extend(address(flow.peer));
+    bytes.extend(number(flow.fragment.unwrap_or(0)));
+    bytes.extend([flow.protocol, 0, 0, 0]);
+    bytes
+}
+
+pub(crate) fn answer_value(answer: &Answer) -> Vec<u8> {
+    let mut bytes = answer.seen.to_ne_bytes().to_vec();
+    bytes.extend(number(answer.via as u32));
+    bytes.extend(number(0));
+    bytes
+}
+
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+pub(crate) fn read_answer(bytes: &[u8]) -> Answer {
+    Answer {
+        seen: long(bytes, 0),
+        via: if bytes[8] == 1 {
+            Via::Uplink
+        } else {
+            Via::Stack
+        },
+    }
+}
+
+pub(crate) fn read_counters(bytes: &[u8]) -> Counters {
+    let traffic = |at| Traffic {
+        packets: long(bytes, at),
+        bytes: long(bytes, at + 8),
+        segments: long(bytes, at + 16),
+    };
+    let mut drops = [0; 48];
+    for (reason, count) in drops.iter_mut().enumerate() {
+        *count = long(bytes, 48 + reason * 8);
+    }
+    Counters {
+        egress: traffic(0),
+        ingress: traffic(24),
+        drops,
+    }
+}
+
+pub(crate) fn meters(egress: Meter, ingress: Meter) -> Vec<u8> {
+    [egress.bytes, egress.packets, ingress.bytes, ingress.packets]
+        .iter()
+        .flat_map(|field| field.to_ne_bytes())
+        .collect()
+}
+
+pub(crate) fn read_meters(bytes: &[u8]) -> (Meter, Meter) {
+    let meter = |at| Meter {
+        bytes: long(bytes, at),
+        packets: long(bytes, at + 8),
+    };
+    (meter(0), meter(16))
+}
+
+/// A `struct trace_event`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Event {
+    pub(crate) time: u64,
+    pub(crate) nic: usize,
+    pub(crate) target: u32,
+    pub(crate) length: usize,
+    pub(crate) segments: u64,
+    pub(crate) direction: u8,
+    pub(crate) verdict: u8,
+    pub(crate) reason: u8,
+    pub(crate) stage: u8,
+    pub(crate) frame: Vec<u8>,
+}
+
+pub(crate) fn read_event(bytes: &[u8]) -> Event {
+    let word = |at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    let captured = word(20) as usize;
+    Event {
+        time: long(bytes, 0),
+        nic: word(8) as usize,
+        target: word(12),
+        length: word(16) as usize,
+        segments: u64::from(u16::from_ne_bytes([bytes[24], bytes[25]])),
+        direction: bytes[26],
+        verdict: bytes[27],
+        reason: bytes[28],
+        stage: bytes[29],
+        frame: bytes[32..32 + captured].to_vec(),
+    }
+}

@@ -1,0 +1,375 @@
+//! Runs the programs in the kernel on the frames of a case, beside the model, and compares.
+
+pub(crate) mod compare;
+pub(crate) mod encode;
+pub(crate) mod host;
+pub(crate) mod programs;
+pub(crate) mod sys;
+
+use std::{collections::BTreeMap, io, os::fd::AsFd, rc::Rc};
+
+use aya::maps::{MapData, RingBuf};
+
+use crate::{
+    generator::{Case, Change, Step, scene},
+    model::{
+        self, Hook, Input, World,
+        answers::Answer,
+        world::{Counters, Meter, Policy, State},
+    },
+};
+use compare::Observed;
+use encode::Event;
+use programs::Programs;
+
+/// The programs with the scene of the generator set up in their maps.
+pub(crate) struct Harness {
+    programs: Programs,
+    trace: RingBuf<MapData>,
+    ifindex: [u32; 5],
+    policies: Rc<Vec<Policy>>,
+    /// The world of each variant.
+    worlds: BTreeMap<usize, World>,
+    generation: u32,
+    variant: Option<usize>,
+    counted: Vec<Counters>,
+    /// Whether XDP gets a frame as well, after tc has decided over it.
+    by_xdp: bool,
+    /// Frames that XDP has taken.
+    pub(crate) taken_by_xdp: u64,
+    /// Frames that the kernel refuses to test-run, by class of length.
+    pub(crate) refused: u64,
+}
+
+/// A difference between program and model.
+#[derive(Clone, Debug)]
+pub(crate) struct Difference {
+    pub(crate) step: usize,
+    pub(crate) frame: Vec<u8>,
+    pub(crate) text: String,
+}
+
+impl Harness {
+    /// Fills the maps of fresh programs.
+    pub(crate) fn new(programs: Programs, ifindex: [u32; 5], policies: Rc<Vec<Policy>>) -> Self {
+        Self::with(programs, ifindex, policies, false)
+    }
+
+    /// The same, where every frame also goes to the programs on XDP.
+    pub(crate) fn by_xdp(programs: Programs, ifindex: [u32; 5], policies: Rc<Vec<Policy>>) -> Self {
+        Self::with(programs, ifindex, policies, true)
+    }
+
+    fn with(
+        programs: Programs,
+        ifindex: [u32; 5],
+        policies: Rc<Vec<Policy>>,
+        by_xdp: bool,
+    ) -> Self {
+        let trace = programs.trace();
+        let mut harness = Self {
+            programs,
+            trace,
+            ifindex,
+            policies,
+            worlds: BTreeMap::new(),
+            generation: 0,
+            variant: None,
+            counted: vec![Counters::default(); scene::NICS],
+            by_xdp,
+            taken_by_xdp: 0,
+            refused: 0,
+        };
+        harness.fill().expect("maps take what fits them");
+        harness
+    }
+
+    fn put(&self, map: &str, key: &[u8], value: &[u8]) -> io::Result<()> {
+        sys::update(self.programs.map(map), key, value)
+    }
+
+    fn fill(&mut self) -> io::Result<()> {
+        let world = scene::world(scene::HOST_SLOT, &self.ifindex, &self.policies);
+        let mut list = 0;
+        for (number, policy) in (0..).zip(self.policies.iter()) {
+            self.put("policies", &encode::number(number), &encode::policy(policy))?;
+            for prefix in &policy.prefixes {
+                let mut own = 0;
+                if !prefix.rules.is_empty() {
+                    list += 1;
+                    own = list;
+                    let rules = encode::rule_list(&prefix.rules);
+                    self.put("rule_lists", &encode::number(list), &rules)?;
+                }
+                let (key, value) = encode::prefix(number, prefix, own);
+                self.put("prefixes", &key, &value)?;
+            }
+            // As the daemon does: IPv6 prefixes must not cover IPv4 as ::ffff:0:0/96 shows it.
+            if policy.prefixes.iter().any(scene::covers_mapped)
+                && !policy.prefixes.iter().any(scene::covers_ipv4)
+            {
+                let (key, value) = encode::prefix(number, &scene::otherwise(policy), 0);
+                self.put("prefixes", &key, &value)?;
+            }
+        }
+        for (from, to) in &world.group_pairs {
+            let pair = [encode::number(*from), encode::number(*to)].concat();
+            self.put("group_pairs", &pair, &[1])?;
+        }
+        for (ifindex, fq) in &world.uplinks {
+            let flags = u32::from(*fq) | u32::from(self.by_xdp) << 1;
+            let flags = [encode::number(flags), [0; 4]].concat();
+            self.put("uplinks", &encode::number(*ifindex), &flags)?;
+        }
+        // Test runs of XDP come from the loopback, which is the first interface.
+        self.put("xdp_nics", &encode::number(1), &encode::number(0))?;
+        for number in 2..scene::NICS {
+            self.write_nic(&world, number)?;
+        }
+        self.write_clones(&world)
+    }
+
+    fn write_clones(&self, world: &World) -> io::Result<()> {
+        for number in 0..scene::NICS {
+            for version in [4, 6] {
+                let clone = scene::clone(version, number);
+                let key = encode::address(clone);
+                if world.clones.contains_key(&clone) {
+                    self.put("clones", &key, &encode::number(number as u32))?;
+                } else {
+                    sys::delete(self.programs.map("clones"), &key)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write_nic(&self, world: &World, number: usize) -> io::Result<()> {
+        let nic = encode::nic(&world.nics[number], self.generation, self.by_xdp);
+        self.put("nics", &encode::number(number as u32), &nic)
+    }
+
+    /// Runs one case. The outcome of every step is compared; the first difference ends it.
+    pub(crate) fn run(&mut self, case: &Case) -> Result<Vec<model::Outcome>, Difference> {
+        let mut world = self.arrange(case).expect("maps take what fits them");
+        let mut outcomes = Vec::new();
+        let mut known = BTreeMap::new();
+        for (number, step) in case.steps.iter().enumerate() {
+            let differs = |frame: &[u8], text| Difference {
+                step: number,
+                frame: frame.to_vec(),
+                text,
+            };
+            if let Some(change) = step.change {
+                self.change(&mut world, change)
+                    .expect("maps take what fits them");
+            }
+            let input = self.input(step);
+            let before = sys::now();
+            let may_learn = step.hook != Hook::HostEnd || !world.answers.is_empty();
+            let observed = match self.observe(&input, step, may_learn) {
+                Ok(observed) => observed,
+                // Shorter than an IP header: some kernels don't run that.
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                    self.refused += 1;
+                    continue;
+                }
+                Err(error) => return Err(differs(&input.frame, format!("test run: {error}"))),
+            };
+            let now = observed.events.first().map_or(before, |event| event.time);
+            let input = Input { now, ..input };
+            let outcome = model::run(&mut world, &input);
+            let decided = known.entry(self.generation).or_insert(before);
+            let warm = now.saturating_sub(*decided) < 80_000_000;
+            compare::compare(&world, &input, &outcome, &observed, warm)
+                .map_err(|text| differs(&input.frame, text))?;
+            if self.by_xdp && step.gso_size == 0 {
+                self.repeat_by_xdp(&mut world, &input)
+                    .map_err(|text| differs(&input.frame, format!("by XDP: {text}")))?;
+            }
+            outcomes.push(outcome);
+        }
+        Ok(outcomes)
+    }
+
+    /// Gives the frame to XDP. Either it leaves it to tc without a trace, or it does as tc would.
+    fn repeat_by_xdp(&mut self, world: &mut World, input: &Input) -> Result<(), String> {
+        let Some(xdp) = &self.programs.xdp else {
+            return Err("these programs have none".to_owned());
+        };
+        let program = match input.hook {
+            Hook::HostEnd => &xdp.from_guest,
+            Hook::Uplink if input.to_this_host => &xdp.to_guest,
+            _ => return Ok(()),
+        };
+        let ran =
+            sys::test_run_xdp(program.as_fd(), &input.frame).map_err(|error| error.to_string())?;
+        let may_learn = input.hook != Hook::HostEnd || !world.answers.is_empty();
+        let observed = self
+            .look_around(ran, may_learn)
+            .map_err(|error| error.to_string())?;
+        if observed.ran.returned == compare::XDP_PASS {
+            return compare::untouched(world, input, &observed);
+        }
+        self.taken_by_xdp += 1;
+        let outcome = model::run(world, input);
+        compare::compare_xdp(world, &outcome, &observed)
+    }
+
+    fn input(&self, step: &Step) -> Input {
+        let mut frame = step.frame.clone();
+        if step.hook == Hook::Uplink && step.to_this_host {
+            frame[..6].copy_from_slice(&scene::INTERFACES[0].1);
+        }
+        Input {
+            hook: step.hook,
+            class: 0,
+            to_this_host: step.to_this_host,
+            frame,
+            gso_size: step.gso_size,
+            now: 0,
+        }
+    }
+
+    /// Makes maps and world as the case wants them.
+    fn arrange(&mut self, case: &Case) -> io::Result<World> {
+        let fresh = || scene::world(case.variant, &self.ifindex, &self.policies);
+        let mut world = self
+            .worlds
+            .entry(case.variant)
+            .or_insert_with(fresh)
+            .clone();
+        world.nics[0].policy = case.policy;
+        world.nics[0].learn = case.learn;
+        self.generation += 1;
+        for number in [0, 1] {
+            self.write_nic(&world, number)?;
+        }
+        if self.variant != Some(case.variant) {
+            self.write_nic(&world, scene::NEIGHBOUR)?;
+            self.write_clones(&world)?;
+            self.variant = Some(case.variant);
+        }
+        for key in sys::keys(self.programs.map("answers"), encode::ANSWER_KEY)? {
+            sys::delete(self.programs.map("answers"), &key)?;
+        }
+        let now = sys::now();
+        for (flow, age, via) in &case.answers {
+            // An age beyond the time since the machine started means never.
+            let answer = Answer {
+                seen: now.saturating_sub(*age),
+                via: *via,
+            };
+            self.put(
+                "answers",
+                &encode::answer_key(flow),
+                &encode::answer_value(&answer),
+            )?;
+            world.answers.insert(*flow, answer);
+        }
+        for meter in &case.meters {
+            let filled = Meter {
+                bytes: now + meter.bytes,
+                packets: now + meter.packets,
+            };
+            let nic = &mut world.nics[meter.nic];
+            *(if meter.ingress {
+                &mut nic.ingress
+            } else {
+                &mut nic.egress
+            }) = filled;
+        }
+        for (nic, counted) in world.nics.iter_mut().zip(&self.counted) {
+            nic.counters = counted.clone();
+        }
+        let meters: Vec<Vec<u8>> = world
+            .nics
+            .iter()
+            .map(|nic| encode::meters(nic.egress, nic.ingress))
+            .collect();
+        sys::update_first(self.programs.map("meters"), &meters)?;
+        Ok(world)
+    }
+
+    fn change(&mut self, world: &mut World, change: Change) -> io::Result<()> {
+        match change {
+            Change::Policy(policy) => world.nics[0].policy = policy,
+            Change::Generation => {}
+            Change::Release => return self.release(world),
+        }
+        self.generation += 1;
+        // What the programs have set stays.
+        self.write_nic(world, 0)
+    }
+
+    /// Takes the lease of a sandbox as the daemon does, without a word to those who talk to it.
+    fn release(&mut self, world: &mut World) -> io::Result<()> {
+        world.nics[scene::NEIGHBOUR].state = State::Ready;
+        world.clones.retain(|_, nic| *nic != scene::NEIGHBOUR);
+        self.write_nic(world, scene::NEIGHBOUR)?;
+        self.write_clones(world)?;
+        // The next case puts it back.
+        self.variant = None;
+        Ok(())
+    }
+
+    /// Runs the program that belongs to the hook.
+    fn observe(&mut self, input: &Input, step: &Step, may_learn: bool) -> io::Result<Observed> {
+        let (program, ifindex) = match input.hook {
+            Hook::HostEnd => (&self.programs.from_guest, host::HOST_END),
+            Hook::Uplink => (&self.programs.from_uplink, self.ifindex[0]),
+            Hook::Shared => (&self.programs.from_host, self.ifindex[4]),
+        };
+        let segments = if step.segments_known && step.gso_size > 0 {
+            (input.frame.len() as u32).div_ceil(step.gso_size).max(1)
+        } else {
+            0
+        };
+        let mut context = sys::Context::default();
+        context.ifindex = ifindex;
+        context.gso_size = step.gso_size;
+        context.gso_segs = segments;
+        let ran = sys::test_run(program.as_fd(), &input.frame, &context)?;
+        self.look_around(ran, may_learn)
+    }
+
+    /// What a run has left behind.
+    fn look_around(&mut self, ran: sys::Ran, may_learn: bool) -> io::Result<Observed> {
+        let mut events: Vec<Event> = Vec::new();
+        while let Some(item) = self.trace.next() {
+            events.push(encode::read_event(&item));
+        }
+        let map = self.programs.map("counters");
+        let counters = sys::first_values(map, scene::NICS, encode::COUNTERS)?;
+        self.counted = counters
+            .iter()
+            .map(|one| encode::read_counters(one))
+            .collect();
+        let map = self.programs.map("meters");
+        let meters = sys::first_values(map, scene::NICS, encode::METERS)?;
+        let metered = meters.iter().map(|one| encode::read_meters(one)).collect();
+        let mut answers = Vec::new();
+        // The list is long to walk; one that was empty changes only by what comes in.
+        let keys = if may_learn {
+            sys::keys(self.programs.map("answers"), encode::ANSWER_KEY)?
+        } else {
+            Vec::new()
+        };
+        for key in keys {
+            let mut value = vec![0; encode::ANSWER_VALUE];
+            sys::look_up(self.programs.map("answers"), &key, &mut value)?;
+            answers.push((key, encode::read_answer(&value)));
+        }
+        let mut nic = vec![0; encode::NIC];
+        sys::look_up(self.programs.map("nics"), &encode::number(0), &mut nic)?;
+        Ok(Observed {
+            ran,
+            events,
+            watched: !self.by_xdp,
+            counters: self.counted.clone(),
+            meters: metered,
+            answers,
+            process: encode::is_process(&nic),
+        })
+    }
+}

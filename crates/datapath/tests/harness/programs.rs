@@ -1,0 +1,169 @@
+//! The programs, loaded as the product does it or from other objects, each time with maps of their own.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use aya::{
+    EbpfLoader,
+    maps::{Map, MapData, RingBuf},
+    programs::SchedClassifier,
+};
+use sandwire_datapath::{Datapath, Program, Settings, abi};
+
+/// Where bpffs is mounted in the lab.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Programs and maps of the data path.
+pub(crate) struct Programs {
+    pub(crate) from_guest: OwnedFd,
+    pub(crate) from_uplink: OwnedFd,
+    pub(crate) from_host: OwnedFd,
+    /// The same stages on XDP, of the product's own programs only.
+    pub(crate) xdp: Option<Xdp>,
+    maps: BTreeMap<&'static str, MapData>,
+    folder: String,
+}
+
+/// The programs on XDP.
+pub(crate) struct Xdp {
+    pub(crate) from_guest: OwnedFd,
+    pub(crate) to_guest: OwnedFd,
+}
+
+const MAPS: [&str; 12] = [
+    "nics",
+    "policies",
+    "counters",
+    "meters",
+    "clones",
+    "prefixes",
+    "rule_lists",
+    "group_pairs",
+    "uplinks",
+    "answers",
+    "trace",
+    "xdp_nics",
+];
+
+impl Programs {
+    /// Loads the product's own programs as the product does.
+    ///
+    /// # Errors
+    /// What the product says.
+    pub(crate) fn open(name: &str) -> Result<Self, String> {
+        let folder = format!("{BPFFS}/{name}");
+        let mut settings = Settings::new(folder.clone().into());
+        settings.nics_max = 64;
+        settings.answers_max = 1024;
+        settings.prefixes_max = 65_536;
+        let opened = Datapath::open(&settings).map_err(|error| error.to_string())?;
+        let program = |program| {
+            let program = opened.datapath.program(program);
+            program.try_clone_to_owned().expect("a descriptor")
+        };
+        Ok(Self {
+            from_guest: program(Program::FromGuest),
+            from_uplink: program(Program::FromUplink),
+            from_host: program(Program::FromHost),
+            xdp: Some(Xdp {
+                from_guest: program(Program::FromGuestXdp),
+                to_guest: program(Program::ToGuestXdp),
+            }),
+            maps: maps(&format!("{folder}/v{}", abi::ABI_VERSION)),
+            folder,
+        })
+    }
+
+    /// Loads `from_guest.o` and `to_guest.o` of a folder.
+    ///
+    /// # Errors
+    /// What the verifier says.
+    pub(crate) fn load(objects: &Path, name: &str) -> Result<Self, String> {
+        let folder = format!("{BPFFS}/{name}");
+        fs::create_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
+        let from_guest = load(objects, "from_guest.o", &folder, &["from_guest"])?;
+        let to_guest = load(
+            objects,
+            "to_guest.o",
+            &folder,
+            &["from_uplink", "from_host"],
+        )?;
+        let [from_guest] = from_guest.try_into().expect("one was asked for");
+        let [from_uplink, from_host] = to_guest.try_into().expect("two were asked for");
+        Ok(Self {
+            from_guest,
+            from_uplink,
+            from_host,
+            xdp: None,
+            maps: maps(&folder),
+            folder,
+        })
+    }
+
+    /// The descriptor of a map.
+    pub(crate) fn map(&self, name: &str) -> BorrowedFd<'_> {
+        self.maps[name].fd().as_fd()
+    }
+
+    /// The trace events.
+    pub(crate) fn trace(&self) -> RingBuf<MapData> {
+        let id = self.maps["trace"].info().expect("the kernel tells").id();
+        let map = MapData::from_id(id).expect("it is there");
+        RingBuf::try_from(Map::RingBuf(map)).expect("it is a ring buffer")
+    }
+}
+
+impl Drop for Programs {
+    fn drop(&mut self) {
+        // The bpffs goes with the lab in any case.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn maps(folder: &str) -> BTreeMap<&'static str, MapData> {
+    let open = |name| {
+        let map = MapData::from_pin(format!("{folder}/{name}"));
+        (name, map.expect("maps are pinned by name"))
+    };
+    MAPS.map(open).into()
+}
+
+fn load(
+    objects: &Path,
+    object: &str,
+    folder: &str,
+    names: &[&str],
+) -> Result<Vec<OwnedFd>, String> {
+    let bytes = fs::read(objects.join(object)).map_err(|error| format!("{object}: {error}"))?;
+    // Linux 6.18 has both late flags of bpf_fib_lookup (table, mark) and IPv6 checksum fixes.
+    let (fib_flags, has_csum_ipv6) = (0x28_u32, 1_u8);
+    let mut loaded = EbpfLoader::new()
+        .override_global("fib_flags", &fib_flags, false)
+        .override_global("has_csum_ipv6", &has_csum_ipv6, false)
+        .default_map_pin_directory(folder)
+        .map_max_entries("answers", 1024)
+        .map_max_entries("prefixes", 65_536)
+        .map_max_entries("rule_lists", 65_536)
+        .load(&bytes)
+        .map_err(|error| format!("{object}: {error:?}"))?;
+    let mut programs = Vec::new();
+    for name in names {
+        let program = loaded
+            .program_mut(name)
+            .ok_or(format!("{object} has no {name}"))?;
+        let program: &mut SchedClassifier = program.try_into().expect("a program of tc");
+        program
+            .load()
+            .map_err(|error| format!("{name}: {error:?}"))?;
+        program
+            .pin(format!("{folder}/{name}"))
+            .map_err(|error| format!("{name}: {error}"))?;
+        let fd = program.fd().expect("it is loaded").as_fd();
+        programs.push(fd.try_clone_to_owned().expect("a descriptor"));
+    }
+    Ok(programs)
+}

@@ -1,0 +1,171 @@
+//! Answers to what came in pass where the same packet unasked would not.
+
+use std::net::IpAddr;
+
+use super::{
+    Fragment, Packet,
+    nat::Inside,
+    packet::{ICMP, ICMPV6, TCP, UDP, be16, ipv4, ipv6},
+    world::World,
+};
+
+/// How long an answer may come after the question, in nanoseconds.
+const TCP_LIFE: u64 = 300_000_000_000;
+const OTHER_LIFE: u64 = 60_000_000_000;
+/// An entry is renewed when it is older than this.
+const RENEWAL: u64 = 5_000_000_000;
+
+/// A conversation that somebody began with a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Flow {
+    pub(crate) nic: usize,
+    pub(crate) peer: IpAddr,
+    /// Of IP, where ICMP and ICMPv6 are two.
+    pub(crate) protocol: u8,
+    pub(crate) peer_port: u16,
+    /// Or the identifier of an echo.
+    pub(crate) guest_port: u16,
+    /// Identification of a fragmented answer; then there are no ports.
+    pub(crate) fragment: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) seen: u64,
+    pub(crate) via: Via,
+}
+
+/// The way that the question came, which the answer takes as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Via {
+    Uplink = 1,
+    Stack = 2,
+}
+
+/// Whether a packet of a guest is an answer, and by which way it leaves then. The first fragment
+/// opens the way to the others.
+pub(crate) fn find(
+    world: &mut World,
+    nic: usize,
+    frame: &[u8],
+    packet: &Packet,
+    now: u64,
+) -> Option<Via> {
+    let flow = flow_of_answer(nic, frame, packet)?;
+    let answer = world.answers.get(&flow)?;
+    let life = if flow.protocol == TCP {
+        TCP_LIFE
+    } else {
+        OTHER_LIFE
+    };
+    if now.saturating_sub(answer.seen) > life {
+        return None;
+    }
+    let via = answer.via;
+    if let Fragment::First { identification } = packet.fragment {
+        let later = later_fragments(nic, packet, identification);
+        world.answers.insert(later, Answer { seen: now, via });
+    }
+    Some(via)
+}
+
+fn later_fragments(nic: usize, packet: &Packet, identification: u32) -> Flow {
+    Flow {
+        nic,
+        peer: packet.destination,
+        protocol: packet.protocol,
+        peer_port: 0,
+        guest_port: 0,
+        fragment: Some(identification),
+    }
+}
+
+/// The conversation that a packet of a guest would belong to.
+fn flow_of_answer(nic: usize, frame: &[u8], packet: &Packet) -> Option<Flow> {
+    if let Fragment::Later { identification } = packet.fragment {
+        return Some(later_fragments(nic, packet, identification));
+    }
+    let bytes = packet.transport_bytes(frame);
+    if packet.is_icmp_error(frame) {
+        // It goes to whom sent the packet that it is about, nobody else.
+        return flow_inside(nic, packet.version, &bytes[8..])
+            .filter(|flow| flow.peer == packet.destination);
+    }
+    let (guest_port, peer_port) = if packet.is_echo_reply(frame) {
+        (be16(bytes, 4), 0)
+    } else {
+        packet.ports(frame)?
+    };
+    Some(Flow {
+        nic,
+        peer: packet.destination,
+        protocol: packet.protocol,
+        peer_port,
+        guest_port,
+        fragment: None,
+    })
+}
+
+/// The conversation that a packet inside an ICMP error, which a guest received, belongs to.
+fn flow_inside(nic: usize, version: u8, inside: &[u8]) -> Option<Flow> {
+    let found = Inside::parse(inside, version)?;
+    let peer: IpAddr = if version == 4 {
+        ipv4(inside, 12).into()
+    } else {
+        ipv6(inside, 8).into()
+    };
+    let protocol = found.protocol;
+    let rest = found.transport_bytes(inside)?;
+    let (peer_port, guest_port) = match protocol {
+        TCP | UDP => (be16(rest, 0), be16(rest, 2)),
+        ICMP if version == 4 && rest[0] == 8 => (0, be16(rest, 4)),
+        ICMPV6 if version == 6 && rest[0] == 128 => (0, be16(rest, 4)),
+        _ => return None,
+    };
+    Some(Flow {
+        nic,
+        peer,
+        protocol,
+        peer_port,
+        guest_port,
+        fragment: None,
+    })
+}
+
+/// Remembers a packet towards a sandbox, if it is one that may be answered.
+pub(crate) fn learn(
+    world: &mut World,
+    nic: usize,
+    frame: &[u8],
+    packet: &Packet,
+    via: Via,
+    now: u64,
+) {
+    let receiver = &world.nics[nic];
+    if !world.policies[receiver.policy].answers {
+        return;
+    }
+    let bytes = packet.transport_bytes(frame);
+    let opens_tcp = receiver.learn || bytes.get(13).is_some_and(|flags| flags & 0x12 == 0x02);
+    let (peer_port, guest_port, opens) = match packet.ports(frame) {
+        Some((source, destination)) => (source, destination, packet.protocol == UDP || opens_tcp),
+        None if packet.is_echo_request(frame) => (0, be16(bytes, 4), true),
+        None => return,
+    };
+    let flow = Flow {
+        nic,
+        peer: packet.source,
+        protocol: packet.protocol,
+        peer_port,
+        guest_port,
+        fragment: None,
+    };
+    let known = world.answers.get(&flow);
+    // A new question by another way is answered by that one.
+    let stale = known.is_some_and(|answer| {
+        now.saturating_sub(answer.seen) > RENEWAL || (opens && answer.via != via)
+    });
+    if stale || (known.is_none() && opens) {
+        world.answers.insert(flow, Answer { seen: now, via });
+    }
+}

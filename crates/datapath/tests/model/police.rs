@@ -1,0 +1,85 @@
+//! Rate limits: virtual scheduling (GCRA).
+
+use sandwire_api::drop_reason::DropReason;
+
+use super::{
+    Packet,
+    packet::{ETHERNET, ICMP, ICMPV6, TCP, UDP},
+    world::{Limit, Meter},
+};
+
+/// How far ahead an uplink's queue may be told to send, in nanoseconds.
+const HORIZON: u64 = 2_000_000_000;
+
+/// A frame as it is on the wire.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Size {
+    pub(crate) segments: u64,
+    /// Bytes of all segments with their headers.
+    pub(crate) wire_bytes: u64,
+    /// Length of the largest IP packet.
+    pub(crate) ip: usize,
+}
+
+/// What a frame will be on the wire: what will be cut into segments repeats its headers.
+pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
+    let transport = match packet.protocol {
+        TCP => usize::from(frame.get(packet.transport + 12).copied().unwrap_or(0) >> 4) * 4,
+        UDP | ICMP | ICMPV6 => 8,
+        _ => 0,
+    };
+    let headers = packet.transport + transport;
+    if gso_size == 0 {
+        return Size {
+            segments: 1,
+            wire_bytes: frame.len() as u64,
+            ip: packet.length(),
+        };
+    }
+    let payload = frame.len().saturating_sub(headers);
+    let segments = payload.div_ceil(gso_size as usize).max(1);
+    Size {
+        segments: segments as u64,
+        wire_bytes: (frame.len() + (segments - 1) * headers) as u64,
+        ip: gso_size as usize + headers - ETHERNET,
+    }
+}
+
+/// Judges a packet by a limit and charges it. Over the limit it is dropped, or told when to leave if
+/// it may wait in a queue.
+pub(crate) fn police(
+    limit: &Limit,
+    meter: &mut Meter,
+    size: Size,
+    now: u64,
+    may_wait: bool,
+) -> Result<Option<u64>, DropReason> {
+    let patience = if may_wait { HORIZON } else { 0 };
+    let byte_cost = ((u128::from(size.wire_bytes) * u128::from(limit.byte_cost)) >> 20) as u64;
+    let packet_cost = size.segments * limit.packet_cost;
+    let byte_debt = meter.bytes.saturating_sub(now);
+    let packet_debt = meter.packets.saturating_sub(now);
+    let byte_excess = match limit.byte_cost {
+        0 => 0,
+        _ => byte_debt.saturating_sub(limit.byte_burst),
+    };
+    let packet_excess = match limit.packet_cost {
+        0 => 0,
+        _ => packet_debt.saturating_sub(limit.packet_burst),
+    };
+    if byte_excess > patience {
+        return Err(DropReason::BitLimit);
+    }
+    if packet_excess > patience {
+        return Err(DropReason::PacketLimit);
+    }
+    // What is dropped costs nothing, neither bytes nor packets.
+    if limit.byte_cost > 0 {
+        meter.bytes = now + byte_debt + byte_cost;
+    }
+    if limit.packet_cost > 0 {
+        meter.packets = now + packet_debt + packet_cost;
+    }
+    let wait = byte_excess.max(packet_excess);
+    Ok((wait > 0).then_some(now + wait))
+}

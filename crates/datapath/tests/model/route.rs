@@ -1,0 +1,166 @@
+//! Where a packet goes: another sandbox, an uplink, the host's stack, or nowhere.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use sandwire_api::drop_reason::DropReason;
+
+use super::{
+    Mac, Packet, answers, policy,
+    world::{Nic, Policy, State, TABLE_LOCAL, TABLE_MAIN, Uplink, Way, World},
+};
+
+/// What was decided for a packet of a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Decision {
+    Uplink {
+        ifindex: u32,
+        neighbour: Option<Mac>,
+    },
+    /// Entry of `nics`.
+    Sandbox(usize),
+    Stack,
+}
+
+/// Decides over a packet that has come past antispoofing.
+pub(crate) fn decide(
+    world: &mut World,
+    sender: usize,
+    frame: &[u8],
+    packet: &Packet,
+    now: u64,
+) -> Result<Decision, DropReason> {
+    let nic = &world.nics[sender];
+    let own = &world.policies[nic.policy];
+    if let Some(receiver) = world.clones.get(&packet.destination) {
+        return other_sandbox(world, nic, *receiver);
+    }
+    let way = look_up(world, own, packet.destination);
+    let denied = match judge(world, nic, frame, packet, way) {
+        Ok(Judged::Goes(decision)) => return Ok(decision),
+        Ok(Judged::Masquerade) => None,
+        Err(reason) if may_be_an_answer(reason) => Some(reason),
+        Err(reason) => return Err(reason),
+    };
+    match (answers::find(world, sender, frame, packet, now), denied) {
+        (Some(answers::Via::Uplink), _) => {
+            let nic = &world.nics[sender];
+            match by_route(world, nic, frame, packet, way, Uplink::Route)? {
+                Judged::Goes(decision) => Ok(decision),
+                Judged::Masquerade => unreachable!("it was to be routed"),
+            }
+        }
+        (Some(answers::Via::Stack), _) | (None, None) => Ok(Decision::Stack),
+        (None, Some(reason)) => Err(reason),
+    }
+}
+
+fn may_be_an_answer(reason: DropReason) -> bool {
+    matches!(
+        reason,
+        DropReason::Policy
+            | DropReason::Metadata
+            | DropReason::HostService
+            | DropReason::UplinkDenied
+    )
+}
+
+fn other_sandbox(world: &World, nic: &Nic, receiver: usize) -> Result<Decision, DropReason> {
+    let other = &world.nics[receiver];
+    if other.state != State::Active {
+        return Err(DropReason::NoSuchSandbox);
+    }
+    let policy = &world.policies[nic.policy];
+    let same_sandbox = (nic.pool, nic.slot) == (other.pool, other.slot);
+    let same_group = policy.same_group && nic.group == other.group;
+    let friends = policy.other_groups && world.group_pairs.contains(&(nic.group, other.group));
+    if same_sandbox || same_group || friends {
+        return Ok(Decision::Sandbox(receiver));
+    }
+    Err(DropReason::OtherSandbox)
+}
+
+enum Judged {
+    Goes(Decision),
+    /// To the stack, so that it masquerades it.
+    Masquerade,
+}
+
+fn judge(
+    world: &World,
+    nic: &Nic,
+    frame: &[u8],
+    packet: &Packet,
+    way: Way,
+) -> Result<Judged, DropReason> {
+    let own = &world.policies[nic.policy];
+    policy::egress(own, frame, packet)?;
+    by_route(world, nic, frame, packet, way, own.uplink)
+}
+
+/// Where the route leads, and whether the policy lets it leave the host there.
+fn by_route(
+    world: &World,
+    nic: &Nic,
+    frame: &[u8],
+    packet: &Packet,
+    way: Way,
+    uplink: Uplink,
+) -> Result<Judged, DropReason> {
+    match (way, uplink) {
+        (Way::Local, _) => {
+            policy::host_service(&world.policies[nic.policy], frame, packet)?;
+            Ok(Judged::Goes(Decision::Stack))
+        }
+        (Way::Refused, _) => Ok(Judged::Goes(Decision::Stack)),
+        (Way::Out { ifindex, .. }, _) if ifindex == nic.shared_ifindex => {
+            Err(DropReason::NoSuchSandbox)
+        }
+        (Way::Out { .. }, Uplink::Deny) => Err(DropReason::UplinkDenied),
+        (Way::Out { .. }, Uplink::Masquerade) => Ok(Judged::Masquerade),
+        (Way::Out { ifindex, neighbour }, Uplink::Route)
+            if world.uplinks.contains_key(&ifindex) =>
+        {
+            Ok(Judged::Goes(Decision::Uplink { ifindex, neighbour }))
+        }
+        (Way::Out { .. }, Uplink::Route) => Ok(Judged::Goes(Decision::Stack)),
+    }
+}
+
+/// The longest prefix of the first table that has one.
+pub(crate) fn look_up(world: &World, policy: &Policy, destination: IpAddr) -> Way {
+    let marked = world.rules.get(&policy.mark).copied();
+    let tables = match (policy.table, marked) {
+        (0, None) => vec![TABLE_LOCAL, TABLE_MAIN],
+        (0, Some(table)) => vec![TABLE_LOCAL, table, TABLE_MAIN],
+        (table, _) => vec![table],
+    };
+    for table in tables {
+        let covering = world.routes.iter().filter(|route| {
+            route.table == table
+                && match (route.net, destination) {
+                    (IpNet::V4(net), IpAddr::V4(address)) => net.contains(&address),
+                    (IpNet::V6(net), IpAddr::V6(address)) => net.contains(&address),
+                    _ => false,
+                }
+        });
+        if let Some(route) = covering.max_by_key(|route| route.net.prefix_len()) {
+            return resolved(world, route.to, destination);
+        }
+    }
+    Way::Local
+}
+
+/// A route to a whole network names no neighbour: the destination itself is it.
+fn resolved(world: &World, way: Way, destination: IpAddr) -> Way {
+    match way {
+        Way::Out {
+            ifindex,
+            neighbour: None,
+        } => Way::Out {
+            ifindex,
+            neighbour: world.neighbours.get(&(ifindex, destination)).copied(),
+        },
+        other => other,
+    }
+}

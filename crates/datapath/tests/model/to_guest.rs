@@ -1,0 +1,120 @@
+//! Ingress: what reaches a sandbox from an uplink or from the host's own stack.
+
+use sandwire_api::drop_reason::DropReason;
+
+use super::{
+    Dropped, Hook, Input, Macs, Outcome, Packet, Stage, Verdict, World,
+    answers::{self, Via},
+    nat::{self, Changes, Replacement},
+    police,
+    world::State,
+};
+
+/// Judges a frame on the ingress of an uplink or the egress of the shared interface.
+pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
+    let outside = input.hook == Hook::Uplink;
+    let packet = Packet::parse(&input.frame).ok();
+    let known = packet.and_then(|packet| {
+        let receiver = *world.clones.get(&packet.destination)?;
+        Some((packet, receiver))
+    });
+    let ours = !outside || input.to_this_host;
+    match known {
+        Some((packet, receiver)) if ours => match judge(world, receiver, input, &packet) {
+            Ok(outcome) => outcome,
+            Err(dropped) => Outcome::dropped(world, input, dropped),
+        },
+        _ => not_ours(input),
+    }
+}
+
+/// From an uplink it is somebody else's. On the shared interface there is nobody else.
+fn not_ours(input: &Input) -> Outcome {
+    let verdict = match input.hook {
+        Hook::Uplink => Verdict::Pass,
+        _ => Verdict::Drop,
+    };
+    Outcome {
+        verdict,
+        reason: None,
+        stage: Stage::Parse,
+        nic: None,
+        ingress: true,
+        target: 0,
+        receiver: None,
+        frame: input.frame.clone(),
+        macs: Macs::Path,
+        mark: None,
+        departure: None,
+    }
+}
+
+fn judge(
+    world: &mut World,
+    number: usize,
+    input: &Input,
+    packet: &Packet,
+) -> Result<Outcome, Dropped> {
+    let by_receiver = |reason| Dropped::ingress(number, reason);
+    let outside = input.hook == Hook::Uplink;
+    let size = police::size(&input.frame, packet, input.gso_size);
+    let nic = &world.nics[number];
+    if nic.state != State::Active {
+        return Err(by_receiver(DropReason::NotLeased));
+    }
+    if outside && world.clones.contains_key(&packet.source) {
+        return Err(by_receiver(DropReason::SourceAddress));
+    }
+    let too_big = size.ip > nic.mtu as usize;
+    if outside && (packet.ttl <= 1 || too_big) {
+        return Ok(not_ours(input));
+    }
+    if too_big {
+        return Err(by_receiver(DropReason::TooBig));
+    }
+    let via = if outside { Via::Uplink } else { Via::Stack };
+    answers::learn(world, number, &input.frame, packet, via, input.now);
+
+    let limit = world.policies[world.nics[number].policy].ingress;
+    let meter = &mut world.nics[number].ingress;
+    police::police(&limit, meter, size, input.now, false).map_err(by_receiver)?;
+    let ingress = &mut world.nics[number].counters.ingress;
+    ingress.add(input.frame.len(), size.segments);
+    Ok(deliver(world, number, input, packet))
+}
+
+fn deliver(world: &World, number: usize, input: &Input, packet: &Packet) -> Outcome {
+    let nic = &world.nics[number];
+    let own = nic
+        .addresses(packet.version)
+        .expect("it has a clone address");
+    let changes = Changes {
+        source: None,
+        destination: (!nic.process).then_some(Replacement {
+            from: own.clone,
+            to: own.guest,
+        }),
+        hop: input.hook == Hook::Uplink,
+    };
+    let mut frame = nat::translate(&input.frame, packet, &changes);
+    let to = if nic.process {
+        nic.veth_mac
+    } else {
+        nic.guest_mac
+    };
+    frame[..6].copy_from_slice(&to);
+    frame[6..12].copy_from_slice(&nic.gateway_mac);
+    Outcome {
+        verdict: Verdict::Guest,
+        reason: None,
+        stage: Stage::Redirect,
+        nic: Some(number),
+        ingress: true,
+        target: nic.ifindex,
+        receiver: None,
+        frame,
+        macs: Macs::Path,
+        mark: None,
+        departure: None,
+    }
+}

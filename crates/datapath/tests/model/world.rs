@@ -1,0 +1,207 @@
+//! What the path knows and remembers: interfaces, policies, routes, limits, answers.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    rc::Rc,
+};
+
+use ipnet::IpNet;
+
+use super::{Mac, answers::Answer, answers::Flow};
+
+/// Everything that decides over a packet beside its bytes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct World {
+    pub(crate) nics: Vec<Nic>,
+    pub(crate) policies: Rc<Vec<Policy>>,
+    /// Who has a clone address now.
+    pub(crate) clones: BTreeMap<IpAddr, usize>,
+    pub(crate) group_pairs: BTreeSet<(u32, u32)>,
+    /// Interfaces that packets may leave by past the stack, and whether their queue honours
+    /// departure times.
+    pub(crate) uplinks: BTreeMap<u32, bool>,
+    pub(crate) interfaces: Rc<BTreeMap<u32, Interface>>,
+    pub(crate) routes: Rc<Vec<Route>>,
+    /// MAC addresses of neighbours on the link.
+    pub(crate) neighbours: BTreeMap<(u32, IpAddr), Mac>,
+    /// Tables that a mark leads to.
+    pub(crate) rules: BTreeMap<u32, u32>,
+    pub(crate) answers: BTreeMap<Flow, Answer>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Absent = 0,
+    Ready = 1,
+    Active = 2,
+}
+
+/// One interface of a sandbox.
+#[derive(Clone, Debug)]
+pub(crate) struct Nic {
+    pub(crate) state: State,
+    pub(crate) netns: bool,
+    pub(crate) process: bool,
+    pub(crate) learn: bool,
+    pub(crate) policy: usize,
+    pub(crate) ifindex: u32,
+    pub(crate) shared_ifindex: u32,
+    pub(crate) group: u32,
+    pub(crate) mtu: u32,
+    pub(crate) guest_mac: Mac,
+    pub(crate) gateway_mac: Mac,
+    pub(crate) veth_mac: Mac,
+    pub(crate) shared_mac: Mac,
+    pub(crate) v4: Option<Addresses>,
+    pub(crate) v6: Option<Addresses>,
+    pub(crate) pool: u32,
+    pub(crate) slot: u32,
+    pub(crate) position: u8,
+    pub(crate) count: u8,
+    pub(crate) counters: Counters,
+    pub(crate) egress: Meter,
+    pub(crate) ingress: Meter,
+}
+
+/// Of one IP version.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses {
+    pub(crate) guest: IpAddr,
+    pub(crate) clone: IpAddr,
+    pub(crate) gateway: IpAddr,
+}
+
+impl Nic {
+    /// Its addresses of IP version 4 or 6.
+    pub(crate) fn addresses(&self, version: u8) -> Option<Addresses> {
+        if version == 4 { self.v4 } else { self.v6 }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Counters {
+    pub(crate) egress: Traffic,
+    pub(crate) ingress: Traffic,
+    /// By the number of the reason.
+    pub(crate) drops: [u64; 48],
+}
+
+impl Default for Counters {
+    fn default() -> Self {
+        Self {
+            egress: Traffic::default(),
+            ingress: Traffic::default(),
+            drops: [0; 48],
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
+    pub(crate) segments: u64,
+}
+
+impl Traffic {
+    pub(crate) fn add(&mut self, bytes: usize, segments: u64) {
+        self.packets += 1;
+        self.bytes += bytes as u64;
+        self.segments += segments;
+    }
+}
+
+/// Times at which everything let through so far would be paid for, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Meter {
+    pub(crate) bytes: u64,
+    pub(crate) packets: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Limit {
+    /// Nanoseconds per byte, times 2^20.
+    pub(crate) byte_cost: u64,
+    pub(crate) byte_burst: u64,
+    pub(crate) packet_cost: u64,
+    pub(crate) packet_burst: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) enum Uplink {
+    Deny = 0,
+    #[default]
+    Route = 1,
+    Masquerade = 2,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Policy {
+    pub(crate) allow: bool,
+    pub(crate) host_all: bool,
+    pub(crate) host_icmp: bool,
+    pub(crate) same_group: bool,
+    pub(crate) other_groups: bool,
+    pub(crate) answers: bool,
+    pub(crate) uplink: Uplink,
+    pub(crate) mark: u32,
+    pub(crate) table: u32,
+    pub(crate) services: Vec<PortRule>,
+    pub(crate) prefixes: Vec<Prefix>,
+    pub(crate) egress: Limit,
+    pub(crate) ingress: Limit,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PortRule {
+    /// Zero: any.
+    pub(crate) protocol: u8,
+    pub(crate) allow: bool,
+    pub(crate) first: u16,
+    pub(crate) last: u16,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Prefix {
+    pub(crate) net: IpNet,
+    /// Empty: `allow` holds for every port.
+    pub(crate) rules: Vec<PortRule>,
+    pub(crate) allow: bool,
+    /// Number of the reason when denied; zero: the policy.
+    pub(crate) reason: u8,
+}
+
+/// An interface of the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Interface {
+    pub(crate) mac: Mac,
+    pub(crate) mtu: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Route {
+    pub(crate) table: u32,
+    pub(crate) net: IpNet,
+    pub(crate) to: Way,
+}
+
+/// Where a route leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// This host, or a broadcast address of it. Also what the kernel's look-up says of an address
+    /// that no route covers.
+    Local,
+    /// A route that refuses: blackhole, unreachable, prohibit.
+    Refused,
+    /// Out by an interface, to a neighbour whose MAC address is known or not.
+    Out {
+        ifindex: u32,
+        neighbour: Option<Mac>,
+    },
+}
+
+/// Table of the addresses of this host.
+pub(crate) const TABLE_LOCAL: u32 = 255;
+/// Table of everything else.
+pub(crate) const TABLE_MAIN: u32 = 254;

@@ -1,0 +1,366 @@
+//! Faults put into the programs on purpose. The differential test must see every one of them, or it
+//! would not see such a fault made by mistake either.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+/// A fault: a text of a file of `bpf/` replaced by another.
+pub(crate) struct Mutant {
+    pub(crate) name: &'static str,
+    file: &'static str,
+    text: &'static str,
+    instead: &'static str,
+    /// Classes that are likely to see it, tried first.
+    pub(crate) classes: &'static [&'static str],
+}
+
+const fn mutant(
+    name: &'static str,
+    file: &'static str,
+    text: &'static str,
+    instead: &'static str,
+    classes: &'static [&'static str],
+) -> Mutant {
+    Mutant {
+        name,
+        file,
+        text,
+        instead,
+        classes,
+    }
+}
+
+/// The faults by name.
+pub(crate) const MUTANTS: &[Mutant] = &[
+    mutant(
+        "transport checksum not fixed",
+        "lib/nat.h",
+        "frame_fix_checksum(f, p->l4 + place, change, checksum_kind_of(p->protocol))",
+        "0",
+        &["tcp"],
+    ),
+    mutant(
+        "transport checksum fixed in later fragments",
+        "lib/nat.h",
+        "if (sum && p->fragment != FRAGMENT_LATER) {",
+        "if (sum) {",
+        &["fragment-later"],
+    ),
+    mutant(
+        "zero checksum of UDP made a number",
+        "lib/hook_tc.h",
+        "if (kind == CHECKSUM_UDP)",
+        "if (0)",
+        &["udp-no-checksum"],
+    ),
+    mutant(
+        "packet inside an ICMP error left as it is",
+        "lib/nat.h",
+        "same_address(&q.destination, &p->source) && !same_address(&p->source, &t->source)",
+        "0",
+        &["icmp-error"],
+    ),
+    mutant(
+        "zero checksum of UDP inside an ICMP error made a number",
+        "lib/nat.h",
+        "if (q->protocol == PROTOCOL_UDP && !old)",
+        "if (0)",
+        &["icmp-error", "ingress-icmp-error"],
+    ),
+    mutant(
+        "wrong reason for a wrong source address",
+        "lib/antispoof.h",
+        "return is_link ? DROP_NONE : DROP_SOURCE_ADDRESS;",
+        "return is_link ? DROP_NONE : DROP_SOURCE_MAC;",
+        &["spoofed-address"],
+    ),
+    mutant(
+        "nine extension headers instead of eight",
+        "lib/parse.h",
+        "#define EXTENSIONS_MAX 8",
+        "#define EXTENSIONS_MAX 9",
+        &["ipv6-extension-chain"],
+    ),
+    mutant(
+        "extension headers followed beyond the packet",
+        "lib/parse.h",
+        "if (offset + length > end)",
+        "if (0)",
+        &["ipv6-extension-bad"],
+    ),
+    mutant(
+        "routing header with hops left let through",
+        "lib/parse.h",
+        "if (next == PROTOCOL_ROUTING && header[3])",
+        "if (0)",
+        &["ipv6-extension-bad"],
+    ),
+    mutant(
+        "TCP fragment at offset 1 let through",
+        "lib/parse.h",
+        "(place & IPV4_OFFSET) == 1",
+        "0",
+        &["fragment-offset-1"],
+    ),
+    mutant(
+        "TTL kept",
+        "lib/nat.h",
+        "ip->ttl = p->ttl - 1;",
+        "ip->ttl = p->ttl;",
+        &["tcp"],
+    ),
+    mutant(
+        "TTL of one forwarded",
+        "from_guest.bpf.c",
+        "(p->ttl <= 1 ||",
+        "(!p->ttl ||",
+        &["ttl"],
+    ),
+    mutant(
+        "IPv4 header checksum not fixed",
+        "lib/nat.h",
+        "\tif (change)\n\t\tip->check = changed_checksum(ip->check, change);",
+        "",
+        &["udp"],
+    ),
+    mutant(
+        "any IPv6 source believed",
+        "lib/antispoof.h",
+        "return same_address(&p->source, s->is_process ? &nic->clone6 : &nic->guest6);",
+        "return 1;",
+        &["spoofed-address"],
+    ),
+    mutant(
+        "ARP answered for anybody",
+        "lib/link.h",
+        "arp->operation == bpf_htons(ARP_REQUEST) && target == nic->gateway4",
+        "arp->operation == bpf_htons(ARP_REQUEST)",
+        &["arp"],
+    ),
+    mutant(
+        "hop limit of neighbour discovery not looked at",
+        "lib/link.h",
+        "if (p->ttl != NDP_HOP_LIMIT || p->fragment)",
+        "if (p->fragment)",
+        &["neighbour-solicitation", "neighbour-others"],
+    ),
+    mutant(
+        "policy's default inverted",
+        "lib/policy.h",
+        "policy_flags & POLICY_ALLOW ? DROP_NONE : DROP_POLICY",
+        "policy_flags & POLICY_ALLOW ? DROP_POLICY : DROP_NONE",
+        &["policy"],
+    ),
+    mutant(
+        "last port of a rule left out",
+        "lib/policy.h",
+        "port <= rule->last",
+        "port < rule->last",
+        &["policy"],
+    ),
+    mutant(
+        "groups not compared",
+        "lib/policy.h",
+        "from->group == to->group && policy_flags & POLICY_SAME_GROUP",
+        "policy_flags & POLICY_SAME_GROUP",
+        &["groups"],
+    ),
+    mutant(
+        "limit asked after the packet's own cost is added",
+        "lib/police.h",
+        "bytes = excess(READ_ONCE(meter->bytes), now, limit->byte_burst);",
+        "bytes = excess(READ_ONCE(meter->bytes) + (p->wire_bytes * limit->byte_cost >> 20), now, \
+         limit->byte_burst);",
+        &["byte-limit"],
+    ),
+    mutant(
+        "super-packets charged as one packet",
+        "lib/police.h",
+        "p->segments * limit->packet_cost",
+        "limit->packet_cost",
+        &["packet-limit"],
+    ),
+    mutant(
+        "super-packets counted as one segment",
+        "lib/count.h",
+        "__sync_fetch_and_add(&traffic->segments, segments);",
+        "__sync_fetch_and_add(&traffic->segments, 1);",
+        &["mtu", "from-uplink"],
+    ),
+    mutant(
+        "size of a super-packet taken for that of its segments",
+        "lib/parse.h",
+        "p->largest = size + headers - ETH_HLEN;",
+        "p->largest = p->length;",
+        &["mtu"],
+    ),
+    mutant(
+        "decision kept over a change of policy",
+        "lib/route.h",
+        "d->generation == generation",
+        "generation",
+        &["policy-change"],
+    ),
+    mutant(
+        "decision on a whole packet used for later fragments",
+        "lib/route.h",
+        "p->fragment == FRAGMENT_LATER ? VARIANT_LATER_FRAGMENT : 0",
+        "0",
+        &["same-flow"],
+    ),
+    mutant(
+        "answers that never expire",
+        "lib/answers.h",
+        "if (!known || age_of(known, now) > (__s64)life)",
+        "if (!known)",
+        &["answer"],
+    ),
+    mutant(
+        "any SYN opens the way back",
+        "lib/parse.h",
+        "(rest[1] & 0x12) == 0x02",
+        "(rest[1] & 0x02) != 0",
+        &["answer-after-question"],
+    ),
+    mutant(
+        "sandboxes believed to be outside",
+        "to_guest.bpf.c",
+        "if (bpf_map_lookup_elem(&clones, &packet.source))",
+        "if (0)",
+        &["from-uplink-spoofed"],
+    ),
+    mutant(
+        "DHCP servers let through",
+        "lib/antispoof.h",
+        "return DROP_ROGUE_DHCP;",
+        ";",
+        &["rogue-dhcp"],
+    ),
+    mutant(
+        "departure time not set",
+        "from_guest.bpf.c",
+        "if (rarely(c->wait))",
+        "if (0)",
+        &["byte-limit", "packet-limit"],
+    ),
+    mutant(
+        "mark not set",
+        "from_guest.bpf.c",
+        "if (c->policy->mark)",
+        "if (0)",
+        &["policy", "ttl"],
+    ),
+    mutant(
+        "later fragments of an answer denied",
+        "lib/answers.h",
+        "if (p->fragment == FRAGMENT_FIRST) {",
+        "if (0) {",
+        &["answer"],
+    ),
+    mutant(
+        "ICMP errors about what somebody else has sent",
+        "lib/answers.h",
+        "|| !same_address(&q.source, &p->destination)",
+        "",
+        &["answer"],
+    ),
+    mutant(
+        "size for the receiver not looked at",
+        "to_guest.bpf.c",
+        "if (packet.largest > receiver.nic->mtu)",
+        "if (0)",
+        &["ingress-mtu"],
+    ),
+    mutant(
+        "any ICMP reaches the host",
+        "lib/policy.h",
+        "(p->icmp_kind == ICMP_REQUEST || p->fragment == FRAGMENT_LATER)",
+        "1",
+        &["host-service"],
+    ),
+];
+
+/// A fault that only packets with an unfinished checksum show.
+#[allow(dead_code, reason = "for the test with real TAPs")]
+pub(crate) const PARTIAL: Mutant = mutant(
+    "unfinished checksum taken for a finished one",
+    "lib/hook_tc.h",
+    "flags = BPF_F_PSEUDO_HDR;",
+    "flags = 0;",
+    &[],
+);
+
+/// Puts a fault into a copy of the programs and compiles them. Returns the folder of the objects.
+///
+/// # Errors
+/// The text to replace isn't there, or the result doesn't compile: then the fault must be put
+/// otherwise.
+pub(crate) fn compile(mutant: &Mutant) -> Result<PathBuf, String> {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("mutants")
+        .join(mutant.name.replace(' ', "-"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("bpf");
+    for sub in ["", "lib"] {
+        copy(&source.join(sub), &folder.join(sub)).map_err(|error| error.to_string())?;
+    }
+    let path = folder.join(mutant.file);
+    let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", mutant.file))?;
+    if !text.contains(mutant.text) {
+        return Err(format!("{} doesn't contain {:?}", mutant.file, mutant.text));
+    }
+    let text = text.replacen(mutant.text, mutant.instead, 1);
+    fs::write(&path, text).map_err(|error| error.to_string())?;
+    for object in ["from_guest", "to_guest"] {
+        // What the fault isn't in is as the build script made it.
+        if mutant.file.starts_with("lib/") || mutant.file.starts_with(object) {
+            run_clang(&folder, object)?;
+        } else {
+            let object = format!("{object}.o");
+            let built = Path::new(env!("OUT_DIR")).join(&object);
+            fs::copy(built, folder.join(&object)).map_err(|error| error.to_string())?;
+        }
+    }
+    Ok(folder)
+}
+
+fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        if let (true, Some(name)) = (path.is_file(), path.file_name()) {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
+/// As the build script does it, but a fault may leave something unused.
+fn run_clang(folder: &Path, object: &str) -> Result<(), String> {
+    let compiler = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
+    let output = Command::new(compiler)
+        .args([
+            "-target",
+            "bpf",
+            "-mcpu=v3",
+            "-O2",
+            "-g",
+            "-std=gnu11",
+            "-w",
+        ])
+        .arg("-I")
+        .arg(folder.join("lib"))
+        .arg(format!("-I/usr/include/{}-linux-gnu", env::consts::ARCH))
+        .arg("-c")
+        .arg(folder.join(format!("{object}.bpf.c")))
+        .arg("-o")
+        .arg(folder.join(format!("{object}.o")))
+        .output()
+        .map_err(|error| format!("clang: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+}
