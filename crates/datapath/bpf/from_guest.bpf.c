@@ -217,7 +217,7 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	}
 	/* The stack knows how to tell the sender. */
 	if ((c->verdict == VERDICT_UPLINK || c->verdict == VERDICT_SANDBOX) &&
-	    (p->ttl <= 1 || p->largest > c->decision->mtu)) {
+	    (p->ttl <= 1 || is_too_big(p, s->nic, c->decision->mtu))) {
 		c->verdict = VERDICT_STACK;
 		c->target = 0;
 	}

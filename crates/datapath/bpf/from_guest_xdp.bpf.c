@@ -67,7 +67,7 @@ static __always_inline int recall_course(const struct sender *s, const struct pa
 	c->reason = d->target;
 	if (c->verdict == VERDICT_DROP)
 		return !(c->policy->flags & POLICY_ANSWERS && may_be_answer(c));
-	if (p->largest > d->mtu)
+	if (is_too_big(p, s->nic, d->mtu))
 		return 0;
 	if (c->verdict == VERDICT_UPLINK)
 		return (d->flags & (DECISION_XDP | DECISION_FQ)) == DECISION_XDP;

@@ -14,6 +14,8 @@
 mod frames;
 mod model;
 mod mutants;
+#[path = "offload/vnet.rs"]
+mod vnet;
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -44,6 +46,7 @@ use sandwire_kernel_net::{
     tc,
 };
 use sandwire_testlab::lab::{self, Lab};
+use vnet::{GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VNET_HEADER, VnetHeader};
 
 const GUEST_MAC: Mac = [0x06, 0, 0xac, 0x10, 0, 2];
 const GATEWAY_MAC: Mac = [0x02, 0x73, 0x77, 0x67, 0, 1];
@@ -78,49 +81,6 @@ fn address(version: u8, v4: Ipv4Addr, v6: &str) -> IpAddr {
         v4.into()
     } else {
         v6.parse::<Ipv6Addr>().expect("an address").into()
-    }
-}
-
-/// `struct virtio_net_hdr`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct VnetHeader {
-    flags: u8,
-    gso_type: u8,
-    header_length: u16,
-    gso_size: u16,
-    checksum_start: u16,
-    checksum_offset: u16,
-}
-
-const VNET_HEADER: usize = 10;
-const NEEDS_CHECKSUM: u8 = 1;
-const GSO_TCPV4: u8 = 1;
-const GSO_TCPV6: u8 = 4;
-
-impl VnetHeader {
-    fn bytes(self) -> Vec<u8> {
-        let mut bytes = vec![self.flags, self.gso_type];
-        for field in [
-            self.header_length,
-            self.gso_size,
-            self.checksum_start,
-            self.checksum_offset,
-        ] {
-            bytes.extend(field.to_ne_bytes());
-        }
-        bytes
-    }
-
-    fn read(bytes: &[u8]) -> Self {
-        let field = |at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
-        Self {
-            flags: bytes[0],
-            gso_type: bytes[1],
-            header_length: field(2),
-            gso_size: field(4),
-            checksum_start: field(6),
-            checksum_offset: field(8),
-        }
     }
 }
 

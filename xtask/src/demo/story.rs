@@ -53,8 +53,8 @@ pub(super) fn tell(arguments: &Arguments, executable: &Path) -> Result<()> {
         .context("the namespace that played the host is not as it was")?;
     say(
         "clean-up",
-        "leases released, pool deleted, daemon ended: that host is as it was before the daemon, but \
-         for IP forwarding, which stays on",
+        "leases released, pool deleted, daemon ended, `sandwire cleanup`: that host is as it was \
+         before the daemon, but for IP forwarding, which stays on",
     );
     drop(beyond);
     println!();
@@ -356,6 +356,8 @@ fn clean_up(daemon: &mut Daemon, clones: &mut [Clone]) -> Result<()> {
     daemon.json(&format!("pool delete {POOL}"))?;
     let status = daemon.terminate()?;
     ensure!(status.success(), "the daemon ended with {status}");
+    // Programs and maps are pinned, so that packets don't need the daemon: they go when told to.
+    daemon.json("cleanup --instance demo")?;
     Ok(())
 }
 

@@ -30,6 +30,13 @@ static __always_inline int may_be_answer(const struct course *c)
 		c->reason == DROP_HOST_SERVICE || c->reason == DROP_UPLINK_DENIED);
 }
 
+/* Whether it doesn't fit the way out. The stack puts fragments together before it cuts them anew, so it
+ * must get all of a datagram or none: where the way is narrower than the guest's interface, all. */
+static __always_inline int is_too_big(const struct packet *p, const struct nic *nic, __u32 mtu)
+{
+	return p->largest > mtu || (p->fragment != FRAGMENT_WHOLE && nic->mtu > mtu);
+}
+
 /* The sender's limit. Where the uplink's queue can hold packets back, the excess leaves later. */
 static __always_inline int police_egress(const struct sender *s, const struct packet *p,
 					 struct course *c)

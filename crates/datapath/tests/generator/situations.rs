@@ -122,6 +122,10 @@ pub(super) fn answer(random: &mut Random) -> Case {
         // About a packet of that flow, instead of in it.
         let mut question = Ip::new(ip.destination, ip.source, turned(&ip.transport));
         question.ttl = 3;
+        if random.chance(25) {
+            // Or about somebody else's.
+            question.source = scene::outside(version, random.below(OUTSIDE.len()));
+        }
         ip.transport = error_about(random, version, question.bytes());
     } else if random.chance(30) {
         ip.fragment = Some((0, true));

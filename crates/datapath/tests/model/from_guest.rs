@@ -148,7 +148,7 @@ fn deliver(
 ) -> Result<Outcome, Dropped> {
     let frame = &input.frame;
     let size = police::size(frame, packet, input.gso_size);
-    let decision = what_the_stack_must_refuse(world, packet, size, decision);
+    let decision = what_the_stack_must_refuse(world, number, packet, size, decision);
     let may_wait = match decision {
         Decision::Uplink { ifindex, .. } => world.uplinks[&ifindex],
         _ => false,
@@ -182,6 +182,7 @@ fn deliver(
 /// Packets that nobody may forward go to the host's stack, whose ICMP tells the guest.
 fn what_the_stack_must_refuse(
     world: &World,
+    number: usize,
     packet: &Packet,
     size: Size,
     decision: Decision,
@@ -191,7 +192,9 @@ fn what_the_stack_must_refuse(
         Decision::Sandbox(receiver) => world.nics[receiver].mtu,
         Decision::Stack => return Decision::Stack,
     };
-    if packet.ttl <= 1 || size.ip > mtu as usize {
+    // The stack puts fragments together before it cuts them anew: it gets all of a datagram or none.
+    let all_or_none = packet.is_fragment() && world.nics[number].mtu > mtu;
+    if packet.ttl <= 1 || size.ip > mtu as usize || all_or_none {
         return Decision::Stack;
     }
     decision

@@ -99,6 +99,10 @@ impl Packet {
         self.end - ETHERNET
     }
 
+    pub(crate) fn is_fragment(&self) -> bool {
+        !matches!(self.fragment, Fragment::Whole)
+    }
+
     pub(crate) fn is_later_fragment(&self) -> bool {
         matches!(self.fragment, Fragment::Later { .. })
     }

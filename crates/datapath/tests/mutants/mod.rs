@@ -240,6 +240,41 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["rogue-dhcp"],
     ),
     mutant(
+        "departure time not set",
+        "from_guest.bpf.c",
+        "if (rarely(c->wait))",
+        "if (0)",
+        &["byte-limit", "packet-limit"],
+    ),
+    mutant(
+        "mark not set",
+        "from_guest.bpf.c",
+        "if (c->policy->mark)",
+        "if (0)",
+        &["policy", "ttl"],
+    ),
+    mutant(
+        "later fragments of an answer denied",
+        "lib/answers.h",
+        "if (p->fragment == FRAGMENT_FIRST) {",
+        "if (0) {",
+        &["answer"],
+    ),
+    mutant(
+        "ICMP errors about what somebody else has sent",
+        "lib/answers.h",
+        "|| !same_address(&q.source, &p->destination)",
+        "",
+        &["answer"],
+    ),
+    mutant(
+        "size for the receiver not looked at",
+        "to_guest.bpf.c",
+        "if (packet.largest > receiver.nic->mtu)",
+        "if (0)",
+        &["ingress-mtu"],
+    ),
+    mutant(
         "any ICMP reaches the host",
         "lib/policy.h",
         "(p->icmp_kind == ICMP_REQUEST || p->fragment == FRAGMENT_LATER)",
@@ -249,6 +284,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
 ];
 
 /// A fault that only packets with an unfinished checksum show.
+#[allow(dead_code, reason = "for the test with real TAPs")]
 pub(crate) const PARTIAL: Mutant = mutant(
     "unfinished checksum taken for a finished one",
     "lib/hook_tc.h",
