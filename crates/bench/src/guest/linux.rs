@@ -25,7 +25,8 @@ use crate::{way::Sandbox, way::mac_text, world};
 
 const KERNEL: &str = "/usr/bin/linux.uml";
 const BUSYBOX: &str = "/bin/busybox";
-const READY: &str = "guest: ready";
+/// The last line that a guest prints when all is well.
+pub(crate) const READY: &str = "guest: ready";
 
 /// Why there can be no such guests here, if so.
 pub(crate) fn missing() -> Option<String> {
@@ -82,18 +83,28 @@ impl Linux {
     /// Waits until the guest is set up.
     pub(crate) fn wait_ready(&mut self, deadline: Instant) -> Result<()> {
         loop {
-            let bytes = fs::read(&self.console).unwrap_or_default();
-            let console = String::from_utf8_lossy(&bytes);
+            let console = self.console();
             if console.contains(READY) {
                 return Ok(());
             }
             let ended = self.child.try_wait().context("cannot look at a guest")?;
             if ended.is_some() || Instant::now() > deadline {
-                let last: Vec<&str> = console.lines().rev().take(5).collect();
-                bail!("a guest did not get ready; its console ends, backwards: {last:?}");
+                bail!("a guest did not get ready: {}", self.last_words());
             }
             thread::sleep(Duration::from_millis(20));
         }
+    }
+
+    /// The end of what the guest has printed.
+    pub(crate) fn last_words(&self) -> String {
+        let console = self.console();
+        let lines: Vec<&str> = console.lines().collect();
+        lines[lines.len().saturating_sub(5)..].join(" / ")
+    }
+
+    fn console(&self) -> String {
+        let bytes = fs::read(&self.console).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Stops the guest's processes where they are, or lets them go on.
