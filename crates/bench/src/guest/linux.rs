@@ -19,7 +19,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{way::Sandbox, way::mac_text, world};
 
@@ -107,14 +107,15 @@ impl Linux {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Stops the guest's processes where they are, or lets them go on.
+    /// Stops the guest's kernel where it is, or lets it go on. Its other processes are traced by it, and
+    /// wait for it at their next system call; a signal of their own would confuse it.
     pub(crate) fn freeze(&self, is_frozen: bool) -> Result<()> {
         let signal = if is_frozen {
             Signal::STOP
         } else {
             Signal::CONT
         };
-        kill_process_group(Pid::from_child(&self.child), signal).context("cannot signal a guest")
+        kill_process(Pid::from_child(&self.child), signal).context("cannot signal a guest")
     }
 }
 
