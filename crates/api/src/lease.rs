@@ -31,7 +31,8 @@ pub struct AcquireLease {
     /// Seconds after which the lease ends by itself. Default: never.
     #[serde(default)]
     pub ttl_seconds: Option<u64>,
-    /// What this sandbox may reach, instead of the pool's policy. Only in the eBPF data paths.
+    /// What this sandbox may reach, instead of the pool's policy. Only in the eBPF data paths, and for
+    /// those who may manage the pool.
     #[serde(default)]
     pub policy: Option<PolicySpec>,
     /// Whether the sandbox is a process in the slot's namespace instead of a guest behind the TAP. The

@@ -151,7 +151,7 @@ pub struct PolicySpec {
     /// Group of the sandboxes; those of one group may talk if `clone_to_clone` is set. Default: the
     /// pool's name. Only in the eBPF data paths, as all that follows.
     pub group: Option<Name>,
-    /// Other groups that they may talk to, and that may talk to them. Default: none.
+    /// Other groups that they may talk to. Holds where both groups name each other. Default: none.
     pub talks_to: Vec<Name>,
     /// Where they may send packets beyond the host. Default: everywhere that `uplink` allows.
     pub egress: EgressPolicy,
@@ -287,7 +287,7 @@ pub enum AccessVerb {
     Publish,
     /// Show the pool and its figures.
     Show,
-    /// Resize and delete the pool, and see and release everybody's leases of it.
+    /// Change and delete the pool, and see, limit, trace and release everybody's leases of it.
     Manage,
 }
 
@@ -329,7 +329,8 @@ pub struct ChangePool {
     pub size: Option<u32>,
     /// What the sandboxes of the pool may reach: at once for all leases that have no policy of their own.
     pub policy: Option<PolicySpec>,
-    /// Data path. Slots move one by one, leased ones too; connections go on.
+    /// Data path, `nft` or `ebpf`, of a pool of netns slots. Slots move one by one, leased ones too;
+    /// connections go on.
     pub data_path: Option<DataPath>,
 }
 
