@@ -100,7 +100,6 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
                     target: SocketAddrV4::new(world::BEYOND_VETH, receiver::PORT),
                     connections: CONNECTIONS,
                     payload,
-                    run: u16::try_from(run).unwrap_or(0),
                 };
                 let figures = measure(place, &stream, sizes.seconds)
                     .with_context(|| format!("cannot measure {label}"))?;

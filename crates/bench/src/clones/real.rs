@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::{COMPARED, Client, Sizes, Subject, case};
 use crate::{
@@ -93,7 +93,12 @@ fn measure(
             client,
             targets,
         };
-        subject.measure(sizes, &label, with_ping, record)?;
+        let measured = subject.measure(sizes, &label, with_ping, record);
+        measured.with_context(|| {
+            let words = guests.iter().map(Linux::last_words);
+            let unusual = words.filter(|words| !words.ends_with(linux::READY));
+            format!("guests say: {:?}", unusual.collect::<Vec<_>>())
+        })?;
     }
     Ok(())
 }

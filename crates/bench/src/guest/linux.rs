@@ -19,13 +19,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::{way::Sandbox, way::mac_text, world};
 
 const KERNEL: &str = "/usr/bin/linux.uml";
 const BUSYBOX: &str = "/bin/busybox";
-const READY: &str = "guest: ready";
+/// The last line that a guest prints when all is well.
+pub(crate) const READY: &str = "guest: ready";
 
 /// Why there can be no such guests here, if so.
 pub(crate) fn missing() -> Option<String> {
@@ -82,28 +83,39 @@ impl Linux {
     /// Waits until the guest is set up.
     pub(crate) fn wait_ready(&mut self, deadline: Instant) -> Result<()> {
         loop {
-            let bytes = fs::read(&self.console).unwrap_or_default();
-            let console = String::from_utf8_lossy(&bytes);
+            let console = self.console();
             if console.contains(READY) {
                 return Ok(());
             }
             let ended = self.child.try_wait().context("cannot look at a guest")?;
             if ended.is_some() || Instant::now() > deadline {
-                let last: Vec<&str> = console.lines().rev().take(5).collect();
-                bail!("a guest did not get ready; its console ends, backwards: {last:?}");
+                bail!("a guest did not get ready: {}", self.last_words());
             }
             thread::sleep(Duration::from_millis(20));
         }
     }
 
-    /// Stops the guest's processes where they are, or lets them go on.
+    /// The end of what the guest has printed.
+    pub(crate) fn last_words(&self) -> String {
+        let console = self.console();
+        let lines: Vec<&str> = console.lines().collect();
+        lines[lines.len().saturating_sub(5)..].join(" / ")
+    }
+
+    fn console(&self) -> String {
+        let bytes = fs::read(&self.console).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Stops the guest's kernel where it is, or lets it go on. Its other processes are traced by it, and
+    /// wait for it at their next system call; a signal of their own would confuse it.
     pub(crate) fn freeze(&self, is_frozen: bool) -> Result<()> {
         let signal = if is_frozen {
             Signal::STOP
         } else {
             Signal::CONT
         };
-        kill_process_group(Pid::from_child(&self.child), signal).context("cannot signal a guest")
+        kill_process(Pid::from_child(&self.child), signal).context("cannot signal a guest")
     }
 }
 

@@ -9,7 +9,7 @@
 use std::{
     fs,
     net::SocketAddrV4,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU16, Ordering},
     time::{Duration, Instant},
 };
 
@@ -25,8 +25,11 @@ use crate::{
     way::Sandbox,
 };
 
-/// Ports of the connections begin here; each run takes others, so that no old segment fits.
+/// Ports of the connections begin here; each run takes others, because the receiver may remember the
+/// connections of the last.
 const FIRST_PORT: u16 = 20_000;
+const PORTS: u16 = 40_000;
+static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 /// Segments that a connection sends before the next one has its turn.
 const BURST: u32 = 16;
 /// What is on its way unacknowledged, at most. Far more than this path's delay needs.
@@ -62,8 +65,6 @@ pub(crate) struct Stream {
     pub(crate) connections: u16,
     /// Bytes of payload that the guest's program writes at once.
     pub(crate) payload: u32,
-    /// Which run this is.
-    pub(crate) run: u16,
 }
 
 /// Sends until told to stop.
@@ -137,7 +138,8 @@ const CHECKSUM_AT: usize = VirtioHeader::LENGTH + ETHERNET + IPV4 + 16;
 impl<'a> Sender<'a> {
     fn new(sandbox: &Sandbox, tap: &'a Opened, stream: &Stream) -> Self {
         let sizes = split(stream.payload, sandbox.has_offloads);
-        let first = FIRST_PORT + (stream.run % 500) * 64;
+        let taken = NEXT_PORT.fetch_add(stream.connections, Ordering::Relaxed);
+        let first = FIRST_PORT + taken % (PORTS - stream.connections);
         let connections = (0..stream.connections)
             .map(|index| Connection::new(sandbox.flow(first + index, stream.target), &sizes))
             .collect();
@@ -251,7 +253,7 @@ impl<'a> Sender<'a> {
         for index in 0..self.connections.len() {
             let connection = &self.connections[index];
             let fields = TcpFields {
-                sequence: connection.unacknowledged,
+                sequence: connection.next,
                 acknowledged: connection.expected,
                 flags: RST | ACK,
                 window: 0,
