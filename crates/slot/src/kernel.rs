@@ -48,7 +48,7 @@ use crate::{
 };
 use build::Build;
 use ebpf::Ebpf;
-use host::Hosted;
+use hosted::Hosted;
 
 mod build;
 mod ebpf;
@@ -56,6 +56,7 @@ mod filters;
 mod host;
 mod host_slot;
 mod host_table;
+mod hosted;
 mod inspect;
 mod interfaces;
 mod inventory;
