@@ -329,7 +329,8 @@ pub struct ChangePool {
     pub size: Option<u32>,
     /// What the sandboxes of the pool may reach: at once for all leases that have no policy of their own.
     pub policy: Option<PolicySpec>,
-    /// Data path. Slots move one by one, leased ones too; connections go on.
+    /// Data path, `nft` or `ebpf`, of a pool of netns slots. Slots move one by one, leased ones too;
+    /// connections go on.
     pub data_path: Option<DataPath>,
 }
 

@@ -7,6 +7,7 @@
 use std::{
     fmt,
     os::fd::{AsRawFd, BorrowedFd},
+    time::Duration,
 };
 
 use crate::{
@@ -352,6 +353,45 @@ pub fn find_by_index(
         message.raw(&header(index.0, None));
         message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
     }))
+}
+
+/// Tells of interfaces of one namespace that changed.
+#[derive(Debug)]
+pub struct Watcher(Socket);
+
+impl Watcher {
+    /// Watches the namespace that the thread is in.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn new() -> Result<Self, Error> {
+        const RTNLGRP_LINK: u32 = 1;
+        let mut socket = Socket::route()?;
+        socket
+            .join(RTNLGRP_LINK)
+            .map_err(|source| Error::system("watch", "interfaces", source))?;
+        socket.grow_buffers();
+        Ok(Self(socket))
+    }
+
+    /// Interfaces that changed, as they are after it, waiting at most this long for one. `None` if changes
+    /// were missed: all interfaces are to be looked at.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn changed(&mut self, at_most: Duration) -> Result<Option<Vec<Interface>>, Error> {
+        let changed = self.0.listen(at_most, |reply| {
+            (reply.kind == libc::RTM_NEWLINK)
+                .then(|| parse(reply.payload))
+                .flatten()
+        });
+        match changed {
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(None),
+            other => other
+                .map(Some)
+                .map_err(|source| Error::system("watch", "interfaces", source)),
+        }
+    }
 }
 
 fn found(answer: Result<Vec<Interface>, Error>) -> Result<Option<Interface>, Error> {

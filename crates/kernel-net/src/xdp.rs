@@ -23,6 +23,14 @@ const XDP_FLAGS_UPDATE_IF_NOEXIST: u32 = 1 << 0;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const XDP_ATTACHED_DRV: u8 = 1;
 const HEADER: usize = 16;
+const GENERIC_HEADER: usize = 4;
+const GENL_ID_CTRL: u16 = 0x10;
+const CTRL_CMD_GETFAMILY: u8 = 3;
+const CTRL_ATTR_FAMILY_ID: u16 = 1;
+const CTRL_ATTR_FAMILY_NAME: u16 = 2;
+const NETDEV_CMD_DEV_GET: u8 = 1;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 /// Instead of a program's descriptor: none.
 const NO_PROGRAM: u32 = u32::MAX;
 
@@ -79,6 +87,65 @@ pub fn find(socket: &mut Socket, interface: InterfaceIndex) -> Result<Option<u32
         },
     )?;
     Ok(found.into_iter().next())
+}
+
+/// What an interface's driver can do with XDP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Features {
+    /// It runs programs.
+    pub runs_programs: bool,
+    /// Its programs may send frames to other interfaces.
+    pub redirects: bool,
+    /// It takes frames from programs of other interfaces.
+    pub takes_frames: bool,
+}
+
+/// What an interface's driver can do; `None` if the kernel (before 6.3) can't tell.
+///
+/// # Errors
+/// There is no such interface, or the kernel refuses.
+pub fn features(interface: InterfaceIndex) -> Result<Option<Features>, Error> {
+    let mut socket = Socket::generic()?;
+    let family = socket.query(
+        GENL_ID_CTRL,
+        false,
+        ("look up netlink family", "netdev"),
+        |message| {
+            message.raw(&[CTRL_CMD_GETFAMILY, 1, 0, 0]);
+            message.put_text(CTRL_ATTR_FAMILY_NAME, "netdev");
+        },
+        |reply| {
+            let id = reply.attributes(GENERIC_HEADER).find(CTRL_ATTR_FAMILY_ID)?;
+            id.try_into().ok().map(u16::from_ne_bytes)
+        },
+    );
+    let family = match family {
+        Err(error) if error.is_missing() => return Ok(None),
+        other => other?,
+    };
+    let Some(family) = family.into_iter().next() else {
+        return Ok(None);
+    };
+    let object = format!("interface {interface}");
+    let features = socket.query(
+        family,
+        false,
+        ("look up XDP features of", &object),
+        |message| {
+            message.raw(&[NETDEV_CMD_DEV_GET, 1, 0, 0]);
+            message.put_u32(NETDEV_A_DEV_IFINDEX, interface.0);
+        },
+        |reply| {
+            let attributes = reply.attributes(GENERIC_HEADER);
+            let bits = attributes.find(NETDEV_A_DEV_XDP_FEATURES)?;
+            bits.try_into().ok().map(u64::from_ne_bytes)
+        },
+    )?;
+    Ok(features.into_iter().next().map(|bits| Features {
+        runs_programs: bits & 1 != 0,
+        redirects: bits & 2 != 0,
+        takes_frames: bits & 4 != 0,
+    }))
 }
 
 fn parse(payload: &[u8]) -> Option<u32> {

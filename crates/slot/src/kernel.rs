@@ -65,6 +65,7 @@ mod tear_down;
 mod trace;
 mod uplinks;
 mod withdraw;
+mod xdp;
 
 pub use build::{BuildStep, Steps};
 
@@ -121,6 +122,10 @@ struct HostState {
 }
 
 impl HostState {
+    fn uses_xdp(&self) -> bool {
+        self.pools.values().any(Hosted::uses_xdp)
+    }
+
     /// Whether a pool other than this one needs the shared interface to carry packets.
     fn others_need_shared(&self, pool: &str) -> bool {
         let mut others = self.pools.iter().filter(|(name, _)| *name != pool);
@@ -202,10 +207,18 @@ impl KernelNetwork {
     }
 
     /// Puts the programs on the shared interface and the uplinks.
-    fn attach_host(&self, worker: &mut Worker, shared: InterfaceIndex) -> Result<(), NetworkError> {
+    fn attach_host(
+        &self,
+        worker: &mut Worker,
+        shared: InterfaceIndex,
+        wants_xdp: bool,
+    ) -> Result<(), NetworkError> {
         let ebpf = self.open_ebpf()?;
+        if wants_xdp {
+            xdp::watch(ebpf)?;
+        }
         let wanted = self.settings.uplinks.as_deref();
-        let uplinks = uplinks::find(worker, &self.settings.instance, wanted)?;
+        let uplinks = ebpf.find_uplinks(worker, &self.settings.instance, wanted, wants_xdp)?;
         ebpf.attach(shared, &uplinks)
     }
 
@@ -265,12 +278,14 @@ impl Network for KernelNetwork {
             if !pool.serves_ebpf() {
                 return Ok(());
             }
-            self.attach_host(worker, shared).map_err(|error| {
-                match host::remove_pool(self.instance(), worker, &pool, others) {
-                    Ok(()) => error,
-                    Err(undone) => NetworkError::Several(vec![error, undone]),
-                }
-            })
+            let wants_xdp = pool.uses_xdp() || state.uses_xdp();
+            self.attach_host(worker, shared, wants_xdp)
+                .map_err(
+                    |error| match host::remove_pool(self.instance(), worker, &pool, others) {
+                        Ok(()) => error,
+                        Err(undone) => NetworkError::Several(vec![error, undone]),
+                    },
+                )
         })?;
         state.pools.insert(name, pool);
         Ok(())
@@ -315,7 +330,7 @@ impl Network for KernelNetwork {
             let shared = host::change_pool(self.instance(), worker, &before, &after, others)?;
             self.shared.store(shared.0, Ordering::Relaxed);
             match after.serves_ebpf() {
-                true => self.attach_host(worker, shared),
+                true => self.attach_host(worker, shared, state.uses_xdp()),
                 false => Ok(()),
             }
         })?;
@@ -411,7 +426,9 @@ impl Network for KernelNetwork {
                 && hosted.iter().any(|pool| pool.serves_ebpf())
             {
                 let wanted = self.settings.uplinks.as_deref();
-                let shared = host::inspect_ebpf(instance, worker, ebpf, wanted, &mut defects)?;
+                let wants_xdp = state.uses_xdp();
+                let shared =
+                    host::inspect_ebpf(instance, worker, ebpf, wanted, wants_xdp, &mut defects)?;
                 self.shared.store(shared.0, Ordering::Relaxed);
             }
             Ok(defects)

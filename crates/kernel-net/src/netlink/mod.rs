@@ -143,6 +143,36 @@ impl Socket {
         Self::open(libc::NETLINK_NETFILTER, "nfnetlink socket")
     }
 
+    /// Opens a generic netlink socket in the network namespace that the thread is in.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn generic() -> Result<Self, Error> {
+        Self::open(libc::NETLINK_GENERIC, "generic netlink socket")
+    }
+
+    /// Has the kernel tell this socket, unasked, of what happens to the objects of a group.
+    pub(crate) fn join(&mut self, group: u32) -> io::Result<()> {
+        self.socket.add_membership(group)
+    }
+
+    /// What the kernel told unasked, waiting at most this long.
+    pub(crate) fn listen<T>(
+        &mut self,
+        at_most: std::time::Duration,
+        mut read: impl FnMut(Reply<'_>) -> Option<T>,
+    ) -> io::Result<Vec<T>> {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let timeout = Timespec::try_from(at_most).map_err(io::Error::other)?;
+        let mut waited = [PollFd::new(&self.socket, PollFlags::IN)];
+        match poll(&mut waited, Some(&timeout)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => return Ok(Vec::new()),
+            other => drop(other?),
+        }
+        let received = self.receive()?;
+        Ok(Replies(&received).filter_map(&mut read).collect())
+    }
+
     fn open(protocol: i32, object: &'static str) -> Result<Self, Error> {
         let protocol = isize::try_from(protocol).expect("protocol numbers are small");
         let open = || -> io::Result<RawSocket> {

@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     os::fd::{AsRawFd, BorrowedFd},
-    sync::Mutex,
+    sync::{Mutex, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -21,7 +21,7 @@ use sandwire_datapath::{
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
 
-use super::{host::SHARED_MAC, lock};
+use super::{Worker, host::SHARED_MAC, lock, uplinks};
 use crate::{
     error::NetworkError,
     network::Tenancy,
@@ -44,8 +44,8 @@ pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
     /// Maps were made anew, because those that were there have another layout.
     is_migrating: bool,
-    /// Numbers of the programs of [`PROGRAMS`].
-    program_ids: [Option<u32>; PROGRAMS.len()],
+    /// The programs of [`PROGRAMS`].
+    programs: [KnownAs; PROGRAMS.len()],
     /// First entry of each slot, and how many it has.
     slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
@@ -54,6 +54,14 @@ pub(super) struct Ebpf {
     transit: Mutex<HashMap<bool, PolicyIndex>>,
     /// Shared interface and uplinks that have programs.
     attached: Mutex<(Option<InterfaceIndex>, Option<Vec<Uplink>>)>,
+    /// Entries of TAPs with an XDP program, by the TAP's number.
+    pub(super) xdp: Mutex<HashMap<u32, NicIndex>>,
+    /// Somebody follows the TAPs as they are opened and closed.
+    pub(super) is_watched: AtomicBool,
+    /// Why uplinks take no frames from XDP.
+    pub(super) xdp_refusals: Mutex<Vec<String>>,
+    /// Why the programs could not be put on the uplinks.
+    pub(super) xdp_failure: Mutex<Option<String>>,
     /// Entries that learn, and until when.
     learning: Mutex<Vec<(Instant, Place)>>,
 }
@@ -80,17 +88,21 @@ impl Ebpf {
             learning: Mutex::new(learning.collect()),
             adopted: Mutex::default(),
             transit: Mutex::default(),
+            xdp: Mutex::default(),
+            is_watched: AtomicBool::new(false),
+            xdp_refusals: Mutex::default(),
+            xdp_failure: Mutex::default(),
             attached: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
-            program_ids: PROGRAMS.map(|program| id_of(opened.datapath.program(program))),
+            programs: PROGRAMS.map(|program| known_as(opened.datapath.program(program))),
             datapath: opened.datapath,
         })
     }
 
-    /// The kernel's number of a loaded program.
-    pub(super) fn program_id(&self, program: Program) -> Option<u32> {
-        let place = PROGRAMS.iter().position(|known| *known == program)?;
-        self.program_ids[place]
+    /// The kernel's number of a loaded program, and the hash of its instructions.
+    pub(super) fn program_known_as(&self, program: Program) -> KnownAs {
+        let place = PROGRAMS.iter().position(|known| *known == program);
+        place.map_or((None, None), |place| self.programs[place])
     }
 
     /// The first entry of a slot.
@@ -136,11 +148,35 @@ impl Ebpf {
     pub(super) fn free(&self, slot: &SlotPlan) {
         if let Some((first, count)) = lock(&self.slots).remove(&place_of(slot)) {
             for number in first.0..first.0 + u32::from(count) {
+                self.forget_xdp(NicIndex(number));
                 if let Err(error) = self.datapath.deactivate(NicIndex(number)) {
                     tracing::warn!(slot = %slot.netns_name, %error, "an entry can't be deactivated");
                 }
             }
             self.datapath.free(first, count);
+        }
+    }
+
+    /// Has the XDP program of a TAP know its entry.
+    pub(super) fn know_xdp(
+        &self,
+        tap: InterfaceIndex,
+        index: NicIndex,
+    ) -> Result<(), NetworkError> {
+        self.datapath.set_xdp_nic(tap.0, Some(index))?;
+        lock(&self.xdp).insert(tap.0, index);
+        Ok(())
+    }
+
+    fn forget_xdp(&self, index: NicIndex) {
+        let taps: Vec<u32> = lock(&self.xdp)
+            .extract_if(|_, known| *known == index)
+            .map(|(tap, _)| tap)
+            .collect();
+        for tap in taps {
+            if let Err(error) = self.datapath.set_xdp_nic(tap, None) {
+                tracing::warn!(tap, %error, "a TAP stays known to XDP");
+            }
         }
     }
 
@@ -415,9 +451,40 @@ impl Ebpf {
             attached.0 = Some(shared);
         }
         if attached.1.as_deref() != Some(uplinks) {
-            self.datapath.set_uplinks(uplinks)?;
+            self.set_uplinks(uplinks)?;
             attached.1 = Some(uplinks.to_vec());
         }
+        Ok(())
+    }
+
+    /// The uplinks as they are now, and why they do without XDP.
+    pub(super) fn find_uplinks(
+        &self,
+        worker: &mut Worker,
+        instance: &str,
+        wanted: Option<&[String]>,
+        wants_xdp: bool,
+    ) -> Result<Vec<Uplink>, NetworkError> {
+        let mut refusals = Vec::new();
+        let xdp = wants_xdp.then_some(&mut refusals);
+        let uplinks = uplinks::find(worker, instance, wanted, xdp)?;
+        *lock(&self.xdp_refusals) = refusals;
+        Ok(uplinks)
+    }
+
+    /// An uplink whose driver refuses XDP after all is one without.
+    fn set_uplinks(&self, uplinks: &[Uplink]) -> Result<(), NetworkError> {
+        *lock(&self.xdp_failure) = None;
+        let Err(error) = self.datapath.set_uplinks(uplinks) else {
+            return Ok(());
+        };
+        if !uplinks.iter().any(|uplink| uplink.xdp) {
+            return Err(error.into());
+        }
+        let mut without: Vec<Uplink> = uplinks.to_vec();
+        without.iter_mut().for_each(|uplink| uplink.xdp = false);
+        self.datapath.set_uplinks(&without)?;
+        *lock(&self.xdp_failure) = Some(error.to_string());
         Ok(())
     }
 
@@ -440,14 +507,20 @@ impl Ebpf {
     }
 }
 
-/// The number of a program, by which listings name it.
-fn id_of(program: BorrowedFd<'_>) -> Option<u32> {
+/// Number of a program, and hash of its instructions.
+type KnownAs = (Option<u32>, Option<[u8; 8]>);
+
+/// How listings name a program.
+fn known_as(program: BorrowedFd<'_>) -> KnownAs {
     let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
-    let info = std::fs::read_to_string(path).ok()?;
-    let line = info
-        .lines()
-        .find_map(|line| line.strip_prefix("prog_id:"))?;
-    line.trim().parse().ok()
+    let info = std::fs::read_to_string(path).unwrap_or_default();
+    let value = |field: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(field));
+        line.map(str::trim)
+    };
+    let tag = value("prog_tag:").and_then(|text| u64::from_str_radix(text, 16).ok());
+    let id = value("prog_id:").and_then(|text| text.parse().ok());
+    (id, tag.map(u64::to_be_bytes))
 }
 
 fn total(traffic: abi::Traffic) -> TrafficTotal {

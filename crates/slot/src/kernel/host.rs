@@ -27,7 +27,6 @@ use super::{
     ebpf::Ebpf,
     host_table,
     inspect::{repaired, reported},
-    uplinks,
 };
 use crate::{
     error::NetworkError,
@@ -55,6 +54,10 @@ pub(super) struct Hosted {
 impl Hosted {
     pub(super) fn serves_nft(&self) -> bool {
         self.plan.spec.data_path == DataPath::Nft || self.from == Some(DataPath::Nft)
+    }
+
+    pub(super) fn uses_xdp(&self) -> bool {
+        self.plan.spec.data_path == DataPath::Xdp
     }
 
     pub(super) fn serves_ebpf(&self) -> bool {
@@ -546,11 +549,12 @@ pub(super) fn inspect_ebpf(
     worker: &mut Worker,
     ebpf: &Ebpf,
     wanted: Option<&[String]>,
+    wants_xdp: bool,
     defects: &mut Vec<Defect>,
 ) -> Result<InterfaceIndex, NetworkError> {
     // What has come and gone first: programs aren't missed where nothing is.
     let shared = find_or_create_shared(instance, worker)?;
-    let uplinks = uplinks::find(worker, instance, wanted)?;
+    let uplinks = ebpf.find_uplinks(worker, instance, wanted, wants_xdp)?;
     ebpf.attach(shared.index, &uplinks)?;
     for found in ebpf.datapath.inspect() {
         let object = format!("eBPF program on {}", found.interface);

@@ -5,7 +5,8 @@
 //! told that the interface is up, since that costs a walk over the host's whole routing table: until a VMM
 //! has the TAP open, it has no carrier.
 
-use sandwire_api::lease::TapHolder;
+use sandwire_api::{lease::TapHolder, slot::DataPath};
+use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     Error as KernelError,
     interface::{self, Change, Interface, InterfaceIndex},
@@ -66,9 +67,12 @@ fn make(
     build.step(BuildStep::HostEnd, || {
         let mut request = Request::new();
         for (nic, (number, index)) in (first.0..).zip(&indexes).enumerate() {
-            let attachment = Attachment::host_end(*index, sandwire_datapath::NicIndex(number));
+            let attachment = Attachment::host_end(*index, NicIndex(number));
             configure(&mut request, slot, nic, *index);
             attachment.add(&mut request, &ebpf.datapath);
+            if slot.data_path == DataPath::Xdp {
+                super::xdp::attach(&mut request, ebpf, *index, NicIndex(number))?;
+            }
             raise(&mut request, slot, nic, *index);
         }
         Ok(worker.route.execute(request)?)
@@ -150,10 +154,13 @@ pub(super) fn restore_tap(
     let first = ebpf.reserve(slot)?;
     ebpf.write(slot, &indexes, shared)?;
     let position = u32::try_from(nic).expect("a slot has at most 8 interfaces");
-    let entry = sandwire_datapath::NicIndex(first.0 + position);
+    let entry = NicIndex(first.0 + position);
     let mut request = Request::new();
     configure(&mut request, slot, nic, indexes[nic]);
     Attachment::host_end(indexes[nic], entry).add(&mut request, &ebpf.datapath);
+    if slot.data_path == DataPath::Xdp {
+        super::xdp::attach(&mut request, ebpf, indexes[nic], entry)?;
+    }
     raise(&mut request, slot, nic, indexes[nic]);
     worker.route.execute(request)?;
     Ok(opened.make_persistent()?)

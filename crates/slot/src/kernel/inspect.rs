@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use sandwire_api::{
     lease::{TapStatus, TrafficCount},
-    slot::{Defect, TapUse},
+    slot::{DataPath, Defect, TapUse},
 };
 use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
@@ -167,8 +167,13 @@ fn look_at_host_slot(
         let is_attached = ebpf.find(slot).map_or(Ok(false), |first| {
             attachment_on(first, number, found.index).is_there(&mut worker.route, ebpf)
         });
-        if !is_attached? {
+        let has_xdp = slot.data_path != DataPath::Xdp
+            || super::xdp::is_attached(&mut worker.route, ebpf, found.index)?;
+        if !is_attached? || !has_xdp {
             wrong.push(Wrong::Program(number));
+        }
+        if slot.data_path == DataPath::Xdp {
+            inspection.data_path_note = super::xdp::note(ebpf, &found);
         }
     }
     if indexes.len() == slot.nics.len() && !ebpf.is_written(slot, &indexes, shared) {
@@ -349,12 +354,12 @@ impl Wrong {
                 let host_end = slot.host_ends().nth(*number).unwrap_or_default();
                 reported(
                     format!("eBPF program on {host_end}"),
-                    "it is gone, replaced or older than the daemon",
+                    "it is gone or replaced",
                 )
             }
             Self::ProgramInside => reported(
                 format!("eBPF program in slot {}", slot.netns_name),
-                "it is gone, replaced or older than the daemon",
+                "it is gone or replaced",
             ),
             Self::Entry => reported(
                 format!("eBPF entry of slot {}", slot.netns_name),
@@ -435,6 +440,12 @@ fn restore_host_ends(
     for (number, host_end) in host_ends.iter().enumerate() {
         let attachment = attachment_on(first, number, *host_end);
         attachment.restore(&mut worker.route, &ebpf.datapath)?;
+        if slot.data_path == DataPath::Xdp {
+            let position = u32::try_from(number).expect("a slot has at most 8 interfaces");
+            let mut request = Request::new();
+            super::xdp::attach(&mut request, ebpf, *host_end, NicIndex(first.0 + position))?;
+            worker.route.execute(request)?;
+        }
     }
     let mut request = Request::new();
     for (name, host_end) in slot.host_ends().zip(&host_ends) {

@@ -16,7 +16,8 @@
 
 use std::{collections::HashSet, net::IpAddr};
 
-use sandwire_datapath::{PolicyIndex, abi::NicFlag};
+use sandwire_api::slot::DataPath;
+use sandwire_datapath::{NicIndex, PolicyIndex, abi::NicFlag};
 use sandwire_kernel_net::{
     conntrack, interface::InterfaceIndex, netlink::Socket, netns::Home, nft::Batch,
 };
@@ -42,13 +43,18 @@ pub(super) fn adopt(
     if !ebpf.is_written(slot, &host_ends, shared) {
         ebpf.write(slot, &host_ends, shared)?;
     }
+    if slot.data_path == DataPath::Xdp {
+        for (number, host_end) in (first.0..).zip(&host_ends) {
+            ebpf.know_xdp(*host_end, NicIndex(number))?;
+        }
+    }
     ebpf.adopt(slot, tenancy)?;
     if had_entries {
         // Older programs go on with the same maps; the inspection replaces them one by one.
         return Ok(());
     }
     for (number, host_end) in (first.0..).zip(&host_ends) {
-        let attachment = Attachment::host_end(*host_end, sandwire_datapath::NicIndex(number));
+        let attachment = Attachment::host_end(*host_end, NicIndex(number));
         attachment.restore(&mut worker.route, &ebpf.datapath)?;
     }
     if slot.has_netns() {

@@ -26,8 +26,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     size: Option<u32>,
 
-    /// Move all slots to this data path, leased ones too; connections go on.
-    #[arg(long, value_parser = words::<DataPath>(&["nft", "ebpf", "xdp"]))]
+    /// Move all slots to this data path, leased ones too; connections go on. For netns slots.
+    #[arg(long, value_parser = words::<DataPath>(&["nft", "ebpf"]))]
     data_path: Option<DataPath>,
 
     /// Wait until the pool is full.

@@ -1,0 +1,142 @@
+//! The fast way of host slots in the `xdp` data path: a program in the TAP's driver.
+//!
+//! It may only touch frames whose checksum is complete and that are no super-packets. That is so if who
+//! has the TAP open asked for no virtio-net headers, in which alone a frame could say otherwise. The
+//! kernel tells of every opening and closing; until it has, and for anything but plain packets of
+//! flows that are known, the tc programs do it all.
+
+use std::{
+    sync::{Arc, Weak},
+    thread,
+    time::Duration,
+};
+
+use sandwire_datapath::{NicIndex, Program, abi::NicFlag};
+use sandwire_kernel_net::{
+    interface::{self, Interface, InterfaceIndex, Watcher},
+    netlink::{Request, Socket},
+    xdp,
+};
+
+use super::{ebpf::Ebpf, lock};
+use crate::error::NetworkError;
+
+/// How soon the watcher notices that nobody needs it any more.
+const WATCH_AT_MOST: Duration = Duration::from_millis(500);
+
+/// Puts the program on a TAP.
+pub(super) fn attach(
+    request: &mut Request,
+    ebpf: &Ebpf,
+    tap: InterfaceIndex,
+    index: NicIndex,
+) -> Result<(), NetworkError> {
+    ebpf.know_xdp(tap, index)?;
+    xdp::replace(request, tap, ebpf.datapath.program(Program::FromGuestXdp));
+    Ok(())
+}
+
+/// Whether a TAP has the program. One of another version is exchanged in place.
+pub(super) fn is_attached(
+    route: &mut Socket,
+    ebpf: &Ebpf,
+    tap: InterfaceIndex,
+) -> Result<bool, NetworkError> {
+    let Some(found) = xdp::find(route, tap)? else {
+        return Ok(false);
+    };
+    if ebpf.program_known_as(Program::FromGuestXdp).0 != Some(found) {
+        let mut request = Request::new();
+        xdp::replace(
+            &mut request,
+            tap,
+            ebpf.datapath.program(Program::FromGuestXdp),
+        );
+        route.execute(request)?;
+    }
+    Ok(true)
+}
+
+/// Follows TAPs as they are opened and closed, once per data path. To be called by a thread in the
+/// host's namespace.
+pub(super) fn watch(ebpf: &Arc<Ebpf>) -> Result<(), NetworkError> {
+    if ebpf
+        .is_watched
+        .swap(true, std::sync::atomic::Ordering::SeqCst)
+    {
+        return Ok(());
+    }
+    let watcher = Watcher::new()?;
+    let route = Socket::route()?;
+    let weak = Arc::downgrade(ebpf);
+    thread::Builder::new()
+        .name("xdp".to_owned())
+        .spawn(move || watch_until_gone(&weak, watcher, route))
+        .map_err(|error| NetworkError::Kernel {
+            operation: "start",
+            object: "a thread that follows TAPs".to_owned(),
+            source: Box::new(error),
+        })?;
+    Ok(())
+}
+
+fn watch_until_gone(weak: &Weak<Ebpf>, mut watcher: Watcher, mut route: Socket) {
+    let mut all = true;
+    loop {
+        let changed = match all {
+            true => interface::list(&mut route).map(Some),
+            false => watcher.changed(WATCH_AT_MOST),
+        };
+        let Some(ebpf) = weak.upgrade() else { return };
+        match changed {
+            Ok(Some(changed)) => {
+                all = false;
+                changed.iter().for_each(|changed| judge(&ebpf, changed));
+            }
+            Ok(None) => all = true,
+            Err(error) => {
+                tracing::error!(%error, "cannot follow TAPs: XDP is not used");
+                for index in lock(&ebpf.xdp).values() {
+                    ebpf.datapath.set_flag(*index, NicFlag::Xdp, false);
+                }
+                ebpf.is_watched
+                    .store(false, std::sync::atomic::Ordering::SeqCst);
+                return;
+            }
+        }
+    }
+}
+
+/// Says whether XDP may touch the frames of a TAP.
+fn judge(ebpf: &Ebpf, tap: &Interface) {
+    let known = lock(&ebpf.xdp).get(&tap.index.0).copied();
+    if let Some(index) = known {
+        let is_proven = why_not(tap).is_none();
+        ebpf.datapath.set_flag(index, NicFlag::Xdp, is_proven);
+    }
+}
+
+fn why_not(tap: &Interface) -> Option<&'static str> {
+    match tap.tun {
+        None => Some("it is no TAP"),
+        Some(_) if !tap.has_carrier => Some("nobody has the TAP open"),
+        Some(tun) if tun.has_vnet_header => Some(
+            "the TAP was opened with virtio-net headers, by which frames may lack their checksum or \
+             be many in one; have the VMM open it without (QEMU: vnet_hdr=off)",
+        ),
+        Some(_) => None,
+    }
+}
+
+/// Why packets of a TAP don't go by XDP, if so.
+pub(super) fn note(ebpf: &Ebpf, tap: &Interface) -> Option<String> {
+    judge(ebpf, tap);
+    let of_tap = why_not(tap).map(str::to_owned);
+    let of_uplinks = || {
+        let mut refusals = lock(&ebpf.xdp_refusals).clone();
+        refusals.extend(lock(&ebpf.xdp_failure).clone());
+        (!refusals.is_empty()).then(|| refusals.join("; "))
+    };
+    let reason = of_tap.or_else(of_uplinks)?;
+    Some(format!("ebpf instead of xdp: {reason}"))
+}
