@@ -24,6 +24,7 @@ pub(crate) struct Size {
 /// What a frame will be on the wire: what will be cut into segments repeats its headers.
 pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
     let transport = match packet.protocol {
+        _ if packet.is_later_fragment() => 0,
         TCP => usize::from(frame.get(packet.transport + 12).copied().unwrap_or(0) >> 4) * 4,
         UDP | ICMP | ICMPV6 => 8,
         _ => 0,
