@@ -16,6 +16,7 @@ use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
     process::Stdio,
     thread,
+    time::Instant,
 };
 
 use ebpf::{POOLS, Pings, SECOND, StackWatch, World, pool, prefixes, wait_until};
@@ -131,8 +132,8 @@ fn an_uplink_with_fq_sends_later_instead_of_dropping() {
     lab::run_on(Series::Linux6_12, 150 * SECOND, |lab| {
         let world = World::without_pools(lab);
         lab.run("tc qdisc replace dev up0 root fq");
-        // 2 Mbit/s of 1242-byte frames: 201 a second, and 13 at once.
-        let limits = json!({"egress": {"bits_per_second": 2_000_000, "burst_bytes": 16_384}});
+        // 20 frames of 1242 bytes a second, and one at once. They wait two seconds at most.
+        let limits = json!({"egress": {"bits_per_second": 200_000, "burst_bytes": 2_000}});
         let policy = json!({"uplink": "route", "limits": limits});
         world
             .daemon
@@ -149,15 +150,16 @@ fn an_uplink_with_fq_sends_later_instead_of_dropping() {
             SocketAddr::new(BEYOND_IPV4.into(), 5000),
             &[0; 1200],
         );
-        for _ in 0..150 {
+        let started = Instant::now();
+        for _ in 0..30 {
             guest.send_frame(&frame).unwrap();
         }
-        thread::sleep(SECOND / 10);
-        let soon = received_beyond(&world) - before;
-        assert!(soon < 100, "{soon} of 150 packets came at once");
+        assert!(started.elapsed() < SECOND / 2, "sent too slowly to tell");
         wait_until("the last packet came", 10 * SECOND, || {
-            received_beyond(&world) - before >= 150
+            received_beyond(&world) - before >= 30
         });
+        let took = started.elapsed();
+        assert!(took > SECOND, "all 30 packets came within {took:?}");
         let drops = world.detail(&lease)["traffic"]["drops"].to_string();
         assert!(!drops.contains("bit_limit"), "{drops}");
     });
