@@ -48,7 +48,7 @@ use crate::{
 };
 use build::Build;
 use ebpf::Ebpf;
-use host::Hosted;
+use hosted::Hosted;
 
 mod build;
 mod ebpf;
@@ -56,6 +56,7 @@ mod filters;
 mod host;
 mod host_slot;
 mod host_table;
+mod hosted;
 mod inspect;
 mod interfaces;
 mod inventory;
@@ -334,6 +335,12 @@ impl Network for KernelNetwork {
                 false => Ok(()),
             }
         })?;
+        if !after.serves_ebpf()
+            && !others
+            && let Some(ebpf) = self.ebpf.get()
+        {
+            ebpf.detach()?;
+        }
         state.pools.insert(name, after);
         Ok(())
     }

@@ -9,10 +9,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use sandwire_api::{
-    published_port::PublishPort,
-    slot::{DataPath, Defect},
-};
+use sandwire_api::{published_port::PublishPort, slot::Defect};
 use sandwire_kernel_net::{
     address::{self, Address},
     interface::{self, Change, Interface, InterfaceIndex, Mac},
@@ -26,6 +23,7 @@ use super::{
     Worker,
     ebpf::Ebpf,
     host_table,
+    hosted::Hosted,
     inspect::{repaired, reported},
 };
 use crate::{
@@ -42,29 +40,6 @@ const GATEWAY_IPV6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// Nobody is on the shared interface; one that doesn't change keeps listings comparable.
 pub(super) const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0x00, 0x01];
-
-/// A pool that the host serves.
-#[derive(Clone, Debug)]
-pub(super) struct Hosted {
-    pub(super) plan: Plan,
-    /// The data path that some of its slots may still have.
-    pub(super) from: Option<DataPath>,
-}
-
-impl Hosted {
-    pub(super) fn serves_nft(&self) -> bool {
-        self.plan.spec.data_path == DataPath::Nft || self.from == Some(DataPath::Nft)
-    }
-
-    pub(super) fn uses_xdp(&self) -> bool {
-        self.plan.spec.data_path == DataPath::Xdp
-    }
-
-    pub(super) fn serves_ebpf(&self) -> bool {
-        let is_ebpf = |data_path| data_path != DataPath::Nft;
-        is_ebpf(self.plan.spec.data_path) || self.from.is_some_and(is_ebpf)
-    }
-}
 
 /// Prepares the host. Returns the number of the shared interface.
 pub(super) fn add_pool(

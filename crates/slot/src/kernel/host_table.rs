@@ -29,7 +29,7 @@ use sandwire_kernel_net::nft::{
     SetKind,
 };
 
-use super::{Worker, host::Hosted};
+use super::{Worker, hosted::Hosted};
 use crate::{error::NetworkError, plan::names};
 
 const RAW: &str = "raw";

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{lease::LeaseState, name::Name};
+use sandwire_api::{lease::LeaseState, name::Name, pool::PoolSpec, slot::DataPath};
 
 use super::{Damage, LeaseEntry, PoolEntry, Settings, Shared, Slots, State, ports::lease_of};
 use crate::{
@@ -151,26 +151,7 @@ fn recover(
         ports,
         moves,
     } = contents;
-    let mut pools = BTreeMap::new();
-    for spec in specs {
-        let name = spec.name.clone();
-        let plan = Plan::new(&settings.instance, &spec).map_err(|source| ServiceError::Plan {
-            pool: name.clone(),
-            source,
-        })?;
-        let mut entry = PoolEntry::new(plan);
-        let from = moves.iter().find(|(pool, _)| *pool == name);
-        let from = from.map(|(_, data_path)| *data_path);
-        let added = network.add_pool(&entry.plan).and_then(|()| {
-            from.map_or(Ok(()), |from| network.change_pool(&entry.plan, Some(from)))
-        });
-        if let Err(error) = added {
-            tracing::error!(pool = %name, %error, "cannot prepare the host for a pool");
-            entry.not_added = Some(error.to_string());
-        }
-        entry.moving_from = from;
-        pools.insert(name, entry);
-    }
+    let pools = prepare_pools(settings, network, specs, &moves)?;
     let inventory = network
         .inventory()
         .map_err(|source| ServiceError::Network {
@@ -210,6 +191,36 @@ fn recover(
     state.apply(&actions, leases, &released);
     state.restore_ports(ports);
     Ok(state)
+}
+
+/// Prepares the host for the pools of the journal, as far as it lets.
+fn prepare_pools(
+    settings: &Settings,
+    network: &dyn Network,
+    specs: Vec<PoolSpec>,
+    moves: &[(Name, DataPath)],
+) -> Result<BTreeMap<Name, PoolEntry>, ServiceError> {
+    let mut pools = BTreeMap::new();
+    for spec in specs {
+        let name = spec.name.clone();
+        let plan = Plan::new(&settings.instance, &spec).map_err(|source| ServiceError::Plan {
+            pool: name.clone(),
+            source,
+        })?;
+        let mut entry = PoolEntry::new(plan);
+        let from = moves.iter().find(|(pool, _)| *pool == name);
+        let from = from.map(|(_, data_path)| *data_path);
+        let added = network.add_pool(&entry.plan).and_then(|()| {
+            from.map_or(Ok(()), |from| network.change_pool(&entry.plan, Some(from)))
+        });
+        if let Err(error) = added {
+            tracing::error!(pool = %name, %error, "cannot prepare the host for a pool");
+            entry.not_added = Some(error.to_string());
+        }
+        entry.moving_from = from;
+        pools.insert(name, entry);
+    }
+    Ok(pools)
 }
 
 impl State {
