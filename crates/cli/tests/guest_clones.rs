@@ -41,7 +41,7 @@ impl World {
     /// Starts user-mode Linux guests, all with the same initramfs and arguments but for file names.
     fn with_guests(lab: &Lab, count: usize) -> Self {
         let beyond = Beyond::attach().unwrap();
-        let daemon = start_daemon(lab, count);
+        let daemon = start_daemon(lab, count, "");
         let network = GuestNetwork::default();
         let initramfs = UserModeLinux::initramfs(lab.folder(), &network).unwrap();
         let leases: Vec<Lease> = (0..count)
@@ -64,14 +64,14 @@ impl World {
     }
 }
 
-fn start_daemon(lab: &Lab, slots: usize) -> Daemon {
+fn start_daemon(lab: &Lab, slots: usize, flags: &str) -> Daemon {
     let executable = sandwire::executable().unwrap();
     let folder = lab.folder().join("daemon");
     fs::create_dir(&folder).unwrap();
     let daemon = Daemon::start(&executable, &folder, "instance = \"guests\"\n").unwrap();
     daemon
         .json(&format!(
-            "pool create web --size {slots} --ipv4 10.64.0.0/24 --ipv6 fd00:c10e::/64"
+            "pool create web {flags} --size {slots} --ipv4 10.64.0.0/24 --ipv6 fd00:c10e::/64"
         ))
         .unwrap();
     daemon
@@ -203,43 +203,57 @@ fn a_guest_that_still_runs_keeps_its_slot_after_release() {
 fn clones_of_one_snapshot_work_from_their_first_packet_on() {
     let kernel = Kernel::fetch().unwrap();
     lab::run_within(240 * SECOND, move |lab| {
-        let _beyond = Beyond::attach().unwrap();
-        let daemon = start_daemon(lab, 4);
-        let network = GuestNetwork::default();
-        let (folder, script) = (lab.folder(), CALL_OUT);
-        let mut recipe = Recipe::prepare_with(&kernel, &network, folder, script).unwrap();
-        let original = daemon.acquire("web", "original").unwrap();
-        let guest = recipe.boot(&original.path, &original.tap).unwrap();
-        let saved = guest.save(&recipe).unwrap();
-        daemon.json("release original").unwrap();
-
-        let leases: Vec<Lease> = (0..4)
-            .map(|number| daemon.acquire("web", &format!("clone-{number}")).unwrap())
-            .collect();
-        let clones: Vec<_> = leases
-            .iter()
-            .map(|lease| saved.restore(&lease.name, &lease.path, &lease.tap).unwrap())
-            .collect();
-        // Outward: nobody has sent a packet to the last two clones yet, in either family.
-        for clone in &clones[2..] {
-            wait_until("the clone has called out", || {
-                FAMILIES
-                    .iter()
-                    .all(|family| first_call(&clone.console(), family).is_some())
-            });
-            for family in FAMILIES {
-                let console = clone.console();
-                let first = first_call(&console, family).unwrap();
-                assert_eq!(first, "answered", "{console}");
-            }
-        }
-        // Inward, where nobody has sent a packet either.
-        for lease in &leases {
-            assert_first_packet_answered(lease.ipv4);
-            assert_first_packet_answered(lease.ipv6);
-        }
-        assert_separate(&leases);
+        assert_clones_work(lab, &kernel, "");
     });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn clones_on_host_slots_work_from_their_first_packet_on() {
+    let kernel = Kernel::fetch().unwrap();
+    lab::run_within(240 * SECOND, move |lab| {
+        assert_clones_work(lab, &kernel, "--kind host --data-path ebpf");
+    });
+}
+
+/// Saves a guest and restores it four times, into slots of a pool with these flags.
+fn assert_clones_work(lab: &Lab, kernel: &Kernel, flags: &str) {
+    let _beyond = Beyond::attach().unwrap();
+    let daemon = start_daemon(lab, 4, flags);
+    let network = GuestNetwork::default();
+    let (folder, script) = (lab.folder(), CALL_OUT);
+    let mut recipe = Recipe::prepare_with(kernel, &network, folder, script).unwrap();
+    let original = daemon.acquire("web", "original").unwrap();
+    let guest = recipe.boot(&original.path, &original.tap).unwrap();
+    let saved = guest.save(&recipe).unwrap();
+    daemon.json("release original").unwrap();
+
+    let leases: Vec<Lease> = (0..4)
+        .map(|number| daemon.acquire("web", &format!("clone-{number}")).unwrap())
+        .collect();
+    let clones: Vec<_> = leases
+        .iter()
+        .map(|lease| saved.restore(&lease.name, &lease.path, &lease.tap).unwrap())
+        .collect();
+    // Outward: nobody has sent a packet to the last two clones yet, in either family.
+    for clone in &clones[2..] {
+        wait_until("the clone has called out", || {
+            FAMILIES
+                .iter()
+                .all(|family| first_call(&clone.console(), family).is_some())
+        });
+        for family in FAMILIES {
+            let console = clone.console();
+            let first = first_call(&console, family).unwrap();
+            assert_eq!(first, "answered", "{console}");
+        }
+    }
+    // Inward, where nobody has sent a packet either.
+    for lease in &leases {
+        assert_first_packet_answered(lease.ipv4);
+        assert_first_packet_answered(lease.ipv6);
+    }
+    assert_separate(&leases);
 }
 
 /// Has the guest ping beyond the host once a second, one packet each time, and print what came of it.

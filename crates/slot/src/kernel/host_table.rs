@@ -317,12 +317,14 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
     rules.extend(metadata_rules(FORWARD));
     let answered = CtState::ESTABLISHED | CtState::RELATED;
     rules.push((FORWARD, Rule::new().state(answered).accept()));
-    // Such a packet would leave with its clone address, past the masquerade.
-    rules.push((
-        FORWARD,
-        Rule::new().state(CtState::INVALID).counter().drop(),
-    ));
     for family in Family::ALL {
+        // Such a packet would leave with its clone address, past the masquerade. One that is to leave
+        // with it may be an answer to a call that came past the stack, by the eBPF data path.
+        let masqueraded = PerFamily::Masqueraded.name(family);
+        let untracked = Rule::new()
+            .key_in(&[source(family)], &masqueraded)
+            .state(CtState::INVALID);
+        rules.push((FORWARD, untracked.counter().drop()));
         let routed = Rule::new().key_in(&[source(family)], &PerFamily::Routed.name(family));
         rules.push((FORWARD, routed.accept()));
     }
