@@ -22,6 +22,7 @@ const TCA_BPF_CLASSID: u16 = 3;
 const TCA_BPF_FD: u16 = 6;
 const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_FLAGS: u16 = 8;
+const TCA_BPF_TAG: u16 = 10;
 const TCA_BPF_ID: u16 = 11;
 const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 
@@ -182,6 +183,8 @@ pub struct Listed {
     pub class_id: Option<u32>,
     /// Number of the program, unless it is one of the old instruction set.
     pub program_id: Option<u32>,
+    /// Hash of the program's instructions: equal in every copy of a version.
+    pub program_tag: Option<[u8; 8]>,
     /// Name.
     pub name: String,
     /// Whether the program's verdict is final.
@@ -232,6 +235,9 @@ fn parse(payload: &[u8], hook: Hook) -> Option<Listed> {
         },
         class_id: option(TCA_BPF_CLASSID),
         program_id: option(TCA_BPF_ID),
+        program_tag: options
+            .find(TCA_BPF_TAG)
+            .and_then(|tag| tag.try_into().ok()),
         name: options
             .find(TCA_BPF_NAME)
             .map(attribute::text_of)
@@ -270,6 +276,7 @@ mod tests {
             options.put_u32(TCA_BPF_CLASSID, 12);
             options.put_text(TCA_BPF_NAME, "from_guest");
             options.put_u32(TCA_BPF_FLAGS, TCA_BPF_FLAG_ACT_DIRECT);
+            options.put(TCA_BPF_TAG, b"12345678");
             options.put_u32(TCA_BPF_ID, 99);
         });
         bytes
@@ -281,6 +288,7 @@ mod tests {
             place: PLACE,
             class_id: Some(12),
             program_id: Some(99),
+            program_tag: Some(*b"12345678"),
             name: "from_guest".into(),
             is_direct_action: true,
         };

@@ -334,6 +334,12 @@ impl Network for KernelNetwork {
                 false => Ok(()),
             }
         })?;
+        if !after.serves_ebpf()
+            && !others
+            && let Some(ebpf) = self.ebpf.get()
+        {
+            ebpf.detach()?;
+        }
         state.pools.insert(name, after);
         Ok(())
     }

@@ -44,8 +44,8 @@ pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
     /// Maps were made anew, because those that were there have another layout.
     is_migrating: bool,
-    /// Numbers of the programs of [`PROGRAMS`].
-    program_ids: [Option<u32>; PROGRAMS.len()],
+    /// The programs of [`PROGRAMS`].
+    programs: [KnownAs; PROGRAMS.len()],
     /// First entry of each slot, and how many it has.
     slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
@@ -94,15 +94,15 @@ impl Ebpf {
             xdp_failure: Mutex::default(),
             attached: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
-            program_ids: PROGRAMS.map(|program| id_of(opened.datapath.program(program))),
+            programs: PROGRAMS.map(|program| known_as(opened.datapath.program(program))),
             datapath: opened.datapath,
         })
     }
 
-    /// The kernel's number of a loaded program.
-    pub(super) fn program_id(&self, program: Program) -> Option<u32> {
-        let place = PROGRAMS.iter().position(|known| *known == program)?;
-        self.program_ids[place]
+    /// The kernel's number of a loaded program, and the hash of its instructions.
+    pub(super) fn program_known_as(&self, program: Program) -> KnownAs {
+        let place = PROGRAMS.iter().position(|known| *known == program);
+        place.map_or((None, None), |place| self.programs[place])
     }
 
     /// The first entry of a slot.
@@ -507,14 +507,20 @@ impl Ebpf {
     }
 }
 
-/// The number of a program, by which listings name it.
-fn id_of(program: BorrowedFd<'_>) -> Option<u32> {
+/// Number of a program, and hash of its instructions.
+type KnownAs = (Option<u32>, Option<[u8; 8]>);
+
+/// How listings name a program.
+fn known_as(program: BorrowedFd<'_>) -> KnownAs {
     let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
-    let info = std::fs::read_to_string(path).ok()?;
-    let line = info
-        .lines()
-        .find_map(|line| line.strip_prefix("prog_id:"))?;
-    line.trim().parse().ok()
+    let info = std::fs::read_to_string(path).unwrap_or_default();
+    let value = |field: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(field));
+        line.map(str::trim)
+    };
+    let tag = value("prog_tag:").and_then(|text| u64::from_str_radix(text, 16).ok());
+    let id = value("prog_id:").and_then(|text| text.parse().ok());
+    (id, tag.map(u64::to_be_bytes))
 }
 
 fn total(traffic: abi::Traffic) -> TrafficTotal {

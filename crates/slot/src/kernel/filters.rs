@@ -116,16 +116,21 @@ impl Attachment {
         }
     }
 
-    /// Whether the filter is there, with the program that is loaded now.
+    /// Whether the filter is there. If its program is of another version than the one that is loaded,
+    /// that is exchanged in place.
     pub(super) fn is_there(self, route: &mut Socket, ebpf: &Ebpf) -> Result<bool, KernelError> {
-        let program_id = ebpf.program_id(self.program);
         let listed = tc::list(route, self.interface, Hook::Ingress)?;
-        Ok(listed.iter().any(|filter| {
+        let found = listed.iter().find(|filter| {
             filter.place == self.place()
                 && filter.is_direct_action
                 && filter.class_id == self.class_id
                 && filter.name == self.name()
-                && (program_id.is_none() || filter.program_id == program_id)
-        }))
+        });
+        let Some(found) = found else { return Ok(false) };
+        let (id, tag) = ebpf.program_known_as(self.program);
+        if found.program_id != id && found.program_tag != tag {
+            self.restore(route, &ebpf.datapath)?;
+        }
+        Ok(true)
     }
 }

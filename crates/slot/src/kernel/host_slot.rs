@@ -89,18 +89,19 @@ fn create_taps(
     slot: &SlotPlan,
 ) -> Result<Vec<(Opened, InterfaceIndex)>, NetworkError> {
     let create = |nic: &crate::plan::NicPlan| {
-        if interface::find(&mut worker.route, &nic.tap)?.is_some() {
-            // Opening it would be taking somebody's.
+        let opened = tap::create_transient(&nic.tap, None, tap_options(slot))?;
+        let found = interface::find(&mut worker.route, &nic.tap)?
+            .ok_or_else(|| KernelError::missing_interface(&nic.tap))?;
+        // One that was there has been opened instead, and is left as it was.
+        if found.tun.is_none_or(|tun| tun.is_persistent) {
             return Err(NetworkError::Conflict {
                 object: format!("tap {}", nic.tap),
                 with: "an interface of that name".to_owned(),
                 advice: "delete it".to_owned(),
             });
         }
-        let opened = tap::create_transient(&nic.tap, None, tap_options(slot))?;
         opened.set_carrier(false)?;
-        let index = index_of(&mut worker.route, &nic.tap)?;
-        Ok((opened, index))
+        Ok((opened, found.index))
     };
     slot.nics.iter().map(create).collect()
 }

@@ -6,14 +6,14 @@ use sandwire_api::{
     lease::{TapStatus, TrafficCount},
     slot::{DataPath, Defect, TapUse},
 };
-use sandwire_datapath::{NicIndex, Program};
+use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     conntrack,
     interface::{self, Interface, InterfaceIndex},
     netlink::{Request, Socket},
     netns::{self, Home},
     nft::{self, Batch},
-    route, xdp,
+    route,
 };
 
 use super::{
@@ -168,7 +168,7 @@ fn look_at_host_slot(
             attachment_on(first, number, found.index).is_there(&mut worker.route, ebpf)
         });
         let has_xdp = slot.data_path != DataPath::Xdp
-            || xdp::find(&mut worker.route, found.index)? == ebpf.program_id(Program::FromGuestXdp);
+            || super::xdp::is_attached(&mut worker.route, ebpf, found.index)?;
         if !is_attached? || !has_xdp {
             wrong.push(Wrong::Program(number));
         }
@@ -354,12 +354,12 @@ impl Wrong {
                 let host_end = slot.host_ends().nth(*number).unwrap_or_default();
                 reported(
                     format!("eBPF program on {host_end}"),
-                    "it is gone, replaced or older than the daemon",
+                    "it is gone or replaced",
                 )
             }
             Self::ProgramInside => reported(
                 format!("eBPF program in slot {}", slot.netns_name),
-                "it is gone, replaced or older than the daemon",
+                "it is gone or replaced",
             ),
             Self::Entry => reported(
                 format!("eBPF entry of slot {}", slot.netns_name),

@@ -36,6 +36,27 @@ pub(super) fn attach(
     Ok(())
 }
 
+/// Whether a TAP has the program. One of another version is exchanged in place.
+pub(super) fn is_attached(
+    route: &mut Socket,
+    ebpf: &Ebpf,
+    tap: InterfaceIndex,
+) -> Result<bool, NetworkError> {
+    let Some(found) = xdp::find(route, tap)? else {
+        return Ok(false);
+    };
+    if ebpf.program_known_as(Program::FromGuestXdp).0 != Some(found) {
+        let mut request = Request::new();
+        xdp::replace(
+            &mut request,
+            tap,
+            ebpf.datapath.program(Program::FromGuestXdp),
+        );
+        route.execute(request)?;
+    }
+    Ok(true)
+}
+
 /// Follows TAPs as they are opened and closed, once per data path. To be called by a thread in the
 /// host's namespace.
 pub(super) fn watch(ebpf: &Arc<Ebpf>) -> Result<(), NetworkError> {

@@ -11,7 +11,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
     },
-    thread,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -83,7 +83,12 @@ impl Slots {
         let record = &state.lease(caller, &key)?.record;
         let slot = state.slot_plan(record)?;
         drop(state);
-        shared.watch(&key, slot)
+        let (trace, reader) = shared.watch(&key, slot)?;
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.extend(reader);
+        // Those of earlier traces have ended.
+        threads.retain(|thread| !thread.is_finished());
+        Ok(trace)
     }
 }
 
@@ -126,7 +131,12 @@ impl Shared {
         self.traces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn watch(self: &Arc<Self>, key: &LeaseKey, slot: SlotPlan) -> Result<Trace, ServiceError> {
+    /// Also returns the thread that reads the stream, if it is a new one.
+    fn watch(
+        self: &Arc<Self>,
+        key: &LeaseKey,
+        slot: SlotPlan,
+    ) -> Result<(Trace, Option<JoinHandle<()>>), ServiceError> {
         let failed = |source| ServiceError::Network {
             operation: "trace",
             object: format!("lease '{}'", key.name),
@@ -135,16 +145,18 @@ impl Shared {
         let (sender, packets) = sync_channel(QUEUE);
         let lost = Arc::new(AtomicU64::new(0));
         let mut traces = self.traces();
+        let mut reader = None;
         if !traces.is_read {
             let source = self.network.trace_events().map_err(failed)?;
             let shared = Arc::clone(self);
-            thread::Builder::new()
+            let thread = thread::Builder::new()
                 .name("trace".to_owned())
                 .spawn(move || shared.read_traces(source))
                 .map_err(|error| {
                     let path = std::path::Path::new("/proc/self/task");
                     ServiceError::system("start a thread", path, error)
                 })?;
+            reader = Some(thread);
             traces.is_read = true;
         }
         self.network.set_trace(&slot, true).map_err(failed)?;
@@ -161,13 +173,14 @@ impl Shared {
             .or_default()
             .push(watcher);
         drop(traces);
-        Ok(Trace {
+        let trace = Trace {
             shared: Arc::clone(self),
             number,
             slot,
             packets,
             lost,
-        })
+        };
+        Ok((trace, reader))
     }
 
     /// Gives packets to their watchers until there is none, or the service stops.
