@@ -23,6 +23,22 @@ __noinline int refuse(struct __sk_buff *skb, __u32 index, __u32 flags, __u32 rea
 	return TC_ACT_SHOT;
 }
 
+/* The limit of the sandbox that it is for: counted there, and seen by whoever watches either. */
+__noinline int refuse_by_target(struct __sk_buff *skb, __u32 index, __u32 flags, __u32 target,
+				__u32 reason)
+{
+	struct nic *nic = bpf_map_lookup_elem(&nics, &target);
+
+	count_drop(target, reason);
+	if (flags & NIC_TRACE)
+		trace_packet(skb, index, FATE(DIRECTION_EGRESS, VERDICT_DROP, STAGE_POLICE, reason),
+			     0, 1);
+	if (nic && READ_ONCE(nic->flags) & NIC_TRACE)
+		trace_packet(skb, target,
+			     FATE(DIRECTION_INGRESS, VERDICT_DROP, STAGE_POLICE, reason), 0, 1);
+	return TC_ACT_SHOT;
+}
+
 /* The interfaces of a netns slot share its veth; their MACs tell them apart. */
 static __always_inline struct nic *neighbour_nic(struct sender *s, const struct ethhdr *ethernet)
 {
@@ -262,7 +278,8 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 	if (rarely(c.target)) {
 		reason = police_target(p, &c);
 		if (reason)
-			return refuse(skb, c.decision->target, 0, reason, STAGE_POLICE);
+			return refuse_by_target(skb, s->index, s->flags, c.decision->target,
+						reason);
 	}
 	trace_course(skb, s, p, &c);
 	translate_from_guest(&t, &hop, s, p, &c);
