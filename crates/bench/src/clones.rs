@@ -67,8 +67,8 @@ impl Sizes {
         Self {
             slots: 30,
             endpoints: 20,
-            active: vec![3, 20],
-            linux_max: 3,
+            active: vec![2, 20],
+            linux_max: 2,
             ping_seconds: 2,
             throughput_seconds: 2,
             rounds: 1,

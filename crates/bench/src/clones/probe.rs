@@ -49,34 +49,33 @@ pub(super) fn run(
         ways.push((case(*way), Pinger::open(namespace)?, guest.clone));
     }
     let found = thread::scope(|scope| {
-        let prober = scope.spawn(|| -> Result<Vec<Vec<f64>>> {
+        let prober = scope.spawn(|| -> Result<Vec<Probed>> {
             cpu::pin(1)?;
             alternate(&ways, probes, &step)
         });
         prober.join().map_err(|_| anyhow!("the prober panicked"))?
     })?;
     receivers.end()?;
-    for ((case, _, _), samples) in ways.iter().zip(&found) {
+    for ((case, _, _), probed) in ways.iter().zip(&found) {
         let metric = format!("{}_probe", client.name());
-        let kept = u32::try_from(samples.len()).unwrap_or(0);
+        let kept = u32::try_from(probed.round_trips.len()).unwrap_or(0);
         let lost = f64::from(probes.saturating_sub(kept));
         record.add(case, &format!("{metric}_lost"), "packets", &[lost]);
-        record.add_summary(case, &metric, "us", samples);
+        record.add_summary(case, &metric, "us", &probed.round_trips);
+        record.add_summary(case, &format!("{metric}_sending"), "us", &probed.sending);
     }
     Ok(())
 }
 
-fn alternate(ways: &[(&str, Pinger, Ipv4Addr)], probes: u32, step: &Step) -> Result<Vec<Vec<f64>>> {
-    let mut found = vec![Vec::new(); ways.len()];
+fn alternate(ways: &[(&str, Pinger, Ipv4Addr)], probes: u32, step: &Step) -> Result<Vec<Probed>> {
+    let mut found = vec![Probed::default(); ways.len()];
     for probe in 0..probes {
         let sequence = u16::try_from(probe % 60_000).unwrap_or(0) + 1;
         for turn in 0..ways.len() {
             // Who goes first changes too.
             let place = (turn + probe as usize) % ways.len();
             let (_, pinger, target) = &ways[place];
-            if let Some(microseconds) = probe_once(pinger, *target, sequence)? {
-                found[place].push(microseconds);
-            }
+            probe_once(pinger, *target, sequence, &mut found[place])?;
         }
         if probe % 100 == 0 {
             step.at(probe);
@@ -85,17 +84,28 @@ fn alternate(ways: &[(&str, Pinger, Ipv4Addr)], probes: u32, step: &Step) -> Res
     Ok(found)
 }
 
-fn probe_once(pinger: &Pinger, target: Ipv4Addr, sequence: u16) -> Result<Option<f64>> {
+/// What probes of one way have found, in microseconds.
+#[derive(Clone, Debug, Default)]
+struct Probed {
+    round_trips: Vec<f64>,
+    /// The part of each that it took to send: all the way into the guest's TAP.
+    sending: Vec<f64>,
+}
+
+fn probe_once(pinger: &Pinger, target: Ipv4Addr, sequence: u16, probed: &mut Probed) -> Result<()> {
     let started = Instant::now();
     pinger.send(target, sequence)?;
+    let sent = started.elapsed();
     loop {
         let answer = pinger.receive()?;
         let elapsed = started.elapsed();
         if answer.is_some_and(|answer| answer.source == target && answer.sequence == sequence) {
-            return Ok(Some(elapsed.as_secs_f64() * 1e6));
+            probed.round_trips.push(elapsed.as_secs_f64() * 1e6);
+            probed.sending.push(sent.as_secs_f64() * 1e6);
+            return Ok(());
         }
         if elapsed > PATIENCE {
-            return Ok(None);
+            return Ok(());
         }
     }
 }
