@@ -52,6 +52,19 @@ static __always_inline int find_receiver_of(struct __sk_buff *skb, struct receiv
 	       find_receiver(r, &destination) && !parse_ip(skb, p);
 }
 
+/* A fragment of which others may not fit the guest's interface. The stack puts fragments together
+ * before it cuts them anew: it gets all of a datagram or none. */
+static __always_inline int is_split(struct __sk_buff *skb, const struct packet *p,
+				    const struct nic *nic)
+{
+	__u32 mtu = 0;
+
+	if (p->fragment == FRAGMENT_WHOLE)
+		return 0;
+	bpf_check_mtu(skb, 0, &mtu, 0, 0);
+	return mtu > nic->mtu;
+}
+
 SEC("classifier")
 int from_uplink(struct __sk_buff *skb)
 {
@@ -69,7 +82,7 @@ int from_uplink(struct __sk_buff *skb)
 			      STAGE_ANTISPOOF);
 	measure(skb, &packet);
 	/* The stack tells the sender. */
-	if (packet.ttl <= 1 || packet.largest > receiver.nic->mtu)
+	if (packet.ttl <= 1 || packet.largest > receiver.nic->mtu || is_split(skb, &packet, receiver.nic))
 		return PASS;
 	result = deliver(skb, &receiver, &packet, ANSWER_UPLINK, 1);
 	if (result)

@@ -66,7 +66,9 @@ fn judge(
         return Err(by_receiver(DropReason::SourceAddress));
     }
     let too_big = size.ip > nic.mtu as usize;
-    if outside && (packet.ttl <= 1 || too_big) {
+    // The stack puts fragments together before it cuts them anew: it gets all of a datagram or none.
+    let all_or_none = packet.is_fragment() && world.mtu_of_way_in() > nic.mtu;
+    if outside && (packet.ttl <= 1 || too_big || all_or_none) {
         return Ok(not_ours(input));
     }
     if too_big {

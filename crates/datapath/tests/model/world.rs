@@ -205,3 +205,11 @@ pub(crate) enum Way {
 pub(crate) const TABLE_LOCAL: u32 = 255;
 /// Table of everything else.
 pub(crate) const TABLE_MAIN: u32 = 254;
+
+impl World {
+    /// Frames from outside come in by the first interface.
+    pub(crate) fn mtu_of_way_in(&self) -> u32 {
+        let first = self.interfaces.values().next();
+        first.expect("a world has uplinks").mtu
+    }
+}

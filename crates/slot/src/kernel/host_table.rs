@@ -181,18 +181,19 @@ fn from_sandbox() -> Rule {
 
 fn raw_rules(instance: &str) -> Vec<(&'static str, Rule)> {
     let mut rules = vec![
-        (
-            RAW,
-            Rule::new()
-                .interface_not_in(Direction::Source, HOST_ENDS)
-                .accept(),
-        ),
         // Only the eBPF data path sends here, after it has checked the source; the sandbox's
-        // route may still lead elsewhere while its slot is being moved.
+        // route may still lead elsewhere while its slot is being moved. First, because comparing a
+        // name costs less than looking it up.
         (
             RAW,
             Rule::new()
                 .interface(Direction::Source, &names::shared_interface(instance))
+                .accept(),
+        ),
+        (
+            RAW,
+            Rule::new()
+                .interface_not_in(Direction::Source, HOST_ENDS)
                 .accept(),
         ),
         (
