@@ -33,6 +33,9 @@ pub enum DataPath {
     Ebpf,
     /// Native XDP programs.
     Xdp,
+    /// `ebpf` where the host can, and otherwise, for netns slots, `nft`. Decided when the pool is
+    /// created, which then shows what was chosen.
+    Auto,
 }
 
 /// An Ethernet address, written as six hexadecimal pairs with colons.

@@ -97,6 +97,7 @@ pub(crate) fn data_path(path: DataPath) -> &'static str {
         DataPath::Nft => "nft",
         DataPath::Ebpf => "ebpf",
         DataPath::Xdp => "xdp",
+        DataPath::Auto => "auto",
     }
 }
 

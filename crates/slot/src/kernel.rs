@@ -292,6 +292,11 @@ impl Network for KernelNetwork {
         Ok(())
     }
 
+    fn check_ebpf(&self) -> Result<(), NetworkError> {
+        let _opens_once = lock(&self.host);
+        self.open_ebpf().map(drop)
+    }
+
     fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
         let name = plan.spec.name.as_str();

@@ -246,6 +246,11 @@ impl Network for ModelNetwork {
         self.leave("add pool")
     }
 
+    fn check_ebpf(&self) -> Result<(), NetworkError> {
+        drop(self.enter("check ebpf")?);
+        self.leave("check ebpf")
+    }
+
     fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
         let mut state = self.enter("remove pool")?;
         let pool = plan.spec.name.as_str();

@@ -90,6 +90,14 @@ pub trait Network: Send + Sync {
     /// Checks the host's side (table, shared interface, routes, forwarding, uplinks) and repairs it.
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect>;
 
+    /// Whether the eBPF data path can be had here. The first call takes a fraction of a second.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check_ebpf(&self) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
     /// Brings the host's side of an added pool to another policy or data path. While slots of the pool
     /// are still on the data path `from`, the host serves both.
     ///

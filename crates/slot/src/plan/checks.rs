@@ -74,6 +74,11 @@ fn check_support(spec: &PoolSpec) -> Result<(), PlanError> {
         })
     };
     match (spec.kind, spec.data_path) {
+        (_, DataPath::Auto) => refuse(
+            "data_path",
+            "auto",
+            "is for creating a pool: name the data path that it is to have now",
+        ),
         (SlotKind::Host, DataPath::Nft) => refuse(
             "kind",
             "host",

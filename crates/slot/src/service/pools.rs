@@ -15,7 +15,7 @@ use sandwire_api::{
 use super::{PoolEntry, Shared, Slots, State, policies::Held};
 use crate::{
     error::ServiceError,
-    plan::Plan,
+    plan::{Plan, check_policy},
     pool::{Pool, SlotState},
 };
 
@@ -33,6 +33,7 @@ impl Slots {
             .pools_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        let spec = &self.choose_data_path(spec);
         let plan = shared.plan(spec)?;
         let state = shared.lock();
         if let Some(entry) = state.pools.get(&spec.name) {
@@ -54,6 +55,7 @@ impl Slots {
     /// # Errors
     /// The settings can't work, or differ from those of a pool with leases.
     pub fn ensure_pool(&self, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
+        let spec = &self.choose_data_path(spec);
         let current = self
             .shared
             .lock()
@@ -82,6 +84,23 @@ impl Slots {
             other => other,
         })?;
         self.create_pool(spec)
+    }
+
+    /// Settings with `auto` replaced by the data path that this host can have. Host slots, and policies
+    /// that nft can't keep, have no other than eBPF: then its absence is an error of its own.
+    fn choose_data_path(&self, spec: &PoolSpec) -> PoolSpec {
+        let mut chosen = spec.clone();
+        if spec.data_path != DataPath::Auto {
+            return chosen;
+        }
+        chosen.data_path = DataPath::Ebpf;
+        let needs_ebpf =
+            spec.kind == SlotKind::Host || check_policy(&spec.policy, DataPath::Nft).is_err();
+        if !needs_ebpf && let Err(error) = self.shared.network.check_ebpf() {
+            tracing::warn!(pool = %spec.name, %error, "no eBPF data path here: the pool uses nft");
+            chosen.data_path = DataPath::Nft;
+        }
+        chosen
     }
 
     /// Changes policy, data path and size under leases. Only eBPF has policies that change live, so that

@@ -56,7 +56,7 @@ struct Settings {
     kind: Option<SlotKind>,
 
     /// Data path [default: nft].
-    #[arg(long, value_parser = words::<DataPath>(&["nft", "ebpf", "xdp"]))]
+    #[arg(long, value_parser = words::<DataPath>(&["auto", "nft", "ebpf", "xdp"]))]
     data_path: Option<DataPath>,
 
     /// Prefix of the IPv4 clone addresses, as 10.64.0.0/16; without it the sandboxes have no IPv4.

@@ -173,3 +173,25 @@ fn the_host_is_not_inspected_while_a_pool_comes_or_goes() {
     host.advance(&slots, Duration::from_secs(60));
     slots.await_health(false);
 }
+
+#[test]
+fn auto_is_ebpf_where_it_can_be_had_and_nft_elsewhere() {
+    use sandwire_api::slot::{DataPath, SlotKind};
+
+    for (fails, kind, expected) in [
+        (false, SlotKind::Netns, Some(DataPath::Ebpf)),
+        (true, SlotKind::Netns, Some(DataPath::Nft)),
+        (false, SlotKind::Host, Some(DataPath::Ebpf)),
+    ] {
+        let host = Host::new();
+        let slots = host.start();
+        host.kernel.fail("check ebpf", fails);
+        let mut wanted = spec("web", 1);
+        (wanted.kind, wanted.data_path) = (kind, DataPath::Auto);
+        let pool = slots.create_pool(&wanted).unwrap();
+        assert_eq!(Some(pool.spec.data_path), expected);
+        // What the configuration says once more is no change.
+        let again = slots.ensure_pool(&wanted).unwrap();
+        assert_eq!(Some(again.spec.data_path), expected);
+    }
+}
