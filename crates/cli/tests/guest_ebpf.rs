@@ -133,7 +133,12 @@ fn a_gibibyte_goes_each_way_in_super_packets() {
         let watch = StackWatch::start();
         let beyond = world.beyond.path();
         for lease in &guests.leases {
-            let listen = || world.beyond.inside(|| Receiver::listen(STREAM_PORT)).unwrap();
+            let listen = || {
+                world
+                    .beyond
+                    .inside(|| Receiver::listen(STREAM_PORT))
+                    .unwrap()
+            };
             let out = super_packets(&beyond, "eth0", || {
                 let (sent, received) = send_from_guest(lease, listen(), BEYOND_IPV4.into(), BLOCKS);
                 assert_eq!(sent, received.to_string(), "{}", lease.name);

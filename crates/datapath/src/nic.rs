@@ -147,15 +147,26 @@ impl Datapath {
             .store(policy.0, Ordering::Relaxed);
         self.set_flag(index, NicFlag::Process, process);
         self.forget_decisions(index);
+        // Active before its addresses are known: packets towards a slot that moves to eBPF under traffic
+        // go by the host's routes until then, and by the NIC as soon as it is found.
+        let state = self.field(index, offset_of!(Nic, state));
+        state.store(NicState::Active.number(), Ordering::Release);
         for address in clone_addresses(&nic) {
             if let Err(error) = self.enter_clone(index, address) {
+                state.store(NicState::Ready.number(), Ordering::Release);
                 self.withdraw_clones(index, &nic)?;
                 return Err(error);
             }
         }
-        self.field(index, offset_of!(Nic, state))
-            .store(NicState::Active.number(), Ordering::Release);
         Ok(())
+    }
+
+    /// Leaves packets towards an active NIC to the host's routes; what it sends goes on as before.
+    ///
+    /// # Errors
+    /// The kernel refuses to remove the clone addresses.
+    pub fn leave_to_host(&self, index: NicIndex) -> Result<(), Error> {
+        self.withdraw_clones(index, &self.nic(index))
     }
 
     fn enter_clone(&self, index: NicIndex, address: Address) -> Result<(), Error> {

@@ -142,6 +142,8 @@ struct Worker {
     /// The host end that was raised last; its multicast route comes with its carrier, so it is
     /// deleted one slot later.
     raised: Option<InterfaceIndex>,
+    /// Whether the kernel has shown no lack of ingress qdiscs.
+    has_qdiscs: bool,
 }
 
 impl KernelNetwork {
@@ -254,6 +256,7 @@ impl Worker {
             netfilter: Socket::netfilter()?,
             procfs: PrivateProcfs::new()?,
             raised: None,
+            has_qdiscs: true,
         };
         worker.route.grow_buffers();
         worker.netfilter.grow_buffers();

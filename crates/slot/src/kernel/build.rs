@@ -15,7 +15,12 @@ use sandwire_kernel_net::{
     nft::Batch,
 };
 
-use super::{Worker, ebpf::Ebpf, filters::Attachment, host_slot, interfaces, slot_table};
+use super::{
+    Worker,
+    ebpf::Ebpf,
+    filters::{self, Attachment},
+    host_slot, interfaces, slot_table,
+};
 use crate::{error::NetworkError, plan::SlotPlan};
 
 /// A step of building a slot, in order.
@@ -173,12 +178,17 @@ impl Build<'_> {
                 Ok(())
             })?;
         }
+        let qdiscs = match self.ebpf.is_none() && worker.has_qdiscs {
+            true => filters::prepare(&mut request, interfaces::indexes_inside(slot)),
+            false => 0,
+        };
         self.step(BuildStep::Addresses, || {
             interfaces::configure_uplink(&mut request, slot);
             for nic in 0..slot.nics.len() {
                 interfaces::configure_tap(&mut request, slot, nic);
             }
-            Ok(route.execute(request)?)
+            worker.has_qdiscs &= filters::execute_prepared(&mut route, request, qdiscs)?;
+            Ok(())
         })?;
         let previous = worker.raised.take();
         worker.raised = Some(self.host_end(worker)?);
@@ -202,7 +212,7 @@ impl Build<'_> {
         let slot = self.slot;
         let Some((ebpf, shared)) = self.ebpf else {
             return self.step(BuildStep::HostEnd, || {
-                interfaces::configure_host_end(&mut worker.route, slot)
+                interfaces::configure_host_end(worker, slot, true)
             });
         };
         let (index, first) = self.step(BuildStep::Entry, || {

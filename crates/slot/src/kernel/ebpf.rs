@@ -260,6 +260,18 @@ impl Ebpf {
         Ok(())
     }
 
+    /// Leaves packets towards a slot to the host's routes. What its guest sends goes on as before.
+    /// Returns whether any have come by eBPF.
+    pub(super) fn leave_to_host(&self, slot: &SlotPlan) -> Result<bool, NetworkError> {
+        if self.find(slot).is_none() || !self.is_active(slot)? {
+            return Ok(false);
+        }
+        for index in self.entries(slot)? {
+            self.datapath.leave_to_host(index)?;
+        }
+        Ok(true)
+    }
+
     pub(super) fn set_policy(
         &self,
         slot: &SlotPlan,

@@ -3,6 +3,9 @@
 //! Each sits as a `cls_bpf` filter on an ingress qdisc of ours. Filters of other priorities on the same
 //! qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours lets
 //! pass.
+//!
+//! Slots of the nft data path have the qdiscs as well, without filters: an interface that is up drops
+//! what it has to send for some milliseconds while it gets one, and slots move to eBPF under traffic.
 
 use sandwire_datapath::{Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, Program};
 use sandwire_kernel_net::{
@@ -17,6 +20,45 @@ use crate::plan::SlotPlan;
 
 /// What the kernel says of a filter on an interface without a qdisc.
 const NO_QDISC: i32 = rustix::io::Errno::INVAL.raw_os_error();
+/// What a kernel without `sch_ingress`, or without queue disciplines at all, says of a qdisc.
+const UNKNOWN_QDISC: [i32; 2] = [
+    rustix::io::Errno::NOENT.raw_os_error(),
+    rustix::io::Errno::OPNOTSUPP.raw_os_error(),
+];
+
+/// Adds the qdiscs that filters will need to interfaces that are still down, as the first messages of a
+/// request. Returns how many.
+pub(super) fn prepare(
+    request: &mut Request,
+    interfaces: impl IntoIterator<Item = InterfaceIndex>,
+) -> usize {
+    let mut count = 0;
+    for interface in interfaces {
+        tc::add_ingress(request, interface);
+        count += 1;
+    }
+    count
+}
+
+/// Carries out a request that begins with so many qdiscs. Returns whether the kernel knows them: the nft
+/// data path does without.
+pub(super) fn execute_prepared(
+    route: &mut Socket,
+    request: Request,
+    qdiscs: usize,
+) -> Result<bool, KernelError> {
+    let mut are_known = true;
+    for (position, error) in route.execute_all(request) {
+        let is_unknown = error
+            .errno()
+            .is_some_and(|errno| UNKNOWN_QDISC.contains(&errno));
+        if position >= qdiscs || !is_unknown {
+            return Err(error);
+        }
+        are_known = false;
+    }
+    Ok(are_known)
+}
 
 /// A program on the ingress of an interface.
 #[derive(Clone, Copy, Debug)]
@@ -95,9 +137,15 @@ impl Attachment {
         datapath: &Datapath,
     ) -> Result<(), KernelError> {
         let mut request = Request::new();
+        self.filter(datapath).replace(&mut request);
+        match route.execute(request) {
+            Err(error) if error.errno() == Some(NO_QDISC) => {}
+            other => return other,
+        }
+        let mut request = Request::new();
         tc::add_ingress(&mut request, self.interface);
         match route.execute(request) {
-            // Ours, or a clsact of somebody's, which serves as well.
+            // It was something else that the kernel didn't like.
             Err(error) if error.is_existing() => {}
             other => other?,
         }

@@ -17,8 +17,12 @@ use sandwire_kernel_net::{
 };
 
 use super::{
-    Worker, ebpf::Ebpf, filters::Attachment, host_slot, host_table::same_rules, interfaces, moving,
-    slot_table,
+    Worker,
+    ebpf::Ebpf,
+    filters::{self, Attachment},
+    host_slot,
+    host_table::same_rules,
+    interfaces, moving, slot_table,
 };
 use crate::{
     error::NetworkError,
@@ -384,11 +388,11 @@ fn put_right(
     match wrong {
         Wrong::Namespace | Wrong::Unseen(_) | Wrong::Tap(_, TapUse::Foreign) => None,
         _ if !netns::is_mounted(&slot.netns_name) => None,
-        Wrong::Tap(nic, _) => Some(restore_tap(home, slot, *nic)),
+        Wrong::Tap(nic, _) => Some(restore_tap(home, worker, slot, *nic)),
         Wrong::Uplink | Wrong::SlotRoute(_) => Some(restore_uplink(home, worker, slot)),
         Wrong::Table => Some(restore_table(home, slot)),
         Wrong::HostEnd | Wrong::HostRoute(_) => {
-            Some(interfaces::configure_host_end(&mut worker.route, slot).map(drop))
+            Some(interfaces::configure_host_end(worker, slot, false).map(drop))
         }
         Wrong::Program(_) | Wrong::ProgramInside | Wrong::Entry => None,
     }
@@ -408,7 +412,7 @@ fn put_right_ebpf(
         Wrong::Namespace | Wrong::Unseen(_) | Wrong::Tap(_, TapUse::Foreign) => None,
         _ if has_netns && !netns::is_mounted(&slot.netns_name) => None,
         Wrong::Tap(nic, _) if has_netns => {
-            let restored = restore_tap(home, slot, *nic);
+            let restored = restore_tap(home, worker, slot, *nic);
             Some(restored.and_then(|()| moving::attach_inside(home, ebpf, slot)))
         }
         Wrong::Tap(nic, _) => Some(host_slot::restore_tap(worker, ebpf, shared, slot, *nic)),
@@ -454,32 +458,47 @@ fn restore_host_ends(
     Ok(worker.route.execute(request)?)
 }
 
-fn restore_tap(home: &Home, slot: &SlotPlan, nic: usize) -> Result<(), NetworkError> {
+fn restore_tap(
+    home: &Home,
+    worker: &mut Worker,
+    slot: &SlotPlan,
+    nic: usize,
+) -> Result<(), NetworkError> {
     let inside = home.enter(&slot.netns_name)?;
     interfaces::create_tap(slot, nic)?;
     let mut request = Request::new();
+    let qdiscs = match worker.has_qdiscs {
+        true => filters::prepare(&mut request, [interfaces::tap_index(nic)]),
+        false => 0,
+    };
     interfaces::configure_tap(&mut request, slot, nic);
-    let done = Socket::route()?.execute(request);
+    let done = filters::execute_prepared(&mut Socket::route()?, request, qdiscs);
     drop(inside);
-    Ok(done?)
+    worker.has_qdiscs &= done?;
+    Ok(())
 }
 
 /// A veth is gone with both its ends, or there with both.
 fn restore_uplink(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Result<(), NetworkError> {
     let inside = home.enter(&slot.netns_name)?;
     let mut route = Socket::route()?;
-    if interface::find(&mut route, &slot.slot_interface)?.is_none() {
-        route.execute(interfaces::veth(slot, home))?;
-    }
+    let is_new = interface::find(&mut route, &slot.slot_interface)?.is_none();
     let mut request = Request::new();
+    let mut qdiscs = 0;
+    if is_new {
+        route.execute(interfaces::veth(slot, home))?;
+        if worker.has_qdiscs {
+            qdiscs = filters::prepare(&mut request, [interfaces::UPLINK]);
+        }
+    }
     interfaces::configure_uplink(&mut request, slot);
-    route.execute(request)?;
+    worker.has_qdiscs &= filters::execute_prepared(&mut route, request, qdiscs)?;
     drop(inside);
     if slot.is_ebpf() {
         // Its host end is restored with the programs on it.
         return Ok(());
     }
-    interfaces::configure_host_end(&mut worker.route, slot).map(drop)
+    interfaces::configure_host_end(worker, slot, is_new).map(drop)
 }
 
 fn restore_table(home: &Home, slot: &SlotPlan) -> Result<(), NetworkError> {

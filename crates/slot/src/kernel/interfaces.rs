@@ -22,19 +22,22 @@ use sandwire_kernel_net::{
     tap,
 };
 
-use super::filters::Attachment;
+use super::{
+    Worker,
+    filters::{self, Attachment},
+};
 use crate::{error::NetworkError, plan::SlotPlan};
 
 /// Number of the veth's end in the slot. Numbers of our own choice save a look-up; these are above
 /// those of the tunnel interfaces that some kernels put into every new namespace.
-const UPLINK: InterfaceIndex = InterfaceIndex(1000);
+pub(super) const UPLINK: InterfaceIndex = InterfaceIndex(1000);
 /// Next hop of slots whose address scheme has none. Link-local, and never seen outside the veth.
 const GATEWAY_IPV4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 /// Next hop in a slot, and the address by which a guest may call its gateway.
 const GATEWAY_IPV6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// Number of a TAP in the slot.
-fn tap_index(nic: usize) -> InterfaceIndex {
+pub(super) fn tap_index(nic: usize) -> InterfaceIndex {
     let nic = u32::try_from(nic).expect("a slot has at most 8 interfaces");
     InterfaceIndex(UPLINK.0 + 1 + nic)
 }
@@ -164,13 +167,19 @@ pub(super) fn configure_tap(request: &mut Request, slot: &SlotPlan, nic: usize) 
     }
 }
 
-/// Raises the host's end: alias, neighbours and routes for the clone addresses. Returns its number.
+/// Raises the host's end: alias, neighbours and routes for the clone addresses; and a qdisc for filters
+/// to come, if it is new. Returns its number.
 pub(super) fn configure_host_end(
-    route: &mut Socket,
+    worker: &mut Worker,
     slot: &SlotPlan,
+    is_new: bool,
 ) -> Result<InterfaceIndex, NetworkError> {
-    let index = host_end_index(route, slot)?;
+    let index = host_end_index(&mut worker.route, slot)?;
     let mut request = Request::new();
+    let qdiscs = match is_new && worker.has_qdiscs {
+        true => filters::prepare(&mut request, [index]),
+        false => 0,
+    };
     // Before the interface is raised: the kernel handles that event while holding the lock that
     // every further message has to wait for.
     let neighbours = slot
@@ -193,7 +202,7 @@ pub(super) fn configure_host_end(
     for address in slot.clone_addresses() {
         Route::new(address.into(), Target::Interface(index)).add(&mut request);
     }
-    route.execute(request)?;
+    worker.has_qdiscs &= filters::execute_prepared(&mut worker.route, request, qdiscs)?;
     Ok(index)
 }
 
@@ -228,6 +237,13 @@ pub(super) fn remove_host_routes(
     let failures = route.execute_all(request);
     let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
     failed.map_or(Ok(()), |(_, error)| Err(error.into()))
+}
+
+/// Numbers of the interfaces inside a slot's namespace that programs may sit on.
+pub(super) fn indexes_inside(slot: &SlotPlan) -> impl Iterator<Item = InterfaceIndex> {
+    [UPLINK]
+        .into_iter()
+        .chain((0..slot.nics.len()).map(tap_index))
 }
 
 /// The programs inside a slot's namespace: on the TAPs, and on the veth's end.

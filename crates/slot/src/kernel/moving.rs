@@ -11,10 +11,14 @@
 //! Until the last step a policy leaves all judgement to the host's rules: eBPF doesn't know yet which
 //! connections came from outside, and learns it only from packets that pass its programs.
 //!
-//! Back, the same from its end: rules and routes first, then the programs from the TAPs on, and the
-//! entries last. Connection tracking has missed what went by eBPF, and must not mind.
+//! Back, the same from its end: rules and routes first, then packets from uplinks are left to them, then
+//! the programs go from the TAPs on, and the entries last. Connection tracking has missed what went by
+//! eBPF, and must not mind.
+//!
+//! The answer to a call must leave by what knows of the call. So each move waits for guests that are
+//! just answering, once new calls come the new way and before answers must leave by it.
 
-use std::{collections::HashSet, net::IpAddr};
+use std::{collections::HashSet, net::IpAddr, thread, time::Duration};
 
 use sandwire_api::slot::DataPath;
 use sandwire_datapath::{NicIndex, PolicyIndex, abi::NicFlag};
@@ -24,6 +28,10 @@ use sandwire_kernel_net::{
 
 use super::{Worker, ebpf::Ebpf, filters::Attachment, interfaces, slot_table};
 use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
+
+/// How long a guest may take to answer a call that came in just before calls went another way. Slower
+/// answers are lost as if the network had lost them.
+const ANSWER_TIME: Duration = Duration::from_millis(10);
 
 /// Takes over a slot that is there: entries, tenant, and programs if those on it are older.
 pub(super) fn adopt(
@@ -134,7 +142,11 @@ pub(super) fn to_ebpf(
     let done = delete_table();
     drop(inside);
     done?;
-    tenancy.map_or(Ok(()), |tenancy| ebpf.set_policy(slot, tenancy))
+    let Some(tenancy) = tenancy else {
+        return Ok(());
+    };
+    thread::sleep(ANSWER_TIME);
+    ebpf.set_policy(slot, tenancy)
 }
 
 /// Deletes the table of the namespace that the thread is in, if there is one.
@@ -169,7 +181,10 @@ pub(super) fn to_nft(
     drop(inside);
     done?;
     conntrack::tolerate_gaps(&mut worker.netfilter, &addresses)?;
-    interfaces::configure_host_end(&mut worker.route, slot)?;
+    interfaces::configure_host_end(worker, slot, false)?;
+    if ebpf.leave_to_host(slot)? {
+        thread::sleep(ANSWER_TIME);
+    }
     let attachments = interfaces::attachments_inside(slot);
     let inside = home.enter(&slot.netns_name)?;
     let done = attachments

@@ -11,7 +11,7 @@ use std::{
 
 use sandwire_api::{lease::ReleaseOutcome, pool::PoolSpec, slot::Defect};
 
-use super::{Damage, PoolEntry, Shared, State, health};
+use super::{Damage, PoolEntry, Shared, State, health, release::Why};
 use crate::{
     error::ServiceError,
     lease::LeaseKey,
@@ -64,7 +64,7 @@ impl Shared {
         let now = self.now();
         self.end_rests(now);
         for lease in self.expired(now) {
-            self.expire(&lease);
+            self.expire(&lease, now);
         }
         if now >= schedule.host_at {
             schedule.host_at = now
@@ -133,8 +133,8 @@ impl Shared {
         due.map(|(_, lease)| lease.clone()).collect()
     }
 
-    fn expire(&self, lease: &LeaseKey) {
-        match self.release(lease) {
+    fn expire(&self, lease: &LeaseKey, now: Duration) {
+        match self.release(lease, Why::Expired(now)) {
             Ok(released) => {
                 self.lock().counters.expiries += 1;
                 let outcome = released.outcome;
@@ -157,7 +157,7 @@ impl Shared {
                 .collect()
         };
         for lease in held {
-            match self.release(&lease) {
+            match self.release(&lease, Why::Begun) {
                 Ok(released) if released.outcome == ReleaseOutcome::Held => {}
                 Ok(_) => tracing::info!(%lease, "a released lease's sandbox has ended"),
                 Err(ServiceError::NotFound { .. }) => {}

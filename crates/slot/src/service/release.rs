@@ -40,7 +40,7 @@ impl Slots {
     ) -> Result<Released, ServiceError> {
         let key = caller.lease_key(owner_uid, name);
         self.shared.lock().lease(caller, &key)?;
-        self.shared.release(&key)
+        self.shared.release(&key, Why::Asked)
     }
 
     /// The leases that the caller may see, by owner and name.
@@ -98,10 +98,34 @@ impl Slots {
     }
 }
 
+/// Why a lease ends. Whoever found it due some time ago must not end the next lease of that name.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Why {
+    /// Its owner says so.
+    Asked,
+    /// Its time is over, at this time since boot.
+    Expired(Duration),
+    /// Its release has begun, and had to wait for its sandbox.
+    Begun,
+}
+
+impl Why {
+    fn applies_to(self, record: &LeaseRecord) -> bool {
+        match self {
+            Self::Asked => true,
+            Self::Expired(now) => record.expiry.is_some_and(|expiry| expiry.since_boot <= now),
+            Self::Begun => record.state == LeaseState::Releasing,
+        }
+    }
+}
+
 impl Shared {
     /// Ends a lease, or goes on ending one.
-    pub(super) fn release(&self, key: &LeaseKey) -> Result<Released, ServiceError> {
-        let (record, slot) = self.begin_release(key)?;
+    ///
+    /// # Errors
+    /// Not found, if the lease is gone or is another one, to which the reason does not apply.
+    pub(super) fn release(&self, key: &LeaseKey, why: Why) -> Result<Released, ServiceError> {
+        let (record, slot) = self.begin_release(key, why)?;
         let withdrawal = self.network.withdraw_taps(&slot);
         if matches!(withdrawal, Ok(Withdrawal::Free))
             && let Err(error) = self.network.deactivate(&slot)
@@ -142,9 +166,16 @@ impl Shared {
     }
 
     /// Marks a lease as being released and as busy, and journals that.
-    fn begin_release(&self, key: &LeaseKey) -> Result<(LeaseRecord, SlotPlan), ServiceError> {
+    fn begin_release(
+        &self,
+        key: &LeaseKey,
+        why: Why,
+    ) -> Result<(LeaseRecord, SlotPlan), ServiceError> {
         let mut state = self.wait_idle(key)?;
         let record = state.record(key)?;
+        if !why.applies_to(&record) {
+            return Err(no_lease(key));
+        }
         let slot = state.slot_plan(&record)?;
         if record.state == LeaseState::Active {
             if let Err(error) = state.journal.mark_releasing(key) {

@@ -150,13 +150,17 @@ impl Slots {
         }
     }
 
-    /// Waits until nothing is being built or torn down, and all pools have their size if they can.
+    /// Waits until nothing is being built or torn down, all pools have their size if they can, and no
+    /// rest is over that would let another number be built.
     #[track_caller]
     fn await_quiet(&self) {
         self.wait_until("all is quiet", |state| {
+            let now = self.shared.now();
             state.pools.values().all(|entry| {
                 let counts = entry.pool.counts();
-                counts.building == 0
+                let rest_ends = entry.pool.next_rest_end();
+                rest_ends.is_none_or(|at| at > now)
+                    && counts.building == 0
                     && counts.tearing_down == 0
                     && (counts.ready == entry.pool.size() || entry.has_no_number())
             })

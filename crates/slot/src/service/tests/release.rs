@@ -1,4 +1,4 @@
-use super::*;
+use super::{super::release::Why, *};
 
 const REST: Duration = Duration::from_secs(3);
 
@@ -31,6 +31,22 @@ fn a_released_slot_is_torn_down_and_its_number_rests() {
         host.kernel.numbers("web").contains(&lease.slot),
         "built anew"
     );
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn whoever_found_a_lease_due_does_not_end_the_next_of_its_name() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take(r#"web:a "ttl_seconds": 60"#).unwrap();
+    let key = slots.shared.lock().leases.keys().next().unwrap().clone();
+    let now = slots.shared.now();
+    for late in [Why::Begun, Why::Expired(now)] {
+        assert_eq!(code(slots.shared.release(&key, late)), ErrorCode::NotFound);
+        assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Active, "{late:?}");
+    }
+    let due = Why::Expired(now + Duration::from_secs(60));
+    let ended = slots.shared.release(&key, due).unwrap();
+    assert_eq!(ended.outcome, ReleaseOutcome::Released);
     host.kernel.assert_unviolated();
 }
 
