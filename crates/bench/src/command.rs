@@ -123,6 +123,9 @@ struct StreamArguments {
     /// Leave the real guests out.
     #[arg(long)]
     fake_only: bool,
+    /// Let fake guests send to these only. Default: all.
+    #[arg(long, value_name = "RECEIVER")]
+    receiver: Vec<stream::Receiver>,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
     in_private_host: bool,
@@ -240,6 +243,7 @@ impl StreamArguments {
             runs: self.runs.unwrap_or(runs),
             linux: !self.fake_only,
             only: self.only.clone(),
+            receivers: self.receiver.clone(),
         }
     }
 }

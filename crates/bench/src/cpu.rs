@@ -4,6 +4,7 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context, Result};
 use rustix::{
+    process::setpriority_process,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
@@ -33,9 +34,20 @@ pub(crate) fn pin(from_last: usize) -> Result<()> {
     sched_setaffinity(None, &only).context("cannot stay on a processor")
 }
 
-/// The time that a number of the kernel's ticks is, as `/proc` counts it.
-pub(crate) fn of_ticks(ticks: u32) -> Duration {
-    Duration::from_secs_f64(f64::from(ticks) / TICKS_PER_SECOND)
+/// Lets the calling thread, and whatever it starts from now on, go before what else runs on the machine.
+pub(crate) fn go_first() {
+    // Refused where the capability is missing; then other programs disturb more, and that is all.
+    let _ = setpriority_process(None, -15);
+}
+
+/// Processor time of a thread outside the kernel and in it, by the text of its `stat` in `/proc`.
+pub(crate) fn of_thread(stat: &str) -> Option<(Duration, Duration)> {
+    let (_, fields) = stat.rsplit_once(") ")?;
+    let mut ticks = fields.split(' ').skip(11).map_while(|field| {
+        let ticks: u32 = field.parse().ok()?;
+        Some(Duration::from_secs_f64(f64::from(ticks) / TICKS_PER_SECOND))
+    });
+    Some((ticks.next()?, ticks.next()?))
 }
 
 /// Seconds that all processors together have spent since the machine was started.
@@ -108,6 +120,14 @@ mod tests {
         };
         assert_eq!(spent, expected);
         assert_eq!(Spent::parse("intr 5\n"), None);
+    }
+
+    #[test]
+    fn a_threads_time_is_found_whatever_it_is_called() {
+        let text = "7 (a) b (c) R 1 7 7 0 -1 64 10 0 0 0 150 25 3 4 20 0 1 0 99";
+        let expected = (Duration::from_millis(1500), Duration::from_millis(250));
+        assert_eq!(of_thread(text), Some(expected));
+        assert_eq!(of_thread("7 (a) R 1 7"), None);
     }
 
     #[test]

@@ -32,8 +32,11 @@ const PORTS: u16 = 40_000;
 static NEXT_PORT: AtomicU16 = AtomicU16::new(0);
 /// Segments that a connection sends before the next one has its turn.
 const BURST: u32 = 16;
-/// What is on its way unacknowledged, at most. Far more than this path's delay needs.
+/// What is on its way unacknowledged of a connection, at most, in bytes and, as a congestion window counts,
+/// in packets. Far more than this path's delay needs.
 const FLIGHT_MAX: u32 = 512 * 1024;
+/// See [`FLIGHT_MAX`]; also known to whoever makes queues on the path.
+pub(crate) const PACKETS_MAX: u32 = 1024;
 /// An acknowledgement that hasn't come after this time never comes.
 const TIMEOUT: Duration = Duration::from_millis(200);
 /// How long a connection may take to open.
@@ -52,6 +55,8 @@ pub(crate) struct Sent {
     pub(crate) setbacks: u64,
     /// Processor time of the guest itself, without the system calls by which it sends.
     pub(crate) guest: Duration,
+    /// Time in which it could send nothing, because the receiver had not yet acknowledged enough.
+    pub(crate) stalled: Duration,
     /// Time from the first to the last byte.
     pub(crate) elapsed: Duration,
 }
@@ -67,15 +72,17 @@ pub(crate) struct Stream {
     pub(crate) payload: u32,
 }
 
-/// Sends until told to stop.
+/// Sends until told to stop. Says when its connections are open.
 pub(crate) fn send(
     sandbox: &Sandbox,
     tap: &Opened,
     stream: &Stream,
+    is_open: &AtomicBool,
     stop: &AtomicBool,
 ) -> Result<Sent> {
     let mut sender = Sender::new(sandbox, tap, stream);
     sender.open_all()?;
+    is_open.store(true, Ordering::Relaxed);
     let started = Instant::now();
     let user_before = user_time()?;
     while !stop.load(Ordering::Relaxed) {
@@ -85,6 +92,7 @@ pub(crate) fn send(
         guest: user_time()?.saturating_sub(user_before),
         elapsed: started.elapsed(),
         frames: sender.frames,
+        stalled: sender.stalled,
         ..Sent::default()
     };
     for connection in &sender.connections {
@@ -100,6 +108,7 @@ struct Sender<'a> {
     has_offloads: bool,
     connections: Vec<Connection>,
     frames: u64,
+    stalled: Duration,
     buffer: Vec<u8>,
 }
 
@@ -113,7 +122,14 @@ struct Connection {
     next_template: usize,
     unacknowledged: u32,
     next: u32,
+    /// What comes after all that was ever sent.
+    highest: u32,
+    /// After a setback, what had been sent before it: acknowledgements that repeat themselves mean nothing
+    /// until that has arrived, because the receiver answers everything that comes twice by one.
+    recovered_at: Option<u32>,
     window: u32,
+    /// What may be on its way by our own limits.
+    flight: u32,
     scale: u8,
     expected: u32,
     is_open: bool,
@@ -148,6 +164,7 @@ impl<'a> Sender<'a> {
             has_offloads: sandbox.has_offloads,
             connections,
             frames: 0,
+            stalled: Duration::ZERO,
             buffer: vec![0; FRAME_MAX],
         }
     }
@@ -215,8 +232,10 @@ impl<'a> Sender<'a> {
         }
         let came = self.receive()?;
         if is_idle && !came {
+            let started = Instant::now();
             wait(self.tap, Duration::from_millis(10))?;
             let now = Instant::now();
+            self.stalled += now - started;
             for connection in &mut self.connections {
                 connection.check_timeout(now);
             }
@@ -282,13 +301,17 @@ impl Connection {
             payload: *payload,
             sum: None,
         };
+        let largest = sizes.iter().max().copied().unwrap_or(1);
         Self {
             flow,
             templates: sizes.iter().map(empty).collect(),
             next_template: 0,
             unacknowledged: 1,
             next: 1,
+            highest: 1,
+            recovered_at: None,
             window: 0,
+            flight: largest.saturating_mul(PACKETS_MAX).min(FLIGHT_MAX),
             scale: 0,
             expected: 0,
             is_open: false,
@@ -312,7 +335,7 @@ impl Connection {
     fn next_frame(&mut self) -> Option<&[u8]> {
         let template = &mut self.templates[self.next_template];
         let in_flight = self.next.wrapping_sub(self.unacknowledged);
-        if in_flight + template.payload > self.window.min(FLIGHT_MAX) {
+        if in_flight + template.payload > self.window.min(self.flight) {
             return None;
         }
         if in_flight == 0 {
@@ -320,6 +343,9 @@ impl Connection {
         }
         template.number(self.next);
         self.next = self.next.wrapping_add(template.payload);
+        if self.next.wrapping_sub(self.highest) <= template.payload {
+            self.highest = self.next;
+        }
         let place = self.next_template;
         self.next_template = (place + 1) % self.templates.len();
         Some(&self.templates[place].bytes)
@@ -339,12 +365,20 @@ impl Connection {
         let window = u32::from(fields.window) << self.scale;
         let new = fields.acknowledged.wrapping_sub(self.unacknowledged);
         let in_flight = self.next.wrapping_sub(self.unacknowledged);
-        if new > 0 && new <= in_flight {
+        if new > 0 && new <= self.highest.wrapping_sub(self.unacknowledged) {
+            if new > in_flight {
+                self.next = fields.acknowledged;
+                self.next_template = 0;
+            }
+            let before = self.unacknowledged;
+            let is_to_come = |number: &u32| number.wrapping_sub(before) > new;
+            self.recovered_at = self.recovered_at.filter(is_to_come);
             self.unacknowledged = fields.acknowledged;
             self.acknowledged_bytes += u64::from(new);
             self.repeated = 0;
             self.last_progress = Instant::now();
-        } else if new == 0 && in_flight > 0 && window == self.window {
+        } else if new == 0 && in_flight > 0 && window == self.window && self.recovered_at.is_none()
+        {
             self.repeated += 1;
             if self.repeated == 3 {
                 self.go_back();
@@ -365,6 +399,7 @@ impl Connection {
     /// Starts again from the first byte that is not acknowledged. Which write that byte belonged to
     /// doesn't matter: it is a stream of zeros.
     fn go_back(&mut self) {
+        self.recovered_at = Some(self.highest);
         self.next = self.unacknowledged;
         self.next_template = 0;
         self.repeated = 0;
@@ -428,12 +463,8 @@ fn split(payload: u32, has_offloads: bool) -> Vec<u32> {
 /// Processor time of the calling thread outside system calls.
 fn user_time() -> Result<Duration> {
     let text = fs::read_to_string("/proc/thread-self/stat").context("cannot read /proc")?;
-    let (_, fields) = text.rsplit_once(") ").context("/proc has another form")?;
-    let ticks = fields
-        .split(' ')
-        .nth(11)
-        .and_then(|field| field.parse().ok());
-    Ok(cpu::of_ticks(ticks.context("/proc has another form")?))
+    let (user, _) = cpu::of_thread(&text).context("/proc has another form")?;
+    Ok(user)
 }
 
 #[cfg(test)]
@@ -507,6 +538,16 @@ mod tests {
     }
 
     #[test]
+    fn a_sender_of_small_packets_counts_them_as_a_congestion_window_does() {
+        let mut connection = opened(&[64], 0xffff);
+        connection.window = u32::MAX;
+        let sent = (0..)
+            .take_while(|_| connection.next_frame().is_some())
+            .count();
+        assert_eq!(sent, PACKETS_MAX as usize);
+    }
+
+    #[test]
     fn three_equal_acknowledgements_send_it_back() {
         let mut connection = opened(&[64], 1000);
         while connection.next_frame().is_some() {}
@@ -515,6 +556,37 @@ mod tests {
             acknowledge(&mut connection, 65, 1000);
         }
         assert_eq!((connection.next, connection.setbacks), (65, 1));
+    }
+
+    #[test]
+    fn what_comes_twice_is_no_second_loss() {
+        let mut connection = opened(&[64], 256);
+        while connection.next_frame().is_some() {}
+        for _ in 0..4 {
+            acknowledge(&mut connection, 1, 256);
+        }
+        assert_eq!((connection.next, connection.setbacks), (1, 1));
+        while connection.next_frame().is_some() {}
+        for _ in 0..9 {
+            acknowledge(&mut connection, 129, 256);
+        }
+        assert_eq!((connection.unacknowledged, connection.setbacks), (129, 1));
+        acknowledge(&mut connection, 257, 256);
+        while connection.next_frame().is_some() {}
+        for _ in 0..3 {
+            acknowledge(&mut connection, 257, 256);
+        }
+        assert_eq!((connection.next, connection.setbacks), (257, 2));
+    }
+
+    #[test]
+    fn what_arrived_before_a_setback_is_not_sent_again() {
+        let mut connection = opened(&[64], 256);
+        while connection.next_frame().is_some() {}
+        connection.go_back();
+        acknowledge(&mut connection, 193, 256);
+        assert_eq!((connection.unacknowledged, connection.next), (193, 193));
+        assert_eq!(connection.acknowledged_bytes, 192);
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! A real TCP receiver beyond the uplink: the kernel's sockets, read by threads as fast as they can.
+//! A real TCP receiver beyond the veth: the kernel's sockets, read by threads as fast as they can.
+//!
+//! Its work falls on this machine's processors, much of it on the sender's own.
 
 use std::{
     io::{ErrorKind, Read},
