@@ -4,7 +4,7 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context, Result};
 use rustix::{
-    process::setpriority_process,
+    process::{setpriority_process, setsid},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
     time::{ClockId, clock_gettime},
 };
@@ -35,9 +35,15 @@ pub(crate) fn pin(from_last: usize) -> Result<()> {
 }
 
 /// Lets the calling thread, and whatever it starts from now on, go before what else runs on the machine.
+///
+/// Niceness counts only within a session where the kernel groups processes by them (`autogroup` in
+/// sched(7)); so this becomes one, and the niceness is the group's too.
 pub(crate) fn go_first() {
-    // Refused where the capability is missing; then other programs disturb more, and that is all.
-    let _ = setpriority_process(None, -15);
+    const NICENESS: i32 = -15;
+    // Each is refused somewhere: then other programs disturb more, and that is all.
+    let _ = setsid();
+    let _ = fs::write("/proc/self/autogroup", NICENESS.to_string());
+    let _ = setpriority_process(None, NICENESS);
 }
 
 /// Processor time of a thread outside the kernel and in it, by the text of its `stat` in `/proc`.
