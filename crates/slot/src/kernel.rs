@@ -13,7 +13,7 @@
 //! that belong to the host's namespace wherever the thread is.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::IpAddr,
     os::fd::OwnedFd,
     sync::{
@@ -48,7 +48,7 @@ use crate::{
 };
 use build::Build;
 use ebpf::Ebpf;
-use hosted::Hosted;
+use hosted::{HostState, Hosted, Served};
 
 mod build;
 mod ebpf;
@@ -69,9 +69,6 @@ mod withdraw;
 mod xdp;
 
 pub use build::{BuildStep, Steps};
-
-/// Ports that the host publishes: what was asked for, and the clone addresses it leads to.
-type PublishedPorts = Vec<(PublishPort, Vec<IpAddr>)>;
 
 /// How an instance works with the kernel.
 #[derive(Clone, Debug)]
@@ -113,25 +110,6 @@ pub struct KernelNetwork {
     /// Number of the shared interface, once there is a pool.
     shared: AtomicU32,
     steps: Arc<dyn Steps>,
-}
-
-/// What the host's side should look like.
-#[derive(Default)]
-struct HostState {
-    pools: BTreeMap<String, Hosted>,
-    published: PublishedPorts,
-}
-
-impl HostState {
-    fn uses_xdp(&self) -> bool {
-        self.pools.values().any(Hosted::uses_xdp)
-    }
-
-    /// Whether a pool other than this one needs the shared interface to carry packets.
-    fn others_need_shared(&self, pool: &str) -> bool {
-        let mut others = self.pools.iter().filter(|(name, _)| *name != pool);
-        others.any(|(_, other)| other.serves_ebpf())
-    }
 }
 
 /// What a thread needs while it works. Sockets belong to the host's namespace.
@@ -275,9 +253,9 @@ impl Network for KernelNetwork {
         if pool.serves_ebpf() {
             self.open_ebpf()?;
         }
-        let others = state.others_need_shared(&name);
+        let beside = state.beside(&name);
         self.with_worker(|worker| {
-            let shared = host::add_pool(self.instance(), worker, &pool, others)?;
+            let shared = host::add_pool(self.instance(), worker, &pool, &beside)?;
             self.shared.store(shared.0, Ordering::Relaxed);
             if !pool.serves_ebpf() {
                 return Ok(());
@@ -285,7 +263,7 @@ impl Network for KernelNetwork {
             let wants_xdp = pool.uses_xdp() || state.uses_xdp();
             self.attach_host(worker, shared, wants_xdp)
                 .map_err(
-                    |error| match host::remove_pool(self.instance(), worker, &pool, others) {
+                    |error| match host::remove_pool(self.instance(), worker, &pool, &beside) {
                         Ok(()) => error,
                         Err(undone) => NetworkError::Several(vec![error, undone]),
                     },
@@ -303,14 +281,16 @@ impl Network for KernelNetwork {
     fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
         let name = plan.spec.name.as_str();
-        let others = state.others_need_shared(name);
         let pool = state.pools.remove(name).unwrap_or_else(|| Hosted {
             plan: plan.clone(),
             from: None,
         });
+        let beside = state.beside(name);
         let done =
-            self.with_worker(|worker| host::remove_pool(self.instance(), worker, &pool, others));
-        if !others && let Some(ebpf) = self.ebpf.get() {
+            self.with_worker(|worker| host::remove_pool(self.instance(), worker, &pool, &beside));
+        if !beside.need_shared()
+            && let Some(ebpf) = self.ebpf.get()
+        {
             // Nobody's packets need it any more; it comes back with the next pool.
             ebpf.detach()?;
         }
@@ -334,9 +314,10 @@ impl Network for KernelNetwork {
         if after.serves_ebpf() {
             self.open_ebpf()?;
         }
-        let others = state.others_need_shared(&name);
+        let beside = state.beside(&name);
+        let others_need_shared = beside.need_shared();
         self.with_worker(|worker| {
-            let shared = host::change_pool(self.instance(), worker, &before, &after, others)?;
+            let shared = host::change_pool(self.instance(), worker, &before, &after, &beside)?;
             self.shared.store(shared.0, Ordering::Relaxed);
             match after.serves_ebpf() {
                 true => self.attach_host(worker, shared, state.uses_xdp()),
@@ -344,7 +325,7 @@ impl Network for KernelNetwork {
             }
         })?;
         if !after.serves_ebpf()
-            && !others
+            && !others_need_shared
             && let Some(ebpf) = self.ebpf.get()
         {
             ebpf.detach()?;
@@ -422,7 +403,11 @@ impl Network for KernelNetwork {
         ports: &[(PublishPort, Vec<IpAddr>)],
     ) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
-        self.with_worker(|worker| host_table::publish(self.instance(), worker, ports))?;
+        let served = Served {
+            pools: state.pools.values().collect(),
+            published: ports,
+        };
+        self.with_worker(|worker| host_table::publish(self.instance(), worker, &served))?;
         state.published = ports.to_vec();
         Ok(())
     }
@@ -433,12 +418,15 @@ impl Network for KernelNetwork {
             .iter()
             .filter_map(|pool| state.pools.get(pool.name.as_str()))
             .collect();
-        let published = &state.published;
+        let served = Served {
+            pools: hosted,
+            published: &state.published,
+        };
         let instance = self.instance();
         self.with_worker(|worker| {
-            let mut defects = host::inspect(instance, worker, &hosted, published)?;
+            let mut defects = host::inspect(instance, worker, &served)?;
             if let Some(ebpf) = self.ebpf.get()
-                && hosted.iter().any(|pool| pool.serves_ebpf())
+                && served.need_shared()
             {
                 let wanted = self.settings.uplinks.as_deref();
                 let wants_xdp = state.uses_xdp();

@@ -30,13 +30,13 @@ pub fn tables(socket: &mut Socket) -> Result<Vec<String>, Error> {
     )
 }
 
-/// Whether a set or map of an `inet` table has no elements.
+/// How many elements a set or map of an `inet` table has. Each end of a range is one.
 ///
 /// # Errors
 /// There is no such set, or the kernel refuses.
-pub fn is_set_empty(socket: &mut Socket, table: &str, set: &str) -> Result<bool, Error> {
+pub fn count_elements(socket: &mut Socket, table: &str, set: &str) -> Result<usize, Error> {
     let object = format!("nft set {table} {set}");
-    let filled = socket.query(
+    let counts = socket.query(
         SUBSYSTEM << 8 | NFT_MSG_GETSETELEM,
         true,
         ("list", &object),
@@ -49,10 +49,10 @@ pub fn is_set_empty(socket: &mut Socket, table: &str, set: &str) -> Result<bool,
             let elements = reply
                 .attributes(GENERIC_HEADER)
                 .nested(NFTA_SET_ELEM_LIST_ELEMENTS);
-            Some(elements.count() > 0)
+            Some(elements.count())
         },
     )?;
-    Ok(!filled.contains(&true))
+    Ok(counts.into_iter().sum())
 }
 
 /// Chain and number of expressions of each rule of an `inet` table, in order: a fingerprint that any

@@ -20,7 +20,7 @@ use crate::{
 pub use expression::{
     CT_STATUS_DNAT, CtState, Direction, Family, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REQUEST, Protocol,
 };
-pub use inspect::{is_set_empty, rules, tables};
+pub use inspect::{count_elements, rules, tables};
 pub use rule::{KeyPart, Rule};
 pub use set::{Element, Field, Key, Set, SetKind};
 

@@ -9,7 +9,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
-use sandwire_api::{published_port::PublishPort, slot::Defect};
+use sandwire_api::slot::Defect;
 use sandwire_kernel_net::{
     address::{self, Address},
     interface::{self, Change, Interface, InterfaceIndex, Mac},
@@ -23,7 +23,7 @@ use super::{
     Worker,
     ebpf::Ebpf,
     host_table,
-    hosted::Hosted,
+    hosted::{Hosted, Served},
     inspect::{repaired, reported},
 };
 use crate::{
@@ -46,21 +46,19 @@ pub(super) fn add_pool(
     instance: &str,
     worker: &mut Worker,
     pool: &Hosted,
-    others_need_shared: bool,
+    beside: &Served<'_>,
 ) -> Result<InterfaceIndex, NetworkError> {
     let plan = &pool.plan;
     let interfaces = interface::list(&mut worker.route)?;
     check_conflicts(instance, worker, plan, &interfaces)?;
     check_forwarding(worker, plan, &interfaces)?;
-    let done = write_table(instance, worker, pool)
+    let done = write_table(instance, worker, pool, beside)
         .and_then(|()| enable_forwarding(worker, plan))
         .and_then(|()| add_interface_and_routes(instance, worker, pool));
-    done.map_err(
-        |error| match remove_pool(instance, worker, pool, others_need_shared) {
-            Ok(()) => error,
-            Err(undone) => NetworkError::Several(vec![error, undone]),
-        },
-    )
+    done.map_err(|error| match remove_pool(instance, worker, pool, beside) {
+        Ok(()) => error,
+        Err(undone) => NetworkError::Several(vec![error, undone]),
+    })
 }
 
 /// Brings the host's side of a pool from one policy or data path to another.
@@ -69,28 +67,13 @@ pub(super) fn change_pool(
     worker: &mut Worker,
     before: &Hosted,
     after: &Hosted,
-    others_need_shared: bool,
+    beside: &Served<'_>,
 ) -> Result<InterfaceIndex, NetworkError> {
-    let table = host_table::name(instance);
-    let mut batch = Batch::new(&table);
-    let (old, new) = (
-        host_table::elements(instance, before),
-        host_table::elements(instance, after),
-    );
-    let keeps_shared = others_need_shared || after.serves_ebpf();
-    for (set, mut elements) in old {
-        if keeps_shared {
-            host_table::keep_shared(instance, &set, &mut elements);
-        }
-        batch.delete_elements(&set, &elements);
+    let all = beside.with(after);
+    match host_table::falls_short(instance, worker, &all)? {
+        true => host_table::make_anew(instance, worker, &all)?,
+        false => change_elements(instance, worker, before, after, beside)?,
     }
-    for (set, mut elements) in new {
-        if keeps_shared && (others_need_shared || before.serves_ebpf()) {
-            host_table::keep_shared(instance, &set, &mut elements);
-        }
-        batch.add_elements(&set, &elements);
-    }
-    batch.commit(&mut worker.netfilter)?;
     let shared = add_interface_and_routes(instance, worker, after)?;
     // What is no longer needed goes when the new way is there.
     let mut request = Request::new();
@@ -106,16 +89,45 @@ pub(super) fn change_pool(
     }
     let failures = worker.route.execute_all(request);
     let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
-    failed.map_or(Ok(shared), |(_, error)| Err(error.into()))
+    failed.map_or(Ok(()), |(_, error)| Err(error))?;
+    host_table::cut_back(instance, worker, &all)?;
+    Ok(shared)
+}
+
+/// Exchanges a pool's elements of the table in one step.
+fn change_elements(
+    instance: &str,
+    worker: &mut Worker,
+    before: &Hosted,
+    after: &Hosted,
+    beside: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let table = host_table::name(instance);
+    let mut batch = Batch::new(&table);
+    let others_need_shared = beside.need_shared();
+    let keeps_shared = others_need_shared || after.serves_ebpf();
+    for (set, mut elements) in host_table::elements(instance, before) {
+        if keeps_shared {
+            host_table::keep_shared(instance, &set, &mut elements);
+        }
+        batch.delete_elements(&set, &elements);
+    }
+    for (set, mut elements) in host_table::elements(instance, after) {
+        if keeps_shared && (others_need_shared || before.serves_ebpf()) {
+            host_table::keep_shared(instance, &set, &mut elements);
+        }
+        batch.add_elements(&set, &elements);
+    }
+    Ok(batch.commit(&mut worker.netfilter)?)
 }
 
 pub(super) fn remove_pool(
     instance: &str,
     worker: &mut Worker,
     pool: &Hosted,
-    others_need_shared: bool,
+    beside: &Served<'_>,
 ) -> Result<(), NetworkError> {
-    let mut errors = remove_elements(instance, worker, pool, others_need_shared);
+    let mut errors = remove_elements(instance, worker, pool, beside.need_shared());
     errors.extend(remove_interface_and_routes(instance, worker, &pool.plan));
     let table = host_table::name(instance);
     match host_table::has_no_pool(instance, worker) {
@@ -128,7 +140,7 @@ pub(super) fn remove_pool(
             let failed = worker.route.execute(request).err();
             errors.extend(failed.filter(|error| !error.is_missing()).map(Into::into));
         }
-        Ok(false) => {}
+        Ok(false) => errors.extend(host_table::cut_back(instance, worker, beside).err()),
         Err(NetworkError::Kernel { .. }) if is_table_missing(worker, &table) => {}
         Err(error) => errors.push(error),
     }
@@ -311,13 +323,18 @@ fn forwarding_settings(plan: &Plan) -> impl Iterator<Item = &'static str> + use<
         .chain(has(false).then_some(IPV6_FORWARDING))
 }
 
-fn write_table(instance: &str, worker: &mut Worker, pool: &Hosted) -> Result<(), NetworkError> {
+fn write_table(
+    instance: &str,
+    worker: &mut Worker,
+    pool: &Hosted,
+    beside: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let all = beside.with(pool);
+    if host_table::falls_short(instance, worker, &all)? {
+        return host_table::make_anew(instance, worker, &all);
+    }
     let table = host_table::name(instance);
     let mut batch = Batch::new(&table);
-    if is_table_missing(worker, &table) {
-        batch.add_table();
-        host_table::write(&mut batch, instance);
-    }
     for (set, elements) in host_table::elements(instance, pool) {
         batch.add_elements(&set, &elements);
     }
@@ -466,9 +483,9 @@ fn remove_interface_and_routes(
 pub(super) fn inspect(
     instance: &str,
     worker: &mut Worker,
-    pools: &[&Hosted],
-    published: &[(PublishPort, Vec<IpAddr>)],
+    served: &Served<'_>,
 ) -> Result<Vec<Defect>, NetworkError> {
+    let pools = &served.pools;
     let mut defects = Vec::new();
     if pools.is_empty() {
         return Ok(defects);
@@ -479,29 +496,15 @@ pub(super) fn inspect(
             Err(error) => reported(object, format!("{problem}; {error}")),
         });
     };
-    if !host_table::is_sound(instance, worker)? {
-        let table = host_table::name(instance);
-        let mut batch = Batch::new(&table);
-        batch.recreate_table();
-        host_table::write(&mut batch, instance);
-        let mut has_shared = false;
-        for pool in pools {
-            for (set, mut elements) in host_table::elements(instance, pool) {
-                if has_shared {
-                    host_table::keep_shared(instance, &set, &mut elements);
-                }
-                batch.add_elements(&set, &elements);
-            }
-            has_shared |= pool.serves_ebpf();
-        }
-        host_table::write_ports(&mut batch, published);
-        let done = batch.commit(&mut worker.netfilter).map_err(Into::into);
+    if !host_table::is_sound(instance, worker, served)? {
+        let done = host_table::make_anew(instance, worker, served);
         judge(
-            format!("nft table {table}"),
+            format!("nft table {}", host_table::name(instance)),
             "its rules are missing or changed",
             done,
         );
     }
+    host_table::cut_back(instance, worker, served)?;
     for pool in pools {
         for setting in forwarding_settings(&pool.plan) {
             if worker.procfs.read(setting)? != "1" {

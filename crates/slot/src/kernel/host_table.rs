@@ -14,6 +14,11 @@
 //! other priorities are those that `nft` calls dstnat, filter and srcnat. A chain of somebody else's
 //! that drops still drops: accepting here ends our chain only.
 //!
+//! Where nothing is to be judged or translated, because all pools are eBPF ones that masquerade nothing and no
+//! port is published, there is only a chain `raw` of another kind, [`Extent::Guard`]: the other chains
+//! make the kernel track every connection of the host, which costs its packets to and from sandboxes more than
+//! all else that we do.
+//!
 //! Sets grow with pools and published ports. Names of sets end in the IP version.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,13 +29,19 @@ use sandwire_api::{
     published_port::{Protocol as PublishedProtocol, PublishPort},
 };
 use sandwire_kernel_net::nft::{
-    self, Batch, CT_STATUS_DNAT, Chain, ChainKind, CtState, Direction, Element, Family, Field,
-    Hook, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REQUEST, Key, KeyPart, Policy, Protocol, Rule, Set,
-    SetKind,
+    Batch, CT_STATUS_DNAT, Chain, ChainKind, CtState, Direction, Element, Family, Field, Hook,
+    ICMP_ECHO_REQUEST, ICMPV6_ECHO_REQUEST, Key, KeyPart, Policy, Protocol, Rule, Set, SetKind,
 };
 
-use super::{Worker, hosted::Hosted};
-use crate::{error::NetworkError, plan::names};
+use super::hosted::Hosted;
+use crate::plan::names;
+
+mod extent;
+
+use extent::Extent;
+pub(super) use extent::{
+    cut_back, falls_short, has_no_pool, is_sound, make_anew, publish, same_rules,
+};
 
 const RAW: &str = "raw";
 const PUBLISH: &str = "publish";
@@ -120,7 +131,7 @@ impl PerFamily {
 }
 
 /// Adds everything constant to a table that has nothing.
-pub(super) fn write(batch: &mut Batch<'_>, instance: &str) {
+fn write(batch: &mut Batch<'_>, instance: &str, extent: Extent) {
     batch.add_set(&Set {
         name: HOST_ENDS,
         kind: SetKind::Ranges,
@@ -131,14 +142,16 @@ pub(super) fn write(batch: &mut Batch<'_>, instance: &str) {
             set.add(batch, family);
         }
     }
-    for (name, kind, hook, priority) in [
+    let chains = [
         (RAW, ChainKind::Filter, Hook::Prerouting, -300),
         (PUBLISH, ChainKind::Nat, Hook::Prerouting, -100),
         (PUBLISH_LOCAL, ChainKind::Nat, Hook::Output, -100),
         (INPUT, ChainKind::Filter, Hook::Input, 0),
         (FORWARD, ChainKind::Filter, Hook::Forward, 0),
         (UPLINK, ChainKind::Nat, Hook::Postrouting, 100),
-    ] {
+    ];
+    let is_wanted = |name: &str| extent == Extent::Full || name == RAW;
+    for (name, kind, hook, priority) in chains.into_iter().filter(|(name, ..)| is_wanted(name)) {
         batch.add_chain(&Chain::Base {
             name,
             kind,
@@ -147,13 +160,16 @@ pub(super) fn write(batch: &mut Batch<'_>, instance: &str) {
             policy: Policy::Accept,
         });
     }
-    for (chain, rule) in rules(instance) {
+    for (chain, rule) in rules(instance, extent) {
         batch.add_rule(chain, &rule);
     }
 }
 
 /// The table's rules with their chains, in order.
-pub(super) fn rules(instance: &str) -> Vec<(&'static str, Rule)> {
+fn rules(instance: &str, extent: Extent) -> Vec<(&'static str, Rule)> {
+    if extent == Extent::Guard {
+        return guard_rules(instance);
+    }
     let mut rules = raw_rules(instance);
     rules.extend(publish_rules());
     rules.extend(input_rules());
@@ -177,6 +193,14 @@ fn destination(family: Family) -> KeyPart {
 
 fn from_sandbox() -> Rule {
     Rule::new().interface_in(Direction::Source, HOST_ENDS)
+}
+
+fn guard_rules(instance: &str) -> Vec<(&'static str, Rule)> {
+    let by_the_data_path = Rule::new()
+        .interface(Direction::Source, &names::shared_interface(instance))
+        .accept();
+    let past_it = from_sandbox().comment("past the data path");
+    vec![(RAW, by_the_data_path), (RAW, past_it.counter().drop())]
 }
 
 fn raw_rules(instance: &str) -> Vec<(&'static str, Rule)> {
@@ -440,27 +464,7 @@ fn service_ranges(services: &[HostService]) -> Vec<(Protocol, u16, u16)> {
     ranges
 }
 
-/// Makes the published ports exactly these, in one transaction.
-pub(super) fn publish(
-    instance: &str,
-    worker: &mut Worker,
-    ports: &[(PublishPort, Vec<IpAddr>)],
-) -> Result<(), NetworkError> {
-    let table = name(instance);
-    let is_there = nft::tables(&mut worker.netfilter)?.contains(&table);
-    if !is_there && ports.is_empty() {
-        return Ok(());
-    }
-    let mut batch = Batch::new(&table);
-    if !is_there {
-        batch.add_table();
-        write(&mut batch, instance);
-    }
-    write_ports(&mut batch, ports);
-    Ok(batch.commit(&mut worker.netfilter)?)
-}
-
-pub(super) fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAddr>)]) {
+fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAddr>)]) {
     for family in Family::ALL {
         for set in [PerFamily::Ports, PerFamily::AnyPorts] {
             batch.clear_set(&set.name(family));
@@ -490,33 +494,6 @@ pub(super) fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAd
             batch.add_elements(&set.name(family), &[element]);
         }
     }
-}
-
-/// Whether the table has the rules that it should have.
-pub(super) fn is_sound(instance: &str, worker: &mut Worker) -> Result<bool, NetworkError> {
-    let found = nft::rules(&mut worker.netfilter, &name(instance))?;
-    Ok(same_rules(found, &rules(instance)))
-}
-
-/// Whether listed rules are these, chain by chain.
-pub(super) fn same_rules(mut found: Vec<(String, usize)>, wanted: &[(&str, Rule)]) -> bool {
-    // Both sorts keep the order within a chain.
-    found.sort_by(|one, other| one.0.cmp(&other.0));
-    let mut wanted: Vec<_> = wanted
-        .iter()
-        .map(|(chain, rule)| ((*chain).to_owned(), rule.instructions()))
-        .collect();
-    wanted.sort_by(|one, other| one.0.cmp(&other.0));
-    found == wanted
-}
-
-/// Whether no pool has an interface in the table any more.
-pub(super) fn has_no_pool(instance: &str, worker: &mut Worker) -> Result<bool, NetworkError> {
-    Ok(nft::is_set_empty(
-        &mut worker.netfilter,
-        &name(instance),
-        HOST_ENDS,
-    )?)
 }
 
 #[cfg(test)]

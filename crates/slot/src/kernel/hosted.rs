@@ -1,8 +1,35 @@
 //! What the host's side is asked to serve.
 
-use sandwire_api::slot::DataPath;
+use std::{collections::BTreeMap, net::IpAddr};
+
+use sandwire_api::{pool::UplinkPolicy, published_port::PublishPort, slot::DataPath};
 
 use crate::plan::Plan;
+
+/// Ports that the host publishes: what was asked for, and the clone addresses it leads to.
+type PublishedPorts = Vec<(PublishPort, Vec<IpAddr>)>;
+
+/// What the host's side should look like.
+#[derive(Default)]
+pub(super) struct HostState {
+    pub(super) pools: BTreeMap<String, Hosted>,
+    pub(super) published: PublishedPorts,
+}
+
+impl HostState {
+    pub(super) fn uses_xdp(&self) -> bool {
+        self.pools.values().any(Hosted::uses_xdp)
+    }
+
+    /// What the host serves beside a pool.
+    pub(super) fn beside(&self, pool: &str) -> Served<'_> {
+        let others = self.pools.iter().filter(|(name, _)| *name != pool);
+        Served {
+            pools: others.map(|(_, other)| other).collect(),
+            published: &self.published,
+        }
+    }
+}
 
 /// A pool that the host serves.
 #[derive(Clone, Debug)]
@@ -24,5 +51,34 @@ impl Hosted {
     pub(super) fn serves_ebpf(&self) -> bool {
         let is_ebpf = |data_path| data_path != DataPath::Nft;
         is_ebpf(self.plan.spec.data_path) || self.from.is_some_and(is_ebpf)
+    }
+}
+
+/// Pools and published ports that the host serves together.
+pub(super) struct Served<'a> {
+    pub(super) pools: Vec<&'a Hosted>,
+    /// With the clone addresses that they lead to.
+    pub(super) published: &'a [(PublishPort, Vec<IpAddr>)],
+}
+
+impl<'a> Served<'a> {
+    pub(super) fn with(&self, pool: &'a Hosted) -> Self {
+        Self {
+            pools: self.pools.iter().copied().chain([pool]).collect(),
+            published: self.published,
+        }
+    }
+
+    /// Whether one of the pools needs the shared interface to carry packets.
+    pub(super) fn need_shared(&self) -> bool {
+        self.pools.iter().any(|pool| pool.serves_ebpf())
+    }
+
+    /// Whether the host's table has to judge or translate anything.
+    pub(super) fn need_judge(&self) -> bool {
+        let needs = |pool: &&Hosted| {
+            pool.serves_nft() || pool.plan.spec.policy.uplink == UplinkPolicy::Masquerade
+        };
+        !self.published.is_empty() || self.pools.iter().any(needs)
     }
 }

@@ -1,0 +1,158 @@
+//! How much of the host's table there has to be, and bringing it there.
+//!
+//! The full table tracks every connection of the host. It is there from the first pool or published port that
+//! needs it to the last one; otherwise there is the guard alone. Both have the same sets with the same elements, so
+//! that pools come and go alike. Each change of extent is one transaction: no packet meets half a table.
+//!
+//! A start adds one pool after the other to a table that already serves all of them, so adding never takes
+//! anything away.
+
+use sandwire_kernel_net::nft::{self, Batch, Element, Rule};
+
+use super::{
+    super::{Worker, hosted::Served},
+    HOST_ENDS, elements, keep_shared, name, rules, write, write_ports,
+};
+use crate::error::NetworkError;
+
+/// How much of the table there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// What keeps a slot whose eBPF program somebody has taken away from the host's stack. No connection
+    /// is tracked for it.
+    Guard,
+    /// Everything.
+    Full,
+}
+
+impl Extent {
+    pub(super) fn for_all(served: &Served<'_>) -> Self {
+        match served.need_judge() {
+            true => Self::Full,
+            false => Self::Guard,
+        }
+    }
+}
+
+/// Makes the published ports exactly these, in one transaction.
+pub(in super::super) fn publish(
+    instance: &str,
+    worker: &mut Worker,
+    served: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    let is_there = nft::tables(&mut worker.netfilter)?.contains(&table);
+    if !is_there && served.published.is_empty() {
+        return Ok(());
+    }
+    if falls_short(instance, worker, served)? {
+        return make_anew(instance, worker, served);
+    }
+    let mut batch = Batch::new(&table);
+    write_ports(&mut batch, served.published);
+    batch.commit(&mut worker.netfilter)?;
+    cut_back(instance, worker, served)
+}
+
+/// Makes the table with all that it is to serve, in place of what is there, in one transaction.
+pub(in super::super) fn make_anew(
+    instance: &str,
+    worker: &mut Worker,
+    served: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    let mut batch = Batch::new(&table);
+    batch.recreate_table();
+    write(&mut batch, instance, Extent::for_all(served));
+    for (set, of_set) in all_elements(instance, served) {
+        batch.add_elements(&set, &of_set);
+    }
+    write_ports(&mut batch, served.published);
+    Ok(batch.commit(&mut worker.netfilter)?)
+}
+
+/// The elements of all pools, each once.
+fn all_elements(instance: &str, served: &Served<'_>) -> Vec<(String, Vec<Element>)> {
+    let mut all = Vec::new();
+    let mut has_shared = false;
+    for pool in &served.pools {
+        let mut of_pool = elements(instance, pool);
+        for (set, of_set) in of_pool.iter_mut().filter(|_| has_shared) {
+            keep_shared(instance, set, of_set);
+        }
+        has_shared |= pool.serves_ebpf();
+        all.extend(of_pool);
+    }
+    all
+}
+
+/// Whether there is no table, or not as much of it as is needed.
+pub(in super::super) fn falls_short(
+    instance: &str,
+    worker: &mut Worker,
+    served: &Served<'_>,
+) -> Result<bool, NetworkError> {
+    if !nft::tables(&mut worker.netfilter)?.contains(&name(instance)) {
+        return Ok(true);
+    }
+    Ok(served.need_judge() && has_extent(instance, worker, Extent::Guard)?)
+}
+
+/// Leaves the guard alone of a table of which no more is needed. One that has elements of others, such as
+/// pools that this process could not take over, stays.
+pub(in super::super) fn cut_back(
+    instance: &str,
+    worker: &mut Worker,
+    served: &Served<'_>,
+) -> Result<(), NetworkError> {
+    if served.need_judge() || !has_extent(instance, worker, Extent::Full)? {
+        return Ok(());
+    }
+    let known = all_elements(instance, served);
+    let ends = known.iter().filter(|(set, _)| set == HOST_ENDS);
+    let ends: usize = ends.map(|(_, of_set)| of_set.len()).sum();
+    let found = nft::count_elements(&mut worker.netfilter, &name(instance), HOST_ENDS)?;
+    match found == ends {
+        true => make_anew(instance, worker, served),
+        false => Ok(()),
+    }
+}
+
+/// Whether the table has the rules that it should have. More than are needed do no harm.
+pub(in super::super) fn is_sound(
+    instance: &str,
+    worker: &mut Worker,
+    served: &Served<'_>,
+) -> Result<bool, NetworkError> {
+    let may_be_guard = !served.need_judge();
+    Ok(has_extent(instance, worker, Extent::Full)?
+        || may_be_guard && has_extent(instance, worker, Extent::Guard)?)
+}
+
+fn has_extent(instance: &str, worker: &mut Worker, extent: Extent) -> Result<bool, NetworkError> {
+    let found = nft::rules(&mut worker.netfilter, &name(instance))?;
+    Ok(same_rules(found, &rules(instance, extent)))
+}
+
+/// Whether listed rules are these, chain by chain.
+pub(in super::super) fn same_rules(
+    mut found: Vec<(String, usize)>,
+    wanted: &[(&str, Rule)],
+) -> bool {
+    // Both sorts keep the order within a chain.
+    found.sort_by(|one, other| one.0.cmp(&other.0));
+    let mut wanted: Vec<_> = wanted
+        .iter()
+        .map(|(chain, rule)| ((*chain).to_owned(), rule.instructions()))
+        .collect();
+    wanted.sort_by(|one, other| one.0.cmp(&other.0));
+    found == wanted
+}
+
+/// Whether no pool has an interface in the table any more.
+pub(in super::super) fn has_no_pool(
+    instance: &str,
+    worker: &mut Worker,
+) -> Result<bool, NetworkError> {
+    Ok(nft::count_elements(&mut worker.netfilter, &name(instance), HOST_ENDS)? == 0)
+}

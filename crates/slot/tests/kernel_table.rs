@@ -1,0 +1,307 @@
+//! How much of the host's nft table there is: all of it for those whose packets it judges or translates, and
+//! otherwise a guard that tracks no connections. The judges are `nft`, the kernel's count of connections, and
+//! packets.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod fixture;
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use fixture::{EBPF_KINDS, INSTANCE, IPV4, IPV6, ebpf_pool, pool_of};
+use sandwire_api::published_port::PublishPort;
+use sandwire_slot::{
+    kernel::KernelNetwork,
+    network::{Network, Tenancy},
+    plan::{Plan, SlotNumber, SlotPlan},
+};
+use sandwire_testlab::{
+    fake_guest::FakeGuest,
+    host::{Beyond, HOST_IPV4, HOST_IPV6},
+    lab::{self, Lab},
+};
+
+const PATIENCE: Duration = Duration::from_secs(5);
+/// For what must not arrive.
+const IN_VAIN: Duration = Duration::from_millis(500);
+const TABLE: &str = "sandwire-test";
+const ROUTE: &str = r#"{"uplink":"route","host_services":["all"]}"#;
+const MASQUERADE: &str = r#"{"uplink":"masquerade"}"#;
+const GUARD: &[&str] = &["raw"];
+const FULL: &[&str] = &[
+    "forward",
+    "input",
+    "publish",
+    "publish_local",
+    "raw",
+    "uplink",
+];
+const NONE: &[&str] = &[];
+
+fn first(kind: &str, policy: &str) -> Plan {
+    ebpf_pool("first", kind, policy, IPV4, IPV6)
+}
+
+fn second(policy: &str) -> Plan {
+    ebpf_pool("second", "host", policy, "10.65.0.0/24", "fd00:c10f::/64")
+}
+
+fn by_nft() -> Plan {
+    pool_of("nft", "{}", "{}", "10.66.0.0/24", "fd00:c110::/64")
+}
+
+fn open() -> KernelNetwork {
+    KernelNetwork::open(INSTANCE).unwrap()
+}
+
+/// The table's chains, sorted; none if there is no table.
+fn chains(lab: &Lab) -> Vec<String> {
+    let listed: serde_json::Value = serde_json::from_str(&lab.run("nft -j list chains")).unwrap();
+    let objects = listed["nftables"].as_array().unwrap();
+    let chains = objects.iter().map(|object| &object["chain"]);
+    let ours = chains.filter(|chain| chain["table"] == TABLE);
+    let mut names: Vec<String> = ours
+        .map(|chain| chain["name"].as_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// How many elements the set of host ends has.
+fn host_ends(lab: &Lab) -> usize {
+    let text = lab.run(&format!("nft -j list set inet {TABLE} host_ends"));
+    let listed: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let objects = listed["nftables"].as_array().unwrap();
+    let sets = objects
+        .iter()
+        .filter_map(|object| object["set"].as_object());
+    sets.filter_map(|set| set.get("elem")?.as_array().map(Vec::len))
+        .sum()
+}
+
+fn started(network: &KernelNetwork, plan: &Plan) -> (SlotPlan, FakeGuest) {
+    let slot = plan.slot(SlotNumber(0));
+    network.build(&slot).unwrap();
+    let policy = &plan.spec.policy;
+    let tenancy = Tenancy {
+        policy: network.add_policy(policy).unwrap(),
+        group: sandwire_datapath::group_number(plan.group_of(policy).as_str()),
+        is_process: false,
+    };
+    network.activate(&slot, &tenancy).unwrap();
+    let netns = match slot.has_netns() {
+        true => slot.netns_path(),
+        false => "/proc/self/ns/net".to_owned(),
+    };
+    let guest = FakeGuest::attach(netns.as_ref(), &slot.nics[0].tap).unwrap();
+    let known = guest.network();
+    for gateway in [IpAddr::from(known.ipv4_gateway), known.ipv6_gateway.into()] {
+        guest.ping(gateway, PATIENCE).unwrap();
+    }
+    (slot, guest)
+}
+
+fn port(slot: &SlotPlan) -> (PublishPort, Vec<IpAddr>) {
+    let port = r#"{"protocol":"tcp","host_port":8080,"clone_port":80}"#;
+    (
+        serde_json::from_str(port).unwrap(),
+        slot.clone_addresses().collect(),
+    )
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn pools_that_are_only_routed_cost_the_host_no_connection_tracking() {
+    lab::run(|lab| {
+        let _beyond = Beyond::attach().unwrap();
+        let tracked = || lab.run("cat /proc/sys/net/netfilter/nf_conntrack_count");
+        // Connections are remembered for a while: those that must not be come first.
+        for (policy, extent, is_tracked) in [(ROUTE, GUARD, false), (MASQUERADE, FULL, true)] {
+            for kind in EBPF_KINDS {
+                let network = open();
+                let plan = first(kind, policy);
+                network.add_pool(&plan).unwrap();
+                assert_eq!(chains(lab), extent, "{kind} {policy}");
+                let (slot, guest) = started(&network, &plan);
+                for address in slot.clone_addresses() {
+                    let version = if address.is_ipv4() { 4 } else { 6 };
+                    lab.run(&format!("ping -{version} -c 1 -W 5 {address}"));
+                }
+                assert_eq!(tracked().trim() != "0", is_tracked, "{kind} {policy}");
+                guest.detach().unwrap();
+                assert!(network.tear_down(&[slot]).remove(0).is_ok());
+                network.remove_pool(&plan).unwrap();
+                assert_eq!(chains(lab), NONE, "{kind} {policy}");
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_table_is_whole_from_the_first_that_needs_it_to_the_last() {
+    lab::run(|lab| {
+        let network = open();
+        let routed = first("host", ROUTE);
+        network.add_pool(&routed).unwrap();
+        let alone = host_ends(lab);
+        assert_eq!(chains(lab), GUARD);
+
+        network.add_pool(&by_nft()).unwrap();
+        assert_eq!(chains(lab), FULL);
+        network.add_pool(&second(MASQUERADE)).unwrap();
+        network.remove_pool(&by_nft()).unwrap();
+        assert_eq!(chains(lab), FULL, "the other pool masquerades");
+
+        // Policies change while sandboxes run.
+        network
+            .change_pool(&second(r#"{"uplink":"deny"}"#), None)
+            .unwrap();
+        assert_eq!(chains(lab), GUARD);
+        network.change_pool(&second(MASQUERADE), None).unwrap();
+        assert_eq!(chains(lab), FULL);
+        let listed = lab.run(&format!("nft list set inet {TABLE} masqueraded4"));
+        assert!(listed.contains("10.65.0.0/24"), "{listed}");
+        let published = [port(&routed.slot(SlotNumber(0)))];
+        network.set_published_ports(&published).unwrap();
+        network.remove_pool(&second(MASQUERADE)).unwrap();
+        assert_eq!(chains(lab), FULL, "a port is published");
+        network.set_published_ports(&[]).unwrap();
+        assert_eq!(chains(lab), GUARD);
+        assert_eq!(host_ends(lab), alone);
+
+        network.set_published_ports(&published).unwrap();
+        assert_eq!(chains(lab), FULL);
+        let listed = lab.run(&format!("nft list map inet {TABLE} any_ports4"));
+        assert!(listed.contains("tcp . 8080 : 10.64.0."), "{listed}");
+        network.set_published_ports(&[]).unwrap();
+        network.remove_pool(&routed).unwrap();
+        assert_eq!(chains(lab), NONE);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_pool_moves_between_nft_and_ebpf_with_all_of_the_table() {
+    lab::run(|lab| {
+        use sandwire_api::slot::DataPath;
+        let network = open();
+        let by_ebpf = first("netns", ROUTE);
+        let before = pool_of("first", ROUTE, "{}", IPV4, IPV6);
+        network.add_pool(&before).unwrap();
+        assert_eq!(chains(lab), FULL);
+        network.change_pool(&by_ebpf, Some(DataPath::Nft)).unwrap();
+        assert_eq!(chains(lab), FULL, "slots that haven't moved need it");
+        network.change_pool(&by_ebpf, None).unwrap();
+        assert_eq!(chains(lab), GUARD);
+        network.change_pool(&before, Some(DataPath::Ebpf)).unwrap();
+        assert_eq!(chains(lab), FULL);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_audit_restores_what_is_needed_and_makes_no_more() {
+    lab::run(|lab| {
+        let network = open();
+        let plan = first("host", ROUTE);
+        network.add_pool(&plan).unwrap();
+        let pools = [plan.spec.clone(), second(MASQUERADE).spec];
+        assert_eq!(network.inspect_host(&pools[..1]), []);
+        let damages = |extent: &[&str]| {
+            for damage in ["delete table inet", "flush table inet"] {
+                lab.run(&format!("nft {damage} {TABLE}"));
+                let defects = network.inspect_host(&pools);
+                assert_eq!(defects.len(), 1, "{damage}: {defects:?}");
+                assert_eq!(defects[0].action, "repaired", "{damage}: {defects:?}");
+                assert_eq!(chains(lab), extent, "{damage}");
+                assert_eq!(network.inspect_host(&pools), [], "{damage}");
+            }
+        };
+        damages(GUARD);
+        network.add_pool(&second(MASQUERADE)).unwrap();
+        damages(FULL);
+        assert!(host_ends(lab) > 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_start_takes_the_table_over_as_it_is() {
+    lab::run(|lab| {
+        let plans = [first("host", ROUTE), second(MASQUERADE)];
+        let network = open();
+        for plan in &plans {
+            network.add_pool(plan).unwrap();
+        }
+        let rules = || lab.run(&format!("nft -a list table inet {TABLE}"));
+        let before = rules();
+        drop(network);
+
+        let network = open();
+        network.add_pool(&plans[0]).unwrap();
+        network.set_published_ports(&[]).unwrap();
+        let pools = [plans[0].spec.clone()];
+        assert_eq!(network.inspect_host(&pools), []);
+        assert_eq!(rules(), before, "the second pool is still to come");
+        network.add_pool(&plans[1]).unwrap();
+        assert_eq!(rules(), before, "handles and all");
+        network.remove_pool(&plans[1]).unwrap();
+        assert_eq!(chains(lab), GUARD);
+        let before = rules();
+        drop(network);
+
+        let network = open();
+        network.add_pool(&plans[0]).unwrap();
+        network.set_published_ports(&[]).unwrap();
+        assert_eq!(network.inspect_host(&pools), []);
+        assert_eq!(rules(), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_guard_keeps_a_slot_without_its_program_from_the_host() {
+    lab::run(|lab| {
+        let _beyond = Beyond::attach().unwrap();
+        let network = open();
+        let plan = first("host", ROUTE);
+        network.add_pool(&plan).unwrap();
+        let (slot, guest) = started(&network, &plan);
+        let tap = &slot.nics[0].tap;
+        let sockets = [IpAddr::from(HOST_IPV4), HOST_IPV6.into()].map(|address| {
+            let socket = UdpSocket::bind((address, 7000)).unwrap();
+            socket.set_read_timeout(Some(IN_VAIN)).unwrap();
+            socket
+        });
+        let arrives = |socket: &UdpSocket| -> io::Result<SocketAddr> {
+            let target = socket.local_addr()?;
+            // Nobody answers.
+            let answer = guest.exchange_udp(target, b"ping", Duration::from_millis(100));
+            assert!(answer.is_err(), "{answer:?}");
+            Ok(socket.recv_from(&mut [0; 16])?.1)
+        };
+        let clones: Vec<IpAddr> = slot.clone_addresses().collect();
+        for socket in &sockets {
+            let source = arrives(socket).unwrap();
+            assert!(clones.contains(&source.ip()), "{source}");
+        }
+        lab.run(&format!("tc qdisc delete dev {tap} ingress"));
+        for socket in &sockets {
+            arrives(socket).unwrap_err();
+        }
+        let rules = lab.run(&format!("nft list table inet {TABLE}"));
+        let rule = rules
+            .lines()
+            .find(|line| line.contains("past the data path"));
+        let counter = rule.unwrap().split("packets ").nth(1).unwrap();
+        assert!(!counter.starts_with("0 "), "{rules}");
+        // The guard it is that does it.
+        lab.run(&format!("nft delete table inet {TABLE}"));
+        arrives(&sockets[1]).unwrap();
+    });
+}
