@@ -26,14 +26,12 @@ fn a_pool_moves_between_data_paths_under_traffic() {
         let (lease, guest) = world.guest("web", "one");
         assert_in_touch(&lease, &guest);
         let mut connection = EchoConnection::open(&world, lease.ipv4);
-        for data_path in ["ebpf", "nft", "ebpf"] {
-            let pings = [
-                (
-                    "from beyond",
-                    Pings::start_beyond(&world.beyond, lease.ipv4, 4),
-                ),
-                ("from the host", Pings::start(lease.ipv6, 4)),
-            ];
+        // The first move loads the programs, which takes seconds on a machine that runs other tests beside
+        // this one.
+        for (data_path, seconds) in [("ebpf", 15), ("nft", 8), ("ebpf", 8)] {
+            let beyond = Pings::start_beyond(&world.beyond, lease.ipv4, seconds);
+            let host = Pings::start(lease.ipv6, seconds);
+            let pings = [("from beyond", beyond), ("from the host", host)];
             thread::sleep(SECOND);
             let change = json!({"data_path": data_path});
             world
