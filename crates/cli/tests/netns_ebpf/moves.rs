@@ -4,15 +4,18 @@ use std::{
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpStream},
     thread,
+    time::Duration,
 };
 
-use sandwire_testlab::{host::ECHO_PORT, lab};
+use sandwire_testlab::{host::ECHO_PORT, lab, pinger::Pinger};
 use serde_json::json;
 
 use crate::{
     assert_in_touch,
-    ebpf::{Pings, SECOND, World, pool, wait_until},
+    ebpf::{SECOND, World, pool, wait_until},
 };
+
+const MILLISECOND: Duration = Duration::from_millis(1);
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -26,25 +29,25 @@ fn a_pool_moves_between_data_paths_under_traffic() {
         let (lease, guest) = world.guest("web", "one");
         assert_in_touch(&lease, &guest);
         let mut connection = EchoConnection::open(&world, lease.ipv4);
-        // The first move loads the programs, which takes seconds on a machine that runs other tests beside
-        // this one.
-        for (data_path, seconds) in [("ebpf", 15), ("nft", 8), ("ebpf", 8)] {
-            let beyond = Pings::start_beyond(&world.beyond, lease.ipv4, seconds);
-            let host = Pings::start(lease.ipv6, seconds);
-            let pings = [("from beyond", beyond), ("from the host", host)];
-            thread::sleep(SECOND);
+        for data_path in ["ebpf", "nft", "ebpf"] {
+            let beyond = Pinger::start(&world.beyond.path(), lease.ipv4, MILLISECOND).unwrap();
+            let host = Pinger::start("/proc/self/ns/net".as_ref(), lease.ipv6, MILLISECOND);
+            let pingers = [("from beyond", beyond), ("from the host", host.unwrap())];
+            thread::sleep(SECOND / 2);
             let change = json!({"data_path": data_path});
-            world
-                .daemon
-                .call("PATCH", "/v1/pools/web", Some(&change))
-                .unwrap();
+            // Refused while the slots that wait for sandboxes are still built anew after the move before.
+            wait_until("the pool can be moved", 20 * SECOND, || {
+                let moved = world.daemon.call("PATCH", "/v1/pools/web", Some(&change));
+                moved.is_ok()
+            });
             wait_until("the lease has moved", 20 * SECOND, || {
                 world.detail(&lease)["data_path"] == data_path
             });
-            let are_going_on = pings.iter().all(|(_, ping)| ping.go_on());
-            assert!(are_going_on, "the pings were over before the move");
-            for (whence, ping) in pings {
-                assert_eq!(ping.lost(), 0, "packets lost to {data_path}, {whence}");
+            thread::sleep(SECOND / 2);
+            for (whence, pinger) in pingers {
+                let pinged = pinger.stop().unwrap();
+                let is_lost = !pinged.lost.is_empty() || pinged.settled == 0;
+                assert!(!is_lost, "to {data_path}, {whence}: {pinged:?}");
             }
             assert_in_touch(&lease, &guest);
             assert_eq!(

@@ -1,9 +1,9 @@
 //! What changes under traffic, and mustn't cost a packet: the data path, the policy, who is in charge.
 
 use std::{
-    collections::BTreeSet,
-    io::{self, Read, Seek, Write},
+    io::{Read, Write},
     net::{IpAddr, SocketAddr},
+    thread,
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use sandwire_slot::{
 use sandwire_testlab::{
     host::{BEYOND_IPV4, BEYOND_IPV6, Beyond, ECHO_PORT, HOST_IPV4, HTTP_PORT},
     lab,
+    pinger::Pinger,
 };
 
 use crate::fixture::{
@@ -61,7 +62,7 @@ fn a_slot_moves_to_ebpf_and_back_without_losing_a_packet() {
                     _ => nft.spec.data_path,
                 };
                 let moved = plan.slot(SlotNumber(0));
-                let pingers: Vec<_> = addresses.iter().map(|one| Pinger::start(*one)).collect();
+                let pingers: Vec<_> = addresses.iter().map(|one| ping(*one)).collect();
                 network.change_pool(plan, Some(from)).unwrap();
                 let tenancy = moved.is_ebpf().then(|| tenancy(&network, plan));
                 network.move_slot(&moved, tenancy.as_ref()).unwrap();
@@ -70,12 +71,8 @@ fn a_slot_moves_to_ebpf_and_back_without_losing_a_packet() {
                 network.move_slot(&moved, tenancy.as_ref()).unwrap();
                 network.change_pool(plan, None).unwrap();
                 for pinger in pingers {
-                    let (sent, lost) = pinger.stop();
                     let path = plan.spec.data_path;
-                    assert!(
-                        sent > 30 && lost == 0,
-                        "{lost} of {sent} to {path:?}, {round}"
-                    );
+                    assert_none_lost(pinger, &format!("to {path:?}, round {round}"));
                 }
                 say(b"moved");
                 assert_eq!(network.inspect(&moved).defects, []);
@@ -166,7 +163,7 @@ fn traffic_goes_on_while_nobody_is_there_and_when_somebody_comes_back() {
             let spare = plan.slot(SlotNumber(1));
             network.build(&spare).unwrap();
             let addresses = sandbox.clone_addresses();
-            let pingers = addresses.map(Pinger::start);
+            let pingers = addresses.map(ping);
             for _ in 0..3 {
                 // As SIGKILL does: nothing is taken back.
                 let after = KernelNetwork::open(INSTANCE).unwrap();
@@ -176,7 +173,7 @@ fn traffic_goes_on_while_nobody_is_there_and_when_somebody_comes_back() {
                 let tenancy = tenancy(&after, &plan);
                 after.adopt(&sandbox.slot, Some(&tenancy)).unwrap();
                 after.adopt(&spare, None).unwrap();
-                std::thread::sleep(Duration::from_millis(50));
+                thread::sleep(Duration::from_millis(50));
                 after.finish_adoption(&[tenancy.policy].into());
                 assert_eq!(after.inspect_tenancy(&sandbox.slot, Some(&tenancy)), []);
                 assert_eq!(after.inspect_tenancy(&spare, None), []);
@@ -189,8 +186,7 @@ fn traffic_goes_on_while_nobody_is_there_and_when_somebody_comes_back() {
                 sandbox.guest.ping(BEYOND_IPV4.into(), PATIENCE).unwrap();
             }
             for pinger in pingers {
-                let (sent, lost) = pinger.stop();
-                assert!(sent > 30 && lost == 0, "{lost} of {sent} in a {kind} slot");
+                assert_none_lost(pinger, &format!("in a {kind} slot"));
             }
             let slots = [sandbox.slot, spare];
             drop(sandbox.guest);
@@ -200,49 +196,24 @@ fn traffic_goes_on_while_nobody_is_there_and_when_somebody_comes_back() {
     });
 }
 
-/// Pings every few milliseconds until it is told to stop.
-struct Pinger {
-    child: std::process::Child,
-    /// A file, which is never full.
-    output: std::fs::File,
+/// Pings every 5 ms.
+fn ping(address: IpAddr) -> Pinger {
+    let pinger = Pinger::start(
+        "/proc/self/ns/net".as_ref(),
+        address,
+        Duration::from_millis(5),
+    );
+    thread::sleep(Duration::from_millis(100));
+    pinger.unwrap()
 }
 
-impl Pinger {
-    /// Packets of the last 25 ms.
-    const UNDER_WAY: u32 = 5;
-
-    fn start(address: IpAddr) -> Self {
-        let output = tempfile::tempfile().unwrap();
-        let child = std::process::Command::new("ping")
-            .args(["-i", "0.005", "-W", "1", &address.to_string()])
-            .stdout(output.try_clone().unwrap())
-            .spawn()
-            .unwrap();
-        std::thread::sleep(Duration::from_millis(100));
-        Self { child, output }
-    }
-
-    /// Packets sent, and those that were not answered; the last few may be under way.
-    fn stop(mut self) -> (u32, u32) {
-        std::thread::sleep(Duration::from_millis(100));
-        let pid = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
-        self.child.wait().unwrap();
-        self.output.rewind().unwrap();
-        let text = io::read_to_string(self.output).unwrap();
-        let line = text
-            .lines()
-            .find(|line| line.contains("packets transmitted"))
-            .unwrap_or_else(|| panic!("{text}"));
-        let sent: u32 = line.split_whitespace().next().unwrap().parse().unwrap();
-        let answered: BTreeSet<u32> = text
-            .lines()
-            .filter(|line| line.contains(" bytes from "))
-            .filter_map(|line| line.split_once("icmp_seq=")?.1.split(' ').next())
-            .map(|number| number.parse().unwrap())
-            .collect();
-        let settled = sent.saturating_sub(Self::UNDER_WAY);
-        let lost = (1..=settled).filter(|number| !answered.contains(number));
-        (settled, u32::try_from(lost.count()).unwrap())
-    }
+/// Ends a ping of which no packet may be lost.
+#[track_caller]
+fn assert_none_lost(pinger: Pinger, when: &str) {
+    thread::sleep(Duration::from_millis(100));
+    let pinged = pinger.stop().unwrap();
+    assert!(
+        pinged.settled > 20 && pinged.lost.is_empty(),
+        "{pinged:?} {when}"
+    );
 }
