@@ -16,12 +16,12 @@ use std::{
     time::Duration,
 };
 
-use fixture::{INSTANCE, pool, pool_of};
+use fixture::{INSTANCE, failing_at::FailingAt, pool, pool_of, tear_down};
 use sandwire_api::slot::TapUse;
 use sandwire_kernel_net::capability::REQUIRED_CAPABILITIES;
 use sandwire_slot::{
     error::NetworkError,
-    kernel::{BuildStep, KernelNetwork, Settings, Steps},
+    kernel::{BuildStep, KernelNetwork, Settings},
     network::{Leftover, Network, Withdrawal},
     plan::{Plan, SlotNumber, SlotPlan},
 };
@@ -45,12 +45,6 @@ fn slots(plan: &Plan, count: u32) -> Vec<SlotPlan> {
     (0..count)
         .map(|number| plan.slot(SlotNumber(number)))
         .collect()
-}
-
-fn tear_down(network: &KernelNetwork, slots: &[SlotPlan]) {
-    for result in network.tear_down(slots) {
-        result.unwrap();
-    }
 }
 
 /// A pool with slots that are built.
@@ -121,10 +115,9 @@ fn the_document_s_own_addresses_can_be_had() {
     lab::run(|lab| {
         let network = open();
         let before = lab.snapshot();
-        let text = r#"{"name":"seed","guest":{"ipv6":""},
-            "addresses":{"plan":"firecracker_clones"}}"#;
-        let spec = serde_json::from_str(text).unwrap();
-        let plan = Plan::new(&INSTANCE.parse().unwrap(), &spec).unwrap();
+        let plan = fixture::plan(
+            r#"{"name":"seed","guest":{"ipv6":""},"addresses":{"plan":"firecracker_clones"}}"#,
+        );
         let slots = filled(&network, &plan, 2);
         let addresses = in_slot(&slots[1], "ip -o -4 address show dev uplink0");
         assert!(addresses.contains("10.0.8.2 peer 10.0.8.1"), "{addresses}");
@@ -138,18 +131,6 @@ fn the_document_s_own_addresses_can_be_had() {
         network.remove_pool(&plan).unwrap();
         lab.assert_unchanged(&before);
     });
-}
-
-/// Fails one step.
-struct FailingAt(BuildStep);
-
-impl Steps for FailingAt {
-    fn before(&self, step: BuildStep) -> io::Result<()> {
-        if step == self.0 {
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        Ok(())
-    }
 }
 
 #[test]

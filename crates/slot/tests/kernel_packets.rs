@@ -5,66 +5,32 @@
 
 mod fixture;
 
-use std::{
-    io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
-    time::Duration,
-};
+use std::net::{IpAddr, SocketAddr};
 
-use fixture::{INSTANCE, pool, pool_of};
+use fixture::{
+    pool, pool_of, prepare,
+    sandbox::{GATEWAY_MAC, Sandbox},
+    talk::{IN_VAIN, PATIENCE, http_get, http_get_once, serve_on_host, udp_echo},
+};
 use sandwire_api::published_port::{Protocol, PublishPort};
 use sandwire_slot::{
-    kernel::KernelNetwork,
     network::Network,
-    plan::{Plan, SlotNumber, SlotPlan},
+    plan::{Plan, SlotNumber},
 };
 use sandwire_testlab::{
     fake_guest::{FakeGuest, GuestNetwork, frame},
     host::{
-        BEYOND_IPV4, BEYOND_IPV6, Beyond, ECHO_PORT, HOST_IPV4, HOST_IPV6, HTTP_PORT,
-        WHO_AM_I_PORT, serve_tcp, serve_udp,
+        BEYOND_IPV4, BEYOND_IPV6, Beyond, ECHO_PORT, HOST_IPV4, HOST_IPV6, HTTP_PORT, WHO_AM_I_PORT,
     },
     lab::{self, Lab},
     namespace,
 };
 
-const PATIENCE: Duration = Duration::from_secs(5);
-/// For what must not arrive.
-const IN_VAIN: Duration = Duration::from_millis(700);
-const GATEWAY_MAC: [u8; 6] = [0x02, 0x73, 0x77, 0x00, 0x00, 0x01];
-
-/// A slot with a guest in it.
-struct Sandbox {
-    slot: SlotPlan,
-    guest: FakeGuest,
-}
-
-impl Sandbox {
-    fn start(network: &KernelNetwork, plan: &Plan, number: u32) -> Self {
-        let slot = plan.slot(SlotNumber(number));
-        network.build(&slot).unwrap();
-        let guest = FakeGuest::attach(slot.netns_path().as_ref(), "vmtap0").unwrap();
-        // The guest learns its gateway's Ethernet addresses, as it has them after a restore.
-        let known = guest.network();
-        for gateway in [IpAddr::from(known.ipv4_gateway), known.ipv6_gateway.into()] {
-            guest.ping(gateway, PATIENCE).unwrap();
-        }
-        Self { slot, guest }
-    }
-
-    fn clone_addresses(&self) -> [IpAddr; 2] {
-        let addresses: Vec<_> = self.slot.clone_addresses().collect();
-        addresses.try_into().expect("one of each family")
-    }
-
-    /// Packets that a rule of the slot's table has counted.
-    fn counted(&self, comment: &str) -> u64 {
-        let line = "nft list table inet sandwire";
-        counter(
-            &namespace::run_in(self.slot.netns_path().as_ref(), line).unwrap(),
-            comment,
-        )
-    }
+/// Packets that a rule of the slot's table has counted.
+fn counted(sandbox: &Sandbox, comment: &str) -> u64 {
+    let line = "nft list table inet sandwire";
+    let table = namespace::run_in(sandbox.slot.netns_path().as_ref(), line).unwrap();
+    counter(&table, comment)
 }
 
 /// Packets that the rules with this comment have counted.
@@ -85,48 +51,6 @@ fn counter(table: &str, comment: &str) -> u64 {
 
 fn host_counter(lab: &Lab, comment: &str) -> u64 {
     counter(&lab.run("nft list table inet sandwire-test"), comment)
-}
-
-fn prepare(plan: &Plan) -> KernelNetwork {
-    let network = KernelNetwork::open(INSTANCE).unwrap();
-    network.add_pool(plan).unwrap();
-    network
-}
-
-fn serve_on_host() {
-    serve_tcp(7000, |mut stream| stream.write_all(b"host")).unwrap();
-    serve_udp(7000, |_, _| b"host".to_vec()).unwrap();
-}
-
-fn connect(target: SocketAddr, patience: Duration) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&target, patience)?;
-    stream.set_read_timeout(Some(patience))?;
-    Ok(stream)
-}
-
-fn http_get(target: SocketAddr) -> std::io::Result<String> {
-    let mut stream = connect(target, PATIENCE)?;
-    stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    Ok(answer)
-}
-
-fn udp_echo(target: SocketAddr, patience: Duration) -> std::io::Result<Vec<u8>> {
-    let any: SocketAddr = if target.is_ipv4() {
-        "0.0.0.0:0"
-    } else {
-        "[::]:0"
-    }
-    .parse()
-    .unwrap();
-    let socket = UdpSocket::bind(any)?;
-    socket.set_read_timeout(Some(patience))?;
-    socket.send_to(b"ping", target)?;
-    let mut answer = [0; 64];
-    let (length, from) = socket.recv_from(&mut answer)?;
-    assert_eq!(from, target, "the answer has the address that was asked");
-    Ok(answer[..length].to_vec())
 }
 
 #[test]
@@ -268,7 +192,7 @@ fn a_packet_with_a_foreign_source_ends_in_the_slot() {
                 .guest
                 .ping(known.ipv4_gateway.into(), PATIENCE)
                 .unwrap();
-            assert_eq!(sandbox.counted("foreign source"), number, "{source}");
+            assert_eq!(counted(&sandbox, "foreign source"), number, "{source}");
         }
         // Its own clone address is one of the slot, which routing refuses before the rules.
         let own = SocketAddr::new(sandbox.clone_addresses()[0], 1234);
@@ -473,7 +397,7 @@ fn a_flooding_guest_meets_its_cap_and_its_neighbour_does_not_notice() {
             .guest
             .ping(known.ipv4_gateway.into(), IN_VAIN)
             .unwrap_err();
-        assert!(flooder.counted("too many connections") >= 900);
+        assert!(counted(&flooder, "too many connections") >= 900);
         let tracked = lab.run("conntrack -L -s 10.64.0.2");
         let entries = tracked
             .lines()
@@ -527,8 +451,9 @@ fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
         ];
         let both = [IpAddr::from(HOST_IPV4), HOST_IPV6.into()];
         let check = |is_open: bool| {
+            let http = if is_open { http_get } else { http_get_once };
             for host in both {
-                let tcp = http_get(SocketAddr::new(host, 8080));
+                let tcp = http(SocketAddr::new(host, 8080));
                 assert_eq!(tcp.is_ok(), is_open, "{host} from the host: {tcp:?}");
                 let udp = udp_echo(
                     SocketAddr::new(host, 8007),
@@ -537,13 +462,13 @@ fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
                 assert_eq!(udp.is_ok(), is_open, "{host} from the host: {udp:?}");
                 beyond
                     .inside(|| {
-                        let tcp = http_get(SocketAddr::new(host, 8080));
+                        let tcp = http(SocketAddr::new(host, 8080));
                         assert_eq!(tcp.is_ok(), is_open, "{host} from beyond: {tcp:?}");
                         let patience = if is_open { PATIENCE } else { IN_VAIN };
                         let udp = udp_echo(SocketAddr::new(host, 8007), patience);
                         assert_eq!(udp.is_ok(), is_open, "{host} from beyond: {udp:?}");
                         for (port, only) in [(8081, both[0]), (8082, both[1])] {
-                            let one = http_get(SocketAddr::new(host, port));
+                            let one = http_get_once(SocketAddr::new(host, port));
                             assert_eq!(one.is_ok(), is_open && host == only, "{host}:{port}");
                         }
                         Ok(())
@@ -556,7 +481,7 @@ fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
         check(true);
         // Twice the same, and the loopback is nobody's.
         network.set_published_ports(&ports).unwrap();
-        http_get("127.0.0.1:8080".parse().unwrap()).unwrap_err();
+        http_get_once("127.0.0.1:8080".parse().unwrap()).unwrap_err();
         check(true);
         network.set_published_ports(&[]).unwrap();
         check(false);
@@ -608,10 +533,10 @@ fn errors_about_a_connection_reach_the_guest_under_its_own_address() {
 fn both_interfaces_of_a_sandbox_are_fully_connected() {
     lab::run(|lab| {
         let _beyond = Beyond::attach().unwrap();
-        let text = r#"{"name":"two","nics":2,"addresses":
-            {"plan":"prefix","ipv4":"10.64.0.0/24","ipv6":"fd00:c10e::/64"}}"#;
-        let spec = serde_json::from_str(text).unwrap();
-        let plan = Plan::new(&INSTANCE.parse().unwrap(), &spec).unwrap();
+        let plan = fixture::plan(
+            r#"{"name":"two","nics":2,"addresses":
+                {"plan":"prefix","ipv4":"10.64.0.0/24","ipv6":"fd00:c10e::/64"}}"#,
+        );
         let network = prepare(&plan);
         let slot = plan.slot(SlotNumber(0));
         network.build(&slot).unwrap();

@@ -10,7 +10,9 @@
 //! The guest runs nothing at a restore: no address change, no announcement. Whatever works at once
 //! works because of what is outside of it.
 
+mod console;
 pub mod cpio;
+mod emulation;
 pub mod firecracker;
 pub mod initramfs;
 pub mod kernel;

@@ -8,7 +8,7 @@
 //!
 //! [`other_program`] is an eBPF program that somebody else put on an interface.
 //!
-//! [`traffic`] makes streams that can be compared at both ends.
+//! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes.
 //!
 //! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
 //! here imports the product. A development dependency only; the demo uses it too.
@@ -22,6 +22,7 @@ pub mod http;
 pub mod lab;
 pub mod namespace;
 pub mod other_program;
+pub mod pinger;
 pub mod sandwire;
 pub mod snapshot;
 pub mod traffic;

@@ -8,10 +8,15 @@ use crate::workspace::Package;
 /// Each package of the workspace and the packages of the workspace that it may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
+    ("sandwire-bpf-compiler", &[]),
     ("sandwire-kernel-net", &[]),
     (
         "sandwire-datapath",
-        &["sandwire-api", "sandwire-kernel-net"],
+        &[
+            "sandwire-api",
+            "sandwire-bpf-compiler",
+            "sandwire-kernel-net",
+        ],
     ),
     (
         "sandwire-slot",
@@ -28,7 +33,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "sandwire-bench",
-        &["sandwire-api", "sandwire-datapath", "sandwire-kernel-net"],
+        &[
+            "sandwire-api",
+            "sandwire-bpf-compiler",
+            "sandwire-datapath",
+            "sandwire-kernel-net",
+        ],
     ),
     (
         "sandwire-cli",

@@ -2,10 +2,11 @@
 //! would not see such a fault made by mistake either.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
-    process::Command,
 };
+
+use sandwire_bpf_compiler::Compiler;
 
 /// A fault: a text of a file of `bpf/` replaced by another.
 pub(crate) struct Mutant {
@@ -339,28 +340,10 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
 
 /// As the build script does it, but a fault may leave something unused.
 fn run_clang(folder: &Path, object: &str) -> Result<(), String> {
-    let compiler = env::var("CLANG").unwrap_or_else(|_| "clang".to_owned());
-    let output = Command::new(compiler)
-        .args([
-            "-target",
-            "bpf",
-            "-mcpu=v3",
-            "-O2",
-            "-g",
-            "-std=gnu11",
-            "-w",
-        ])
-        .arg("-I")
-        .arg(folder.join("lib"))
-        .arg(format!("-I/usr/include/{}-linux-gnu", env::consts::ARCH))
-        .arg("-c")
-        .arg(folder.join(format!("{object}.bpf.c")))
-        .arg("-o")
-        .arg(folder.join(format!("{object}.o")))
-        .output()
-        .map_err(|error| format!("clang: {error}"))?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    let headers = format!("-I{}", folder.join("lib").display());
+    let source = folder.join(format!("{object}.bpf.c"));
+    let object = folder.join(format!("{object}.o"));
+    Compiler::find()
+        .and_then(|compiler| compiler.compile(&source, &object, &[&headers, "-w"]))
+        .map_err(|error| error.to_string())
 }

@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{Vmm, cpu_can_virtualise, initramfs, mac_text};
+use super::{Vmm, console::Console, cpu_can_virtualise, initramfs, mac_text};
 use crate::{command, fake_guest::GuestNetwork, http, namespace};
 
 /// What is needed to start guests: the kernel, their user space, and a folder for their files.
@@ -33,7 +33,7 @@ pub struct Recipe {
 pub struct Firecracker {
     vmm: Vmm,
     socket: PathBuf,
-    console: PathBuf,
+    console: Console,
 }
 
 /// A saved guest that clones can be made of.
@@ -95,15 +95,17 @@ impl Recipe {
             &json!({"iface_id": "eth0", "host_dev_name": tap, "guest_mac": mac_text(self.mac)}),
         )?;
         guest.put("/actions", &json!({"action_type": "InstanceStart"}))?;
-        guest.wait_ready(Duration::from_secs(180))?;
+        guest
+            .console
+            .wait_ready(&mut guest.vmm, Duration::from_secs(180))?;
         Ok(guest)
     }
 
     fn start(&self, name: &str, netns: &Path) -> Result<Firecracker> {
         let socket = self.folder.join(format!("{name}.firecracker"));
-        let console = self.folder.join(format!("{name}.console"));
-        let output =
-            File::create(&console).with_context(|| format!("create {}", console.display()))?;
+        let console = Console::at(self.folder.join(format!("{name}.console")));
+        let output = File::create(console.path())
+            .with_context(|| format!("create {}", console.path().display()))?;
         let child = namespace::command_in(netns, "firecracker")
             .arg("--id")
             .arg(name)
@@ -165,32 +167,13 @@ impl Firecracker {
     /// What the guest and Firecracker have printed so far.
     #[must_use]
     pub fn console(&self) -> String {
-        fs::read(&self.console)
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .unwrap_or_default()
+        self.console.text()
     }
 
     /// Its process alone.
     #[must_use]
     pub fn into_vmm(self) -> Vmm {
         self.vmm
-    }
-
-    fn wait_ready(&mut self, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
-        while !self.console().contains(initramfs::READY_LINE) {
-            if let Some(status) = self.vmm.ended()? {
-                bail!("Firecracker ended ({status}): {}", self.console());
-            }
-            if Instant::now() >= deadline {
-                bail!(
-                    "the guest isn't ready after {patience:?}: {}",
-                    self.console()
-                );
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
     }
 
     fn put(&self, path: &str, body: &Value) -> Result<()> {

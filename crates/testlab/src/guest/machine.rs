@@ -4,19 +4,12 @@
 //! use, and every library that these ask for, all copied from this machine. So whatever a lab can do
 //! here it can do there, as far as the kernel lets it. [`crate::lab::run_on`] is how tests use it.
 
-use std::{
-    fmt::Write as _,
-    fs::{self, File},
-    os::unix::process::CommandExt,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{fmt::Write as _, path::Path, time::Duration};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::{
-    Vmm,
+    emulation::Boot,
     initramfs::{self, add_programs, stripped},
     kernel::Kernel,
 };
@@ -48,35 +41,16 @@ pub struct Ended {
 /// # Errors
 /// If the guest can't be made, or doesn't end in time; the error then holds its console.
 pub fn run(kernel: &Kernel, folder: &Path, job: &Job<'_>, patience: Duration) -> Result<Ended> {
-    let initramfs = folder.join("machine.cpio");
-    fs::write(&initramfs, build(kernel, folder, job)?)
-        .with_context(|| format!("write {}", initramfs.display()))?;
-    let console = folder.join("machine.console");
-    let errors = File::create(folder.join("machine.errors")).context("create a log")?;
-    let child = Command::new("qemu-system-x86_64")
-        .args(["-accel", "tcg", "-cpu", "qemu64,-cx16", "-m", "1024M"])
-        .args(["-machine", "q35", "-nodefaults", "-no-user-config"])
-        .args(["-display", "none", "-no-reboot"])
-        .arg("-kernel")
-        .arg(&kernel.image)
-        .arg("-initrd")
-        .arg(&initramfs)
-        .args(["-append", "console=ttyS0 quiet panic=-1"])
-        .arg("-serial")
-        .arg(format!("file:{}", console.display()))
-        .env("TMPDIR", folder)
-        .stdin(Stdio::null())
-        .stdout(errors.try_clone()?)
-        .stderr(errors)
-        .process_group(0)
-        .spawn()
-        .context("start QEMU")?;
-    let ended = Vmm::new(child).wait(patience);
-    let text = fs::read(&console).unwrap_or_default();
-    let console = String::from_utf8_lossy(&text).replace('\r', "");
-    if let Err(error) = ended {
-        bail!("{error:#}; its console:\n{console}");
+    let console = Boot {
+        name: "machine",
+        folder,
+        kernel,
+        initramfs: &build(kernel, folder, job)?,
+        memory: "1024M",
+        disk: None,
+        arguments: "",
     }
+    .run(patience)?;
     let status = console
         .lines()
         .find_map(|line| line.strip_prefix(STATUS_LINE))

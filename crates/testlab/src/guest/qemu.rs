@@ -12,14 +12,15 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Stdio,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
 
-use super::{Vmm, cpu_can_virtualise, initramfs, kernel::Kernel, mac_text, qmp::Qmp};
+use super::{
+    Vmm, console::Console, cpu_can_virtualise, initramfs, kernel::Kernel, mac_text, qmp::Qmp,
+};
 use crate::{fake_guest::GuestNetwork, namespace};
 
 /// How QEMU runs the guest's instructions.
@@ -46,7 +47,7 @@ pub struct Recipe {
 pub struct Qemu {
     vmm: Vmm,
     qmp: Qmp,
-    console: PathBuf,
+    console: Console,
 }
 
 /// A saved guest that clones can be made of.
@@ -126,7 +127,7 @@ impl Recipe {
             "console=ttyS0 quiet panic=-1".to_owned(),
         ];
         let mut guest = self.start("original", netns, tap, true, &kernel)?;
-        guest.wait_ready(patience)?;
+        guest.console.wait_ready(&mut guest.vmm, patience)?;
         Ok(guest)
     }
 
@@ -139,7 +140,7 @@ impl Recipe {
         more: &[String],
     ) -> Result<Qemu> {
         let socket = self.folder.join(format!("{name}.qmp"));
-        let console = self.folder.join(format!("{name}.console"));
+        let console = Console::at(self.folder.join(format!("{name}.console")));
         let errors = self.folder.join(format!("{name}.errors"));
         let output =
             File::create(&errors).with_context(|| format!("create {}", errors.display()))?;
@@ -169,7 +170,7 @@ impl Recipe {
                 mac_text(self.mac)
             ))
             .arg("-serial")
-            .arg(format!("file:{}", console.display()))
+            .arg(format!("file:{}", console.path().display()))
             .arg("-qmp")
             .arg(format!("unix:{},server=on,wait=off", socket.display()))
             .args(more)
@@ -223,9 +224,7 @@ impl Qemu {
     /// What the guest has printed so far.
     #[must_use]
     pub fn console(&self) -> String {
-        fs::read(&self.console)
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .unwrap_or_default()
+        self.console.text()
     }
 
     /// Its process alone. QEMU goes on without the connection to its protocol.
@@ -237,23 +236,6 @@ impl Qemu {
     /// Its process.
     pub fn vmm(&mut self) -> &mut Vmm {
         &mut self.vmm
-    }
-
-    fn wait_ready(&mut self, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
-        while !self.console().contains(initramfs::READY_LINE) {
-            if let Some(status) = self.vmm.ended()? {
-                bail!("QEMU ended ({status}): {}", self.console());
-            }
-            if Instant::now() >= deadline {
-                bail!(
-                    "the guest isn't ready after {patience:?}: {}",
-                    self.console()
-                );
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
     }
 
     fn ignore_shared_memory(&mut self) -> Result<()> {

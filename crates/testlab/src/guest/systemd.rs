@@ -7,19 +7,16 @@
 
 use std::{
     fs::{self, File},
-    os::unix::{
-        fs::{PermissionsExt, symlink},
-        process::CommandExt,
-    },
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::{FlockOperation, flock};
 
-use super::{Vmm, cache_folder, initramfs, kernel::Kernel};
+use super::{cache_folder, emulation::Boot, initramfs, kernel::Kernel};
 use crate::command;
 
 /// A root file system with systemd and a kernel for it.
@@ -68,45 +65,19 @@ impl Image {
         arguments: &str,
         patience: Duration,
     ) -> Result<String> {
-        let initramfs = folder.join("systemd.cpio");
-        let archive = self.initramfs(additions)?;
-        fs::write(&initramfs, archive).with_context(|| format!("write {}", initramfs.display()))?;
-        let console = folder.join("systemd.console");
-        let errors = File::create(folder.join("systemd.errors")).context("create a log")?;
-        let child = Command::new("qemu-system-x86_64")
-            .args(["-accel", "tcg", "-cpu", "qemu64,-cx16", "-m", "512M"])
-            .args(["-machine", "q35", "-nodefaults", "-no-user-config"])
-            .args(["-display", "none", "-no-reboot"])
-            .arg("-kernel")
-            .arg(&self.kernel.image)
-            .arg("-initrd")
-            .arg(&initramfs)
-            .arg("-append")
-            .arg(format!(
-                "console=ttyS0 panic=-1 quiet systemd.show_status=no \
-                 systemd.mask=getty.target systemd.mask=serial-getty@ttyS0.service {arguments}"
-            ))
-            .arg("-drive")
-            .arg(format!(
-                "file={},format=raw,if=virtio,snapshot=on",
-                self.disk.display()
-            ))
-            .arg("-serial")
-            .arg(format!("file:{}", console.display()))
-            .env("TMPDIR", folder)
-            .stdin(Stdio::null())
-            .stdout(errors.try_clone()?)
-            .stderr(errors)
-            .process_group(0)
-            .spawn()
-            .context("start QEMU")?;
-        let ended = Vmm::new(child).wait(patience);
-        let text = fs::read(&console).unwrap_or_default();
-        let text = String::from_utf8_lossy(&text).replace('\r', "");
-        match ended {
-            Ok(_) => Ok(text),
-            Err(error) => bail!("{error:#}; its console:\n{text}"),
+        Boot {
+            name: "systemd",
+            folder,
+            kernel: &self.kernel,
+            initramfs: &self.initramfs(additions)?,
+            memory: "512M",
+            disk: Some(&self.disk),
+            arguments: &format!(
+                "systemd.show_status=no systemd.mask=getty.target \
+                 systemd.mask=serial-getty@ttyS0.service {arguments}"
+            ),
         }
+        .run(patience)
     }
 
     /// Loads what a host of sandboxes needs, mounts the disk, adds the additions and starts systemd.

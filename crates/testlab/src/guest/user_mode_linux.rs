@@ -8,14 +8,15 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Stdio,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::{
-    Vmm, initramfs,
+    Vmm,
+    console::Console,
+    initramfs,
     kernel::{dependencies, in_order},
 };
 use crate::{fake_guest::GuestNetwork, namespace, sandwire};
@@ -24,7 +25,7 @@ use crate::{fake_guest::GuestNetwork, namespace, sandwire};
 #[derive(Debug)]
 pub struct UserModeLinux {
     vmm: Vmm,
-    console: PathBuf,
+    console: Console,
 }
 
 impl UserModeLinux {
@@ -78,9 +79,9 @@ impl UserModeLinux {
         name: &str,
         initramfs: &Path,
     ) -> Result<Self> {
-        let console = folder.join(format!("{name}.console"));
-        let output =
-            File::create(&console).with_context(|| format!("create {}", console.display()))?;
+        let console = Console::at(folder.join(format!("{name}.console")));
+        let output = File::create(console.path())
+            .with_context(|| format!("create {}", console.path().display()))?;
         let child = namespace::command_in(netns, "linux.uml")
             .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
             .arg(format!("initrd={}", initramfs.display()))
@@ -106,28 +107,13 @@ impl UserModeLinux {
     /// # Errors
     /// If it doesn't in time, or the guest ends; the error then holds its console.
     pub fn wait_ready(&mut self, patience: Duration) -> Result<()> {
-        let deadline = Instant::now() + patience;
-        while !self.console().contains(initramfs::READY_LINE) {
-            if let Some(status) = self.vmm.ended()? {
-                bail!("the guest ended ({status}): {}", self.console());
-            }
-            if Instant::now() >= deadline {
-                bail!(
-                    "the guest isn't ready after {patience:?}: {}",
-                    self.console()
-                );
-            }
-            thread::sleep(Duration::from_millis(20));
-        }
-        Ok(())
+        self.console.wait_ready(&mut self.vmm, patience)
     }
 
     /// What the guest has printed so far.
     #[must_use]
     pub fn console(&self) -> String {
-        fs::read(&self.console)
-            .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
-            .unwrap_or_default()
+        self.console.text()
     }
 
     /// Its process.

@@ -1,0 +1,42 @@
+//! The eBPF data path under a running daemon: what its restarts, its uplinks and other people's programs
+//! do to packets. The guests are threads; real ones are in `guest_ebpf.rs`.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first thing that fails"
+)]
+
+#[path = "../ebpf/mod.rs"]
+mod ebpf;
+mod kernels;
+mod moves;
+mod programs;
+mod restarts;
+mod taps;
+mod trace;
+mod uplinks;
+
+use std::net::IpAddr;
+
+use ebpf::SECOND;
+use sandwire_testlab::{
+    command,
+    fake_guest::FakeGuest,
+    host::{BEYOND_IPV4, BEYOND_IPV6},
+    sandwire::Lease,
+};
+
+/// What every gateway has.
+const GATEWAY_MAC: [u8; 6] = [0x02, 0x73, 0x77, 0x00, 0x00, 0x01];
+
+/// Both directions in both families work. Outward first: smoltcp loses an answer while it asks for its
+/// gateway, which a restored guest knows.
+#[track_caller]
+fn assert_in_touch(lease: &Lease, guest: &FakeGuest) {
+    for server in [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()] {
+        guest.ping(server, 5 * SECOND).unwrap();
+    }
+    for address in [lease.ipv4, lease.ipv6] {
+        command::run(&format!("ping -n -q -c 1 -W 5 {address}")).unwrap();
+    }
+}

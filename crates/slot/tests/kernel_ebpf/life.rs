@@ -1,0 +1,235 @@
+//! Slots built, damaged, repaired, withdrawn and torn down.
+
+use std::{net::SocketAddr, sync::Arc, time::Instant};
+
+use sandwire_api::slot::TapUse;
+use sandwire_slot::{
+    kernel::{BuildStep, KernelNetwork, Settings},
+    network::{Network, Withdrawal},
+    plan::{SlotNumber, SlotPlan},
+};
+use sandwire_testlab::{
+    command,
+    lab::{self, Lab},
+};
+
+use crate::fixture::{
+    EBPF_KINDS, INSTANCE, IPV4,
+    failing_at::FailingAt,
+    prepare,
+    sandbox::Sandbox,
+    talk::{IN_VAIN, PATIENCE, udp_echo},
+    tear_down, web,
+};
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_comes_and_goes_without_trace() {
+    lab::run(|lab| {
+        // Mounted and opened once, so that it is no difference.
+        let network = prepare(&web("host", "{}"));
+        network.remove_pool(&web("host", "{}")).unwrap();
+        for kind in EBPF_KINDS {
+            let before = lab.snapshot();
+            let plan = web(kind, "{}");
+            network.add_pool(&plan).unwrap();
+            let slots: Vec<_> = (0..3).map(|number| plan.slot(SlotNumber(number))).collect();
+            for slot in &slots {
+                network.build(slot).unwrap();
+                let inspection = network.inspect(slot);
+                assert_eq!(inspection.defects, [], "{}", slot.netns_name);
+                assert_eq!(inspection.taps[0].used, TapUse::Unused);
+                let host_end = lab.run(&format!("ip -d -o link show {}", slot.host_interface));
+                assert!(host_end.contains(&slot.host_alias), "{host_end}");
+                let filter = filters_of(lab, slot);
+                assert!(filter.contains("from_guest"), "{filter}");
+            }
+            assert_eq!(network.inspect_host(std::slice::from_ref(&plan.spec)), []);
+            let routes = lab.run("ip route");
+            assert!(!routes.contains("10.64.0.2"), "no route per slot: {routes}");
+            tear_down(&network, &slots);
+            network.remove_pool(&plan).unwrap();
+            lab.assert_unchanged(&before);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_build_that_fails_at_any_step_leaves_nothing() {
+    lab::run(|lab| {
+        for (kind, steps) in [
+            ("netns", &BuildStep::EBPF[..]),
+            ("host", &BuildStep::HOST[..]),
+        ] {
+            let plan = web(kind, "{}");
+            let slot = plan.slot(SlotNumber(0));
+            let sound = prepare(&plan);
+            let before = lab.snapshot();
+            for step in steps {
+                let settings = Settings::new(INSTANCE);
+                let network =
+                    KernelNetwork::with_steps(settings, Arc::new(FailingAt(*step))).unwrap();
+                network.add_pool(&plan).unwrap();
+                let error = network.build(&slot).unwrap_err().to_string();
+                assert!(error.contains("no storage space"), "{error}");
+                lab.assert_unchanged(&before);
+                assert_eq!(network.traffic(&slot), None, "no entry is left");
+            }
+            sound.build(&slot).unwrap();
+            assert_eq!(sound.inspect(&slot).defects, []);
+            tear_down(&sound, &[slot]);
+            sound.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_tap_in_use_keeps_its_slot() {
+    lab::run(|lab| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let slot = &sandbox.slot;
+            let withdrawn = network.withdraw_taps(slot).unwrap();
+            let Withdrawal::Held(holders) = withdrawn else {
+                panic!("{withdrawn:?}");
+            };
+            // In a namespace only processes that are in it are told, and here it is a thread.
+            if !slot.has_netns() {
+                assert_eq!(holders.len(), 1, "{holders:?}");
+                assert_eq!(holders[0].pid, std::process::id());
+            }
+            assert_eq!(network.inspect(slot).taps[0].used, TapUse::Attached);
+            lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[0]));
+            let Sandbox { slot, guest } = sandbox;
+            guest.detach().unwrap();
+            assert_eq!(network.withdraw_taps(&slot).unwrap(), Withdrawal::Free);
+            // Again after a crash in between, and nobody finds a TAP.
+            assert_eq!(network.withdraw_taps(&slot).unwrap(), Withdrawal::Free);
+            assert!(network.open_taps(&slot).is_err());
+            tear_down(&network, &[slot.clone(), slot]);
+            assert_eq!(network.inventory().unwrap(), Default::default());
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_s_open_taps_can_be_handed_on() {
+    lab::run(|_| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let slot = plan.slot(SlotNumber(0));
+            network.build(&slot).unwrap();
+            let opened = network.open_taps(&slot).unwrap();
+            assert_eq!(opened.len(), 1);
+            assert!(network.open_taps(&slot).is_err(), "it is in use");
+            let held = network.withdraw_taps(&slot).unwrap();
+            assert!(matches!(held, Withdrawal::Held(_)), "{held:?}");
+            drop(opened);
+            assert_eq!(network.withdraw_taps(&slot).unwrap(), Withdrawal::Free);
+            tear_down(&network, &[slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_somebody_took_away_is_seen_and_repaired() {
+    lab::run(|lab| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let slot = &sandbox.slot;
+            let spec = std::slice::from_ref(&plan.spec);
+            let shared = lab.run("ip -o link show type bridge");
+            let shared = shared.split(": ").nth(1).unwrap();
+            let mut damages = vec![
+                format!("tc filter delete dev {} ingress", slot.host_interface),
+                format!("tc qdisc delete dev {} ingress", slot.host_interface),
+            ];
+            if slot.has_netns() {
+                let inside = format!("ip netns exec {}", slot.netns_name);
+                damages.push(format!("{inside} tc qdisc delete dev uplink0 ingress"));
+                damages.push(format!("{inside} tc qdisc delete dev vmtap0 ingress"));
+            }
+            for damage in damages {
+                lab.run(&damage);
+                assert_eq!(network.inspect(slot).defects.len(), 1, "{damage}");
+                let defects = network.repair(slot);
+                assert_eq!(defects.len(), 1, "{damage}: {defects:?}");
+                assert_eq!(defects[0].action, "repaired", "{damage}: {defects:?}");
+                assert_eq!(network.inspect(slot).defects, [], "{damage}");
+                lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[0]));
+            }
+            for damage in [
+                format!("ip link set {shared} down"),
+                format!("ip link delete {shared}"),
+                format!("ip route delete {IPV4}"),
+            ] {
+                lab.run(&damage);
+                let defects = network.inspect_host(spec);
+                assert!(!defects.is_empty(), "{damage}");
+                let all_repaired = defects.iter().all(|defect| defect.action == "repaired");
+                assert!(all_repaired, "{damage}: {defects:?}");
+                assert_eq!(network.inspect_host(spec), [], "{damage}");
+                let begun = Instant::now();
+                let address = sandbox.clone_addresses()[0];
+                // Decisions of the time before hold for a moment.
+                while udp_echo(SocketAddr::new(address, 7), IN_VAIN).is_err() {
+                    assert!(begun.elapsed() < PATIENCE, "{damage}");
+                }
+            }
+            // A user's own programs before and behind ours stay where they are.
+            for priority in [100, 60_000] {
+                // Classic BPF that matches nothing.
+                let place = format!("dev {} ingress pref {priority}", slot.host_interface);
+                command::shell(&format!("tc filter add {place} bpf bytecode '1,6 0 0 0,'"))
+                    .unwrap();
+            }
+            assert_eq!(network.inspect(slot).defects, []);
+            let filters = filters_of(lab, slot);
+            assert!(filters.contains("pref 100 ") && filters.contains("pref 60000 "));
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_tap_s_name_that_is_taken_is_refused_and_left_alone() {
+    lab::run(|lab| {
+        let plan = web("host", "{}");
+        let network = prepare(&plan);
+        let slot = plan.slot(SlotNumber(0));
+        for kind in ["bridge", "tap"] {
+            let tap = &slot.host_interface;
+            match kind {
+                "tap" => lab.run(&format!("ip tuntap add {tap} mode tap vnet_hdr")),
+                _ => lab.run(&format!("ip link add {tap} type bridge")),
+            };
+            let before = lab.snapshot();
+            network.build(&slot).unwrap_err();
+            lab.assert_unchanged(&before);
+            lab.run(&format!("ip link delete {tap}"));
+        }
+        network.build(&slot).unwrap();
+        assert_eq!(network.inspect(&slot).defects, []);
+    });
+}
+
+fn filters_of(lab: &Lab, slot: &SlotPlan) -> String {
+    lab.run(&format!(
+        "tc filter show dev {} ingress",
+        slot.host_interface
+    ))
+}

@@ -1,0 +1,357 @@
+//! What a sandbox can reach, and who can reach it: the host, the world beyond the uplink, each other.
+
+use std::net::{IpAddr, SocketAddr};
+
+use sandwire_api::{
+    drop_reason::DropReason,
+    published_port::{Protocol, PublishPort},
+};
+use sandwire_slot::{
+    network::Network,
+    plan::{Plan, SlotNumber},
+};
+use sandwire_testlab::{
+    fake_guest::frame,
+    host::{
+        BEYOND_IPV4, BEYOND_IPV6, Beyond, ECHO_PORT, HOST_IPV4, HOST_IPV6, HTTP_PORT, WHO_AM_I_PORT,
+    },
+    lab, namespace,
+};
+
+use crate::fixture::{
+    EBPF_KINDS, ebpf_pool, prepare,
+    sandbox::{GATEWAY_MAC, Sandbox},
+    talk::{IN_VAIN, PATIENCE, http_get, http_get_once, serve_on_host, udp_echo},
+    tear_down, web,
+};
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_host_reaches_each_of_two_identical_guests() {
+    lab::run(|lab| {
+        for (kind, third) in EBPF_KINDS.into_iter().zip(1..) {
+            let (ipv4, ipv6) = (format!("10.{third}.0.0/24"), format!("fd00:{third}::/64"));
+            let plan = ebpf_pool(kind, kind, "{}", &ipv4, &ipv6);
+            let network = prepare(&plan);
+            let sandboxes = [0, 1].map(|number| Sandbox::start(&network, &plan, number));
+            for sandbox in &sandboxes {
+                for address in sandbox.clone_addresses() {
+                    let pinged = namespace::run_in(
+                        "/proc/self/ns/net".as_ref(),
+                        &format!("ping -c 1 -W 2 {address}"),
+                    );
+                    if pinged.is_err() {
+                        println!("{:?}", network.traffic(&sandbox.slot));
+                        println!("{}", lab.run("ip route"));
+                        println!("{}", lab.run(&format!("ip route get {address}")));
+                        println!("{}", lab.run("ip -s -d link"));
+                        println!("{}", lab.run("nft list ruleset"));
+                        println!("{}", lab.run("ip neigh"));
+                    }
+                    pinged.unwrap();
+                    let answer = http_get(SocketAddr::new(address, 80)).unwrap();
+                    assert!(answer.starts_with("HTTP/1"), "{answer}");
+                    let echo = udp_echo(SocketAddr::new(address, 7), PATIENCE).unwrap();
+                    assert_eq!(echo, b"ping");
+                }
+                let traffic = network.traffic(&sandbox.slot).unwrap();
+                assert!(traffic.egress.packets > 4, "{traffic:?}");
+                assert!(traffic.ingress.packets > 4, "{traffic:?}");
+            }
+            let neighbours = lab.run("ip neighbour show");
+            assert!(
+                !neighbours.contains(&format!("10.{third}.0.")),
+                "{neighbours}"
+            );
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_guest_reaches_the_world_behind_the_host_s_address() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        for (kind, third) in EBPF_KINDS.into_iter().zip(1..) {
+            let (ipv4, ipv6) = (format!("10.{third}.0.0/24"), format!("fd00:{third}::/64"));
+            let plan = ebpf_pool(kind, kind, "{}", &ipv4, &ipv6);
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let guest = &sandbox.guest;
+            for (server, host) in [
+                (IpAddr::from(BEYOND_IPV4), IpAddr::from(HOST_IPV4)),
+                (BEYOND_IPV6.into(), HOST_IPV6.into()),
+            ] {
+                guest.ping(server, PATIENCE).unwrap();
+                let page = guest
+                    .fetch(SocketAddr::new(server, HTTP_PORT), PATIENCE)
+                    .unwrap();
+                assert!(page.contains(&host.to_string()), "{page}");
+                let who = SocketAddr::new(server, WHO_AM_I_PORT);
+                let caller = guest.exchange_udp(who, b"?", PATIENCE).unwrap();
+                let caller = String::from_utf8(caller).unwrap();
+                assert!(caller.contains(&host.to_string()), "{caller}");
+            }
+            beyond.route_through_host(&ipv4).unwrap();
+            beyond.route_through_host(&ipv6).unwrap();
+            for address in sandbox.clone_addresses() {
+                beyond.run(&format!("ping -c 1 -W 2 {address}")).unwrap();
+                let target = SocketAddr::new(address, 80);
+                let page = beyond.inside(|| Ok(http_get(target)?)).unwrap();
+                assert!(page.starts_with("HTTP/1"), "{page}");
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn uplink_policies_route_and_deny() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let (routed, denied) = (
+                ebpf_pool(
+                    "routed",
+                    kind,
+                    r#"{"uplink":"route"}"#,
+                    "10.1.0.0/24",
+                    "fd00:1::/64",
+                ),
+                ebpf_pool(
+                    "denied",
+                    kind,
+                    r#"{"uplink":"deny"}"#,
+                    "10.2.0.0/24",
+                    "fd00:2::/64",
+                ),
+            );
+            let network = prepare(&routed);
+            network.add_pool(&denied).unwrap();
+            for prefix in ["10.1.0.0/24", "fd00:1::/64", "10.2.0.0/24", "fd00:2::/64"] {
+                // There already in the second round.
+                let _ = beyond.route_through_host(prefix);
+            }
+            let router = Sandbox::start(&network, &routed, 0);
+            let prisoner = Sandbox::start(&network, &denied, 0);
+            let servers = [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()];
+            for (server, own) in servers.into_iter().zip(router.clone_addresses()) {
+                let page = router
+                    .guest
+                    .fetch(SocketAddr::new(server, HTTP_PORT), PATIENCE)
+                    .unwrap();
+                assert!(page.contains(&own.to_string()), "{page}");
+            }
+            for (server, own) in servers.into_iter().zip(prisoner.clone_addresses()) {
+                let before = prisoner.dropped(&network, DropReason::UplinkDenied);
+                prisoner.guest.ping(server, IN_VAIN).unwrap_err();
+                assert!(prisoner.dropped(&network, DropReason::UplinkDenied) > before);
+                // Answers to what came from outside still pass.
+                beyond.run(&format!("ping -c 1 -W 2 {own}")).unwrap();
+                let target = SocketAddr::new(own, 80);
+                let page = beyond.inside(|| Ok(http_get(target)?)).unwrap();
+                assert!(page.starts_with("HTTP/1"), "{page}");
+            }
+            let slots = [router.slot, prisoner.slot];
+            drop((router.guest, prisoner.guest));
+            tear_down(&network, &slots);
+            for plan in [&routed, &denied] {
+                network.remove_pool(plan).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_packet_with_a_foreign_source_is_dropped_and_counted() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let plan = web(kind, r#"{"host_services":["all"]}"#);
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let known = sandbox.guest.network();
+            let others: Vec<_> = plan.slot(SlotNumber(5)).clone_addresses().collect();
+            let own = sandbox.clone_addresses();
+            let foreign = [
+                (IpAddr::from([198, 51, 100, 7]), IpAddr::from(BEYOND_IPV4)),
+                (others[0], BEYOND_IPV4.into()),
+                (own[0], BEYOND_IPV4.into()),
+                ("2001:db8:99::1".parse().unwrap(), BEYOND_IPV6.into()),
+                (others[1], BEYOND_IPV6.into()),
+                (own[1], BEYOND_IPV6.into()),
+            ];
+            for (number, (source, target)) in (1..).zip(foreign) {
+                let source = SocketAddr::new(source, 1234);
+                let target = SocketAddr::new(target, ECHO_PORT);
+                let forged = frame::udp(known.mac, GATEWAY_MAC, source, target, b"forged");
+                sandbox.guest.send_frame(&forged).unwrap();
+                // A frame behind it, so that it has been handled.
+                let gateway = known.ipv4_gateway.into();
+                sandbox.guest.ping(gateway, PATIENCE).unwrap();
+                let counted = sandbox.dropped(&network, DropReason::SourceAddress);
+                assert_eq!(counted, number, "{source} in a {kind} slot");
+            }
+            let target = SocketAddr::new(BEYOND_IPV4.into(), ECHO_PORT);
+            let source = SocketAddr::new(known.ipv4.0.into(), 1234);
+            let forged = frame::udp([2, 0, 0, 0, 0, 9], GATEWAY_MAC, source, target, b"forged");
+            sandbox.guest.send_frame(&forged).unwrap();
+            sandbox
+                .guest
+                .ping(known.ipv4_gateway.into(), PATIENCE)
+                .unwrap();
+            assert_eq!(sandbox.dropped(&network, DropReason::SourceMac), 1);
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+        let seen = beyond
+            .run("nstat -az UdpInDatagrams Udp6InDatagrams")
+            .unwrap();
+        let is_zero = |line: &str| line.split_whitespace().nth(1) == Some("0");
+        let mut counts = seen.lines().filter(|line| line.starts_with("Udp"));
+        assert!(counts.all(is_zero), "{seen}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_host_s_services_and_metadata_are_closed_but_for_those_allowed() {
+    lab::run(|lab| {
+        let _beyond = Beyond::attach().unwrap();
+        // The cloud's metadata service, played by the host itself.
+        lab.run("ip address add 169.254.169.254/32 dev lo");
+        serve_on_host();
+        for kind in EBPF_KINDS {
+            let closed = ebpf_pool("closed", kind, "{}", "10.1.0.0/24", "fd00:1::/64");
+            let policy = r#"{"host_services":["tcp/6990-7000","icmp"],"cloud_metadata":true}"#;
+            let open = ebpf_pool("open", kind, policy, "10.2.0.0/24", "fd00:2::/64");
+            let network = prepare(&closed);
+            network.add_pool(&open).unwrap();
+            let outcast = Sandbox::start(&network, &closed, 0);
+            let friend = Sandbox::start(&network, &open, 0);
+            let hosts = |plan: &Plan| {
+                let ipv4 = IpAddr::from(plan.host_ipv4.unwrap());
+                [ipv4, plan.host_ipv6.unwrap().into(), HOST_IPV4.into()]
+            };
+            for host in hosts(&closed) {
+                let before = outcast.dropped(&network, DropReason::HostService);
+                let service = SocketAddr::new(host, 7000);
+                let guest = &outcast.guest;
+                guest.exchange_tcp(service, b"", IN_VAIN).unwrap_err();
+                guest.exchange_udp(service, b"?", IN_VAIN).unwrap_err();
+                guest.ping(host, IN_VAIN).unwrap_err();
+                let dropped = outcast.dropped(&network, DropReason::HostService);
+                assert!(dropped >= before + 3, "{dropped}");
+            }
+            for host in hosts(&open) {
+                let service = SocketAddr::new(host, 7000);
+                let guest = &friend.guest;
+                assert_eq!(guest.exchange_tcp(service, b"", PATIENCE).unwrap(), b"host");
+                guest.ping(host, PATIENCE).unwrap();
+                guest.exchange_udp(service, b"?", IN_VAIN).unwrap_err();
+            }
+            let metadata = SocketAddr::new([169, 254, 169, 254].into(), 7000);
+            outcast
+                .guest
+                .exchange_tcp(metadata, b"", IN_VAIN)
+                .unwrap_err();
+            assert!(outcast.dropped(&network, DropReason::Metadata) > 0);
+            let answer = friend.guest.exchange_tcp(metadata, b"", PATIENCE).unwrap();
+            assert_eq!(answer, b"host");
+            let slots = [outcast.slot, friend.slot];
+            drop((outcast.guest, friend.guest));
+            tear_down(&network, &slots);
+            for plan in [&closed, &open] {
+                network.remove_pool(plan).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn sandboxes_reach_each_other_only_in_their_group() {
+    lab::run(|_| {
+        let together = r#"{"clone_to_clone":true,"group":"team"}"#;
+        // One kind talks to the other as it does to its own.
+        let pools = [
+            ebpf_pool("a", "netns", together, "10.1.0.0/24", "fd00:1::/64"),
+            ebpf_pool("b", "host", together, "10.2.0.0/24", "fd00:2::/64"),
+            ebpf_pool("c", "host", "{}", "10.3.0.0/24", "fd00:3::/64"),
+        ];
+        let network = prepare(&pools[0]);
+        for plan in &pools[1..] {
+            network.add_pool(plan).unwrap();
+        }
+        let start = |plan, number| Sandbox::start(&network, plan, number);
+        let friends = [
+            start(&pools[0], 0),
+            start(&pools[0], 1),
+            start(&pools[1], 0),
+            start(&pools[1], 1),
+        ];
+        let strangers = [start(&pools[2], 0), start(&pools[2], 1)];
+        for from in &friends {
+            for to in friends.iter().filter(|to| to.slot != from.slot) {
+                for address in to.clone_addresses() {
+                    from.guest.ping(address, PATIENCE).unwrap();
+                    let page = from.guest.fetch(SocketAddr::new(address, 80), PATIENCE);
+                    page.unwrap();
+                }
+            }
+        }
+        for (from, to) in [
+            (&strangers[0], &strangers[1]),
+            (&strangers[0], &friends[0]),
+            (&friends[0], &strangers[0]),
+        ] {
+            for address in to.clone_addresses() {
+                let before = from.dropped(&network, DropReason::OtherSandbox);
+                from.guest.ping(address, IN_VAIN).unwrap_err();
+                assert!(from.dropped(&network, DropReason::OtherSandbox) > before);
+            }
+        }
+        // A clone address that nobody has is nowhere else either.
+        let nobody = IpAddr::from([10, 1, 0, 99]);
+        friends[0].guest.ping(nobody, IN_VAIN).unwrap_err();
+        assert!(friends[0].dropped(&network, DropReason::NoSuchSandbox) > 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let port = PublishPort {
+                protocol: Protocol::Tcp,
+                host_address: None,
+                host_port: 8080,
+                clone_port: 80,
+                nic: 0,
+            };
+            let ports = [(port, sandbox.clone_addresses().to_vec())];
+            for is_open in [false, true, false] {
+                let published = if is_open { &ports[..] } else { &[] };
+                let http = if is_open { http_get } else { http_get_once };
+                network.set_published_ports(published).unwrap();
+                for host in [IpAddr::from(HOST_IPV4), HOST_IPV6.into()] {
+                    let target = SocketAddr::new(host, 8080);
+                    let local = http(target);
+                    assert_eq!(local.is_ok(), is_open, "{kind} {host}: {local:?}");
+                    let remote = beyond.inside(|| Ok(http(target))).unwrap();
+                    assert_eq!(remote.is_ok(), is_open, "{kind} {host}: {remote:?}");
+                }
+            }
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}

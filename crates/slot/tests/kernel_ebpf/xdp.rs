@@ -1,0 +1,73 @@
+//! The `xdp` data path: which TAPs may have it, and what is said of the others.
+
+use std::net::{IpAddr, SocketAddr};
+
+use sandwire_slot::{
+    network::Network,
+    plan::{Plan, SlotNumber},
+};
+use sandwire_testlab::{
+    command,
+    host::{BEYOND_IPV4, Beyond, HTTP_PORT},
+    lab,
+};
+
+use crate::fixture::{
+    INSTANCE, IPV4, prepare,
+    sandbox::{attach, tenancy},
+    talk::PATIENCE,
+    tear_down, web,
+};
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn xdp_is_used_where_the_tap_is_proven_and_said_why_not_elsewhere() {
+    lab::run(|lab| {
+        let beyond = Beyond::attach().unwrap();
+        let plan = xdp_pool();
+        let network = prepare(&plan);
+        beyond.route_through_host(IPV4).unwrap();
+        let slot = plan.slot(SlotNumber(0));
+        network.build(&slot).unwrap();
+        let attached = lab.run(&format!("ip -d link show {}", slot.host_interface));
+        assert!(attached.contains("prog/xdp"), "{attached}");
+        let note = || network.inspect(&slot).data_path_note.unwrap_or_default();
+        assert!(note().contains("nobody has the TAP open"), "{}", note());
+        network.activate(&slot, &tenancy(&network, &plan)).unwrap();
+        // As a VMM does that wants offloads.
+        let opened = network.open_taps(&slot).unwrap();
+        assert!(note().contains("virtio-net headers"), "{}", note());
+        drop(opened);
+        let guest = attach(&slot);
+        // The lab's uplink is a veth, whose other end takes no frames from XDP.
+        assert!(note().contains("uplink up0"), "{}", note());
+        // As its entry says.
+        let dump = "bpftool -j map dump pinned $(find /sys/fs/bpf/sandwire -name xdp_nics)";
+        let known = command::shell(dump).unwrap();
+        assert!(known.contains("key"), "{known}");
+        for server in [IpAddr::from(BEYOND_IPV4)] {
+            for _ in 0..5 {
+                guest.ping(server, PATIENCE).unwrap();
+            }
+            let page = guest.fetch(SocketAddr::new(server, HTTP_PORT), PATIENCE);
+            assert!(page.unwrap().contains("10.64.0.2"));
+        }
+        assert_eq!(network.inspect(&slot).defects, []);
+        lab.run(&format!("ip link set dev {} xdp off", slot.host_interface));
+        assert_eq!(network.inspect(&slot).defects.len(), 1);
+        assert_eq!(network.repair(&slot)[0].action, "repaired");
+        assert_eq!(network.inspect(&slot).defects, []);
+        drop(guest);
+        tear_down(&network, &[slot]);
+        network.remove_pool(&plan).unwrap();
+        let left = lab.run("ip -d link");
+        assert!(!left.contains("xdp"), "{left}");
+    });
+}
+
+/// A pool of the `xdp` data path.
+fn xdp_pool() -> Plan {
+    let mut spec = web("host", r#"{"uplink":"route"}"#).spec;
+    spec.data_path = sandwire_api::slot::DataPath::Xdp;
+    Plan::new(&INSTANCE.parse().unwrap(), &spec).unwrap()
+}
