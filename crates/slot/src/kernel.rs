@@ -61,6 +61,7 @@ mod inspect;
 mod interfaces;
 mod inventory;
 mod moving;
+mod published;
 mod slot_table;
 mod tear_down;
 mod trace;
@@ -225,6 +226,16 @@ impl KernelNetwork {
         ebpf.attach(shared, &uplinks)
     }
 
+    /// Tells a data path that may have been opened just now of the published ports. Before anybody has
+    /// named any, what a daemon before has entered stays.
+    fn remind_of_published(&self, state: &HostState) {
+        if let Some(ebpf) = self.ebpf.get()
+            && !state.published.is_empty()
+        {
+            ebpf.set_published(&state.published);
+        }
+    }
+
     fn instance(&self) -> &str {
         &self.settings.instance
     }
@@ -274,6 +285,7 @@ impl Network for KernelNetwork {
         };
         if pool.serves_ebpf() {
             self.open_ebpf()?;
+            self.remind_of_published(&state);
         }
         let others = state.others_need_shared(&name);
         self.with_worker(|worker| {
@@ -333,6 +345,7 @@ impl Network for KernelNetwork {
         };
         if after.serves_ebpf() {
             self.open_ebpf()?;
+            self.remind_of_published(&state);
         }
         let others = state.others_need_shared(&name);
         self.with_worker(|worker| {
@@ -424,6 +437,9 @@ impl Network for KernelNetwork {
         let mut state = lock(&self.host);
         self.with_worker(|worker| host_table::publish(self.instance(), worker, ports))?;
         state.published = ports.to_vec();
+        if let Some(ebpf) = self.ebpf.get() {
+            ebpf.set_published(ports);
+        }
         Ok(())
     }
 
