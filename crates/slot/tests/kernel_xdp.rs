@@ -11,8 +11,9 @@ mod fixture;
 use std::{
     collections::BTreeMap,
     fs::File,
-    io::{Seek, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    io::Write,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    os::unix::fs::FileExt,
     path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -85,17 +86,29 @@ struct Capture {
 impl Capture {
     fn start() -> Self {
         let (output, messages) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        let mut told = messages.try_clone().unwrap();
+        let told = messages.try_clone().unwrap();
         let child = Command::new("tcpdump")
-            .args(["-n", "-q", "-l", "-p", "-B", "16384", "-i", "any", "tcp or udp"])
+            .args([
+                "-n",
+                "-q",
+                "--immediate-mode",
+                "-l",
+                "-p",
+                "-s",
+                "200",
+                "-B",
+                "16384",
+                "-i",
+                "any",
+                "tcp or udp",
+            ])
             .stdout(output.try_clone().unwrap())
             .stderr(Stdio::from(messages))
             .spawn()
             .unwrap();
         let deadline = Instant::now() + PATIENCE;
         loop {
-            told.rewind().unwrap();
-            let text = std::io::read_to_string(&mut told).unwrap();
+            let text = read_in_place(&told);
             if text.contains("listening on") {
                 return Self { child, output };
             }
@@ -106,14 +119,20 @@ impl Capture {
 
     /// How many packets came in (`In`) or left (`Out`), by interface.
     fn stop(mut self) -> BTreeMap<(String, String), u64> {
-        // What is in its buffer is written first.
-        std::thread::sleep(Duration::from_millis(300));
+        // Once it has written this one, it has written those before.
+        let last = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let marker = format!("127.0.0.1.{}: ", last.local_addr().unwrap().port());
+        last.send_to(b"end", last.local_addr().unwrap()).unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        while !self.written().contains(&marker) {
+            assert!(Instant::now() < deadline, "tcpdump doesn't get on");
+            std::thread::sleep(Duration::from_millis(50));
+        }
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
         self.child.wait().unwrap();
-        self.output.rewind().unwrap();
         let mut seen = BTreeMap::new();
-        for line in std::io::read_to_string(self.output).unwrap().lines() {
+        for line in self.written().lines() {
             let mut words = line.split(' ').skip(1).map(str::to_owned);
             // Some packets take tcpdump more than a line.
             let (Some(interface), Some(direction)) = (words.next(), words.next()) else {
@@ -123,6 +142,18 @@ impl Capture {
         }
         seen
     }
+
+    fn written(&self) -> String {
+        read_in_place(&self.output)
+    }
+}
+
+/// What a process has written to a file so far. The offset is that process's too, and stays.
+fn read_in_place(file: &File) -> String {
+    let length = file.metadata().unwrap().len();
+    let mut bytes = vec![0; usize::try_from(length).unwrap()];
+    file.read_exact_at(&mut bytes, 0).unwrap();
+    String::from_utf8(bytes).unwrap()
 }
 
 /// A pool of the data path, with one leased slot.
