@@ -226,16 +226,6 @@ impl KernelNetwork {
         ebpf.attach(shared, &uplinks)
     }
 
-    /// Tells a data path that may have been opened just now of the published ports. Before anybody has
-    /// named any, what a daemon before has entered stays.
-    fn remind_of_published(&self, state: &HostState) {
-        if let Some(ebpf) = self.ebpf.get()
-            && !state.published.is_empty()
-        {
-            ebpf.set_published(&state.published);
-        }
-    }
-
     fn instance(&self) -> &str {
         &self.settings.instance
     }
@@ -283,10 +273,7 @@ impl Network for KernelNetwork {
             plan: plan.clone(),
             from: None,
         };
-        if pool.serves_ebpf() {
-            self.open_ebpf()?;
-            self.remind_of_published(&state);
-        }
+        self.open_ebpf_for(&pool, &state)?;
         let others = state.others_need_shared(&name);
         self.with_worker(|worker| {
             let shared = host::add_pool(self.instance(), worker, &pool, others)?;
@@ -343,10 +330,7 @@ impl Network for KernelNetwork {
                 advice: "try again".to_owned(),
             });
         };
-        if after.serves_ebpf() {
-            self.open_ebpf()?;
-            self.remind_of_published(&state);
-        }
+        self.open_ebpf_for(&after, &state)?;
         let others = state.others_need_shared(&name);
         self.with_worker(|worker| {
             let shared = host::change_pool(self.instance(), worker, &before, &after, others)?;
@@ -437,9 +421,7 @@ impl Network for KernelNetwork {
         let mut state = lock(&self.host);
         self.with_worker(|worker| host_table::publish(self.instance(), worker, ports))?;
         state.published = ports.to_vec();
-        if let Some(ebpf) = self.ebpf.get() {
-            ebpf.set_published(ports);
-        }
+        self.tell_published(ports);
         Ok(())
     }
 

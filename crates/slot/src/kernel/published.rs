@@ -12,7 +12,33 @@ use sandwire_datapath::{
     abi::{self, NicFlag},
 };
 
-use super::{ebpf::Ebpf, lock};
+use super::{HostState, KernelNetwork, ebpf::Ebpf, hosted::Hosted, lock};
+use crate::error::NetworkError;
+
+impl KernelNetwork {
+    /// Opens the eBPF data path for a pool that needs it, and tells it of ports that were published before
+    /// that. Until somebody has named any, what an earlier daemon has entered stays.
+    pub(super) fn open_ebpf_for(
+        &self,
+        pool: &Hosted,
+        state: &HostState,
+    ) -> Result<(), NetworkError> {
+        if pool.serves_ebpf() {
+            self.open_ebpf()?;
+            if !state.published.is_empty() {
+                self.tell_published(&state.published);
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the eBPF data path, if it is open, which sandboxes have published ports.
+    pub(super) fn tell_published(&self, ports: &[(PublishPort, Vec<IpAddr>)]) {
+        if let Some(ebpf) = self.ebpf.get() {
+            ebpf.set_published(ports);
+        }
+    }
+}
 
 impl Ebpf {
     /// Says to which clone addresses published ports lead: exactly these.
