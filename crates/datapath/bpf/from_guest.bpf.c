@@ -198,9 +198,11 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	}
 	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
 	decide_course(skb, p, s->index, generation, c);
-	if (rarely(c->policy->flags & POLICY_ANSWERS && may_be_answer(c))) {
+	if (rarely(may_be_answer(c, s->flags))) {
 		switch (find_answer(skb, p, s->index, c->now)) {
 		case ANSWER_UPLINK:
+			if (c->verdict == VERDICT_UPLINK)
+				break;
 			p->as_answer = 1;
 			decide_course(skb, p, s->index, generation, c);
 			break;

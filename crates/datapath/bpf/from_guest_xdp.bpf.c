@@ -66,8 +66,8 @@ static __always_inline int recall_course(const struct sender *s, const struct pa
 	c->verdict = d->verdict;
 	c->reason = d->target;
 	if (c->verdict == VERDICT_DROP)
-		return !(c->policy->flags & POLICY_ANSWERS && may_be_answer(c));
-	if (is_too_big(p, s->nic, d->mtu))
+		return !may_be_answer(c, s->flags);
+	if (is_too_big(p, s->nic, d->mtu) || may_be_answer(c, s->flags))
 		return 0;
 	if (c->verdict == VERDICT_UPLINK)
 		return (d->flags & (DECISION_XDP | DECISION_FQ)) == DECISION_XDP;

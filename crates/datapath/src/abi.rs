@@ -154,6 +154,8 @@ enums! {
         Learn = 8 "NIC_LEARN",
         /// Frames of the TAP provably have complete checksums and no GSO.
         Xdp = 16 "NIC_XDP",
+        /// The host's stack translates ports to it: answers go back that way.
+        Published = 32 "NIC_PUBLISHED",
     }
     /// What leaves the host.
     UplinkMode = "uplink_mode" {

@@ -62,8 +62,10 @@ impl Allocation {
 }
 
 /// Flags that end with a lease.
-const LEASE_FLAGS: u32 =
-    NicFlag::Process.number() | NicFlag::Trace.number() | NicFlag::Learn.number();
+const LEASE_FLAGS: u32 = NicFlag::Process.number()
+    | NicFlag::Trace.number()
+    | NicFlag::Learn.number()
+    | NicFlag::Published.number();
 
 impl Datapath {
     fn allocation(&self) -> MutexGuard<'_, Allocation> {

@@ -26,6 +26,7 @@ const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
+const BPF_LINK_DETACH: libc::c_long = 34;
 
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 
@@ -77,6 +78,7 @@ attributes! {
         program: u32, target: u32, attach_type: u32, flags: u32, relative: u32, padding: u32,
         revision: u64,
     }
+    LinkDetach { link: u32, }
     LinkUpdate { link: u32, program: u32, flags: u32, old: u32, }
 }
 
@@ -447,6 +449,13 @@ pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::
     };
     // SAFETY: the structure holds no addresses.
     unsafe { call(BPF_LINK_UPDATE, &mut attributes) }.map(drop)
+}
+
+/// Takes a link's program off its interface at once. One whose interface is gone has none.
+pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
+    let mut attributes = LinkDetach { link: number(link) };
+    // SAFETY: the structure holds no addresses.
+    unsafe { call(BPF_LINK_DETACH, &mut attributes) }.map(drop)
 }
 
 /// Loads a small tc program from its instructions.

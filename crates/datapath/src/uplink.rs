@@ -304,10 +304,17 @@ impl Datapath {
         others: impl Iterator<Item = u32>,
     ) -> Result<(), Error> {
         let folder = self.folder.join(LINKS);
-        let failed = |source| Error::system("list", folder.display().to_string(), source);
+        let failed = |source| {
+            let object = format!("attachments in {}", folder.display());
+            Error::system("remove", object, source)
+        };
         for entry in fs::read_dir(&folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             if !keep.contains(&*entry.file_name().to_string_lossy()) {
+                // Without that the program stays until the kernel gets round to the link's end.
+                if let Some(link) = sys::open_pin(&entry.path()).map_err(failed)? {
+                    sys::detach_link(link.as_fd()).map_err(failed)?;
+                }
                 fs::remove_file(entry.path()).map_err(failed)?;
             }
         }

@@ -61,6 +61,7 @@ mod inspect;
 mod interfaces;
 mod inventory;
 mod moving;
+mod published;
 mod slot_table;
 mod tear_down;
 mod trace;
@@ -250,9 +251,7 @@ impl Network for KernelNetwork {
             plan: plan.clone(),
             from: None,
         };
-        if pool.serves_ebpf() {
-            self.open_ebpf()?;
-        }
+        self.open_ebpf_for(&pool, &state)?;
         let beside = state.beside(&name);
         self.with_worker(|worker| {
             let shared = host::add_pool(self.instance(), worker, &pool, &beside)?;
@@ -311,9 +310,7 @@ impl Network for KernelNetwork {
                 advice: "try again".to_owned(),
             });
         };
-        if after.serves_ebpf() {
-            self.open_ebpf()?;
-        }
+        self.open_ebpf_for(&after, &state)?;
         let beside = state.beside(&name);
         let others_need_shared = beside.need_shared();
         self.with_worker(|worker| {
@@ -409,6 +406,7 @@ impl Network for KernelNetwork {
         };
         self.with_worker(|worker| host_table::publish(self.instance(), worker, &served))?;
         state.published = ports.to_vec();
+        self.tell_published(ports);
         Ok(())
     }
 

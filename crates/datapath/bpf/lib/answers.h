@@ -1,7 +1,7 @@
 /* Answers: what a sandbox sends back where it may not send by itself.
  *
  * There is no connection tracking. What comes in opens a way back for a time, by addresses and ports;
- * only sandboxes whose policy denies or masquerades something pay for that. The limit: a guest can send
+ * only sandboxes whose policy denies or masquerades something, or that have published ports, pay for that. The limit: a guest can send
  * anything that fits the flow, answer or not, for as long as the entry lives. */
 #ifndef SANDWIRE_ANSWERS_H
 #define SANDWIRE_ANSWERS_H
@@ -18,6 +18,13 @@
 static __always_inline __s64 age_of(const struct answer_value *answer, __u64 now)
 {
 	return (__s64)(now - READ_ONCE(answer->seen));
+}
+
+static __always_inline int is_alive(const struct answer_value *answer, __u8 protocol, __u64 now)
+{
+	__s64 life = protocol == PROTOCOL_TCP ? ANSWER_TCP : ANSWER_OTHERS;
+
+	return age_of(answer, now) <= life;
 }
 
 /* Notes a packet towards a guest. `learn`: any TCP packet opens, not only the first of a connection. */
@@ -41,7 +48,7 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 	key.peer = p->source;
 	key.protocol = p->protocol;
 	known = bpf_map_lookup_elem(&answers, &key);
-	if (!known) {
+	if (!known || !is_alive(known, key.protocol, now)) {
 		if (opens)
 			bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
 	} else if (age_of(known, now) > (__s64)ANSWER_REFRESH || (opens && known->via != via)) {
@@ -87,13 +94,11 @@ __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 no
 {
 	struct answer_key key = {.nic = nic};
 	struct answer_value value = {}, *known;
-	__u64 life;
 
 	if (!p || !answer_key_of(f, p, &key))
 		return 0;
 	known = bpf_map_lookup_elem(&answers, &key);
-	life = key.protocol == PROTOCOL_TCP ? ANSWER_TCP : ANSWER_OTHERS;
-	if (!known || age_of(known, now) > (__s64)life)
+	if (!known || !is_alive(known, key.protocol, now))
 		return 0;
 	value.via = known->via;
 	if (p->fragment == FRAGMENT_FIRST) {

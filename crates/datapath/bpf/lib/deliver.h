@@ -71,7 +71,7 @@ static __always_inline int admit(const struct receiver *r, const struct packet *
 
 	if (!policy)
 		return DROP_NONE;
-	if (policy->flags & POLICY_ANSWERS)
+	if (policy->flags & POLICY_ANSWERS || r->flags & NIC_PUBLISHED)
 		remember_answer(p, index, via, bpf_ktime_get_coarse_ns(), r->flags & NIC_LEARN);
 	if (!is_limited(&policy->ingress))
 		return DROP_NONE;

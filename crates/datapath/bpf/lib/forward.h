@@ -20,9 +20,14 @@ struct course {
 	__u64 wait;   /* nanoseconds until it may leave */
 };
 
-/* Whether the packet would be let through, or past the masquerade, if it answers another. */
-static __always_inline int may_be_answer(const struct course *c)
+/* Whether the packet would be let through, past the masquerade, or to the stack that translates it back,
+ * if it answers another. `flags` are the sender's. */
+static __always_inline int may_be_answer(const struct course *c, __u32 flags)
 {
+	if (!(c->policy->flags & POLICY_ANSWERS) && !(flags & NIC_PUBLISHED))
+		return 0;
+	if (c->verdict == VERDICT_UPLINK)
+		return flags & NIC_PUBLISHED;
 	if (c->verdict == VERDICT_STACK)
 		return c->decision->flags & DECISION_MASQUERADE;
 	return c->verdict == VERDICT_DROP &&

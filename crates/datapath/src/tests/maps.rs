@@ -85,11 +85,12 @@ fn netns_a_lease_survives_the_process_that_made_it() {
         let policy = datapath.add_policy(&policy_of(100)).unwrap();
         datapath.activate(index, policy, true).unwrap();
         datapath.set_flag(index, NicFlag::Trace, true);
+        datapath.set_flag(index, NicFlag::Published, true);
         let before = datapath.nic(index);
         assert_eq!(before.state, NicState::Active.number());
         assert_eq!(
             before.flags,
-            NicFlag::Process.number() | NicFlag::Trace.number()
+            NicFlag::Process.number() | NicFlag::Trace.number() | NicFlag::Published.number()
         );
         drop(datapath);
 

@@ -24,6 +24,8 @@ pub(crate) struct Case {
     /// Policy of entry 0.
     pub(crate) policy: usize,
     pub(crate) learn: bool,
+    /// Whether the host's stack translates ports to entry 0.
+    pub(crate) published: bool,
     /// Answers that are known, with their age in nanoseconds.
     pub(crate) answers: Vec<(Flow, u64, Via)>,
     /// Meters that have something on them.
@@ -83,6 +85,7 @@ impl Case {
             variant: 0,
             policy: 0,
             learn: false,
+            published: false,
             answers: Vec::new(),
             meters: Vec::new(),
             steps,
@@ -137,6 +140,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("released", situations::released),
     ("answer", situations::answer),
     ("answer-after-question", situations::answer_after_question),
+    ("published", situations::published),
     ("byte-limit", situations::byte_limit),
     ("packet-limit", situations::packet_limit),
     ("ttl", situations::ttl),

@@ -255,6 +255,7 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
         netns,
         process: number == 7,
         learn: false,
+        published: false,
         policy: number % POLICIES_BY_HAND,
         ifindex: if netns && number == 1 {
             1000

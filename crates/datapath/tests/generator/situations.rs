@@ -227,6 +227,12 @@ pub(super) fn answer_after_question(random: &mut Random) -> Case {
         *flags = random.one_of(&[0x02, 0x02, 0xc2, 0x12, 0x10, 0x18, 0x03]);
     }
     let mut case = Case::new(twice(from_guest(&ip)));
+    if random.chance(40) {
+        // Asked before, some so long ago that only a new question counts.
+        let age = random.one_of(&[1, 30, 65, 290, 310]) * SECOND;
+        let via = random.one_of(&[Via::Uplink, Via::Stack]);
+        case.answers.push((flow_of(&ip), age, via));
+    }
     let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
     let asked = question.frame([2; 6], scene::ROUTERS[0]);
     case.steps.insert(1, Step::new(hook, asked));
@@ -235,6 +241,19 @@ pub(super) fn answer_after_question(random: &mut Random) -> Case {
     if random.chance(25) {
         case.variant = NETNS_SLOT;
     }
+    case
+}
+
+/// Somebody asks a published port, or the clone address itself, of a sandbox that may send anyway: the
+/// answer must leave by where it is translated back, what is none goes the short way.
+pub(super) fn published(random: &mut Random) -> Case {
+    let mut case = if random.chance(50) {
+        answer(random)
+    } else {
+        answer_after_question(random)
+    };
+    case.published = true;
+    case.policy = random.one_of(&[0, 0, 0, 4, 5, 7, case.policy]);
     case
 }
 

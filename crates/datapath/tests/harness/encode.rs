@@ -52,7 +52,8 @@ pub(crate) fn nic(nic: &Nic, generation: u32, by_xdp: bool) -> Vec<u8> {
         | u32::from(nic.process) << 1
         | u32::from(!by_xdp) << 2
         | u32::from(nic.learn) << 3
-        | u32::from(by_xdp) << 4;
+        | u32::from(by_xdp) << 4
+        | u32::from(nic.published) << 5;
     let mut bytes = Vec::new();
     for field in [
         nic.state as u32,

@@ -241,6 +241,7 @@ impl Harness {
             .clone();
         world.nics[0].policy = case.policy;
         world.nics[0].learn = case.learn;
+        world.nics[0].published = case.published;
         self.generation += 1;
         for number in [0, 1] {
             self.write_nic(&world, number)?;

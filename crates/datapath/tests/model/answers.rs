@@ -15,6 +15,14 @@ const OTHER_LIFE: u64 = 60_000_000_000;
 /// An entry is renewed when it is older than this.
 const RENEWAL: u64 = 5_000_000_000;
 
+fn life_of(protocol: u8) -> u64 {
+    if protocol == TCP {
+        TCP_LIFE
+    } else {
+        OTHER_LIFE
+    }
+}
+
 /// A conversation that somebody began with a sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Flow {
@@ -53,12 +61,7 @@ pub(crate) fn find(
 ) -> Option<Via> {
     let flow = flow_of_answer(nic, frame, packet)?;
     let answer = world.answers.get(&flow)?;
-    let life = if flow.protocol == TCP {
-        TCP_LIFE
-    } else {
-        OTHER_LIFE
-    };
-    if now.saturating_sub(answer.seen) > life {
+    if now.saturating_sub(answer.seen) > life_of(flow.protocol) {
         return None;
     }
     let via = answer.via;
@@ -142,7 +145,7 @@ pub(crate) fn learn(
     now: u64,
 ) {
     let receiver = &world.nics[nic];
-    if !world.policies[receiver.policy].answers {
+    if !receiver.remembers(&world.policies) {
         return;
     }
     let bytes = packet.transport_bytes(frame);
@@ -160,7 +163,10 @@ pub(crate) fn learn(
         guest_port,
         fragment: None,
     };
+    let life = life_of(flow.protocol);
+    // What has expired was never there.
     let known = world.answers.get(&flow);
+    let known = known.filter(|answer| now.saturating_sub(answer.seen) <= life);
     // A new question by another way is answered by that one.
     let stale = known.is_some_and(|answer| {
         now.saturating_sub(answer.seen) > RENEWAL || (opens && answer.via != via)

@@ -36,22 +36,27 @@ pub(crate) fn decide(
         return other_sandbox(world, nic, *receiver);
     }
     let way = look_up(world, own, packet.destination);
-    let denied = match judge(world, nic, frame, packet, way) {
+    let unasked = match judge(world, nic, frame, packet, way) {
+        Ok(Judged::Goes(uplink @ Decision::Uplink { .. })) if nic.published => Ok(uplink),
         Ok(Judged::Goes(decision)) => return Ok(decision),
-        Ok(Judged::Masquerade) => None,
-        Err(reason) if may_be_an_answer(reason) => Some(reason),
+        Ok(Judged::Masquerade) => Ok(Decision::Stack),
+        Err(reason) if may_be_an_answer(reason) => Err(reason),
         Err(reason) => return Err(reason),
     };
-    match (answers::find(world, sender, frame, packet, now), denied) {
-        (Some(answers::Via::Uplink), _) => {
+    if !nic.remembers(&world.policies) {
+        return unasked;
+    }
+    match answers::find(world, sender, frame, packet, now) {
+        Some(answers::Via::Uplink) => {
             let nic = &world.nics[sender];
             match by_route(world, nic, frame, packet, way, Uplink::Route)? {
                 Judged::Goes(decision) => Ok(decision),
                 Judged::Masquerade => unreachable!("it was to be routed"),
             }
         }
-        (Some(answers::Via::Stack), _) | (None, None) => Ok(Decision::Stack),
-        (None, Some(reason)) => Err(reason),
+        // Only there a published port is translated back.
+        Some(answers::Via::Stack) => Ok(Decision::Stack),
+        None => unasked,
     }
 }
 

@@ -44,6 +44,8 @@ pub(crate) struct Nic {
     pub(crate) netns: bool,
     pub(crate) process: bool,
     pub(crate) learn: bool,
+    /// The host's stack translates ports to it.
+    pub(crate) published: bool,
     pub(crate) policy: usize,
     pub(crate) ifindex: u32,
     pub(crate) shared_ifindex: u32,
@@ -73,6 +75,11 @@ pub(crate) struct Addresses {
 }
 
 impl Nic {
+    /// Whether calls to it are remembered for its answers.
+    pub(crate) fn remembers(&self, policies: &[Policy]) -> bool {
+        policies[self.policy].answers || self.published
+    }
+
     /// Its addresses of IP version 4 or 6.
     pub(crate) fn addresses(&self, version: u8) -> Option<Addresses> {
         if version == 4 { self.v4 } else { self.v6 }

@@ -4,7 +4,8 @@
 //! filter on the slot's host end. Which entries are whose is read from the array itself at the start.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
+    net::IpAddr,
     os::fd::{AsRawFd, BorrowedFd},
     sync::{Mutex, atomic::AtomicBool},
     time::{Duration, Instant},
@@ -64,6 +65,8 @@ pub(super) struct Ebpf {
     pub(super) xdp_failure: Mutex<Option<String>>,
     /// Entries that learn, and until when.
     learning: Mutex<Vec<(Instant, Place)>>,
+    /// Clone addresses that published ports lead to.
+    pub(super) published: Mutex<HashSet<IpAddr>>,
 }
 
 /// Pool number and slot number.
@@ -93,6 +96,7 @@ impl Ebpf {
             xdp_refusals: Mutex::default(),
             xdp_failure: Mutex::default(),
             attached: Mutex::default(),
+            published: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
             programs: PROGRAMS.map(|program| known_as(opened.datapath.program(program))),
             datapath: opened.datapath,
@@ -237,6 +241,7 @@ impl Ebpf {
                 entry.group = tenancy.group;
                 self.datapath.write_nic(*index, &entry);
             }
+            self.mark_published(*index);
             let activated = self
                 .datapath
                 .activate(*index, tenancy.policy, tenancy.is_process);

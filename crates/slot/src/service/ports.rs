@@ -4,9 +4,8 @@ use std::sync::PoisonError;
 
 use sandwire_api::{
     name::Name,
-    pool::{AccessVerb, UplinkPolicy},
+    pool::AccessVerb,
     published_port::{Protocol, PublishPort, PublishedPort},
-    slot::DataPath,
 };
 
 use super::{Caller, Shared, Slots, State};
@@ -197,18 +196,6 @@ impl State {
                 operation: "publish",
                 object: published::describe(port),
                 reason: format!("lease '{}' is being released", key.name),
-            });
-        }
-        let spec = &self.pool(&lease.record.pool)?.plan.spec;
-        let policy = lease.record.policy.as_ref().unwrap_or(&spec.policy);
-        // Its answers would leave past the stack, which alone can translate them back.
-        if spec.data_path != DataPath::Nft && policy.uplink == UplinkPolicy::Route {
-            return Err(ServiceError::Conflict {
-                operation: "publish",
-                object: published::describe(port),
-                reason: "with the eBPF data path and uplink = route its answers would bypass the \
-                         translation: call the clone address itself, or use uplink = masquerade"
-                    .to_owned(),
             });
         }
         let published = PublishedPort {

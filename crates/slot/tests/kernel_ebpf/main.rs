@@ -7,6 +7,7 @@
 mod fixture;
 mod life;
 mod moves;
+mod published;
 mod reach;
 mod uplinks;
 mod xdp;

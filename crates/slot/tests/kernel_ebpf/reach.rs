@@ -2,10 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use sandwire_api::{
-    drop_reason::DropReason,
-    published_port::{Protocol, PublishPort},
-};
+use sandwire_api::drop_reason::DropReason;
 use sandwire_slot::{
     network::Network,
     plan::{Plan, SlotNumber},
@@ -21,7 +18,7 @@ use sandwire_testlab::{
 use crate::fixture::{
     EBPF_KINDS, ebpf_pool, prepare,
     sandbox::{GATEWAY_MAC, Sandbox},
-    talk::{IN_VAIN, PATIENCE, http_get, http_get_once, serve_on_host, udp_echo},
+    talk::{IN_VAIN, PATIENCE, http_get, serve_on_host, udp_echo},
     tear_down, web,
 };
 
@@ -317,41 +314,5 @@ fn sandboxes_reach_each_other_only_in_their_group() {
         let nobody = IpAddr::from([10, 1, 0, 99]);
         friends[0].guest.ping(nobody, IN_VAIN).unwrap_err();
         assert!(friends[0].dropped(&network, DropReason::NoSuchSandbox) > 0);
-    });
-}
-
-#[test]
-#[ignore = "needs root: cargo xtask test netns"]
-fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
-    lab::run(|_| {
-        let beyond = Beyond::attach().unwrap();
-        for kind in EBPF_KINDS {
-            let plan = web(kind, "{}");
-            let network = prepare(&plan);
-            let sandbox = Sandbox::start(&network, &plan, 0);
-            let port = PublishPort {
-                protocol: Protocol::Tcp,
-                host_address: None,
-                host_port: 8080,
-                clone_port: 80,
-                nic: 0,
-            };
-            let ports = [(port, sandbox.clone_addresses().to_vec())];
-            for is_open in [false, true, false] {
-                let published = if is_open { &ports[..] } else { &[] };
-                let http = if is_open { http_get } else { http_get_once };
-                network.set_published_ports(published).unwrap();
-                for host in [IpAddr::from(HOST_IPV4), HOST_IPV6.into()] {
-                    let target = SocketAddr::new(host, 8080);
-                    let local = http(target);
-                    assert_eq!(local.is_ok(), is_open, "{kind} {host}: {local:?}");
-                    let remote = beyond.inside(|| Ok(http(target))).unwrap();
-                    assert_eq!(remote.is_ok(), is_open, "{kind} {host}: {remote:?}");
-                }
-            }
-            drop(sandbox.guest);
-            tear_down(&network, &[sandbox.slot]);
-            network.remove_pool(&plan).unwrap();
-        }
     });
 }

@@ -137,28 +137,3 @@ fn ports_that_could_not_be_withdrawn_with_their_lease_are_withdrawn_later() {
     slots.wait_until("the kernel is told", |state| state.ports_dirty.is_none());
     assert!(in_kernel(&host).is_empty());
 }
-
-#[test]
-fn a_port_whose_answers_would_bypass_the_translation_is_refused() {
-    use sandwire_api::{pool::UplinkPolicy, slot::DataPath};
-
-    for (data_path, uplink, expected) in [
-        (
-            DataPath::Ebpf,
-            UplinkPolicy::Route,
-            Some(ErrorCode::Conflict),
-        ),
-        (DataPath::Ebpf, UplinkPolicy::Masquerade, None),
-        (DataPath::Nft, UplinkPolicy::Route, None),
-    ] {
-        let host = Host::new();
-        let slots = host.start();
-        let mut wanted = spec("web", 1);
-        (wanted.data_path, wanted.policy.uplink) = (data_path, uplink);
-        slots.create_pool(&wanted).unwrap();
-        slots.await_ready("web", 1);
-        slots.take("web:a").unwrap();
-        let published = publish(&slots, "a", &tcp(8080, None));
-        assert_eq!(published.err().map(|error| error.code()), expected);
-    }
-}
