@@ -24,11 +24,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-datapath",
             "sandwire-kernel-net",
             "sandwire-slot",
+            "sandwire-vsock-host",
         ],
     ),
     (
         "sandwire-bench",
-        &["sandwire-api", "sandwire-datapath", "sandwire-kernel-net"],
+        &[
+            "sandwire-api",
+            "sandwire-datapath",
+            "sandwire-kernel-net",
+            "sandwire-vsock-guest",
+            "sandwire-vsock-host",
+        ],
     ),
     (
         "sandwire-cli",
@@ -39,9 +46,15 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-datapath",
             "sandwire-kernel-net",
             "sandwire-slot",
+            "sandwire-vsock-host",
         ],
     ),
     ("sandwire-testlab", &[]),
+    ("sandwire-vsock-guest", &[]),
+    (
+        "sandwire-vsock-host",
+        &["sandwire-api", "sandwire-vsock-guest"],
+    ),
     ("xtask", &["sandwire-api", TESTLAB]),
 ];
 

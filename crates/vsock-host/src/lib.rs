@@ -1,0 +1,8 @@
+//! One service for the vsock channels of all sandboxes of a host.
+//!
+//! It has two faces: a vhost-user back end that is the device of guests whose VMM has none, and a router
+//! beside VMMs that own their device and give the host a Unix socket. Behind both is one [`directory`]: who
+//! may reach what, by policy, denied unless a rule allows it.
+
+pub mod address;
+pub mod limits;
