@@ -5,4 +5,10 @@
 //! may reach what, by policy, denied unless a rule allows it.
 
 pub mod address;
+pub mod capture;
+pub mod dial;
+pub mod directory;
+pub mod hybrid;
 pub mod limits;
+pub mod readiness;
+pub mod worker;
