@@ -5,4 +5,7 @@
 //! may reach what, by policy, denied unless a rule allows it.
 
 pub mod address;
+pub mod budget;
 pub mod limits;
+pub mod statistics;
+pub mod worker;
