@@ -11,7 +11,7 @@
 
 use std::{
     fs::File,
-    io::{self, Seek, SeekFrom},
+    io::{self, Seek},
     os::fd::{AsFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -148,11 +148,12 @@ fn put_monitor_header(into: &mut Vec<u8>, header: &[u8; VIRTIO_HEADER]) {
         _ => 0,
     };
     const TRANSPORT_VIRTIO: u16 = 2;
+    const VIRTIO_HEADER_16: u16 = 44;
     // CIDs and ports stand in the same order and width in both.
     into.extend_from_slice(&header[..24]);
     into.extend_from_slice(&operation.to_le_bytes());
     into.extend_from_slice(&TRANSPORT_VIRTIO.to_le_bytes());
-    into.extend_from_slice(&(VIRTIO_HEADER as u16).to_le_bytes());
+    into.extend_from_slice(&VIRTIO_HEADER_16.to_le_bytes());
     into.extend_from_slice(&[0, 0]);
 }
 
@@ -352,7 +353,7 @@ impl Output {
 
     /// A file that ends within a record is an error to its readers, so the last piece is taken off.
     fn cut_to_whole_records(&mut self) {
-        let Ok(end) = self.file.seek(SeekFrom::Current(0)) else {
+        let Ok(end) = self.file.stream_position() else {
             return;
         };
         let begun = end.saturating_sub(self.written as u64);

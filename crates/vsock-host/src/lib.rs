@@ -5,10 +5,12 @@
 //! may reach what, by policy, denied unless a rule allows it.
 
 pub mod address;
+pub mod budget;
 pub mod capture;
 pub mod dial;
 pub mod directory;
 pub mod hybrid;
 pub mod limits;
 pub mod readiness;
+pub mod statistics;
 pub mod worker;
