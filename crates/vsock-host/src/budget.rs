@@ -86,7 +86,7 @@ mod tests {
         assert!(budget.promised() <= 1 << 20);
         assert_eq!(
             budget.promised(),
-            given.iter().map(|&bytes| u64::from(bytes)).sum()
+            given.iter().map(|&bytes| u64::from(bytes)).sum::<u64>()
         );
         for bytes in given {
             budget.release(bytes);

@@ -11,6 +11,8 @@ pub mod dial;
 pub mod directory;
 pub mod hybrid;
 pub mod limits;
+pub mod listener;
+pub mod policy;
 pub mod readiness;
 pub mod statistics;
 pub mod worker;
