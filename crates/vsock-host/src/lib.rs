@@ -13,6 +13,7 @@ pub mod hybrid;
 pub mod limits;
 pub mod listener;
 pub mod policy;
+pub mod rate;
 pub mod readiness;
 pub mod statistics;
 pub mod worker;
