@@ -7,6 +7,7 @@
 pub mod address;
 pub mod budget;
 pub mod capture;
+pub mod control;
 pub mod dial;
 pub mod directory;
 pub mod hybrid;
@@ -15,5 +16,6 @@ pub mod listener;
 pub mod policy;
 pub mod rate;
 pub mod readiness;
+pub mod service;
 pub mod statistics;
 pub mod worker;
