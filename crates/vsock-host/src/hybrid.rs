@@ -6,3 +6,7 @@
 
 pub mod handshake;
 pub mod line;
+pub mod packets;
+pub mod pipe;
+pub mod relay;
+pub mod router;

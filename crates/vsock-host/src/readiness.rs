@@ -1,7 +1,8 @@
 //! What a thread waits for: readiness of descriptors, by epoll, and being woken by another thread.
 
 use std::{
-    fmt, io,
+    io,
+    mem::MaybeUninit,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
@@ -64,12 +65,15 @@ pub struct Ready {
     pub read: bool,
     /// It can be written to, or an error is to be learnt by writing.
     pub write: bool,
+    /// The other side is gone, both ways: what is written won't be read.
+    pub hangup: bool,
 }
 
 /// An epoll instance of one thread.
+#[derive(Debug)]
 pub struct Poller {
     epoll: OwnedFd,
-    events: Vec<epoll::Event>,
+    ready: Vec<Ready>,
 }
 
 /// Events taken from the kernel at once.
@@ -81,7 +85,7 @@ impl Poller {
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
-            events: Vec::with_capacity(EVENTS),
+            ready: Vec::new(),
         })
     }
 
@@ -124,34 +128,32 @@ impl Poller {
     ///
     /// # Errors
     /// Of `epoll_wait`; a signal is none.
-    pub fn wait(&mut self, deadline: Option<Instant>) -> io::Result<impl Iterator<Item = Ready>> {
+    pub fn wait(&mut self, deadline: Option<Instant>) -> io::Result<&[Ready]> {
         let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout = timeout.map(timespec);
-        self.events.clear();
-        match epoll::wait(
-            &self.epoll,
-            rustix::buffer::spare_capacity(&mut self.events),
-            timeout.as_ref(),
-        ) {
-            Ok(_) | Err(Errno::INTR) => {}
+        let mut events = [const { MaybeUninit::uninit() }; EVENTS];
+        let events = match epoll::wait(&self.epoll, &mut events[..], timeout.as_ref()) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => &mut [],
             Err(error) => return Err(error.into()),
-        }
-        Ok(self.events.iter().map(|event| {
-            let flags = event.flags;
-            let ended = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-            let readable = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
-            Ready {
-                token: event.data.u64(),
-                read: ended || flags.intersects(readable),
-                write: ended || flags.contains(epoll::EventFlags::OUT),
-            }
-        }))
+        };
+        self.ready.clear();
+        self.ready.extend(events.iter().map(Ready::from));
+        Ok(&self.ready)
     }
 }
 
-impl fmt::Debug for Poller {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.debug_tuple("Poller").field(&self.epoll).finish()
+impl From<&epoll::Event> for Ready {
+    fn from(event: &epoll::Event) -> Self {
+        let flags = event.flags;
+        let ended = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        let readable = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
+        Self {
+            token: event.data.u64(),
+            read: ended || flags.intersects(readable),
+            write: ended || flags.contains(epoll::EventFlags::OUT),
+            hangup: flags.contains(epoll::EventFlags::HUP),
+        }
     }
 }
 
@@ -258,16 +260,13 @@ mod tests {
         waker.wake();
         waker.wake();
         let soon = Instant::now() + Duration::from_secs(5);
-        let ready: Vec<Ready> = poller.wait(Some(soon)).expect("waiting").collect();
+        let ready = poller.wait(Some(soon)).expect("waiting");
         assert_eq!(
             ready.iter().map(|ready| ready.token).collect::<Vec<_>>(),
             [7]
         );
         assert!(ready[0].read && !ready[0].write);
         waker.clear();
-        assert_eq!(
-            poller.wait(Some(Instant::now())).expect("waiting").count(),
-            0
-        );
+        assert_eq!(poller.wait(Some(Instant::now())).expect("waiting").len(), 0);
     }
 }
