@@ -5,4 +5,14 @@
 //! may reach what, by policy, denied unless a rule allows it.
 
 pub mod address;
+pub mod budget;
+pub mod capture;
+pub mod dial;
+pub mod directory;
+pub mod hybrid;
 pub mod limits;
+pub mod listener;
+pub mod policy;
+pub mod readiness;
+pub mod statistics;
+pub mod worker;
