@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod content;
 pub mod front_end;
 pub mod guest;
 pub mod memory;
@@ -18,9 +19,11 @@ pub mod packet;
 pub mod ring;
 pub mod socket;
 pub mod transport;
+pub mod wire;
 
 use std::{io, time::Duration};
 
+pub use content::Content;
 pub use guest::{Guest, Snapshot};
 pub use packet::{Header, Kind, Operation};
 pub use socket::Socket;
