@@ -5,7 +5,10 @@
 
 use std::{
     io,
-    os::{fd::OwnedFd, unix::net::UnixListener},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::net::UnixListener,
+    },
     sync::{Arc, Mutex, PoisonError, mpsc::SyncSender},
     time::Duration,
 };
@@ -13,6 +16,10 @@ use std::{
 use sandwire_api::vsock::{VsockConnection, VsockType};
 
 use crate::{address::VmKey, capture::Sink, limits::Limits, statistics::VmCounters};
+
+mod event_loop;
+
+pub use event_loop::spawn;
 
 /// What a worker is told.
 #[derive(Debug)]
@@ -100,7 +107,8 @@ pub struct WorkerHandle {
 
 #[derive(Debug)]
 struct Inbox {
-    commands: Mutex<Vec<Command>>,
+    /// None once the worker has ended.
+    commands: Mutex<Option<Vec<Command>>>,
     wake: OwnedFd,
 }
 
@@ -113,7 +121,7 @@ impl WorkerHandle {
         let flags = rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC;
         Ok(Self {
             inbox: Arc::new(Inbox {
-                commands: Mutex::new(Vec::new()),
+                commands: Mutex::new(Some(Vec::new())),
                 wake: rustix::event::eventfd(0, flags)?,
             }),
         })
@@ -127,7 +135,9 @@ impl WorkerHandle {
             .commands
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        commands.push(command);
+        if let Some(commands) = commands.as_mut() {
+            commands.push(command);
+        }
         drop(commands);
         // Fails only when the counter is full, and then the worker is being woken already.
         let _ = rustix::io::write(&self.inbox.wake, &1_u64.to_ne_bytes());
@@ -141,6 +151,21 @@ impl WorkerHandle {
             .commands
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut commands)
+        commands.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// Takes no more commands, and drops those that wait.
+    fn close(&self) {
+        let mut commands = self
+            .inbox
+            .commands
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        drop(commands.take());
+    }
+
+    /// Readable when commands have arrived.
+    fn waker(&self) -> BorrowedFd<'_> {
+        self.inbox.wake.as_fd()
     }
 }

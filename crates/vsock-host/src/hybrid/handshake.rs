@@ -65,6 +65,12 @@ impl Handshake {
         }
     }
 
+    /// Stream or messages.
+    #[must_use]
+    pub fn kind(&self) -> VsockType {
+        self.kind
+    }
+
     /// The socket, for the connection.
     #[must_use]
     pub fn into_socket(self) -> OwnedFd {
