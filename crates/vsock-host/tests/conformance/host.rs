@@ -248,11 +248,7 @@ pub(crate) fn name(text: &str) -> Name {
 
 /// A policy that leads these ports to the host.
 pub(crate) fn to_host(ports: &[u32]) -> VsockPolicy {
-    policy(
-        ports
-            .iter()
-            .map(|port| rule(*port, VsockDestination::Host)),
-    )
+    policy(ports.iter().map(|port| rule(*port, VsockDestination::Host)))
 }
 
 pub(crate) fn rule(port: u32, to: VsockDestination) -> VsockRule {
@@ -343,10 +339,7 @@ pub(crate) fn works(vm: &Vm, guest: &mut Guest) {
     guest.send(socket, b"ping").expect("sending");
     assert_eq!(read_exact(&mut peer, 4), b"ping");
     peer.write_all(b"pong").expect("writing");
-    assert_eq!(
-        guest.receive_exact(socket, 4).expect("receiving"),
-        b"pong"
-    );
+    assert_eq!(guest.receive_exact(socket, 4).expect("receiving"), b"pong");
     guest.close(socket).expect("closing");
 }
 
@@ -362,4 +355,27 @@ pub(crate) fn echo(stream: UnixStream) -> JoinHandle<()> {
 
 pub(crate) fn seqpacket_listener(path: &Path) -> OwnedFd {
     listen_on(path, VsockType::Seqpacket).expect("listening for messages")
+}
+
+/// A listener whose backlog is full after one connection.
+pub(crate) fn short_listener(path: &Path) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    drop(std::fs::remove_file(path));
+    let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).expect("a socket");
+    bind(&listener, &SocketAddrUnix::new(path).expect("a path")).expect("binding");
+    listen(&listener, 0).expect("listening");
+    listener
+}
+
+/// Connects, unless that would have to wait.
+pub(crate) fn connect_now(path: &Path) -> Option<OwnedFd> {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let client =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
+    connect(&client, &SocketAddrUnix::new(path).expect("a path"))
+        .is_ok()
+        .then_some(client)
 }
