@@ -149,13 +149,21 @@ impl Service {
         Ok(stream)
     }
 
-    fn status(&self) -> BTreeMap<String, String> {
-        let path = format!("/proc/{}/status", self.process.id());
-        fs::read_to_string(path)
-            .expect("the process's status")
-            .lines()
-            .filter_map(|line| line.split_once(':'))
-            .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+    /// What the kernel says about each thread. The first one is this executable's own, not the service's.
+    fn statuses(&self) -> Vec<BTreeMap<String, String>> {
+        let path = format!("/proc/{}/task", self.process.id());
+        let tasks = fs::read_dir(path).expect("its threads");
+        tasks
+            .map(|task| task.expect("a thread").path())
+            .filter(|task| !task.ends_with(self.process.id().to_string()))
+            .map(|task| {
+                fs::read_to_string(task.join("status"))
+                    .expect("a thread's status")
+                    .lines()
+                    .filter_map(|line| line.split_once(':'))
+                    .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+                    .collect()
+            })
             .collect()
     }
 }
@@ -512,18 +520,21 @@ fn clients_that_never_speak_are_bounded_and_given_up() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn it_keeps_no_right_that_it_has_no_use_for() {
     let service = Service::start_as(Some(65_534));
-    let status = service.status();
-    let is = |name: &str| status[name].clone();
-    assert_eq!(is("Uid"), "65534\t65534\t65534\t65534");
-    assert_eq!(is("Gid"), "65534\t65534\t65534\t65534");
-    assert_eq!(is("Groups"), "");
-    for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
-        assert_eq!(is(set), "0000000000000000", "{set}");
-    }
-    assert_eq!(
-        (is("NoNewPrivs"), is("Seccomp")),
-        ("1".to_owned(), "2".to_owned())
+    let threads = service.statuses();
+    assert!(
+        threads.len() >= 4,
+        "control, captures, router, a worker: {threads:?}"
     );
+    for status in &threads {
+        let is = |name: &str| status[name].as_str();
+        assert_eq!(is("Uid"), "65534\t65534\t65534\t65534");
+        assert_eq!(is("Gid"), "65534\t65534\t65534\t65534");
+        assert_eq!(is("Groups"), "");
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(is(set), "0000000000000000", "{set} of {}", is("Name"));
+        }
+        assert_eq!((is("NoNewPrivs"), is("Seccomp")), ("1", "2"));
+    }
     let memory = fs::metadata(service.path("vms")).expect("its memory");
     assert_eq!((memory.uid(), memory.mode() & 0o777), (65_534, 0o700));
     // And it does its work like that.
