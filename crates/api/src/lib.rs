@@ -16,6 +16,7 @@ pub mod published_port;
 pub mod slot;
 pub mod trace;
 pub mod traffic;
+pub mod vsock;
 
 /// Prefix of every versioned path of the HTTP API.
 pub const API_PREFIX: &str = "/v1";

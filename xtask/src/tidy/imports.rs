@@ -29,6 +29,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-datapath",
             "sandwire-kernel-net",
             "sandwire-slot",
+            "sandwire-vsock-host",
         ],
     ),
     (
@@ -38,6 +39,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bpf-compiler",
             "sandwire-datapath",
             "sandwire-kernel-net",
+            "sandwire-vsock-guest",
+            "sandwire-vsock-host",
         ],
     ),
     (
@@ -49,9 +52,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-datapath",
             "sandwire-kernel-net",
             "sandwire-slot",
+            "sandwire-vsock-guest",
+            "sandwire-vsock-host",
         ],
     ),
     ("sandwire-testlab", &[]),
+    ("sandwire-vsock-guest", &[]),
+    (
+        "sandwire-vsock-host",
+        &["sandwire-api", "sandwire-vsock-guest"],
+    ),
     ("xtask", &["sandwire-api", TESTLAB]),
 ];
 

@@ -1,0 +1,110 @@
+//! Bytes that all guests together may have waiting in the service.
+//!
+//! What counts is the promise: the `buf_alloc` that a guest is told for a connection, whether or not anything
+//! is buffered. So the sum can never be exceeded, whatever the guests do.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Least that a connection is promised, in bytes; a connection that can't have it is refused.
+pub const LEAST_PROMISE: u32 = 4096;
+
+/// Once half is promised, a new connection gets at most this part of what is left.
+const SHARE: u64 = 64;
+
+/// The bytes of all guests.
+#[derive(Debug)]
+pub struct Budget {
+    total: u64,
+    promised: AtomicU64,
+}
+
+impl Budget {
+    /// A budget of that many bytes.
+    #[must_use]
+    pub fn new(total_bytes: u64) -> Self {
+        Self {
+            total: total_bytes,
+            promised: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes promised now.
+    #[must_use]
+    pub fn promised(&self) -> u64 {
+        self.promised.load(Relaxed)
+    }
+
+    /// Promises up to `wanted` bytes, fewer when half is gone. None if not even [`LEAST_PROMISE`] is left.
+    pub fn promise(&self, wanted: u32) -> Option<u32> {
+        let mut given = 0;
+        self.promised
+            .fetch_update(Relaxed, Relaxed, |promised| {
+                given = offer(self.total, promised, 0, wanted)?;
+                Some(promised + u64::from(given))
+            })
+            .ok()
+            .map(|_| given)
+    }
+
+    /// Takes back a promise.
+    pub fn release(&self, bytes: u32) {
+        self.promised.fetch_sub(u64::from(bytes), Relaxed);
+    }
+}
+
+/// What can be offered out of `total` bytes of which `promised` are gone and `reserved` must stay: `wanted`
+/// until half is promised, then a share of the rest, at least [`LEAST_PROMISE`] (of what is reserved too).
+#[must_use]
+pub fn offer(total: u64, promised: u64, reserved: u64, wanted: u32) -> Option<u32> {
+    let wanted = wanted.max(LEAST_PROMISE);
+    let left = total.saturating_sub(promised);
+    if left < u64::from(LEAST_PROMISE) {
+        return None;
+    }
+    if promised.saturating_add(u64::from(wanted)) <= total / 2 {
+        return Some(wanted);
+    }
+    let share = left.saturating_sub(reserved) / SHARE;
+    let share = u32::try_from(share).unwrap_or(u32::MAX);
+    Some(share.clamp(LEAST_PROMISE, wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn promises_shrink_after_half_and_never_exceed_the_total() {
+        let budget = Budget::new(1 << 20);
+        let mut given = Vec::new();
+        while let Some(bytes) = budget.promise(256 * 1024) {
+            given.push(bytes);
+        }
+        assert_eq!(given[..2], [256 * 1024; 2]);
+        assert!(given[2] < 16 * 1024);
+        assert!(given.is_sorted_by(|left, right| left >= right));
+        assert!(budget.promised() <= 1 << 20);
+        assert_eq!(
+            budget.promised(),
+            given.iter().map(|&bytes| u64::from(bytes)).sum::<u64>()
+        );
+        for bytes in given {
+            budget.release(bytes);
+        }
+        assert_eq!(budget.promised(), 0);
+        assert_eq!(budget.promise(8192), Some(8192));
+    }
+
+    #[test]
+    fn every_connection_of_the_limit_gets_at_least_the_least() {
+        let (total, connections) = (64 << 20, 4096_u64);
+        let mut promised = 0;
+        for number in 0..connections {
+            let reserved = (connections - number) * u64::from(LEAST_PROMISE);
+            let given = offer(total, promised, reserved, 256 * 1024);
+            promised +=
+                u64::from(given.unwrap_or_else(|| panic!("connection {number} got nothing")));
+        }
+        assert!(promised <= total);
+    }
+}

@@ -1,0 +1,222 @@
+//! Flow control of one connection, as the specification has it (§5.10.6.3).
+//!
+//! Each side says in every packet how much it takes (`buf_alloc`) and how much of that it has passed on
+//! (`fwd_cnt`). What a side may have in flight is the other's `buf_alloc`. All counters are of payload bytes
+//! and run modulo 2^32.
+//!
+//! Two numbers bound what a guest can make us do: it may never send more than *we* have told it (more is a
+//! violation, and the connection is reset), and whatever it tells us, its word only ever bounds what we send.
+//!
+//! An update goes to the guest by itself when the guest, by what it has been told, believes that less than
+//! half of our buffer is free, and some of it is. So a guest that still has data always knows of half a buffer, or an update is on
+//! its way: it can't stall; and a bulk transfer costs one update per half buffer.
+
+/// Counters of one connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credit {
+    /// What we take.
+    buf_alloc: u32,
+    /// What we received.
+    received: u32,
+    /// What we passed on.
+    forwarded: u32,
+    /// What the guest knows that we passed on.
+    told: u32,
+    /// What the guest takes.
+    peer_buf_alloc: u32,
+    /// What the guest passed on.
+    peer_forwarded: u32,
+    /// What we sent.
+    sent: u32,
+}
+
+/// A guest that sent more than it was allowed to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation;
+
+impl Credit {
+    /// For a connection of which `buf_alloc` bytes may wait on our side.
+    #[must_use]
+    pub fn new(buf_alloc: u32) -> Self {
+        Self {
+            buf_alloc,
+            received: 0,
+            forwarded: 0,
+            told: 0,
+            peer_buf_alloc: 0,
+            peer_forwarded: 0,
+            sent: 0,
+        }
+    }
+
+    /// Bytes that we take.
+    #[must_use]
+    pub fn buf_alloc(&self) -> u32 {
+        self.buf_alloc
+    }
+
+    /// Bytes received and not yet passed on.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.received.wrapping_sub(self.forwarded)
+    }
+
+    /// Bytes that the guest may still send, as far as it knows.
+    #[must_use]
+    pub fn guest_may_send(&self) -> u32 {
+        self.buf_alloc - self.received.wrapping_sub(self.told)
+    }
+
+    /// Bytes that we may still send.
+    #[must_use]
+    pub fn may_send(&self) -> u32 {
+        self.peer_buf_alloc
+            .saturating_sub(self.sent.wrapping_sub(self.peer_forwarded))
+    }
+
+    /// The guest sent that much.
+    ///
+    /// # Errors
+    /// More than it was told it may. Nothing has changed then.
+    pub fn receive(&mut self, bytes: u32) -> Result<(), Violation> {
+        if bytes > self.guest_may_send() {
+            return Err(Violation);
+        }
+        self.received = self.received.wrapping_add(bytes);
+        Ok(())
+    }
+
+    /// That much of it was passed on.
+    pub fn forward(&mut self, bytes: u32) {
+        debug_assert!(bytes <= self.waiting(), "more was passed on than received");
+        self.forwarded = self.forwarded.wrapping_add(bytes);
+    }
+
+    /// That much was sent to the guest.
+    pub fn send(&mut self, bytes: u32) {
+        debug_assert!(bytes <= self.may_send(), "sent beyond the guest's credit");
+        self.sent = self.sent.wrapping_add(bytes);
+    }
+
+    /// What a packet of the guest says about its side. `forwarded` that can't be, beyond what was ever sent,
+    /// counts as everything being in flight: [`Self::may_send`] is 0 or little until it says something better.
+    pub fn hear(&mut self, buf_alloc: u32, forwarded: u32) {
+        self.peer_buf_alloc = buf_alloc;
+        self.peer_forwarded = forwarded;
+    }
+
+    /// What a packet to the guest says about ours: `buf_alloc` and `fwd_cnt`. The guest knows it then.
+    pub fn tell(&mut self) -> (u32, u32) {
+        self.told = self.forwarded;
+        (self.buf_alloc, self.forwarded)
+    }
+
+    /// Whether the guest should be told, with a packet for that alone if there is no other.
+    #[must_use]
+    pub fn update_is_due(&self) -> bool {
+        self.told != self.forwarded && self.guest_may_send() < self.buf_alloc / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_guest_may_fill_the_buffer_and_not_a_byte_more() {
+        let mut credit = Credit::new(4096);
+        assert_eq!(credit.receive(4096), Ok(()));
+        assert_eq!(credit.receive(1), Err(Violation));
+        assert_eq!(credit.receive(0), Ok(()));
+        credit.forward(100);
+        assert_eq!(credit.receive(1), Err(Violation), "it hasn't been told yet");
+        credit.tell();
+        assert_eq!(credit.receive(101), Err(Violation));
+        assert_eq!(credit.receive(100), Ok(()));
+    }
+
+    #[test]
+    fn an_update_is_due_when_the_guest_knows_of_less_than_half() {
+        let mut credit = Credit::new(1000);
+        credit.receive(500).expect("within credit");
+        credit.forward(500);
+        assert!(!credit.update_is_due(), "half is enough");
+        credit.receive(1).expect("within credit");
+        assert!(credit.update_is_due());
+        credit.tell();
+        assert!(!credit.update_is_due());
+        credit.receive(999).expect("within credit");
+        assert!(!credit.update_is_due(), "there is nothing new to tell");
+    }
+
+    #[test]
+    fn a_guest_that_claims_what_was_never_sent_gets_nothing_from_it() {
+        let mut credit = Credit::new(4096);
+        credit.hear(1000, 1);
+        assert_eq!(
+            credit.may_send(),
+            0,
+            "it has passed on a byte that was never sent"
+        );
+        credit.hear(1000, 0);
+        credit.send(1000);
+        assert_eq!(credit.may_send(), 0);
+        credit.hear(500, 200);
+        assert_eq!(
+            credit.may_send(),
+            0,
+            "it has shrunk its buffer below what is in flight"
+        );
+        credit.hear(u32::MAX, 1000);
+        assert_eq!(credit.may_send(), u32::MAX);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Receive(u32),
+        Forward(u32),
+        Tell,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..70_000_u32).prop_map(Step::Receive),
+            (0..70_000_u32).prop_map(Step::Forward),
+            Just(Step::Tell),
+        ]
+    }
+
+    proptest! {
+        /// Whatever a guest sends, and however slowly it is passed on, no more than `buf_alloc` waits; and a
+        /// guest that knows of no free byte is told as soon as there is one.
+        #[test]
+        fn no_more_than_the_promise_ever_waits(
+            buf_alloc in 4096..300_000_u32,
+            start in any::<u32>(),
+            steps in proptest::collection::vec(step(), 1..200),
+        ) {
+            let mut credit = Credit::new(buf_alloc);
+            (credit.received, credit.forwarded, credit.told) = (start, start, start);
+            for step in steps {
+                match step {
+                    Step::Receive(bytes) => {
+                        let allowed = credit.guest_may_send();
+                        prop_assert_eq!(credit.receive(bytes).is_ok(), bytes <= allowed);
+                    }
+                    Step::Forward(bytes) => credit.forward(bytes.min(credit.waiting())),
+                    Step::Tell => {
+                        credit.tell();
+                        prop_assert_eq!(credit.guest_may_send(), buf_alloc - credit.waiting());
+                    }
+                }
+                prop_assert!(credit.waiting() <= buf_alloc);
+                prop_assert!(credit.guest_may_send() <= buf_alloc - credit.waiting());
+                if credit.guest_may_send() == 0 && credit.waiting() < buf_alloc {
+                    prop_assert!(credit.update_is_due());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,636 @@
+//! The vsock device of one guest: its connections, and what waits to be told to it.
+//!
+//! [`from_guest`] takes packets out of the guest's ring and passes their data on; [`to_guest`] fills the
+//! guest's ring with what the device has to say and with data of the peers; [`opening`] makes connections,
+//! both ways. All of them end in [`Vm::settle`], which looks at a connection after something happened to it
+//! and does what its state asks for.
+//!
+//! Nothing here waits. What can't be done now stays where it is (in the guest's ring, in a socket) until an
+//! event says that it can: a kick, or a descriptor that became ready.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    os::fd::{AsFd, OwnedFd},
+    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    time::Instant,
+};
+
+use rustix::{
+    event::epoll::{self, EventData, EventFlags},
+    io::Errno,
+};
+use sandwire_api::vsock::{HOST_CID, VsockConnection, VsockRefusal};
+
+use crate::{
+    address::VmKey,
+    budget::Budget,
+    capture::Sink,
+    connection::{Connection, Key},
+    dial::Dial,
+    directory::{Directory, Route},
+    front_end::{FrontEnd, SharedTransport, Transport, lock},
+    hybrid::handshake::Handshake,
+    limits::Limits,
+    packet::Header,
+    peer::{Peer, Wrote},
+    slab::Slab,
+    statistics::VmCounters,
+    timers::Timers,
+    worker::VmSetup,
+};
+
+mod from_guest;
+mod opening;
+mod to_guest;
+mod vmm;
+
+/// What an event or a reminder is about: a number for epoll and [`Timers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// The worker's own queue of commands.
+    Wake,
+    /// A VMM wants to connect.
+    VmmListener(u32),
+    /// A client wants to connect for a stream.
+    StreamListener(u32),
+    /// A client wants to connect for messages.
+    SeqpacketListener(u32),
+    /// The VMM says something.
+    FrontEnd(u32),
+    /// The guest kicked this ring.
+    Kick(u32, u32),
+    /// A client in its handshake.
+    Handshake(u32, u32),
+    /// The peer of a connection.
+    Flow(u32, u32),
+    /// The wait for an event queue is over.
+    Hold(u32),
+}
+
+/// Bits of a token for the number within a guest, and for the number of the guest.
+const NUMBER_BITS: u32 = 24;
+/// Most guests of a worker, and most connections of a guest: beyond what descriptors allow.
+pub const MOST_NUMBERS: u32 = 1 << NUMBER_BITS;
+
+impl Token {
+    /// As a number.
+    #[must_use]
+    pub fn pack(self) -> u64 {
+        let (kind, vm, number) = match self {
+            Self::Wake => (0, 0, 0),
+            Self::VmmListener(vm) => (1, vm, 0),
+            Self::StreamListener(vm) => (2, vm, 0),
+            Self::SeqpacketListener(vm) => (3, vm, 0),
+            Self::FrontEnd(vm) => (4, vm, 0),
+            Self::Kick(vm, ring) => (5, vm, ring),
+            Self::Handshake(vm, number) => (6, vm, number),
+            Self::Flow(vm, number) => (7, vm, number),
+            Self::Hold(vm) => (8, vm, 0),
+        };
+        kind << (2 * NUMBER_BITS) | u64::from(vm) << NUMBER_BITS | u64::from(number)
+    }
+
+    /// From a number that [`Self::pack`] gave.
+    #[must_use]
+    pub fn unpack(token: u64) -> Option<Self> {
+        let number = |shift: u32| {
+            u32::try_from(token >> shift & u64::from(MOST_NUMBERS - 1)).expect("24 bits")
+        };
+        let (vm, number) = (number(NUMBER_BITS), number(0));
+        Some(match token >> (2 * NUMBER_BITS) {
+            0 => Self::Wake,
+            1 => Self::VmmListener(vm),
+            2 => Self::StreamListener(vm),
+            3 => Self::SeqpacketListener(vm),
+            4 => Self::FrontEnd(vm),
+            5 => Self::Kick(vm, number),
+            6 => Self::Handshake(vm, number),
+            7 => Self::Flow(vm, number),
+            8 => Self::Hold(vm),
+            _ => return None,
+        })
+    }
+}
+
+/// What the guests of a worker share, for as long as an event is handled.
+#[derive(Debug)]
+pub struct Context {
+    /// Where descriptors are waited for.
+    pub epoll: OwnedFd,
+    /// Reminders.
+    pub timers: Timers,
+    /// Who may reach what.
+    pub directory: Arc<Directory>,
+    /// Bytes of all guests.
+    pub budget: Arc<Budget>,
+    /// The time of this turn.
+    pub now: Instant,
+    /// Guests that have used up their turn and have more to do.
+    pub again: Vec<u32>,
+    /// Memory for lists that live only for a call.
+    pub scratch: Scratch,
+}
+
+/// See [`Context::scratch`].
+#[derive(Debug, Default)]
+pub struct Scratch {
+    pieces: Vec<libc::iovec>,
+    heads: Vec<u16>,
+    bytes: Vec<u8>,
+}
+
+impl Context {
+    /// Waits for a descriptor; replaces what was waited for at it.
+    fn watch(&self, fd: impl AsFd, token: Token, flags: EventFlags) -> Result<(), Errno> {
+        let data = EventData::new_u64(token.pack());
+        match epoll::add(&self.epoll, fd.as_fd(), data, flags) {
+            Err(Errno::EXIST) => epoll::modify(&self.epoll, fd, data, flags),
+            other => other,
+        }
+    }
+
+    /// Stops waiting for a descriptor that somebody else may hold too.
+    fn unwatch(&self, fd: impl AsFd) {
+        // Fails only if it wasn't waited for.
+        let _ = epoll::delete(&self.epoll, fd);
+    }
+}
+
+/// Readiness of a connected peer that is always waited for, edge-triggered.
+const PEER_FLAGS: EventFlags = EventFlags::IN
+    .union(EventFlags::RDHUP)
+    .union(EventFlags::ET);
+
+/// A connection with its peer.
+#[derive(Debug)]
+struct Flow {
+    key: Key,
+    connection: Connection,
+    peer: Side,
+    from_guest: bool,
+    /// Where it leads, if the guest opened it.
+    route: Option<Box<Route>>,
+    /// What the other side is called.
+    name: String,
+    /// Whether messages of the peer carry marks: siblings.
+    marked: bool,
+    /// Bytes from the guest, and to it.
+    egress: u64,
+    ingress: u64,
+    since: Instant,
+    /// When it must have got further.
+    deadline: Option<Instant>,
+    /// Whether a reminder is set.
+    reminded: bool,
+    /// Whether it is in [`Vm::control`] and [`Vm::data`].
+    in_control: bool,
+    in_data: bool,
+    /// Whether the peer may have something to read.
+    readable: bool,
+    /// Whether the peer has ended, so that the end will be read once all before it was.
+    ended: bool,
+    /// Bytes to ask the peer for at once.
+    appetite: u32,
+    /// What it holds of the budgets.
+    promise: u32,
+    /// Bytes that [`VmCounters::buffered_bytes`] has of it.
+    counted: u64,
+}
+
+/// The other side of a connection.
+#[derive(Debug)]
+enum Side {
+    Dialing(Box<Dial>),
+    Connected(Peer),
+    /// Closed; the guest is still to be told.
+    Closed,
+}
+
+impl Flow {
+    fn has_backlog(&self) -> bool {
+        matches!(&self.peer, Side::Connected(peer) if peer.has_backlog())
+    }
+}
+
+/// A client that hasn't said yet where to.
+#[derive(Debug)]
+struct Client {
+    handshake: Handshake,
+    since: Instant,
+}
+
+/// A guest.
+#[derive(Debug)]
+pub struct Vm {
+    key: VmKey,
+    /// Its number in the worker.
+    slot: u32,
+    cid: u32,
+    limits: Limits,
+    counters: Arc<VmCounters>,
+    transport: SharedTransport,
+    front_end: Option<FrontEnd>,
+    listeners: Listeners,
+    flows: Slab<Box<Flow>>,
+    by_key: HashMap<Key, u32>,
+    clients: Slab<Box<Client>>,
+    /// Flows that have something to tell, and flows whose peer has data for the guest. Each once.
+    control: VecDeque<u32>,
+    data: VecDeque<u32>,
+    /// Resets for packets without a connection.
+    resets: VecDeque<Header>,
+    /// Bytes promised to its connections.
+    promised: u64,
+    /// When the next connection may be opened, were they evenly spaced.
+    next_open: Instant,
+    next_port: u32,
+    capture: Option<Arc<Sink>>,
+    /// Whether the guest's ring for packets to it has been found empty, so that its kick matters.
+    starved: bool,
+    /// Whether its packets aren't taken until resets have been told.
+    paused: bool,
+    /// What is known of a run before this one.
+    history: vmm::History,
+}
+
+#[derive(Debug)]
+struct Listeners {
+    vmm: std::os::unix::net::UnixListener,
+    stream: OwnedFd,
+    seqpacket: OwnedFd,
+}
+
+/// First port for connections that the host opens, as with Firecracker.
+const FIRST_PORT: u32 = 1 << 30;
+
+impl Vm {
+    /// A guest whose VMM hasn't connected yet.
+    ///
+    /// # Errors
+    /// When a socket can't be waited for: which one, and why.
+    pub fn new(
+        setup: VmSetup,
+        slot: u32,
+        context: &Context,
+    ) -> Result<Self, (&'static str, Errno)> {
+        let VmSetup {
+            key,
+            cid,
+            limits,
+            vhost_listener,
+            stream_listener,
+            seqpacket_listener,
+            counters,
+        } = setup;
+        let listeners = Listeners {
+            vmm: vhost_listener,
+            stream: stream_listener,
+            seqpacket: seqpacket_listener,
+        };
+        let flags = EventFlags::IN;
+        context
+            .watch(&listeners.vmm, Token::VmmListener(slot), flags)
+            .map_err(|error| ("vhost-user", error))?;
+        context
+            .watch(&listeners.stream, Token::StreamListener(slot), flags)
+            .map_err(|error| ("stream", error))?;
+        context
+            .watch(&listeners.seqpacket, Token::SeqpacketListener(slot), flags)
+            .map_err(|error| ("seqpacket", error))?;
+        Ok(Self {
+            key,
+            slot,
+            cid,
+            limits,
+            counters,
+            transport: Arc::new(Mutex::new(Transport::new(cid))),
+            front_end: None,
+            listeners,
+            flows: Slab::default(),
+            by_key: HashMap::new(),
+            clients: Slab::default(),
+            control: VecDeque::new(),
+            data: VecDeque::new(),
+            resets: VecDeque::new(),
+            promised: 0,
+            next_open: context.now,
+            next_port: FIRST_PORT,
+            capture: None,
+            starved: false,
+            paused: false,
+            history: vmm::History::default(),
+        })
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn key(&self) -> &VmKey {
+        &self.key
+    }
+
+    /// From now on, packets are recorded there, or nowhere.
+    pub fn set_capture(&mut self, sink: Option<Arc<Sink>>) {
+        self.capture = sink;
+    }
+
+    /// What a peer's descriptor, or a dial's, is ready for.
+    pub fn flow_is_ready(&mut self, number: u32, events: EventFlags, context: &mut Context) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        match &mut flow.peer {
+            Side::Dialing(_) => self.advance(number, context),
+            Side::Connected(_) => {
+                self.peer_is_ready(number, events, context);
+            }
+            Side::Closed => {}
+        }
+        self.settle(number, context);
+        self.serve_to_guest(context);
+    }
+
+    fn peer_is_ready(&mut self, number: u32, events: EventFlags, context: &mut Context) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        let closed = events.intersects(EventFlags::HUP | EventFlags::ERR);
+        flow.readable |= closed || events.intersects(EventFlags::IN | EventFlags::RDHUP);
+        flow.ended |= closed || events.contains(EventFlags::RDHUP);
+        if closed {
+            // Both directions are over. Before the guest has accepted, there is no sense in asking it.
+            if flow.connection.is_opening() {
+                flow.connection.reset();
+            }
+            self.stop_passing(number);
+        } else if events.contains(EventFlags::OUT) {
+            self.flush(number, context);
+        }
+    }
+
+    /// The peer takes nothing more: what waits for it is given up.
+    fn stop_passing(&mut self, number: u32) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        if let Side::Connected(peer) = &mut flow.peer {
+            peer.discard();
+        }
+        let waiting = flow.connection.credit.waiting();
+        flow.connection.credit.forward(waiting);
+        flow.connection.peer_stopped_receiving();
+    }
+
+    /// Passes on what waits for a peer that has become writable.
+    fn flush(&mut self, number: u32, context: &mut Context) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        let Side::Connected(peer) = &mut flow.peer else {
+            return;
+        };
+        let wrote = peer.flush();
+        if let Wrote::Bytes(passed) = wrote {
+            flow.connection.credit.forward(passed);
+            if passed != 0 && flow.deadline.is_some() {
+                flow.deadline = Some(context.now + self.limits.shutdown_timeout);
+            }
+            if !peer.became_writable(passed != 0) {
+                peer.waits_for_room = false;
+                let token = Token::Flow(self.slot, number);
+                let _ = context.watch(peer.fd(), token, PEER_FLAGS);
+            }
+        } else {
+            self.stop_passing(number);
+        }
+    }
+
+    /// Does what the state of a connection asks for. Called after anything that happened to it.
+    fn settle(&mut self, number: u32, context: &mut Context) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        let connection = &flow.connection;
+        if connection.peer_is_done() {
+            flow.peer = Side::Closed;
+        }
+        let backlog = flow.has_backlog();
+        if connection.is_gone() && !(backlog && connection.is_lingering()) {
+            return self.forget(number, context);
+        }
+        if connection.is_gone() {
+            self.by_key.remove(&flow.key);
+        }
+        if let Side::Connected(peer) = &mut flow.peer {
+            if connection.is_established() || connection.is_gone() {
+                peer.shut(connection.shut_peer(backlog));
+            }
+            if backlog && !peer.waits_for_room {
+                peer.waits_for_room = true;
+                let token = Token::Flow(self.slot, number);
+                let _ = context.watch(peer.fd(), token, PEER_FLAGS | EventFlags::OUT);
+            }
+            let buffered = peer.buffered() as u64;
+            self.counters
+                .buffered_bytes
+                .fetch_add(buffered.wrapping_sub(flow.counted), Relaxed);
+            flow.counted = buffered;
+        }
+        self.queue(number);
+        self.set_deadline(number, context);
+    }
+
+    /// Puts a flow where it will be served, if it has something for the guest.
+    fn queue(&mut self, number: u32) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        if let Side::Connected(peer) = &flow.peer
+            && flow.connection.may_read_peer()
+            && (flow.readable || peer.outgoing.is_some())
+        {
+            let room = flow.connection.credit.may_send() != 0;
+            flow.connection.set_starving(!room);
+            if room && !flow.in_data {
+                flow.in_data = true;
+                self.data.push_back(number);
+            }
+        }
+        let backlog = flow.has_backlog();
+        if !flow.in_control && flow.connection.next_packet(backlog).is_some() {
+            flow.in_control = true;
+            self.control.push_back(number);
+        }
+    }
+
+    fn set_deadline(&mut self, number: u32, context: &mut Context) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        let limit = if flow.connection.is_opening() {
+            self.limits.connect_timeout
+        } else if flow.connection.is_closing() {
+            self.limits.shutdown_timeout
+        } else {
+            flow.deadline = None;
+            return;
+        };
+        let deadline = *flow.deadline.get_or_insert(context.now + limit);
+        if !flow.reminded {
+            flow.reminded = true;
+            context
+                .timers
+                .set(deadline, Token::Flow(self.slot, number).pack());
+        }
+    }
+
+    /// A reminder of a flow is due.
+    pub fn flow_is_due(&mut self, number: u32, context: &mut Context) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        flow.reminded = false;
+        match flow.deadline {
+            Some(deadline) if deadline <= context.now => {
+                flow.deadline = None;
+                let opening = flow.connection.is_opening();
+                if flow.connection.is_gone() {
+                    return self.forget(number, context);
+                }
+                flow.connection.reset();
+                if opening {
+                    self.counters.refuse(VsockRefusal::TimedOut);
+                }
+                self.settle(number, context);
+                self.serve_to_guest(context);
+            }
+            _ => self.set_deadline(number, context),
+        }
+    }
+
+    /// Removes a flow and gives back what it held.
+    fn forget(&mut self, number: u32, context: &Context) {
+        let Some(flow) = self.flows.remove(number) else {
+            return;
+        };
+        if self.by_key.get(&flow.key) == Some(&number) {
+            self.by_key.remove(&flow.key);
+        }
+        if self.flows.is_empty() {
+            self.by_key = HashMap::new();
+            self.control = VecDeque::new();
+            self.data = VecDeque::new();
+        }
+        self.counters.connections.fetch_sub(1, Relaxed);
+        self.counters
+            .buffered_bytes
+            .fetch_sub(flow.counted, Relaxed);
+        self.promised -= u64::from(flow.promise);
+        context.budget.release(flow.promise);
+    }
+
+    /// Forgets all connections without telling the guest: it knows nothing of them any more.
+    fn forget_all(&mut self, context: &Context) {
+        for number in self.flows.numbers() {
+            self.forget(number, context);
+        }
+        self.resets.clear();
+        self.paused = false;
+    }
+
+    /// The guest's policy is another: what it opened and may not reach any more is reset.
+    pub fn policy_changed(&mut self, context: &mut Context) {
+        for number in self.flows.numbers() {
+            let Some(flow) = self.flows.get_mut(number) else {
+                continue;
+            };
+            let Some(route) = &flow.route else {
+                continue;
+            };
+            let Key {
+                peer_cid,
+                peer_port,
+                kind,
+                ..
+            } = flow.key;
+            let now = context
+                .directory
+                .route(&self.key, peer_cid, peer_port, kind);
+            if !now.is_ok_and(|now| now.same(route)) {
+                flow.connection.reset();
+                self.counters.refuse(VsockRefusal::Policy);
+                self.settle(number, context);
+            }
+        }
+        self.serve_to_guest(context);
+    }
+
+    /// Its connections.
+    pub fn list(&self, now: Instant) -> impl Iterator<Item = VsockConnection> {
+        self.flows.iter().map(move |(_, flow)| {
+            let Flow {
+                key, connection, ..
+            } = flow.as_ref();
+            VsockConnection {
+                lease: self.key.lease.clone(),
+                owner_uid: self.key.tenant,
+                socket_type: key.kind,
+                from_guest: flow.from_guest,
+                guest_cid: self.cid,
+                guest_port: key.guest_port,
+                peer_cid: key.peer_cid,
+                peer_port: key.peer_port,
+                peer: flow.name.clone(),
+                state: connection.state(),
+                egress_bytes: flow.egress,
+                ingress_bytes: flow.ingress,
+                peer_credit: connection.credit.may_send(),
+                own_credit: connection.credit.guest_may_send(),
+                queued_bytes: u64::from(connection.credit.waiting()),
+                age_milliseconds: u64::try_from(
+                    now.saturating_duration_since(flow.since).as_millis(),
+                )
+                .unwrap_or(u64::MAX),
+            }
+        })
+    }
+
+    /// Ends everything of this guest.
+    pub fn close(mut self, context: &mut Context) {
+        self.disconnect_vmm(context);
+        self.forget_all(context);
+    }
+
+    /// The header of a packet to the guest on a connection, with the latest word on credit.
+    fn header(&mut self, number: u32, op: crate::packet::Operation, bits: u32) -> Option<Header> {
+        let cid = self.cid;
+        let flow = self.flows.get_mut(number)?;
+        let (buf_alloc, fwd_cnt) = flow.connection.credit.tell();
+        Some(Header {
+            src_cid: u64::from(flow.key.peer_cid),
+            dst_cid: u64::from(cid),
+            src_port: flow.key.peer_port,
+            dst_port: flow.key.guest_port,
+            len: 0,
+            kind: crate::packet::type_number(flow.key.kind),
+            op: op as u16,
+            flags: bits,
+            buf_alloc,
+            fwd_cnt,
+        })
+    }
+
+    fn locked<T>(&mut self, work: impl FnOnce(&mut Self, &mut Transport) -> T) -> T {
+        let transport = Arc::clone(&self.transport);
+        let mut transport = lock(&transport);
+        work(self, &mut transport)
+    }
+}
+
+/// Whether a guest may name that CID as a peer at all: not 0, not 1, not more than 32 bits, not itself.
+fn peer_cid(cid: u64, own: u32) -> Option<u32> {
+    let cid = u32::try_from(cid).ok()?;
+    (cid >= HOST_CID && cid != own && cid != u32::MAX).then_some(cid)
+}
+
+#[cfg(test)]
+mod tests;

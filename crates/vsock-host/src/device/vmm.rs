@@ -1,0 +1,200 @@
+//! A guest's VMM comes, speaks and goes; the device starts, starts anew, or goes on where another left off.
+//!
+//! A device that starts from the beginning of its rings is a driver's first or a new one: whatever was
+//! before is gone on its side too. One that starts further on, from a VMM that we hadn't seen, is a restored
+//! or reconnected guest, which may believe in connections that we know nothing of. If its event queue is
+//! ours, it is told before any traffic; it may come last of the three rings, so traffic is held for
+//! [`HOLD`]. If the VMM keeps that queue (QEMU), each old connection is reset when its next packet comes.
+//! One that stops and starts again under the same VMM goes on as if nothing had been.
+
+use std::{
+    sync::atomic::Ordering::Relaxed,
+    time::{Duration, Instant},
+};
+
+use rustix::event::epoll::EventFlags;
+
+use super::{Context, Token, Vm};
+use crate::{
+    front_end::{Change, EVENTS, FROM_GUEST, FrontEnd, Served, TO_GUEST, Transport, lock},
+    queue::{Direction, Taken},
+};
+
+/// How long traffic waits for the event queue of a guest that ran before. VMMs start their rings within a
+/// millisecond of each other.
+const HOLD: Duration = Duration::from_millis(50);
+
+/// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET, little-endian.
+const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
+
+/// What is known of what ran before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct History {
+    /// Whether rings ran under the VMM that is connected.
+    ran: bool,
+    /// Whether the guest is to be told that all its connections are gone.
+    reset_due: bool,
+    /// Until when traffic waits for that.
+    hold: Option<Instant>,
+}
+
+impl Vm {
+    /// A VMM has connected. One that is there already stays: a guest has one device.
+    pub fn accept_vmm(&mut self, context: &mut Context) {
+        while let Ok((socket, _)) = self.listeners.vmm.accept() {
+            // The former one may have gone without our having looked.
+            self.vmm_is_ready(context);
+            if self.front_end.is_some() {
+                tracing::warn!(vm = %self.key, "a second VMM connected while one is there; it is turned away");
+                continue;
+            }
+            let attached = FrontEnd::new(socket, &self.transport).and_then(|front_end| {
+                // Edge-triggered: a message that comes in parts must not keep the worker awake.
+                let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
+                context.watch(front_end.fd(), Token::FrontEnd(self.slot), flags)?;
+                Ok(front_end)
+            });
+            match attached {
+                Ok(front_end) => {
+                    tracing::info!(vm = %self.key, "a VMM has connected");
+                    self.front_end = Some(front_end);
+                    self.history = History::default();
+                    self.counters.attached.store(true, Relaxed);
+                }
+                Err(error) => tracing::warn!(vm = %self.key, %error, "a VMM can't be served"),
+            }
+        }
+    }
+
+    /// The VMM has said something.
+    pub fn vmm_is_ready(&mut self, context: &mut Context) {
+        while let Some(front_end) = &mut self.front_end {
+            match front_end.serve() {
+                Served::One => self.apply_changes(context),
+                Served::Nothing => break,
+                Served::Over(error) => {
+                    tracing::info!(vm = %self.key, reason = %error, "the VMM has gone");
+                    self.disconnect_vmm(context);
+                }
+            }
+        }
+        self.serve_from_guest(context);
+    }
+
+    /// The VMM is gone, and with it the guest's side of every connection.
+    pub(super) fn disconnect_vmm(&mut self, context: &mut Context) {
+        if self.front_end.take().is_none() {
+            return;
+        }
+        self.counters.attached.store(false, Relaxed);
+        lock(&self.transport).disconnect();
+        self.apply_changes(context);
+        self.history = History::default();
+    }
+
+    fn apply_changes(&mut self, context: &mut Context) {
+        let changes = lock(&self.transport).take_changes();
+        for change in changes {
+            match change {
+                Change::Unwatch(kick) => context.unwatch(&kick),
+                Change::Watch(ring) => self.watch_kick(ring, context),
+                Change::Started(ring) => self.ring_started(ring, context),
+                Change::Look(_) => {}
+                Change::Reset => {
+                    self.history = History::default();
+                    self.forget_all(context);
+                }
+            }
+        }
+    }
+
+    fn watch_kick(&mut self, ring: usize, context: &Context) {
+        let token = Token::Kick(self.slot, u32::try_from(ring).expect("one of three"));
+        let transport = lock(&self.transport);
+        if let Some(kick) = &transport.rings[ring].kick {
+            // Edge-triggered, so that nobody has to read the counter after each kick.
+            let flags = EventFlags::IN | EventFlags::ET;
+            if let Err(error) = context.watch(kick, token, flags) {
+                tracing::warn!(vm = %self.key, ring, %error, "a kick can't be waited for");
+            }
+        }
+    }
+
+    fn ring_started(&mut self, ring: usize, context: &mut Context) {
+        if ring == EVENTS {
+            return;
+        }
+        self.starved = false;
+        let both = [TO_GUEST, FROM_GUEST];
+        let (running, fresh) = {
+            let transport = lock(&self.transport);
+            let rings = both.map(|ring| &transport.rings[ring]);
+            (
+                rings.iter().all(|ring| ring.is_running()),
+                rings.iter().all(|ring| ring.base() == 0),
+            )
+        };
+        if !running {
+            return;
+        }
+        if fresh {
+            self.forget_all(context);
+        } else if !self.history.ran {
+            self.forget_all(context);
+            let until = context.now + HOLD;
+            self.history.reset_due = true;
+            self.history.hold = Some(until);
+            context.timers.set(until, Token::Hold(self.slot).pack());
+        }
+        self.history.ran = true;
+    }
+
+    /// The wait for an event queue may be over.
+    pub fn hold_is_due(&mut self, context: &mut Context) {
+        self.serve_from_guest(context);
+    }
+
+    /// Whether packets may flow. Tells the guest of a reset first, if one is due and its event queue is ours.
+    pub(super) fn may_serve(&mut self, transport: &mut Transport, now: Instant) -> bool {
+        if !transport.is_serving() {
+            return false;
+        }
+        if self.history.reset_due && transport.rings[EVENTS].is_serving() {
+            self.history.reset_due = !tell_reset(transport);
+            if !self.history.reset_due {
+                self.history.hold = None;
+                tracing::info!(vm = %self.key, "the guest was told that its connections are gone");
+            }
+        }
+        match self.history.hold {
+            Some(until) if now < until => false,
+            Some(_) => {
+                self.history.hold = None;
+                true
+            }
+            None => true,
+        }
+    }
+}
+
+/// Puts the event into the event queue. Whether there was room.
+fn tell_reset(transport: &mut Transport) -> bool {
+    let mut pieces = Vec::new();
+    let ring = &mut transport.rings[EVENTS];
+    let memory = &transport.memory;
+    let told = match ring.take(memory, Direction::ToGuest, &mut pieces) {
+        Taken::Chain(head) => {
+            let written = super::to_guest::copy_in(&pieces, &TRANSPORT_RESET);
+            ring.give_back(memory, head, written) && written != 0
+        }
+        Taken::Broken(head) => {
+            ring.give_back(memory, head, 0);
+            false
+        }
+        Taken::Empty | Taken::Lost => false,
+    };
+    ring.signal(memory);
+    // Its next buffer, if there was none, comes with a kick.
+    let _ = ring.sleep(memory);
+    told
+}

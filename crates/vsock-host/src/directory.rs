@@ -1,0 +1,387 @@
+//! Who is where, and who may reach whom.
+//!
+//! One [`Directory`] is shared by all threads. A guest's packet or connection asks it for a [`Route`]; what
+//! no rule of the guest's policy allows has none. The lock is held for a look-up only, never across a system
+//! call, so a change of policy is seen by the next connection; existing ones are looked at again by whoever
+//! carries them.
+//!
+//! CIDs say nothing about who somebody is: every clone may have the same. A guest is known by its lease, and
+//! by the descriptor that its packets come from.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+};
+
+use sandwire_api::vsock::{
+    HOST_CID, VsockDestination, VsockPolicy, VsockRefusal, VsockRule, VsockType,
+};
+
+use crate::{address::VmKey, worker::WorkerHandle};
+
+/// Where a connection of a guest leads.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// What to connect to.
+    pub target: Target,
+    /// The line that the target is told first, with its newline.
+    pub identity: Option<String>,
+    /// What the target is called in a list: a path, an address, a lease.
+    pub peer: String,
+    /// What the caller is called in the target's list.
+    pub caller: String,
+}
+
+impl Route {
+    /// Whether both lead to the same place in the same way, so that a connection may stay.
+    #[must_use]
+    pub fn same(&self, other: &Self) -> bool {
+        self.peer == other.peer && self.identity == other.identity
+    }
+}
+
+/// What a route ends at.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// A Unix socket of the host.
+    Unix(PathBuf),
+    /// A TCP service.
+    Tcp(SocketAddr),
+    /// A service on the host's own AF_VSOCK.
+    Vsock {
+        /// CID as the host's kernel knows it.
+        cid: u32,
+        /// Port.
+        port: u32,
+    },
+    /// A guest whose VMM owns its device.
+    HybridVm {
+        /// The VMM's socket.
+        socket: PathBuf,
+        /// Port in that guest.
+        port: u32,
+    },
+    /// A guest whose device is ours.
+    LocalVm {
+        /// Which.
+        vm: VmKey,
+        /// The worker that serves it.
+        worker: WorkerHandle,
+        /// Port in that guest.
+        port: u32,
+    },
+}
+
+/// Who serves a guest's device.
+#[derive(Clone, Debug)]
+pub enum Face {
+    /// One of our workers.
+    Local(WorkerHandle),
+    /// Its VMM.
+    Hybrid,
+}
+
+/// A guest, as the directory knows it.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    /// Which.
+    pub key: VmKey,
+    /// Who serves its device.
+    pub face: Face,
+    /// The CID that it believes to have.
+    pub cid: u32,
+    /// CID by which siblings of its tenant may call it.
+    pub virtual_cid: Option<u32>,
+    /// Its Unix socket; what `to = host` leads to is called after it.
+    pub socket: PathBuf,
+    /// What it may reach.
+    pub policy: VsockPolicy,
+}
+
+/// Why a guest isn't taken in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DirectoryError {
+    /// A CID that the specification reserves.
+    #[error("{which} {cid} of vsock channel {vm} is reserved; choose one from 3 to 4294967294")]
+    ReservedCid {
+        /// Whose.
+        vm: VmKey,
+        /// `CID` or `virtual CID`.
+        which: &'static str,
+        /// What was asked for.
+        cid: u32,
+    },
+    /// A virtual CID that another guest of the tenant has.
+    #[error(
+        "virtual CID {cid} of vsock channel {vm} is in use by {by}; choose another, or none: rules reach \
+         siblings by ports of CID 2 as well"
+    )]
+    CidInUse {
+        /// Whose.
+        vm: VmKey,
+        /// What was asked for.
+        cid: u32,
+        /// Who has it.
+        by: VmKey,
+    },
+    /// It is there already.
+    #[error("there is a vsock channel for {0} already; remove it first")]
+    Exists(VmKey),
+    /// It isn't there.
+    #[error("there is no vsock channel for {0}")]
+    Unknown(VmKey),
+}
+
+/// All guests of this service.
+#[derive(Debug, Default)]
+pub struct Directory {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    vms: HashMap<VmKey, Placement>,
+    /// By tenant and virtual CID.
+    virtual_cids: HashMap<(u32, u32), VmKey>,
+}
+
+impl Directory {
+    /// Without any guest.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Takes a guest in.
+    ///
+    /// # Errors
+    /// Reserved CIDs, a virtual CID that a sibling has, a guest that is there already. Nothing has changed
+    /// then.
+    pub fn add(&self, vm: Placement) -> Result<(), DirectoryError> {
+        let reserved = |which, cid| DirectoryError::ReservedCid {
+            vm: vm.key.clone(),
+            which,
+            cid,
+        };
+        if !assignable(vm.cid) {
+            return Err(reserved("CID", vm.cid));
+        }
+        let mut inner = self.write();
+        if inner.vms.contains_key(&vm.key) {
+            return Err(DirectoryError::Exists(vm.key));
+        }
+        if let Some(cid) = vm.virtual_cid {
+            if !assignable(cid) {
+                return Err(reserved("virtual CID", cid));
+            }
+            let name = (vm.key.tenant, cid);
+            if let Some(by) = inner.virtual_cids.get(&name) {
+                let by = by.clone();
+                return Err(DirectoryError::CidInUse {
+                    vm: vm.key,
+                    cid,
+                    by,
+                });
+            }
+            inner.virtual_cids.insert(name, vm.key.clone());
+        }
+        inner.vms.insert(vm.key.clone(), vm);
+        Ok(())
+    }
+
+    /// Forgets a guest; whether it was there.
+    pub fn remove(&self, key: &VmKey) -> bool {
+        let mut inner = self.write();
+        let Some(vm) = inner.vms.remove(key) else {
+            return false;
+        };
+        if let Some(cid) = vm.virtual_cid {
+            inner.virtual_cids.remove(&(key.tenant, cid));
+        }
+        true
+    }
+
+    /// Replaces what a guest may reach. Who carries its connections is told separately.
+    ///
+    /// # Errors
+    /// No such guest.
+    pub fn set_policy(&self, key: &VmKey, policy: VsockPolicy) -> Result<(), DirectoryError> {
+        match self.write().vms.get_mut(key) {
+            Some(vm) => {
+                vm.policy = policy;
+                Ok(())
+            }
+            None => Err(DirectoryError::Unknown(key.clone())),
+        }
+    }
+
+    /// The guest as it was taken in.
+    #[must_use]
+    pub fn get(&self, key: &VmKey) -> Option<Placement> {
+        self.read().vms.get(key).cloned()
+    }
+
+    /// Where a guest's connection to `port` of `cid` leads: by a rule for that port of CID 2, or, where `cid`
+    /// is a sibling's virtual CID, by a rule that leads to that port of that sibling.
+    ///
+    /// # Errors
+    /// [`VsockRefusal::Cid`] for a CID that is nobody, [`VsockRefusal::Policy`] where no rule allows it,
+    /// [`VsockRefusal::SeqpacketUnsupported`] where the destination only has streams,
+    /// [`VsockRefusal::Unreachable`] for a sandbox without a channel.
+    pub fn route(
+        &self,
+        from: &VmKey,
+        cid: u32,
+        port: u32,
+        kind: VsockType,
+    ) -> Result<Route, VsockRefusal> {
+        let inner = self.read();
+        let caller = inner.vms.get(from).ok_or(VsockRefusal::NoConnection)?;
+        let (rule, port) = inner.rule(caller, cid, port)?;
+        let (target, peer) = inner.target(caller, rule, port, kind)?;
+        Ok(Route {
+            target,
+            identity: rule.identity.then(|| identity_line(caller, port)),
+            peer,
+            caller: caller.key.lease.to_string(),
+        })
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        // Each change is one insertion or removal: nothing is half done after a panic.
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// The rule that allows it, and the port of CID 2 that it stands for.
+    fn rule<'a>(
+        &self,
+        caller: &'a Placement,
+        cid: u32,
+        port: u32,
+    ) -> Result<(&'a VsockRule, u32), VsockRefusal> {
+        let rules = &caller.policy.rules;
+        if cid == HOST_CID {
+            let rule = rules.iter().find(|rule| rule.port.contains(port));
+            return rule.map(|rule| (rule, port)).ok_or(VsockRefusal::Policy);
+        }
+        if !assignable(cid) || cid == caller.cid {
+            return Err(VsockRefusal::Cid);
+        }
+        let sibling = self
+            .virtual_cids
+            .get(&(caller.key.tenant, cid))
+            .ok_or(VsockRefusal::Cid)?;
+        rules
+            .iter()
+            .find_map(|rule| Some((rule, alias(rule, &caller.key, sibling, port)?)))
+            .ok_or(VsockRefusal::Policy)
+    }
+
+    fn target(
+        &self,
+        caller: &Placement,
+        rule: &VsockRule,
+        port: u32,
+        kind: VsockType,
+    ) -> Result<(Target, String), VsockRefusal> {
+        let streams_only = match kind {
+            VsockType::Stream => Ok(()),
+            VsockType::Seqpacket => Err(VsockRefusal::SeqpacketUnsupported),
+        };
+        match &rule.to {
+            VsockDestination::Host => {
+                let path = host_path(&caller.socket, port);
+                let peer = path.display().to_string();
+                Ok((Target::Unix(path), peer))
+            }
+            VsockDestination::Unix { path } => Ok((Target::Unix(path.into()), path.clone())),
+            VsockDestination::Tcp { address } => {
+                streams_only?;
+                Ok((Target::Tcp(*address), address.to_string()))
+            }
+            VsockDestination::Vsock { cid, port } => {
+                let (cid, port) = (*cid, *port);
+                Ok((Target::Vsock { cid, port }, format!("vsock {cid}:{port}")))
+            }
+            VsockDestination::Sandbox {
+                lease,
+                owner_uid,
+                port: first,
+            } => {
+                let key = VmKey {
+                    tenant: owner_uid.unwrap_or(caller.key.tenant),
+                    lease: lease.clone(),
+                };
+                let port = first + (port - rule.port.first());
+                let vm = self.vms.get(&key).ok_or(VsockRefusal::Unreachable)?;
+                let peer = match owner_uid {
+                    Some(uid) if *uid != caller.key.tenant => {
+                        format!("{lease}:{port} of user {uid}")
+                    }
+                    _ => format!("{lease}:{port}"),
+                };
+                let target = match &vm.face {
+                    Face::Local(worker) => Target::LocalVm {
+                        vm: key,
+                        worker: worker.clone(),
+                        port,
+                    },
+                    Face::Hybrid => {
+                        streams_only?;
+                        Target::HybridVm {
+                            socket: vm.socket.clone(),
+                            port,
+                        }
+                    }
+                };
+                Ok((target, peer))
+            }
+        }
+    }
+}
+
+/// The port of CID 2 that stands for `port` of `sibling` in this rule, if the rule leads there.
+fn alias(rule: &VsockRule, caller: &VmKey, sibling: &VmKey, port: u32) -> Option<u32> {
+    let VsockDestination::Sandbox {
+        lease,
+        owner_uid,
+        port: first,
+    } = &rule.to
+    else {
+        return None;
+    };
+    let tenant = owner_uid.unwrap_or(caller.tenant);
+    if (tenant, lease) != (sibling.tenant, &sibling.lease) {
+        return None;
+    }
+    let alias = rule.port.first().checked_add(port.checked_sub(*first)?)?;
+    rule.port.contains(alias).then_some(alias)
+}
+
+/// The socket that `to = host` leads to: `PATH_PORT`, for messages as well as for streams.
+#[must_use]
+pub fn host_path(socket: &Path, port: u32) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(format!("_{port}"));
+    path.into()
+}
+
+/// Whether a guest may have the CID: not 0 to 2, and not the wildcard 4294967295.
+#[must_use]
+pub fn assignable(cid: u32) -> bool {
+    cid > HOST_CID && cid != u32::MAX
+}
+
+fn identity_line(caller: &Placement, port: u32) -> String {
+    let VmKey { tenant, lease } = &caller.key;
+    let cid = caller.cid;
+    format!("SANDWIRE/1 tenant={tenant} lease={lease} cid={cid} port={port}\n")
+}

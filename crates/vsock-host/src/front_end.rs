@@ -1,0 +1,611 @@
+//! What a VMM says by vhost-user, and the connection it says it over.
+//!
+//! [`Transport`] is what has been agreed: memory, rings, features. The messages themselves are the crate
+//! `vhost`'s. That crate reads and writes blockingly, and a VMM may stop anywhere; so [`FrontEnd::serve`]
+//! lets it have a message only when the whole of it has arrived and there is room for the answer.
+//!
+//! Not offered: dirty-page logging (QEMU marks this device unmigratable anyway), in-flight descriptors (a
+//! packet is either wholly handled and given back, or still in the ring), postcopy.
+
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io,
+    mem::size_of,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    net::{RecvFlags, recv},
+};
+use vhost::{
+    VhostUserMemoryRegionBase,
+    vhost_user::{
+        BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
+        message::{
+            VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags,
+            VhostUserInflight, VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures,
+            VhostUserShMemConfig, VhostUserSharedMsg, VhostUserSingleMemoryRegion,
+            VhostUserVirtioFeatures, VhostUserVringAddrFlags, VhostUserVringState,
+        },
+    },
+};
+
+use crate::{
+    memory::{MOST_REGIONS, Memory, MemoryError, Placing},
+    queue::{Addresses, Ring},
+};
+
+/// Number of the ring that carries packets to the guest.
+pub const TO_GUEST: usize = 0;
+/// Number of the ring that carries packets from the guest.
+pub const FROM_GUEST: usize = 1;
+/// Number of the ring for events. Some VMMs, QEMU for one, keep it.
+pub const EVENTS: usize = 2;
+/// How many rings the device has.
+pub const RINGS: usize = 3;
+
+/// VIRTIO_VSOCK_F_STREAM.
+const STREAM: u64 = 1 << 0;
+/// VIRTIO_VSOCK_F_SEQPACKET.
+const SEQPACKET: u64 = 1 << 1;
+const RING_INDIRECT: u64 = 1 << 28;
+const RING_EVENT_IDX: u64 = 1 << 29;
+const VERSION_1: u64 = 1 << 32;
+
+/// What a driver may choose from.
+const FEATURES: u64 = STREAM | SEQPACKET | RING_INDIRECT | RING_EVENT_IDX | VERSION_1;
+
+/// Length of a message's header, and where in it the length of the rest is.
+const MESSAGE_HEADER: usize = 12;
+/// Longest rest of a message that is served.
+const LONGEST_MESSAGE: usize = 4096;
+
+/// What changed by a message, for whoever waits on descriptors and has chains in hand.
+#[derive(Debug)]
+pub enum Change {
+    /// This descriptor is no longer a kick; to be taken out of the wait and closed.
+    Unwatch(File),
+    /// The ring's kick is to be waited on, and the ring looked at.
+    Watch(usize),
+    /// The ring is to be looked at.
+    Look(usize),
+    /// The ring is started; from the position given by the VMM.
+    Started(usize),
+    /// The device is as new: nothing that was before counts.
+    Reset,
+}
+
+/// What has been agreed with a VMM.
+#[derive(Debug)]
+pub struct Transport {
+    cid: u32,
+    features: u64,
+    /// The guest's memory.
+    pub memory: Memory,
+    /// Its rings.
+    pub rings: [Ring; RINGS],
+    /// Chains of [`TO_GUEST`] that were taken ahead and are not given back; a stop goes back by them.
+    pub ahead: VecDeque<Ahead>,
+    changes: Vec<Change>,
+}
+
+/// A chain for a packet to the guest, taken ahead.
+#[derive(Clone, Debug)]
+pub struct Ahead {
+    /// Its number.
+    pub head: u16,
+    /// Bytes it holds.
+    pub bytes: u32,
+    /// Its pieces; most chains have one.
+    pub first: libc::iovec,
+    /// The others.
+    pub rest: Vec<libc::iovec>,
+}
+
+impl Transport {
+    /// Nothing agreed yet. `cid` is what the driver will read.
+    #[must_use]
+    pub fn new(cid: u32) -> Self {
+        Self {
+            cid,
+            features: 0,
+            memory: Memory::default(),
+            rings: Default::default(),
+            ahead: VecDeque::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// What has changed since this was last asked.
+    pub fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// Whether the driver speaks SEQPACKET.
+    #[must_use]
+    pub fn has_seqpacket(&self) -> bool {
+        self.features & SEQPACKET != 0
+    }
+
+    /// Whether packets flow both ways.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.rings[TO_GUEST].is_serving() && self.rings[FROM_GUEST].is_serving()
+    }
+
+    /// Chains taken ahead go back into the ring, as if never taken.
+    pub fn forget_ahead(&mut self) {
+        self.rings[TO_GUEST].rewind(self.ahead.len());
+        self.ahead.clear();
+    }
+
+    /// The VMM is gone: everything is as in the beginning.
+    pub fn disconnect(&mut self) {
+        self.reset_rings();
+        self.features = 0;
+        self.memory = Memory::default();
+    }
+
+    fn reset_rings(&mut self) {
+        self.ahead.clear();
+        for ring in &mut self.rings {
+            let old = std::mem::take(ring);
+            self.changes.extend(old.kick.map(Change::Unwatch));
+        }
+        self.changes.push(Change::Reset);
+    }
+
+    fn index(index: u32) -> Result<usize> {
+        usize::try_from(index)
+            .ok()
+            .filter(|&index| index < RINGS)
+            .ok_or(Error::InvalidParam)
+    }
+
+    /// Starts a ring that has all it needs.
+    fn start(&mut self, index: usize) -> Result<()> {
+        let event_idx = self.features & RING_EVENT_IDX != 0;
+        let ring = &mut self.rings[index];
+        if !ring.start(&self.memory, event_idx) {
+            tracing::warn!(
+                ring = index,
+                "a guest's ring isn't in its memory, and isn't served"
+            );
+            return Err(Error::InvalidParam);
+        }
+        // Without this feature there is no message to enable a ring.
+        if self.features & VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits() == 0 {
+            ring.enabled = true;
+        }
+        self.changes.push(Change::Started(index));
+        Ok(())
+    }
+
+    /// After the memory has changed: running rings are looked up anew.
+    fn relocate(&mut self) {
+        self.forget_ahead();
+        let event_idx = self.features & RING_EVENT_IDX != 0;
+        for (index, ring) in self.rings.iter_mut().enumerate() {
+            if ring.is_running() && !ring.start(&self.memory, event_idx) {
+                tracing::warn!(ring = index, "a ring isn't in the guest's memory any more");
+            }
+        }
+    }
+}
+
+fn refused(error: &MemoryError) -> Error {
+    tracing::warn!(%error, "a VMM's memory isn't taken");
+    Error::InvalidParam
+}
+
+fn placing(region: &VhostUserMemoryRegion) -> Placing {
+    Placing {
+        guest: region.guest_phys_addr,
+        user: region.user_addr,
+        size: region.memory_size,
+        offset: region.mmap_offset,
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Transport {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset_device()
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.reset_rings();
+        self.features = 0;
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(FEATURES | VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        let offered = self.get_features()?;
+        if features & !offered != 0 {
+            return Err(Error::InvalidParam);
+        }
+        self.features = features;
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let regions = regions.iter().map(placing).zip(files).collect();
+        self.memory
+            .replace(regions)
+            .map_err(|error| refused(&error))?;
+        self.relocate();
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let ring = &mut self.rings[Self::index(index)?];
+        let size = u16::try_from(num).map_err(|_| Error::InvalidParam)?;
+        if ring.is_running() || !ring.set_size(size) {
+            return Err(Error::InvalidParam);
+        }
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let index = Self::index(index)?;
+        self.rings[index].addresses = Some(Addresses {
+            descriptors,
+            available,
+            used,
+        });
+        if self.rings[index].is_running() {
+            if index == TO_GUEST {
+                self.forget_ahead();
+            }
+            self.start(index)?;
+        }
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let ring = &mut self.rings[Self::index(index)?];
+        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        if ring.is_running() {
+            return Err(Error::InvalidParam);
+        }
+        ring.set_base(base);
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let position = Self::index(index)?;
+        if position == TO_GUEST {
+            self.forget_ahead();
+        }
+        let ring = &mut self.rings[position];
+        ring.stop();
+        ring.call = None;
+        self.changes.extend(ring.kick.take().map(Change::Unwatch));
+        Ok(VhostUserVringState::new(index, u32::from(ring.base())))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let index = Self::index(u32::from(index))?;
+        // A ring without a kick would have to be polled; nobody asks for that.
+        let kick = fd.ok_or(Error::InvalidParam)?;
+        let old = self.rings[index].kick.replace(kick);
+        self.changes.extend(old.map(Change::Unwatch));
+        self.changes.push(Change::Watch(index));
+        if self.rings[index].is_running() {
+            Ok(())
+        } else {
+            self.start(index)
+        }
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        self.rings[Self::index(u32::from(index))?].set_call(fd);
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
+        Self::index(u32::from(index)).map(|_| ())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(RINGS as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let index = Self::index(index)?;
+        self.rings[index].enabled = enable;
+        if enable {
+            self.changes.push(Change::Look(index));
+        }
+        Ok(())
+    }
+
+    /// The guest's CID, and zeros beyond: a read of any length must not fail (Cloud Hypervisor panics).
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        let cid = u64::from(self.cid).to_le_bytes();
+        let byte = |at: u32| {
+            usize::try_from(at)
+                .ok()
+                .and_then(|at| cid.get(at).copied())
+                .unwrap_or(0)
+        };
+        Ok((offset..offset.saturating_add(size)).map(byte).collect())
+    }
+
+    fn set_config(
+        &mut self,
+        _offset: u32,
+        _buf: &[u8],
+        _flags: VhostUserConfigFlags,
+    ) -> Result<()> {
+        Err(Error::InvalidOperation(
+            "the configuration of this device is read-only",
+        ))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MOST_REGIONS as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        fd: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        self.memory
+            .add(placing(region), &fd)
+            .map_err(|error| refused(&error))?;
+        self.relocate();
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let (guest, size) = (region.guest_phys_addr, region.memory_size);
+        // Chains taken ahead may point into it.
+        self.forget_ahead();
+        self.memory
+            .remove(guest, size)
+            .map_err(|error| refused(&error))?;
+        self.relocate();
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
+        Err(NOT_OFFERED)
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        Err(NOT_OFFERED)
+    }
+
+    fn get_inflight_fd(
+        &mut self,
+        _inflight: &VhostUserInflight,
+    ) -> Result<(VhostUserInflight, File)> {
+        Err(NOT_OFFERED)
+    }
+
+    fn set_inflight_fd(&mut self, _inflight: &VhostUserInflight, _file: File) -> Result<()> {
+        Err(NOT_OFFERED)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _fd: File,
+    ) -> Result<Option<File>> {
+        Err(NOT_OFFERED)
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(NOT_OFFERED)
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(NOT_OFFERED)
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        Err(NOT_OFFERED)
+    }
+}
+
+const NOT_OFFERED: Error = Error::InvalidOperation("this device doesn't offer that");
+
+/// A transport that the code of messages and the code of packets share; both run in one thread.
+pub type SharedTransport = Arc<Mutex<Transport>>;
+
+/// The transport, for as long as an event is handled.
+pub fn lock(transport: &SharedTransport) -> MutexGuard<'_, Transport> {
+    transport.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A VMM's connection.
+pub struct FrontEnd {
+    socket: UnixStream,
+    handler: BackendReqHandler<Mutex<Transport>>,
+}
+
+impl std::fmt::Debug for FrontEnd {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("FrontEnd")
+            .field("socket", &self.socket)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What became of an attempt to serve a message.
+#[derive(Debug)]
+pub enum Served {
+    /// One was served; there may be more.
+    One,
+    /// None is whole yet.
+    Nothing,
+    /// The VMM has gone, or says what makes no sense.
+    Over(Error),
+}
+
+impl FrontEnd {
+    /// For an accepted connection.
+    ///
+    /// # Errors
+    /// When the socket can't be set up.
+    pub fn new(socket: UnixStream, transport: &SharedTransport) -> io::Result<Self> {
+        // The crate expects it so; it never waits, see above.
+        socket.set_nonblocking(false)?;
+        let handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(transport));
+        Ok(Self { socket, handler })
+    }
+
+    /// The socket, to wait until it is readable.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Serves a message if a whole one is there.
+    pub fn serve(&mut self) -> Served {
+        match self.message_is_there() {
+            Ok(true) => match self.handler.handle_request() {
+                Ok(()) => Served::One,
+                Err(error) => Served::Over(error),
+            },
+            Ok(false) => Served::Nothing,
+            Err(error) => Served::Over(error),
+        }
+    }
+
+    fn message_is_there(&self) -> Result<bool> {
+        let broken = |error: Errno| Error::SocketBroken(error.into());
+        let Some(header) = self.peek_header()? else {
+            return self.wait_for_more();
+        };
+        let rest = header[MESSAGE_HEADER - size_of::<u32>()..].first_chunk().expect("four bytes are left");
+        let rest = usize::try_from(u32::from_ne_bytes(*rest)).unwrap_or(usize::MAX);
+        if rest > LONGEST_MESSAGE {
+            return Err(Error::OversizedMsg);
+        }
+        let there = rustix::io::ioctl_fionread(&self.socket).map_err(broken)?;
+        if there < (MESSAGE_HEADER + rest) as u64 {
+            return self.wait_for_more();
+        }
+        self.room_for_answer().map(|()| true)
+    }
+
+    /// Looks at the header of the next message, if all of it is there. Looking stops at descriptors, and
+    /// those come with whatever byte the VMM attached them to; so it goes on from where it stopped.
+    fn peek_header(&self) -> Result<Option<[u8; MESSAGE_HEADER]>> {
+        let broken = |error: Errno| Error::SocketBroken(error.into());
+        let mut header = [0_u8; MESSAGE_HEADER];
+        let mut seen = 0;
+        set_peek_offset(&self.socket, 0).map_err(broken)?;
+        let result = loop {
+            match recv(&self.socket, &mut header[seen..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+                Ok((_, 0)) if seen == 0 => break Err(Error::Disconnected),
+                Ok((_, 0)) | Err(Errno::AGAIN) => break Ok(None),
+                Ok((_, read)) => seen += read,
+                Err(Errno::INTR) => {}
+                Err(error) => break Err(broken(error)),
+            }
+            if seen == MESSAGE_HEADER {
+                break Ok(Some(header));
+            }
+        };
+        set_peek_offset(&self.socket, -1).map_err(broken)?;
+        result
+    }
+
+    /// Part of a message is there; the rest will come only if somebody is there to send it.
+    fn wait_for_more(&self) -> Result<bool> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match poll(&mut fds, Some(&now)) {
+            Ok(0) => Ok(false),
+            _ => Err(Error::Disconnected),
+        }
+    }
+
+    /// A Unix socket is writable while less than a quarter of its buffer is in use, and no answer needs more
+    /// than another quarter. Who doesn't read so many answers is no VMM.
+    fn room_for_answer(&self) -> Result<()> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        match poll(&mut fds, Some(&now)) {
+            Ok(1..) => Ok(()),
+            _ => Err(Error::InvalidOperation(
+                "the front end doesn't read the answers",
+            )),
+        }
+    }
+}
+
+/// From where looking at a socket begins; -1 for its beginning, each time.
+fn set_peek_offset(socket: &UnixStream, offset: libc::c_int) -> std::result::Result<(), Errno> {
+    // SAFETY: the option takes an int, which lives through the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEEK_OFF,
+            (&raw const offset).cast(),
+            libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("four"),
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+#[cfg(test)]
+mod tests;

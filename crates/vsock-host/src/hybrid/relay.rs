@@ -1,0 +1,324 @@
+//! Two sockets joined: what one side writes, the other reads.
+//!
+//! Bytes go by `splice` through a pipe, a third of the work of copying them, unless a capture wants to see
+//! them. In one direction at most [`PIPE_BYTES`] (or the connection's limit) are on their way, and the next
+//! ones are taken only when those are gone: the sockets' own buffers hold back the sender.
+//!
+//! An end on one side becomes a shutdown of writing on the other, once all before it is delivered, and the
+//! other direction goes on. A side that takes no more ends its direction alone too: what it had sent before
+//! still arrives.
+
+use std::os::fd::OwnedFd;
+
+use rustix::{
+    io::Errno,
+    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+};
+
+use super::pipe::{PIPE_BYTES, Pipe, PipePool};
+use crate::readiness::Ready;
+
+/// Bytes of one direction in one turn; then it is another's.
+const TURN_BYTES: usize = 1024 * 1024;
+/// Bytes that are copied at once where they have to be.
+pub const COPY_BYTES: usize = 64 * 1024;
+
+/// One of the two directions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the guest.
+    Egress,
+    /// To the guest.
+    Ingress,
+}
+
+/// What a relay needs while it moves bytes, and tells meanwhile.
+pub trait Carrier {
+    /// Empty pipes.
+    fn pipes(&mut self) -> &mut PipePool;
+    /// Room for bytes that have to be copied; none if they needn't be.
+    fn copy_room(&mut self) -> Option<&mut [u8]>;
+    /// Copied bytes, before they are delivered.
+    fn see(&mut self, direction: Direction, bytes: &[u8]);
+    /// Bytes that have been taken from one side and not been delivered, as a difference.
+    fn buffered(&mut self, change: i64);
+    /// Bytes that have been delivered.
+    fn moved(&mut self, direction: Direction, bytes: usize);
+    /// That direction has ended.
+    fn ended(&mut self, direction: Direction);
+    /// Bytes that may still be buffered.
+    fn room(&self) -> usize;
+}
+
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Both wait for their sockets.
+    Idle,
+    /// There is more to do at once; it is another's turn.
+    More,
+    /// Something waits for memory or descriptors that others have.
+    Starved,
+    /// Both directions have ended.
+    Over,
+}
+
+/// Two sockets joined.
+#[derive(Debug)]
+pub struct Relay {
+    guest: Side,
+    peer: Side,
+    egress: Flow,
+    ingress: Flow,
+}
+
+#[derive(Debug)]
+struct Side {
+    socket: OwnedFd,
+    /// Whether reading or writing hasn't met `EAGAIN` since the last event.
+    readable: bool,
+    writable: bool,
+    /// Whether it has closed altogether: bytes for it have nowhere to go.
+    gone: bool,
+}
+
+#[derive(Debug, Default)]
+struct Flow {
+    pipe: Option<Pipe>,
+    /// Bytes in the pipe.
+    in_pipe: usize,
+    /// Copied bytes that weren't taken, from `delivered` on.
+    copied: Vec<u8>,
+    delivered: usize,
+    /// Nothing more comes.
+    end: bool,
+    over: bool,
+    bytes: u64,
+}
+
+impl Relay {
+    /// Joins two connected non-blocking sockets.
+    #[must_use]
+    pub fn new(guest: OwnedFd, peer: OwnedFd) -> Self {
+        let side = |socket| Side {
+            socket,
+            readable: true,
+            writable: true,
+            gone: false,
+        };
+        Self {
+            guest: side(guest),
+            peer: side(peer),
+            egress: Flow::default(),
+            ingress: Flow::default(),
+        }
+    }
+
+    /// The two sockets: the guest's and the other.
+    #[must_use]
+    pub fn sockets(&self) -> [&OwnedFd; 2] {
+        [&self.guest.socket, &self.peer.socket]
+    }
+
+    /// Bytes that have been delivered from the guest and to it.
+    #[must_use]
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.egress.bytes, self.ingress.bytes)
+    }
+
+    /// Whether that direction has ended.
+    #[must_use]
+    pub fn is_over(&self, direction: Direction) -> bool {
+        match direction {
+            Direction::Egress => self.egress.over,
+            Direction::Ingress => self.ingress.over,
+        }
+    }
+
+    /// Bytes on their way.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.egress.buffered() + self.ingress.buffered()
+    }
+
+    /// Notes that a socket (0 the guest's, 1 the other) has become ready.
+    pub fn ready(&mut self, socket: usize, ready: Ready) {
+        let side = if socket == 0 {
+            &mut self.guest
+        } else {
+            &mut self.peer
+        };
+        side.readable |= ready.read;
+        side.writable |= ready.write;
+        side.gone |= ready.hangup;
+    }
+
+    /// Moves what can be moved, up to a bound.
+    pub fn turn(&mut self, carrier: &mut impl Carrier) -> Turn {
+        let egress = self
+            .egress
+            .turn(Direction::Egress, &mut self.guest, &mut self.peer, carrier);
+        let ingress =
+            self.ingress
+                .turn(Direction::Ingress, &mut self.peer, &mut self.guest, carrier);
+        match (egress, ingress) {
+            (Turn::Over, Turn::Over) => Turn::Over,
+            (Turn::More, _) | (_, Turn::More) => Turn::More,
+            (Turn::Starved, _) | (_, Turn::Starved) => Turn::Starved,
+            _ => Turn::Idle,
+        }
+    }
+
+    /// Takes the bytes that are on their way off the count, when the relay is broken off.
+    pub fn forget(&mut self, carrier: &mut impl Carrier) {
+        let buffered = self.buffered();
+        carrier.buffered(-signed(buffered));
+    }
+}
+
+impl Flow {
+    fn buffered(&self) -> usize {
+        self.in_pipe + self.copied.len() - self.delivered
+    }
+
+    fn turn(
+        &mut self,
+        direction: Direction,
+        from: &mut Side,
+        to: &mut Side,
+        carrier: &mut impl Carrier,
+    ) -> Turn {
+        let mut left = TURN_BYTES;
+        while !self.over {
+            if to.gone {
+                self.cut(direction, from, to, carrier);
+                continue;
+            }
+            if self.buffered() > 0 {
+                if !to.writable {
+                    return Turn::Idle;
+                }
+                match self.deliver(direction, to, carrier) {
+                    Ok(bytes) => left = left.saturating_sub(bytes),
+                    Err(Errno::AGAIN) => to.writable = false,
+                    Err(Errno::INTR) => {}
+                    Err(_) => self.cut(direction, from, to, carrier),
+                }
+                continue;
+            }
+            self.give_back(carrier);
+            if self.end {
+                let _ = shutdown(&to.socket, Shutdown::Write);
+                self.finish(direction, carrier);
+                continue;
+            }
+            if !from.readable {
+                return Turn::Idle;
+            }
+            if left == 0 {
+                return Turn::More;
+            }
+            match self.take(direction, from, carrier) {
+                Ok(0) => self.end = true,
+                Ok(bytes) => carrier.buffered(signed(bytes)),
+                Err(Errno::AGAIN) => from.readable = false,
+                Err(Errno::INTR) => {}
+                Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Turn::Starved,
+                // A reset: nothing more will come, and it isn't a proper end.
+                Err(_) => self.cut(direction, from, to, carrier),
+            }
+        }
+        Turn::Over
+    }
+
+    /// Takes bytes from the sending side: into the pipe, or copied and shown.
+    fn take(
+        &mut self,
+        direction: Direction,
+        from: &Side,
+        carrier: &mut impl Carrier,
+    ) -> Result<usize, Errno> {
+        let room = carrier.room();
+        if room == 0 {
+            return Err(Errno::NOMEM);
+        }
+        if let Some(buffer) = carrier.copy_room() {
+            let length = buffer.len().min(room);
+            let (bytes, _) = recv(&from.socket, &mut buffer[..length], RecvFlags::empty())?;
+            self.copied.extend_from_slice(&buffer[..bytes]);
+            carrier.see(direction, &self.copied);
+            return Ok(bytes);
+        }
+        let pipe = match self.pipe.take() {
+            Some(pipe) => pipe,
+            None => carrier.pipes().take().map_err(|_| Errno::MFILE)?,
+        };
+        let outcome = pipe.fill(&from.socket, room.min(PIPE_BYTES));
+        self.pipe = Some(pipe);
+        self.in_pipe = *outcome.as_ref().unwrap_or(&0);
+        if self.in_pipe == 0 {
+            self.give_back(carrier);
+        }
+        outcome
+    }
+
+    fn deliver(
+        &mut self,
+        direction: Direction,
+        to: &Side,
+        carrier: &mut impl Carrier,
+    ) -> Result<usize, Errno> {
+        let bytes = match &self.pipe {
+            Some(pipe) if self.in_pipe > 0 => {
+                let bytes = pipe.drain(&to.socket, self.in_pipe)?;
+                self.in_pipe -= bytes;
+                bytes
+            }
+            _ => {
+                let rest = &self.copied[self.delivered..];
+                let bytes = send(&to.socket, rest, SendFlags::NOSIGNAL)?;
+                self.delivered += bytes;
+                if self.delivered == self.copied.len() {
+                    self.delivered = 0;
+                    // Only who is being captured has this memory, and only while it is in use.
+                    self.copied = Vec::new();
+                }
+                bytes
+            }
+        };
+        self.bytes += bytes as u64;
+        carrier.buffered(-signed(bytes));
+        carrier.moved(direction, bytes);
+        Ok(bytes)
+    }
+
+    /// Ends a direction whose receiver takes no more, or whose sender was reset.
+    fn cut(&mut self, direction: Direction, from: &Side, to: &Side, carrier: &mut impl Carrier) {
+        carrier.buffered(-signed(self.buffered()));
+        // A pipe with bytes in it can't be used again.
+        *self = Self {
+            bytes: self.bytes,
+            end: true,
+            ..Self::default()
+        };
+        let _ = shutdown(&from.socket, Shutdown::Read);
+        let _ = shutdown(&to.socket, Shutdown::Write);
+        self.finish(direction, carrier);
+    }
+
+    fn finish(&mut self, direction: Direction, carrier: &mut impl Carrier) {
+        self.over = true;
+        carrier.ended(direction);
+    }
+
+    fn give_back(&mut self, carrier: &mut impl Carrier) {
+        if let Some(pipe) = self.pipe.take() {
+            carrier.pipes().give(pipe);
+        }
+    }
+}
+
+/// Lengths here are at most a pipe's.
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,499 @@
+//! What becomes of a guest's connection: accepted, dialled, relayed, over.
+
+use std::{
+    os::fd::OwnedFd,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    io::Errno,
+    net::{SocketFlags, accept_with},
+};
+use sandwire_api::vsock::{HOST_CID, VsockConnection, VsockRefusal, VsockState, VsockType};
+
+use super::{Entry, Router, Vm};
+use crate::{
+    address::VmKey,
+    capture::Sink,
+    dial::{Dial, Progress},
+    directory::Route,
+    hybrid::{
+        packets::{Operation, Packets},
+        pipe::PipePool,
+        relay::{Carrier, Direction, Relay, Turn},
+    },
+    limits::Limits,
+    readiness::{Interest, Ready},
+    statistics::VmCounters,
+};
+
+/// Connections accepted from one socket in one turn.
+const ACCEPTS: usize = 64;
+/// Pause of a listener when no descriptors are left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Pause of relays that found no descriptors, or their guest's memory used up.
+const STARVED_PAUSE: Duration = Duration::from_millis(50);
+/// The guest's ports in captures and lists count from here, where Linux has its own unnamed ones too.
+const FIRST_GUEST_PORT: u32 = 1 << 30;
+
+/// A guest's connection to one of its ports on CID 2.
+pub(super) struct Connection {
+    vm: VmKey,
+    route: Route,
+    packets: Packets,
+    begun: Instant,
+    stage: Stage,
+}
+
+enum Stage {
+    Dialing {
+        guest: OwnedFd,
+        dial: Dial,
+        deadline: Instant,
+    },
+    Relaying {
+        relay: Relay,
+        /// Whether it is in the queue for a turn.
+        queued: bool,
+    },
+    /// Between the two, and after the end.
+    Over,
+}
+
+impl Router {
+    pub(super) fn ready(&mut self, ready: Ready) {
+        let number = ready.token / 2;
+        match self.entries.get_mut(&number) {
+            Some(Entry::Listener { .. }) => self.accept(number),
+            Some(Entry::Connection(connection)) => match &mut connection.stage {
+                Stage::Dialing { .. } => self.advance(number),
+                Stage::Relaying { relay, queued } => {
+                    relay.ready(usize::from(ready.token % 2 == 1), ready);
+                    if !std::mem::replace(queued, true) {
+                        self.run.push_back(number);
+                    }
+                }
+                Stage::Over => {}
+            },
+            // It ended earlier in the same batch of events.
+            None => {}
+        }
+    }
+
+    fn accept(&mut self, number: u64) {
+        for _ in 0..ACCEPTS {
+            let Some(Entry::Listener { vm, port, socket }) = self.entries.get(&number) else {
+                return;
+            };
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            match accept_with(socket, flags) {
+                Ok(guest) => {
+                    let (vm, port) = (vm.clone(), *port);
+                    self.admit(&vm, port, guest);
+                }
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => {
+                    // No descriptors or memory: it would be reported again at once.
+                    let _ = self.poller.remove(socket);
+                    let at = Instant::now() + ACCEPT_PAUSE;
+                    self.deadlines.insert((at, number));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Begins a connection, if the guest may have one more. Closing its socket is the refusal.
+    fn admit(&mut self, key: &VmKey, port: u32, guest: OwnedFd) {
+        let number = self.number();
+        let Some(vm) = self.vms.get_mut(key) else {
+            return;
+        };
+        let limits = &vm.setup.limits;
+        let now = Instant::now();
+        let guest_port = FIRST_GUEST_PORT.wrapping_add(vm.next_port);
+        vm.next_port = vm.next_port.wrapping_add(1);
+        let mut packets = Packets::new(vm.setup.cid, guest_port, port, limits.connection_bytes);
+        if let Some(sink) = &vm.sink {
+            packets.record(sink, Direction::Egress, Operation::Request, &[]);
+        }
+        let begun = if vm.connections.len() >= limits.connections as usize {
+            Err(VsockRefusal::TooManyConnections)
+        } else if !vm.rate.allow(now) {
+            Err(VsockRefusal::TooFast)
+        } else {
+            self.directory
+                .route(key, HOST_CID, port, VsockType::Stream)
+                .and_then(|route| Ok((Dial::start(&route, VsockType::Stream)?, route)))
+        };
+        let (dial, route) = match begun {
+            Ok(begun) => begun,
+            Err(refusal) => {
+                vm.setup.counters.refuse(refusal);
+                reset(&mut packets, vm.sink.as_deref());
+                return;
+            }
+        };
+        let deadline = now + limits.connect_timeout;
+        vm.connections.insert(number);
+        vm.setup.counters.connections.fetch_add(1, Relaxed);
+        self.deadlines.insert((deadline, number));
+        let connection = Connection {
+            vm: key.clone(),
+            route,
+            packets,
+            begun: now,
+            stage: Stage::Dialing {
+                guest,
+                dial,
+                deadline,
+            },
+        };
+        self.entries
+            .insert(number, Entry::Connection(Box::new(connection)));
+        self.advance(number);
+        self.watch_dial(number);
+    }
+
+    /// Has the dial reported when it can go on, if it has not come to an end at once.
+    fn watch_dial(&mut self, number: u64) {
+        let Some(Entry::Connection(connection)) = self.entries.get(&number) else {
+            return;
+        };
+        if let Stage::Dialing { dial, .. } = &connection.stage
+            && self
+                .poller
+                .add(dial.fd(), number * 2, Interest::READ)
+                .is_err()
+        {
+            self.refuse(number, VsockRefusal::Memory);
+        }
+    }
+
+    fn advance(&mut self, number: u64) {
+        let Some(Entry::Connection(connection)) = self.entries.get_mut(&number) else {
+            return;
+        };
+        let Stage::Dialing { dial, .. } = &mut connection.stage else {
+            return;
+        };
+        match dial.advance() {
+            Progress::Pending => {}
+            Progress::Done(peer) => self.join(number, peer),
+            Progress::Failed(refusal) => self.refuse(number, refusal),
+        }
+    }
+
+    /// Joins the guest's socket and the one that was dialled.
+    fn join(&mut self, number: u64, peer: OwnedFd) {
+        let Some(Entry::Connection(connection)) = self.entries.get_mut(&number) else {
+            return;
+        };
+        let stage = std::mem::replace(&mut connection.stage, Stage::Over);
+        let Stage::Dialing {
+            guest, deadline, ..
+        } = stage
+        else {
+            return;
+        };
+        self.deadlines.remove(&(deadline, number));
+        let relay = Relay::new(guest, peer);
+        let [guest, peer] = relay.sockets();
+        let watched = self
+            .poller
+            .add_edge(guest, number * 2)
+            .and_then(|()| self.poller.add_edge(peer, number * 2 + 1));
+        connection.stage = Stage::Relaying {
+            relay,
+            queued: true,
+        };
+        if watched.is_err() {
+            self.refuse(number, VsockRefusal::Memory);
+            return;
+        }
+        if let Some(vm) = self.vms.get(&connection.vm) {
+            vm.setup.counters.opened_by_guest.fetch_add(1, Relaxed);
+            if let Some(sink) = &vm.sink {
+                let packets = &mut connection.packets;
+                packets.record(sink, Direction::Ingress, Operation::Response, &[]);
+            }
+        }
+        self.run.push_back(number);
+    }
+
+    /// Ends dials whose time is over, and lets listeners try again that had to pause.
+    pub(super) fn pass_deadlines(&mut self, now: Instant) {
+        while let Some((at, number)) = self.deadlines.first().copied()
+            && at <= now
+        {
+            self.deadlines.remove(&(at, number));
+            match self.entries.get(&number) {
+                Some(Entry::Connection(_)) => self.refuse(number, VsockRefusal::TimedOut),
+                Some(Entry::Listener { socket, .. })
+                    if self.poller.add(socket, number * 2, Interest::READ).is_err() =>
+                {
+                    self.deadlines.insert((now + ACCEPT_PAUSE, number));
+                }
+                Some(Entry::Listener { .. }) | None => {}
+            }
+        }
+    }
+
+    /// Gives each relay that has something to do one turn.
+    pub(super) fn turns(&mut self) {
+        for _ in 0..self.run.len() {
+            let Some(number) = self.run.pop_front() else {
+                return;
+            };
+            let Some(Entry::Connection(connection)) = self.entries.get_mut(&number) else {
+                continue;
+            };
+            let Some(vm) = self.vms.get(&connection.vm) else {
+                continue;
+            };
+            let Stage::Relaying { relay, queued } = &mut connection.stage else {
+                continue;
+            };
+            *queued = false;
+            let mut carrying = Carrying::new(
+                &mut self.pipes,
+                &mut self.scratch,
+                vm,
+                &mut connection.packets,
+            );
+            let turn = relay.turn(&mut carrying);
+            match turn {
+                Turn::Idle => {}
+                Turn::More => {
+                    *queued = true;
+                    self.run.push_back(number);
+                }
+                Turn::Starved => {
+                    *queued = true;
+                    self.starved.push(number);
+                    self.fed
+                        .get_or_insert_with(|| Instant::now() + STARVED_PAUSE);
+                }
+                Turn::Over => self.end(number),
+            }
+        }
+    }
+
+    /// Closes a connection that has come to its end.
+    fn end(&mut self, number: u64) {
+        self.with_vm(number, Self::close);
+    }
+
+    /// Refuses or breaks off a connection, and counts why.
+    fn refuse(&mut self, number: u64, refusal: VsockRefusal) {
+        self.with_vm(number, |router, number, vm| {
+            vm.setup.counters.refuse(refusal);
+            router.break_off(number, vm);
+        });
+    }
+
+    fn with_vm(&mut self, number: u64, action: impl FnOnce(&mut Self, u64, &mut Vm)) {
+        let Some(Entry::Connection(connection)) = self.entries.get(&number) else {
+            return;
+        };
+        let key = connection.vm.clone();
+        if let Some(mut vm) = self.vms.remove(&key) {
+            vm.connections.remove(&number);
+            action(self, number, &mut vm);
+            self.vms.insert(key, vm);
+        }
+    }
+
+    fn break_off(&mut self, number: u64, vm: &mut Vm) {
+        if let Some(Entry::Connection(connection)) = self.entries.get_mut(&number) {
+            reset(&mut connection.packets, vm.sink.as_deref());
+        }
+        self.close(number, vm);
+    }
+
+    /// Closes a connection that is in the guest's set no more.
+    pub(super) fn close(&mut self, number: u64, vm: &mut Vm) {
+        let Some(Entry::Connection(mut connection)) = self.entries.remove(&number) else {
+            return;
+        };
+        vm.setup.counters.connections.fetch_sub(1, Relaxed);
+        match &mut connection.stage {
+            Stage::Dialing { deadline, .. } => {
+                self.deadlines.remove(&(*deadline, number));
+            }
+            Stage::Relaying { relay, .. } => {
+                let packets = &mut connection.packets;
+                relay.forget(&mut Carrying::new(
+                    &mut self.pipes,
+                    &mut self.scratch,
+                    vm,
+                    packets,
+                ));
+            }
+            Stage::Over => {}
+        }
+    }
+
+    /// Breaks off what the guest's policy no longer allows.
+    pub(super) fn recheck(&mut self, vm: &mut Vm) {
+        let key = vm.setup.key.clone();
+        let directory = self.directory.clone();
+        let entries = &self.entries;
+        let gone: Vec<u64> = vm
+            .connections
+            .iter()
+            .copied()
+            .filter(|number| {
+                let Some(Entry::Connection(connection)) = entries.get(number) else {
+                    return false;
+                };
+                let port = connection.packets.host_port();
+                let route = directory.route(&key, HOST_CID, port, VsockType::Stream);
+                !route.is_ok_and(|route| route.same(&connection.route))
+            })
+            .collect();
+        for number in gone {
+            vm.connections.remove(&number);
+            vm.setup.counters.refuse(VsockRefusal::Policy);
+            self.break_off(number, vm);
+        }
+    }
+
+    /// Every connection of every guest.
+    pub(super) fn list(&self) -> Vec<VsockConnection> {
+        let now = Instant::now();
+        self.entries
+            .values()
+            .filter_map(|entry| match entry {
+                Entry::Connection(connection) => {
+                    let vm = self.vms.get(&connection.vm)?;
+                    Some(connection.describe(&vm.setup.limits, vm.setup.cid, now))
+                }
+                Entry::Listener { .. } => None,
+            })
+            .collect()
+    }
+}
+
+impl Connection {
+    fn describe(&self, limits: &Limits, cid: u32, now: Instant) -> VsockConnection {
+        let (state, (egress, ingress), queued) = match &self.stage {
+            Stage::Relaying { relay, .. } => (state(relay), relay.bytes(), relay.buffered()),
+            Stage::Dialing { .. } | Stage::Over => (VsockState::Connecting, (0, 0), 0),
+        };
+        let age = now.saturating_duration_since(self.begun).as_millis();
+        VsockConnection {
+            lease: self.vm.lease.clone(),
+            owner_uid: self.vm.tenant,
+            socket_type: VsockType::Stream,
+            from_guest: true,
+            guest_cid: cid,
+            guest_port: self.packets.guest_port(),
+            peer_cid: HOST_CID,
+            peer_port: self.packets.host_port(),
+            peer: self.route.peer.clone(),
+            state,
+            egress_bytes: egress,
+            ingress_bytes: ingress,
+            // Its VMM keeps the guest's own credit to itself.
+            peer_credit: 0,
+            own_credit: limits.connection_bytes,
+            queued_bytes: queued as u64,
+            age_milliseconds: u64::try_from(age).unwrap_or(u64::MAX),
+        }
+    }
+}
+
+fn state(relay: &Relay) -> VsockState {
+    let over = |direction| relay.is_over(direction);
+    match (over(Direction::Egress), over(Direction::Ingress)) {
+        (false, false) => VsockState::Established,
+        (true, false) => VsockState::GuestClosed,
+        (false, true) => VsockState::PeerClosed,
+        (true, true) => VsockState::Closing,
+    }
+}
+
+/// The guest is told that there is no connection, as far as a capture goes; its VMM learns it by the close.
+fn reset(packets: &mut Packets, sink: Option<&Sink>) {
+    if let Some(sink) = sink {
+        packets.record(sink, Direction::Ingress, Operation::Reset, &[]);
+    }
+}
+
+/// What a relay needs during its turn.
+struct Carrying<'a> {
+    pipes: &'a mut PipePool,
+    scratch: &'a mut [u8],
+    counters: &'a VmCounters,
+    limits: &'a Limits,
+    sink: Option<&'a Arc<Sink>>,
+    packets: &'a mut Packets,
+}
+
+impl<'a> Carrying<'a> {
+    fn new(
+        pipes: &'a mut PipePool,
+        scratch: &'a mut [u8],
+        vm: &'a Vm,
+        packets: &'a mut Packets,
+    ) -> Self {
+        Self {
+            pipes,
+            scratch,
+            counters: &vm.setup.counters,
+            limits: &vm.setup.limits,
+            sink: vm.sink.as_ref(),
+            packets,
+        }
+    }
+}
+
+impl Carrier for Carrying<'_> {
+    fn pipes(&mut self) -> &mut PipePool {
+        self.pipes
+    }
+
+    fn copy_room(&mut self) -> Option<&mut [u8]> {
+        self.sink.is_some().then_some(&mut *self.scratch)
+    }
+
+    fn see(&mut self, direction: Direction, bytes: &[u8]) {
+        if let Some(sink) = self.sink {
+            self.packets.record(sink, direction, Operation::Data, bytes);
+        }
+    }
+
+    fn buffered(&mut self, change: i64) {
+        let buffered = &self.counters.buffered_bytes;
+        if change < 0 {
+            buffered.fetch_sub(change.unsigned_abs(), Relaxed);
+        } else {
+            buffered.fetch_add(change.unsigned_abs(), Relaxed);
+        }
+    }
+
+    fn moved(&mut self, direction: Direction, bytes: usize) {
+        let counter = match direction {
+            Direction::Egress => &self.counters.egress_bytes,
+            Direction::Ingress => &self.counters.ingress_bytes,
+        };
+        counter.fetch_add(bytes as u64, Relaxed);
+    }
+
+    fn ended(&mut self, direction: Direction) {
+        if let Some(sink) = self.sink {
+            let operation = Operation::Shutdown;
+            self.packets.record(sink, direction, operation, &[]);
+        }
+    }
+
+    fn room(&self) -> usize {
+        let buffered = self.counters.buffered_bytes.load(Relaxed);
+        let left = self.limits.guest_bytes.saturating_sub(buffered);
+        let left = usize::try_from(left).unwrap_or(usize::MAX);
+        left.min(self.limits.connection_bytes as usize)
+    }
+}

@@ -1,0 +1,174 @@
+//! Unix sockets that we listen on.
+//!
+//! Anybody who may enter the folder may connect: the folder, which belongs to the lease's owner and whose
+//! group is ours, is what keeps others out. So the mode is 0666, set before the socket has a name.
+
+use std::{
+    io,
+    os::fd::OwnedFd,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{FileType, Mode, fchmod, lstat, unlink},
+    io::Errno,
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind as bind_socket, connect,
+        listen, socket_with,
+    },
+};
+use sandwire_api::vsock::VsockType;
+
+/// Longest path of a Unix socket: `sun_path` has 108 bytes, the last of which is zero.
+pub const PATH_MAX: usize = 107;
+/// Connections that wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
+const BACKLOG: i32 = 4096;
+
+/// Why there is no listener.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenerError {
+    /// The path doesn't fit.
+    #[error(
+        "listen on {path}: the path is {length} bytes long, {PATH_MAX} are the most for a Unix socket"
+    )]
+    TooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length.
+        length: usize,
+    },
+    /// Somebody else listens.
+    #[error("listen on {0}: somebody listens there already; end that, or choose another folder")]
+    InUse(PathBuf),
+    /// There is something that isn't a socket.
+    #[error("listen on {0}: there is something that is no socket, and it is left alone; remove it")]
+    NotASocket(PathBuf),
+    /// The kernel refused.
+    #[error("listen on {path}: {source}")]
+    Refused {
+        /// The path.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Listens on a path, without blocking. A socket file that nobody listens on any more is replaced.
+///
+/// # Errors
+/// A path that is too long or taken, and whatever else the kernel says. Nothing was removed then but such a
+/// left-over.
+pub fn listen_on(path: &Path, kind: VsockType) -> Result<OwnedFd, ListenerError> {
+    let length = path.as_os_str().len();
+    if length > PATH_MAX {
+        return Err(ListenerError::TooLong {
+            path: path.to_owned(),
+            length,
+        });
+    }
+    let refused = |error: Errno| ListenerError::Refused {
+        path: path.to_owned(),
+        source: error.into(),
+    };
+    let address = SocketAddrUnix::new(path).map_err(refused)?;
+    let socket = unix_socket(kind).map_err(refused)?;
+    // `bind` gives the file this mode, less the umask; by its name it could be somebody else's by then.
+    fchmod(&socket, Mode::from_raw_mode(0o666)).map_err(refused)?;
+    match bind_socket(&socket, &address) {
+        Err(Errno::ADDRINUSE) => {
+            remove_left_over(path, &address, kind)?;
+            bind_socket(&socket, &address).map_err(refused)?;
+        }
+        outcome => outcome.map_err(refused)?,
+    }
+    listen(&socket, BACKLOG).map_err(refused)?;
+    Ok(socket)
+}
+
+/// Removes the file of a socket that was ours.
+///
+/// # Errors
+/// Whatever the kernel says, except that it is gone already.
+pub fn remove(path: &Path) -> io::Result<()> {
+    match unlink(path) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn remove_left_over(
+    path: &Path,
+    address: &SocketAddrUnix,
+    kind: VsockType,
+) -> Result<(), ListenerError> {
+    let refused = |error: Errno| ListenerError::Refused {
+        path: path.to_owned(),
+        source: error.into(),
+    };
+    let mode = match lstat(path) {
+        Ok(status) => status.st_mode,
+        Err(Errno::NOENT) => return Ok(()),
+        Err(error) => return Err(refused(error)),
+    };
+    if FileType::from_raw_mode(mode) != FileType::Socket {
+        return Err(ListenerError::NotASocket(path.to_owned()));
+    }
+    let probe = unix_socket(kind).map_err(refused)?;
+    match connect(&probe, address) {
+        Err(Errno::CONNREFUSED) => remove(path).map_err(|source| ListenerError::Refused {
+            path: path.to_owned(),
+            source,
+        }),
+        Err(Errno::NOENT) => Ok(()),
+        // Also a full backlog, another type of socket, or one that we may not connect to.
+        Ok(()) | Err(_) => Err(ListenerError::InUse(path.to_owned())),
+    }
+}
+
+fn unix_socket(kind: VsockType) -> Result<OwnedFd, Errno> {
+    let socket_type = match kind {
+        VsockType::Stream => SocketType::STREAM,
+        VsockType::Seqpacket => SocketType::SEQPACKET,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, socket_type, flags, None)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::net::UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn a_left_over_is_replaced_and_a_listener_is_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("s");
+        let first = listen_on(&path, VsockType::Stream).expect("a first listener");
+        for kind in [VsockType::Stream, VsockType::Seqpacket] {
+            let error = listen_on(&path, kind).expect_err("it is taken");
+            assert!(matches!(error, ListenerError::InUse(_)), "{error}");
+        }
+        drop(first);
+        assert!(path.exists(), "the file outlives its listener");
+        let _second = listen_on(&path, VsockType::Stream).expect("a second listener");
+        UnixStream::connect(&path).expect("connecting to the second");
+    }
+
+    #[test]
+    fn a_file_is_left_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("s");
+        fs::write(&path, "precious").expect("writing it");
+        let error = listen_on(&path, VsockType::Stream).expect_err("it is no socket");
+        assert!(matches!(error, ListenerError::NotASocket(_)), "{error}");
+        assert_eq!(fs::read(&path).expect("reading it"), b"precious");
+    }
+
+    #[test]
+    fn a_path_that_does_not_fit_is_refused_with_its_length() {
+        let path = PathBuf::from(format!("/{}", "x".repeat(107)));
+        let error = listen_on(&path, VsockType::Stream).expect_err("it doesn't fit");
+        assert!(error.to_string().contains("108 bytes long, 107"), "{error}");
+    }
+}

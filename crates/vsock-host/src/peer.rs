@@ -1,0 +1,490 @@
+//! The host's end of a connection: a non-blocking descriptor, and what it didn't take yet.
+//!
+//! Data goes straight between the descriptor and the guest's memory. Only what the descriptor doesn't take
+//! is copied, into a backlog that exists while it is needed; credit bounds it, and for messages of no bytes,
+//! which cost no credit, [`MOST_MESSAGES`] does.
+//!
+//! Messages (SEQPACKET) are put together before they are sent, and read whole before they go to the guest.
+//! On the host's sockets, each message is one of AF_UNIX; those have no end-of-record mark, so MSG_EOR of a
+//! guest ends there. Between siblings both ends are ours: a byte in front of each message carries the marks.
+
+use std::{
+    collections::VecDeque,
+    io,
+    mem::{MaybeUninit, size_of},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    ptr,
+};
+
+use rustix::{io::Errno, net::Shutdown};
+
+use crate::packet::flags;
+
+/// Most messages that wait for a peer.
+pub const MOST_MESSAGES: usize = 1024;
+
+/// A backlog that is empty again keeps no more memory than this, in bytes.
+const KEPT: usize = 4096;
+
+/// How often a descriptor may become writable for nothing until that isn't waited for any more.
+const IDLE_WRITABLE: u8 = 8;
+
+/// How data lies on the descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// Bytes.
+    Stream,
+    /// One message each.
+    Message,
+    /// The same, each after a byte with the marks of the specification.
+    MarkedMessage,
+}
+
+/// A message on its way to the guest.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// How many of them the guest has.
+    pub sent: usize,
+    /// Marks for the last packet of it.
+    pub marks: u32,
+}
+
+/// What came of reading.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Read {
+    /// So many bytes; never 0 for a stream.
+    Bytes(usize),
+    /// A message, now in [`Peer::outgoing`].
+    Message,
+    /// A message above the limit; it is gone.
+    TooLong,
+    /// There is nothing now.
+    Nothing,
+    /// There will be nothing more.
+    End,
+    /// The connection broke.
+    Broken,
+    /// The guest's memory isn't there.
+    Fault,
+}
+
+/// What came of writing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wrote {
+    /// So many bytes of payload were passed on; the rest, if any, waits in the backlog.
+    Bytes(u32),
+    /// The peer takes nothing more.
+    Closed,
+    /// The guest's memory isn't there.
+    Fault,
+    /// Too many messages wait.
+    TooMany,
+}
+
+/// The host's end of a connection.
+#[derive(Debug)]
+pub struct Peer {
+    fd: OwnedFd,
+    framing: Framing,
+    /// Bytes of a stream that the descriptor didn't take, from `backlog_start` on.
+    backlog: Vec<u8>,
+    backlog_start: usize,
+    /// Messages that it didn't take, with their mark where there is one.
+    messages: VecDeque<Vec<u8>>,
+    /// Payload in `messages`.
+    message_bytes: usize,
+    /// The message that the guest is sending.
+    assembling: Vec<u8>,
+    /// The message that is being sent to the guest.
+    pub outgoing: Option<Outgoing>,
+    /// Whether becoming writable is waited for.
+    pub waits_for_room: bool,
+    idle_writable: u8,
+    shut: (bool, bool),
+}
+
+impl Peer {
+    /// For a connected, non-blocking descriptor.
+    #[must_use]
+    pub fn new(fd: OwnedFd, framing: Framing) -> Self {
+        Self {
+            fd,
+            framing,
+            backlog: Vec::new(),
+            backlog_start: 0,
+            messages: VecDeque::new(),
+            message_bytes: 0,
+            assembling: Vec::new(),
+            outgoing: None,
+            waits_for_room: false,
+            idle_writable: 0,
+            shut: (false, false),
+        }
+    }
+
+    /// The descriptor.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// How data lies on it.
+    #[must_use]
+    pub fn framing(&self) -> Framing {
+        self.framing
+    }
+
+    /// Payload that waits for the descriptor, in bytes.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.backlog.len() - self.backlog_start + self.message_bytes
+    }
+
+    /// Whether something waits for the descriptor.
+    #[must_use]
+    pub fn has_backlog(&self) -> bool {
+        self.backlog.len() != self.backlog_start || !self.messages.is_empty()
+    }
+
+    /// Payload in memory on behalf of this connection.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        let outgoing = self
+            .outgoing
+            .as_ref()
+            .map_or(0, |message| message.bytes.len());
+        self.waiting() + self.assembling.len() + outgoing
+    }
+
+    /// Makes sure that a message of that many bytes, and a mark, can be sent at once; and that an end can be
+    /// told from a message of no bytes, by the credentials that come with each message.
+    ///
+    /// # Errors
+    /// Of `setsockopt`.
+    pub fn prepare_messages(&self, bytes: usize) -> io::Result<()> {
+        rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes + 1024)?;
+        if self.framing == Framing::Message {
+            rustix::net::sockopt::set_socket_passcred(&self.fd, true)?;
+        }
+        Ok(())
+    }
+
+    /// Passes bytes of a stream on, straight from the guest's memory; the rest is copied.
+    pub fn write(&mut self, pieces: &[libc::iovec]) -> Wrote {
+        if self.has_backlog() {
+            self.keep(pieces, 0);
+            return Wrote::Bytes(0);
+        }
+        let total = length(pieces);
+        let written = match send(self.fd.as_fd(), pieces) {
+            Ok(written) => written,
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
+            Err(Errno::FAULT) => return Wrote::Fault,
+            Err(_) => return Wrote::Closed,
+        };
+        if written < total {
+            self.keep(pieces, written);
+        }
+        Wrote::Bytes(u32::try_from(written).expect("a batch is far smaller"))
+    }
+
+    /// Copies what is beyond `skip` bytes of the pieces into the backlog.
+    fn keep(&mut self, pieces: &[libc::iovec], mut skip: usize) {
+        if self.backlog_start > self.backlog.len() / 2 {
+            self.backlog.drain(..self.backlog_start);
+            self.backlog_start = 0;
+        }
+        for piece in pieces {
+            let from = skip.min(piece.iov_len);
+            skip -= from;
+            append(&mut self.backlog, piece, from);
+        }
+    }
+
+    /// Adds a piece of a message, and sends it if it is whole. `bits` are the packet's.
+    pub fn write_message(&mut self, pieces: &[libc::iovec], bits: u32) -> Wrote {
+        if self.assembling.is_empty() && self.framing == Framing::MarkedMessage {
+            self.assembling.push(0);
+        }
+        for piece in pieces {
+            append(&mut self.assembling, piece, 0);
+        }
+        if bits & flags::END_OF_MESSAGE == 0 {
+            return Wrote::Bytes(0);
+        }
+        let mut message = std::mem::take(&mut self.assembling);
+        if self.framing == Framing::MarkedMessage {
+            let marks = flags::END_OF_MESSAGE | flags::END_OF_RECORD;
+            message[0] = u8::try_from(bits & marks).expect("two bits");
+        }
+        if !self.messages.is_empty() {
+            if self.messages.len() >= MOST_MESSAGES {
+                return Wrote::TooMany;
+            }
+            self.keep_message(message);
+            return Wrote::Bytes(0);
+        }
+        match self.send_message(&message) {
+            Ok(sent) => Wrote::Bytes(sent),
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {
+                self.keep_message(message);
+                Wrote::Bytes(0)
+            }
+            Err(_) => Wrote::Closed,
+        }
+    }
+
+    /// Payload of the message that the guest is sending, so far.
+    #[must_use]
+    pub fn assembled(&self) -> usize {
+        self.assembling.len().saturating_sub(self.mark_bytes())
+    }
+
+    fn mark_bytes(&self) -> usize {
+        usize::from(self.framing == Framing::MarkedMessage)
+    }
+
+    fn keep_message(&mut self, message: Vec<u8>) {
+        self.message_bytes += message.len() - self.mark_bytes();
+        self.messages.push_back(message);
+    }
+
+    /// Sends a message; its payload.
+    fn send_message(&self, message: &[u8]) -> Result<u32, Errno> {
+        let piece = libc::iovec {
+            iov_base: message.as_ptr().cast_mut().cast(),
+            iov_len: message.len(),
+        };
+        let sent = send(self.fd.as_fd(), &[piece])?;
+        Ok(u32::try_from(sent - self.mark_bytes()).expect("a message is far smaller"))
+    }
+
+    /// Passes on what waits, as far as the descriptor takes it.
+    pub fn flush(&mut self) -> Wrote {
+        let mut passed = 0;
+        while let Some(message) = self.messages.front() {
+            match self.send_message(message) {
+                Ok(sent) => {
+                    passed += sent;
+                    self.message_bytes -= sent as usize;
+                    self.messages.pop_front();
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => break,
+                Err(_) => return Wrote::Closed,
+            }
+        }
+        if self.backlog_start < self.backlog.len() {
+            let left = &self.backlog[self.backlog_start..];
+            let piece = libc::iovec {
+                iov_base: left.as_ptr().cast_mut().cast(),
+                iov_len: left.len(),
+            };
+            match send(self.fd.as_fd(), &[piece]) {
+                Ok(sent) => {
+                    self.backlog_start += sent;
+                    passed += u32::try_from(sent).expect("credit bounds it");
+                }
+                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {}
+                Err(_) => return Wrote::Closed,
+            }
+            if self.backlog_start == self.backlog.len() {
+                self.backlog.clear();
+                self.backlog.shrink_to(KEPT);
+                self.backlog_start = 0;
+            }
+        }
+        Wrote::Bytes(passed)
+    }
+
+    /// Forgets what waits.
+    pub fn discard(&mut self) {
+        self.backlog = Vec::new();
+        self.backlog_start = 0;
+        self.messages = VecDeque::new();
+        self.message_bytes = 0;
+        self.assembling = Vec::new();
+    }
+
+    /// Reads bytes of a stream straight into the guest's memory.
+    pub fn read(&mut self, pieces: &[libc::iovec]) -> Read {
+        // SAFETY: the pieces were looked up in the guest's memory, which stays mapped while the transport is
+        // locked, and the kernel checks them again.
+        let read =
+            unsafe { libc::readv(self.fd.as_raw_fd(), pieces.as_ptr(), iovec_count(pieces)) };
+        match usize::try_from(read) {
+            Ok(0) => Read::End,
+            Ok(read) => Read::Bytes(read),
+            Err(_) => failed_read(last_error()),
+        }
+    }
+
+    /// Reads a message of at most `most` bytes into [`Self::outgoing`].
+    pub fn read_message(&mut self, scratch: &mut Vec<u8>, most: usize) -> Read {
+        let room = most + self.mark_bytes();
+        scratch.clear();
+        scratch.reserve(room);
+        let (read, truncated, credentials) = match receive(self.fd.as_fd(), scratch, room) {
+            Ok(received) => received,
+            Err(error) => return failed_read(error),
+        };
+        if truncated {
+            return Read::TooLong;
+        }
+        let marks = match self.framing {
+            Framing::MarkedMessage if read == 0 => return Read::End,
+            Framing::MarkedMessage => u32::from(scratch[0]),
+            _ if read == 0 && !credentials => return Read::End,
+            _ => 0,
+        };
+        self.outgoing = Some(Outgoing {
+            bytes: scratch[self.mark_bytes()..].to_vec(),
+            sent: 0,
+            marks: flags::END_OF_MESSAGE | marks & flags::END_OF_RECORD,
+        });
+        Read::Message
+    }
+
+    /// Shuts directions that aren't shut yet: reading, writing.
+    pub fn shut(&mut self, (read, write): (bool, bool)) {
+        let directions = [
+            (read && !self.shut.0, Shutdown::Read),
+            (write && !self.shut.1, Shutdown::Write),
+        ];
+        for (wanted, direction) in directions {
+            if wanted {
+                // Fails only when the other side has closed, and then there is nothing to shut.
+                let _ = rustix::net::shutdown(&self.fd, direction);
+            }
+        }
+        self.shut = (self.shut.0 || read, self.shut.1 || write);
+    }
+
+    /// It has become writable, and `passed` says if that was of use. Whether to wait for it any longer: a
+    /// descriptor whose reader is quick would wake us for nothing.
+    pub fn became_writable(&mut self, passed: bool) -> bool {
+        self.idle_writable = if passed {
+            0
+        } else {
+            self.idle_writable.saturating_add(1)
+        };
+        self.has_backlog() || self.idle_writable < IDLE_WRITABLE
+    }
+}
+
+/// Bytes in all pieces.
+#[must_use]
+pub fn length(pieces: &[libc::iovec]) -> usize {
+    pieces.iter().map(|piece| piece.iov_len).sum()
+}
+
+fn failed_read(error: Errno) -> Read {
+    match error {
+        Errno::AGAIN | Errno::INTR => Read::Nothing,
+        Errno::FAULT => Read::Fault,
+        _ => Read::Broken,
+    }
+}
+
+fn last_error() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+fn iovec_count(pieces: &[libc::iovec]) -> libc::c_int {
+    libc::c_int::try_from(pieces.len()).expect("a batch has at most IOV_MAX pieces")
+}
+
+/// Sends, without a signal if nobody receives.
+fn send(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, Errno> {
+    // SAFETY: all zeros are a valid message header, without a name, pieces or control data.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = pieces.as_ptr().cast_mut();
+    message.msg_iovlen = pieces.len();
+    // SAFETY: the pieces lie in the guest's memory, which stays mapped while the transport is locked, or in
+    // a buffer of ours; the kernel only reads them.
+    let sent = unsafe {
+        libc::sendmsg(
+            fd.as_raw_fd(),
+            &raw const message,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+        )
+    };
+    usize::try_from(sent).map_err(|_| last_error())
+}
+
+/// Receives a message of at most `room` bytes: its length, whether it was longer, whether it came with
+/// credentials.
+fn receive(
+    fd: BorrowedFd<'_>,
+    buffer: &mut Vec<u8>,
+    room: usize,
+) -> Result<(usize, bool, bool), Errno> {
+    const CONTROL: usize = 64;
+    const { assert!(CONTROL >= size_of::<libc::cmsghdr>() + size_of::<libc::ucred>()) };
+    let mut control = [0_u64; CONTROL / size_of::<u64>()];
+    let mut piece = libc::iovec {
+        iov_base: buffer.as_mut_ptr().cast(),
+        iov_len: room,
+    };
+    // SAFETY: all zeros are a valid message header.
+    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = CONTROL;
+    // SAFETY: the buffer has room for that many bytes, and control for its length. Descriptors can't come
+    // with it unnoticed: there is no room for them beside credentials... and CLOEXEC is set.
+    let received = unsafe {
+        libc::recvmsg(
+            fd.as_raw_fd(),
+            &raw mut message,
+            libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
+        )
+    };
+    let received = usize::try_from(received).map_err(|_| last_error())?;
+    close_descriptors(&message);
+    // SAFETY: the kernel has written that many bytes, at most `room`.
+    unsafe { buffer.set_len(received) };
+    Ok((
+        received,
+        message.msg_flags & libc::MSG_TRUNC != 0,
+        message.msg_controllen != 0,
+    ))
+}
+
+/// Closes descriptors that a client sent along; nobody here wants them.
+fn close_descriptors(message: &libc::msghdr) {
+    // SAFETY: the kernel has filled the control buffer that `message` points to, and its length; the macros
+    // stay within it. Each descriptor in it is ours alone.
+    unsafe {
+        let mut header = libc::CMSG_FIRSTHDR(message);
+        while let Some(control) = header.as_ref() {
+            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
+                let bytes = control.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let data = libc::CMSG_DATA(control).cast::<libc::c_int>();
+                for index in 0..bytes / size_of::<libc::c_int>() {
+                    libc::close(ptr::read_unaligned(data.add(index)));
+                }
+            }
+            header = libc::CMSG_NXTHDR(message, control);
+        }
+    }
+}
+
+/// Copies a piece of the guest's memory, from `skip` bytes on, behind what is in `buffer`.
+pub(crate) fn append(buffer: &mut Vec<u8>, piece: &libc::iovec, skip: usize) {
+    let bytes = piece.iov_len - skip;
+    buffer.reserve(bytes);
+    // SAFETY: the piece is mapped guest memory (looked up while the transport is locked) and `buffer` has
+    // room for as much behind its end; they don't overlap. The guest may write at the same time: then what
+    // is copied is any mix of its bytes, all of them are initialised, and nothing is decided by them.
+    unsafe {
+        let from = piece.iov_base.cast::<u8>().add(skip);
+        ptr::copy_nonoverlapping(from, buffer.as_mut_ptr().add(buffer.len()), bytes);
+        buffer.set_len(buffer.len() + bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,261 @@
+//! One virtqueue of a guest: descriptor chains taken out of the ring and given back.
+//!
+//! The ring's own rules are the crate `virtio-queue`'s. Added here: a chain is taken as the pieces of memory
+//! it names, all of the right direction and inside the guest, or it is broken; at most [`LONGEST_CHAIN`]
+//! pieces; and the state that vhost-user gives a ring (addresses of the VMM, enabled, kick and call).
+//!
+//! Notifications, both ways, follow EVENT_IDX where the guest has it: [`Ring::sleep`] asks the guest to kick
+//! and says if something has come meanwhile; [`Ring::signal`] interrupts the guest only if it asked for that.
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, AsRawFd},
+    sync::atomic::Ordering,
+};
+
+use virtio_queue::{Queue, QueueOwnedT, QueueT};
+
+use crate::memory::Memory;
+
+/// Most descriptors of a ring.
+pub const LARGEST_RING: u16 = 32768;
+
+/// Most pieces of one chain: a packet of 64 KiB in pages takes 17.
+pub const LONGEST_CHAIN: usize = 512;
+
+/// Who writes into the memory that a chain names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// The guest; we read.
+    FromGuest,
+    /// We do.
+    ToGuest,
+}
+
+/// What came out of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// There is nothing.
+    Empty,
+    /// A chain, to be given back under that number. Its pieces were appended.
+    Chain(u16),
+    /// A chain that loops, is too long, has the wrong direction or leaves the guest's memory. Nothing was
+    /// appended; it is to be given back all the same.
+    Broken(u16),
+    /// The ring itself makes no sense: nothing more can be taken from it.
+    Lost,
+}
+
+/// Addresses of a ring's parts, as the VMM names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// Descriptor table.
+    pub descriptors: u64,
+    /// Ring of the chains that the guest offers.
+    pub available: u64,
+    /// Ring of those that we give back.
+    pub used: u64,
+}
+
+/// A ring, with all that vhost-user says of it.
+#[derive(Debug)]
+pub struct Ring {
+    queue: Queue,
+    /// Where it is. Looked up when it starts.
+    pub addresses: Option<Addresses>,
+    /// By which the guest says that there is something.
+    pub kick: Option<File>,
+    /// By which the guest is told so.
+    pub call: Option<File>,
+    /// The guest's wish that it be served.
+    pub enabled: bool,
+    /// Whether the VMM has started it and it makes sense.
+    running: bool,
+}
+
+impl Default for Ring {
+    fn default() -> Self {
+        Self {
+            queue: Queue::new(LARGEST_RING).expect("the size is a power of two"),
+            addresses: None,
+            kick: None,
+            call: None,
+            enabled: false,
+            running: false,
+        }
+    }
+}
+
+impl Ring {
+    /// Sets its size; whether that is a power of two and not too large.
+    #[must_use]
+    pub fn set_size(&mut self, size: u16) -> bool {
+        self.queue.try_set_size(size).is_ok()
+    }
+
+    /// Its size.
+    #[must_use]
+    pub fn size(&self) -> u16 {
+        self.queue.size()
+    }
+
+    /// Sets the position from which chains are taken.
+    pub fn set_base(&mut self, base: u16) {
+        self.queue.set_next_avail(base);
+    }
+
+    /// That position.
+    #[must_use]
+    pub fn base(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    /// Goes back by that many chains, that were taken and not given back.
+    pub fn rewind(&mut self, chains: usize) {
+        let chains = u16::try_from(chains).expect("no more than the ring has");
+        self.queue
+            .set_next_avail(self.queue.next_avail().wrapping_sub(chains));
+    }
+
+    /// Whether chains may be taken.
+    #[must_use]
+    pub fn is_serving(&self) -> bool {
+        self.running && self.enabled
+    }
+
+    /// Whether it was started.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.running
+    }
+
+    /// Starts it, or looks its addresses up again after the memory has changed. Whether it makes sense.
+    pub fn start(&mut self, memory: &Memory, event_idx: bool) -> bool {
+        self.running = self.place(memory).is_some();
+        self.queue.set_event_idx(event_idx);
+        self.queue.set_ready(self.running);
+        self.running = self.running && self.queue.is_valid(memory.map());
+        if self.running {
+            // What we gave back last is in the guest's memory; that is right after a restart too.
+            match self.queue.used_idx(memory.map(), Ordering::Acquire) {
+                Ok(used) => self.queue.set_next_used(used.0),
+                Err(_) => self.running = false,
+            }
+        }
+        self.running
+    }
+
+    fn place(&mut self, memory: &Memory) -> Option<()> {
+        let addresses = self.addresses?;
+        let find = |address| memory.guest_address(address);
+        self.queue
+            .try_set_desc_table_address(find(addresses.descriptors)?)
+            .ok()?;
+        self.queue
+            .try_set_avail_ring_address(find(addresses.available)?)
+            .ok()?;
+        self.queue
+            .try_set_used_ring_address(find(addresses.used)?)
+            .ok()
+    }
+
+    /// Stops it. Its position stays.
+    pub fn stop(&mut self) {
+        self.running = false;
+        self.queue.set_ready(false);
+    }
+
+    /// Takes the next chain, appending its pieces.
+    pub fn take(
+        &mut self,
+        memory: &Memory,
+        direction: Direction,
+        pieces: &mut Vec<libc::iovec>,
+    ) -> Taken {
+        let map = memory.map();
+        let Ok(mut available) = self.queue.iter(map) else {
+            return Taken::Lost;
+        };
+        let Some(mut chain) = available.next() else {
+            return Taken::Empty;
+        };
+        let head = chain.head_index();
+        if head >= self.queue.size() {
+            // It can't be given back, so the guest could never use its ring again.
+            return Taken::Lost;
+        }
+        let before = pieces.len();
+        let mut ended = false;
+        for descriptor in &mut chain {
+            let right = descriptor.is_write_only() == (direction == Direction::ToGuest);
+            let found = right && memory.locate(descriptor.addr().0, descriptor.len(), pieces);
+            if !found || pieces.len() - before > LONGEST_CHAIN {
+                ended = false;
+                break;
+            }
+            // The iterator stops without a word at whatever is wrong; a chain is whole only if its last
+            // descriptor names no next one.
+            ended = !descriptor.has_next();
+        }
+        if ended {
+            return Taken::Chain(head);
+        }
+        pieces.truncate(before);
+        Taken::Broken(head)
+    }
+
+    /// Gives a chain back, with that many bytes written into it. Whether the ring could be written.
+    pub fn give_back(&mut self, memory: &Memory, head: u16, written: u32) -> bool {
+        self.queue.add_used(memory.map(), head, written).is_ok()
+    }
+
+    /// Whether there is something to take.
+    #[must_use]
+    pub fn has_more(&self, memory: &Memory) -> bool {
+        self.queue
+            .avail_idx(memory.map(), Ordering::Acquire)
+            .is_ok_and(|index| index.0 != self.queue.next_avail())
+    }
+
+    /// Asks the guest not to kick: the ring is being served.
+    pub fn wake(&mut self, memory: &Memory) {
+        // Fails only for a ring that is not in memory, and then it isn't running.
+        let _ = self.queue.disable_notification(memory.map());
+    }
+
+    /// Asks the guest to kick. True if something has come meanwhile, for which there may be no kick.
+    #[must_use]
+    pub fn sleep(&mut self, memory: &Memory) -> bool {
+        self.queue
+            .enable_notification(memory.map())
+            .unwrap_or(false)
+    }
+
+    /// Tells the guest that chains were given back, if it wants to know.
+    pub fn signal(&mut self, memory: &Memory) {
+        let Some(call) = &self.call else {
+            return;
+        };
+        if self.queue.needs_notification(memory.map()).unwrap_or(true) {
+            // A full counter means that the guest is being told already; a closed one that nobody is there.
+            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Takes the call descriptor over. It is made non-blocking: its counter is the VMM's to fill.
+    pub fn set_call(&mut self, call: Option<File>) {
+        if let Some(call) = &call {
+            let flags = rustix::fs::fcntl_getfl(call.as_fd());
+            let nonblocking = |flags| flags | rustix::fs::OFlags::NONBLOCK;
+            if let Err(error) =
+                flags.and_then(|flags| rustix::fs::fcntl_setfl(call, nonblocking(flags)))
+            {
+                tracing::debug!(fd = call.as_raw_fd(), %error, "a call descriptor stays as it is");
+            }
+        }
+        self.call = call;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,346 @@
+//! The loop of a worker: wait, and give each event to the guest that it is about.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{
+        Timespec,
+        epoll::{self, CreateFlags, Event, EventData, EventFlags},
+    },
+    io::Errno,
+};
+use sandwire_api::vsock::VsockType;
+
+use super::{Command, VmError, VmSetup, WorkerHandle, WorkerSettings};
+use crate::{
+    address::VmKey,
+    budget::Budget,
+    device::{Context, MOST_NUMBERS, Scratch, Token, Vm},
+    directory::Directory,
+    front_end::{FROM_GUEST, TO_GUEST},
+    readiness::timespec,
+    slab::Slab,
+    timers::Timers,
+};
+
+/// Events taken from the kernel at once.
+const EVENTS: usize = 256;
+
+/// Guests whose rings are looked at while polling: those that did something last.
+const POLLED: usize = 16;
+
+/// Starts a worker, in a thread of its own.
+///
+/// # Errors
+/// When the kernel has no more descriptors or threads.
+pub fn spawn(
+    index: usize,
+    directory: Arc<Directory>,
+    budget: Arc<Budget>,
+    settings: WorkerSettings,
+) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
+    let handle = WorkerHandle::new()?;
+    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    let wake = EventData::new_u64(Token::Wake.pack());
+    epoll::add(
+        &epoll,
+        handle.waker(),
+        wake,
+        EventFlags::IN | EventFlags::ET,
+    )?;
+    let for_thread = handle.clone();
+    let thread = thread::Builder::new()
+        .name(format!("vsock-{index}"))
+        .spawn(move || {
+            // Made in the thread: what it holds of guests' memory never leaves it.
+            let context = Context {
+                epoll,
+                timers: Timers::default(),
+                directory,
+                budget,
+                now: Instant::now(),
+                again: Vec::new(),
+                scratch: Scratch::default(),
+            };
+            let mut worker = Worker {
+                handle: for_thread,
+                settings,
+                context,
+                vms: Slab::default(),
+                by_key: HashMap::new(),
+                recent: Vec::new(),
+                stopping: false,
+            };
+            worker.run();
+            worker.end();
+        })?;
+    Ok((handle, thread))
+}
+
+struct Worker {
+    handle: WorkerHandle,
+    settings: WorkerSettings,
+    context: Context,
+    vms: Slab<Box<Vm>>,
+    by_key: HashMap<VmKey, u32>,
+    /// Guests that did something last, for polling.
+    recent: Vec<u32>,
+    stopping: bool,
+}
+
+impl Worker {
+    fn run(&mut self) {
+        let mut events: Vec<Event> = Vec::with_capacity(EVENTS);
+        // When something last happened.
+        let mut busy = Instant::now();
+        while !self.stopping {
+            let timeout = self.timeout(busy);
+            events.clear();
+            let room = rustix::buffer::spare_capacity(&mut events);
+            match epoll::wait(&self.context.epoll, room, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => {
+                    tracing::error!(%error, "a worker can't wait for events; it ends");
+                    return;
+                }
+            }
+            self.context.now = Instant::now();
+            let mut did = !events.is_empty();
+            for event in &events {
+                self.dispatch(event.data.u64(), event.flags);
+            }
+            did |= self.go_on();
+            did |= self.remind();
+            if did {
+                busy = self.context.now;
+            } else if !self.settings.busy_poll.is_zero() && self.poll_rings() {
+                busy = self.context.now;
+            }
+        }
+    }
+
+    /// How long to wait: not at all if somebody has more to do or polling isn't over, else until the next
+    /// reminder.
+    fn timeout(&self, busy: Instant) -> Option<Timespec> {
+        let polling = self.context.now.saturating_duration_since(busy) < self.settings.busy_poll;
+        if !self.context.again.is_empty() || polling {
+            return Some(timespec(Duration::ZERO));
+        }
+        let next = self.context.timers.next()?;
+        Some(timespec(next.saturating_duration_since(Instant::now())))
+    }
+
+    fn dispatch(&mut self, token: u64, flags: EventFlags) {
+        let Some(token) = Token::unpack(token) else {
+            return;
+        };
+        if token == Token::Wake {
+            return self.obey();
+        }
+        let context = &mut self.context;
+        let vms = &mut self.vms;
+        // A number may name a guest that has gone, or a newer one: then there is nothing to do, or to find.
+        let slot = match token {
+            Token::VmmListener(slot) => {
+                vms.get_mut(slot).map(|vm| vm.accept_vmm(context)).and(None)
+            }
+            Token::StreamListener(slot) => vms
+                .get_mut(slot)
+                .map(|vm| vm.accept_clients(VsockType::Stream, context))
+                .and(None),
+            Token::SeqpacketListener(slot) => vms
+                .get_mut(slot)
+                .map(|vm| vm.accept_clients(VsockType::Seqpacket, context))
+                .and(None),
+            Token::FrontEnd(slot) => vms
+                .get_mut(slot)
+                .map(|vm| vm.vmm_is_ready(context))
+                .and(None),
+            Token::Handshake(slot, number) => vms
+                .get_mut(slot)
+                .map(|vm| vm.client_is_ready(number, context))
+                .and(None),
+            Token::Kick(slot, ring) => {
+                let vm = vms.get_mut(slot);
+                vm.map(|vm| kicked(vm, ring as usize, context))
+                    .and(Some(slot))
+            }
+            Token::Flow(slot, number) => {
+                let vm = vms.get_mut(slot);
+                vm.map(|vm| vm.flow_is_ready(number, flags, context))
+                    .and(Some(slot))
+            }
+            Token::Wake | Token::Hold(_) => None,
+        };
+        if let Some(slot) = slot
+            && !self.settings.busy_poll.is_zero()
+            && !self.recent.contains(&slot)
+        {
+            self.recent.truncate(POLLED - 1);
+            self.recent.insert(0, slot);
+        }
+    }
+
+    /// Guests that have used up their turn go on. Whether there were any.
+    fn go_on(&mut self) -> bool {
+        if self.context.again.is_empty() {
+            return false;
+        }
+        let mut again = std::mem::take(&mut self.context.again);
+        again.sort_unstable();
+        again.dedup();
+        for slot in again {
+            if let Some(vm) = self.vms.get_mut(slot) {
+                vm.serve_from_guest(&mut self.context);
+            }
+        }
+        true
+    }
+
+    /// Whether a reminder was due.
+    fn remind(&mut self) -> bool {
+        let mut reminded = false;
+        while let Some(token) = self.context.timers.take_due(self.context.now) {
+            reminded = true;
+            let context = &mut self.context;
+            match Token::unpack(token) {
+                Some(Token::Flow(slot, number)) => {
+                    self.vms
+                        .get_mut(slot)
+                        .map(|vm| vm.flow_is_due(number, context));
+                }
+                Some(Token::Handshake(slot, number)) => {
+                    self.vms
+                        .get_mut(slot)
+                        .map(|vm| vm.client_is_due(number, context));
+                }
+                Some(Token::Hold(slot)) => {
+                    self.vms.get_mut(slot).map(|vm| vm.hold_is_due(context));
+                }
+                _ => {}
+            }
+        }
+        reminded
+    }
+
+    /// Looks into rings without having been kicked. Whether there was something.
+    fn poll_rings(&mut self) -> bool {
+        let mut found = false;
+        for &slot in &self.recent {
+            if let Some(vm) = self.vms.get_mut(slot)
+                && vm.has_packets()
+            {
+                found = true;
+                vm.serve_from_guest(&mut self.context);
+            }
+        }
+        found
+    }
+
+    fn obey(&mut self) {
+        for command in self.handle.take() {
+            match command {
+                Command::AddVm(setup, answer) => {
+                    // Whoever doesn't wait for an answer gets none.
+                    let _ = answer.send(self.add(*setup));
+                }
+                Command::RemoveVm(key, answer) => {
+                    self.remove(&key);
+                    let _ = answer.send(());
+                }
+                Command::Connect {
+                    vm,
+                    port,
+                    socket,
+                    kind,
+                    peer,
+                } => {
+                    if let Some(vm) = self
+                        .by_key
+                        .get(&vm)
+                        .and_then(|&slot| self.vms.get_mut(slot))
+                    {
+                        vm.connect_to_guest(socket, port, kind, peer, true, &mut self.context);
+                    }
+                }
+                Command::PolicyChanged(key) => {
+                    if let Some(vm) = self
+                        .by_key
+                        .get(&key)
+                        .and_then(|&slot| self.vms.get_mut(slot))
+                    {
+                        vm.policy_changed(&mut self.context);
+                    }
+                }
+                Command::SetCapture(key, sink) => {
+                    if let Some(vm) = self
+                        .by_key
+                        .get(&key)
+                        .and_then(|&slot| self.vms.get_mut(slot))
+                    {
+                        vm.set_capture(sink);
+                    }
+                }
+                Command::List(answer) => {
+                    let now = self.context.now;
+                    let list = self.vms.iter().flat_map(|(_, vm)| vm.list(now)).collect();
+                    let _ = answer.send(list);
+                }
+                Command::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    fn add(&mut self, setup: VmSetup) -> Result<(), VmError> {
+        let key = setup.key.clone();
+        if self.by_key.contains_key(&key) || self.vms.len() >= MOST_NUMBERS as usize - 1 {
+            return Err(VmError::Exists { key });
+        }
+        // The number is needed before the guest exists.
+        let slot = self.vms.next_number();
+        let vm = Vm::new(setup, slot, &self.context).map_err(|(socket, error)| VmError::Watch {
+            key: key.clone(),
+            socket,
+            source: error.into(),
+        })?;
+        let taken = self.vms.insert(Box::new(vm));
+        debug_assert_eq!(slot, taken, "nothing came between");
+        self.by_key.insert(key, slot);
+        Ok(())
+    }
+
+    fn remove(&mut self, key: &VmKey) {
+        let Some(vm) = self
+            .by_key
+            .remove(key)
+            .and_then(|slot| self.vms.remove(slot))
+        else {
+            return;
+        };
+        vm.close(&mut self.context);
+    }
+
+    fn end(mut self) {
+        self.handle.close();
+        for slot in self.vms.numbers() {
+            if let Some(vm) = self.vms.remove(slot) {
+                vm.close(&mut self.context);
+            }
+        }
+    }
+}
+
+fn kicked(vm: &mut Vm, ring: usize, context: &mut Context) {
+    match ring {
+        TO_GUEST => vm.kicked_to_guest(context),
+        FROM_GUEST => vm.serve_from_guest(context),
+        // A buffer for an event, or nothing at all: both are looked at when packets flow.
+        _ => vm.serve_from_guest(context),
+    }
+}

@@ -1,0 +1,14 @@
+//! The whole device from outside: guests on real virtqueues on one side, sockets of the host on the other.
+//!
+//! Guests are `vsock-guest`'s, which judge the device by themselves; a test ends with [`host::clean`] where
+//! the guest is a decent one. Nothing here needs a VM, a privilege or the network.
+
+mod credit;
+mod descriptors;
+mod front_end;
+mod host;
+mod malformed;
+mod messages;
+mod policy;
+mod siblings;
+mod streams;
