@@ -339,9 +339,7 @@ impl Output {
     fn fail(&mut self, error: Errno) -> bool {
         let reason = match error {
             Errno::PIPE | Errno::CONNRESET => "its reader has gone away".to_owned(),
-            Errno::NOSPC | Errno::DQUOT => {
-                format!("no space is left for it ({})", io::Error::from(error))
-            }
+            Errno::NOSPC | Errno::DQUOT => "no space is left where it is written".to_owned(),
             _ => format!("writing it failed: {}", io::Error::from(error)),
         };
         if self.regular {
@@ -387,4 +385,26 @@ fn whole_records(bytes: &[u8], written: usize, with_file_header: bool) -> usize 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Queues hold whole records at any time; a panic elsewhere does them no harm.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_is_cut_back_to_whole_records() {
+        let mut bytes = file_header(100);
+        let mut ends = vec![bytes.len()];
+        for length in [0, 1, 99] {
+            put_record_header(&mut bytes, length, length);
+            bytes.resize(bytes.len() + length, 7);
+            ends.push(bytes.len());
+        }
+        for written in 0..=bytes.len() {
+            let whole = ends.iter().rfind(|end| **end <= written).copied();
+            let cut = whole_records(&bytes, written, true);
+            assert_eq!(cut, whole.unwrap_or(0), "{written}");
+        }
+        assert_eq!(whole_records(&bytes[24..], 20, false), 16);
+    }
 }

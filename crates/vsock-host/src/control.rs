@@ -8,6 +8,7 @@
 //! what in a policy is for the daemon to decide.
 
 pub mod client;
+pub mod server;
 
 use std::path::{Path, PathBuf};
 

@@ -47,3 +47,59 @@ impl Default for Limits {
         }
     }
 }
+
+/// Why limits aren't taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{limit} is {value}, and has to be {least} at least")]
+pub struct LimitsError {
+    limit: &'static str,
+    value: u64,
+    least: u64,
+}
+
+impl Limits {
+    /// Whether a guest could do anything within them.
+    ///
+    /// # Errors
+    /// The first that is too low.
+    pub fn check(&self) -> Result<(), LimitsError> {
+        let milliseconds =
+            |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        for (limit, value, least) in [
+            ("connections", self.connections.into(), 1),
+            ("connects_per_second", self.connects_per_second.into(), 1),
+            ("connection_bytes", self.connection_bytes.into(), 4096),
+            (
+                "guest_bytes",
+                self.guest_bytes,
+                self.connection_bytes.into(),
+            ),
+            ("message_bytes", self.message_bytes.into(), 1),
+            (
+                "connect_timeout in milliseconds",
+                milliseconds(self.connect_timeout),
+                1,
+            ),
+            (
+                "shutdown_timeout in milliseconds",
+                milliseconds(self.shutdown_timeout),
+                1,
+            ),
+            (
+                "handshake_timeout in milliseconds",
+                milliseconds(self.handshake_timeout),
+                1,
+            ),
+            ("handshakes", self.handshakes.into(), 1),
+        ] {
+            if value < least {
+                return Err(LimitsError {
+                    limit,
+                    value,
+                    least,
+                });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,8 +1,49 @@
-//! The service as a process: what it is told at its start.
+//! The service as a process: from its start to its end.
+//!
+//! Start: limits and folder, the control socket, then all privileges away, threads, the filter of system
+//! calls, and last the guests that are remembered. So no byte of a guest is looked at before everything that
+//! can be given up has been. It ends in order upon SIGTERM or SIGINT; after any other end the next start
+//! finds the same guests.
 
-use std::{path::PathBuf, time::Duration};
+pub mod channels;
 
-use crate::limits::Limits;
+use std::{
+    fs::{self, DirBuilder},
+    io, mem,
+    num::NonZeroUsize,
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    fs::{Gid, Mode, Uid, chown},
+    process::umask,
+};
+
+use self::channels::Channels;
+use crate::{
+    capture::Captures,
+    control::{control_socket, server::Server},
+    limits::Limits,
+    listener::{self, ListenerError},
+    privileges::{self, PrivilegeError},
+    readiness::{Interest, Poller, Waker},
+    seccomp::{self, SeccompError},
+    state::{State, StateError},
+    worker::WorkerSettings,
+};
+
+/// Most threads that serve vhost-user guests where nothing else is asked for.
+const THREADS_MAX: usize = 4;
+const SIGNAL: u64 = 0;
+const CAPTURE_ENDED: u64 = 1;
+const CONTROL: u64 = 2;
 
 /// What the service is told at its start.
 #[derive(Clone, Debug)]
@@ -45,5 +86,192 @@ impl Settings {
             total_bytes: Limits::default().total_bytes,
             seccomp: Seccomp::default(),
         }
+    }
+}
+
+/// Why the service doesn't run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// Its folder can't be had.
+    #[error("{operation} {path}: {source}")]
+    Folder {
+        /// What was tried.
+        operation: &'static str,
+        /// The folder.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Another service is there, mostly.
+    #[error("the vsock service's control socket: {0}")]
+    Control(#[from] ListenerError),
+    /// It can't become who it should be.
+    #[error("give up privileges: {0}")]
+    Privileges(#[from] PrivilegeError),
+    /// System calls can't be filtered.
+    #[error(transparent)]
+    Seccomp(#[from] SeccompError),
+    /// What it remembers can't be read.
+    #[error("the vsock service's memory: {0}")]
+    State(#[from] StateError),
+    /// No threads or descriptors.
+    #[error("{operation}: {source}")]
+    Start {
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Runs the service in this process until it is told to end by SIGTERM or SIGINT.
+///
+/// The process becomes the service: its umask, its user, its signals and its system calls are the service's
+/// from then on.
+///
+/// # Errors
+/// See [`ServiceError`]; only before it is ready.
+pub fn run(settings: &Settings) -> Result<(), ServiceError> {
+    let descriptors = privileges::raise_descriptor_limit();
+    let memory = prepare_folder(settings)?;
+    let socket = control_socket(&settings.folder);
+    let mut server = Server::listen(&socket, CONTROL)?;
+    if let Some((user, group)) = settings.user {
+        privileges::become_user(user, group)?;
+    }
+    privileges::renounce_new_privileges()?;
+    let state = State::new(memory);
+    let (vms, unreadable) = state.read()?;
+    for error in unreadable {
+        tracing::error!(%error, "a vsock channel that can't be recalled");
+    }
+    let start = |operation| move |source| ServiceError::Start { operation, source };
+    let signals = end_signals().map_err(start("catch signals"))?;
+    let ended = Arc::new(Waker::new().map_err(start("make an eventfd"))?);
+    let captures = Captures::spawn(ended.clone()).map_err(start("start the capture thread"))?;
+    let threads = settings.threads.unwrap_or_else(usual_threads).max(1);
+    let worker = WorkerSettings {
+        busy_poll: settings.busy_poll,
+    };
+    let mut channels = Channels::start(threads, settings.total_bytes, &worker, state, captures)
+        .map_err(start("start the worker threads"))?;
+    let mut poller = Poller::new().map_err(start("make an epoll instance"))?;
+    poller
+        .add(&signals, SIGNAL, Interest::READ)
+        .and_then(|()| poller.add(&*ended, CAPTURE_ENDED, Interest::READ))
+        .and_then(|()| server.watch(&poller))
+        .map_err(start("watch the control socket"))?;
+    seccomp::install(settings.seccomp)?;
+    for vm in vms {
+        let key = vm.key.clone();
+        if let Err(error) = channels.restore(vm) {
+            tracing::error!(vm = %key, %error, "a vsock channel doesn't come back");
+        }
+    }
+    tracing::info!(folder = %settings.folder.display(), threads, descriptors, "the vsock service is ready");
+    notify_ready();
+    let outcome = serve(&mut poller, &ended, &mut server, &mut channels);
+    drop(server);
+    if let Err(error) = listener::remove(&socket) {
+        tracing::warn!(%error, "removing the control socket failed");
+    }
+    channels.end();
+    outcome.map_err(start("wait for the control socket"))
+}
+
+/// Until a signal says that it is enough.
+fn serve(
+    poller: &mut Poller,
+    ended: &Waker,
+    server: &mut Server,
+    channels: &mut Channels,
+) -> io::Result<()> {
+    loop {
+        let ready = poller.wait(None)?.to_vec();
+        for ready in ready {
+            match ready.token {
+                SIGNAL => {
+                    tracing::info!("the vsock service ends");
+                    return Ok(());
+                }
+                CAPTURE_ENDED => {
+                    ended.clear();
+                    server.tell_ended_captures(poller, channels);
+                }
+                _ => server.ready(ready, poller, channels),
+            }
+        }
+    }
+}
+
+/// Makes the folder and the one of its memory, for whoever the service will be.
+fn prepare_folder(settings: &Settings) -> Result<PathBuf, ServiceError> {
+    // Sockets get exactly the mode that they are given; see `listener`.
+    umask(Mode::empty());
+    let memory = settings.folder.join("vms");
+    for (path, mode) in [(&settings.folder, 0o755), (&memory, 0o700)] {
+        make_folder(path, mode, settings.user)?;
+    }
+    Ok(memory)
+}
+
+fn make_folder(path: &Path, mode: u32, user: Option<(u32, u32)>) -> Result<(), ServiceError> {
+    let failed = |operation, source| ServiceError::Folder {
+        operation,
+        path: path.to_owned(),
+        source,
+    };
+    let made = DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.map_err(|source| failed("make the folder", source))?;
+    if let Some((user, group)) = user {
+        chown(path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))
+            .map_err(|error| failed("give to its user the folder", error.into()))?;
+        if path.ends_with("vms") {
+            give_files(path, user, group).map_err(|source| failed("give to its user", source))?;
+        }
+    }
+    Ok(())
+}
+
+/// Files that a service under another user has written.
+fn give_files(folder: &Path, user: u32, group: u32) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        chown(&path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
+    }
+    Ok(())
+}
+
+fn usual_threads() -> usize {
+    let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    processors.min(THREADS_MAX)
+}
+
+/// A descriptor that is readable when SIGTERM or SIGINT has come. All threads that start later have both
+/// blocked too.
+fn end_signals() -> io::Result<OwnedFd> {
+    // SAFETY: the set is initialised by `sigemptyset` before anything reads it, and all calls get a pointer
+    // to this live variable; `signalfd` gives a new descriptor that nobody else has.
+    unsafe {
+        let mut set: libc::sigset_t = mem::zeroed();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, libc::SIGTERM);
+        libc::sigaddset(&raw mut set, libc::SIGINT);
+        let blocked = libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+        if blocked != 0 {
+            return Err(io::Error::from_raw_os_error(blocked));
+        }
+        let fd = libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Tells systemd, if it asked.
+fn notify_ready() {
+    if let Err(error) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(%error, "systemd couldn't be told that the vsock service is ready");
     }
 }
