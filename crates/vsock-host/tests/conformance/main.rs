@@ -4,7 +4,6 @@
 //! the guest is a decent one. Nothing here needs a VM, a privilege or the network.
 
 mod bulk;
-mod bulk;
 mod credit;
 mod descriptors;
 mod floods;
