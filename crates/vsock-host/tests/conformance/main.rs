@@ -13,5 +13,7 @@ mod hybrid_face;
 mod malformed;
 mod messages;
 mod policy;
+mod process;
+mod restore;
 mod siblings;
 mod streams;
