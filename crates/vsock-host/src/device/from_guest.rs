@@ -72,6 +72,7 @@ impl Vm {
     pub fn serve_from_guest(&mut self, context: &mut Context) {
         self.locked(|vm, transport| vm.drain(transport, context));
         self.serve_to_guest(context);
+        self.check_memory(context);
     }
 
     /// Whether the guest has offered packets that haven't been taken; for polling.
