@@ -14,6 +14,7 @@ mod malformed;
 mod messages;
 mod policy;
 mod process;
+mod random;
 mod restore;
 mod siblings;
 mod streams;

@@ -72,14 +72,7 @@ impl Service {
         let path = control_socket(self.folder.path());
         let mut client = None;
         eventually("the service's answer", || {
-            let c = Client::connect(&path, PATIENCE);
-            if let Err(e) = &c {
-                println!("{e}");
-            }
-            client = c.ok();
-            if let Some(c) = &mut client {
-                println!("{:?}", c.hello());
-            }
+            client = Client::connect(&path, PATIENCE).ok();
             client.as_mut().is_some_and(|client| client.hello().is_ok())
         });
         client.expect("it answered")
@@ -168,8 +161,8 @@ fn a_service_that_is_killed_comes_back_with_its_guests_and_they_reconnect() {
         for (vm, guest) in vms.iter().zip(&mut guests) {
             works(vm, guest);
             let listener = listener(vm);
-            sockets.push(guest.open_stream(PORT).expect("connecting"));
-            accept(&listener);
+            let socket = guest.open_stream(PORT).expect("connecting");
+            sockets.push((socket, accept(&listener)));
         }
         service.kill();
         for guest in &mut guests {
@@ -179,6 +172,7 @@ fn a_service_that_is_killed_comes_back_with_its_guests_and_they_reconnect() {
         service.start_again();
         assert_eq!(service.client().vms().expect("the guests").len(), 2);
         for ((vm, guest), socket) in vms.iter().zip(&mut guests).zip(sockets) {
+            let (socket, _peer) = socket;
             eventually("the guest's socket", || {
                 guest.reconnect(&vm.vhost_socket()).is_ok()
             });
