@@ -461,6 +461,16 @@ const NOT_OFFERED: Error = Error::InvalidOperation("this device doesn't offer th
 /// A transport that the code of messages and the code of packets share; both run in one thread.
 pub type SharedTransport = Arc<Mutex<Transport>>;
 
+/// Makes it shared. It holds pointers into guest memory, so it can't leave its thread, and needn't.
+#[must_use]
+#[allow(
+    clippy::arc_with_non_send_sync,
+    reason = "the crate vhost wants an Arc of a Mutex"
+)]
+pub fn share(transport: Transport) -> SharedTransport {
+    Arc::new(Mutex::new(transport))
+}
+
 /// The transport, for as long as an event is handled.
 pub fn lock(transport: &SharedTransport) -> MutexGuard<'_, Transport> {
     transport.lock().unwrap_or_else(PoisonError::into_inner)
@@ -527,7 +537,9 @@ impl FrontEnd {
         let Some(header) = self.peek_header()? else {
             return self.wait_for_more();
         };
-        let rest = header[MESSAGE_HEADER - size_of::<u32>()..].first_chunk().expect("four bytes are left");
+        let rest = header[MESSAGE_HEADER - size_of::<u32>()..]
+            .first_chunk()
+            .expect("four bytes are left");
         let rest = usize::try_from(u32::from_ne_bytes(*rest)).unwrap_or(usize::MAX);
         if rest > LONGEST_MESSAGE {
             return Err(Error::OversizedMsg);
@@ -547,7 +559,11 @@ impl FrontEnd {
         let mut seen = 0;
         set_peek_offset(&self.socket, 0).map_err(broken)?;
         let result = loop {
-            match recv(&self.socket, &mut header[seen..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            match recv(
+                &self.socket,
+                &mut header[seen..],
+                RecvFlags::PEEK | RecvFlags::DONTWAIT,
+            ) {
                 Ok((_, 0)) if seen == 0 => break Err(Error::Disconnected),
                 Ok((_, 0)) | Err(Errno::AGAIN) => break Ok(None),
                 Ok((_, read)) => seen += read,
@@ -565,7 +581,10 @@ impl FrontEnd {
     /// Part of a message is there; the rest will come only if somebody is there to send it.
     fn wait_for_more(&self) -> Result<bool> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         match poll(&mut fds, Some(&now)) {
             Ok(0) => Ok(false),
             _ => Err(Error::Disconnected),
