@@ -93,6 +93,8 @@ pub struct Transport {
     pub rings: [Ring; RINGS],
     /// Chains of [`TO_GUEST`] that were taken ahead and are not given back; a stop goes back by them.
     pub ahead: VecDeque<Ahead>,
+    /// The pieces of the chain that is being taken; only its memory outlives that.
+    pub taking: Vec<libc::iovec>,
     changes: Vec<Change>,
 }
 
@@ -119,6 +121,7 @@ impl Transport {
             memory: Memory::default(),
             rings: Default::default(),
             ahead: VecDeque::new(),
+            taking: Vec::new(),
             changes: Vec::new(),
         }
     }
