@@ -1,29 +1,30 @@
 //! The service as a process: this test executable again, as it can't be any other one from here.
 
+mod guests;
+#[path = "../hybrid/mod.rs"]
 mod hybrid;
+mod process;
 
 use std::{
-    collections::BTreeMap,
     env,
-    ffi::OsString,
     fs::{self, File},
     io::{Read, Write},
     net::Shutdown,
     os::unix::{
         fs::{MetadataExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
+        net::{UnixDatagram, UnixListener, UnixStream},
     },
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::Path,
+    process::{Command, Stdio},
     thread,
     time::Duration,
 };
 
 use hybrid::{PATIENCE, echo, key, policy, serve, to_unix, until};
+use process::{Service, again};
 use sandwire_api::vsock::{VsockKind, VsockState};
 use sandwire_vsock_host::{
-    control::{Client, ClientError, RefusalCode, VmSpec, control_socket},
-    limits::Limits,
+    control::{ClientError, RefusalCode, VmSpec, control_socket},
     seccomp,
     service::{self, Seccomp, ServiceError, Settings},
 };
@@ -58,121 +59,6 @@ fn a_folder_that_is_a_file_is_refused_by_name() {
             .contains(&file.path().display().to_string()),
         "{error}"
     );
-}
-
-/// A service in a folder of its own; killed at the end.
-struct Service {
-    folder: tempfile::TempDir,
-    process: Child,
-}
-
-fn start_in(folder: &Path, user: Option<u32>) -> Child {
-    let mut command = again(
-        "a_folder_that_is_a_file_is_refused_by_name",
-        SERVE,
-        folder.into(),
-    );
-    if let Some(user) = user {
-        command.env(USER, user.to_string());
-    }
-    let process = command.spawn().expect("the service's process");
-    until("the service answers", || {
-        Client::connect(&control_socket(folder), PATIENCE)
-            .is_ok_and(|mut client| client.hello().is_ok())
-    });
-    process
-}
-
-/// This executable, for one test, with SIGTERM blocked in all its threads, as the service itself blocks it in
-/// the thread that starts the others.
-fn again(test: &str, variable: &str, value: OsString) -> Command {
-    let mut command = Command::new("env");
-    command
-        .arg("--block-signal=TERM")
-        .arg(env::current_exe().expect("this executable"))
-        .args(["--exact", test, "--test-threads=1", "--nocapture"])
-        .env(variable, value)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null());
-    command
-}
-
-impl Service {
-    fn start() -> Self {
-        Self::start_as(None)
-    }
-
-    fn start_as(user: Option<u32>) -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("its mode");
-        let process = start_in(folder.path(), user);
-        Self { folder, process }
-    }
-
-    fn client(&self) -> Client {
-        Client::connect(&control_socket(self.folder.path()), PATIENCE).expect("the control socket")
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
-    }
-
-    /// A guest whose folder is made.
-    fn spec(&self, lease: &str, kind: VsockKind, rules: &[&str]) -> VmSpec {
-        let folder = self.path(lease);
-        fs::create_dir_all(&folder).expect("the guest's folder");
-        fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("its mode");
-        VmSpec {
-            key: key(lease),
-            kind,
-            folder,
-            cid: 3,
-            virtual_cid: None,
-            policy: policy(rules),
-            limits: Limits::default(),
-        }
-    }
-
-    fn kill(&mut self) {
-        self.process.kill().expect("SIGKILL");
-        self.process.wait().expect("its end");
-    }
-
-    fn restart(&mut self) {
-        self.process = start_in(self.folder.path(), None);
-    }
-
-    fn call(&self, lease: &str, port: u32) -> std::io::Result<UnixStream> {
-        let path = self.path(lease).join(format!("vsock.sock_{port}"));
-        let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        Ok(stream)
-    }
-
-    /// What the kernel says about each thread. The first one is this executable's own, not the service's.
-    fn statuses(&self) -> Vec<BTreeMap<String, String>> {
-        let path = format!("/proc/{}/task", self.process.id());
-        let tasks = fs::read_dir(path).expect("its threads");
-        tasks
-            .map(|task| task.expect("a thread").path())
-            .filter(|task| !task.ends_with(self.process.id().to_string()))
-            .map(|task| {
-                fs::read_to_string(task.join("status"))
-                    .expect("a thread's status")
-                    .lines()
-                    .filter_map(|line| line.split_once(':'))
-                    .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
-                    .collect()
-            })
-            .collect()
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 fn assert_echoes(mut stream: UnixStream) {
@@ -225,7 +111,20 @@ fn killed_and_started_again_it_serves_the_same_guests() {
 
 #[test]
 fn sigterm_ends_it_in_order_and_nothing_is_forgotten() {
-    let mut service = Service::start();
+    let systemd = tempfile::tempdir().expect("a folder");
+    let told = systemd.path().join("notify");
+    let told = UnixDatagram::bind(&told)
+        .map(|socket| (socket, told))
+        .expect("a socket");
+    let mut service = Service::start_with(|command| {
+        command.env("NOTIFY_SOCKET", &told.1);
+    });
+    let hears = |what: &str| {
+        let mut message = [0; 64];
+        let length = told.0.recv(&mut message).expect("a message");
+        assert!(String::from_utf8_lossy(&message[..length]).contains(what));
+    };
+    hears("READY=1");
     let spec = service.spec(
         "web",
         VsockKind::Hybrid,
@@ -237,6 +136,7 @@ fn sigterm_ends_it_in_order_and_nothing_is_forgotten() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("SIGTERM");
     let status = service.process.wait().expect("its end");
     assert!(status.success(), "{status}");
+    hears("STOPPING=1");
     assert!(!control_socket(service.folder.path()).exists());
     assert!(!spec.folder.join("vsock.sock_7").exists());
     service.restart();
@@ -461,8 +361,18 @@ fn a_capture_ends_with_its_connection_and_tells_why_if_it_ends_before() {
         .expect("its end")
         .expect("an outcome");
     assert!(outcome.reason.expect("a reason").contains("no space"));
+    let mut running = retry(|| service.client().capture(key("a"), None, &file));
     // The guest and the service go on.
     assert_echoes(service.call("a", 7).expect("a connection"));
+    service
+        .client()
+        .remove_vm(key("a"))
+        .expect("removing the guest");
+    let outcome = running
+        .wait(PATIENCE)
+        .expect("its end")
+        .expect("an outcome");
+    assert!(outcome.reason.expect("a reason").contains("was removed"));
     let error = service
         .client()
         .capture(key("z"), None, &file)
@@ -519,7 +429,9 @@ fn clients_that_never_speak_are_bounded_and_given_up() {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn it_keeps_no_right_that_it_has_no_use_for() {
-    let service = Service::start_as(Some(65_534));
+    let service = Service::start_with(|command| {
+        command.env(USER, "65534");
+    });
     let threads = service.statuses();
     assert!(
         threads.len() >= 4,
