@@ -350,3 +350,39 @@ fn where_vsock_is_not_enabled_nothing_of_it_is_there_and_a_channel_is_refused() 
         assert!(!daemon.state_folder().join("vsock").exists());
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_guest_whose_vmm_owns_the_device_is_reached_and_reaches_another() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut other) = world.lease("a");
+        let lease = world.daemon.json("acquire web h --vsock=hybrid").unwrap();
+        let socket = PathBuf::from(lease["vsock"]["socket"].as_str().unwrap());
+        // What a VMM does: its own socket, and the guest's answer.
+        let vmm = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let child = world.spawn("vsock connect h 52");
+        let (mut client, _) = vmm.accept().unwrap();
+        let mut line = [0; 11];
+        client.read_exact(&mut line).unwrap();
+        assert_eq!(&line, b"CONNECT 52\n");
+        client.write_all(b"OK 1024\nfrom the guest").unwrap();
+        drop(client);
+        let (done, output, errors) = finish(child);
+        assert!(done && output == "from the guest", "{errors}");
+
+        // The guest calls port 5000: its VMM connects to the socket of that name.
+        let port = PathBuf::from(format!("{}_5000", socket.display()));
+        assert!(UnixStream::connect(&port).is_err(), "no rule, no socket");
+        world.run("vsock policy allow h 5000 sandbox:a:7000");
+        other.listen(Kind::Stream, 7000);
+        let mut guest = UnixStream::connect(&port).unwrap();
+        guest.write_all(b"hello").unwrap();
+        let accepted = other.accept(Kind::Stream, 7000).unwrap();
+        assert_eq!(other.receive_exact(accepted, 5).unwrap(), b"hello");
+        world.run("vsock policy reset h");
+        assert!(UnixStream::connect(&port).is_err());
+        world.run("release h");
+        assert!(!socket.parent().unwrap().exists());
+    });
+}

@@ -169,3 +169,22 @@ fn a_sibling_that_refuses_is_given_up_after_a_while() {
     );
     assert!(waits < 60, "{waits} waits");
 }
+
+#[test]
+fn a_link_in_an_owners_folder_leads_nowhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let precious = folder.path().join("precious.sock");
+    let listener = UnixListener::bind(&precious).expect("a socket");
+    listener.set_nonblocking(true).expect("non-blocking");
+    let link = folder.path().join("vsock.sock_1024");
+    std::os::unix::fs::symlink(&precious, &link).expect("a link");
+    let target = Target::Unix(link.clone());
+    assert_eq!(
+        outcome(target, VsockType::Stream),
+        Some(VsockRefusal::Unreachable)
+    );
+    assert!(listener.accept().is_err(), "nobody has come");
+    let target = Target::Unix(precious);
+    assert_eq!(outcome(target, VsockType::Stream), None);
+    assert!(listener.accept().is_ok(), "the socket itself is reached");
+}
