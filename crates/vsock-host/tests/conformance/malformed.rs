@@ -96,8 +96,7 @@ fn lengths_that_lie_are_refused() {
     let vm = host.vm();
     let other = host.vm();
     let mut other_guest = other.boot();
-    let mut count = 0;
-    for (length, payload) in [
+    for (count, (length, payload)) in (1u64..).zip([
         (1, 0),
         (100, 99),
         (65_536, 10),
@@ -105,13 +104,12 @@ fn lengths_that_lie_are_refused() {
         (u32::MAX, 10),
         (u32::MAX - 43, 44),
         (1 << 31, 0),
-    ] {
+    ]) {
         let mut guest = vm.boot();
         let (socket, _peer) = connected(&vm, &mut guest);
         let mut lie = guest.header(socket, Operation::ReadWrite);
         lie.len = length;
         send(guest.transport(), lie, &vec![1; payload]);
-        count += 1;
         eventually(&format!("a length of {length} to be refused"), || {
             vm.refused(VsockRefusal::Malformed)
                 + vm.refused(VsockRefusal::Credit)
