@@ -61,7 +61,9 @@ fn a_buffer_that_shrinks_below_what_is_on_its_way_stops_the_peer() {
     let (socket, mut peer) = connected(&vm, &mut guest);
     peer.write_all(&[7; 100_000]).expect("writing");
     guest
-        .wait_until("the first part", |guest| guest.socket(socket).received == 100_000)
+        .wait_until("the first part", |guest| {
+            guest.socket(socket).received == 100_000
+        })
         .expect("receiving");
     guest.socket_mut(socket).buf_alloc = 10;
     let header = guest.header(socket, Operation::CreditUpdate);
@@ -70,7 +72,10 @@ fn a_buffer_that_shrinks_below_what_is_on_its_way_stops_the_peer() {
     peer.write_all(&[8; 1000]).expect("writing");
     guest.run_for(Duration::from_millis(100)).expect("running");
     assert_eq!(guest.socket(socket).received, 100_000);
-    assert_eq!(guest.receive_exact(socket, 100_000).expect("it"), [7; 100_000]);
+    assert_eq!(
+        guest.receive_exact(socket, 100_000).expect("it"),
+        [7; 100_000]
+    );
     let header = guest.header(socket, Operation::CreditUpdate);
     guest.put(header);
     assert_eq!(guest.receive_exact(socket, 1000).expect("it"), [8; 1000]);
@@ -120,7 +125,9 @@ fn a_peer_that_does_not_read_stops_the_guest_and_goes_on_later() {
     let reader = std::thread::spawn(move || read_exact(&mut peer, 5_000_000));
     guest.send(socket, &all[sent..]).expect("sending");
     assert_eq!(content.wrong(0, &reader.join().expect("the peer")), None);
-    eventually("nothing to be buffered", || vm.traffic().buffered_bytes == 0);
+    eventually("nothing to be buffered", || {
+        vm.traffic().buffered_bytes == 0
+    });
     clean(&guest);
 }
 

@@ -149,10 +149,7 @@ fn a_header_inside_and_a_payload_outside() {
         header.dst_cid = HOST_CID;
         header.kind = Kind::Stream as u16;
         guest.transport().memory().write(address, &header.encode());
-        vec![
-            descriptor(address, 44, NEXT, 1),
-            descriptor(end, 100, 0, 0),
-        ]
+        vec![descriptor(address, 44, NEXT, 1), descriptor(end, 100, 0, 0)]
     });
 }
 
@@ -235,7 +232,12 @@ fn buffers_for_the_guest_that_are_none() {
         ("too short for a header", WRITE, None, 43),
         ("empty", WRITE, None, 0),
         ("outside", WRITE, Some(1 << 50), 4096),
-        ("over the end of the address space", WRITE, Some(u64::MAX - 100), 4096),
+        (
+            "over the end of the address space",
+            WRITE,
+            Some(u64::MAX - 100),
+            4096,
+        ),
     ] {
         survives(RECEIVE, what, |guest| {
             let own = guest.transport().memory().allocate(4096, 64);

@@ -326,7 +326,15 @@ fn memory_that_cannot_be() {
 fn configuration_beyond_what_there_is() {
     let mut scene = Scene::new();
     let place = scene.place(request::GET_CONFIG);
-    for (offset, size) in [(0, 0), (0, 4), (4, 8), (8, 8), (0, 256), (u32::MAX, 8), (0, 4000)] {
+    for (offset, size) in [
+        (0, 0),
+        (0, 4),
+        (4, 8),
+        (8, 8),
+        (0, 256),
+        (u32::MAX, 8),
+        (0, 4000),
+    ] {
         scene.instead(place, &configuration(offset, size));
     }
     scene.next_front_end_works();
@@ -351,7 +359,9 @@ fn descriptors_where_none_belong_and_none_where_they_do() {
     let place = scene.place(request::SET_VRING_KICK);
     for fd in [
         std::fs::File::open("/dev/null").expect("/dev/null").into(),
-        std::fs::File::open("/proc/self/status").expect("a file").into(),
+        std::fs::File::open("/proc/self/status")
+            .expect("a file")
+            .into(),
         UnixStream::pair().expect("a pair").0.into(),
     ] {
         let message = Message::words(request::SET_VRING_KICK, &[0]).with(fd);

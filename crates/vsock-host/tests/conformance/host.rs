@@ -248,11 +248,7 @@ pub(crate) fn name(text: &str) -> Name {
 
 /// A policy that leads these ports to the host.
 pub(crate) fn to_host(ports: &[u32]) -> VsockPolicy {
-    policy(
-        ports
-            .iter()
-            .map(|port| rule(*port, VsockDestination::Host)),
-    )
+    policy(ports.iter().map(|port| rule(*port, VsockDestination::Host)))
 }
 
 pub(crate) fn rule(port: u32, to: VsockDestination) -> VsockRule {
@@ -343,10 +339,7 @@ pub(crate) fn works(vm: &Vm, guest: &mut Guest) {
     guest.send(socket, b"ping").expect("sending");
     assert_eq!(read_exact(&mut peer, 4), b"ping");
     peer.write_all(b"pong").expect("writing");
-    assert_eq!(
-        guest.receive_exact(socket, 4).expect("receiving"),
-        b"pong"
-    );
+    assert_eq!(guest.receive_exact(socket, 4).expect("receiving"), b"pong");
     guest.close(socket).expect("closing");
 }
 

@@ -30,13 +30,19 @@ fn header(operation: u16) -> Header {
 fn send(transport: &mut Transport, header: Header, payload: &[u8]) {
     assert!(transport.send(&header, payload), "no slot free");
     transport.kick();
-    eventually("the descriptors to come back", || transport.in_flight() == 0);
+    eventually("the descriptors to come back", || {
+        transport.in_flight() == 0
+    });
 }
 
 /// What came to the guest within a short time.
 fn answers(guest: &mut Guest) -> Vec<Header> {
     guest.run_for(Duration::from_millis(30)).expect("running");
-    guest.take_log().into_iter().map(|(header, _)| header).collect()
+    guest
+        .take_log()
+        .into_iter()
+        .map(|(header, _)| header)
+        .collect()
 }
 
 #[track_caller]
@@ -60,7 +66,9 @@ fn operations_and_types_that_do_not_exist_are_refused() {
         expect_count(&vm, VsockRefusal::Malformed, count);
         let answers = answers(&mut guest);
         assert!(
-            answers.iter().all(|answer| answer.op == Operation::Reset as u16),
+            answers
+                .iter()
+                .all(|answer| answer.op == Operation::Reset as u16),
             "{answers:?}"
         );
     }
@@ -105,7 +113,8 @@ fn lengths_that_lie_are_refused() {
         send(guest.transport(), lie, &vec![1; payload]);
         count += 1;
         eventually(&format!("a length of {length} to be refused"), || {
-            vm.refused(VsockRefusal::Malformed) + vm.refused(VsockRefusal::Credit)
+            vm.refused(VsockRefusal::Malformed)
+                + vm.refused(VsockRefusal::Credit)
                 + vm.refused(VsockRefusal::BadDescriptors)
                 >= count
         });
@@ -130,7 +139,9 @@ fn a_packet_shorter_than_a_header_is_refused() {
             .expect("a descriptor");
         ring.publish(memory, head);
         transport.kick();
-        eventually("the descriptor to come back", || guest.transport().in_flight() == 0);
+        eventually("the descriptor to come back", || {
+            guest.transport().in_flight() == 0
+        });
         eventually("it to be counted", || {
             vm.refused(VsockRefusal::Malformed) + vm.refused(VsockRefusal::BadDescriptors) == number
         });
@@ -185,7 +196,9 @@ fn a_forged_source_is_refused_and_harms_nobody() {
     }
     guest.send(socket, b"unharmed").expect("sending");
     assert_eq!(read_exact(&mut peer, 8), b"unharmed");
-    other_guest.send(other_socket, b"unharmed").expect("sending");
+    other_guest
+        .send(other_socket, b"unharmed")
+        .expect("sending");
     assert_eq!(read_exact(&mut other_peer, 8), b"unharmed");
     assert!(other.traffic().refusals.is_empty());
     clean(&other_guest);

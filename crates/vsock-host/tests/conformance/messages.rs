@@ -40,7 +40,10 @@ fn accept(listener: &OwnedFd) -> OwnedFd {
 }
 
 fn patient(socket: impl AsFd) {
-    for timeout in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
+    for timeout in [
+        rustix::net::sockopt::Timeout::Recv,
+        rustix::net::sockopt::Timeout::Send,
+    ] {
         rustix::net::sockopt::set_socket_timeout(&socket, timeout, Some(PATIENCE))
             .expect("a time-out");
     }
@@ -121,7 +124,9 @@ fn the_host_reaches_a_guests_messages_by_a_socket_of_their_own() {
             .expect("receiving")
             .expect("a message");
         assert_eq!(got, message);
-        guest.send_message(socket, &message, false).expect("sending");
+        guest
+            .send_message(socket, &message, false)
+            .expect("sending");
         assert_eq!(next(&client), message);
     }
     drop(client);
@@ -206,7 +211,9 @@ fn a_stream_and_messages_may_share_their_ports() {
     crate::host::read_line(&mut stream_client);
     next(&client);
     guest.send(stream, b"bytes").expect("sending");
-    guest.send_message(messages, b"message", false).expect("sending");
+    guest
+        .send_message(messages, b"message", false)
+        .expect("sending");
     assert_eq!(next(&client), b"message");
     assert_eq!(crate::host::read_exact(&mut stream_client, 5), b"bytes");
     clean(&guest);

@@ -165,10 +165,7 @@ fn a_peer_that_has_sent_all_can_still_receive() {
     let (socket, mut peer) = connected(&vm, &mut guest);
     peer.write_all(b"all of it").expect("writing");
     peer.shutdown(Shutdown::Write).expect("half-closing");
-    assert_eq!(
-        guest.receive_to_end(socket).expect("the end"),
-        b"all of it"
-    );
+    assert_eq!(guest.receive_to_end(socket).expect("the end"), b"all of it");
     assert_eq!(guest.socket(socket).peer_shutdown, SHUTDOWN_SEND);
     assert_eq!(guest.socket(socket).state, State::Established);
     for round in 0..3 {
@@ -209,7 +206,8 @@ fn a_peer_cannot_write_to_a_guest_that_receives_no_more() {
     let (socket, mut peer) = connected(&vm, &mut guest);
     guest.shut_down(socket, SHUTDOWN_RECEIVE);
     eventually("an error", || {
-        peer.write(b"x").is_err_and(|error| error.kind() == ErrorKind::BrokenPipe)
+        peer.write(b"x")
+            .is_err_and(|error| error.kind() == ErrorKind::BrokenPipe)
     });
     guest.send(socket, b"still here").expect("sending");
     assert_eq!(read_exact(&mut peer, 10), b"still here");
@@ -331,7 +329,9 @@ fn packets_for_a_connection_that_is_not_there_are_answered_with_rst() {
     guest.put(header);
     guest.run_for(Duration::from_millis(100)).expect("running");
     assert!(guest.take_log().is_empty());
-    guest.send(socket, b"the one that is there").expect("sending");
+    guest
+        .send(socket, b"the one that is there")
+        .expect("sending");
     clean(&guest);
 }
 
@@ -363,7 +363,11 @@ fn every_layout_of_descriptors_carries_the_same_bytes() {
         (TransmitLayout::Pieces(4096), ReceiveLayout::Pieces(20)),
     ];
     for (transmit_layout, receive_layout) in layouts {
-        for features in [streams, streams | EVENT_IDX, streams | INDIRECT_DESC | EVENT_IDX] {
+        for features in [
+            streams,
+            streams | EVENT_IDX,
+            streams | INDIRECT_DESC | EVENT_IDX,
+        ] {
             let settings = Settings {
                 transmit_layout,
                 receive_layout,
@@ -484,6 +488,9 @@ fn a_removed_guest_is_gone_for_its_vmm_and_its_peers() {
     host.remove(&vm);
     assert!(matches!(peer.read(&mut [0; 8]), Ok(0) | Err(_)));
     let outcome = guest.run_for(Duration::from_secs(5));
-    assert!(matches!(outcome, Err(GuestError::BackEndGone)), "{outcome:?}");
+    assert!(
+        matches!(outcome, Err(GuestError::BackEndGone)),
+        "{outcome:?}"
+    );
     works(&other, &mut other_guest);
 }
