@@ -40,9 +40,11 @@ use crate::{
 mod blocking;
 mod taps;
 mod trace;
+mod vsock;
 
-pub use blocking::{Blocking, BlockingTrace};
+pub use blocking::{Blocking, BlockingCapture, BlockingTrace};
 pub use trace::Trace;
+pub use vsock::Capture;
 
 /// How long a request may take before the client gives up, unless told otherwise.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);

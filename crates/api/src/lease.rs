@@ -11,6 +11,7 @@ use crate::{
     published_port::PublishedPort,
     slot::{DataPath, Defect, Nic, TapUse},
     traffic::Traffic,
+    vsock::{VsockChannel, VsockRequest, VsockTraffic},
 };
 
 /// Body of a request for a slot.
@@ -39,6 +40,9 @@ pub struct AcquireLease {
     /// `nft` data path serves both without being told. Default: false.
     #[serde(default)]
     pub process: bool,
+    /// A vsock channel beside the network. Default: none.
+    #[serde(default)]
+    pub vsock: Option<VsockRequest>,
 }
 
 /// A lease, with all that a VMM needs.
@@ -66,6 +70,9 @@ pub struct Lease {
     pub netns_name: Option<String>,
     /// The sandbox's interfaces, in order.
     pub nics: Vec<Nic>,
+    /// Its vsock channel, if it was asked for.
+    #[serde(default)]
+    pub vsock: Option<VsockChannel>,
 }
 
 /// Where a lease is in its life.
@@ -108,6 +115,9 @@ pub struct LeaseDetail {
     /// Traffic since it was acquired. Absent with the `nft` data path.
     #[serde(default)]
     pub traffic: Option<Traffic>,
+    /// Counters of its vsock channel. Absent without one, and while its service doesn't answer.
+    #[serde(default)]
+    pub vsock_traffic: Option<VsockTraffic>,
 }
 
 /// What a lease may reach.

@@ -16,6 +16,7 @@ use crate::{
     name::Name,
     policy::{EgressPolicy, LimitSpec},
     slot::{DataPath, MacAddress, SlotKind},
+    vsock::VsockPolicy,
 };
 
 /// Everything about a pool that its creator decides.
@@ -47,6 +48,9 @@ pub struct PoolSpec {
     /// What the sandboxes of the pool may reach.
     #[serde(default)]
     pub policy: PolicySpec,
+    /// What guests may reach by vsock whose lease has a channel and says nothing of it. Default: nothing.
+    #[serde(default)]
+    pub vsock: Option<VsockPolicy>,
     /// Seconds a released clone address rests before it is given out again. Default: 3.
     #[serde(default = "default_quarantine_seconds")]
     pub quarantine_seconds: u32,
@@ -332,6 +336,8 @@ pub struct ChangePool {
     /// Data path, `nft` or `ebpf`, of a pool of netns slots. Slots move one by one, leased ones too;
     /// connections go on.
     pub data_path: Option<DataPath>,
+    /// What guests may reach by vsock: at once for all leases that have no such policy of their own.
+    pub vsock: Option<VsockPolicy>,
 }
 
 impl Default for TapSpec {

@@ -101,6 +101,15 @@ pub enum VsockDestination {
     },
 }
 
+/// What a lease's guest may reach by vsock.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeaseVsockPolicy {
+    /// Whether it is a policy of its own instead of its pool's.
+    pub own: bool,
+    /// The policy.
+    pub policy: VsockPolicy,
+}
+
 /// Ports from `first` to `last`, both included. Written as `1024` or `5000-5009`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortRange {
@@ -347,4 +356,37 @@ pub struct VsockTraffic {
     pub buffered_bytes: u64,
     /// What was refused, by reason; reasons that never occurred are absent.
     pub refusals: std::collections::BTreeMap<VsockRefusal, u64>,
+}
+
+/// A lease's channel with its counters.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LeaseVsock {
+    /// Name of the lease.
+    pub lease: Name,
+    /// Whose lease.
+    pub owner_uid: u32,
+    /// Its pool.
+    pub pool: Name,
+    /// The channel.
+    pub channel: VsockChannel,
+    /// Its counters. Absent while the service for vsock doesn't answer.
+    pub traffic: Option<VsockTraffic>,
+}
+
+impl VsockTraffic {
+    /// Adds the figures of another channel, or of another time: counters and what there is now alike.
+    pub fn add(&mut self, other: &Self) {
+        self.attached |= other.attached;
+        self.connections += other.connections;
+        self.opened_by_guest += other.opened_by_guest;
+        self.opened_by_peers += other.opened_by_peers;
+        self.egress_bytes += other.egress_bytes;
+        self.ingress_bytes += other.ingress_bytes;
+        self.egress_packets += other.egress_packets;
+        self.ingress_packets += other.ingress_packets;
+        self.buffered_bytes += other.buffered_bytes;
+        for (reason, count) in &other.refusals {
+            *self.refusals.entry(*reason).or_default() += count;
+        }
+    }
 }

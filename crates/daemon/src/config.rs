@@ -13,9 +13,13 @@ use std::{
 
 use sandwire_api::{name::Name, pool::PoolSpec};
 use sandwire_datapath::Order;
-use sandwire_slot::plan::Plan;
+use sandwire_slot::{channel::excess_path_bytes, error::PlanError, plan::Plan};
 use serde::Deserialize;
 use toml::Spanned;
+
+mod vsock;
+
+pub use vsock::{VsockConfig, VsockGroup, VsockService};
 
 /// Where the configuration is unless the command line says otherwise.
 pub const DEFAULT_PATH: &str = "/etc/sandwire/sandwire.toml";
@@ -50,6 +54,8 @@ pub struct Config {
     pub datapath: DatapathConfig,
     /// Whether `/metrics` has figures of each lease, beside the pools' sums.
     pub metrics_per_lease: bool,
+    /// Services for vsock, if they are enabled.
+    pub vsock: Option<VsockConfig>,
     /// Pools that the daemon keeps.
     pub pools: Vec<PoolSpec>,
 }
@@ -163,6 +169,7 @@ struct File {
     nics_max: Option<Spanned<u32>>,
     uplink_order: Option<OrderWord>,
     metrics_per_lease: Option<bool>,
+    vsock: Option<vsock::Section>,
     #[serde(default)]
     pool: Vec<Spanned<PoolSpec>>,
 }
@@ -224,8 +231,11 @@ impl Source<'_> {
                 Some(OrderWord::Last) => Order::Last,
             },
         };
+        let vsock = self.vsock(file.vsock, &state_dir)?;
+        let channels = vsock.as_ref().map(|vsock| vsock.folder.as_path());
         Ok(Config {
-            pools: self.pools(&instance, file.pool)?,
+            pools: self.pools(&instance, channels, file.pool)?,
+            vsock,
             datapath,
             metrics_per_lease: file.metrics_per_lease.unwrap_or(false),
             instance,
@@ -328,6 +338,7 @@ impl Source<'_> {
     fn pools(
         &self,
         instance: &Name,
+        channels: Option<&Path>,
         pools: Vec<Spanned<PoolSpec>>,
     ) -> Result<Vec<PoolSpec>, ConfigError> {
         let mut plans: Vec<Plan> = Vec::with_capacity(pools.len());
@@ -340,6 +351,11 @@ impl Source<'_> {
                 return Err(refuse("an earlier pool has that name"));
             }
             let plan = Plan::new(instance, &spec).map_err(|error| refuse(&error.to_string()))?;
+            let pool = &plan.spec.name;
+            let excess = channels.and_then(|base| excess_path_bytes(base, pool, plan.slots_max));
+            if let Some(excess) = excess {
+                return Err(refuse(&PlanError::ChannelPath { excess }.to_string()));
+            }
             for earlier in &plans {
                 if let Some((ours, theirs)) = plan.overlaps(earlier) {
                     let other = &earlier.spec.name;

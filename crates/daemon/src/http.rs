@@ -14,11 +14,13 @@ mod openapi;
 mod policy;
 mod pools;
 mod ports;
+mod stream;
 mod taps;
 #[cfg(test)]
 mod tests;
 mod trace;
 mod traffic;
+mod vsock;
 
 use std::{
     collections::hash_map::RandomState,
@@ -48,7 +50,7 @@ use utoipa_axum::router::OpenApiRouter;
 pub(crate) use self::extract::Peer;
 use self::{
     failure::Failure,
-    metrics::{LeaseTotals, Traffic},
+    metrics::{ChannelTotals, LeaseTotals, Traffic},
     trace::Traces,
 };
 
@@ -62,6 +64,8 @@ pub(crate) struct App {
     traffic: Traffic,
     /// What leases have sent and received.
     totals: LeaseTotals,
+    /// What their vsock channels have.
+    channel_totals: ChannelTotals,
     /// Traces that run.
     pub(crate) traces: Arc<Traces>,
     /// What is wrong with the pools of the configuration.
@@ -85,6 +89,7 @@ impl App {
             slots,
             traffic: Traffic::default(),
             totals: LeaseTotals::new(metrics_per_lease),
+            channel_totals: ChannelTotals::new(metrics_per_lease),
             traces: Arc::default(),
             problems: RwLock::default(),
             openapi,
@@ -133,6 +138,7 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .merge(policy::routes())
         .merge(traffic::routes())
         .merge(trace::routes())
+        .merge(vsock::routes())
         .merge(taps::routes())
         .merge(ports::routes())
         .merge(health::routes())

@@ -13,5 +13,6 @@ mod model;
 mod run;
 mod server;
 pub mod socket;
+mod vsock;
 
 pub use run::{DaemonError, run};

@@ -21,12 +21,15 @@ use sandwire_api::{
     traffic::Traffic,
 };
 use sandwire_slot::{
+    channel::{Channels, NoChannels},
     clock::SystemClock,
     error::NetworkError,
     network::{Inspection, Inventory, Leftover, Network, TraceSource, TracedPacket, Withdrawal},
     plan::{Plan, SlotPlan},
     service::{Settings, Slots},
 };
+
+pub(crate) mod channels;
 
 /// The kernel. Slots are known by the names of their namespaces.
 #[derive(Default)]
@@ -212,6 +215,14 @@ impl Network for ModelNetwork {
 
 /// A slot service on a model of the kernel.
 pub(crate) fn open(state_dir: &Path) -> (Arc<Slots>, Arc<ModelNetwork>) {
+    open_with(state_dir, Arc::new(NoChannels))
+}
+
+/// The same with a service for vsock.
+pub(crate) fn open_with(
+    state_dir: &Path,
+    channels: Arc<dyn Channels>,
+) -> (Arc<Slots>, Arc<ModelNetwork>) {
     let network = Arc::new(ModelNetwork::default());
     let settings = Settings {
         instance: "test".parse().unwrap(),
@@ -219,7 +230,8 @@ pub(crate) fn open(state_dir: &Path) -> (Arc<Slots>, Arc<ModelNetwork>) {
         builders: 2,
         audit_interval: Duration::from_secs(3600),
     };
-    let slots = Slots::open(settings, network.clone(), Arc::new(SystemClock)).unwrap();
+    let clock = Arc::new(SystemClock);
+    let slots = Slots::open_with_channels(settings, network.clone(), channels, clock).unwrap();
     (slots, network)
 }
 

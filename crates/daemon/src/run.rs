@@ -10,6 +10,7 @@ use std::{
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandwire_api::{health::Problem, pool::PoolSpec};
 use sandwire_slot::{
+    channel::{Channels, NoChannels},
     clock::SystemClock,
     error::{JournalError, NetworkError, ServiceError},
     kernel::{self, KernelNetwork},
@@ -26,10 +27,11 @@ use tokio::{
 use tracing_subscriber::{EnvFilter, fmt};
 
 use crate::{
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, VsockConfig},
     http::{self, App},
     server,
     socket::{self, SocketError},
+    vsock::VsockServices,
 };
 
 /// Environment variable that says what is logged, as `info` or `sandwire_slot=debug`.
@@ -156,7 +158,9 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
             builders: config.builders,
             audit_interval: config.audit_interval,
         };
-        let slots = Slots::open(settings, Arc::new(network), Arc::new(SystemClock))?;
+        let channels = channels(config.vsock.as_ref())?;
+        let network = Arc::new(network);
+        let slots = Slots::open_with_channels(settings, network, channels, Arc::new(SystemClock))?;
         let app = App::new(slots, config.metrics_per_lease);
         ensure_pools(&app, &config.pools);
         Ok(app)
@@ -167,6 +171,16 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
             io::Error::other(error),
         )),
     }
+}
+
+/// The services for vsock, if they are enabled.
+fn channels(config: Option<&VsockConfig>) -> Result<Arc<dyn Channels>, DaemonError> {
+    let Some(config) = config else {
+        return Ok(Arc::new(NoChannels));
+    };
+    let services = VsockServices::start(config)
+        .map_err(DaemonError::system("use the folder of vsock channels"))?;
+    Ok(Arc::new(services))
 }
 
 fn kernel_settings(config: &Config) -> kernel::Settings {

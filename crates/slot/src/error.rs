@@ -9,6 +9,8 @@ use ipnet::IpNet;
 use sandwire_api::{error::ErrorCode, name::Name, slot::MacAddress};
 use sandwire_datapath::policy::PolicyError;
 
+use crate::channel::{ChannelError, checks::RuleError};
+
 /// Why settings can't become a [`crate::plan::Plan`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
@@ -98,6 +100,18 @@ pub enum PlanError {
         with: IpNet,
         /// What that is.
         what: &'static str,
+    },
+    /// What the guests may reach by vsock can't be so.
+    #[error("vsock: {0}")]
+    Vsock(#[from] RuleError),
+    /// The paths of the channels' sockets would be too long.
+    #[error(
+        "the paths of its vsock sockets would be {excess} bytes too long (of 107): give the pool a shorter \
+         name, or set a shorter `folder` in the section [vsock] of the configuration"
+    )]
+    ChannelPath {
+        /// How many bytes too long.
+        excess: usize,
     },
     /// An address that can't have its role in the guest's subnet.
     #[error("{setting} = {address} {reason}")]
@@ -315,6 +329,19 @@ pub enum ServiceError {
         /// The kernel's reason.
         source: NetworkError,
     },
+    /// What is asked of a vsock channel can't be.
+    #[error("vsock: {0}")]
+    Vsock(#[from] RuleError),
+    /// A lease's vsock channel can't be had, changed or asked for.
+    #[error("cannot {operation} {object}: {source}")]
+    Channel {
+        /// What was tried: `open the vsock channel of`.
+        operation: &'static str,
+        /// Kind and name: `lease 'a7'`.
+        object: String,
+        /// Why.
+        source: ChannelError,
+    },
     /// The journal could not be read or written.
     #[error(transparent)]
     Journal(#[from] JournalError),
@@ -347,7 +374,7 @@ impl ServiceError {
     pub fn code(&self) -> ErrorCode {
         match self {
             Self::Plan { source, .. } => source.code(),
-            Self::Invalid { .. } => ErrorCode::InvalidRequest,
+            Self::Invalid { .. } | Self::Vsock(_) => ErrorCode::InvalidRequest,
             Self::Forbidden { .. } => ErrorCode::Forbidden,
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::Network {
@@ -367,6 +394,7 @@ impl ServiceError {
                     ),
                 ..
             } => ErrorCode::Unsupported,
+            Self::Channel { source, .. } => source.code(),
             Self::PoolEmpty { .. } => ErrorCode::PoolEmpty,
             Self::PoolExhausted { .. } => ErrorCode::PoolExhausted,
             Self::Network { .. } | Self::Journal(_) | Self::System { .. } => ErrorCode::Internal,

@@ -24,6 +24,7 @@ use sandwire_api::{
 };
 
 use crate::{
+    channel::ChannelRecord,
     error::JournalError,
     lease::{LeaseKey, LeaseRecord},
     plan::SlotNumber,
@@ -162,6 +163,20 @@ impl Journal {
     ) -> Result<(), JournalError> {
         self.write("store policy", |connection| {
             row::set_lease_policy(connection, lease, policy)
+        })
+    }
+
+    /// Changes what a lease's channel is, its policy for example.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_lease_channel(
+        &mut self,
+        lease: &LeaseKey,
+        channel: Option<&ChannelRecord>,
+    ) -> Result<(), JournalError> {
+        self.write("store vsock channel", |connection| {
+            row::set_lease_channel(connection, lease, channel)
         })
     }
 

@@ -8,7 +8,10 @@ use sandwire_api::{
     pool::PolicySpec,
 };
 
-use crate::plan::{SlotNumber, SlotPlan};
+use crate::{
+    channel::{ChannelPlan, ChannelRecord},
+    plan::{SlotNumber, SlotPlan},
+};
 
 /// What a lease is known by: its owner's own name for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -44,6 +47,8 @@ pub struct LeaseRecord {
     pub policy: Option<PolicySpec>,
     /// Whether the sandbox is a process in the slot's namespace.
     pub is_process: bool,
+    /// Its vsock channel.
+    pub channel: Option<ChannelRecord>,
 }
 
 /// When a lease ends by itself.
@@ -58,7 +63,7 @@ pub struct Expiry {
 impl LeaseRecord {
     /// The lease as the API shows it.
     #[must_use]
-    pub fn to_api(&self, slot: &SlotPlan) -> Lease {
+    pub fn to_api(&self, slot: &SlotPlan, channel: Option<&ChannelPlan>) -> Lease {
         Lease {
             name: self.key.name.clone(),
             pool: self.pool.clone(),
@@ -70,6 +75,7 @@ impl LeaseRecord {
             netns: slot.has_netns().then(|| slot.netns_path()),
             netns_name: slot.has_netns().then(|| slot.netns_name.clone()),
             nics: slot.api_nics(),
+            vsock: channel.map(ChannelPlan::to_api),
         }
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! [`plan`] turns a slot's number into every name and address; [`network`] is what is asked of the
 //! kernel; [`pool`] and [`lease`] say which slot is in whose hands; [`journal`] remembers it;
+//! [`channel`] is what is known of the service for vsock;
 //! [`reclaim`] decides after a crash; [`service`] joins them. Of these only `journal` and `service`
 //! do I/O, and only the implementation of [`network::Network`] talks to the kernel.
 
+pub mod channel;
 pub mod clock;
 pub mod error;
 pub mod journal;

@@ -28,6 +28,8 @@ use crate::{
     plan::{Plan, SlotPlan},
 };
 
+pub(crate) mod channels;
+
 /// A number of steps after which nothing works any more.
 #[derive(Clone, Debug)]
 pub(crate) struct Power(Arc<AtomicI64>);

@@ -11,9 +11,10 @@ use sandwire_api::{
     name::Name,
     pool::{AddressPlan, PolicySpec, PoolSpec},
     slot::{DataPath, MacAddress, Nic, NicIpv4, NicIpv6, SlotKind},
+    vsock::{VsockKind, VsockPolicy},
 };
 
-use crate::error::PlanError;
+use crate::{channel::checks::check_policy as check_vsock_policy, error::PlanError};
 
 mod addresses;
 mod checks;
@@ -148,6 +149,17 @@ impl Plan {
         check_policy(&policy, self.spec.data_path)?;
         let mut changed = self.clone();
         changed.spec.policy = policy;
+        Ok(changed)
+    }
+
+    /// The same pool with another default of what guests may reach by vsock.
+    ///
+    /// # Errors
+    /// Names the rule that can't be, and why.
+    pub fn with_vsock(&self, policy: VsockPolicy) -> Result<Self, PlanError> {
+        check_vsock_policy(&policy, VsockKind::VhostUser)?;
+        let mut changed = self.clone();
+        changed.spec.vsock = Some(policy);
         Ok(changed)
     }
 

@@ -18,14 +18,17 @@ use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     ops::Range,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock},
     thread::JoinHandle,
     time::Duration,
 };
 
-use sandwire_api::{lease::LeaseState, name::Name, slot::DataPath, traffic::Traffic};
+use sandwire_api::{
+    lease::LeaseState, name::Name, slot::DataPath, traffic::Traffic, vsock::VsockTraffic,
+};
 
 use crate::{
+    channel::Channels,
     clock::Clock,
     error::ServiceError,
     journal::Journal,
@@ -40,6 +43,7 @@ use crate::{
 mod access;
 mod acquire;
 mod audit;
+mod channels;
 mod counters;
 mod health;
 mod moves;
@@ -80,6 +84,7 @@ pub struct Slots {
 struct Shared {
     settings: Settings,
     network: Arc<dyn Network>,
+    channels: Arc<dyn Channels>,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
     /// Builders wait here.
@@ -96,6 +101,9 @@ struct Shared {
     ports_gate: Mutex<()>,
     /// Held while the data path is told a policy, so that it is told each once.
     policies_gate: Mutex<()>,
+    /// Held to read while a channel is opened, closed or changed, and to write while all are compared
+    /// with the journal.
+    channels_gate: RwLock<()>,
     /// Who watches packets. Locked after `state`, if both are.
     traces: Mutex<trace::Traces>,
 }
@@ -119,10 +127,15 @@ struct State {
     lease_numbers: Range<u64>,
     /// Leased slots that lack pieces, for the auditor.
     repairs: VecDeque<(SlotKey, Damage)>,
+    /// What leases' channels may differ in from the journal: why, and as of which generation of the service
+    /// they were compared last.
+    channels: channels::Comparison,
     defects: health::Defects,
     counters: Counters,
     /// What leases that have ended had sent and received, by pool.
     ended: BTreeMap<Name, Traffic>,
+    /// The same of their channels.
+    ended_channels: BTreeMap<Name, VsockTraffic>,
     stopping: bool,
 }
 
@@ -150,6 +163,8 @@ struct LeaseEntry {
     policy: Option<policies::Held>,
     /// Somebody works on the slot's kernel objects without holding the lock.
     is_busy: bool,
+    /// Its channel is being opened: nobody has been told of the lease yet.
+    is_opening: bool,
 }
 
 /// How much of a leased slot is missing.

@@ -345,8 +345,8 @@ impl Transport {
 
     /// Puts a packet into a slot and publishes it; false if no slot is free. The device isn't kicked.
     pub fn send(&mut self, header: &Header, payload: &[u8]) -> bool {
-        if self.queues.free_slots.is_empty() {
-            self.reclaim();
+        if !self.has_slot() {
+            return false;
         }
         let Some(slot) = self.queues.free_slots.pop() else {
             return false;
@@ -406,10 +406,20 @@ impl Transport {
     /// Whether another packet could be sent.
     #[must_use]
     pub fn has_slot(&mut self) -> bool {
-        if self.queues.free_slots.is_empty() {
+        if !self.room() {
             self.reclaim();
         }
-        !self.queues.free_slots.is_empty()
+        self.room()
+    }
+
+    /// Whether there are a slot and as many descriptors as the longest packet needs.
+    fn room(&self) -> bool {
+        let needed = if self.settings.indirect {
+            1
+        } else {
+            self.settings.transmit_layout.descriptors(&self.settings)
+        };
+        !self.queues.free_slots.is_empty() && self.queues.rings[TRANSMIT].free() >= needed
     }
 
     /// Packets that are with the device.
@@ -548,12 +558,13 @@ impl Transport {
     /// something to do already.
     pub fn arm(&mut self) -> bool {
         self.reclaim();
-        let starved = self.queues.free_slots.is_empty();
+        let starved = !self.room();
         let rings = &self.queues.rings;
         let mut pending = rings[RECEIVE].arm(&self.memory, 0) | rings[EVENT].arm(&self.memory, 0);
         if starved {
             // Half of what is out, so that there is something to do when it wakes.
-            pending |= rings[TRANSMIT].arm(&self.memory, self.settings.transmit_slots / 2);
+            let half = u16::try_from(rings[TRANSMIT].outstanding() / 2).unwrap_or(0);
+            pending |= rings[TRANSMIT].arm(&self.memory, half);
         } else {
             rings[TRANSMIT].disarm(&self.memory);
         }
@@ -655,6 +666,17 @@ impl ReceiveLayout {
 }
 
 impl TransmitLayout {
+    /// Descriptors that the longest packet takes.
+    fn descriptors(self, settings: &Settings) -> usize {
+        match self {
+            Self::Whole => 1,
+            Self::Split => 2,
+            Self::Pieces(piece) => (HEADER_BYTES + settings.transmit_bytes as usize)
+                .div_ceil(piece as usize)
+                .min(PIECES_MAX),
+        }
+    }
+
     fn split(self, address: u64, bytes: usize, parts: &mut Parts) -> usize {
         match self {
             Self::Whole => cut(address, bytes, bytes, bytes, false, parts),

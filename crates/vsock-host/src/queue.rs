@@ -180,6 +180,10 @@ impl Ring {
             return Taken::Empty;
         };
         let head = chain.head_index();
+        if head >= self.queue.size() {
+            // It can't be given back, so the guest could never use its ring again.
+            return Taken::Lost;
+        }
         let before = pieces.len();
         let mut ended = false;
         for descriptor in &mut chain {

@@ -2,9 +2,10 @@
 
 use std::{io, net::IpAddr, os::fd::OwnedFd, path::PathBuf, time::Duration};
 
+use hyper::body::Bytes;
 use tokio::runtime::{Builder, Runtime};
 
-use super::{Acquired, Client, ClientError, Trace};
+use super::{Acquired, Capture, Client, ClientError, Trace};
 use crate::{
     drop_reason::DropReasonText,
     health::Health,
@@ -14,6 +15,7 @@ use crate::{
     published_port::{Protocol, PublishPort, PublishedPort},
     trace::TraceLine,
     traffic::LeaseTraffic,
+    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy},
 };
 
 /// A [`Client`] with a runtime of its own on the calling thread. Not for use inside a runtime.
@@ -175,6 +177,64 @@ impl Blocking {
         self.wait(self.client.ports())
     }
 
+    pub fn vsock_channels(&self) -> Result<Vec<LeaseVsock>, ClientError> {
+        self.wait(self.client.vsock_channels())
+    }
+
+    pub fn vsock(&self, name: &Name, owner_uid: Option<u32>) -> Result<LeaseVsock, ClientError> {
+        self.wait(self.client.vsock(name, owner_uid))
+    }
+
+    pub fn vsock_connections(&self) -> Result<Vec<VsockConnection>, ClientError> {
+        self.wait(self.client.vsock_connections())
+    }
+
+    pub fn lease_vsock_connections(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<Vec<VsockConnection>, ClientError> {
+        self.wait(self.client.lease_vsock_connections(name, owner_uid))
+    }
+
+    pub fn vsock_policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<LeaseVsockPolicy, ClientError> {
+        self.wait(self.client.vsock_policy(name, owner_uid))
+    }
+
+    pub fn set_vsock_policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        policy: &VsockPolicy,
+    ) -> Result<LeaseVsockPolicy, ClientError> {
+        self.wait(self.client.set_vsock_policy(name, owner_uid, policy))
+    }
+
+    pub fn reset_vsock_policy(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<LeaseVsockPolicy, ClientError> {
+        self.wait(self.client.reset_vsock_policy(name, owner_uid))
+    }
+
+    pub fn vsock_capture(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        snap_bytes: Option<u32>,
+    ) -> Result<BlockingCapture<'_>, ClientError> {
+        let capture = self.wait(self.client.vsock_capture(name, owner_uid, snap_bytes))?;
+        Ok(BlockingCapture {
+            client: self,
+            capture,
+        })
+    }
+
     fn wait<T>(
         &self,
         request: impl Future<Output = Result<T, ClientError>>,
@@ -205,5 +265,23 @@ impl BlockingTrace<'_> {
     )]
     pub fn next(&mut self) -> Result<Option<TraceLine>, ClientError> {
         self.client.wait(self.trace.next())
+    }
+}
+
+/// A running [`Capture`]. Dropping it ends the capture.
+#[derive(Debug)]
+pub struct BlockingCapture<'a> {
+    client: &'a Blocking,
+    capture: Capture,
+}
+
+impl BlockingCapture<'_> {
+    /// Does what [`Capture::next`] does.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "it may fail, and has the name that it has there"
+    )]
+    pub fn next(&mut self) -> Result<Option<Bytes>, ClientError> {
+        self.client.wait(self.capture.next())
     }
 }

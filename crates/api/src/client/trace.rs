@@ -43,6 +43,21 @@ impl Client {
     }
 
     async fn begin_trace(&self, call: Call) -> Result<Trace, ClientError> {
+        let (body, connection) = self.stream(&call).await?;
+        Ok(Trace {
+            body,
+            pending: Vec::new(),
+            call,
+            socket: self.socket.clone(),
+            _connection: connection,
+        })
+    }
+
+    /// Sends a request whose answer goes on until one side ends it.
+    pub(super) async fn stream(
+        &self,
+        call: &Call,
+    ) -> Result<(Incoming, SendRequest<Full<Bytes>>), ClientError> {
         let request = call.request(&self.socket)?;
         let mut connection = self.connect().await?;
         let response = connection
@@ -52,13 +67,7 @@ impl Client {
         let status = response.status();
         let body = response.into_body();
         if status.is_success() {
-            return Ok(Trace {
-                body,
-                pending: Vec::new(),
-                call,
-                socket: self.socket.clone(),
-                _connection: connection,
-            });
+            return Ok((body, connection));
         }
         let body = body
             .collect()
@@ -66,9 +75,9 @@ impl Client {
             .map_err(|error| call.unanswered(&self.socket, error))?
             .to_bytes();
         let answer = Answer { status, body };
-        Err(match answer.checked(&call) {
+        Err(match answer.checked(call) {
             Err(error) => error,
-            Ok(_) => call.undecodable(status.as_u16(), &"a trace has status 200"),
+            Ok(_) => call.undecodable(status.as_u16(), &"a stream has status 200"),
         })
     }
 }

@@ -64,8 +64,11 @@ async fn acquire(
     Json(request): Json<AcquireLease>,
 ) -> Result<(StatusCode, axum::Json<Lease>), Failure> {
     // A ready slot costs a lock and a row in the journal, less than a change of threads. A certain
-    // clone address may first have to be built, and a policy of its own be told to the data path.
-    let acquired = if request.clone_address.is_some() || request.policy.is_some() {
+    // clone address may first have to be built, a policy of its own be told to the data path, and a vsock
+    // channel be opened by its service.
+    let may_wait =
+        request.clone_address.is_some() || request.policy.is_some() || request.vsock.is_some();
+    let acquired = if may_wait {
         blocking(move || Ok(app.slots.acquire(caller, &request)?)).await?
     } else {
         app.slots.acquire(caller, &request)?

@@ -26,10 +26,11 @@ use sandwire_api::{error::ErrorCode, pool::SlotCounts};
 use sandwire_slot::service::{self, Counters};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
+mod channels;
 mod leases;
 
-pub(super) use self::leases::LeaseTotals;
-use super::{App, failure::Failure};
+pub(super) use self::{channels::ChannelTotals, leases::LeaseTotals};
+use super::{App, blocking, failure::Failure};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(show))
@@ -149,13 +150,18 @@ struct VersionLabels {
     ))
 )]
 async fn show(State(app): State<Arc<App>>) -> Result<Response, Failure> {
-    let mut text = String::new();
-    encode(&mut text, &registry(&app)).map_err(|error| {
-        Failure::new(
-            ErrorCode::Internal,
-            format!("cannot write metrics: {error}"),
-        )
-    })?;
+    // The service for vsock is asked too.
+    let text = blocking(move || {
+        let mut text = String::new();
+        encode(&mut text, &registry(&app)).map_err(|error| {
+            Failure::new(
+                ErrorCode::Internal,
+                format!("cannot write metrics: {error}"),
+            )
+        })?;
+        Ok(text)
+    })
+    .await?;
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
@@ -166,6 +172,7 @@ fn registry(app: &App) -> Registry {
     register_daemon(app, &mut registry);
     register_pools(app, &mut registry);
     app.totals.register(&app.slots, &mut registry);
+    app.channel_totals.register(&app.slots, &mut registry);
     register_work(&app.slots.counters(), &mut registry);
     app.traffic.register(&mut registry);
     registry

@@ -26,6 +26,7 @@ use super::App;
     tags(
         (name = "pools", description = "Slots of one kind, kept ready"),
         (name = "leases", description = "Who holds which slot"),
+        (name = "vsock", description = "vsock channels of leases"),
         (name = "ports", description = "Host ports that lead to leases"),
         (name = "daemon", description = "The daemon itself")
     )

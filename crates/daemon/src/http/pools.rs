@@ -89,7 +89,7 @@ async fn show(
 }
 
 /// Changes a pool: its size, its policy, its data path. What is absent stays as it is. The parts are done one by
-/// one: data path, policy (towards `nft`: policy, data path), size; the first that fails ends it.
+/// one: data path, policy (towards `nft`: policy, data path), vsock, size; the first that fails ends it.
 #[utoipa::path(
     patch,
     path = "/v1/pools/{pool}",
@@ -109,7 +109,7 @@ async fn change(
     if change == ChangePool::default() {
         return Err(Failure::new(
             ErrorCode::InvalidRequest,
-            "body: nothing to change: give size, policy or data_path",
+            "body: nothing to change: give size, policy, vsock or data_path",
         ));
     }
     let pool = blocking(move || Ok(apply(&app.slots, &name, change)?)).await?;
@@ -129,6 +129,9 @@ fn apply(slots: &Slots, name: &Name, change: ChangePool) -> Result<Pool, Service
     }
     if let Some(policy) = policy {
         slots.set_pool_policy(name, policy)?;
+    }
+    if let Some(policy) = change.vsock {
+        slots.set_pool_vsock(name, policy)?;
     }
     if let Some(size) = change.size {
         slots.resize_pool(name, size)?;

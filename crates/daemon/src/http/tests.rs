@@ -2,6 +2,7 @@
 
 mod datapath;
 mod documents;
+mod vsock;
 
 use axum::{
     Router,
@@ -42,8 +43,15 @@ impl Lab {
     }
 
     fn with_pool(spec: &sandwire_api::pool::PoolSpec) -> Self {
+        Self::with_channels(spec, Arc::new(sandwire_slot::channel::NoChannels))
+    }
+
+    fn with_channels(
+        spec: &sandwire_api::pool::PoolSpec,
+        channels: Arc<dyn sandwire_slot::channel::Channels>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (slots, network) = model::open(folder.path());
+        let (slots, network) = model::open_with(folder.path(), channels);
         model::fill(&slots, spec);
         let app = App::new(slots, true);
         Self {

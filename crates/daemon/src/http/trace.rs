@@ -6,26 +6,23 @@
 
 use std::{
     collections::HashMap,
-    convert::Infallible,
-    pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use axum::{
-    body::{Body, HttpBody},
+    body::Body,
     extract::State,
     http::header,
     response::{IntoResponse, Response},
 };
-use hyper::body::{Bytes, Frame};
+use hyper::body::Bytes;
 use sandwire_api::{error::ErrorCode, name::Name, trace::TraceLine};
 use sandwire_slot::service::{Caller, Trace, Traced};
-use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tokio::sync::mpsc::{Sender, channel};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
@@ -33,6 +30,7 @@ use super::{
     extract::{Path, Peer, Query},
     failure::{Failure, Failures},
     leases::Owner,
+    stream::Chunks,
 };
 
 /// Traces at a time, of all users: each has a thread.
@@ -68,18 +66,26 @@ impl Traces {
         self.stopping.load(Ordering::Relaxed)
     }
 
-    fn admit(self: &Arc<Self>, caller: Caller) -> Result<Admission, Failure> {
+    /// Waits until the daemon stops.
+    pub(super) async fn stopped(&self) {
+        while !self.is_stopping() {
+            tokio::time::sleep(QUIET_MAX).await;
+        }
+    }
+
+    /// Lets a trace or a capture run.
+    pub(super) fn admit(self: &Arc<Self>, caller: Caller) -> Result<Admission, Failure> {
         let refuse = |reason: &str| Err(Failure::new(ErrorCode::Unavailable, reason));
         if self.is_stopping() {
             return refuse("the daemon is stopping: try again when it is back");
         }
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         if counts.values().sum::<u32>() >= TRACES_MAX {
-            return refuse("too many traces are running: end one");
+            return refuse("too many traces and captures are running: end one");
         }
         let count = counts.entry(caller.uid).or_default();
         if *count >= TRACES_PER_USER_MAX && !caller.privileged {
-            return refuse("this user has too many traces running: end one");
+            return refuse("this user has too many traces and captures running: end one");
         }
         *count += 1;
         Ok(Admission {
@@ -89,8 +95,8 @@ impl Traces {
     }
 }
 
-/// One running trace; ends when dropped.
-struct Admission {
+/// One running trace or capture; ends when dropped.
+pub(super) struct Admission {
     traces: Arc<Traces>,
     uid: u32,
 }
@@ -218,21 +224,5 @@ impl Lines {
         let reason = reason.to_owned();
         self.push(&TraceLine::End { reason })?;
         self.flush()
-    }
-}
-
-/// The body of the answer: chunks until the sender is dropped.
-struct Chunks(Receiver<Bytes>);
-
-impl HttpBody for Chunks {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let chunk = self.0.poll_recv(context);
-        chunk.map(|chunk| chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
 }

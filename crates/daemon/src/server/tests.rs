@@ -81,6 +81,7 @@ fn acquire(name: &str) -> AcquireLease {
         ttl_seconds: None,
         policy: None,
         process: false,
+        vsock: None,
     }
 }
 
@@ -417,6 +418,7 @@ async fn thirty_clients_at_once_get_a_lease_each() {
                     ttl_seconds: None,
                     policy: None,
                     process: false,
+                    vsock: None,
                 };
                 client.acquire(&request).unwrap().lease
             })

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::{Contents, ReleasedSlot, schema};
 use crate::{
+    channel::ChannelRecord,
     error::JournalError,
     lease::{Expiry, LeaseKey, LeaseRecord},
     plan::SlotNumber,
@@ -30,7 +31,8 @@ pub(super) fn contents(connection: &Connection, path: &Path) -> Result<Contents,
             leases: all(
                 connection,
                 "SELECT owner_uid, name, pool, slot, is_releasing, acquired_at,
-                        expires_milliseconds_since_boot, expires_at, policy, is_process
+                        expires_milliseconds_since_boot, expires_at, policy, is_process,
+                        channel
                  FROM leases ORDER BY owner_uid, name",
                 lease,
             )?,
@@ -84,7 +86,7 @@ pub(super) fn end_move(connection: &Connection, pool: &Name) -> Sql {
 
 pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql {
     connection
-        .prepare_cached("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?
+        .prepare_cached("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?
         .execute(params![
             lease.key.owner_uid,
             lease.key.name.as_str(),
@@ -100,6 +102,7 @@ pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql 
                 .map(|expiry| to_integer(expiry.since_epoch_seconds)),
             lease.policy.as_ref().map(to_text).transpose()?,
             lease.is_process,
+            lease.channel.as_ref().map(to_text).transpose()?,
         ])?;
     Ok(())
 }
@@ -119,6 +122,18 @@ pub(super) fn set_lease_policy(
     let text = policy.map(to_text).transpose()?;
     connection
         .prepare_cached("UPDATE leases SET policy = ? WHERE owner_uid = ? AND name = ?")?
+        .execute(params![text, lease.owner_uid, lease.name.as_str()])?;
+    Ok(())
+}
+
+pub(super) fn set_lease_channel(
+    connection: &Connection,
+    lease: &LeaseKey,
+    channel: Option<&ChannelRecord>,
+) -> Sql {
+    let text = channel.map(to_text).transpose()?;
+    connection
+        .prepare_cached("UPDATE leases SET channel = ? WHERE owner_uid = ? AND name = ?")?
         .execute(params![text, lease.owner_uid, lease.name.as_str()])?;
     Ok(())
 }
@@ -232,6 +247,8 @@ fn moved(row: &Row<'_>) -> Sql<(Name, DataPath)> {
 fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
     let policy: Option<String> = row.get(8)?;
     let policy = policy.map(|text| serde_json::from_str(&text));
+    let channel: Option<String> = row.get(10)?;
+    let channel = channel.map(|text| serde_json::from_str(&text));
     let is_releasing: bool = row.get(4)?;
     let since_boot: Option<i64> = row.get(6)?;
     let since_epoch: Option<i64> = row.get(7)?;
@@ -254,6 +271,7 @@ fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
         }),
         policy: policy.transpose().map_err(|error| unreadable(8, error))?,
         is_process: row.get(9)?,
+        channel: channel.transpose().map_err(|error| unreadable(10, error))?,
     })
 }
 

@@ -13,7 +13,7 @@ use sandwire_api::name::Name;
 use crate::error::JournalError;
 
 /// Grows with each change of the tables.
-const SCHEMA_VERSION: &str = "2";
+const SCHEMA_VERSION: &str = "3";
 /// What schema 1 lacked.
 const FROM_1_TO_2: &str = "
     BEGIN;
@@ -21,6 +21,13 @@ const FROM_1_TO_2: &str = "
     ALTER TABLE leases ADD COLUMN is_process INTEGER NOT NULL DEFAULT 0;
     CREATE TABLE moves (pool TEXT PRIMARY KEY, data_path TEXT NOT NULL) WITHOUT ROWID;
     UPDATE meta SET value = '2' WHERE key = 'schema_version';
+    COMMIT;
+";
+/// What schema 2 lacked.
+const FROM_2_TO_3: &str = "
+    BEGIN;
+    ALTER TABLE leases ADD COLUMN channel TEXT;
+    UPDATE meta SET value = '3' WHERE key = 'schema_version';
     COMMIT;
 ";
 
@@ -39,6 +46,7 @@ const TABLES: &str = "
         expires_at INTEGER,
         policy TEXT,
         is_process INTEGER NOT NULL DEFAULT 0,
+        channel TEXT,
         PRIMARY KEY (owner_uid, name),
         UNIQUE (pool, slot)
     ) WITHOUT ROWID;
@@ -147,8 +155,10 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 
 fn check(connection: &Connection, path: &Path, instance: &Name) -> Result<(), JournalError> {
     let read = |error| cannot_open(path, error);
-    if meta(connection, "schema_version").map_err(read)?.as_deref() == Some("1") {
-        connection.execute_batch(FROM_1_TO_2).map_err(read)?;
+    for (version, change) in [("1", FROM_1_TO_2), ("2", FROM_2_TO_3)] {
+        if meta(connection, "schema_version").map_err(read)?.as_deref() == Some(version) {
+            connection.execute_batch(change).map_err(read)?;
+        }
     }
     let schema_version = meta(connection, "schema_version").map_err(read)?;
     if schema_version.as_deref() != Some(SCHEMA_VERSION) {

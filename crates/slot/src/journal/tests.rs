@@ -3,6 +3,7 @@ use std::time::Duration;
 use sandwire_api::{
     lease::LeaseState,
     published_port::{Protocol, PublishPort},
+    vsock::{VsockKind, VsockPolicy},
 };
 
 use super::*;
@@ -42,6 +43,7 @@ fn lease(text: &str, slot: u32) -> LeaseRecord {
         }),
         policy: None,
         is_process: false,
+        channel: None,
     }
 }
 
@@ -158,6 +160,7 @@ fn a_journal_of_the_version_before_is_taken_over() {
             "DROP TABLE moves;
              ALTER TABLE leases DROP COLUMN policy;
              ALTER TABLE leases DROP COLUMN is_process;
+             ALTER TABLE leases DROP COLUMN channel;
              UPDATE meta SET value = '1' WHERE key = 'schema_version';",
         )
         .unwrap();
@@ -169,6 +172,47 @@ fn a_journal_of_the_version_before_is_taken_over() {
         assert_eq!(contents.leases, [held]);
         assert!(contents.moves.is_empty());
     }
+}
+
+#[test]
+fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let older = Connection::open(folder.path().join(DATABASE_FILE)).unwrap();
+    older
+        .execute_batch(
+            "ALTER TABLE leases DROP COLUMN channel;
+             UPDATE meta SET value = '2' WHERE key = 'schema_version';",
+        )
+        .unwrap();
+    drop(older);
+    let channel = ChannelRecord {
+        kind: VsockKind::Hybrid,
+        cid: 5,
+        virtual_cid: Some(77),
+        policy: Some(VsockPolicy::default()),
+    };
+    let mut with_channel = lease("new", 3);
+    with_channel.channel = Some(channel.clone());
+    {
+        let (mut journal, contents) = open(folder.path()).unwrap();
+        assert!(contents.leases.iter().all(|lease| lease.channel.is_none()));
+        journal.insert_lease(&with_channel).unwrap();
+    }
+    let (mut journal, contents) = open(folder.path()).unwrap();
+    assert_eq!(contents.leases.len(), 2);
+    assert!(contents.leases.contains(&with_channel));
+    let without_policy = ChannelRecord {
+        policy: None,
+        ..channel
+    };
+    journal
+        .set_lease_channel(&with_channel.key, Some(&without_policy))
+        .unwrap();
+    drop(journal);
+    let (_journal, contents) = open(folder.path()).unwrap();
+    with_channel.channel = Some(without_policy);
+    assert!(contents.leases.contains(&with_channel));
 }
 
 #[test]

@@ -6,10 +6,11 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
     pool::{AddressPlan, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
+    vsock::VsockKind,
 };
 
 use super::{addresses, check_policy, guest, guest::GuestNic, overlap};
-use crate::error::PlanError;
+use crate::{channel::checks::check_policy as check_vsock_policy, error::PlanError};
 
 /// Numbers stay below this. A host meets other limits long before.
 const SLOTS_MAX: u32 = 65_000;
@@ -20,6 +21,10 @@ const MTU: std::ops::RangeInclusive<u32> = 1280..=65_521;
 /// Refuses what can't work.
 pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
     check_support(spec)?;
+    if let Some(policy) = &spec.vsock {
+        // What depends on the kind of device is checked when a lease has one.
+        check_vsock_policy(policy, VsockKind::VhostUser)?;
+    }
     check_ranges(spec)?;
     check_macs(spec)?;
     check_families(spec)?;

@@ -32,6 +32,7 @@ fn lease(state: LeaseState) -> LeaseRecord {
         expiry: None,
         policy: None,
         is_process: false,
+        channel: None,
     }
 }
 

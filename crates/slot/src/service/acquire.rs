@@ -13,10 +13,11 @@ use sandwire_api::{
 };
 
 use super::{
-    Caller, LeaseEntry, PoolEntry, Shared, Slots, State,
+    Caller, LeaseEntry, PoolEntry, Shared, Slots, State, channels,
     policies::{Held, check_own},
 };
 use crate::{
+    channel::ChannelRecord,
     error::{NetworkError, ServiceError},
     lease::{Expiry, LeaseRecord},
     plan::{Plan, SlotNumber},
@@ -52,6 +53,7 @@ impl Slots {
     ) -> Result<Acquired, ServiceError> {
         let begun = Instant::now();
         let shared = &self.shared;
+        shared.check_channel(caller, request)?;
         let held = shared.hold_own_policy(caller, request)?;
         let asked = Asked {
             caller,
@@ -59,7 +61,7 @@ impl Slots {
             policy: held.as_ref(),
         };
         let mut state = shared.lock();
-        let outcome = match request.clone_address {
+        let mut outcome = match request.clone_address {
             None => state.acquire_any(shared, &asked),
             Some(_) => {
                 let (after, outcome) = shared.acquire_certain(state, &asked);
@@ -67,6 +69,12 @@ impl Slots {
                 outcome
             }
         };
+        // Only for leases that have one, and without the lock.
+        if matches!(&outcome, Ok((_, record, _)) if record.channel.is_some()) {
+            let (after, opened) = shared.settle_channel(state, outcome);
+            state = after;
+            outcome = opened;
+        }
         if let (Some(held), false) = (&held, matches!(outcome, Ok((_, _, true)))) {
             state.policies.give_up(held, shared.now());
         }
@@ -83,7 +91,8 @@ impl Slots {
                 shared.audit_work.notify_one();
             }
         }
-        let lease = record.to_api(&plan.slot(record.slot));
+        let channel = shared.channel_plan(&plan, &record);
+        let lease = record.to_api(&plan.slot(record.slot), channel.as_ref());
         Ok(Acquired { lease, new })
     }
 }
@@ -97,7 +106,7 @@ struct Asked<'a> {
 }
 
 /// The pool's plan, the lease, and whether it is a new one.
-type Outcome = Result<(Arc<Plan>, LeaseRecord, bool), ServiceError>;
+pub(super) type Outcome = Result<(Arc<Plan>, LeaseRecord, bool), ServiceError>;
 
 impl State {
     fn acquire_any(&mut self, shared: &Shared, asked: &Asked<'_>) -> Outcome {
@@ -106,6 +115,7 @@ impl State {
         if let Some(found) = self.existing(caller, request)? {
             return Ok(found);
         }
+        self.check_virtual_cid(caller, request)?;
         let entry = self.pool_mut(&request.pool)?;
         let number = entry.pool.take_ready().ok_or_else(|| entry.none_ready())?;
         self.grant(shared, asked, number)
@@ -168,6 +178,10 @@ impl State {
                     .to_owned(),
             );
         }
+        if let Some(reason) = channels::difference(request.vsock.as_ref(), record.channel.as_ref())
+        {
+            return conflict(reason);
+        }
         let plan = &self.pool(&record.pool)?.plan;
         if let Some(address) = request.clone_address
             && plan.slot_of_address(address) != Some(record.slot)
@@ -208,7 +222,9 @@ impl State {
         let lease = LeaseEntry {
             record: record.clone(),
             policy: asked.policy.cloned(),
-            is_busy: false,
+            // Until its channel is there.
+            is_busy: record.channel.is_some(),
+            is_opening: record.channel.is_some(),
         };
         self.leases.insert(record.key.clone(), lease);
         Ok((plan, record, true))
@@ -278,6 +294,7 @@ impl State {
             expiry,
             policy: request.policy.clone(),
             is_process: request.process,
+            channel: request.vsock.as_ref().map(ChannelRecord::from),
         })
     }
 
@@ -371,6 +388,7 @@ impl State {
         if let Some(found) = self.existing(caller, request)? {
             return Ok(Some(found));
         }
+        self.check_virtual_cid(caller, request)?;
         let number = self.number_of(request)?;
         let is_taken = match *reserved {
             Some(_) => {

@@ -84,6 +84,7 @@ impl Shared {
             if self.lock().ports_dirty.is_some() {
                 self.sync_ports();
             }
+            self.compare_channels(now);
             schedule.retry_at = now + RETRY_INTERVAL;
         }
         if now >= schedule.inspect_at {

@@ -43,7 +43,10 @@ impl Slots {
     pub fn health(&self) -> Health {
         let now = self.shared.now();
         let state = self.shared.lock();
-        let problems = state.problems(now);
+        let mut problems = state.problems(now);
+        drop(state);
+        let of_channels = self.shared.channels.problems().into_iter();
+        problems.extend(of_channels.map(|(subject, message)| problem(&subject, message, false)));
         Health {
             ready: !problems.iter().any(|problem| problem.blocking),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -65,6 +68,10 @@ impl State {
         if let Some(error) = &self.ports_dirty {
             let message = format!("the kernel has others than wanted, trying again: {error}");
             problems.push(problem("published ports", message, false));
+        }
+        if let Some(error) = self.channels.difference() {
+            let message = format!("they are not as the leases say, trying again: {error}");
+            problems.push(problem("vsock channels", message, false));
         }
         problems.extend(self.defects.problems(self, now));
         problems

@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs,
     path::Path,
-    sync::{Arc, Condvar, Mutex},
+    sync::{Arc, Condvar, Mutex, RwLock},
     thread,
     time::Duration,
 };
@@ -13,6 +13,7 @@ use sandwire_api::{lease::LeaseState, name::Name, pool::PoolSpec, slot::DataPath
 
 use super::{Damage, LeaseEntry, PoolEntry, Settings, Shared, Slots, State, ports::lease_of};
 use crate::{
+    channel::{Channels, NoChannels},
     clock::Clock,
     error::ServiceError,
     journal::{Contents, Journal, ReleasedSlot},
@@ -40,16 +41,30 @@ impl Slots {
         network: Arc<dyn Network>,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>, ServiceError> {
+        Self::open_with_channels(settings, network, Arc::new(NoChannels), clock)
+    }
+
+    /// The same with a service for vsock.
+    ///
+    /// # Errors
+    /// Those of [`Slots::open`]. That the service doesn't answer is no error.
+    pub fn open_with_channels(
+        settings: Settings,
+        network: Arc<dyn Network>,
+        channels: Arc<dyn Channels>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>, ServiceError> {
         let boot_id = fs::read_to_string(BOOT_ID)
             .map_err(|error| ServiceError::system("read", Path::new(BOOT_ID), error))?;
         let (journal, contents) =
             Journal::open(&settings.state_dir, &settings.instance, boot_id.trim())?;
-        Self::start(settings, network, clock, journal, contents)
+        Self::start(settings, network, channels, clock, journal, contents)
     }
 
     pub(super) fn start(
         settings: Settings,
         network: Arc<dyn Network>,
+        channels: Arc<dyn Channels>,
         clock: Arc<dyn Clock>,
         journal: Journal,
         contents: Contents,
@@ -58,6 +73,8 @@ impl Slots {
         let shared = Arc::new(Shared {
             settings,
             network,
+            channels,
+            channels_gate: RwLock::new(()),
             clock,
             state: Mutex::new(state),
             build_work: Condvar::new(),
@@ -179,7 +196,9 @@ fn recover(
         repairs: std::collections::VecDeque::new(),
         defects: super::health::Defects::default(),
         counters: super::Counters::default(),
-        ended: std::collections::BTreeMap::new(),
+        ended: BTreeMap::new(),
+        ended_channels: BTreeMap::new(),
+        channels: super::channels::Comparison::default(),
         stopping: false,
     };
     for result in network.reclaim(&actions.reclaim) {
@@ -291,6 +310,7 @@ impl State {
             record,
             policy: None,
             is_busy: false,
+            is_opening: false,
         };
         self.leases.insert(lease.record.key.clone(), lease);
     }

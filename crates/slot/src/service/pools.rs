@@ -35,6 +35,7 @@ impl Slots {
             .unwrap_or_else(PoisonError::into_inner);
         let spec = &self.choose_data_path(spec);
         let plan = shared.plan(spec)?;
+        shared.check_channel_paths(&plan)?;
         let state = shared.lock();
         if let Some(entry) = state.pools.get(&spec.name) {
             if entry.current_spec() == *spec {
@@ -115,6 +116,9 @@ impl Slots {
                 self.move_pool(name, spec.data_path)?;
             }
             self.set_pool_policy(name, spec.policy.clone())?;
+        }
+        if current.vsock != spec.vsock {
+            self.set_pool_vsock(name, spec.vsock.clone().unwrap_or_default())?;
         }
         self.resize_pool(name, spec.size)
     }
@@ -416,18 +420,20 @@ impl PoolEntry {
     }
 }
 
-/// Whether settings differ in nothing that slots are built by: policy, data path and size.
+/// Whether settings differ in nothing that slots are built by: policies, data path and size.
 fn can_change_live(current: &PoolSpec, spec: &PoolSpec) -> bool {
     let with_those = PoolSpec {
         size: spec.size,
         policy: spec.policy.clone(),
         data_path: spec.data_path,
+        vsock: spec.vsock.clone(),
         ..current.clone()
     };
     let is_on_nft = |spec: &PoolSpec| spec.data_path == DataPath::Nft;
     let moves = current.data_path != spec.data_path;
     let can_move = spec.kind == SlotKind::Netns && spec.data_path != DataPath::Xdp;
-    with_those == *spec && (!moves || can_move) && !(is_on_nft(current) && is_on_nft(spec))
+    let stays_on_nft = is_on_nft(current) && is_on_nft(spec);
+    with_those == *spec && (!moves || can_move) && (!stays_on_nft || current.policy == spec.policy)
 }
 
 fn conflict(operation: &'static str, spec: &PoolSpec, reason: String) -> ServiceError {

@@ -59,7 +59,10 @@ impl Slots {
         drop(state);
         seen.sort_by(|(left, _), (right, _)| left.key.cmp(&right.key));
         seen.into_iter()
-            .map(|(record, plan)| record.to_api(&plan.slot(record.slot)))
+            .map(|(record, plan)| {
+                let channel = self.shared.channel_plan(&plan, &record);
+                record.to_api(&plan.slot(record.slot), channel.as_ref())
+            })
             .collect()
     }
 
@@ -78,13 +81,15 @@ impl Slots {
         let record = state.lease(caller, &key)?.record.clone();
         let slot = state.slot_plan(&record)?;
         let published_ports = state.ports_of(&key);
-        let spec = &state.pool(&record.pool)?.plan.spec;
+        let plan = Arc::clone(&state.pool(&record.pool)?.plan);
+        let spec = &plan.spec;
         let data_path = spec.data_path;
         let policy = record.policy.as_ref().unwrap_or(&spec.policy).clone();
         drop(state);
         let inspection = self.shared.network.inspect(&slot);
         Ok(LeaseDetail {
-            lease: record.to_api(&slot),
+            vsock_traffic: self.shared.channel_traffic(&record),
+            lease: record.to_api(&slot, self.shared.channel_plan(&plan, &record).as_ref()),
             published_ports,
             taps: inspection.taps,
             defects: inspection.defects,
@@ -135,6 +140,9 @@ impl Shared {
         }
 
         let counted = self.network.traffic(&slot);
+        if let (Ok(Withdrawal::Free), Some(channel)) = (&withdrawal, &record.channel) {
+            self.close_channel(&record, channel);
+        }
         let mut state = self.lock();
         state.set_busy(key, false);
         let outcome = match withdrawal {

@@ -18,11 +18,15 @@ use super::*;
 use crate::{
     error::ServiceError,
     journal::Journal,
-    model::{Kernel, ManualClock, ModelNetwork, Power},
+    model::{
+        Kernel, ManualClock, ModelNetwork, Power,
+        channels::{ModelChannels, ModelService},
+    },
 };
 
 mod access;
 mod acquire;
+mod channels;
 mod crash;
 mod damage;
 mod moves;
@@ -51,6 +55,7 @@ const BOB: Caller = Caller {
 struct Host {
     folder: TempDir,
     kernel: Arc<Kernel>,
+    service: Arc<ModelService>,
     clock: Arc<ManualClock>,
 }
 
@@ -59,6 +64,7 @@ impl Host {
         Self {
             folder: tempfile::tempdir().unwrap(),
             kernel: Arc::new(Kernel::default()),
+            service: Arc::default(),
             clock: Arc::new(ManualClock::new()),
         }
     }
@@ -82,7 +88,11 @@ impl Host {
             power: power.clone(),
         });
         let clock: Arc<dyn Clock> = self.clock.clone();
-        Slots::start(settings, network, clock, journal, contents)
+        let channels = Arc::new(ModelChannels {
+            service: Arc::clone(&self.service),
+            power: power.clone(),
+        });
+        Slots::start(settings, network, channels, clock, journal, contents)
     }
 
     /// A running service with a full pool `web` of the given size.

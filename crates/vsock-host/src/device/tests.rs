@@ -419,3 +419,19 @@ fn a_slow_service_bounds_what_waits_and_gets_all_of_it() {
     );
     assert_eq!(guest.violations(), [] as [String; 0]);
 }
+
+#[test]
+fn requests_that_are_reset_at_once_leave_nothing() {
+    let lab = Lab::new();
+    let machine = lab.machine("web", vec![to_host(SERVICE)], Limits::default());
+    let listener = machine.service(SERVICE);
+    let mut guest = machine.boot();
+    for _ in 0..50 {
+        let socket = guest.start_open(Kind::Stream, 2, SERVICE);
+        guest.reset(socket);
+    }
+    guest.run_for(Duration::from_millis(300)).expect("running");
+    assert_eq!(lab.connections(), []);
+    assert_eq!(machine.counters.snapshot().connections, 0);
+    drop(listener);
+}

@@ -68,7 +68,7 @@ impl Vm {
             }
             // Out of buffers. Whatever came between the last look and asking for a kick has no kick.
             let Transport { rings, memory, .. } = transport;
-            if !rings[TO_GUEST].sleep(memory) {
+            if !rings[TO_GUEST].is_serving() || !rings[TO_GUEST].sleep(memory) {
                 self.starved = true;
                 break;
             }

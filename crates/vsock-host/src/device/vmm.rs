@@ -42,6 +42,8 @@ impl Vm {
     /// A VMM has connected. One that is there already stays: a guest has one device.
     pub fn accept_vmm(&mut self, context: &mut Context) {
         while let Ok((socket, _)) = self.listeners.vmm.accept() {
+            // The former one may have gone without our having looked.
+            self.vmm_is_ready(context);
             if self.front_end.is_some() {
                 tracing::warn!(vm = %self.key, "a second VMM connected while one is there; it is turned away");
                 continue;

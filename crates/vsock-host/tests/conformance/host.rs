@@ -356,3 +356,26 @@ pub(crate) fn echo(stream: UnixStream) -> JoinHandle<()> {
 pub(crate) fn seqpacket_listener(path: &Path) -> OwnedFd {
     listen_on(path, VsockType::Seqpacket).expect("listening for messages")
 }
+
+/// A listener whose backlog is full after one connection.
+pub(crate) fn short_listener(path: &Path) -> OwnedFd {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+    drop(std::fs::remove_file(path));
+    let listener = socket(AddressFamily::UNIX, SocketType::STREAM, None).expect("a socket");
+    bind(&listener, &SocketAddrUnix::new(path).expect("a path")).expect("binding");
+    listen(&listener, 0).expect("listening");
+    listener
+}
+
+/// Connects, unless that would have to wait.
+pub(crate) fn connect_now(path: &Path) -> Option<OwnedFd> {
+    use rustix::net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+    };
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let client =
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).expect("a socket");
+    connect(&client, &SocketAddrUnix::new(path).expect("a path"))
+        .is_ok()
+        .then_some(client)
+}

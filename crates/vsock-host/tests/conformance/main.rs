@@ -9,4 +9,6 @@ mod front_end;
 mod host;
 mod malformed;
 mod messages;
+mod policy;
+mod siblings;
 mod streams;

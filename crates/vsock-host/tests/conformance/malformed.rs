@@ -277,21 +277,28 @@ fn ports_at_the_ends_of_the_range_are_ports_like_others() {
 }
 
 #[test]
-fn ten_thousand_refusals_are_answered_or_dropped_but_never_kept() {
+fn ten_thousand_refusals_that_nobody_reads_are_not_kept() {
     let mut host = Host::new(1);
     let vm = host.vm();
+    let other = host.vm();
     let mut guest = vm.boot();
-    // Nobody takes the answers: the receive queue fills and stays full.
+    let mut other_guest = other.boot();
+    let mut stalls = 0;
     for number in 0..10_000u32 {
         let packet = Header {
             src_port: number,
             ..header(Operation::ReadWrite as u16)
         };
-        eventually("a slot", || guest.transport().has_slot());
-        assert!(guest.transport().send(&packet, &[]));
+        while !guest.transport().send(&packet, &[]) {
+            // The receive queue is full of answers. The device may wait for it, but for this guest alone.
+            guest.transport().kick();
+            stalls += 1;
+            works(&other, &mut other_guest);
+            guest.poll();
+        }
         guest.transport().kick();
     }
-    assert_eq!(vm.traffic().connections, 0);
+    assert_eq!(vm.traffic().connections, 0, "after {stalls} stalls");
     guest.poll();
     works(&vm, &mut guest);
     clean(&guest);

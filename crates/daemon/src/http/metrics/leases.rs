@@ -19,7 +19,7 @@ use sandwire_api::{
 use sandwire_slot::service::{Caller, Slots};
 
 /// The daemon itself sees every lease.
-const SELF: Caller = Caller {
+pub(super) const SELF: Caller = Caller {
     uid: 0,
     gid: 0,
     privileged: true,
@@ -35,7 +35,7 @@ pub(crate) struct LeaseTotals {
 }
 
 /// Names and values of labels.
-type Labels = Vec<(&'static str, String)>;
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 impl LeaseTotals {
     pub(crate) fn new(per_lease: bool) -> Self {

@@ -92,7 +92,12 @@ impl Run {
     }
 
     fn acquire(&mut self, slots: &Slots, power: &Power, lease: &str) {
-        let mut request = request_of(&format!("web:{lease}"));
+        // Some leases have a channel, always the same ones.
+        let vsock = match lease {
+            "l0" | "l3" | "l5" => r#" "vsock": {}"#,
+            _ => "",
+        };
+        let mut request = request_of(&format!("web:{lease}{vsock}"));
         if self.dice.below(4) == 0 {
             let last_byte = u8::try_from(2 + self.dice.below(13)).unwrap();
             request.clone_address = Some(std::net::Ipv4Addr::new(10, 64, 0, last_byte).into());
@@ -190,6 +195,7 @@ impl Run {
         let leases = slots.leases(ROOT);
         self.check_leases(&leases);
         self.check_kernel(&slots, &leases);
+        self.check_channels(&slots, &leases);
         self.known = leases
             .into_iter()
             .map(|lease| {
@@ -226,6 +232,25 @@ impl Run {
             let is_known = self.known.contains_key(lease.name.as_str());
             assert!(is_known, "{} was released, or never was", lease.name);
         }
+    }
+
+    /// The service has the channels of the leases, and no others.
+    fn check_channels(&self, slots: &Slots, leases: &[sandwire_api::lease::Lease]) {
+        let leases = leases.iter().filter(|lease| lease.vsock.is_some());
+        let mut expected: Vec<String> = leases
+            .map(|lease| format!("/run/sandwire/vsock/web.{}", lease.slot))
+            .collect();
+        expected.sort();
+        self.host.advance_until(slots, "the channels fit", |_| {
+            let service = self.host.service.lock();
+            let mut folders: Vec<_> = service
+                .channels
+                .values()
+                .map(|channel| channel.folder.to_string_lossy().into_owned())
+                .collect();
+            folders.sort();
+            folders == expected && service.folders.len() == expected.len()
+        });
     }
 
     fn check_kernel(&self, slots: &Slots, leases: &[sandwire_api::lease::Lease]) {

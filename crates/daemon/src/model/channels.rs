@@ -1,0 +1,152 @@
+//! A service for vsock that keeps channels in memory.
+
+use std::{
+    collections::BTreeMap,
+    io::Write,
+    path::Path,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use sandwire_api::vsock::{
+    VsockConnection, VsockPolicy, VsockRefusal, VsockState, VsockTraffic, VsockType,
+};
+use sandwire_slot::{
+    channel::{Capture, ChannelError, ChannelPlan, Channels},
+    lease::LeaseKey,
+};
+
+/// The service. Each channel has one connection, and one refusal.
+#[derive(Default)]
+pub(crate) struct ModelChannels {
+    channels: Mutex<BTreeMap<LeaseKey, ChannelPlan>>,
+    pub(crate) is_down: AtomicBool,
+    /// What hands on captures: the writing end stays open.
+    captures: Mutex<Vec<std::io::PipeWriter>>,
+}
+
+impl ModelChannels {
+    fn answer(&self) -> Result<(), ChannelError> {
+        if self.is_down.load(Ordering::Relaxed) {
+            return Err(ChannelError::Down {
+                socket: "/run/sandwire/vsock/control.sock".into(),
+                reason: "as told".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    fn of(&self, of: Option<&LeaseKey>) -> Vec<ChannelPlan> {
+        let channels = self.channels.lock().unwrap();
+        let wanted = |lease: &LeaseKey| of.is_none_or(|of| of == lease);
+        let all = channels.values();
+        all.filter(|channel| wanted(&channel.lease))
+            .cloned()
+            .collect()
+    }
+}
+
+impl Channels for ModelChannels {
+    fn folder(&self) -> Option<&Path> {
+        Some(Path::new("/run/sandwire/vsock"))
+    }
+
+    fn check(&self, _: u32) -> Result<(), ChannelError> {
+        self.answer()
+    }
+
+    fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError> {
+        self.answer()?;
+        let mut channels = self.channels.lock().unwrap();
+        channels.insert(channel.lease.clone(), channel.clone());
+        Ok(())
+    }
+
+    fn close(&self, lease: &LeaseKey, _: &Path) -> Result<(), ChannelError> {
+        self.answer()?;
+        self.channels.lock().unwrap().remove(lease);
+        Ok(())
+    }
+
+    fn set_policy(&self, lease: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
+        self.answer()?;
+        let mut channels = self.channels.lock().unwrap();
+        channels.get_mut(lease).unwrap().policy = policy.clone();
+        Ok(())
+    }
+
+    fn list(&self) -> Result<Vec<ChannelPlan>, ChannelError> {
+        self.answer()?;
+        Ok(self.of(None))
+    }
+
+    fn sweep(&self, _: &[ChannelPlan]) {}
+
+    fn traffic(
+        &self,
+        of: Option<&LeaseKey>,
+    ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
+        self.answer()?;
+        let counted = VsockTraffic {
+            attached: true,
+            connections: 1,
+            opened_by_guest: 3,
+            egress_bytes: 1000,
+            refusals: [(VsockRefusal::Policy, 2)].into(),
+            ..VsockTraffic::default()
+        };
+        let channels = self.of(of).into_iter();
+        Ok(channels
+            .map(|channel| (channel.lease, counted.clone()))
+            .collect())
+    }
+
+    fn connections(&self, of: Option<&LeaseKey>) -> Result<Vec<VsockConnection>, ChannelError> {
+        self.answer()?;
+        Ok(self.of(of).iter().map(connection).collect())
+    }
+
+    /// A file that is as long as the snap length, and goes on.
+    fn capture(&self, _: &LeaseKey, snap_bytes: u32) -> Result<Capture, ChannelError> {
+        self.answer()?;
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let bytes = vec![7; usize::try_from(snap_bytes).unwrap().min(4096)];
+        writer.write_all(&bytes).unwrap();
+        self.captures.lock().unwrap().push(writer);
+        Ok(Capture {
+            bytes: reader.into(),
+            hold: Box::new(()),
+        })
+    }
+
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    fn problems(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+}
+
+fn connection(channel: &ChannelPlan) -> VsockConnection {
+    VsockConnection {
+        lease: channel.lease.name.clone(),
+        owner_uid: channel.lease.owner_uid,
+        socket_type: VsockType::Stream,
+        from_guest: true,
+        guest_cid: channel.cid,
+        guest_port: 40_000,
+        peer_cid: 2,
+        peer_port: 1024,
+        peer: "client".to_owned(),
+        state: VsockState::Established,
+        egress_bytes: 1000,
+        ingress_bytes: 0,
+        peer_credit: 65_536,
+        own_credit: 262_144,
+        queued_bytes: 0,
+        age_milliseconds: 5,
+    }
+}

@@ -1,0 +1,233 @@
+//! The services for vsock, as the slot service needs them.
+//!
+//! Each is a process of its own that outlives the daemon: one for everybody, and one for each group of users
+//! that the configuration names. What is asked of one goes over a connection that is kept; nothing here forks
+//! while a lease is handed out. [`watch`] keeps the processes running, [`folder`] makes and removes the folders
+//! of channels.
+
+mod folder;
+mod service;
+mod watch;
+
+use std::{
+    collections::BTreeMap,
+    fs::DirBuilder,
+    io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use sandwire_api::vsock::{VsockConnection, VsockPolicy, VsockTraffic};
+use sandwire_slot::{
+    channel::{Capture, ChannelError, ChannelPlan, Channels},
+    lease::LeaseKey,
+};
+use sandwire_vsock_host::{address::VmKey, control::VmSpec, limits::Limits};
+
+use self::{folder::Folders, service::Service, watch::Watch};
+use crate::config::VsockConfig;
+
+/// All services.
+pub(crate) struct VsockServices {
+    folders: Folders,
+    /// The first is everybody's who is in no group.
+    services: Vec<Arc<Service>>,
+    /// Ended when dropped.
+    _watches: Vec<Watch>,
+}
+
+impl VsockServices {
+    /// Finds the services, starts those that aren't there, and waits a little for them. One that doesn't come
+    /// is no error: it is told as a problem and tried again.
+    ///
+    /// # Errors
+    /// The folder can't be made.
+    pub(crate) fn start(config: &VsockConfig) -> io::Result<Self> {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&config.folder)?;
+        let everybody = Service::new(None, &[], &config.folder, &config.service);
+        let groups = config.groups.iter().map(|group| {
+            let folder = config.folder.join("groups").join(group.name.as_str());
+            Service::new(
+                Some(group.name.clone()),
+                &group.uids,
+                &folder,
+                &group.service,
+            )
+        });
+        let services: Vec<Arc<Service>> = std::iter::once(everybody)
+            .chain(groups)
+            .map(Arc::new)
+            .collect();
+        let watches = services
+            .iter()
+            .map(Watch::start)
+            .collect::<io::Result<Vec<_>>>()?;
+        for service in &services {
+            service.await_up();
+        }
+        Ok(Self {
+            folders: Folders::new(&config.folder)?,
+            services,
+            _watches: watches,
+        })
+    }
+
+    /// The service that carries a user's channels.
+    fn of(&self, uid: u32) -> &Service {
+        let group = self.services.iter().find(|service| service.has(uid));
+        group.unwrap_or(&self.services[0])
+    }
+
+    /// Asks the service of one lease, or all services, and puts the answers together.
+    fn gather<T>(
+        &self,
+        of: Option<&LeaseKey>,
+        ask: impl Fn(&Service, Option<VmKey>) -> Result<Vec<T>, ChannelError>,
+    ) -> Result<Vec<T>, ChannelError> {
+        if let Some(lease) = of {
+            return ask(self.of(lease.owner_uid), Some(vm_key(lease)));
+        }
+        let mut answers = Vec::new();
+        for service in &self.services {
+            answers.extend(ask(service, None)?);
+        }
+        Ok(answers)
+    }
+}
+
+impl Channels for VsockServices {
+    fn folder(&self) -> Option<&Path> {
+        Some(self.folders.base())
+    }
+
+    fn check(&self, owner_uid: u32) -> Result<(), ChannelError> {
+        self.of(owner_uid).check()
+    }
+
+    fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError> {
+        let uid = channel.lease.owner_uid;
+        let service = self.of(uid);
+        let gid = service.gid()?;
+        self.folders.make(&channel.folder, uid, gid)?;
+        let opened = service.add(&vm_spec(channel));
+        if opened.is_err()
+            && let Err(error) = self.folders.remove(&channel.folder)
+        {
+            tracing::warn!(%error, "the folder of a vsock channel that could not be opened is left");
+        }
+        opened
+    }
+
+    fn close(&self, lease: &LeaseKey, folder: &Path) -> Result<(), ChannelError> {
+        // Both, whatever becomes of the other.
+        let closed = self.of(lease.owner_uid).remove(vm_key(lease));
+        let removed = self.folders.remove(folder);
+        closed.and(removed)
+    }
+
+    fn set_policy(&self, lease: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
+        let service = self.of(lease.owner_uid);
+        service.set_policy(&vm_key(lease), policy)
+    }
+
+    fn list(&self) -> Result<Vec<ChannelPlan>, ChannelError> {
+        let mut found = Vec::new();
+        for service in &self.services {
+            for vm in service.vms()? {
+                if std::ptr::eq(self.of(vm.key.tenant), &raw const **service) {
+                    found.push(channel_plan(vm));
+                } else {
+                    // Of a time when its owner was in another group.
+                    service.remove(vm.key)?;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    fn sweep(&self, wanted: &[ChannelPlan]) {
+        self.folders.sweep(wanted);
+    }
+
+    fn traffic(
+        &self,
+        of: Option<&LeaseKey>,
+    ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
+        let counted = self.gather(of, Service::traffic)?;
+        Ok(counted
+            .into_iter()
+            .map(|vm| (lease_key(vm.key), vm.traffic))
+            .collect())
+    }
+
+    fn connections(&self, of: Option<&LeaseKey>) -> Result<Vec<VsockConnection>, ChannelError> {
+        self.gather(of, Service::connections)
+    }
+
+    fn capture(&self, lease: &LeaseKey, snap_bytes: u32) -> Result<Capture, ChannelError> {
+        self.of(lease.owner_uid).capture(vm_key(lease), snap_bytes)
+    }
+
+    fn generation(&self) -> u64 {
+        self.services
+            .iter()
+            .map(|service| service.generation())
+            .sum()
+    }
+
+    fn problems(&self) -> Vec<(String, String)> {
+        self.services
+            .iter()
+            .filter_map(|service| service.problem())
+            .collect()
+    }
+}
+
+fn vm_key(lease: &LeaseKey) -> VmKey {
+    VmKey {
+        tenant: lease.owner_uid,
+        lease: lease.name.clone(),
+    }
+}
+
+fn lease_key(key: VmKey) -> LeaseKey {
+    LeaseKey {
+        owner_uid: key.tenant,
+        name: key.lease,
+    }
+}
+
+fn vm_spec(channel: &ChannelPlan) -> VmSpec {
+    VmSpec {
+        key: vm_key(&channel.lease),
+        kind: channel.kind,
+        folder: channel.folder.clone(),
+        cid: channel.cid,
+        virtual_cid: channel.virtual_cid,
+        policy: channel.policy.clone(),
+        limits: Limits::default(),
+    }
+}
+
+fn channel_plan(vm: VmSpec) -> ChannelPlan {
+    ChannelPlan {
+        lease: lease_key(vm.key),
+        kind: vm.kind,
+        folder: vm.folder,
+        cid: vm.cid,
+        virtual_cid: vm.virtual_cid,
+        policy: vm.policy,
+    }
+}
+
+/// A control socket's error, as those see it who asked for a channel.
+fn down(socket: &Path, reason: impl ToString) -> ChannelError {
+    ChannelError::Down {
+        socket: PathBuf::from(socket),
+        reason: reason.to_string(),
+    }
+}

@@ -1,0 +1,311 @@
+//! Folders of channels: made for a lease's owner, and removed with whatever the owner left there.
+//!
+//! The owner may write into its folder. So nothing in there is followed, and a removal needs no more memory,
+//! stack or descriptors for a deep tree than for a flat one: the folder is first moved out of the way into
+//! `removed/`, which only the daemon may enter, and folders within it are moved up beside it one after the
+//! other. A removal that meets its bound, or somebody who still writes, goes on with the next sweep.
+
+use std::{
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustix::fs::{Gid, Mode, OFlags, Uid, fchmod, fchown, open};
+use sandwire_slot::channel::{ChannelError, ChannelPlan, is_folder_name};
+
+/// Files and folders that one removal touches: what is more waits for the next sweep.
+const REMOVED_AT_ONCE: usize = 10_000;
+/// Owner and the service's group may do everything; files get that group.
+const MODE: u32 = 0o2770;
+
+/// The folder of all channels.
+#[derive(Debug)]
+pub(super) struct Folders {
+    base: PathBuf,
+    removed: PathBuf,
+    /// For names in `removed` that were never there.
+    next: AtomicU64,
+}
+
+impl Folders {
+    /// Makes what is missing.
+    ///
+    /// # Errors
+    /// The folder can't be written.
+    pub(super) fn new(base: &Path) -> io::Result<Self> {
+        let removed = base.join("removed");
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&removed)?;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let first = now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(0));
+        Ok(Self {
+            base: base.to_owned(),
+            removed,
+            next: AtomicU64::new(first),
+        })
+    }
+
+    pub(super) fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// Makes a channel's folder. One of the same owner stays as it is; any other makes way.
+    pub(super) fn make(&self, folder: &Path, uid: u32, gid: u32) -> Result<(), ChannelError> {
+        let failed = |source| ChannelError::Folder {
+            operation: "make the folder of a vsock channel,",
+            path: folder.to_owned(),
+            source,
+        };
+        match fs::symlink_metadata(folder) {
+            Ok(found) if found.is_dir() && (found.uid(), found.gid()) == (uid, gid) => {
+                return Ok(());
+            }
+            Ok(_) => self.remove(folder)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(error)),
+        }
+        create(folder, uid, gid).map_err(failed)
+    }
+
+    /// Removes a channel's folder. One that isn't there is no error.
+    pub(super) fn remove(&self, folder: &Path) -> Result<(), ChannelError> {
+        match fs::rename(folder, self.place()) {
+            Ok(()) => {
+                self.empty();
+                Ok(())
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(source) => Err(ChannelError::Folder {
+                operation: "remove the folder of a vsock channel,",
+                path: folder.to_owned(),
+                source,
+            }),
+        }
+    }
+
+    /// Removes folders of channels that aren't wanted, and goes on with earlier removals.
+    pub(super) fn sweep(&self, wanted: &[ChannelPlan]) {
+        let entries = match fs::read_dir(&self.base) {
+            Ok(entries) => entries,
+            Err(error) => {
+                tracing::warn!(%error, folder = %self.base.display(), "cannot look for folders of channels");
+                return;
+            }
+        };
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let is_channel = entry.file_name().to_str().is_some_and(is_folder_name);
+            let is_wanted = || wanted.iter().any(|channel| channel.folder == path);
+            if is_channel
+                && !is_wanted()
+                && let Err(error) = self.remove(&path)
+            {
+                tracing::warn!(%error, "a folder of no channel is left");
+            }
+        }
+        self.empty();
+    }
+
+    /// Empties `removed`, as far as the bound allows.
+    fn empty(&self) {
+        let mut left = REMOVED_AT_ONCE;
+        loop {
+            let before = left;
+            let Ok(entries) = fs::read_dir(&self.removed) else {
+                return;
+            };
+            for entry in entries.flatten() {
+                self.remove_one(&entry.path(), &mut left);
+                if left == 0 {
+                    return;
+                }
+            }
+            // Nothing there, or nothing that could be removed.
+            if left == before {
+                return;
+            }
+        }
+    }
+
+    /// Removes a file, or a folder whose own folders are moved beside it.
+    fn remove_one(&self, path: &Path, left: &mut usize) {
+        let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
+        if !is_folder {
+            count(left, fs::remove_file(path));
+            return;
+        }
+        let Ok(entries) = fs::read_dir(path) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let inner = entry.path();
+            let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+            let done = match is_folder {
+                true => fs::rename(&inner, self.place()),
+                false => fs::remove_file(&inner),
+            };
+            count(left, done);
+            if *left == 0 {
+                return;
+            }
+        }
+        count(left, fs::remove_dir(path));
+    }
+
+    /// A path in `removed` that nothing has.
+    fn place(&self) -> PathBuf {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.removed.join(format!("{number:x}"))
+    }
+}
+
+fn count(left: &mut usize, done: io::Result<()>) {
+    match done {
+        Ok(()) => *left = left.saturating_sub(1),
+        Err(error) => tracing::debug!(%error, "a part of a removed channel stays for now"),
+    }
+}
+
+fn create(folder: &Path, uid: u32, gid: u32) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(folder)?;
+    let give = || -> io::Result<()> {
+        let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
+        let opened = open(folder, flags, Mode::empty())?;
+        // In this order: the mode of another's folder takes a capability more.
+        fchmod(&opened, Mode::from_raw_mode(MODE))?;
+        fchown(&opened, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
+        Ok(())
+    };
+    give().inspect_err(|_| {
+        if let Err(error) = fs::remove_dir(folder) {
+            tracing::debug!(%error, "a folder that could not be given away stays");
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use rustix::process::{getegid, geteuid};
+
+    use super::*;
+
+    struct Lab {
+        folders: Folders,
+        folder: tempfile::TempDir,
+    }
+
+    impl Lab {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let folders = Folders::new(folder.path()).unwrap();
+            Self { folders, folder }
+        }
+
+        fn make(&self, name: &str) -> PathBuf {
+            let path = self.folder.path().join(name);
+            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+            self.folders.make(&path, uid, gid).unwrap();
+            path
+        }
+
+        fn names(&self) -> Vec<String> {
+            let entries = fs::read_dir(self.folder.path()).unwrap();
+            let mut names: Vec<String> = entries
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names
+        }
+
+        fn leftovers(&self) -> usize {
+            fs::read_dir(self.folder.path().join("removed"))
+                .unwrap()
+                .count()
+        }
+    }
+
+    #[test]
+    fn a_folder_is_the_owners_and_the_services() {
+        let lab = Lab::new();
+        let path = lab.make("web.1");
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!(found.mode() & 0o7777, MODE);
+        assert_eq!(
+            (found.uid(), found.gid()),
+            (geteuid().as_raw(), getegid().as_raw())
+        );
+        fs::write(path.join("kept"), "").unwrap();
+        lab.make("web.1");
+        assert!(path.join("kept").exists(), "the same owner's stays");
+    }
+
+    #[test]
+    fn whatever_an_owner_leaves_is_removed_and_nothing_is_followed() {
+        let lab = Lab::new();
+        let outside = tempfile::tempdir().unwrap();
+        let precious = outside.path().join("precious");
+        fs::write(&precious, "").unwrap();
+        let path = lab.make("web.1");
+        symlink(outside.path(), path.join("link")).unwrap();
+        let mut deep = path.clone();
+        for _ in 0..500 {
+            deep.push("d");
+        }
+        fs::create_dir_all(&deep).unwrap();
+        symlink("/", deep.join("root")).unwrap();
+        for number in 0..100 {
+            fs::write(path.join(format!("f{number}")), "").unwrap();
+        }
+        lab.folders.remove(&path).unwrap();
+        lab.folders.remove(&path).unwrap();
+        assert_eq!(lab.names(), ["removed"]);
+        assert_eq!(lab.leftovers(), 0);
+        assert!(precious.exists());
+    }
+
+    #[test]
+    fn a_large_removal_takes_several_sweeps_and_frees_the_name_at_once() {
+        let lab = Lab::new();
+        let path = lab.make("web.1");
+        for number in 0..REMOVED_AT_ONCE + 10 {
+            fs::write(path.join(format!("f{number}")), "").unwrap();
+        }
+        lab.folders.remove(&path).unwrap();
+        lab.make("web.1");
+        assert_eq!(lab.leftovers(), 1);
+        let kept = ChannelPlan {
+            lease: sandwire_slot::lease::LeaseKey {
+                owner_uid: 0,
+                name: "a".parse().unwrap(),
+            },
+            kind: sandwire_api::vsock::VsockKind::VhostUser,
+            folder: path,
+            cid: 3,
+            virtual_cid: None,
+            policy: sandwire_api::vsock::VsockPolicy::default(),
+        };
+        lab.make("web.2");
+        fs::write(lab.folder.path().join("control.sock"), "").unwrap();
+        lab.folders.sweep(&[kept]);
+        assert_eq!(lab.leftovers(), 0);
+        assert_eq!(lab.names(), ["control.sock", "removed", "web.1"]);
+    }
+
+    #[test]
+    fn what_is_no_folder_makes_way() {
+        let lab = Lab::new();
+        let path = lab.folder.path().join("web.1");
+        symlink("/etc", &path).unwrap();
+        lab.make("web.1");
+        assert!(fs::symlink_metadata(&path).unwrap().is_dir());
+        assert!(Path::new("/etc/passwd").exists());
+    }
+}

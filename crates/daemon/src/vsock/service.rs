@@ -1,0 +1,311 @@
+//! One service: the connections to it, and what is known of it.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{
+        Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use sandwire_api::{
+    name::Name,
+    vsock::{VsockConnection, VsockPolicy},
+};
+use sandwire_slot::channel::{Capture, ChannelError};
+use sandwire_vsock_host::{
+    address::VmKey,
+    control::{Client, ClientError, RefusalCode, VmSpec, VmTraffic, control_socket},
+};
+
+use super::down;
+use crate::config::VsockService;
+
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// How long a start waits for the service: longer than a process takes to come up on a busy host.
+const UP_WAIT: Duration = Duration::from_secs(5);
+
+/// A service for vsock.
+#[derive(Debug)]
+pub(super) struct Service {
+    /// The group of users that it is for; none is everybody else.
+    group: Option<Name>,
+    uids: Vec<u32>,
+    pub(super) folder: PathBuf,
+    pub(super) socket: PathBuf,
+    pub(super) settings: VsockService,
+    /// For what changes something.
+    orders: Mutex<Option<Client>>,
+    /// For what only asks, and may have long answers.
+    questions: Mutex<Option<Client>>,
+    status: Mutex<Status>,
+    /// Told when the status changes, or something doesn't work that should.
+    pub(super) changed: Condvar,
+    generation: AtomicU64,
+}
+
+/// What is known of the process.
+#[derive(Debug, Default)]
+pub(super) struct Status {
+    /// Its number, while it answers.
+    pub(super) pid: Option<u32>,
+    /// Its group, once it has answered.
+    gid: Option<u32>,
+    /// Why it doesn't answer.
+    reason: String,
+    /// Nobody has to watch any more.
+    pub(super) stopping: bool,
+    /// It should be looked at now.
+    pub(super) suspect: bool,
+}
+
+impl Service {
+    pub(super) fn new(
+        group: Option<Name>,
+        uids: &[u32],
+        folder: &Path,
+        settings: &VsockService,
+    ) -> Self {
+        let reason = "it has not answered yet".to_owned();
+        Self {
+            group,
+            uids: uids.to_vec(),
+            folder: folder.to_owned(),
+            socket: control_socket(folder),
+            settings: settings.clone(),
+            orders: Mutex::default(),
+            questions: Mutex::default(),
+            status: Mutex::new(Status {
+                reason,
+                ..Status::default()
+            }),
+            changed: Condvar::new(),
+            generation: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether a user's channels are carried by it because of its group.
+    pub(super) fn has(&self, uid: u32) -> bool {
+        self.uids.contains(&uid)
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn check(&self) -> Result<(), ChannelError> {
+        let status = self.status();
+        match status.pid {
+            Some(_) => Ok(()),
+            None => Err(down(&self.socket, &status.reason)),
+        }
+    }
+
+    pub(super) fn problem(&self) -> Option<(String, String)> {
+        let error = self.check().err()?;
+        let subject = match &self.group {
+            Some(group) => format!("vsock service of group {group}"),
+            None => "vsock service".to_owned(),
+        };
+        Some((subject, error.to_string()))
+    }
+
+    /// The group that it runs as, which the folders of channels have.
+    pub(super) fn gid(&self) -> Result<u32, ChannelError> {
+        if let Some((_, gid)) = self.settings.user {
+            return Ok(gid);
+        }
+        let status = self.status();
+        status.gid.ok_or_else(|| down(&self.socket, &status.reason))
+    }
+
+    /// Waits until it answers, for some seconds at most.
+    pub(super) fn await_up(&self) {
+        let waiting = |status: &mut Status| status.pid.is_none();
+        let status = self.status();
+        let waited = self.changed.wait_timeout_while(status, UP_WAIT, waiting);
+        let (status, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if status.pid.is_none() {
+            tracing::error!(socket = %self.socket.display(), reason = status.reason, "the service for vsock doesn't answer");
+        }
+    }
+
+    /// Asks it who it is, and notes the answer.
+    pub(super) fn greet(&self) -> Result<(), ClientError> {
+        let greeted = Client::connect(&self.socket, ANSWER_MAX).and_then(|mut it| it.hello());
+        let mut status = self.status();
+        match &greeted {
+            Ok((version, pid, threads)) => {
+                if status.pid != Some(*pid) {
+                    tracing::info!(pid, version, threads, folder = %self.folder.display(), "the service for vsock answers");
+                    status.gid = group_of(*pid);
+                    self.generation.fetch_add(1, Ordering::Relaxed);
+                }
+                status.pid = Some(*pid);
+            }
+            Err(error) => {
+                if status.pid.take().is_some() {
+                    tracing::error!(%error, "the service for vsock is gone");
+                }
+                status.reason = error.to_string();
+            }
+        }
+        drop(status);
+        self.changed.notify_all();
+        greeted.map(|_| ())
+    }
+
+    /// Notes why it can't be started.
+    pub(super) fn cannot_start(&self, error: &io::Error) {
+        self.status().reason = format!("it can't be started: {error}");
+    }
+
+    /// Adds a channel. One of the same lease, which can only be of an earlier time, makes way for it.
+    pub(super) fn add(&self, vm: &VmSpec) -> Result<(), ChannelError> {
+        self.call(&self.orders, |client| {
+            let in_use = |code| code == RefusalCode::InUse;
+            match client.add_vm(vm.clone()) {
+                Err(ClientError::Refused { code, .. }) if in_use(code) => {
+                    client.remove_vm(vm.key.clone())?;
+                    client.add_vm(vm.clone())
+                }
+                other => other,
+            }
+        })
+    }
+
+    pub(super) fn remove(&self, key: VmKey) -> Result<(), ChannelError> {
+        self.call(&self.orders, |client| client.remove_vm(key.clone()))
+    }
+
+    pub(super) fn set_policy(&self, key: &VmKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
+        self.call(&self.orders, |client| {
+            client.set_policy(key.clone(), policy.clone())
+        })
+    }
+
+    pub(super) fn vms(&self) -> Result<Vec<VmSpec>, ChannelError> {
+        self.call(&self.orders, Client::vms)
+    }
+
+    pub(super) fn traffic(&self, key: Option<VmKey>) -> Result<Vec<VmTraffic>, ChannelError> {
+        self.call(&self.questions, |client| client.traffic(key.clone()))
+    }
+
+    pub(super) fn connections(
+        &self,
+        key: Option<VmKey>,
+    ) -> Result<Vec<VsockConnection>, ChannelError> {
+        self.call(&self.questions, |client| client.connections(key.clone()))
+    }
+
+    pub(super) fn capture(&self, key: VmKey, snap_bytes: u32) -> Result<Capture, ChannelError> {
+        let (reader, writer) = io::pipe().map_err(|error| down(&self.socket, error))?;
+        let capture = Client::connect(&self.socket, ANSWER_MAX)
+            .and_then(|client| client.capture(key, Some(snap_bytes), &writer))
+            .map_err(|error| self.told(error))?;
+        Ok(Capture {
+            bytes: reader.into(),
+            hold: Box::new(capture),
+        })
+    }
+
+    /// Asks over the connection that is kept, or over a new one if that has broken.
+    fn call<T>(
+        &self,
+        kept: &Mutex<Option<Client>>,
+        ask: impl Fn(&mut Client) -> Result<T, ClientError>,
+    ) -> Result<T, ChannelError> {
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = kept.take();
+        let was_kept = old.is_some();
+        let mut client = match old {
+            Some(client) => client,
+            None => self.connect()?,
+        };
+        let mut answer = ask(&mut client);
+        if was_kept && answer.as_ref().is_err_and(has_broken) {
+            // What it was asked can be asked again: each order says how things are to be.
+            self.generation.fetch_add(1, Ordering::Relaxed);
+            client = self.connect()?;
+            answer = ask(&mut client);
+        }
+        if !matches!(&answer, Err(error) if !matches!(error, ClientError::Refused { .. })) {
+            *kept = Some(client);
+        }
+        answer.map_err(|error| self.told(error))
+    }
+
+    fn connect(&self) -> Result<Client, ChannelError> {
+        Client::connect(&self.socket, ANSWER_MAX).map_err(|error| self.told(error))
+    }
+
+    fn told(&self, error: ClientError) -> ChannelError {
+        if let ClientError::Refused { message, .. } = error {
+            return ChannelError::Refused(message);
+        }
+        self.status().suspect = true;
+        self.changed.notify_all();
+        down(&self.socket, error)
+    }
+
+    pub(super) fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether the other end is gone, as opposed to being slow.
+fn has_broken(error: &ClientError) -> bool {
+    match error {
+        ClientError::Broken { source, .. } => !matches!(
+            source.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        ),
+        _ => false,
+    }
+}
+
+/// The effective group of a process.
+fn group_of(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let groups = status.lines().find_map(|line| line.strip_prefix("Gid:"))?;
+    groups.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_group_of_a_process_is_its_effective_one() {
+        let own = group_of(std::process::id());
+        assert_eq!(own, Some(rustix::process::getegid().as_raw()));
+        assert_eq!(group_of(u32::MAX), None);
+    }
+
+    #[test]
+    fn a_service_that_is_not_there_is_down_and_says_where_it_should_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = VsockService {
+            threads: 1,
+            user: None,
+            busy_poll_us: 0,
+        };
+        let service = Service::new(None, &[], folder.path(), &settings);
+        assert!(service.greet().is_err());
+        let error = service.check().unwrap_err().to_string();
+        let socket = folder.path().join("control.sock");
+        assert!(error.contains(&*socket.to_string_lossy()), "{error}");
+        let removed = service.remove(VmKey {
+            tenant: 0,
+            lease: "a".parse().unwrap(),
+        });
+        assert!(matches!(removed, Err(ChannelError::Down { .. })));
+        assert!(service.status().suspect, "somebody has to look at it");
+        let (subject, _) = service.problem().unwrap();
+        assert_eq!(subject, "vsock service");
+    }
+}

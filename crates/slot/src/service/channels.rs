@@ -1,0 +1,725 @@
+//! vsock channels of leases: opening, closing, policies, and keeping the service's list as the journal says.
+//!
+//! A lease is journaled with its channel first, and is busy until the service has it, so that nobody
+//! releases it meanwhile; if the service refuses, the lease is taken back. Whatever a crash or a service
+//! that is away leaves differing is made good by [`Shared::compare_channels`], which the auditor calls: the
+//! journal is right. Neither lock is held for both: the state's never while the service is asked.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use sandwire_api::{
+    lease::AcquireLease,
+    name::Name,
+    pool::{AccessVerb, Pool as ApiPool},
+    vsock::{
+        LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy, VsockRequest, VsockTraffic,
+    },
+};
+
+use super::{Caller, Shared, Slots, State, acquire::Outcome, no_lease};
+use crate::{
+    channel::{Capture, ChannelError, ChannelPlan, ChannelRecord, checks, excess_path_bytes},
+    error::{PlanError, ServiceError},
+    lease::{LeaseKey, LeaseRecord},
+    plan::Plan,
+};
+
+/// How long whoever asks again for a lease waits until its channel is there.
+const OPENING_WAIT: Duration = Duration::from_secs(10);
+/// How often a comparison that failed is tried again.
+const COMPARE_RETRY: Duration = Duration::from_secs(1);
+
+/// How the service's channels compare with the journal's.
+#[derive(Debug, Default)]
+pub(super) struct Comparison {
+    /// What the service may differ in, until a comparison finds nothing.
+    difference: Option<String>,
+    /// Generation of the service at the last comparison that succeeded.
+    pub(super) generation: Option<u64>,
+    /// When the next one is due, in time since boot.
+    due: Duration,
+}
+
+impl Comparison {
+    pub(super) fn difference(&self) -> Option<&str> {
+        self.difference.as_deref()
+    }
+}
+
+/// Why a lease that is there isn't what is asked for, as far as its channel goes.
+pub(super) fn difference(
+    asked: Option<&VsockRequest>,
+    held: Option<&ChannelRecord>,
+) -> Option<String> {
+    let asked = asked?;
+    let Some(held) = held else {
+        return Some("you have one by that name without a vsock channel".to_owned());
+    };
+    let wanted = ChannelRecord::from(asked);
+    let same =
+        (wanted.kind, wanted.cid, wanted.virtual_cid) == (held.kind, held.cid, held.virtual_cid);
+    (!same)
+        .then(|| "you have one by that name with another kind of vsock channel or CID".to_owned())
+}
+
+impl Slots {
+    /// Channels of all leases that the caller may see, by owner and name, with their counters. Asks the
+    /// service once.
+    #[must_use]
+    pub fn channels(&self, caller: Caller) -> Vec<LeaseVsock> {
+        let shared = &self.shared;
+        let mut seen = shared.seen_channels(caller);
+        seen.sort_by(|(left, _), (right, _)| left.key.cmp(&right.key));
+        if seen.is_empty() {
+            return Vec::new();
+        }
+        let mut traffic = shared.channels.traffic(None).unwrap_or_default();
+        seen.into_iter()
+            .map(|(record, seen)| row(&record, &seen, traffic.remove(&record.key)))
+            .collect()
+    }
+
+    /// A lease's channel with its counters.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, or it has no channel.
+    pub fn channel(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<LeaseVsock, ServiceError> {
+        let (record, seen) = self.shared.channel_of(caller, owner_uid, name)?;
+        let traffic = self.shared.channel_traffic(&record);
+        Ok(row(&record, &seen, traffic))
+    }
+
+    /// Connections of all channels that the caller may see, or of one lease's.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, or it has no channel; or the service doesn't answer.
+    pub fn channel_connections(
+        &self,
+        caller: Caller,
+        of: Option<(Option<u32>, &Name)>,
+    ) -> Result<Vec<VsockConnection>, ServiceError> {
+        let shared = &self.shared;
+        let (key, seen) = match of {
+            Some((owner_uid, name)) => {
+                let (record, _) = shared.channel_of(caller, owner_uid, name)?;
+                (Some(record.key.clone()), vec![record.key])
+            }
+            None => {
+                let seen = shared.seen_channels(caller).into_iter();
+                (None, seen.map(|(record, _)| record.key).collect())
+            }
+        };
+        if seen.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut connections = shared
+            .channels
+            .connections(key.as_ref())
+            .map_err(|source| ServiceError::Channel {
+                operation: "list",
+                object: "vsock connections".to_owned(),
+                source,
+            })?;
+        let seen: std::collections::HashSet<LeaseKey> = seen.into_iter().collect();
+        connections.retain(|connection| {
+            seen.contains(&LeaseKey {
+                owner_uid: connection.owner_uid,
+                name: connection.lease.clone(),
+            })
+        });
+        Ok(connections)
+    }
+
+    /// What a lease's guest may reach by vsock.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, or it has no channel.
+    pub fn channel_policy(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<LeaseVsockPolicy, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let state = self.shared.lock();
+        let record = &state.lease(caller, &key)?.record;
+        let channel = record.channel.as_ref().ok_or_else(|| no_channel(&key))?;
+        let plan = &state.pool(&record.pool)?.plan;
+        let of_pool = || plan.spec.vsock.clone().unwrap_or_default();
+        Ok(LeaseVsockPolicy {
+            own: channel.policy.is_some(),
+            policy: channel.policy.clone().unwrap_or_else(of_pool),
+        })
+    }
+
+    /// Gives a lease's channel a policy of its own, or its pool's again: at once, and connections that are
+    /// no longer allowed are reset. Who holds the lease may name its own sockets and sandboxes; the rest
+    /// takes the right to manage the pool.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_channel_policy(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        policy: Option<VsockPolicy>,
+    ) -> Result<LeaseVsockPolicy, ServiceError> {
+        let shared = &self.shared;
+        let (record, seen) = shared.channel_of(caller, owner_uid, name)?;
+        if let Some(policy) = &policy {
+            checks::check_policy(policy, seen.channel.kind)?;
+            demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
+        }
+        let _gate = shared.channels_gate_read();
+        shared.change_channel_policy(&record.key, &seen.pool, policy)?;
+        self.channel_policy(caller, owner_uid, name)
+    }
+
+    /// Changes what guests of a pool may reach by vsock: at once for all leases without such a policy of
+    /// their own.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_pool_vsock(
+        &self,
+        name: &Name,
+        policy: VsockPolicy,
+    ) -> Result<ApiPool, ServiceError> {
+        let shared = &self.shared;
+        let _pools = shared
+            .pools_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let _gate = shared.channels_gate_read();
+        let mut state = shared.lock();
+        let entry = state.pool(name)?;
+        let plan_error = |source| ServiceError::Plan {
+            pool: name.clone(),
+            source,
+        };
+        let plan = entry.plan.with_vsock(policy.clone()).map_err(plan_error)?;
+        let mut spec = entry.current_spec();
+        spec.vsock = Some(policy.clone());
+        let mut affected = Vec::new();
+        for lease in state.leases.values() {
+            let record = &lease.record;
+            if let Some(channel) = &record.channel
+                && record.pool == *name
+                && channel.policy.is_none()
+            {
+                checks::check_policy(&policy, channel.kind)
+                    .map_err(|error| plan_error(PlanError::Vsock(error)))?;
+                affected.push(record.key.clone());
+            }
+        }
+        if let Err(error) = state.journal.put_pool(&spec) {
+            state.journal_failed();
+            return Err(error.into());
+        }
+        state.pool_mut(name)?.plan = Arc::new(plan);
+        drop(state);
+        for key in affected {
+            if let Err(error) = shared.channels.set_policy(&key, &policy) {
+                shared.lock().channels_differ(&error);
+            }
+        }
+        self.pool(name)
+    }
+
+    /// Begins to capture the packets of a lease's channel.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, it has no channel, or the service refuses.
+    pub fn capture_channel(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        snap_bytes: u32,
+    ) -> Result<Capture, ServiceError> {
+        let (record, _) = self.shared.channel_of(caller, owner_uid, name)?;
+        let capture = self.shared.channels.capture(&record.key, snap_bytes);
+        capture.map_err(|source| ServiceError::Channel {
+            operation: "capture the vsock channel of",
+            object: format!("lease '{name}'"),
+            source,
+        })
+    }
+
+    /// What channels of leases that have ended had counted since the daemon's start, by pool.
+    #[must_use]
+    pub fn ended_channels(&self) -> BTreeMap<Name, VsockTraffic> {
+        self.shared.lock().ended_channels.clone()
+    }
+}
+
+impl Shared {
+    /// Refuses what can't be before anything is done. A lease without a channel passes at once.
+    pub(super) fn check_channel(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<(), ServiceError> {
+        let Some(vsock) = &request.vsock else {
+            return Ok(());
+        };
+        checks::check_request(vsock)?;
+        let plan = Arc::clone(&self.lock().pool(&request.pool)?.plan);
+        if let Some(policy) = &vsock.policy {
+            demand_rules(caller, caller.uid, policy, &plan)?;
+        } else if let Some(policy) = &plan.spec.vsock {
+            checks::check_policy(policy, vsock.kind)?;
+        }
+        self.check_channel_paths(&plan)?;
+        self.channels
+            .check(caller.uid)
+            .map_err(|source| ServiceError::Channel {
+                operation: "acquire a lease with a vsock channel from",
+                object: format!("pool '{}'", request.pool),
+                source,
+            })
+    }
+
+    /// Refuses a pool whose channels' sockets would have too long paths.
+    pub(super) fn check_channel_paths(&self, plan: &Plan) -> Result<(), ServiceError> {
+        let base = self.channels.folder();
+        let pool = &plan.spec.name;
+        match base.and_then(|base| excess_path_bytes(base, pool, plan.slots_max)) {
+            None => Ok(()),
+            Some(excess) => Err(ServiceError::Plan {
+                pool: pool.clone(),
+                source: PlanError::ChannelPath { excess },
+            }),
+        }
+    }
+
+    /// The channel of a lease, if it has one and vsock is enabled.
+    pub(super) fn channel_plan(&self, pool: &Plan, record: &LeaseRecord) -> Option<ChannelPlan> {
+        let channel = record.channel.as_ref()?;
+        let base = self.channels.folder()?;
+        Some(ChannelPlan::new(
+            base,
+            pool,
+            record.slot,
+            &record.key,
+            channel,
+        ))
+    }
+
+    /// Counters of a lease's channel.
+    pub(super) fn channel_traffic(&self, record: &LeaseRecord) -> Option<VsockTraffic> {
+        record.channel.as_ref()?;
+        let mut counted = self.channels.traffic(Some(&record.key)).ok()?;
+        counted.remove(&record.key)
+    }
+
+    /// Opens the channel of a lease that has just been granted; of one that was there, waits until it is
+    /// open. If that fails there is no such lease.
+    pub(super) fn settle_channel<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        outcome: Outcome,
+    ) -> (MutexGuard<'a, State>, Outcome) {
+        let Ok((plan, record, is_new)) = outcome else {
+            return (state, outcome);
+        };
+        if !is_new {
+            let (state, opened) = self.await_opened(state, &record.key);
+            return (state, opened.map(|()| (plan, record, false)));
+        }
+        drop(state);
+        let opened = match self.channel_plan(&plan, &record) {
+            Some(channel) => {
+                let _gate = self.channels_gate_read();
+                self.channels.open(&channel)
+            }
+            None => Err(ChannelError::Disabled),
+        };
+        let mut state = self.lock();
+        let outcome = match opened {
+            Ok(()) => {
+                if let Some(lease) = state.leases.get_mut(&record.key) {
+                    lease.is_busy = false;
+                    lease.is_opening = false;
+                }
+                Ok((plan, record, true))
+            }
+            Err(source) => {
+                state.take_back(self, &record);
+                Err(ServiceError::Channel {
+                    operation: "open the vsock channel of",
+                    object: format!("lease '{}'", record.key.name),
+                    source,
+                })
+            }
+        };
+        self.changed.notify_all();
+        (state, outcome)
+    }
+
+    fn await_opened<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        key: &LeaseKey,
+    ) -> (MutexGuard<'a, State>, Result<(), ServiceError>) {
+        let deadline = Instant::now() + OPENING_WAIT;
+        loop {
+            match state.leases.get(key).map(|lease| lease.is_opening) {
+                Some(false) => return (state, Ok(())),
+                None => {
+                    let reason = "its vsock channel could not be opened: try again".to_owned();
+                    let error = ServiceError::Conflict {
+                        operation: "acquire",
+                        object: format!("lease '{}'", key.name),
+                        reason,
+                    };
+                    return (state, Err(error));
+                }
+                Some(true) => {}
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                let error = ServiceError::Late {
+                    object: format!("opening the vsock channel of lease '{}'", key.name),
+                    state: "try again".to_owned(),
+                };
+                return (state, Err(error));
+            }
+            state = self.wait(&self.changed, state, Some(deadline - now));
+        }
+    }
+
+    /// Closes the channel of a lease that ends. If the service is away it goes when that is back.
+    pub(super) fn close_channel(&self, record: &LeaseRecord, channel: &ChannelRecord) {
+        let Some(plan) = self
+            .lock()
+            .pools
+            .get(&record.pool)
+            .map(|pool| Arc::clone(&pool.plan))
+        else {
+            return;
+        };
+        let Some(base) = self.channels.folder() else {
+            return;
+        };
+        let plan = ChannelPlan::new(base, &plan, record.slot, &record.key, channel);
+        let counted = self.channel_traffic(record);
+        let closed = {
+            let _gate = self.channels_gate_read();
+            self.channels.close(&plan.lease, &plan.folder)
+        };
+        let mut state = self.lock();
+        if let Some(counted) = &counted {
+            let ended = state.ended_channels.entry(record.pool.clone()).or_default();
+            ended.add(counted);
+        }
+        if let Err(error) = closed {
+            tracing::warn!(lease = %record.key, %error, "a released lease's vsock channel is closed later");
+            state.channels_differ(&error);
+        }
+    }
+
+    fn change_channel_policy(
+        &self,
+        key: &LeaseKey,
+        plan: &Plan,
+        policy: Option<VsockPolicy>,
+    ) -> Result<(), ServiceError> {
+        let mut state = self.wait_idle(key)?;
+        let lease = state.leases.get(key).ok_or_else(|| no_lease(key))?;
+        let before = lease
+            .record
+            .channel
+            .clone()
+            .ok_or_else(|| no_channel(key))?;
+        let after = ChannelRecord {
+            policy: policy.clone(),
+            ..before.clone()
+        };
+        if let Err(error) = state.journal.set_lease_channel(key, Some(&after)) {
+            state.journal_failed();
+            return Err(error.into());
+        }
+        state.set_channel(key, after);
+        state.set_busy(key, true);
+        drop(state);
+        let wanted = policy.unwrap_or_else(|| plan.spec.vsock.clone().unwrap_or_default());
+        let told = self.channels.set_policy(key, &wanted);
+        let mut state = self.lock();
+        state.set_busy(key, false);
+        if told.is_err() {
+            if state.journal.set_lease_channel(key, Some(&before)).is_err() {
+                state.journal_failed();
+            }
+            state.set_channel(key, before);
+        }
+        drop(state);
+        self.changed.notify_all();
+        told.map_err(|source| ServiceError::Channel {
+            operation: "change the vsock policy of",
+            object: format!("lease '{}'", key.name),
+            source,
+        })
+    }
+
+    /// Has the service have what the journal says, if it may differ: after a start, when the service came
+    /// back, when a call of it failed, and now and then.
+    pub(super) fn compare_channels(&self, now: Duration) {
+        let Some(base) = self.channels.folder() else {
+            self.note_unserved();
+            return;
+        };
+        let generation = self.channels.generation();
+        {
+            let state = self.lock();
+            let seen = &state.channels;
+            let is_due =
+                now >= seen.due || seen.difference.is_some() || seen.generation != Some(generation);
+            if !is_due {
+                return;
+            }
+        }
+        let compared = {
+            let _gate = self
+                .channels_gate
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            self.compare_gated(base)
+        };
+        let mut state = self.lock();
+        match compared {
+            Ok(()) => {
+                state.channels.difference = None;
+                state.channels.generation = Some(generation);
+                state.channels.due = now + self.settings.audit_interval;
+            }
+            // Whoever watches the service tells of its being away.
+            Err(ChannelError::Down { .. }) => state.channels.due = now + COMPARE_RETRY,
+            Err(error) => {
+                tracing::warn!(%error, "vsock channels differ from the journal");
+                state.channels_differ(&error);
+            }
+        }
+    }
+
+    /// Leases of a time when vsock was enabled.
+    fn note_unserved(&self) {
+        let mut state = self.lock();
+        let has_any = state
+            .leases
+            .values()
+            .any(|lease| lease.record.channel.is_some());
+        state.channels.difference = has_any.then(|| ChannelError::Disabled.to_string());
+    }
+
+    fn compare_gated(&self, base: &std::path::Path) -> Result<(), ChannelError> {
+        let found = self.channels.list()?;
+        let wanted = self.lock().wanted_channels(base);
+        let mut first_error = Ok(());
+        let mut note = |done: Result<(), ChannelError>| {
+            if first_error.is_ok() {
+                first_error = done;
+            }
+        };
+        let by_lease: BTreeMap<&LeaseKey, &ChannelPlan> = wanted
+            .iter()
+            .map(|channel| (&channel.lease, channel))
+            .collect();
+        for channel in &found {
+            if !by_lease.contains_key(&channel.lease) {
+                tracing::info!(lease = %channel.lease, "closes a vsock channel of no lease");
+                note(self.channels.close(&channel.lease, &channel.folder));
+            }
+        }
+        let found: BTreeMap<&LeaseKey, &ChannelPlan> = found
+            .iter()
+            .map(|channel| (&channel.lease, channel))
+            .collect();
+        for channel in &wanted {
+            if found.get(&channel.lease) != Some(&channel) {
+                tracing::info!(lease = %channel.lease, "brings a vsock channel to what the journal says");
+                note(self.channels.open(channel));
+            }
+        }
+        self.channels.sweep(&wanted);
+        first_error
+    }
+
+    fn channel_of(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<(LeaseRecord, Seen), ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let state = self.lock();
+        let record = state.lease(caller, &key)?.record.clone();
+        let pool = Arc::clone(&state.pool(&record.pool)?.plan);
+        drop(state);
+        if record.channel.is_none() {
+            return Err(no_channel(&key));
+        }
+        match self.channel_plan(&pool, &record) {
+            Some(channel) => Ok((record, Seen { pool, channel })),
+            None => Err(ServiceError::Channel {
+                operation: "use the vsock channel of",
+                object: format!("lease '{name}'"),
+                source: ChannelError::Disabled,
+            }),
+        }
+    }
+
+    /// Leases with a channel that the caller may see.
+    fn seen_channels(&self, caller: Caller) -> Vec<(LeaseRecord, Seen)> {
+        let state = self.lock();
+        let leases = state.leases.values().filter_map(|lease| {
+            let record = &lease.record;
+            record.channel.as_ref()?;
+            let pool = &state.pools.get(&record.pool)?.plan;
+            caller.may_see(&record.key, &pool.spec).then_some(())?;
+            let channel = self.channel_plan(pool, record)?;
+            let pool = Arc::clone(pool);
+            Some((record.clone(), Seen { pool, channel }))
+        });
+        leases.collect()
+    }
+
+    fn channels_gate_read(&self) -> std::sync::RwLockReadGuard<'_, ()> {
+        self.channels_gate
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lease's pool and channel.
+struct Seen {
+    pool: Arc<Plan>,
+    channel: ChannelPlan,
+}
+
+impl State {
+    /// Refuses a virtual CID that another lease of the same owner has.
+    pub(super) fn check_virtual_cid(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<(), ServiceError> {
+        let Some(cid) = request.vsock.as_ref().and_then(|vsock| vsock.virtual_cid) else {
+            return Ok(());
+        };
+        let holder = self.leases.values().find(|lease| {
+            let of = lease.record.channel.as_ref();
+            lease.record.key.owner_uid == caller.uid
+                && of.is_some_and(|channel| channel.virtual_cid == Some(cid))
+        });
+        match holder {
+            None => Ok(()),
+            Some(lease) => Err(ServiceError::Conflict {
+                operation: "acquire from",
+                object: format!("pool '{}'", request.pool),
+                reason: format!(
+                    "virtual CID {cid} is that of your lease '{}': choose another",
+                    lease.record.key.name
+                ),
+            }),
+        }
+    }
+
+    /// All channels that there should be.
+    fn wanted_channels(&self, base: &std::path::Path) -> Vec<ChannelPlan> {
+        let leases = self.leases.values().filter_map(|lease| {
+            let record = &lease.record;
+            let channel = record.channel.as_ref()?;
+            let pool = &self.pools.get(&record.pool)?.plan;
+            Some(ChannelPlan::new(
+                base,
+                pool,
+                record.slot,
+                &record.key,
+                channel,
+            ))
+        });
+        leases.collect()
+    }
+
+    fn channels_differ(&mut self, error: &ChannelError) {
+        self.channels.difference = Some(error.to_string());
+    }
+
+    fn set_channel(&mut self, key: &LeaseKey, channel: ChannelRecord) {
+        if let Some(lease) = self.leases.get_mut(key) {
+            lease.record.channel = Some(channel);
+        }
+    }
+
+    /// Undoes a lease that nobody has been told of. Its slot is torn down: its packets may have passed.
+    fn take_back(&mut self, shared: &Shared, record: &LeaseRecord) {
+        let key = &record.key;
+        if let Err(error) = self.journal.remove_lease(key) {
+            self.journal_failed();
+            tracing::error!(lease = %key, %error, "a lease that was not given stays in the journal");
+        }
+        self.leases.remove(key);
+        self.tenants.remove(&(record.pool.clone(), record.slot));
+        if let Some(expiry) = record.expiry {
+            self.expiries.remove(&(expiry.since_boot, key.clone()));
+        }
+        if let Some(entry) = self.pools.get_mut(&record.pool) {
+            entry.pool.put_back(record.slot);
+            entry.pool.retire(record.slot);
+            entry.tear_down.push_back(record.slot);
+        }
+        shared.tear_down_work.notify_one();
+        shared.build_work.notify_one();
+    }
+}
+
+fn row(record: &LeaseRecord, seen: &Seen, traffic: Option<VsockTraffic>) -> LeaseVsock {
+    LeaseVsock {
+        lease: record.key.name.clone(),
+        owner_uid: record.key.owner_uid,
+        pool: record.pool.clone(),
+        channel: seen.channel.to_api(),
+        traffic,
+    }
+}
+
+/// Rules that lead to services of the host or to other owners' sandboxes take the right to manage.
+fn demand_rules(
+    caller: Caller,
+    owner_uid: u32,
+    policy: &VsockPolicy,
+    plan: &Plan,
+) -> Result<(), ServiceError> {
+    match checks::privileged_rule(policy, owner_uid) {
+        Some(rule) if !caller.may(AccessVerb::Manage, &plan.spec) => Err(ServiceError::Forbidden {
+            uid: caller.uid,
+            operation: "use",
+            object: format!(
+                "the vsock rule for port {}: one that leads to services of the host or to another owner's \
+                 sandbox takes the right to manage pool '{}'",
+                rule.port, plan.spec.name
+            ),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn no_channel(key: &LeaseKey) -> ServiceError {
+    ServiceError::NotFound {
+        object: format!(
+            "vsock channel of lease '{}': acquire one with `sandwire acquire --vsock`",
+            key.name
+        ),
+    }
+}

@@ -1,0 +1,258 @@
+//! Leases with vsock channels.
+
+use sandwire_api::vsock::{VsockDestination, VsockKind, VsockPolicy};
+
+use super::*;
+
+const HOST_RULE: &str = r#"{"rules": [{"port": "1024", "to": {"kind": "host"}}]}"#;
+const TCP_RULE: &str =
+    r#"{"rules": [{"port": "80", "to": {"kind": "tcp", "address": "127.0.0.1:80"}}]}"#;
+
+fn policy(text: &str) -> VsockPolicy {
+    serde_json::from_str(text).unwrap()
+}
+
+fn open_to_alice(size: u32) -> (Host, Arc<Slots>) {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", size);
+    let access = r#"[{"verbs": ["acquire", "show"], "uids": [1000, 1001]}]"#;
+    spec.access = serde_json::from_str(access).unwrap();
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", size);
+    (host, slots)
+}
+
+impl Host {
+    fn channels(&self) -> Vec<String> {
+        let service = self.service.lock();
+        let keys = service.channels.keys();
+        keys.map(|key| format!("{}/{}", key.owner_uid, key.name))
+            .collect()
+    }
+}
+
+impl Slots {
+    /// Waits until the first comparison is over: further ones come by the clock, which stands still.
+    fn await_compared(&self) {
+        self.wait_until("channels are compared", |state| {
+            state.channels.generation.is_some()
+        });
+    }
+}
+
+#[test]
+fn a_lease_has_a_channel_if_it_asks_for_one_and_loses_it_with_its_release() {
+    let (host, slots) = Host::with_pool(2);
+    slots.await_compared();
+    let plain = slots.take("web:plain").unwrap().lease;
+    assert_eq!(plain.vsock, None);
+    let before = host.service.lock().messages;
+    let lease = slots.take(r#"web:a "vsock": {}"#).unwrap().lease;
+    assert_eq!(
+        host.service.lock().messages - before,
+        1,
+        "one message to the service"
+    );
+    let channel = lease.vsock.unwrap();
+    let folder = format!("/run/sandwire/vsock/web.{}", lease.slot);
+    assert_eq!(channel.socket, format!("{folder}/vsock.sock"));
+    assert_eq!(host.channels(), ["0/a"]);
+    let again = slots.take(r#"web:a "vsock": {}"#).unwrap();
+    assert!(!again.new && again.lease.vsock.as_ref() == Some(&channel));
+    assert_eq!(slots.take("web:a").unwrap().lease.vsock, Some(channel));
+    slots.give_back("a").unwrap();
+    assert_eq!(host.channels(), [""; 0]);
+    assert!(host.service.lock().folders.is_empty());
+    let ended = slots.ended_channels();
+    assert_eq!(ended[&name("web")].egress_bytes, 7);
+}
+
+#[test]
+fn a_lease_without_a_channel_sends_the_service_no_message() {
+    let (host, slots) = Host::with_pool(2);
+    slots.await_compared();
+    let before = host.service.lock().messages;
+    slots.take("web:plain").unwrap();
+    slots.give_back("plain").unwrap();
+    assert_eq!(host.service.lock().messages, before);
+}
+
+#[test]
+fn while_the_service_is_away_a_channel_is_refused_and_nothing_changes() {
+    let (host, slots) = Host::with_pool(1);
+    slots.await_health(true);
+    host.service.set_down(true);
+    let error = slots.take(r#"web:a "vsock": {}"#).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable);
+    assert!(error.to_string().contains("control.sock"), "{error}");
+    assert!(slots.leases(ROOT).is_empty());
+    assert_eq!(slots.pool(&name("web")).unwrap().slots.ready, 1);
+    let health = slots.health();
+    assert!(health.ready, "leases without a channel are handed out");
+    let about = |problem: &sandwire_api::health::Problem| problem.subject == "vsock service";
+    assert!(health.problems.iter().any(about));
+}
+
+#[test]
+fn a_lease_whose_channel_cannot_be_opened_is_none() {
+    let (host, slots) = Host::with_pool(1);
+    host.service.lock().refuses = true;
+    let error = slots.take(r#"web:a "vsock": {}"#).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    assert!(slots.leases(ROOT).is_empty());
+    slots.await_ready("web", 1);
+    host.service.lock().refuses = false;
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    let slots = {
+        drop(slots);
+        host.start()
+    };
+    assert_eq!(slots.leases(ROOT).len(), 1, "the journal has one lease");
+}
+
+#[test]
+fn a_lease_with_another_channel_is_not_the_one_that_is_asked_for() {
+    let (_host, slots) = Host::with_pool(2);
+    slots.take("web:plain").unwrap();
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    for request in [
+        r#"web:plain "vsock": {}"#,
+        r#"web:a "vsock": {"cid": 4}"#,
+        r#"web:a "vsock": {"kind": "hybrid"}"#,
+    ] {
+        let error = slots.take(request).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Conflict, "{request}: {error}");
+    }
+}
+
+#[test]
+fn a_virtual_cid_is_unique_among_the_leases_of_an_owner() {
+    let (_host, slots) = open_to_alice(3);
+    slots
+        .take(r#"web:a "vsock": {"virtual_cid": 100}"#)
+        .unwrap();
+    let error = slots
+        .take(r#"web:b "vsock": {"virtual_cid": 100}"#)
+        .unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict, "{error}");
+    let request = request_of(r#"web:b "vsock": {"virtual_cid": 100}"#);
+    slots.acquire(ALICE, &request).unwrap();
+}
+
+#[test]
+fn rules_that_lead_to_the_host_take_the_right_to_manage() {
+    let (host, slots) = open_to_alice(2);
+    let request = request_of(&format!(r#"web:a "vsock": {{"policy": {TCP_RULE}}}"#));
+    let error = slots.acquire(ALICE, &request).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Forbidden);
+    let request = request_of(&format!(r#"web:a "vsock": {{"policy": {HOST_RULE}}}"#));
+    slots.acquire(ALICE, &request).unwrap();
+    let a = name("a");
+    let error = slots
+        .set_channel_policy(ALICE, None, &a, Some(policy(TCP_RULE)))
+        .unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Forbidden);
+    // Root may, for Alice's lease; Bob doesn't even see it.
+    let of_alice = Some(ALICE.uid);
+    slots
+        .set_channel_policy(ROOT, of_alice, &a, Some(policy(TCP_RULE)))
+        .unwrap();
+    let found = slots.channel_policy(ALICE, None, &a).unwrap();
+    assert!(found.own && found.policy == policy(TCP_RULE));
+    let error = slots.channel(BOB, of_alice, &a).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::NotFound);
+    assert!(slots.channels(BOB).is_empty());
+    assert!(slots.channel_connections(BOB, None).unwrap().is_empty());
+    assert_eq!(slots.channel_connections(ALICE, None).unwrap().len(), 1);
+    let told = &host.service.lock().channels;
+    assert_eq!(told.values().next().unwrap().policy, policy(TCP_RULE));
+}
+
+#[test]
+fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
+    let (host, slots) = Host::with_pool(2);
+    let web = name("web");
+    slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap();
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    let own = format!(r#"web:b "vsock": {{"policy": {TCP_RULE}}}"#);
+    slots.take(&own).unwrap();
+    let rules = |host: &Host| -> Vec<VsockDestination> {
+        let service = host.service.lock();
+        let policies = service.channels.values();
+        policies
+            .map(|channel| channel.policy.rules[0].to.clone())
+            .collect()
+    };
+    let tcp = policy(TCP_RULE).rules[0].to.clone();
+    assert_eq!(rules(&host), [VsockDestination::Host, tcp.clone()]);
+    slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap();
+    assert_eq!(rules(&host), [tcp.clone(), tcp]);
+    slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap();
+    slots
+        .set_channel_policy(ROOT, None, &name("b"), None)
+        .unwrap();
+    let host_rule = VsockDestination::Host;
+    assert_eq!(rules(&host), [host_rule.clone(), host_rule]);
+    let many = r#"{"rules": [{"port": "1-300", "to": {"kind": "host"}}]}"#;
+    slots.give_back("a").unwrap();
+    slots.give_back("b").unwrap();
+    host.advance_until(&slots, "a slot is ready", |state| {
+        state.pools[&name("web")].pool.counts().ready > 0
+    });
+    slots.take(r#"web:h "vsock": {"kind": "hybrid"}"#).unwrap();
+    assert!(slots.set_pool_vsock(&web, policy(many)).is_err());
+    let kind = slots.channel(ROOT, None, &name("h")).unwrap().channel.kind;
+    assert_eq!(kind, VsockKind::Hybrid);
+}
+
+#[test]
+fn a_policy_that_the_service_did_not_take_is_not_there() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    host.service.set_down(true);
+    let a = name("a");
+    let error = slots
+        .set_channel_policy(ROOT, None, &a, Some(policy(HOST_RULE)))
+        .unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Unavailable);
+    assert!(!slots.channel_policy(ROOT, None, &a).unwrap().own);
+    drop(slots);
+    let slots = host.start();
+    assert!(!slots.channel_policy(ROOT, None, &a).unwrap().own);
+}
+
+#[test]
+fn what_the_service_has_too_much_or_too_little_is_made_good() {
+    let (host, slots) = Host::with_pool(2);
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    slots.take(r#"web:b "vsock": {}"#).unwrap();
+    // Away while a lease ends, and when it comes back it has lost another one.
+    host.service.set_down(true);
+    slots.give_back("a").unwrap();
+    assert_eq!(host.channels(), ["0/a", "0/b"]);
+    let lost = LeaseKey {
+        owner_uid: 0,
+        name: name("b"),
+    };
+    host.service.lock().channels.remove(&lost);
+    host.service.set_down(false);
+    let service = Arc::clone(&host.service);
+    host.advance_until(&slots, "the service has what the journal says", |_| {
+        let service = service.lock();
+        let folders_fit = service.folders.len() == 1;
+        folders_fit && service.channels.keys().eq([&lost])
+    });
+}
+
+#[test]
+fn a_pool_whose_sockets_would_have_too_long_paths_is_refused() {
+    let host = Host::new();
+    let slots = host.start();
+    let error = slots
+        .create_pool(&spec(&"x".repeat(63), 1))
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("bytes too long (of 107)"), "{error}");
+    assert!(slots.pools().is_empty());
+}

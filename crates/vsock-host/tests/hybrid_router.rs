@@ -1,0 +1,394 @@
+//! The router beside a VMM that owns its device: real sockets on both sides.
+
+mod hybrid;
+
+use std::{
+    fs,
+    io::{ErrorKind, Read, Write},
+    net::Shutdown,
+    os::unix::net::{UnixListener, UnixStream},
+    sync::atomic::Ordering::Relaxed,
+    thread,
+    time::{Duration, Instant},
+};
+
+use hybrid::{Lab, echo, pattern, read_line, serve, to_unix, until, vmm};
+use sandwire_api::vsock::{VsockRefusal, VsockState};
+use sandwire_vsock_host::{hybrid::router::RouterError, limits::Limits, listener::ListenerError};
+
+/// Everything until the end.
+fn rest(stream: &mut UnixStream) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
+        Err(error) => panic!("reading to the end: {error}"),
+    }
+    bytes
+}
+
+#[test]
+fn only_ports_with_a_rule_have_a_socket() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    serve(&service, echo);
+    lab.add(
+        "web",
+        &[&to_unix("1024", &service), r#"80 {"kind": "host"}"#],
+    )
+    .expect("a guest");
+    let mut stream = lab.call("web", 1024).expect("an allowed port");
+    stream.write_all(b"hello").expect("writing");
+    stream.shutdown(Shutdown::Write).expect("an end");
+    assert_eq!(rest(&mut stream), b"hello");
+    for port in [80, 1025] {
+        let error = lab.call("web", port).expect_err("nobody listens");
+        assert_eq!(error.kind(), ErrorKind::NotFound, "port {port}");
+    }
+}
+
+#[test]
+fn a_hundred_megabytes_arrive_whole_before_the_end_and_the_answer_comes_back_after_it() {
+    const BYTES: u64 = 100 * 1024 * 1024;
+    const PIECE: usize = 192 * 1024;
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    serve(&service, |mut stream| {
+        let (mut at, mut wrong) = (0_u64, 0_u64);
+        let (mut piece, mut expected) = (vec![0; PIECE], vec![0; PIECE]);
+        loop {
+            let wanted = PIECE.min(usize::try_from(BYTES - at).expect("a size"));
+            if wanted == 0 || stream.read_exact(&mut piece[..wanted]).is_err() {
+                break;
+            }
+            pattern(at, &mut expected[..wanted]);
+            wrong += u64::from(piece[..wanted] != expected[..wanted]);
+            at += wanted as u64;
+        }
+        // The other direction is still open after the end of this one.
+        let end = stream.read(&mut piece).expect("an end");
+        let verdict = format!("{at} {wrong} {end}");
+        stream.write_all(verdict.as_bytes()).expect("a verdict");
+    });
+    lab.add("web", &[&to_unix("7", &service)]).expect("a guest");
+    let mut stream = lab.call("web", 7).expect("a connection");
+    let mut piece = vec![0; PIECE];
+    let mut at = 0;
+    while at < BYTES {
+        let length = PIECE.min(usize::try_from(BYTES - at).expect("a size"));
+        pattern(at, &mut piece[..length]);
+        stream.write_all(&piece[..length]).expect("writing");
+        at += length as u64;
+    }
+    stream.shutdown(Shutdown::Write).expect("an end");
+    let verdict = rest(&mut stream);
+    assert_eq!(String::from_utf8_lossy(&verdict), format!("{BYTES} 0 0"));
+    until("the relay is gone", || lab.list().is_empty());
+    let traffic = lab.counters("web").snapshot();
+    assert_eq!(traffic.egress_bytes, BYTES);
+    assert_eq!(traffic.ingress_bytes, verdict.len() as u64);
+    assert_eq!((traffic.connections, traffic.buffered_bytes), (0, 0));
+}
+
+#[test]
+fn a_side_that_closed_altogether_ends_the_relay_though_the_other_is_silent() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    let listener = UnixListener::bind(&service).expect("a service");
+    lab.add("web", &[&to_unix("7", &service)]).expect("a guest");
+    let stream = lab.call("web", 7).expect("a connection");
+    let (mut peer, _) = listener.accept().expect("the service's side");
+    until("it is established", || lab.list().len() == 1);
+    drop(stream);
+    until("the relay is gone", || lab.list().is_empty());
+    assert_eq!(peer.read(&mut [0; 8]).expect("an end"), 0);
+}
+
+#[test]
+fn what_a_service_said_before_it_closed_arrives_although_it_took_no_more() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    serve(&service, |mut stream| {
+        stream.write_all(&[7; 50_000]).expect("a farewell");
+    });
+    lab.add("web", &[&to_unix("7", &service)]).expect("a guest");
+    let mut stream = lab.call("web", 7).expect("a connection");
+    // The service may have closed already; then this fails, and the farewell is to be had nonetheless.
+    let _ = stream.write_all(&[1; 200_000]);
+    assert_eq!(rest(&mut stream).len(), 50_000);
+}
+
+#[test]
+fn the_identity_line_comes_first_and_names_who_calls() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    serve(&service, |mut stream| {
+        let line = read_line(&mut stream);
+        stream.write_all(line.as_bytes()).expect("repeating it");
+    });
+    let rule = to_unix("+1024-1030", &service);
+    lab.add("web-1", &[&rule]).expect("a guest");
+    let mut stream = lab.call("web-1", 1026).expect("a connection");
+    assert_eq!(
+        String::from_utf8_lossy(&rest(&mut stream)),
+        "SANDWIRE/1 tenant=1000 lease=web-1 cid=3 port=1026\n"
+    );
+}
+
+#[test]
+fn a_change_of_policy_opens_closes_and_breaks_off() {
+    let mut lab = Lab::new();
+    let (one, two) = (lab.path("one"), lab.path("two"));
+    serve(&one, echo);
+    serve(&two, echo);
+    let rules = [
+        &*to_unix("1", &one),
+        &to_unix("2", &one),
+        &to_unix("3", &one),
+    ];
+    lab.add("web", &rules).expect("a guest");
+    let mut streams: Vec<UnixStream> = (1..=3)
+        .map(|port| lab.call("web", port).expect("a connection"))
+        .collect();
+    until("they are established", || {
+        lab.counters("web").snapshot().opened_by_guest == 3
+    });
+    // 1 stays, 2 leads elsewhere, 3 is no longer allowed, 4 is new.
+    let rules = [
+        &*to_unix("1", &one),
+        &to_unix("2", &two),
+        &to_unix("4", &two),
+    ];
+    lab.set_policy("web", &rules).expect("another policy");
+    assert_eq!(rest(&mut streams[1]), b"");
+    assert_eq!(rest(&mut streams[2]), b"");
+    streams[0].write_all(b"still").expect("writing");
+    streams[0].read_exact(&mut [0; 5]).expect("the echo");
+    lab.call("web", 3).expect_err("no longer allowed");
+    lab.call("web", 4).expect("newly allowed");
+    assert_eq!(lab.counters("web").refused(VsockRefusal::Policy), 2);
+}
+
+#[test]
+fn a_policy_that_can_t_be_had_changes_nothing() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    serve(&service, echo);
+    lab.add("web", &[&to_unix("1", &service)]).expect("a guest");
+    let mut stream = lab.call("web", 1).expect("a connection");
+    let _taken = UnixListener::bind(lab.path("web.sock_9")).expect("somebody else's socket");
+    let rules = [&*to_unix("2", &service), &to_unix("9", &service)];
+    let error = lab.set_policy("web", &rules).expect_err("9 is taken");
+    let RouterError::Listen {
+        port: 9, source, ..
+    } = error
+    else {
+        panic!("another error: {error}");
+    };
+    assert!(matches!(source, ListenerError::InUse(_)), "{source}");
+    lab.call("web", 2).expect_err("not half of it");
+    stream.write_all(b"x").expect("writing");
+    stream.read_exact(&mut [0]).expect("the echo");
+    lab.call("web", 1).expect("the earlier policy");
+}
+
+#[test]
+fn a_sibling_is_called_by_its_port_and_bytes_with_its_answer_are_not_lost() {
+    let mut lab = Lab::new();
+    lab.add("db", &[]).expect("a sibling");
+    lab.add(
+        "web",
+        &[r#"100-101 {"kind": "sandbox", "lease": "db", "port": 5432}"#],
+    )
+    .expect("a guest");
+    vmm(
+        &lab.socket("db"),
+        5433,
+        "OK 1073741824\nwelcome",
+        |mut stream| {
+            assert_eq!(read_line(&mut stream), "thanks\n");
+        },
+    );
+    let mut stream = lab.call("web", 101).expect("a connection");
+    stream
+        .write_all(b"thanks\n")
+        .expect("writing before the answer");
+    assert_eq!(rest(&mut stream), b"welcome");
+    let mut refused = lab.call("web", 100).expect("a connection");
+    assert_eq!(rest(&mut refused), b"", "nobody listens on 5432");
+    assert_eq!(lab.counters("web").refused(VsockRefusal::Unreachable), 1);
+}
+
+#[test]
+fn a_sibling_whose_vmm_is_starting_is_tried_again() {
+    let mut lab = Lab::new();
+    lab.add("db", &[]).expect("a sibling");
+    lab.add(
+        "web",
+        &[r#"1 {"kind": "sandbox", "lease": "db", "port": 5}"#],
+    )
+    .expect("a guest");
+    let mut stream = lab.call("web", 1).expect("a connection");
+    thread::sleep(Duration::from_millis(150));
+    vmm(&lab.socket("db"), 5, "OK 9\n", echo);
+    stream.write_all(b"now").expect("writing");
+    stream.shutdown(Shutdown::Write).expect("an end");
+    assert_eq!(rest(&mut stream), b"now");
+}
+
+#[test]
+fn a_sibling_that_never_answers_is_given_up_and_counted() {
+    let mut lab = Lab::new();
+    let limits = Limits {
+        connect_timeout: Duration::from_millis(200),
+        ..Limits::default()
+    };
+    lab.add("db", &[]).expect("a sibling");
+    lab.add_with(
+        "web",
+        &[r#"1 {"kind": "sandbox", "lease": "db", "port": 5}"#],
+        limits,
+    )
+    .expect("a guest");
+    let _deaf = UnixListener::bind(lab.socket("db")).expect("a VMM that doesn't answer");
+    let begun = Instant::now();
+    let mut stream = lab.call("web", 1).expect("a connection");
+    assert_eq!(rest(&mut stream), b"");
+    assert!(begun.elapsed() >= Duration::from_millis(200));
+    assert_eq!(lab.counters("web").refused(VsockRefusal::TimedOut), 1);
+}
+
+#[test]
+fn an_answer_that_never_ends_is_no_answer() {
+    let mut lab = Lab::new();
+    lab.add("db", &[]).expect("a sibling");
+    lab.add(
+        "web",
+        &[r#"1 {"kind": "sandbox", "lease": "db", "port": 5}"#],
+    )
+    .expect("a guest");
+    serve(&lab.socket("db"), |mut stream| {
+        while stream.write_all(&[b'O'; 4096]).is_ok() {}
+    });
+    let mut stream = lab.call("web", 1).expect("a connection");
+    assert_eq!(rest(&mut stream), b"");
+    assert_eq!(lab.counters("web").refused(VsockRefusal::Unreachable), 1);
+}
+
+#[test]
+fn connections_and_their_rate_are_bounded_for_each_guest_alone() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    serve(&service, echo);
+    let few = Limits {
+        connections: 3,
+        ..Limits::default()
+    };
+    let slow = Limits {
+        connects_per_second: 5,
+        ..Limits::default()
+    };
+    lab.add_with("few", &[&to_unix("1", &service)], few)
+        .expect("a guest");
+    lab.add_with("slow", &[&to_unix("1", &service)], slow)
+        .expect("a guest");
+    let of_few: Vec<UnixStream> = (0..8)
+        .map(|_| lab.call("few", 1).expect("a call"))
+        .collect();
+    let of_slow: Vec<UnixStream> = (0..8)
+        .map(|_| lab.call("slow", 1).expect("a call"))
+        .collect();
+    until("all are accepted or refused", || {
+        let refused = |vm, reason| lab.counters(vm).refused(reason);
+        refused("few", VsockRefusal::TooManyConnections) == 5
+            && refused("slow", VsockRefusal::TooFast) == 3
+    });
+    assert_eq!(lab.list().len(), 8);
+    drop((of_few, of_slow));
+    until("all are gone", || lab.list().is_empty());
+    let mut again = lab.call("few", 1).expect("there is room again");
+    again.write_all(b"x").expect("writing");
+    again.read_exact(&mut [0]).expect("the echo");
+}
+
+#[test]
+fn a_reader_that_does_not_read_holds_its_own_connection_only_and_no_more_than_the_limit() {
+    const LIMIT: u64 = 16 * 1024;
+    let mut lab = Lab::new();
+    let (deaf, service) = (lab.path("deaf"), lab.path("service"));
+    let _deaf = UnixListener::bind(&deaf).expect("a service that doesn't read");
+    serve(&service, echo);
+    let limits = Limits {
+        connection_bytes: 16 * 1024,
+        ..Limits::default()
+    };
+    lab.add_with(
+        "web",
+        &[&to_unix("1", &deaf), &to_unix("2", &service)],
+        limits,
+    )
+    .expect("a guest");
+    let mut stuck = lab.call("web", 1).expect("a connection");
+    stuck.set_nonblocking(true).expect("not to block");
+    until("the sockets are full", || {
+        while stuck.write(&[1; 4096]).is_ok() {}
+        thread::sleep(Duration::from_millis(20));
+        stuck.write(&[1; 4096]).is_err()
+    });
+    let buffered = lab.counters("web").buffered_bytes.load(Relaxed);
+    assert!((1..=LIMIT).contains(&buffered), "{buffered}");
+    let listed = lab.list();
+    assert_eq!(listed[0].queued_bytes, buffered);
+    assert_eq!(listed[0].state, VsockState::Established);
+    let mut other = lab.call("web", 2).expect("another connection");
+    other.write_all(b"x").expect("writing");
+    other.read_exact(&mut [0]).expect("the echo");
+    drop(stuck);
+    // The kernel keeps what was written for a reader that may still come.
+    lab.remove("web");
+    assert_eq!(lab.counters("web").buffered_bytes.load(Relaxed), 0);
+}
+
+#[test]
+fn two_hundred_idle_connections_cost_two_descriptors_each() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    let limits = Limits {
+        connects_per_second: 100_000,
+        ..Limits::default()
+    };
+    let listener = UnixListener::bind(&service).expect("a service");
+    lab.add_with("web", &[&to_unix("1", &service)], limits)
+        .expect("a guest");
+    let mut ends = Vec::new();
+    let descriptors = || fs::read_dir("/proc/self/fd").expect("descriptors").count();
+    let before = descriptors();
+    for _ in 0..200 {
+        let mut stream = lab.call("web", 1).expect("a connection");
+        let (mut peer, _) = listener.accept().expect("the service's side");
+        stream.write_all(b"x").expect("writing");
+        peer.read_exact(&mut [0]).expect("reading");
+        ends.push((stream, peer));
+    }
+    // Two here, two in the router, and at most a few spare pipes; other tests share this process, so there is
+    // some room.
+    let each = (descriptors() - before) as f64 / 200.0;
+    assert!(each < 5.0, "{each}");
+}
+
+#[test]
+fn a_guest_that_is_removed_leaves_no_socket_and_no_connection() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    serve(&service, echo);
+    lab.add("web", &[&to_unix("1-5", &service)])
+        .expect("a guest");
+    let mut stream = lab.call("web", 3).expect("a connection");
+    until("it is established", || lab.list().len() == 1);
+    lab.remove("web");
+    assert_eq!(rest(&mut stream), b"");
+    assert!(lab.list().is_empty());
+    for port in 1..=5 {
+        assert!(!lab.path(&format!("web.sock_{port}")).exists());
+    }
+}
