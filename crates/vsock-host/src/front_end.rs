@@ -527,7 +527,9 @@ impl FrontEnd {
         let Some(header) = self.peek_header()? else {
             return self.wait_for_more();
         };
-        let rest = header[MESSAGE_HEADER - size_of::<u32>()..].first_chunk().expect("four bytes are left");
+        let rest = header[MESSAGE_HEADER - size_of::<u32>()..]
+            .first_chunk()
+            .expect("four bytes are left");
         let rest = usize::try_from(u32::from_ne_bytes(*rest)).unwrap_or(usize::MAX);
         if rest > LONGEST_MESSAGE {
             return Err(Error::OversizedMsg);
@@ -547,7 +549,11 @@ impl FrontEnd {
         let mut seen = 0;
         set_peek_offset(&self.socket, 0).map_err(broken)?;
         let result = loop {
-            match recv(&self.socket, &mut header[seen..], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+            match recv(
+                &self.socket,
+                &mut header[seen..],
+                RecvFlags::PEEK | RecvFlags::DONTWAIT,
+            ) {
                 Ok((_, 0)) if seen == 0 => break Err(Error::Disconnected),
                 Ok((_, 0)) | Err(Errno::AGAIN) => break Ok(None),
                 Ok((_, read)) => seen += read,
@@ -565,7 +571,10 @@ impl FrontEnd {
     /// Part of a message is there; the rest will come only if somebody is there to send it.
     fn wait_for_more(&self) -> Result<bool> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
         match poll(&mut fds, Some(&now)) {
             Ok(0) => Ok(false),
             _ => Err(Error::Disconnected),

@@ -285,7 +285,9 @@ fn rst_while_connecting_leaves_nothing() {
         let socket = guest.start_open(Kind::Stream, HOST_CID, PORT);
         guest.reset(socket);
     }
-    eventually("the device to take them all", || guest.transport().in_flight() == 0);
+    eventually("the device to take them all", || {
+        guest.transport().in_flight() == 0
+    });
     vm.wait_for_connections(0);
     drop(listener);
     works(&vm, &mut guest);
