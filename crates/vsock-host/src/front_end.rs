@@ -461,6 +461,16 @@ const NOT_OFFERED: Error = Error::InvalidOperation("this device doesn't offer th
 /// A transport that the code of messages and the code of packets share; both run in one thread.
 pub type SharedTransport = Arc<Mutex<Transport>>;
 
+/// Makes it shared. It holds pointers into guest memory, so it can't leave its thread, and needn't.
+#[must_use]
+#[allow(
+    clippy::arc_with_non_send_sync,
+    reason = "the crate vhost wants an Arc of a Mutex"
+)]
+pub fn share(transport: Transport) -> SharedTransport {
+    Arc::new(Mutex::new(transport))
+}
+
 /// The transport, for as long as an event is handled.
 pub fn lock(transport: &SharedTransport) -> MutexGuard<'_, Transport> {
     transport.lock().unwrap_or_else(PoisonError::into_inner)

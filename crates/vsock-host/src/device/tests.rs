@@ -133,7 +133,7 @@ impl Machine {
         socket
             .set_read_timeout(Some(Duration::from_secs(10)))
             .expect("a time-out");
-        write!(socket, "CONNECT {port}\n").expect("asking");
+        writeln!(socket, "CONNECT {port}").expect("asking");
         socket
     }
 }
@@ -173,7 +173,7 @@ fn line(socket: &mut UnixStream) -> String {
 }
 
 fn pattern(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|index| (index * 31 % 251) as u8).collect()
+    (0..251_u8).cycle().step_by(31).take(bytes).collect()
 }
 
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -13,5 +13,8 @@ mod hybrid_face;
 mod malformed;
 mod messages;
 mod policy;
+mod process;
+mod random;
+mod restore;
 mod siblings;
 mod streams;
