@@ -1,8 +1,7 @@
 //! What guests run to speak vsock: told what to do on a serial line, one command a line, and answering there.
 //!
 //! A command is a number, a verb and its arguments; the answer is the number, `ok` or `error`, and a text.
-//! Commands run at the same time, so answers come in any order. Ports are served from the start, by both
-//! types of sockets: see [`ECHO`] and [`HASH`].
+//! Commands run at the same time, so answers come in any order. Ports are served from the start: from [`ECHO`] to [`SOURCE`].
 
 use std::{
     fs::File,
@@ -23,8 +22,11 @@ use rustix::{
 use sandwire_testlab::traffic::{BLOCK, receive_on, send_on};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-/// Streams and messages that come here go back as they came, messages with their end-of-record mark.
+/// Streams that come here go back as they came.
 const ECHO: u32 = 7;
+/// Messages that come here go back as they came, with their end-of-record marks. Streams and messages can't
+/// have the same port in Linux.
+const ECHO_MESSAGES: u32 = 8;
 /// A stream of blocks that comes here is answered, after its end, by its length and hash.
 const HASH: u32 = 9;
 /// A stream of as many blocks as a line asks for comes from here.
@@ -63,7 +65,7 @@ fn run(path: &str) -> Result<()> {
     serve(Type::STREAM, ECHO, echo_bytes)?;
     serve(Type::STREAM, HASH, answer_hash)?;
     serve(Type::STREAM, SOURCE, send_as_asked)?;
-    serve(Type::SEQPACKET, ECHO, echo_messages)?;
+    serve(Type::SEQPACKET, ECHO_MESSAGES, echo_messages)?;
 
     let answers = Arc::new(Mutex::new(tty.try_clone()?));
     say(&answers, "0 ok ready");
