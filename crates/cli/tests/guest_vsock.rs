@@ -94,6 +94,11 @@ fn assert_echoes(channel: &Channel, text: &str) {
     assert_eq!(back, text.as_bytes());
 }
 
+/// What a guest sees of a connection that was reset: Linux reads the end first, and not always an error.
+fn assert_has_ended(seen: &str) {
+    assert!(seen == "end" || seen.contains("reset"), "{seen}");
+}
+
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn streams_arrive_whole_in_both_directions_on_linux_6_1() {
@@ -142,13 +147,23 @@ fn a_thousand_connections_are_open_at_once_in_each_direction() {
         let crowd = guest.agent().run(&format!("crowd 2 {ECHO} 1000")).unwrap();
         assert_eq!(crowd, "1000");
 
-        let mut streams: Vec<_> = (0..1000).map(|_| channel.connect(GUEST_ECHO)).collect();
+        let state = || {
+            let traffic = world.service.traffic("one");
+            format!("{traffic:?}; console: {}", world.recipe.console("one"))
+        };
+        let mut streams: Vec<_> = (0..1000)
+            .map(|number| {
+                let stream = channel.try_connect(GUEST_ECHO);
+                stream.unwrap_or_else(|| panic!("connection {number}: {}", state()))
+            })
+            .collect();
         for (number, stream) in streams.iter_mut().enumerate() {
             stream.write_all(&number.to_le_bytes()).unwrap();
         }
         for (number, stream) in streams.iter_mut().enumerate() {
             let mut back = [0; size_of::<usize>()];
-            stream.read_exact(&mut back).unwrap();
+            let read = stream.read_exact(&mut back);
+            read.unwrap_or_else(|error| panic!("connection {number}: {error}: {}", state()));
             assert_eq!(usize::from_le_bytes(back), number);
         }
         let traffic = world.service.traffic("one");
@@ -226,6 +241,9 @@ fn guests_reach_each_other_only_by_policy() {
         assert_eq!(caller.agent().run(&greet).unwrap(), "hello");
 
         // What is open ends with the rule that allowed it.
+        until("the greeting's connection is gone", || {
+            world.service.traffic("called").connections == 0
+        });
         let held = caller.agent().begin(&format!("hold 2 {SIBLING}")).unwrap();
         until("the connection is open", || {
             world.service.traffic("called").connections == 1
@@ -233,7 +251,7 @@ fn guests_reach_each_other_only_by_policy() {
         let none = VsockPolicy::default();
         client.set_policy(key("caller"), none).unwrap();
         let ended = caller.agent().wait(&held, 10 * SECOND).unwrap();
-        assert!(ended.contains("reset"), "{ended}");
+        assert_has_ended(&ended);
         until("the sibling's half is gone", || {
             world.service.traffic("called").connections == 0
         });
@@ -264,7 +282,7 @@ fn a_killed_vmm_ends_its_own_connections_alone() {
         let ended = here.read(&mut [0; 8]);
         assert!(!matches!(ended, Ok(1..)), "{ended:?}");
         let ended = sibling.agent().wait(&between, 10 * SECOND).unwrap();
-        assert!(ended.contains("reset") || ended == "end", "{ended}");
+        assert_has_ended(&ended);
         elsewhere.write_all(b"still here").unwrap();
         let mut back = [0; 10];
         elsewhere.read_exact(&mut back).unwrap();
@@ -333,5 +351,5 @@ fn clones_of_one_snapshot_get_the_device_after_their_restore() {
     });
 }
 
-/// 256 MiB: an emulated guest carries a few tens of MiB a second.
-const STREAM_BLOCKS: u64 = 4096;
+/// 1 GiB.
+const STREAM_BLOCKS: u64 = 16_384;

@@ -269,7 +269,8 @@ fn shared_file(path: &Path) -> String {
 }
 
 const MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
-const MEMORY: &str = "160M";
+/// Enough for a thousand threads: the kernel allows so many by its memory.
+const MEMORY: &str = "256M";
 const SLOT: &str = "slot0";
 /// Two guests may boot at once on a busy machine, emulated.
 const BOOT_PATIENCE: Duration = Duration::from_secs(90);
