@@ -212,8 +212,16 @@ impl Dial {
     fn connect_unix(&self, path: &Path) -> Result<OwnedFd, Errno> {
         let address = SocketAddrUnix::new(path)?;
         let socket = self.socket(AddressFamily::UNIX)?;
-        connect(&socket, &address)?;
-        Ok(socket)
+        match connect(&socket, &address) {
+            Ok(()) => Ok(socket),
+            Err(error) => {
+                if error == Errno::ACCESS {
+                    let path = path.display();
+                    tracing::debug!(%path, "the vsock service may not connect: its group needs the right to write");
+                }
+                Err(error)
+            }
+        }
     }
 
     fn connect_tcp(&mut self, address: std::net::SocketAddr) -> Result<Step, VsockRefusal> {
