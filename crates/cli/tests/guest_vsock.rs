@@ -11,7 +11,10 @@
 mod vsock;
 
 use std::{
+    fs,
     io::{Read, Write},
+    path::Path,
+    process::Stdio,
     time::{Duration, Instant},
 };
 
@@ -22,6 +25,7 @@ use sandwire_testlab::{
         vsock::{Guest, Recipe},
     },
     lab::{self, Lab},
+    sandwire::{self, Daemon},
 };
 
 use self::vsock::{
@@ -348,6 +352,50 @@ fn clones_of_one_snapshot_get_the_device_after_their_restore() {
             let traffic = world.service.traffic(name);
             assert_eq!(traffic.opened_by_guest, 1, "{name}: {traffic:?}");
         }
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn a_lease_says_what_qemu_needs_and_its_verbs_reach_the_guest() {
+    let kernel = Kernel::fetch().unwrap();
+    lab::run_within(240 * SECOND, move |lab| {
+        let folder = lab.folder().join("daemon");
+        fs::create_dir(&folder).unwrap();
+        let config = "instance = \"channels\"\n[vsock]\nenabled = true\n";
+        let daemon = Daemon::start(&sandwire::executable().unwrap(), &folder, config).unwrap();
+        let create = "pool create web --size 1 --ipv4 10.64.0.0/24 --wait";
+        daemon.json(create).unwrap();
+        let lease = daemon.json("acquire web one --vsock").unwrap();
+        let arguments = lease["vsock"]["qemu_arguments"].as_array().unwrap();
+        let arguments: Vec<String> = arguments
+            .iter()
+            .map(|argument| argument.as_str().unwrap().to_owned())
+            .collect();
+        let recipe = Recipe::prepare(&kernel, lab.folder()).unwrap();
+        let mut guest = recipe.boot("one", &arguments).unwrap();
+
+        let connect = format!("--socket {} vsock connect one", daemon.socket().display());
+        let said = lab.shell(&format!(
+            "printf 'by the command line' | {} {connect} {GUEST_ECHO}",
+            sandwire::executable().unwrap().display()
+        ));
+        assert_eq!(said, "by the command line");
+
+        let greet = format!("greet 2 {SIBLING} hello");
+        guest.agent().run(&greet).unwrap_err();
+        let allow = daemon.output(&format!("vsock policy allow one {SIBLING} host"));
+        assert!(allow.unwrap().status.success());
+        let mut listen = daemon.command(&format!("vsock listen one {SIBLING} --exec cat"));
+        let mut listener = listen.stdin(Stdio::null()).spawn().unwrap();
+        until("the host answers", || {
+            Path::new(lease["vsock"]["socket"].as_str().unwrap())
+                .with_file_name(format!("vsock.sock_{SIBLING}"))
+                .exists()
+        });
+        assert_eq!(guest.agent().run(&greet).unwrap(), "hello");
+        listener.kill().unwrap();
+        listener.wait().unwrap();
     });
 }
 
