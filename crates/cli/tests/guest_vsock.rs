@@ -124,7 +124,7 @@ fn assert_streams(lab: &Lab, kernel: &Kernel) {
     let mut guest = world.boot("one", &channel);
     let out = assert_carries_out(&mut guest, STREAM_BLOCKS);
     let into = channel.assert_carries_in(STREAM_BLOCKS);
-    println!(
+    eprintln!(
         "{}: {STREAM_BLOCKS} blocks of 64 KiB: guest to host {out:.1?}, host to guest {into:.1?}",
         kernel.version()
     );
