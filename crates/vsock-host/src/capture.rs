@@ -388,3 +388,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Queues hold whole records at any time; a panic elsewhere does them no harm.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_off_is_cut_back_to_whole_records() {
+        let mut bytes = file_header(100);
+        let mut ends = vec![bytes.len()];
+        for length in [0, 1, 99] {
+            put_record_header(&mut bytes, length, length);
+            bytes.resize(bytes.len() + length, 7);
+            ends.push(bytes.len());
+        }
+        for written in 0..=bytes.len() {
+            let whole = ends.iter().rfind(|end| **end <= written).copied();
+            let cut = whole_records(&bytes, written, true);
+            assert_eq!(cut, whole.unwrap_or(0), "{written}");
+        }
+        assert_eq!(whole_records(&bytes[24..], 20, false), 16);
+    }
+}
