@@ -16,6 +16,7 @@ mod run;
 mod show;
 mod top;
 mod trace;
+mod vsock;
 
 use clap::Subcommand;
 
@@ -46,6 +47,9 @@ pub(crate) enum Verb {
     Trace(trace::Arguments),
     /// Let a host port lead to a lease, list or withdraw such ports.
     Publish(publish::Arguments),
+    /// Speak with guests by vsock, see and say what they may reach by it.
+    #[command(subcommand)]
+    Vsock(vsock::Verb),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
     /// Run a command that gets the lease's TAPs as open descriptors.
@@ -74,6 +78,7 @@ impl Verb {
             Self::Top(arguments) => top::run(context, &arguments),
             Self::Trace(arguments) => trace::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
+            Self::Vsock(verb) => vsock::run(context, verb),
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Exec(arguments) => exec::run(context, &arguments),
             Self::Bench(command) => bench::run(context, &command),

@@ -339,9 +339,7 @@ impl Output {
     fn fail(&mut self, error: Errno) -> bool {
         let reason = match error {
             Errno::PIPE | Errno::CONNRESET => "its reader has gone away".to_owned(),
-            Errno::NOSPC | Errno::DQUOT => {
-                format!("no space is left for it ({})", io::Error::from(error))
-            }
+            Errno::NOSPC | Errno::DQUOT => "no space is left where it is written".to_owned(),
             _ => format!("writing it failed: {}", io::Error::from(error)),
         };
         if self.regular {

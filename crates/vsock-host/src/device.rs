@@ -11,7 +11,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     os::fd::{AsFd, OwnedFd},
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
 
@@ -28,7 +28,7 @@ use crate::{
     connection::{Connection, Key},
     dial::Dial,
     directory::{Directory, Route},
-    front_end::{FrontEnd, SharedTransport, Transport, lock},
+    front_end::{self, FrontEnd, SharedTransport, Transport, lock},
     hybrid::handshake::Handshake,
     limits::Limits,
     packet::Header,
@@ -137,6 +137,8 @@ pub struct Scratch {
     pieces: Vec<libc::iovec>,
     heads: Vec<u16>,
     bytes: Vec<u8>,
+    /// Bytes taken from a guest since others last had the processor.
+    moved: usize,
 }
 
 impl Context {
@@ -303,7 +305,7 @@ impl Vm {
             cid,
             limits,
             counters,
-            transport: Arc::new(Mutex::new(Transport::new(cid))),
+            transport: front_end::share(Transport::new(cid)),
             front_end: None,
             listeners,
             flows: Slab::default(),

@@ -13,7 +13,7 @@ use std::{
     io,
     mem::size_of,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd},
         unix::net::UnixStream,
     },
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -21,6 +21,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
     net::{RecvFlags, recv},
 };
 use vhost::{
@@ -460,6 +461,16 @@ const NOT_OFFERED: Error = Error::InvalidOperation("this device doesn't offer th
 /// A transport that the code of messages and the code of packets share; both run in one thread.
 pub type SharedTransport = Arc<Mutex<Transport>>;
 
+/// Makes it shared. It holds pointers into guest memory, so it can't leave its thread, and needn't.
+#[must_use]
+#[allow(
+    clippy::arc_with_non_send_sync,
+    reason = "the crate vhost wants an Arc of a Mutex"
+)]
+pub fn share(transport: Transport) -> SharedTransport {
+    Arc::new(Mutex::new(transport))
+}
+
 /// The transport, for as long as an event is handled.
 pub fn lock(transport: &SharedTransport) -> MutexGuard<'_, Transport> {
     transport.lock().unwrap_or_else(PoisonError::into_inner)
@@ -522,17 +533,10 @@ impl FrontEnd {
     }
 
     fn message_is_there(&self) -> Result<bool> {
-        let mut header = [0_u8; MESSAGE_HEADER];
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let read = match recv(&self.socket, &mut header, flags) {
-            Ok((_, 0)) => return Err(Error::Disconnected),
-            Ok((_, read)) => read,
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return Ok(false),
-            Err(error) => return Err(Error::SocketBroken(error.into())),
+        let broken = |error: Errno| Error::SocketBroken(error.into());
+        let Some(header) = self.peek_header()? else {
+            return self.wait_for_more();
         };
-        if read < MESSAGE_HEADER {
-            return Ok(false);
-        }
         let rest = header[MESSAGE_HEADER - size_of::<u32>()..]
             .first_chunk()
             .expect("four bytes are left");
@@ -540,12 +544,51 @@ impl FrontEnd {
         if rest > LONGEST_MESSAGE {
             return Err(Error::OversizedMsg);
         }
-        let there = rustix::io::ioctl_fionread(&self.socket)
-            .map_err(|error| Error::SocketBroken(error.into()))?;
+        let there = rustix::io::ioctl_fionread(&self.socket).map_err(broken)?;
         if there < (MESSAGE_HEADER + rest) as u64 {
-            return Ok(false);
+            return self.wait_for_more();
         }
         self.room_for_answer().map(|()| true)
+    }
+
+    /// Looks at the header of the next message, if all of it is there. Looking stops at descriptors, and
+    /// those come with whatever byte the VMM attached them to; so it goes on from where it stopped.
+    fn peek_header(&self) -> Result<Option<[u8; MESSAGE_HEADER]>> {
+        let broken = |error: Errno| Error::SocketBroken(error.into());
+        let mut header = [0_u8; MESSAGE_HEADER];
+        let mut seen = 0;
+        set_peek_offset(&self.socket, 0).map_err(broken)?;
+        let result = loop {
+            match recv(
+                &self.socket,
+                &mut header[seen..],
+                RecvFlags::PEEK | RecvFlags::DONTWAIT,
+            ) {
+                Ok((_, 0)) if seen == 0 => break Err(Error::Disconnected),
+                Ok((_, 0)) | Err(Errno::AGAIN) => break Ok(None),
+                Ok((_, read)) => seen += read,
+                Err(Errno::INTR) => {}
+                Err(error) => break Err(broken(error)),
+            }
+            if seen == MESSAGE_HEADER {
+                break Ok(Some(header));
+            }
+        };
+        set_peek_offset(&self.socket, -1).map_err(broken)?;
+        result
+    }
+
+    /// Part of a message is there; the rest will come only if somebody is there to send it.
+    fn wait_for_more(&self) -> Result<bool> {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        match poll(&mut fds, Some(&now)) {
+            Ok(0) => Ok(false),
+            _ => Err(Error::Disconnected),
+        }
     }
 
     /// A Unix socket is writable while less than a quarter of its buffer is in use, and no answer needs more
@@ -562,6 +605,24 @@ impl FrontEnd {
                 "the front end doesn't read the answers",
             )),
         }
+    }
+}
+
+/// From where looking at a socket begins; -1 for its beginning, each time.
+fn set_peek_offset(socket: &UnixStream, offset: libc::c_int) -> std::result::Result<(), Errno> {
+    // SAFETY: the option takes an int, which lives through the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEEK_OFF,
+            (&raw const offset).cast(),
+            libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("four"),
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
     }
 }
 

@@ -18,6 +18,7 @@ pub mod hybrid;
 pub mod limits;
 pub mod listener;
 pub mod memory;
+pub mod memory_fault;
 pub mod packet;
 pub mod peer;
 pub mod policy;

@@ -6,6 +6,8 @@
 
 use std::{fs::File, io, os::fd::AsRawFd, ptr};
 
+use crate::memory_fault::Watched;
+
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
 /// Most memory of one guest: what its VMM says is mapped, and address space isn't endless.
@@ -84,6 +86,7 @@ struct Region {
 struct Mapping {
     pointer: *mut u8,
     size: usize,
+    watched: Option<Watched>,
 }
 
 impl Memory {
@@ -176,6 +179,19 @@ impl Memory {
         &self.map
     }
 
+    /// Whether the VMM has taken some of it away, by making a file shorter.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let gone = |region: &Region| {
+            region
+                .mapping
+                .watched
+                .as_ref()
+                .is_some_and(Watched::is_gone)
+        };
+        self.regions.iter().any(gone)
+    }
+
     /// The guest's address of what the VMM has at `user`.
     #[must_use]
     pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
@@ -259,15 +275,21 @@ impl Mapping {
         if pointer == libc::MAP_FAILED {
             return Err(failed(io::Error::last_os_error()));
         }
-        Ok(Self {
+        let mut mapping = Self {
             pointer: pointer.cast(),
             size,
-        })
+            watched: None,
+        };
+        // SAFETY: the mapping is ours, nothing but guest memory, and unwatched before it is unmapped.
+        let watched = unsafe { Watched::new(mapping.pointer, size) };
+        mapping.watched = Some(watched.map_err(failed)?);
+        Ok(mapping)
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.watched = None;
         // SAFETY: it is ours, made in `new`, and whatever pointed into it has been rebuilt or dropped.
         unsafe { libc::munmap(self.pointer.cast(), self.size) };
     }
@@ -342,6 +364,30 @@ mod tests {
         memory.remove(0x2000, 0x1000).expect("removing it");
         assert!(!memory.locate(0x1800, 0x1000, &mut pieces));
         assert!(memory.remove(0x2000, 0x1000).is_err());
+    }
+
+    #[test]
+    fn memory_that_is_taken_away_reads_as_nothing_and_is_noticed() {
+        let mut memory = Memory::default();
+        let (whole, short) = (file(0x2000), file(0x2000));
+        memory
+            .add(placing(0x1000, 0, 0x2000), &whole)
+            .expect("mapping");
+        memory
+            .add(placing(0x8000, 0x8000, 0x2000), &short)
+            .expect("mapping");
+        let value = |address| {
+            use vm_memory::Bytes;
+            memory
+                .map()
+                .read_obj::<u64>(GuestAddress(address))
+                .expect("it is mapped")
+        };
+        assert_eq!((value(0x8000), memory.is_gone()), (0, false));
+        short.set_len(0).expect("shortening it");
+        assert_eq!(value(0x9000), 0, "a read of what isn't there");
+        assert!(memory.is_gone());
+        assert_eq!(value(0x1000), 0, "the other region is still there");
     }
 
     #[test]

@@ -171,6 +171,16 @@ impl Peer {
         Ok(())
     }
 
+    /// Lets the descriptor take about as much at once as may wait in all. What it doesn't take has to be copied
+    /// once more.
+    ///
+    /// # Errors
+    /// Of `setsockopt`.
+    pub fn prepare_stream(&self, bytes: usize) -> io::Result<()> {
+        rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes)?;
+        Ok(())
+    }
+
     /// Passes bytes of a stream on, straight from the guest's memory; the rest is copied.
     pub fn write(&mut self, pieces: &[libc::iovec]) -> Wrote {
         if self.has_backlog() {
@@ -461,7 +471,7 @@ fn close_descriptors(message: &libc::msghdr) {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while let Some(control) = header.as_ref() {
             if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
-                let bytes = control.cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let bytes = control.cmsg_len - libc::CMSG_LEN(0) as usize;
                 let data = libc::CMSG_DATA(control).cast::<libc::c_int>();
                 for index in 0..bytes / size_of::<libc::c_int>() {
                     libc::close(ptr::read_unaligned(data.add(index)));

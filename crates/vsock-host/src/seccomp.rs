@@ -11,6 +11,8 @@ use seccompiler::{
     SeccompRule, TargetArch, apply_filter_all_threads,
 };
 
+use rustix::fs::OFlags;
+
 use crate::{service::Seccomp, state::CREATE_FLAGS};
 
 /// Why there is no filter.
@@ -49,10 +51,15 @@ fn program(refusal: SeccompAction) -> Result<BpfProgram, seccompiler::BackendErr
         rules.insert(call, vec![only(2, SeccompCmpOp::MaskedEq(exec), 0)?]);
     }
     let create = u64::from(CREATE_FLAGS.bits());
-    // 64-bit systems with an O_LARGEFILE of its own have it added by some C libraries.
-    let mask = u64::from(u32::MAX) & !u64::from(libc::O_LARGEFILE.unsigned_abs());
-    let flags = only(2, SeccompCmpOp::MaskedEq(mask), create)?;
-    rules.insert(libc::SYS_openat, vec![flags]);
+    // Added by some libraries, without a meaning on 64-bit machines.
+    let mask = u64::from(u32::MAX) & !u64::from(OFlags::LARGEFILE.bits());
+    let flags = |argument| only(argument, SeccompCmpOp::MaskedEq(mask), create);
+    rules.insert(libc::SYS_openat, vec![flags(2)?]);
+    #[cfg(target_arch = "x86_64")]
+    rules.insert(libc::SYS_open, vec![flags(1)?]);
+    // A thread that is still starting gives itself its name.
+    let set_name = u64::from(libc::PR_SET_NAME.unsigned_abs());
+    rules.insert(libc::SYS_prctl, vec![only(0, SeccompCmpOp::Eq, set_name)?]);
     let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_VSOCK];
     let families: Result<Vec<_>, _> = families
         .iter()
@@ -108,7 +115,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_ioctl,
     libc::SYS_lseek,
-    // Files: sockets and what is remembered. Creating is with openat.
+    // Files: sockets and what is remembered. Creating is above.
     libc::SYS_newfstatat,
     libc::SYS_statx,
     libc::SYS_renameat,

@@ -175,7 +175,7 @@ fn a_reader_that_does_not_read_costs_packets_and_nothing_else() {
     assert!(begun.elapsed() < Duration::from_secs(5), "recording waited");
     let outcome = sink.outcome();
     assert!(
-        outcome.dropped > 900 && outcome.recorded > 10,
+        outcome.dropped > 800 && outcome.recorded > 10,
         "{outcome:?}"
     );
     assert_eq!(outcome.recorded + outcome.dropped, 1000);

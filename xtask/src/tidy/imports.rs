@@ -46,6 +46,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-datapath",
             "sandwire-kernel-net",
             "sandwire-slot",
+            "sandwire-vsock-guest",
             "sandwire-vsock-host",
         ],
     ),

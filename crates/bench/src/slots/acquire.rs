@@ -163,6 +163,7 @@ impl Acquisitions {
             ttl_seconds: None,
             policy: None,
             process: false,
+            vsock: None,
         };
         let started = Instant::now();
         let acquired = client.acquire(&request)?;

@@ -27,6 +27,7 @@ pub(super) fn run(round: &Round, record: &mut Record) -> Result<()> {
             ttl_seconds: None,
             policy: None,
             process: false,
+            vsock: None,
         };
         let mut leases = Vec::new();
         for _ in 0..leased {

@@ -76,6 +76,7 @@ pub(super) fn build(way: Way, plan: &Plan) -> Result<Place> {
             ttl_seconds: None,
             policy: policy.filter(|_| way.has_policies()).cloned(),
             process: false,
+            vsock: None,
         };
         let lease = daemon.client().acquire(&request)?.lease;
         sandboxes.push(sandbox(way, world.name(), &lease)?);

@@ -2,14 +2,21 @@
 
 use std::{net::IpAddr, path::PathBuf};
 
-use clap::Args;
-use sandwire_api::{lease::AcquireLease, name::Name};
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use sandwire_api::{
+    lease::AcquireLease,
+    name::Name,
+    vsock::{VsockKind, VsockRequest},
+};
 
 use crate::{
     Context,
     connection::cannot,
-    failure::Outcome,
-    verb::{policy, show},
+    failure::{Failure, Outcome},
+    verb::{policy, show, vsock},
 };
 
 /// Command line of `sandwire acquire`.
@@ -37,6 +44,63 @@ pub(crate) struct Arguments {
     /// The sandbox is a process in the slot's namespace, not a guest behind the TAP.
     #[arg(long)]
     process: bool,
+
+    #[command(flatten)]
+    vsock: VsockFlags,
+}
+
+/// A vsock channel beside the network.
+#[derive(Debug, Args)]
+struct VsockFlags {
+    /// With a vsock channel: for a VMM without a device of its own (vhost-user: QEMU), or one that has one
+    /// (hybrid: Firecracker, Cloud Hypervisor).
+    #[arg(
+        long,
+        value_name = "KIND",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "vhost-user",
+        value_parser = vsock_kind()
+    )]
+    vsock: Option<VsockKind>,
+
+    /// The guest's CID [default: 3].
+    #[arg(long, value_name = "CID", requires = "vsock")]
+    cid: Option<u32>,
+
+    /// CID by which your other sandboxes may call this one, if their policy names it.
+    #[arg(long, value_name = "CID", requires = "vsock")]
+    virtual_cid: Option<u32>,
+
+    /// What the guest may reach by vsock, from this file, TOML or JSON, instead of what the pool says; `-` reads
+    /// standard input.
+    #[arg(long, value_name = "FILE", requires = "vsock")]
+    vsock_policy: Option<PathBuf>,
+}
+
+impl VsockFlags {
+    fn request(&self, operation: &str) -> Result<Option<VsockRequest>, Failure> {
+        let Some(kind) = self.vsock else {
+            return Ok(None);
+        };
+        let policy = match &self.vsock_policy {
+            Some(file) => Some(vsock::read_policy(file, operation)?),
+            None => None,
+        };
+        Ok(Some(VsockRequest {
+            kind,
+            cid: self.cid,
+            virtual_cid: self.virtual_cid,
+            policy,
+        }))
+    }
+}
+
+fn vsock_kind() -> impl TypedValueParser<Value = VsockKind> {
+    PossibleValuesParser::new(["vhost-user", "hybrid"]).map(|word| match &*word {
+        "hybrid" => VsockKind::Hybrid,
+        _ => VsockKind::VhostUser,
+    })
 }
 
 pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
@@ -55,6 +119,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         ttl_seconds: arguments.ttl,
         policy,
         process: arguments.process,
+        vsock: arguments.vsock.request(&operation)?,
     };
     let acquired = context
         .client()

@@ -178,6 +178,7 @@ impl HeldLease {
             ttl_seconds: None,
             policy: None,
             process: true,
+            vsock: None,
         };
         let acquired = client
             .acquire(&request)

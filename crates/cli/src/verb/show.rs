@@ -7,6 +7,7 @@ use sandwire_api::{
     published_port::PublishedPort,
     slot::{Nic, TapUse},
     traffic::Traffic,
+    vsock::{VsockChannel, VsockTraffic},
 };
 
 use crate::{
@@ -14,7 +15,7 @@ use crate::{
     connection::cannot,
     failure::Outcome,
     render,
-    verb::{list::state_text, policy::policy_rows, publish},
+    verb::{list::state_text, policy::policy_rows, publish, vsock::kind_text},
 };
 
 /// Command line of `sandwire show`.
@@ -63,7 +64,44 @@ pub(crate) fn lease_text(lease: &Lease) -> String {
         text.push_str(&format!("\ninterface {index}\n"));
         text.push_str(&nic_text(nic));
     }
+    if let Some(channel) = &lease.vsock {
+        text.push_str("\nvsock\n");
+        text.push_str(&channel_text(channel));
+    }
     text
+}
+
+fn channel_text(channel: &VsockChannel) -> String {
+    let cid = match channel.virtual_cid {
+        Some(virtual_cid) => format!("{}, for siblings {virtual_cid}", channel.cid),
+        None => channel.cid.to_string(),
+    };
+    let mut rows = vec![
+        ("  kind", kind_text(channel.kind).to_owned()),
+        ("  CID", cid),
+        ("  socket", channel.socket.clone()),
+    ];
+    rows.extend(
+        channel
+            .vhost_user_socket
+            .clone()
+            .map(|socket| ("  vhost-user socket", socket)),
+    );
+    for (key, arguments) in [
+        ("  QEMU", &channel.qemu_arguments),
+        ("  Cloud Hypervisor", &channel.cloud_hypervisor_arguments),
+    ] {
+        if !arguments.is_empty() {
+            rows.push((key, arguments.join(" ")));
+        }
+    }
+    rows.extend(
+        channel
+            .firecracker_vsock
+            .clone()
+            .map(|body| ("  Firecracker", format!("PUT /vsock {body}"))),
+    );
+    render::pairs(&rows)
 }
 
 fn nic_text(nic: &Nic) -> String {
@@ -109,6 +147,9 @@ fn detail_text(detail: &LeaseDetail) -> String {
     if let Some(traffic) = &detail.traffic {
         text.push_str(&traffic_text(traffic));
     }
+    if let Some(traffic) = &detail.vsock_traffic {
+        text.push_str(&vsock_traffic_text(traffic));
+    }
     let whose = if detail.has_own_policy {
         "its own"
     } else {
@@ -128,6 +169,27 @@ fn detail_text(detail: &LeaseDetail) -> String {
             "defect: {}: {} ({})\n",
             defect.object, defect.problem, defect.action
         ));
+    }
+    text
+}
+
+fn vsock_traffic_text(traffic: &VsockTraffic) -> String {
+    let vmm = match traffic.attached {
+        true => "a VMM is attached",
+        false => "no VMM is attached",
+    };
+    let mut text = format!(
+        "vsock: {vmm}, {}\n  egress: {}\n  ingress: {}\n",
+        render::count(
+            usize::try_from(traffic.connections).unwrap_or(usize::MAX),
+            "connection"
+        ),
+        render::bytes(traffic.egress_bytes),
+        render::bytes(traffic.ingress_bytes),
+    );
+    let refused: u64 = traffic.refusals.values().sum();
+    if refused > 0 {
+        text.push_str(&format!("  refused: {refused}\n"));
     }
     text
 }
@@ -231,6 +293,7 @@ pub(crate) mod tests {
                     clone_address: "fd00:c10e::13".parse().unwrap(),
                 }),
             }],
+            vsock: None,
         }
     }
 
@@ -268,6 +331,7 @@ pub(crate) mod tests {
             data_path_note: Some("xdp is not used: the TAP has offloads".to_owned()),
             policy: PolicySpec::default(),
             has_own_policy: false,
+            vsock_traffic: None,
             traffic: Some(Traffic {
                 egress: TrafficTotal {
                     packets: 3,

@@ -33,8 +33,8 @@ const READ_BYTES: usize = 64 * 1024;
 #[derive(Debug)]
 pub struct Server {
     listener: OwnedFd,
-    /// Who may connect beside root and our own user: who started us.
-    starter: u32,
+    /// Who may connect: root, who started us, and our own user.
+    known: [u32; 3],
     peers: HashMap<u64, Peer>,
     next: u64,
     first_token: u64,
@@ -59,18 +59,19 @@ impl Server {
     pub fn listen(path: &Path, first_token: u64) -> Result<Self, ListenerError> {
         Ok(Self {
             listener: listen_on(path, VsockType::Stream)?,
-            starter: geteuid().as_raw(),
+            known: [0, geteuid().as_raw(), geteuid().as_raw()],
             peers: HashMap::new(),
             next: first_token,
             first_token,
         })
     }
 
-    /// Has the listener watched.
+    /// Has the listener watched. The process is who it is to be by now.
     ///
     /// # Errors
     /// Of `epoll_ctl`.
-    pub fn watch(&self, poller: &Poller) -> io::Result<()> {
+    pub fn watch(&mut self, poller: &Poller) -> io::Result<()> {
+        self.known[2] = geteuid().as_raw();
         poller.add(&self.listener, self.first_token, Interest::READ)
     }
 
@@ -118,9 +119,8 @@ impl Server {
         let Ok(socket) = accept_with(&self.listener, flags) else {
             return;
         };
-        let known = [0, self.starter, geteuid().as_raw()];
         let uid = socket_peercred(&socket).map(|peer| peer.uid.as_raw());
-        if !uid.is_ok_and(|uid| known.contains(&uid)) || self.peers.len() >= PEERS_MAX {
+        if !uid.is_ok_and(|uid| self.known.contains(&uid)) || self.peers.len() >= PEERS_MAX {
             tracing::warn!(?uid, "a control connection was closed at once");
             return;
         }

@@ -198,12 +198,16 @@ impl Vm {
     fn connect(&mut self, number: u32, fd: OwnedFd, framing: Framing, context: &Context) {
         let peer = Peer::new(fd, framing);
         let token = Token::Flow(self.slot, number);
+        let promise = self
+            .flows
+            .get(number)
+            .map_or(0, |flow| flow.promise as usize);
         let prepared = match framing {
-            Framing::Stream => Ok(()),
+            Framing::Stream => peer.prepare_stream(promise),
             _ => peer.prepare_messages(self.limits.message_bytes as usize),
         };
         if let Err(error) = prepared {
-            tracing::debug!(vm = %self.key, %error, "long messages may be refused by the kernel");
+            tracing::debug!(vm = %self.key, %error, "a socket's buffer stays as it is; long messages may be refused");
         }
         let watched = context.watch(peer.fd(), token, PEER_FLAGS);
         if let Some(flow) = self.flows.get_mut(number) {

@@ -133,7 +133,7 @@ impl Machine {
         socket
             .set_read_timeout(Some(Duration::from_secs(10)))
             .expect("a time-out");
-        write!(socket, "CONNECT {port}\n").expect("asking");
+        writeln!(socket, "CONNECT {port}").expect("asking");
         socket
     }
 }
@@ -173,7 +173,7 @@ fn line(socket: &mut UnixStream) -> String {
 }
 
 fn pattern(bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|index| (index * 31 % 251) as u8).collect()
+    (0..251_u8).cycle().step_by(31).take(bytes).collect()
 }
 
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -418,4 +418,20 @@ fn a_slow_service_bounds_what_waits_and_gets_all_of_it() {
         "the bytes are others"
     );
     assert_eq!(guest.violations(), [] as [String; 0]);
+}
+
+#[test]
+fn requests_that_are_reset_at_once_leave_nothing() {
+    let lab = Lab::new();
+    let machine = lab.machine("web", vec![to_host(SERVICE)], Limits::default());
+    let listener = machine.service(SERVICE);
+    let mut guest = machine.boot();
+    for _ in 0..50 {
+        let socket = guest.start_open(Kind::Stream, 2, SERVICE);
+        guest.reset(socket);
+    }
+    guest.run_for(Duration::from_millis(300)).expect("running");
+    assert_eq!(lab.connections(), []);
+    assert_eq!(machine.counters.snapshot().connections, 0);
+    drop(listener);
 }

@@ -42,6 +42,8 @@ impl Vm {
     /// A VMM has connected. One that is there already stays: a guest has one device.
     pub fn accept_vmm(&mut self, context: &mut Context) {
         while let Ok((socket, _)) = self.listeners.vmm.accept() {
+            // The former one may have gone without our having looked.
+            self.vmm_is_ready(context);
             if self.front_end.is_some() {
                 tracing::warn!(vm = %self.key, "a second VMM connected while one is there; it is turned away");
                 continue;
@@ -147,6 +149,14 @@ impl Vm {
         self.history.ran = true;
     }
 
+    /// If the VMM has taken its guest's memory away, lets go of it.
+    pub(super) fn check_memory(&mut self, context: &mut Context) {
+        if self.front_end.is_some() && lock(&self.transport).memory.is_gone() {
+            tracing::warn!(vm = %self.key, "the VMM has taken its guest's memory away; it is let go");
+            self.disconnect_vmm(context);
+        }
+    }
+
     /// The wait for an event queue may be over.
     pub fn hold_is_due(&mut self, context: &mut Context) {
         self.serve_from_guest(context);
@@ -155,6 +165,10 @@ impl Vm {
     /// Whether packets may flow. Tells the guest of a reset first, if one is due and its event queue is ours.
     pub(super) fn may_serve(&mut self, transport: &mut Transport, now: Instant) -> bool {
         if !transport.is_serving() {
+            return false;
+        }
+        if transport.memory.is_gone() {
+            // Nothing that is in it can be believed; the VMM is let go at the next look.
             return false;
         }
         if self.history.reset_due && transport.rings[EVENTS].is_serving() {

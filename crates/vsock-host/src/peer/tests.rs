@@ -1,1 +1,160 @@
+//! The host's end, over socket pairs.
 
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+};
+
+use super::*;
+
+fn pair(kind: SocketType, framing: Framing) -> (Peer, OwnedFd) {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, kind, flags, None).expect("a pair");
+    let peer = Peer::new(ours, framing);
+    if framing != Framing::Stream {
+        peer.prepare_messages(256 * 1024).expect("options");
+    }
+    (peer, theirs)
+}
+
+fn piece(bytes: &[u8]) -> libc::iovec {
+    libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    }
+}
+
+fn received(theirs: &OwnedFd, most: usize) -> Vec<u8> {
+    let mut bytes = vec![0; most];
+    let length = recv(theirs, &mut bytes[..], RecvFlags::empty()).map_or(0, |(_, length)| length);
+    bytes.truncate(length);
+    bytes
+}
+
+#[test]
+fn what_the_descriptor_does_not_take_waits_in_order() {
+    let (mut peer, theirs) = pair(SocketType::STREAM, Framing::Stream);
+    let block: Vec<u8> = (0..=255).cycle().take(100_000).collect();
+    let mut sent = 0;
+    while !peer.has_backlog() {
+        let Wrote::Bytes(_) = peer.write(&[piece(&block[..60_000]), piece(&block[60_000..])])
+        else {
+            panic!("it is open");
+        };
+        sent += block.len();
+    }
+    assert_eq!(
+        peer.write(&[piece(&block)]),
+        Wrote::Bytes(0),
+        "behind what waits already"
+    );
+    sent += block.len();
+    assert!(peer.waiting() > block.len());
+    let mut got: Vec<u8> = Vec::new();
+    while got.len() < sent {
+        let more = received(&theirs, 1 << 20);
+        got.extend(&more);
+        assert!(matches!(peer.flush(), Wrote::Bytes(_)));
+        assert!(
+            !more.is_empty() || peer.has_backlog(),
+            "it stopped at {} of {sent}",
+            got.len()
+        );
+    }
+    assert!(got.chunks(block.len()).all(|chunk| chunk == block));
+    assert_eq!((peer.waiting(), peer.buffered()), (0, 0));
+}
+
+#[test]
+fn a_reader_that_is_gone_is_noticed() {
+    let (mut peer, theirs) = pair(SocketType::STREAM, Framing::Stream);
+    drop(theirs);
+    assert_eq!(peer.write(&[piece(b"hello")]), Wrote::Closed);
+    assert_eq!(peer.read(&[piece(&[0; 8])]), Read::End);
+}
+
+#[test]
+fn messages_keep_their_bounds_and_nothing_is_no_end() {
+    let (mut peer, theirs) = pair(SocketType::SEQPACKET, Framing::Message);
+    assert_eq!(peer.write_message(&[piece(b"he")], 0), Wrote::Bytes(0));
+    assert_eq!(peer.assembled(), 2);
+    assert_eq!(
+        peer.write_message(&[piece(b"llo")], flags::END_OF_MESSAGE),
+        Wrote::Bytes(5)
+    );
+    assert_eq!(received(&theirs, 100), b"hello");
+    let mut scratch = Vec::new();
+    assert_eq!(peer.read_message(&mut scratch, 10), Read::Nothing);
+    for message in [b"".as_slice(), b"0123456789", b"0123456789a", b"x"] {
+        send(&theirs, message, SendFlags::empty()).expect("sending");
+    }
+    drop(theirs);
+    assert_eq!(peer.read_message(&mut scratch, 10), Read::Message);
+    let empty = peer.outgoing.take().expect("a message of nothing");
+    assert_eq!((empty.bytes.len(), empty.marks), (0, flags::END_OF_MESSAGE));
+    assert_eq!(peer.read_message(&mut scratch, 10), Read::Message);
+    assert_eq!(
+        peer.outgoing.take().expect("a message").bytes,
+        b"0123456789"
+    );
+    assert_eq!(peer.read_message(&mut scratch, 10), Read::TooLong);
+    assert_eq!(peer.read_message(&mut scratch, 10), Read::Message);
+    assert_eq!(peer.outgoing.take().expect("a message").bytes, b"x");
+    assert_eq!(peer.read_message(&mut scratch, 10), Read::End);
+}
+
+#[test]
+fn siblings_keep_the_marks() {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let (one, two) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).expect("a pair");
+    let (mut one, mut two) = (
+        Peer::new(one, Framing::MarkedMessage),
+        Peer::new(two, Framing::MarkedMessage),
+    );
+    let record = flags::END_OF_MESSAGE | flags::END_OF_RECORD;
+    for (message, bits) in [
+        (b"a".as_slice(), record),
+        (b"", flags::END_OF_MESSAGE),
+        (b"bc", record),
+    ] {
+        let sent = u32::try_from(message.len()).expect("short");
+        assert_eq!(
+            one.write_message(&[piece(message)], bits),
+            Wrote::Bytes(sent)
+        );
+        assert_eq!(two.read_message(&mut Vec::new(), 10), Read::Message);
+        let outgoing = two.outgoing.take().expect("a message");
+        assert_eq!((outgoing.bytes.as_slice(), outgoing.marks), (message, bits));
+    }
+    drop(one);
+    assert_eq!(two.read_message(&mut Vec::new(), 10), Read::End);
+}
+
+#[test]
+fn messages_of_nothing_do_not_pile_up() {
+    let (mut peer, theirs) = pair(SocketType::SEQPACKET, Framing::Message);
+    let stopped =
+        (0..1_000_000).find(|_| peer.write_message(&[], flags::END_OF_MESSAGE) == Wrote::TooMany);
+    assert!(
+        stopped.is_some(),
+        "they cost no credit, so there must be another bound"
+    );
+    assert!(peer.messages.len() <= MOST_MESSAGES);
+    drop(theirs);
+}
+
+#[test]
+fn descriptors_that_come_with_a_message_are_closed() {
+    let (mut peer, theirs) = pair(SocketType::SEQPACKET, Framing::MarkedMessage);
+    let (read, write) = rustix::pipe::pipe().expect("a pipe");
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
+    let fds = [write.as_fd()];
+    assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
+    let bytes = [io::IoSlice::new(b"\x01hello")];
+    rustix::net::sendmsg(&theirs, &bytes, &mut control, SendFlags::empty()).expect("sending");
+    drop(write);
+    assert_eq!(peer.read_message(&mut Vec::new(), 10), Read::Message);
+    let end = rustix::io::read(&read, &mut [0]).expect("the pipe has no writer left");
+    assert_eq!(end, 0);
+}

@@ -117,9 +117,10 @@ impl Worker {
             }
             did |= self.go_on();
             did |= self.remind();
+            if !did && !self.settings.busy_poll.is_zero() {
+                did = self.poll_rings();
+            }
             if did {
-                busy = self.context.now;
-            } else if !self.settings.busy_poll.is_zero() && self.poll_rings() {
                 busy = self.context.now;
             }
         }
@@ -209,19 +210,22 @@ impl Worker {
         while let Some(token) = self.context.timers.take_due(self.context.now) {
             reminded = true;
             let context = &mut self.context;
+            let vms = &mut self.vms;
             match Token::unpack(token) {
                 Some(Token::Flow(slot, number)) => {
-                    self.vms
-                        .get_mut(slot)
-                        .map(|vm| vm.flow_is_due(number, context));
+                    if let Some(vm) = vms.get_mut(slot) {
+                        vm.flow_is_due(number, context);
+                    }
                 }
                 Some(Token::Handshake(slot, number)) => {
-                    self.vms
-                        .get_mut(slot)
-                        .map(|vm| vm.client_is_due(number, context));
+                    if let Some(vm) = vms.get_mut(slot) {
+                        vm.client_is_due(number, context);
+                    }
                 }
                 Some(Token::Hold(slot)) => {
-                    self.vms.get_mut(slot).map(|vm| vm.hold_is_due(context));
+                    if let Some(vm) = vms.get_mut(slot) {
+                        vm.hold_is_due(context);
+                    }
                 }
                 _ => {}
             }

@@ -134,13 +134,14 @@ fn a_front_end_may_disappear_in_the_middle_of_any_message() {
 }
 
 #[test]
-fn a_message_may_come_byte_by_byte() {
+fn a_message_may_come_in_pieces() {
     let mut scene = Scene::new();
     let mut wire = scene.wire();
     for message in scene.session() {
-        // Descriptors go with the first byte.
-        wire.write(&message, 1).expect("the first byte");
-        for at in 1..message.bytes.len() {
+        // Descriptors go with the header: no VMM writes less than that at once where it has some.
+        let first = if message.fds.is_empty() { 1 } else { 12 };
+        wire.write(&message, first).expect("the first piece");
+        for at in first..message.bytes.len() {
             let byte = Message {
                 bytes: vec![message.bytes[at]],
                 fds: Vec::new(),

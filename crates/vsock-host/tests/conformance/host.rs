@@ -112,6 +112,12 @@ impl Host {
             counters: Arc::new(VmCounters::default()),
             worker,
         };
+        self.place(&vm, virtual_cid, policy);
+        vm.serve(limits);
+        vm
+    }
+
+    fn place(&self, vm: &Vm, virtual_cid: Option<u32>, policy: VsockPolicy) {
         self.directory
             .add(Placement {
                 key: vm.key.clone(),
@@ -122,8 +128,12 @@ impl Host {
                 policy,
             })
             .expect("adding the guest to the directory");
+    }
+
+    /// A guest that was removed is there again, as after a restart of the service.
+    pub(crate) fn add_again(&self, vm: &Vm, limits: Limits, policy: VsockPolicy) {
+        self.place(vm, None, policy);
         vm.serve(limits);
-        vm
     }
 
     /// Removes a guest, as the service does.

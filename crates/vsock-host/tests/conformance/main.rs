@@ -3,12 +3,18 @@
 //! Guests are `vsock-guest`'s, which judge the device by themselves; a test ends with [`host::clean`] where
 //! the guest is a decent one. Nothing here needs a VM, a privilege or the network.
 
+mod bulk;
 mod credit;
 mod descriptors;
+mod floods;
 mod front_end;
 mod host;
+mod hybrid_face;
 mod malformed;
 mod messages;
 mod policy;
+mod process;
+mod random;
+mod restore;
 mod siblings;
 mod streams;

@@ -12,8 +12,8 @@ use sandwire_vsock_guest::{GuestError, socket::State};
 use sandwire_vsock_host::limits::Limits;
 
 use crate::host::{
-    Host, PORT, accept, clean, connected, eventually, policy, read_exact, read_line, rule,
-    to_host, works,
+    Host, PORT, accept, clean, connected, eventually, policy, read_exact, read_line, rule, to_host,
+    works,
 };
 
 #[test]
@@ -85,9 +85,14 @@ fn a_destination_may_be_told_who_calls() {
     let mut guest = vm.boot();
     let listener = vm.service(PORT);
     let socket = guest.open_stream(PORT).expect("connecting");
-    guest.send(socket, b"SANDWIRE/1 tenant=0\n").expect("sending");
+    guest
+        .send(socket, b"SANDWIRE/1 tenant=0\n")
+        .expect("sending");
     let mut peer = accept(&listener);
-    let expected = format!("SANDWIRE/1 tenant=1000 lease={} cid=3 port={PORT}\n", vm.key.lease);
+    let expected = format!(
+        "SANDWIRE/1 tenant=1000 lease={} cid=3 port={PORT}\n",
+        vm.key.lease
+    );
     assert_eq!(read_line(&mut peer), expected);
     assert_eq!(read_line(&mut peer), "SANDWIRE/1 tenant=0\n");
     clean(&guest);

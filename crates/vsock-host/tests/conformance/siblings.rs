@@ -128,7 +128,9 @@ fn both_ends_and_both_records_of_messages_are_kept() {
         let thread = std::thread::scope(|threads| {
             let b = &mut pair.b;
             let receiver = threads.spawn(move || b.receive_message(to));
-            pair.a.send_message(from, &message, record).expect("sending");
+            pair.a
+                .send_message(from, &message, record)
+                .expect("sending");
             receiver.join().expect("the sibling")
         });
         let (got, got_record) = thread.expect("receiving").expect("a message");
@@ -160,7 +162,12 @@ fn nobody_is_called_by_whom_no_rule_allows() {
     pair.b.listen(Kind::Stream, SERVICE);
     pair.a.listen(Kind::Stream, SERVICE);
     // Not back, not by the sibling's own CID, and not by another port.
-    for (cid, port) in [(HOST_CID, ALIAS), (HOST_CID, SERVICE), (77, SERVICE), (3, SERVICE)] {
+    for (cid, port) in [
+        (HOST_CID, ALIAS),
+        (HOST_CID, SERVICE),
+        (77, SERVICE),
+        (3, SERVICE),
+    ] {
         let refused = pair.b.open(Kind::Stream, cid, port);
         assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
     }

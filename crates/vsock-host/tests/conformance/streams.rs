@@ -14,6 +14,8 @@ use sandwire_vsock_guest::{
     socket::State,
 };
 
+use sandwire_vsock_host::limits::Limits;
+
 use crate::host::{
     Host, PORT, accept, clean, connected, eventually, patient, read_exact, read_line, to_host,
     works,
@@ -278,17 +280,20 @@ fn rst_from_a_guest_ends_the_peers_connection() {
 #[test]
 fn rst_while_connecting_leaves_nothing() {
     let mut host = Host::new(1);
-    let vm = host.vm();
+    // Another port for the check: what is on its way to the first may arrive there late, and be closed.
+    let vm = host.vm_with(Limits::default(), to_host(&[PORT, PORT + 1]));
     let mut guest = vm.boot();
-    let listener = vm.service(PORT);
+    let _listener = vm.service(PORT + 1);
     for _ in 0..50 {
-        let socket = guest.start_open(Kind::Stream, HOST_CID, PORT);
+        let socket = guest.start_open(Kind::Stream, HOST_CID, PORT + 1);
         guest.reset(socket);
     }
-    eventually("the device to take them all", || guest.transport().in_flight() == 0);
+    eventually("the device to take them all", || {
+        guest.transport().in_flight() == 0
+    });
     vm.wait_for_connections(0);
-    drop(listener);
     works(&vm, &mut guest);
+    clean(&guest);
 }
 
 #[test]
@@ -352,7 +357,7 @@ fn a_second_request_for_the_same_connection_is_no_second_connection() {
 #[test]
 fn every_layout_of_descriptors_carries_the_same_bytes() {
     let mut host = Host::new(1);
-    let vm = host.vm_with(Default::default(), to_host(&[PORT]));
+    let vm = host.vm_with(Limits::default(), to_host(&[PORT]));
     let streams = FEATURE_STREAM | FEATURE_SEQPACKET;
     let layouts = [
         (TransmitLayout::Whole, ReceiveLayout::Whole),

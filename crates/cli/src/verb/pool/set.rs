@@ -10,9 +10,12 @@ use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
-    verb::policy::{
-        self, PolicyFlags,
-        flags::{self, words},
+    verb::{
+        policy::{
+            self, PolicyFlags,
+            flags::{self, words},
+        },
+        vsock,
     },
 };
 
@@ -38,6 +41,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = flags::GROUP)]
     policy: Option<PathBuf>,
 
+    /// Take what guests may reach by vsock from this file, TOML or JSON; `-` reads standard input.
+    #[arg(long, value_name = "FILE")]
+    vsock_policy: Option<PathBuf>,
+
     #[command(flatten)]
     flags: PolicyFlags,
 }
@@ -54,10 +61,15 @@ pub(super) fn run(context: &Context, arguments: Arguments) -> Outcome {
             Some(arguments.flags.apply(pool.spec.policy))
         }
     };
+    let vsock = match &arguments.vsock_policy {
+        Some(file) => Some(vsock::read_policy(file, &operation)?),
+        None => None,
+    };
     let change = ChangePool {
         size: arguments.size,
         policy,
         data_path: arguments.data_path,
+        vsock,
     };
     if change == ChangePool::default() {
         return Err(Failure::refused(format!(

@@ -1,0 +1,103 @@
+//! `sandwire vsock capture`: a guest's vsock packets as a file for tcpdump and Wireshark.
+
+use std::{
+    fs::File,
+    io::{self, ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+use clap::Args;
+use sandwire_api::client::{Capture, Client};
+
+use super::{Which, guest, listen::Ends};
+use crate::{
+    Context,
+    connection::cannot,
+    failure::{Failure, Outcome},
+    output::note,
+    render,
+};
+
+/// Command line of `sandwire vsock capture`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The file has the link type VSOCK (271). Interrupting it ends it in order. With a hybrid guest, \
+    whose VMM has the packets, they are made up from what is relayed."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// File to write; `-` is standard output.
+    #[arg(long, short, value_name = "FILE")]
+    write: PathBuf,
+
+    /// Keep so many bytes of each packet's data; all of them without.
+    #[arg(long, value_name = "BYTES")]
+    snap: Option<u32>,
+}
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let Arguments { which, write, snap } = arguments;
+    let operation = format!("capture vsock packets of lease {}", which.name);
+    let failed = |error: io::Error| {
+        let file = write.display();
+        Failure::failed(format!("cannot {operation}: {file}: {error}"))
+    };
+    let work = async {
+        let mut ends = Ends::new().map_err(failed)?;
+        let client = Client::new(&context.socket);
+        let mut capture = client
+            .vsock_capture(&which.name, which.owner_uid, *snap)
+            .await
+            .map_err(cannot(&operation))?;
+        // Only now: a refusal leaves the file as it is.
+        let mut sink = open(write).map_err(failed)?;
+        note("capturing; interrupt to end");
+        let mut bytes = 0;
+        let outcome = tokio::select! {
+            outcome = copy(&mut capture, &mut *sink, &mut bytes, &operation) => outcome,
+            () = ends.wait() => Ok(None),
+        };
+        let flushed = sink.flush().or_else(gone_is_fine);
+        note(&format!("{} written", render::bytes(bytes)));
+        match outcome? {
+            Some(error) => Err(failed(error)),
+            None => flushed.map_err(failed),
+        }
+    };
+    guest::serve(&operation, work)
+}
+
+fn open(path: &Path) -> io::Result<Box<dyn Write>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdout()));
+    }
+    Ok(Box::new(File::create(path)?))
+}
+
+/// Copies to the end. Returns why the file can't be written, if so.
+async fn copy(
+    capture: &mut Capture,
+    sink: &mut dyn Write,
+    bytes: &mut u64,
+    operation: &str,
+) -> Result<Option<io::Error>, Failure> {
+    while let Some(chunk) = capture.next().await.map_err(cannot(operation))? {
+        // Each chunk at once: whoever reads along sees packets when they come.
+        match sink.write_all(&chunk).and_then(|()| sink.flush()) {
+            Ok(()) => *bytes += chunk.len() as u64,
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(None),
+            Err(error) => return Ok(Some(error)),
+        }
+    }
+    note("the channel has ended");
+    Ok(None)
+}
+
+fn gone_is_fine(error: io::Error) -> io::Result<()> {
+    match error.kind() {
+        ErrorKind::BrokenPipe => Ok(()),
+        _ => Err(error),
+    }
+}

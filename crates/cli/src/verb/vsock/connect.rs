@@ -1,0 +1,136 @@
+//! `sandwire vsock connect`: standard input and output joined to a port of a guest.
+//!
+//! Each direction ends by itself: the end of standard input is told to the guest, which may go on sending, and
+//! the other way round. It is over when both have ended, or the guest has closed.
+
+use std::{
+    io::{self, ErrorKind, Write},
+    os::fd::{AsFd, OwnedFd},
+    process::ExitCode,
+    thread,
+};
+
+use clap::Args;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
+    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+};
+
+use super::{Which, guest};
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+};
+
+/// Bytes moved at a time; the longest message.
+const BUFFER_BYTES: usize = 256 * 1024;
+
+/// Command line of `sandwire vsock connect`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "For ssh: ProxyCommand sandwire vsock connect %h 22. The channel's socket is used with your own \
+    rights. Status 2 if the guest refuses."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// Port in the guest.
+    port: u32,
+
+    /// Messages instead of bytes: each read of standard input is one, each that comes is written at once.
+    #[arg(long)]
+    seqpacket: bool,
+}
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let Arguments {
+        which,
+        port,
+        seqpacket,
+    } = arguments;
+    let operation = format!("connect to vsock port {port} of lease {}", which.name);
+    let channel = guest::channel(context, which, &operation)?;
+    let socket = guest::socket_of(&channel, *seqpacket, &operation)?;
+    let failed = |error: io::Error| Failure::failed(format!("cannot {operation}: {error}"));
+    let stream = guest::dial(&socket, *port, *seqpacket).map_err(failed)?;
+    join(&stream).map_err(failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Joins standard input and output to a connection until it is over.
+pub(super) fn join(stream: &OwnedFd) -> io::Result<()> {
+    let ours = stream.try_clone()?;
+    // Not waited for: it may sit in a read of standard input for ever.
+    thread::spawn(move || {
+        // The other direction sees what is wrong with the connection.
+        let _ = send_input(&ours);
+    });
+    receive_output(stream)?;
+    await_closed(stream)
+}
+
+/// Standard input to the connection, and its end after it.
+fn send_input(stream: &OwnedFd) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let stdin = io::stdin();
+    loop {
+        // Not through the standard library's buffer, which would join messages.
+        let length = match rustix::io::read(stdin.as_fd(), &mut buffer) {
+            Ok(length) => length,
+            Err(Errno::INTR) => continue,
+            Err(_) => 0,
+        };
+        if length == 0 {
+            return Ok(shutdown(stream, Shutdown::Write)?);
+        }
+        let mut rest = &buffer[..length];
+        while !rest.is_empty() {
+            match send(stream, rest, SendFlags::NOSIGNAL) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The connection to standard output, to its end.
+fn receive_output(stream: &OwnedFd) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    let mut stdout = io::stdout().lock();
+    loop {
+        let length = match recv(stream, &mut buffer[..], RecvFlags::empty()) {
+            Ok((0, _)) => return Ok(()),
+            Ok((length, _)) => length,
+            Err(Errno::INTR) => continue,
+            Err(Errno::CONNRESET) => {
+                let reason = "the guest, or the service for vsock, reset the connection";
+                return Err(io::Error::new(ErrorKind::ConnectionReset, reason));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let written = stdout
+            .write_all(&buffer[..length])
+            .and_then(|()| stdout.flush());
+        match written {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
+            other => other?,
+        }
+    }
+}
+
+/// Waits until both directions have ended.
+fn await_closed(stream: &OwnedFd) -> io::Result<()> {
+    // Whoever reads our output may be gone instead of the guest's end.
+    shutdown(stream, Shutdown::Read)?;
+    let mut fds = [PollFd::new(stream, PollFlags::empty())];
+    loop {
+        match poll(&mut fds, None) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

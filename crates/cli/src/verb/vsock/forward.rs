@@ -1,0 +1,215 @@
+//! `sandwire vsock forward`: a TCP port or Unix socket of the host joined to a port of a guest.
+
+use std::{io, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::Args;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, copy_bidirectional},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    time::sleep,
+};
+
+use super::{
+    Which, guest,
+    listen::{Ends, PortSocket, bind, note_policy},
+};
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+    output::note,
+};
+
+/// How long to wait after a failed accept: what is missing, mostly descriptors, has to come free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Command line of `sandwire vsock forward`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example: sandwire vsock forward web-1 127.0.0.1:8080 80 lets the host's port 8080 lead to port \
+    80 of the guest; with --from-guest the guest's connections to port 80 of its host lead to 127.0.0.1:8080. \
+    The end of each direction is passed on. Interrupting it ends it in order."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// On the host: a TCP address and port, or the absolute path of a Unix socket.
+    #[arg(value_name = "ADDRESS:PORT|PATH")]
+    host: HostEnd,
+
+    /// Port in the guest; with --from-guest, of its host as the guest sees it.
+    port: u32,
+
+    /// The guest connects, and the host's service answers, instead of the other way round.
+    #[arg(long)]
+    from_guest: bool,
+}
+
+/// Where connections come from or go to on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum HostEnd {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+impl FromStr for HostEnd {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with('/') {
+            return Ok(Self::Unix(PathBuf::from(text)));
+        }
+        text.parse().map(Self::Tcp).map_err(|_| {
+            format!("'{text}' is neither a TCP address with a port, as 127.0.0.1:8080 or [::1]:80, nor an absolute path")
+        })
+    }
+}
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let Arguments {
+        which,
+        host,
+        port,
+        from_guest,
+    } = arguments;
+    let operation = format!("forward vsock port {port} of lease {}", which.name);
+    let channel = guest::channel(context, which, &operation)?;
+    let failed = |error: io::Error| Failure::failed(format!("cannot {operation}: {error}"));
+    if *from_guest {
+        note_policy(context, which, *port);
+    }
+    let socket = PathBuf::from(&channel.socket);
+    let work = async {
+        let mut ends = Ends::new().map_err(failed)?;
+        let work = async {
+            match (from_guest, host) {
+                (true, host) => to_host(PortSocket::bind(&channel, *port)?, host).await,
+                (false, HostEnd::Tcp(address)) => {
+                    let listener = TcpListener::bind(address).await?;
+                    from_tcp(&listener, &socket, *port).await
+                }
+                (false, HostEnd::Unix(path)) => {
+                    let bound = Bound {
+                        listener: bind(path)?,
+                        path,
+                    };
+                    from_unix(&bound.listener, &socket, *port).await
+                }
+            }
+        };
+        tokio::select! {
+            outcome = work => outcome.map_err(failed),
+            () = ends.wait() => Ok(()),
+        }
+    };
+    guest::serve(&operation, work)
+}
+
+/// A Unix socket of ours, gone when dropped.
+struct Bound<'a> {
+    listener: UnixListener,
+    path: &'a PathBuf,
+}
+
+impl Drop for Bound<'_> {
+    fn drop(&mut self) {
+        // Somebody may have removed it before.
+        let _ = std::fs::remove_file(self.path);
+    }
+}
+
+/// The guest's connections to the host's service.
+async fn to_host(socket: PortSocket, host: &HostEnd) -> io::Result<()> {
+    loop {
+        match socket.listener.accept().await {
+            Ok((guest, _)) => {
+                let host = host.clone();
+                tokio::spawn(async move {
+                    told(match host {
+                        HostEnd::Tcp(address) => {
+                            join(guest, TcpStream::connect(address).await).await
+                        }
+                        HostEnd::Unix(path) => join(guest, UnixStream::connect(path).await).await,
+                    });
+                });
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+async fn from_tcp(listener: &TcpListener, socket: &std::path::Path, port: u32) -> io::Result<()> {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => spawn_to_guest(client, socket, port),
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+async fn from_unix(listener: &UnixListener, socket: &std::path::Path, port: u32) -> io::Result<()> {
+    loop {
+        match listener.accept().await {
+            Ok((client, _)) => spawn_to_guest(client, socket, port),
+            Err(error) => pause(&error).await,
+        }
+    }
+}
+
+fn spawn_to_guest(
+    client: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    socket: &std::path::Path,
+    port: u32,
+) {
+    let socket = socket.to_owned();
+    tokio::spawn(async move {
+        let dialled = tokio::task::spawn_blocking(move || guest::dial(&socket, port, false)).await;
+        let guest = dialled
+            .map_err(io::Error::other)
+            .and_then(|dialled| dialled)
+            .and_then(|guest| {
+                let guest = std::os::unix::net::UnixStream::from(guest);
+                guest.set_nonblocking(true)?;
+                UnixStream::from_std(guest)
+            });
+        told(join(client, guest).await);
+    });
+}
+
+/// Joins two ends; the end of each direction is passed on by itself.
+async fn join(
+    mut from: impl AsyncRead + AsyncWrite + Unpin,
+    to: io::Result<impl AsyncRead + AsyncWrite + Unpin>,
+) -> io::Result<()> {
+    copy_bidirectional(&mut from, &mut to?).await.map(|_| ())
+}
+
+fn told(outcome: io::Result<()>) {
+    match outcome {
+        Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
+            note(&format!("a connection was not forwarded: {error}"));
+        }
+        _ => {}
+    }
+}
+
+async fn pause(error: &io::Error) {
+    note(&format!("cannot accept a connection: {error}"));
+    sleep(ACCEPT_PAUSE).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_on_the_host_is_an_address_or_a_path() {
+        let tcp = |text: &str| HostEnd::Tcp(text.parse().unwrap());
+        assert_eq!("127.0.0.1:80".parse(), Ok(tcp("127.0.0.1:80")));
+        assert_eq!("[::1]:80".parse(), Ok(tcp("[::1]:80")));
+        assert_eq!("/run/x".parse(), Ok(HostEnd::Unix("/run/x".into())));
+        for text in ["80", "localhost:80", "x.sock", ""] {
+            assert!(text.parse::<HostEnd>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! `sandwire vsock listen`: connections that a guest makes to a port of its host.
+//!
+//! They come to a Unix socket beside the lease's own, `vsock.sock_PORT`, by the convention of Firecracker and
+//! Cloud Hypervisor: the same whoever owns the guest's device.
+
+use std::{
+    fs, io,
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use clap::Args;
+use sandwire_api::vsock::{VsockChannel, VsockDestination};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    signal::unix::{SignalKind, signal},
+};
+
+use super::{Which, connect, guest};
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+    output::note,
+};
+
+/// The folder lets in the owner and the service only; the service may be in the file's group or be others.
+const SOCKET_MODE: u32 = 0o666;
+
+/// Command line of `sandwire vsock listen`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "The guest connects to CID 2 and this port. Its policy must have a rule for it: see sandwire \
+    vsock policy allow. Interrupting it ends it in order."
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    which: Which,
+
+    /// Port that the guest connects to.
+    port: u32,
+
+    /// Serve every connection by a shell command of its own, whose standard input and output it is. Without it,
+    /// one connection is joined to standard input and output, and its end is the end.
+    #[arg(long, value_name = "COMMAND")]
+    exec: Option<String>,
+}
+
+pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let Arguments { which, port, exec } = arguments;
+    let operation = format!("listen at vsock port {port} for lease {}", which.name);
+    let channel = guest::channel(context, which, &operation)?;
+    note_policy(context, which, *port);
+    let failed = |error: io::Error| Failure::failed(format!("cannot {operation}: {error}"));
+    let work = async {
+        let socket = PortSocket::bind(&channel, *port).map_err(failed)?;
+        let mut ends = Ends::new().map_err(failed)?;
+        loop {
+            let accepted = tokio::select! {
+                accepted = socket.listener.accept() => accepted,
+                () = ends.wait() => return Ok(()),
+            };
+            let (stream, _) = accepted.map_err(failed)?;
+            let stream = blocking(stream).map_err(failed)?;
+            match exec {
+                Some(command) => execute(command, stream).map_err(failed)?,
+                None => {
+                    drop(socket);
+                    let joined = tokio::task::spawn_blocking(move || connect::join(&stream));
+                    return tokio::select! {
+                        joined = joined => joined.map_err(io::Error::other).and_then(|done| done).map_err(failed),
+                        () = ends.wait() => Ok(()),
+                    };
+                }
+            }
+        }
+    };
+    guest::serve(&operation, work)
+}
+
+/// Says so if the guest may not connect there: otherwise one waits in vain.
+pub(super) fn note_policy(context: &Context, which: &Which, port: u32) {
+    let found = context.client().vsock_policy(&which.name, which.owner_uid);
+    let allows = |policy: &sandwire_api::vsock::VsockPolicy| {
+        policy
+            .rules
+            .iter()
+            .any(|rule| rule.port.contains(port) && rule.to == VsockDestination::Host)
+    };
+    if let Ok(found) = found
+        && !allows(&found.policy)
+    {
+        note(&format!(
+            "no rule leads port {port} of lease {0} here, so that its guest is refused: sandwire vsock policy \
+             allow {0} {port} host",
+            which.name
+        ));
+    }
+}
+
+/// The Unix socket of a port, gone when dropped.
+pub(super) struct PortSocket {
+    pub(super) listener: UnixListener,
+    path: PathBuf,
+}
+
+impl PortSocket {
+    /// Listens. What an earlier listener left is replaced; one that runs is not.
+    pub(super) fn bind(channel: &VsockChannel, port: u32) -> io::Result<Self> {
+        let path = guest::port_socket(channel, port);
+        let listener = bind(&path)?;
+        Ok(Self { listener, path })
+    }
+}
+
+impl Drop for PortSocket {
+    fn drop(&mut self) {
+        // The channel may be gone, and its folder with it.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Listens at a path that nobody else listens at.
+pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
+    let told =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+    if let Ok(found) = fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            return Err(told(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "there is a file that is no socket; remove it",
+            )));
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(told(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "somebody listens there already",
+            )));
+        }
+        fs::remove_file(path).map_err(told)?;
+    }
+    let listener = UnixListener::bind(path).map_err(told)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(told)?;
+    Ok(listener)
+}
+
+/// Signals that mean the end.
+pub(super) struct Ends {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Ends {
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    pub(super) async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+fn blocking(stream: UnixStream) -> io::Result<OwnedFd> {
+    let stream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    Ok(stream.into())
+}
+
+fn execute(command: &str, stream: OwnedFd) -> io::Result<()> {
+    let mut child = Command::new("/bin/sh")
+        .args(["-c", command])
+        .stdin(Stdio::from(stream.try_clone()?))
+        .stdout(Stdio::from(stream))
+        .spawn()?;
+    tokio::task::spawn_blocking(move || child.wait());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_listener_that_runs_is_not_replaced_and_one_that_is_gone_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vsock.sock_5");
+        let first = bind(&path).unwrap();
+        let error = bind(&path).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        drop(first);
+        let _second = bind(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, SOCKET_MODE);
+        let other = folder.path().join("file");
+        fs::write(&other, "precious").unwrap();
+        assert!(bind(&other).is_err());
+        assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+    }
+}

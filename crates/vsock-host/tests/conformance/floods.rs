@@ -1,0 +1,245 @@
+//! Guests that ask for too much. They hurt themselves; a neighbour on the same worker goes on.
+
+use std::{
+    io::{ErrorKind, Write},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::{Duration, Instant},
+};
+
+use sandwire_api::vsock::VsockRefusal;
+use sandwire_vsock_guest::{
+    Guest, GuestError, Header, Kind, Operation, Settings, packet::HOST_CID,
+};
+use sandwire_vsock_host::limits::Limits;
+
+use crate::host::{Host, PORT, Vm, clean, connected, to_host, works};
+
+/// Private memory of this process in bytes; the guests' is shared, and isn't in it.
+fn private_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").expect("reading /proc");
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"))
+        .expect("the kernel counts it");
+    let kib: u64 = line
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()
+        .expect("a number");
+    kib * 1024
+}
+
+/// How long a guest needs to send so much to the host.
+fn transfer(vm: &Vm, guest: &mut Guest, bytes: usize) -> Duration {
+    let (socket, peer) = connected(vm, guest);
+    let reader = std::thread::spawn(move || {
+        let mut peer = peer;
+        std::io::copy(&mut peer, &mut std::io::sink()).expect("reading")
+    });
+    let start = Instant::now();
+    let block = vec![1; 64 * 1024];
+    for _ in 0..bytes / block.len() {
+        guest.send(socket, &block).expect("sending");
+    }
+    guest.close(socket).expect("closing");
+    reader.join().expect("the reader");
+    start.elapsed()
+}
+
+/// Runs something hostile beside a neighbour that transfers 32 MiB, and compares with the same alone.
+fn beside_a_neighbour(
+    what: &str,
+    limits: Limits,
+    hostile: impl Fn(&Vm, &AtomicBool) + Send + Sync,
+) {
+    let mut host = Host::new(1);
+    let vm = host.vm_with(limits, to_host(&[PORT]));
+    let neighbour = host.vm();
+    let mut guest = neighbour.boot();
+    let bytes = 32 << 20;
+    transfer(&neighbour, &mut guest, bytes);
+    let alone = transfer(&neighbour, &mut guest, bytes);
+    let before = private_memory();
+    let over = AtomicBool::new(false);
+    let (beside, after) = std::thread::scope(|threads| {
+        threads.spawn(|| hostile(&vm, &over));
+        std::thread::sleep(Duration::from_millis(300));
+        let beside = transfer(&neighbour, &mut guest, bytes);
+        let after = private_memory();
+        over.store(true, Ordering::Relaxed);
+        (beside, after)
+    });
+    // Half of the worker is fair, and the hostile guest's own thread takes a processor from the driver's.
+    let most = alone * 6 + Duration::from_millis(500);
+    assert!(beside < most, "{what}: {beside:?}, alone {alone:?}");
+    let grown = after.saturating_sub(before);
+    assert!(grown < 256 << 20, "{what}: {grown} bytes more");
+    assert!(neighbour.traffic().refusals.is_empty());
+    clean(&guest);
+    works(&vm, &mut vm.boot());
+}
+
+#[test]
+fn a_flood_of_connects_hurts_only_who_makes_it() {
+    let limits = Limits {
+        connects_per_second: 200,
+        ..Limits::default()
+    };
+    beside_a_neighbour("connects", limits, |vm, over| {
+        let mut guest = vm.boot();
+        let _listener = vm.service(PORT);
+        let mut asked = 0u64;
+        while !over.load(Ordering::Relaxed) {
+            for _ in 0..64 {
+                guest.start_open(Kind::Stream, HOST_CID, PORT);
+                asked += 1;
+            }
+            guest.poll();
+        }
+        guest.run_for(Duration::from_millis(100)).expect("running");
+        assert!(asked > 1000, "only {asked} connects: no flood");
+        assert!(vm.refused(VsockRefusal::TooFast) > 0);
+        assert!(vm.traffic().connections <= 4096);
+    });
+}
+
+#[test]
+fn a_flood_of_refused_connects_hurts_only_who_makes_it() {
+    beside_a_neighbour("refused connects", Limits::default(), |vm, over| {
+        let mut guest = vm.boot();
+        while !over.load(Ordering::Relaxed) {
+            for _ in 0..64 {
+                guest.start_open(Kind::Stream, HOST_CID, PORT + 1);
+            }
+            guest.poll();
+        }
+    });
+}
+
+#[test]
+fn a_flood_of_nonsense_hurts_only_who_makes_it() {
+    beside_a_neighbour("nonsense", Limits::default(), |vm, over| {
+        let mut guest = vm.boot();
+        let mut number = 0u32;
+        while !over.load(Ordering::Relaxed) {
+            for _ in 0..64 {
+                number = number.wrapping_mul(0x9e37_79b9).wrapping_add(1);
+                let header = Header {
+                    src_cid: 3,
+                    dst_cid: HOST_CID,
+                    src_port: number,
+                    dst_port: PORT,
+                    len: number >> 20,
+                    kind: (number >> 8 & 3) as u16,
+                    op: (number >> 4 & 15) as u16,
+                    ..Header::default()
+                };
+                guest.transport().send(&header, &[]);
+            }
+            guest.poll();
+        }
+    });
+}
+
+#[test]
+fn a_huge_buffer_that_is_never_read_holds_little() {
+    let taken = AtomicU64::new(0);
+    beside_a_neighbour("a huge buffer", Limits::default(), |vm, over| {
+        let mut guest = vm.boot_with(&Settings {
+            buffer_bytes: u32::MAX,
+            receive_buffers: 4,
+            ..Settings::default()
+        });
+        let (_socket, mut peer) = connected(vm, &mut guest);
+        peer.set_nonblocking(true).expect("not to block");
+        let block = vec![1; 1 << 20];
+        // The host wants to give it gigabytes; the guest neither reads nor gives any buffer back.
+        while !over.load(Ordering::Relaxed) {
+            match peer.write(&block) {
+                Ok(count) => {
+                    taken.fetch_add(count as u64, Ordering::Relaxed);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) => panic!("writing: {error}"),
+            }
+        }
+        assert!(vm.traffic().buffered_bytes <= 64 << 20);
+    });
+    let taken = taken.load(Ordering::Relaxed);
+    assert!(taken < 16 << 20, "{taken} bytes were taken for nobody");
+}
+
+#[test]
+fn credit_requests_without_end_hurt_only_who_makes_them() {
+    beside_a_neighbour("credit requests", Limits::default(), |vm, over| {
+        let mut guest = vm.boot();
+        let (socket, _peer) = connected(vm, &mut guest);
+        let header = guest.header(socket, Operation::CreditRequest);
+        while !over.load(Ordering::Relaxed) {
+            for _ in 0..64 {
+                guest.transport().send(&header, &[]);
+            }
+            guest.poll();
+        }
+    });
+}
+
+#[test]
+fn the_limit_of_connections_is_the_limit_and_the_next_is_refused() {
+    let mut host = Host::new(1);
+    let limits = Limits {
+        connections: 20,
+        ..Limits::default()
+    };
+    let vm = host.vm_with(limits, to_host(&[PORT]));
+    let mut guest = vm.boot();
+    let _listener = vm.service(PORT);
+    let sockets: Vec<_> = (0..20)
+        .map(|_| guest.open_stream(PORT).expect("connecting"))
+        .collect();
+    for count in 1..4 {
+        let refused = guest.open_stream(PORT);
+        assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
+        assert_eq!(vm.refused(VsockRefusal::TooManyConnections), count);
+    }
+    // From the host it is the same limit.
+    guest.listen(Kind::Stream, 5);
+    let mut client = vm.dial(5);
+    assert!(matches!(
+        std::io::Read::read(&mut client, &mut [0; 8]),
+        Ok(0) | Err(_)
+    ));
+    for socket in sockets {
+        guest.close(socket).expect("closing");
+    }
+    vm.wait_for_connections(0);
+    drop(_listener);
+    works(&vm, &mut guest);
+    clean(&guest);
+}
+
+#[test]
+fn connects_per_second_are_limited_and_come_back() {
+    let mut host = Host::new(1);
+    let limits = Limits {
+        connects_per_second: 10,
+        ..Limits::default()
+    };
+    let vm = host.vm_with(limits, to_host(&[PORT]));
+    let mut guest = vm.boot();
+    let _listener = vm.service(PORT);
+    let mut granted = 0;
+    while guest.open_stream(PORT).is_ok() {
+        granted += 1;
+        assert!(granted < 100, "no limit");
+    }
+    assert!((10..40).contains(&granted), "{granted} at once");
+    assert_eq!(vm.refused(VsockRefusal::TooFast), 1);
+    std::thread::sleep(Duration::from_millis(1100));
+    for _ in 0..5 {
+        guest.open_stream(PORT).expect("a second later");
+    }
+    clean(&guest);
+}

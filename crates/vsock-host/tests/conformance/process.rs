@@ -1,0 +1,300 @@
+//! The service as a process of its own: killed and started again, with a thousand guests, and with a VMM that
+//! takes the memory away under it.
+//!
+//! The process is this test's own executable, told to run [`the_service_itself`].
+
+use std::{
+    io::Write,
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Resource, getrlimit, setrlimit};
+use sandwire_api::vsock::{VsockKind, VsockPolicy};
+use sandwire_vsock_guest::{
+    Guest, GuestError, Settings,
+    socket::State,
+    wire::{Region, Wire, request, session},
+};
+use sandwire_vsock_host::{
+    address::VmKey,
+    control::{Client, VmSpec, control_socket},
+    limits::Limits,
+    service,
+};
+use tempfile::TempDir;
+
+use crate::host::{PATIENCE, PORT, TENANT, accept, eventually, name, read_exact, to_host};
+
+const FOLDER: &str = "SANDWIRE_TEST_VSOCK_FOLDER";
+const WORKERS: usize = 2;
+
+/// What the child process runs; alone it would have no folder to run in.
+#[test]
+#[ignore = "run by the tests beside it, in a process of its own"]
+fn the_service_itself() {
+    let folder = std::env::var_os(FOLDER).expect("the other tests say where");
+    let settings = service::Settings {
+        threads: Some(WORKERS),
+        ..service::Settings::new(folder.into())
+    };
+    service::run(&settings).expect("the service");
+}
+
+struct Service {
+    folder: TempDir,
+    child: Child,
+}
+
+impl Service {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let child = spawn(folder.path());
+        let service = Self { folder, child };
+        service.client();
+        service
+    }
+
+    fn start_again(&mut self) {
+        self.child = spawn(self.folder.path());
+        self.client();
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("killing the service");
+        self.child.wait().expect("its end");
+    }
+
+    /// Once it answers.
+    fn client(&self) -> Client {
+        let path = control_socket(self.folder.path());
+        let mut client = None;
+        eventually("the service's answer", || {
+            client = Client::connect(&path, PATIENCE).ok();
+            client.as_mut().is_some_and(|client| client.hello().is_ok())
+        });
+        client.expect("it answered")
+    }
+
+    fn add(&self, client: &mut Client, lease: &str) -> VmSpec {
+        let folder = self.folder.path().join(lease);
+        std::fs::create_dir(&folder).expect("a guest's folder");
+        let vm = VmSpec {
+            key: VmKey {
+                tenant: TENANT,
+                lease: name(lease),
+            },
+            kind: VsockKind::VhostUser,
+            folder,
+            cid: 3,
+            virtual_cid: None,
+            policy: to_host(&[PORT]),
+            limits: Limits::default(),
+        };
+        client.add_vm(vm.clone()).expect("adding a guest");
+        vm
+    }
+
+    /// A line of its `/proc/PID/status`, as a number.
+    fn status(&self, field: &str) -> u64 {
+        let path = format!("/proc/{}/status", self.child.id());
+        let status = std::fs::read_to_string(path).expect("reading /proc");
+        let value = status
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+            .expect("the kernel says so");
+        value
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .expect("a number")
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+    }
+}
+
+fn spawn(folder: &Path) -> Child {
+    Command::new(std::env::current_exe().expect("this executable"))
+        .args(["--exact", "process::the_service_itself", "--ignored"])
+        .env(FOLDER, folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("starting the service")
+}
+
+fn listener(vm: &VmSpec) -> UnixListener {
+    let path = PathBuf::from(format!("{}_{PORT}", vm.stream_socket().display()));
+    drop(std::fs::remove_file(&path));
+    UnixListener::bind(path).expect("listening as a service of the host")
+}
+
+#[track_caller]
+fn works(vm: &VmSpec, guest: &mut Guest) {
+    let listener = listener(vm);
+    let socket = guest.open_stream(PORT).expect("connecting to the host");
+    let mut peer = accept(&listener);
+    guest.send(socket, b"ping").expect("sending");
+    assert_eq!(read_exact(&mut peer, 4), b"ping");
+    peer.write_all(b"pong").expect("writing");
+    assert_eq!(guest.receive_exact(socket, 4).expect("it"), b"pong");
+    guest.close(socket).expect("closing");
+}
+
+#[test]
+fn a_service_that_is_killed_comes_back_with_its_guests_and_they_reconnect() {
+    let mut service = Service::start();
+    let mut client = service.client();
+    let vms = ["first", "second"].map(|lease| service.add(&mut client, lease));
+    let mut guests = vms
+        .each_ref()
+        .map(|vm| Guest::connect(&Settings::default(), &vm.vhost_socket()).expect("booting"));
+    for round in 1..=2 {
+        let mut sockets = Vec::new();
+        for (vm, guest) in vms.iter().zip(&mut guests) {
+            works(vm, guest);
+            let listener = listener(vm);
+            let socket = guest.open_stream(PORT).expect("connecting");
+            sockets.push((socket, accept(&listener)));
+        }
+        service.kill();
+        for guest in &mut guests {
+            let gone = guest.run_for(Duration::from_secs(5));
+            assert!(matches!(gone, Err(GuestError::BackEndGone)), "{gone:?}");
+        }
+        service.start_again();
+        assert_eq!(service.client().vms().expect("the guests").len(), 2);
+        for ((vm, guest), socket) in vms.iter().zip(&mut guests).zip(sockets) {
+            let (socket, _peer) = socket;
+            eventually("the guest's socket", || {
+                guest.reconnect(&vm.vhost_socket()).is_ok()
+            });
+            guest
+                .wait_until("the event", |guest| guest.transport_resets() == round)
+                .expect("the event");
+            assert_eq!(guest.socket(socket).state, State::Reset);
+            works(vm, guest);
+            assert_eq!(guest.violations(), [String::new(); 0]);
+        }
+    }
+}
+
+/// Descriptors that a guest of this size takes in this process, and more.
+const DESCRIPTORS_PER_GUEST: u64 = 12;
+
+#[test]
+fn a_thousand_guests_take_no_further_thread_and_little_memory() {
+    let limit = getrlimit(Resource::Nofile);
+    let mut raised = limit;
+    raised.current = limit.maximum;
+    setrlimit(Resource::Nofile, raised).expect("as many descriptors as are allowed");
+    let most = raised.current.unwrap_or(u64::MAX);
+    assert!(
+        most > 1000 * DESCRIPTORS_PER_GUEST + 1000,
+        "the limit of open files is {most}: this test needs 13000 (ulimit -Hn)"
+    );
+    let service = Service::start();
+    let mut client = service.client();
+    let first = service.add(&mut client, "first");
+    let small = Settings {
+        queue_size: 128,
+        memory: vec![(0, 1 << 20)],
+        receive_buffers: 64,
+        transmit_slots: 2,
+        ..Settings::default()
+    };
+    let mut first_guest = Guest::connect(&small, &first.vhost_socket()).expect("booting");
+    works(&first, &mut first_guest);
+    let threads = service.status("Threads");
+    let memory = service.status("RssAnon");
+    let (_, _, told) = client.hello().expect("how many threads");
+
+    let vms: Vec<VmSpec> = (0..1000)
+        .map(|number| service.add(&mut client, &format!("vm-{number}")))
+        .collect();
+    let mut guests: Vec<Guest> = vms
+        .iter()
+        .map(|vm| Guest::connect(&small, &vm.vhost_socket()).expect("booting"))
+        .collect();
+    let grown = service.status("RssAnon") - memory;
+    assert!(grown / 1000 <= 100, "{} KiB per idle guest", grown / 1000);
+    for (vm, guest) in vms.iter().zip(&mut guests).step_by(50) {
+        works(vm, guest);
+    }
+    // All of them have a connection at once.
+    let mut open = Vec::new();
+    for (vm, guest) in vms.iter().zip(&mut guests) {
+        let listener = listener(vm);
+        let socket = guest.open_stream(PORT).expect("connecting");
+        guest.send(socket, b"here").expect("sending");
+        let mut peer = accept(&listener);
+        assert_eq!(read_exact(&mut peer, 4), b"here");
+        open.push(peer);
+    }
+    assert_eq!(service.status("Threads"), threads);
+    assert_eq!(client.hello().expect("how many threads").2, told);
+    drop(guests);
+    for vm in vms {
+        client.remove_vm(vm.key).expect("removing a guest");
+    }
+    works(&first, &mut first_guest);
+}
+
+#[test]
+fn a_vmm_that_takes_its_memory_away_takes_nobody_with_it() {
+    let mut service = Service::start();
+    let mut client = service.client();
+    let vm = service.add(&mut client, "hostile");
+    let other = service.add(&mut client, "neighbour");
+    let mut guest = Guest::connect(&Settings::default(), &other.vhost_socket()).expect("booting");
+    let region = Region::new(0, 1 << 20).expect("memory");
+    let messages = session(&region, 256).expect("messages");
+    let mut wire = Wire::connect(&vm.vhost_socket(), PATIENCE).expect("connecting");
+    let started = messages.len() - 4;
+    for message in &messages[..started] {
+        wire.say(message).expect("the back end goes along");
+    }
+    rustix::fs::ftruncate(&region.file, 0).expect("taking the memory away");
+    for message in &messages {
+        if message.bytes[..4] == request::SET_VRING_KICK.to_le_bytes() {
+            rustix::io::write(&message.fds[0], &1u64.to_ne_bytes()).expect("a kick");
+        }
+    }
+    let until = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < until {
+        works(&other, &mut guest);
+    }
+    let ended = service.child.try_wait().expect("asking for it");
+    assert!(ended.is_none(), "the service has ended: {ended:?}");
+    drop(wire);
+    let mut again = Guest::connect(&Settings::default(), &vm.vhost_socket()).expect("booting");
+    works(&vm, &mut again);
+}
+
+#[test]
+fn a_policy_that_is_changed_through_the_control_socket_counts_at_once() {
+    let service = Service::start();
+    let mut client = service.client();
+    let vm = service.add(&mut client, "changing");
+    let mut guest = Guest::connect(&Settings::default(), &vm.vhost_socket()).expect("booting");
+    let listener = listener(&vm);
+    let socket = guest.open_stream(PORT).expect("connecting");
+    let _peer = accept(&listener);
+    client
+        .set_policy(vm.key.clone(), VsockPolicy::default())
+        .expect("changing the policy");
+    guest
+        .wait_until("RST", |guest| guest.socket(socket).state == State::Reset)
+        .expect("RST");
+    let refused = guest.open_stream(PORT);
+    assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
+    let traffic = client.traffic(Some(vm.key)).expect("the counters");
+    assert_eq!(traffic[0].traffic.opened_by_guest, 1);
+}
