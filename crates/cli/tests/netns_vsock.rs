@@ -23,7 +23,7 @@ use sandwire_testlab::{
     lab::{self, Lab},
     sandwire::{self, Daemon},
 };
-use sandwire_vsock_guest::{Guest, Kind, Settings, Socket};
+use sandwire_vsock_guest::{Guest, Kind, Settings, Socket, socket::State};
 use serde_json::Value;
 
 const CONFIG: &str = r#"
@@ -276,6 +276,8 @@ fn connections_outlive_the_daemon_and_the_service_comes_back_by_itself() {
         echo(&mut guest, socket, "with the next service");
         let channels = world.daemon.json("vsock list --channels").unwrap();
         assert_eq!(channels.as_array().unwrap().len(), 2);
+        // Its command would go on for as long as the connection does.
+        guest.close(socket).unwrap();
         interrupt(listener);
 
         // A lease that ends while the service is away leaves nothing, and neither does one of before.
@@ -304,7 +306,9 @@ fn siblings_reach_each_other_and_captures_have_their_packets() {
         let socket = caller.start_open(Kind::Stream, 2, 5000);
         let accepted = called.accept(Kind::Stream, 7000).unwrap();
         caller
-            .wait_until("it is connected", |guest| guest.may_send(socket))
+            .wait_until("it is connected", |guest| {
+                guest.socket(socket).state != State::Connecting
+            })
             .unwrap();
         caller.send(socket, b"sibling").unwrap();
         caller.run_for(Duration::from_millis(50)).unwrap();

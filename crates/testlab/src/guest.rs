@@ -4,12 +4,14 @@
 //! snapshot do. [`user_mode_linux`] runs many of them as plain processes; [`qemu`] boots one, saves it
 //! and restores any number copy-on-write; [`firecracker`] does the same where it is installed.
 //! [`systemd`] boots a whole Debian to try units in; [`machine`] runs a test on another kernel.
+//! [`vsock`] has guests without any network, which do what [`agent`] says on a serial line.
 //! [`kernel`] fetches kernels for QEMU once, without installing them. [`web`] talks to the guests'
 //! web server.
 //!
 //! The guest runs nothing at a restore: no address change, no announcement. Whatever works at once
 //! works because of what is outside of it.
 
+pub mod agent;
 pub mod cpio;
 pub mod firecracker;
 pub mod initramfs;
@@ -19,6 +21,7 @@ pub mod qemu;
 pub mod qmp;
 pub mod systemd;
 pub mod user_mode_linux;
+pub mod vsock;
 pub mod web;
 
 use std::{

@@ -37,6 +37,8 @@ impl std::fmt::Display for Stream {
 pub fn send(target: SocketAddr, blocks: u64) -> Result<Stream> {
     let mut stream = TcpStream::connect_timeout(&target, PATIENCE)
         .with_context(|| format!("connect to {target}"))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     let sent = send_on(&mut stream, blocks)?;
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut rest = Vec::new();
@@ -44,9 +46,11 @@ pub fn send(target: SocketAddr, blocks: u64) -> Result<Stream> {
     Ok(sent)
 }
 
-fn send_on(stream: &mut TcpStream, blocks: u64) -> Result<Stream> {
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+/// Sends so many blocks on a connection, each by one write if the connection takes it whole.
+///
+/// # Errors
+/// If the connection fails.
+pub fn send_on(stream: &mut impl Write, blocks: u64) -> Result<Stream> {
     let (mut generator, mut hash) = (SEED, SEED);
     let mut block = vec![0; BLOCK];
     for _ in 0..blocks {
@@ -87,18 +91,26 @@ impl Receiver {
     pub fn receive(&self) -> Result<Stream> {
         let (mut stream, _) = self.listener.accept().context("accept a stream")?;
         stream.set_read_timeout(Some(PATIENCE))?;
-        let (mut bytes, mut hash) = (0, SEED);
-        let mut block = vec![0; BLOCK];
-        while read_block(&mut stream, &mut block)? {
-            hash = hash_block(hash, &block);
-            bytes += BLOCK as u64;
-        }
-        Ok(Stream { bytes, hash })
+        receive_on(&mut stream)
     }
 }
 
+/// Receives a stream on a connection until the other side has closed.
+///
+/// # Errors
+/// If it breaks off.
+pub fn receive_on(stream: &mut impl Read) -> Result<Stream> {
+    let (mut bytes, mut hash) = (0, SEED);
+    let mut block = vec![0; BLOCK];
+    while read_block(stream, &mut block)? {
+        hash = hash_block(hash, &block);
+        bytes += BLOCK as u64;
+    }
+    Ok(Stream { bytes, hash })
+}
+
 /// Reads a whole block; false at the stream's end.
-fn read_block(stream: &mut TcpStream, block: &mut [u8]) -> Result<bool> {
+fn read_block(stream: &mut impl Read, block: &mut [u8]) -> Result<bool> {
     let mut length = 0;
     while length < block.len() {
         match stream

@@ -111,9 +111,15 @@ impl Sink {
         self.wake.wake();
     }
 
+    /// Ends it although whoever asked for it hasn't, and says why.
+    pub fn end_because(&self, reason: &str) {
+        self.fail(reason.to_owned());
+        self.wake.wake();
+    }
+
     fn fail(&self, reason: String) {
+        lock(&self.reason).get_or_insert(reason);
         self.over.store(true, Ordering::Relaxed);
-        *lock(&self.reason) = Some(reason);
     }
 }
 

@@ -22,6 +22,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, epoll, poll},
+    fs::{FileType, Mode, OFlags, fstat, open},
     io::Errno,
     net::{
         AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send,
@@ -37,6 +38,8 @@ use crate::{
     worker::Command,
 };
 
+/// How a socket's path is looked at.
+pub(crate) const LOOK_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// How long a sibling behind a hybrid VMM is tried again that isn't there or refuses. Less than the two
 /// seconds that a Linux guest waits for its own connect.
 pub const SIBLING_PATIENCE: Duration = Duration::from_secs(1);
@@ -209,11 +212,26 @@ impl Dial {
         }
     }
 
+    /// Connects to the socket at a path, and to nothing that a link there leads to: the owner of a guest's
+    /// folder has only its own rights, and would otherwise reach whatever ours reach.
     fn connect_unix(&self, path: &Path) -> Result<OwnedFd, Errno> {
-        let address = SocketAddrUnix::new(path)?;
+        let found = open(path, LOOK_FLAGS, Mode::empty())?;
+        if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
+            return Err(Errno::CONNREFUSED);
+        }
+        // The very file that was looked at, whatever has its name by now.
+        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
         let socket = self.socket(AddressFamily::UNIX)?;
-        connect(&socket, &address)?;
-        Ok(socket)
+        match connect(&socket, &address) {
+            Ok(()) => Ok(socket),
+            Err(error) => {
+                if error == Errno::ACCESS {
+                    let path = path.display();
+                    tracing::debug!(%path, "the vsock service may not connect: its group needs the right to write");
+                }
+                Err(error)
+            }
+        }
     }
 
     fn connect_tcp(&mut self, address: std::net::SocketAddr) -> Result<Step, VsockRefusal> {

@@ -385,3 +385,136 @@ fn identity_line(caller: &Placement, port: u32) -> String {
     let cid = caller.cid;
     format!("SANDWIRE/1 tenant={tenant} lease={lease} cid={cid} port={port}\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(tenant: u32, lease: &str) -> VmKey {
+        VmKey {
+            tenant,
+            lease: lease.parse().expect("a name"),
+        }
+    }
+
+    fn vm(tenant: u32, lease: &str, virtual_cid: Option<u32>, rules: &str) -> Placement {
+        Placement {
+            key: key(tenant, lease),
+            face: Face::Hybrid,
+            cid: 3,
+            virtual_cid,
+            socket: format!("/run/{tenant}.{lease}/vsock.sock").into(),
+            policy: serde_json::from_str(&format!(r#"{{"rules": [{rules}]}}"#)).expect("rules"),
+        }
+    }
+
+    const RULES: &str = r#"
+        {"port": "1", "to": {"kind": "host"}},
+        {"port": "10-19", "to": {"kind": "sandbox", "lease": "db", "port": 5432}, "identity": true},
+        {"port": "20", "to": {"kind": "sandbox", "lease": "db", "owner_uid": 7, "port": 80}},
+        {"port": "30", "to": {"kind": "sandbox", "lease": "gone", "port": 80}},
+        {"port": "40", "to": {"kind": "tcp", "address": "127.0.0.1:80"}}"#;
+
+    fn directory() -> Directory {
+        let directory = Directory::new();
+        for vm in [
+            vm(1000, "web", Some(50), RULES),
+            vm(1000, "db", Some(51), ""),
+            vm(7, "db", Some(51), ""),
+            vm(1000, "other", Some(52), ""),
+        ] {
+            directory.add(vm).expect("a guest");
+        }
+        directory
+    }
+
+    fn route(cid: u32, port: u32) -> Result<(String, u32), VsockRefusal> {
+        let from = key(1000, "web");
+        let route = directory().route(&from, cid, port, VsockType::Stream)?;
+        Ok(match route.target {
+            Target::HybridVm { socket, port } => (socket.display().to_string(), port),
+            Target::Unix(path) => (path.display().to_string(), 0),
+            other => (format!("{other:?}"), 0),
+        })
+    }
+
+    #[test]
+    fn ports_of_the_host_lead_where_the_rules_say() {
+        let to = |path: &str, port| Ok((path.to_owned(), port));
+        assert_eq!(route(2, 1), to("/run/1000.web/vsock.sock_1", 0));
+        assert_eq!(route(2, 10), to("/run/1000.db/vsock.sock", 5432));
+        assert_eq!(route(2, 19), to("/run/1000.db/vsock.sock", 5441));
+        assert_eq!(route(2, 20), to("/run/7.db/vsock.sock", 80));
+        assert_eq!(route(2, 21), Err(VsockRefusal::Policy));
+        assert_eq!(route(2, 30), Err(VsockRefusal::Unreachable));
+    }
+
+    #[test]
+    fn virtual_cids_are_the_tenants_own_and_lead_no_further_than_the_rules() {
+        let db = "/run/1000.db/vsock.sock".to_owned();
+        assert_eq!(route(51, 5432), Ok((db.clone(), 5432)));
+        assert_eq!(route(51, 5441), Ok((db, 5441)));
+        // That port is allowed of the other tenant's, which isn't meant by this CID.
+        for port in [80, 5431, 5442, 10, 0, u32::MAX] {
+            assert_eq!(route(51, port), Err(VsockRefusal::Policy), "{port}");
+        }
+        assert_eq!(route(52, 5432), Err(VsockRefusal::Policy));
+        for cid in [0, 1, 3, 53, u32::MAX] {
+            assert_eq!(route(cid, 1), Err(VsockRefusal::Cid), "{cid}");
+        }
+    }
+
+    #[test]
+    fn who_calls_is_named_by_lease_and_by_the_port_of_the_rule() {
+        let from = key(1000, "web");
+        let directory = directory();
+        for (cid, port) in [(2, 12), (51, 5434)] {
+            let route = directory
+                .route(&from, cid, port, VsockType::Stream)
+                .expect("a route");
+            let line = "SANDWIRE/1 tenant=1000 lease=web cid=3 port=12\n";
+            assert_eq!(route.identity.as_deref(), Some(line));
+            assert_eq!((&*route.peer, &*route.caller), ("db:5434", "web"));
+        }
+    }
+
+    #[test]
+    fn messages_go_only_where_they_are_understood() {
+        let directory = directory();
+        let from = key(1000, "web");
+        let messages = |port| directory.route(&from, 2, port, VsockType::Seqpacket).err();
+        assert_eq!(messages(1), None);
+        assert_eq!(messages(10), Some(VsockRefusal::SeqpacketUnsupported));
+        assert_eq!(messages(40), Some(VsockRefusal::SeqpacketUnsupported));
+    }
+
+    #[test]
+    fn a_virtual_cid_is_had_once_in_a_tenant_until_its_guest_goes() {
+        let directory = directory();
+        let error = directory
+            .add(vm(1000, "new", Some(51), ""))
+            .expect_err("it is taken");
+        let by = key(1000, "db");
+        assert!(
+            matches!(&error, DirectoryError::CidInUse { by: is, .. } if *is == by),
+            "{error}"
+        );
+        assert!(
+            directory.get(&key(1000, "new")).is_none(),
+            "nothing has changed"
+        );
+        assert!(directory.remove(&by));
+        directory
+            .add(vm(1000, "new", Some(51), ""))
+            .expect("it is free");
+        for cid in [0, 1, 2, u32::MAX] {
+            let error = directory
+                .add(vm(9, "bad", Some(cid), ""))
+                .expect_err("reserved");
+            assert!(
+                matches!(error, DirectoryError::ReservedCid { .. }),
+                "{error}"
+            );
+        }
+    }
+}

@@ -2,14 +2,15 @@
 //!
 //! Data goes straight between the descriptor and the guest's memory. Only what the descriptor doesn't take
 //! is copied, into a backlog that exists while it is needed; credit bounds it, and for messages of no bytes,
-//! which cost no credit, [`MOST_MESSAGES`] does.
+//! which cost no credit, [`waiting::MOST_EMPTY`] does.
 //!
 //! Messages (SEQPACKET) are put together before they are sent, and read whole before they go to the guest.
 //! On the host's sockets, each message is one of AF_UNIX; those have no end-of-record mark, so MSG_EOR of a
 //! guest ends there. Between siblings both ends are ours: a byte in front of each message carries the marks.
 
+pub mod waiting;
+
 use std::{
-    collections::VecDeque,
     io,
     mem::{MaybeUninit, size_of},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -18,10 +19,8 @@ use std::{
 
 use rustix::{io::Errno, net::Shutdown};
 
+use self::waiting::Waiting;
 use crate::packet::flags;
-
-/// Most messages that wait for a peer.
-pub const MOST_MESSAGES: usize = 1024;
 
 /// A backlog that is empty again keeps no more memory than this, in bytes.
 const KEPT: usize = 4096;
@@ -79,7 +78,7 @@ pub enum Wrote {
     Closed,
     /// The guest's memory isn't there.
     Fault,
-    /// Too many messages wait.
+    /// Too many messages of no bytes wait.
     TooMany,
 }
 
@@ -92,7 +91,7 @@ pub struct Peer {
     backlog: Vec<u8>,
     backlog_start: usize,
     /// Messages that it didn't take, with their mark where there is one.
-    messages: VecDeque<Vec<u8>>,
+    messages: Waiting,
     /// Payload in `messages`.
     message_bytes: usize,
     /// The message that the guest is sending.
@@ -114,7 +113,7 @@ impl Peer {
             framing,
             backlog: Vec::new(),
             backlog_start: 0,
-            messages: VecDeque::new(),
+            messages: Waiting::default(),
             message_bytes: 0,
             assembling: Vec::new(),
             outgoing: None,
@@ -230,17 +229,12 @@ impl Peer {
             message[0] = u8::try_from(bits & marks).expect("two bits");
         }
         if !self.messages.is_empty() {
-            if self.messages.len() >= MOST_MESSAGES {
-                return Wrote::TooMany;
-            }
-            self.keep_message(message);
-            return Wrote::Bytes(0);
+            return self.keep_message(&message);
         }
         match self.send_message(&message) {
             Ok(sent) => Wrote::Bytes(sent),
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {
-                self.keep_message(message);
-                Wrote::Bytes(0)
+                self.keep_message(&message)
             }
             Err(_) => Wrote::Closed,
         }
@@ -256,9 +250,13 @@ impl Peer {
         usize::from(self.framing == Framing::MarkedMessage)
     }
 
-    fn keep_message(&mut self, message: Vec<u8>) {
-        self.message_bytes += message.len() - self.mark_bytes();
-        self.messages.push_back(message);
+    fn keep_message(&mut self, message: &[u8]) -> Wrote {
+        let payload = message.len() - self.mark_bytes();
+        if !self.messages.push(message, payload) {
+            return Wrote::TooMany;
+        }
+        self.message_bytes += payload;
+        Wrote::Bytes(0)
     }
 
     /// Sends a message; its payload.
@@ -274,12 +272,12 @@ impl Peer {
     /// Passes on what waits, as far as the descriptor takes it.
     pub fn flush(&mut self) -> Wrote {
         let mut passed = 0;
-        while let Some(message) = self.messages.front() {
+        while let Some(message) = self.messages.first() {
             match self.send_message(message) {
                 Ok(sent) => {
                     passed += sent;
                     self.message_bytes -= sent as usize;
-                    self.messages.pop_front();
+                    self.messages.pop(sent as usize);
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => break,
                 Err(_) => return Wrote::Closed,
@@ -312,7 +310,7 @@ impl Peer {
     pub fn discard(&mut self) {
         self.backlog = Vec::new();
         self.backlog_start = 0;
-        self.messages = VecDeque::new();
+        self.messages = Waiting::default();
         self.message_bytes = 0;
         self.assembling = Vec::new();
     }

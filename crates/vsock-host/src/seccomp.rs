@@ -13,7 +13,7 @@ use seccompiler::{
 
 use rustix::fs::OFlags;
 
-use crate::{service::Seccomp, state::CREATE_FLAGS};
+use crate::{dial::LOOK_FLAGS, service::Seccomp, state::CREATE_FLAGS};
 
 /// Why there is no filter.
 #[derive(Debug, thiserror::Error)]
@@ -54,9 +54,12 @@ fn program(refusal: SeccompAction) -> Result<BpfProgram, seccompiler::BackendErr
     // Added by some libraries, without a meaning on 64-bit machines.
     let mask = u64::from(u32::MAX) & !u64::from(OFlags::LARGEFILE.bits());
     let flags = |argument| only(argument, SeccompCmpOp::MaskedEq(mask), create);
-    rules.insert(libc::SYS_openat, vec![flags(2)?]);
+    // A path that is only looked at gives nothing to read or write.
+    let look = u64::from(LOOK_FLAGS.bits());
+    let looks = |argument| only(argument, SeccompCmpOp::MaskedEq(mask), look);
+    rules.insert(libc::SYS_openat, vec![flags(2)?, looks(2)?]);
     #[cfg(target_arch = "x86_64")]
-    rules.insert(libc::SYS_open, vec![flags(1)?]);
+    rules.insert(libc::SYS_open, vec![flags(1)?, looks(1)?]);
     // A thread that is still starting gives itself its name.
     let set_name = u64::from(libc::PR_SET_NAME.unsigned_abs());
     rules.insert(libc::SYS_prctl, vec![only(0, SeccompCmpOp::Eq, set_name)?]);

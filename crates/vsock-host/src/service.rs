@@ -169,7 +169,7 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
         }
     }
     tracing::info!(folder = %settings.folder.display(), threads, descriptors, "the vsock service is ready");
-    notify_ready();
+    notify(sd_notify::NotifyState::Ready);
     let outcome = serve(&mut poller, &ended, &mut server, &mut channels);
     drop(server);
     if let Err(error) = listener::remove(&socket) {
@@ -192,6 +192,7 @@ fn serve(
             match ready.token {
                 SIGNAL => {
                     tracing::info!("the vsock service ends");
+                    notify(sd_notify::NotifyState::Stopping);
                     return Ok(());
                 }
                 CAPTURE_ENDED => {
@@ -270,8 +271,8 @@ fn end_signals() -> io::Result<OwnedFd> {
 }
 
 /// Tells systemd, if it asked.
-fn notify_ready() {
-    if let Err(error) = sd_notify::notify(false, &[sd_notify::NotifyState::Ready]) {
-        tracing::warn!(%error, "systemd couldn't be told that the vsock service is ready");
+fn notify(state: sd_notify::NotifyState) {
+    if let Err(error) = sd_notify::notify(false, &[state]) {
+        tracing::warn!(%error, "systemd couldn't be told how the vsock service is");
     }
 }

@@ -92,7 +92,7 @@ fn model(line: &[u8]) -> Asked {
         .filter(|word| !word.is_empty())
         .collect();
     match words[..] {
-        [verb, port] if verb.to_ascii_lowercase() == "connect" && !port.starts_with('+') => {
+        [verb, port] if verb.eq_ignore_ascii_case("connect") && !port.starts_with('+') => {
             match port.parse() {
                 Ok(port) if port != u32::MAX => Asked::Connect { port },
                 _ => Asked::Failed,

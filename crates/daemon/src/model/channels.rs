@@ -23,6 +23,8 @@ use sandwire_slot::{
 pub(crate) struct ModelChannels {
     channels: Mutex<BTreeMap<LeaseKey, ChannelPlan>>,
     pub(crate) is_down: AtomicBool,
+    /// Captures end at once.
+    pub(crate) captures_end: AtomicBool,
     /// What hands on captures: the writing end stays open.
     captures: Mutex<Vec<std::io::PipeWriter>>,
 }
@@ -114,7 +116,9 @@ impl Channels for ModelChannels {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let bytes = vec![7; usize::try_from(snap_bytes).unwrap().min(4096)];
         writer.write_all(&bytes).unwrap();
-        self.captures.lock().unwrap().push(writer);
+        if !self.captures_end.load(Ordering::Relaxed) {
+            self.captures.lock().unwrap().push(writer);
+        }
         Ok(Capture {
             bytes: reader.into(),
             hold: Box::new(()),

@@ -14,13 +14,13 @@ use std::{
 use sandwire_api::{
     lease::AcquireLease,
     name::Name,
-    pool::{AccessVerb, Pool as ApiPool},
-    vsock::{
-        LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy, VsockRequest, VsockTraffic,
-    },
+    vsock::{LeaseVsock, VsockConnection, VsockRequest, VsockTraffic},
 };
 
-use super::{Caller, Shared, Slots, State, acquire::Outcome, no_lease};
+mod policy;
+
+use self::policy::demand_rules;
+use super::{Caller, Shared, Slots, State, acquire::Outcome};
 use crate::{
     channel::{Capture, ChannelError, ChannelPlan, ChannelRecord, checks, excess_path_bytes},
     error::{PlanError, ServiceError},
@@ -137,103 +137,6 @@ impl Slots {
             })
         });
         Ok(connections)
-    }
-
-    /// What a lease's guest may reach by vsock.
-    ///
-    /// # Errors
-    /// There is no such lease for this caller, or it has no channel.
-    pub fn channel_policy(
-        &self,
-        caller: Caller,
-        owner_uid: Option<u32>,
-        name: &Name,
-    ) -> Result<LeaseVsockPolicy, ServiceError> {
-        let key = caller.lease_key(owner_uid, name);
-        let state = self.shared.lock();
-        let record = &state.lease(caller, &key)?.record;
-        let channel = record.channel.as_ref().ok_or_else(|| no_channel(&key))?;
-        let plan = &state.pool(&record.pool)?.plan;
-        let of_pool = || plan.spec.vsock.clone().unwrap_or_default();
-        Ok(LeaseVsockPolicy {
-            own: channel.policy.is_some(),
-            policy: channel.policy.clone().unwrap_or_else(of_pool),
-        })
-    }
-
-    /// Gives a lease's channel a policy of its own, or its pool's again: at once, and connections that are
-    /// no longer allowed are reset. Who holds the lease may name its own sockets and sandboxes; the rest
-    /// takes the right to manage the pool.
-    ///
-    /// # Errors
-    /// Nothing changed.
-    pub fn set_channel_policy(
-        &self,
-        caller: Caller,
-        owner_uid: Option<u32>,
-        name: &Name,
-        policy: Option<VsockPolicy>,
-    ) -> Result<LeaseVsockPolicy, ServiceError> {
-        let shared = &self.shared;
-        let (record, seen) = shared.channel_of(caller, owner_uid, name)?;
-        if let Some(policy) = &policy {
-            checks::check_policy(policy, seen.channel.kind)?;
-            demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
-        }
-        let _gate = shared.channels_gate_read();
-        shared.change_channel_policy(&record.key, &seen.pool, policy)?;
-        self.channel_policy(caller, owner_uid, name)
-    }
-
-    /// Changes what guests of a pool may reach by vsock: at once for all leases without such a policy of
-    /// their own.
-    ///
-    /// # Errors
-    /// Nothing changed.
-    pub fn set_pool_vsock(
-        &self,
-        name: &Name,
-        policy: VsockPolicy,
-    ) -> Result<ApiPool, ServiceError> {
-        let shared = &self.shared;
-        let _pools = shared
-            .pools_gate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let _gate = shared.channels_gate_read();
-        let mut state = shared.lock();
-        let entry = state.pool(name)?;
-        let plan_error = |source| ServiceError::Plan {
-            pool: name.clone(),
-            source,
-        };
-        let plan = entry.plan.with_vsock(policy.clone()).map_err(plan_error)?;
-        let mut spec = entry.current_spec();
-        spec.vsock = Some(policy.clone());
-        let mut affected = Vec::new();
-        for lease in state.leases.values() {
-            let record = &lease.record;
-            if let Some(channel) = &record.channel
-                && record.pool == *name
-                && channel.policy.is_none()
-            {
-                checks::check_policy(&policy, channel.kind)
-                    .map_err(|error| plan_error(PlanError::Vsock(error)))?;
-                affected.push(record.key.clone());
-            }
-        }
-        if let Err(error) = state.journal.put_pool(&spec) {
-            state.journal_failed();
-            return Err(error.into());
-        }
-        state.pool_mut(name)?.plan = Arc::new(plan);
-        drop(state);
-        for key in affected {
-            if let Err(error) = shared.channels.set_policy(&key, &policy) {
-                shared.lock().channels_differ(&error);
-            }
-        }
-        self.pool(name)
     }
 
     /// Begins to capture the packets of a lease's channel.
@@ -427,49 +330,6 @@ impl Shared {
             tracing::warn!(lease = %record.key, %error, "a released lease's vsock channel is closed later");
             state.channels_differ(&error);
         }
-    }
-
-    fn change_channel_policy(
-        &self,
-        key: &LeaseKey,
-        plan: &Plan,
-        policy: Option<VsockPolicy>,
-    ) -> Result<(), ServiceError> {
-        let mut state = self.wait_idle(key)?;
-        let lease = state.leases.get(key).ok_or_else(|| no_lease(key))?;
-        let before = lease
-            .record
-            .channel
-            .clone()
-            .ok_or_else(|| no_channel(key))?;
-        let after = ChannelRecord {
-            policy: policy.clone(),
-            ..before.clone()
-        };
-        if let Err(error) = state.journal.set_lease_channel(key, Some(&after)) {
-            state.journal_failed();
-            return Err(error.into());
-        }
-        state.set_channel(key, after);
-        state.set_busy(key, true);
-        drop(state);
-        let wanted = policy.unwrap_or_else(|| plan.spec.vsock.clone().unwrap_or_default());
-        let told = self.channels.set_policy(key, &wanted);
-        let mut state = self.lock();
-        state.set_busy(key, false);
-        if told.is_err() {
-            if state.journal.set_lease_channel(key, Some(&before)).is_err() {
-                state.journal_failed();
-            }
-            state.set_channel(key, before);
-        }
-        drop(state);
-        self.changed.notify_all();
-        told.map_err(|source| ServiceError::Channel {
-            operation: "change the vsock policy of",
-            object: format!("lease '{}'", key.name),
-            source,
-        })
     }
 
     /// Has the service have what the journal says, if it may differ: after a start, when the service came
@@ -691,27 +551,6 @@ fn row(record: &LeaseRecord, seen: &Seen, traffic: Option<VsockTraffic>) -> Leas
         pool: record.pool.clone(),
         channel: seen.channel.to_api(),
         traffic,
-    }
-}
-
-/// Rules that lead to services of the host or to other owners' sandboxes take the right to manage.
-fn demand_rules(
-    caller: Caller,
-    owner_uid: u32,
-    policy: &VsockPolicy,
-    plan: &Plan,
-) -> Result<(), ServiceError> {
-    match checks::privileged_rule(policy, owner_uid) {
-        Some(rule) if !caller.may(AccessVerb::Manage, &plan.spec) => Err(ServiceError::Forbidden {
-            uid: caller.uid,
-            operation: "use",
-            object: format!(
-                "the vsock rule for port {}: one that leads to services of the host or to another owner's \
-                 sandbox takes the right to manage pool '{}'",
-                rule.port, plan.spec.name
-            ),
-        }),
-        _ => Ok(()),
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
     fs::{self, File},
     path::{Path, PathBuf},
     process::Command,
@@ -125,12 +126,24 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Paths of these modules and of all that they need, in the order to load them.
+    /// Paths of these modules and of all that they need, in the order to load them. What this kernel has built
+    /// in needs no loading.
     ///
     /// # Errors
     /// If there is no such module.
     pub fn modules_for(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
-        in_order(&dependencies(&self.modules)?, names)
+        let file = self.modules.join("modules.builtin");
+        let text = fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
+        let built_in: BTreeSet<_> = text
+            .lines()
+            .filter_map(|line| Path::new(line).file_stem())
+            .collect();
+        let names: Vec<&str> = names
+            .iter()
+            .copied()
+            .filter(|name| !built_in.contains(OsStr::new(name)))
+            .collect();
+        in_order(&dependencies(&self.modules)?, &names)
     }
 }
 

@@ -88,6 +88,21 @@ impl Qmp {
         }
     }
 
+    /// Waits until there is no object at this path any more, such as a device that was unplugged.
+    ///
+    /// # Errors
+    /// If it is still there in the end.
+    pub fn wait_gone(&mut self, path: &str, patience: Duration) -> Result<()> {
+        let deadline = Instant::now() + patience;
+        while self.execute("qom-list", &json!({"path": path})).is_ok() {
+            if Instant::now() >= deadline {
+                bail!("QEMU still has {path} after {patience:?}");
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
     fn next_document(&mut self) -> Result<Value> {
         let mut line = String::new();
         let length = self.reader.read_line(&mut line).context("hear from QEMU")?;

@@ -126,6 +126,7 @@ impl Vm {
         scratch: &mut Scratch,
         left: &mut u32,
     ) -> bool {
+        let before = *left;
         let mut batch = Batch::default();
         scratch.pieces.clear();
         let emptied = loop {
@@ -156,6 +157,8 @@ impl Vm {
                 }
             }
         };
+        let taken = u64::from(before - *left);
+        self.counters.egress_packets.fetch_add(taken, Relaxed);
         self.pass_on(transport, context, scratch, &mut batch);
         emptied
     }
@@ -169,7 +172,6 @@ impl Vm {
         scratch: &mut Scratch,
         batch: &mut Batch,
     ) {
-        self.counters.egress_packets.fetch_add(1, Relaxed);
         let mut bytes = [0; HEADER_BYTES];
         let next = if take_header(&mut scratch.pieces, batch.pieces, &mut bytes) {
             let header = Header::parse(&bytes);

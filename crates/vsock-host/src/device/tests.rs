@@ -41,9 +41,14 @@ struct Machine {
 
 impl Lab {
     fn new() -> Self {
+        Self::polling(Duration::ZERO)
+    }
+
+    /// With a worker that looks for work that long before it sleeps.
+    fn polling(busy_poll: Duration) -> Self {
         let directory = Arc::new(Directory::new());
         let budget = Arc::new(Budget::new(1 << 30));
-        let settings = WorkerSettings::default();
+        let settings = WorkerSettings { busy_poll };
         let (worker, thread) =
             worker::spawn(0, Arc::clone(&directory), budget, settings).expect("a worker");
         let folder = tempfile::tempdir().expect("a folder");
@@ -434,4 +439,56 @@ fn requests_that_are_reset_at_once_leave_nothing() {
     assert_eq!(lab.connections(), []);
     assert_eq!(machine.counters.snapshot().connections, 0);
     drop(listener);
+}
+
+#[test]
+fn a_worker_that_polls_answers_with_and_without_kicks() {
+    let lab = Lab::polling(Duration::from_millis(2));
+    let machine = lab.machine("web", vec![to_host(SERVICE)], Limits::default());
+    let listener = machine.service(SERVICE);
+    let mut guest = machine.boot();
+    let socket = guest.open_stream(SERVICE).expect("connecting");
+    let (mut service, _) = listener.accept().expect("a connection");
+    let echo = thread::spawn(move || {
+        let mut bytes = [0; 64];
+        while let Ok(read @ 1..) = service.read(&mut bytes) {
+            service.write_all(&bytes[..read]).expect("sending it back");
+        }
+    });
+    for pause in [0, 0, 10, 0, 10, 0] {
+        // Longer than it polls: then it sleeps, and wants a kick.
+        thread::sleep(Duration::from_millis(pause));
+        for _ in 0..20 {
+            guest.send(socket, b"ping").expect("sending");
+            assert_eq!(guest.receive_exact(socket, 4).expect("the echo"), b"ping");
+        }
+    }
+    guest.close(socket).expect("closing");
+    echo.join().expect("the service");
+    assert_eq!(guest.violations(), [] as [String; 0]);
+}
+
+#[test]
+fn a_vmm_that_takes_the_memory_away_is_let_go_and_the_neighbour_stays() {
+    let lab = Lab::new();
+    let one = lab.machine("one", vec![to_host(SERVICE)], Limits::default());
+    let two = lab.machine("two", vec![to_host(SERVICE)], Limits::default());
+    let (_first, second) = (one.service(SERVICE), two.service(SERVICE));
+    let (mut guest, mut neighbour) = (one.boot(), two.boot());
+    let socket = guest.open_stream(SERVICE).expect("connecting");
+    for fd in guest.transport().memory().files() {
+        // SAFETY: the descriptor is the guest's memory, which lives; only its length is changed, and the
+        // guest isn't used any more.
+        assert_eq!(unsafe { libc::ftruncate(fd, 0) }, 0);
+    }
+    let _ = socket;
+    guest.transport().kick_queue(1);
+    eventually("the VMM to be let go", || !one.counters.snapshot().attached);
+    let socket = neighbour.open_stream(SERVICE).expect("connecting");
+    let (mut service, _) = second.accept().expect("a connection");
+    neighbour.send(socket, b"alive").expect("sending");
+    let mut got = [0; 5];
+    service.read_exact(&mut got).expect("reading");
+    assert_eq!(&got, b"alive");
+    std::mem::forget(guest);
 }

@@ -376,26 +376,24 @@ impl Vm {
             rings,
             memory,
             ahead,
+            taking: pieces,
             ..
         } = transport;
         let ring = &mut rings[TO_GUEST];
-        let mut pieces = Vec::new();
         loop {
-            match ring.take(memory, Direction::ToGuest, &mut pieces) {
-                Taken::Chain(head) if length(&pieces) > HEADER_BYTES => {
-                    let bytes = u32::try_from(length(&pieces)).unwrap_or(u32::MAX);
-                    let first = pieces[0];
-                    pieces.remove(0);
+            pieces.clear();
+            match ring.take(memory, Direction::ToGuest, pieces) {
+                Taken::Chain(head) if length(pieces) > HEADER_BYTES => {
+                    let bytes = u32::try_from(length(pieces)).unwrap_or(u32::MAX);
                     ahead.push_back(Ahead {
                         head,
                         bytes,
-                        first,
-                        rest: pieces,
+                        first: pieces[0],
+                        rest: pieces[1..].to_vec(),
                     });
                     return true;
                 }
                 Taken::Chain(head) | Taken::Broken(head) => {
-                    pieces.clear();
                     self.counters.refuse(VsockRefusal::BadDescriptors);
                     if !ring.give_back(memory, head, 0) {
                         return false;

@@ -1,5 +1,7 @@
 //! What a transport answers, without a VMM.
 
+use std::os::unix::net::UnixStream;
+
 use super::*;
 
 #[test]

@@ -304,7 +304,7 @@ impl Channels {
         };
         self.directory.remove(key);
         if let Some(sink) = &vm.sink {
-            sink.end();
+            sink.end_because("its channel was removed");
         }
         let (sender, answer) = sync_channel(1);
         match vm.worker {

@@ -69,8 +69,9 @@ fn beside_a_neighbour(
         over.store(true, Ordering::Relaxed);
         (beside, after)
     });
-    // Half of the worker is fair, and the hostile guest's own thread takes a processor from the driver's.
-    let most = alone * 6 + Duration::from_millis(500);
+    // Half of the worker is fair, and the hostile guest's own thread takes a processor from the driver's, which
+    // other tests take as well. A neighbour that is starved doesn't come to an end at all.
+    let most = alone * 10 + Duration::from_secs(3);
     assert!(beside < most, "{what}: {beside:?}, alone {alone:?}");
     let grown = after.saturating_sub(before);
     assert!(grown < 256 << 20, "{what}: {grown} bytes more");

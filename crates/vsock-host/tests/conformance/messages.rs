@@ -235,9 +235,8 @@ fn many_small_messages_stay_apart() {
         peer
     });
     for number in 0..2000u32 {
-        guest
-            .send_message(socket, &number.to_le_bytes(), false)
-            .expect("sending");
+        let sent = guest.send_message(socket, &number.to_le_bytes(), false);
+        assert!(sent.is_ok(), "{number}: {sent:?}, {:?}", vm.traffic());
     }
     for number in 0..2000u32 {
         let (got, _) = guest
@@ -247,5 +246,28 @@ fn many_small_messages_stay_apart() {
         assert_eq!(got, number.to_le_bytes());
     }
     drop(reader.join().expect("the peer"));
+    clean(&guest);
+}
+
+#[test]
+fn thousands_of_small_messages_wait_for_a_slow_reader() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    let (socket, peer) = connected(&vm, &mut guest);
+    // More than the descriptor takes before anybody reads.
+    for number in 0..5000u32 {
+        let sent = guest.send_message(socket, &number.to_le_bytes(), false);
+        assert!(sent.is_ok(), "{number}: {sent:?}, {:?}", vm.traffic());
+    }
+    guest
+        .run_for(std::time::Duration::from_millis(50))
+        .expect("running");
+    for number in 0..5000u32 {
+        assert_eq!(next(&peer), number.to_le_bytes());
+    }
+    eventually("nothing to be buffered", || {
+        vm.traffic().buffered_bytes == 0
+    });
     clean(&guest);
 }

@@ -12,7 +12,7 @@ use std::{
     net::Shutdown,
     os::unix::{
         fs::{MetadataExt, PermissionsExt},
-        net::{UnixListener, UnixStream},
+        net::{UnixDatagram, UnixListener, UnixStream},
     },
     path::Path,
     process::{Command, Stdio},
@@ -111,7 +111,20 @@ fn killed_and_started_again_it_serves_the_same_guests() {
 
 #[test]
 fn sigterm_ends_it_in_order_and_nothing_is_forgotten() {
-    let mut service = Service::start();
+    let systemd = tempfile::tempdir().expect("a folder");
+    let told = systemd.path().join("notify");
+    let told = UnixDatagram::bind(&told)
+        .map(|socket| (socket, told))
+        .expect("a socket");
+    let mut service = Service::start_with(|command| {
+        command.env("NOTIFY_SOCKET", &told.1);
+    });
+    let hears = |what: &str| {
+        let mut message = [0; 64];
+        let length = told.0.recv(&mut message).expect("a message");
+        assert!(String::from_utf8_lossy(&message[..length]).contains(what));
+    };
+    hears("READY=1");
     let spec = service.spec(
         "web",
         VsockKind::Hybrid,
@@ -123,6 +136,7 @@ fn sigterm_ends_it_in_order_and_nothing_is_forgotten() {
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("SIGTERM");
     let status = service.process.wait().expect("its end");
     assert!(status.success(), "{status}");
+    hears("STOPPING=1");
     assert!(!control_socket(service.folder.path()).exists());
     assert!(!spec.folder.join("vsock.sock_7").exists());
     service.restart();
@@ -347,8 +361,18 @@ fn a_capture_ends_with_its_connection_and_tells_why_if_it_ends_before() {
         .expect("its end")
         .expect("an outcome");
     assert!(outcome.reason.expect("a reason").contains("no space"));
+    let mut running = retry(|| service.client().capture(key("a"), None, &file));
     // The guest and the service go on.
     assert_echoes(service.call("a", 7).expect("a connection"));
+    service
+        .client()
+        .remove_vm(key("a"))
+        .expect("removing the guest");
+    let outcome = running
+        .wait(PATIENCE)
+        .expect("its end")
+        .expect("an outcome");
+    assert!(outcome.reason.expect("a reason").contains("was removed"));
     let error = service
         .client()
         .capture(key("z"), None, &file)
@@ -405,7 +429,9 @@ fn clients_that_never_speak_are_bounded_and_given_up() {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn it_keeps_no_right_that_it_has_no_use_for() {
-    let service = Service::start_as(Some(65_534));
+    let service = Service::start_with(|command| {
+        command.env(USER, "65534");
+    });
     let threads = service.statuses();
     assert!(
         threads.len() >= 4,

@@ -17,7 +17,7 @@ use sandwire_vsock_host::{
 };
 
 use super::{
-    SERVE, USER,
+    SERVE,
     hybrid::{PATIENCE, key, policy, until},
 };
 
@@ -27,15 +27,13 @@ pub(crate) struct Service {
     pub(crate) process: Child,
 }
 
-pub(crate) fn start_in(folder: &Path, user: Option<u32>) -> Child {
+fn start_in(folder: &Path, change: impl FnOnce(&mut Command)) -> Child {
     let mut command = again(
         "a_folder_that_is_a_file_is_refused_by_name",
         SERVE,
         folder.into(),
     );
-    if let Some(user) = user {
-        command.env(USER, user.to_string());
-    }
+    change(&mut command);
     let process = command.spawn().expect("the service's process");
     until("the service answers", || {
         Client::connect(&control_socket(folder), PATIENCE)
@@ -60,13 +58,13 @@ pub(crate) fn again(test: &str, variable: &str, value: OsString) -> Command {
 
 impl Service {
     pub(crate) fn start() -> Self {
-        Self::start_as(None)
+        Self::start_with(|_| ())
     }
 
-    pub(crate) fn start_as(user: Option<u32>) -> Self {
+    pub(crate) fn start_with(change: impl FnOnce(&mut Command)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o777)).expect("its mode");
-        let process = start_in(folder.path(), user);
+        let process = start_in(folder.path(), change);
         Self { folder, process }
     }
 
@@ -100,7 +98,7 @@ impl Service {
     }
 
     pub(crate) fn restart(&mut self) {
-        self.process = start_in(self.folder.path(), None);
+        self.process = start_in(self.folder.path(), |_| ());
     }
 
     pub(crate) fn call(&self, lease: &str, port: u32) -> std::io::Result<UnixStream> {

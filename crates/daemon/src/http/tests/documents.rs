@@ -11,10 +11,21 @@ use sandwire_api::{
     published_port::PublishedPort,
     trace::{Stage, TraceLine, Verdict},
     traffic::LeaseTraffic,
+    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection},
 };
 use serde::de::DeserializeOwned;
 
 use super::{failure::status_of, *};
+use crate::model::channels::ModelChannels;
+
+/// Has every kind of thing, with captures that end at once.
+fn full_lab() -> Lab {
+    let channels = ModelChannels::default();
+    channels
+        .captures_end
+        .store(true, std::sync::atomic::Ordering::Relaxed);
+    Lab::with_channels(&model::ebpf_pool("web", 1), Arc::new(channels))
+}
 
 /// One operation as it is called here.
 struct Operation {
@@ -29,7 +40,7 @@ struct Operation {
 /// Every operation, in an order in which each succeeds.
 fn operations() -> Vec<Operation> {
     let spec = serde_json::to_value(model::pool("extra", 9)).unwrap();
-    let acquire = json!({"pool": "web", "name": "a7", "ttl_seconds": 60});
+    let acquire = json!({"pool": "web", "name": "a7", "ttl_seconds": 60, "vsock": {}});
     let port = json!({"protocol": "tcp", "host_port": 8080, "clone_port": 80});
     let operation = |id, path, body, status, parses| Operation {
         id,
@@ -104,6 +115,62 @@ fn operations() -> Vec<Operation> {
             none.clone(),
             200,
             is::<LeasePolicy>,
+        ),
+        operation(
+            "list_vsock_channels",
+            "/v1/vsock",
+            none.clone(),
+            200,
+            is::<Vec<LeaseVsock>>,
+        ),
+        operation(
+            "list_vsock_connections",
+            "/v1/vsock/connections",
+            none.clone(),
+            200,
+            is::<Vec<VsockConnection>>,
+        ),
+        operation(
+            "show_vsock_channel",
+            "/v1/leases/a7/vsock",
+            none.clone(),
+            200,
+            is::<LeaseVsock>,
+        ),
+        operation(
+            "list_lease_vsock_connections",
+            "/v1/leases/a7/vsock/connections",
+            none.clone(),
+            200,
+            is::<Vec<VsockConnection>>,
+        ),
+        operation(
+            "show_vsock_policy",
+            "/v1/leases/a7/vsock/policy",
+            none.clone(),
+            200,
+            is::<LeaseVsockPolicy>,
+        ),
+        operation(
+            "set_vsock_policy",
+            "/v1/leases/a7/vsock/policy",
+            json!({"rules": [{"port": "1024", "to": {"kind": "host"}}]}),
+            200,
+            is::<LeaseVsockPolicy>,
+        ),
+        operation(
+            "reset_vsock_policy",
+            "/v1/leases/a7/vsock/policy",
+            none.clone(),
+            200,
+            is::<LeaseVsockPolicy>,
+        ),
+        operation(
+            "capture_vsock",
+            "/v1/leases/a7/vsock/capture",
+            none.clone(),
+            200,
+            |bytes| !bytes.is_empty(),
         ),
         operation(
             "list_traffic",
@@ -208,7 +275,7 @@ fn matches(template: &str, path: &str) -> bool {
 
 #[tokio::test]
 async fn every_described_operation_is_served_and_answers_as_described() {
-    let lab = Lab::ebpf();
+    let lab = full_lab();
     *lab.network.is_trace_broken.lock().unwrap() = true;
     let document = lab.get(0, "/v1/openapi.json").await.body;
     let described = described(&document);
@@ -347,8 +414,9 @@ async fn every_reference_of_the_document_leads_somewhere() {
 
 #[tokio::test]
 async fn the_pages_name_every_operation_metric_and_key() {
-    let lab = Lab::ebpf();
-    lab.acquire(0, "a").await;
+    let lab = full_lab();
+    let body = json!({"pool": "web", "name": "a", "vsock": {}});
+    lab.call(0, "POST", "/v1/leases", &body).await;
     let document = lab.get(0, "/v1/openapi.json").await.body;
     let api = page("api.md");
     for (path, method, _) in described(&document) {
