@@ -136,6 +136,9 @@ struct VsockArguments {
     /// One round of short runs: a first impression, no basis for comparisons.
     #[arg(long)]
     quick: bool,
+    /// Run only these parts.
+    #[arg(long, value_name = "PART")]
+    only: Vec<vsock::Part>,
     /// Rounds in which all take turns. Default: 5.
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<u32>,
@@ -288,6 +291,8 @@ fn enter_vsock(arguments: &VsockArguments) -> Result<ExitCode> {
     let scratch = tempfile::tempdir().context("cannot make a folder")?;
     if let Some(path) = &arguments.peer {
         vsock::check_peer(path)?;
+    } else if !arguments.sizes().has(vsock::Part::Peer) {
+        more.extend(["--peer-missing".into(), "left out".into()]);
     } else {
         match vsock::install_peer(scratch.path()) {
             Ok(path) => more.extend(["--peer".into(), path.into()]),
@@ -307,6 +312,7 @@ impl VsockArguments {
         vsock::Sizes {
             rounds: self.rounds.unwrap_or(defaults.rounds),
             milliseconds: self.milliseconds.unwrap_or(defaults.milliseconds),
+            only: self.only.clone(),
             ..defaults
         }
     }

@@ -25,6 +25,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
 use sandwire_vsock_host::limits::Limits;
 
 use crate::{
@@ -56,8 +57,29 @@ const WRITES: [(&str, usize); 3] = [("64", 64), ("4k", 4096), ("64k", 65_536)];
 /// How long the polling service looks for work.
 const BUSY_POLL: Duration = Duration::from_millis(2);
 
+/// Parts of the suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// One guest.
+    One,
+    /// Many guests.
+    Many,
+    /// vhost-device-vsock with one guest and with many.
+    Peer,
+    /// Unix sockets alone.
+    Limit,
+    /// Wake-ups alone, and a service that polls.
+    Echo,
+    /// The hybrid router.
+    Relay,
+    /// Throughput by sizes of buffers.
+    Figure,
+    /// Memory of idle guests.
+    Idle,
+}
+
 /// Sizes of the suite.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sizes {
     /// Rounds in which all take turns.
     pub(crate) rounds: u32,
@@ -69,6 +91,8 @@ pub(crate) struct Sizes {
     pub(crate) vms: u32,
     /// Idle guests.
     pub(crate) idle_vms: u32,
+    /// Run only these parts; all if empty.
+    pub(crate) only: Vec<Part>,
 }
 
 impl Sizes {
@@ -78,6 +102,7 @@ impl Sizes {
         echoes: 2000,
         vms: 100,
         idle_vms: 200,
+        only: Vec::new(),
     };
     pub(crate) const FULL: Self = Self {
         rounds: 5,
@@ -85,7 +110,12 @@ impl Sizes {
         echoes: 5000,
         vms: 100,
         idle_vms: 1000,
+        only: Vec::new(),
     };
+
+    pub(crate) fn has(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
 
     fn time(&self) -> Duration {
         Duration::from_millis(self.milliseconds.into())
@@ -115,7 +145,9 @@ pub(crate) fn run(sizes: &Sizes, peer: &Peer) -> Result<Record> {
         ),
     ]);
     let mut record = Record::new("vsock", HostFacts::read()?, settings);
-    memory(sizes, &mut record);
+    if sizes.has(Part::Idle) {
+        memory(sizes, &mut record);
+    }
     let mut lanes = lanes(sizes, peer, &mut record);
     for round in 1..=sizes.rounds {
         let _step = Step::begin(&format!("round {round} of {}", sizes.rounds), 1);
@@ -147,16 +179,20 @@ struct Lane {
 
 fn lanes(sizes: &Sizes, peer: &Peer, record: &mut Record) -> Vec<Lane> {
     let ours = Program::sandwire();
-    let mut plans = vec![
-        (OURS, ours, 1, &WRITES[..]),
-        (OURS_MANY, ours, sizes.vms, &WRITES[..]),
-    ];
+    let mut plans = Vec::new();
+    if sizes.has(Part::One) {
+        plans.push((OURS, ours, 1, &WRITES[..]));
+    }
+    if sizes.has(Part::Many) {
+        plans.push((OURS_MANY, ours, sizes.vms, &WRITES[..]));
+    }
     match peer {
-        Peer::At(path) => {
+        Peer::At(path) if sizes.has(Part::Peer) => {
             let theirs = Program::VhostDevice(path);
             plans.push((PEER, theirs, 1, &WRITES[..]));
             plans.push((PEER_MANY, theirs, sizes.vms, &WRITES[2..]));
         }
+        Peer::At(_) => {}
         Peer::Missing(reason) => record.not_run(PEER, reason),
     }
     let mut lanes = Vec::new();
@@ -218,6 +254,33 @@ fn add_echo(record: &mut Record, case: &str, samples: &[f64]) {
 
 /// What isn't a service with guests that stay: limits, hops, polling, relays, and the talk's figure.
 fn others(sizes: &Sizes, record: &mut Record) {
+    if sizes.has(Part::Limit) {
+        limits(sizes, record);
+    }
+    if sizes.has(Part::Echo) {
+        attempt(record, BARE_HOPS, |record| {
+            add_echo(record, BARE_HOPS, &echo::bare_hops(sizes.echoes)?);
+            Ok(())
+        });
+        attempt(record, POLLING, |record| {
+            let program = Program::Sandwire {
+                busy_poll: BUSY_POLL,
+                connection_bytes: Limits::default().connection_bytes,
+            };
+            let mut place = Place::build(program, 1)?;
+            add_echo(record, POLLING, &echo::polling(&mut place, sizes.echoes)?);
+            Ok(())
+        });
+    }
+    if sizes.has(Part::Relay) {
+        relays(sizes, record);
+    }
+    if sizes.has(Part::Figure) {
+        figure::measure(sizes.time() / 2, record);
+    }
+}
+
+fn limits(sizes: &Sizes, record: &mut Record) {
     for (case, buffer) in limit::SEND_BUFFERS {
         for (name, write) in WRITES {
             attempt(record, case, |record| {
@@ -227,19 +290,9 @@ fn others(sizes: &Sizes, record: &mut Record) {
             });
         }
     }
-    attempt(record, BARE_HOPS, |record| {
-        add_echo(record, BARE_HOPS, &echo::bare_hops(sizes.echoes)?);
-        Ok(())
-    });
-    attempt(record, POLLING, |record| {
-        let program = Program::Sandwire {
-            busy_poll: BUSY_POLL,
-            connection_bytes: Limits::default().connection_bytes,
-        };
-        let mut place = Place::build(program, 1)?;
-        add_echo(record, POLLING, &echo::polling(&mut place, sizes.echoes)?);
-        Ok(())
-    });
+}
+
+fn relays(sizes: &Sizes, record: &mut Record) {
     let relays = [
         (
             SPLICE,
@@ -255,7 +308,6 @@ fn others(sizes: &Sizes, record: &mut Record) {
             Ok(())
         });
     }
-    figure::measure(sizes.time() / 2, record);
 }
 
 fn memory(sizes: &Sizes, record: &mut Record) {

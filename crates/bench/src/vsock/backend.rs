@@ -66,7 +66,8 @@ pub(super) struct Backend {
 impl Backend {
     /// Starts it for `vms` guests, and waits until their sockets are there.
     pub(super) fn start(program: Program<'_>, vms: usize) -> Result<Self> {
-        let folder = tempfile::tempdir().context("cannot make a folder")?;
+        // In memory: no disk should have a say in this.
+        let folder = tempfile::tempdir_in("/run").context("cannot make a folder")?;
         let mut folders = Vec::new();
         for vm in 0..vms {
             let path = folder.path().join(vm.to_string());

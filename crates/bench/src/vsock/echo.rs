@@ -40,7 +40,7 @@ pub(super) fn sleeping(place: &mut Place, count: u32) -> Result<Vec<f64>> {
     thread::scope(|scope| {
         let host = scope.spawn(|| {
             Role::Host.pin()?;
-            let (stream, _) = listener.accept().context("cannot accept the guest")?;
+            let stream = host::accept(&listener)?;
             answer(&stream)
         });
         let guest = scope.spawn(|| {
@@ -77,7 +77,7 @@ pub(super) fn polling(place: &mut Place, count: u32) -> Result<Vec<f64>> {
             Role::Guest.pin()?;
             let guest = place.guest();
             let socket = guest.open_stream(port)?;
-            let (mut stream, _) = listener.accept().context("cannot accept the guest")?;
+            let mut stream = host::accept(&listener)?;
             stream.set_nonblocking(true)?;
             let message = [0x5a; BYTES];
             let (mut got, mut seen) = ([0; BYTES], [0; BYTES]);

@@ -111,6 +111,8 @@ fn drive(
             };
             let guest = &mut guests[index];
             guest.poll();
+            // So that memory which is still in the caches is used again first, as a kernel would.
+            guest.transport().reclaim();
             let next = turn(index, guest).context("a guest's connection ended")?;
             guest.kick();
             if matches!(next, Next::Again) || guest.transport().arm() {

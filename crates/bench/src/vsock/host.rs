@@ -27,6 +27,16 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener> {
     UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))
 }
 
+/// Accepts the connection of a guest, which is about to come.
+pub(super) fn accept(listener: &UnixListener) -> Result<UnixStream> {
+    let mut poller = Poller::new().context("cannot make an epoll instance")?;
+    poller.add(listener, 0, Interest::READ)?;
+    let ready = poller.wait(Some(Instant::now() + PATIENCE))?;
+    ensure!(!ready.is_empty(), "a guest doesn't call the host in time");
+    let (stream, _) = listener.accept().context("cannot accept a guest")?;
+    Ok(stream)
+}
+
 /// Accepts a connection from each guest and takes what comes, until told to stop. The bytes are counted.
 pub(super) fn sink(
     listeners: &[UnixListener],
@@ -36,7 +46,7 @@ pub(super) fn sink(
     let mut streams = Vec::new();
     let mut poller = Poller::new().context("cannot make an epoll instance")?;
     for (listener, token) in listeners.iter().zip(0..) {
-        let (stream, _) = listener.accept().context("cannot accept a guest")?;
+        let stream = accept(listener)?;
         stream.set_nonblocking(true)?;
         poller.add(&stream, token, Interest::READ)?;
         streams.push(stream);

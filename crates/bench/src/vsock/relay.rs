@@ -65,7 +65,7 @@ pub(super) fn by_splice(time: Duration) -> Result<Figures> {
     })?;
     // As the VMM does when its guest calls that port.
     let sender = connect(&folder.join(format!("{STREAM_SOCKET}_{PORT}")))?;
-    let (receiver, _) = listener.accept().context("the router doesn't call")?;
+    let receiver = host::accept(&listener).context("the router doesn't call")?;
     measure(sender, &receiver, time, || backend.time())
 }
 

@@ -100,22 +100,26 @@ impl Place {
         let paths: Vec<_> = vms.map(|vm| self.backend.host_socket(vm, port)).collect();
         let listeners = paths.iter().map(|path| host::listen(path));
         let listeners: Vec<_> = listeners.collect::<Result<_>>()?;
-        let (received, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+        let received = AtomicU64::new(0);
+        let (stop_host, stop_guest) = (AtomicBool::new(false), AtomicBool::new(false));
         let (backend, guests) = (&self.backend, &mut self.guests);
         let figures = thread::scope(|scope| {
             let host = scope.spawn(|| {
                 Role::Host.pin()?;
-                host::sink(&listeners, &received, &stop)
+                host::sink(&listeners, &received, &stop_host)
             });
             let guest = scope.spawn(|| {
                 Role::Guest.pin()?;
-                fleet::send(guests, port, write, &stop)
+                fleet::send(guests, port, write, &stop_guest)
             });
             let goes_on = || !host.is_finished() && !guest.is_finished();
             let figures = watch(backend, &received, time, goes_on);
-            stop.store(true, Ordering::Relaxed);
-            join(guest)?;
+            // The sender first: an end that it didn't ask for would be an error to it.
+            stop_guest.store(true, Ordering::Relaxed);
+            let outcome = join(guest);
+            stop_host.store(true, Ordering::Relaxed);
             join(host)?;
+            outcome?;
             figures
         });
         for path in paths {
@@ -144,7 +148,7 @@ impl Place {
             });
             let goes_on = || !host.is_finished() && !guest.is_finished();
             let figures = watch(backend, &received, time, goes_on);
-            // The host first: a guest that resets before would be an error to it.
+            // The sender first here too.
             stop_host.store(true, Ordering::Relaxed);
             let outcome = join(host);
             stop_guest.store(true, Ordering::Relaxed);
