@@ -131,8 +131,9 @@ struct StreamArguments {
     in_private_host: bool,
 }
 
+/// Command line of the suite `vsock`.
 #[derive(Clone, Debug, Args)]
-struct VsockArguments {
+pub struct VsockArguments {
     /// One round of short runs: a first impression, no basis for comparisons.
     #[arg(long)]
     quick: bool,
@@ -170,6 +171,14 @@ struct ReportArguments {
 }
 
 impl BenchCommand {
+    /// The suite `vsock`, which has another name besides: `sandwire vsock bench`.
+    #[must_use]
+    pub fn vsock(arguments: VsockArguments) -> Self {
+        Self {
+            suite: Suite::Vsock(arguments),
+        }
+    }
+
     /// Whether it makes network namespaces, which only root may.
     #[must_use]
     pub fn needs_root(&self) -> bool {
