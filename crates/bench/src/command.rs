@@ -1,6 +1,7 @@
 //! The verb `bench` of the command line.
 
 use std::{
+    ffi::OsString,
     fs,
     io::{self, Write},
     path::PathBuf,
@@ -15,7 +16,7 @@ use crate::{
     record::Record,
     report,
     slots::{self, Case, Sizes},
-    stream,
+    stream, vsock,
     way::Way,
 };
 
@@ -36,6 +37,8 @@ enum Suite {
     Clones(ClonesArguments),
     /// What arrives of small and of large writes by TCP, and what that costs the host. Needs root.
     Stream(StreamArguments),
+    /// How fast bytes and messages pass the service for vsock, and what they cost. Needs root.
+    Vsock(VsockArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -131,6 +134,35 @@ struct StreamArguments {
     in_private_host: bool,
 }
 
+/// Command line of the suite `vsock`.
+#[derive(Clone, Debug, Args)]
+pub struct VsockArguments {
+    /// One round of short runs: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these parts.
+    #[arg(long, value_name = "PART")]
+    only: Vec<vsock::Part>,
+    /// Rounds in which all take turns. Default: 5.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
+    /// Milliseconds that each measurement of throughput takes. Default: 1000.
+    #[arg(long, value_name = "NUMBER")]
+    milliseconds: Option<u32>,
+    /// The executable of vhost-device-vsock 0.3.0 to compare with. Default: cargo installs it for this run.
+    #[arg(long, value_name = "PATH")]
+    peer: Option<PathBuf>,
+    /// Why there is none.
+    #[arg(long, hide = true)]
+    peer_missing: Option<String>,
+    /// Be a process that the suite starts.
+    #[arg(long, hide = true)]
+    stand_in: Option<String>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
 #[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
@@ -142,6 +174,14 @@ struct ReportArguments {
 }
 
 impl BenchCommand {
+    /// The suite `vsock`, which has another name besides: `sandwire vsock bench`.
+    #[must_use]
+    pub fn vsock(arguments: VsockArguments) -> Self {
+        Self {
+            suite: Suite::Vsock(arguments),
+        }
+    }
+
     /// Whether it makes network namespaces, which only root may.
     #[must_use]
     pub fn needs_root(&self) -> bool {
@@ -159,6 +199,15 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Forward(arguments) => arguments.in_private_host,
         Suite::Clones(arguments) => arguments.in_private_host,
         Suite::Stream(arguments) => arguments.in_private_host,
+        Suite::Vsock(VsockArguments {
+            stand_in: Some(name),
+            ..
+        }) => {
+            vsock::stand_in(name)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Suite::Vsock(arguments) if !arguments.in_private_host => return enter_vsock(arguments),
+        Suite::Vsock(_) => true,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -171,6 +220,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Forward(arguments) => forward::run(&arguments.sizes())?,
         Suite::Clones(arguments) => clones::run(&arguments.sizes()?)?,
         Suite::Stream(arguments) => stream::run(&arguments.sizes())?,
+        Suite::Vsock(arguments) => vsock::run(&arguments.sizes(), &arguments.peer()?)?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {
@@ -245,6 +295,48 @@ impl StreamArguments {
             only: self.only.clone(),
             receivers: self.receiver.clone(),
         }
+    }
+}
+
+/// Enters the namespaces once the program to compare with is there: inside is no network to fetch it by.
+fn enter_vsock(arguments: &VsockArguments) -> Result<ExitCode> {
+    let mut more: Vec<OsString> = vec!["--in-private-host".into()];
+    let scratch = tempfile::tempdir().context("cannot make a folder")?;
+    if let Some(path) = &arguments.peer {
+        vsock::check_peer(path)?;
+    } else if !arguments.sizes().has(vsock::Part::Peer) {
+        more.extend(["--peer-missing".into(), "left out".into()]);
+    } else {
+        match vsock::install_peer(scratch.path()) {
+            Ok(path) => more.extend(["--peer".into(), path.into()]),
+            Err(reason) => more.extend(["--peer-missing".into(), reason.into()]),
+        }
+    }
+    private_host::enter_with(&more)
+}
+
+impl VsockArguments {
+    fn sizes(&self) -> vsock::Sizes {
+        let defaults = if self.quick {
+            vsock::Sizes::QUICK
+        } else {
+            vsock::Sizes::FULL
+        };
+        vsock::Sizes {
+            rounds: self.rounds.unwrap_or(defaults.rounds),
+            milliseconds: self.milliseconds.unwrap_or(defaults.milliseconds),
+            only: self.only.clone(),
+            ..defaults
+        }
+    }
+
+    fn peer(&self) -> Result<vsock::Peer> {
+        if let Some(path) = &self.peer {
+            return Ok(vsock::Peer::At(path.clone()));
+        }
+        let reason = self.peer_missing.clone();
+        let reason = reason.context("the arguments lack --peer-missing")?;
+        Ok(vsock::Peer::Missing(reason))
     }
 }
 

@@ -56,6 +56,29 @@ pub(crate) fn of_thread(stat: &str) -> Option<(Duration, Duration)> {
     Some((ticks.next()?, ticks.next()?))
 }
 
+/// Processor time of all threads of a process that still run.
+pub(crate) fn process_time(pid: u32) -> Result<Duration> {
+    let folder = format!("/proc/{pid}/task");
+    let tasks = fs::read_dir(&folder).with_context(|| format!("cannot list {folder}"))?;
+    let mut nanoseconds = 0_u64;
+    for task in tasks {
+        let path = task
+            .with_context(|| format!("cannot list {folder}"))?
+            .path()
+            .join("schedstat");
+        // A thread may end between being listed and being read.
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let first = text.split(' ').next().and_then(|first| first.parse().ok());
+        nanoseconds += first.unwrap_or(0);
+    }
+    Ok(Duration::from_nanos(nanoseconds))
+}
+
+/// The time that a number of the kernel's ticks is, as `/proc` counts it.
+pub(crate) fn of_ticks(ticks: u32) -> Duration {
+    Duration::from_secs_f64(f64::from(ticks) / TICKS_PER_SECOND)
+}
+
 /// Seconds that all processors together have spent since the machine was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Spent {

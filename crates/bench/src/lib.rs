@@ -25,5 +25,6 @@ mod recipe;
 mod report;
 mod slots;
 mod stream;
+mod vsock;
 mod way;
 mod world;

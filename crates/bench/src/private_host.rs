@@ -5,7 +5,9 @@
 //! left when the benchmark ends, ends with it.
 
 use std::{
-    env, fs,
+    env,
+    ffi::OsString,
+    fs,
     io::{self, Read},
     path::Path,
     process::{Command, ExitCode, Stdio},
@@ -27,6 +29,11 @@ const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Starts this executable again with the same arguments and `marker`, in namespaces of its own, and
 /// waits for it.
 pub(crate) fn enter(marker: &str) -> Result<ExitCode> {
+    enter_with(&[marker.into()])
+}
+
+/// The same with more arguments than a marker.
+pub(crate) fn enter_with(more: &[OsString]) -> Result<ExitCode> {
     let executable = env::current_exe().context("cannot find this executable")?;
     let mut child = Command::new("unshare")
         .args([
@@ -40,7 +47,7 @@ pub(crate) fn enter(marker: &str) -> Result<ExitCode> {
         ])
         .arg(executable)
         .args(env::args_os().skip(1))
-        .arg(marker)
+        .args(more)
         .stdin(Stdio::piped())
         .spawn()
         .context("cannot start unshare, of the package util-linux")?;

@@ -40,6 +40,16 @@ const RATIOS: &[(&str, Bound)] = &[
     ("throughput_1000_p5_vs_basic", AtLeast(0.9)),
     ("stream_64_ebpf_vs_kernel_nat", AtLeast(1.35)),
     ("stream_16k_ebpf_vs_xdp_generic", AtLeast(3.0)),
+    ("h2g_4k_vs_vhost_device", AtLeast(2.0)),
+    ("g2h_4k_vs_vhost_device", AtLeast(2.0)),
+    ("g2h_64k_vs_uds_limit", AtLeast(0.7)),
+    ("h2g_64k_vs_uds_limit", AtLeast(0.5)),
+    ("echo_p50_vs_bare_hops", AtMost(1.3)),
+    ("echo_p99_vs_bare_hops", AtMost(1.5)),
+    ("echo_p99_us_polling", AtMost(100.0)),
+    ("relay_cpu_vs_copy", AtMost(0.6)),
+    ("throughput_100_vms_vs_1", AtLeast(0.9)),
+    ("idle_vm_kib", AtMost(100.0)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.

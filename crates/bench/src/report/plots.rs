@@ -3,7 +3,10 @@
 use anyhow::{Context, Result};
 use plotters::prelude::*;
 
-use crate::record::{Record, Row};
+use crate::{
+    record::{Record, Row},
+    vsock::{FIGURE_CASES, USER_BUFFER},
+};
 
 const SIZE: (u32, u32) = (760, 360);
 const COLORS: [RGBColor; 6] = [
@@ -53,6 +56,15 @@ pub(super) fn all(record: &Record) -> Result<Vec<String>> {
         };
         plots.push(lines(&frame, &curves)?);
     }
+    let buffers = buffer_lines(record);
+    if !buffers.is_empty() {
+        let frame = Frame {
+            title: "vsock: throughput by the size of the user's buffer",
+            across: "bytes of the user's buffer, powers of two",
+            up: "Gbit/s",
+        };
+        plots.push(lines(&frame, &buffers)?);
+    }
     for (metric, title) in DISTRIBUTIONS {
         let latencies: Vec<Line> = rows(metric).into_iter().map(distribution).collect();
         if !latencies.is_empty() {
@@ -68,8 +80,9 @@ pub(super) fn all(record: &Record) -> Result<Vec<String>> {
 }
 
 /// Metrics whose samples are plotted one by one.
-const DISTRIBUTIONS: [(&str, &str); 3] = [
+const DISTRIBUTIONS: [(&str, &str); 4] = [
     ("acquire_us", "Acquiring a lease over the API"),
+    ("echo_samples", "64 bytes to the host and back by vsock"),
     ("host_probe", "Round trip of a probe, client on the host"),
     (
         "beyond_probe",
@@ -78,7 +91,7 @@ const DISTRIBUTIONS: [(&str, &str); 3] = [
 ];
 
 /// Metrics whose medians are compared by bars, with titles.
-const BARS: [(&str, &str); 13] = [
+const BARS: [(&str, &str); 20] = [
     ("fill_per_slot", "Time to build a slot (ms)"),
     ("teardown_per_slot", "Time to tear a slot down (ms)"),
     (
@@ -109,6 +122,19 @@ const BARS: [(&str, &str); 13] = [
     (
         "host_ping_added",
         "Added to a round trip, client on the host (us)",
+    ),
+    ("h2g_4k", "vsock, 4 KiB to the guest (Gbit/s)"),
+    ("g2h_4k", "vsock, 4 KiB to the host (Gbit/s)"),
+    ("h2g_64k", "vsock, 64 KiB to the guest (Gbit/s)"),
+    ("g2h_64k", "vsock, 64 KiB to the host (Gbit/s)"),
+    (
+        "unix_64k",
+        "The limit: 64 KiB by a Unix socket alone (Gbit/s)",
+    ),
+    ("connects", "vsock, connections opened per second"),
+    (
+        "relay_cpu_per_gib",
+        "The hybrid router's processor time per GiB (s)",
     ),
 ];
 
@@ -244,6 +270,26 @@ fn draw_legend<'area, 'text: 'area>(
         .border_style(BLACK.mix(0.3))
         .draw()
         .context("cannot draw a plot")
+}
+
+/// Throughput of vsock by size of the user's buffer, a line per size of the device's.
+fn buffer_lines(record: &Record) -> Vec<Line> {
+    let line = |(case, label): (&str, &str)| {
+        let rows = record.rows.iter().filter(|row| row.case == case);
+        let mut points: Vec<(f64, f64)> = rows
+            .filter_map(|row| {
+                let bytes: f64 = row.metric.strip_prefix(USER_BUFFER)?.parse().ok()?;
+                Some((bytes.log2(), row.median))
+            })
+            .collect();
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        Line {
+            label: label.to_owned(),
+            points,
+        }
+    };
+    let lines = FIGURE_CASES.into_iter().map(line);
+    lines.filter(|line| !line.points.is_empty()).collect()
 }
 
 /// Slots that are ready over time. The curve has a point for every fiftieth slot.

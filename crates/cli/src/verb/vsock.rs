@@ -11,6 +11,7 @@ mod serve;
 
 use clap::{Args, Subcommand};
 use sandwire_api::name::Name;
+use sandwire_bench::command::{BenchCommand, VsockArguments};
 
 pub(crate) use self::{list::kind_text, policy::read_policy};
 use crate::{Context, failure::Outcome};
@@ -33,6 +34,8 @@ pub(crate) enum Verb {
     Policy(policy::Verb),
     /// Run the service for vsock in the foreground; the daemon or systemd starts it.
     Serve(serve::Arguments),
+    /// The same as `bench vsock`.
+    Bench(VsockArguments),
 }
 
 /// Which lease.
@@ -55,5 +58,6 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
         Verb::Capture(arguments) => capture::run(context, &arguments),
         Verb::Policy(verb) => policy::run(context, verb),
         Verb::Serve(arguments) => serve::run(&arguments),
+        Verb::Bench(arguments) => super::bench::run(context, &BenchCommand::vsock(arguments)),
     }
 }
