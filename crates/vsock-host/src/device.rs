@@ -290,6 +290,10 @@ impl Vm {
         let Some(flow) = self.flows.get_mut(number) else {
             return;
         };
+        let Side::Connected(peer) = &flow.peer else {
+            return;
+        };
+        let events = peer.confirm(events);
         let closed = events.intersects(EventFlags::HUP | EventFlags::ERR);
         flow.readable |= closed || events.intersects(EventFlags::IN | EventFlags::RDHUP);
         flow.ended |= closed || events.contains(EventFlags::RDHUP);

@@ -17,7 +17,11 @@ use std::{
     ptr,
 };
 
-use rustix::{io::Errno, net::Shutdown};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, epoll::EventFlags},
+    io::Errno,
+    net::Shutdown,
+};
 
 use self::waiting::Waiting;
 use crate::packet::flags;
@@ -367,6 +371,22 @@ impl Peer {
             }
         }
         self.shut = (self.shut.0 || read, self.shut.1 || write);
+    }
+
+    /// What is true of events that the loop has brought. A descriptor's end may have been met by one of the
+    /// same turn that closed it, and another connection may have its number by now: so an end is asked for
+    /// once more. The rest does no harm if it isn't so.
+    pub fn confirm(&self, events: EventFlags) -> EventFlags {
+        let ends = EventFlags::HUP | EventFlags::ERR | EventFlags::RDHUP;
+        if !events.intersects(ends) {
+            return events;
+        }
+        let mut now = [PollFd::new(&self.fd, PollFlags::RDHUP)];
+        match rustix::event::poll(&mut now, Some(&Timespec::default())) {
+            // The bits of both are the same, see poll(2) and epoll_ctl(2).
+            Ok(_) => events - ends | EventFlags::from_bits_truncate(now[0].revents().bits().into()),
+            Err(_) => events,
+        }
     }
 
     /// It has become writable, and `passed` says if that was of use. Whether to wait for it any longer: a

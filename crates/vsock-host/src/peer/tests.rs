@@ -157,3 +157,17 @@ fn descriptors_that_come_with_a_message_are_closed() {
     let end = rustix::io::read(&read, &mut [0]).expect("the pipe has no writer left");
     assert_eq!(end, 0);
 }
+
+#[test]
+fn an_end_is_believed_only_of_the_descriptor_that_has_ended() {
+    let (peer, theirs) = pair(SocketType::STREAM, Framing::Stream);
+    let brought = EventFlags::IN | EventFlags::HUP | EventFlags::RDHUP;
+    let events = peer.confirm(brought);
+    assert!(events.contains(EventFlags::IN));
+    assert!(!events.intersects(EventFlags::HUP | EventFlags::RDHUP));
+    rustix::net::shutdown(&theirs, Shutdown::Write).expect("shutting");
+    let events = peer.confirm(brought);
+    assert!(events.contains(EventFlags::RDHUP) && !events.contains(EventFlags::HUP));
+    drop(theirs);
+    assert!(peer.confirm(brought).contains(brought));
+}
