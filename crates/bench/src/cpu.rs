@@ -74,11 +74,6 @@ pub(crate) fn process_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_nanos(nanoseconds))
 }
 
-/// The time that a number of the kernel's ticks is, as `/proc` counts it.
-pub(crate) fn of_ticks(ticks: u32) -> Duration {
-    Duration::from_secs_f64(f64::from(ticks) / TICKS_PER_SECOND)
-}
-
 /// Seconds that all processors together have spent since the machine was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Spent {
