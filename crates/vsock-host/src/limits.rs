@@ -36,7 +36,7 @@ impl Default for Limits {
         Self {
             connections: 4096,
             connects_per_second: 2000,
-            connection_bytes: 256 * 1024,
+            connection_bytes: 1024 * 1024,
             guest_bytes: 64 * 1024 * 1024,
             total_bytes: 2 * 1024 * 1024 * 1024,
             message_bytes: 256 * 1024,

@@ -10,7 +10,8 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -200,8 +201,16 @@ impl Guest {
             &format!("/machine/peripheral/{id}-device"),
             Duration::from_secs(20),
         )?;
-        self.qmp.execute("chardev-remove", &json!({"id": id}))?;
-        Ok(())
+        // QEMU lets go of the device's socket a moment after the device is gone.
+        let begun = Instant::now();
+        loop {
+            match self.qmp.execute("chardev-remove", &json!({"id": id})) {
+                Err(error) if error.to_string().contains("is busy") && begun.elapsed() < LET_GO => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                removed => return removed.map(drop),
+            }
+        }
     }
 
     /// Saves the guest and ends its QEMU.
@@ -272,5 +281,7 @@ const MODULES: &[&str] = &["virtio_pci", "vmw_vsock_virtio_transport"];
 /// Enough for a thousand threads: the kernel allows so many by its memory.
 const MEMORY: &str = "256M";
 const SLOT: &str = "slot0";
+/// How long QEMU may still use the socket of a device that is gone.
+const LET_GO: Duration = Duration::from_secs(10);
 /// Two guests may boot at once on a busy machine, emulated.
 const BOOT_PATIENCE: Duration = Duration::from_secs(90);

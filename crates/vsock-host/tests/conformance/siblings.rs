@@ -216,9 +216,9 @@ fn a_sibling_that_does_not_read_stops_the_other_and_holds_little() {
             .run_for(std::time::Duration::from_millis(1))
             .expect("running");
     }
-    assert!(sent < 3_000_000, "{sent} bytes taken though nobody reads");
-    assert!(pair.caller.traffic().buffered_bytes <= 256 * 1024);
-    assert!(pair.callee.traffic().buffered_bytes <= 256 * 1024);
+    assert!(sent < 5_000_000, "{sent} bytes taken though nobody reads");
+    assert!(pair.caller.traffic().buffered_bytes <= 1024 * 1024);
+    assert!(pair.callee.traffic().buffered_bytes <= 1024 * 1024);
     let got = std::thread::scope(|threads| {
         let b = &mut pair.b;
         let reader = threads.spawn(move || b.receive_exact(to, 8_000_000));
