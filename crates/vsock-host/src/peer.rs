@@ -384,7 +384,10 @@ impl Peer {
         let mut now = [PollFd::new(&self.fd, PollFlags::RDHUP)];
         match rustix::event::poll(&mut now, Some(&Timespec::default())) {
             // The bits of both are the same, see poll(2) and epoll_ctl(2).
-            Ok(_) => events - ends | EventFlags::from_bits_truncate(now[0].revents().bits().into()),
+            Ok(_) => {
+                let revents = EventFlags::from_bits_truncate(now[0].revents().bits().into());
+                events.difference(ends).union(revents)
+            }
             Err(_) => events,
         }
     }
