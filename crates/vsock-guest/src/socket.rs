@@ -94,10 +94,12 @@ impl Connection {
         }
     }
 
-    /// Bytes that may be sent now.
+    /// Bytes that may be sent now. As in Linux since 6.19 and its stable kernels of 2026, no more is on its way
+    /// than this side takes itself.
     #[must_use]
     pub fn credit(&self) -> u32 {
         self.peer_buf_alloc
+            .min(self.buf_alloc)
             .saturating_sub(self.tx_cnt.wrapping_sub(self.peer_fwd_cnt))
     }
 

@@ -7,9 +7,13 @@
 //! Two numbers bound what a guest can make us do: it may never send more than *we* have told it (more is a
 //! violation, and the connection is reset), and whatever it tells us, its word only ever bounds what we send.
 //!
+//! Linux sends no more ahead than it takes itself, however much we take: "vsock/virtio: cap TX credit to local
+//! buffer size", 6.19 and the stable kernels of 2026. So what a guest may send ahead is the smaller of both
+//! buffers: its window.
+//!
 //! An update goes to the guest by itself when the guest, by what it has been told, believes that less than
-//! half of our buffer is free, and some of it is. So a guest that still has data always knows of half a buffer, or an update is on
-//! its way: it can't stall; and a bulk transfer costs one update per half buffer.
+//! half of its window is free, and more of it is. So a guest that still has data always knows of half a
+//! window, or an update is on its way: it can't stall; and a bulk transfer costs one update per half window.
 
 /// Counters of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +118,13 @@ impl Credit {
     /// Whether the guest should be told, with a packet for that alone if there is no other.
     #[must_use]
     pub fn update_is_due(&self) -> bool {
-        self.told != self.forwarded && self.guest_may_send() < self.buf_alloc / 2
+        let in_flight = self.received.wrapping_sub(self.told);
+        self.told != self.forwarded && in_flight > self.window() / 2
+    }
+
+    /// What the guest sends ahead at most.
+    fn window(&self) -> u32 {
+        self.buf_alloc.min(self.peer_buf_alloc)
     }
 }
 
@@ -140,6 +150,7 @@ mod tests {
     #[test]
     fn an_update_is_due_when_the_guest_knows_of_less_than_half() {
         let mut credit = Credit::new(1000);
+        credit.hear(4096, 0);
         credit.receive(500).expect("within credit");
         credit.forward(500);
         assert!(!credit.update_is_due(), "half is enough");
@@ -149,6 +160,17 @@ mod tests {
         assert!(!credit.update_is_due());
         credit.receive(999).expect("within credit");
         assert!(!credit.update_is_due(), "there is nothing new to tell");
+    }
+
+    #[test]
+    fn a_guest_that_sends_no_more_than_it_takes_itself_is_told_in_time() {
+        let mut credit = Credit::new(4096);
+        credit.hear(1000, 0);
+        credit.receive(500).expect("within credit");
+        credit.forward(500);
+        assert!(!credit.update_is_due(), "half of its window is enough");
+        credit.receive(500).expect("within credit");
+        assert!(credit.update_is_due(), "it sends nothing more until then");
     }
 
     #[test]
@@ -190,15 +212,17 @@ mod tests {
 
     proptest! {
         /// Whatever a guest sends, and however slowly it is passed on, no more than `buf_alloc` waits; and a
-        /// guest that knows of no free byte is told as soon as there is one.
+        /// guest that sends nothing more by what it knows is told as soon as it may.
         #[test]
         fn no_more_than_the_promise_ever_waits(
             buf_alloc in 4096..300_000_u32,
+            peer_buf_alloc in 4096..300_000_u32,
             start in any::<u32>(),
             steps in proptest::collection::vec(step(), 1..200),
         ) {
             let mut credit = Credit::new(buf_alloc);
             (credit.received, credit.forwarded, credit.told) = (start, start, start);
+            credit.hear(peer_buf_alloc, 0);
             for step in steps {
                 match step {
                     Step::Receive(bytes) => {
@@ -213,7 +237,9 @@ mod tests {
                 }
                 prop_assert!(credit.waiting() <= buf_alloc);
                 prop_assert!(credit.guest_may_send() <= buf_alloc - credit.waiting());
-                if credit.guest_may_send() == 0 && credit.waiting() < buf_alloc {
+                let window = buf_alloc.min(peer_buf_alloc);
+                let in_flight = credit.received.wrapping_sub(credit.told);
+                if in_flight >= window && credit.forwarded != credit.told {
                     prop_assert!(credit.update_is_due());
                 }
             }
