@@ -140,6 +140,10 @@ pub(crate) fn run(sizes: &Sizes, peer: &Peer) -> Result<Record> {
         ("worker_threads".to_owned(), 1),
         ("driver_threads".to_owned(), 1),
         (
+            "guest_buffer_bytes".to_owned(),
+            backend::GUEST_BUFFER.into(),
+        ),
+        (
             "queue_size".to_owned(),
             backend::guest_settings().queue_size.into(),
         ),

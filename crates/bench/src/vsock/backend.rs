@@ -204,11 +204,16 @@ impl Drop for Backend {
     }
 }
 
+/// What a guest's program asks for by `SO_VM_SOCKETS_BUFFER_SIZE`. It bounds what is on its way to the guest, and
+/// with a kernel of 2026 from it too; Linux's default is 256 KiB. The Unix sockets of the limit have up to 4 MiB.
+pub(super) const GUEST_BUFFER: u32 = 1 << 20;
+
 /// A guest that reads 4 KiB at a time as Linux does, with as many packets out as fit its queue.
 pub(super) fn guest_settings() -> Settings {
     Settings {
         memory: vec![(0, 1 << 20), (1 << 32, 24 << 20)],
         transmit_slots: 256,
+        buffer_bytes: GUEST_BUFFER,
         timeout: Duration::from_secs(20),
         ..Settings::default()
     }
