@@ -59,6 +59,14 @@ impl Service {
         }
     }
 
+    /// Ends it by SIGKILL and starts it anew: nobody tells it of its channels.
+    pub(crate) fn kill_and_restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = serve(&self.folder);
+        self.client();
+    }
+
     pub(crate) fn add(&self, name: &str, rules: Vec<VsockRule>) -> Channel {
         let folder = self.folder.join(name);
         fs::create_dir(&folder).unwrap();
