@@ -15,6 +15,7 @@ pub mod pipeline;
 pub mod queue;
 pub mod random;
 pub mod rate;
+pub mod trace;
 
 pub use cause::DropCause;
 
