@@ -10,6 +10,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
     ("sandwire-bpf-compiler", &[]),
     ("sandwire-kernel-net", &[]),
+    // Pure models; the engine's apps that carry them out will be built on both.
+    ("sandwire-impair", &[]),
     (
         "sandwire-datapath",
         &[

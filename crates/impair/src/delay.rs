@@ -1,0 +1,184 @@
+//! How long each packet is under way, beyond what rate and queue cost it.
+//!
+//! A model gives each packet an absolute deadline: its departure, plus a constant, plus jitter drawn from
+//! a distribution. A deadline is never before the departure: a negative delay becomes none. With
+//! correlation the jitter of successive packets is a Gaussian chain whose values are mapped to the
+//! distribution by its quantiles, so the distribution stays what was asked for (netem mixes uniform
+//! numbers, which narrows it).
+
+use crate::{Nanoseconds, random::Draw};
+
+/// What the jitter looks like.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Distribution {
+    /// Every value from minus to plus the jitter, equally often.
+    #[default]
+    Uniform,
+    /// Normal; the jitter is its standard deviation.
+    Normal,
+    /// Pareto with index 3, as netem's table, moved to mean 0; the jitter is its standard deviation.
+    Pareto,
+    /// One part normal to three parts Pareto, as netem's table, with mean 0; the jitter is its standard deviation.
+    ParetoNormal,
+    /// The user's own samples, in nanoseconds, equally often each; the jitter means nothing. With none
+    /// the delay is the constant alone.
+    Table(Samples),
+}
+
+/// Samples in ascending order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Samples(Vec<Nanoseconds>);
+
+/// What delays packets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DelayModel {
+    /// The part that is the same for all packets, in nanoseconds.
+    pub constant: Nanoseconds,
+    /// How far the rest goes, in nanoseconds; see [`Distribution`].
+    pub jitter: Nanoseconds,
+    /// What the rest looks like.
+    pub distribution: Distribution,
+    /// Of the jitter of successive packets, from 0 up to 1.
+    pub correlation: f64,
+    /// Whether a packet waits for those before it. If not, jitter lets packets overtake each other.
+    pub keep_order: bool,
+}
+
+/// A model and its state.
+#[derive(Clone, Debug)]
+pub struct Delay {
+    model: DelayModel,
+    /// The last values of the chains that correlate: of the first number of each packet and of the second.
+    chain: Option<(f64, f64)>,
+    last_deadline: Nanoseconds,
+}
+
+/// Standard deviation of a Pareto distribution with index 3 and minimum 1: sqrt(3/4).
+const PARETO_DEVIATION: f64 = 0.866_025_403_784_438_6;
+/// Its mean.
+const PARETO_MEAN: f64 = 1.5;
+/// Standard deviation of a quarter of a normal and three quarters of a Pareto number: sqrt(10)/4.
+const MIXED_DEVIATION: f64 = 0.790_569_415_042_094_8;
+
+impl Samples {
+    /// Takes samples in any order.
+    #[must_use]
+    pub fn new(mut samples: Vec<Nanoseconds>) -> Self {
+        samples.sort_unstable();
+        Self(samples)
+    }
+
+    fn quantile(&self, unit: f64) -> Nanoseconds {
+        let Some(last) = self.0.len().checked_sub(1) else {
+            return 0;
+        };
+        let index = nanoseconds(libm::floor(unit * precise(self.0.len() as u64)));
+        self.0[usize::try_from(index).unwrap_or(last).min(last)]
+    }
+}
+
+impl DelayModel {
+    /// The same delay for every packet.
+    #[must_use]
+    pub fn constant(constant: Nanoseconds) -> Self {
+        Self {
+            constant,
+            jitter: 0,
+            distribution: Distribution::Uniform,
+            correlation: 0.0,
+            keep_order: true,
+        }
+    }
+}
+
+impl Delay {
+    /// A model that has delayed nothing yet.
+    #[must_use]
+    pub fn new(model: DelayModel) -> Self {
+        Self {
+            model,
+            chain: None,
+            last_deadline: 0,
+        }
+    }
+
+    /// When a packet that departs now arrives; never before now.
+    pub fn deadline(&mut self, now: Nanoseconds, draw: &mut Draw) -> Nanoseconds {
+        let delay = self.sample(draw);
+        let mut deadline = now.saturating_add(delay);
+        if self.model.keep_order {
+            deadline = deadline.max(self.last_deadline);
+            self.last_deadline = deadline;
+        }
+        deadline
+    }
+
+    fn sample(&mut self, draw: &mut Draw) -> Nanoseconds {
+        let constant = self.model.constant;
+        let is_table = matches!(self.model.distribution, Distribution::Table(_));
+        if self.model.jitter == 0 && !is_table {
+            return constant;
+        }
+        let (first, second) = self.normals(draw);
+        let unit = match &self.model.distribution {
+            Distribution::Table(samples) => {
+                return constant.saturating_add(samples.quantile(distribution_of_normal(first)));
+            }
+            Distribution::Uniform => 2.0 * distribution_of_normal(first) - 1.0,
+            Distribution::Normal => first,
+            Distribution::Pareto => (pareto(first) - PARETO_MEAN) / PARETO_DEVIATION,
+            Distribution::ParetoNormal => {
+                (0.25 * second + 0.75 * (pareto(first) - PARETO_MEAN)) / MIXED_DEVIATION
+            }
+        };
+        nanoseconds(precise(constant) + unit * precise(self.model.jitter))
+    }
+
+    /// Two independent normal numbers, each correlated with that of the packet before.
+    fn normals(&mut self, draw: &mut Draw) -> (f64, f64) {
+        let fresh = (draw.normal(), draw.normal());
+        let correlation = self.model.correlation;
+        let rest = libm::sqrt((1.0 - correlation * correlation).max(0.0));
+        let next = match self.chain {
+            None => fresh,
+            Some((first, second)) => (
+                correlation * first + rest * fresh.0,
+                correlation * second + rest * fresh.1,
+            ),
+        };
+        self.chain = Some(next);
+        next
+    }
+}
+
+/// The share of normal numbers below this one.
+fn distribution_of_normal(value: f64) -> f64 {
+    0.5 * libm::erfc(-value * core::f64::consts::FRAC_1_SQRT_2)
+}
+
+/// The Pareto number, of index 3 and minimum 1, of the same quantile as a normal one.
+fn pareto(normal: f64) -> f64 {
+    // The share above, since that is exact in the long tail.
+    1.0 / libm::cbrt(distribution_of_normal(-normal).max(f64::MIN_POSITIVE))
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "exact up to 104 days, and to 2⁻⁵³ of it beyond"
+)]
+fn precise(value: u64) -> f64 {
+    value as f64
+}
+
+/// The whole nanosecond next to it; none if it is negative.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "`as` takes what is out of range to the nearest bound, which is what is meant"
+)]
+fn nanoseconds(value: f64) -> Nanoseconds {
+    libm::round(value) as u64
+}
+
+#[cfg(test)]
+mod tests;
