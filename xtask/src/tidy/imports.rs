@@ -9,6 +9,7 @@ use crate::workspace::Package;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
     ("sandwire-bpf-compiler", &[]),
+    ("sandwire-engine", &[]),
     ("sandwire-kernel-net", &[]),
     (
         "sandwire-datapath",
