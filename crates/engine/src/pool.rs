@@ -141,7 +141,11 @@ impl Pool {
             return (count, bytes);
         }
         let mut state = self.shelf.state.borrow_mut();
-        state.free.extend(ring.drain(..));
+        // A ring becomes a vector and back without allocation, and vectors are appended in one move: draining the
+        // ring packet by packet was half of the engine's time.
+        let mut packets = Vec::from(mem::take(ring));
+        state.free.append(&mut packets);
+        *ring = VecDeque::from(packets);
         state.counters.freed += count;
         state.counters.freed_bytes += bytes;
         state.counters.freed_wire_bytes += wire_bytes;
