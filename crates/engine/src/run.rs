@@ -1,0 +1,109 @@
+//! The loop that has a clock: breathe, and sleep when there is nothing to do. The only file that reads the time.
+//!
+//! While packets move it never sleeps. After a breath that moved none it sleeps until an app's deadline, however far
+//! that is; if an app must look outside for packets, never for longer than a pause which begins at 1 µs, grows by
+//! 1 µs with every idle breath up to 100 µs, and is halved by every busy one.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::app::Wake;
+use crate::engine::Engine;
+use crate::report::Load;
+use crate::time::Time;
+
+/// Runs one engine, by the machine's monotonic clock.
+#[derive(Debug)]
+pub struct Runner {
+    start: Instant,
+    pause: Duration,
+    slept: Duration,
+}
+
+impl Runner {
+    /// A runner whose time starts now. An engine must stay with one runner, since its time may not go backwards.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "this file is where the clock is")]
+    pub fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            pause: Duration::ZERO,
+            slept: Duration::ZERO,
+        }
+    }
+
+    /// Runs for that long, and reports the load since the last report.
+    pub fn run_for(&mut self, engine: &mut Engine, duration: Duration) -> Load {
+        let end = self.now() + duration;
+        self.run(engine, Some(end), |_| false)
+    }
+
+    /// Runs until `done` says so, which is asked after every breath, or until nothing can ever happen any more;
+    /// reports the load since the last report.
+    pub fn run_until(&mut self, engine: &mut Engine, done: impl FnMut(&Engine) -> bool) -> Load {
+        self.run(engine, None, done)
+    }
+
+    fn run(
+        &mut self,
+        engine: &mut Engine,
+        end: Option<Time>,
+        mut done: impl FnMut(&Engine) -> bool,
+    ) -> Load {
+        loop {
+            let now = self.now();
+            let breath = engine.breathe(now);
+            if end.is_some_and(|end| now >= end) || done(engine) {
+                break;
+            }
+            if breath.moved > 0 {
+                self.pause /= 2;
+                self.slept = Duration::ZERO;
+            } else if !self.rest(breath.wake, end) {
+                break;
+            }
+        }
+        Load {
+            sleep: self.slept,
+            ..engine.report_load()
+        }
+    }
+
+    /// Sleeps as long as nothing can be missed; false if nothing will ever be.
+    fn rest(&mut self, wake: Wake, end: Option<Time>) -> bool {
+        let now = self.now();
+        let mut until = wake.at;
+        if wake.polls {
+            self.pause = (self.pause + PAUSE_STEP).min(PAUSE_MAX);
+            let look = now + self.pause;
+            until = Some(until.map_or(look, |until| until.min(look)));
+        }
+        let ((Some(until), _) | (None, Some(until))) = (until, end) else {
+            return false;
+        };
+        let until = end.map_or(until, |end| until.min(end));
+        self.slept = until.since(now);
+        if !self.slept.is_zero() {
+            sleep(self.slept);
+        }
+        true
+    }
+
+    fn now(&self) -> Time {
+        Time::START + self.start.elapsed()
+    }
+}
+
+impl Default for Runner {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this file is where one sleeps")]
+fn sleep(duration: Duration) {
+    thread::sleep(duration);
+}
+
+const PAUSE_STEP: Duration = Duration::from_micros(1);
+const PAUSE_MAX: Duration = Duration::from_micros(100);
