@@ -31,6 +31,8 @@ instance = "channels"
 [vsock]
 enabled = true
 threads = 2
+[vsock.limits]
+connection_bytes = 65536
 [[pool]]
 name = "web"
 size = 3
@@ -222,6 +224,10 @@ fn what_a_guest_may_reach_changes_while_it_runs() {
             (&row["egress_bytes"], &row["ingress_bytes"]),
             (&5.into(), &5.into())
         );
+        // What the guest is told is the configuration's `connection_bytes`, less what was not told of yet.
+        let credit = row["own_credit"].as_u64().unwrap();
+        assert!((65_536 - 5..=65_536).contains(&credit), "{row}");
+        assert_eq!(guest.socket(socket).peer_buf_alloc, 65_536);
         let shown = world.run("show a");
         assert!(shown.contains("a VMM is attached, 1 connection"), "{shown}");
 

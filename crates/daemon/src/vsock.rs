@@ -113,7 +113,7 @@ impl Channels for VsockServices {
         let service = self.of(uid);
         let gid = service.gid()?;
         self.folders.make(&channel.folder, uid, gid)?;
-        let opened = service.add(&vm_spec(channel));
+        let opened = service.add(&vm_spec(channel, &service.settings.limits));
         if opened.is_err()
             && let Err(error) = self.folders.remove(&channel.folder)
         {
@@ -201,7 +201,7 @@ fn lease_key(key: VmKey) -> LeaseKey {
     }
 }
 
-fn vm_spec(channel: &ChannelPlan) -> VmSpec {
+fn vm_spec(channel: &ChannelPlan, limits: &Limits) -> VmSpec {
     VmSpec {
         key: vm_key(&channel.lease),
         kind: channel.kind,
@@ -209,7 +209,7 @@ fn vm_spec(channel: &ChannelPlan) -> VmSpec {
         cid: channel.cid,
         virtual_cid: channel.virtual_cid,
         policy: channel.policy.clone(),
-        limits: Limits::default(),
+        limits: limits.clone(),
     }
 }
 

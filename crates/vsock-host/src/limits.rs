@@ -17,7 +17,8 @@ pub struct Limits {
     pub connection_bytes: u32,
     /// The same for all connections of a guest. When half of it is promised, new connections get less each.
     pub guest_bytes: u64,
-    /// The same for all guests.
+    /// The same for all guests. What counts is the service's own setting (`--total-bytes`), which the daemon
+    /// gives it from here.
     pub total_bytes: u64,
     /// Longest SEQPACKET message.
     pub message_bytes: u32,
@@ -57,6 +58,14 @@ pub struct LimitsError {
     least: u64,
 }
 
+impl LimitsError {
+    /// The limit that is too low, as it is written in the daemon's configuration.
+    #[must_use]
+    pub const fn limit(&self) -> &'static str {
+        self.limit
+    }
+}
+
 impl Limits {
     /// Whether a guest could do anything within them.
     ///
@@ -74,19 +83,16 @@ impl Limits {
                 self.guest_bytes,
                 self.connection_bytes.into(),
             ),
+            ("total_bytes", self.total_bytes, self.guest_bytes),
             ("message_bytes", self.message_bytes.into(), 1),
+            ("connect_timeout_ms", milliseconds(self.connect_timeout), 1),
             (
-                "connect_timeout in milliseconds",
-                milliseconds(self.connect_timeout),
-                1,
-            ),
-            (
-                "shutdown_timeout in milliseconds",
+                "shutdown_timeout_ms",
                 milliseconds(self.shutdown_timeout),
                 1,
             ),
             (
-                "handshake_timeout in milliseconds",
+                "handshake_timeout_ms",
                 milliseconds(self.handshake_timeout),
                 1,
             ),
@@ -101,5 +107,43 @@ impl Limits {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(limits: &Limits) -> (&'static str, String) {
+        let error = limits.check().unwrap_err();
+        (error.limit(), error.to_string())
+    }
+
+    #[test]
+    fn the_usual_limits_are_good() {
+        assert_eq!(Limits::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn each_sum_holds_what_it_is_the_sum_of() {
+        let usual = Limits::default;
+        let guest = Limits {
+            guest_bytes: 1024 * 1024 - 1,
+            ..usual()
+        };
+        let all = Limits {
+            total_bytes: 64 * 1024 * 1024 - 1,
+            ..usual()
+        };
+        let time = Limits {
+            connect_timeout: Duration::from_micros(999),
+            ..usual()
+        };
+        let reason = "guest_bytes is 1048575, and has to be 1048576 at least";
+        assert_eq!(refused(&guest), ("guest_bytes", reason.to_owned()));
+        let reason = "total_bytes is 67108863, and has to be 67108864 at least";
+        assert_eq!(refused(&all), ("total_bytes", reason.to_owned()));
+        let reason = "connect_timeout_ms is 0, and has to be 1 at least";
+        assert_eq!(refused(&time), ("connect_timeout_ms", reason.to_owned()));
     }
 }

@@ -1,8 +1,11 @@
 //! The section `[vsock]` of the configuration.
 
+mod limits;
+
 use std::path::{Path, PathBuf};
 
 use sandwire_api::name::Name;
+use sandwire_vsock_host::limits::Limits;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -46,6 +49,8 @@ pub struct VsockService {
     pub user: Option<(u32, u32)>,
     /// Microseconds that a worker looks for work before it sleeps.
     pub busy_poll_us: u32,
+    /// Bounds of each guest, and of all together. Those of the section, in each group.
+    pub limits: Limits,
 }
 
 /// What the file may hold.
@@ -58,6 +63,7 @@ pub(super) struct Section {
     threads: Option<Spanned<usize>>,
     user: Option<Spanned<String>>,
     busy_poll_us: Option<Spanned<u32>>,
+    limits: Option<Spanned<limits::Section>>,
     #[serde(default)]
     group: Vec<Spanned<Group>>,
 }
@@ -92,6 +98,7 @@ impl Source<'_> {
                 .min(THREADS_DEFAULT_MAX),
             user: None,
             busy_poll_us: 0,
+            limits: self.vsock_limits(section.limits)?,
         };
         let service = self.vsock_service(
             &base,
@@ -183,6 +190,7 @@ impl Source<'_> {
             threads,
             user,
             busy_poll_us,
+            limits: base.limits.clone(),
         })
     }
 }
@@ -237,6 +245,7 @@ busy_poll_us = 50
         assert_eq!(group.service.user, Some((990, 991)));
         assert_eq!(group.service.busy_poll_us, 50);
         assert_eq!(config.service.busy_poll_us, 0);
+        assert_eq!(group.service.limits, Limits::default());
     }
 
     #[test]

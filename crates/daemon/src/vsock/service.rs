@@ -277,6 +277,8 @@ fn group_of(pid: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use sandwire_vsock_host::limits::Limits;
+
     use super::*;
 
     #[test]
@@ -293,6 +295,7 @@ mod tests {
             threads: 1,
             user: None,
             busy_poll_us: 0,
+            limits: Limits::default(),
         };
         let service = Service::new(None, &[], folder.path(), &settings);
         assert!(service.greet().is_err());

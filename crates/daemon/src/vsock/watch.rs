@@ -158,7 +158,9 @@ fn spawn(service: &Service) -> io::Result<Child> {
         .arg("--threads")
         .arg(settings.threads.to_string())
         .arg("--busy-poll-us")
-        .arg(settings.busy_poll_us.to_string());
+        .arg(settings.busy_poll_us.to_string())
+        .arg("--total-bytes")
+        .arg(settings.limits.total_bytes.to_string());
     if let Some((user, group)) = settings.user {
         command.arg("--user").arg(format!("{user}:{group}"));
     }

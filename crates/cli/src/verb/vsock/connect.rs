@@ -14,7 +14,7 @@ use clap::Args;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+    net::{RecvFlags, SendFlags, Shutdown, SocketType, recv, send, shutdown, sockopt},
 };
 
 use super::{Which, guest};
@@ -23,7 +23,7 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// Bytes moved at a time; the longest message.
+/// Bytes moved at a time; the longest message that is sent.
 const BUFFER_BYTES: usize = 256 * 1024;
 
 /// Command line of `sandwire vsock connect`.
@@ -100,7 +100,11 @@ fn send_input(stream: &OwnedFd) -> io::Result<()> {
 fn receive_output(stream: &OwnedFd) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     let mut stdout = io::stdout().lock();
+    let has_messages = sockopt::socket_type(stream)? == SocketType::SEQPACKET;
     loop {
+        if has_messages {
+            make_room(stream, &mut buffer);
+        }
         let length = match recv(stream, &mut buffer[..], RecvFlags::empty()) {
             Ok((0, _)) => return Ok(()),
             Ok((length, _)) => length,
@@ -118,6 +122,17 @@ fn receive_output(stream: &OwnedFd) -> io::Result<()> {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
             other => other?,
         }
+    }
+}
+
+/// Makes the buffer as long as the next message: what doesn't fit of it would be lost.
+fn make_room(stream: &OwnedFd, buffer: &mut Vec<u8>) {
+    let flags = RecvFlags::PEEK | RecvFlags::TRUNC;
+    // An error comes again when the message is received.
+    if let Ok((_, length)) = recv(stream, &mut buffer[..1], flags)
+        && length > buffer.len()
+    {
+        buffer.resize(length, 0);
     }
 }
 
