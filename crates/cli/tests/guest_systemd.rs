@@ -1,4 +1,4 @@
-//! The unit file, under its own settings, in a guest with systemd.
+//! The unit files, under their own settings, in a guest with systemd.
 //!
 //! Inside, [`CHECK`] runs as another unit and prints what it sees on the serial console; outside, that
 //! is compared with what must be. Emulated, the boot takes most of the time.
@@ -13,6 +13,10 @@ use sandwire_testlab::{
 
 const UNIT: &str = include_str!("../../../packaging/systemd/sandwire.service");
 
+const VSOCK_UNIT: &str = include_str!("../../../packaging/systemd/sandwire-vsock.service");
+
+const CONFIG: &str = "[vsock]\nenabled = true\n";
+
 /// Runs in the guest as a unit of its own: what it sees is seen from outside of the daemon's unit.
 /// (busybox prefers its own `ip` to the one on the PATH, hence the paths.)
 const CHECK: &str = r#"
@@ -20,6 +24,7 @@ exec > /dev/console 2>&1
 say() { echo "check $1: $2"; }
 pid() { systemctl show --property MainPID --value sandwire; }
 capability() { sed -n "s/^$1:[[:space:]]*//p" /proc/$(pid)/status; }
+vsock_pid() { systemctl show --property MainPID --value sandwire-vsock; }
 lease() { sandwire --json show one | grep -o '"clone_address":[^,}]*' | tr -d '\n '; }
 
 say active "$(systemctl is-active sandwire)"
@@ -35,6 +40,12 @@ say tap "$(/bin/ip netns exec $netns /bin/ip -o link show vmtap0 | cut -d ' ' -f
 say file "$(nsenter --net=/run/netns/$netns /bin/ip -o link show uplink0 | cut -d ' ' -f 2 | cut -d @ -f 1)"
 say host-table "$(nft list tables | grep -c 'inet sandwire-default')"
 
+say vsock-active "$(systemctl is-active sandwire-vsock)"
+vsock=$(vsock_pid)
+sandwire acquire web two --vsock
+say vsock-socket "$(ls /run/sandwire/vsock/web.*/vhost.sock | grep -c vhost)"
+say vsock-listed "$(sandwire --json vsock list two --channels | tr -d ' ' | grep -c '"attached":false')"
+
 before=$(pid)
 kill -9 $before
 for i in $(seq 100); do
@@ -48,13 +59,17 @@ systemctl stop sandwire
 say stopped "$(systemctl is-active sandwire)"
 say left "$(/bin/ip netns exec $netns /bin/ip -o link show vmtap0 | cut -d ' ' -f 2)"
 systemctl start sandwire
+say vsock-again "$(sandwire --json vsock list two --channels | tr -d ' ' | grep -c '"attached":false')"
+[ $vsock -gt 1 ] && [ "$(vsock_pid)" = $vsock ] && say vsock-same yes || say vsock-same "$vsock, $(vsock_pid)"
+sandwire release two
+say vsock-left "$(ls /run/sandwire/vsock | grep -c web)"
 [ "$(lease)" = "$first" ] && say kept yes || say kept "$(lease)"
 sandwire release one
 sandwire pool delete web
 say namespaces "$(ls /run/netns | grep -c sandwire)"
 say failures "$(systemctl list-units --failed --no-legend | grep -c sandwire)"
 systemctl status --no-pager --lines 50 sandwire
-journalctl --no-pager --unit sandwire --lines 60
+journalctl --no-pager --unit sandwire --unit sandwire-vsock --lines 80
 say done yes
 sync
 busybox poweroff -f
@@ -62,22 +77,28 @@ busybox poweroff -f
 
 const CHECK_UNIT: &str = "\
 [Unit]
-After=sandwire.service
+After=sandwire.service sandwire-vsock.service
 [Service]
 Type=oneshot
-TimeoutStartSec=150
+TimeoutStartSec=230
 ExecStart=/bin/sh /check
 ";
 
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
-fn the_unit_works_under_its_own_settings() {
+fn the_units_work_under_their_own_settings() {
     let image = Image::fetch().unwrap();
-    lab::run_within(Duration::from_secs(200), |lab| {
+    lab::run_within(Duration::from_secs(280), |lab| {
         let executable = stripped(&sandwire::executable().unwrap(), lab.folder());
         let additions = [
             addition("/usr/bin/sandwire", executable, true),
+            addition("/etc/sandwire/sandwire.toml", CONFIG.into(), false),
             addition("/etc/systemd/system/sandwire.service", UNIT.into(), false),
+            addition(
+                "/etc/systemd/system/sandwire-vsock.service",
+                VSOCK_UNIT.into(),
+                false,
+            ),
             addition(
                 "/etc/systemd/system/check.service",
                 CHECK_UNIT.into(),
@@ -85,8 +106,9 @@ fn the_unit_works_under_its_own_settings() {
             ),
             addition("/check", CHECK.into(), false),
         ];
-        let arguments = "systemd.wants=sandwire.service systemd.wants=check.service";
-        let patience = Duration::from_secs(170);
+        let arguments = "systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
+                         systemd.wants=check.service";
+        let patience = Duration::from_secs(250);
         let console = image
             .run(lab.folder(), &additions, arguments, patience)
             .unwrap();
@@ -104,6 +126,12 @@ fn the_unit_works_under_its_own_settings() {
         assert_eq!(check("tap"), "vmtap0:", "not seen by `ip netns exec`");
         assert_eq!(check("file"), "uplink0", "not seen by nsenter");
         assert_eq!(check("host-table"), "1");
+        assert_eq!(check("vsock-active"), "active");
+        assert_eq!(check("vsock-socket"), "1");
+        assert_eq!(check("vsock-listed"), "1");
+        assert_eq!(check("vsock-again"), "1", "not after the daemon's restarts");
+        assert_eq!(check("vsock-same"), "yes", "it is another process");
+        assert_eq!(check("vsock-left"), "0");
         assert_eq!(check("restarted"), "1");
         assert_eq!(check("adopted"), "yes");
         assert_eq!(check("stopped"), "inactive");

@@ -5,10 +5,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+#[path = "netns_vsock/groups.rs"]
+mod groups;
+
 use std::{
     fs,
     io::{Read, Write},
-    os::unix::net::UnixStream,
+    net::TcpStream,
+    os::unix::{net::UnixStream, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -40,27 +44,49 @@ quarantine_seconds = 0
 addresses = { plan = "prefix", ipv4 = "10.64.0.0/24", ipv6 = "fd00:c10e::/64" }
 "#;
 
-/// A daemon with its service, which is ended too when the test is over.
+/// A daemon with its services, which are ended too when the test is over.
 struct World {
     daemon: Daemon,
+    /// Names of groups with a service of their own.
+    groups: &'static [&'static str],
 }
 
 impl World {
     fn start(lab: &Lab) -> Self {
+        Self::start_with(lab, CONFIG, &[])
+    }
+
+    fn start_with(lab: &Lab, config: &str, groups: &'static [&'static str]) -> Self {
         let executable = sandwire::executable().unwrap();
-        let daemon = Daemon::start(&executable, lab.folder(), CONFIG).unwrap();
-        daemon.wait_pool("web", 3, Duration::from_secs(20)).unwrap();
-        Self { daemon }
+        let daemon = Daemon::start(&executable, lab.folder(), config).unwrap();
+        let world = Self { daemon, groups };
+        let pool = world.daemon.wait_pool("web", 3, Duration::from_secs(20));
+        pool.unwrap();
+        world
     }
 
     fn folder(&self) -> PathBuf {
         self.daemon.state_folder().join("vsock")
     }
 
-    /// The service's process.
+    /// The process of the service of everybody who is in no group.
     fn service(&self) -> Option<Pid> {
-        let control = UnixStream::connect(self.folder().join("control.sock")).ok()?;
-        Some(socket_peercred(&control).ok()?.pid)
+        service_at(&self.folder())
+    }
+
+    /// The process of a group's service.
+    fn service_of(&self, group: &str) -> Option<Pid> {
+        service_at(&self.folder().join("groups").join(group))
+    }
+
+    /// A lease with a channel that another user acquires, and its guest.
+    fn lease_of(&self, uid: u32, name: &str) -> Guest {
+        let verb = format!("--json acquire web {name} --vsock");
+        let mut command = self.daemon.command(&verb);
+        let (done, output, errors) = finish(piped(command.uid(uid).gid(uid)).spawn().unwrap());
+        assert!(done, "{errors}");
+        let lease: Value = serde_json::from_str(&output).unwrap();
+        guest_of(&lease)
     }
 
     /// A lease with a channel, and its guest.
@@ -69,8 +95,7 @@ impl World {
             .daemon
             .json(&format!("acquire web {name} --vsock"))
             .unwrap();
-        let socket = lease["vsock"]["vhost_user_socket"].as_str().unwrap();
-        let guest = Guest::connect(&Settings::default(), Path::new(socket)).unwrap();
+        let guest = guest_of(&lease);
         (lease, guest)
     }
 
@@ -93,11 +118,27 @@ impl Drop for World {
     fn drop(&mut self) {
         // The daemon first, which would start it again.
         let _ = self.daemon.terminate();
-        if let Some(service) = self.service() {
-            let _ = kill_process(service, Signal::TERM);
-            wait_until("the service ends", || self.service().is_none());
+        let groups = self.folder().join("groups");
+        let groups = self.groups.iter().map(|group| groups.join(group));
+        for folder in std::iter::once(self.folder()).chain(groups) {
+            if let Some(service) = service_at(&folder) {
+                let _ = kill_process(service, Signal::TERM);
+                wait_until("the service ends", || service_at(&folder).is_none());
+            }
         }
     }
+}
+
+/// The process that serves a folder.
+fn service_at(folder: &Path) -> Option<Pid> {
+    let control = UnixStream::connect(folder.join("control.sock")).ok()?;
+    Some(socket_peercred(&control).ok()?.pid)
+}
+
+/// The guest of a lease that was acquired with a channel.
+fn guest_of(lease: &Value) -> Guest {
+    let socket = lease["vsock"]["vhost_user_socket"].as_str().unwrap();
+    Guest::connect(&Settings::default(), Path::new(socket)).unwrap()
 }
 
 fn piped(command: &mut Command) -> &mut Command {
@@ -391,4 +432,112 @@ fn a_guest_whose_vmm_owns_the_device_is_reached_and_reaches_another() {
         world.run("release h");
         assert!(!socket.parent().unwrap().exists());
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn messages_keep_their_bounds_between_the_command_line_and_a_guest() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        // A message may be longer than `vsock connect` reads at a time.
+        let limits = "connection_bytes = 2097152\nmessage_bytes = 1048576";
+        let config = CONFIG.replace("connection_bytes = 65536", limits);
+        let world = World::start_with(lab, &config, &[]);
+        let (_, mut guest) = world.lease("a");
+        guest.listen(Kind::Seqpacket, 60);
+        let mut child = world.spawn("vsock connect a 60 --seqpacket");
+        let mut stdin = child.stdin.take().unwrap();
+        let socket = guest.accept(Kind::Seqpacket, 60).unwrap();
+        // A guest sends no more at once than its own buffer holds.
+        guest.socket_mut(socket).buf_alloc = 1024 * 1024;
+        for message in ["first", "and the second"] {
+            stdin.write_all(message.as_bytes()).unwrap();
+            let received = guest.receive_message(socket).unwrap();
+            assert_eq!(received.unwrap().0, message.as_bytes());
+        }
+        let found = world.daemon.json("vsock list a").unwrap();
+        assert_eq!(found[0]["type"], "seqpacket", "{found}");
+
+        let reader = thread::spawn(move || finish(child));
+        let long = "m".repeat(300 * 1024);
+        guest.send_message(socket, b"short,", false).unwrap();
+        guest.send_message(socket, long.as_bytes(), true).unwrap();
+        drop(stdin);
+        let ended = guest.receive_message(socket).unwrap();
+        assert_eq!(ended, None, "the end of standard input is told");
+        guest.close(socket).unwrap();
+        let (done, output, errors) = reader.join().unwrap();
+        assert!(done, "{errors}");
+        assert_eq!(output.len(), 6 + long.len());
+        assert_eq!(output, format!("short,{long}"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn ports_of_the_host_and_of_a_guest_are_joined_both_ways() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut guest) = world.lease("a");
+        guest.listen(Kind::Stream, 80);
+
+        // Clients of a TCP port of the host, and of a Unix socket, reach the guest.
+        let tcp = world.spawn("vsock forward a 127.0.0.1:8080 80");
+        let path = lab.folder().join("web.sock");
+        let unix = world.spawn(&format!("vsock forward a {} 80", path.display()));
+        let mut client = None;
+        wait_until("the port is open", || {
+            client = TcpStream::connect("127.0.0.1:8080").ok();
+            client.is_some()
+        });
+        question(&mut guest, client.unwrap(), |client| {
+            client.shutdown(std::net::Shutdown::Write)
+        });
+        let mut client = None;
+        wait_until("the socket is there", || {
+            client = UnixStream::connect(&path).ok();
+            client.is_some()
+        });
+        question(&mut guest, client.unwrap(), |client| {
+            client.shutdown(std::net::Shutdown::Write)
+        });
+
+        // The guest reaches services of the host.
+        let server = std::net::TcpListener::bind("127.0.0.1:5432").unwrap();
+        world.run("vsock policy allow a 5432-5433 host");
+        let back = world.spawn("vsock forward --from-guest a 127.0.0.1:5432 5432");
+        let socket = open_until(&mut guest, 5432);
+        let (mut served, _) = server.accept().unwrap();
+        guest.send(socket, b"query").unwrap();
+        let mut query = [0; 5];
+        served.read_exact(&mut query).unwrap();
+        assert_eq!(&query, b"query");
+        served.write_all(b"rows").unwrap();
+        drop(served);
+        assert_eq!(guest.receive_to_end(socket).unwrap(), b"rows");
+        guest.close(socket).unwrap();
+
+        for child in [tcp, unix, back] {
+            let (done, _, errors) = interrupt(child);
+            assert!(done, "{errors}");
+        }
+        assert!(!path.exists(), "the socket goes with its command");
+        assert!(guest.open_stream(5432).is_err(), "nobody is there any more");
+    });
+}
+
+/// A client of the host asks and ends its direction; the guest hears that and answers to the end.
+fn question<C: Read + Write>(
+    guest: &mut Guest,
+    mut client: C,
+    end: impl Fn(&C) -> std::io::Result<()>,
+) {
+    client.write_all(b"question").unwrap();
+    end(&client).unwrap();
+    let socket = guest.accept(Kind::Stream, 80).unwrap();
+    assert_eq!(guest.receive_to_end(socket).unwrap(), b"question");
+    guest.send(socket, b"answer after the end").unwrap();
+    guest.close(socket).unwrap();
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).unwrap();
+    assert_eq!(answer, "answer after the end");
 }
