@@ -12,6 +12,10 @@ use sandwire_vsock_host::{
 const USER: u64 = 0x10_0000;
 const BYTES: u32 = 0x4000;
 const RING: u16 = 16;
+/// Near the start of memory, and the descriptors behind it, so that short cases have chains. At 0 it would
+/// count as not set.
+pub(crate) const AVAILABLE: u16 = 2;
+pub(crate) const DESCRIPTORS: u16 = 0x30;
 
 /// One case: the guest's memory from its start, and which way the ring leads.
 pub(crate) fn run(bytes: &[u8]) {
@@ -39,8 +43,8 @@ pub(crate) fn chains(bytes: &[u8]) -> usize {
     let mut ring = Ring::default();
     assert!(ring.set_size(RING));
     ring.addresses = Some(Addresses {
-        descriptors: USER,
-        available: USER + 0x100,
+        descriptors: USER + u64::from(DESCRIPTORS),
+        available: USER + u64::from(AVAILABLE),
         used: USER + 0x200,
     });
     ring.enabled = true;

@@ -63,14 +63,14 @@ fn packet_headers() {
 fn chain(descriptors: &[(u64, u32, u16, u16)]) -> Vec<u8> {
     let mut bytes = vec![0; 1 + 0x400];
     for (index, (address, length, flags, next)) in descriptors.iter().enumerate() {
-        let at = 1 + index * 16;
+        let at = 1 + usize::from(descriptor_chains::DESCRIPTORS) + index * 16;
         bytes[at..at + 8].copy_from_slice(&address.to_le_bytes());
         bytes[at + 8..at + 12].copy_from_slice(&length.to_le_bytes());
         bytes[at + 12..at + 14].copy_from_slice(&flags.to_le_bytes());
         bytes[at + 14..at + 16].copy_from_slice(&next.to_le_bytes());
     }
     // The available ring: one chain, from the first descriptor.
-    bytes[1 + 0x102] = 1;
+    bytes[1 + usize::from(descriptor_chains::AVAILABLE) + 2] = 1;
     bytes
 }
 
