@@ -13,10 +13,12 @@ pub mod interface;
 pub mod offload;
 pub mod outbound;
 mod packet_socket;
+pub mod pcap;
 mod raw;
 pub mod tap;
 pub mod wait;
 
+pub use pcap::{PcapReader, PcapReaderApp, PcapWriter, PcapWriterApp};
 pub use raw::{Raw, RawApp};
 pub use tap::{Tap, TapApp};
 pub use wait::{Stop, Waiter, Waker};
