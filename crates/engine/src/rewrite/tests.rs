@@ -41,7 +41,7 @@ fn segment(flags: u8, options: &[u8], data: &[u8]) -> Vec<u8> {
     let mut segment = vec![0x10, 0, 0, 80, 1, 2, 3, 4, 5, 6, 7, 8];
     let mut options = options.to_vec();
     options.resize(options.len().next_multiple_of(4), 0);
-    segment.push(u8::try_from((20 + options.len()) / 4 << 4).unwrap());
+    segment.push(u8::try_from((20 + options.len()) * 4).unwrap());
     segment.extend([flags, 0xff, 0xff, 0, 0, 0, 0]);
     segment.extend(options);
     segment.extend(data);
