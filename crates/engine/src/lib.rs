@@ -27,6 +27,7 @@
 
 mod app;
 pub mod apps;
+pub mod classify;
 mod engine;
 mod error;
 mod graph;
@@ -39,6 +40,7 @@ mod ports;
 mod report;
 pub mod run;
 mod time;
+mod watch;
 
 pub use app::{App, BuildError, Config, Figure, PortList, Wake};
 pub use engine::{Breath, Changes, Engine};
@@ -49,5 +51,6 @@ pub use packet::{HEADROOM, Packet};
 pub use pool::{Pool, PoolCounters, PoolLimits};
 pub use ports::{BATCH_PACKETS, Ports};
 pub use report::{AppReport, LinkReport, Links, Load};
-pub use run::Runner;
+pub use run::{Clock, Runner};
 pub use time::Time;
+pub use watch::{Readiness, Watch};
