@@ -13,5 +13,7 @@ pub mod offload;
 pub mod outbound;
 mod packet_socket;
 mod raw;
+mod ring;
 
 pub use raw::{Raw, RawApp};
+pub use ring::{Ring, RingApp};
