@@ -20,7 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! An engine is one thread's. It has no globals, so there may be many in a process, and no locks. The core does no
+//! An engine is one thread's. It has no globals, so there may be many in a process ([`interlink`] hands packets from
+//! one to another), and no locks. The core does no
 //! I/O and reads no clock ([`run`] alone does), so tests run it in a time of their own.
 
 #![forbid(unsafe_code)]
@@ -30,6 +31,7 @@ pub mod apps;
 mod engine;
 mod error;
 mod graph;
+pub mod interlink;
 mod link;
 mod order;
 mod packet;
