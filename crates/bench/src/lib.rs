@@ -15,6 +15,7 @@ mod daemon_process;
 
 mod clones;
 mod cpu;
+mod engine;
 mod forward;
 mod guest;
 mod packet;

@@ -50,6 +50,9 @@ const RATIOS: &[(&str, Bound)] = &[
     ("relay_cpu_vs_copy", AtMost(0.6)),
     ("throughput_100_vms_vs_1", AtLeast(0.9)),
     ("idle_vm_kib", AtMost(100.0)),
+    ("basic1_mpps", AtLeast(40.0)),
+    ("basic1_like_seed_mpps", AtLeast(32.0)),
+    ("pass_app_ns", AtMost(3.0)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.
