@@ -57,14 +57,8 @@ const BATCHES_MAX: usize = 8;
 /// Packets of a batch, at most. A batch is what an app finds on its input, often far less.
 const BATCH_PACKETS_MAX: usize = 256;
 
-/// What loom has its own of.
+/// What the ring is made of; its test puts other things in their place.
 mod sync {
-    #[cfg(loom)]
-    pub(super) use loom::sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    };
-    #[cfg(not(loom))]
     pub(super) use std::sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -145,5 +139,4 @@ impl<E> fmt::Debug for Home<E> {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests;

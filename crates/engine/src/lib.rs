@@ -24,7 +24,7 @@
 //! one to another), and no locks. The core does no
 //! I/O and reads no clock ([`run`] alone does), so tests run it in a time of their own.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod app;
 pub mod apps;
@@ -32,6 +32,7 @@ mod engine;
 mod error;
 mod graph;
 pub mod interlink;
+pub mod io;
 mod link;
 mod order;
 mod packet;

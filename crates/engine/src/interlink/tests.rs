@@ -1,7 +1,9 @@
 //! Two engines, mostly in one thread: what one breath of each does is then certain.
 
+use std::collections::VecDeque;
 use std::thread;
 
+use super::ring::{Received, Sent, ring};
 use super::{Receiver, Transmitter, interlink};
 use crate::apps::{Filter, Sink, Source};
 use crate::{App, BuildError, Config, Engine, Graph, PoolLimits, PortList, Ports, Time};
@@ -278,4 +280,83 @@ fn threads_of_three_engines_lose_nothing() {
     }
     assert_eq!(relay.join().unwrap(), 0);
     assert_eq!(sink.join().unwrap(), (packets, packets / 2 * (60 + 1514)));
+}
+
+#[test]
+fn a_full_ring_takes_no_more_until_somebody_reads() {
+    let (mut writer, mut reader) = ring(2);
+    for number in [1, 2] {
+        assert_eq!(writer.send(&mut VecDeque::from([number])), Sent::Done);
+    }
+    let mut third = VecDeque::from([3]);
+    assert_eq!(writer.send(&mut third), Sent::Full);
+    assert_eq!(third, [3]);
+    let mut batch = VecDeque::new();
+    assert_eq!(reader.receive(&mut batch), Received::Batch);
+    assert_eq!(batch, [1]);
+    assert_eq!(writer.send(&mut third), Sent::Done);
+}
+
+#[test]
+fn what_was_sent_before_the_writer_went_is_read() {
+    let (mut writer, mut reader) = ring(2);
+    assert_eq!(writer.send(&mut VecDeque::from([1])), Sent::Done);
+    drop(writer);
+    let mut batch = VecDeque::new();
+    assert_eq!(reader.receive(&mut batch), Received::Batch);
+    batch.clear();
+    assert_eq!(reader.receive(&mut batch), Received::Ended);
+}
+
+#[test]
+fn batches_are_swapped_and_not_made() {
+    let (mut writer, mut reader) = ring(1);
+    let mut mine = VecDeque::with_capacity(64);
+    let mut theirs = VecDeque::with_capacity(64);
+    for round in 0..10 {
+        mine.push_back(round);
+        assert_eq!(writer.send(&mut mine), Sent::Done);
+        assert_eq!(reader.receive(&mut theirs), Received::Batch);
+        assert_eq!(theirs.pop_front(), Some(round));
+    }
+    // Three batches go round; the one that the ring began with is the only one that grew.
+    assert!(mine.capacity() >= 1 && theirs.capacity() >= 1);
+    assert!(mine.capacity().max(theirs.capacity()) >= 64);
+}
+
+#[test]
+fn many_numbers_cross_threads_in_order() {
+    let (mut writer, mut reader) = ring(4);
+    let numbers = 100_000_u32;
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut batch = VecDeque::new();
+            let mut next = 0;
+            while next < numbers || !batch.is_empty() {
+                let size = (next % 61 + 1).min(numbers - next);
+                if batch.is_empty() {
+                    batch.extend(next..next + size);
+                    next += size;
+                }
+                if writer.send(&mut batch) == Sent::Full {
+                    thread::yield_now();
+                }
+            }
+        });
+        let mut batch = VecDeque::new();
+        let mut expected = 0;
+        loop {
+            match reader.receive(&mut batch) {
+                Received::Batch => {
+                    for number in batch.drain(..) {
+                        assert_eq!(number, expected);
+                        expected += 1;
+                    }
+                }
+                Received::Nothing => thread::yield_now(),
+                Received::Ended => break,
+            }
+        }
+        assert_eq!(expected, numbers);
+    });
 }
