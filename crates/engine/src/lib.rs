@@ -28,6 +28,7 @@
 
 mod app;
 pub mod apps;
+pub mod classify;
 mod engine;
 mod error;
 mod graph;
