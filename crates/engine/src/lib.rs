@@ -21,8 +21,8 @@
 //! ```
 //!
 //! An engine is one thread's. It has no globals, so there may be many in a process ([`interlink`] hands packets from
-//! one to another), and no locks. The core does no
-//! I/O and reads no clock ([`run`] alone does), so tests run it in a time of their own.
+//! one to another), and no locks. The core does no I/O ([`io`] does) and reads no clock ([`run`] alone does), so tests
+//! run it in a time of their own.
 
 #![deny(unsafe_code)]
 
@@ -42,6 +42,7 @@ mod ports;
 mod report;
 pub mod run;
 mod time;
+mod watch;
 
 pub use app::{App, BuildError, Config, Figure, PortList, Wake};
 pub use engine::{Breath, Changes, Engine};
@@ -52,5 +53,6 @@ pub use packet::{HEADROOM, Packet};
 pub use pool::{Pool, PoolCounters, PoolLimits};
 pub use ports::{BATCH_PACKETS, Ports};
 pub use report::{AppReport, LinkReport, Links, Load};
-pub use run::Runner;
+pub use run::{Clock, Runner};
 pub use time::Time;
+pub use watch::{Readiness, Watch};
