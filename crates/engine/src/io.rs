@@ -15,10 +15,12 @@ pub mod outbound;
 mod packet_socket;
 pub mod pcap;
 mod raw;
+mod ring;
 pub mod tap;
 pub mod wait;
 
 pub use pcap::{PcapReader, PcapReaderApp, PcapWriter, PcapWriterApp};
 pub use raw::{Raw, RawApp};
+pub use ring::{Ring, RingApp};
 pub use tap::{Tap, TapApp};
 pub use wait::{Stop, Waiter, Waker};
