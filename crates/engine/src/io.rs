@@ -18,6 +18,7 @@ mod raw;
 mod ring;
 pub mod tap;
 pub mod wait;
+pub mod xdp;
 
 pub use pcap::{PcapReader, PcapReaderApp, PcapWriter, PcapWriterApp};
 pub use raw::{Raw, RawApp};

@@ -9,7 +9,7 @@ use crate::workspace::Package;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
     ("sandwire-bpf-compiler", &[]),
-    ("sandwire-engine", &[]),
+    ("sandwire-engine", &["sandwire-kernel-net"]),
     ("sandwire-kernel-net", &[]),
     ("sandwire-impair", &["sandwire-api", "sandwire-engine"]),
     (
