@@ -41,6 +41,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bpf-compiler",
             "sandwire-datapath",
             "sandwire-engine",
+            "sandwire-impair",
             "sandwire-kernel-net",
             "sandwire-vsock-guest",
             "sandwire-vsock-host",
