@@ -3,10 +3,12 @@
 //!
 //! All that is compared takes turns within a round. What runs in memory runs on one processor, the last.
 
+mod forward;
 mod instructions;
 mod memory;
+mod round_trip;
 
-use std::{collections::BTreeMap, io::Write};
+use std::{collections::BTreeMap, io::Write, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -28,6 +30,10 @@ pub(crate) enum Part {
     Memory,
     /// Instructions per packet in memory, by valgrind.
     Instructions,
+    /// Packets per second between two interfaces.
+    Forward,
+    /// Round trips through a forwarder.
+    RoundTrip,
 }
 
 /// Sizes of the suite.
@@ -37,6 +43,10 @@ pub(crate) struct Sizes {
     pub(crate) rounds: u32,
     /// Breaths of each measurement in memory.
     pub(crate) breaths: u32,
+    /// Milliseconds of each measurement of forwarding.
+    pub(crate) milliseconds: u32,
+    /// Round trips of each measurement.
+    pub(crate) probes: u32,
     /// Run only these parts; all if empty.
     pub(crate) only: Vec<Part>,
 }
@@ -45,16 +55,24 @@ impl Sizes {
     pub(crate) const QUICK: Self = Self {
         rounds: 3,
         breaths: 20_000,
+        milliseconds: 300,
+        probes: 300,
         only: Vec::new(),
     };
     pub(crate) const FULL: Self = Self {
         rounds: 15,
         breaths: 100_000,
+        milliseconds: 1000,
+        probes: 1000,
         only: Vec::new(),
     };
 
     fn has(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.milliseconds.into())
     }
 }
 
@@ -63,6 +81,8 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
     let settings = BTreeMap::from([
         ("rounds".to_owned(), u64::from(sizes.rounds)),
         ("breaths".to_owned(), u64::from(sizes.breaths)),
+        ("milliseconds".to_owned(), u64::from(sizes.milliseconds)),
+        ("probes".to_owned(), u64::from(sizes.probes)),
         (
             "batch_packets".to_owned(),
             sandwire_engine::BATCH_PACKETS as u64,
@@ -74,6 +94,12 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
     }
     if sizes.has(Part::Instructions) {
         instructions::measure(&mut record);
+    }
+    if sizes.has(Part::Forward) {
+        forward::measure(sizes, &mut record)?;
+    }
+    if sizes.has(Part::RoundTrip) {
+        round_trip::measure(sizes, &mut record)?;
     }
     add_ratios(&mut record);
     Ok(record)

@@ -18,12 +18,14 @@ mod cpu;
 mod engine;
 mod forward;
 mod guest;
+mod impair;
 mod packet;
 
 mod private_host;
 mod progress;
 mod recipe;
 mod report;
+mod rig;
 mod slots;
 mod stream;
 mod vsock;
