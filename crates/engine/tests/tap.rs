@@ -1,7 +1,6 @@
 //! TAPs in a lab, with the kernel and ping on the other side.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
@@ -10,6 +9,7 @@ use anyhow::{Result, bail, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use sandwire_engine::apps::{Filter, Sink};
 use sandwire_engine::classify;
+use sandwire_engine::io::tap::{Options, open};
 use sandwire_engine::io::{Stop, Tap, Waiter, Waker};
 use sandwire_engine::{Engine, Graph, Packet, Time};
 use sandwire_testlab::lab::{self, Lab};
@@ -79,28 +79,6 @@ impl Running {
     }
 }
 
-/// An open queue of a new TAP in that namespace.
-fn open_in(namespace: &Namespace, name: &str, flags: libc::c_int) -> Result<OwnedFd> {
-    namespace.inside(|| {
-        let device = std::fs::OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/net/tun")?;
-        // SAFETY: all-zero bytes are a valid ifreq.
-        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-            *to = from.cast_signed();
-        }
-        request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags)?;
-        // SAFETY: TUNSETIFF reads and writes one ifreq through the pointer, which outlives the call.
-        let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-        ensure!(result == 0, std::io::Error::last_os_error());
-        Ok(device.into())
-    })
-}
-
-const TAP: libc::c_int = libc::IFF_TAP | libc::IFF_NO_PI;
-
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn an_engine_answers_pings_of_the_kernel() {
@@ -126,10 +104,10 @@ fn an_engine_answers_pings_of_the_kernel() {
 }
 
 /// Two namespaces, each with a TAP called `wire`, and an engine between.
-fn join(lab: &Lab, flags: libc::c_int) -> Result<(Namespace, Namespace, Running)> {
+fn join(lab: &Lab, options: Options) -> Result<(Namespace, Namespace, Running)> {
     let (left, right) = (lab.namespace("left"), lab.namespace("right"));
-    let one = open_in(&left, "wire", flags)?;
-    let two = open_in(&right, "wire", flags)?;
+    let one = left.inside(|| Ok(open("wire", options)?))?;
+    let two = right.inside(|| Ok(open("wire", options)?))?;
     for (namespace, number) in [(&left, 1), (&right, 2)] {
         namespace.run("ip link set wire up")?;
         namespace.run(&format!("ip address add 10.9.0.{number}/24 dev wire"))?;
@@ -162,8 +140,12 @@ fn checksum_errors(namespace: &Namespace) -> Result<u64> {
 #[ignore = "needs root: cargo xtask test netns"]
 fn streams_and_datagrams_of_kernel_sockets_cross_whole() {
     lab::run(|lab| {
-        for flags in [TAP, TAP | libc::IFF_VNET_HDR] {
-            let (left, right, running) = join(lab, flags)?;
+        for vnet_header in [false, true] {
+            let options = Options {
+                vnet_header,
+                ..Options::default()
+            };
+            let (left, right, running) = join(lab, options)?;
             left.run("ping -n -q -c 5 -i 0.01 -W 5 10.9.0.2")?;
             left.run("ping -n -q -c 5 -i 0.01 -W 5 fd09::2")?;
             let receiver = right.inside(|| traffic::Receiver::listen(7001))?;
@@ -192,7 +174,7 @@ fn streams_and_datagrams_of_kernel_sockets_cross_whole() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_tap_that_is_down_or_deleted_ends_nobody_else() {
     lab::run(|lab| {
-        let (left, right, running) = join(lab, TAP)?;
+        let (left, right, running) = join(lab, Options::default())?;
         left.run("ping -n -q -c 1 -W 5 10.9.0.2")?;
         right.run("ip link set wire down")?;
         assert!(left.run("ping -n -q -c 3 -i 0.01 -W 0.1 10.9.0.2").is_err());
@@ -217,7 +199,7 @@ fn a_tap_that_is_down_or_deleted_ends_nobody_else() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_does_not_fit_is_dropped_and_counted_and_what_does_goes_on() {
     lab::run(|lab| {
-        let (left, right, running) = join(lab, TAP)?;
+        let (left, right, running) = join(lab, Options::default())?;
         left.run("ip link set wire mtu 9000")?;
         right.run("ip link set wire mtu 9000")?;
         // 2048 bytes is the longest frame of the pool: 14 of Ethernet, 20 of IPv4, 8 of ICMP, and the rest.
@@ -272,10 +254,9 @@ fn what_is_no_queue_of_a_tap_is_refused_with_the_reason() {
             let error = Engine::new().configure(&graph).unwrap_err();
             format!("{:#}", anyhow::Error::from(error))
         };
-        let namespace = lab.namespace("odd");
-        let tun = open_in(&namespace, "tun0", libc::IFF_TUN | libc::IFF_NO_PI)?;
-        let text = refusal(Tap::from_descriptor(tun, "tun0"));
-        assert!(text.contains("use tap tun0: it is a TUN"), "{text}");
+        lab.run("ip tuntap add tun0 mode tun");
+        let text = refusal(Tap::interface("tun0"));
+        assert!(text.contains("open tap tun0: Invalid argument"), "{text}");
         let file = std::fs::File::open("/dev/null")?;
         let text = refusal(Tap::from_descriptor(file.into(), "null"));
         assert!(text.contains("ask about tap null"), "{text}");

@@ -7,13 +7,13 @@
 //! A TAP that is down loses what is sent to it, counted, and works again when it comes up. One that is gone ends this
 //! app only, which then reports `gone`.
 
-use std::fs::OpenOptions;
+mod device;
+
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+pub use device::{Options, open};
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -37,7 +37,7 @@ pub struct Tap {
 #[derive(Debug, Clone)]
 enum Queue {
     Opened(Rc<OwnedFd>),
-    Named { multi_queue: bool },
+    Named { options: Options },
 }
 
 /// The running [`Tap`].
@@ -114,106 +114,27 @@ impl Tap {
     pub fn interface(name: &str) -> Self {
         Self {
             name: name.to_owned(),
-            queue: Queue::Named { multi_queue: false },
+            queue: Queue::Named {
+                options: Options::default(),
+            },
         }
     }
 
     /// The same as one of several queues, for [`Tap::interface`]; the kernel spreads flows over those that are open.
     #[must_use]
     pub fn multi_queue(mut self) -> Self {
-        if let Queue::Named { multi_queue } = &mut self.queue {
-            *multi_queue = true;
+        if let Queue::Named { options } = &mut self.queue {
+            options.multi_queue = true;
         }
         self
     }
 
-    fn failed(&self, operation: &'static str) -> impl FnOnce(io::Error) -> TapError {
-        let name = self.name.clone();
-        move |source| TapError::System {
-            operation,
-            name,
-            source,
-        }
-    }
-
     /// The open queue.
     fn open(&self) -> Result<Rc<OwnedFd>, TapError> {
-        let multi_queue = match &self.queue {
-            Queue::Opened(descriptor) => return Ok(Rc::clone(descriptor)),
-            Queue::Named { multi_queue } => *multi_queue,
-        };
-        let device = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open("/dev/net/tun")
-            .map_err(self.failed("open /dev/net/tun for"))?;
-        let mut request = interface_request(&self.name).ok_or_else(|| TapError::Name {
-            name: self.name.clone(),
-        })?;
-        let queues = if multi_queue {
-            libc::IFF_MULTI_QUEUE
-        } else {
-            0
-        };
-        let flags = libc::IFF_TAP | libc::IFF_NO_PI | queues;
-        request.ifr_ifru.ifru_flags =
-            libc::c_short::try_from(flags).expect("TUN flags fit a short");
-        #[expect(unsafe_code, reason = "there is no safe call for it")]
-        // SAFETY: TUNSETIFF reads and writes one ifreq through the pointer, which outlives the call.
-        let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
-        check(result).map_err(self.failed("open"))?;
-        Ok(Rc::new(device.into()))
-    }
-
-    /// Bytes of the header before each frame. An error if it is no queue of a TAP, or frames come in another form.
-    fn header_bytes(&self, descriptor: &OwnedFd) -> Result<usize, TapError> {
-        let mut request = interface_request("").ok_or_else(|| TapError::Name {
-            name: self.name.clone(),
-        })?;
-        #[expect(unsafe_code, reason = "there is no safe call for it")]
-        // SAFETY: TUNGETIFF writes one ifreq through the pointer, which outlives the call.
-        let result =
-            unsafe { libc::ioctl(descriptor.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
-        check(result).map_err(self.failed("ask about"))?;
-        #[expect(unsafe_code, reason = "a union of C")]
-        // SAFETY: TUNGETIFF fills the flags.
-        let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
-        let wrong = |reason| TapError::Kind {
-            name: self.name.clone(),
-            reason,
-        };
-        if flags & libc::IFF_TAP == 0 {
-            return Err(wrong("it is a TUN, without Ethernet headers"));
+        match &self.queue {
+            Queue::Opened(descriptor) => Ok(Rc::clone(descriptor)),
+            Queue::Named { options } => open(&self.name, *options).map(Rc::new),
         }
-        // Whether it has IFF_NO_PI can't be told: IFF_NOFILTER, which any queue has, is the same bit.
-        if flags & libc::IFF_VNET_HDR == 0 {
-            return Ok(0);
-        }
-        let mut bytes: libc::c_int = 0;
-        #[expect(unsafe_code, reason = "there is no safe call for it")]
-        // SAFETY: TUNGETVNETHDRSZ writes one int through the pointer, which outlives the call.
-        let result = unsafe {
-            libc::ioctl(
-                descriptor.as_raw_fd(),
-                libc::TUNGETVNETHDRSZ,
-                &raw mut bytes,
-            )
-        };
-        check(result).map_err(self.failed("ask about"))?;
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        if bytes > HEADER_BYTES_MAX {
-            return Err(wrong("frames begin with an unknown header"));
-        }
-        Ok(bytes)
-    }
-
-    fn clear_offloads(&self, descriptor: &OwnedFd) -> Result<(), TapError> {
-        let none: libc::c_ulong = 0;
-        #[expect(unsafe_code, reason = "there is no safe call for it")]
-        // SAFETY: TUNSETOFFLOAD takes its argument by value.
-        let result = unsafe { libc::ioctl(descriptor.as_raw_fd(), libc::TUNSETOFFLOAD, none) };
-        check(result).map_err(self.failed("turn off the offloads of"))
     }
 }
 
@@ -221,7 +142,7 @@ impl PartialEq for Tap {
     fn eq(&self, other: &Self) -> bool {
         let same_queue = match (&self.queue, &other.queue) {
             (Queue::Opened(one), Queue::Opened(two)) => Rc::ptr_eq(one, two),
-            (Queue::Named { multi_queue: one }, Queue::Named { multi_queue: two }) => one == two,
+            (Queue::Named { options: one }, Queue::Named { options: two }) => one == two,
             _ => false,
         };
         same_queue && self.name == other.name
@@ -245,12 +166,7 @@ impl Config for Tap {
 
     fn build(&self) -> Result<TapApp, BuildError> {
         let descriptor = self.open()?;
-        let header_bytes = self.header_bytes(&descriptor)?;
-        self.clear_offloads(&descriptor)?;
-        let flags = fcntl_getfl(&descriptor);
-        flags
-            .and_then(|flags| fcntl_setfl(&descriptor, flags | OFlags::NONBLOCK))
-            .map_err(|errno| self.failed("stop waiting for")(errno.into()))?;
+        let header_bytes = device::prepare(&descriptor, &self.name)?;
         Ok(TapApp {
             descriptor,
             readiness: Readiness::new(),
@@ -393,27 +309,6 @@ impl TapApp {
             Err(_) => self.counters.refused += 1,
         }
     }
-}
-
-/// A request about the interface of that name; `None` if there can be none.
-fn interface_request(name: &str) -> Option<libc::ifreq> {
-    #[expect(unsafe_code, reason = "a structure of C")]
-    // SAFETY: all-zero bytes are a valid ifreq: an empty name and a union of integers and addresses.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    if name.len() >= request.ifr_name.len() || name.contains('\0') {
-        return None;
-    }
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
-    }
-    Some(request)
-}
-
-fn check(result: libc::c_int) -> io::Result<()> {
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
 }
 
 /// Bytes of the longest virtio-net header that there is for a TAP: `virtio_net_hdr_v1_hash_tunnel`.
