@@ -7,6 +7,7 @@ mod completion;
 mod daemon;
 mod doctor;
 mod exec;
+mod impair;
 mod list;
 mod policy;
 mod pool;
@@ -50,6 +51,8 @@ pub(crate) enum Verb {
     /// Speak with guests by vsock, see and say what they may reach by it.
     #[command(subcommand)]
     Vsock(vsock::Verb),
+    /// Give an interface a bad network, live: loss, delay, rate, and more.
+    Impair(Box<impair::Arguments>),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
     /// Run a command that gets the lease's TAPs as open descriptors.
@@ -79,6 +82,7 @@ impl Verb {
             Self::Trace(arguments) => trace::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Vsock(verb) => vsock::run(context, verb),
+            Self::Impair(arguments) => impair::run(context, *arguments),
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Exec(arguments) => exec::run(context, &arguments),
             Self::Bench(command) => bench::run(context, &command),
