@@ -168,6 +168,8 @@ pub struct Change<'a> {
     pub no_arp: Option<bool>,
     /// Number of the group that it is in, by which many can be deleted at once.
     pub group: Option<u32>,
+    /// Bridge that it becomes a port of.
+    pub master: Option<InterfaceIndex>,
     /// Raises or lowers the interface.
     pub up: Option<bool>,
 }
@@ -180,6 +182,9 @@ impl Change<'_> {
             message.raw(&self.header());
             if let Some(group) = self.group {
                 message.put_u32(libc::IFLA_GROUP, group);
+            }
+            if let Some(master) = self.master {
+                message.put_u32(libc::IFLA_MASTER, master.0);
             }
             if let Some(name) = self.rename {
                 message.put_text(libc::IFLA_IFNAME, name);

@@ -14,6 +14,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Pure models; the engine's apps that carry them out will be built on both.
     ("sandwire-impair", &[]),
     (
+        "sandwire-impair-host",
+        &["sandwire-api", "sandwire-kernel-net"],
+    ),
+    (
         "sandwire-datapath",
         &[
             "sandwire-api",
@@ -53,6 +57,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bench",
             "sandwire-daemon",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
+            "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",
             "sandwire-vsock-guest",

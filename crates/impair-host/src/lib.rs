@@ -1,0 +1,5 @@
+//! Bad networks for interfaces of a host.
+
+#![forbid(unsafe_code)]
+
+pub mod lab;
