@@ -7,6 +7,7 @@ mod completion;
 mod daemon;
 mod doctor;
 mod exec;
+mod lab;
 mod list;
 mod policy;
 mod pool;
@@ -54,6 +55,9 @@ pub(crate) enum Verb {
     Run(run::Arguments),
     /// Run a command that gets the lease's TAPs as open descriptors.
     Exec(exec::Arguments),
+    /// Make a small network of hosts from a file, run commands in it, take it away.
+    #[command(subcommand)]
+    Lab(lab::Verb),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
@@ -81,6 +85,7 @@ impl Verb {
             Self::Vsock(verb) => vsock::run(context, verb),
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Exec(arguments) => exec::run(context, &arguments),
+            Self::Lab(verb) => lab::run(context, verb),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Cleanup(arguments) => cleanup::run(context, &arguments),

@@ -38,6 +38,27 @@ pub struct FoundHost {
     pub processes: Vec<u32>,
 }
 
+impl Found {
+    /// Lines for `/etc/hosts` by which `from` finds all hosts; addresses that it reaches without a route come first.
+    #[must_use]
+    pub fn hosts_text(&self, from: &Name) -> String {
+        let addresses = |host: &FoundHost| -> Vec<IpNet> {
+            host.addresses.values().flatten().copied().collect()
+        };
+        let own = self.hosts.iter().find(|host| host.name == *from);
+        let own = own.map(addresses).unwrap_or_default();
+        let mut text = String::new();
+        for host in &self.hosts {
+            let mut of_host = addresses(host);
+            of_host.sort_by_key(|address| !own.iter().any(|own| own.contains(&address.addr())));
+            for address in of_host {
+                text.push_str(&format!("{} {}\n", address.addr(), host.name));
+            }
+        }
+        text
+    }
+}
+
 /// What [`down`] did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Removed {
