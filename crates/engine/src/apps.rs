@@ -1,5 +1,6 @@
 //! Apps that need nothing but packets. Those that talk to the outside come beside them, a file each.
 
+mod classify;
 mod filter;
 mod join;
 mod pass;
@@ -7,6 +8,7 @@ mod sink;
 mod source;
 mod tee;
 
+pub use classify::{Classify, ClassifyApp};
 pub use filter::{Filter, FilterApp};
 pub use join::{Join, JoinApp};
 pub use pass::{Pass, PassApp};

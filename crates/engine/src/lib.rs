@@ -23,13 +23,15 @@
 //! An engine is one thread's. It has no globals, so there may be many in a process, and no locks. The core does no
 //! I/O and reads no clock ([`run`] alone does), so tests run it in a time of their own.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod app;
 pub mod apps;
+pub mod classify;
 mod engine;
 mod error;
 mod graph;
+pub mod io;
 mod link;
 mod order;
 mod packet;
