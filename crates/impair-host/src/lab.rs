@@ -12,7 +12,7 @@ mod remove;
 use std::{fmt, io, path::PathBuf};
 
 use ipnet::IpNet;
-use sandwire_api::name::Name;
+use sandwire_api::{impairment::Impairment, name::Name};
 use sandwire_kernel_net::{Error as KernelError, interface::Mac, netns};
 use serde::Serialize;
 
@@ -68,6 +68,8 @@ pub struct Link {
     pub ends: [End; 2],
     /// MTU of both.
     pub mtu: u32,
+    /// What happens to packets; egress is from the first end to the second.
+    pub impairment: Impairment,
 }
 
 /// One end of a link.

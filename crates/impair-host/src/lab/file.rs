@@ -12,11 +12,12 @@ use std::{
 };
 
 use ipnet::IpNet;
-use sandwire_api::name::Name;
+use sandwire_api::{impairment::Impairment, name::Name};
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::{End, Host, Lab, LabError, Link, Position, Route};
+use crate::ways;
 
 /// Hosts and switches of a lab; each has an octet of the addresses that are assigned.
 const HOSTS_MAX: usize = 250;
@@ -63,6 +64,9 @@ struct LinkSection {
     interfaces: Option<Spanned<Vec<Spanned<String>>>>,
     addresses: Option<Spanned<Vec<Spanned<toml::Value>>>>,
     mtu: Option<Spanned<u32>>,
+    ab: Option<Spanned<String>>,
+    ba: Option<Spanned<String>>,
+    impairment: Option<Spanned<Impairment>>,
 }
 
 #[derive(Deserialize)]
@@ -231,7 +235,36 @@ impl Source<'_> {
             let known = (end.interface.clone(), end.addresses.clone());
             places.interfaces[end.host].push(known);
         }
-        Ok(Link { ends, mtu })
+        let impairment = self.impairment(section)?;
+        Ok(Link {
+            ends,
+            mtu,
+            impairment,
+        })
+    }
+
+    /// What happens on a link: a text for each way, or a table.
+    fn impairment(&self, section: &LinkSection) -> Result<Impairment, LabError> {
+        let (ab, ba) = (section.ab.as_ref(), section.ba.as_ref());
+        let Some(table) = &section.impairment else {
+            let texts = [ab, ba].map(|text| Some(text?.get_ref().as_str()));
+            return ways::combine(texts[0], texts[1]).map_err(|error| {
+                // The first that is wrong alone; what is wrong with both together is said at the second.
+                let is_ab = ab.is_some_and(|ab| ways::combine(Some(ab.get_ref()), None).is_err());
+                let at = if is_ab { ab } else { ba.or(ab) };
+                self.invalid(at.map_or(0..0, Spanned::span), error.to_string())
+            });
+        };
+        if let Some(text) = ab.or(ba) {
+            let reason = "the link has a table 'impairment' too; write all into one of them";
+            return Err(self.invalid(text.span(), reason));
+        }
+        let mut impairment = table.get_ref().clone();
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        let read = impairment.read_files(|file| fs::read_to_string(folder.join(file)));
+        read.and_then(|()| impairment.check())
+            .map_err(|error| self.invalid(table.span(), error.to_string()))?;
+        Ok(impairment)
     }
 
     /// Refuses a circle of switches: frames for all would go round in it for ever.

@@ -172,6 +172,22 @@ fn a_refusal_names_the_line_and_what_to_do() {
             "9:14: 10.0.0.2/16 overlaps with 10.0.0.1/24 of a's interface eth0",
         ),
         (
+            "ends = [\"a\", \"b\"]\nba = \"pass\"\nab = \"los 1%\"",
+            "7:6: ab: 'los' is no impairment",
+        ),
+        (
+            "ends = [\"a\", \"b\"]\nab = \"seed 1; pass\"\nba = \"seed 2; pass\"",
+            "7:6: ab has seed 1",
+        ),
+        (
+            "ends = [\"a\", \"b\"]\n[[link.impairment.rule]]\nloss = \"1,5%\"",
+            "7:8: ",
+        ),
+        (
+            "ends = [\"a\", \"b\"]\n[[link.impairment.rule]]\nloss = \"101%\"",
+            "7:8: ",
+        ),
+        (
             "ends = [\"a\", \"b\"]\n[[route]]\nhost = \"a\"\nto = \"default\"\nvia = \"10.0.0.1\"",
             "9:7: 10.0.0.1 is in none of the networks of a",
         ),
@@ -197,6 +213,23 @@ fn a_refusal_names_the_line_and_what_to_do() {
             "{whole}\n→ {refusal}\nnot {expected}"
         );
     }
+}
+
+#[test]
+fn a_link_has_a_text_for_each_way_or_a_table() {
+    let two = "[host.a]\n[host.b]\n[[link]]\nends = [\"a\", \"b\"]\n";
+    let texts = read(&format!(
+        "{two}ab = \"name x delay 50ms\"\nba = \"name y loss 1%\"\n"
+    ))
+    .unwrap();
+    let table = read(&format!(
+        "{two}[[link.impairment.rule]]\nname = \"x\"\ndirection = \"egress\"\ndelay = \"50ms\"\n\
+         [[link.impairment.rule]]\nname = \"y\"\ndirection = \"ingress\"\nloss = \"1%\"\n"
+    ));
+    assert_eq!(texts, table.unwrap());
+    assert!(read(two).unwrap().links[0].impairment.is_nothing());
+    let both = format!("{two}ab = \"loss 1%\"\nimpairment = {{ seed = 1 }}\n");
+    assert!(refusal(&both).starts_with("5:6: the link has a table"));
 }
 
 #[test]
