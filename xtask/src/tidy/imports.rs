@@ -14,14 +14,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     // Pure models; the engine's apps that carry them out will be built on both.
     ("sandwire-impair", &[]),
     (
-        "sandwire-impair-host",
-        &["sandwire-api", "sandwire-kernel-net"],
-    ),
-    (
         "sandwire-datapath",
         &[
             "sandwire-api",
             "sandwire-bpf-compiler",
+            "sandwire-kernel-net",
+        ],
+    ),
+    (
+        "sandwire-impair-host",
+        &[
+            "sandwire-api",
+            "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
             "sandwire-kernel-net",
         ],
     ),
