@@ -8,6 +8,7 @@ use std::error::Error;
 use std::fmt;
 use std::rc::Rc;
 
+use crate::pool::PoolLimits;
 use crate::ports::Ports;
 use crate::time::Time;
 
@@ -49,6 +50,15 @@ pub trait Config: PartialEq + fmt::Debug + 'static {
     /// Only the order of apps depends on this.
     fn is_edge(&self) -> bool {
         false
+    }
+
+    /// Whether an engine whose pool has these limits can run the app; asked before it is built.
+    ///
+    /// # Errors
+    ///
+    /// If it can't, as when the frames of an interface are longer than the engine's packets.
+    fn check(&self, _limits: PoolLimits) -> Result<(), BuildError> {
+        Ok(())
     }
 
     /// Makes the app.
@@ -158,7 +168,7 @@ pub(crate) trait AnyConfig: fmt::Debug {
     fn inputs(&self) -> PortList;
     fn outputs(&self) -> PortList;
     fn is_edge(&self) -> bool;
-    fn build(&self) -> Result<Box<dyn App>, BuildError>;
+    fn build(&self, limits: PoolLimits) -> Result<Box<dyn App>, BuildError>;
     fn relation(&self, running: &dyn AnyConfig) -> Relation;
     fn apply(&self, app: &mut dyn App);
     fn as_any(&self) -> &dyn Any;
@@ -188,7 +198,8 @@ impl<C: Config> AnyConfig for C {
         Config::is_edge(self)
     }
 
-    fn build(&self) -> Result<Box<dyn App>, BuildError> {
+    fn build(&self, limits: PoolLimits) -> Result<Box<dyn App>, BuildError> {
+        Config::check(self, limits)?;
         Ok(Box::new(Config::build(self)?))
     }
 

@@ -2,7 +2,16 @@
 //!
 //! Whatever an edge app hands on has complete checksums and fits a wire: a kernel delivers frames whose checksum is
 //! still to be computed, and super-packets still to be cut, to whoever reads an interface beside the device.
+//!
+//! An app goes on whatever becomes of its interface. What can't be sent is counted by cause; what the kernel had no
+//! room for waits where it is.
 
 pub mod checksum;
 pub mod inbound;
+pub mod interface;
 pub mod offload;
+pub mod outbound;
+mod packet_socket;
+mod raw;
+
+pub use raw::{Raw, RawApp};

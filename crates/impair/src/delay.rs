@@ -102,6 +102,12 @@ impl Delay {
         }
     }
 
+    /// Goes on with another model. The chains go on too. If order is kept, nothing arrives before `latest`.
+    pub fn reconfigure(&mut self, model: DelayModel, latest: Nanoseconds) {
+        self.model = model;
+        self.last_deadline = self.last_deadline.max(latest);
+    }
+
     /// When a packet that departs now arrives; never before now.
     pub fn deadline(&mut self, now: Nanoseconds, draw: &mut Draw) -> Nanoseconds {
         let delay = self.sample(draw);

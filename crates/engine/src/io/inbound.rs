@@ -115,6 +115,20 @@ impl Inbound {
         ports.transmit(output, packet);
     }
 
+    /// Counts a frame that was too long for the reader.
+    #[cold]
+    pub fn refuse_too_long(&mut self) {
+        self.received += 1;
+        self.too_long += 1;
+    }
+
+    /// Counts a frame without a whole header.
+    #[cold]
+    pub fn refuse_malformed(&mut self) {
+        self.received += 1;
+        self.malformed += 1;
+    }
+
     /// The counts, for an app's report.
     #[must_use]
     pub fn figures(&self) -> Vec<Figure> {

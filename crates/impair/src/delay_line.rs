@@ -1,0 +1,167 @@
+//! What is under way, in the order of deadlines.
+
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::{BinaryHeap, VecDeque},
+};
+
+use crate::Nanoseconds;
+
+/// Items with deadlines. Equal deadlines leave in the order in which they came.
+///
+/// Those whose deadlines ascend, which are all of them without jitter, wait in a plain queue; only the others
+/// cost a heap. Memory that a burst needed is given back when the line is empty again.
+#[derive(Debug)]
+pub(crate) struct DelayLine<T> {
+    in_order: VecDeque<Entry<T>>,
+    others: BinaryHeap<Reverse<Entry<T>>>,
+    bytes: u64,
+    sequence: u64,
+    latest: Nanoseconds,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    deadline: Nanoseconds,
+    sequence: u64,
+    bytes: u32,
+    item: T,
+}
+
+/// Entries whose memory an empty line keeps.
+const KEPT: usize = 1024;
+
+impl<T> Default for DelayLine<T> {
+    fn default() -> Self {
+        Self {
+            in_order: VecDeque::new(),
+            others: BinaryHeap::new(),
+            bytes: 0,
+            sequence: 0,
+            latest: 0,
+        }
+    }
+}
+
+impl<T> DelayLine<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.in_order.len() + self.others.len()
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The latest deadline that there ever was.
+    pub(crate) fn latest(&self) -> Nanoseconds {
+        self.latest
+    }
+
+    pub(crate) fn push(&mut self, deadline: Nanoseconds, bytes: u32, item: T) {
+        let entry = Entry {
+            deadline,
+            sequence: self.sequence,
+            bytes,
+            item,
+        };
+        self.sequence += 1;
+        self.bytes += u64::from(bytes);
+        self.latest = self.latest.max(deadline);
+        if self
+            .in_order
+            .back()
+            .is_none_or(|last| last.deadline <= deadline)
+        {
+            self.in_order.push_back(entry);
+        } else {
+            self.others.push(Reverse(entry));
+        }
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Nanoseconds> {
+        let first = self.in_order.front().map(|entry| entry.deadline);
+        let other = self.others.peek().map(|entry| entry.0.deadline);
+        first.into_iter().chain(other).min()
+    }
+
+    /// The first, and its deadline.
+    pub(crate) fn pop(&mut self) -> Option<(Nanoseconds, T)> {
+        let is_other_first = match (self.in_order.front(), self.others.peek()) {
+            (Some(first), Some(Reverse(other))) => other < first,
+            (None, other) => other.is_some(),
+            (Some(_), None) => false,
+        };
+        let entry = if is_other_first {
+            self.others.pop()?.0
+        } else {
+            self.in_order.pop_front()?
+        };
+        self.bytes -= u64::from(entry.bytes);
+        if self.in_order.is_empty() && self.in_order.capacity() > KEPT {
+            self.in_order.shrink_to(KEPT);
+        }
+        if self.others.is_empty() && self.others.capacity() > KEPT {
+            self.others.shrink_to(KEPT);
+        }
+        Some((entry.deadline, entry.item))
+    }
+}
+
+impl<T> PartialEq for Entry<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl<T> Eq for Entry<T> {}
+
+impl<T> PartialOrd for Entry<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Entry<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.deadline, self.sequence).cmp(&(other.deadline, other.sequence))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn items_leave_by_deadline_and_then_as_they_came(
+            steps in prop::collection::vec(prop::option::weighted(0.7, 0u64..50), 0..300),
+        ) {
+            let mut line = DelayLine::default();
+            let mut model: Vec<(u64, u64)> = Vec::new();
+            for (number, step) in (0u64..).zip(steps) {
+                if let Some(deadline) = step {
+                    line.push(deadline, 3, number);
+                    model.push((deadline, number));
+                    model.sort_unstable();
+                } else {
+                    prop_assert_eq!(line.next_deadline(), model.first().map(|first| first.0));
+                    let expected = (!model.is_empty()).then(|| model.remove(0));
+                    prop_assert_eq!(line.pop(), expected);
+                }
+                prop_assert_eq!((line.len(), line.bytes()), (model.len(), model.len() as u64 * 3));
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_line_gives_the_memory_of_a_burst_back() {
+        let mut line = DelayLine::default();
+        for deadline in (0..20_000).chain((0..20_000).rev()) {
+            line.push(deadline, 1, ());
+        }
+        while line.pop().is_some() {}
+        assert!(line.in_order.capacity() + line.others.capacity() <= 4 * KEPT);
+    }
+}
