@@ -7,6 +7,7 @@ mod completion;
 mod daemon;
 mod doctor;
 mod exec;
+mod forward;
 mod lab;
 mod list;
 mod policy;
@@ -55,6 +56,8 @@ pub(crate) enum Verb {
     Run(run::Arguments),
     /// Run a command that gets the lease's TAPs as open descriptors.
     Exec(exec::Arguments),
+    /// Forward packets between two interfaces, as bad a network as you like.
+    Forward(forward::Arguments),
     /// Make a small network of hosts from a file, run commands in it, take it away.
     #[command(subcommand)]
     Lab(lab::Verb),
@@ -85,6 +88,7 @@ impl Verb {
             Self::Vsock(verb) => vsock::run(context, verb),
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Exec(arguments) => exec::run(context, &arguments),
+            Self::Forward(arguments) => forward::run(context, &arguments),
             Self::Lab(verb) => lab::run(context, verb),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),

@@ -6,5 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
+pub mod forward;
 pub mod lab;
 pub mod ways;

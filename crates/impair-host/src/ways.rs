@@ -1,4 +1,4 @@
-//! One impairment out of two texts, one for each way between two ends.
+//! One impairment out of texts, one for each way between two ends or for both.
 //!
 //! Both doors that have two ends, `sandwire forward` and the links of a lab, are told what happens from the first to
 //! the second (`ab`) and back (`ba`). The models know a sandbox and what leaves it: the first end is the sandbox here, so
@@ -29,40 +29,57 @@ pub enum WaysError {
         direction: Direction,
     },
     /// Two seeds.
-    #[error("ab has seed {ab} and ba has seed {ba}: a link has one seed, so give it once")]
+    #[error("there are two seeds, {one} and {other}: a link has one, so give it once")]
     Seeds {
         /// One.
-        ab: u64,
+        one: u64,
         /// The other.
-        ba: u64,
+        other: u64,
     },
     /// It can't be done.
     #[error(transparent)]
     Impairment(#[from] InvalidImpairment),
 }
 
-/// The impairment of a link: `ab` from its first end to the second, `ba` back.
-///
-/// # Errors
-/// What is wrong, with the key.
-pub fn combine(ab: Option<&str>, ba: Option<&str>) -> Result<Impairment, WaysError> {
-    let ab = read("ab", Direction::Egress, ab)?;
-    let ba = read("ba", Direction::Ingress, ba)?;
-    if ab.seed != 0 && ba.seed != 0 && ab.seed != ba.seed {
-        let (ab, ba) = (ab.seed, ba.seed);
-        return Err(WaysError::Seeds { ab, ba });
+/// What is said of a link, as texts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ways<'a> {
+    /// From its first end to the second.
+    pub ab: Option<&'a str>,
+    /// Back.
+    pub ba: Option<&'a str>,
+    /// Both ways, for packets that no rule of the others matches.
+    pub both: Option<&'a str>,
+}
+
+impl Ways<'_> {
+    /// The impairment of the link.
+    ///
+    /// # Errors
+    /// What is wrong, with the key.
+    pub fn combine(self) -> Result<Impairment, WaysError> {
+        let parts = [
+            read("ab", Direction::Egress, self.ab)?,
+            read("ba", Direction::Ingress, self.ba)?,
+            read("both", Direction::Both, self.both)?,
+        ];
+        let mut combined = Impairment::default();
+        for part in parts {
+            if combined.seed != 0 && part.seed != 0 && combined.seed != part.seed {
+                return Err(WaysError::Seeds {
+                    one: combined.seed,
+                    other: part.seed,
+                });
+            }
+            combined.seed |= part.seed;
+            if part.on_death == OnDeath::Open {
+                combined.on_death = OnDeath::Open;
+            }
+            combined.rules.extend(part.rules);
+        }
+        combined.check()?;
+        Ok(combined)
     }
-    let combined = Impairment {
-        seed: ab.seed | ba.seed,
-        on_death: if ab.on_death == OnDeath::Open {
-            OnDeath::Open
-        } else {
-            ba.on_death
-        },
-        rules: ab.rules.into_iter().chain(ba.rules).collect(),
-    };
-    combined.check()?;
-    Ok(combined)
 }
 
 /// One way. Its rules get names that don't depend on the other, since their random numbers depend on their names.
@@ -92,11 +109,12 @@ mod tests {
 
     #[test]
     fn each_way_has_its_rules_and_names_that_the_other_does_not_change() {
-        let both = combine(
-            Some("seed 7; name dns match protocol=udp peer_port=53 loss 1%; delay 50ms"),
-            Some("on-death open; rate 10mbit"),
-        );
-        let both = both.unwrap();
+        let both = Ways {
+            ab: Some("seed 7; name dns match protocol=udp peer_port=53 loss 1%; delay 50ms"),
+            ba: Some("on-death open; rate 10mbit"),
+            both: Some("preset lte"),
+        };
+        let both = both.combine().unwrap();
         assert_eq!((both.seed, both.on_death), (7, OnDeath::Open));
         let rules: Vec<(String, Direction)> = both
             .rules
@@ -108,17 +126,28 @@ mod tests {
             ("dns", Direction::Egress),
             ("ab-2", Direction::Egress),
             ("ba-1", Direction::Ingress),
+            ("both-1", Direction::Both),
         ];
         let expected = expected.map(|(name, direction)| (name.to_owned(), direction));
         assert_eq!(rules, expected);
-        let alone = combine(None, Some("rate 10mbit")).unwrap();
-        assert_eq!(alone.rules, both.rules[2..]);
-        assert!(combine(None, None).unwrap().is_nothing());
+        let alone = Ways {
+            ba: Some("rate 10mbit"),
+            ..Ways::default()
+        };
+        assert_eq!(alone.combine().unwrap().rules, both.rules[2..3]);
+        assert!(Ways::default().combine().unwrap().is_nothing());
     }
 
     #[test]
     fn what_is_wrong_is_said_with_its_key() {
-        let refusal = |ab: &str, ba: &str| combine(Some(ab), Some(ba)).unwrap_err().to_string();
+        let refusal = |ab: &str, ba: &str| {
+            let ways = Ways {
+                ab: Some(ab),
+                ba: Some(ba),
+                both: None,
+            };
+            ways.combine().unwrap_err().to_string()
+        };
         assert!(refusal("delay 5ms", "los 1%").starts_with("ba: "));
         assert!(refusal("ingress loss 1%", "pass").contains("ab is the direction"));
         assert!(refusal("seed 1; loss 1%", "seed 2; loss 1%").contains("give it once"));

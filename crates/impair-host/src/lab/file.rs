@@ -17,7 +17,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::{End, Host, Lab, LabError, Link, Position, Route};
-use crate::ways;
+use crate::ways::Ways;
 
 /// Hosts and switches of a lab; each has an octet of the addresses that are assigned.
 const HOSTS_MAX: usize = 250;
@@ -66,6 +66,7 @@ struct LinkSection {
     mtu: Option<Spanned<u32>>,
     ab: Option<Spanned<String>>,
     ba: Option<Spanned<String>>,
+    both: Option<Spanned<String>>,
     impairment: Option<Spanned<Impairment>>,
 }
 
@@ -245,17 +246,32 @@ impl Source<'_> {
 
     /// What happens on a link: a text for each way, or a table.
     fn impairment(&self, section: &LinkSection) -> Result<Impairment, LabError> {
-        let (ab, ba) = (section.ab.as_ref(), section.ba.as_ref());
+        let given = [&section.ab, &section.ba, &section.both];
         let Some(table) = &section.impairment else {
-            let texts = [ab, ba].map(|text| Some(text?.get_ref().as_str()));
-            return ways::combine(texts[0], texts[1]).map_err(|error| {
-                // The first that is wrong alone; what is wrong with both together is said at the second.
-                let is_ab = ab.is_some_and(|ab| ways::combine(Some(ab.get_ref()), None).is_err());
-                let at = if is_ab { ab } else { ba.or(ab) };
+            let [ab, ba, both] = given.map(|text| Some(text.as_ref()?.get_ref().as_str()));
+            return Ways { ab, ba, both }.combine().map_err(|error| {
+                // The first that is wrong alone; what is wrong with them together is said at the last.
+                let alone = [
+                    Ways {
+                        ab,
+                        ..Ways::default()
+                    },
+                    Ways {
+                        ba,
+                        ..Ways::default()
+                    },
+                    Ways {
+                        both,
+                        ..Ways::default()
+                    },
+                ];
+                let wrong = alone.iter().position(|ways| ways.combine().is_err());
+                let last = given.iter().rposition(|text| text.is_some());
+                let at = wrong.or(last).and_then(|at| given[at].as_ref());
                 self.invalid(at.map_or(0..0, Spanned::span), error.to_string())
             });
         };
-        if let Some(text) = ab.or(ba) {
+        if let Some(text) = given.into_iter().flatten().next() {
             let reason = "the link has a table 'impairment' too; write all into one of them";
             return Err(self.invalid(text.span(), reason));
         }

@@ -177,7 +177,7 @@ fn a_refusal_names_the_line_and_what_to_do() {
         ),
         (
             "ends = [\"a\", \"b\"]\nab = \"seed 1; pass\"\nba = \"seed 2; pass\"",
-            "7:6: ab has seed 1",
+            "7:6: there are two seeds, 1 and 2",
         ),
         (
             "ends = [\"a\", \"b\"]\n[[link.impairment.rule]]\nloss = \"1,5%\"",

@@ -1,0 +1,343 @@
+//! A forwarder between two interfaces: what comes in at one goes out at the other, impaired each way or not.
+//!
+//! ```text
+//!  interface A ══ if1 ──► ab ──► if2 ══ interface B
+//!                  ▲              │
+//!                  └───── ba ◄────┘
+//! ```
+//!
+//! The graph is configured anew for every change, and what is the same goes on with its packets. To end without losing
+//! what is under way, the ways in are taken out of the graph and the engine runs until nothing is left.
+
+use std::{fmt, time::Duration};
+
+use sandwire_api::impairment::Impairment;
+use sandwire_engine::{
+    AppReport, ConfigureError, Engine, Graph, GraphError, Links, Load, PoolError, PoolLimits,
+    Runner, io::Raw,
+};
+use sandwire_kernel_net::{
+    Error as KernelError,
+    interface::{self, Interface, InterfaceIndex},
+    netlink::Socket,
+};
+
+/// Ethernet header and one VLAN tag.
+const HEADER_BYTES: u32 = 18;
+/// What an engine's packets can hold at most, without a header.
+const MTU_MAX: u32 = 65_000 - HEADER_BYTES;
+/// How long the end may wait for packets that are under way.
+pub const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// How often whoever runs the forwarder may look at signals.
+const SLICE: Duration = Duration::from_millis(20);
+
+/// What is to be forwarded, and how.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// Names of the two interfaces.
+    pub interfaces: [String; 2],
+    /// How packets are fetched from them.
+    pub edge: Edge,
+    /// Whether to look for packets all the time, for less latency and a whole processor.
+    pub polling: bool,
+    /// What happens to packets; egress is from the first to the second.
+    pub impairment: Impairment,
+}
+
+/// How packets are fetched from interfaces.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edge {
+    /// The fastest that both interfaces have.
+    #[default]
+    Auto,
+    /// Raw sockets: a system call for each packet.
+    Raw,
+}
+
+impl fmt::Display for Edge {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Auto => "auto",
+            Self::Raw => "raw",
+        })
+    }
+}
+
+/// Why nothing is forwarded.
+#[derive(Debug, thiserror::Error)]
+pub enum ForwardError {
+    /// Both are the same.
+    #[error("cannot forward between {first} and {second}: they are the same interface; name two")]
+    Same {
+        /// One.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// There is none of that name.
+    #[error(
+        "cannot forward by {interface}: there is no such interface in this network namespace; those that there are: {known}"
+    )]
+    Missing {
+        /// Its name.
+        interface: String,
+        /// All names, but for the loopback interface's.
+        known: String,
+    },
+    /// It is down.
+    #[error("cannot forward by {interface}: it is down; raise it: ip link set {interface} up")]
+    Down {
+        /// Its name.
+        interface: String,
+    },
+    /// No Ethernet, or the host's own.
+    #[error("cannot forward by {interface}: {reason}")]
+    Kind {
+        /// Its name.
+        interface: String,
+        /// Why it can't be.
+        reason: &'static str,
+    },
+    /// Its packets are too long.
+    #[error(
+        "cannot forward by {interface}: its MTU is {mtu}, and a packet here holds at most {MTU_MAX}; lower it: ip link \
+         set {interface} mtu {MTU_MAX}"
+    )]
+    Mtu {
+        /// Its name.
+        interface: String,
+        /// What it has.
+        mtu: u32,
+    },
+    /// The kernel doesn't say what there is.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The engine didn't take the graph.
+    #[error("cannot forward: {}", chain(.0))]
+    Configure(#[from] ConfigureError),
+    /// The graph can't be written.
+    #[error("cannot forward: {0}")]
+    Graph(#[from] GraphError),
+    /// There can't be packets of that length.
+    #[error("cannot forward: {0}")]
+    Pool(#[from] PoolError),
+}
+
+impl ForwardError {
+    /// Whether what was asked for can't be, so that nothing was tried.
+    #[must_use]
+    pub fn is_refusal(&self) -> bool {
+        !matches!(self, Self::Kernel(_) | Self::Configure(_) | Self::Pool(_))
+    }
+}
+
+/// An error with all its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+/// A running forwarder.
+pub struct Forwarder {
+    settings: Settings,
+    interfaces: [Interface; 2],
+    edge: Edge,
+    engine: Engine,
+    runner: Runner,
+    socket: Socket,
+}
+
+/// What a forwarder has done.
+#[derive(Debug)]
+pub struct Report {
+    /// Since the last report.
+    pub load: Load,
+    /// Since the start.
+    pub links: Links,
+    /// Since the start.
+    pub apps: Vec<AppReport>,
+    /// What is the matter with the interfaces.
+    pub troubles: Vec<String>,
+}
+
+/// How a forwarder has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Packets that were under way and have been released.
+    pub released: u64,
+    /// Packets that were under way and have been dropped.
+    pub flushed: u64,
+}
+
+impl Forwarder {
+    /// Starts between the two interfaces, in the network namespace of the calling thread. Nothing is forwarded
+    /// before [`Forwarder::run`].
+    ///
+    /// # Errors
+    /// What keeps it from that; nothing has changed.
+    pub fn start(settings: Settings) -> Result<Self, ForwardError> {
+        let mut socket = Socket::route()?;
+        let [first, second] = &settings.interfaces;
+        let interfaces = [find(&mut socket, first)?, find(&mut socket, second)?];
+        if interfaces[0].index == interfaces[1].index {
+            let (first, second) = (first.clone(), second.clone());
+            return Err(ForwardError::Same { first, second });
+        }
+        let mtu = interfaces[0].mtu.max(interfaces[1].mtu);
+        let usual = PoolLimits::default();
+        let frame_bytes = u16::try_from(mtu + HEADER_BYTES).unwrap_or(u16::MAX);
+        let limits = PoolLimits {
+            frame_bytes_max: frame_bytes.max(usual.frame_bytes_max),
+            ..usual
+        };
+        let mut forwarder = Self {
+            engine: Engine::with_limits(limits)?,
+            runner: Runner::new(),
+            edge: Edge::Raw,
+            settings,
+            interfaces,
+            socket,
+        };
+        forwarder.configure(true)?;
+        Ok(forwarder)
+    }
+
+    /// The two interfaces as they were at the start.
+    #[must_use]
+    pub fn interfaces(&self) -> &[Interface; 2] {
+        &self.interfaces
+    }
+
+    /// What has been set.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Forwards for that long, or until `is_over`, which is asked fifty times a second.
+    pub fn run(&mut self, duration: Duration, mut is_over: impl FnMut() -> bool) -> bool {
+        let end = self.engine.now() + duration;
+        loop {
+            if is_over() {
+                return true;
+            }
+            let left = end.since(self.engine.now());
+            if left.is_zero() {
+                return false;
+            }
+            self.runner.run_for(&mut self.engine, left.min(SLICE));
+        }
+    }
+
+    /// How packets are fetched.
+    #[must_use]
+    pub fn edge(&self) -> Edge {
+        self.edge
+    }
+
+    /// Ends it: takes no more packets in, and lets go those that are under way, each when it is due, until none is
+    /// left, `is_over` says so, or it has taken [`DRAIN_MAX`]; the rest is dropped. With `flush` all are.
+    ///
+    /// # Errors
+    /// The engine doesn't take the graph without ways in.
+    pub fn end(
+        &mut self,
+        flush: bool,
+        mut is_over: impl FnMut() -> bool,
+    ) -> Result<Ended, ForwardError> {
+        self.configure(false)?;
+        let before = self.under_way();
+        let end = self.engine.now() + DRAIN_MAX;
+        while !flush && self.under_way() > 0 && self.engine.now() < end && !is_over() {
+            self.runner.run_for(&mut self.engine, SLICE);
+        }
+        let flushed = self.under_way();
+        Ok(Ended {
+            released: before.saturating_sub(flushed),
+            flushed,
+        })
+    }
+
+    fn under_way(&self) -> u64 {
+        self.engine.pool_counters().in_use()
+    }
+
+    /// What it has done.
+    pub fn report(&mut self) -> Report {
+        let load = self.engine.report_load();
+        let troubles = [0, 1].into_iter().filter_map(|which| self.trouble(which));
+        Report {
+            troubles: troubles.collect(),
+            load,
+            links: self.engine.report_links(),
+            apps: self.engine.report_apps(),
+        }
+    }
+
+    /// What is the matter with an interface.
+    fn trouble(&mut self, which: usize) -> Option<String> {
+        let InterfaceIndex(index) = self.interfaces[which].index;
+        let name = self.interfaces[which].name.clone();
+        match interface::find_by_index(&mut self.socket, InterfaceIndex(index)) {
+            Ok(None) => Some(format!("{name} is gone")),
+            Ok(Some(now)) if !now.is_up => Some(format!("{name} is down")),
+            Ok(Some(now)) if now.name != name => Some(format!("{name} is called {} now", now.name)),
+            Ok(Some(now)) if now.mtu > self.interfaces[which].mtu => Some(format!(
+                "the MTU of {name} was raised to {}; longer packets than before are dropped",
+                now.mtu
+            )),
+            Ok(Some(_)) => None,
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn configure(&mut self, is_open: bool) -> Result<u64, ForwardError> {
+        let mut graph = Graph::new();
+        for (app, interface) in ["if1", "if2"].iter().zip(&self.interfaces) {
+            graph.app(app, Raw::interface(&interface.name))?;
+        }
+        if is_open {
+            graph.links("if1.output -> if2.input \n if2.output -> if1.input")?;
+        }
+        Ok(self.engine.configure(&graph)?.flushed)
+    }
+}
+
+/// The interface of that name, if packets can be forwarded by it.
+fn find(socket: &mut Socket, name: &str) -> Result<Interface, ForwardError> {
+    let Some(found) = interface::find(socket, name)? else {
+        let all = interface::list(socket)?;
+        let known = all.iter().filter(|it| it.index != InterfaceIndex::LOOPBACK);
+        let known: Vec<&str> = known.map(|interface| interface.name.as_str()).collect();
+        return Err(ForwardError::Missing {
+            interface: name.to_owned(),
+            known: if known.is_empty() {
+                "none".to_owned()
+            } else {
+                known.join(", ")
+            },
+        });
+    };
+    let interface = name.to_owned();
+    if found.index == InterfaceIndex::LOOPBACK {
+        let reason = "it is the host's loopback interface; use a veth pair or a TAP";
+        return Err(ForwardError::Kind { interface, reason });
+    }
+    if found.mac.is_none() {
+        let reason = "it carries no Ethernet frames; use a veth pair, a TAP or a network card";
+        return Err(ForwardError::Kind { interface, reason });
+    }
+    if !found.is_up {
+        return Err(ForwardError::Down { interface });
+    }
+    if found.mtu > MTU_MAX {
+        let mtu = found.mtu;
+        return Err(ForwardError::Mtu { interface, mtu });
+    }
+    Ok(found)
+}
