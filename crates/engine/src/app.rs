@@ -11,6 +11,7 @@ use std::rc::Rc;
 use crate::pool::PoolLimits;
 use crate::ports::Ports;
 use crate::time::Time;
+use crate::watch::Watch;
 
 /// A running network function.
 ///
@@ -26,6 +27,11 @@ pub trait App: Any {
     /// When the app has something to do although no packet comes to its inputs.
     fn wake(&self) -> Wake {
         Wake::default()
+    }
+
+    /// The descriptor that packets come in by, if there is one, so that somebody can wait for them.
+    fn watch(&self) -> Option<Watch<'_>> {
+        None
     }
 
     /// The app's own counters, for reports.

@@ -13,5 +13,9 @@ pub mod offload;
 pub mod outbound;
 mod packet_socket;
 mod raw;
+pub mod tap;
+pub mod wait;
 
 pub use raw::{Raw, RawApp};
+pub use tap::{Tap, TapApp};
+pub use wait::{Stop, Waiter, Waker};

@@ -21,7 +21,7 @@
 //! ```
 //!
 //! An engine is one thread's. It has no globals, so there may be many in a process, and no locks. The core does no
-//! I/O and reads no clock ([`run`] alone does), so tests run it in a time of their own.
+//! I/O ([`io`] does) and reads no clock ([`run`] alone does), so tests run it in a time of their own.
 
 #![deny(unsafe_code)]
 
@@ -40,6 +40,7 @@ mod ports;
 mod report;
 pub mod run;
 mod time;
+mod watch;
 
 pub use app::{App, BuildError, Config, Figure, PortList, Wake};
 pub use engine::{Breath, Changes, Engine};
@@ -50,5 +51,6 @@ pub use packet::{HEADROOM, Packet};
 pub use pool::{Pool, PoolCounters, PoolLimits};
 pub use ports::{BATCH_PACKETS, Ports};
 pub use report::{AppReport, LinkReport, Links, Load};
-pub use run::Runner;
+pub use run::{Clock, Runner};
 pub use time::Time;
+pub use watch::{Readiness, Watch};
