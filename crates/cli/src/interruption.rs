@@ -1,6 +1,9 @@
 //! Signals that ask a verb to end, looked for between its steps instead of ending it amid one.
 
-use std::io;
+use std::{
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
 
 use nix::sys::{
     signal::{SigSet, Signal},
@@ -35,5 +38,12 @@ impl Interruption {
     /// Whether a signal has come since this was asked last.
     pub(crate) fn has_come(&self) -> bool {
         matches!(self.0.read_signal(), Ok(Some(_)))
+    }
+}
+
+impl AsFd for Interruption {
+    /// Has something to read when a signal has come.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }

@@ -9,12 +9,12 @@
 //! The graph is configured anew for every change, and what is the same goes on with its packets. To end without losing
 //! what is under way, the ways in are taken out of the graph and the engine runs until nothing is left.
 
-use std::{fmt, time::Duration};
+use std::{fmt, os::fd::AsFd, time::Duration};
 
 use sandwire_api::impairment::Impairment;
 use sandwire_engine::{
     AppReport, ConfigureError, Engine, Graph, GraphError, Links, Load, PoolError, PoolLimits,
-    Runner, io::Raw,
+    io::{Raw, Stop, Waiter, wait::WaitError},
 };
 use sandwire_kernel_net::{
     Error as KernelError,
@@ -28,8 +28,6 @@ const HEADER_BYTES: u32 = 18;
 const MTU_MAX: u32 = 65_000 - HEADER_BYTES;
 /// How long the end may wait for packets that are under way.
 pub const DRAIN_MAX: Duration = Duration::from_secs(10);
-/// How often whoever runs the forwarder may look at signals.
-const SLICE: Duration = Duration::from_millis(20);
 
 /// What is to be forwarded, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -118,6 +116,9 @@ pub enum ForwardError {
     /// The graph can't be written.
     #[error("cannot forward: {0}")]
     Graph(#[from] GraphError),
+    /// The system lets nobody wait for packets.
+    #[error("cannot forward: {}", chain(.0))]
+    Wait(#[from] WaitError),
     /// There can't be packets of that length.
     #[error("cannot forward: {0}")]
     Pool(#[from] PoolError),
@@ -127,7 +128,10 @@ impl ForwardError {
     /// Whether what was asked for can't be, so that nothing was tried.
     #[must_use]
     pub fn is_refusal(&self) -> bool {
-        !matches!(self, Self::Kernel(_) | Self::Configure(_) | Self::Pool(_))
+        !matches!(
+            self,
+            Self::Kernel(_) | Self::Configure(_) | Self::Wait(_) | Self::Pool(_)
+        )
     }
 }
 
@@ -148,7 +152,7 @@ pub struct Forwarder {
     interfaces: [Interface; 2],
     edge: Edge,
     engine: Engine,
-    runner: Runner,
+    waiter: Waiter,
     socket: Socket,
 }
 
@@ -197,7 +201,7 @@ impl Forwarder {
         };
         let mut forwarder = Self {
             engine: Engine::with_limits(limits)?,
-            runner: Runner::new(),
+            waiter: Waiter::new()?.polling(settings.polling),
             edge: Edge::Raw,
             settings,
             interfaces,
@@ -219,19 +223,23 @@ impl Forwarder {
         &self.settings
     }
 
-    /// Forwards for that long, or until `is_over`, which is asked fifty times a second.
-    pub fn run(&mut self, duration: Duration, mut is_over: impl FnMut() -> bool) -> bool {
-        let end = self.engine.now() + duration;
-        loop {
-            if is_over() {
-                return true;
-            }
-            let left = end.since(self.engine.now());
-            if left.is_zero() {
-                return false;
-            }
-            self.runner.run_for(&mut self.engine, left.min(SLICE));
-        }
+    /// Ends [`Forwarder::run`] and the wait of [`Forwarder::end`] when this descriptor has something to read.
+    ///
+    /// # Errors
+    /// There are no more descriptors.
+    pub fn interrupt_by(&mut self, descriptor: impl AsFd) -> Result<(), ForwardError> {
+        self.waiter.watch(descriptor)?;
+        Ok(())
+    }
+
+    /// Forwards for that long; true if it was interrupted before.
+    ///
+    /// # Errors
+    /// The system lets nobody wait.
+    pub fn run(&mut self, duration: Duration) -> Result<bool, ForwardError> {
+        let end = self.waiter.clock().now() + duration;
+        let stop = self.waiter.run(&mut self.engine, Some(end), |_| false)?;
+        Ok(matches!(stop, Stop::Descriptor(_) | Stop::Woken))
     }
 
     /// How packets are fetched.
@@ -241,20 +249,17 @@ impl Forwarder {
     }
 
     /// Ends it: takes no more packets in, and lets go those that are under way, each when it is due, until none is
-    /// left, `is_over` says so, or it has taken [`DRAIN_MAX`]; the rest is dropped. With `flush` all are.
+    /// left, it is interrupted, or it has taken [`DRAIN_MAX`]; the rest is dropped. With `flush` all are.
     ///
     /// # Errors
-    /// The engine doesn't take the graph without ways in.
-    pub fn end(
-        &mut self,
-        flush: bool,
-        mut is_over: impl FnMut() -> bool,
-    ) -> Result<Ended, ForwardError> {
+    /// The engine doesn't take the graph without ways in, or the system lets nobody wait.
+    pub fn end(&mut self, flush: bool) -> Result<Ended, ForwardError> {
         self.configure(false)?;
         let before = self.under_way();
-        let end = self.engine.now() + DRAIN_MAX;
-        while !flush && self.under_way() > 0 && self.engine.now() < end && !is_over() {
-            self.runner.run_for(&mut self.engine, SLICE);
+        if !flush && before > 0 {
+            let end = self.waiter.clock().now() + DRAIN_MAX;
+            let is_empty = |engine: &Engine| engine.pool_counters().in_use() == 0;
+            self.waiter.run(&mut self.engine, Some(end), is_empty)?;
         }
         let flushed = self.under_way();
         Ok(Ended {
@@ -269,7 +274,7 @@ impl Forwarder {
 
     /// What it has done.
     pub fn report(&mut self) -> Report {
-        let load = self.engine.report_load();
+        let load = self.waiter.report_load(&mut self.engine);
         let troubles = [0, 1].into_iter().filter_map(|which| self.trouble(which));
         Report {
             troubles: troubles.collect(),

@@ -82,17 +82,17 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let settings = settings(arguments)?;
     let interruption = Interruption::catch()?;
     let mut forwarder = Forwarder::start(settings).map_err(failure)?;
+    forwarder.interrupt_by(&interruption).map_err(failure)?;
     announce(context, &forwarder);
     let mut left = arguments.seconds;
     while left != Some(0) {
-        if forwarder.run(INTERVAL, || interruption.has_come()) {
+        if forwarder.run(INTERVAL).map_err(failure)? && interruption.has_come() {
             break;
         }
         left = left.map(|left| left - 1);
         report::print(context, &mut forwarder)?;
     }
-    let ended = forwarder.end(arguments.flush, || interruption.has_come());
-    let ended = ended.map_err(failure)?;
+    let ended = forwarder.end(arguments.flush).map_err(failure)?;
     report::print_end(context, &mut forwarder, ended)?;
     Ok(ExitCode::SUCCESS)
 }
