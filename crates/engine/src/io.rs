@@ -13,9 +13,11 @@ pub mod offload;
 pub mod outbound;
 mod packet_socket;
 mod raw;
+mod ring;
 pub mod tap;
 pub mod wait;
 
 pub use raw::{Raw, RawApp};
+pub use ring::{Ring, RingApp};
 pub use tap::{Tap, TapApp};
 pub use wait::{Stop, Waiter, Waker};
