@@ -16,8 +16,10 @@ mod raw;
 mod ring;
 pub mod tap;
 pub mod wait;
+pub mod xdp;
 
 pub use raw::{Raw, RawApp};
 pub use ring::{Ring, RingApp};
 pub use tap::{Tap, TapApp};
 pub use wait::{Stop, Waiter, Waker};
+pub use xdp::Xdp;

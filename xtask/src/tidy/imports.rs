@@ -9,7 +9,7 @@ use crate::workspace::Package;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
     ("sandwire-bpf-compiler", &[]),
-    ("sandwire-engine", &[]),
+    ("sandwire-engine", &["sandwire-kernel-net"]),
     ("sandwire-kernel-net", &[]),
     // Pure models; the engine's apps that carry them out will be built on both.
     ("sandwire-impair", &[]),
