@@ -108,6 +108,11 @@ impl Delay {
         self.last_deadline = self.last_deadline.max(latest);
     }
 
+    /// Lets what comes overtake what is under way, as that goes nowhere.
+    pub fn forget_order(&mut self) {
+        self.last_deadline = 0;
+    }
+
     /// When a packet that departs now arrives; never before now.
     pub fn deadline(&mut self, now: Nanoseconds, draw: &mut Draw) -> Nanoseconds {
         let delay = self.sample(draw);

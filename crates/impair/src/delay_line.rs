@@ -52,9 +52,9 @@ impl<T> DelayLine<T> {
         self.bytes
     }
 
-    /// The latest deadline that there ever was.
+    /// The latest deadline of those inside; 0 if there is nothing.
     pub(crate) fn latest(&self) -> Nanoseconds {
-        self.latest
+        if self.len() == 0 { 0 } else { self.latest }
     }
 
     pub(crate) fn push(&mut self, deadline: Nanoseconds, bytes: u32, item: T) {
@@ -66,7 +66,7 @@ impl<T> DelayLine<T> {
         };
         self.sequence += 1;
         self.bytes += u64::from(bytes);
-        self.latest = self.latest.max(deadline);
+        self.latest = self.latest().max(deadline);
         if self
             .in_order
             .back()

@@ -25,6 +25,8 @@ pub mod random;
 pub mod rate;
 pub mod reorder;
 pub mod settings;
+#[cfg(test)]
+mod test_frames;
 pub mod trace;
 
 pub use cause::DropCause;

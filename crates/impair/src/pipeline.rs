@@ -316,10 +316,7 @@ impl<T: Packet> Pipeline<T> {
     /// no room asks again later.
     pub fn release(&mut self, now: Nanoseconds, dropped: Drops<'_, T>) -> Option<Released<T>> {
         self.advance(now, dropped);
-        let released = self
-            .due
-            .pop_front()
-            .or_else(|| self.release_from_behind())?;
+        let released = self.due.pop_front()?;
         self.counters.released += 1;
         if !released.bit_flips.is_empty() {
             self.counters.corrupted += 1;
@@ -422,6 +419,9 @@ impl<T: Packet> Pipeline<T> {
             }
         }
         self.ripen(self.now, dropped);
+        if self.is_draining {
+            self.settle_behind();
+        }
     }
 
     /// Puts a packet on its way whose line began to send it at `start` and has sent it at `departure`.
@@ -464,7 +464,9 @@ impl<T: Packet> Pipeline<T> {
             let is_arrival = arrival.is_some_and(|at| expiry.is_none_or(|expiry| at <= expiry));
             if is_arrival && let Some((deadline, numbered)) = self.delayed.pop() {
                 self.arrive(deadline, numbered, dropped);
-            } else if let (Some(deadline), Some(numbered)) = (expiry, self.held.pop()) {
+            } else if let Some(deadline) = expiry
+                && let Some(numbered) = self.held.pop()
+            {
                 self.finish(deadline, numbered, dropped);
             } else {
                 return;
@@ -505,33 +507,36 @@ impl<T: Packet> Pipeline<T> {
         self.counters.copies += u64::from(copy.is_some());
         self.counters.copies_refused += u64::from(is_doubled && copy.is_none());
         let Numbered { number, part, .. } = numbered;
-        let released = |packet, is_copy| Released {
-            packet,
-            number,
-            part,
-            is_copy,
-            deadline,
-            bit_flips: Vec::new(),
+        let released = |packet: T, is_copy| {
+            let bit_flips = self.settings.corrupt.map_or_else(Vec::new, |model| {
+                let copy = part * 2 + u32::from(is_copy);
+                let mut draw = self.streams.corrupt.draw_copy(number, copy);
+                bit_flips(&model, packet.frame_bytes(), &mut draw)
+            });
+            Released {
+                packet,
+                number,
+                part,
+                is_copy,
+                deadline,
+                bit_flips,
+            }
         };
-        self.enqueue_due(released(numbered.packet, false), dropped);
-        if let Some(copy) = copy {
-            self.enqueue_due(released(copy, true), dropped);
+        let first = released(numbered.packet, false);
+        let second = copy.map(|copy| released(copy, true));
+        for released in [Some(first), second].into_iter().flatten() {
+            self.enqueue_due(released, dropped);
         }
     }
 
-    fn enqueue_due(&mut self, mut released: Released<T>, dropped: Drops<'_, T>) {
+    fn enqueue_due(&mut self, released: Released<T>, dropped: Drops<'_, T>) {
         self.last_due = released.deadline;
-        if self.due.len() >= self.settings.unread_packets_max {
+        if self.due.len() < self.settings.unread_packets_max {
+            self.due.push_back(released);
+        } else {
             self.counters
                 .drop_released(released, DropCause::Unread, dropped);
-            return;
         }
-        if let Some(model) = &self.settings.corrupt {
-            let copy = released.part * 2 + u32::from(released.is_copy);
-            let mut draw = self.streams.corrupt.draw_copy(released.number, copy);
-            released.bit_flips = bit_flips(model, released.packet.frame_bytes(), &mut draw);
-        }
-        self.due.push_back(released);
     }
 }
 

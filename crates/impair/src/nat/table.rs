@@ -147,3 +147,18 @@ impl Table {
         }
     }
 }
+
+#[cfg(test)]
+impl Table {
+    /// Whether both ways lead to the same, and nothing is left of what made room.
+    pub(super) fn is_consistent(&self) -> bool {
+        let outer = |entry: &Entry| 1 + entry.earlier.len();
+        self.order.len() == self.inside.len()
+            && self.outside.len() == self.inside.values().map(outer).sum::<usize>()
+            && self.outside.iter().all(|(outside, inside)| {
+                self.inside.get(inside).is_some_and(|entry| {
+                    entry.mapping.outside == *outside || entry.earlier.contains(outside)
+                })
+            })
+    }
+}

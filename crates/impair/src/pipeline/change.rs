@@ -81,6 +81,10 @@ impl<T: Packet> Pipeline<T> {
         }
         let behind = std::mem::take(&mut self.behind);
         self.behind_bytes = 0;
+        self.not_before = 0;
+        if let Some(delay) = &mut self.delay {
+            delay.forget_order();
+        }
         inside.extend(behind.into_iter().map(|(_, numbered)| numbered));
         for numbered in inside {
             self.counters
@@ -105,14 +109,13 @@ impl<T: Packet> Pipeline<T> {
     fn change_bottleneck(&mut self, bottleneck: Option<Bottleneck>, dropped: Drops<'_, T>) {
         let now = self.now;
         let old = self.bottleneck.take();
-        if let Some((line, _)) = &old {
-            // The frame on the line ends as it began.
-            self.idle_until = self.idle_until.max(line.busy_until());
-        }
+        // The new line begins now; or later, as the frame on the old one ends as it began.
+        let busy_until = old.as_ref().map_or(0, |(line, _)| line.busy_until());
+        self.idle_until = self.idle_until.max(busy_until).max(now);
         let Some(bottleneck) = bottleneck else {
             let queue = old.map(|(_, mut queue)| queue.take_all());
             for queued in queue.into_iter().flatten() {
-                self.send(now, now.max(self.idle_until), queued.item, dropped);
+                self.send(now, self.idle_until, queued.item, dropped);
             }
             return;
         };
@@ -124,8 +127,12 @@ impl<T: Packet> Pipeline<T> {
         self.bottleneck = Some((line, queue));
     }
 
-    /// Puts a packet that came during a drain behind all else.
+    /// Puts a packet that comes during a drain behind all else.
     pub(super) fn enqueue_behind(&mut self, numbered: Numbered<T>, dropped: Drops<'_, T>) {
+        if self.is_settled() {
+            self.enqueue_due(numbered.into_released(self.now), dropped);
+            return;
+        }
         let bytes = numbered.packet.frame_bytes();
         if self.has_room(bytes) {
             self.behind_bytes += u64::from(bytes);
@@ -136,20 +143,33 @@ impl<T: Packet> Pipeline<T> {
         }
     }
 
-    /// The next one that came during a drain, if all else has left.
-    pub(super) fn release_from_behind(&mut self) -> Option<Released<T>> {
-        if self.queued().0 + self.delayed.len() + self.held.len() + self.due.len() > 0 {
-            return None;
+    /// Makes those due that came during a drain, once all that was before them is.
+    pub(super) fn settle_behind(&mut self) {
+        if !self.is_settled() {
+            return;
         }
-        let (came, numbered) = self.behind.pop_front()?;
-        self.behind_bytes -= u64::from(numbered.packet.frame_bytes());
-        Some(Released {
-            packet: numbered.packet,
-            number: numbered.number,
-            part: numbered.part,
+        self.behind_bytes = 0;
+        for (came, numbered) in self.behind.drain(..) {
+            self.last_due = came.max(self.last_due);
+            self.due.push_back(numbered.into_released(self.last_due));
+        }
+    }
+
+    /// Whether nothing is inside that isn't due, but for what came during a drain.
+    fn is_settled(&self) -> bool {
+        self.queued().0 + self.delayed.len() + self.held.len() == 0
+    }
+}
+
+impl<T> Numbered<T> {
+    fn into_released(self, deadline: Nanoseconds) -> Released<T> {
+        Released {
+            packet: self.packet,
+            number: self.number,
+            part: self.part,
             is_copy: false,
-            deadline: came.max(self.last_due),
+            deadline,
             bit_flips: Vec::new(),
-        })
+        }
     }
 }

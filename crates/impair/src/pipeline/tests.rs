@@ -1,3 +1,7 @@
+mod change;
+mod everything;
+mod stages;
+
 use proptest::prelude::*;
 
 use super::*;
