@@ -14,7 +14,7 @@ use std::{fmt, os::fd::AsFd, time::Duration};
 use sandwire_api::impairment::Impairment;
 use sandwire_engine::{
     AppReport, ConfigureError, Engine, Graph, GraphError, Links, Load, PoolError, PoolLimits,
-    io::{Raw, Stop, Waiter, wait::WaitError},
+    io::{Raw, Ring, Stop, Waiter, Xdp, wait::WaitError},
 };
 use sandwire_kernel_net::{
     Error as KernelError,
@@ -45,18 +45,51 @@ pub struct Settings {
 /// How packets are fetched from interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Edge {
-    /// The fastest that both interfaces have.
+    /// Rings: the fastest that leaves everything on the host as it is.
     #[default]
     Auto,
     /// Raw sockets: a system call for each packet.
     Raw,
+    /// AF_PACKET rings.
+    Ring,
+    /// AF_XDP, of queue 0. It needs the offloads of whoever sends off, and turns them off while it runs where it can.
+    Xdp,
+}
+
+/// One of the two edges, as it is put into every graph.
+#[derive(Clone, Debug)]
+enum EdgeApp {
+    Raw(Raw),
+    Ring(Ring),
+    Xdp(Xdp),
+}
+
+impl EdgeApp {
+    fn new(edge: Edge, interface: &str) -> Self {
+        match edge {
+            Edge::Raw => Self::Raw(Raw::interface(interface)),
+            Edge::Auto | Edge::Ring => Self::Ring(Ring::interface(interface)),
+            Edge::Xdp => Self::Xdp(Xdp::interface(interface)),
+        }
+    }
+
+    fn add_to(&self, graph: &mut Graph, name: &str) -> Result<(), GraphError> {
+        match self.clone() {
+            Self::Raw(raw) => graph.app(name, raw)?,
+            Self::Ring(ring) => graph.app(name, ring)?,
+            Self::Xdp(xdp) => graph.app(name, xdp)?,
+        };
+        Ok(())
+    }
 }
 
 impl fmt::Display for Edge {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Auto => "auto",
-            Self::Raw => "raw",
+            Self::Raw => "raw sockets",
+            Self::Ring => "AF_PACKET rings",
+            Self::Xdp => "AF_XDP",
         })
     }
 }
@@ -150,7 +183,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub struct Forwarder {
     settings: Settings,
     interfaces: [Interface; 2],
-    edge: Edge,
+    edges: [EdgeApp; 2],
     engine: Engine,
     waiter: Waiter,
     socket: Socket,
@@ -202,7 +235,7 @@ impl Forwarder {
         let mut forwarder = Self {
             engine: Engine::with_limits(limits)?,
             waiter: Waiter::new()?.polling(settings.polling),
-            edge: Edge::Raw,
+            edges: [0, 1].map(|end| EdgeApp::new(settings.edge, &interfaces[end].name)),
             settings,
             interfaces,
             socket,
@@ -245,7 +278,11 @@ impl Forwarder {
     /// How packets are fetched.
     #[must_use]
     pub fn edge(&self) -> Edge {
-        self.edge
+        match &self.edges[0] {
+            EdgeApp::Raw(_) => Edge::Raw,
+            EdgeApp::Ring(_) => Edge::Ring,
+            EdgeApp::Xdp(_) => Edge::Xdp,
+        }
     }
 
     /// Ends it: takes no more packets in, and lets go those that are under way, each when it is due, until none is
@@ -303,8 +340,8 @@ impl Forwarder {
 
     fn configure(&mut self, is_open: bool) -> Result<u64, ForwardError> {
         let mut graph = Graph::new();
-        for (app, interface) in ["if1", "if2"].iter().zip(&self.interfaces) {
-            graph.app(app, Raw::interface(&interface.name))?;
+        for (name, edge) in ["if1", "if2"].into_iter().zip(&self.edges) {
+            edge.add_to(&mut graph, name)?;
         }
         if is_open {
             graph.links("if1.output -> if2.input \n if2.output -> if1.input")?;

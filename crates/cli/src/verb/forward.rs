@@ -69,10 +69,14 @@ pub(crate) struct Arguments {
 /// [`Edge`], as it is written.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum EdgeWord {
-    /// The best of what follows that both interfaces have.
+    /// Rings: the fastest that leaves everything on the host as it is.
     Auto,
-    /// Raw sockets.
+    /// Raw sockets, a system call for each packet.
     Raw,
+    /// AF_PACKET rings.
+    Ring,
+    /// AF_XDP; turns off the offloads of whoever sends to the interfaces while it runs.
+    Xdp,
 }
 
 /// Between two reports.
@@ -127,6 +131,8 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
         edge: match arguments.edge {
             EdgeWord::Auto => Edge::Auto,
             EdgeWord::Raw => Edge::Raw,
+            EdgeWord::Ring => Edge::Ring,
+            EdgeWord::Xdp => Edge::Xdp,
         },
         polling: arguments.polling,
         impairment,
