@@ -16,6 +16,8 @@ use sandwire_api::{impairment::Impairment, name::Name};
 use sandwire_kernel_net::{Error as KernelError, interface::Mac, netns};
 use serde::Serialize;
 
+use crate::control::{Side, Target};
+
 pub use self::{
     build::{Step, up},
     remove::{Found, FoundHost, Removed, down, list},
@@ -92,6 +94,29 @@ impl Lab {
     pub fn namespace(&self, host: &Host) -> String {
         namespace(&self.name, &host.name)
     }
+
+    /// Whether it needs the service that impairs links.
+    #[must_use]
+    pub fn is_impaired(&self) -> bool {
+        self.links.iter().any(|link| !link.impairment.is_nothing())
+    }
+
+    /// Where packets of a link are impaired: at its first end, or, to keep hosts free of what that takes, at the end in a
+    /// switch. Egress is from the first end to the second either way.
+    fn target(&self, link: &Link) -> Target {
+        let [first, second] = &link.ends;
+        let is_at_second = self.hosts[second.host].switch && !self.hosts[first.host].switch;
+        let (end, side) = if is_at_second {
+            (second, Side::Host)
+        } else {
+            (first, Side::Sandbox)
+        };
+        Target {
+            netns: Some(namespace_path(&self.name, &self.hosts[end.host].name)),
+            interface: end.interface.clone(),
+            side,
+        }
+    }
 }
 
 /// Name of the namespace of a lab's host.
@@ -157,6 +182,14 @@ pub enum LabError {
     /// There is no such lab.
     #[error("there is no lab {lab}; those that are up are shown by: sandwire lab list")]
     Missing {
+        /// Which.
+        lab: Name,
+    },
+    /// Links are to be impaired, and nobody does it.
+    #[error(
+        "cannot make lab {lab}: its links are impaired, and no impairment service listens; start one: sandwire impair serve"
+    )]
+    NoService {
         /// Which.
         lab: Name,
     },

@@ -54,7 +54,7 @@ fn shop() -> Lab {
 fn hosts_reach_each_other_as_declared_and_down_leaves_nothing() {
     private::run(|host| {
         let before = host.snapshot();
-        lab::up(&shop(), |_| Ok(())).unwrap();
+        lab::up(&shop(), None, |_| Ok(())).unwrap();
         for target in ["10.0.2.2", "fd00:2::2"] {
             host.run(&format!(
                 "ip netns exec sandwire-lab.shop.client ping -c 2 -i 0.05 -W 2 {target}"
@@ -73,7 +73,7 @@ fn hosts_reach_each_other_as_declared_and_down_leaves_nothing() {
         ));
         let mtu = host.run("ip netns exec sandwire-lab.shop.server cat /sys/class/net/eth0/mtu");
         assert_eq!(mtu.trim(), "1400");
-        let removed = lab::down(&listed[0].name).unwrap();
+        let removed = lab::down(&listed[0].name, None).unwrap();
         assert_eq!(
             (removed.namespaces.len(), removed.links),
             (5, 4),
@@ -84,7 +84,7 @@ fn hosts_reach_each_other_as_declared_and_down_leaves_nothing() {
             "{removed:?}"
         );
         assert_eq!(host.snapshot(), before);
-        assert!(lab::down(&listed[0].name).unwrap_err().is_refusal());
+        assert!(lab::down(&listed[0].name, None).unwrap_err().is_refusal());
     });
 }
 
@@ -94,16 +94,16 @@ fn a_lab_that_fails_at_any_step_leaves_nothing() {
     private::run(|host| {
         let before = host.snapshot();
         let mut steps = 0;
-        lab::up(&shop(), |_| {
+        lab::up(&shop(), None, |_| {
             steps += 1;
             Ok(())
         })
         .unwrap();
-        lab::down(&"shop".parse().unwrap()).unwrap();
+        lab::down(&"shop".parse().unwrap(), None).unwrap();
         assert_eq!(steps, 5 + 4 + 2 + 5);
         for failing in 0..steps {
             let mut step = 0;
-            let error = lab::up(&shop(), |_| {
+            let error = lab::up(&shop(), None, |_| {
                 step += 1;
                 if step > failing {
                     Err("no more".to_owned())
@@ -128,7 +128,7 @@ fn what_others_have_made_is_never_touched() {
         let theirs = host.namespace("sandwire-lab.shop.server");
         let stranger = host.namespace("sandwire-lab.other");
         let before = host.snapshot();
-        let error = lab::up(&shop(), |_| Ok(())).unwrap_err();
+        let error = lab::up(&shop(), None, |_| Ok(())).unwrap_err();
         assert!(error.is_refusal(), "{error}");
         assert!(
             error.to_string().contains("that no lab has made"),
@@ -136,22 +136,22 @@ fn what_others_have_made_is_never_touched() {
         );
         assert!(lab::list().unwrap().is_empty());
         assert!(
-            lab::down(&"shop".parse().unwrap())
+            lab::down(&"shop".parse().unwrap(), None)
                 .unwrap_err()
                 .is_refusal()
         );
         assert_eq!(host.snapshot(), before);
         drop(theirs);
 
-        lab::up(&shop(), |_| Ok(())).unwrap();
-        let again = lab::up(&shop(), |_| Ok(())).unwrap_err();
+        lab::up(&shop(), None, |_| Ok(())).unwrap();
+        let again = lab::up(&shop(), None, |_| Ok(())).unwrap_err();
         assert!(again.to_string().contains("it is up already"), "{again}");
         // An interface that somebody else brought into a host of the lab is not ours to delete.
         host.shell(
             "ip link add theirs type veth peer name outside\n\
              ip link set theirs netns sandwire-lab.shop.client",
         );
-        let removed = lab::down(&"shop".parse().unwrap()).unwrap();
+        let removed = lab::down(&"shop".parse().unwrap(), None).unwrap();
         assert_eq!(
             (removed.links, removed.failures.len()),
             (4, 0),
@@ -165,7 +165,7 @@ fn what_others_have_made_is_never_touched() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn processes_inside_are_told_of_and_lose_their_links() {
     private::run(|host| {
-        lab::up(&shop(), |_| Ok(())).unwrap();
+        lab::up(&shop(), None, |_| Ok(())).unwrap();
         let mut sleeper = std::process::Command::new("ip")
             .args(["netns", "exec", "sandwire-lab.shop.router", "sleep", "100"])
             .spawn()
@@ -184,7 +184,7 @@ fn processes_inside_are_told_of_and_lose_their_links() {
             assert!(std::time::Instant::now() < deadline, "{:?}", inside());
             std::thread::sleep(std::time::Duration::from_millis(10));
         }
-        let removed = lab::down(&"shop".parse().unwrap()).unwrap();
+        let removed = lab::down(&"shop".parse().unwrap(), None).unwrap();
         assert_eq!(removed.processes, [sleeper.id()]);
         let path = format!("/proc/{}/ns/net", sleeper.id());
         let left = host.run(&format!("nsenter --net={path} ip -o link"));

@@ -20,6 +20,7 @@ use sandwire_kernel_net::{
 };
 
 use super::{Host, Lab, LabError, Link, alias, link_alias, remove};
+use crate::control::{Client, ClientError, Owner, Target};
 
 /// The bridge of a switch.
 pub(super) const BRIDGE: &str = "bridge";
@@ -37,6 +38,8 @@ pub enum Step {
     Routes(Name),
     /// The name of a host's namespace.
     Publish(Name),
+    /// What happens to packets on a link.
+    Impair(Name, Name),
 }
 
 impl fmt::Display for Step {
@@ -46,22 +49,35 @@ impl fmt::Display for Step {
             Self::Link(first, second) => write!(formatter, "link {first} and {second}"),
             Self::Routes(host) => write!(formatter, "set the routes of {host}"),
             Self::Publish(host) => write!(formatter, "give the namespace of {host} its name"),
+            Self::Impair(first, second) => {
+                write!(formatter, "impair the link of {first} and {second}")
+            }
         }
     }
 }
 
-/// Makes a lab. `before` is asked before each step, and may stop it.
+/// Makes a lab. `service` impairs its links, if any are to be; `before` is asked before each step, and may stop it.
 ///
 /// # Errors
 /// The lab or one of its names is there already, or a step failed; nothing of it is left then, unless the error says so.
-pub fn up(lab: &Lab, mut before: impl FnMut(&Step) -> Result<(), String>) -> Result<(), LabError> {
+pub fn up(
+    lab: &Lab,
+    service: Option<&mut Client>,
+    mut before: impl FnMut(&Step) -> Result<(), String>,
+) -> Result<(), LabError> {
+    if lab.is_impaired() && service.is_none() {
+        let lab = lab.name.clone();
+        return Err(LabError::NoService { lab });
+    }
     let home = Home::here()?;
     refuse_taken(lab, &home)?;
     let mut building = Building {
         lab,
         home,
+        service,
         sites: Vec::with_capacity(lab.hosts.len()),
         published: Vec::new(),
+        impaired: Vec::new(),
     };
     let made = building.make(&mut before);
     made.map_err(|(step, reason)| LabError::Step {
@@ -102,10 +118,13 @@ struct Site {
 struct Building<'a> {
     lab: &'a Lab,
     home: Home,
+    service: Option<&'a mut Client>,
     /// As the lab's hosts.
     sites: Vec<Site>,
     /// Names given so far.
     published: Vec<String>,
+    /// What the service impairs so far.
+    impaired: Vec<Target>,
 }
 
 type Failed = (Step, String);
@@ -121,12 +140,11 @@ impl Building<'_> {
                 };
                 let site = make_site(&self.home, self.lab, host, procfs)?;
                 self.sites.push(site);
-                Ok(())
+                Ok::<(), KernelError>(())
             })?;
         }
         for (number, link) in self.lab.links.iter().enumerate() {
-            let [first, second] =
-                [0, 1].map(|end| self.lab.hosts[link.ends[end].host].name.clone());
+            let [first, second] = self.names(link);
             step(before, Step::Link(first, second), || {
                 self.link(number, link)
             })?;
@@ -142,6 +160,32 @@ impl Building<'_> {
                 self.publish(number, host)
             })?;
         }
+        for link in self
+            .lab
+            .links
+            .iter()
+            .filter(|link| !link.impairment.is_nothing())
+        {
+            let [first, second] = self.names(link);
+            step(before, Step::Impair(first, second), || self.impair(link))?;
+        }
+        Ok(())
+    }
+
+    fn names(&self, link: &Link) -> [Name; 2] {
+        [0, 1].map(|end| self.lab.hosts[link.ends[end].host].name.clone())
+    }
+
+    fn impair(&mut self, link: &Link) -> Result<(), ClientError> {
+        let Some(service) = self.service.as_mut() else {
+            return Ok(());
+        };
+        let target = self.lab.target(link);
+        let owner = Owner::User {
+            uid: rustix::process::geteuid().as_raw(),
+        };
+        service.set(&target, &owner, &link.impairment)?;
+        self.impaired.push(target);
         Ok(())
     }
 
@@ -219,6 +263,16 @@ impl Building<'_> {
     /// Takes away what was made; what can't be is said.
     fn undo(&mut self) -> Vec<String> {
         let mut left = Vec::new();
+        if let Some(service) = self.service.as_mut() {
+            for target in &self.impaired {
+                left.extend(
+                    service
+                        .clear(target, true)
+                        .err()
+                        .map(|error| error.to_string()),
+                );
+            }
+        }
         // A namespace stays for as long as somebody is inside: its interfaces must not.
         for site in &mut self.sites {
             let removed = remove::delete_links(&mut site.socket, &link_alias(&self.lab.name));
@@ -232,10 +286,10 @@ impl Building<'_> {
 }
 
 /// Takes one step, if `before` lets it.
-fn step(
+fn step<E: fmt::Display>(
     before: &mut dyn FnMut(&Step) -> Result<(), String>,
     step: Step,
-    take: impl FnOnce() -> Result<(), KernelError>,
+    take: impl FnOnce() -> Result<(), E>,
 ) -> Result<(), Failed> {
     let taken = before(&step).and_then(|()| take().map_err(|error| error.to_string()));
     taken.map_err(|reason| (step, reason))

@@ -3,7 +3,7 @@
 //! Only what bears our alias is touched: a namespace whose loopback interface says that it is of a lab, and in it
 //! interfaces that say the same. The rest is reported.
 
-use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt};
+use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::PathBuf};
 
 use ipnet::IpNet;
 use sandwire_api::name::Name;
@@ -15,6 +15,7 @@ use sandwire_kernel_net::{
 use serde::Serialize;
 
 use super::{LabError, PREFIX, alias, link_alias};
+use crate::control::Client;
 
 /// A lab that is up, or what is left of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -66,6 +67,8 @@ pub struct Removed {
     pub namespaces: Vec<String>,
     /// Links that are gone.
     pub links: usize,
+    /// Impairments that have ended, with the packets under way.
+    pub impairments: usize,
     /// Processes that run on inside, without interfaces; the namespaces go with them.
     pub processes: Vec<u32>,
     /// What could not be taken away.
@@ -108,11 +111,12 @@ pub fn list() -> Result<Vec<Found>, LabError> {
     Ok(named.map(|(name, hosts)| Found { name, hosts }).collect())
 }
 
-/// Takes a lab away, as much as there is of it, and goes on where something fails.
+/// Takes a lab away, as much as there is of it, and goes on where something fails. `service` is who impairs its links, if
+/// it is there.
 ///
 /// # Errors
 /// There is nothing of it, or the kernel doesn't say what there is.
-pub fn down(lab: &Name) -> Result<Removed, LabError> {
+pub fn down(lab: &Name, service: Option<&mut Client>) -> Result<Removed, LabError> {
     let home = Home::here()?;
     let mut removed = Removed::default();
     let all = find(&home)?.into_iter();
@@ -120,6 +124,9 @@ pub fn down(lab: &Name) -> Result<Removed, LabError> {
     let ours: Vec<Namespace> = ours.collect();
     if ours.is_empty() {
         return Err(LabError::Missing { lab: lab.clone() });
+    }
+    if let Some(service) = service {
+        clear(&ours, service, &mut removed);
     }
     for found in &ours {
         removed.processes.extend(processes(&found.namespace));
@@ -138,6 +145,34 @@ pub fn down(lab: &Name) -> Result<Removed, LabError> {
         }
     }
     Ok(removed)
+}
+
+/// Ends what the service does in these namespaces.
+fn clear(namespaces: &[Namespace], service: &mut Client, removed: &mut Removed) {
+    let targets = match service.list() {
+        Ok(all) => all.into_iter().map(|status| status.target),
+        Err(error) => {
+            removed.failures.push(error.to_string());
+            return;
+        }
+    };
+    let paths: Vec<PathBuf> = namespaces
+        .iter()
+        .map(|found| netns::path_of(&found.namespace))
+        .collect();
+    for target in targets {
+        if !target
+            .netns
+            .as_ref()
+            .is_some_and(|path| paths.contains(path))
+        {
+            continue;
+        }
+        match service.clear(&target, true) {
+            Ok(_) => removed.impairments += 1,
+            Err(error) => removed.failures.push(error.to_string()),
+        }
+    }
 }
 
 /// Namespaces whose names have the prefix. A name without a namespace, which a crash may leave, isn't one.
