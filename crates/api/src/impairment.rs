@@ -9,6 +9,7 @@ pub mod models;
 mod presentation;
 pub mod preset;
 pub mod quantity;
+pub mod report;
 pub mod text;
 
 use ipnet::IpNet;
@@ -22,6 +23,7 @@ pub use models::{
 };
 pub use preset::{PRESETS, Preset};
 pub use quantity::{BitRate, InvalidQuantity, PacketRange, Percent, Ports, QueueLimit, TimeSpan};
+pub use report::{LineReport, Packets, RuleReport, Timing};
 pub use text::InvalidText;
 
 use crate::name::Name;
@@ -34,6 +36,9 @@ pub struct Impairment {
     pub seed: u64,
     /// What becomes of packets when the engine has died. Default: `closed`.
     pub on_death: OnDeath,
+    /// How late 99 of 100 packets may be released for the run to count as valid. Default: the larger of 1 ms and 1% of the rule's delay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<TimeSpan>,
     /// Rules, at most 256. The first that matches a packet decides; what none matches passes untouched and at once.
     #[serde(
         rename = "rule",

@@ -11,8 +11,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-bpf-compiler", &[]),
     ("sandwire-engine", &["sandwire-kernel-net"]),
     ("sandwire-kernel-net", &[]),
-    // Pure models; the engine's apps that carry them out will be built on both.
-    ("sandwire-impair", &[]),
+    ("sandwire-impair", &["sandwire-api", "sandwire-engine"]),
     (
         "sandwire-datapath",
         &[

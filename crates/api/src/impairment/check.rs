@@ -19,6 +19,12 @@ pub enum InvalidImpairment {
         /// What was given.
         seed: u64,
     },
+    /// The budget makes no sense.
+    #[error("budget is {budget}: it must be above 0")]
+    Budget {
+        /// What was given.
+        budget: TimeSpan,
+    },
     /// There are too many rules.
     #[error("{count} rules: at most {RULES_MAX} are possible; a preset counts as two")]
     TooManyRules {
@@ -74,7 +80,7 @@ impl InvalidImpairment {
     pub fn rule(&self) -> Option<&str> {
         match self {
             Self::Field { rule: name, .. } | Self::NameTwice { name } => Some(name),
-            Self::Seed { .. } | Self::TooManyRules { .. } => None,
+            Self::Seed { .. } | Self::Budget { .. } | Self::TooManyRules { .. } => None,
         }
     }
 }
@@ -96,6 +102,9 @@ impl Impairment {
     pub fn resolved(&self) -> Result<Self, InvalidImpairment> {
         if self.seed > i64::MAX.unsigned_abs() {
             return Err(InvalidImpairment::Seed { seed: self.seed });
+        }
+        if let Some(budget) = self.budget.filter(|budget| budget.nanoseconds <= 0) {
+            return Err(InvalidImpairment::Budget { budget });
         }
         // Before anything is built from them.
         if self.rules.len() > RULES_MAX {

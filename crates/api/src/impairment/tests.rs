@@ -241,17 +241,20 @@ fn rule() -> impl Strategy<Value = Rule> {
 fn impairment() -> impl Strategy<Value = Impairment> {
     let on_death = prop::sample::select(vec![OnDeath::Closed, OnDeath::Open]);
     let rules = prop::collection::vec(rule(), 0..4);
-    (0u64..1 << 63, on_death, rules).prop_map(|(seed, on_death, mut rules)| {
-        for (number, rule) in rules.iter_mut().enumerate() {
-            let unique = |name: &Name| format!("{name}-{number}").parse().unwrap();
-            rule.name = rule.name.as_ref().map(unique);
-        }
-        Impairment {
-            seed,
-            on_death,
-            rules,
-        }
-    })
+    (0u64..1 << 63, on_death, prop::option::of(time()), rules).prop_map(
+        |(seed, on_death, budget, mut rules)| {
+            for (number, rule) in rules.iter_mut().enumerate() {
+                let unique = |name: &Name| format!("{name}-{number}").parse().unwrap();
+                rule.name = rule.name.as_ref().map(unique);
+            }
+            Impairment {
+                seed,
+                on_death,
+                budget,
+                rules,
+            }
+        },
+    )
 }
 
 proptest! {
@@ -416,6 +419,7 @@ fn what_cannot_be_is_refused_with_rule_and_field() {
             "name a loss 1%; name a loss 2%",
             "two rules for one way are called 'a'",
         ),
+        ("budget 0ms", "budget is 0ms"),
         ("seed 9223372036854775808", "seed is 9223372036854775808"),
     ] {
         let error = text

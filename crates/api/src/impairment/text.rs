@@ -1,7 +1,7 @@
 //! Impairments in a line of text, for flags and for people.
 //!
 //! ```text
-//! IMPAIRMENT   [seed N;] [on-death open;] RULE [; RULE]…
+//! IMPAIRMENT   [seed N;] [on-death open;] [budget 1ms;] RULE [; RULE]…
 //! RULE         [name NAME] [egress|ingress|both] [match KEY=VALUE…] WHAT…, or `pass`
 //! WHAT         loss 1% · delay 50ms 10ms normal · rate 10mbit codel · …
 //! ```
@@ -164,8 +164,9 @@ impl<'a> Words<'a> {
         while let Some(word) = self.peek() {
             let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
             let starts = word.starts_with(|first: char| first.is_ascii_digit());
-            if !starts && !(text.ends_with(|last: char| last.is_ascii_digit()) && !is_digits(word))
-            {
+            // The unit of the number before, or another number.
+            let is_unit = text.ends_with(|last: char| last.is_ascii_digit()) && !is_digits(word);
+            if !starts && !is_unit {
                 break;
             }
             if !text.is_empty() {
@@ -402,6 +403,9 @@ impl FromStr for Impairment {
                     word => return Err(unknown_value("on-death", word, "closed or open")),
                 };
                 words.end()?;
+            } else if words.take("budget") {
+                impairment.budget = Some(words.value(TIME)?);
+                words.end()?;
             } else if words.peek().is_some() {
                 impairment.rules.push(Rule::read(&mut words)?);
             }
@@ -419,6 +423,7 @@ impl fmt::Display for Impairment {
         if self.on_death == OnDeath::Open {
             parts.push("on-death open".to_owned());
         }
+        parts.extend(self.budget.map(|budget| format!("budget {budget}")));
         parts.extend(self.rules.iter().map(Rule::to_string));
         f.write_str(&parts.join("; "))
     }

@@ -6,7 +6,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use sandwire_api::name::Name;
-use sandwire_impair_host::lab::{self, Found, Lab, LabError, Removed};
+use sandwire_impair_host::{
+    control::{Client, control_socket},
+    lab::{self, Found, Lab, LabError, Removed},
+};
 use serde_json::json;
 
 use crate::{
@@ -43,6 +46,22 @@ pub(crate) struct UpArguments {
     /// Only check the file, and say what it would make.
     #[arg(long)]
     check: bool,
+
+    #[command(flatten)]
+    service: ServiceArguments,
+}
+
+/// Which service impairs links.
+#[derive(Debug, Args)]
+struct ServiceArguments {
+    /// Folder of the impairment service.
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        env = "SANDWIRE_IMPAIR_FOLDER",
+        default_value = sandwire_impair_host::control::DEFAULT_FOLDER
+    )]
+    impair_folder: PathBuf,
 }
 
 /// Command line of `sandwire lab down`.
@@ -50,13 +69,16 @@ pub(crate) struct UpArguments {
 pub(crate) struct DownArguments {
     /// Name of the lab; may be left out when only one is up.
     name: Option<Name>,
+
+    #[command(flatten)]
+    service: ServiceArguments,
 }
 
 pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
     match verb {
         Verb::Up(arguments) => up(context, &arguments),
         Verb::Exec(arguments) => exec::run(&arguments),
-        Verb::Down(arguments) => down(context, arguments.name),
+        Verb::Down(arguments) => down(context, arguments),
         Verb::List => list(context),
     }
 }
@@ -64,8 +86,13 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
 fn up(context: &Context, arguments: &UpArguments) -> Outcome {
     let lab = Lab::load(&arguments.file).map_err(failure)?;
     if !arguments.check {
+        let mut service = if lab.is_impaired() {
+            Client::connect(&control_socket(&arguments.service.impair_folder)).ok()
+        } else {
+            None
+        };
         let interruption = Interruption::catch()?;
-        lab::up(&lab, |_| {
+        lab::up(&lab, service.as_mut(), |_| {
             if interruption.has_come() {
                 return Err("interrupted by a signal".to_owned());
             }
@@ -84,12 +111,13 @@ fn up(context: &Context, arguments: &UpArguments) -> Outcome {
     })
 }
 
-fn down(context: &Context, name: Option<Name>) -> Outcome {
-    let name = match name {
+fn down(context: &Context, arguments: DownArguments) -> Outcome {
+    let name = match arguments.name {
         Some(name) => name,
         None => only(lab::list().map_err(failure)?)?.name,
     };
-    let removed = lab::down(&name).map_err(failure)?;
+        let mut service = Client::connect(&control_socket(&arguments.service.impair_folder)).ok();
+    let removed = lab::down(&name, service.as_mut()).map_err(failure)?;
     if !removed.processes.is_empty() {
         note(&format!(
             "processes of lab {name} run on without a network: {}; end them, or they keep its namespaces",
