@@ -44,6 +44,25 @@ impl World {
         world
     }
 
+    /// Spares both the search for each other, so that pings are the only packets.
+    fn know_each_other(&self) {
+        for (host, address, other) in [
+            (&self.a, "10.9.0.2", &self.b),
+            (&self.b, "10.9.0.1", &self.a),
+        ] {
+            let output = other.run("ip -o link show eth0").unwrap();
+            let mac = output
+                .split_once("link/ether ")
+                .unwrap()
+                .1
+                .split(' ')
+                .next()
+                .unwrap();
+            host.run(&format!("ip neigh replace {address} lladdr {mac} dev eth0"))
+                .unwrap();
+        }
+    }
+
     /// Whether one of several pings of `a` to `b` is answered.
     fn is_connected(&self) -> bool {
         self.a.run("ping -c 3 -i 0.1 -W 1 10.9.0.2").is_ok()
@@ -111,6 +130,12 @@ impl Forwarder {
             output,
             errors,
         }
+    }
+
+    /// Waits for the first report: packets go through from before that on.
+    fn wait_report(&self) {
+        let has_come = || self.output.metadata().unwrap().len() > 0;
+        wait_until("a report", has_come);
     }
 
     fn stop(&mut self, signal: Signal) -> (ExitStatus, String, String) {
@@ -290,5 +315,69 @@ fn an_interface_that_is_deleted_ends_nothing() {
             output.contains("vb is down") && output.contains("vb is gone"),
             "{output}"
         );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn delay_and_loss_are_what_was_asked_for_each_way() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        let text = "match protocol=icmp delay 30ms; match version=6 delay 5ms";
+        let back = "match protocol=icmp loss packets 3,17,20-29 delay 20ms";
+        let mut forwarder = Forwarder::start(&["va", "vb", "--ab", text, "--ba", back, "--json"]);
+        forwarder.wait_report();
+        world.know_each_other();
+        let (times, lost) = world.ping(100, "10.9.0.2");
+        assert!((10..=12).contains(&lost), "{lost} lost");
+        let least = times.iter().copied().fold(f64::INFINITY, f64::min);
+        let mut sorted = times.clone();
+        sorted.sort_by(f64::total_cmp);
+        let median = sorted[sorted.len() / 2];
+        assert!(
+            least >= 50.0 && median < 60.0,
+            "least {least} ms, median {median} ms"
+        );
+        let (status, output, errors) = forwarder.stop(Signal::INT);
+        assert!(status.success(), "{errors}");
+        let last: Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
+        let back = &last["report"]["impairment"]["ba"]["rules"][0];
+        assert_eq!(back["dropped"]["loss"], 12, "{back}");
+        assert_eq!(last["report"]["links"][0]["link"], "ab.output -> if2.input");
+        assert!(last["report"]["valid"].is_boolean());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_is_under_way_is_let_go_at_the_end_or_dropped_and_counted() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        world
+            .a
+            .run("ip neigh add 10.9.0.2 lladdr 02:00:00:00:00:02 dev eth0")
+            .unwrap();
+        for (flags, expected) in [
+            (
+                &["--seconds", "3"][..],
+                "ended: 10 packets under way were released, 0 dropped",
+            ),
+            (
+                &["--seconds", "3", "--flush"][..],
+                "ended: 0 packets under way were released, 10 dropped",
+            ),
+        ] {
+            let ab = ["va", "vb", "--ab", "match protocol=icmp delay 4s"];
+            let mut forwarder = Forwarder::start(&[&ab, flags].concat());
+            forwarder.wait_report();
+            // Nobody answers within their patience.
+            let _ = world.a.run("ping -c 10 -i 0.01 -W 1 10.9.0.2");
+            let (status, output, errors) = forwarder.finish();
+            assert!(status.success(), "{errors}");
+            assert!(
+                output.contains(expected),
+                "no {expected} in\n{output}{errors}"
+            );
+        }
     });
 }

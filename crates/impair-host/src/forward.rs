@@ -11,10 +11,15 @@
 
 use std::{fmt, os::fd::AsFd, time::Duration};
 
-use sandwire_api::impairment::Impairment;
+use sandwire_api::impairment::{Impairment, LineReport};
 use sandwire_engine::{
     AppReport, ConfigureError, Engine, Graph, GraphError, Links, Load, PoolError, PoolLimits,
+    apps::Join,
     io::{Raw, Ring, Stop, Waiter, Xdp, wait::WaitError},
+};
+use sandwire_impair::{
+    app::{Line, LineApp},
+    compile::CompileError,
 };
 use sandwire_kernel_net::{
     Error as KernelError,
@@ -22,6 +27,10 @@ use sandwire_kernel_net::{
     netlink::Socket,
 };
 
+/// The only link of the only engine: what tells its random numbers from others'.
+const LINK: u64 = 0;
+/// Names of the two ways, as of their apps.
+const WAYS: [&str; 2] = ["ab", "ba"];
 /// Ethernet header and one VLAN tag.
 const HEADER_BYTES: u32 = 18;
 /// What an engine's packets can hold at most, without a header.
@@ -149,6 +158,9 @@ pub enum ForwardError {
     /// The graph can't be written.
     #[error("cannot forward: {0}")]
     Graph(#[from] GraphError),
+    /// The impairment can't be carried out.
+    #[error("cannot forward: {0}")]
+    Impairment(#[from] CompileError),
     /// The system lets nobody wait for packets.
     #[error("cannot forward: {}", chain(.0))]
     Wait(#[from] WaitError),
@@ -184,6 +196,8 @@ pub struct Forwarder {
     settings: Settings,
     interfaces: [Interface; 2],
     edges: [EdgeApp; 2],
+    /// What happens to packets from the first to the second and back, if anything does.
+    lines: Option<[Line; 2]>,
     engine: Engine,
     waiter: Waiter,
     socket: Socket,
@@ -198,8 +212,18 @@ pub struct Report {
     pub links: Links,
     /// Since the start.
     pub apps: Vec<AppReport>,
+    /// What happened to packets, `ab` and `ba`; empty if nothing was to.
+    pub lines: Vec<(&'static str, LineReport)>,
     /// What is the matter with the interfaces.
     pub troubles: Vec<String>,
+}
+
+impl Report {
+    /// Whether all packets were released in time. If not, nothing that was measured meanwhile is worth much.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.lines.iter().all(|(_, line)| line.valid)
+    }
 }
 
 /// How a forwarder has ended.
@@ -232,7 +256,14 @@ impl Forwarder {
             frame_bytes_max: frame_bytes.max(usual.frame_bytes_max),
             ..usual
         };
+        let lines = if settings.impairment.is_nothing() {
+            None
+        } else {
+            let (ab, ba) = Line::pair(&settings.impairment, LINK)?;
+            Some([ab, ba])
+        };
         let mut forwarder = Self {
+            lines,
             engine: Engine::with_limits(limits)?,
             waiter: Waiter::new()?.polling(settings.polling),
             edges: [0, 1].map(|end| EdgeApp::new(settings.edge, &interfaces[end].name)),
@@ -318,6 +349,7 @@ impl Forwarder {
             load,
             links: self.engine.report_links(),
             apps: self.engine.report_apps(),
+            lines: self.report_lines(),
         }
     }
 
@@ -338,15 +370,51 @@ impl Forwarder {
         }
     }
 
+    fn report_lines(&self) -> Vec<(&'static str, LineReport)> {
+        let now = self.engine.now();
+        let lines = WAYS.into_iter().filter_map(|way| {
+            let line = self.engine.app::<LineApp>(way)?;
+            Some((way, line.line_report(now)))
+        });
+        lines.collect()
+    }
+
+    /// Puts the graph together, with ways in or without; how many packets were on links that are gone.
     fn configure(&mut self, is_open: bool) -> Result<u64, ForwardError> {
         let mut graph = Graph::new();
         for (name, edge) in ["if1", "if2"].into_iter().zip(&self.edges) {
             edge.add_to(&mut graph, name)?;
         }
-        if is_open {
-            graph.links("if1.output -> if2.input \n if2.output -> if1.input")?;
+        match &self.lines {
+            None if is_open => {
+                graph.links("if1.output -> if2.input \n if2.output -> if1.input")?;
+            }
+            None => {}
+            Some(lines) => {
+                for (way, line) in WAYS.into_iter().zip(lines) {
+                    graph.app(way, line.clone())?;
+                }
+                if self.answers() {
+                    graph.app("to1", Join)?.app("to2", Join)?;
+                    graph.links(
+                        "ab.output -> to2.packets \n ba.back -> to2.answers \n to2.output -> if2.input \n\
+                         ba.output -> to1.packets \n ab.back -> to1.answers \n to1.output -> if1.input",
+                    )?;
+                } else {
+                    graph.links("ab.output -> if2.input \n ba.output -> if1.input")?;
+                }
+                if is_open {
+                    graph.links("if1.output -> ab.input \n if2.output -> ba.input")?;
+                }
+            }
         }
         Ok(self.engine.configure(&graph)?.flushed)
+    }
+
+    /// Whether packets that are too long may be answered.
+    fn answers(&self) -> bool {
+        let rules = &self.settings.impairment.rules;
+        rules.iter().any(|rule| rule.mtu.is_some())
     }
 }
 

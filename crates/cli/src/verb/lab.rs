@@ -116,7 +116,7 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
         Some(name) => name,
         None => only(lab::list().map_err(failure)?)?.name,
     };
-        let mut service = Client::connect(&control_socket(&arguments.service.impair_folder)).ok();
+    let mut service = Client::connect(&control_socket(&arguments.service.impair_folder)).ok();
     let removed = lab::down(&name, service.as_mut()).map_err(failure)?;
     if !removed.processes.is_empty() {
         note(&format!(

@@ -16,7 +16,7 @@ use sandwire_kernel_net::{
     netlink::{Request, Socket},
     netns::{self, Home},
     procfs::PrivateProcfs,
-    route::{Route as KernelRoute, Target},
+    route::{self, Route as KernelRoute},
 };
 
 use super::{Host, Lab, LabError, Link, alias, link_alias, remove};
@@ -239,7 +239,7 @@ impl Building<'_> {
             let interface = found
                 .ok_or_else(|| KernelError::missing_interface(name))?
                 .index;
-            let target = Target::Gateway {
+            let target = route::Target::Gateway {
                 interface,
                 gateway: route.via,
                 source: None,

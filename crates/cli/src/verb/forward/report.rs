@@ -1,5 +1,8 @@
 //! What a forwarder has done, each second and at its end: as engines of its kind write it, or as JSON.
 
+use std::time::Duration;
+
+use sandwire_api::impairment::LineReport;
 use sandwire_engine::{AppReport, Figure, LinkReport, Load};
 use sandwire_impair_host::forward::{Ended, Forwarder, Report};
 use serde_json::{Map, Value, json};
@@ -58,10 +61,62 @@ fn text_of(report: &Report) -> String {
             text.push_str(&format!("  {told}\n"));
         }
     }
+    for (way, line) in &report.lines {
+        text.push_str(&line_text(way, line));
+    }
+    if !report.is_valid() {
+        text.push_str(
+            "  INVALID: packets were released too late; nothing measured meanwhile is worth much\n",
+        );
+    }
     for trouble in &report.troubles {
         text.push_str(&format!("  {trouble}\n"));
     }
     text
+}
+
+/// One line for each rule.
+fn line_text(way: &str, report: &LineReport) -> String {
+    let mut text = String::new();
+    for rule in &report.rules {
+        let packets = &rule.packets;
+        let drops = packets.dropped.iter();
+        let drops: Vec<String> = drops
+            .map(|(cause, count)| format!("{cause} {count}"))
+            .collect();
+        let drops = if drops.is_empty() {
+            "none".to_owned()
+        } else {
+            drops.join(", ")
+        };
+        let delay = rule.achieved_delay_nanoseconds.map(|delay| {
+            format!(
+                ", {:.3} ms",
+                Duration::from_nanos(delay).as_secs_f64() * 1e3
+            )
+        });
+        let late = |nanoseconds: u64| Duration::from_nanos(nanoseconds).as_micros();
+        text.push_str(&format!(
+            "  {way} {}: {} came, {} went, dropped: {drops}; {} queued, {} under way; {:.3} Mbit/s{}; late by p50 {} p99 {} \
+             max {} µs\n",
+            rule.name,
+            packets.offered,
+            packets.released,
+            rule.queued_packets,
+            rule.delayed_packets,
+            mbit(rule.achieved_bits_per_second),
+            delay.unwrap_or_default(),
+            late(rule.timing.p50_nanoseconds),
+            late(rule.timing.p99_nanoseconds),
+            late(rule.timing.max_nanoseconds),
+        ));
+    }
+    text
+}
+
+#[expect(clippy::cast_precision_loss, reason = "rates are below 2^53")]
+fn mbit(bits_per_second: u64) -> f64 {
+    bits_per_second as f64 / 1e6
 }
 
 /// Whether people want to see it: what links say already is left out, and what has not happened.
@@ -74,6 +129,8 @@ fn document(report: &Report) -> Value {
         "load": load(&report.load),
         "links": report.links.0.iter().map(link).collect::<Vec<Value>>(),
         "apps": report.apps.iter().map(app).collect::<Map<String, Value>>(),
+        "impairment": report.lines.iter().map(|(way, line)| ((*way).to_owned(), json!(line))).collect::<Map<String, Value>>(),
+        "valid": report.is_valid(),
         "troubles": report.troubles,
     })
 }
