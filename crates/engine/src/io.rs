@@ -12,12 +12,14 @@ pub mod interface;
 pub mod offload;
 pub mod outbound;
 mod packet_socket;
+pub mod pcap;
 mod raw;
 mod ring;
 pub mod tap;
 pub mod wait;
 pub mod xdp;
 
+pub use pcap::{PcapReader, PcapReaderApp, PcapWriter, PcapWriterApp};
 pub use raw::{Raw, RawApp};
 pub use ring::{Ring, RingApp};
 pub use tap::{Tap, TapApp};
