@@ -8,6 +8,7 @@ mod daemon;
 mod doctor;
 mod exec;
 mod forward;
+mod impair;
 mod lab;
 mod list;
 mod policy;
@@ -52,6 +53,8 @@ pub(crate) enum Verb {
     /// Speak with guests by vsock, see and say what they may reach by it.
     #[command(subcommand)]
     Vsock(vsock::Verb),
+    /// Give an interface a bad network, live: loss, delay, rate, and more.
+    Impair(Box<impair::Arguments>),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
     /// Run a command that gets the lease's TAPs as open descriptors.
@@ -86,6 +89,7 @@ impl Verb {
             Self::Trace(arguments) => trace::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Vsock(verb) => vsock::run(context, verb),
+            Self::Impair(arguments) => impair::run(context, *arguments),
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Exec(arguments) => exec::run(context, &arguments),
             Self::Forward(arguments) => forward::run(context, &arguments),

@@ -28,6 +28,8 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 #define FLAG_PASS 1
 /* When the TAP is gone packets pass; else they are dropped. */
 #define FLAG_OPEN 2
+/* With FLAG_PASS: as soon as nothing is under way, so that no packet overtakes one that was diverted before. */
+#define FLAG_WHEN_EMPTY 4
 
 #define ENODEV 19
 
@@ -41,6 +43,8 @@ struct direction {
 	/* The TAP was gone. */
 	__u64 dead_dropped;
 	__u64 dead_passed;
+	/* Packets diverted that have not come back and never will, for FLAG_WHEN_EMPTY. */
+	__u64 lost;
 };
 
 struct {
@@ -62,6 +66,14 @@ static __always_inline __u64 packets_of(const struct __sk_buff *skb)
 	return skb->gso_segs > 1 ? skb->gso_segs : 1;
 }
 
+static __always_inline int is_empty(const struct direction *direction)
+{
+	__u64 diverted = *(volatile __u64 *)&direction->diverted;
+	__u64 returned = *(volatile __u64 *)&direction->returned;
+
+	return diverted - returned == direction->lost;
+}
+
 static __always_inline int divert(struct __sk_buff *skb, __u32 key)
 {
 	struct direction *direction;
@@ -78,7 +90,7 @@ static __always_inline int divert(struct __sk_buff *skb, __u32 key)
 	way = *(volatile __u64 *)&direction->way;
 	tap = (__u32)way;
 	flags = way >> 32;
-	if (flags & FLAG_PASS)
+	if (flags & FLAG_PASS && (!(flags & FLAG_WHEN_EMPTY) || is_empty(direction)))
 		return TC_ACT_UNSPEC;
 	/* Larger than the MTU may be any super-packet: only whether the TAP is there counts. */
 	if (bpf_check_mtu(skb, tap, &mtu, 0, 0) == -ENODEV) {

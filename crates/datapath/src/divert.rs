@@ -42,6 +42,7 @@ const MAP: &str = "directions";
 /// As in `divert.bpf.c`.
 const FLAG_PASS: u64 = 1 << 32;
 const FLAG_OPEN: u64 = 2 << 32;
+const FLAG_WHEN_EMPTY: u64 = 4 << 32;
 
 static OBJECT: Object = Object {
     name: "divert",
@@ -58,9 +59,10 @@ struct Direction {
     returned: u64,
     dead_dropped: u64,
     dead_passed: u64,
+    lost: u64,
 }
 
-// SAFETY: six integers of one size without padding.
+// SAFETY: seven integers of one size without padding.
 unsafe impl Plain for Direction {}
 
 /// Where the packets of one direction go.
@@ -198,6 +200,57 @@ impl Diversion {
             } => u64::from(tap.0) | if passes_when_gone { FLAG_OPEN } else { 0 },
         };
         word(&self.directions, hook, offset_of!(Direction, way)).store(value, Ordering::Release);
+    }
+
+    /// Lets packets of a direction pass from the moment on when none is under way through `tap`, so that none
+    /// overtakes another. `lost` is how many diverted ones will never come back: what [`Diversion::outstanding`] says
+    /// when nothing is under way.
+    pub fn pass_when_empty(&self, hook: Hook, tap: InterfaceIndex, lost: u64) {
+        word(&self.directions, hook, offset_of!(Direction, lost)).store(lost, Ordering::Release);
+        let value = u64::from(tap.0) | FLAG_PASS | FLAG_WHEN_EMPTY;
+        word(&self.directions, hook, offset_of!(Direction, way)).store(value, Ordering::Release);
+    }
+
+    /// Packets of a direction that were diverted and have not come back; when packets move meanwhile, rather too many
+    /// than too few. Less than nothing, as a wrapped number, where more came back than were diverted.
+    #[must_use]
+    pub fn outstanding(&self, hook: Hook) -> u64 {
+        let read = |offset| word(&self.directions, hook, offset).load(Ordering::Acquire);
+        let returned = read(offset_of!(Direction, returned));
+        read(offset_of!(Direction, diverted)).wrapping_sub(returned)
+    }
+
+    /// Whether our programs are still on the interface, and it is still there. To be called in its namespace where
+    /// programs are attached by filters.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn is_attached(&self) -> Result<bool, Error> {
+        for hook in [Hook::Ingress, Hook::Egress] {
+            let is_there = if self.uses_links {
+                self.has_link(hook)?
+            } else {
+                let place = place_of(self.interface, hook);
+                let listed = tc::list(&mut Socket::route()?, self.interface, hook)?;
+                listed.iter().any(|filter| filter.place == place)
+            };
+            if !is_there {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn has_link(&self, hook: Hook) -> Result<bool, Error> {
+        let failed = |source| {
+            let object = format!("the attachment to interface {}", self.interface);
+            Error::system("look at", object, source)
+        };
+        let Some(link) = sys::open_pin(&self.folder.join(link_name(hook))).map_err(failed)? else {
+            return Ok(false);
+        };
+        let info = sys::link_info(link.as_fd()).map_err(failed)?;
+        Ok(info.ifindex == self.interface.0)
     }
 
     /// What was counted in a direction.

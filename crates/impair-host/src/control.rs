@@ -4,14 +4,17 @@
 //! Who may impair what is for whoever asks it to decide.
 
 pub mod client;
+pub(crate) mod server;
 
 use std::{
-    collections::BTreeMap,
     fmt,
     path::{Path, PathBuf},
 };
 
-use sandwire_api::{impairment::Impairment, name::Name};
+use sandwire_api::{
+    impairment::{Impairment, LineReport},
+    name::Name,
+};
 use serde::{Deserialize, Serialize};
 
 pub use self::client::{Client, ClientError};
@@ -233,48 +236,8 @@ pub struct Way {
     pub unread: u64,
     /// Packets that the kernel didn't take back.
     pub refused: u64,
-    /// Packets that no rule matched.
-    pub untouched: u64,
-    /// By rule, in their order.
-    pub rules: Vec<RuleStatus>,
-}
-
-/// What a rule has done in one direction, since it has been there.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RuleStatus {
-    /// Its name.
-    pub name: String,
-    /// Packets that it matched.
-    pub offered: u64,
-    /// Packets that it let go, copies too.
-    pub released: u64,
-    /// Copies that it made.
-    pub copies: u64,
-    /// Packets that it dropped, by cause.
-    pub dropped: BTreeMap<String, u64>,
-    /// Packets inside now.
-    pub queued_packets: u64,
-    /// Packets that came after one that had been sent later.
-    pub out_of_order: u64,
-    /// Bits per second, over the last second.
-    pub rate_bits_per_second: Option<u64>,
-    /// Nanoseconds that packets were inside, over the last second, on average.
-    pub delay_ns: Option<u64>,
-    /// Actual minus planned release.
-    pub timing_error: Option<TimingError>,
-}
-
-/// How late packets were released.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TimingError {
-    /// Half of them were at most so late, in nanoseconds.
-    pub p50_ns: u64,
-    /// 99 of 100.
-    pub p99_ns: u64,
-    /// All.
-    pub max_ns: u64,
-    /// Whether that is within the budget: else nothing that was measured under it is worth much.
-    pub is_valid: bool,
+    /// What its rules have done.
+    pub line: LineReport,
 }
 
 /// The control socket of the service in that folder.
