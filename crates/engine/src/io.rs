@@ -1,4 +1,5 @@
-//! Apps at the edge of a graph, which talk to network interfaces, and what they share.
+//! What connects an engine with the system: a runner that waits for descriptors, and apps at the edge of a graph, which
+//! talk to network interfaces. The only module with system calls.
 //!
 //! Whatever an edge app hands on has complete checksums and fits a wire: a kernel delivers frames whose checksum is
 //! still to be computed, and super-packets still to be cut, to whoever reads an interface beside the device.
@@ -24,4 +25,4 @@ pub use raw::{Raw, RawApp};
 pub use ring::{Ring, RingApp};
 pub use tap::{Tap, TapApp};
 pub use wait::{Stop, Waiter, Waker};
-pub use xdp::Xdp;
+pub use xdp::{Xdp, XdpApp};
