@@ -142,3 +142,48 @@ fn what_is_wrong_with_a_file_is_said_with_its_line_and_nothing_is_made() {
         assert_eq!(lab.snapshot(), before);
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn links_are_impaired_each_way_and_down_ends_that() {
+    lab::run(|lab| {
+        let before = lab.snapshot();
+        let impaired = SHOP.replacen(
+            "[[link]]\n",
+            "[[link]]\nab = \"delay 30ms\"\nba = \"match protocol=icmp loss packets 2 delay 20ms; delay 20ms\"\n",
+            1,
+        );
+        let shop = file(
+            lab,
+            "shop.toml",
+            &format!(
+                "{impaired}[switch.lan]\n[host.printer]\n\
+             [[link]]\nends = [\"client\", \"lan\"]\nba = \"delay 40ms\"\n[[link]]\nends = [\"lan\", \"printer\"]\n"
+            ),
+        );
+        let up = sandwire_lab(&["up", shop.to_str().unwrap()]);
+        assert!(
+            up.status.success(),
+            "{}",
+            String::from_utf8_lossy(&up.stderr)
+        );
+        let ping = |host: &str| {
+            let output =
+                sandwire_lab(&["exec", "client", "--", "ping", "-c", "5", "-i", "0.2", host]);
+            String::from_utf8(output.stdout).unwrap()
+        };
+        // The first may be late for having waited for ARP, which is delayed too.
+        let far = ping("server");
+        assert!(far.contains("4 received"), "{far}");
+        let least = |text: &str| -> f64 {
+            let times = text.split_once("min/avg/max/mdev = ").unwrap().1;
+            times.split('/').next().unwrap().parse().unwrap()
+        };
+        assert!((50.0..60.0).contains(&least(&far)), "{far}");
+        let near = ping("printer");
+        assert!((40.0..50.0).contains(&least(&near)), "{near}");
+        let removed: Value = serde_json::from_str(&done(&["down", "--json"])).unwrap();
+        assert_eq!(removed["removed"]["impairments"], 2, "{removed}");
+        assert_eq!(lab.snapshot(), before);
+    });
+}

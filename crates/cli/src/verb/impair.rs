@@ -3,7 +3,7 @@
 mod clear;
 mod presets;
 mod serve;
-mod service;
+pub(crate) mod service;
 mod set;
 mod show;
 mod target;

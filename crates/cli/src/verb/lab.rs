@@ -2,12 +2,12 @@
 
 mod exec;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use sandwire_api::name::Name;
 use sandwire_impair_host::{
-    control::{Client, control_socket},
+    control::Client,
     lab::{self, Found, Lab, LabError, Removed},
 };
 use serde_json::json;
@@ -17,6 +17,7 @@ use crate::{
     failure::{Failure, Outcome},
     interruption::Interruption,
     output::note,
+    verb::impair::service,
 };
 
 /// What to do with labs.
@@ -87,7 +88,7 @@ fn up(context: &Context, arguments: &UpArguments) -> Outcome {
     let lab = Lab::load(&arguments.file).map_err(failure)?;
     if !arguments.check {
         let mut service = if lab.is_impaired() {
-            Client::connect(&control_socket(&arguments.service.impair_folder)).ok()
+            Some(service::connect_or_start(&arguments.service.impair_folder)?.0)
         } else {
             None
         };
@@ -116,7 +117,7 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
         Some(name) => name,
         None => only(lab::list().map_err(failure)?)?.name,
     };
-    let mut service = Client::connect(&control_socket(&arguments.service.impair_folder)).ok();
+    let mut service = service_of(&arguments.service.impair_folder)?;
     let removed = lab::down(&name, service.as_mut()).map_err(failure)?;
     if !removed.processes.is_empty() {
         note(&format!(
@@ -140,6 +141,15 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
             namespaces.len()
         )
     })
+}
+
+/// The service, if it has anything to do. One that has died is started again, since what it left in the kernel is its own.
+fn service_of(folder: &Path) -> Result<Option<Client>, Failure> {
+    let remembered = std::fs::read_dir(folder.join("targets"));
+    if remembered.is_ok_and(|mut targets| targets.next().is_some()) {
+        return Ok(Some(service::connect_or_start(folder)?.0));
+    }
+    Ok(None)
 }
 
 fn numbers(processes: &[u32]) -> String {

@@ -23,12 +23,12 @@ const LOG: &str = "service.log";
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Connects to the service of that folder.
-pub(super) fn connect(folder: &Path) -> Result<Client, Failure> {
+pub(crate) fn connect(folder: &Path) -> Result<Client, Failure> {
     Client::connect(&control_socket(folder)).map_err(failure)
 }
 
 /// The same; if nobody listens, a service is started first, which is then said. Whether one was.
-pub(super) fn connect_or_start(folder: &Path) -> Result<(Client, bool), Failure> {
+pub(crate) fn connect_or_start(folder: &Path) -> Result<(Client, bool), Failure> {
     let socket = control_socket(folder);
     if let Ok(client) = Client::connect(&socket) {
         return Ok((client, false));
