@@ -381,3 +381,59 @@ fn what_is_under_way_is_let_go_at_the_end_or_dropped_and_counted() {
         }
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_recorded_run_decides_the_same_again() {
+    lab::run(|lab| {
+        command::require_on_path(&["tcpdump"]).unwrap();
+        let world = World::make(lab);
+        let folder = lab.folder().join("run");
+        let folder = folder.to_str().unwrap();
+        let ab = "seed 7; delay 20ms 15ms normal order any loss 10% duplicate 5%";
+        let mut forwarder = Forwarder::start(&[
+            "va",
+            "vb",
+            "--ab",
+            ab,
+            "--ba",
+            "rate 1mbit",
+            "--record",
+            folder,
+        ]);
+        forwarder.wait_report();
+        let _ = world.ping(100, "10.9.0.2");
+        let (status, _, errors) = forwarder.stop(Signal::INT);
+        assert!(status.success(), "{errors}");
+        let executable = sandwire::executable().unwrap();
+        let replay = |flags: &[&str]| {
+            let mut command = Command::new(&executable);
+            command
+                .args(["impair", "replay", folder])
+                .args(flags)
+                .output()
+                .unwrap()
+        };
+        let replayed = replay(&["--json"]);
+        let text = String::from_utf8(replayed.stdout).unwrap();
+        assert!(replayed.status.success(), "{text}");
+        let document: Value = serde_json::from_str(&text).unwrap();
+        assert!(document["decisions"].as_u64().unwrap() > 150, "{document}");
+        assert_eq!(
+            (&document["is_same"], &document["different"]),
+            (&true.into(), &0.into())
+        );
+        let seen = lab.run(&format!("tcpdump -nr {folder}/before.pcapng icmp"));
+        assert!(seen.lines().count() > 150, "{seen}");
+        assert!(
+            lab.run(&format!("grep -ac dropped:.loss {folder}/after.pcapng"))
+                .trim()
+                != "0"
+        );
+        assert!(refused(&["va", "vb", "--record", folder]).contains("it isn't empty"));
+        lab.shell(&format!(
+            "sed -i 's/\"number\":7,/\"number\":7000,/' {folder}/decisions.jsonl"
+        ));
+        assert_eq!(replay(&[]).status.code(), Some(2));
+    });
+}

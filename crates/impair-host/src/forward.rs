@@ -9,11 +9,11 @@
 //! The graph is configured anew for every change, and what is the same goes on with its packets. To end without losing
 //! what is under way, the ways in are taken out of the graph and the engine runs until nothing is left.
 
-use std::{fmt, os::fd::AsFd, time::Duration};
+use std::{fmt, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use sandwire_api::impairment::{Impairment, LineReport};
 use sandwire_engine::{
-    AppReport, ConfigureError, Engine, Graph, GraphError, Links, Load, PoolError, PoolLimits,
+    AppReport, ConfigureError, Engine, Graph, GraphError, Links, Load, PoolError, PoolLimits, Time,
     apps::Join,
     io::{Raw, Ring, Stop, Waiter, Xdp, wait::WaitError},
 };
@@ -27,8 +27,10 @@ use sandwire_kernel_net::{
     netlink::Socket,
 };
 
+use crate::record::{RecordError, Recording, Way};
+
 /// The only link of the only engine: what tells its random numbers from others'.
-const LINK: u64 = 0;
+pub(crate) const LINK: u64 = 0;
 /// Names of the two ways, as of their apps.
 const WAYS: [&str; 2] = ["ab", "ba"];
 /// Ethernet header and one VLAN tag.
@@ -49,6 +51,10 @@ pub struct Settings {
     pub polling: bool,
     /// What happens to packets; egress is from the first to the second.
     pub impairment: Impairment,
+    /// Whether that may become something else by [`Forwarder::change`].
+    pub may_change: bool,
+    /// Folder to record the run in, if it is to be; such a run can't change.
+    pub record: Option<PathBuf>,
 }
 
 /// How packets are fetched from interfaces.
@@ -161,6 +167,12 @@ pub enum ForwardError {
     /// The impairment can't be carried out.
     #[error("cannot forward: {0}")]
     Impairment(#[from] CompileError),
+    /// A change of what can't change.
+    #[error("cannot change what is forwarded: it wasn't said at the start that it may change")]
+    Fixed,
+    /// The run can't be recorded.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// The system lets nobody wait for packets.
     #[error("cannot forward: {}", chain(.0))]
     Wait(#[from] WaitError),
@@ -175,7 +187,11 @@ impl ForwardError {
     pub fn is_refusal(&self) -> bool {
         !matches!(
             self,
-            Self::Kernel(_) | Self::Configure(_) | Self::Wait(_) | Self::Pool(_)
+            Self::Kernel(_)
+                | Self::Configure(_)
+                | Self::Wait(_)
+                | Self::Pool(_)
+                | Self::Record(RecordError::Disk { .. })
         )
     }
 }
@@ -198,6 +214,7 @@ pub struct Forwarder {
     edges: [EdgeApp; 2],
     /// What happens to packets from the first to the second and back, if anything does.
     lines: Option<[Line; 2]>,
+    recording: Option<Recording>,
     engine: Engine,
     waiter: Waiter,
     socket: Socket,
@@ -256,11 +273,13 @@ impl Forwarder {
             frame_bytes_max: frame_bytes.max(usual.frame_bytes_max),
             ..usual
         };
-        let lines = if settings.impairment.is_nothing() {
-            None
-        } else {
+        let is_line_needed =
+            settings.may_change || settings.record.is_some() || !settings.impairment.is_nothing();
+        let lines = if is_line_needed {
             let (ab, ba) = Line::pair(&settings.impairment, LINK)?;
             Some([ab, ba])
+        } else {
+            None
         };
         let mut forwarder = Self {
             lines,
@@ -270,9 +289,51 @@ impl Forwarder {
             settings,
             interfaces,
             socket,
+            recording: None,
         };
         forwarder.configure(true)?;
+        if let Some(folder) = &forwarder.settings.record {
+            let impairment = &forwarder.settings.impairment;
+            let recording = Recording::create(folder, impairment, &forwarder.waiter.clock())?;
+            forwarder.record(recording)?;
+        }
         Ok(forwarder)
+    }
+
+    /// Puts what records into the graph, and takes the first breath.
+    fn record(&mut self, mut recording: Recording) -> Result<(), ForwardError> {
+        for way in WAYS {
+            if let Some(line) = self.engine.app_mut::<LineApp>(way) {
+                line.observe(Some(recording.observer()));
+            }
+        }
+        let now = self.waiter.clock().now();
+        recording.begin(now)?;
+        self.recording = Some(recording);
+        self.configure(true)?;
+        self.engine.breathe(now);
+        Ok(())
+    }
+
+    /// Lets something else happen to packets from the next breath on. None is lost by it.
+    ///
+    /// # Errors
+    /// It can't be carried out, or it wasn't said at the start that there would be changes; nothing has changed.
+    pub fn change(&mut self, impairment: &Impairment) -> Result<(), ForwardError> {
+        let Some([ab, ba]) = self.lines.as_ref().filter(|_| self.settings.may_change) else {
+            return Err(ForwardError::Fixed);
+        };
+        let lines = [ab.changed(impairment)?, ba.changed(impairment)?];
+        self.settings.impairment = impairment.clone();
+        self.lines = Some(lines);
+        self.configure(true)?;
+        Ok(())
+    }
+
+    /// The engine's time.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        self.waiter.clock().now()
     }
 
     /// The two interfaces as they were at the start.
@@ -296,12 +357,11 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Forwards for that long; true if it was interrupted before.
+    /// Forwards until then; true if it was interrupted before.
     ///
     /// # Errors
     /// The system lets nobody wait.
-    pub fn run(&mut self, duration: Duration) -> Result<bool, ForwardError> {
-        let end = self.waiter.clock().now() + duration;
+    pub fn run(&mut self, end: Time) -> Result<bool, ForwardError> {
         let stop = self.waiter.run(&mut self.engine, Some(end), |_| false)?;
         Ok(matches!(stop, Stop::Descriptor(_) | Stop::Woken))
     }
@@ -328,6 +388,9 @@ impl Forwarder {
             let end = self.waiter.clock().now() + DRAIN_MAX;
             let is_empty = |engine: &Engine| engine.pool_counters().in_use() == 0;
             self.waiter.run(&mut self.engine, Some(end), is_empty)?;
+        }
+        if let Some(recording) = &mut self.recording {
+            recording.end(self.engine.now())?;
         }
         let flushed = self.under_way();
         Ok(Ended {
@@ -403,8 +466,19 @@ impl Forwarder {
                 } else {
                     graph.links("ab.output -> if2.input \n ba.output -> if1.input")?;
                 }
+                if let Some(recording) = &self.recording {
+                    graph
+                        .app("record-ab", recording.tap(Way::Ab))?
+                        .app("record-ba", recording.tap(Way::Ba))?;
+                    graph.links("record-ab.output -> ab.input \n record-ba.output -> ba.input")?;
+                }
                 if is_open {
-                    graph.links("if1.output -> ab.input \n if2.output -> ba.input")?;
+                    let ways_in = if self.recording.is_some() {
+                        "if1.output -> record-ab.input \n if2.output -> record-ba.input"
+                    } else {
+                        "if1.output -> ab.input \n if2.output -> ba.input"
+                    };
+                    graph.links(ways_in)?;
                 }
             }
         }
@@ -414,7 +488,7 @@ impl Forwarder {
     /// Whether packets that are too long may be answered.
     fn answers(&self) -> bool {
         let rules = &self.settings.impairment.rules;
-        rules.iter().any(|rule| rule.mtu.is_some())
+        self.settings.may_change || rules.iter().any(|rule| rule.mtu.is_some())
     }
 }
 

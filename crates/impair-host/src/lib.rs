@@ -14,6 +14,7 @@ mod host;
 pub mod lab;
 mod namespace;
 pub mod privileges;
+pub mod record;
 pub mod service;
 mod state;
 pub mod ways;

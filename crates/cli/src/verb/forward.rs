@@ -2,7 +2,7 @@
 
 mod report;
 
-use std::{process::ExitCode, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use sandwire_impair_host::{
@@ -57,6 +57,10 @@ pub(crate) struct Arguments {
     #[arg(long)]
     polling: bool,
 
+    /// Record what comes, what is decided on each packet and what leaves, in a new folder.
+    #[arg(long, value_name = "FOLDER")]
+    record: Option<PathBuf>,
+
     /// End after so many seconds.
     #[arg(long, value_name = "NUMBER")]
     seconds: Option<u64>,
@@ -90,7 +94,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     announce(context, &forwarder);
     let mut left = arguments.seconds;
     while left != Some(0) {
-        if forwarder.run(INTERVAL).map_err(failure)? && interruption.has_come() {
+        let end = forwarder.now() + INTERVAL;
+        if forwarder.run(end).map_err(failure)? && interruption.has_come() {
             break;
         }
         left = left.map(|left| left - 1);
@@ -123,7 +128,7 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
         impairment.seed = seed;
     }
     impairment
-        .read_files(std::fs::read_to_string)
+        .read_files(|path: &str| std::fs::read_to_string(path))
         .and_then(|()| impairment.check())
         .map_err(|error| cannot(error.to_string()))?;
     Ok(Settings {
@@ -136,6 +141,8 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
         },
         polling: arguments.polling,
         impairment,
+        may_change: false,
+        record: arguments.record.clone(),
     })
 }
 
