@@ -437,3 +437,38 @@ fn a_recorded_run_decides_the_same_again() {
         assert_eq!(replay(&[]).status.code(), Some(2));
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_scenario_takes_its_course() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        let file = lab.folder().join("course.toml");
+        let text = "duration = \"20s\"\n[[rule]]\nmatch = { protocol = \"icmp\" }\ndelay = \"40ms\"\n\
+                    [[step]]\nat = \"4s\"\npartition = true\nfor = \"3s\"\n\
+                    [[step]]\nat = \"9s\"\nclear = true\n";
+        std::fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap();
+        let mut forwarder = Forwarder::start(&["va", "vb", "--scenario", file]);
+        forwarder.wait_report();
+        world.know_each_other();
+        // Both ways are delayed.
+        let (times, _) = world.ping(10, "10.9.0.2");
+        assert!(
+            times.iter().all(|time| *time >= 80.0) && times.len() == 10,
+            "{times:?}"
+        );
+        wait_until("the partition begins", || !world.is_connected());
+        wait_until("it heals, and the end is unimpaired", || {
+            let (times, _) = world.ping(3, "10.9.0.2");
+            times.len() == 3 && times.iter().all(|time| *time < 40.0)
+        });
+        let (status, output, errors) = forwarder.stop(Signal::INT);
+        assert!(status.success(), "{errors}");
+        assert!(output.contains("partition "), "{output}");
+        let wrong = lab.folder().join("wrong.toml");
+        std::fs::write(&wrong, "[[step]]\nat = \"1s\"\nramp = { loss = \"1%\" }\n").unwrap();
+        let said = refused(&["va", "vb", "--scenario", wrong.to_str().unwrap()]);
+        assert!(said.contains("wrong.toml: line "), "{said}");
+    });
+}

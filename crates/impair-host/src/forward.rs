@@ -9,7 +9,7 @@
 //! The graph is configured anew for every change, and what is the same goes on with its packets. To end without losing
 //! what is under way, the ways in are taken out of the graph and the engine runs until nothing is left.
 
-use std::{fmt, os::fd::AsFd, path::PathBuf, time::Duration};
+use std::{fmt, iter::Peekable, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use sandwire_api::impairment::{Impairment, LineReport};
 use sandwire_engine::{
@@ -20,6 +20,7 @@ use sandwire_engine::{
 use sandwire_impair::{
     app::{Line, LineApp},
     compile::CompileError,
+    scenario::Changes,
 };
 use sandwire_kernel_net::{
     Error as KernelError,
@@ -364,6 +365,33 @@ impl Forwarder {
     pub fn run(&mut self, end: Time) -> Result<bool, ForwardError> {
         let stop = self.waiter.run(&mut self.engine, Some(end), |_| false)?;
         Ok(matches!(stop, Stop::Descriptor(_) | Stop::Woken))
+    }
+
+    /// Forwards until then, and meanwhile does what a scenario says, whose moments count from `start`; true if it was
+    /// interrupted before.
+    ///
+    /// # Errors
+    /// The system lets nobody wait, or a change can't be made.
+    pub fn play(
+        &mut self,
+        end: Time,
+        start: Time,
+        changes: &mut Peekable<Changes<'_>>,
+    ) -> Result<bool, ForwardError> {
+        loop {
+            let moment = changes
+                .peek()
+                .map(|change| start + Duration::from_nanos(change.at));
+            let Some(moment) = moment.filter(|moment| *moment <= end) else {
+                return self.run(end);
+            };
+            if moment > self.now() && self.run(moment)? {
+                return Ok(true);
+            }
+            if let Some(change) = changes.next() {
+                self.change(&change.impairment)?;
+            }
+        }
     }
 
     /// How packets are fetched.

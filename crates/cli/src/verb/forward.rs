@@ -2,9 +2,14 @@
 
 mod report;
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use clap::{Args, ValueEnum};
+use sandwire_impair::scenario::Scenario;
 use sandwire_impair_host::{
     forward::{Edge, ForwardError, Forwarder, Settings},
     ways::Ways,
@@ -45,6 +50,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "TEXT")]
     both: Option<String>,
 
+    /// What happens to packets in the course of time, from a file; when it is over, what it came to stays.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["ab", "ba", "both", "seed", "record"])]
+    scenario: Option<PathBuf>,
+
     /// Seed of all random decisions, if the texts give none.
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
@@ -83,19 +92,34 @@ enum EdgeWord {
     Xdp,
 }
 
+/// What steps of a scenario may call the only link that there is.
+const LINK: &str = "link";
 /// Between two reports.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
+    let scenario = arguments
+        .scenario
+        .as_deref()
+        .map(read_scenario)
+        .transpose()?;
     let settings = settings(arguments)?;
     let interruption = Interruption::catch()?;
     let mut forwarder = Forwarder::start(settings).map_err(failure)?;
     forwarder.interrupt_by(&interruption).map_err(failure)?;
     announce(context, &forwarder);
+    let start = forwarder.now();
+    let mut changes = scenario
+        .as_ref()
+        .map(|scenario| scenario.changes().peekable());
     let mut left = arguments.seconds;
     while left != Some(0) {
         let end = forwarder.now() + INTERVAL;
-        if forwarder.run(end).map_err(failure)? && interruption.has_come() {
+        let is_interrupted = match &mut changes {
+            Some(changes) => forwarder.play(end, start, changes),
+            None => forwarder.run(end),
+        };
+        if is_interrupted.map_err(failure)? && interruption.has_come() {
             break;
         }
         left = left.map(|left| left - 1);
@@ -141,9 +165,24 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
         },
         polling: arguments.polling,
         impairment,
-        may_change: false,
+        may_change: arguments.scenario.is_some(),
         record: arguments.record.clone(),
     })
+}
+
+/// A scenario, and the traces that it names.
+fn read_scenario(path: &Path) -> Result<Scenario, Failure> {
+    let refused = |reason: String| Failure::refused(format!("{}: {reason}", path.display()));
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| refused(format!("cannot read the scenario: {error}")))?;
+    let mut scenario =
+        Scenario::parse(&text, &[LINK]).map_err(|error| refused(error.to_string()))?;
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let read = |file: &str| std::fs::read_to_string(folder.join(file));
+    scenario
+        .read_files(read)
+        .map_err(|error| refused(error.to_string()))?;
+    Ok(scenario)
 }
 
 /// Says on standard error what `if1`, `if2` and the ways between are.
