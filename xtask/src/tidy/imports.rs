@@ -64,6 +64,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bench",
             "sandwire-daemon",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
             "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",
