@@ -8,7 +8,7 @@ mod scenario;
 use sandwire_impair::random::{Direction, Draw, Flow, Impairment, Stream};
 
 fn below(draw: &mut Draw, most: usize) -> usize {
-    usize::try_from(draw.below(most as u64)).unwrap()
+    usize::try_from(draw.below(most as u64)).expect("it is below a usize")
 }
 
 /// A seed whose words and lines are cut, doubled, swapped for those of others, and whose bytes are overwritten.
