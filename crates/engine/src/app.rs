@@ -8,8 +8,10 @@ use std::error::Error;
 use std::fmt;
 use std::rc::Rc;
 
+use crate::pool::PoolLimits;
 use crate::ports::Ports;
 use crate::time::Time;
+use crate::watch::Watch;
 
 /// A running network function.
 ///
@@ -25,6 +27,11 @@ pub trait App: Any {
     /// When the app has something to do although no packet comes to its inputs.
     fn wake(&self) -> Wake {
         Wake::default()
+    }
+
+    /// The descriptor that packets come in by, if there is one, so that somebody can wait for them.
+    fn watch(&self) -> Option<Watch<'_>> {
+        None
     }
 
     /// The app's own counters, for reports.
@@ -49,6 +56,15 @@ pub trait Config: PartialEq + fmt::Debug + 'static {
     /// Only the order of apps depends on this.
     fn is_edge(&self) -> bool {
         false
+    }
+
+    /// Whether an engine whose pool has these limits can run the app; asked before it is built.
+    ///
+    /// # Errors
+    ///
+    /// If it can't, as when the frames of an interface are longer than the engine's packets.
+    fn check(&self, _limits: PoolLimits) -> Result<(), BuildError> {
+        Ok(())
     }
 
     /// Makes the app.
@@ -158,7 +174,7 @@ pub(crate) trait AnyConfig: fmt::Debug {
     fn inputs(&self) -> PortList;
     fn outputs(&self) -> PortList;
     fn is_edge(&self) -> bool;
-    fn build(&self) -> Result<Box<dyn App>, BuildError>;
+    fn build(&self, limits: PoolLimits) -> Result<Box<dyn App>, BuildError>;
     fn relation(&self, running: &dyn AnyConfig) -> Relation;
     fn apply(&self, app: &mut dyn App);
     fn as_any(&self) -> &dyn Any;
@@ -188,7 +204,8 @@ impl<C: Config> AnyConfig for C {
         Config::is_edge(self)
     }
 
-    fn build(&self) -> Result<Box<dyn App>, BuildError> {
+    fn build(&self, limits: PoolLimits) -> Result<Box<dyn App>, BuildError> {
+        Config::check(self, limits)?;
         Ok(Box::new(Config::build(self)?))
     }
 

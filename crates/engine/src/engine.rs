@@ -9,6 +9,9 @@
 
 mod configure;
 
+use std::any::Any;
+use std::rc::Rc;
+
 use crate::app::{App, Figure, SharedConfig, Wake};
 use crate::error::{ConfigureError, PoolError};
 use crate::graph::{Graph, LinkName};
@@ -17,6 +20,7 @@ use crate::pool::{Pool, PoolCounters, PoolLimits};
 use crate::ports::{Activity, Ports};
 use crate::report::{AppReport, LinkReport, Links, Load, Mark};
 use crate::time::Time;
+use crate::watch::Watch;
 
 /// Apps, links and packets.
 pub struct Engine {
@@ -31,6 +35,8 @@ pub struct Engine {
     breaths: u64,
     now: Time,
     mark: Mark,
+    /// Another with every graph, and with every engine.
+    configuration: Rc<()>,
 }
 
 /// An app in its place.
@@ -94,6 +100,7 @@ impl Engine {
             breaths: 0,
             now: Time::START,
             mark: Mark::default(),
+            configuration: Rc::default(),
         }
     }
 
@@ -104,7 +111,19 @@ impl Engine {
     ///
     /// If the graph doesn't fit together or an app doesn't start. Nothing has changed then.
     pub fn configure(&mut self, graph: &Graph) -> Result<Changes, ConfigureError> {
-        configure::configure(self, graph)
+        let changes = configure::configure(self, graph)?;
+        self.configuration = Rc::default();
+        Ok(changes)
+    }
+
+    /// Tells one graph of one engine from any other, for as long as somebody has it.
+    pub(crate) fn configuration(&self) -> &Rc<()> {
+        &self.configuration
+    }
+
+    /// The descriptors that packets come in by.
+    pub fn watches(&self) -> impl Iterator<Item = Watch<'_>> {
+        self.apps.iter().filter_map(|node| node.app.watch())
     }
 
     /// Lets every app do its part once. `now` must not go backwards.
@@ -185,6 +204,21 @@ impl Engine {
             figures: node.app.report(),
         });
         reports.collect()
+    }
+
+    /// The running app of that name, if it is an `A`.
+    #[must_use]
+    pub fn app<A: App>(&self, name: &str) -> Option<&A> {
+        let node = self.apps.iter().find(|node| node.name == name)?;
+        let app: &dyn Any = &*node.app;
+        app.downcast_ref()
+    }
+
+    /// The running app of that name, if it is an `A`, to be changed between breaths.
+    pub fn app_mut<A: App>(&mut self, name: &str) -> Option<&mut A> {
+        let node = self.apps.iter_mut().find(|node| node.name == name)?;
+        let app: &mut dyn Any = &mut *node.app;
+        app.downcast_mut()
     }
 
     /// One number of an app's report.

@@ -20,10 +20,11 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! An engine is one thread's. It has no globals, so there may be many in a process, and no locks. The core does no
-//! I/O and reads no clock ([`run`] alone does), so tests run it in a time of their own.
+//! An engine is one thread's. It has no globals, so there may be many in a process ([`interlink`] hands packets from
+//! one to another), and no locks. The core does no I/O ([`io`] does) and reads no clock ([`run`] alone does), so tests
+//! run it in a time of their own.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod app;
 pub mod apps;
@@ -31,14 +32,18 @@ pub mod classify;
 mod engine;
 mod error;
 mod graph;
+pub mod interlink;
+pub mod io;
 mod link;
 mod order;
 mod packet;
 mod pool;
 mod ports;
 mod report;
+pub mod rewrite;
 pub mod run;
 mod time;
+mod watch;
 
 pub use app::{App, BuildError, Config, Figure, PortList, Wake};
 pub use engine::{Breath, Changes, Engine};
@@ -49,5 +54,6 @@ pub use packet::{HEADROOM, Packet};
 pub use pool::{Pool, PoolCounters, PoolLimits};
 pub use ports::{BATCH_PACKETS, Ports};
 pub use report::{AppReport, LinkReport, Links, Load};
-pub use run::Runner;
+pub use run::{Clock, Runner};
 pub use time::Time;
+pub use watch::{Readiness, Watch};

@@ -5,17 +5,54 @@
 //! 1 µs with every idle breath up to 100 µs, and is halved by every busy one.
 
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::app::Wake;
 use crate::engine::Engine;
 use crate::report::Load;
 use crate::time::Time;
 
+/// The machine's monotonic clock, and where on it [`Time::START`] is. Copies agree, also in other threads.
+#[derive(Debug, Clone, Copy)]
+pub struct Clock {
+    start: Instant,
+    calendar_start: SystemTime,
+}
+
+impl Clock {
+    /// A clock whose time starts now.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "this file is where the clock is")]
+    pub fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            calendar_start: SystemTime::now(),
+        }
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(&self) -> Time {
+        Time::START + self.start.elapsed()
+    }
+
+    /// What the calendar said at [`Time::START`]; the clock doesn't follow when the calendar is set.
+    #[must_use]
+    pub fn calendar_start(&self) -> SystemTime {
+        self.calendar_start
+    }
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// Runs one engine, by the machine's monotonic clock.
 #[derive(Debug)]
 pub struct Runner {
-    start: Instant,
+    clock: Clock,
     pause: Duration,
     slept: Duration,
 }
@@ -23,10 +60,15 @@ pub struct Runner {
 impl Runner {
     /// A runner whose time starts now. An engine must stay with one runner, since its time may not go backwards.
     #[must_use]
-    #[expect(clippy::disallowed_methods, reason = "this file is where the clock is")]
     pub fn new() -> Self {
+        Self::with_clock(Clock::new())
+    }
+
+    /// The same in the time of this clock, so that several engines have one time.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
         Self {
-            start: Instant::now(),
+            clock,
             pause: Duration::ZERO,
             slept: Duration::ZERO,
         }
@@ -34,7 +76,7 @@ impl Runner {
 
     /// Runs for that long, and reports the load since the last report.
     pub fn run_for(&mut self, engine: &mut Engine, duration: Duration) -> Load {
-        let end = self.now() + duration;
+        let end = self.clock.now() + duration;
         self.run(engine, Some(end), |_| false)
     }
 
@@ -51,7 +93,7 @@ impl Runner {
         mut done: impl FnMut(&Engine) -> bool,
     ) -> Load {
         loop {
-            let now = self.now();
+            let now = self.clock.now();
             let breath = engine.breathe(now);
             if end.is_some_and(|end| now >= end) || done(engine) {
                 break;
@@ -71,7 +113,7 @@ impl Runner {
 
     /// Sleeps as long as nothing can be missed; false if nothing will ever be.
     fn rest(&mut self, wake: Wake, end: Option<Time>) -> bool {
-        let now = self.now();
+        let now = self.clock.now();
         let mut until = wake.at;
         if wake.polls {
             self.pause = (self.pause + PAUSE_STEP).min(PAUSE_MAX);
@@ -88,10 +130,6 @@ impl Runner {
         }
         true
     }
-
-    fn now(&self) -> Time {
-        Time::START + self.start.elapsed()
-    }
 }
 
 impl Default for Runner {
@@ -105,5 +143,7 @@ fn sleep(duration: Duration) {
     thread::sleep(duration);
 }
 
-const PAUSE_STEP: Duration = Duration::from_micros(1);
-const PAUSE_MAX: Duration = Duration::from_micros(100);
+/// How much longer each pause is than the one before.
+pub(crate) const PAUSE_STEP: Duration = Duration::from_micros(1);
+/// The longest pause.
+pub(crate) const PAUSE_MAX: Duration = Duration::from_micros(100);

@@ -6,10 +6,12 @@
 //! however often the results are fetched.
 //!
 //! [`pipeline::Pipeline`] puts the models of one direction and one flow rule together; [`nat::Nat`] is one
-//! link's translation, both ways. What each model is exactly: `docs/impair-models.md`.
+//! link's translation, both ways. [`app::Line`] carries out what users ask for ([`compile`]) as an app of an engine. What each model is exactly: `docs/impair-models.md`.
 
+pub mod app;
 pub mod cause;
 mod checksum;
+pub mod compile;
 pub mod corrupt;
 pub mod decision;
 pub mod delay;
@@ -24,6 +26,7 @@ pub mod queue;
 pub mod random;
 pub mod rate;
 pub mod reorder;
+pub mod scenario;
 pub mod settings;
 #[cfg(test)]
 mod test_frames;

@@ -289,6 +289,11 @@ impl<T: Packet> Pipeline<T> {
             .drop_packet(self.now, numbered, cause, None, dropped);
     }
 
+    /// Lets virtual time go on to `now`. If something is due then, [`Pipeline::next_deadline`] is the moment when it was.
+    pub fn catch_up(&mut self, now: Nanoseconds, dropped: Drops<'_, T>) {
+        self.advance(now, dropped);
+    }
+
     /// When [`Pipeline::release`] has something to do again; none if nothing is inside.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Nanoseconds> {

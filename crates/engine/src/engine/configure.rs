@@ -187,7 +187,8 @@ fn decide(engine: &Engine, graph: &Graph) -> Result<Vec<(String, Fate)>, Configu
             Relation::Same => Fate::Keeps,
             Relation::Applicable => Fate::Applies(SharedConfig::clone(config)),
             Relation::Different => {
-                let app = config.build().map_err(|source| ConfigureError::Build {
+                let app = config.build(engine.pool.limits());
+                let app = app.map_err(|source| ConfigureError::Build {
                     app: name.clone(),
                     source,
                 })?;

@@ -1,0 +1,169 @@
+//! The simplest app for an interface: a raw socket, one system call for a packet.
+//!
+//! ```text
+//!            +-----+
+//!  input --->| Raw |---> output
+//!            +-----+
+//! ```
+//!
+//! What comes to `input` is sent; what arrives at the interface leaves by `output`, complete and of wire size.
+
+use std::io;
+
+use super::inbound::Inbound;
+use super::interface::EdgeError;
+use super::offload::VnetHeader;
+use super::outbound::{Outbound, Verdict};
+use super::packet_socket::{PacketSocket, SUPER_PACKET_BYTES_MAX};
+use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
+use crate::packet::Packet;
+use crate::pool::PoolLimits;
+use crate::ports::{BATCH_PACKETS, Ports};
+use crate::time::Time;
+
+/// A raw socket on an interface. It hears every frame, whatever its address, unless told otherwise.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Raw {
+    interface: String,
+    is_promiscuous: bool,
+}
+
+impl Raw {
+    /// On the interface of that name, in the network namespace of the thread that configures the engine.
+    #[must_use]
+    pub fn interface(name: &str) -> Self {
+        Self {
+            interface: name.to_owned(),
+            is_promiscuous: true,
+        }
+    }
+
+    /// Whether frames for other addresses are heard too.
+    #[must_use]
+    pub fn promiscuous(self, is_promiscuous: bool) -> Self {
+        Self {
+            is_promiscuous,
+            ..self
+        }
+    }
+}
+
+impl Config for Raw {
+    type App = RawApp;
+
+    fn inputs(&self) -> PortList {
+        PortList::named(["input"])
+    }
+
+    fn outputs(&self) -> PortList {
+        PortList::named(["output"])
+    }
+
+    fn is_edge(&self) -> bool {
+        true
+    }
+
+    fn check(&self, limits: PoolLimits) -> Result<(), BuildError> {
+        let socket = PacketSocket::open(&self.interface)?;
+        Ok(socket.interface().check_frames(limits)?)
+    }
+
+    fn build(&self) -> Result<RawApp, BuildError> {
+        RawApp::open(self).map_err(Into::into)
+    }
+}
+
+/// The running [`Raw`].
+#[derive(Debug)]
+pub struct RawApp {
+    socket: PacketSocket,
+    /// One frame as it comes, which may be a super-packet.
+    buffer: Vec<u8>,
+    inbound: Inbound,
+    outbound: Outbound,
+    /// Times that the interface went down or away.
+    went_down: u64,
+    /// For which the kernel had no room.
+    waiting: Option<Packet>,
+}
+
+impl RawApp {
+    fn open(config: &Raw) -> Result<Self, EdgeError> {
+        let socket = PacketSocket::open(&config.interface)?;
+        if config.is_promiscuous {
+            socket.become_promiscuous()?;
+        }
+        socket.bind()?;
+        Ok(Self {
+            socket,
+            buffer: vec![0; SUPER_PACKET_BYTES_MAX],
+            inbound: Inbound::default(),
+            outbound: Outbound::default(),
+            went_down: 0,
+            waiting: None,
+        })
+    }
+
+    /// Brings in one frame; false if there is none.
+    fn receive(&mut self, ports: &mut Ports<'_>) -> bool {
+        let received = match self.socket.receive(&mut self.buffer) {
+            Ok(Some(received)) => received,
+            Ok(None) => return false,
+            Err(error) => {
+                // The socket says so once, and has its frames again when the interface is up again.
+                self.went_down += u64::from(error.raw_os_error() == Some(libc::ENETDOWN));
+                return error.kind() == io::ErrorKind::Interrupted;
+            }
+        };
+        let delivered = &self.buffer[..received.length];
+        let Some((header, frame)) = delivered.split_first_chunk::<{ VnetHeader::BYTES }>() else {
+            self.inbound.refuse_malformed();
+            return true;
+        };
+        if received.is_truncated {
+            self.inbound.refuse_too_long();
+            return true;
+        }
+        let header = VnetHeader::read(*header);
+        self.inbound
+            .deliver(&header, frame, received.vlan, ports, 0);
+        true
+    }
+}
+
+impl App for RawApp {
+    fn pull(&mut self, _now: Time, ports: &mut Ports<'_>) {
+        for _ in 0..BATCH_PACKETS {
+            if ports.space(0) < SEGMENTS_USUAL || !self.receive(ports) {
+                return;
+            }
+        }
+    }
+
+    fn push(&mut self, _now: Time, ports: &mut Ports<'_>) {
+        while let Some(packet) = self.waiting.take().or_else(|| ports.receive(0)) {
+            let verdict = self.outbound.count(self.socket.send(packet.bytes()));
+            if verdict != Verdict::Done {
+                self.waiting = Some(packet);
+            }
+            if verdict == Verdict::Wait {
+                return;
+            }
+        }
+    }
+
+    fn wake(&self) -> Wake {
+        Wake::polling()
+    }
+
+    fn report(&self) -> Vec<Figure> {
+        let mut figures = self.inbound.figures();
+        figures.extend(self.outbound.figures());
+        figures.push(Figure::new("interface_went_down", self.went_down));
+        figures.push(Figure::new("kernel_drops", self.socket.kernel_drops()));
+        figures
+    }
+}
+
+/// Room that the output must have before a frame is read: for the segments of any usual super-packet.
+pub(super) const SEGMENTS_USUAL: usize = 128;

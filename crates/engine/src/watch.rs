@@ -1,0 +1,107 @@
+//! How an app and whoever waits for it agree on when to look outside.
+//!
+//! An app that reads from a descriptor shows it in [`App::watch`], with a [`Readiness`] that both keep. A waiter that
+//! watches the descriptor says there when packets have come, and the app, once it has read all, that it wants to be
+//! told again. So a breath costs no system call for a descriptor with nothing to read, however many there are. An app
+//! that nobody watches looks every time.
+//!
+//! [`App::watch`]: crate::App::watch
+
+use std::cell::Cell;
+use std::os::fd::BorrowedFd;
+use std::rc::Rc;
+
+use crate::app::Wake;
+
+/// A descriptor that packets come in by.
+#[derive(Debug)]
+pub struct Watch<'a> {
+    /// What epoll is to watch for input, edge-triggered.
+    pub descriptor: BorrowedFd<'a>,
+    /// What is known about it.
+    pub readiness: &'a Readiness,
+}
+
+/// Whether a descriptor may have something to read. Clones are one and the same.
+#[derive(Debug, Clone, Default)]
+pub struct Readiness(Rc<Cell<State>>);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    #[default]
+    Unwatched,
+    Empty,
+    Ready,
+}
+
+impl Readiness {
+    /// Of a descriptor that nobody watches yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether to read: unless it is known that there is nothing.
+    #[inline]
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.0.get() != State::Empty
+    }
+
+    /// Says that the descriptor has been read until it had no more (`EAGAIN`). Whoever stops reading before that,
+    /// since there is no room for more, must not say it, or what is left waits until more comes.
+    #[inline]
+    pub fn drained(&self) {
+        if self.0.get() == State::Ready {
+            self.0.set(State::Empty);
+        }
+    }
+
+    /// What an app with this descriptor answers to [`App::wake`]: to look again and again unless somebody watches.
+    ///
+    /// [`App::wake`]: crate::App::wake
+    #[must_use]
+    pub fn wake(&self) -> Wake {
+        Wake {
+            at: None,
+            polls: self.0.get() == State::Unwatched,
+        }
+    }
+
+    /// Somebody watches from now on; there may be something already.
+    pub(crate) fn set_ready(&self) {
+        self.0.set(State::Ready);
+    }
+
+    pub(crate) fn set_unwatched(&self) {
+        self.0.set(State::Unwatched);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_not_watched_always_looks() {
+        let readiness = Readiness::new();
+        readiness.drained();
+        assert!(readiness.is_ready());
+        assert!(readiness.wake().polls);
+    }
+
+    #[test]
+    fn who_is_watched_looks_until_there_is_nothing_and_when_told() {
+        let app = Readiness::new();
+        let waiter = app.clone();
+        waiter.set_ready();
+        assert!(app.is_ready() && !app.wake().polls);
+        app.drained();
+        assert!(!app.is_ready() && !app.wake().polls);
+        waiter.set_ready();
+        assert!(app.is_ready());
+        waiter.set_unwatched();
+        app.drained();
+        assert!(app.is_ready() && app.wake().polls);
+    }
+}
