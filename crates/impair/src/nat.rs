@@ -15,9 +15,7 @@
 //! New ports are drawn from 1024 to 65535 by the sandbox's own address and port and by how many changes there were,
 //! so other flows don't matter, unless a port is in use. Checksums are brought up to date (RFC 1624). ICMP errors
 //! about a mapping's packets are translated both ways, with the packet that they quote (RFC 5508 REQ-4, REQ-5); other ICMP,
-//! later fragments and other protocols pass as they are. A pipeline's answers
-//! ([`Dropped::answer`](crate::pipeline::Dropped::answer)) are such errors: those of egress [`arrive`](Nat::arrive), those
-//! of ingress [`leave`](Nat::leave).
+//! later fragments and other protocols pass as they are. A pipeline's answers are such errors; see [`Nat::answer`].
 //!
 //! At most [`MAPPINGS_MAX`] mappings are kept; then one that wasn't used lately makes room, and its
 //! flow begins anew with its own port.
@@ -175,6 +173,19 @@ impl Nat {
             return Translation::Untouched;
         };
         self.bring_back(now, error.quoted_endpoint(), |inside| error.set(inside))
+    }
+
+    /// Translates what a pipeline of this direction answers ([`Dropped::answer`](crate::pipeline::Dropped::answer)).
+    pub fn answer(
+        &mut self,
+        now: Nanoseconds,
+        direction: Direction,
+        frame: &mut [u8],
+    ) -> Translation {
+        match direction {
+            Direction::Egress => self.arrive(now, frame),
+            Direction::Ingress => self.leave(now, None, frame),
+        }
     }
 
     /// Translates an ICMP error that the sandbox sends about what came to it.
