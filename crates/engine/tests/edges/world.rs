@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
-use sandwire_engine::io::{Raw, Ring};
+use sandwire_engine::io::xdp::XdpMode;
+use sandwire_engine::io::{Raw, Ring, Xdp};
 use sandwire_engine::{AppReport, Engine, Graph, GraphError, Runner};
 use sandwire_testlab::command;
 use sandwire_testlab::namespace::Namespace;
@@ -42,6 +43,19 @@ pub(crate) const EDGES: &[Edge] = &[
     on_veth("ring past the qdisc", |side, graph| {
         graph.app(side.name, Ring::interface(side.outer).bypass_qdisc())
     }),
+    Edge {
+        sees_offloads: false,
+        ..on_veth("AF_XDP", |side, graph| {
+            graph.app(side.name, Xdp::interface(side.outer))
+        })
+    },
+    Edge {
+        sees_offloads: false,
+        ..on_veth("AF_XDP, generic", |side, graph| {
+            let xdp = Xdp::interface(side.outer).mode(XdpMode::Generic);
+            graph.app(side.name, xdp)
+        })
+    },
 ];
 
 type Add = for<'a> fn(&Side, &'a mut Graph) -> Result<&'a mut Graph, GraphError>;
