@@ -9,6 +9,7 @@
 
 mod configure;
 
+use std::any::Any;
 use std::rc::Rc;
 
 use crate::app::{App, Figure, SharedConfig, Wake};
@@ -203,6 +204,21 @@ impl Engine {
             figures: node.app.report(),
         });
         reports.collect()
+    }
+
+    /// The running app of that name, if it is an `A`.
+    #[must_use]
+    pub fn app<A: App>(&self, name: &str) -> Option<&A> {
+        let node = self.apps.iter().find(|node| node.name == name)?;
+        let app: &dyn Any = &*node.app;
+        app.downcast_ref()
+    }
+
+    /// The running app of that name, if it is an `A`, to be changed between breaths.
+    pub fn app_mut<A: App>(&mut self, name: &str) -> Option<&mut A> {
+        let node = self.apps.iter_mut().find(|node| node.name == name)?;
+        let app: &mut dyn Any = &mut *node.app;
+        app.downcast_mut()
     }
 
     /// One number of an app's report.

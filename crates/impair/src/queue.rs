@@ -10,7 +10,7 @@ mod fq_codel;
 use std::collections::VecDeque;
 
 pub use codel::CodelSettings;
-pub use fq_codel::FqCodelSettings;
+pub use fq_codel::{FLOWS_MAX, FqCodelSettings};
 
 use crate::{DropCause, Nanoseconds};
 
@@ -70,6 +70,9 @@ struct Fifo<T> {
     bytes: u64,
 }
 
+/// Packets whose memory an empty queue keeps; what a burst needed beyond is given back.
+const ITEMS_KEPT: usize = 1024;
+
 impl Default for Limit {
     /// 10,000 packets, 16 MiB.
     fn default() -> Self {
@@ -118,6 +121,48 @@ impl<T> Queue<T> {
         self.packets() == 0
     }
 
+    /// Goes on with another model. What waits stays, beyond a lower limit too; the control law goes on if the
+    /// new queue has one of the same kind.
+    #[must_use]
+    pub fn reconfigured(mut self, model: QueueModel) -> Self {
+        let is_kept = match (&mut self.kind, model) {
+            (Kind::DropTail(_, limit), QueueModel::DropTail(new)) => {
+                *limit = new;
+                true
+            }
+            (Kind::Codel(_, _, settings), QueueModel::Codel(new)) => {
+                *settings = new;
+                true
+            }
+            (Kind::FqCodel(queue), QueueModel::FqCodel(new)) => queue.reconfigure(new),
+            _ => false,
+        };
+        if is_kept {
+            return self;
+        }
+        let mut queue = Self::new(model);
+        for packet in self.take_all() {
+            queue.push_beyond(packet);
+        }
+        queue
+    }
+
+    /// Takes out all that waits, in the order in which it came.
+    pub fn take_all(&mut self) -> Vec<Queued<T>> {
+        match &mut self.kind {
+            Kind::DropTail(fifo, _) | Kind::Codel(fifo, ..) => fifo.take_all(),
+            Kind::FqCodel(queue) => queue.take_all(),
+        }
+    }
+
+    /// Takes a packet whatever the limit.
+    pub fn push_beyond(&mut self, packet: Queued<T>) {
+        match &mut self.kind {
+            Kind::DropTail(fifo, _) | Kind::Codel(fifo, ..) => fifo.push(packet),
+            Kind::FqCodel(queue) => queue.push_beyond(packet),
+        }
+    }
+
     /// Takes a packet, or drops it or others.
     pub fn push(&mut self, packet: Queued<T>, dropped: Dropped<'_, T>) {
         match &mut self.kind {
@@ -163,7 +208,26 @@ impl<T> Fifo<T> {
     fn pop(&mut self) -> Option<Queued<T>> {
         let packet = self.items.pop_front()?;
         self.bytes -= u64::from(packet.bytes);
+        if self.items.is_empty() && self.items.capacity() > ITEMS_KEPT {
+            self.items.shrink_to(ITEMS_KEPT);
+        }
         Some(packet)
+    }
+
+    fn take_all(&mut self) -> Vec<Queued<T>> {
+        self.bytes = 0;
+        std::mem::take(&mut self.items).into()
+    }
+}
+
+#[cfg(test)]
+impl<T> Queue<T> {
+    /// Packets and flows that memory is held for.
+    pub(crate) fn places(&self) -> usize {
+        match &self.kind {
+            Kind::DropTail(fifo, _) | Kind::Codel(fifo, ..) => fifo.items.capacity(),
+            Kind::FqCodel(queue) => queue.places(),
+        }
     }
 }
 

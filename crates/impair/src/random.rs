@@ -35,6 +35,8 @@ pub enum Impairment {
     Duplicate = 4,
     /// Which bits flip.
     Corrupt = 5,
+    /// Which port a rebound flow gets.
+    Nat = 6,
 }
 
 /// Whose packets they are: the part of a stream's name that all impairments of one rule share.
@@ -280,13 +282,14 @@ mod tests {
                 Impairment::Reorder,
                 Impairment::Duplicate,
                 Impairment::Corrupt,
+                Impairment::Nat,
             ]
             .map(|impairment| Stream::new(flow, impairment).draw(0).integer())
         })
         .collect();
         firsts.sort_unstable();
         firsts.dedup();
-        assert_eq!(firsts.len(), 30);
+        assert_eq!(firsts.len(), 36);
     }
 
     /// Chi-squared over seven values, six degrees of freedom: 22.46 is exceeded once in 1000 seeds.

@@ -67,7 +67,9 @@ impl Serialiser {
 
     /// Sends a frame from `now` on, or from when the line is free; says when its last bit has left.
     pub fn send(&mut self, now: Nanoseconds, frame_bytes: u32) -> Nanoseconds {
-        if now >= self.free_at() {
+        // In the very nanosecond in which the line becomes free the packet follows the one before without a
+        // gap; else a busy line would lose the fraction each time.
+        if now > self.free_at() {
             self.free_at = now;
             self.fraction = 0;
         }

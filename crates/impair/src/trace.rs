@@ -6,6 +6,8 @@
 //! what nobody uses is lost. See the manual of `mm-link` at <http://mahimahi.mit.edu>, and
 //! `link_queue.cc` in its source.
 
+use std::sync::Arc;
+
 use crate::Nanoseconds;
 
 /// Bytes of an opportunity: an IP packet of 1500 bytes and the 4 bytes of a TUN device's header.
@@ -17,11 +19,11 @@ pub const MILLISECOND_MAX: u64 = 7 * 24 * 3600 * 1000;
 
 const MILLISECOND: u64 = 1_000_000;
 
-/// A trace that was read.
+/// A trace that was read. Copies share it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// Milliseconds, in ascending order, the last above zero.
-    milliseconds: Vec<u64>,
+    milliseconds: Arc<[u64]>,
 }
 
 /// Why a text isn't a trace. Lines count from 1.
@@ -102,7 +104,9 @@ impl Trace {
         match milliseconds.last() {
             None => Err(TraceError::Empty),
             Some(0) => Err(TraceError::NoLength),
-            Some(_) => Ok(Self { milliseconds }),
+            Some(_) => Ok(Self {
+                milliseconds: milliseconds.into(),
+            }),
         }
     }
 
@@ -152,6 +156,29 @@ impl TraceLine {
         }
     }
 
+    /// When a packet that is ready at this moment begins to be sent: at the next opportunity of which
+    /// something is left.
+    #[must_use]
+    pub fn starts_at(&self, ready: Nanoseconds) -> Nanoseconds {
+        let first = self.trace.first_at(ready.saturating_sub(self.start));
+        let usable = self.current.saturating_add(u64::from(self.left == 0));
+        self.moment(first.max(usable))
+    }
+
+    /// When the last packet has been sent; the start, if there was none.
+    #[must_use]
+    pub fn busy_until(&self) -> Nanoseconds {
+        if self.left == OPPORTUNITY_BYTES {
+            return self.start;
+        }
+        self.moment(self.current)
+    }
+
+    fn moment(&self, opportunity: u64) -> Nanoseconds {
+        self.start
+            .saturating_add(self.trace.opportunity(opportunity))
+    }
+
     /// Sends a packet that is ready at `now`, with this many bytes of what Mahimahi counts: the IP packet and 4.
     /// Says when the opportunity is that carries its last byte.
     pub fn send(&mut self, now: Nanoseconds, bytes: u32) -> Nanoseconds {
@@ -167,8 +194,7 @@ impl TraceLine {
             self.left = OPPORTUNITY_BYTES;
         }
         self.left -= bytes;
-        self.start
-            .saturating_add(self.trace.opportunity(self.current))
+        self.moment(self.current)
     }
 }
 

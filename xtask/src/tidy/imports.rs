@@ -11,13 +11,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-bpf-compiler", &[]),
     ("sandwire-engine", &["sandwire-kernel-net"]),
     ("sandwire-kernel-net", &[]),
-    // Pure models; the engine's apps that carry them out will be built on both.
-    ("sandwire-impair", &[]),
+    ("sandwire-impair", &["sandwire-api", "sandwire-engine"]),
     (
         "sandwire-datapath",
         &[
             "sandwire-api",
             "sandwire-bpf-compiler",
+            "sandwire-kernel-net",
+        ],
+    ),
+    (
+        "sandwire-impair-host",
+        &[
+            "sandwire-api",
+            "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
             "sandwire-kernel-net",
         ],
     ),
@@ -41,6 +50,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-api",
             "sandwire-bpf-compiler",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
             "sandwire-kernel-net",
             "sandwire-vsock-guest",
             "sandwire-vsock-host",
@@ -53,6 +64,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bench",
             "sandwire-daemon",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
+            "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",
             "sandwire-vsock-guest",

@@ -1,10 +1,18 @@
+mod change;
+mod everything;
+mod stages;
+
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    delay::Distribution,
-    queue::{CodelSettings, FqCodelSettings},
+    corrupt::CorruptModel,
+    delay::{DelayModel, Distribution},
+    line::Capacity,
+    loss::LossModel,
+    queue::{CodelSettings, FqCodelSettings, Limit, QueueModel},
     random::Direction,
+    rate::Overhead,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,8 +30,17 @@ impl Packet for Frame {
         self.flow
     }
 
+    fn bytes(&self) -> &[u8] {
+        &[]
+    }
+
     fn copy(&self) -> Option<Self> {
         (self.bytes < 1400).then(|| self.clone())
+    }
+
+    fn with_bytes(&self, frame: &[u8]) -> Option<Self> {
+        let bytes = u32::try_from(frame.len()).ok()?;
+        Some(Self { bytes, ..*self })
     }
 }
 
@@ -85,7 +102,7 @@ fn run(rule: u32, settings: Settings, steps: &[Step], fetch_every: usize) -> (Lo
 fn check_conservation(pipeline: &Pipeline<Frame>) {
     let counters = pipeline.counters();
     assert_eq!(
-        counters.offered + counters.copies,
+        counters.offered + counters.copies + counters.made,
         counters.released + counters.dropped_in_all() + pipeline.packets() as u64
     );
 }
@@ -111,8 +128,10 @@ fn settings() -> impl Strategy<Value = Settings> {
     ];
     let bottleneck = (10_000_000u64..1_000_000_000, prop::sample::select(queues)).prop_map(
         |(bits_per_second, queue)| Bottleneck {
-            bits_per_second,
-            overhead: Overhead::default(),
+            capacity: Capacity::Rate {
+                bits_per_second,
+                overhead: Overhead::default(),
+            },
             queue,
         },
     );
@@ -149,6 +168,7 @@ fn settings() -> impl Strategy<Value = Settings> {
                     first_byte: 14,
                 }),
                 unread_packets_max: 10_000,
+                ..Settings::default()
             },
         )
 }
@@ -218,8 +238,10 @@ fn another_impairment_does_not_change_which_packets_are_lost() {
 fn a_packet_alone_takes_its_serialisation_and_its_delay() {
     let settings = Settings {
         bottleneck: Some(Bottleneck {
-            bits_per_second: 1_000_000,
-            overhead: Overhead::default(),
+            capacity: Capacity::Rate {
+                bits_per_second: 1_000_000,
+                overhead: Overhead::default(),
+            },
             queue: QueueModel::DropTail(Limit::default()),
         }),
         delay: Some(DelayModel::constant(50_000_000)),

@@ -11,7 +11,7 @@ use crate::{DropCause, Nanoseconds};
 pub struct FqCodelSettings {
     /// Of each flow's CoDel; its limit is that of all flows together.
     pub codel: CodelSettings,
-    /// Queues that flows are spread over; at least one.
+    /// Queues that flows are spread over; at least one, at most [`FLOWS_MAX`]. A queue costs memory once it had a packet.
     pub flows: usize,
     /// Bytes of a flow's turn.
     pub quantum: u32,
@@ -20,6 +20,9 @@ pub struct FqCodelSettings {
 #[derive(Debug)]
 pub(super) struct FqCodel<T> {
     settings: FqCodelSettings,
+    /// Where the flow of each queue number is in `flows`, or [`ABSENT`]; empty until the first packet.
+    places: Vec<u32>,
+    /// Those that ever had a packet.
     flows: Vec<Flow<T>>,
     new: VecDeque<usize>,
     old: VecDeque<usize>,
@@ -34,6 +37,11 @@ struct Flow<T> {
     deficit: i64,
     is_listed: bool,
 }
+
+/// Queues that flows are spread over at most, whatever the settings say.
+pub const FLOWS_MAX: usize = 1 << 16;
+
+const ABSENT: u32 = u32::MAX;
 
 /// RFC 8290 §4.1: at most this many packets are dropped at once when the queues are full.
 const BATCH_MAX: usize = 64;
@@ -51,22 +59,36 @@ impl Default for FqCodelSettings {
 
 impl<T> FqCodel<T> {
     pub(super) fn new(settings: FqCodelSettings) -> Self {
-        let flow = || Flow {
-            fifo: Fifo::default(),
-            codel: Codel::default(),
-            deficit: 0,
-            is_listed: false,
-        };
         Self {
             settings,
-            flows: std::iter::repeat_with(flow)
-                .take(settings.flows.max(1))
-                .collect(),
+            places: Vec::new(),
+            flows: Vec::new(),
             new: VecDeque::new(),
             old: VecDeque::new(),
             packets: 0,
             bytes: 0,
         }
+    }
+
+    /// Takes other settings; not if there are another number of queues.
+    pub(super) fn reconfigure(&mut self, settings: FqCodelSettings) -> bool {
+        let is_same = settings.flows == self.settings.flows;
+        if is_same {
+            self.settings = settings;
+        }
+        is_same
+    }
+
+    /// All packets, in the order in which they came.
+    pub(super) fn take_all(&mut self) -> Vec<Queued<T>> {
+        let mut packets: Vec<_> = self
+            .flows
+            .iter_mut()
+            .flat_map(|flow| flow.fifo.take_all())
+            .collect();
+        packets.sort_by_key(|packet| packet.arrived);
+        *self = Self::new(self.settings);
+        packets
     }
 
     pub(super) fn packets(&self) -> usize {
@@ -78,8 +100,15 @@ impl<T> FqCodel<T> {
     }
 
     pub(super) fn push(&mut self, packet: Queued<T>, dropped: Dropped<'_, T>) {
-        let flows = self.flows.len() as u64;
-        let index = usize::try_from(packet.flow_hash % flows).unwrap_or(0);
+        self.push_beyond(packet);
+        let limit = self.settings.codel.limit;
+        while self.packets > limit.packets || self.bytes > limit.bytes {
+            self.drop_from_longest(dropped);
+        }
+    }
+
+    pub(super) fn push_beyond(&mut self, packet: Queued<T>) {
+        let index = self.flow_of(packet.flow_hash);
         self.packets += 1;
         self.bytes += u64::from(packet.bytes);
         let flow = &mut self.flows[index];
@@ -89,10 +118,25 @@ impl<T> FqCodel<T> {
             flow.deficit = i64::from(self.settings.quantum);
             self.new.push_back(index);
         }
-        let limit = self.settings.codel.limit;
-        while self.packets > limit.packets || self.bytes > limit.bytes {
-            self.drop_from_longest(dropped);
+    }
+
+    /// Where the flow with this hash is.
+    fn flow_of(&mut self, hash: u64) -> usize {
+        if self.places.is_empty() {
+            self.places = vec![ABSENT; self.settings.flows.clamp(1, FLOWS_MAX)];
         }
+        let number = hash % self.places.len() as u64;
+        let place = &mut self.places[usize::try_from(number).unwrap_or(0)];
+        if *place == ABSENT {
+            *place = u32::try_from(self.flows.len()).unwrap_or(0);
+            self.flows.push(Flow {
+                fifo: Fifo::default(),
+                codel: Codel::default(),
+                deficit: 0,
+                is_listed: false,
+            });
+        }
+        *place as usize
     }
 
     pub(super) fn pop(&mut self, now: Nanoseconds, dropped: Dropped<'_, T>) -> Option<Queued<T>> {
@@ -139,6 +183,7 @@ impl<T> FqCodel<T> {
 
     /// Half of the longest flow's packets, from its head.
     fn drop_from_longest(&mut self, dropped: Dropped<'_, T>) {
+        // Of equal ones that which came last.
         let Some(flow) = self.flows.iter_mut().max_by_key(|flow| flow.fifo.bytes) else {
             return;
         };
@@ -151,5 +196,13 @@ impl<T> FqCodel<T> {
             self.bytes -= u64::from(packet.bytes);
             dropped(packet, DropCause::QueueFull);
         }
+    }
+}
+
+#[cfg(test)]
+impl<T> FqCodel<T> {
+    pub(super) fn places(&self) -> usize {
+        let lists = self.new.capacity() + self.old.capacity();
+        self.places.capacity() + self.flows.capacity() + lists
     }
 }
