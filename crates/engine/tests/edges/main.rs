@@ -7,7 +7,9 @@ mod offloads;
 mod streams;
 mod world;
 
+use std::env;
 use std::fs::{self, File};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -93,7 +95,7 @@ fn hosts_reach_each_other_only_while_the_forwarder_runs() {
 fn measure_datagrams(world: &World) {
     let mut server = namespace::command_in(&world.right.path(), "iperf3")
         .arg("--server")
-        .stdout(std::process::Stdio::null())
+        .stdout(Stdio::null())
         .spawn()
         .unwrap();
     let mut received = serde_json::Value::Null;
@@ -172,8 +174,46 @@ fn send_tagged() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_forwarding_example_drops_frames_of_odd_size() {
+    lab::run_within(Duration::from_secs(600), |_lab| {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let built = Command::new(cargo)
+            .args(["build", "--quiet", "--locked", "--offline"])
+            .args(["--package", "sandwire-engine", "--example", "forward"])
+            .status();
+        assert!(built.unwrap().success());
+        let test = env::current_exe().unwrap();
+        let example = test.ancestors().nth(2).unwrap().join("examples/forward");
+        let world = World::of_veths();
+        let output = Command::new(example)
+            .args([LEFT.outer, RIGHT.outer, "6"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // 42 bytes of headers in front.
+        let ping = |payload| {
+            world
+                .left
+                .run(&format!("ping -c 3 -i 0.1 -W 1 -s {payload} 10.9.0.2"))
+        };
+        wait_until(|| ping(56).is_ok());
+        assert!(ping(57).is_err());
+        assert!(ping(58).is_ok());
+        let output = output.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{text}");
+        assert_eq!(text.matches("load: time: 1.00 fps: ").count(), 6, "{text}");
+    });
+}
+
 /// Looks until it is so.
 #[track_caller]
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what is waited for is another process"
+)]
 fn wait_until(mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(15);
     while !is_so() {
