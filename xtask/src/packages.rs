@@ -68,6 +68,11 @@ const PACKAGES: &[Package] = &[
         "the tests' second opinion on interfaces; the benchmark's recipe",
     ),
     package(
+        "ethtool",
+        Sign::Program("ethtool"),
+        "the tests' second opinion on interfaces' features",
+    ),
+    package(
         "nftables",
         Sign::Program("nft"),
         "the tests' second opinion on rules",

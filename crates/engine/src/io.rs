@@ -15,10 +15,14 @@ pub mod outbound;
 mod packet_socket;
 pub mod pcap;
 mod raw;
+mod ring;
 pub mod tap;
 pub mod wait;
+pub mod xdp;
 
 pub use pcap::{PcapReader, PcapReaderApp, PcapWriter, PcapWriterApp};
 pub use raw::{Raw, RawApp};
+pub use ring::{Ring, RingApp};
 pub use tap::{Tap, TapApp};
 pub use wait::{Stop, Waiter, Waker};
+pub use xdp::{Xdp, XdpApp};

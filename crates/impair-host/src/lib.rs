@@ -9,11 +9,15 @@ pub mod control;
 mod diversion;
 mod error;
 mod fitness;
+pub mod forward;
 mod host;
+pub mod lab;
 mod namespace;
 pub mod privileges;
+pub mod record;
 pub mod service;
 mod state;
+pub mod ways;
 mod worker;
 
 use std::path::Path;

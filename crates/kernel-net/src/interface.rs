@@ -168,6 +168,8 @@ pub struct Change<'a> {
     pub no_arp: Option<bool>,
     /// Number of the group that it is in, by which many can be deleted at once.
     pub group: Option<u32>,
+    /// Bridge that it becomes a port of.
+    pub master: Option<InterfaceIndex>,
     /// Packets that it may hold before they are sent; of a TAP, until they are read.
     pub queue_length: Option<u32>,
     /// Raises or lowers the interface.
@@ -182,6 +184,9 @@ impl Change<'_> {
             message.raw(&self.header());
             if let Some(group) = self.group {
                 message.put_u32(libc::IFLA_GROUP, group);
+            }
+            if let Some(master) = self.master {
+                message.put_u32(libc::IFLA_MASTER, master.0);
             }
             if let Some(length) = self.queue_length {
                 message.put_u32(libc::IFLA_TXQLEN, length);

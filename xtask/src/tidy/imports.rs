@@ -9,7 +9,7 @@ use crate::workspace::Package;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
     ("sandwire-bpf-compiler", &[]),
-    ("sandwire-engine", &[]),
+    ("sandwire-engine", &["sandwire-kernel-net"]),
     ("sandwire-kernel-net", &[]),
     ("sandwire-impair", &["sandwire-api", "sandwire-engine"]),
     (
@@ -50,6 +50,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-api",
             "sandwire-bpf-compiler",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
             "sandwire-kernel-net",
             "sandwire-vsock-guest",
             "sandwire-vsock-host",
@@ -62,6 +64,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bench",
             "sandwire-daemon",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
             "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",

@@ -2,8 +2,9 @@
 
 mod clear;
 mod presets;
+mod replay;
 mod serve;
-mod service;
+pub(crate) mod service;
 mod set;
 mod show;
 mod target;
@@ -51,6 +52,8 @@ enum Verb {
     Clear(clear::Arguments),
     /// List networks by name, with their numbers and where these come from.
     Presets,
+    /// Run what `sandwire forward --record` has recorded again, in virtual time, and say whether the same is decided.
+    Replay(replay::Arguments),
     /// Run the impairment service in the foreground; the first impairment or systemd starts it.
     Serve(serve::Arguments),
 }
@@ -61,6 +64,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         None => set::run(context, &folder, &arguments.set),
         Some(Verb::Show(arguments)) => show::run(context, &folder, &arguments),
         Some(Verb::Clear(arguments)) => clear::run(context, &folder, &arguments),
+        Some(Verb::Replay(arguments)) => replay::run(context, &arguments),
         Some(Verb::Presets) => presets::run(context),
         Some(Verb::Serve(arguments)) => serve::run(&folder, &arguments),
     }

@@ -110,6 +110,12 @@ impl Interface {
         })
     }
 
+    /// Bytes of the longest of its frames, with one VLAN tag.
+    #[must_use]
+    pub fn frame_bytes(&self) -> usize {
+        self.mtu.saturating_add(HEADER_BYTES) as usize
+    }
+
     /// Whether the longest of its frames, with one VLAN tag, fits an engine's packets.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{self as socket, AddressFamily, SocketFlags, SocketType};
+use rustix::net::{self as socket, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::inbound::VlanTag;
 use super::interface::{EdgeError, Interface};
@@ -51,10 +51,10 @@ impl PacketSocket {
             kernel_drops: Cell::new(0),
         };
         // More than the limit for everybody if we may, else up to that limit.
-        let _ = socket::sockopt::set_socket_recv_buffer_size_force(&this.descriptor, BUFFER_BYTES)
-            .or_else(|_| {
-                socket::sockopt::set_socket_recv_buffer_size(&this.descriptor, BUFFER_BYTES)
-            });
+        let socket = &this.descriptor;
+        let _ = sockopt::set_socket_recv_buffer_size_force(socket, BUFFER_BYTES)
+            .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, BUFFER_BYTES));
+        let _ = sockopt::set_socket_send_buffer_size(socket, BUFFER_BYTES);
         this.set(libc::PACKET_VNET_HDR, &1)
             .map_err(failed("ask for vnet headers"))?;
         this.set(libc::PACKET_AUXDATA, &1)
@@ -77,12 +77,21 @@ impl PacketSocket {
     }
 
     /// Starts to receive.
-    #[expect(unsafe_code, reason = "no safe wrapper knows addresses of AF_PACKET")]
     pub(super) fn bind(&self) -> Result<(), EdgeError> {
+        self.bind_to(ALL_PROTOCOLS)
+    }
+
+    /// Is on the interface from now on, but never receives.
+    pub(super) fn bind_to_send(&self) -> Result<(), EdgeError> {
+        self.bind_to(0)
+    }
+
+    #[expect(unsafe_code, reason = "no safe wrapper knows addresses of AF_PACKET")]
+    fn bind_to(&self, protocol: u16) -> Result<(), EdgeError> {
         // SAFETY: the address is integers and bytes only: all zeros is one.
         let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
         address.sll_family = FAMILY;
-        address.sll_protocol = ALL_PROTOCOLS;
+        address.sll_protocol = protocol;
         address.sll_ifindex = self.interface.index.cast_signed();
         let mut length = length_of::<libc::sockaddr_ll>();
         let socket = self.descriptor.as_raw_fd();
@@ -249,5 +258,7 @@ const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 const MEMBERSHIP_PROMISCUOUS: u16 = 1;
 /// What waits in the kernel for an engine that is busy: a tenth of a second at a gigabit, with the kernel's overhead.
 const BUFFER_BYTES: usize = 32 << 20;
+/// Bytes of the longest super-packet, vnet header included: twice what kernels make unless told otherwise.
+pub(super) const SUPER_PACKET_BYTES_MAX: usize = 128 * 1024;
 const VLAN_PROTOCOL: u16 = 0x8100;
 const CONTROL_BYTES: usize = 64;

@@ -14,7 +14,7 @@ use super::inbound::Inbound;
 use super::interface::EdgeError;
 use super::offload::VnetHeader;
 use super::outbound::{Outbound, Verdict};
-use super::packet_socket::PacketSocket;
+use super::packet_socket::{PacketSocket, SUPER_PACKET_BYTES_MAX};
 use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
 use crate::packet::Packet;
 use crate::pool::PoolLimits;
@@ -165,8 +165,5 @@ impl App for RawApp {
     }
 }
 
-/// Bytes of the longest super-packet, vnet header included: twice what kernels make unless told otherwise.
-const SUPER_PACKET_BYTES_MAX: usize = 128 * 1024;
-
 /// Room that the output must have before a frame is read: for the segments of any usual super-packet.
-const SEGMENTS_USUAL: usize = 128;
+pub(super) const SEGMENTS_USUAL: usize = 128;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
-use sandwire_engine::io::Raw;
+use sandwire_engine::io::{Raw, Ring};
 use sandwire_engine::{AppReport, Engine, Graph, GraphError, Runner};
 use sandwire_testlab::command;
 use sandwire_testlab::namespace::Namespace;
@@ -28,16 +28,33 @@ pub(crate) struct Edge {
     /// Makes `eth0` in the namespace of that side, and in the lab the interface of the app.
     pub(crate) connect: fn(&Side),
     /// Adds the app, by the side's name, to a graph.
-    pub(crate) add: for<'a> fn(&Side, &'a mut Graph) -> Result<&'a mut Graph, GraphError>,
+    pub(crate) add: Add,
 }
 
 /// All edge apps that there are: a line each.
-pub(crate) const EDGES: &[Edge] = &[Edge {
-    name: "raw",
-    sees_offloads: true,
-    connect: Side::connect_by_veth,
-    add: |side, graph| graph.app(side.name, Raw::interface(side.outer)),
-}];
+pub(crate) const EDGES: &[Edge] = &[
+    on_veth("raw", |side, graph| {
+        graph.app(side.name, Raw::interface(side.outer))
+    }),
+    on_veth("ring", |side, graph| {
+        graph.app(side.name, Ring::interface(side.outer))
+    }),
+    on_veth("ring past the qdisc", |side, graph| {
+        graph.app(side.name, Ring::interface(side.outer).bypass_qdisc())
+    }),
+];
+
+type Add = for<'a> fn(&Side, &'a mut Graph) -> Result<&'a mut Graph, GraphError>;
+
+/// An app on one end of a veth, to whom the other end's offloads come.
+const fn on_veth(name: &'static str, add: Add) -> Edge {
+    Edge {
+        name,
+        sees_offloads: true,
+        connect: Side::connect_by_veth,
+        add,
+    }
+}
 
 /// One of the two hosts.
 #[derive(Clone, Copy)]

@@ -52,7 +52,7 @@ fn left_targets(folder: &Path) -> usize {
 }
 
 /// The same; if nobody listens, a service is started first, which is then said. Whether one was.
-pub(super) fn connect_or_start(folder: &Path) -> Result<(Client, bool), Failure> {
+pub(crate) fn connect_or_start(folder: &Path) -> Result<(Client, bool), Failure> {
     let socket = control_socket(folder);
     if let Ok(client) = Client::connect(&socket) {
         return Ok((client, false));

@@ -275,3 +275,15 @@ fn ten_million_packets_under_way_are_bounded() {
         DELAY_PACKETS_MAX as u64
     );
 }
+
+/// Hundreds of links, most of them idle: an idle pipeline is its own struct, whatever its queue, and nothing on the heap.
+#[test]
+fn an_idle_pipeline_is_small() {
+    assert!(size_of::<Pipeline<Box<[u8]>>>() <= 1280);
+    let mut settings = rate(1_000_000);
+    settings.bottleneck.as_mut().unwrap().queue = QueueModel::FqCodel(FqCodelSettings::default());
+    let pipeline = Pipeline::<Frame>::new(flow(0), settings);
+    assert_eq!(pipeline.due.capacity() + pipeline.behind.capacity(), 0);
+    let (_, queue) = pipeline.bottleneck.as_ref().unwrap();
+    assert_eq!(queue.places(), 0);
+}
