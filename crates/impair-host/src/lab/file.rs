@@ -16,15 +16,16 @@ use sandwire_api::{impairment::Impairment, name::Name};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{End, Host, Lab, LabError, Link, Position, Route};
+use super::{
+    End, Host, Lab, LabError, Link, Position, Route,
+    assign::{IPV6_MTU_MIN, assigned, mac_of},
+};
 use crate::ways::Ways;
 
 /// Hosts and switches of a lab; each has an octet of the addresses that are assigned.
 const HOSTS_MAX: usize = 250;
 /// Links of a lab.
 const LINKS_MAX: usize = 256;
-/// What IPv6 needs at least (RFC 8200, section 5).
-const IPV6_MTU_MIN: u32 = 1280;
 /// What IPv4 needs at least (RFC 791), and what a veth takes at most.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 68..=65_535;
 const MTU_DEFAULT: u32 = 1500;
@@ -372,7 +373,7 @@ impl Source<'_> {
     ) -> Result<[Vec<IpNet>; 2], LabError> {
         let switches = hosts.map(|host| places.hosts[host].switch);
         let Some(list) = &section.addresses else {
-            let given = assigned(number, switches, hosts, places, mtu);
+            let given = assigned(number, switches, hosts, &places.joined, mtu);
             for (end, addresses) in given.iter().enumerate() {
                 for address in addresses {
                     self.take(*address, section.ends.span(), places)?;
@@ -565,49 +566,6 @@ fn any_of(address: IpAddr) -> IpNet {
         IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
     IpNet::new(unspecified, 0).expect("0 is a length of both families")
-}
-
-/// Addresses for a link that gives none: a network of its own between hosts, one of the switch on a switch.
-fn assigned(
-    number: usize,
-    switches: [bool; 2],
-    hosts: [usize; 2],
-    places: &Places,
-    mtu: u32,
-) -> [Vec<IpNet>; 2] {
-    let narrow = |value: usize| u16::try_from(value).expect("hosts and links are fewer");
-    let both = |v4: [u8; 4], v4_length: u8, v6: [u16; 3]| {
-        let v4 = IpNet::new(IpAddr::from(v4), v4_length).expect("it is at most 32");
-        let v6 = Ipv6Addr::new(0xfd77, 0x7377, v6[0], v6[1], 0, 0, 0, v6[2]);
-        let v6 = IpNet::new(v6.into(), 64).expect("it is at most 128");
-        let v6 = Some(v6).filter(|_| mtu >= IPV6_MTU_MIN);
-        std::iter::once(v4).chain(v6).collect::<Vec<IpNet>>()
-    };
-    let of_link = |end: usize| {
-        let [high, low] = narrow(number * 4 + end + 1).to_be_bytes();
-        both(
-            [10, 77, high, low],
-            30,
-            [0x77, narrow(number), narrow(end + 1)],
-        )
-    };
-    let on_switch = |switch: usize, host: usize| {
-        let [network, host] = [places.joined[switch], host + 1].map(narrow);
-        let [[_, third], [_, fourth]] = [network, host].map(u16::to_be_bytes);
-        both([10, 78, third, fourth], 24, [0x78, network, host])
-    };
-    match switches {
-        [false, false] => [of_link(0), of_link(1)],
-        [true, false] => [Vec::new(), on_switch(hosts[0], hosts[1])],
-        [false, true] => [on_switch(hosts[1], hosts[0]), Vec::new()],
-        [true, true] => [Vec::new(), Vec::new()],
-    }
-}
-
-/// A locally administered address, different for every end of a lab.
-fn mac_of(link: usize, end: usize) -> [u8; 6] {
-    let [high, low] = u16::try_from(link).expect("links are fewer").to_be_bytes();
-    [0x02, 0x73, 0x77, high, low, [1, 2][end]]
 }
 
 #[cfg(test)]
