@@ -23,6 +23,8 @@ use crate::{
     way::{Place, Plan, Sandbox, Switches, Way, policy},
 };
 
+pub(crate) use ping::Pinger;
+
 /// Sizes of the suite.
 #[derive(Clone, Debug)]
 pub(crate) struct Sizes {

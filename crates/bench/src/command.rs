@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::{
-    clones, forward, private_host,
+    clones, engine, forward, impair, private_host,
     record::Record,
     report,
     slots::{self, Case, Sizes},
@@ -39,6 +39,10 @@ enum Suite {
     Stream(StreamArguments),
     /// How fast bytes and messages pass the service for vsock, and what they cost. Needs root.
     Vsock(VsockArguments),
+    /// How fast the packet engine is, in memory and between two interfaces. Needs root.
+    Engine(EngineArguments),
+    /// Whether impaired packets leave when they should, and what they take of memory. Needs root.
+    Impair(ImpairArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -164,6 +168,50 @@ pub struct VsockArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+struct EngineArguments {
+    /// Few and short runs: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these parts.
+    #[arg(long, value_name = "PART")]
+    only: Vec<engine::Part>,
+    /// Rounds in which all take turns. Default: 15.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
+    /// Milliseconds that each measurement of forwarding takes. Default: 1000.
+    #[arg(long, value_name = "NUMBER")]
+    milliseconds: Option<u32>,
+    /// Be the process whose instructions are counted.
+    #[arg(long, hide = true, value_name = "LOAD:BREATHS")]
+    stand_in: Option<engine::Counted>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+struct ImpairArguments {
+    /// Few and short runs: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Run only these parts.
+    #[arg(long, value_name = "PART")]
+    only: Vec<impair::Part>,
+    /// Rounds in which all take turns. Default: 7.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
+    /// Milliseconds that each measurement takes. Default: 3000.
+    #[arg(long, value_name = "NUMBER")]
+    milliseconds: Option<u32>,
+    /// Be a process that the suite starts.
+    #[arg(long, hide = true)]
+    stand_in: Option<String>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
     #[arg(required = true, value_name = "FILE")]
@@ -208,6 +256,22 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         }
         Suite::Vsock(arguments) if !arguments.in_private_host => return enter_vsock(arguments),
         Suite::Vsock(_) => true,
+        Suite::Engine(EngineArguments {
+            stand_in: Some(counted),
+            ..
+        }) => {
+            engine::stand_in(counted)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Suite::Engine(arguments) => arguments.in_private_host,
+        Suite::Impair(ImpairArguments {
+            stand_in: Some(name),
+            ..
+        }) => {
+            impair::stand_in(name)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Suite::Impair(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -221,6 +285,8 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Clones(arguments) => clones::run(&arguments.sizes()?)?,
         Suite::Stream(arguments) => stream::run(&arguments.sizes())?,
         Suite::Vsock(arguments) => vsock::run(&arguments.sizes(), &arguments.peer()?)?,
+        Suite::Engine(arguments) => engine::run(&arguments.sizes())?,
+        Suite::Impair(arguments) => impair::run(&arguments.sizes())?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {
@@ -337,6 +403,37 @@ impl VsockArguments {
         let reason = self.peer_missing.clone();
         let reason = reason.context("the arguments lack --peer-missing")?;
         Ok(vsock::Peer::Missing(reason))
+    }
+}
+
+impl EngineArguments {
+    fn sizes(&self) -> engine::Sizes {
+        let defaults = if self.quick {
+            engine::Sizes::QUICK
+        } else {
+            engine::Sizes::FULL
+        };
+        engine::Sizes {
+            rounds: self.rounds.unwrap_or(defaults.rounds),
+            milliseconds: self.milliseconds.unwrap_or(defaults.milliseconds),
+            only: self.only.clone(),
+            ..defaults
+        }
+    }
+}
+
+impl ImpairArguments {
+    fn sizes(&self) -> impair::Sizes {
+        let defaults = if self.quick {
+            impair::Sizes::QUICK
+        } else {
+            impair::Sizes::FULL
+        };
+        impair::Sizes {
+            rounds: self.rounds.unwrap_or(defaults.rounds),
+            milliseconds: self.milliseconds.unwrap_or(defaults.milliseconds),
+            only: self.only.clone(),
+        }
     }
 }
 

@@ -15,14 +15,17 @@ mod daemon_process;
 
 mod clones;
 mod cpu;
+mod engine;
 mod forward;
 mod guest;
+mod impair;
 mod packet;
 
 mod private_host;
 mod progress;
 mod recipe;
 mod report;
+mod rig;
 mod slots;
 mod stream;
 mod vsock;

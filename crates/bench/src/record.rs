@@ -23,6 +23,9 @@ pub struct Record {
     /// Cases that could not be run, and why.
     #[serde(default)]
     pub not_run: BTreeMap<String, String>,
+    /// What must be known to read a ratio, by its name.
+    #[serde(default)]
+    pub notes: BTreeMap<String, String>,
 }
 
 /// One metric of one case.
@@ -55,6 +58,7 @@ impl Record {
             rows: Vec::new(),
             ratios: BTreeMap::new(),
             not_run: BTreeMap::new(),
+            notes: BTreeMap::new(),
         }
     }
 
@@ -119,6 +123,11 @@ impl Record {
     /// Says why a case has no rows.
     pub fn not_run(&mut self, case: &str, reason: &str) {
         self.not_run.insert(case.to_owned(), reason.to_owned());
+    }
+
+    /// Says what must be known to read a ratio.
+    pub fn note(&mut self, ratio: &str, note: &str) {
+        self.notes.insert(ratio.to_owned(), note.to_owned());
     }
 
     /// The row of a case and metric.

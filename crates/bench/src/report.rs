@@ -29,7 +29,9 @@ pub(crate) fn as_text(record: &Record) -> String {
     let mut text = aligned(&lines);
     text.push('\n');
     for (name, ratio) in &record.ratios {
-        let _ = writeln!(text, "{name} {}", figure(*ratio));
+        let _ = write!(text, "{name} {}", figure(*ratio));
+        let note = record.notes.get(name).map(|note| format!(" ({note})"));
+        let _ = writeln!(text, "{}", note.unwrap_or_default());
     }
     for (case, reason) in &record.not_run {
         let _ = writeln!(text, "not run: {case} ({reason})");

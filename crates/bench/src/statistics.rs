@@ -37,6 +37,21 @@ pub fn rate(count: u32, seconds: f64) -> Option<f64> {
     (seconds > 0.0).then(|| f64::from(count) / seconds)
 }
 
+/// The slope of the straight line with the least squares through points (x, y). None unless there are two
+/// different x.
+#[must_use]
+pub fn slope(points: &[(f64, f64)]) -> Option<f64> {
+    let count = points.iter().map(|_| 1.0).sum::<f64>();
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let spread: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+    let joint: f64 = points
+        .iter()
+        .map(|point| (point.0 - x) * (point.1 - y))
+        .sum();
+    (spread > 0.0).then(|| joint / spread)
+}
+
 fn sorted(samples: &[f64]) -> Vec<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -90,5 +105,13 @@ mod tests {
     fn a_rate_needs_time() {
         assert_eq!(rate(500, 2.0), Some(250.0));
         assert_eq!(rate(500, 0.0), None);
+    }
+
+    #[test]
+    fn a_slope_needs_two_places() {
+        let line = [(1.0, 5.0), (2.0, 7.0), (16.0, 35.0)];
+        assert_eq!(slope(&line), Some(2.0));
+        assert_eq!(slope(&[(1.0, 5.0), (1.0, 9.0)]), None);
+        assert_eq!(slope(&[]), None);
     }
 }

@@ -20,8 +20,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! An engine is one thread's. It has no globals, so there may be many in a process, and no locks. The core does no
-//! I/O ([`io`] does) and reads no clock ([`run`] alone does), so tests run it in a time of their own.
+//! An engine is one thread's. It has no globals, so there may be many in a process ([`interlink`] hands packets from
+//! one to another), and no locks. The core does no I/O ([`io`] does) and reads no clock ([`run`] alone does), so tests
+//! run it in a time of their own.
 
 #![deny(unsafe_code)]
 
@@ -31,6 +32,7 @@ pub mod classify;
 mod engine;
 mod error;
 mod graph;
+pub mod interlink;
 pub mod io;
 mod link;
 mod order;

@@ -10,6 +10,7 @@ use std::fmt;
 use std::mem;
 use std::rc::Rc;
 
+use crate::interlink::Parcel;
 use crate::pool::Shelf;
 
 /// Bytes in front of every fresh frame, for headers that apps add.
@@ -195,6 +196,37 @@ impl Packet {
         copy_frame(&mut self.bytes[start..start + length], original.bytes());
         self.length = original.length;
         self.mark = original.mark;
+    }
+
+    /// The buffer and what is in it, to be sent to another thread. The pool counts it as in use until it has a
+    /// buffer back.
+    pub(crate) fn into_parcel(mut self) -> Parcel {
+        Parcel {
+            bytes: mem::take(&mut self.bytes),
+            start: self.start,
+            length: self.length,
+            mark: self.mark,
+        }
+    }
+
+    /// Becomes what a parcel holds; the buffer that is left over, and whether the frame fitted. Buffers of one size
+    /// are exchanged; a frame in another one is copied.
+    pub(crate) fn exchange(&mut self, parcel: Parcel) -> (Box<[u8]>, bool) {
+        let Parcel {
+            bytes,
+            start,
+            length,
+            mark,
+        } = parcel;
+        let fits = usize::from(length) <= self.shelf.frame_bytes_max();
+        if fits && bytes.len() == self.bytes.len() {
+            (self.start, self.length, self.mark) = (start, length, mark);
+            return (mem::replace(&mut self.bytes, bytes), true);
+        }
+        self.mark = mark;
+        let start = usize::from(start);
+        let fits = self.set_bytes(&bytes[start..start + usize::from(length)]);
+        (bytes, fits)
     }
 }
 

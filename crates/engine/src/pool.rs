@@ -152,6 +152,20 @@ impl Pool {
         (count, bytes)
     }
 
+    /// Takes back a buffer that went to another thread with a frame of that length.
+    pub(crate) fn take_back(&self, bytes: Box<[u8]>, length: u16) {
+        Shelf::take_back(&self.shelf, bytes, length);
+    }
+
+    /// Gives up so many packets whose buffers will never come back: they count as freed, and others may be made in
+    /// their place.
+    pub(crate) fn write_off(&self, packets: u64) {
+        let counters = &mut self.shelf.state.borrow_mut().counters;
+        counters.freed += packets;
+        let buffers = u64::from(counters.buffers).saturating_sub(packets);
+        counters.buffers = u32::try_from(buffers).unwrap_or(u32::MAX);
+    }
+
     /// Whether the packet is one of this pool's.
     pub(crate) fn owns(&self, packet: &Packet) -> bool {
         Rc::ptr_eq(&packet.shelf, &self.shelf)

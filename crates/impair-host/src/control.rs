@@ -25,6 +25,8 @@ pub const DEFAULT_FOLDER: &str = "/run/sandwire/impair";
 pub const DEFAULT_SOCKET: &str = "/run/sandwire/impair/control.sock";
 /// Name of the control socket in the service's folder.
 pub const CONTROL_SOCKET: &str = "control.sock";
+/// Name of the folder of what the service remembers: a file per target that is impaired, or was when it died.
+pub const TARGETS: &str = "targets";
 /// Longest request in bytes. Traces are part of an impairment.
 pub const REQUEST_MAX: usize = 16 * 1024 * 1024;
 

@@ -5,9 +5,12 @@
 
 use std::io;
 
-use rustix::thread::{
-    CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
-    set_capabilities, set_no_new_privs,
+use rustix::{
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::{
+        CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
+        set_capabilities, set_no_new_privs,
+    },
 };
 
 /// What is kept, and why.
@@ -31,6 +34,25 @@ pub const KEPT: &[(CapabilitySet, &str)] = &[
         "its folder may be somebody else's, pins are root's alone",
     ),
 ];
+
+/// Descriptors that the service wants to be able to have: about ten for each target.
+const DESCRIPTORS: u64 = 65_536;
+
+/// Raises the limit of open descriptors, as far as is allowed.
+pub fn raise_descriptor_limit() {
+    let now = getrlimit(Resource::Nofile);
+    let highest = now.maximum.unwrap_or(DESCRIPTORS);
+    for wanted in [DESCRIPTORS.max(highest), highest] {
+        let limit = Rlimit {
+            current: Some(wanted),
+            maximum: Some(wanted),
+        };
+        // Only root may raise the hard limit; others get as far as that.
+        if setrlimit(Resource::Nofile, limit).is_ok() {
+            return;
+        }
+    }
+}
 
 /// Gives up all other capabilities, and the way to any by executing something. To be called before threads are started,
 /// since it is the calling thread's.

@@ -24,7 +24,7 @@ use sandwire_engine::PoolLimits;
 
 use crate::{
     control::{
-        control_socket,
+        TARGETS, control_socket,
         server::{Server, SharedHost, lock},
     },
     error::Error,
@@ -103,6 +103,7 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     };
     let folder = &settings.folder;
     make_folder(folder).map_err(failed(&format!("make the folder {}", folder.display())))?;
+    privileges::raise_descriptor_limit();
     privileges::reduce().map_err(failed("give up capabilities"))?;
     let signals = end_signals().map_err(|errno| failed("catch signals")(errno.into()))?;
     let host = start_host(settings)?;
@@ -128,7 +129,7 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
 fn start_host(settings: &Settings) -> Result<SharedHost, ServiceError> {
     let features = features::probe().map_err(Error::from)?;
     let host = Host::start(host::Settings {
-        memory: settings.folder.join("targets"),
+        memory: settings.folder.join(TARGETS),
         pins: settings.pins.clone(),
         threads: settings.threads,
         targets_max: settings.targets_max,

@@ -20,7 +20,7 @@ use sandwire_engine::{
     io::{Waiter, Waker, wait::WaitError},
 };
 use sandwire_impair::app::{Direction, Line};
-use sandwire_kernel_net::tc::Hook;
+use sandwire_kernel_net::{tc::Hook, thread::answer_promptly};
 
 use self::lane::{Lane, Phase};
 use crate::{control::Cleared, diversion::DivertedTap, error::Error};
@@ -185,6 +185,10 @@ impl Running {
     }
 
     fn run(&mut self) {
+        // A packet that is due must not wait for the end of somebody else's slice.
+        if let Err(error) = answer_promptly() {
+            tracing::debug!(%error, "the engine is scheduled as everybody");
+        }
         loop {
             while let Ok(order) = self.orders.try_recv() {
                 if matches!(order, Order::End) {

@@ -50,6 +50,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-api",
             "sandwire-bpf-compiler",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
             "sandwire-kernel-net",
             "sandwire-vsock-guest",
             "sandwire-vsock-host",

@@ -24,21 +24,21 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A socket that sends pings and receives what answers there are.
-pub(super) struct Pinger {
+pub(crate) struct Pinger {
     socket: OwnedFd,
     identifier: u16,
 }
 
 /// An answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) source: Ipv4Addr,
-    pub(super) sequence: u16,
+pub(crate) struct Answer {
+    pub(crate) source: Ipv4Addr,
+    pub(crate) sequence: u16,
 }
 
 impl Pinger {
     /// Opens a socket in a namespace.
-    pub(super) fn open(namespace: &str) -> Result<Self> {
+    pub(crate) fn open(namespace: &str) -> Result<Self> {
         let socket = world::inside(namespace, || {
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let protocol = Some(ipproto::ICMP);
@@ -54,7 +54,7 @@ impl Pinger {
     }
 
     /// Sends one ping.
-    pub(super) fn send(&self, target: Ipv4Addr, sequence: u16) -> Result<()> {
+    pub(crate) fn send(&self, target: Ipv4Addr, sequence: u16) -> Result<()> {
         let packet = echo_request(self.identifier, sequence);
         let address = SocketAddrV4::new(target, 0);
         match net::sendto(&self.socket, &packet, SendFlags::empty(), &address) {
@@ -64,7 +64,7 @@ impl Pinger {
     }
 
     /// An answer, if one has come.
-    pub(super) fn receive(&self) -> Result<Option<Answer>> {
+    pub(crate) fn receive(&self) -> Result<Option<Answer>> {
         let mut buffer = [0; 2048];
         loop {
             match net::recv(&self.socket, &mut buffer[..], RecvFlags::empty()) {

@@ -50,6 +50,19 @@ const RATIOS: &[(&str, Bound)] = &[
     ("relay_cpu_vs_copy", AtMost(0.6)),
     ("throughput_100_vms_vs_1", AtLeast(0.9)),
     ("idle_vm_kib", AtMost(100.0)),
+    ("basic1_mpps", AtLeast(40.0)),
+    ("basic1_like_seed_mpps", AtLeast(32.0)),
+    ("pass_app_ns", AtMost(3.0)),
+    ("forward_vs_raw", AtLeast(2.0)),
+    ("forward_mpps", AtLeast(0.4)),
+    ("forward_gbps", AtLeast(5.0)),
+    ("forward_added_rtt_us_sleeping", AtMost(100.0)),
+    ("forward_added_rtt_us_polling", AtMost(20.0)),
+    ("delay_error_over_floor_us", AtMost(100.0)),
+    ("delay_error_over_floor_us_captured", AtMost(100.0)),
+    ("delay_error_p99_us_polling", AtMost(100.0)),
+    ("rate_error_percent", AtMost(1.0)),
+    ("link_memory_vs_in_flight", AtMost(2.0)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.

@@ -66,6 +66,14 @@ fn bars_table(record: &Record) -> String {
             figure(verdict.value)
         );
     }
+    for (ratio, note) in &record.notes {
+        let _ = writeln!(
+            table,
+            "<tr><td>{}</td><td colspan=\"2\">{}</td></tr>",
+            escaped(ratio),
+            escaped(note)
+        );
+    }
     for (case, reason) in &record.not_run {
         let _ = writeln!(
             table,

@@ -2,7 +2,7 @@
 
 mod exec;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use sandwire_api::name::Name;
@@ -117,7 +117,7 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
         Some(name) => name,
         None => only(lab::list().map_err(failure)?)?.name,
     };
-    let mut service = service_of(&arguments.service.impair_folder)?;
+    let mut service = service::connect_to_clear(&arguments.service.impair_folder)?;
     let removed = lab::down(&name, service.as_mut()).map_err(failure)?;
     if !removed.processes.is_empty() {
         note(&format!(
@@ -141,15 +141,6 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
             namespaces.len()
         )
     })
-}
-
-/// The service, if it has anything to do. One that has died is started again, since what it left in the kernel is its own.
-fn service_of(folder: &Path) -> Result<Option<Client>, Failure> {
-    let remembered = std::fs::read_dir(folder.join("targets"));
-    if remembered.is_ok_and(|mut targets| targets.next().is_some()) {
-        return Ok(Some(service::connect_or_start(folder)?.0));
-    }
-    Ok(None)
 }
 
 fn numbers(processes: &[u32]) -> String {

@@ -21,10 +21,14 @@ mod socket;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
+use super::outbound::Outbound;
 use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
+use crate::pool::PoolLimits;
 use crate::ports::{BATCH_PACKETS, Ports};
 use crate::time::Time;
+use crate::watch::{Readiness, Watch};
 
 pub use error::XdpError;
 pub use program::XdpMode;
@@ -72,12 +76,10 @@ struct Attachment {
 
 /// The running [`Xdp`].
 ///
-/// Figures: `received`, `sent`; dropped are, of packets that came in, `too_long` for the engine's packets, and of
-/// those to be sent `length_refused` (less than an Ethernet header or more than a buffer), `down` (the interface is
-/// down or gone) and `refused` (by the interface). What the kernel dropped before it came to us: `ring_full`
-/// (nobody read in time) and `kernel_dropped` (too long for a buffer, or no buffer free, which `fill_ring_empty` counts
-/// too: in copy mode this is what a slow reader looks like). `invalid` are
-/// descriptors that one side did not understand. `is_native`, `is_zero_copy`, `is_down`, `is_gone` are 0 or 1,
+/// Figures: `received`; `receive_drop_too_long` for the engine's packets; `kernel_drops`, what the kernel dropped
+/// before it came to us (no buffer was free, which `kernel_fill_ring_empty` counts too, or no place on the ring,
+/// `kernel_ring_full`: nobody read in time; or a frame was longer than a buffer); `invalid_descriptors`, which one side
+/// did not understand; those of [`Outbound`]. `is_native`, `is_zero_copy`, `is_down`, `is_gone` are 0 or 1,
 /// `offloads_off` is the number of the sender's offloads that are turned off, `queues_left` that of the interface's
 /// queues that no description serves.
 #[derive(Debug)]
@@ -85,18 +87,14 @@ pub struct XdpApp {
     socket: Socket,
     attachment: Arc<Attachment>,
     shared: Arc<Mutex<Shared>>,
-    /// Whether the last attempt to send found the interface down or gone.
-    is_down: bool,
-    counters: Counters,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Counters {
+    readiness: Readiness,
+    /// What the last attempt to send came to.
+    state: Sent,
+    /// When to look again at what waits to be sent.
+    retry: Option<Time>,
     received: u64,
-    sent: u64,
     too_long: u64,
-    length_refused: u64,
-    down: u64,
+    outbound: Outbound,
 }
 
 /// How an app came to its packets.
@@ -226,8 +224,12 @@ impl Xdp {
             socket,
             attachment,
             shared: Arc::clone(&self.shared),
-            is_down: false,
-            counters: Counters::default(),
+            readiness: Readiness::new(),
+            state: Sent::All,
+            retry: None,
+            received: 0,
+            too_long: 0,
+            outbound: Outbound::default(),
         })
     }
 
@@ -271,9 +273,7 @@ impl Xdp {
 
     /// Puts the program on the interface, after its sender has been seen to.
     fn attach(&self) -> Result<Attachment, XdpError> {
-        let mut here = Here::new().map_err(|source| self.kernel(source))?;
-        let found = interface::find(&mut here.route, &self.interface);
-        let interface = found.map_err(|source| self.kernel(source))?;
+        let (here, interface) = self.find()?;
         self.check_interface(&interface)?;
         let queues = interface::queues(&interface).map_err(|source| self.kernel(source))?;
         let modes = match self.mode {
@@ -322,9 +322,21 @@ impl Xdp {
         }
     }
 
+    fn find(&self) -> Result<(Here, Interface), XdpError> {
+        let mut here = Here::new().map_err(|source| self.kernel(source))?;
+        let found = interface::find(&mut here.route, &self.interface);
+        let interface = found.map_err(|source| self.kernel(source))?;
+        Ok((here, interface))
+    }
+
     fn check_interface(&self, interface: &Interface) -> Result<(), XdpError> {
         if !interface.is_up {
             return Err(XdpError::Down {
+                interface: self.interface.clone(),
+            });
+        }
+        if !interface.is_ethernet {
+            return Err(XdpError::NotEthernet {
                 interface: self.interface.clone(),
             });
         }
@@ -414,6 +426,20 @@ impl Config for Xdp {
         true
     }
 
+    fn check(&self, limits: PoolLimits) -> Result<(), BuildError> {
+        let mtu_max = u32::from(limits.frame_bytes_max).saturating_sub(HEADERS);
+        let (_, interface) = self.find()?;
+        if interface.mtu > mtu_max {
+            return Err(Box::new(XdpError::Packets {
+                interface: self.interface.clone(),
+                mtu: interface.mtu,
+                frame_bytes_max: limits.frame_bytes_max,
+                mtu_max,
+            }));
+        }
+        Ok(())
+    }
+
     fn build(&self) -> Result<XdpApp, BuildError> {
         Ok(self.start()?)
     }
@@ -447,7 +473,7 @@ impl XdpApp {
                 ports.transmit(0, packet);
                 received += 1;
             } else {
-                self.counters.too_long += 1;
+                self.too_long += 1;
             }
         }
         received
@@ -455,91 +481,126 @@ impl XdpApp {
 
     /// Sends what has been written.
     fn flush(&mut self) {
-        self.is_down = matches!(self.socket.flush(), Sent::Down | Sent::Gone);
+        self.state = self.socket.flush();
+        self.outbound.waits += u64::from(self.state == Sent::Later);
+    }
+
+    /// Drops what can't be sent while the interface is down or gone; false if it is neither any more.
+    fn drop_all(&mut self, ports: &mut Ports<'_>) -> bool {
+        let counter = match self.state {
+            Sent::All | Sent::Later => return false,
+            Sent::Down => &mut self.outbound.down,
+            Sent::Gone => &mut self.outbound.gone,
+        };
+        *counter += ports.discard(0).0;
+        true
+    }
+
+    /// Puts packets on the send ring as long as it has room.
+    fn write(&mut self, ports: &mut Ports<'_>) {
+        let room = self.socket.reclaim();
+        for _ in 0..ports.queued(0).min(room) {
+            let Some(packet) = ports.receive(0) else {
+                return;
+            };
+            if self.socket.write(packet.bytes()) {
+                self.outbound.sent += 1;
+            } else if packet.length() < HEADERS as usize {
+                self.outbound.refused += 1;
+            } else {
+                self.outbound.too_long += 1;
+            }
+        }
     }
 }
 
 impl App for XdpApp {
     fn pull(&mut self, _now: Time, ports: &mut Ports<'_>) {
-        let waiting = self.socket.received().min(BATCH_PACKETS);
-        let waiting = waiting.min(ports.space(0));
+        // A look costs no system call, so it is worth while even if nobody said that there is something.
+        let waiting = self.socket.received();
         if waiting == 0 {
+            self.readiness.drained();
             return;
         }
-        let fits_any =
-            usize::from(ports.pool().limits().frame_bytes_max) >= self.socket.received_bytes_max();
-        let received = if fits_any {
+        let count = waiting.min(BATCH_PACKETS).min(ports.space(0));
+        if count == 0 {
+            return;
+        }
+        let longest = usize::from(ports.pool().limits().frame_bytes_max);
+        let received = if longest >= self.socket.received_bytes_max() {
             let socket = &mut self.socket;
-            ports.fill(0, waiting, |packet| {
+            ports.fill(0, count, |packet| {
                 socket.read(|frame| _ = packet.set_bytes(frame));
             })
         } else {
-            self.pull_some(waiting, ports)
+            self.pull_some(count, ports)
         };
-        self.counters.received += received as u64;
+        self.received += received as u64;
         self.socket.finish_reading();
     }
 
-    fn push(&mut self, _now: Time, ports: &mut Ports<'_>) {
-        let queued = ports.queued(0);
-        if queued == 0 && self.socket.unsent() == 0 {
+    fn push(&mut self, now: Time, ports: &mut Ports<'_>) {
+        if ports.queued(0) == 0 && self.socket.unsent() == 0 {
+            self.retry = None;
             return;
         }
-        if self.is_down {
+        if matches!(self.state, Sent::Down | Sent::Gone) {
             // If it goes again, what is on the ring goes first.
             self.flush();
         }
-        if self.is_down {
-            self.counters.down += ports.discard(0).0;
-            return;
+        if !self.drop_all(ports) {
+            self.write(ports);
+            self.flush();
         }
-        let room = self.socket.reclaim();
-        for _ in 0..queued.min(room) {
-            let Some(packet) = ports.receive(0) else {
-                break;
-            };
-            if self.socket.write(packet.bytes()) {
-                self.counters.sent += 1;
-            } else {
-                self.counters.length_refused += 1;
-            }
-        }
-        self.flush();
+        let pause = match self.state {
+            Sent::Gone => None,
+            Sent::Down => Some(PAUSE_DOWN),
+            Sent::All | Sent::Later => Some(PAUSE_FULL),
+        };
+        let waits = ports.queued(0) > 0 || self.socket.unsent() > 0;
+        self.retry = pause.filter(|_| waits).map(|pause| now + pause);
     }
 
     fn wake(&self) -> Wake {
-        Wake::polling()
+        let wake = self.readiness.wake();
+        self.retry.map_or(wake, |retry| wake.or(Wake::at(retry)))
+    }
+
+    fn watch(&self) -> Option<Watch<'_>> {
+        Some(Watch {
+            descriptor: self.socket.descriptor(),
+            readiness: &self.readiness,
+        })
     }
 
     fn report(&self) -> Vec<Figure> {
         let kernel = self.socket.statistics();
         let attachment = &self.attachment;
-        let offloads = attachment
-            .silenced
-            .as_ref()
-            .map_or(0, |silenced| silenced.names().len());
+        let silenced = attachment.silenced.as_ref();
+        let offloads = silenced.map_or(0, |silenced| silenced.names().len());
         let left = attachment.queues - served(&lock(&self.shared), attachment.queues);
         let is = |fact| u64::from(fact);
         let interface = self.socket.state();
         let invalid = kernel.rx_invalid_descs + kernel.tx_invalid_descs + self.socket.invalid;
-        vec![
-            Figure::new("received", self.counters.received),
-            Figure::new("sent", self.counters.sent),
-            Figure::new("too_long", self.counters.too_long),
-            Figure::new("length_refused", self.counters.length_refused),
-            Figure::new("down", self.counters.down),
-            Figure::new("refused", self.socket.refused),
-            Figure::new("ring_full", kernel.rx_ring_full),
-            Figure::new("fill_ring_empty", kernel.rx_fill_ring_empty_descs),
-            Figure::new("kernel_dropped", kernel.rx_dropped),
-            Figure::new("invalid", invalid),
+        let mut outbound = self.outbound;
+        outbound.refused += self.socket.refused;
+        outbound.sent -= self.socket.refused;
+        let mut figures = vec![
+            Figure::new("received", self.received),
+            Figure::new("receive_drop_too_long", self.too_long),
+            Figure::new("kernel_drops", kernel.rx_dropped + kernel.rx_ring_full),
+            Figure::new("kernel_ring_full", kernel.rx_ring_full),
+            Figure::new("kernel_fill_ring_empty", kernel.rx_fill_ring_empty_descs),
+            Figure::new("invalid_descriptors", invalid),
             Figure::new("is_native", is(attachment.mode == XdpMode::Native)),
             Figure::new("is_zero_copy", is(self.socket.bound().zero_copy)),
             Figure::new("is_down", is(interface == Sent::Down)),
             Figure::new("is_gone", is(interface == Sent::Gone)),
             Figure::new("offloads_off", offloads as u64),
             Figure::new("queues_left", u64::from(left)),
-        ]
+        ];
+        figures.extend(outbound.figures());
+        figures
     }
 }
 
@@ -553,5 +614,8 @@ fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Until what waits to be sent is offered again: to an interface that is busy, or down.
+const PAUSE_FULL: Duration = Duration::from_micros(20);
+const PAUSE_DOWN: Duration = Duration::from_millis(10);
 /// Bytes that a frame is longer than the MTU: Ethernet and two VLAN tags.
 const HEADERS: u32 = 14 + 8;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use sandwire_impair_host::control::{Cleared, Target};
+use sandwire_impair_host::control::{Cleared, Client, Target};
 use serde::Serialize;
 
 use super::{service, target::Which};
@@ -41,7 +41,19 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
             "say which interface: --interface NAME, --pid PID, --netns PATH or --all",
         ));
     }
-    let mut client = service::connect(folder)?;
+    let rows = match service::connect_to_clear(folder)? {
+        Some(client) => clear(client, arguments)?,
+        None if arguments.all => Vec::new(),
+        None => vec![Row {
+            target: arguments.which.target()?,
+            cleared: Cleared::default(),
+        }],
+    };
+    context.output.answer(&rows, |rows| text(rows))
+}
+
+/// Goes on after a failure; the first counts.
+fn clear(mut client: Client, arguments: &Arguments) -> Result<Vec<Row>, Failure> {
     let targets = if arguments.all {
         let listed = client.list().map_err(service::failure)?;
         listed.into_iter().map(|status| status.target).collect()
@@ -56,13 +68,13 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
             Err(error) => failure = failure.or(Some(service::failure(error))),
         }
     }
-    if let Some(failure) = failure {
-        return Err(failure);
-    }
-    context.output.answer(&rows, |rows| text(rows))
+    failure.map_or(Ok(rows), Err)
 }
 
 fn text(rows: &[Row]) -> String {
+    if rows.is_empty() {
+        return "nothing was impaired\n".to_owned();
+    }
     let line = |row: &Row| {
         let Cleared {
             was_impaired,

@@ -10,10 +10,10 @@ use std::{
 };
 
 use sandwire_api::error::ErrorCode;
-use sandwire_impair_host::control::{Client, ClientError, RefusalCode, control_socket};
+use sandwire_impair_host::control::{Client, ClientError, RefusalCode, TARGETS, control_socket};
 use sandwire_kernel_net::process::unblock_signals;
 
-use crate::{failure::Failure, output::note};
+use crate::{failure::Failure, output::note, render};
 
 /// This program, whatever has become of its file.
 const OURSELVES: &str = "/proc/self/exe";
@@ -22,9 +22,33 @@ const LOG: &str = "service.log";
 /// How long a service may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Connects to the service of that folder.
-pub(crate) fn connect(folder: &Path) -> Result<Client, Failure> {
-    Client::connect(&control_socket(folder)).map_err(failure)
+/// Connects to the service of that folder. None if there is none, and none has left anything.
+pub(super) fn connect(folder: &Path) -> Result<Option<Client>, Failure> {
+    match Client::connect(&control_socket(folder)) {
+        Ok(client) => Ok(Some(client)),
+        Err(_) if left_targets(folder) == 0 => Ok(None),
+        Err(error) => {
+            let left = render::count(left_targets(folder), "interface");
+            Err(Failure::failed(format!(
+                "cannot {error} It has left {left} impaired, closed or open as was said: `sandwire impair serve` takes \
+                 them up again, `sandwire impair clear --all` ends that"
+            )))
+        }
+    }
+}
+
+/// The same; what a service has left that has died, another takes up first.
+pub(crate) fn connect_to_clear(folder: &Path) -> Result<Option<Client>, Failure> {
+    if Client::connect(&control_socket(folder)).is_err() && left_targets(folder) > 0 {
+        return connect_or_start(folder).map(|(client, _)| Some(client));
+    }
+    connect(folder)
+}
+
+fn left_targets(folder: &Path) -> usize {
+    let is_target = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|it| it == "json");
+    let entries = fs::read_dir(folder.join(TARGETS)).into_iter().flatten();
+    entries.flatten().filter(is_target).count()
 }
 
 /// The same; if nobody listens, a service is started first, which is then said. Whether one was.

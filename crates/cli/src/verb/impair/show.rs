@@ -17,7 +17,10 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
-    let mut found = service::connect(folder)?.list().map_err(service::failure)?;
+    let mut found = match service::connect(folder)? {
+        Some(mut client) => client.list().map_err(service::failure)?,
+        None => Vec::new(),
+    };
     if arguments.which.is_given() {
         let target = arguments.which.target()?;
         found.retain(|status| {

@@ -1,0 +1,170 @@
+//! The suite `engine`: what the packet engine costs with nothing but packets in memory, and how fast it forwards
+//! between two interfaces.
+//!
+//! All that is compared takes turns within a round. What runs in memory runs on one processor, the last.
+
+mod forward;
+mod instructions;
+mod memory;
+mod round_trip;
+
+use std::{collections::BTreeMap, io::Write, time::Duration};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+
+use crate::{cpu, host::HostFacts, progress::Step, record::Record, statistics::slope};
+use memory::Load;
+
+pub(crate) use instructions::Counted;
+
+/// Case of the chains of apps.
+const CHAIN: &str = "chain";
+/// Numbers of apps in a chain.
+const CHAINS: [u32; 5] = [1, 2, 4, 8, 16];
+
+/// Parts of the suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// Packets per second in memory.
+    Memory,
+    /// Instructions per packet in memory, by valgrind.
+    Instructions,
+    /// Packets per second between two interfaces.
+    Forward,
+    /// Round trips through a forwarder.
+    RoundTrip,
+}
+
+/// Sizes of the suite.
+#[derive(Clone, Debug)]
+pub(crate) struct Sizes {
+    /// Rounds in which all take turns.
+    pub(crate) rounds: u32,
+    /// Breaths of each measurement in memory.
+    pub(crate) breaths: u32,
+    /// Milliseconds of each measurement of forwarding.
+    pub(crate) milliseconds: u32,
+    /// Round trips of each measurement.
+    pub(crate) probes: u32,
+    /// Run only these parts; all if empty.
+    pub(crate) only: Vec<Part>,
+}
+
+impl Sizes {
+    pub(crate) const QUICK: Self = Self {
+        rounds: 3,
+        breaths: 20_000,
+        milliseconds: 300,
+        probes: 300,
+        only: Vec::new(),
+    };
+    pub(crate) const FULL: Self = Self {
+        rounds: 15,
+        breaths: 100_000,
+        milliseconds: 1000,
+        probes: 1000,
+        only: Vec::new(),
+    };
+
+    fn has(&self, part: Part) -> bool {
+        self.only.is_empty() || self.only.contains(&part)
+    }
+
+    fn time(&self) -> Duration {
+        Duration::from_millis(self.milliseconds.into())
+    }
+}
+
+/// Runs the suite. To be called inside a private host.
+pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
+    let settings = BTreeMap::from([
+        ("rounds".to_owned(), u64::from(sizes.rounds)),
+        ("breaths".to_owned(), u64::from(sizes.breaths)),
+        ("milliseconds".to_owned(), u64::from(sizes.milliseconds)),
+        ("probes".to_owned(), u64::from(sizes.probes)),
+        (
+            "batch_packets".to_owned(),
+            sandwire_engine::BATCH_PACKETS as u64,
+        ),
+    ]);
+    let mut record = Record::new("engine", HostFacts::read()?, settings);
+    if sizes.has(Part::Memory) {
+        in_memory(sizes, &mut record)?;
+    }
+    if sizes.has(Part::Instructions) {
+        instructions::measure(&mut record);
+    }
+    if sizes.has(Part::Forward) {
+        forward::measure(sizes, &mut record)?;
+    }
+    if sizes.has(Part::RoundTrip) {
+        round_trip::measure(sizes, &mut record)?;
+    }
+    add_ratios(&mut record);
+    Ok(record)
+}
+
+/// In a thread of its own, which alone stays on one processor.
+fn in_memory(sizes: &Sizes, record: &mut Record) -> Result<()> {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            cpu::pin(0)?;
+            let step = Step::begin("packets in memory", sizes.rounds);
+            for round in 0..sizes.rounds {
+                memory_round(sizes.breaths, record)?;
+                step.at(round + 1);
+            }
+            Ok(())
+        });
+        let outcome = thread.join().ok();
+        outcome.context("the thread of a measurement panicked")?
+    })
+}
+
+fn memory_round(breaths: u32, record: &mut Record) -> Result<()> {
+    for load in [Load::Basic1, Load::LikeSeed, Load::CopyFloor] {
+        let nanos = load.nanos_per_packet(breaths)?;
+        record.add(load.name(), "mpps", "million/s", &[1e3 / nanos]);
+    }
+    for (name, chain) in [
+        ("pass", Load::Passes as fn(u32) -> Load),
+        ("filter", Load::Filters),
+    ] {
+        let mut points = Vec::new();
+        for apps in CHAINS {
+            // A chain is up to sixteen times slower than the others, and each has fewer breaths for that.
+            let nanos = chain(apps).nanos_per_packet(breaths / 2)?;
+            points.push((f64::from(apps), nanos));
+        }
+        if let Some(slope) = slope(&points) {
+            record.add(CHAIN, &format!("{name}_app"), "ns", &[slope]);
+        }
+    }
+    Ok(())
+}
+
+fn add_ratios(record: &mut Record) {
+    let basic1 = (Load::Basic1.name(), "mpps");
+    record.add_ratio(
+        "basic1_vs_copy_floor",
+        basic1,
+        (Load::CopyFloor.name(), "mpps"),
+    );
+    for (name, case, metric) in [
+        ("basic1_mpps", Load::Basic1.name(), "mpps"),
+        ("basic1_like_seed_mpps", Load::LikeSeed.name(), "mpps"),
+        ("pass_app_ns", CHAIN, "pass_app"),
+        ("filter_app_ns", CHAIN, "filter_app"),
+    ] {
+        if let Some(median) = record.row(case, metric).map(|row| row.median) {
+            record.insert_ratio(name, median);
+        }
+    }
+}
+
+/// What [`instructions`] runs under valgrind; prints how many packets it made.
+pub(crate) fn stand_in(counted: &Counted) -> Result<()> {
+    let packets = counted.run()?;
+    writeln!(std::io::stdout(), "{packets}").context("cannot say how many packets there were")
+}

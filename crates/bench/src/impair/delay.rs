@@ -1,0 +1,251 @@
+//! How late packets leave that are to be delayed by 50 ms, 10,000 of them a second.
+
+use std::{num::NonZeroU64, thread, time::Duration};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rustix::{
+    thread::{clock_nanosleep_absolute, set_current_timer_slack},
+    time::{ClockId, Timespec, clock_gettime},
+};
+use sandwire_engine::{Graph, io::Ring, run::Clock};
+
+use super::{
+    Sizes,
+    capture::{Capture, Captured},
+    metronome::{Arrivals, Metronome},
+};
+use crate::{
+    cpu,
+    progress::Step,
+    record::Record,
+    rig::{Edge, EngineThread, OUTER, Pace, Post, Rig, figure, impaired, real},
+    statistics::percentile,
+};
+
+const DELAY: Duration = Duration::from_millis(50);
+const PERIOD: Duration = Duration::from_micros(100);
+/// Packets and sleeps before anything counts.
+const WARM_UP: Duration = Duration::from_millis(200);
+const FLOOR: &str = "bare_sleeper";
+const CAPTURED: &str = "delay_captured";
+
+/// Measures the floor and all others in turn.
+pub(super) fn measure(sizes: &Sizes, record: &mut Record) -> Result<()> {
+    let rig = Rig::build("delay")?;
+    let step = Step::begin("delay of 50 ms", sizes.rounds);
+    for round in 0..sizes.rounds {
+        add(record, FLOOR, &sleeper(sizes.time())?)?;
+        for pace in Pace::ALL {
+            let case = format!("delay_{}", pace.name());
+            let figures = behind_the_line(&rig, pace, sizes.time())?;
+            for (name, value) in figures {
+                record.add(&case, &format!("late_{name}"), "us", &[value]);
+            }
+        }
+        match captured(&rig, sizes.time()) {
+            Ok(samples) => add(record, CAPTURED, &samples)?,
+            Err(error) => record.not_run(CAPTURED, &format!("{error:#}")),
+        }
+        step.at(round + 1);
+    }
+    add_ratios(record);
+    Ok(())
+}
+
+fn add(record: &mut Record, case: &str, samples: &[f64]) -> Result<()> {
+    for (name, percent) in [("p50", 50), ("p99", 99), ("max", 100)] {
+        let value = percentile(samples, percent).context("nothing was measured")?;
+        record.add(case, &format!("late_{name}"), "us", &[value]);
+    }
+    Ok(())
+}
+
+fn add_ratios(record: &mut Record) {
+    let p99 = |record: &Record, case: &str| record.row(case, "late_p99").map(|row| row.median);
+    if let Some(floor) = p99(record, FLOOR) {
+        for (name, case) in [
+            ("delay_error_over_floor_us", "delay_sleeping"),
+            ("delay_error_over_floor_us_captured", CAPTURED),
+        ] {
+            if let Some(late) = p99(record, case) {
+                record.insert_ratio(name, late - floor);
+                record.note(name, &format!("the floor is {floor:.1} us"));
+            }
+        }
+    }
+    if let Some(late) = p99(record, "delay_polling") {
+        record.insert_ratio("delay_error_p99_us_polling", late);
+    }
+}
+
+/// How late a thread wakes that sleeps until each of a row of moments, in microseconds.
+fn sleeper(time: Duration) -> Result<Vec<f64>> {
+    thread::scope(|scope| {
+        let thread = scope.spawn(|| -> Result<Vec<f64>> {
+            cpu::pin(0)?;
+            set_current_timer_slack(Some(NonZeroU64::MIN)).context("cannot set the timer slack")?;
+            let now = || nanos(clock_gettime(ClockId::Monotonic));
+            let period = u64::try_from(PERIOD.as_nanos())?;
+            let start = now() + period;
+            let end = start + u64::try_from((WARM_UP + time).as_nanos())?;
+            let mut late = Vec::new();
+            let mut due = start;
+            while due < end {
+                let until = Timespec {
+                    tv_sec: i64::try_from(due / 1_000_000_000)?,
+                    tv_nsec: i64::try_from(due % 1_000_000_000)?,
+                };
+                clock_nanosleep_absolute(ClockId::Monotonic, &until).context("cannot sleep")?;
+                let lateness = now().saturating_sub(due);
+                if due - start >= u64::try_from(WARM_UP.as_nanos())? {
+                    late.push(real(lateness) / 1e3);
+                }
+                due += period;
+            }
+            Ok(late)
+        });
+        thread.join().map_err(|_| anyhow!("the sleeper panicked"))?
+    })
+}
+
+fn nanos(time: Timespec) -> u64 {
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
+/// Percentiles in microseconds, by an app behind the line in the same engine.
+fn behind_the_line(rig: &Rig, pace: Pace, time: Duration) -> Result<Vec<(&'static str, f64)>> {
+    let post = Post {
+        namespace: &rig.middle,
+        processor: 0,
+        pace,
+    };
+    let engine = EngineThread::start(post, |clock: Clock| {
+        let metronome = Metronome {
+            frame_bytes: 60,
+            period: PERIOD,
+        };
+        let arrivals = Arrivals {
+            clock,
+            delay: DELAY,
+            period: PERIOD,
+        };
+        let mut graph = Graph::new();
+        graph.app("beat", metronome)?;
+        graph.app("line", impaired("delay 50ms")?)?;
+        graph.app("arrivals", arrivals)?;
+        graph.links("beat.output -> line.input\nline.output -> arrivals.input")?;
+        Ok(graph)
+    })?;
+    thread::sleep(WARM_UP + DELAY + time);
+    let reports = engine.end()?;
+    let of = |name| figure(&reports, "arrivals", name);
+    let expected = time.as_secs_f64() / PERIOD.as_secs_f64();
+    let packets = real(of("packets")?);
+    ensure!(
+        packets >= 0.9 * expected,
+        "{packets} packets came out of the line, not {expected}"
+    );
+    ["p50", "p99", "max"]
+        .into_iter()
+        .map(|name| Ok((name, real(of(name)?) / 1e3)))
+        .collect()
+}
+
+/// How much longer than the delay packets took from cable to cable, in microseconds.
+fn captured(rig: &Rig, time: Duration) -> Result<Vec<f64>> {
+    let before = Capture::start(&rig.left, OUTER)?;
+    let after = Capture::start(&rig.right, OUTER)?;
+    let forwarder = through(rig, "delay 50ms", Pace::Sleeping)?;
+    let metronome = Metronome {
+        frame_bytes: 60,
+        period: PERIOD,
+    };
+    let sender = send(rig, metronome)?;
+    thread::sleep(WARM_UP + time);
+    sender.end()?;
+    thread::sleep(2 * DELAY);
+    forwarder.end()?;
+    compare(&before.end()?, &after.end()?)
+}
+
+/// Starts a forwarder that impairs what goes from left to right.
+pub(super) fn through(rig: &Rig, impairment: &str, pace: Pace) -> Result<EngineThread> {
+    let impairment = impairment.to_owned();
+    let post = Post {
+        namespace: &rig.middle,
+        processor: 0,
+        pace,
+    };
+    EngineThread::start(post, move |_| {
+        let mut graph = Graph::new();
+        for interface in crate::rig::INTERFACES {
+            Edge::Ring.add(&mut graph, interface)?;
+        }
+        graph.app("line", impaired(&impairment)?)?;
+        graph
+            .links("if1.output -> line.input\nline.output -> if2.input\nif2.output -> if1.input")?;
+        Ok(graph)
+    })
+}
+
+/// Starts a sender on the left host.
+pub(super) fn send(rig: &Rig, metronome: Metronome) -> Result<EngineThread> {
+    let post = Post {
+        namespace: &rig.left,
+        processor: 1,
+        pace: Pace::Sleeping,
+    };
+    EngineThread::start(post, move |_| {
+        let mut graph = Graph::new();
+        graph.app("beat", metronome)?;
+        // By way of the queueing discipline, where captures listen.
+        graph.app("out", Ring::interface(OUTER))?;
+        graph.link("beat.output -> out.input")?;
+        Ok(graph)
+    })
+}
+
+fn compare(before: &[Captured], after: &[Captured]) -> Result<Vec<f64>> {
+    let first = before.first().context("nothing was sent")?;
+    let warm = first.nanos + u64::try_from(WARM_UP.as_nanos())?;
+    let delay = u64::try_from(DELAY.as_nanos())?;
+    let sent: std::collections::HashMap<u64, u64> = before
+        .iter()
+        .filter(|frame| frame.nanos >= warm)
+        .map(|frame| (frame.number, frame.nanos))
+        .collect();
+    let late: Vec<f64> = after
+        .iter()
+        .filter_map(|frame| Some(frame.nanos.saturating_sub(sent.get(&frame.number)? + delay)))
+        .map(|late| real(late) / 1e3)
+        .collect();
+    ensure!(
+        late.len() * 100 >= sent.len() * 99,
+        "of {} frames {} arrived",
+        sent.len(),
+        late.len()
+    );
+    Ok(late)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lateness_is_what_a_frame_took_beyond_the_delay() {
+        let frame = |number: u64, nanos: u64| Captured {
+            nanos,
+            bytes: 60,
+            number,
+        };
+        let before = [frame(1, 0), frame(2, 200_000_000), frame(3, 300_000_000)];
+        let after = [
+            frame(1, 60_000_000),
+            frame(2, 250_007_000),
+            frame(3, 350_000_000),
+        ];
+        assert_eq!(compare(&before, &after).unwrap(), [7.0, 0.0]);
+        assert!(compare(&before, &after[..2]).is_err(), "one is missing");
+    }
+}
