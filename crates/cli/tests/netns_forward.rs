@@ -215,6 +215,24 @@ fn two_hosts_are_connected_only_while_the_forwarder_runs() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn every_edge_connects_and_ends_cleanly() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        for edge in ["raw", "ring", "xdp"] {
+            let mut forwarder =
+                Forwarder::start(&["va", "vb", "--edge", edge, "--ab", "delay 1ms"]);
+            wait_until(edge, || world.is_connected());
+            assert_eq!(world.ping(20, "fd09::2").1, 0, "{edge}");
+            let (status, output, errors) = forwarder.stop(Signal::INT);
+            assert!(status.success(), "{edge}: {errors}");
+            assert!(output.contains("ended: "), "{edge}: {output}");
+            assert!(!world.is_connected(), "{edge}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn iperf3_gets_across_by_udp_and_tcp() {
     lab::run(|lab| {
         command::require_on_path(&["iperf3"]).unwrap();
