@@ -6,10 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use sandwire_api::name::Name;
-use sandwire_impair_host::{
-    control::Client,
-    lab::{self, End, Found, Lab, LabError, Removed},
-};
+use sandwire_impair_host::lab::{self, End, Found, Lab, LabError, Removed};
 use serde_json::{Value, json};
 
 use crate::{
