@@ -5,7 +5,7 @@
 //! only record of that: each namespace has a name with our prefix, and an alias on its loopback interface says whose it
 //! is, so nothing that somebody else made is ever touched.
 
-mod assign;
+mod address;
 mod build;
 mod file;
 mod remove;

@@ -18,7 +18,7 @@ use toml::Spanned;
 
 use super::{
     End, Host, Lab, LabError, Link, Position, Route,
-    assign::{IPV6_MTU_MIN, assigned, mac_of},
+    address::{IPV6_MTU_MIN, assigned, is_of_a_host, mac_of},
 };
 use crate::ways::Ways;
 
@@ -69,6 +69,23 @@ struct LinkSection {
     ba: Option<Spanned<String>>,
     both: Option<Spanned<String>>,
     impairment: Option<Spanned<Impairment>>,
+}
+
+/// Where rules are: a type that knows of places only, for files that were read already.
+#[derive(Deserialize)]
+struct RulePlaces {
+    link: Vec<LinkPlaces>,
+}
+
+#[derive(Deserialize)]
+struct LinkPlaces {
+    impairment: Option<TablePlaces>,
+}
+
+#[derive(Deserialize)]
+struct TablePlaces {
+    #[serde(default, alias = "rules")]
+    rule: Vec<Spanned<toml::Value>>,
 }
 
 #[derive(Deserialize)]
@@ -237,7 +254,7 @@ impl Source<'_> {
             let known = (end.interface.clone(), end.addresses.clone());
             places.interfaces[end.host].push(known);
         }
-        let impairment = self.impairment(section)?;
+        let impairment = self.impairment(number, section)?;
         Ok(Link {
             ends,
             mtu,
@@ -246,7 +263,7 @@ impl Source<'_> {
     }
 
     /// What happens on a link: a text for each way, or a table.
-    fn impairment(&self, section: &LinkSection) -> Result<Impairment, LabError> {
+    fn impairment(&self, number: usize, section: &LinkSection) -> Result<Impairment, LabError> {
         let given = [&section.ab, &section.ba, &section.both];
         let Some(table) = &section.impairment else {
             let [ab, ba, both] = given.map(|text| Some(text.as_ref()?.get_ref().as_str()));
@@ -279,9 +296,21 @@ impl Source<'_> {
         let mut impairment = table.get_ref().clone();
         let folder = self.path.parent().unwrap_or(Path::new(""));
         let read = impairment.read_files(|file| fs::read_to_string(folder.join(file)));
-        read.and_then(|()| impairment.check())
-            .map_err(|error| self.invalid(table.span(), error.to_string()))?;
+        read.and_then(|()| impairment.check()).map_err(|error| {
+            let rules = 0..impairment.rules.len();
+            let mut named =
+                rules.filter(|rule| Some(&*impairment.rule_name(*rule)) == error.rule());
+            let span = named.next().and_then(|rule| self.rule_span(number, rule));
+            self.invalid(span.unwrap_or(table.span()), error.to_string())
+        })?;
         Ok(impairment)
+    }
+
+    /// Where a rule of a link's table is.
+    fn rule_span(&self, link: usize, rule: usize) -> Option<Range<usize>> {
+        let places: RulePlaces = toml::from_str(self.text).ok()?;
+        let table = places.link.get(link)?.impairment.as_ref()?;
+        Some(table.rule.get(rule)?.span())
     }
 
     /// Refuses a circle of switches: frames for all would go round in it for ever.
@@ -541,23 +570,6 @@ fn name_defect(name: &str) -> Option<&'static str> {
     } else {
         None
     }
-}
-
-/// Whether a host may have it: neither a network nor its broadcast address, nor that of many or none.
-fn is_of_a_host(address: IpNet) -> bool {
-    let ip = address.addr();
-    let inside = match address {
-        IpNet::V4(net) if net.prefix_len() < 31 => {
-            net.addr() != net.network() && net.addr() != net.broadcast()
-        }
-        IpNet::V4(_) => true,
-        IpNet::V6(net) => net.prefix_len() >= 127 || net.addr() != net.network(),
-    };
-    inside
-        && address.prefix_len() > 0
-        && !ip.is_multicast()
-        && !ip.is_unspecified()
-        && !ip.is_loopback()
 }
 
 fn any_of(address: IpAddr) -> IpNet {

@@ -1,6 +1,6 @@
-//! What a lab's file leaves to us: addresses of links, and Ethernet addresses.
+//! Addresses: which a host may have, and those that a lab's file leaves to us, Ethernet's too.
 //!
-//! Both follow from the numbers of links and hosts in the file alone, so the same file gives the same lab.
+//! The latter follow from the numbers of links and hosts in the file alone, so the same file gives the same lab.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -50,4 +50,21 @@ pub(super) fn assigned(
 pub(super) fn mac_of(link: usize, end: usize) -> [u8; 6] {
     let [high, low] = u16::try_from(link).expect("links are fewer").to_be_bytes();
     [0x02, 0x73, 0x77, high, low, [1, 2][end]]
+}
+
+/// Whether a host may have it: neither a network nor its broadcast address, nor that of many or none.
+pub(super) fn is_of_a_host(address: IpNet) -> bool {
+    let ip = address.addr();
+    let inside = match address {
+        IpNet::V4(net) if net.prefix_len() < 31 => {
+            net.addr() != net.network() && net.addr() != net.broadcast()
+        }
+        IpNet::V4(_) => true,
+        IpNet::V6(net) => net.prefix_len() >= 127 || net.addr() != net.network(),
+    };
+    inside
+        && address.prefix_len() > 0
+        && !ip.is_multicast()
+        && !ip.is_unspecified()
+        && !ip.is_loopback()
 }
