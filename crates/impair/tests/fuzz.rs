@@ -4,11 +4,13 @@
 mod impairment_text;
 #[path = "../../../fuzz/entries/scenario.rs"]
 mod scenario;
+#[path = "../../../fuzz/entries/trace.rs"]
+mod trace;
 
 use sandwire_impair::random::{Direction, Draw, Flow, Impairment, Stream};
 
 fn below(draw: &mut Draw, most: usize) -> usize {
-    usize::try_from(draw.below(most as u64)).unwrap()
+    usize::try_from(draw.below(most as u64)).expect("it is below a usize")
 }
 
 /// A seed whose words and lines are cut, doubled, swapped for those of others, and whose bytes are overwritten.
@@ -84,4 +86,14 @@ fn files_of_scenarios() {
         "[[rule]]\nloss = \"1%\"\n[[step]]\nat = \"1s\"\nramp = { jitter = \"2ms\", corrupt = \"5%\" }\nover = \"3s\"\n[[step]]\nat = \"2s\"\nclear = true\n",
     ];
     drive(scenario::run, &seeds, 3_000);
+}
+
+#[test]
+fn files_of_traces() {
+    let seeds = [
+        "0123456789abcdef0\n1\n1\n2\n",
+        "\u{7f}\u{1}zz\u{7f}\u{0}\u{7f}\u{0}q\u{1}\u{1}\u{1}\u{1}\u{1}\u{1}\u{1}5\n5\n5\n1000\n",
+        "\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}\u{7f}18446744073709551615\r\n",
+    ];
+    drive(trace::run, &seeds, 10_000);
 }
