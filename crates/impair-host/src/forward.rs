@@ -13,7 +13,8 @@ use std::{fmt, iter::Peekable, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use sandwire_api::impairment::{Impairment, LineReport};
 use sandwire_engine::{
-    AppReport, ConfigureError, Engine, Graph, GraphError, Links, Load, PoolError, PoolLimits, Time,
+    AppReport, ConfigureError, Engine, Graph, GraphError, LinkReport, Links, Load, PoolError,
+    PoolLimits, Time,
     apps::Join,
     io::{Raw, Ring, Stop, Waiter, Xdp, wait::WaitError},
 };
@@ -216,6 +217,8 @@ pub struct Forwarder {
     /// What happens to packets from the first to the second and back, if anything does.
     lines: Option<[Line; 2]>,
     recording: Option<Recording>,
+    /// Links of the ways in as they were when these were taken out.
+    closed: Vec<LinkReport>,
     engine: Engine,
     waiter: Waiter,
     socket: Socket,
@@ -291,6 +294,7 @@ impl Forwarder {
             interfaces,
             socket,
             recording: None,
+            closed: Vec::new(),
         };
         forwarder.configure(true)?;
         if let Some(folder) = &forwarder.settings.record {
@@ -410,6 +414,7 @@ impl Forwarder {
     /// # Errors
     /// The engine doesn't take the graph without ways in, or the system lets nobody wait.
     pub fn end(&mut self, flush: bool) -> Result<Ended, ForwardError> {
+        self.closed = self.engine.report_links().0;
         self.configure(false)?;
         let before = self.under_way();
         if !flush && before > 0 {
@@ -438,7 +443,7 @@ impl Forwarder {
         Report {
             troubles: troubles.collect(),
             load,
-            links: self.engine.report_links(),
+            links: self.report_links(),
             apps: self.engine.report_apps(),
             lines: self.report_lines(),
         }
@@ -459,6 +464,17 @@ impl Forwarder {
             Ok(Some(_)) => None,
             Err(error) => Some(error.to_string()),
         }
+    }
+
+    fn report_links(&self) -> Links {
+        let mut links = self.engine.report_links().0;
+        for closed in &self.closed {
+            if links.iter().all(|known| known.link != closed.link) {
+                links.push(closed.clone());
+            }
+        }
+        links.sort_by(|one, other| one.link.cmp(&other.link));
+        Links(links)
     }
 
     fn report_lines(&self) -> Vec<(&'static str, LineReport)> {

@@ -158,8 +158,9 @@ impl Host {
         // Filters are taken off by who gets into their namespace; where the namespace is gone they are too.
         let detached = match self.find(remembered) {
             Ok(namespace) => self.detach_in(&namespace, &folder, InterfaceIndex(ifindex)),
-            Err(_) => divert::remove(&folder).map_err(Error::from),
+            Err(error) => Err(error),
         };
+        let detached = detached.or_else(|_| divert::remove(&folder).map_err(Error::from));
         let forgotten = detached.and(self.memory.remove(inode, ifindex));
         if let Err(error) = forgotten {
             tracing::error!(target = %remembered.target, %error, "what is left of it can't be removed");

@@ -5,18 +5,17 @@
 //! only record of that: each namespace has a name with our prefix, and an alias on its loopback interface says whose it
 //! is, so nothing that somebody else made is ever touched.
 
+mod address;
 mod build;
 mod file;
 mod remove;
 
 use std::{fmt, io, path::PathBuf};
 
+use crate::control::{Side, Target};
 use ipnet::IpNet;
 use sandwire_api::{impairment::Impairment, name::Name};
 use sandwire_kernel_net::{Error as KernelError, interface::Mac, netns};
-use serde::Serialize;
-
-use crate::control::{Side, Target};
 
 pub use self::{
     build::{Step, up},
@@ -27,7 +26,7 @@ pub use self::{
 pub const PREFIX: &str = "sandwire-lab.";
 
 /// A lab, checked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lab {
     /// Its name.
     pub name: Name,
@@ -38,7 +37,7 @@ pub struct Lab {
 }
 
 /// A host or a switch: a network namespace either way.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
     /// Its name in the lab.
     pub name: Name,
@@ -51,7 +50,7 @@ pub struct Host {
 }
 
 /// A route of a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Destination; a prefix of length 0 is the default route.
     pub to: IpNet,
@@ -64,7 +63,7 @@ pub struct Route {
 }
 
 /// A veth pair between two hosts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// Its two ends: `ab` is what goes from the first to the second.
     pub ends: [End; 2],
@@ -75,7 +74,7 @@ pub struct Link {
 }
 
 /// One end of a link.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct End {
     /// Position of the host.
     pub host: usize,
@@ -84,7 +83,6 @@ pub struct End {
     /// Addresses of the interface.
     pub addresses: Vec<IpNet>,
     /// Its Ethernet address.
-    #[serde(skip)]
     pub mac: Mac,
 }
 

@@ -72,6 +72,7 @@ impl Ways<'_> {
                 });
             }
             combined.seed |= part.seed;
+            combined.budget = combined.budget.or(part.budget);
             if part.on_death == OnDeath::Open {
                 combined.on_death = OnDeath::Open;
             }

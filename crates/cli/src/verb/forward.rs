@@ -108,6 +108,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let mut forwarder = Forwarder::start(settings).map_err(failure)?;
     forwarder.interrupt_by(&interruption).map_err(failure)?;
     announce(context, &forwarder);
+    let printer = report::Printer::start(context.output);
     let start = forwarder.now();
     let mut changes = scenario
         .as_ref()
@@ -123,10 +124,10 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
             break;
         }
         left = left.map(|left| left - 1);
-        report::print(context, &mut forwarder)?;
+        printer.report(&mut forwarder);
     }
     let ended = forwarder.end(arguments.flush).map_err(failure)?;
-    report::print_end(context, &mut forwarder, ended)?;
+    printer.end(&mut forwarder, ended)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -2,15 +2,12 @@
 
 mod exec;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use sandwire_api::name::Name;
-use sandwire_impair_host::{
-    control::Client,
-    lab::{self, Found, Lab, LabError, Removed},
-};
-use serde_json::json;
+use sandwire_impair_host::lab::{self, End, Found, Lab, LabError, Removed};
+use serde_json::{Value, json};
 
 use crate::{
     Context,
@@ -101,7 +98,7 @@ fn up(context: &Context, arguments: &UpArguments) -> Outcome {
         })
         .map_err(failure)?;
     }
-    context.output.answer(&lab, |lab| {
+    context.output.answer(&document(&lab), |_| {
         let hosts: Vec<&str> = lab.hosts.iter().map(|host| host.name.as_str()).collect();
         let verb = if arguments.check {
             "would be made"
@@ -112,12 +109,49 @@ fn up(context: &Context, arguments: &UpArguments) -> Outcome {
     })
 }
 
+/// What a lab is, with names in place of numbers.
+fn document(lab: &Lab) -> Value {
+    let hosts = lab.hosts.iter().map(|host| {
+        json!({
+            "name": host.name,
+            "namespace": lab.namespace(host),
+            "switch": host.switch,
+            "forward": host.forward,
+            "routes": host.routes.iter().map(|route| json!({ "to": route.to, "via": route.via })).collect::<Vec<_>>(),
+        })
+    });
+    let end = |end: &End| {
+        json!({
+            "host": lab.hosts[end.host].name,
+            "interface": end.interface,
+            "addresses": end.addresses,
+        })
+    };
+    let links = lab.links.iter().map(|link| {
+        json!({
+            "ends": [end(&link.ends[0]), end(&link.ends[1])],
+            "mtu": link.mtu,
+            "impairment": link.impairment,
+        })
+    });
+    json!({
+        "name": lab.name,
+        "hosts": hosts.collect::<Vec<_>>(),
+        "links": links.collect::<Vec<_>>(),
+    })
+}
+
 fn down(context: &Context, arguments: DownArguments) -> Outcome {
     let name = match arguments.name {
         Some(name) => name,
         None => only(lab::list().map_err(failure)?)?.name,
     };
-    let mut service = service_of(&arguments.service.impair_folder)?;
+    // Hosts and links go even if nobody can be asked to end what happens on them.
+    let mut service =
+        service::connect_to_clear(&arguments.service.impair_folder).unwrap_or_else(|failure| {
+            note(&failure.message);
+            None
+        });
     let removed = lab::down(&name, service.as_mut()).map_err(failure)?;
     if !removed.processes.is_empty() {
         note(&format!(
@@ -141,15 +175,6 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
             namespaces.len()
         )
     })
-}
-
-/// The service, if it has anything to do. One that has died is started again, since what it left in the kernel is its own.
-fn service_of(folder: &Path) -> Result<Option<Client>, Failure> {
-    let remembered = std::fs::read_dir(folder.join("targets"));
-    if remembered.is_ok_and(|mut targets| targets.next().is_some()) {
-        return Ok(Some(service::connect_or_start(folder)?.0));
-    }
-    Ok(None)
 }
 
 fn numbers(processes: &[u32]) -> String {

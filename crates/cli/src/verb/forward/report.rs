@@ -1,43 +1,81 @@
 //! What a forwarder has done, each second and at its end: as engines of its kind write it, or as JSON.
 
-use std::time::Duration;
+use std::{
+    sync::mpsc::{self, Receiver, SyncSender},
+    thread,
+    time::Duration,
+};
 
 use sandwire_api::impairment::LineReport;
 use sandwire_engine::{AppReport, Figure, LinkReport, Load};
 use sandwire_impair_host::forward::{Ended, Forwarder, Report};
 use serde_json::{Map, Value, json};
 
-use crate::{Context, failure::Failure};
+use crate::{failure::Failure, output::Output};
 
-/// Prints what was done since the last time.
-pub(super) fn print(context: &Context, forwarder: &mut Forwarder) -> Result<(), Failure> {
-    let report = forwarder.report();
-    let text = if context.output.json {
-        line(&json!({ "report": document(&report) }))
-    } else {
-        text_of(&report)
-    };
-    context.output.write(&text).map(drop)
+/// Writes reports beside the engine, which must not wait for whoever reads them.
+pub(super) struct Printer {
+    output: Output,
+    reports: SyncSender<String>,
+    /// Is told how the writing ended, when no more reports come.
+    ended: Receiver<Result<(), Failure>>,
 }
 
-/// Prints the sums, and what became of packets that were under way.
-pub(super) fn print_end(
-    context: &Context,
-    forwarder: &mut Forwarder,
-    ended: Ended,
-) -> Result<(), Failure> {
-    let report = forwarder.report();
-    let text = if context.output.json {
-        let ended = json!({ "released": ended.released, "flushed": ended.flushed });
-        line(&json!({ "report": document(&report), "ended": ended }))
-    } else {
-        let Ended { released, flushed } = ended;
-        format!(
-            "{}ended: {released} packets under way were released, {flushed} dropped\n",
+/// Reports that wait for a reader; further ones are left out.
+const WAITING_MAX: usize = 8;
+/// How long the last report may take to be read.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+impl Printer {
+    /// Starts the thread that writes.
+    pub(super) fn start(output: Output) -> Self {
+        let (reports, waiting) = mpsc::sync_channel::<String>(WAITING_MAX);
+        let (end, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let written = waiting
+                .iter()
+                .try_for_each(|text| output.write(&text).map(drop));
+            // Nobody listens any more after `PATIENCE`.
+            let _ = end.send(written);
+        });
+        Self {
+            output,
+            reports,
+            ended,
+        }
+    }
+
+    /// Says what was done since the last time.
+    pub(super) fn report(&self, forwarder: &mut Forwarder) {
+        let report = forwarder.report();
+        let text = if self.output.json {
+            line(&json!({ "report": document(&report) }))
+        } else {
             text_of(&report)
-        )
-    };
-    context.output.write(&text).map(drop)
+        };
+        // A reader that doesn't keep up misses some.
+        let _ = self.reports.try_send(text);
+    }
+
+    /// Says the sums, and what became of packets that were under way; waits until all is written.
+    pub(super) fn end(self, forwarder: &mut Forwarder, ended: Ended) -> Result<(), Failure> {
+        let report = forwarder.report();
+        let text = if self.output.json {
+            let ended = json!({ "released": ended.released, "flushed": ended.flushed });
+            line(&json!({ "report": document(&report), "ended": ended }))
+        } else {
+            let Ended { released, flushed } = ended;
+            format!(
+                "{}ended: {released} packets under way were released, {flushed} dropped\n",
+                text_of(&report)
+            )
+        };
+        let unread = || Failure::failed("nobody reads standard output: the last report is lost");
+        let is_queued = self.reports.try_send(text).is_ok();
+        drop(self.reports);
+        let written = self.ended.recv_timeout(PATIENCE).map_err(|_| unread())?;
+        written.and(if is_queued { Ok(()) } else { Err(unread()) })
+    }
 }
 
 fn line(document: &Value) -> String {

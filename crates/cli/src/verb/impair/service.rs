@@ -38,7 +38,7 @@ pub(super) fn connect(folder: &Path) -> Result<Option<Client>, Failure> {
 }
 
 /// The same; what a service has left that has died, another takes up first.
-pub(super) fn connect_to_clear(folder: &Path) -> Result<Option<Client>, Failure> {
+pub(crate) fn connect_to_clear(folder: &Path) -> Result<Option<Client>, Failure> {
     if Client::connect(&control_socket(folder)).is_err() && left_targets(folder) > 0 {
         return connect_or_start(folder).map(|(client, _)| Some(client));
     }

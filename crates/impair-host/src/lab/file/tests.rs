@@ -184,8 +184,8 @@ fn a_refusal_names_the_line_and_what_to_do() {
             "7:8: ",
         ),
         (
-            "ends = [\"a\", \"b\"]\n[[link.impairment.rule]]\nloss = \"101%\"",
-            "7:8: ",
+            "ends = [\"a\", \"b\"]\n[[link.impairment.rule]]\nloss = \"1%\"\n[[link.impairment.rule]]\nloss = \"101%\"",
+            "8:1: rule 'rule-2', loss: 101%",
         ),
         (
             "ends = [\"a\", \"b\"]\n[[route]]\nhost = \"a\"\nto = \"default\"\nvia = \"10.0.0.1\"",
