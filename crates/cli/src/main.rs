@@ -6,6 +6,7 @@
 
 mod connection;
 mod failure;
+mod interruption;
 mod output;
 mod progress;
 #[cfg(test)]

@@ -7,6 +7,9 @@ mod completion;
 mod daemon;
 mod doctor;
 mod exec;
+mod forward;
+mod impair;
+mod lab;
 mod list;
 mod policy;
 mod pool;
@@ -50,10 +53,17 @@ pub(crate) enum Verb {
     /// Speak with guests by vsock, see and say what they may reach by it.
     #[command(subcommand)]
     Vsock(vsock::Verb),
+    /// Give an interface a bad network, live: loss, delay, rate, and more.
+    Impair(Box<impair::Arguments>),
     /// Run a command inside a slot's network namespace, and release the slot at its end.
     Run(run::Arguments),
     /// Run a command that gets the lease's TAPs as open descriptors.
     Exec(exec::Arguments),
+    /// Forward packets between two interfaces, as bad a network as you like.
+    Forward(forward::Arguments),
+    /// Make a small network of hosts from a file, run commands in it, take it away.
+    #[command(subcommand)]
+    Lab(lab::Verb),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
@@ -79,8 +89,11 @@ impl Verb {
             Self::Trace(arguments) => trace::run(context, &arguments),
             Self::Publish(arguments) => publish::run(context, &arguments),
             Self::Vsock(verb) => vsock::run(context, verb),
+            Self::Impair(arguments) => impair::run(context, *arguments),
             Self::Run(arguments) => run::run(context, &arguments),
             Self::Exec(arguments) => exec::run(context, &arguments),
+            Self::Forward(arguments) => forward::run(context, &arguments),
+            Self::Lab(verb) => lab::run(context, verb),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Cleanup(arguments) => cleanup::run(context, &arguments),

@@ -50,14 +50,19 @@ static __always_inline struct nic *neighbour_nic(struct sender *s, const struct 
 	return bpf_map_lookup_elem(&nics, &s->index);
 }
 
-/* Remembers whether frames come from a process in the namespace or from behind the TAP: what goes
- * there must follow. */
+/* Frames from behind the TAP: what goes to the sandbox must follow. */
+static __always_inline void note_guest(struct sender *s)
+{
+	if (s->flags & NIC_PROCESS)
+		__sync_fetch_and_and(&s->nic->flags, ~NIC_PROCESS);
+}
+
+/* The same for a process in the namespace, told by a packet that goes somewhere: the namespace's own
+ * stack speaks on its link too, sandbox or not. */
 static __always_inline void note_process(struct sender *s)
 {
-	if (s->is_process && !(s->flags & NIC_PROCESS))
+	if (!(s->flags & NIC_PROCESS))
 		__sync_fetch_and_or(&s->nic->flags, NIC_PROCESS);
-	if (!s->is_process && s->flags & NIC_PROCESS)
-		__sync_fetch_and_and(&s->nic->flags, ~NIC_PROCESS);
 }
 
 /* A process has the clone addresses of all its interfaces on one veth: the source tells. */
@@ -76,7 +81,6 @@ static __always_inline void find_process_nic(struct sender *s, const struct pack
 	s->nic = nic;
 	s->index = index;
 	s->flags = READ_ONCE(nic->flags);
-	note_process(s);
 }
 
 /* Finds out who sends and checks the Ethernet header. Returns a drop reason or NO_SENDER. */
@@ -105,9 +109,9 @@ static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, 
 		if (!(s->flags & NIC_NETNS) || !same_mac(ethernet->h_source, s->nic->veth_mac))
 			return DROP_SOURCE_MAC;
 		s->is_process = 1;
+	} else if (rarely(s->flags & NIC_NETNS)) {
+		note_guest(s);
 	}
-	if (rarely(s->flags & NIC_NETNS))
-		note_process(s);
 	return DROP_NONE;
 }
 
@@ -340,5 +344,7 @@ int from_guest(struct __sk_buff *skb)
 	reason = judge_destination(&packet);
 	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason, STAGE_POLICY);
+	if (rarely(sender.is_process))
+		note_process(&sender);
 	return forward(skb, &sender, &packet);
 }

@@ -7,6 +7,7 @@
 
 pub mod abi;
 mod btf;
+pub mod divert;
 mod error;
 pub mod features;
 mod map;

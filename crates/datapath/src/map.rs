@@ -193,6 +193,12 @@ impl<T: Plain> Array<T, AtomicU32> {
 }
 
 impl<T: Plain> Array<T, AtomicU64> {
+    /// The aligned 64-bit field at `offset` in an entry.
+    pub(crate) fn word(&self, index: u32, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8));
+        &self.words(index)[offset / 8]
+    }
+
     /// Reads an entry. Words that change meanwhile are each old or new.
     pub(crate) fn read(&self, index: u32) -> T {
         let words = self.words(index).iter();

@@ -335,7 +335,7 @@ fn is_bpffs(path: &Path) -> bool {
     })
 }
 
-fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
+pub(crate) fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
     let existing = |path: &Path| {
         let found = path.ancestors().find(|ancestor| ancestor.exists());
         found.is_some_and(is_bpffs)
@@ -360,7 +360,7 @@ fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
         .map_err(|error| Error::system("mount a bpffs on", BPFFS, error.into()))
 }
 
-fn make_folder(folder: &Path) -> Result<(), Error> {
+pub(crate) fn make_folder(folder: &Path) -> Result<(), Error> {
     fs::DirBuilder::new()
         .recursive(true)
         .mode(FOLDER_MODE)
@@ -368,7 +368,7 @@ fn make_folder(folder: &Path) -> Result<(), Error> {
         .map_err(|source| Error::system("create", folder.display().to_string(), source))
 }
 
-fn remove_folder(folder: &Path) -> Result<(), Error> {
+pub(crate) fn remove_folder(folder: &Path) -> Result<(), Error> {
     let failed = |source| Error::system("remove", folder.display().to_string(), source);
     fs::remove_dir_all(folder).map_err(failed)
 }
@@ -540,14 +540,14 @@ fn load_object(
     Ok(programs)
 }
 
-type Loaded = Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>>;
+pub(crate) type Loaded = Result<OwnedFd, Box<dyn std::error::Error + Send + Sync>>;
 
 fn load_xdp(program: &mut Xdp) -> Loaded {
     program.load()?;
     Ok(program.fd()?.as_fd().try_clone_to_owned()?)
 }
 
-fn load_classifier(program: &mut SchedClassifier) -> Loaded {
+pub(crate) fn load_classifier(program: &mut SchedClassifier) -> Loaded {
     program.load()?;
     Ok(program.fd()?.as_fd().try_clone_to_owned()?)
 }

@@ -25,3 +25,4 @@ pub use raw::{Raw, RawApp};
 pub use ring::{Ring, RingApp};
 pub use tap::{Tap, TapApp};
 pub use wait::{Stop, Waiter, Waker};
+pub use xdp::{Xdp, XdpApp};

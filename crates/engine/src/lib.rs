@@ -40,6 +40,7 @@ mod packet;
 mod pool;
 mod ports;
 mod report;
+pub mod rewrite;
 pub mod run;
 mod time;
 mod watch;

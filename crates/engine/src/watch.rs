@@ -48,6 +48,13 @@ impl Readiness {
         self.0.get() != State::Empty
     }
 
+    /// Whether somebody watches.
+    #[inline]
+    #[must_use]
+    pub fn is_watched(&self) -> bool {
+        self.0.get() != State::Unwatched
+    }
+
     /// Says that the descriptor has been read until it had no more (`EAGAIN`). Whoever stops reading before that,
     /// since there is no room for more, must not say it, or what is left waits until more comes.
     #[inline]

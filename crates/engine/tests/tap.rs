@@ -98,13 +98,17 @@ fn an_engine_answers_pings_of_the_kernel() {
         lab.run("ping -n -q -c 3 -i 0.01 -s 1472 -W 5 10.9.0.2");
         let figure = running.stop()?;
         assert_eq!(figure("tap", "sent"), 23);
-        assert_eq!(figure("tap", "refused"), 0);
+        assert_eq!(figure("tap", "send_drop_refused"), 0);
         anyhow::Ok(())
     });
 }
 
 /// Two namespaces, each with a TAP called `wire`, and an engine between.
-fn join(lab: &Lab, options: Options) -> Result<(Namespace, Namespace, Running)> {
+fn join(
+    lab: &Lab,
+    options: Options,
+    large_packets: bool,
+) -> Result<(Namespace, Namespace, Running)> {
     let (left, right) = (lab.namespace("left"), lab.namespace("right"));
     let one = left.inside(|| Ok(open("wire", options)?))?;
     let two = right.inside(|| Ok(open("wire", options)?))?;
@@ -115,8 +119,17 @@ fn join(lab: &Lab, options: Options) -> Result<(Namespace, Namespace, Running)> 
     }
     let running = Running::start(move || {
         let mut graph = Graph::new();
-        graph.app("one", Tap::from_descriptor(one, "wire of left"))?;
-        graph.app("two", Tap::from_descriptor(two, "wire of right"))?;
+        for (app, descriptor) in [("one", one), ("two", two)] {
+            let tap = Tap::from_descriptor(descriptor, "wire");
+            graph.app(
+                app,
+                if large_packets {
+                    tap.large_packets()
+                } else {
+                    tap
+                },
+            )?;
+        }
         graph.links("one.output -> two.input \n two.output -> one.input")?;
         Ok(graph)
     })?;
@@ -140,12 +153,12 @@ fn checksum_errors(namespace: &Namespace) -> Result<u64> {
 #[ignore = "needs root: cargo xtask test netns"]
 fn streams_and_datagrams_of_kernel_sockets_cross_whole() {
     lab::run(|lab| {
-        for vnet_header in [false, true] {
+        for (vnet_header, large_packets) in [(false, false), (true, false), (true, true)] {
             let options = Options {
                 vnet_header,
                 ..Options::default()
             };
-            let (left, right, running) = join(lab, options)?;
+            let (left, right, running) = join(lab, options, large_packets)?;
             left.run("ping -n -q -c 5 -i 0.01 -W 5 10.9.0.2")?;
             left.run("ping -n -q -c 5 -i 0.01 -W 5 fd09::2")?;
             let receiver = right.inside(|| traffic::Receiver::listen(7001))?;
@@ -161,10 +174,18 @@ fn streams_and_datagrams_of_kernel_sockets_cross_whole() {
             assert_eq!(checksum_errors(&left)? + checksum_errors(&right)?, 0);
             let figure = running.stop()?;
             for tap in ["one", "two"] {
-                for cause in ["too_long", "partial", "refused", "gone"] {
+                for cause in [
+                    "receive_drop_too_long",
+                    "receive_drop_malformed",
+                    "receive_drop_no_room",
+                    "send_drop_refused",
+                    "gone",
+                ] {
                     assert_eq!(figure(tap, cause), 0, "{cause} at {tap}");
                 }
             }
+            assert_eq!(figure("one", "cut") > 0, large_packets);
+            assert_eq!(figure("two", "checksums_completed") > 0, large_packets);
         }
         anyhow::Ok(())
     });
@@ -174,7 +195,7 @@ fn streams_and_datagrams_of_kernel_sockets_cross_whole() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_tap_that_is_down_or_deleted_ends_nobody_else() {
     lab::run(|lab| {
-        let (left, right, running) = join(lab, Options::default())?;
+        let (left, right, running) = join(lab, Options::default(), false)?;
         left.run("ping -n -q -c 1 -W 5 10.9.0.2")?;
         right.run("ip link set wire down")?;
         assert!(left.run("ping -n -q -c 3 -i 0.01 -W 0.1 10.9.0.2").is_err());
@@ -189,8 +210,8 @@ fn a_tap_that_is_down_or_deleted_ends_nobody_else() {
         let figure = running.stop()?;
         assert_eq!(figure("two", "gone"), 1);
         assert_eq!(figure("one", "gone"), 0);
-        assert!(figure("two", "down") >= 1);
-        assert!(figure("two", "refused") >= 1);
+        assert!(figure("two", "send_drop_interface_down") >= 1);
+        assert!(figure("two", "send_drop_interface_gone") >= 1);
         anyhow::Ok(())
     });
 }
@@ -199,7 +220,7 @@ fn a_tap_that_is_down_or_deleted_ends_nobody_else() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_does_not_fit_is_dropped_and_counted_and_what_does_goes_on() {
     lab::run(|lab| {
-        let (left, right, running) = join(lab, Options::default())?;
+        let (left, right, running) = join(lab, Options::default(), false)?;
         left.run("ip link set wire mtu 9000")?;
         right.run("ip link set wire mtu 9000")?;
         // 2048 bytes is the longest frame of the pool: 14 of Ethernet, 20 of IPv4, 8 of ICMP, and the rest.
@@ -209,7 +230,7 @@ fn what_does_not_fit_is_dropped_and_counted_and_what_does_goes_on() {
         );
         left.run("ping -n -q -M do -c 2 -i 0.01 -W 5 -s 2006 10.9.0.2")?;
         let figure = running.stop()?;
-        assert_eq!(figure("one", "too_long"), 2);
+        assert_eq!(figure("one", "receive_drop_too_long"), 2);
         anyhow::Ok(())
     });
 }
@@ -260,6 +281,9 @@ fn what_is_no_queue_of_a_tap_is_refused_with_the_reason() {
         let file = std::fs::File::open("/dev/null")?;
         let text = refusal(Tap::from_descriptor(file.into(), "null"));
         assert!(text.contains("ask about tap null"), "{text}");
+        let plain = open("tap0", Options::default())?;
+        let text = refusal(Tap::from_descriptor(plain, "tap0").large_packets());
+        assert!(text.contains("open it with IFF_VNET_HDR"), "{text}");
         let text = refusal(Tap::interface("a-name-that-is-too-long"));
         assert!(text.contains("1 to 15 bytes"), "{text}");
         let text = refusal(Tap::interface("lo"));

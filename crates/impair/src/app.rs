@@ -524,7 +524,9 @@ impl LineApp {
     }
 
     fn send_answers(&mut self, ports: &mut Ports<'_>) {
-        for answer in self.answers.drain(..) {
+        for mut answer in self.answers.drain(..) {
+            let mut nat = self.nat.0.borrow_mut();
+            nat.answer(self.now, self.direction, &mut answer);
             let packet = ports.pool().take().filter(|_| ports.space(BACK) > 0);
             match packet.map(|mut packet| (packet.set_bytes(&answer), packet)) {
                 Some((true, packet)) => ports.transmit(BACK, packet),

@@ -6,6 +6,8 @@
 //! distribution by its quantiles, so the distribution stays what was asked for (netem mixes uniform
 //! numbers, which narrows it).
 
+use std::sync::Arc;
+
 use crate::{Nanoseconds, random::Draw};
 
 /// What the jitter looks like.
@@ -25,9 +27,9 @@ pub enum Distribution {
     Table(Samples),
 }
 
-/// Samples in ascending order.
+/// Samples in ascending order. Copies share them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Samples(Vec<Nanoseconds>);
+pub struct Samples(Arc<[Nanoseconds]>);
 
 /// What delays packets.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,8 +50,10 @@ pub struct DelayModel {
 #[derive(Clone, Debug)]
 pub struct Delay {
     model: DelayModel,
-    /// The last values of the chains that correlate: of the first number of each packet and of the second.
-    chain: Option<(f64, f64)>,
+    /// The last value of the chain that correlates.
+    chain: Option<f64>,
+    /// Of another, for distributions that take two numbers for each packet.
+    second_chain: Option<f64>,
     last_deadline: Nanoseconds,
 }
 
@@ -65,7 +69,7 @@ impl Samples {
     #[must_use]
     pub fn new(mut samples: Vec<Nanoseconds>) -> Self {
         samples.sort_unstable();
-        Self(samples)
+        Self(samples.into())
     }
 
     fn quantile(&self, unit: f64) -> Nanoseconds {
@@ -98,6 +102,7 @@ impl Delay {
         Self {
             model,
             chain: None,
+            second_chain: None,
             last_deadline: 0,
         }
     }
@@ -130,7 +135,8 @@ impl Delay {
         if self.model.jitter == 0 && !is_table {
             return constant;
         }
-        let (first, second) = self.normals(draw);
+        let correlation = self.model.correlation;
+        let first = linked(&mut self.chain, correlation, draw);
         let unit = match &self.model.distribution {
             Distribution::Table(samples) => {
                 return constant.saturating_add(samples.quantile(distribution_of_normal(first)));
@@ -139,27 +145,21 @@ impl Delay {
             Distribution::Normal => first,
             Distribution::Pareto => (pareto(first) - PARETO_MEAN) / PARETO_DEVIATION,
             Distribution::ParetoNormal => {
+                let second = linked(&mut self.second_chain, correlation, draw);
                 (0.25 * second + 0.75 * (pareto(first) - PARETO_MEAN)) / MIXED_DEVIATION
             }
         };
         nanoseconds(precise(constant) + unit * precise(self.model.jitter))
     }
+}
 
-    /// Two independent normal numbers, each correlated with that of the packet before.
-    fn normals(&mut self, draw: &mut Draw) -> (f64, f64) {
-        let fresh = (draw.normal(), draw.normal());
-        let correlation = self.model.correlation;
-        let rest = libm::sqrt((1.0 - correlation * correlation).max(0.0));
-        let next = match self.chain {
-            None => fresh,
-            Some((first, second)) => (
-                correlation * first + rest * fresh.0,
-                correlation * second + rest * fresh.1,
-            ),
-        };
-        self.chain = Some(next);
-        next
-    }
+/// A normal number that correlates with the last one of its chain.
+fn linked(chain: &mut Option<f64>, correlation: f64, draw: &mut Draw) -> f64 {
+    let fresh = draw.normal();
+    let rest = libm::sqrt((1.0 - correlation * correlation).max(0.0));
+    let next = chain.map_or(fresh, |last| correlation * last + rest * fresh);
+    *chain = Some(next);
+    next
 }
 
 /// The share of normal numbers below this one.

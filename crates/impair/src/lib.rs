@@ -26,6 +26,7 @@ pub mod queue;
 pub mod random;
 pub mod rate;
 pub mod reorder;
+pub mod scenario;
 pub mod settings;
 #[cfg(test)]
 mod test_frames;

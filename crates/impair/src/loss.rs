@@ -5,6 +5,8 @@
 //! packet and begin in their good state. A loss is nothing else than a loss: full queues and limits have
 //! causes of their own.
 
+use std::sync::Arc;
+
 use crate::random::Draw;
 
 /// How packets are lost. Probabilities are from 0 to 1; checking what users write is not our job.
@@ -52,10 +54,10 @@ pub struct FourState {
     pub p14: f64,
 }
 
-/// Numbers of packets, as ranges in ascending order that don't touch.
+/// Numbers of packets, as ranges in ascending order that don't touch. Copies share them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PacketList {
-    ranges: Vec<(u64, u64)>,
+    ranges: Arc<[(u64, u64)]>,
 }
 
 /// A loss model and its state.
@@ -189,7 +191,9 @@ impl PacketList {
                 _ => ranges.push((first, last)),
             }
         }
-        Self { ranges }
+        Self {
+            ranges: ranges.into(),
+        }
     }
 
     /// Whether the packet of this number is in the list.

@@ -14,8 +14,8 @@
 //!
 //! New ports are drawn from 1024 to 65535 by the sandbox's own address and port and by how many changes there were,
 //! so other flows don't matter, unless a port is in use. Checksums are brought up to date (RFC 1624). ICMP errors
-//! about a mapping's packets are translated back with the packet that they quote (RFC 5508 REQ-4); other ICMP, later
-//! fragments and other protocols pass as they are.
+//! about a mapping's packets are translated both ways, with the packet that they quote (RFC 5508 REQ-4, REQ-5); other ICMP,
+//! later fragments and other protocols pass as they are. A pipeline's answers are such errors; see [`Nat::answer`].
 //!
 //! At most [`MAPPINGS_MAX`] mappings are kept; then one that wasn't used lately makes room, and its
 //! flow begins anew with its own port.
@@ -25,7 +25,7 @@ mod table;
 
 use std::net::IpAddr;
 
-use rewrite::{End, Frame};
+use rewrite::{End, Frame, IcmpError};
 use table::{Endpoint, Mapping, Table};
 
 pub use table::{MAPPINGS_MAX, OLD_PORTS_MAX};
@@ -137,7 +137,7 @@ impl Nat {
             return Translation::Untouched;
         }
         let Some(mut frame) = Frame::of(frame) else {
-            return Translation::Untouched;
+            return self.send_error(now, frame);
         };
         let inside = frame.endpoint(End::Source);
         let known = self.table.mapping(inside);
@@ -169,10 +169,35 @@ impl Nat {
             let outside = frame.endpoint(End::Destination);
             return self.bring_back(now, outside, |inside| frame.set(End::Destination, inside));
         }
-        let Some(mut error) = rewrite::IcmpError::of(frame) else {
+        let Some(mut error) = IcmpError::of(frame, End::Source) else {
             return Translation::Untouched;
         };
-        self.bring_back(now, error.quoted_source(), |inside| error.set(inside))
+        self.bring_back(now, error.quoted_endpoint(), |inside| error.set(inside))
+    }
+
+    /// Translates what a pipeline of this direction answers ([`Dropped::answer`](crate::pipeline::Dropped::answer)).
+    pub fn answer(
+        &mut self,
+        now: Nanoseconds,
+        direction: Direction,
+        frame: &mut [u8],
+    ) -> Translation {
+        match direction {
+            Direction::Egress => self.arrive(now, frame),
+            Direction::Ingress => self.leave(now, None, frame),
+        }
+    }
+
+    /// Translates an ICMP error that the sandbox sends about what came to it.
+    fn send_error(&mut self, now: Nanoseconds, frame: &mut [u8]) -> Translation {
+        let Some(mut error) = IcmpError::of(frame, End::Destination) else {
+            return Translation::Untouched;
+        };
+        match self.table.mapping(error.quoted_endpoint()) {
+            None => Translation::Untouched,
+            Some(mapping) if mapping.is_forgotten(now) => Translation::Dead,
+            Some(mapping) => error.set(mapping.outside),
+        }
     }
 
     fn bring_back(

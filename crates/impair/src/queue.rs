@@ -221,4 +221,15 @@ impl<T> Fifo<T> {
 }
 
 #[cfg(test)]
+impl<T> Queue<T> {
+    /// Packets and flows that memory is held for.
+    pub(crate) fn places(&self) -> usize {
+        match &self.kind {
+            Kind::DropTail(fifo, _) | Kind::Codel(fifo, ..) => fifo.items.capacity(),
+            Kind::FqCodel(queue) => queue.places(),
+        }
+    }
+}
+
+#[cfg(test)]
 mod tests;

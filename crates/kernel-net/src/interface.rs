@@ -168,6 +168,10 @@ pub struct Change<'a> {
     pub no_arp: Option<bool>,
     /// Number of the group that it is in, by which many can be deleted at once.
     pub group: Option<u32>,
+    /// Bridge that it becomes a port of.
+    pub master: Option<InterfaceIndex>,
+    /// Packets that it may hold before they are sent; of a TAP, until they are read.
+    pub queue_length: Option<u32>,
     /// Raises or lowers the interface.
     pub up: Option<bool>,
 }
@@ -180,6 +184,12 @@ impl Change<'_> {
             message.raw(&self.header());
             if let Some(group) = self.group {
                 message.put_u32(libc::IFLA_GROUP, group);
+            }
+            if let Some(master) = self.master {
+                message.put_u32(libc::IFLA_MASTER, master.0);
+            }
+            if let Some(length) = self.queue_length {
+                message.put_u32(libc::IFLA_TXQLEN, length);
             }
             if let Some(name) = self.rename {
                 message.put_text(libc::IFLA_IFNAME, name);
@@ -251,6 +261,10 @@ pub struct Interface {
     pub mtu: u32,
     /// Number of the group that it is in; 0 unless somebody chose another.
     pub group: u32,
+    /// The bridge or bond that it is a port of.
+    pub master: Option<InterfaceIndex>,
+    /// The interface that it is built on, as a VLAN is, where that is in the same namespace.
+    pub lower: Option<InterfaceIndex>,
     /// Whether it was raised.
     pub is_up: bool,
     /// Whether the other end is there: for a TAP, a process that has it open.
@@ -422,6 +436,10 @@ fn parse(payload: &[u8]) -> Option<Interface> {
     let info = attributes.nested(libc::IFLA_LINKINFO);
     let kind = info.find(libc::IFLA_INFO_KIND).map(attribute::text_of);
     let is_tun = kind.as_deref() == Some("tun");
+    let number_of = |kind| {
+        let number = attributes.find(kind).and_then(attribute::u32_of)?;
+        Some(InterfaceIndex(number)).filter(|number| number.0 != 0)
+    };
     Some(Interface {
         index: InterfaceIndex(index),
         name: attributes.find(libc::IFLA_IFNAME).map(attribute::text_of)?,
@@ -438,6 +456,9 @@ fn parse(payload: &[u8]) -> Option<Interface> {
             .find(libc::IFLA_GROUP)
             .and_then(attribute::u32_of)
             .unwrap_or(0),
+        master: number_of(libc::IFLA_MASTER),
+        lower: number_of(libc::IFLA_LINK)
+            .filter(|_| attributes.find(libc::IFLA_LINK_NETNSID).is_none()),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
         has_carrier: attributes
             .find(libc::IFLA_CARRIER)

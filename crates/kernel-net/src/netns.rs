@@ -70,6 +70,16 @@ impl Home {
         set_namespace(file.as_fd()).map_err(|errno| failed(errno.into()))?;
         Ok(Inside::new(self))
     }
+
+    /// Moves the calling thread into a namespace that somebody has open.
+    ///
+    /// # Errors
+    /// The kernel refuses; the thread is where it was.
+    pub fn enter_open(&self, namespace: BorrowedFd<'_>) -> Result<Inside, Error> {
+        let failed = |errno| Error::system("enter", "network namespace without a name", errno);
+        set_namespace(namespace).map_err(failed)?;
+        Ok(Inside::new(self))
+    }
 }
 
 impl AsFd for Home {
@@ -93,6 +103,15 @@ impl Inside {
             home: home.clone(),
             not_send: PhantomData,
         }
+    }
+
+    /// The namespace that the thread is in, which lives at least as long as this.
+    ///
+    /// # Errors
+    /// It can't be opened.
+    pub fn open(&self) -> Result<OwnedFd, Error> {
+        let file = File::open(OWN).map_err(|source| Error::system("open", OWN, source))?;
+        Ok(file.into())
     }
 
     /// Gives the namespace that the thread is in a name, under which it stays. From then on it is

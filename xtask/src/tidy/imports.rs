@@ -21,6 +21,16 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "sandwire-impair-host",
+        &[
+            "sandwire-api",
+            "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
+            "sandwire-kernel-net",
+        ],
+    ),
+    (
         "sandwire-slot",
         &["sandwire-api", "sandwire-datapath", "sandwire-kernel-net"],
     ),
@@ -54,6 +64,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bench",
             "sandwire-daemon",
             "sandwire-datapath",
+            "sandwire-engine",
+            "sandwire-impair",
+            "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",
             "sandwire-vsock-guest",

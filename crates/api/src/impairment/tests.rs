@@ -135,8 +135,8 @@ fn matches() -> impl Strategy<Value = Match> {
         )
 }
 
-fn rule() -> impl Strategy<Value = Rule> {
-    let directions = vec![Direction::Both, Direction::Egress, Direction::Ingress];
+/// A rate or a trace.
+fn line() -> impl Strategy<Value = Result<Rate, Trace>> {
     let rate = (
         10_000u64..=10_000_000_000,
         queue(),
@@ -165,7 +165,25 @@ fn rule() -> impl Strategy<Value = Rule> {
         }
         .with_queue(queue)
     });
-    let line = prop::option::of(prop_oneof![rate.prop_map(Ok), trace.prop_map(Err)]);
+    prop_oneof![rate.prop_map(Ok), trace.prop_map(Err)]
+}
+
+fn rebind() -> impl Strategy<Value = NatRebind> {
+    let addresses = prop::sample::subsequence(vec!["192.0.2.1", "2001:db8::1"], 0..=2);
+    (time(), prop::option::of(time()), addresses).prop_map(|(every, after, list)| NatRebind {
+        every: Some(TimeSpan {
+            nanoseconds: every.nanoseconds.max(1_000_000),
+        }),
+        after,
+        addresses: list
+            .iter()
+            .map(|address| address.parse().unwrap())
+            .collect(),
+    })
+}
+
+fn rule() -> impl Strategy<Value = Rule> {
+    let directions = vec![Direction::Both, Direction::Egress, Direction::Ingress];
     let reorder =
         (share(), 1u32..=10_000, prop::option::of(time())).prop_map(|(share, distance, within)| {
             Reorder {
@@ -187,18 +205,6 @@ fn rule() -> impl Strategy<Value = Rule> {
             icmp,
             fragment,
         });
-    let addresses = prop::sample::subsequence(vec!["192.0.2.1", "2001:db8::1"], 0..=2);
-    let rebind =
-        (time(), prop::option::of(time()), addresses).prop_map(|(every, after, list)| NatRebind {
-            every: Some(TimeSpan {
-                nanoseconds: every.nanoseconds.max(1_000_000),
-            }),
-            after,
-            addresses: list
-                .iter()
-                .map(|address| address.parse().unwrap())
-                .collect(),
-        });
     let head = (
         prop::option::of("[a-z0-9][a-z0-9_-]{0,8}"),
         prop::sample::select(directions),
@@ -209,14 +215,14 @@ fn rule() -> impl Strategy<Value = Rule> {
         prop::option::of(flap),
         prop::option::of(mtu),
         prop::option::of(loss()),
-        line,
+        prop::option::of(line()),
     );
     let last = (
         prop::option::of(delay()),
         prop::option::of(reorder),
         prop::option::of(share()),
         prop::option::of(corrupt),
-        prop::option::of(rebind),
+        prop::option::of(rebind()),
     );
     (head, flags, first, last).prop_map(|(head, flags, first, last)| Rule {
         name: head.0.map(|name| name.parse().unwrap()),
@@ -282,14 +288,14 @@ proptest! {
 
 #[test]
 fn a_line_of_text_says_what_a_file_says() {
-    let text = "seed 7; name dns egress match protocol=udp peer=10.0.0.0/8 peer_port=53 loss 1%; \
+    let text = "seed 7; name dns egress match protocol=udp peer=10.0.0.0/8 peer_port=53 local=10.0.0.1 loss 1%; \
                 delay 50ms 10ms normal correlation 25% rate 10mbit codel limit 100 packets";
     let file = r#"
         seed = 7
         [[rule]]
         name = "dns"
         direction = "egress"
-        match = { protocol = "udp", peer = "10.0.0.0/8", peer_port = 53 }
+        match = { protocol = "udp", peer = "10.0.0.0/8", peer_port = 53, local = "10.0.0.1" }
         loss = "1%"
         [[rule]]
         delay = { mean = "50ms", jitter = "10ms", distribution = "normal", correlation = "25%", order = "keep" }
@@ -343,6 +349,10 @@ fn a_wrong_text_is_refused_with_what_to_write() {
         ("name x", "needs what is to happen"),
         ("loss 1% pass", "pass alone"),
         ("match proto=udp loss 1%", "is called 'proto'"),
+        (
+            "match peer=10.0.0.0/33 loss 1%",
+            "peer: '10.0.0.0/33' is neither an address nor a prefix",
+        ),
         ("match loss 1%", "needs what to match"),
         ("flap up 10s", "needs down and a time"),
         ("seed 7 loss 1%", "after 'seed 7' there can be no 'loss'"),
@@ -353,75 +363,78 @@ fn a_wrong_text_is_refused_with_what_to_write() {
     }
 }
 
+/// Texts, and a part of why they are refused.
+const IMPOSSIBLE: &[(&str, &str)] = &[
+    (
+        "loss 101%",
+        "rule 'rule-1', loss: 101% is not between 0% and 100%",
+    ),
+    ("pass; name dns loss -1%", "rule 'dns', loss: -1%"),
+    (
+        "delay -5ms",
+        "rule 'rule-1', delay: -5ms is not between 0ms",
+    ),
+    ("delay 5ms -1ms", "delay.jitter: -1ms"),
+    ("delay 5ms 1ms correlation 100%", "delay.correlation: 100%"),
+    ("delay 5ms correlation 5%", "nothing to correlate"),
+    (
+        "delay 5ms limit 10000000 packets",
+        "delay.limit: 10000000 packets: 1 to 1048576",
+    ),
+    ("delay 5ms 0ms normal", "normal needs jitter"),
+    (
+        "delay 0ms 1ms samples 2ms",
+        "delay.samples: jitter is there too",
+    ),
+    ("rate 9kbit", "rate: 9kbit is not between 10kbit and 10gbit"),
+    ("rate 11gbit", "rate: 11gbit is not between"),
+    ("rate 1mbit limit 0 packets", "rate.limit: 0 packets"),
+    (
+        "rate 1mbit target 1ms",
+        "rate.target: only a queue of codel",
+    ),
+    (
+        "rate 1mbit codel target 1s",
+        "rate.target: 1s is not between",
+    ),
+    ("rate 1mbit trace x", "trace: rate is there too"),
+    (
+        "loss 4-state 60% 1% 1% 1% 60%",
+        "p13 and p14 leave one state, and are 120%",
+    ),
+    ("mtu 67", "mtu: 67 is not between 68"),
+    ("flap up 0s down 1s", "flap.up: 0ms"),
+    ("reorder 1% distance 0", "reorder.distance: 0"),
+    ("corrupt 1% bits 1001", "corrupt.bits: 1001"),
+    ("duplicate 200%", "duplicate: 200%"),
+    (
+        "egress nat-rebind 30s",
+        "nat_rebind: the rule must be for both ways",
+    ),
+    ("nat-rebind addresses 192.0.2.1", "nat_rebind: say when"),
+    ("match version=5 loss 1%", "match.version: 5"),
+    (
+        "match version=6 peer=10.0.0.1 loss 1%",
+        "match.peer: 10.0.0.1/32 is IPv4",
+    ),
+    ("match local=::1 peer=10.0.0.1 loss 1%", "match.peer"),
+    (
+        "match protocol=icmp port=5 loss 1%",
+        "match.port: the protocol has no ports",
+    ),
+    ("match vlan=4095 loss 1%", "match.vlan: 4095"),
+    ("preset 9g", "rule 'rule-1', preset: there is no '9g': use"),
+    (
+        "name a loss 1%; name a loss 2%",
+        "two rules for one way are called 'a'",
+    ),
+    ("budget 0ms", "budget is 0ms"),
+    ("seed 9223372036854775808", "seed is 9223372036854775808"),
+];
+
 #[test]
 fn what_cannot_be_is_refused_with_rule_and_field() {
-    for (text, why) in [
-        (
-            "loss 101%",
-            "rule 'rule-1', loss: 101% is not between 0% and 100%",
-        ),
-        ("pass; name dns loss -1%", "rule 'dns', loss: -1%"),
-        (
-            "delay -5ms",
-            "rule 'rule-1', delay: -5ms is not between 0ms",
-        ),
-        ("delay 5ms -1ms", "delay.jitter: -1ms"),
-        ("delay 5ms 1ms correlation 100%", "delay.correlation: 100%"),
-        ("delay 5ms correlation 5%", "nothing to correlate"),
-        (
-            "delay 5ms limit 10000000 packets",
-            "delay.limit: 10000000 packets: 1 to 1048576",
-        ),
-        ("delay 5ms 0ms normal", "normal needs jitter"),
-        (
-            "delay 0ms 1ms samples 2ms",
-            "delay.samples: jitter is there too",
-        ),
-        ("rate 9kbit", "rate: 9kbit is not between 10kbit and 10gbit"),
-        ("rate 11gbit", "rate: 11gbit is not between"),
-        ("rate 1mbit limit 0 packets", "rate.limit: 0 packets"),
-        (
-            "rate 1mbit target 1ms",
-            "rate.target: only a queue of codel",
-        ),
-        (
-            "rate 1mbit codel target 1s",
-            "rate.target: 1s is not between",
-        ),
-        ("rate 1mbit trace x", "trace: rate is there too"),
-        (
-            "loss 4-state 60% 1% 1% 1% 60%",
-            "p13 and p14 leave one state, and are 120%",
-        ),
-        ("mtu 67", "mtu: 67 is not between 68"),
-        ("flap up 0s down 1s", "flap.up: 0ms"),
-        ("reorder 1% distance 0", "reorder.distance: 0"),
-        ("corrupt 1% bits 1001", "corrupt.bits: 1001"),
-        ("duplicate 200%", "duplicate: 200%"),
-        (
-            "egress nat-rebind 30s",
-            "nat_rebind: the rule must be for both ways",
-        ),
-        ("nat-rebind addresses 192.0.2.1", "nat_rebind: say when"),
-        ("match version=5 loss 1%", "match.version: 5"),
-        (
-            "match version=6 peer=10.0.0.1 loss 1%",
-            "match.peer: 10.0.0.1/32 is IPv4",
-        ),
-        ("match local=::1 peer=10.0.0.1 loss 1%", "match.peer"),
-        (
-            "match protocol=icmp port=5 loss 1%",
-            "match.port: the protocol has no ports",
-        ),
-        ("match vlan=4095 loss 1%", "match.vlan: 4095"),
-        ("preset 9g", "rule 'rule-1', preset: there is no '9g': use"),
-        (
-            "name a loss 1%; name a loss 2%",
-            "two rules for one way are called 'a'",
-        ),
-        ("budget 0ms", "budget is 0ms"),
-        ("seed 9223372036854775808", "seed is 9223372036854775808"),
-    ] {
+    for (text, why) in IMPOSSIBLE {
         let error = text
             .parse::<Impairment>()
             .unwrap()

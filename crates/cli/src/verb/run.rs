@@ -5,7 +5,7 @@
 //! however the command ends. While it runs, a thread watches whether the sandbox really sits on the
 //! slot's TAP.
 
-mod enter;
+pub(crate) mod enter;
 mod supervise;
 mod watch;
 

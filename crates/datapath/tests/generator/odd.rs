@@ -495,6 +495,11 @@ pub(super) fn process(random: &mut Random) -> Case {
         1 => GUEST_MAC,
         _ => {
             ip.source = scene::clone(version, random.one_of(&[0, 0, 0, 1]));
+            // The namespace's own stack, which reports its groups by the same MAC, is no process.
+            if version == 6 && random.chance(25) {
+                ip.source = "fe80::1".parse().expect("an address");
+                ip.destination = "ff02::16".parse().expect("an address");
+            }
             VETH_MAC
         }
     };

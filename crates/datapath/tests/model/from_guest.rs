@@ -51,8 +51,11 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
         return Err(by_sender(DropReason::VlanTag));
     }
     let sender = antispoof::source_mac(nic, frame).map_err(by_sender)?;
-    // Whoever was seen last is whom packets to the sandbox are for.
-    world.nics[number].process = sender == Sender::Process;
+    // Whoever was seen last is whom packets to the sandbox are for. A process must send something that
+    // goes somewhere for that: the namespace speaks on its link in any case.
+    if sender == Sender::Guest {
+        world.nics[number].process = false;
+    }
     let nic = &world.nics[number];
     let version = match ethertype {
         TYPE_ARP if sender == Sender::Process => return Err(by_sender(DropReason::LinkChatter)),
@@ -72,7 +75,6 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
         && let Some(other) = process_of(world, input, &packet)
         && other != number
     {
-        world.nics[other].process = true;
         return judge_packet(world, other, input, &packet, sender);
     }
     judge_packet(world, number, input, &packet, sender)
@@ -116,6 +118,9 @@ fn judge_packet(
         return Ok(answered(world, number, input, reply));
     }
     policy::destination(packet.destination).map_err(by_sender)?;
+    if sender == Sender::Process {
+        world.nics[number].process = true;
+    }
     let decision = route::decide(world, number, frame, packet, input.now).map_err(by_sender)?;
     deliver(world, number, input, packet, decision)
 }

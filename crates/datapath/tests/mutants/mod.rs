@@ -72,6 +72,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["icmp-error", "ingress-icmp-error"],
     ),
     mutant(
+        "what the namespace says on its link taken for a process",
+        "from_guest.bpf.c",
+        "s->is_process = 1;",
+        "s->is_process = 1, note_process(s);",
+        &["process"],
+    ),
+    mutant(
         "wrong reason for a wrong source address",
         "lib/antispoof.h",
         "return is_link ? DROP_NONE : DROP_SOURCE_ADDRESS;",

@@ -162,7 +162,9 @@ const ADDRESSES_BYTES: usize = 12;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::link::Link;
     use crate::pool::Pool;
+    use crate::ports::Activity;
 
     #[test]
     fn a_tag_goes_between_addresses_and_type() {
@@ -190,5 +192,78 @@ mod tests {
             control: 1,
         };
         assert!(!insert_vlan(&mut packet, tag));
+    }
+
+    #[test]
+    fn every_segment_of_a_tagged_super_packet_has_the_tag() {
+        // IPv4 and UDP, 2 segments of 4 bytes, the second of 3; checksums are computed anew.
+        let mut frame = b"toTOtofrFRfr\x08\x00".to_vec();
+        frame.extend([
+            0x45, 0, 0, 35, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
+        ]);
+        frame.extend([0, 9, 0, 9, 0, 15, 0, 0]);
+        frame.extend(b"onetwo!");
+        let header = VnetHeader {
+            flags: offload::NEEDS_CHECKSUM,
+            gso_type: offload::GSO_UDP_L4,
+            segment_bytes: 4,
+            checksum_start: 34,
+            checksum_offset: 6,
+            ..VnetHeader::default()
+        };
+        let pool = Pool::default();
+        let mut links = [Link::default()];
+        let mut ports = Ports {
+            links: &mut links,
+            inputs: &[],
+            outputs: &[0],
+            pool: &pool,
+            activity: Activity::default(),
+        };
+        let mut inbound = Inbound::default();
+        let tag = VlanTag {
+            protocol: 0x8100,
+            control: 7,
+        };
+        inbound.deliver(&header, &frame, Some(tag), &mut ports, 0);
+        assert_eq!((inbound.cut, inbound.packets, inbound.no_room), (1, 2, 0));
+        let mut payload = Vec::new();
+        while let Some(packet) = links[0].receive() {
+            assert_eq!(packet.bytes()[12..18], [0x81, 0, 0, 7, 8, 0]);
+            payload.extend_from_slice(&packet.bytes()[46..]);
+        }
+        assert_eq!(payload, b"onetwo!");
+    }
+
+    #[test]
+    fn what_has_no_room_on_the_link_is_counted_and_not_written() {
+        let mut frame = b"toTOtofrFRfr\x08\x00".to_vec();
+        frame.extend([
+            0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2,
+        ]);
+        frame.extend([0, 9, 0, 9, 0, 0, 0, 0]);
+        frame.resize(42 + 60_000, 1);
+        let header = VnetHeader {
+            gso_type: offload::GSO_UDP_L4,
+            segment_bytes: 1,
+            ..VnetHeader::default()
+        };
+        let pool = Pool::default();
+        let mut links = [Link::default()];
+        let mut ports = Ports {
+            links: &mut links,
+            inputs: &[],
+            outputs: &[0],
+            pool: &pool,
+            activity: Activity::default(),
+        };
+        let mut inbound = Inbound::default();
+        inbound.deliver(&header, &frame, None, &mut ports, 0);
+        let on_link = crate::LINK_PACKETS_MAX as u64;
+        assert_eq!(
+            (inbound.packets, inbound.no_room),
+            (on_link, 60_000 - on_link)
+        );
+        assert_eq!(pool.counters().taken, on_link);
     }
 }

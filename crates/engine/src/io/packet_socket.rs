@@ -117,6 +117,15 @@ impl PacketSocket {
         &self.interface
     }
 
+    /// Bytes of the longest frame without a VLAN tag that the interface takes now; as it was when the socket was opened
+    /// where that isn't known, as after it was renamed.
+    pub(super) fn frame_bytes(&self) -> usize {
+        let now = Interface::find(&self.descriptor, &self.interface.name).ok();
+        let now = now.filter(|now| now.index == self.interface.index);
+        let mtu = now.map_or(self.interface.mtu, |now| now.mtu);
+        mtu as usize + ETHERNET_HEADER_BYTES
+    }
+
     /// Sets an option of the level `SOL_PACKET`.
     #[expect(unsafe_code, reason = "no safe wrapper knows the options of AF_PACKET")]
     pub(super) fn set<T: Copy>(&self, option: libc::c_int, value: &T) -> io::Result<()> {
@@ -260,5 +269,6 @@ const MEMBERSHIP_PROMISCUOUS: u16 = 1;
 const BUFFER_BYTES: usize = 32 << 20;
 /// Bytes of the longest super-packet, vnet header included: twice what kernels make unless told otherwise.
 pub(super) const SUPER_PACKET_BYTES_MAX: usize = 128 * 1024;
+const ETHERNET_HEADER_BYTES: usize = 14;
 const VLAN_PROTOCOL: u16 = 0x8100;
 const CONTROL_BYTES: usize = 64;

@@ -9,6 +9,7 @@
 //! What comes to `input` is sent; what arrives at the interface leaves by `output`, complete and of wire size.
 
 use std::io;
+use std::os::fd::AsFd;
 
 use super::inbound::Inbound;
 use super::interface::EdgeError;
@@ -20,8 +21,12 @@ use crate::packet::Packet;
 use crate::pool::PoolLimits;
 use crate::ports::{BATCH_PACKETS, Ports};
 use crate::time::Time;
+use crate::watch::{Readiness, Watch};
 
 /// A raw socket on an interface. It hears every frame, whatever its address, unless told otherwise.
+///
+/// Figures: see [`Inbound`] and [`Outbound`]; `interface_went_down`, which counts its deletion too; `kernel_drops`,
+/// frames for which the kernel's buffer had no room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Raw {
     interface: String,
@@ -77,6 +82,7 @@ impl Config for Raw {
 #[derive(Debug)]
 pub struct RawApp {
     socket: PacketSocket,
+    readiness: Readiness,
     /// One frame as it comes, which may be a super-packet.
     buffer: Vec<u8>,
     inbound: Inbound,
@@ -96,6 +102,7 @@ impl RawApp {
         socket.bind()?;
         Ok(Self {
             socket,
+            readiness: Readiness::new(),
             buffer: vec![0; SUPER_PACKET_BYTES_MAX],
             inbound: Inbound::default(),
             outbound: Outbound::default(),
@@ -104,15 +111,16 @@ impl RawApp {
         })
     }
 
-    /// Brings in one frame; false if there is none.
+    /// Brings in one frame; false if there is none. An error counts as something, since there may be a frame behind it.
     fn receive(&mut self, ports: &mut Ports<'_>) -> bool {
         let received = match self.socket.receive(&mut self.buffer) {
             Ok(Some(received)) => received,
             Ok(None) => return false,
             Err(error) => {
                 // The socket says so once, and has its frames again when the interface is up again.
-                self.went_down += u64::from(error.raw_os_error() == Some(libc::ENETDOWN));
-                return error.kind() == io::ErrorKind::Interrupted;
+                let is_down = error.raw_os_error() == Some(libc::ENETDOWN);
+                self.went_down += u64::from(is_down);
+                return is_down || error.kind() == io::ErrorKind::Interrupted;
             }
         };
         let delivered = &self.buffer[..received.length];
@@ -133,8 +141,15 @@ impl RawApp {
 
 impl App for RawApp {
     fn pull(&mut self, _now: Time, ports: &mut Ports<'_>) {
+        if !self.readiness.is_ready() {
+            return;
+        }
         for _ in 0..BATCH_PACKETS {
-            if ports.space(0) < SEGMENTS_USUAL || !self.receive(ports) {
+            if ports.space(0) < SEGMENTS_USUAL {
+                return;
+            }
+            if !self.receive(ports) {
+                self.readiness.drained();
                 return;
             }
         }
@@ -153,7 +168,17 @@ impl App for RawApp {
     }
 
     fn wake(&self) -> Wake {
-        Wake::polling()
+        if self.waiting.is_some() {
+            return Wake::polling();
+        }
+        self.readiness.wake()
+    }
+
+    fn watch(&self) -> Option<Watch<'_>> {
+        Some(Watch {
+            descriptor: self.socket.as_fd(),
+            readiness: &self.readiness,
+        })
     }
 
     fn report(&self) -> Vec<Figure> {

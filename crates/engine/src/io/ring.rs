@@ -28,11 +28,15 @@ use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
 use crate::pool::PoolLimits;
 use crate::ports::{BATCH_PACKETS, Ports};
 use crate::time::Time;
+use crate::watch::{Readiness, Watch};
 
 use sender::Sender;
 use slots::{Direction, Slots};
 
 /// Rings on an interface. They hear every frame, whatever its address, unless told otherwise.
+///
+/// Figures: see [`Inbound`] and [`Outbound`](super::outbound::Outbound); `interface_went_down`, which counts its deletion
+/// too; `kernel_drops`, frames for which the ring had no room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ring {
     interface: String,
@@ -120,6 +124,7 @@ impl Config for Ring {
 pub struct RingApp {
     /// Receives; and sends what a slot is too short for.
     socket: PacketSocket,
+    readiness: Readiness,
     slots: Slots,
     /// The slot that is filled next.
     next: usize,
@@ -155,6 +160,7 @@ impl RingApp {
         Ok(Self {
             sender: Sender::open(name, frame_bytes, config.bypasses_qdisc)?,
             socket,
+            readiness: Readiness::new(),
             slots,
             next: 0,
             buffer: vec![0; SUPER_PACKET_BYTES_MAX],
@@ -218,19 +224,39 @@ impl RingApp {
 
 impl App for RingApp {
     fn pull(&mut self, _now: Time, ports: &mut Ports<'_>) {
-        for _ in 0..BATCH_PACKETS {
-            if ports.space(0) < SEGMENTS_USUAL || !self.receive(ports) {
+        if !self.readiness.is_ready() {
+            return;
+        }
+        for received in 0..BATCH_PACKETS {
+            if ports.space(0) < SEGMENTS_USUAL {
+                return;
+            }
+            if !self.receive(ports) {
+                if received == 0 && self.readiness.is_watched() {
+                    self.note_errors();
+                }
+                self.readiness.drained();
                 return;
             }
         }
     }
 
-    fn push(&mut self, _now: Time, ports: &mut Ports<'_>) {
-        self.sender.push(&self.socket, ports);
+    fn push(&mut self, now: Time, ports: &mut Ports<'_>) {
+        self.sender.push(now, &self.socket, ports);
     }
 
     fn wake(&self) -> Wake {
-        Wake::polling()
+        if self.sender.is_waiting() {
+            return Wake::polling();
+        }
+        self.readiness.wake()
+    }
+
+    fn watch(&self) -> Option<Watch<'_>> {
+        Some(Watch {
+            descriptor: self.socket.as_fd(),
+            readiness: &self.readiness,
+        })
     }
 
     fn report(&self) -> Vec<Figure> {

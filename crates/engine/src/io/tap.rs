@@ -1,7 +1,8 @@
 //! A TAP: the engine is the far end of an interface's wire.
 //!
 //! What the kernel sends out of the interface leaves on `output`; what comes to `input` the kernel receives from the
-//! interface. No offloads are set, so the kernel completes checksums and cuts large packets before they are read.
+//! interface. Unless they are asked for no offloads are set, so the kernel completes checksums and cuts large packets
+//! before they are read.
 //! One app is one queue of the TAP; a multi-queue TAP may have several.
 //!
 //! A TAP that is down loses what is sent to it, counted, and works again when it comes up. One that is gone ends this
@@ -17,6 +18,9 @@ pub use device::{Options, open};
 use rustix::io::Errno;
 use thiserror::Error;
 
+use super::inbound::Inbound;
+use super::offload::VnetHeader;
+use super::outbound::{Outbound, Verdict};
 use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
 use crate::packet::Packet;
 use crate::ports::{BATCH_PACKETS, Ports};
@@ -25,13 +29,12 @@ use crate::watch::{Readiness, Watch};
 
 /// One queue of a TAP, between `input` and `output`.
 ///
-/// Reports `received`, `received_bytes`, `sent`, `sent_bytes`, and drops by cause: `too_long` for frames that don't fit in the
-/// engine's packets, `partial` for frames that somebody had the kernel leave unfinished, `down` while the interface is,
-/// `full` for what the kernel had no room for, `refused` for what it takes no time; `gone` is 1 once the TAP is deleted.
+/// Reports what [`Inbound`] and [`Outbound`] count, and `gone`, which is 1 once the TAP is deleted.
 #[derive(Debug, Clone)]
 pub struct Tap {
     name: String,
     queue: Queue,
+    large_packets: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -47,23 +50,15 @@ pub struct TapApp {
     readiness: Readiness,
     /// Bytes before each frame, for a descriptor that was opened with `IFF_VNET_HDR`.
     header_bytes: usize,
-    /// What the next frame is read into.
+    /// What large packets are read into; empty if the kernel cuts them.
+    buffer: Vec<u8>,
+    /// What the next frame is read into, otherwise.
     spare: Option<Packet>,
+    inbound: Inbound,
+    outbound: Outbound,
+    /// For which the kernel had no room.
+    waiting: Option<Packet>,
     gone: bool,
-    counters: Counters,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    received: u64,
-    received_bytes: u64,
-    sent: u64,
-    sent_bytes: u64,
-    too_long: u64,
-    partial: u64,
-    down: u64,
-    full: u64,
-    refused: u64,
 }
 
 /// A TAP that can't be used.
@@ -86,12 +81,14 @@ pub enum TapError {
         name: String,
     },
     /// A descriptor of another kind.
-    #[error("use tap {name}: {reason}; open it with IFF_TAP and IFF_NO_PI")]
+    #[error("use tap {name}: {reason}; open it with {flags}")]
     Kind {
         /// The interface.
         name: String,
         /// What it is instead.
         reason: &'static str,
+        /// What it should be.
+        flags: &'static str,
     },
 }
 
@@ -105,6 +102,7 @@ impl Tap {
         Self {
             name: name.to_owned(),
             queue: Queue::Opened(Rc::new(descriptor)),
+            large_packets: false,
         }
     }
 
@@ -117,6 +115,7 @@ impl Tap {
             queue: Queue::Named {
                 options: Options::default(),
             },
+            large_packets: false,
         }
     }
 
@@ -126,6 +125,18 @@ impl Tap {
         if let Queue::Named { options } = &mut self.queue {
             options.multi_queue = true;
         }
+        self
+    }
+
+    /// The same with offloads: the kernel hands over packets of up to 64 KiB and unfinished checksums, and the engine cuts
+    /// and completes them. That is far fewer system calls for streams. An open queue must have been opened with
+    /// `IFF_VNET_HDR`.
+    #[must_use]
+    pub fn large_packets(mut self) -> Self {
+        if let Queue::Named { options } = &mut self.queue {
+            options.vnet_header = true;
+        }
+        self.large_packets = true;
         self
     }
 
@@ -145,7 +156,7 @@ impl PartialEq for Tap {
             (Queue::Named { options: one }, Queue::Named { options: two }) => one == two,
             _ => false,
         };
-        same_queue && self.name == other.name
+        same_queue && self.name == other.name && self.large_packets == other.large_packets
     }
 }
 
@@ -166,14 +177,22 @@ impl Config for Tap {
 
     fn build(&self) -> Result<TapApp, BuildError> {
         let descriptor = self.open()?;
-        let header_bytes = device::prepare(&descriptor, &self.name)?;
+        let header_bytes = device::prepare(&descriptor, &self.name, self.large_packets)?;
+        let buffer_bytes = if self.large_packets {
+            LARGE_PACKET_BYTES_MAX
+        } else {
+            0
+        };
         Ok(TapApp {
             descriptor,
             readiness: Readiness::new(),
             header_bytes,
+            buffer: vec![0; buffer_bytes],
             spare: None,
+            inbound: Inbound::default(),
+            outbound: Outbound::default(),
+            waiting: None,
             gone: false,
-            counters: Counters::default(),
         })
     }
 }
@@ -183,33 +202,47 @@ impl App for TapApp {
         if self.gone || !self.readiness.is_ready() {
             return;
         }
-        for _ in 0..BATCH_PACKETS.min(ports.space(0)) {
-            let Some(mut packet) = self.spare.take().or_else(|| ports.pool().take()) else {
+        let room = if self.buffer.is_empty() {
+            1
+        } else {
+            SEGMENTS_USUAL
+        };
+        for _ in 0..BATCH_PACKETS {
+            if ports.space(0) < room {
                 return;
+            }
+            let brought = if self.buffer.is_empty() {
+                self.receive(ports)
+            } else {
+                self.receive_large(ports)
             };
-            match self.receive(&mut packet) {
-                Received::Frame => {
-                    self.counters.received += 1;
-                    self.counters.received_bytes += packet.length() as u64;
-                    ports.transmit(0, packet);
-                }
-                Received::Unusable => self.spare = Some(packet),
-                Received::Nothing => {
-                    self.spare = Some(packet);
+            match brought {
+                Brought::Some => {}
+                Brought::Nothing => {
                     self.readiness.drained();
                     return;
                 }
+                Brought::NoPacket => return,
             }
         }
     }
 
     fn push(&mut self, _now: Time, ports: &mut Ports<'_>) {
-        while let Some(packet) = ports.receive(0) {
-            self.send(packet.bytes());
+        while let Some(packet) = self.waiting.take().or_else(|| ports.receive(0)) {
+            let verdict = self.send(packet.bytes());
+            if verdict != Verdict::Done {
+                self.waiting = Some(packet);
+            }
+            if verdict == Verdict::Wait {
+                return;
+            }
         }
     }
 
     fn wake(&self) -> Wake {
+        if self.waiting.is_some() {
+            return Wake::polling();
+        }
         if self.gone {
             return Wake::default();
         }
@@ -224,34 +257,29 @@ impl App for TapApp {
     }
 
     fn report(&self) -> Vec<Figure> {
-        let counters = &self.counters;
-        vec![
-            Figure::new("received", counters.received),
-            Figure::new("received_bytes", counters.received_bytes),
-            Figure::new("sent", counters.sent),
-            Figure::new("sent_bytes", counters.sent_bytes),
-            Figure::new("too_long", counters.too_long),
-            Figure::new("partial", counters.partial),
-            Figure::new("down", counters.down),
-            Figure::new("full", counters.full),
-            Figure::new("refused", counters.refused),
-            Figure::new("gone", u64::from(self.gone)),
-        ]
+        let mut figures = self.inbound.figures();
+        figures.extend(self.outbound.figures());
+        figures.push(Figure::new("gone", u64::from(self.gone)));
+        figures
     }
 }
 
 /// What a read brought.
-enum Received {
-    /// A frame, in the packet.
-    Frame,
-    /// One that was dropped and counted; there may be more.
-    Unusable,
+enum Brought {
+    /// A frame, which was sent on, or dropped and counted; there may be more.
+    Some,
     /// Nothing, for now.
     Nothing,
+    /// The pool had no packet to read into.
+    NoPacket,
 }
 
 impl TapApp {
-    fn receive(&mut self, packet: &mut Packet) -> Received {
+    /// Brings in a frame, straight into a packet.
+    fn receive(&mut self, ports: &mut Ports<'_>) -> Brought {
+        let Some(mut packet) = self.spare.take().or_else(|| ports.pool().take()) else {
+            return Brought::NoPacket;
+        };
         let mut header = [0; HEADER_BYTES_MAX];
         // The kernel cuts what doesn't fit, and says nothing; so there is a byte more than fits.
         let mut excess = [0; 1];
@@ -261,61 +289,95 @@ impl TapApp {
             IoSliceMut::new(&mut excess),
         ];
         let read = rustix::io::readv(&self.descriptor, &mut parts);
-        let length = match read {
-            Ok(0) => return Received::Nothing,
-            Ok(count) => count.saturating_sub(self.header_bytes),
-            Err(Errno::INTR) => return Received::Unusable,
-            Err(Errno::BADFD) => {
-                self.gone = true;
-                return Received::Nothing;
+        let length = match self.length_of(read) {
+            Ok(length) => length,
+            Err(brought) => {
+                self.spare = Some(packet);
+                return brought;
             }
-            Err(_) => return Received::Nothing,
         };
-        if self.header_bytes > 0 && (header[0] & NEEDS_CHECKSUM != 0 || header[1] != NOT_SEGMENTED)
-        {
-            self.counters.partial += 1;
-            return Received::Unusable;
-        }
+        let header = header_of(&header);
         if !packet.set_length(length) {
-            self.counters.too_long += 1;
-            return Received::Unusable;
+            self.inbound.refuse_too_long();
+            self.spare = Some(packet);
+        } else if header.is_super_packet() || header.needs_checksum() {
+            self.inbound
+                .deliver(&header, packet.bytes(), None, ports, 0);
+            self.spare = Some(packet);
+        } else {
+            self.inbound.received += 1;
+            self.inbound.packets += 1;
+            ports.transmit(0, packet);
         }
-        Received::Frame
+        Brought::Some
     }
 
-    fn send(&mut self, frame: &[u8]) {
-        if self.gone {
-            self.counters.refused += 1;
-            return;
+    /// Brings in what may be a large packet.
+    fn receive_large(&mut self, ports: &mut Ports<'_>) -> Brought {
+        let mut header = [0; HEADER_BYTES_MAX];
+        let mut parts = [
+            IoSliceMut::new(&mut header[..self.header_bytes]),
+            IoSliceMut::new(&mut self.buffer),
+        ];
+        let read = rustix::io::readv(&self.descriptor, &mut parts);
+        let length = match self.length_of(read) {
+            Ok(length) => length,
+            Err(brought) => return brought,
+        };
+        let frame = &self.buffer[..length.min(self.buffer.len())];
+        self.inbound
+            .deliver(&header_of(&header), frame, None, ports, 0);
+        Brought::Some
+    }
+
+    /// Bytes of the frame that was read.
+    fn length_of(&mut self, read: Result<usize, Errno>) -> Result<usize, Brought> {
+        match read {
+            Ok(0) => Err(Brought::Nothing),
+            Ok(count) => Ok(count.saturating_sub(self.header_bytes)),
+            Err(Errno::INTR) => Err(Brought::Some),
+            Err(Errno::BADFD) => {
+                self.gone = true;
+                Err(Brought::Nothing)
+            }
+            Err(_) => Err(Brought::Nothing),
         }
+    }
+
+    fn send(&mut self, frame: &[u8]) -> Verdict {
         let header = [0; HEADER_BYTES_MAX];
         let parts = [
             IoSlice::new(&header[..self.header_bytes]),
             IoSlice::new(frame),
         ];
-        match rustix::io::writev(&self.descriptor, &parts) {
-            Ok(_) => {
-                self.counters.sent += 1;
-                self.counters.sent_bytes += frame.len() as u64;
-            }
-            Err(Errno::IO) => self.counters.down += 1,
-            Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INTR) => {
-                self.counters.full += 1;
-            }
-            Err(Errno::BADFD) => {
+        let written = if self.gone {
+            Err(Errno::BADFD)
+        } else {
+            rustix::io::writev(&self.descriptor, &parts)
+        };
+        self.outbound.count(written.map_err(|errno| match errno {
+            // What a TAP says, in the words of sockets.
+            Errno::IO => Errno::NETDOWN.into(),
+            Errno::BADFD => {
                 self.gone = true;
-                self.counters.refused += 1;
+                Errno::NODEV.into()
             }
-            Err(_) => self.counters.refused += 1,
-        }
+            errno => io::Error::from(errno),
+        }))
     }
+}
+
+fn header_of(bytes: &[u8; HEADER_BYTES_MAX]) -> VnetHeader {
+    bytes
+        .first_chunk()
+        .map_or_else(VnetHeader::default, |bytes| VnetHeader::read(*bytes))
 }
 
 /// Bytes of the longest virtio-net header that there is for a TAP: `virtio_net_hdr_v1_hash_tunnel`.
 const HEADER_BYTES_MAX: usize = 24;
 
-/// `VIRTIO_NET_HDR_F_NEEDS_CSUM` in a virtio-net header's first byte.
-const NEEDS_CHECKSUM: u8 = 1;
+/// Bytes of the longest large packet: the kernel makes no longer ones for a TAP.
+const LARGE_PACKET_BYTES_MAX: usize = 68 * 1024;
 
-/// `VIRTIO_NET_HDR_GSO_NONE` in its second.
-const NOT_SEGMENTED: u8 = 0;
+/// Room that the output must have before a large packet is read: for the segments of any usual one.
+const SEGMENTS_USUAL: usize = 128;

@@ -10,6 +10,7 @@
 //!
 //! Frames are copied between the socket's memory and the engine's pool, once in each direction.
 
+mod app;
 mod error;
 mod features;
 mod interface;
@@ -22,17 +23,17 @@ mod socket;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
-use crate::ports::{BATCH_PACKETS, Ports};
-use crate::time::Time;
+use crate::app::{BuildError, Config, PortList};
+use crate::pool::PoolLimits;
 
+pub use app::{XdpApp, XdpBinding};
 pub use error::XdpError;
 pub use program::XdpMode;
 
 use interface::Interface;
 use program::Program;
 use sender::{Doubt, Here, Silenced};
-use socket::{RECEIVE_HEADROOM, Sent, Sizes, Socket};
+use socket::{RECEIVE_HEADROOM, Sizes, Socket};
 
 /// A queue of an interface, by AF_XDP. What comes in leaves at `output`; what comes to `input` is sent.
 ///
@@ -70,53 +71,9 @@ struct Attachment {
     queues: u32,
 }
 
-/// The running [`Xdp`].
-///
-/// Figures: `received`, `sent`; dropped are, of packets that came in, `too_long` for the engine's packets, and of
-/// those to be sent `length_refused` (less than an Ethernet header or more than a buffer), `down` (the interface is
-/// down or gone) and `refused` (by the interface). What the kernel dropped before it came to us: `ring_full`
-/// (nobody read in time) and `kernel_dropped` (too long for a buffer, or no buffer free, which `fill_ring_empty` counts
-/// too: in copy mode this is what a slow reader looks like). `invalid` are
-/// descriptors that one side did not understand. `is_native`, `is_zero_copy`, `is_down`, `is_gone` are 0 or 1,
-/// `offloads_off` is the number of the sender's offloads that are turned off, `queues_left` that of the interface's
-/// queues that no description serves.
-#[derive(Debug)]
-pub struct XdpApp {
-    socket: Socket,
-    attachment: Arc<Attachment>,
-    shared: Arc<Mutex<Shared>>,
-    /// Whether the last attempt to send found the interface down or gone.
-    is_down: bool,
-    counters: Counters,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Counters {
-    received: u64,
-    sent: u64,
-    too_long: u64,
-    length_refused: u64,
-    down: u64,
-}
-
-/// How an app came to its packets.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct XdpBinding {
-    /// Where the program runs.
-    pub mode: XdpMode,
-    /// Whether the driver writes into our memory itself. Where not, the kernel copies once more.
-    pub zero_copy: bool,
-    /// Whether the kernel says when it must be woken.
-    pub need_wakeup: bool,
-    /// The sender's offloads that are off as long as the app runs, by the names that `ethtool -k` has for them.
-    pub offloads_off: Vec<String>,
-    /// Receive queues of the interface.
-    pub queues: u32,
-}
-
 impl Xdp {
     /// Queue 0 of an interface in the network namespace of the thread that will configure the engine: in the driver if
-    /// it can, without copies if it can, with rings of 1024 packets and buffers of 2048 bytes, which are good for an
+    /// it can, without copies if it can, with rings of 2048 packets and buffers of 2048 bytes, which are good for an
     /// MTU of up to 1770.
     #[must_use]
     pub fn interface(name: impl Into<String>) -> Self {
@@ -124,7 +81,7 @@ impl Xdp {
             interface: name.into(),
             queue: 0,
             mode: None,
-            ring_packets: 1024,
+            ring_packets: 2048,
             buffer_bytes: 2048,
             may_zero_copy: true,
             trusts_sender: false,
@@ -206,10 +163,12 @@ impl Xdp {
         let mut shared = lock(&self.shared);
         shared.described.insert(self.queue);
         let attachment = match shared.attachment.upgrade() {
-            Some(attachment) => attachment,
-            None => Arc::new(self.attach()?),
+            Some(attachment) => {
+                self.check_queues(&shared, attachment.queues)?;
+                attachment
+            }
+            None => Arc::new(self.attach(&shared)?),
         };
-        self.check_queues(&shared, attachment.queues)?;
         let sizes = Sizes {
             ring: self.ring_packets,
             buffer_bytes: self.buffer_bytes,
@@ -222,13 +181,7 @@ impl Xdp {
         served.map_err(|error| self.failed(("hand the queue's frames to the socket", error)))?;
         shared.attachment = Arc::downgrade(&attachment);
         drop(shared);
-        Ok(XdpApp {
-            socket,
-            attachment,
-            shared: Arc::clone(&self.shared),
-            is_down: false,
-            counters: Counters::default(),
-        })
+        Ok(XdpApp::new(socket, attachment, Arc::clone(&self.shared)))
     }
 
     fn check_sizes(&self) -> Result<(), XdpError> {
@@ -269,62 +222,67 @@ impl Xdp {
         Ok(())
     }
 
-    /// Puts the program on the interface, after its sender has been seen to.
-    fn attach(&self) -> Result<Attachment, XdpError> {
+    /// Puts the program on the interface, in the driver or, if that has no place for it and nobody insists, after it.
+    fn attach(&self, shared: &Shared) -> Result<Attachment, XdpError> {
+        let (here, interface) = self.find()?;
+        self.check_interface(&interface)?;
+        let queues = interface::queues(&interface).map_err(|source| self.kernel(source))?;
+        self.check_queues(shared, queues)?;
+        let native = match self.mode {
+            Some(mode) => return self.attach_as(mode, here, interface, queues),
+            None => self.attach_as(XdpMode::Native, here, interface, queues),
+        };
+        match native {
+            Err(XdpError::System { source, .. })
+                if source.raw_os_error() == Some(libc::EOPNOTSUPP) =>
+            {
+                let (here, interface) = self.find()?;
+                self.attach_as(XdpMode::Generic, here, interface, queues)
+            }
+            other => other,
+        }
+    }
+
+    /// Puts the program on the interface after its sender has been seen to.
+    fn attach_as(
+        &self,
+        mode: XdpMode,
+        here: Here,
+        interface: Interface,
+        queues: u32,
+    ) -> Result<Attachment, XdpError> {
+        let silenced = self.silence(here, &interface, mode)?;
+        let program = Program::attach(interface.index, queues, mode);
+        let program = program.map_err(|failure| match failure.1.raw_os_error() {
+            Some(libc::EBUSY | libc::EEXIST) => XdpError::Occupied {
+                interface: self.interface.clone(),
+            },
+            _ => self.failed(failure),
+        })?;
+        Ok(Attachment {
+            program,
+            silenced,
+            interface,
+            mode,
+            queues,
+        })
+    }
+
+    fn find(&self) -> Result<(Here, Interface), XdpError> {
         let mut here = Here::new().map_err(|source| self.kernel(source))?;
         let found = interface::find(&mut here.route, &self.interface);
         let interface = found.map_err(|source| self.kernel(source))?;
-        self.check_interface(&interface)?;
-        let queues = interface::queues(&interface).map_err(|source| self.kernel(source))?;
-        let modes = match self.mode {
-            Some(mode) => &[mode][..],
-            None => &[XdpMode::Native, XdpMode::Generic],
-        };
-        let mut modes = modes.iter().copied().peekable();
-        let first = *modes.peek().unwrap_or(&XdpMode::Native);
-        let mut silenced = self.silence(here, &interface, first)?;
-        loop {
-            let Some(mode) = modes.next() else {
-                return Err(self.failed((
-                    "attach the XDP program",
-                    std::io::Error::from_raw_os_error(libc::EOPNOTSUPP),
-                )));
-            };
-            if mode != first && silenced.is_none() {
-                let here = Here::new().map_err(|source| self.kernel(source))?;
-                silenced = self.silence(here, &interface, mode)?;
-            }
-            match Program::attach(interface.index, queues, mode) {
-                Ok(program) => {
-                    return Ok(Attachment {
-                        program,
-                        silenced,
-                        interface,
-                        mode,
-                        queues,
-                    });
-                }
-                Err((_, error))
-                    if modes.peek().is_some()
-                        && matches!(
-                            error.raw_os_error(),
-                            Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ENOSYS)
-                        ) => {}
-                Err((_, error))
-                    if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EEXIST)) =>
-                {
-                    return Err(XdpError::Occupied {
-                        interface: self.interface.clone(),
-                    });
-                }
-                Err(failure) => return Err(self.failed(failure)),
-            }
-        }
+        Ok((here, interface))
     }
 
     fn check_interface(&self, interface: &Interface) -> Result<(), XdpError> {
         if !interface.is_up {
             return Err(XdpError::Down {
+                interface: self.interface.clone(),
+            });
+        }
+        if !interface.is_ethernet {
+            return Err(XdpError::NotEthernet {
                 interface: self.interface.clone(),
             });
         }
@@ -346,10 +304,12 @@ impl Xdp {
         interface: &Interface,
         mode: XdpMode,
     ) -> Result<Option<Silenced>, XdpError> {
-        if self.trusts_sender {
-            return Ok(None);
-        }
-        let silenced = sender::silence(here, interface, mode == XdpMode::Generic);
+        let is_generic = mode == XdpMode::Generic;
+        let silenced = if self.trusts_sender {
+            sender::trust(here, interface, is_generic).map(|()| None)
+        } else {
+            sender::silence(here, interface, is_generic)
+        };
         silenced.map_err(|doubt| match doubt {
             Doubt::Kernel(source) => self.kernel(source),
             Doubt::Reason(reason) => XdpError::Sender {
@@ -414,132 +374,22 @@ impl Config for Xdp {
         true
     }
 
+    fn check(&self, limits: PoolLimits) -> Result<(), BuildError> {
+        let mtu_max = u32::from(limits.frame_bytes_max).saturating_sub(HEADERS);
+        let (_, interface) = self.find()?;
+        if interface.mtu > mtu_max {
+            return Err(Box::new(XdpError::Packets {
+                interface: self.interface.clone(),
+                mtu: interface.mtu,
+                frame_bytes_max: limits.frame_bytes_max,
+                mtu_max,
+            }));
+        }
+        Ok(())
+    }
+
     fn build(&self) -> Result<XdpApp, BuildError> {
         Ok(self.start()?)
-    }
-}
-
-impl XdpApp {
-    /// How it came to its packets.
-    #[must_use]
-    pub fn binding(&self) -> XdpBinding {
-        let bound = self.socket.bound();
-        let silenced = self.attachment.silenced.as_ref();
-        XdpBinding {
-            mode: self.attachment.mode,
-            zero_copy: bound.zero_copy,
-            need_wakeup: bound.need_wakeup,
-            offloads_off: silenced.map_or_else(Vec::new, |silenced| silenced.names().to_vec()),
-            queues: self.attachment.queues,
-        }
-    }
-
-    /// Brings in up to `count` of the frames that wait, of which some may be longer than packets.
-    fn pull_some(&mut self, count: usize, ports: &mut Ports<'_>) -> usize {
-        let mut received = 0;
-        for _ in 0..count {
-            let Some(mut packet) = ports.pool().take() else {
-                break;
-            };
-            let mut fits = false;
-            self.socket.read(|frame| fits = packet.set_bytes(frame));
-            if fits {
-                ports.transmit(0, packet);
-                received += 1;
-            } else {
-                self.counters.too_long += 1;
-            }
-        }
-        received
-    }
-
-    /// Sends what has been written.
-    fn flush(&mut self) {
-        self.is_down = matches!(self.socket.flush(), Sent::Down | Sent::Gone);
-    }
-}
-
-impl App for XdpApp {
-    fn pull(&mut self, _now: Time, ports: &mut Ports<'_>) {
-        let waiting = self.socket.received().min(BATCH_PACKETS);
-        let waiting = waiting.min(ports.space(0));
-        if waiting == 0 {
-            return;
-        }
-        let fits_any =
-            usize::from(ports.pool().limits().frame_bytes_max) >= self.socket.received_bytes_max();
-        let received = if fits_any {
-            let socket = &mut self.socket;
-            ports.fill(0, waiting, |packet| {
-                socket.read(|frame| _ = packet.set_bytes(frame));
-            })
-        } else {
-            self.pull_some(waiting, ports)
-        };
-        self.counters.received += received as u64;
-        self.socket.finish_reading();
-    }
-
-    fn push(&mut self, _now: Time, ports: &mut Ports<'_>) {
-        let queued = ports.queued(0);
-        if queued == 0 && self.socket.unsent() == 0 {
-            return;
-        }
-        if self.is_down {
-            // If it goes again, what is on the ring goes first.
-            self.flush();
-        }
-        if self.is_down {
-            self.counters.down += ports.discard(0).0;
-            return;
-        }
-        let room = self.socket.reclaim();
-        for _ in 0..queued.min(room) {
-            let Some(packet) = ports.receive(0) else {
-                break;
-            };
-            if self.socket.write(packet.bytes()) {
-                self.counters.sent += 1;
-            } else {
-                self.counters.length_refused += 1;
-            }
-        }
-        self.flush();
-    }
-
-    fn wake(&self) -> Wake {
-        Wake::polling()
-    }
-
-    fn report(&self) -> Vec<Figure> {
-        let kernel = self.socket.statistics();
-        let attachment = &self.attachment;
-        let offloads = attachment
-            .silenced
-            .as_ref()
-            .map_or(0, |silenced| silenced.names().len());
-        let left = attachment.queues - served(&lock(&self.shared), attachment.queues);
-        let is = |fact| u64::from(fact);
-        let interface = self.socket.state();
-        let invalid = kernel.rx_invalid_descs + kernel.tx_invalid_descs + self.socket.invalid;
-        vec![
-            Figure::new("received", self.counters.received),
-            Figure::new("sent", self.counters.sent),
-            Figure::new("too_long", self.counters.too_long),
-            Figure::new("length_refused", self.counters.length_refused),
-            Figure::new("down", self.counters.down),
-            Figure::new("refused", self.socket.refused),
-            Figure::new("ring_full", kernel.rx_ring_full),
-            Figure::new("fill_ring_empty", kernel.rx_fill_ring_empty_descs),
-            Figure::new("kernel_dropped", kernel.rx_dropped),
-            Figure::new("invalid", invalid),
-            Figure::new("is_native", is(attachment.mode == XdpMode::Native)),
-            Figure::new("is_zero_copy", is(self.socket.bound().zero_copy)),
-            Figure::new("is_down", is(interface == Sent::Down)),
-            Figure::new("is_gone", is(interface == Sent::Gone)),
-            Figure::new("offloads_off", offloads as u64),
-            Figure::new("queues_left", u64::from(left)),
-        ]
     }
 }
 

@@ -11,6 +11,15 @@ use crate::offloads;
 
 /// Datagrams of all sizes, fragmented ones, and ones that the kernel cuts from a longer write.
 pub(crate) fn datagrams(from: &Namespace, to: &Namespace, address: IpAddr) {
+    datagrams_of(SINGLE_LENGTHS, from, to, address);
+}
+
+/// Datagrams none of which is fragmented, so that all belong to one flow.
+pub(crate) fn whole_datagrams(from: &Namespace, to: &Namespace, address: IpAddr) {
+    datagrams_of(&SINGLE_LENGTHS[..WHOLE], from, to, address);
+}
+
+fn datagrams_of(lengths: &[usize], from: &Namespace, to: &Namespace, address: IpAddr) {
     let receiver = to.inside(|| Ok(UdpSocket::bind((address, 0))?)).unwrap();
     receiver.set_read_timeout(Some(PATIENCE)).unwrap();
     let target = receiver.local_addr().unwrap();
@@ -21,11 +30,7 @@ pub(crate) fn datagrams(from: &Namespace, to: &Namespace, address: IpAddr) {
     };
     let sender = from.inside(|| Ok(UdpSocket::bind(unspecified)?)).unwrap();
     sender.connect(target).unwrap();
-    for lengths in SINGLE_LENGTHS
-        .chunks(8)
-        .cycle()
-        .take(SINGLE_LENGTHS.len() * 3)
-    {
+    for lengths in lengths.chunks(8).cycle().take(lengths.len() * 3) {
         let payloads: Vec<Vec<u8>> = lengths.iter().map(|&length| payload(length)).collect();
         for payload in &payloads {
             assert_eq!(sender.send(payload).unwrap(), payload.len());
@@ -74,13 +79,16 @@ pub(crate) fn stream(from: &Namespace, to: &Namespace, address: IpAddr) {
 
 fn payload(length: usize) -> Vec<u8> {
     (0..length)
-        .map(|place| (place.wrapping_mul(2_654_435_761) >> 13) as u8 ^ length as u8)
+        .map(|place| (place.wrapping_mul(2_654_435_761) >> 13) ^ length)
+        .map(|mixed| mixed.to_le_bytes()[0])
         .collect()
 }
 
 const PATIENCE: Duration = Duration::from_secs(5);
 const PORT: u16 = 5001;
 const BLOCKS: u64 = 48;
+/// Of the lengths, those that fit a frame.
+const WHOLE: usize = 21;
 /// 1452 is what one frame of IPv6 holds and 1472 one of IPv4; those from 1453 on are fragmented.
 const SINGLE_LENGTHS: &[usize] = &[
     0, 1, 2, 3, 17, 18, 19, 31, 32, 33, 64, 100, 333, 512, 999, 1000, 1023, 1024, 1400, 1451, 1452,

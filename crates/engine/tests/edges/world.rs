@@ -7,15 +7,14 @@
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 
-use sandwire_engine::io::{Raw, Ring};
-use sandwire_engine::{AppReport, Engine, Graph, GraphError, Runner};
+use sandwire_engine::io::xdp::XdpMode;
+use sandwire_engine::io::{Raw, Ring, Tap, Waiter, Waker, Xdp, tap};
+use sandwire_engine::{AppReport, Engine, Graph, GraphError};
 use sandwire_testlab::command;
-use sandwire_testlab::namespace::Namespace;
+use sandwire_testlab::namespace::{self, Namespace};
 
 use crate::offloads;
 
@@ -42,6 +41,25 @@ pub(crate) const EDGES: &[Edge] = &[
     on_veth("ring past the qdisc", |side, graph| {
         graph.app(side.name, Ring::interface(side.outer).bypass_qdisc())
     }),
+    Edge {
+        name: "tap",
+        sees_offloads: false,
+        connect: Side::connect_by_tap,
+        add: |side, graph| graph.app(side.name, side.tap()),
+    },
+    Edge {
+        sees_offloads: false,
+        ..on_veth("xdp", |side, graph| {
+            graph.app(side.name, Xdp::interface(side.outer))
+        })
+    },
+    Edge {
+        sees_offloads: false,
+        ..on_veth("xdp, generic", |side, graph| {
+            let xdp = Xdp::interface(side.outer).mode(XdpMode::Generic);
+            graph.app(side.name, xdp)
+        })
+    },
 ];
 
 type Add = for<'a> fn(&Side, &'a mut Graph) -> Result<&'a mut Graph, GraphError>;
@@ -80,6 +98,19 @@ const fn side(name: &'static str, outer: &'static str, number: u8) -> Side {
 }
 
 impl Side {
+    /// The wire's other end is in the namespace itself.
+    fn connect_by_tap(&self) {
+        let path = namespace::path_of(self.name);
+        namespace::run_in(&path, "ip tuntap add name eth0 mode tap").unwrap();
+    }
+
+    /// That end's TAP.
+    fn tap(&self) -> Tap {
+        let path = namespace::path_of(self.name);
+        let open = || Ok(tap::open("eth0", tap::Options::default())?);
+        Tap::from_descriptor(namespace::inside(&path, open).unwrap(), self.name)
+    }
+
     pub(crate) fn connect_by_veth(&self) {
         let Self { name, outer, .. } = self;
         run(&format!(
@@ -169,7 +200,7 @@ fn counters_of_four(text: &str) -> Vec<(String, u64)> {
         let names = pair[0].split_whitespace();
         for (name, value) in names.zip(pair[1].split_whitespace()).skip(1) {
             if let Ok(value) = value.parse() {
-                counters.push((format!("{name}"), value));
+                counters.push((name.to_owned(), value));
             }
         }
     }
@@ -179,7 +210,7 @@ fn counters_of_four(text: &str) -> Vec<(String, u64)> {
 
 /// An engine that runs on a thread of its own.
 pub(crate) struct Forwarder {
-    stop: Arc<AtomicBool>,
+    waker: Waker,
     thread: JoinHandle<Vec<AppReport>>,
 }
 
@@ -200,28 +231,26 @@ impl Forwarder {
     pub(crate) fn start(
         build: impl FnOnce(&mut Graph) -> Result<(), GraphError> + Send + 'static,
     ) -> Self {
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
         let (ready, is_ready) = mpsc::channel();
         let thread = thread::spawn(move || {
             let mut graph = Graph::new();
             build(&mut graph).unwrap();
             let mut engine = Engine::new();
             engine.configure(&graph).unwrap();
-            ready.send(()).unwrap();
-            Runner::new().run_until(&mut engine, |_| stopped.load(Ordering::Relaxed));
+            let mut waiter = Waiter::new().unwrap();
+            ready.send(waiter.waker()).unwrap();
+            waiter.run(&mut engine, None, |_| false).unwrap();
             engine.report_apps()
         });
-        if is_ready.recv().is_err() {
-            thread.join().unwrap();
-            unreachable!("a thread that sends nothing has panicked");
+        match is_ready.recv() {
+            Ok(waker) => Self { waker, thread },
+            Err(_) => std::panic::resume_unwind(thread.join().unwrap_err()),
         }
-        Self { stop, thread }
     }
 
     /// Ends it; what its apps have counted.
     pub(crate) fn stop(self) -> Reports {
-        self.stop.store(true, Ordering::Relaxed);
+        self.waker.wake();
         Reports(self.thread.join().unwrap())
     }
 }

@@ -444,6 +444,26 @@ fn a_nat_rebinds_and_both_lines_know() {
     assert_ne!(exchange(20 * MS), 1000);
 }
 
+/// What the sandbox is told is about the port that it sent from, not the one that the far side sees.
+#[test]
+fn icmp_about_a_rebound_flow_names_the_sandboxs_own_port() {
+    let mut lab = Lab::new("nat-rebind after 10ms mtu 1000");
+    lab.send(udp(1, 100));
+    lab.run_until(20 * MS);
+    let mut large = udp(1, 1100);
+    large[20] = 0x40;
+    frame::repair_checksums(&mut large);
+    lab.send(large);
+    lab.send(udp(1, 100));
+    lab.run_until(30 * MS);
+    let ends = lab.ends.borrow();
+    let last = &ends.out_frames.last().unwrap().1;
+    assert_ne!(last[34..36], 1000u16.to_be_bytes());
+    let answer = &ends.back_frames[0];
+    assert_eq!(answer[34..36], [3, 4]);
+    assert_eq!(answer[62..64], 1000u16.to_be_bytes());
+}
+
 #[test]
 fn an_observer_is_told_of_every_fate() {
     let mut lab = Lab::new("name x loss packets 1,3 delay 5ms");

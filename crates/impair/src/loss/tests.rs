@@ -138,6 +138,36 @@ fn the_four_states_have_the_share_of_their_balance() {
     );
 }
 
+/// Runs in state 3 are geometric and end with p31 + p32; those between the losses of a burst end with p23.
+/// Without single losses they can be told apart from gaps, which are a hundred times longer. Four deviations each.
+#[test]
+fn the_bursts_of_the_four_states_are_those_of_theory() {
+    let model = LossModel::FourState(FourState {
+        p13: 0.0005,
+        p14: 0.0,
+        ..FOUR
+    });
+    let verdicts = verdicts(model, 8, 2_000_000);
+    let mean_of = |runs: &[u32], expected_end: f64| {
+        let count = f64::from(u32::try_from(runs.len()).unwrap());
+        let mean = f64::from(runs.iter().sum::<u32>()) / count;
+        let deviation = (1.0 - expected_end).sqrt() / expected_end / count.sqrt();
+        assert!(
+            (mean - 1.0 / expected_end).abs() < 4.0 * deviation,
+            "{mean}"
+        );
+    };
+    mean_of(&bursts(&verdicts), 0.2 + 0.3);
+    let received: Vec<bool> = verdicts.iter().map(|lost| !lost).collect();
+    // Of 40 received in a row none is in a burst: 0.6⁴⁰ is one in a billion. Of gaps one in 50 is shorter.
+    let mut within = bursts(&received);
+    within.retain(|&run| run <= 40);
+    let count = f64::from(u32::try_from(within.len()).unwrap());
+    let ones = within.iter().filter(|&&run| run == 1).count();
+    let ones = f64::from(u32::try_from(ones).unwrap()) / count;
+    assert!((ones - 0.4).abs() < 0.03, "{ones}");
+}
+
 #[test]
 fn the_fourth_state_loses_one_packet_and_returns() {
     let model = LossModel::FourState(FourState {

@@ -28,6 +28,8 @@ pub(super) struct IcmpError<'a> {
     /// Of the quoted packet; places count from the frame's start.
     quoted: IpHeaders,
     ports: (u16, u16),
+    /// Which end of the quoted packet is the sandbox's: of an error that comes to it the source.
+    end: End,
 }
 
 const FLAGS: usize = 13;
@@ -84,7 +86,8 @@ impl<'a> Frame<'a> {
 }
 
 impl<'a> IcmpError<'a> {
-    pub(super) fn of(bytes: &'a mut [u8]) -> Option<Self> {
+    /// Reads an error about a packet of which the sandbox is this end.
+    pub(super) fn of(bytes: &'a mut [u8], end: End) -> Option<Self> {
         let ip = classify::parse(bytes).ip?;
         let (kind, _) = ip.icmp?;
         let ether_type = match ip.protocol {
@@ -107,28 +110,34 @@ impl<'a> IcmpError<'a> {
             ip,
             quoted,
             ports,
+            end,
         })
     }
 
-    pub(super) fn quoted_source(&self) -> Endpoint {
-        endpoint(&self.quoted, self.ports, End::Source)
+    /// The sandbox's end of the quoted packet.
+    pub(super) fn quoted_endpoint(&self) -> Endpoint {
+        endpoint(&self.quoted, self.ports, self.end)
     }
 
-    /// Makes this the endpoint that the error is sent to and that its quoted packet came from.
+    /// Makes this the sandbox's end of the quoted packet and, where it was that of the error too, of the error.
     pub(super) fn set(&mut self, new: Endpoint) -> Translation {
-        let old = self.quoted_source();
+        let old = self.quoted_endpoint();
         if old == new {
             return Translation::Untouched;
         }
-        set_endpoint(self.bytes, &self.quoted, End::Source, &new.words());
-        let receiver = endpoint(&self.ip, (0, 0), End::Destination);
-        let receiver_words = Endpoint { port: 0, ..new }.words();
-        set_address(self.bytes, &self.ip, End::Destination, &receiver_words);
+        set_endpoint(self.bytes, &self.quoted, self.end, &new.words());
+        let outer_end = match self.end {
+            End::Source => End::Destination,
+            End::Destination => End::Source,
+        };
+        if endpoint(&self.ip, (0, 0), outer_end).address == old.address {
+            set_address(self.bytes, &self.ip, outer_end, &new.words());
+        }
         // What was quoted may be cut anywhere, so the sum is made anew.
         let at = self.ip.payload_offset + 2;
         write(self.bytes, at, &[0, 0]);
         let message = &self.bytes[self.ip.payload_offset..self.ip.end];
-        let pseudo = match receiver.address {
+        let pseudo = match self.ip.source {
             IpAddr::V4(_) => 0,
             IpAddr::V6(_) => {
                 let length = u32::try_from(message.len()).unwrap_or(0).to_be_bytes();

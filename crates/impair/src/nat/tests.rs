@@ -234,6 +234,55 @@ fn an_icmp_error_finds_its_way_back() {
     }
 }
 
+/// The sandbox says that nobody listens: the far side must find the port that it sent to in what is quoted.
+#[test]
+fn an_icmp_error_of_the_sandbox_is_about_what_the_far_side_sent() {
+    let mut nat = Nat::new(1, 0);
+    let model = NatModel {
+        addresses: vec!["10.0.0.7".parse().unwrap()],
+        ..every_second()
+    };
+    send(&mut nat, 0, &model, udp(HERE, THERE, b"data"));
+    let seen = send(&mut nat, SECOND, &model, udp(HERE, THERE, b"data")).unwrap();
+    let asked = udp(THERE, &seen, b"anybody there?");
+    let mut came = asked.clone();
+    assert_eq!(nat.arrive(SECOND, &mut came), Translation::Rewritten);
+    let mut error = unreachable(&came);
+    let mut late = error.clone();
+    assert_eq!(nat.leave(SECOND, None, &mut error), Translation::Rewritten);
+    assert_checksums(&error);
+    let ip = classify::parse(&error).ip.unwrap();
+    assert_eq!(ip.source.to_string(), "10.0.0.7");
+    assert_eq!(error[ip.payload_offset + 8..ip.end][..24], asked[14..38]);
+    nat.leave(SECOND, Some(&model), &mut udp(HERE, THERE, b"data"));
+    let translation = nat.leave(2 * SECOND, Some(&model), &mut late);
+    assert_eq!(translation, Translation::Dead);
+}
+
+/// A router between, whose own address isn't the mapping's, stays who it is.
+#[test]
+fn a_routers_error_keeps_its_source() {
+    let mut nat = Nat::new(1, 0);
+    let model = NatModel {
+        addresses: vec!["10.0.0.7".parse().unwrap()],
+        ..every_second()
+    };
+    send(&mut nat, 0, &model, udp(HERE, THERE, b"data"));
+    let mut sent = udp(HERE, THERE, b"data");
+    nat.leave(SECOND, Some(&model), &mut sent);
+    let mut error = unreachable(&sent);
+    // From 10.9.9.8, one below the far side.
+    error[29] -= 1;
+    error[24..26].fill(0);
+    let sum = crate::checksum::finish(crate::checksum::sum(0, &error[14..34]));
+    error[24..26].copy_from_slice(&sum.to_be_bytes());
+    assert_eq!(nat.arrive(SECOND, &mut error), Translation::Rewritten);
+    assert_checksums(&error);
+    let ip = classify::parse(&error).ip.unwrap();
+    let ends = [ip.source, ip.destination].map(|address| address.to_string());
+    assert_eq!(ends, ["10.9.9.8", "10.0.0.1"]);
+}
+
 #[test]
 fn a_udp_checksum_that_was_left_out_stays_out() {
     let mut nat = Nat::new(1, 0);

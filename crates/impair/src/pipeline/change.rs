@@ -14,7 +14,7 @@ impl<T: Packet> Pipeline<T> {
     /// Goes on with other settings from `now` on. Nothing is dropped and nothing overtakes for it:
     ///
     /// - What is under way keeps its deadline. What is due stays due.
-    /// - What is queued stays, in its order, also beyond a lower limit; the new line serves it from when the old one
+    /// - What is queued stays, in its order, also beyond a lower limit; a new line serves it from when the old one
     ///   has sent the packet that it is sending. Without a bottleneck it leaves at once.
     /// - Duplication and corruption are as they are set when a packet gets there. What is held back leaves no
     ///   later than the new settings would have it, so at once if nothing is to be reordered.
@@ -34,11 +34,9 @@ impl<T: Packet> Pipeline<T> {
             self.change_delay(&settings);
         }
         self.held.reconfigure(now, settings.reorder.as_ref());
-        let bottleneck = settings.bottleneck.clone();
-        let is_same = bottleneck == self.settings.bottleneck;
-        self.settings = settings;
-        if !is_same {
-            self.change_bottleneck(bottleneck, dropped);
+        let before = std::mem::replace(&mut self.settings, settings).bottleneck;
+        if before != self.settings.bottleneck {
+            self.change_bottleneck(before, dropped);
             self.not_before = self.delayed.latest();
         }
         self.is_draining = false;
@@ -106,25 +104,25 @@ impl<T: Packet> Pipeline<T> {
         }
     }
 
-    fn change_bottleneck(&mut self, bottleneck: Option<Bottleneck>, dropped: Drops<'_, T>) {
+    fn change_bottleneck(&mut self, before: Option<Bottleneck>, dropped: Drops<'_, T>) {
         let now = self.now;
         let old = self.bottleneck.take();
-        // The new line begins now; or later, as the frame on the old one ends as it began.
+        // A new line begins now; or later, as the frame on the old one ends as it began.
         let busy_until = old.as_ref().map_or(0, |(line, _)| line.busy_until());
         self.idle_until = self.idle_until.max(busy_until).max(now);
-        let Some(bottleneck) = bottleneck else {
+        let Some(new) = self.settings.bottleneck.clone() else {
             let queue = old.map(|(_, mut queue)| queue.take_all());
             for queued in queue.into_iter().flatten() {
                 self.send(now, self.idle_until, queued.item, dropped);
             }
             return;
         };
-        let line = Line::new(bottleneck.capacity);
-        let queue = match old {
-            Some((_, queue)) => queue.reconfigured(bottleneck.queue),
-            None => Queue::new(bottleneck.queue),
-        };
-        self.bottleneck = Some((line, queue));
+        let is_same_line = before.is_some_and(|before| before.capacity == new.capacity);
+        self.bottleneck = Some(match old {
+            Some((line, queue)) if is_same_line => (line, queue.reconfigured(new.queue)),
+            Some((_, queue)) => (Line::new(new.capacity), queue.reconfigured(new.queue)),
+            None => (Line::new(new.capacity), Queue::new(new.queue)),
+        });
     }
 
     /// Puts a packet that comes during a drain behind all else.

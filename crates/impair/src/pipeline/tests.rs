@@ -9,7 +9,7 @@ use crate::{
     corrupt::CorruptModel,
     delay::{DelayModel, Distribution},
     line::Capacity,
-    loss::LossModel,
+    loss::{LossModel, PacketList},
     queue::{CodelSettings, FqCodelSettings, Limit, QueueModel},
     random::Direction,
     rate::Overhead,

@@ -198,3 +198,11 @@ impl<T> FqCodel<T> {
         }
     }
 }
+
+#[cfg(test)]
+impl<T> FqCodel<T> {
+    pub(super) fn places(&self) -> usize {
+        let lists = self.new.capacity() + self.old.capacity();
+        self.places.capacity() + self.flows.capacity() + lists
+    }
+}

@@ -18,7 +18,7 @@ use sandwire_testlab::{
 use crate::fixture::{
     EBPF_KINDS, ebpf_pool, prepare,
     sandbox::{GATEWAY_MAC, Sandbox},
-    talk::{IN_VAIN, PATIENCE, http_get, serve_on_host, udp_echo},
+    talk::{IN_VAIN, PATIENCE, http_get, http_get_once, serve_on_host, udp_echo},
     tear_down, web,
 };
 
@@ -60,6 +60,29 @@ fn the_host_reaches_each_of_two_identical_guests() {
                 !neighbours.contains(&format!("10.{third}.0.")),
                 "{neighbours}"
             );
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_the_namespace_says_on_its_link_is_not_taken_for_the_sandbox() {
+    lab::run(|_| {
+        let plan = web("netns", "{}");
+        let network = prepare(&plan);
+        let sandbox = Sandbox::start(&network, &plan, 0);
+        let inside = sandbox.slot.netns_path();
+        // The namespace's own stack sends by the veth, as it does for its multicast groups now and then.
+        // Nobody answers.
+        let line = "ping -c 1 -W 1 -I uplink0 ff02::2";
+        namespace::run_in(inside.as_ref(), line).unwrap_err();
+        let chatter = sandbox.dropped(&network, DropReason::LinkChatter)
+            + sandbox.dropped(&network, DropReason::SourceAddress)
+            + sandbox.dropped(&network, DropReason::Multicast);
+        assert!(chatter > 0, "{:?}", network.traffic(&sandbox.slot));
+        for address in sandbox.clone_addresses() {
+            let answer = http_get_once(SocketAddr::new(address, 80)).unwrap();
+            assert!(answer.starts_with("HTTP/1"), "{answer}");
         }
     });
 }

@@ -24,7 +24,7 @@ use crate::output::note;
 
 /// Why a command was not started in a namespace.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum EnterError {
+pub(crate) enum EnterError {
     /// The namespace can't be entered.
     #[error("cannot {operation}: {source}")]
     Namespace {
@@ -55,8 +55,8 @@ pub(super) fn spawn(netns: &str, mut command: Command) -> Result<Pid, EnterError
     })
 }
 
-/// Moves the calling thread into the namespace.
-fn enter(netns: &str) -> Result<(), EnterError> {
+/// Moves the calling thread into the network namespace, and into a mount namespace of its own.
+pub(crate) fn enter(netns: &str) -> Result<(), EnterError> {
     let failed = |operation| move |source: io::Error| EnterError::Namespace { operation, source };
     let file = File::open(netns).map_err(failed("open the network namespace"))?;
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))

@@ -12,6 +12,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::net::SendFlags;
 
@@ -20,6 +21,7 @@ use crate::io::interface::EdgeError;
 use crate::io::outbound::{Outbound, Verdict};
 use crate::io::packet_socket::PacketSocket;
 use crate::ports::Ports;
+use crate::time::Time;
 
 /// A ring for sending, on a socket of its own: one that has such a ring sends only by it.
 #[derive(Debug)]
@@ -32,8 +34,12 @@ pub(super) struct Sender {
     next: usize,
     /// Slots from `first` to `next`.
     requested: usize,
-    /// Bytes of the longest frame that goes by the ring.
+    /// Bytes of the longest frame without a VLAN tag that goes by the ring.
     frame_bytes_max: usize,
+    /// When the MTU was asked for.
+    asked_at: Option<Time>,
+    /// Packets wait at the input, since all slots are on their way.
+    has_no_slot: bool,
     outbound: Outbound,
 }
 
@@ -54,12 +60,14 @@ impl Sender {
             .map_err(failed("make a ring for sending"))?;
         socket.bind_to_send()?;
         Ok(Self {
-            frame_bytes_max: frame_bytes.min(slots.frame_bytes_max()),
+            frame_bytes_max: 0,
+            asked_at: None,
             socket,
             slots,
             first: 0,
             next: 0,
             requested: 0,
+            has_no_slot: false,
             outbound: Outbound::default(),
         })
     }
@@ -70,11 +78,20 @@ impl Sender {
 
     /// Whether frames wait for the kernel to have room.
     pub(super) fn is_waiting(&self) -> bool {
-        self.requested > 0
+        self.requested > 0 || self.has_no_slot
     }
 
     /// Sends what the input holds, as far as there are slots; frames that no slot is for go by `other`.
-    pub(super) fn push(&mut self, other: &PacketSocket, ports: &mut Ports<'_>) {
+    pub(super) fn push(&mut self, now: Time, other: &PacketSocket, ports: &mut Ports<'_>) {
+        if ports.queued(0) > 0
+            && self
+                .asked_at
+                .is_none_or(|then| now.since(then) >= MTU_PERIOD)
+        {
+            self.follow_mtu();
+            self.asked_at = Some(now);
+        }
+        self.has_no_slot = false;
         while ports.queued(0) > 0 {
             let status = self.slots.status(self.next);
             if self.requested == self.slots.count() || status != libc::TP_STATUS_AVAILABLE {
@@ -82,13 +99,14 @@ impl Sender {
                 if self.slots.status(self.next) != libc::TP_STATUS_AVAILABLE {
                     // All slots are on their way: the packets wait on their link.
                     self.outbound.waits += 1;
+                    self.has_no_slot = true;
                     return;
                 }
             }
             let Some(packet) = ports.receive(0) else {
                 break;
             };
-            if packet.length() > self.frame_bytes_max {
+            if !self.is_for_slots(packet.bytes()) {
                 self.flush(other);
                 self.send_alone(other, packet.bytes());
                 continue;
@@ -102,6 +120,18 @@ impl Sender {
         if self.requested > 0 {
             self.flush(other);
         }
+    }
+
+    /// Asks for the MTU: of what comes by a ring with vnet headers the kernel does not check the length.
+    fn follow_mtu(&mut self) {
+        let frame_bytes = self.socket.frame_bytes();
+        self.frame_bytes_max = frame_bytes.min(self.slots.frame_bytes_max() - VLAN_TAG_BYTES);
+    }
+
+    #[inline]
+    fn is_for_slots(&self, frame: &[u8]) -> bool {
+        let excess = frame.len().saturating_sub(self.frame_bytes_max);
+        excess == 0 || (excess <= VLAN_TAG_BYTES && frame.get(12..14) == Some(&[0x81, 0]))
     }
 
     /// Has the kernel send what was requested.
@@ -179,5 +209,8 @@ fn is_transient(error: &io::Error) -> bool {
     [libc::EAGAIN, libc::EINTR, libc::ENOBUFS, libc::ENOMEM].contains(&number)
 }
 
+/// How long a change of the MTU may go unnoticed.
+const MTU_PERIOD: Duration = Duration::from_millis(10);
+const VLAN_TAG_BYTES: usize = 4;
 /// As many as a link holds.
 const SLOTS: usize = 1024;

@@ -49,24 +49,47 @@ pub fn open(name: &str, options: Options) -> Result<OwnedFd, TapError> {
     Ok(device.into())
 }
 
-/// Makes a queue ready for the engine: no waiting, no offloads. Bytes of the header before each frame.
-pub(super) fn prepare(queue: &OwnedFd, name: &str) -> Result<usize, TapError> {
+/// Makes a queue ready for the engine: no waiting, and offloads only for who takes large packets. Bytes of the header
+/// before each frame.
+pub(super) fn prepare(queue: &OwnedFd, name: &str, large_packets: bool) -> Result<usize, TapError> {
     let header_bytes = header_bytes(queue, name)?;
-    let none: libc::c_ulong = 0;
-    #[expect(unsafe_code, reason = "there is no safe call for it")]
-    // SAFETY: TUNSETOFFLOAD takes its argument by value.
-    let result = unsafe { libc::ioctl(queue.as_raw_fd(), libc::TUNSETOFFLOAD, none) };
-    check(result).map_err(failed("turn off the offloads of", name))?;
+    if large_packets && header_bytes == 0 {
+        return Err(TapError::Kind {
+            name: name.to_owned(),
+            reason: "its frames say nothing of their offloads",
+            flags: "IFF_VNET_HDR",
+        });
+    }
+    if !large_packets {
+        set_offloads(queue, 0).map_err(failed("turn off the offloads of", name))?;
+    } else if set_offloads(queue, TCP_OFFLOADS | UDP_OFFLOADS).is_err() {
+        // Kernels before 6.2 know none for UDP.
+        set_offloads(queue, TCP_OFFLOADS).map_err(failed("turn on the offloads of", name))?;
+    }
     fcntl_getfl(queue)
         .and_then(|flags| fcntl_setfl(queue, flags | OFlags::NONBLOCK))
         .map_err(|errno| failed("stop waiting for", name)(errno.into()))?;
     Ok(header_bytes)
 }
 
+fn set_offloads(queue: &OwnedFd, offloads: libc::c_uint) -> io::Result<()> {
+    #[expect(unsafe_code, reason = "there is no safe call for it")]
+    // SAFETY: TUNSETOFFLOAD takes its argument by value.
+    let result = unsafe {
+        libc::ioctl(
+            queue.as_raw_fd(),
+            libc::TUNSETOFFLOAD,
+            libc::c_ulong::from(offloads),
+        )
+    };
+    check(result)
+}
+
 fn header_bytes(queue: &OwnedFd, name: &str) -> Result<usize, TapError> {
     let wrong = |reason| TapError::Kind {
         name: name.to_owned(),
         reason,
+        flags: "IFF_TAP and IFF_NO_PI",
     };
     let mut request = interface_request("").ok_or_else(|| wrong("it has no name"))?;
     #[expect(unsafe_code, reason = "there is no safe call for it")]
@@ -124,3 +147,8 @@ fn check(result: libc::c_int) -> io::Result<()> {
     }
     Ok(())
 }
+
+const TCP_OFFLOADS: libc::c_uint =
+    libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
+/// `TUN_F_USO4` and `TUN_F_USO6` (`linux/if_tun.h`, Linux 6.2).
+const UDP_OFFLOADS: libc::c_uint = 0x20 | 0x40;

@@ -33,6 +33,12 @@ pub enum XdpError {
         /// The interface.
         interface: String,
     },
+    /// Its frames have no Ethernet header.
+    #[error("AF_XDP on interface {interface}: it carries no Ethernet frames")]
+    NotEthernet {
+        /// The interface.
+        interface: String,
+    },
     /// The interface may send frames that no buffer holds.
     #[error(
         "AF_XDP on interface {interface}: its MTU is {mtu}, and buffers of {buffer_bytes} bytes hold frames for an MTU \
@@ -45,6 +51,21 @@ pub enum XdpError {
         mtu: u32,
         /// Bytes of a buffer.
         buffer_bytes: u32,
+        /// The largest MTU that these are good for.
+        mtu_max: u32,
+    },
+    /// The interface may send frames that the engine's packets can't hold.
+    #[error(
+        "AF_XDP on interface {interface}: its MTU is {mtu}, and packets of {frame_bytes_max} bytes hold frames for an \
+         MTU of {mtu_max} at most; lower the MTU, or raise `PoolLimits::frame_bytes_max`"
+    )]
+    Packets {
+        /// The interface.
+        interface: String,
+        /// Its MTU.
+        mtu: u32,
+        /// Bytes of the longest packet.
+        frame_bytes_max: u16,
         /// The largest MTU that these are good for.
         mtu_max: u32,
     },

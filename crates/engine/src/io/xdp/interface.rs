@@ -11,6 +11,7 @@ pub(super) struct Interface {
     pub(super) index: InterfaceIndex,
     pub(super) mtu: u32,
     pub(super) is_up: bool,
+    pub(super) is_ethernet: bool,
     pub(super) sender: Sender,
     /// Receive queues that there may be.
     queues_max: u32,
@@ -132,6 +133,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
     Some(Interface {
         index: InterfaceIndex(index),
         mtu: number(IFLA_MTU)?,
+        is_ethernet: payload.get(2..4)? == ARPHRD_ETHER.to_ne_bytes(),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
         sender: sender(attributes),
         queues_max: number(IFLA_NUM_RX_QUEUES).unwrap_or(1),
@@ -182,6 +184,7 @@ const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_LINK_NETNSID: u16 = 37;
 const IFLA_PARENT_DEV_BUS_NAME: u16 = 57;
 const IFLA_TUN_VNET_HDR: u16 = 5;
+const ARPHRD_ETHER: u16 = 1;
 const GENL_ID_CTRL: u16 = 0x10;
 const CTRL_CMD_GETFAMILY: u8 = 3;
 const CTRL_ATTR_FAMILY_ID: u16 = 1;

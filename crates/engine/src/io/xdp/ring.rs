@@ -157,10 +157,13 @@ impl<T: Entry> Producer<T> {
     /// Writes an entry, which the kernel doesn't see yet. False if the ring is full.
     #[must_use]
     pub(super) fn write(&mut self, entry: T) -> bool {
-        if self.written.wrapping_sub(self.read) == self.ring.size()
-            && self.waiting() == self.ring.size()
-        {
-            return false;
+        let size = self.ring.size();
+        if self.written.wrapping_sub(self.read) == size {
+            let waiting = self.waiting();
+            self.read = self.written.wrapping_sub(waiting);
+            if waiting == size {
+                return false;
+            }
         }
         // SAFETY: the place is inside, and the reader's counter says that it is done with it.
         unsafe { self.ring.entry(self.written).write(entry) };
@@ -175,10 +178,9 @@ impl<T: Entry> Producer<T> {
     }
 
     /// Entries that the kernel has not read yet.
-    pub(super) fn waiting(&mut self) -> u32 {
+    pub(super) fn waiting(&self) -> u32 {
         let counter = self.ring.counter(self.ring.consumer);
-        self.read = counter.load(Ordering::Acquire);
-        self.written.wrapping_sub(self.read)
+        self.written.wrapping_sub(counter.load(Ordering::Acquire))
     }
 
     /// Whether the kernel looks at the ring only when it is told to.
@@ -326,7 +328,7 @@ mod tests {
                 let ends = &mut writing;
                 for entry in 0..COUNT {
                     while !ends.0.write(entry * 0x1_0000_0001) {
-                        std::hint::spin_loop();
+                        std::thread::yield_now();
                     }
                     ends.0.publish();
                 }
@@ -336,7 +338,7 @@ mod tests {
                 let ends = &mut reading;
                 for entry in 0..COUNT {
                     while ends.0.waiting() == 0 {
-                        std::hint::spin_loop();
+                        std::thread::yield_now();
                     }
                     assert_eq!(ends.0.read(), Some(entry * 0x1_0000_0001));
                     ends.0.release();

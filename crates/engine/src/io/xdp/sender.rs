@@ -140,6 +140,31 @@ pub(super) fn silence(
     )))
 }
 
+/// Doubts the user's word where the kernel says otherwise: after the driver (`is_generic`) a super-packet is not even
+/// cut, so a veth's other end that is known to send such is not trusted.
+pub(super) fn trust(mut here: Here, interface: &Interface, is_generic: bool) -> Result<(), Doubt> {
+    let Sender::Peer(peer) = interface.sender else {
+        return Ok(());
+    };
+    if !is_generic {
+        return Ok(());
+    }
+    let active = match here.features_of(peer) {
+        Ok(mut features) => offloads(features.active()?),
+        // Where nobody can look, the user's word is all there is.
+        Err(Doubt::Reason(_)) => return Ok(()),
+        Err(refused) => return Err(refused),
+    };
+    if active.iter().any(|name| name.ends_with("-segmentation")) {
+        return Err(Doubt::Reason(
+            "outside the driver (generic XDP), its other end may not send super-packets, and its features say that it \
+             does; turn them off there (ethtool -K), or have the app do so"
+                .to_owned(),
+        ));
+    }
+    Ok(())
+}
+
 fn reason(sender: &Sender) -> String {
     match sender {
         Sender::Process { .. } => {

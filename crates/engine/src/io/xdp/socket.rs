@@ -220,7 +220,7 @@ impl Socket {
     }
 
     /// Frames on the send ring that the kernel has not taken.
-    pub(super) fn unsent(&mut self) -> usize {
+    pub(super) fn unsent(&self) -> usize {
         self.send.waiting() as usize
     }
 

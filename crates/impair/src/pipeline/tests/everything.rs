@@ -11,7 +11,7 @@ use crate::{
 };
 
 #[derive(Clone)]
-struct Wire(Vec<u8>);
+pub(super) struct Wire(pub(super) Vec<u8>);
 
 impl std::fmt::Debug for Wire {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -1,7 +1,13 @@
 //! What each stage does to packets, alone.
 
-use super::*;
-use crate::{flap::FlapModel, reorder::ReorderModel, trace::Trace};
+use super::{everything::Wire, *};
+use crate::{
+    flap::FlapModel,
+    mtu::{MtuModel, WithoutDf},
+    reorder::ReorderModel,
+    test_frames::{udp, with_df},
+    trace::Trace,
+};
 
 const MS: u64 = 1_000_000;
 
@@ -165,6 +171,38 @@ fn a_cut_does_not_change_later_losses() {
     assert_eq!(lost(&both), expected);
 }
 
+/// 1028 bytes in parts of 596, 452: one number, one loss, a deadline for each behind its own serialisation.
+#[test]
+fn fragments_share_a_number_and_its_loss() {
+    let mut settings = rate(1_000_000);
+    settings.mtu = Some(MtuModel {
+        bytes: 600,
+        answer: true,
+        without_df: WithoutDf::Fragment,
+    });
+    settings.loss = Some(LossModel::Exact(PacketList::new([(1, 1)])));
+    let mut pipeline = Pipeline::new(flow(0), settings);
+    let frame = udp("10.0.0.1:1", "10.0.0.2:9", &[0; 1000]);
+    let (mut out, mut drops, mut answered) = (Vec::new(), Vec::new(), 0);
+    let mut dropped = |packet: Dropped<Wire>| {
+        drops.push((packet.number, packet.part, packet.cause));
+        answered += u64::from(packet.answer.is_some());
+    };
+    for df in [false, false, false, true] {
+        let wire = Wire(with_df(frame.clone(), df));
+        pipeline.offer(0, wire, &mut dropped);
+    }
+    while let Some(packet) = pipeline.release(1_000 * MS, &mut dropped) {
+        out.push((packet.number, packet.part, packet.deadline / 8000));
+    }
+    assert_eq!(out, [(0, 0, 610), (0, 1, 1076), (2, 0, 1686), (2, 1, 2152)]);
+    assert_eq!(drops, [(1, 0, DropCause::Loss), (3, 0, DropCause::Mtu)]);
+    let counters = pipeline.counters();
+    assert_eq!((counters.offered, counters.made), (4, 2));
+    assert_eq!((counters.answers, answered), (1, 1));
+    assert_eq!((counters.released, counters.out_of_order), (4, 0));
+}
+
 /// Opportunities at 1, 1, 5, 10, 11, … ms. The first packet comes at 0.5 ms.
 #[test]
 fn a_trace_serves_the_queue_at_its_opportunities() {
@@ -274,4 +312,16 @@ fn ten_million_packets_under_way_are_bounded() {
         pipeline.flush(2_000_000, &mut |_| {}),
         DELAY_PACKETS_MAX as u64
     );
+}
+
+/// Hundreds of links, most of them idle: an idle pipeline is its own struct, whatever its queue, and nothing on the heap.
+#[test]
+fn an_idle_pipeline_is_small() {
+    assert!(size_of::<Pipeline<Box<[u8]>>>() <= 1280);
+    let mut settings = rate(1_000_000);
+    settings.bottleneck.as_mut().unwrap().queue = QueueModel::FqCodel(FqCodelSettings::default());
+    let pipeline = Pipeline::<Frame>::new(flow(0), settings);
+    assert_eq!(pipeline.due.capacity() + pipeline.behind.capacity(), 0);
+    let (_, queue) = pipeline.bottleneck.as_ref().unwrap();
+    assert_eq!(queue.places(), 0);
 }

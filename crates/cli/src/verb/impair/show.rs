@@ -1,0 +1,147 @@
+//! `sandwire impair show`: what is impaired, and what became of its packets.
+
+use std::path::Path;
+
+use clap::Args;
+use sandwire_api::impairment::RuleReport;
+use sandwire_impair_host::control::{State, Status, Way};
+
+use super::{service, target::Which};
+use crate::{Context, failure::Outcome, render};
+
+/// Command line of `sandwire impair show`.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    which: Which,
+}
+
+pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
+    let mut found = match service::connect(folder)? {
+        Some(mut client) => client.list().map_err(service::failure)?,
+        None => Vec::new(),
+    };
+    if arguments.which.is_given() {
+        let target = arguments.which.target()?;
+        found.retain(|status| {
+            status.target.netns == target.netns && status.target.interface == target.interface
+        });
+    }
+    context.output.answer(&found, |all| text(all))
+}
+
+fn text(all: &[Status]) -> String {
+    if all.is_empty() {
+        return "nothing is impaired\n".to_owned();
+    }
+    let mut table = render::table(&[
+        "INTERFACE",
+        "STATE",
+        "WAY",
+        "RULE",
+        "PACKETS",
+        "DROPPED",
+        "INSIDE",
+        "DELAY",
+        "BIT/S",
+        "LATE P99",
+    ]);
+    for status in all {
+        let state = state_text(status);
+        for (name, way) in [("egress", &status.egress), ("ingress", &status.ingress)] {
+            let start = [status.target.to_string(), state.clone(), name.to_owned()];
+            for row in rows_of(way) {
+                table.add_row(start.iter().cloned().chain(row));
+            }
+        }
+    }
+    render::table_text(&table)
+}
+
+fn state_text(status: &Status) -> String {
+    match &status.state {
+        State::Impaired => "impaired".to_owned(),
+        State::Draining => "ending".to_owned(),
+        State::Ended { reason } => format!("ended: {reason}"),
+    }
+}
+
+/// A row for each rule, and one for what met none.
+fn rows_of(way: &Way) -> Vec<[String; 7]> {
+    let mut rows: Vec<[String; 7]> = way.line.rules.iter().map(row_of).collect();
+    let lost = way.dead_dropped + way.unread + way.refused;
+    let others = [
+        "(none)".to_owned(),
+        way.line.passed.to_string(),
+        drops_text([
+            ("engine dead", way.dead_dropped),
+            ("unread", way.unread),
+            ("not taken back", way.refused),
+        ]),
+        String::new(),
+        String::new(),
+        String::new(),
+        String::new(),
+    ];
+    if rows.is_empty() || way.line.passed > 0 || lost > 0 {
+        rows.push(others);
+    }
+    rows
+}
+
+fn row_of(rule: &RuleReport) -> [String; 7] {
+    let packets = &rule.packets;
+    let dropped = packets.dropped.iter();
+    let inside = rule.queued_packets + rule.delayed_packets;
+    let late = milliseconds(rule.timing.p99_nanoseconds);
+    [
+        rule.name.clone(),
+        packets.offered.to_string(),
+        drops_text(dropped.map(|(cause, count)| (cause.as_str(), *count))),
+        inside.to_string(),
+        rule.achieved_delay_nanoseconds
+            .map_or_else(|| "-".to_owned(), milliseconds),
+        render::decimal(rule.achieved_bits_per_second),
+        if rule.timing.valid {
+            late
+        } else {
+            format!("{late} INVALID")
+        },
+    ]
+}
+
+fn drops_text<'a>(causes: impl IntoIterator<Item = (&'a str, u64)>) -> String {
+    let counted = causes.into_iter().filter(|(_, count)| *count > 0);
+    let texts: Vec<String> = counted
+        .map(|(cause, count)| format!("{count} {cause}"))
+        .collect();
+    if texts.is_empty() {
+        "0".to_owned()
+    } else {
+        texts.join(", ")
+    }
+}
+
+/// With microseconds.
+fn milliseconds(nanoseconds: u64) -> String {
+    let microseconds = nanoseconds.div_ceil(1000);
+    format!("{}.{:03} ms", microseconds / 1000, microseconds % 1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rounded_up_to_microseconds() {
+        assert_eq!(milliseconds(0), "0.000 ms");
+        assert_eq!(milliseconds(1), "0.001 ms");
+        assert_eq!(milliseconds(50_001_000), "50.001 ms");
+    }
+
+    #[test]
+    fn causes_that_never_occurred_are_not_named() {
+        assert_eq!(drops_text([("loss", 3), ("queue_full", 0)]), "3 loss");
+        assert_eq!(drops_text([("loss", 0)]), "0");
+    }
+}

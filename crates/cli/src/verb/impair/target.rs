@@ -1,0 +1,105 @@
+//! Which interface is meant.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use sandwire_impair_host::{
+    control::{Side, Target},
+    interfaces_of,
+};
+
+use crate::failure::Failure;
+
+/// Which interface.
+#[derive(Clone, Debug, Args)]
+#[group(id = "which")]
+pub(crate) struct Which {
+    /// In the network namespace of this process, as of a container.
+    #[arg(long, value_name = "PID", conflicts_with = "netns")]
+    pid: Option<u32>,
+
+    /// In this network namespace: a file, or a name that `ip netns` knows.
+    #[arg(long, value_name = "PATH")]
+    netns: Option<PathBuf>,
+
+    /// Name of the interface; with --pid or --netns, without it, the only one there is beside the loopback.
+    #[arg(long, value_name = "NAME")]
+    interface: Option<String>,
+
+    /// Whose end it is, which says what egress and ingress are [default: the sandbox's with --pid or --netns, else the host's].
+    #[arg(long, value_enum, value_name = "WHOSE")]
+    side: Option<SideArgument>,
+}
+
+/// Whose end an interface is.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SideArgument {
+    /// The sandbox's own: it sends what leaves the sandbox.
+    Sandbox,
+    /// The one that leads to the sandbox: it receives what leaves the sandbox.
+    Host,
+}
+
+impl Which {
+    /// Whether anything is named.
+    pub(super) fn is_given(&self) -> bool {
+        self.pid.is_some() || self.netns.is_some() || self.interface.is_some()
+    }
+
+    /// The interface that is meant.
+    pub(super) fn target(&self) -> Result<Target, Failure> {
+        let netns = self.namespace();
+        let interface = match (&self.interface, &netns) {
+            (Some(name), _) => name.clone(),
+            (None, Some(netns)) => only_interface(netns)?,
+            (None, None) => {
+                let message = "say which interface: --interface NAME, --pid PID or --netns PATH";
+                return Err(Failure::refused(message));
+            }
+        };
+        let side = match self.side {
+            Some(SideArgument::Sandbox) => Side::Sandbox,
+            Some(SideArgument::Host) => Side::Host,
+            None if netns.is_some() => Side::Sandbox,
+            None => Side::Host,
+        };
+        Ok(Target {
+            netns,
+            interface,
+            side,
+        })
+    }
+
+    fn namespace(&self) -> Option<PathBuf> {
+        if let Some(pid) = self.pid {
+            return Some(PathBuf::from(format!("/proc/{pid}/ns/net")));
+        }
+        let netns = self.netns.as_ref()?;
+        // A name, as `ip netns` has it, is no path.
+        let is_name = netns.components().count() == 1 && !netns.exists();
+        Some(if is_name {
+            Path::new("/run/netns").join(netns)
+        } else {
+            std::path::absolute(netns).unwrap_or_else(|_| netns.clone())
+        })
+    }
+}
+
+fn only_interface(netns: &Path) -> Result<String, Failure> {
+    let cannot = |error: sandwire_impair_host::Error| {
+        Failure::refused(format!("cannot find the interface: {error}"))
+    };
+    let mut names = interfaces_of(netns).map_err(cannot)?;
+    if names.len() == 1 {
+        return Ok(names.remove(0));
+    }
+    let known = if names.is_empty() {
+        "none beside the loopback".to_owned()
+    } else {
+        names.join(", ")
+    };
+    let place = netns.display();
+    Err(Failure::refused(format!(
+        "cannot tell which interface of {place} is meant: there are {known}; name one with --interface"
+    )))
+}

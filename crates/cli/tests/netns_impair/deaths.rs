@@ -1,0 +1,141 @@
+//! SIGKILL, SIGTERM, and interfaces that go.
+
+use std::{thread, time::Duration};
+
+use sandwire_testlab::lab::{self, Lab};
+
+use crate::lab::{Server, Service, interfaces, iperf3, round_trip, wait_until};
+
+/// Whether the far host reaches us.
+fn is_reached(lab: &Lab) -> bool {
+    lab.shell("ip netns exec far ping -n -q -c 3 -i 0.05 -W 0.3 10.9.0.1 || true")
+        .contains(" 0% packet loss")
+}
+
+/// Bytes that iperf3 moves while the service is killed after a second.
+fn killed_under_iperf3(lab: &Lab, service: &mut Service) -> Vec<u64> {
+    let report = thread::scope(|scope| {
+        let running = scope.spawn(|| {
+            lab.shell(
+                "ip netns exec far timeout -s INT 7 iperf3 -J -c 10.9.0.1 -t 4 -i 0.5 || true",
+            )
+        });
+        thread::sleep(Duration::from_millis(1200));
+        service.kill();
+        running.join().unwrap()
+    });
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    let intervals = report["intervals"].as_array().unwrap().iter();
+    intervals
+        .map(|interval| interval["sum"]["bytes"].as_u64().unwrap())
+        .collect()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_killed_service_leaves_its_targets_closed_and_takes_them_up_again() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let mut service = Service::start(lab);
+        service.run("--netns far --both 'delay 10ms'");
+        assert!(is_reached(lab));
+        let _server = Server::start(lab);
+        let bytes = killed_under_iperf3(lab, &mut service);
+        assert!(bytes[0] > 100_000, "{bytes:?}");
+        let after: u64 = bytes.iter().skip(5).sum();
+        assert_eq!(after, 0, "{bytes:?}");
+        assert!(!is_reached(lab));
+
+        service.restart();
+        wait_until("the target is taken up again", || is_reached(lab));
+        let (least, _) = round_trip(lab);
+        assert!(least >= 20.0, "{least}");
+        let shown = service.shown();
+        assert!(
+            shown["egress"]["dead_dropped"].as_u64() > Some(3),
+            "{shown:#}"
+        );
+        service.run("clear --all");
+        let (least, _) = round_trip(lab);
+        assert!(least < 5.0, "{least}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_killed_service_leaves_its_targets_open_if_that_was_said() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let mut service = Service::start(lab);
+        service.run("--netns far --both 'delay 10ms' --on-death open");
+        let _server = Server::start(lab);
+        let bytes = killed_under_iperf3(lab, &mut service);
+        let after: u64 = bytes.iter().skip(5).sum();
+        assert!(after > 1_000_000, "{bytes:?}");
+        let (least, _) = round_trip(lab);
+        assert!(least < 5.0, "{least}");
+        service.restart();
+        let shown = service.shown();
+        assert!(
+            shown["egress"]["dead_passed"].as_u64() > Some(3),
+            "{shown:#}"
+        );
+        let report = iperf3(lab, "10.9.0.1 -t 1");
+        assert!(report["end"]["sum_received"]["bytes"].as_u64() > Some(1_000_000));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_service_that_is_told_to_end_leaves_nothing() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let before = lab.snapshot();
+        let mut service = Service::start(lab);
+        service.run("--netns far --both 'delay 10ms'");
+        service.run("--interface near0 --both 'delay 10ms'");
+        let (least, _) = round_trip(lab);
+        assert!(least >= 40.0, "{least}");
+        service.terminate();
+        let (least, _) = round_trip(lab);
+        assert!(least < 5.0, "{least}");
+        assert_eq!(lab.run("ip -n far -o link").matches("swd").count(), 0);
+        lab.assert_unchanged(&before);
+        service.restart();
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_interface_that_goes_ends_its_diversion_and_that_is_said() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        service.run("--netns far --both 'delay 10ms'");
+        lab.run("ip link del near0");
+        wait_until("the diversion ends", || {
+            service.shown()["state"]["state"] == "ended"
+        });
+        assert!(service.run("show").contains("ended: the interface is gone"));
+        assert_eq!(lab.run("ip -n far -o link").matches("swd").count(), 0);
+        service.run("clear --all");
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+    });
+}
+
+/// What a dead service has left of a target that is gone is removed by the next.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_target_that_went_while_the_service_was_dead_is_forgotten() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let mut service = Service::start(lab);
+        service.run("--netns far --both 'delay 10ms'");
+        service.kill();
+        lab.run("ip link del near0");
+        service.restart();
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+        assert!(!std::path::Path::new("/sys/fs/bpf/sandwire-impair").exists());
+    });
+}

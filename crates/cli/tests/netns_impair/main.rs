@@ -1,0 +1,10 @@
+//! `sandwire impair` on interfaces in namespaces of their own, judged by ping, iperf3 and the kernel.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+mod deaths;
+mod lab;
+mod many;
+mod packets;
+mod refusals;
+mod scenarios;

@@ -1,0 +1,94 @@
+//! What is refused, and that nothing is changed then.
+
+use sandwire_testlab::lab;
+
+use crate::lab::{Service, interfaces, round_trip, verb};
+
+/// Runs the verb, which has to be refused; why.
+#[track_caller]
+fn refused(service: &Service, line: &str) -> String {
+    let output = service.output(line);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+    said
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_cannot_be_meant_is_refused_with_the_reason() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.run("ip route add default via 10.9.0.2 dev near0");
+        let service = Service::start(lab);
+        let before = lab.snapshot();
+        for (line, words) in [
+            ("--interface lo --both 'delay 5ms'", "loopback"),
+            ("--interface nope --both 'delay 5ms'", "no such interface"),
+            (
+                "--netns /nowhere --interface far0 --both 'delay 5ms'",
+                "/nowhere",
+            ),
+            (
+                "--netns /etc/passwd --interface far0 --both 'delay 5ms'",
+                "no file of a namespace",
+            ),
+            ("--pid 999999 --both 'delay 5ms'", "/proc/999999/ns/net"),
+            ("--both 'delay 5ms'", "--interface"),
+            ("--netns far", "--preset"),
+            ("--netns far --both 'delay -5ms'", "-5ms"),
+            ("--netns far --both 'loss 101%'", "101%"),
+            ("--netns far --both 'speed 5'", "'speed'"),
+            ("--netns far --preset nowhere", "nowhere"),
+            (
+                "--netns far --egress 'ingress delay 5ms'",
+                "other direction",
+            ),
+            ("--interface near0 --both 'delay 5ms'", "default route"),
+        ] {
+            let said = refused(&service, line);
+            assert!(said.contains(words), "{line}: {said}");
+        }
+        lab.assert_unchanged(&before);
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+
+        service.run("--interface near0 --both 'delay 5ms' --force");
+        let (least, _) = round_trip(lab);
+        assert!(least >= 10.0, "{least}");
+    });
+}
+
+/// A bridge has the default route, and the interface is its port.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_port_of_the_bridge_with_the_default_route_is_refused_too() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.shell(
+            "ip addr flush dev near0; ip link add br0 type bridge; ip link set near0 master br0
+             ip addr add 10.9.0.1/24 dev br0; ip link set br0 up
+             ip route add default via 10.9.0.2 dev br0",
+        );
+        let service = Service::start(lab);
+        let said = refused(&service, "--interface near0 --both 'delay 5ms'");
+        assert!(said.contains("by br0"), "{said}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_another_service_diverts_is_left_alone() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let first = Service::start(lab);
+        first.run("--netns far --both 'delay 10ms'");
+        let other = lab.folder().join("other");
+        let output = verb(&other, "--netns far --both 'delay 50ms'");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("another process"), "{said}");
+        // It was started by the verb, which says so.
+        assert!(said.contains("started the impairment service"), "{said}");
+        let (least, _) = round_trip(lab);
+        assert!((20.0..40.0).contains(&least), "{least}");
+    });
+}

@@ -1,0 +1,157 @@
+/* A diversion: what an interface receives or is about to send goes through a process that has two TAPs, a TAP for
+ * each direction, and comes back to the very place where it was taken off.
+ *
+ *   interface, ingress: divert_ingress -> TAP -> process -> TAP: return_ingress -> ingress of the interface again
+ *   interface, egress:  divert_egress  -> TAP -> process -> TAP: return_egress  -> egress of the interface again
+ *
+ * A packet that comes back is told from one that comes first by tc_index. It stays with the packet from program to
+ * program inside a namespace, and neither sockets nor netfilter can set it: so no packet passes by claiming to have
+ * been there, and the marks of others are left alone. Each of the four programs on its way takes it off or replaces
+ * it, so that nobody after us sees it.
+ *
+ * A TAP goes with its process. Whether it is there is asked of the kernel for each packet, so that what happens when
+ * the process dies takes nobody to notice it. */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+char _license[] SEC("license") = "Dual MIT/GPL";
+
+/* In tc_index, between our programs alone. */
+#define ON_THE_WAY 0x5d1a
+#define RETURNED 0x5d1b
+
+#define DIRECTION_INGRESS 0
+#define DIRECTION_EGRESS 1
+
+/* Packets pass without being diverted. */
+#define FLAG_PASS 1
+/* When the TAP is gone packets pass; else they are dropped. */
+#define FLAG_OPEN 2
+/* With FLAG_PASS: as soon as nothing is under way, so that no packet overtakes one that was diverted before. */
+#define FLAG_WHEN_EMPTY 4
+
+#define ENODEV 19
+
+struct direction {
+	/* Number of the TAP in the low half, flags in the high one: read and written as one. */
+	__u64 way;
+	/* Number of the interface. */
+	__u64 interface;
+	__u64 diverted;
+	__u64 returned;
+	/* The TAP was gone. */
+	__u64 dead_dropped;
+	__u64 dead_passed;
+	/* Packets diverted that have not come back and never will, for FLAG_WHEN_EMPTY. */
+	__u64 lost;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 2);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct direction);
+} directions SEC(".maps");
+
+static __always_inline struct direction *find(__u32 key)
+{
+	return bpf_map_lookup_elem(&directions, &key);
+}
+
+/* Wire packets, not super-packets. */
+static __always_inline __u64 packets_of(const struct __sk_buff *skb)
+{
+	return skb->gso_segs > 1 ? skb->gso_segs : 1;
+}
+
+static __always_inline int is_empty(const struct direction *direction)
+{
+	__u64 diverted = *(volatile __u64 *)&direction->diverted;
+	__u64 returned = *(volatile __u64 *)&direction->returned;
+
+	return diverted - returned == direction->lost;
+}
+
+static __always_inline int divert(struct __sk_buff *skb, __u32 key)
+{
+	struct direction *direction;
+	__u32 tap, flags, mtu = 0;
+	__u64 way;
+
+	if (skb->tc_index == RETURNED) {
+		skb->tc_index = 0;
+		return TC_ACT_UNSPEC;
+	}
+	direction = find(key);
+	if (!direction)
+		return TC_ACT_UNSPEC;
+	way = *(volatile __u64 *)&direction->way;
+	tap = (__u32)way;
+	flags = way >> 32;
+	if (flags & FLAG_PASS && (!(flags & FLAG_WHEN_EMPTY) || is_empty(direction)))
+		return TC_ACT_UNSPEC;
+	/* Larger than the MTU may be any super-packet: only whether the TAP is there counts. */
+	if (bpf_check_mtu(skb, tap, &mtu, 0, 0) == -ENODEV) {
+		if (flags & FLAG_OPEN) {
+			__sync_fetch_and_add(&direction->dead_passed, packets_of(skb));
+			return TC_ACT_UNSPEC;
+		}
+		__sync_fetch_and_add(&direction->dead_dropped, packets_of(skb));
+		return TC_ACT_SHOT;
+	}
+	__sync_fetch_and_add(&direction->diverted, packets_of(skb));
+	skb->tc_index = ON_THE_WAY;
+	return bpf_redirect(tap, 0);
+}
+
+/* Ingress of the interface. */
+SEC("classifier")
+int divert_ingress(struct __sk_buff *skb)
+{
+	return divert(skb, DIRECTION_INGRESS);
+}
+
+/* Egress of the interface. */
+SEC("classifier")
+int divert_egress(struct __sk_buff *skb)
+{
+	return divert(skb, DIRECTION_EGRESS);
+}
+
+/* Egress of both TAPs: nothing but what was diverted leaves by them, neither what the namespace's own stack says to
+ * a new interface nor what somebody in it sends there. */
+SEC("classifier")
+int divert_admit(struct __sk_buff *skb)
+{
+	if (skb->tc_index != ON_THE_WAY)
+		return TC_ACT_SHOT;
+	skb->tc_index = 0;
+	return TC_ACT_UNSPEC;
+}
+
+static __always_inline int come_back(struct __sk_buff *skb, __u32 key, __u64 flags)
+{
+	struct direction *direction = find(key);
+
+	if (!direction)
+		return TC_ACT_SHOT;
+	__sync_fetch_and_add(&direction->returned, 1);
+	skb->tc_index = RETURNED;
+	return bpf_redirect((__u32)direction->interface, flags);
+}
+
+/* Ingress of the TAP for what the interface receives. */
+SEC("classifier")
+int return_ingress(struct __sk_buff *skb)
+{
+	return come_back(skb, DIRECTION_INGRESS, BPF_F_INGRESS);
+}
+
+/* Ingress of the TAP for what the interface sends. */
+SEC("classifier")
+int return_egress(struct __sk_buff *skb)
+{
+	return come_back(skb, DIRECTION_EGRESS, 0);
+}

@@ -1,0 +1,294 @@
+//! How the service is spoken to: one JSON document a line, over a Unix socket.
+//!
+//! Each [`Request`] has one [`Response`], in order. The service believes whoever may connect: root, and its own user.
+//! Who may impair what is for whoever asks it to decide.
+
+pub mod client;
+pub(crate) mod server;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use sandwire_api::{
+    impairment::{Impairment, LineReport},
+    name::Name,
+};
+use serde::{Deserialize, Serialize};
+
+pub use self::client::{Client, ClientError};
+
+/// Folder of the service unless somebody wants it elsewhere.
+pub const DEFAULT_FOLDER: &str = "/run/sandwire/impair";
+/// Control socket of the service unless somebody wants it elsewhere.
+pub const DEFAULT_SOCKET: &str = "/run/sandwire/impair/control.sock";
+/// Name of the control socket in the service's folder.
+pub const CONTROL_SOCKET: &str = "control.sock";
+/// Name of the folder of what the service remembers: a file per target that is impaired, or was when it died.
+pub const TARGETS: &str = "targets";
+/// Longest request in bytes. Traces are part of an impairment.
+pub const REQUEST_MAX: usize = 16 * 1024 * 1024;
+
+/// An interface whose packets are diverted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Target {
+    /// File of its network namespace, as `/run/netns/NAME` or `/proc/PID/ns/net`; that of the service without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub netns: Option<PathBuf>,
+    /// Its name.
+    pub interface: String,
+    /// Whose end it is.
+    #[serde(default)]
+    pub side: Side,
+}
+
+/// Whose end of the wire an interface is. Egress and ingress are always as the sandbox sees them.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Side {
+    /// The sandbox's own interface, as a container's `eth0`: egress is what it sends.
+    #[default]
+    Sandbox,
+    /// The interface that leads to the sandbox, as a slot's TAP or the host's end of a veth: egress is what it receives.
+    Host,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.netns {
+            Some(netns) => write!(formatter, "{} in {}", self.interface, netns.display()),
+            None => formatter.write_str(&self.interface),
+        }
+    }
+}
+
+/// On whose behalf a target is impaired. Another owner is refused while it is, unless by force.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Owner {
+    /// Somebody at the command line.
+    User {
+        /// Numeric user.
+        uid: u32,
+    },
+    /// A lease of the daemon; it ends with it.
+    Lease {
+        /// Numeric user that holds the lease.
+        uid: u32,
+        /// The lease.
+        lease: Name,
+    },
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User { uid } => write!(formatter, "user {uid}"),
+            Self::Lease { uid, lease } => write!(formatter, "lease {lease} of user {uid}"),
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    /// Who are you?
+    Hello,
+    /// Impair a target from now on, or change how; what is under way stays so.
+    Set {
+        /// Which.
+        target: Target,
+        /// On whose behalf.
+        owner: Owner,
+        /// How.
+        impairment: Box<Impairment>,
+        /// Also if it has the machine's default route, or somebody else impairs it.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Impair it no more. The answer comes when the packets that were under way have gone, in the order of their
+    /// deadlines, and those that came meanwhile behind them. Also right for one that isn't impaired.
+    Clear {
+        /// Which.
+        target: Target,
+        /// Packets under way are dropped instead, and counted.
+        #[serde(default)]
+        flush: bool,
+    },
+    /// All targets.
+    List,
+}
+
+/// What is answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "response", rename_all = "snake_case")]
+pub enum Response {
+    /// To [`Request::Hello`].
+    Hello {
+        /// Version of the service.
+        version: String,
+        /// Its process.
+        pid: u32,
+        /// Its engines.
+        threads: usize,
+    },
+    /// To [`Request::Set`].
+    Done,
+    /// To [`Request::Clear`].
+    Cleared {
+        /// What became of packets under way.
+        cleared: Cleared,
+    },
+    /// To [`Request::List`].
+    Targets {
+        /// In the order of their names.
+        targets: Vec<Status>,
+    },
+    /// Nothing was changed.
+    Refused {
+        /// Whose fault it is.
+        code: RefusalCode,
+        /// What is wrong, for people.
+        message: String,
+    },
+}
+
+/// Why a request was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RefusalCode {
+    /// It can't be meant: not JSON, unknown fields, an impairment that can't be carried out, a loopback interface.
+    Invalid,
+    /// Somebody else diverts it already.
+    InUse,
+    /// There is no such namespace or interface.
+    NotFound,
+    /// It would take the machine's own default route.
+    DefaultRoute,
+    /// There is no room for more targets.
+    Full,
+    /// The kernel or the disk refused.
+    Failed,
+}
+
+/// The end of an impairment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cleared {
+    /// Whether it was impaired at all.
+    pub was_impaired: bool,
+    /// Packets that were under way and have been released, those that came meanwhile not counted.
+    pub released: u64,
+    /// Packets that were under way and have been dropped.
+    pub flushed: u64,
+}
+
+/// A target as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Which.
+    pub target: Target,
+    /// On whose behalf.
+    pub owner: Owner,
+    /// What becomes of its packets.
+    pub state: State,
+    /// How it is impaired.
+    pub impairment: Impairment,
+    /// Number of the interface in its namespace.
+    pub ifindex: u32,
+    /// Which engine, from 0.
+    pub thread: usize,
+    /// What leaves the sandbox.
+    pub egress: Way,
+    /// What comes to the sandbox.
+    pub ingress: Way,
+}
+
+/// What becomes of a target's packets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum State {
+    /// They are diverted.
+    Impaired,
+    /// Those that are under way are let go; then it ends.
+    Draining,
+    /// The diversion has ended by itself; the target is listed until it is cleared.
+    Ended {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One direction of a target.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Way {
+    /// Packets taken off the interface, those of super-packets each.
+    pub diverted: u64,
+    /// Packets brought back to it.
+    pub returned: u64,
+    /// Packets dropped as the engine had died.
+    pub dead_dropped: u64,
+    /// Packets that passed as the engine had died.
+    pub dead_passed: u64,
+    /// Packets dropped before the engine, as it didn't read them in time.
+    pub unread: u64,
+    /// Packets that the kernel didn't take back.
+    pub refused: u64,
+    /// What its rules have done.
+    pub line: LineReport,
+}
+
+/// The control socket of the service in that folder.
+#[must_use]
+pub fn control_socket(folder: &Path) -> PathBuf {
+    folder.join(CONTROL_SOCKET)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+    use super::*;
+
+    /// Other programs may speak to the service, so the words stay what they are.
+    #[test]
+    fn requests_are_read_as_they_are_written() {
+        let line = r#"{"request":"set","target":{"netns":"/run/netns/far","interface":"eth0","side":"host"},
+            "owner":{"lease":{"uid":7,"lease":"a1"}},"impairment":{"rule":[{"delay":"50ms"}]}}"#;
+        let request: Request = serde_json::from_str(line).unwrap();
+        let expected = Request::Set {
+            target: Target {
+                netns: Some(PathBuf::from("/run/netns/far")),
+                interface: "eth0".to_owned(),
+                side: Side::Host,
+            },
+            owner: Owner::Lease {
+                uid: 7,
+                lease: "a1".parse().unwrap(),
+            },
+            impairment: Box::new("delay 50ms".parse().unwrap()),
+            force: false,
+        };
+        assert_eq!(request, expected);
+        let again = serde_json::to_string(&request).unwrap();
+        assert_eq!(serde_json::from_str::<Request>(&again).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_no_request_is_not_taken_for_one() {
+        for line in [
+            "",
+            "{}",
+            r#"{"request":"sit"}"#,
+            r#"{"request":"clear"}"#,
+            r#"{"request":"clear","target":{"interface":"a"},"flash":true}"#,
+            r#"{"request":"set","target":{"interface":"a"},"owner":{"user":{"uid":-1}},"impairment":{}}"#,
+        ] {
+            assert!(serde_json::from_str::<Request>(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The asking end of a control connection. Blocking, with a time-out for each answer.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use sandwire_api::impairment::Impairment;
+
+use super::{Cleared, Owner, RefusalCode, Request, Response, Status, Target};
+
+/// How long an answer may take, unless packets are waited for.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Why there is no answer, or not the one that was hoped for.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody there.
+    #[error("connect to the impairment service at {path}: {source}; is it running?")]
+    Connect {
+        /// The control socket.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The connection broke, or nothing came in time.
+    #[error("ask the impairment service to {operation}: {source}")]
+    Broken {
+        /// What was asked.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Something came that is no answer to that.
+    #[error(
+        "ask the impairment service to {operation}: it answered {answer}; is it another version?"
+    )]
+    Unexpected {
+        /// What was asked.
+        operation: &'static str,
+        /// What it said.
+        answer: String,
+    },
+    /// It said no; nothing was changed.
+    #[error("{message}")]
+    Refused {
+        /// Whose fault it is.
+        code: RefusalCode,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+/// Who the service is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Its version.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Its engines.
+    pub threads: usize,
+}
+
+/// A control connection.
+#[derive(Debug)]
+pub struct Client {
+    stream: BufReader<UnixStream>,
+}
+
+impl Client {
+    /// Connects to the control socket.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn connect(path: &Path) -> Result<Self, ClientError> {
+        let connect = || {
+            let stream = UnixStream::connect(path)?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Ok(stream)
+        };
+        let stream = connect().map_err(|source| ClientError::Connect {
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Self {
+            stream: BufReader::new(stream),
+        })
+    }
+
+    /// Who is it?
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn hello(&mut self) -> Result<Hello, ClientError> {
+        const WHAT: &str = "say who it is";
+        match self.ask(WHAT, &Request::Hello, Some(PATIENCE))? {
+            Response::Hello {
+                version,
+                pid,
+                threads,
+            } => Ok(Hello {
+                version,
+                pid,
+                threads,
+            }),
+            other => Err(unexpected(WHAT, &other)),
+        }
+    }
+
+    /// Impairs a target from now on, or changes how.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; refused is what would take the machine's own default route, and what somebody else impairs.
+    pub fn set(
+        &mut self,
+        target: &Target,
+        owner: &Owner,
+        impairment: &Impairment,
+    ) -> Result<(), ClientError> {
+        self.set_with(target, owner, impairment, false)
+    }
+
+    /// The same whatever it takes, if `force` says so.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn set_with(
+        &mut self,
+        target: &Target,
+        owner: &Owner,
+        impairment: &Impairment,
+        force: bool,
+    ) -> Result<(), ClientError> {
+        const WHAT: &str = "impair an interface";
+        let request = Request::Set {
+            target: target.clone(),
+            owner: owner.clone(),
+            impairment: Box::new(impairment.clone()),
+            force,
+        };
+        match self.ask(WHAT, &request, Some(PATIENCE))? {
+            Response::Done => Ok(()),
+            other => Err(unexpected(WHAT, &other)),
+        }
+    }
+
+    /// Ends an impairment. Without `flush` it waits until the packets that are under way have gone, however long
+    /// that takes.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn clear(&mut self, target: &Target, flush: bool) -> Result<Cleared, ClientError> {
+        const WHAT: &str = "end an impairment";
+        let request = Request::Clear {
+            target: target.clone(),
+            flush,
+        };
+        match self.ask(WHAT, &request, None)? {
+            Response::Cleared { cleared } => Ok(cleared),
+            other => Err(unexpected(WHAT, &other)),
+        }
+    }
+
+    /// All targets, in the order of their names.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list(&mut self) -> Result<Vec<Status>, ClientError> {
+        const WHAT: &str = "list its targets";
+        match self.ask(WHAT, &Request::List, Some(PATIENCE))? {
+            Response::Targets { targets } => Ok(targets),
+            other => Err(unexpected(WHAT, &other)),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        operation: &'static str,
+        request: &Request,
+        patience: Option<Duration>,
+    ) -> Result<Response, ClientError> {
+        let broken = |source| ClientError::Broken { operation, source };
+        let mut line = serde_json::to_vec(request).map_err(|error| broken(error.into()))?;
+        line.push(b'\n');
+        let stream = self.stream.get_mut();
+        stream.set_read_timeout(patience).map_err(broken)?;
+        stream.write_all(&line).map_err(broken)?;
+        let mut answer = String::new();
+        if self.stream.read_line(&mut answer).map_err(broken)? == 0 {
+            return Err(broken(io::ErrorKind::UnexpectedEof.into()));
+        }
+        match serde_json::from_str(&answer) {
+            Ok(Response::Refused { code, message }) => Err(ClientError::Refused { code, message }),
+            Ok(response) => Ok(response),
+            Err(_) => Err(ClientError::Unexpected {
+                operation,
+                answer: answer.chars().take(200).collect(),
+            }),
+        }
+    }
+}
+
+fn unexpected(operation: &'static str, answer: &Response) -> ClientError {
+    let answer = serde_json::to_string(answer).unwrap_or_default();
+    ClientError::Unexpected {
+        operation,
+        answer: answer.chars().take(200).collect(),
+    }
+}

@@ -1,0 +1,170 @@
+//! The service's end of control connections: a thread for each, since a request may have to wait for packets.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+};
+
+use rustix::{net::sockopt::socket_peercred, process::geteuid};
+
+use super::{Cleared, REQUEST_MAX, RefusalCode, Request, Response, Target};
+use crate::{error::Error, host::Host};
+
+/// Control connections at once; further ones are closed.
+const PEERS_MAX: usize = 64;
+
+/// All targets, for all connections.
+pub(crate) type SharedHost = Arc<Mutex<Host>>;
+
+/// The targets, whoever panicked while they had them: each step leaves them whole.
+pub(crate) fn lock(host: &SharedHost) -> MutexGuard<'_, Host> {
+    host.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where control connections come in.
+#[derive(Debug)]
+pub(crate) struct Server {
+    listener: UnixListener,
+    host: SharedHost,
+    peers: Arc<AtomicUsize>,
+}
+
+impl Server {
+    /// Listens at that path, in the place of a socket that nobody listens at any more.
+    pub(crate) fn listen(path: &Path, host: SharedHost) -> io::Result<Self> {
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                if UnixStream::connect(path).is_ok() {
+                    let text = "another service listens there; end it, or choose another folder";
+                    return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
+                }
+                std::fs::remove_file(path)?;
+                UnixListener::bind(path)?
+            }
+            other => other?,
+        };
+        listener.set_nonblocking(true)?;
+        Ok(Self {
+            listener,
+            host,
+            peers: Arc::default(),
+        })
+    }
+
+    /// What becomes readable when somebody connects.
+    pub(crate) fn listener(&self) -> &UnixListener {
+        &self.listener
+    }
+
+    /// Accepts who has connected, if anybody has.
+    pub(crate) fn accept(&self) {
+        let Ok((stream, _)) = self.listener.accept() else {
+            return;
+        };
+        let uid = socket_peercred(&stream).map(|peer| peer.uid.as_raw());
+        let is_known = uid.is_ok_and(|uid| uid == 0 || uid == geteuid().as_raw());
+        if !is_known || self.peers.fetch_add(1, Ordering::Relaxed) >= PEERS_MAX {
+            if is_known {
+                self.peers.fetch_sub(1, Ordering::Relaxed);
+            }
+            tracing::warn!(?uid, "a control connection was closed at once");
+            return;
+        }
+        let (host, peers) = (self.host.clone(), self.peers.clone());
+        let serve = move || {
+            if let Err(error) = serve(stream, &host) {
+                tracing::debug!(%error, "a control connection broke");
+            }
+            peers.fetch_sub(1, Ordering::Relaxed);
+        };
+        if let Err(error) = thread::Builder::new().name("control".into()).spawn(serve) {
+            self.peers.fetch_sub(1, Ordering::Relaxed);
+            tracing::warn!(%error, "a control connection has no thread");
+        }
+    }
+}
+
+fn serve(stream: UnixStream, host: &SharedHost) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    let mut output = stream.try_clone()?;
+    let mut input = BufReader::new(stream);
+    let limit = u64::try_from(REQUEST_MAX).unwrap_or(u64::MAX);
+    loop {
+        let mut line = Vec::new();
+        let length = (&mut input).take(limit).read_until(b'\n', &mut line)?;
+        if length == 0 {
+            return Ok(());
+        }
+        let is_whole = line.ends_with(b"\n");
+        let answer = if is_whole || length < REQUEST_MAX {
+            obey(&line, host)
+        } else {
+            let message = format!("a request of more than {REQUEST_MAX} bytes");
+            refused(RefusalCode::Invalid, message)
+        };
+        let mut text = serde_json::to_vec(&answer)?;
+        text.push(b'\n');
+        output.write_all(&text)?;
+        if !is_whole {
+            // What comes next can't be understood.
+            return Ok(());
+        }
+    }
+}
+
+fn obey(line: &[u8], host: &SharedHost) -> Response {
+    match serde_json::from_slice(line) {
+        Ok(request) => carry_out(request, host)
+            .unwrap_or_else(|error| refused(error.code(), error.to_string())),
+        Err(error) => {
+            let message = format!("that is no request: {error}");
+            refused(RefusalCode::Invalid, message)
+        }
+    }
+}
+
+fn carry_out(request: Request, host: &SharedHost) -> Result<Response, Error> {
+    Ok(match request {
+        Request::Hello => Response::Hello {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            threads: lock(host).threads(),
+        },
+        Request::Set {
+            target,
+            owner,
+            impairment,
+            force,
+        } => {
+            lock(host).set(&target, &owner, &impairment, force)?;
+            Response::Done
+        }
+        Request::Clear { target, flush } => Response::Cleared {
+            cleared: clear(host, &target, flush)?,
+        },
+        Request::List => Response::Targets {
+            targets: lock(host).list()?,
+        },
+    })
+}
+
+/// Others may ask meanwhile.
+fn clear(host: &SharedHost, target: &Target, flush: bool) -> Result<Cleared, Error> {
+    let leaving = lock(host).begin_clear(target, flush)?;
+    let Some(leaving) = leaving else {
+        return Ok(Cleared::default());
+    };
+    let cleared = leaving.wait()?;
+    lock(host).finish_clear(&leaving)?;
+    Ok(cleared)
+}
+
+fn refused(code: RefusalCode, message: String) -> Response {
+    Response::Refused { code, message }
+}

@@ -1,0 +1,156 @@
+//! Why a target is not impaired, or not any more.
+
+use std::{io, path::PathBuf};
+
+use crate::control::{Owner, RefusalCode, Target};
+
+/// What can go wrong with a target.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Its namespace can't be had.
+    #[error("open the network namespace {path}: {source}")]
+    Namespace {
+        /// Its file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Nor entered.
+    #[error(
+        "enter the target's network namespace: {source}; the service needs CAP_SYS_ADMIN for that"
+    )]
+    Enter {
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// There is no such interface.
+    #[error("impair {target}: there is no such interface; `ip link` lists them")]
+    NoInterface {
+        /// Which.
+        target: Target,
+    },
+    /// It is of a kind that can't be impaired.
+    #[error("impair {target}: {reason}")]
+    Unfit {
+        /// Which.
+        target: Target,
+        /// Why not.
+        reason: String,
+    },
+    /// Its default route is that of the machine.
+    #[error(
+        "impair {target}: the machine's own default route leads through it{through}, so the machine would lose its \
+         connection with it; name the interface of a sandbox, or insist with --force"
+    )]
+    DefaultRoute {
+        /// Which.
+        target: Target,
+        /// By way of which other interface, if by one.
+        through: String,
+    },
+    /// Another process diverts it.
+    #[error(
+        "impair {target}: another process diverts its packets already (it has {tap}); end that first"
+    )]
+    Diverted {
+        /// Which.
+        target: Target,
+        /// The interface by which that is seen.
+        tap: String,
+    },
+    /// Somebody else impairs it.
+    #[error("impair {target}: {owner} impairs it; have that cleared first, or insist with --force")]
+    Owned {
+        /// Which.
+        target: Target,
+        /// Who.
+        owner: Owner,
+    },
+    /// It is about to end.
+    #[error(
+        "impair {target}: an earlier impairment is ending and its packets are still under way; try again"
+    )]
+    Draining {
+        /// Which.
+        target: Target,
+    },
+    /// Frames of it don't fit.
+    #[error(
+        "impair {target}: its MTU is {mtu}, and the engine takes frames of at most {frame_bytes_max} bytes; start the \
+         service with a larger --frame-bytes-max"
+    )]
+    Mtu {
+        /// Which.
+        target: Target,
+        /// Its MTU.
+        mtu: u32,
+        /// What the engine takes.
+        frame_bytes_max: u16,
+    },
+    /// There are too many.
+    #[error(
+        "impair {target}: there are {count} targets already, as many as the service may have (--targets-max)"
+    )]
+    Full {
+        /// Which.
+        target: Target,
+        /// How many there are.
+        count: usize,
+    },
+    /// The impairment can't be carried out.
+    #[error("impair {target}: {reason}")]
+    Impairment {
+        /// Which.
+        target: Target,
+        /// Why not.
+        reason: String,
+    },
+    /// The engine's thread has ended.
+    #[error(
+        "the engine's thread has ended; restart the service, which then takes its targets up again"
+    )]
+    EngineGone,
+    /// The kernel refused.
+    #[error(transparent)]
+    Kernel(#[from] sandwire_kernel_net::Error),
+    /// eBPF can't be used.
+    #[error(transparent)]
+    Datapath(#[from] sandwire_datapath::Error),
+    /// The target can't be remembered.
+    #[error("{operation} {path}: {source}")]
+    State {
+        /// What was tried.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// What the one who asked is told.
+    pub(crate) fn code(&self) -> RefusalCode {
+        match self {
+            Self::Namespace { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                RefusalCode::NotFound
+            }
+            Self::Namespace { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
+                RefusalCode::Invalid
+            }
+            Self::NoInterface { .. } => RefusalCode::NotFound,
+            Self::Unfit { .. } | Self::Mtu { .. } | Self::Impairment { .. } => RefusalCode::Invalid,
+            Self::DefaultRoute { .. } => RefusalCode::DefaultRoute,
+            Self::Diverted { .. } | Self::Owned { .. } | Self::Draining { .. } => {
+                RefusalCode::InUse
+            }
+            Self::Full { .. } => RefusalCode::Full,
+            Self::Namespace { .. }
+            | Self::Enter { .. }
+            | Self::EngineGone
+            | Self::Kernel(_)
+            | Self::Datapath(_)
+            | Self::State { .. } => RefusalCode::Failed,
+        }
+    }
+}

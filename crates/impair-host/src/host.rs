@@ -1,0 +1,563 @@
+//! All targets: begun, changed, ended, found again.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, mpsc},
+};
+
+use sandwire_api::impairment::Impairment;
+use sandwire_datapath::divert::{self, Diversion};
+use sandwire_engine::PoolLimits;
+use sandwire_impair::app::Direction;
+use sandwire_kernel_net::{
+    interface::{self, InterfaceIndex},
+    netlink::Socket,
+    tc::Hook,
+};
+
+use crate::{
+    control::{Cleared, Owner, State, Status, Target, Way},
+    diversion::{DivertedTap, Making, Prepared, folder_of, hooks_of, through},
+    error::Error,
+    fitness::Demands,
+    namespace::Namespace,
+    state::{Memory, Remembered},
+    worker::{Id, LaneReport, LaneWay, Lanes, Worker},
+};
+
+/// How all targets are served.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Where it is remembered what there is.
+    pub(crate) memory: PathBuf,
+    /// Where the pins of diversions are.
+    pub(crate) pins: PathBuf,
+    /// Engines.
+    pub(crate) threads: usize,
+    /// Targets at most.
+    pub(crate) targets_max: usize,
+    /// What each engine may have.
+    pub(crate) limits: PoolLimits,
+    /// Whether programs are attached by links.
+    pub(crate) uses_links: bool,
+}
+
+/// An interface of the machine: inode of its namespace, and its number there.
+type Key = (u64, u32);
+
+/// All targets.
+#[derive(Debug)]
+pub(crate) struct Host {
+    settings: Settings,
+    memory: Memory,
+    workers: Vec<Worker>,
+    own_inode: u64,
+    next: Id,
+    entries: BTreeMap<Key, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: Id,
+    remembered: Remembered,
+    namespace: Arc<Namespace>,
+    diversion: Arc<Diversion>,
+    /// By ingress and egress of the interface.
+    taps: [(String, InterfaceIndex); 2],
+    worker: usize,
+    state: State,
+}
+
+/// A target whose packets are on their way out.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    key: Key,
+    done: mpsc::Receiver<Cleared>,
+}
+
+impl Leaving {
+    /// Waits until all have gone.
+    pub(crate) fn wait(&self) -> Result<Cleared, Error> {
+        self.done.recv().map_err(|_| Error::EngineGone)
+    }
+}
+
+const HOOKS: [Hook; 2] = [Hook::Ingress, Hook::Egress];
+
+impl Host {
+    /// Starts the engines, without targets.
+    pub(crate) fn start(settings: Settings) -> Result<Self, Error> {
+        let memory = Memory::open(settings.memory.clone())?;
+        let workers = (0..settings.threads.max(1))
+            .map(|number| Worker::start(number, settings.limits))
+            .collect::<Result<_, _>>()
+            .map_err(|source| Error::State {
+                operation: "start an engine for",
+                path: settings.memory.clone(),
+                source,
+            })?;
+        Ok(Self {
+            own_inode: Namespace::open(None)?.inode,
+            settings,
+            memory,
+            workers,
+            next: 1,
+            entries: BTreeMap::new(),
+        })
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Takes up what an earlier process has left, or removes it.
+    pub(crate) fn recall(&mut self) -> Result<(), Error> {
+        let (found, errors) = self.memory.read()?;
+        for error in errors {
+            tracing::error!(%error, "an impaired interface that can't be recalled");
+        }
+        for remembered in found {
+            let target = remembered.target.clone();
+            match self.take_up(&remembered) {
+                Ok(()) => tracing::info!(%target, "impaired as before"),
+                Err(error) => {
+                    tracing::warn!(%target, %error, "not impaired any more");
+                    self.forget(&remembered);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn take_up(&mut self, remembered: &Remembered) -> Result<(), Error> {
+        let namespace = self.find(remembered)?;
+        self.begin(namespace, remembered.clone())
+    }
+
+    /// The namespace of a remembered target, if it is the same, with the same interface.
+    fn find(&self, remembered: &Remembered) -> Result<Namespace, Error> {
+        let target = &remembered.target;
+        let namespace = Namespace::open(target.netns.as_deref())?;
+        let missing = || Error::NoInterface {
+            target: target.clone(),
+        };
+        if namespace.inode != remembered.inode {
+            return Err(missing());
+        }
+        let found = index_in(&namespace, target)?;
+        if found != Some(InterfaceIndex(remembered.ifindex)) {
+            return Err(missing());
+        }
+        Ok(namespace)
+    }
+
+    fn forget(&self, remembered: &Remembered) {
+        let (inode, ifindex) = (remembered.inode, remembered.ifindex);
+        let folder = folder_of(&self.settings.pins, inode, InterfaceIndex(ifindex));
+        // Filters are taken off by who gets into their namespace; where the namespace is gone they are too.
+        let detached = match self.find(remembered) {
+            Ok(namespace) => self.detach_in(&namespace, &folder, InterfaceIndex(ifindex)),
+            Err(error) => Err(error),
+        };
+        let detached = detached.or_else(|_| divert::remove(&folder).map_err(Error::from));
+        let forgotten = detached.and(self.memory.remove(inode, ifindex));
+        if let Err(error) = forgotten {
+            tracing::error!(target = %remembered.target, %error, "what is left of it can't be removed");
+        }
+    }
+
+    fn detach_in(
+        &self,
+        namespace: &Namespace,
+        folder: &Path,
+        interface: InterfaceIndex,
+    ) -> Result<(), Error> {
+        let uses_links = self.settings.uses_links;
+        namespace.inside(|| {
+            let diversion = Diversion::open(folder, interface, uses_links)?;
+            Ok(diversion.detach()?)
+        })
+    }
+
+    /// Impairs a target, or changes how.
+    pub(crate) fn set(
+        &mut self,
+        target: &Target,
+        owner: &Owner,
+        impairment: &Impairment,
+        force: bool,
+    ) -> Result<(), Error> {
+        impairment.check().map_err(|error| Error::Impairment {
+            target: target.clone(),
+            reason: error.to_string(),
+        })?;
+        let namespace = Namespace::open(target.netns.as_deref())?;
+        let index = index_in(&namespace, target)?.ok_or_else(|| Error::NoInterface {
+            target: target.clone(),
+        })?;
+        let key = (namespace.inode, index.0);
+        let remembered = Remembered {
+            target: target.clone(),
+            owner: owner.clone(),
+            impairment: impairment.clone(),
+            force,
+            inode: namespace.inode,
+            ifindex: index.0,
+        };
+        if self.entries.get(&key).is_some_and(Entry::has_ended) {
+            self.entries.remove(&key);
+        }
+        if self.entries.contains_key(&key) {
+            return self.change(key, remembered);
+        }
+        if self.entries.len() >= self.settings.targets_max {
+            return Err(Error::Full {
+                target: target.clone(),
+                count: self.entries.len(),
+            });
+        }
+        self.begin(namespace, remembered)
+    }
+
+    fn change(&mut self, key: Key, remembered: Remembered) -> Result<(), Error> {
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return Ok(());
+        };
+        let target = &remembered.target;
+        if entry.state == State::Draining {
+            return Err(Error::Draining {
+                target: target.clone(),
+            });
+        }
+        if entry.remembered.owner != remembered.owner && !remembered.force {
+            return Err(Error::Owned {
+                target: target.clone(),
+                owner: entry.remembered.owner.clone(),
+            });
+        }
+        if entry.remembered.target.side != target.side {
+            return Err(Error::Unfit {
+                target: target.clone(),
+                reason:
+                    "it is impaired with egress and ingress the other way round; clear it first"
+                        .to_owned(),
+            });
+        }
+        let changed = self.workers[entry.worker].change(entry.id, &remembered.impairment)?;
+        changed.map_err(|reason| Error::Impairment {
+            target: target.clone(),
+            reason,
+        })?;
+        for (hook, (_, tap)) in HOOKS.into_iter().zip(&entry.taps) {
+            let way = through(*tap, remembered.impairment.on_death);
+            entry.diversion.set_way(hook, way);
+        }
+        entry.remembered = remembered;
+        self.memory.write(&entry.remembered)
+    }
+
+    fn begin(&mut self, namespace: Namespace, remembered: Remembered) -> Result<(), Error> {
+        let making = Making {
+            target: &remembered.target,
+            demands: Demands {
+                force: remembered.force,
+                is_own_namespace: namespace.inode == self.own_inode,
+                frame_bytes_max: self.settings.limits.frame_bytes_max,
+            },
+            uses_links: self.settings.uses_links,
+            folder: &self.settings.pins,
+        };
+        let prepared = making.prepare(&namespace)?;
+        self.memory.write(&remembered)?;
+        let begun = self.attach(namespace, remembered.clone(), prepared);
+        if begun.is_err() {
+            self.forget(&remembered);
+        }
+        begun
+    }
+
+    /// Hands the TAPs to an engine, and then puts the programs on the interface.
+    fn attach(
+        &mut self,
+        namespace: Namespace,
+        remembered: Remembered,
+        prepared: Prepared,
+    ) -> Result<(), Error> {
+        let Prepared {
+            diversion,
+            interface,
+            taps,
+        } = prepared;
+        let id = self.next;
+        self.next += 1;
+        let worker = self.least_loaded();
+        let named = [0, 1].map(|place| (taps[place].name.clone(), taps[place].index));
+        let lanes = Lanes {
+            id,
+            diversion: diversion.clone(),
+            impairment: remembered.impairment.clone(),
+            ways: ways_of(&remembered.target, taps),
+        };
+        let added = self.workers[worker].add(lanes)?;
+        added.map_err(|reason| Error::Impairment {
+            target: remembered.target.clone(),
+            reason,
+        })?;
+        for (hook, (_, tap)) in HOOKS.into_iter().zip(&named) {
+            diversion.set_way(hook, through(*tap, remembered.impairment.on_death));
+        }
+        let attached = namespace.inside(|| Ok(diversion.attach()?));
+        if attached.is_err() {
+            self.workers[worker].remove(id)?;
+            return attached;
+        }
+        tracing::info!(target = %remembered.target, owner = %remembered.owner, "impaired");
+        let entry = Entry {
+            id,
+            remembered,
+            namespace: Arc::new(namespace),
+            diversion,
+            taps: named,
+            worker,
+            state: State::Impaired,
+        };
+        let key = (entry.namespace.inode, interface.index.0);
+        self.entries.insert(key, entry);
+        Ok(())
+    }
+
+    fn least_loaded(&self) -> usize {
+        let load = |worker: &usize| {
+            let entries = self.entries.values();
+            entries.filter(|entry| entry.worker == *worker).count()
+        };
+        (0..self.workers.len()).min_by_key(load).unwrap_or(0)
+    }
+
+    /// Begins to end the impairment of a target; none if it isn't impaired.
+    pub(crate) fn begin_clear(
+        &mut self,
+        target: &Target,
+        flush: bool,
+    ) -> Result<Option<Leaving>, Error> {
+        let by_name = self.entries.iter().find(|(_, entry)| {
+            let known = &entry.remembered.target;
+            known.netns == target.netns && known.interface == target.interface
+        });
+        let key = match by_name {
+            Some((key, _)) => *key,
+            // The same namespace may have another file.
+            None => {
+                let namespace = Namespace::open(target.netns.as_deref())?;
+                match index_in(&namespace, target)? {
+                    Some(index) => (namespace.inode, index.0),
+                    None => return Ok(None),
+                }
+            }
+        };
+        self.begin_leaving(key, flush)
+    }
+
+    fn begin_leaving(&mut self, key: Key, flush: bool) -> Result<Option<Leaving>, Error> {
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return Ok(None);
+        };
+        match entry.state {
+            State::Ended { .. } => {
+                self.entries.remove(&key);
+                return Ok(None);
+            }
+            State::Draining if !flush => {
+                return Err(Error::Draining {
+                    target: entry.remembered.target.clone(),
+                });
+            }
+            _ => entry.state = State::Draining,
+        }
+        let done = self.workers[entry.worker].drain(entry.id, flush)?;
+        Ok(Some(Leaving { key, done }))
+    }
+
+    /// Takes the diversion away whose packets have gone.
+    pub(crate) fn finish_clear(&mut self, leaving: &Leaving) -> Result<(), Error> {
+        match self.entries.remove(&leaving.key) {
+            Some(entry) => self.take_away(&entry),
+            None => Ok(()),
+        }
+    }
+
+    fn take_away(&self, entry: &Entry) -> Result<(), Error> {
+        let detached = entry.namespace.inside(|| Ok(entry.diversion.detach()?));
+        let removed = self.workers[entry.worker].remove(entry.id);
+        let remembered = &entry.remembered;
+        let forgotten = self.memory.remove(remembered.inode, remembered.ifindex);
+        tracing::info!(target = %remembered.target, "impaired no more");
+        detached.and(removed).and(forgotten)
+    }
+
+    /// Begins to end all; with those that can't, goes on.
+    pub(crate) fn begin_clear_all(&mut self) -> Vec<Leaving> {
+        let keys: Vec<Key> = self.entries.keys().copied().collect();
+        keys.into_iter()
+            .filter_map(|key| self.begin_leaving(key, false).ok().flatten())
+            .collect()
+    }
+
+    /// Flushes what is still there.
+    pub(crate) fn flush_all(&mut self) {
+        let keys: Vec<Key> = self.entries.keys().copied().collect();
+        for key in keys {
+            if let Ok(Some(leaving)) = self.begin_leaving(key, true) {
+                let outcome = leaving.wait().map(drop);
+                if let Err(error) = outcome.and(self.finish_clear(&leaving)) {
+                    tracing::error!(%error, "a diversion can't be taken away");
+                }
+            }
+        }
+    }
+
+    /// Looks whether interfaces are still there; ends the diversions of those that aren't.
+    pub(crate) fn look(&mut self) {
+        let mut gone = Vec::new();
+        for (key, entry) in &self.entries {
+            if entry.state != State::Impaired {
+                continue;
+            }
+            let attached = if self.settings.uses_links {
+                entry.diversion.is_attached().map_err(Error::from)
+            } else {
+                entry
+                    .namespace
+                    .inside(|| Ok(entry.diversion.is_attached()?))
+            };
+            match attached {
+                Ok(true) => {}
+                Ok(false) => gone.push(*key),
+                Err(error) => {
+                    tracing::warn!(target = %entry.remembered.target, %error, "can't be looked at");
+                }
+            }
+        }
+        for key in gone {
+            self.end(key);
+        }
+    }
+
+    fn end(&mut self, key: Key) {
+        let Some(mut entry) = self.entries.remove(&key) else {
+            return;
+        };
+        let found = index_in(&entry.namespace, &entry.remembered.target);
+        let reason = match found {
+            Ok(Some(index)) if index.0 == key.1 => "somebody has detached our programs",
+            _ => "the interface is gone",
+        };
+        tracing::warn!(target = %entry.remembered.target, reason, "the diversion has ended");
+        if let Err(error) = self.take_away(&entry) {
+            tracing::error!(%error, "what is left of it can't be removed");
+        }
+        entry.state = State::Ended {
+            reason: reason.to_owned(),
+        };
+        self.entries.insert(key, entry);
+    }
+
+    /// All targets as they are now.
+    pub(crate) fn list(&self) -> Result<Vec<Status>, Error> {
+        let mut reports = BTreeMap::new();
+        for worker in &self.workers {
+            reports.extend(worker.report()?);
+        }
+        let mut found: Vec<Status> = self
+            .entries
+            .values()
+            .map(|entry| entry.status(reports.remove(&entry.id).unwrap_or_default()))
+            .collect();
+        found.sort_by(|left, right| left.target.cmp(&right.target));
+        Ok(found)
+    }
+}
+
+impl Entry {
+    fn has_ended(&self) -> bool {
+        matches!(self.state, State::Ended { .. })
+    }
+
+    fn status(&self, reports: [LaneReport; 2]) -> Status {
+        let unread = self.unread();
+        let [ingress, egress] = reports;
+        let way = |hook, report: LaneReport, unread| {
+            let counters = self.diversion.counters(hook);
+            Way {
+                diverted: counters.diverted,
+                returned: counters.returned,
+                dead_dropped: counters.dead_dropped,
+                dead_passed: counters.dead_passed,
+                unread,
+                refused: report.refused,
+                line: report.line,
+            }
+        };
+        let by_hook = (
+            way(Hook::Ingress, ingress, unread[0]),
+            way(Hook::Egress, egress, unread[1]),
+        );
+        let remembered = &self.remembered;
+        let (egress, ingress) = match hooks_of(remembered.target.side) {
+            (Hook::Egress, _) => (by_hook.1, by_hook.0),
+            (Hook::Ingress, _) => by_hook,
+        };
+        Status {
+            target: remembered.target.clone(),
+            owner: remembered.owner.clone(),
+            state: self.state.clone(),
+            impairment: remembered.impairment.clone(),
+            ifindex: remembered.ifindex,
+            thread: self.worker,
+            egress,
+            ingress,
+        }
+    }
+
+    /// Packets that the TAPs dropped since the engine didn't read them in time, by ingress and egress.
+    fn unread(&self) -> [u64; 2] {
+        let count = || {
+            let mut socket = Socket::route()?;
+            let mut counts = [0; 2];
+            for (count, (name, _)) in counts.iter_mut().zip(&self.taps) {
+                let found = interface::find_with_traffic(&mut socket, name)?;
+                *count = found.map_or(0, |found| found.traffic.sent_dropped);
+            }
+            Ok(counts)
+        };
+        self.namespace.inside(count).unwrap_or_default()
+    }
+}
+
+/// Number of the target's interface, if there is one.
+fn index_in(namespace: &Namespace, target: &Target) -> Result<Option<InterfaceIndex>, Error> {
+    namespace.inside(|| {
+        let found = interface::find(&mut Socket::route()?, &target.interface)?;
+        Ok(found.map(|found| found.index))
+    })
+}
+
+/// Lanes by ingress and egress of the interface, with what the sandbox calls them.
+fn ways_of(target: &Target, taps: [DivertedTap; 2]) -> [LaneWay; 2] {
+    let (egress, _) = hooks_of(target.side);
+    let mut hooks = HOOKS.into_iter();
+    taps.map(|tap| {
+        let hook = hooks.next().unwrap_or(Hook::Egress);
+        let direction = if hook == egress {
+            Direction::Egress
+        } else {
+            Direction::Ingress
+        };
+        LaneWay {
+            direction,
+            hook,
+            tap,
+        }
+    })
+}

@@ -1,0 +1,352 @@
+//! The same run again, in virtual time: do the same packets have the same fate?
+
+use std::{
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    fs::{self, File},
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    rc::Rc,
+};
+
+use sandwire_engine::{
+    App, BuildError, Config, ConfigureError, Engine, Graph, GraphError, PoolError, PoolLimits,
+    PortList, Ports, Time,
+    apps::Sink,
+    io::pcap::{CaptureError, Reader},
+};
+use sandwire_impair::{
+    DropCause,
+    app::{Line, LineApp},
+    compile::CompileError,
+    decision::{Decision, Verdict},
+};
+use serde::Serialize;
+
+use super::{BEFORE, DECISIONS, Entry, RUN, Run, VERSION, Way};
+use crate::forward::LINK;
+
+/// Differences that are told; more are only counted.
+const TOLD_MAX: usize = 20;
+
+/// What came out.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Replayed {
+    /// Frames of the recording.
+    pub frames: u64,
+    /// Decisions of the recording.
+    pub decisions: u64,
+    /// Those that depend on who fetched packets, and that no replay can repeat.
+    pub unrepeatable: u64,
+    /// Whether all others are the same.
+    pub is_same: bool,
+    /// How many are not.
+    pub different: u64,
+    /// The first of them.
+    pub differences: Vec<Difference>,
+}
+
+/// A packet with two fates.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// Which way.
+    pub way: Way,
+    /// Which rule.
+    pub rule: String,
+    /// Its number within the rule.
+    pub number: u64,
+    /// In the recording; absent if nothing was decided there.
+    pub recorded: Option<Decision>,
+    /// Now; absent if nothing was.
+    pub replayed: Option<Decision>,
+}
+
+/// Why a recording can't be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// A file can't be read.
+    #[error("cannot replay: {}: {reason}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// The impairment can't be carried out.
+    #[error("cannot replay: {0}")]
+    Impairment(#[from] CompileError),
+    /// There is no engine for it.
+    #[error("cannot replay: {0}")]
+    Pool(#[from] PoolError),
+    /// There is no graph for it.
+    #[error("cannot replay: {0}")]
+    Graph(#[from] GraphError),
+    /// The engine doesn't take the graph.
+    #[error("cannot replay: {0}")]
+    Configure(#[from] ConfigureError),
+}
+
+/// A packet within a run.
+type Key = (Way, String, u64, u32, bool);
+type Fates = HashMap<Key, Decision>;
+
+fn key(entry: &Entry) -> Key {
+    let Decision {
+        number,
+        part,
+        is_copy,
+        ..
+    } = entry.decision;
+    (entry.way, entry.rule.clone(), number, part, is_copy)
+}
+
+fn unreadable(path: &Path, reason: impl ToString) -> ReplayError {
+    ReplayError::File {
+        path: path.to_owned(),
+        reason: reason.to_string(),
+    }
+}
+
+/// Runs a recording again and compares verdicts and planned releases.
+///
+/// # Errors
+/// It can't be read, or isn't one.
+pub fn replay(folder: &Path) -> Result<Replayed, ReplayError> {
+    let path = folder.join(RUN);
+    let text = fs::read(&path).map_err(|error| unreadable(&path, error))?;
+    let run: Run = serde_json::from_slice(&text).map_err(|error| unreadable(&path, error))?;
+    if run.version != VERSION {
+        let reason = format!(
+            "it has version {}, and only {VERSION} is known",
+            run.version
+        );
+        return Err(unreadable(&path, reason));
+    }
+    let (recorded, unrepeatable) = read_decisions(&folder.join(DECISIONS))?;
+    let mut replayed = Replayed {
+        decisions: recorded.len() as u64 + unrepeatable,
+        unrepeatable,
+        ..Replayed::default()
+    };
+    let mut bench = Bench::new(&run)?;
+    replayed.frames = bench.run(&run, &folder.join(BEFORE))?;
+    compare(&run, recorded, &bench.fates.borrow(), &mut replayed);
+    Ok(replayed)
+}
+
+/// What was decided, and how many decisions aren't the impairment's.
+fn read_decisions(path: &Path) -> Result<(Fates, u64), ReplayError> {
+    let file = File::open(path).map_err(|error| unreadable(path, error))?;
+    let (mut fates, mut unrepeatable) = (Fates::new(), 0);
+    for (line, number) in BufReader::new(file).lines().zip(1..) {
+        let wrong = |error: &dyn ToString| {
+            unreadable(path, format!("line {number}: {}", error.to_string()))
+        };
+        let line = line.map_err(|error| wrong(&error))?;
+        let entry: Entry = serde_json::from_str(&line).map_err(|error| wrong(&error))?;
+        if depends_on_consumer(&entry.decision) {
+            unrepeatable += 1;
+        } else {
+            fates.insert(key(&entry), entry.decision.planned());
+        }
+    }
+    Ok((fates, unrepeatable))
+}
+
+fn depends_on_consumer(decision: &Decision) -> bool {
+    let cause = match decision.verdict {
+        Verdict::Dropped { cause, .. } => Some(cause),
+        Verdict::Released { .. } => None,
+    };
+    matches!(cause, Some(DropCause::Unread | DropCause::Flushed))
+}
+
+fn compare(run: &Run, mut recorded: Fates, replayed: &Fates, outcome: &mut Replayed) {
+    let mut different = |key: &Key, recorded: Option<Decision>, replayed: Option<Decision>| {
+        outcome.different += 1;
+        if outcome.differences.len() < TOLD_MAX {
+            let (way, rule, number, ..) = key.clone();
+            outcome.differences.push(Difference {
+                way,
+                rule,
+                number,
+                recorded,
+                replayed,
+            });
+        }
+    };
+    let mut keys: Vec<&Key> = replayed.keys().collect();
+    keys.sort();
+    for key in keys {
+        let now = &replayed[key];
+        match recorded.remove(key) {
+            Some(then) if then == *now => {}
+            Some(then) => different(key, Some(then), Some(now.clone())),
+            // What was under way at the end has no fate in the recording.
+            None if is_after(run, now) => {}
+            None => different(key, None, Some(now.clone())),
+        }
+    }
+    let mut left: Vec<(Key, Decision)> = recorded.into_iter().collect();
+    left.sort_by(|one, other| one.0.cmp(&other.0));
+    for (key, then) in left {
+        different(&key, Some(then), None);
+    }
+    outcome.is_same = outcome.different == 0;
+}
+
+fn is_after(run: &Run, decision: &Decision) -> bool {
+    let at = match decision.verdict {
+        Verdict::Released { planned, .. } => planned,
+        Verdict::Dropped { at, .. } => at,
+    };
+    // One that was due just before the last breath may have been left where it was, if it was flushed then.
+    run.ended.is_none_or(|ended| at >= ended)
+}
+
+/// Two lines between frames of a recording and nowhere.
+struct Bench {
+    engine: Engine,
+    feeds: [Feed; 2],
+    fates: Rc<RefCell<Fates>>,
+    now: Time,
+}
+
+impl Bench {
+    fn new(run: &Run) -> Result<Self, ReplayError> {
+        let limits = PoolLimits {
+            frame_bytes_max: 65_000,
+            packets_max: 1 << 24,
+        };
+        let mut engine = Engine::with_limits(limits)?;
+        let (ab, ba) = Line::pair(&run.impairment, LINK)?;
+        let feeds = [Feed::default(), Feed::default()];
+        let mut graph = Graph::new();
+        for ((way, line), feed) in [("ab", ab), ("ba", ba)].into_iter().zip(&feeds) {
+            graph.app(&format!("from-{way}"), feed.clone())?;
+            graph.app(way, line)?;
+            graph.app(&format!("to-{way}"), Sink)?;
+            graph.link(&format!("from-{way}.output -> {way}.input"))?;
+            graph.link(&format!("{way}.output -> to-{way}.input"))?;
+        }
+        engine.configure(&graph)?;
+        let fates = Rc::new(RefCell::new(Fates::new()));
+        for way in ["ab", "ba"] {
+            let fates = Rc::clone(&fates);
+            if let Some(line) = engine.app_mut::<LineApp>(way) {
+                line.observe(Some(Box::new(move |observation| {
+                    let entry = Entry {
+                        way: Way::of(observation.direction),
+                        rule: observation.rule.to_owned(),
+                        came: observation.came,
+                        decision: observation.decision.clone(),
+                    };
+                    fates
+                        .borrow_mut()
+                        .insert(key(&entry), entry.decision.planned());
+                })));
+            }
+        }
+        Ok(Self {
+            engine,
+            feeds,
+            fates,
+            now: Time::START,
+        })
+    }
+
+    /// Feeds all frames, each at its time; how many there were.
+    fn run(&mut self, run: &Run, path: &Path) -> Result<u64, ReplayError> {
+        let file = File::open(path).map_err(|error| unreadable(path, error))?;
+        let wrong = |error: CaptureError| unreadable(path, error);
+        let mut reader = Reader::new(BufReader::new(file)).map_err(wrong)?;
+        // Rules are in place from the first breath on, and some of them count their time from then.
+        self.now = Time::from_nanos(run.began);
+        self.engine.breathe(self.now);
+        let mut frames = 0;
+        while let Some(captured) = reader.read().map_err(wrong)? {
+            let feed = usize::try_from(captured.interface)
+                .ok()
+                .filter(|feed| *feed < self.feeds.len())
+                .ok_or_else(|| unreadable(path, "a frame is of an interface that isn't ours"))?;
+            let time = captured
+                .time
+                .unwrap_or(0)
+                .saturating_sub(run.calendar_start);
+            let time = Time::from_nanos(time);
+            if time > self.now {
+                // Those that came together are taken together, as they were.
+                self.breathe_until(Some(time));
+                self.now = time;
+            }
+            self.feeds[feed]
+                .0
+                .borrow_mut()
+                .push_back(captured.frame.to_vec());
+            frames += 1;
+        }
+        self.breathe_until(None);
+        Ok(frames)
+    }
+
+    /// Breathes now, and whenever something is due before `time`, or until nothing is left.
+    fn breathe_until(&mut self, time: Option<Time>) {
+        loop {
+            let breath = self.engine.breathe(self.now);
+            if breath.moved > 0 {
+                continue;
+            }
+            let is_empty = self.engine.pool_counters().in_use() == 0;
+            match breath.wake.at {
+                Some(at) if !is_empty && at > self.now && time.is_none_or(|time| at < time) => {
+                    self.now = at;
+                }
+                _ => break,
+            }
+        }
+    }
+}
+
+/// Sends the frames that wait in it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Feed(pub(super) Rc<RefCell<VecDeque<Vec<u8>>>>);
+
+impl PartialEq for Feed {
+    fn eq(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Config for Feed {
+    type App = FeedApp;
+
+    fn inputs(&self) -> PortList {
+        PortList::none()
+    }
+
+    fn outputs(&self) -> PortList {
+        PortList::named(["output"])
+    }
+
+    fn build(&self) -> Result<FeedApp, BuildError> {
+        Ok(FeedApp(self.clone()))
+    }
+}
+
+pub(super) struct FeedApp(Feed);
+
+impl App for FeedApp {
+    fn pull(&mut self, _now: Time, ports: &mut Ports<'_>) {
+        let mut frames = self.0.0.borrow_mut();
+        while ports.space(0) > 0
+            && let Some(frame) = frames.pop_front()
+        {
+            // The pool is as large as a recording can ask for.
+            if let Some(mut packet) = ports.pool().take()
+                && packet.set_bytes(&frame)
+            {
+                ports.transmit(0, packet);
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The service as a process: from its start to its end.
+//!
+//! Start: folder, engines, what an earlier process has left, and last the control socket. Upon SIGTERM or SIGINT it lets
+//! the packets of all targets go and takes the diversions away; after any other end its diversions stay, closed or open
+//! as was said, and the next start takes them up again.
+
+use std::{
+    fs::DirBuilder,
+    io,
+    os::{fd::AsFd, unix::fs::DirBuilderExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sandwire_datapath::{divert, features};
+use sandwire_engine::PoolLimits;
+
+use crate::{
+    control::{
+        TARGETS, control_socket,
+        server::{Server, SharedHost, lock},
+    },
+    error::Error,
+    host::{self, Host, Leaving},
+    privileges,
+};
+
+/// How often it is looked whether interfaces are still there.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 500_000_000,
+};
+
+/// What the service is told at its start.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where its control socket and its memory are; made if it isn't there.
+    pub folder: PathBuf,
+    /// Where the pins of diversions are, on a bpffs.
+    pub pins: PathBuf,
+    /// Engines, each a thread.
+    pub threads: usize,
+    /// Targets at most.
+    pub targets_max: usize,
+    /// Packets that all targets of an engine may have under way together.
+    pub packets_max: u32,
+    /// Bytes of the longest frame.
+    pub frame_bytes_max: u16,
+    /// How long packets are let go at the end; then they are flushed.
+    pub patience: Duration,
+}
+
+impl Settings {
+    /// What is usual, in that folder.
+    #[must_use]
+    pub fn new(folder: PathBuf) -> Self {
+        let limits = PoolLimits::default();
+        Self {
+            folder,
+            pins: PathBuf::from(divert::FOLDER),
+            threads: 1,
+            targets_max: 1024,
+            packets_max: limits.packets_max,
+            frame_bytes_max: limits.frame_bytes_max,
+            patience: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Why the service doesn't run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The kernel or the disk refuses something.
+    #[error("{operation}: {source}")]
+    Start {
+        /// What was tried.
+        operation: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Namespaces, programs or engines can't be had.
+    #[error(transparent)]
+    Host(#[from] Error),
+}
+
+/// Runs the service in this process until it is told to end by SIGTERM or SIGINT.
+///
+/// The process becomes the service: its capabilities and its signals are the service's from then on.
+///
+/// # Errors
+/// See [`ServiceError`]; only before it is ready.
+pub fn run(settings: &Settings) -> Result<(), ServiceError> {
+    let failed = |operation: &str| {
+        let operation = operation.to_owned();
+        move |source: io::Error| ServiceError::Start { operation, source }
+    };
+    let folder = &settings.folder;
+    make_folder(folder).map_err(failed(&format!("make the folder {}", folder.display())))?;
+    privileges::raise_descriptor_limit();
+    privileges::reduce().map_err(failed("give up capabilities"))?;
+    let signals = end_signals().map_err(|errno| failed("catch signals")(errno.into()))?;
+    let host = start_host(settings)?;
+    let socket = control_socket(folder);
+    let listening = format!("listen at {}", socket.display());
+    // Before anything of an earlier process is touched: it may be alive.
+    let server = Server::listen(&socket, host.clone()).map_err(failed(&listening))?;
+    lock(&host).recall()?;
+    tracing::info!(folder = %folder.display(), threads = settings.threads, "the impairment service is ready");
+    notify(sd_notify::NotifyState::Ready);
+    let outcome = serve(&signals, &server, &host);
+    tracing::info!("the impairment service ends");
+    notify(sd_notify::NotifyState::Stopping);
+    let removed = std::fs::remove_file(&socket);
+    drop(server);
+    leave(&signals, &host, settings.patience);
+    if let Err(error) = removed {
+        tracing::warn!(%error, "removing the control socket failed");
+    }
+    outcome.map_err(failed("wait for control connections"))
+}
+
+fn start_host(settings: &Settings) -> Result<SharedHost, ServiceError> {
+    let features = features::probe().map_err(Error::from)?;
+    let host = Host::start(host::Settings {
+        memory: settings.folder.join(TARGETS),
+        pins: settings.pins.clone(),
+        threads: settings.threads,
+        targets_max: settings.targets_max,
+        limits: PoolLimits {
+            packets_max: settings.packets_max,
+            frame_bytes_max: settings.frame_bytes_max,
+        },
+        uses_links: features.tcx,
+    })?;
+    Ok(Arc::new(Mutex::new(host)))
+}
+
+/// Until a signal says that it is enough.
+fn serve(signals: &SignalFd, server: &Server, host: &SharedHost) -> io::Result<()> {
+    let mut looked = Instant::now();
+    loop {
+        let mut fds = [
+            PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(server.listener().as_fd(), PollFlags::IN),
+        ];
+        match poll(&mut fds, Some(&LOOK)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !fds[0].revents().is_empty() {
+            let _ = signals.read_signal();
+            return Ok(());
+        }
+        if !fds[1].revents().is_empty() {
+            server.accept();
+        }
+        if looked.elapsed() >= Duration::from_millis(500) {
+            looked = Instant::now();
+            lock(host).look();
+        }
+    }
+}
+
+/// Lets the packets of all targets go; a second signal, or the end of patience, flushes them.
+fn leave(signals: &SignalFd, host: &SharedHost, patience: Duration) {
+    let leaving = lock(host).begin_clear_all();
+    let count = leaving.len();
+    let (left, all_left) = mpsc::channel();
+    let other = host.clone();
+    let wait = move || {
+        for one in &leaving {
+            finish(&other, one);
+        }
+        let _ = left.send(());
+    };
+    let deadline = Instant::now() + patience;
+    let waiting = thread::spawn(wait);
+    while Instant::now() < deadline {
+        if all_left.recv_timeout(Duration::from_millis(50)).is_ok() {
+            let _ = waiting.join();
+            return;
+        }
+        if let Ok(Some(_)) = signals.read_signal() {
+            break;
+        }
+    }
+    tracing::warn!(
+        targets = count,
+        "packets that are still under way are flushed"
+    );
+    lock(host).flush_all();
+}
+
+fn finish(host: &SharedHost, leaving: &Leaving) {
+    let outcome = leaving.wait();
+    if outcome.is_ok()
+        && let Err(error) = lock(host).finish_clear(leaving)
+    {
+        tracing::error!(%error, "a diversion can't be taken away");
+    }
+}
+
+fn make_folder(path: &Path) -> io::Result<()> {
+    if let Some(parent) = path.parent() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(parent)?;
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// A descriptor that is readable when SIGTERM or SIGINT has come. All threads that start later have both blocked too.
+fn end_signals() -> nix::Result<SignalFd> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGINT);
+    set.thread_block()?;
+    SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
+}
+
+/// Tells systemd, if it asked.
+fn notify(state: sd_notify::NotifyState) {
+    if let Err(error) = sd_notify::notify(false, &[state]) {
+        tracing::warn!(%error, "systemd couldn't be told how the impairment service is");
+    }
+}
