@@ -413,11 +413,7 @@ fn remove_if_other(folder: &Path) -> Result<(), Error> {
     remove(folder)
 }
 
-fn word<'a>(
-    directions: &'a Array<Direction, AtomicU64>,
-    hook: Hook,
-    offset: usize,
-) -> &'a AtomicU64 {
+fn word(directions: &Array<Direction, AtomicU64>, hook: Hook, offset: usize) -> &AtomicU64 {
     directions.word(key(hook), offset)
 }
 

@@ -234,7 +234,7 @@ pub struct Way {
     pub dead_dropped: u64,
     /// Packets that passed as the engine had died.
     pub dead_passed: u64,
-    /// Packets dropped before the engine, as it didn't read them in time.
+    /// Packets dropped before the engine, as it didn't read them in time, or had no room for them.
     pub unread: u64,
     /// Packets that the kernel didn't take back.
     pub refused: u64,

@@ -487,14 +487,14 @@ impl Entry {
     fn status(&self, reports: [LaneReport; 2]) -> Status {
         let unread = self.unread();
         let [ingress, egress] = reports;
-        let way = |hook, report: LaneReport, unread| {
+        let way = |hook, report: LaneReport, unread: u64| {
             let counters = self.diversion.counters(hook);
             Way {
                 diverted: counters.diverted,
                 returned: counters.returned,
                 dead_dropped: counters.dead_dropped,
                 dead_passed: counters.dead_passed,
-                unread,
+                unread: unread + report.unread,
                 refused: report.refused,
                 line: report.line,
             }
