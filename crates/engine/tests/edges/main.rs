@@ -91,7 +91,7 @@ fn hosts_reach_each_other_only_while_the_forwarder_runs() {
     });
 }
 
-/// UDP by iperf3: 100 Mbit/s for a second. Most of it must arrive even where other tests have the processors; how much
+/// UDP by iperf3: 20 Mbit/s for a second. Most of it must arrive even where other tests have the processors; how much
 /// is lost on a quiet host is a benchmark's question.
 fn measure_datagrams(world: &World) {
     let mut server = namespace::command_in(&world.right.path(), "iperf3")
@@ -102,7 +102,7 @@ fn measure_datagrams(world: &World) {
     let mut received = serde_json::Value::Null;
     // Until the server listens, the client reports an error, as a document like any other.
     wait_until(|| {
-        let line = "iperf3 --client 10.9.0.2 --udp --bitrate 100M --time 1 --json";
+        let line = "iperf3 --client 10.9.0.2 --udp --bitrate 20M --time 1 --json";
         let Ok(text) = world.left.run(line) else {
             return false;
         };
@@ -115,7 +115,7 @@ fn measure_datagrams(world: &World) {
     let packets = received["packets"].as_f64().unwrap();
     let lost = received["lost_percent"].as_f64().unwrap();
     assert!(
-        packets > 5_000.0 && lost < 50.0,
+        packets > 1_000.0 && lost < 50.0,
         "{packets} packets, {lost} % lost"
     );
 }
