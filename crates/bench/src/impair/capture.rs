@@ -5,6 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     process::{Child, ChildStderr, Stdio},
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -13,6 +14,10 @@ use tempfile::NamedTempFile;
 
 use super::metronome::NUMBER;
 use crate::{cpu, world::command_in};
+
+/// The kernel hands tcpdump whole blocks, the last one a second after it was begun; interrupted before, tcpdump
+/// leaves it unread.
+const BLOCK_TIMEOUT: Duration = Duration::from_millis(1200);
 
 /// A running tcpdump. Ends with it.
 pub(super) struct Capture {
@@ -69,8 +74,9 @@ impl Capture {
         Ok(capture)
     }
 
-    /// Ends it; what it has seen.
+    /// Ends it; what it has seen. To be called when nothing is sent any more.
     pub(super) fn end(mut self) -> Result<Vec<Captured>> {
+        thread::sleep(BLOCK_TIMEOUT);
         let pid = Pid::from_child(&self.child);
         kill_process(pid, Signal::INT).context("cannot end tcpdump")?;
         let mut said = String::new();

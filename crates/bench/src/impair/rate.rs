@@ -87,9 +87,9 @@ fn errors(
     };
     let sender = send(rig, metronome)?;
     thread::sleep(time);
-    let frames = receiver.end()?;
     sender.end()?;
     forwarder.end()?;
+    let frames = receiver.end()?;
     let errors = windows(&frames, real(rate));
     ensure!(!errors.is_empty(), "only {} frames arrived", frames.len());
     Ok(errors)
