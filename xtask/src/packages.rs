@@ -122,6 +122,11 @@ const PACKAGES: &[Package] = &[
         Sign::Program("mke2fs"),
         "the file system of the guest with systemd",
     ),
+    package(
+        "valgrind",
+        Sign::Program("valgrind"),
+        "the benchmark's count of instructions",
+    ),
     package("xz-utils", Sign::Program("xz"), "unpacks kernels of guests"),
 ];
 

@@ -89,6 +89,7 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
         ),
     ]);
     let mut record = Record::new("engine", HostFacts::read()?, settings);
+    cpu::go_first();
     if sizes.has(Part::Memory) {
         in_memory(sizes, &mut record)?;
     }

@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, io::Write, time::Duration};
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
-use crate::{host::HostFacts, record::Record};
+use crate::{cpu, host::HostFacts, record::Record};
 
 /// Parts of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -70,6 +70,7 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
         ("window_ms".to_owned(), 100),
     ]);
     let mut record = Record::new("impair", HostFacts::read()?, settings);
+    cpu::go_first();
     if sizes.has(Part::Memory) {
         memory::measure(&mut record);
     }

@@ -146,6 +146,7 @@ impl Diversion {
     /// The kernel has no eBPF or refuses it, or the folder isn't on a bpffs.
     pub fn open(folder: &Path, interface: InterfaceIndex, uses_links: bool) -> Result<Self, Error> {
         find_bpffs(folder, true)?;
+        remove_if_other(folder)?;
         make_folder(folder)?;
         let failed = |source| Error::Load {
             object: OBJECT.name,
@@ -390,14 +391,29 @@ pub fn remove(folder: &Path) -> Result<(), Error> {
             sys::detach_link(link.as_fd()).map_err(failed)?;
         }
     }
-    remove_folder(folder)
+    remove_folder(folder)?;
+    if let Some(parent) = folder.parent() {
+        // Unless there are other diversions.
+        let _ = fs::remove_dir(parent);
+    }
+    Ok(())
 }
 
-fn word<'a>(
-    directions: &'a Array<Direction, AtomicU64>,
-    hook: Hook,
-    offset: usize,
-) -> &'a AtomicU64 {
+/// Removes what another version of ours has left, whose map these programs can't use. Its packets pass until ours are
+/// attached.
+fn remove_if_other(folder: &Path) -> Result<(), Error> {
+    let failed = |source| Error::system("look at", format!("the map {MAP}"), source);
+    let Some(map) = sys::open_pin(&folder.join(MAP)).map_err(failed)? else {
+        return Ok(());
+    };
+    let info = sys::map_info(map.as_fd()).map_err(failed)?;
+    if info.value_size as usize == size_of::<Direction>() {
+        return Ok(());
+    }
+    remove(folder)
+}
+
+fn word(directions: &Array<Direction, AtomicU64>, hook: Hook, offset: usize) -> &AtomicU64 {
     directions.word(key(hook), offset)
 }
 

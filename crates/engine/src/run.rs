@@ -99,8 +99,7 @@ impl Runner {
                 break;
             }
             if breath.moved > 0 {
-                self.pause /= 2;
-                self.slept = Duration::ZERO;
+                self.be_busy();
             } else if !self.rest(breath.wake, end) {
                 break;
             }
@@ -111,24 +110,31 @@ impl Runner {
         }
     }
 
+    fn be_busy(&mut self) {
+        self.pause /= 2;
+        self.slept = Duration::ZERO;
+    }
+
     /// Sleeps as long as nothing can be missed; false if nothing will ever be.
     fn rest(&mut self, wake: Wake, end: Option<Time>) -> bool {
         let now = self.clock.now();
-        let mut until = wake.at;
-        if wake.polls {
-            self.pause = (self.pause + PAUSE_STEP).min(PAUSE_MAX);
-            let look = now + self.pause;
-            until = Some(until.map_or(look, |until| until.min(look)));
-        }
-        let ((Some(until), _) | (None, Some(until))) = (until, end) else {
+        let Some(until) = self.next_look(now, wake, end) else {
             return false;
         };
-        let until = end.map_or(until, |end| until.min(end));
         self.slept = until.since(now);
         if !self.slept.is_zero() {
             sleep(self.slept);
         }
         true
+    }
+
+    /// When to look again after a breath that moved nothing; none if that's never.
+    fn next_look(&mut self, now: Time, wake: Wake, end: Option<Time>) -> Option<Time> {
+        let look = wake.polls.then(|| {
+            self.pause = (self.pause + PAUSE_STEP).min(PAUSE_MAX);
+            now + self.pause
+        });
+        [wake.at, look, end].into_iter().flatten().min()
     }
 }
 
@@ -147,3 +153,57 @@ fn sleep(duration: Duration) {
 pub(crate) const PAUSE_STEP: Duration = Duration::from_micros(1);
 /// The longest pause.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_micros(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Time = Time::from_nanos(1_000_000_000);
+
+    fn micros(runner: &mut Runner, wake: Wake, end: Option<Time>) -> Option<u128> {
+        let look = runner.next_look(NOW, wake, end)?;
+        Some(look.since(NOW).as_micros())
+    }
+
+    #[test]
+    fn a_deadline_is_waited_for_however_far_it_is() {
+        let mut runner = Runner::new();
+        let hour = NOW + Duration::from_secs(3600);
+        assert_eq!(runner.next_look(NOW, Wake::at(hour), None), Some(hour));
+        let second = NOW + Duration::from_secs(1);
+        let look = runner.next_look(NOW, Wake::at(hour), Some(second));
+        assert_eq!(look, Some(second), "the end of the run comes first");
+    }
+
+    #[test]
+    fn where_nothing_can_happen_nobody_waits() {
+        let mut runner = Runner::new();
+        assert_eq!(runner.next_look(NOW, Wake::default(), None), None);
+    }
+
+    #[test]
+    fn pauses_grow_by_a_microsecond_to_a_hundred_and_are_halved_by_a_busy_breath() {
+        let mut runner = Runner::new();
+        for pause in (1..=100).chain([100, 100]) {
+            assert_eq!(micros(&mut runner, Wake::polling(), None), Some(pause));
+        }
+        runner.be_busy();
+        assert_eq!(micros(&mut runner, Wake::polling(), None), Some(51));
+        for _ in 0..10 {
+            runner.be_busy();
+        }
+        assert_eq!(micros(&mut runner, Wake::polling(), None), Some(1));
+    }
+
+    #[test]
+    fn who_looks_outside_still_meets_deadlines() {
+        let mut runner = Runner::new();
+        for _ in 0..50 {
+            runner.next_look(NOW, Wake::polling(), None);
+        }
+        let soon = NOW + Duration::from_micros(3);
+        let wake = Wake::at(soon).or(Wake::polling());
+        assert_eq!(micros(&mut runner, wake, None), Some(3));
+        assert_eq!(micros(&mut runner, Wake::polling(), Some(NOW)), Some(0));
+    }
+}

@@ -158,8 +158,9 @@ impl Host {
         // Filters are taken off by who gets into their namespace; where the namespace is gone they are too.
         let detached = match self.find(remembered) {
             Ok(namespace) => self.detach_in(&namespace, &folder, InterfaceIndex(ifindex)),
-            Err(_) => divert::remove(&folder).map_err(Error::from),
+            Err(error) => Err(error),
         };
+        let detached = detached.or_else(|_| divert::remove(&folder).map_err(Error::from));
         let forgotten = detached.and(self.memory.remove(inode, ifindex));
         if let Err(error) = forgotten {
             tracing::error!(target = %remembered.target, %error, "what is left of it can't be removed");
@@ -486,14 +487,14 @@ impl Entry {
     fn status(&self, reports: [LaneReport; 2]) -> Status {
         let unread = self.unread();
         let [ingress, egress] = reports;
-        let way = |hook, report: LaneReport, unread| {
+        let way = |hook, report: LaneReport, unread: u64| {
             let counters = self.diversion.counters(hook);
             Way {
                 diverted: counters.diverted,
                 returned: counters.returned,
                 dead_dropped: counters.dead_dropped,
                 dead_passed: counters.dead_passed,
-                unread,
+                unread: unread + report.unread,
                 refused: report.refused,
                 line: report.line,
             }

@@ -53,6 +53,8 @@ pub(crate) struct LaneWay {
 /// What an engine says of a direction.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LaneReport {
+    /// Packets that came from the TAP and could not be used.
+    pub(crate) unread: u64,
     /// Packets that the kernel didn't take back.
     pub(crate) refused: u64,
     pub(crate) line: LineReport,

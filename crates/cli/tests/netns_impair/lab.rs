@@ -166,3 +166,18 @@ pub(crate) fn wrong_checksums(lab: &Lab) -> Vec<String> {
     }
     wrong
 }
+
+/// Datagrams that were dropped since nobody read them from their sockets in time, here and there.
+pub(crate) fn full_sockets(lab: &Lab) -> u64 {
+    let mut dropped = 0;
+    for place in ["", "ip netns exec far "] {
+        let said = lab.run(&format!(
+            "{place}nstat -asz UdpRcvbufErrors Udp6RcvbufErrors"
+        ));
+        let lines = said.lines().filter(|line| line.contains("RcvbufErrors"));
+        dropped += lines
+            .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+            .sum::<u64>();
+    }
+    dropped
+}

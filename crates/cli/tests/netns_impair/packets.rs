@@ -14,7 +14,7 @@ use sandwire_testlab::{
     pinger::Pinger,
 };
 
-use crate::lab::{Server, Service, interfaces, iperf3, round_trip, wrong_checksums};
+use crate::lab::{Server, Service, full_sockets, interfaces, iperf3, round_trip, wrong_checksums};
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -31,13 +31,15 @@ fn each_direction_has_its_delay() {
         for (way, delay) in [("egress", 20_000_000), ("ingress", 30_000_000)] {
             let rule = &shown[way]["line"]["rules"][0];
             assert!(rule["offered"].as_u64() >= Some(20), "{shown:#}");
-            assert_eq!(rule["offered"], rule["released"], "{shown:#}");
+            let number = |name| rule[name].as_u64().unwrap();
+            let inside = shown[way]["line"]["inside"].as_u64().unwrap();
+            assert_eq!(number("offered"), number("released") + inside, "{shown:#}");
             let achieved = rule["achieved_delay_nanoseconds"].as_u64();
             assert!(
                 achieved.is_none_or(|achieved| achieved >= delay),
                 "{shown:#}"
             );
-            assert!(rule["timing"]["packets"].as_u64() >= Some(20), "{shown:#}");
+            assert!(number("released") >= 20, "{shown:#}");
         }
         assert!(service.run("show").contains("far0"));
 
@@ -68,7 +70,7 @@ fn only_the_flow_that_is_meant_loses_packets() {
             socket
         });
         let sender = far_socket();
-        for number in 0..400_u32 {
+        for number in 0..200_u32 {
             for port in [7001, 7002] {
                 sender
                     .send_to(&number.to_be_bytes(), ("10.9.0.1", port))
@@ -77,11 +79,11 @@ fn only_the_flow_that_is_meant_loses_packets() {
             thread::sleep(Duration::from_micros(100));
         }
         let counts = receivers.map(|socket| received(&socket).len());
-        assert!((140..260).contains(&counts[0]), "{counts:?}");
-        assert_eq!(counts[1], 400);
+        assert!((60..140).contains(&counts[0]), "{counts:?}");
+        assert_eq!(counts[1], 200);
         let shown = service.shown();
         let dropped = &shown["egress"]["line"]["rules"][0]["dropped"];
-        assert_eq!(dropped["loss"], 400 - counts[0] as u64, "{shown:#}");
+        assert_eq!(dropped["loss"], 200 - counts[0] as u64, "{shown:#}");
     });
 }
 
@@ -231,6 +233,7 @@ fn streams_and_datagrams_arrive_whole_both_ways() {
         let service = Service::start(lab);
         service.run("--netns far --both 'delay 2ms'");
         let _server = Server::start(lab);
+        let mut lost = 0;
         for address in ["10.9.0.1", "fd09::1"] {
             for direction in ["", "-R"] {
                 let report = iperf3(lab, &format!("{address} -t 2 {direction}"));
@@ -238,21 +241,21 @@ fn streams_and_datagrams_arrive_whole_both_ways() {
                     .as_f64()
                     .unwrap();
                 assert!(bits > 20e6, "{address} {direction}: {bits}");
-                let report = iperf3(
-                    lab,
-                    &format!("{address} -u -b 20M -l 1200 -t 2 {direction}"),
-                );
+                let report = iperf3(lab, &format!("{address} -u -b 5M -l 1200 -t 2 {direction}"));
                 let end = &report["end"]["sum"];
-                let (lost, packets) = (&end["lost_packets"], &end["packets"]);
-                assert_eq!(lost.as_u64(), Some(0), "{address} {direction}: {end}");
-                assert!(packets.as_u64() > Some(3000), "{end}");
+                assert!(end["packets"].as_u64() > Some(700), "{end}");
+                lost += end["lost_packets"].as_u64().unwrap();
             }
         }
         assert_eq!(wrong_checksums(lab), [] as [String; 0]);
         let shown = service.shown();
+        let mut counted = full_sockets(lab);
         for way in ["egress", "ingress"] {
             assert_eq!(shown[way]["refused"], 0, "{shown:#}");
+            counted += shown[way]["unread"].as_u64().unwrap();
         }
+        // On a busy machine a reader may come too late, iperf3 or the engine; that is counted then.
+        assert!(lost <= counted, "{lost} lost, {counted} counted");
     });
 }
 

@@ -121,7 +121,7 @@ impl Xdp {
     }
 
     /// The same with buffers of that many bytes, 2048 or 4096; a received frame may have 256 less. Frames longer than
-    /// the engine's packets are dropped and counted: see [`PoolLimits`](crate::PoolLimits).
+    /// the engine's packets are dropped and counted: see [`PoolLimits`].
     #[must_use]
     pub fn buffer_bytes(self, buffer_bytes: u32) -> Self {
         Self {

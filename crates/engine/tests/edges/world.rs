@@ -154,7 +154,7 @@ impl World {
     /// Turns checksum and segmentation offload of both hosts on or off.
     pub(crate) fn set_offloads(&self, on: bool) {
         for namespace in [&self.left, &self.right] {
-            namespace.inside(|| offloads::set("eth0", on)).unwrap();
+            offloads::set(namespace, "eth0", on).unwrap();
         }
     }
 

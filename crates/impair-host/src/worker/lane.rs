@@ -3,7 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use sandwire_datapath::divert::{Diversion, Way};
-use sandwire_engine::{Engine, Graph, GraphError, Time, apps::Join, io::Tap};
+use sandwire_engine::{
+    App, Engine, Graph, GraphError, Time,
+    apps::Join,
+    io::{Tap, TapApp},
+};
 use sandwire_impair::app::{Line, LineApp};
 use sandwire_kernel_net::{interface::InterfaceIndex, tc::Hook};
 
@@ -158,10 +162,18 @@ impl Lane {
     }
 
     pub(super) fn report(&self, engine: &Engine, now: Time) -> LaneReport {
-        let figure = |name| engine.figure(&self.tap, name).unwrap_or(0);
+        let tap = engine.app::<TapApp>(&self.tap);
+        let figures = tap.map(App::report).unwrap_or_default();
+        let sum = |start: &str| -> u64 {
+            let meant = figures
+                .iter()
+                .filter(|figure| figure.name.starts_with(start));
+            meant.map(|figure| figure.value).sum()
+        };
         let line = engine.app::<LineApp>(&self.line);
         LaneReport {
-            refused: figure("down") + figure("full") + figure("refused"),
+            unread: sum("receive_drop_"),
+            refused: sum("send_drop_"),
             line: line.map(|line| line.line_report(now)).unwrap_or_default(),
         }
     }

@@ -12,14 +12,14 @@ use crate::ports::{BATCH_PACKETS, Ports};
 use crate::time::Time;
 use crate::watch::{Readiness, Watch};
 
-/// The running [`Xdp`].
+/// The running [`Xdp`](super::Xdp).
 ///
 /// Figures: `received`; `receive_drop_too_long` for the engine's packets; `kernel_drops`, what the kernel dropped
 /// before it came to us (no buffer was free, which `kernel_fill_ring_empty` counts too, or no place on the ring,
 /// `kernel_ring_full`: nobody read in time; or a frame was longer than a buffer); `invalid_descriptors`, which one side
-/// did not understand; those of [`Outbound`], and `send_queued`, which wait for the interface. `is_native`, `is_zero_copy`, `is_down`, `is_gone` are 0 or 1,
-/// `offloads_off` is the number of the sender's offloads that are turned off, `queues_left` that of the interface's
-/// queues that no description serves.
+/// did not understand; those of [`Outbound`], and `send_queued`, which wait for the interface. `is_native`,
+/// `is_zero_copy`, `is_down`, `is_gone` are 0 or 1, `offloads_off` is the number of the sender's offloads that are
+/// turned off, `queues_left` that of the interface's queues that no description serves.
 #[derive(Debug)]
 pub struct XdpApp {
     socket: Socket,
