@@ -200,7 +200,7 @@ pub enum LabError {
         /// Which.
         lab: Name,
         /// What was tried.
-        step: Step,
+        step: Box<Step>,
         /// Why not.
         reason: String,
         /// What could not be taken away again.

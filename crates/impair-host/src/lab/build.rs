@@ -82,7 +82,7 @@ pub fn up(
     let made = building.make(&mut before);
     made.map_err(|(step, reason)| LabError::Step {
         lab: lab.name.clone(),
-        step,
+        step: Box::new(step),
         reason,
         left: building.undo(),
     })
