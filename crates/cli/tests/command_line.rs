@@ -224,10 +224,11 @@ fn bash_takes_the_completion_script() {
     let probe = format!(
         "{script}\nCOMP_WORDS=(sandwire rel); COMP_CWORD=1; _sandwire sandwire rel sandwire; echo \"${{COMPREPLY[@]}}\""
     );
-    let output = Command::new("bash")
-        .args(["-euc", &probe])
-        .output()
-        .unwrap();
+    // Longer than an argument may be.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("probe");
+    std::fs::write(&file, probe).unwrap();
+    let output = Command::new("bash").arg("-eu").arg(file).output().unwrap();
     assert_eq!(stdout(&output).trim(), "release", "{}", stderr(&output));
 }
 

@@ -252,6 +252,8 @@ fn several_queues_are_several_apps() {
             }
             Ok(graph)
         })?;
+        // What is sent before the kernel has set the queues going is lost.
+        wait_until_up(lab, "tap0");
         for port in 5000..5064 {
             let socket = std::net::UdpSocket::bind(("10.9.0.1", port))?;
             socket.send_to(b"x", "10.9.0.2:9")?;
@@ -290,6 +292,17 @@ fn what_is_no_queue_of_a_tap_is_refused_with_the_reason() {
         assert!(text.contains("open tap lo"), "{text}");
         anyhow::Ok(())
     });
+}
+
+fn wait_until_up(lab: &Lab, name: &str) {
+    let is_up = || lab.run(&format!("ip -o link show dev {name}")).contains("state UP");
+    for _ in 0..1000 {
+        if is_up() {
+            return;
+        }
+        lab.run("sleep 0.005");
+    }
+    panic!("{name} has no carrier after 5 s");
 }
 
 /// Processor time of this thread.
