@@ -146,11 +146,17 @@ pub struct Match {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub protocol: Option<Protocol>,
     /// Addresses of the sandbox.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "presentation::network"
+    )]
     #[schema(value_type = Option<String>)]
     pub local: Option<IpNet>,
     /// Addresses of the far side.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "presentation::network"
+    )]
     #[schema(value_type = Option<String>, example = "10.0.0.0/8")]
     pub peer: Option<IpNet>,
     /// Ports of the sandbox.

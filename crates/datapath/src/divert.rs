@@ -390,7 +390,12 @@ pub fn remove(folder: &Path) -> Result<(), Error> {
             sys::detach_link(link.as_fd()).map_err(failed)?;
         }
     }
-    remove_folder(folder)
+    remove_folder(folder)?;
+    if let Some(parent) = folder.parent() {
+        // Unless there are other diversions.
+        let _ = fs::remove_dir(parent);
+    }
+    Ok(())
 }
 
 fn word<'a>(

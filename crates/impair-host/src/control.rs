@@ -247,3 +247,48 @@ pub struct Way {
 pub fn control_socket(folder: &Path) -> PathBuf {
     folder.join(CONTROL_SOCKET)
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+    use super::*;
+
+    /// Other programs may speak to the service, so the words stay what they are.
+    #[test]
+    fn requests_are_read_as_they_are_written() {
+        let line = r#"{"request":"set","target":{"netns":"/run/netns/far","interface":"eth0","side":"host"},
+            "owner":{"lease":{"uid":7,"lease":"a1"}},"impairment":{"rule":[{"delay":"50ms"}]}}"#;
+        let request: Request = serde_json::from_str(line).unwrap();
+        let expected = Request::Set {
+            target: Target {
+                netns: Some(PathBuf::from("/run/netns/far")),
+                interface: "eth0".to_owned(),
+                side: Side::Host,
+            },
+            owner: Owner::Lease {
+                uid: 7,
+                lease: "a1".parse().unwrap(),
+            },
+            impairment: Box::new("delay 50ms".parse().unwrap()),
+            force: false,
+        };
+        assert_eq!(request, expected);
+        let again = serde_json::to_string(&request).unwrap();
+        assert_eq!(serde_json::from_str::<Request>(&again).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_is_no_request_is_not_taken_for_one() {
+        for line in [
+            "",
+            "{}",
+            r#"{"request":"sit"}"#,
+            r#"{"request":"clear"}"#,
+            r#"{"request":"clear","target":{"interface":"a"},"flash":true}"#,
+            r#"{"request":"set","target":{"interface":"a"},"owner":{"user":{"uid":-1}},"impairment":{}}"#,
+        ] {
+            assert!(serde_json::from_str::<Request>(line).is_err(), "{line}");
+        }
+    }
+}

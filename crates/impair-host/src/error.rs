@@ -135,6 +135,9 @@ impl Error {
             Self::Namespace { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 RefusalCode::NotFound
             }
+            Self::Namespace { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
+                RefusalCode::Invalid
+            }
             Self::NoInterface { .. } => RefusalCode::NotFound,
             Self::Unfit { .. } | Self::Mtu { .. } | Self::Impairment { .. } => RefusalCode::Invalid,
             Self::DefaultRoute { .. } => RefusalCode::DefaultRoute,

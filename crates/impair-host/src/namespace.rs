@@ -39,7 +39,8 @@ impl Namespace {
             let status = fstatfs(&file)?;
             // The type of the magic number depends on the machine.
             if !u64::try_from(status.f_type).is_ok_and(|magic| magic == NSFS_MAGIC) {
-                return Err(io::Error::other("that is no file of a namespace"));
+                let text = "that is no file of a namespace";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
             }
             let inode = file.metadata()?.ino();
             Ok((file, inode))

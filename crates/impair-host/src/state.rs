@@ -100,3 +100,54 @@ fn failed(operation: &'static str, path: &Path, source: io::Error) -> Error {
         source,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+    use super::*;
+
+    fn remembered(ifindex: u32) -> Remembered {
+        Remembered {
+            target: Target {
+                netns: Some(PathBuf::from("/run/netns/far")),
+                interface: "eth0".to_owned(),
+                side: crate::control::Side::Sandbox,
+            },
+            owner: Owner::User { uid: 0 },
+            impairment: "seed 7; delay 50ms; egress loss 1%".parse().unwrap(),
+            force: false,
+            inode: 4_026_531_840,
+            ifindex,
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_until_it_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::open(folder.path().join("targets")).unwrap();
+        memory.write(&remembered(7)).unwrap();
+        memory.write(&remembered(8)).unwrap();
+        memory.write(&remembered(7)).unwrap();
+        let (mut found, errors) = memory.read().unwrap();
+        found.sort_by_key(|found| found.ifindex);
+        assert_eq!(found, [remembered(7), remembered(8)]);
+        assert!(errors.is_empty());
+        memory.remove(4_026_531_840, 7).unwrap();
+        memory.remove(4_026_531_840, 7).unwrap();
+        assert_eq!(memory.read().unwrap().0, [remembered(8)]);
+    }
+
+    #[test]
+    fn a_damaged_file_is_said_and_the_others_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::open(folder.path().to_owned()).unwrap();
+        memory.write(&remembered(7)).unwrap();
+        fs::write(folder.path().join("1-2.json"), "{").unwrap();
+        fs::write(folder.path().join("1-3.new"), "{").unwrap();
+        let (found, errors) = memory.read().unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!(errors.len(), 1);
+        assert!(errors[0].to_string().contains("1-2.json"));
+    }
+}

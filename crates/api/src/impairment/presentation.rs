@@ -1,7 +1,8 @@
 //! How impairments look in JSON, TOML and the OpenAPI document: a text, or a table of the same settings.
 
-use std::{fmt, marker::PhantomData, str::FromStr};
+use std::{fmt, marker::PhantomData, net::IpAddr, str::FromStr};
 
+use ipnet::IpNet;
 use serde::{
     Deserialize, Deserializer, Serialize, Serializer,
     de::{self, MapAccess, Visitor, value::MapAccessDeserializer},
@@ -218,6 +219,34 @@ impl PartialSchema for Protocol {
 }
 
 impl ToSchema for Protocol {}
+
+/// Reads a prefix, or an address, which is a prefix of all its bits.
+pub(super) fn network<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<IpNet>, D::Error> {
+    let Some(text) = Option::<String>::deserialize(deserializer)? else {
+        return Ok(None);
+    };
+    network_of(&text).map(Some).map_err(de::Error::custom)
+}
+
+/// A prefix, or an address, which is a prefix of all its bits.
+pub(super) fn network_of(text: &str) -> Result<IpNet, InvalidNetwork> {
+    let address = text.parse::<IpAddr>().map(IpNet::from).ok();
+    let network = address.or_else(|| text.parse().ok());
+    network.ok_or_else(|| InvalidNetwork {
+        text: text.chars().take(60).collect(),
+    })
+}
+
+/// Why a text is no prefix.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{text}' is neither an address nor a prefix: write 192.0.2.7, 10.0.0.0/8 or 2001:db8::/32"
+)]
+pub(super) struct InvalidNetwork {
+    text: String,
+}
 
 fn text_or(table: RefOr<Schema>, example: &str) -> RefOr<Schema> {
     let text = ObjectBuilder::new()

@@ -282,14 +282,14 @@ proptest! {
 
 #[test]
 fn a_line_of_text_says_what_a_file_says() {
-    let text = "seed 7; name dns egress match protocol=udp peer=10.0.0.0/8 peer_port=53 loss 1%; \
+    let text = "seed 7; name dns egress match protocol=udp peer=10.0.0.0/8 peer_port=53 local=10.0.0.1 loss 1%; \
                 delay 50ms 10ms normal correlation 25% rate 10mbit codel limit 100 packets";
     let file = r#"
         seed = 7
         [[rule]]
         name = "dns"
         direction = "egress"
-        match = { protocol = "udp", peer = "10.0.0.0/8", peer_port = 53 }
+        match = { protocol = "udp", peer = "10.0.0.0/8", peer_port = 53, local = "10.0.0.1" }
         loss = "1%"
         [[rule]]
         delay = { mean = "50ms", jitter = "10ms", distribution = "normal", correlation = "25%", order = "keep" }
@@ -343,6 +343,10 @@ fn a_wrong_text_is_refused_with_what_to_write() {
         ("name x", "needs what is to happen"),
         ("loss 1% pass", "pass alone"),
         ("match proto=udp loss 1%", "is called 'proto'"),
+        (
+            "match peer=10.0.0.0/33 loss 1%",
+            "peer: '10.0.0.0/33' is neither an address nor a prefix",
+        ),
         ("match loss 1%", "needs what to match"),
         ("flap up 10s", "needs down and a time"),
         ("seed 7 loss 1%", "after 'seed 7' there can be no 'loss'"),

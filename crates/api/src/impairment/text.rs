@@ -15,7 +15,7 @@ use std::{fmt, str::FromStr};
 
 use super::{
     Corrupt, Delay, Direction, Flap, Impairment, Loss, Match, Mtu, NatRebind, OnDeath, QueueLimit,
-    Rate, Reorder, Rule, Trace, models::InvalidLoss,
+    Rate, Reorder, Rule, Trace, models::InvalidLoss, presentation::network_of,
 };
 
 /// Why a text is no impairment.
@@ -266,8 +266,8 @@ impl Match {
             value.map_err(|error: T::Err| format!("{key}: {error}"))
         }
         let network = |value: &str| {
-            let single = value.parse::<std::net::IpAddr>().map(ipnet::IpNet::from);
-            single.map_or_else(|_| read(key, value), |net| Ok(Some(net)))
+            let network = network_of(value).map(Some);
+            network.map_err(|error| format!("{key}: {error}"))
         };
         match key {
             "version" => self.version = read(key, value)?,

@@ -3,6 +3,7 @@
 mod clear;
 mod presets;
 mod replay;
+mod run;
 mod serve;
 pub(crate) mod service;
 mod set;
@@ -54,6 +55,8 @@ enum Verb {
     Presets,
     /// Run what `sandwire forward --record` has recorded again, in virtual time, and say whether the same is decided.
     Replay(replay::Arguments),
+    /// Carry out a scenario: impairments that change by the clock.
+    Run(run::Arguments),
     /// Run the impairment service in the foreground; the first impairment or systemd starts it.
     Serve(serve::Arguments),
 }
@@ -65,6 +68,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         Some(Verb::Show(arguments)) => show::run(context, &folder, &arguments),
         Some(Verb::Clear(arguments)) => clear::run(context, &folder, &arguments),
         Some(Verb::Replay(arguments)) => replay::run(context, &arguments),
+        Some(Verb::Run(arguments)) => run::run(context, &folder, &arguments),
         Some(Verb::Presets) => presets::run(context),
         Some(Verb::Serve(arguments)) => serve::run(&folder, &arguments),
     }

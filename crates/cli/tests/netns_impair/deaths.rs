@@ -17,7 +17,7 @@ fn killed_under_iperf3(lab: &Lab, service: &mut Service) -> Vec<u64> {
     let report = thread::scope(|scope| {
         let running = scope.spawn(|| {
             lab.shell(
-                "ip netns exec far iperf3 -J -c 10.9.0.1 -t 4 -i 0.5 --rcv-timeout 8000 || true",
+                "ip netns exec far timeout -s INT 7 iperf3 -J -c 10.9.0.1 -t 4 -i 0.5 || true",
             )
         });
         thread::sleep(Duration::from_millis(1200));
@@ -136,7 +136,6 @@ fn a_target_that_went_while_the_service_was_dead_is_forgotten() {
         lab.run("ip link del near0");
         service.restart();
         assert_eq!(service.run("show"), "nothing is impaired\n");
-        let pins = std::fs::read_dir("/sys/fs/bpf/sandwire-impair").unwrap();
-        assert_eq!(pins.count(), 0);
+        assert!(!std::path::Path::new("/sys/fs/bpf/sandwire-impair").exists());
     });
 }

@@ -7,3 +7,4 @@ mod lab;
 mod many;
 mod packets;
 mod refusals;
+mod scenarios;

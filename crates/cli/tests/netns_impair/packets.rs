@@ -68,7 +68,7 @@ fn only_the_flow_that_is_meant_loses_packets() {
             socket
         });
         let sender = far_socket();
-        for number in 0..400_u32 {
+        for number in 0..200_u32 {
             for port in [7001, 7002] {
                 sender
                     .send_to(&number.to_be_bytes(), ("10.9.0.1", port))
@@ -77,11 +77,11 @@ fn only_the_flow_that_is_meant_loses_packets() {
             thread::sleep(Duration::from_micros(100));
         }
         let counts = receivers.map(|socket| received(&socket).len());
-        assert!((140..260).contains(&counts[0]), "{counts:?}");
-        assert_eq!(counts[1], 400);
+        assert!((60..140).contains(&counts[0]), "{counts:?}");
+        assert_eq!(counts[1], 200);
         let shown = service.shown();
         let dropped = &shown["egress"]["line"]["rules"][0]["dropped"];
-        assert_eq!(dropped["loss"], 400 - counts[0] as u64, "{shown:#}");
+        assert_eq!(dropped["loss"], 200 - counts[0] as u64, "{shown:#}");
     });
 }
 

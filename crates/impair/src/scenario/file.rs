@@ -419,9 +419,12 @@ fn only_action(
     Ok((name, span))
 }
 
+/// A key, where it stands if it does, and the actions that it belongs to.
+type Companion<'a> = (&'a str, Option<Range<usize>>, &'a [&'a str]);
+
 /// That nothing stands beside an action that doesn't belong to it.
 fn check_companions(table: &StepTable, name: &str, lines: &Lines<'_>) -> Result<(), ScenarioError> {
-    let companions: [(&str, Option<Range<usize>>, &[&str]); 4] = [
+    let companions: [Companion<'_>; 4] = [
         (
             "for",
             table.lasts.as_ref().map(Spanned::span),

@@ -161,6 +161,7 @@ fn add_text(
     if read.on_death == OnDeath::Open {
         impairment.on_death = OnDeath::Open;
     }
+    impairment.budget = read.budget.or(impairment.budget);
     for mut rule in read.rules {
         if direction != Direction::Both {
             if rule.direction != Direction::Both && rule.direction != direction {
@@ -181,6 +182,7 @@ fn add_file(impairment: &mut Impairment, file: &Path) -> Result<(), Failure> {
         toml::from_str(&text).map_err(|error: toml::de::Error| refused(error.to_string()))?;
     impairment.seed = read.seed;
     impairment.on_death = read.on_death;
+    impairment.budget = read.budget.or(impairment.budget);
     impairment.rules.extend(read.rules);
     Ok(())
 }

@@ -1,0 +1,180 @@
+//! `sandwire impair run`: carries a scenario out on an interface, by the clock.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+use nix::sys::{
+    signal::{SigSet, Signal},
+    signalfd::{SfdFlags, SignalFd},
+};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::getuid,
+};
+use sandwire_impair::scenario::{Change, Scenario};
+use sandwire_impair_host::control::{Cleared, Client, Owner, Target};
+use serde::Serialize;
+
+use super::{service, target::Which};
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+    output::note,
+};
+
+/// Command line of `sandwire impair run`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "At the end of the scenario, and upon Ctrl-C or SIGTERM, the impairment is cleared: packets under way are \
+    let go first. A scenario that can't be read is refused with the line, before anything changes."
+)]
+pub(crate) struct Arguments {
+    /// The scenario, in TOML.
+    scenario: PathBuf,
+
+    #[command(flatten)]
+    which: Which,
+
+    /// Also if it is the interface of the machine's default route, or somebody else impairs it.
+    #[arg(long)]
+    force: bool,
+}
+
+/// What a step of a scenario may call the interface, whatever its name is.
+const TARGET: &str = "target";
+
+/// What was done.
+#[derive(Debug, Serialize)]
+struct Answer {
+    target: Target,
+    /// Changes that were made.
+    changes: u64,
+    /// How late the latest was, in milliseconds.
+    latest_milliseconds: u64,
+    /// Whether it ran to its end.
+    completed: bool,
+    #[serde(flatten)]
+    cleared: Cleared,
+}
+
+pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
+    let scenario = read(&arguments.scenario)?;
+    let target = arguments.which.target()?;
+    let signals = end_signals()?;
+    let (mut client, _) = service::connect_or_start(folder)?;
+    let mut answer = Answer {
+        target,
+        changes: 0,
+        latest_milliseconds: 0,
+        completed: false,
+        cleared: Cleared::default(),
+    };
+    let ran = carry_out(
+        &scenario,
+        &mut client,
+        &signals,
+        arguments.force,
+        &mut answer,
+    );
+    // Whatever happened: what was begun ends.
+    answer.cleared = client
+        .clear(&answer.target, false)
+        .map_err(service::failure)?;
+    ran?;
+    context.output.answer(&answer, text)
+}
+
+fn carry_out(
+    scenario: &Scenario,
+    client: &mut Client,
+    signals: &SignalFd,
+    force: bool,
+    answer: &mut Answer,
+) -> Result<(), Failure> {
+    let owner = Owner::User {
+        uid: getuid().as_raw(),
+    };
+    let start = Instant::now();
+    for Change { at, impairment, .. } in scenario.changes() {
+        let due = Duration::from_nanos(at);
+        if is_ended(signals, due.saturating_sub(start.elapsed()))? {
+            return Ok(());
+        }
+        client
+            .set_with(&answer.target, &owner, &impairment, force)
+            .map_err(service::failure)?;
+        let late = start.elapsed().saturating_sub(due).as_millis();
+        answer.latest_milliseconds = answer
+            .latest_milliseconds
+            .max(u64::try_from(late).unwrap_or(u64::MAX));
+        answer.changes += 1;
+        note(&format!(
+            "{:.3} s: {impairment}",
+            start.elapsed().as_secs_f64()
+        ));
+    }
+    if let Some(length) = scenario.length() {
+        let rest = Duration::from_nanos(length).saturating_sub(start.elapsed());
+        answer.completed = !is_ended(signals, rest)?;
+    }
+    Ok(())
+}
+
+/// Waits that long; whether a signal came first.
+fn is_ended(signals: &SignalFd, patience: Duration) -> Result<bool, Failure> {
+    let end = Instant::now() + patience;
+    loop {
+        let rest = end.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(signals, PollFlags::IN)];
+        let timeout = Timespec::try_from(rest).ok();
+        match poll(&mut fds, timeout.as_ref()) {
+            Ok(0) if Instant::now() >= end => return Ok(false),
+            Ok(0) | Err(rustix::io::Errno::INTR) => {}
+            Ok(_) => return Ok(true),
+            Err(error) => return Err(Failure::failed(format!("cannot wait: {error}"))),
+        }
+    }
+}
+
+fn read(path: &Path) -> Result<Scenario, Failure> {
+    let refused = |problem: String| {
+        Failure::refused(format!(
+            "cannot read scenario {}: {problem}",
+            path.display()
+        ))
+    };
+    let text = fs::read_to_string(path).map_err(|error| refused(error.to_string()))?;
+    let mut scenario =
+        Scenario::parse(&text, &[TARGET]).map_err(|error| refused(error.to_string()))?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    scenario
+        .read_files(|file| fs::read_to_string(folder.join(file)))
+        .map_err(|error| refused(error.to_string()))?;
+    Ok(scenario)
+}
+
+fn end_signals() -> Result<SignalFd, Failure> {
+    let mut set = SigSet::empty();
+    set.add(Signal::SIGTERM);
+    set.add(Signal::SIGINT);
+    let caught = set
+        .thread_block()
+        .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC));
+    caught.map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))
+}
+
+fn text(answer: &Answer) -> String {
+    let how = if answer.completed {
+        "ran to its end"
+    } else {
+        "was ended"
+    };
+    format!(
+        "{}: the scenario {how} after {} changes, the latest {} ms late; {} packets were let go\n",
+        answer.target, answer.changes, answer.latest_milliseconds, answer.cleared.released
+    )
+}

@@ -1,0 +1,46 @@
+//! `sandwire impair run`.
+
+use sandwire_testlab::lab;
+
+use crate::lab::{Service, interfaces, round_trip};
+
+const SCENARIO: &str = r#"
+duration = "3s"
+[[rule]]
+name = "all"
+delay = "10ms"
+
+[[step]]
+at = "1s"
+set = "name all delay 40ms"
+"#;
+
+/// The impairment changes at its moment, and ends with the scenario.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_scenario_changes_the_impairment_by_the_clock_and_ends_it() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        let file = lab.folder().join("scenario.toml");
+        std::fs::write(&file, SCENARIO).unwrap();
+        let line = format!("run {} --netns far --json", file.display());
+        std::thread::scope(|scope| {
+            let running = scope.spawn(|| service.run(&line));
+            std::thread::sleep(std::time::Duration::from_millis(1500));
+            let (least, _) = round_trip(lab);
+            assert!((80.0..100.0).contains(&least), "{least}");
+            let said: serde_json::Value = serde_json::from_str(&running.join().unwrap()).unwrap();
+            assert_eq!(said["changes"], 2, "{said:#}");
+            assert_eq!(said["completed"], true, "{said:#}");
+        });
+        let (least, _) = round_trip(lab);
+        assert!(least < 5.0, "{least}");
+
+        std::fs::write(&file, SCENARIO.replace("40ms", "-40ms")).unwrap();
+        let output = service.output(&line);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("line 9"), "{said}");
+    });
+}
