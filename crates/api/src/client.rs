@@ -38,6 +38,7 @@ use crate::{
 };
 
 mod blocking;
+mod impairment;
 mod taps;
 mod trace;
 mod vsock;

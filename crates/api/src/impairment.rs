@@ -5,6 +5,7 @@
 //! do is `impair`'s.
 
 pub mod check;
+pub mod lease;
 pub mod models;
 mod presentation;
 pub mod preset;
@@ -17,13 +18,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use check::InvalidImpairment;
+pub use lease::{ImpairmentCleared, InterfaceImpairment, LeaseImpairment};
 pub use models::{
     Checksum, Corrupt, Delay, Distribution, Flap, Loss, LossKind, LossTable, Mtu, NatRebind, Order,
     Queue, QueueKind, Rate, Reorder, Trace,
 };
 pub use preset::{PRESETS, Preset};
 pub use quantity::{BitRate, InvalidQuantity, PacketRange, Percent, Ports, QueueLimit, TimeSpan};
-pub use report::{LineReport, Packets, RuleReport, Timing};
+pub use report::{LineReport, Packets, RuleReport, State, Timing, Way};
 pub use text::InvalidText;
 
 use crate::name::Name;

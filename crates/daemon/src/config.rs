@@ -54,6 +54,8 @@ pub struct Config {
     pub datapath: DatapathConfig,
     /// Whether `/metrics` has figures of each lease, beside the pools' sums.
     pub metrics_per_lease: bool,
+    /// Folder of the impairment service.
+    pub impair_folder: PathBuf,
     /// Services for vsock, if they are enabled.
     pub vsock: Option<VsockConfig>,
     /// Pools that the daemon keeps.
@@ -169,9 +171,18 @@ struct File {
     nics_max: Option<Spanned<u32>>,
     uplink_order: Option<OrderWord>,
     metrics_per_lease: Option<bool>,
+    #[serde(default)]
+    impair: ImpairSection,
     vsock: Option<vsock::Section>,
     #[serde(default)]
     pool: Vec<Spanned<PoolSpec>>,
+}
+
+/// The section `[impair]`.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ImpairSection {
+    folder: Option<Spanned<PathBuf>>,
 }
 
 /// [`Order`], as it is written.
@@ -236,6 +247,10 @@ impl Source<'_> {
         Ok(Config {
             pools: self.pools(&instance, channels, file.pool)?,
             vsock,
+            impair_folder: match &file.impair.folder {
+                Some(folder) => self.absolute("impair.folder", folder)?,
+                None => crate::impair::default_folder(),
+            },
             datapath,
             metrics_per_lease: file.metrics_per_lease.unwrap_or(false),
             instance,
@@ -485,6 +500,8 @@ ipv6 = "fd00:c10e::/64"
             ("uplinks = [\"lo\"]", "s.toml:1:12", "out of the host"),
             ("uplinks = [\"e\", \"e\"]", "s.toml:1:17", "once"),
             ("bpf_folder = \"sandwire\"", "s.toml:1:14", "absolute"),
+            ("[impair]\nfolder = \"here\"", "s.toml:2:10", "absolute"),
+            ("[impair]\nfolders = \"/a\"", "s.toml:2:1", "unknown"),
             ("nics_max = 63", "s.toml:1:12", "between 64 and 65536"),
             ("nics_max = -1", "s.toml:1:12", ""),
             (

@@ -8,6 +8,7 @@
 mod extract;
 mod failure;
 mod health;
+mod impairment;
 mod leases;
 mod metrics;
 mod openapi;
@@ -53,6 +54,7 @@ use self::{
     metrics::{ChannelTotals, LeaseTotals, Traffic},
     trace::Traces,
 };
+use crate::impair::Impairments;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -66,6 +68,8 @@ pub(crate) struct App {
     totals: LeaseTotals,
     /// What their vsock channels have.
     channel_totals: ChannelTotals,
+    /// The way to the impairment service.
+    pub(crate) impairments: Arc<Impairments>,
     /// Traces that run.
     pub(crate) traces: Arc<Traces>,
     /// What is wrong with the pools of the configuration.
@@ -78,8 +82,19 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// `metrics_per_lease` says whether `/metrics` has figures of each lease, beside the pools' sums.
+    /// Without an impairment service of its own.
+    #[cfg(test)]
     pub(crate) fn new(slots: Arc<Slots>, metrics_per_lease: bool) -> Arc<Self> {
+        let nowhere = Impairments::new("/nonexistent/sandwire-impair".into(), false);
+        Self::with_impairments(slots, metrics_per_lease, nowhere)
+    }
+
+    /// `metrics_per_lease` says whether `/metrics` has figures of each lease, beside the pools' sums.
+    pub(crate) fn with_impairments(
+        slots: Arc<Slots>,
+        metrics_per_lease: bool,
+        impairments: Impairments,
+    ) -> Arc<Self> {
         let openapi = api()
             .into_openapi()
             .to_pretty_json()
@@ -90,6 +105,7 @@ impl App {
             traffic: Traffic::default(),
             totals: LeaseTotals::new(metrics_per_lease),
             channel_totals: ChannelTotals::new(metrics_per_lease),
+            impairments: Arc::new(impairments),
             traces: Arc::default(),
             problems: RwLock::default(),
             openapi,
@@ -136,6 +152,7 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .merge(pools::routes())
         .merge(leases::routes())
         .merge(policy::routes())
+        .merge(impairment::routes())
         .merge(traffic::routes())
         .merge(trace::routes())
         .merge(vsock::routes())

@@ -29,6 +29,7 @@ use tracing_subscriber::{EnvFilter, fmt};
 use crate::{
     config::{Config, ConfigError, VsockConfig},
     http::{self, App},
+    impair::{self, Impairments},
     server,
     socket::{self, SocketError},
     vsock::VsockServices,
@@ -128,11 +129,14 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
         stopped,
     ));
     let announcer = tokio::spawn(announce(Arc::clone(&app)));
+    let sweeper = impair::sweep(Arc::clone(&app.impairments), Arc::clone(&app.slots));
+    let sweeper = tokio::spawn(sweeper);
     while let Told::Reload = signals.next().await {
         reload(&app, file.as_deref()).await;
     }
     tracing::info!("stopping; slots and leases stay as they are");
     announcer.abort();
+    sweeper.abort();
     notify(&[NotifyState::Stopping]);
     app.traces.stop();
     stop.send_replace(true);
@@ -161,7 +165,10 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         let channels = channels(config.vsock.as_ref())?;
         let network = Arc::new(network);
         let slots = Slots::open_with_channels(settings, network, channels, Arc::new(SystemClock))?;
-        let app = App::new(slots, config.metrics_per_lease);
+        // Under systemd it has a unit of its own.
+        let starts = std::env::var_os("NOTIFY_SOCKET").is_none();
+        let impairments = Impairments::new(config.impair_folder, starts);
+        let app = App::with_impairments(slots, config.metrics_per_lease, impairments);
         ensure_pools(&app, &config.pools);
         Ok(app)
     });

@@ -11,11 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sandwire_api::{
-    impairment::{Impairment, LineReport},
-    name::Name,
-};
+use sandwire_api::{impairment::Impairment, name::Name};
 use serde::{Deserialize, Serialize};
+
+pub use sandwire_api::impairment::{State, Way};
 
 pub use self::client::{Client, ClientError};
 
@@ -206,40 +205,6 @@ pub struct Status {
     pub egress: Way,
     /// What comes to the sandbox.
     pub ingress: Way,
-}
-
-/// What becomes of a target's packets.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub enum State {
-    /// They are diverted.
-    Impaired,
-    /// Those that are under way are let go; then it ends.
-    Draining,
-    /// The diversion has ended by itself; the target is listed until it is cleared.
-    Ended {
-        /// Why.
-        reason: String,
-    },
-}
-
-/// One direction of a target.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Way {
-    /// Packets taken off the interface, those of super-packets each.
-    pub diverted: u64,
-    /// Packets brought back to it.
-    pub returned: u64,
-    /// Packets dropped as the engine had died.
-    pub dead_dropped: u64,
-    /// Packets that passed as the engine had died.
-    pub dead_passed: u64,
-    /// Packets dropped before the engine, as it didn't read them in time, or had no room for them.
-    pub unread: u64,
-    /// Packets that the kernel didn't take back.
-    pub refused: u64,
-    /// What its rules have done.
-    pub line: LineReport,
 }
 
 /// The control socket of the service in that folder.

@@ -12,6 +12,7 @@ mod fitness;
 pub mod forward;
 mod host;
 pub mod lab;
+pub mod launch;
 mod namespace;
 pub mod privileges;
 pub mod record;

@@ -46,6 +46,7 @@ mod audit;
 mod channels;
 mod counters;
 mod health;
+mod interfaces;
 mod moves;
 mod open;
 mod policies;
@@ -59,6 +60,7 @@ mod workers;
 pub use access::Caller;
 pub use acquire::Acquired;
 pub use counters::{Counters, Histogram};
+pub use interfaces::{LeaseInterface, LeaseInterfaces};
 pub use trace::{Trace, Traced};
 
 /// What the service is told at its start.

@@ -9,6 +9,7 @@ use super::{Acquired, Capture, Client, ClientError, Trace};
 use crate::{
     drop_reason::DropReasonText,
     health::Health,
+    impairment::{Impairment, ImpairmentCleared, LeaseImpairment},
     lease::{AcquireLease, Lease, LeaseDetail, LeasePolicy, Released},
     name::Name,
     pool::{ChangePool, PolicySpec, Pool, PoolSpec},
@@ -116,6 +117,32 @@ impl Blocking {
         owner_uid: Option<u32>,
     ) -> Result<LeasePolicy, ClientError> {
         self.wait(self.client.reset_policy(name, owner_uid))
+    }
+
+    pub fn impairment(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<LeaseImpairment, ClientError> {
+        self.wait(self.client.impairment(name, owner_uid))
+    }
+
+    pub fn impair(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        impairment: &Impairment,
+    ) -> Result<LeaseImpairment, ClientError> {
+        self.wait(self.client.impair(name, owner_uid, impairment))
+    }
+
+    pub fn end_impairment(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        flush: bool,
+    ) -> Result<ImpairmentCleared, ClientError> {
+        self.wait(self.client.end_impairment(name, owner_uid, flush))
     }
 
     pub fn traffic(&self) -> Result<Vec<LeaseTraffic>, ClientError> {

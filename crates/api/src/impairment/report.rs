@@ -5,6 +5,41 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+/// What becomes of the packets of an impaired interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ImpairmentState)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum State {
+    /// They are diverted.
+    Impaired,
+    /// Those that are under way are let go; then it ends.
+    Draining,
+    /// The diversion has ended by itself; it is listed until it is cleared.
+    Ended {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// One direction of an impaired interface.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Way {
+    /// Packets taken off the interface, those of super-packets each.
+    pub diverted: u64,
+    /// Packets brought back to it.
+    pub returned: u64,
+    /// Packets dropped as the engine had died.
+    pub dead_dropped: u64,
+    /// Packets that passed as the engine had died.
+    pub dead_passed: u64,
+    /// Packets dropped before the engine, as it didn't read them in time, or had no room for them.
+    pub unread: u64,
+    /// Packets that the kernel didn't take back.
+    pub refused: u64,
+    /// What its rules have done.
+    pub line: LineReport,
+}
+
 /// One way of an impaired link or interface.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LineReport {

@@ -1,6 +1,7 @@
-//! `sandwire impair`: bad networks for interfaces, live.
+//! `sandwire impair`: bad networks for leases and for any interfaces, live.
 
 mod clear;
+mod lease;
 mod presets;
 mod replay;
 mod run;

@@ -116,6 +116,11 @@ async fn release(
     Path(name): Path<Name>,
     Query(owner): Query<Owner>,
 ) -> Result<axum::Json<Released>, Failure> {
-    let released = blocking(move || Ok(app.slots.release(caller, owner.owner_uid, &name)?)).await?;
+    let released = blocking(move || {
+        let released = app.slots.release(caller, owner.owner_uid, &name);
+        app.impairments.lease_has_ended();
+        Ok(released?)
+    })
+    .await?;
     Ok(axum::Json(released))
 }

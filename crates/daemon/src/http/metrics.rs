@@ -27,6 +27,7 @@ use sandwire_slot::service::{self, Counters};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 mod channels;
+mod impairments;
 mod leases;
 
 pub(super) use self::{channels::ChannelTotals, leases::LeaseTotals};
@@ -173,6 +174,9 @@ fn registry(app: &App) -> Registry {
     register_pools(app, &mut registry);
     app.totals.register(&app.slots, &mut registry);
     app.channel_totals.register(&app.slots, &mut registry);
+    if app.totals.is_per_lease() {
+        impairments::register(&app.impairments, &mut registry);
+    }
     register_work(&app.slots.counters(), &mut registry);
     app.traffic.register(&mut registry);
     registry

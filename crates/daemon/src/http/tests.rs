@@ -2,6 +2,7 @@
 
 mod datapath;
 mod documents;
+mod impairment;
 mod vsock;
 
 use axum::{

@@ -6,7 +6,7 @@ use clap::Args;
 use sandwire_impair_host::control::{Cleared, Client, Target};
 use serde::Serialize;
 
-use super::{service, target::Which};
+use super::{lease, service, target::Which};
 use crate::{
     Context,
     failure::{Failure, Outcome},
@@ -16,10 +16,13 @@ use crate::{
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
+    lease: lease::Which,
+
+    #[command(flatten)]
     which: Which,
 
     /// All interfaces.
-    #[arg(long, conflicts_with = "which")]
+    #[arg(long, conflicts_with_all = ["which", "lease"])]
     all: bool,
 
     /// Drop packets that are under way instead of letting them go.
@@ -36,9 +39,12 @@ struct Row {
 }
 
 pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
+    if let Some(name) = &arguments.lease.lease {
+        return lease::clear(context, name, arguments.lease.owner_uid, arguments.flush);
+    }
     if !arguments.all && !arguments.which.is_given() {
         return Err(Failure::refused(
-            "say which interface: --interface NAME, --pid PID, --netns PATH or --all",
+            "say which: the name of a lease, --interface NAME, --pid PID, --netns PATH or --all",
         ));
     }
     let rows = match service::connect_to_clear(folder)? {
@@ -81,12 +87,17 @@ fn text(rows: &[Row]) -> String {
             released,
             flushed,
         } = row.cleared;
-        let what = if was_impaired {
-            format!("impaired no more; {released} packets were let go, {flushed} flushed")
-        } else {
-            "it was not impaired".to_owned()
-        };
+        let what = outcome_text(was_impaired, released, flushed);
         format!("{}: {what}\n", row.target)
     };
     rows.iter().map(line).collect()
+}
+
+/// What became of an impairment that was to end.
+pub(super) fn outcome_text(was_impaired: bool, released: u64, flushed: u64) -> String {
+    if was_impaired {
+        format!("impaired no more; {released} packets were let go, {flushed} flushed")
+    } else {
+        "it was not impaired".to_owned()
+    }
 }

@@ -1,26 +1,14 @@
 //! Reaching the impairment service, or starting it.
 
-use std::{
-    fs,
-    os::unix::fs::DirBuilderExt,
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-    time::{Duration, Instant},
-};
+use std::path::Path;
 
 use sandwire_api::error::ErrorCode;
-use sandwire_impair_host::control::{Client, ClientError, RefusalCode, TARGETS, control_socket};
-use sandwire_kernel_net::process::unblock_signals;
+use sandwire_impair_host::{
+    control::{Client, ClientError, RefusalCode, control_socket},
+    launch::{self, LaunchError, Launched},
+};
 
 use crate::{failure::Failure, output::note, render};
-
-/// This program, whatever has become of its file.
-const OURSELVES: &str = "/proc/self/exe";
-/// What a service that was started by a verb says.
-const LOG: &str = "service.log";
-/// How long a service may take until it listens.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Connects to the service of that folder. None if there is none, and none has left anything.
 pub(super) fn connect(folder: &Path) -> Result<Option<Client>, Failure> {
@@ -46,68 +34,26 @@ pub(crate) fn connect_to_clear(folder: &Path) -> Result<Option<Client>, Failure>
 }
 
 fn left_targets(folder: &Path) -> usize {
-    let is_target = |entry: &fs::DirEntry| entry.path().extension().is_some_and(|it| it == "json");
-    let entries = fs::read_dir(folder.join(TARGETS)).into_iter().flatten();
-    entries.flatten().filter(is_target).count()
+    launch::left(folder).targets
 }
 
 /// The same; if nobody listens, a service is started first, which is then said. Whether one was.
 pub(crate) fn connect_or_start(folder: &Path) -> Result<(Client, bool), Failure> {
-    let socket = control_socket(folder);
-    if let Ok(client) = Client::connect(&socket) {
-        return Ok((client, false));
-    }
-    let failed = |problem: String| {
-        Failure::failed(format!("cannot start the impairment service: {problem}"))
+    let failed = |error: LaunchError| {
+        let message = format!("cannot start the impairment service: {error}");
+        match error {
+            LaunchError::NotRoot => Failure::refused(message),
+            _ => Failure::failed(message),
+        }
     };
-    if !rustix::process::geteuid().is_root() {
-        return Err(Failure::refused(
-            "cannot start the impairment service: only root can divert packets; run this as root",
+    let (client, launched) = launch::connect_or_start(folder).map_err(failed)?;
+    if let Some(Launched { child, log }) = &launched {
+        let (pid, log) = (child.id(), log.display());
+        note(&format!(
+            "started the impairment service (process {pid}, log {log}); SIGTERM ends it and every impairment"
         ));
     }
-    let log = folder.join(LOG);
-    let open_log = || {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(folder)?;
-        fs::OpenOptions::new().create(true).append(true).open(&log)
-    };
-    let output = open_log().map_err(|error| failed(format!("open {}: {error}", log.display())))?;
-    let mut command = Command::new(OURSELVES);
-    command
-        .args(["impair", "serve", "--detach", "--folder"])
-        .arg(folder)
-        .current_dir("/")
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(output);
-    unblock_signals(&mut command);
-    let mut child = command.spawn().map_err(|error| failed(error.to_string()))?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Ok(client) = Client::connect(&socket) {
-            let pid = child.id();
-            note(&format!(
-                "started the impairment service (process {pid}, log {}); SIGTERM ends it and every impairment",
-                log.display()
-            ));
-            return Ok((client, true));
-        }
-        if let Ok(Some(status)) = child.try_wait() {
-            let said = fs::read_to_string(&log).unwrap_or_default();
-            let last = said.lines().last().unwrap_or("it said nothing").to_owned();
-            return Err(failed(format!("it ended with {status}: {last}")));
-        }
-        if Instant::now() >= deadline {
-            let text = format!(
-                "it doesn't listen after {PATIENCE:?}; see {}",
-                log.display()
-            );
-            return Err(failed(text));
-        }
-        thread::sleep(Duration::from_millis(10));
-    }
+    Ok((client, launched.is_some()))
 }
 
 /// What the service, or its absence, means for the verb.

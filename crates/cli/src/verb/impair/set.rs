@@ -14,7 +14,7 @@ use sandwire_api::{
 use sandwire_impair_host::control::{Owner, Target};
 use serde::Serialize;
 
-use super::{service, target::Which};
+use super::{lease, service, target::Which};
 use crate::{
     Context,
     failure::{Failure, Outcome},
@@ -23,6 +23,9 @@ use crate::{
 /// Which interface, and how.
 #[derive(Debug, Args)]
 pub(crate) struct Impairing {
+    #[command(flatten)]
+    lease: lease::Which,
+
     #[command(flatten)]
     which: Which,
 
@@ -55,7 +58,7 @@ pub(crate) struct Impairing {
     on_death: Option<OnDeathArgument>,
 
     /// Also if it is the interface of the machine's default route, or somebody else impairs it.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "lease")]
     force: bool,
 }
 
@@ -78,6 +81,9 @@ struct Answer {
 
 pub(super) fn run(context: &Context, folder: &Path, arguments: &Impairing) -> Outcome {
     let impairment = arguments.impairment()?;
+    if let Some(name) = &arguments.lease.lease {
+        return lease::set(context, name, arguments.lease.owner_uid, &impairment);
+    }
     let target = arguments.which.target()?;
     let (mut client, started_service) = service::connect_or_start(folder)?;
     let owner = Owner::User {

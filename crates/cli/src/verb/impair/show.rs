@@ -6,17 +6,23 @@ use clap::Args;
 use sandwire_api::impairment::RuleReport;
 use sandwire_impair_host::control::{State, Status, Way};
 
-use super::{service, target::Which};
+use super::{lease, service, target::Which};
 use crate::{Context, failure::Outcome, render};
 
 /// Command line of `sandwire impair show`.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
     #[command(flatten)]
+    lease: lease::Which,
+
+    #[command(flatten)]
     which: Which,
 }
 
 pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
+    if let Some(name) = &arguments.lease.lease {
+        return lease::show(context, name, arguments.lease.owner_uid);
+    }
     let mut found = match service::connect(folder)? {
         Some(mut client) => client.list().map_err(service::failure)?,
         None => Vec::new(),
@@ -34,6 +40,24 @@ fn text(all: &[Status]) -> String {
     if all.is_empty() {
         return "nothing is impaired\n".to_owned();
     }
+    let rows = all.iter().map(|status| Row {
+        interface: status.target.to_string(),
+        state: &status.state,
+        egress: &status.egress,
+        ingress: &status.ingress,
+    });
+    table_text(rows)
+}
+
+/// An impaired interface, whoever asked for it.
+pub(super) struct Row<'a> {
+    pub(super) interface: String,
+    pub(super) state: &'a State,
+    pub(super) egress: &'a Way,
+    pub(super) ingress: &'a Way,
+}
+
+pub(super) fn table_text<'a>(rows: impl Iterator<Item = Row<'a>>) -> String {
     let mut table = render::table(&[
         "INTERFACE",
         "STATE",
@@ -46,10 +70,10 @@ fn text(all: &[Status]) -> String {
         "BIT/S",
         "LATE P99",
     ]);
-    for status in all {
-        let state = state_text(status);
-        for (name, way) in [("egress", &status.egress), ("ingress", &status.ingress)] {
-            let start = [status.target.to_string(), state.clone(), name.to_owned()];
+    for one in rows {
+        let state = state_text(one.state);
+        for (name, way) in [("egress", one.egress), ("ingress", one.ingress)] {
+            let start = [one.interface.clone(), state.clone(), name.to_owned()];
             for row in rows_of(way) {
                 table.add_row(start.iter().cloned().chain(row));
             }
@@ -58,8 +82,8 @@ fn text(all: &[Status]) -> String {
     render::table_text(&table)
 }
 
-fn state_text(status: &Status) -> String {
-    match &status.state {
+fn state_text(state: &State) -> String {
+    match state {
         State::Impaired => "impaired".to_owned(),
         State::Draining => "ending".to_owned(),
         State::Ended { reason } => format!("ended: {reason}"),

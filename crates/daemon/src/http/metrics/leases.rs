@@ -45,6 +45,11 @@ impl LeaseTotals {
         }
     }
 
+    /// Whether each lease has figures of its own.
+    pub(super) fn is_per_lease(&self) -> bool {
+        self.per_lease
+    }
+
     /// Looks at all leases, and has their figures told.
     pub(super) fn register(&self, slots: &Slots, registry: &mut Registry) {
         // In this order: a lease that ends now is missing once, instead of counted twice.

@@ -1,0 +1,237 @@
+//! `sandwire impair LEASE` under a running daemon: fake guests ping through their impaired slots.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first thing that fails"
+)]
+
+#[path = "ebpf/mod.rs"]
+mod ebpf;
+
+use std::{
+    fs, thread,
+    time::{Duration, Instant},
+};
+
+use ebpf::{SECOND, World, pool};
+use sandwire_testlab::{
+    command,
+    fake_guest::FakeGuest,
+    host::BEYOND_IPV4,
+    lab::{self, Lab},
+};
+use serde_json::{Value, json};
+
+/// A daemon with a service's folder of its own.
+fn start(lab: &Lab) -> World {
+    let folder = lab.folder().join("impair");
+    World::with_config(lab, &format!("[impair]\nfolder = {folder:?}"))
+}
+
+/// Runs `sandwire impair`; words that hold spaces stand in `'…'`. What it says with `--json`.
+#[track_caller]
+fn impair(world: &World, line: &str) -> Value {
+    let mut command = world.daemon.command("--json impair");
+    for (number, piece) in line.split('\'').enumerate() {
+        if number % 2 == 1 {
+            command.arg(piece);
+        } else {
+            command.args(piece.split_whitespace());
+        }
+    }
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let log = world.daemon.log();
+    assert!(output.status.success(), "impair {line}: {said}\n{log}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Targets that the service lists.
+fn listed(lab: &Lab, world: &World) -> Vec<Value> {
+    let folder = lab.folder().join("impair");
+    let line = format!("show --folder {}", folder.display());
+    impair(world, &line).as_array().unwrap().clone()
+}
+
+/// Least round trip in milliseconds of some pings to the world beyond.
+#[track_caller]
+fn round_trip(guest: &FakeGuest) -> f64 {
+    let times = (0..5).map(|_| guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap());
+    times
+        .map(|time| time.as_secs_f64() * 1e3)
+        .fold(f64::MAX, f64::min)
+}
+
+#[track_caller]
+fn assert_takes(guest: &FakeGuest, milliseconds: f64) {
+    let least = round_trip(guest);
+    let most = milliseconds + 25.0;
+    assert!(
+        least >= milliseconds && least < most,
+        "{least} ms, not {milliseconds}"
+    );
+}
+
+#[track_caller]
+fn wait_until(world: &World, what: &str, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + 20 * SECOND;
+    while !happens() {
+        assert!(
+            Instant::now() < deadline,
+            "{what}: not so\n{}",
+            world.daemon.log()
+        );
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn is_reached(guest: &FakeGuest) -> bool {
+    guest.ping(BEYOND_IPV4.into(), SECOND).is_ok()
+}
+
+/// The service's process.
+fn service(lab: &Lab) -> u32 {
+    let socket = lab.folder().join("impair/control.sock");
+    let said = command::run("pgrep -f impair.serve.--detach").unwrap();
+    assert!(socket.exists());
+    said.trim().parse().unwrap()
+}
+
+/// Network namespaces that the service keeps alive.
+fn held_namespaces(pid: u32) -> usize {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().flatten();
+    let names = links.filter_map(|link| fs::read_link(link.path()).ok());
+    names
+        .filter(|name| name.to_string_lossy().starts_with("net:["))
+        .count()
+}
+
+/// Impaired each way, changed live, and cleared; another lease of the pool never is.
+fn impaired_alone(lab: &Lab, kind: &str, data_path: &str) {
+    let world = start(lab);
+    let mut spec = pool("web", kind, 0, 2, &json!({"uplink": "masquerade"}));
+    spec["data_path"] = json!(data_path);
+    world.daemon.create_pool(&spec).unwrap();
+    let (_one, first) = world.guest("web", "one");
+    let (_two, second) = world.guest("web", "two");
+    assert!(round_trip(&first) < 25.0);
+
+    impair(&world, "one --egress 'delay 40ms'");
+    assert_takes(&first, 40.0);
+    assert!(round_trip(&second) < 25.0);
+    let shown = impair(&world, "show one");
+    let ways = &shown["interfaces"][0];
+    assert_eq!(ways["state"], "impaired", "{shown:#}");
+    let offered = |way: &str| ways[way]["line"]["rules"][0]["offered"].as_u64();
+    assert!(offered("egress") >= Some(5) && offered("ingress").unwrap_or(0) == 0);
+
+    impair(&world, "one --egress 'delay 40ms' --ingress 'delay 60ms'");
+    assert_takes(&first, 100.0);
+    impair(&world, "one --ingress 'match protocol=icmp loss 100%'");
+    assert!(!is_reached(&first) && is_reached(&second));
+    let shown = impair(&world, "show one");
+    let rule = &shown["interfaces"][0]["ingress"]["line"]["rules"][0];
+    assert!(rule["dropped"]["loss"].as_u64() > Some(0), "{shown:#}");
+    // Other protocols aren't meant.
+    let server = (BEYOND_IPV4, 7).into();
+    assert!(first.exchange_udp(server, b"hello", 5 * SECOND).is_ok());
+
+    let cleared = impair(&world, "clear one");
+    assert_eq!(cleared["was_impaired"], true);
+    assert!(round_trip(&first) < 25.0);
+    assert_eq!(impair(&world, "show one").get("impairment"), None);
+    assert_eq!(impair(&world, "clear one")["was_impaired"], false);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_with_nft_is_impaired_alone() {
+    lab::run(|lab| impaired_alone(lab, "netns", "nft"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_with_ebpf_is_impaired_alone() {
+    lab::run(|lab| impaired_alone(lab, "netns", "ebpf"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_of_a_host_slot_is_impaired_alone() {
+    lab::run(|lab| impaired_alone(lab, "host", "ebpf"));
+}
+
+/// What a released lease leaves: nothing, and the next tenant of its number isn't impaired.
+fn released(lab: &Lab, kind: &str) {
+    let world = start(lab);
+    let mut spec = pool("web", kind, 0, 1, &json!({"uplink": "masquerade"}));
+    spec["quarantine_seconds"] = json!(0);
+    world.daemon.create_pool(&spec).unwrap();
+    for _ in 0..2 {
+        let (_lease, guest) = world.guest("web", "one");
+        impair(&world, "one --both 'delay 20ms' --on-death open");
+        assert_takes(&guest, 40.0);
+        guest.detach().unwrap();
+        world.daemon.json("release one").unwrap();
+        world.daemon.wait_pool("web", 1, 20 * SECOND).unwrap();
+        let (_lease, next) = world.guest("web", "next");
+        assert!(round_trip(&next) < 25.0);
+        wait_until(&world, "nothing is listed", || {
+            listed(lab, &world).is_empty()
+        });
+        assert_eq!(held_namespaces(service(lab)), 0);
+        next.detach().unwrap();
+        world.daemon.json("release next").unwrap();
+        world.daemon.wait_pool("web", 1, 20 * SECOND).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_that_is_released_leaves_no_impairment() {
+    lab::run(|lab| released(lab, "netns"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_of_a_host_slot_that_is_released_leaves_no_impairment() {
+    lab::run(|lab| released(lab, "host"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_stays_impaired_over_deaths_of_the_daemon_and_of_the_service() {
+    lab::run(|lab| {
+        let mut world = start(lab);
+        let spec = pool("web", "netns", 0, 1, &json!({"uplink": "masquerade"}));
+        world.daemon.create_pool(&spec).unwrap();
+        let (_lease, guest) = world.guest("web", "one");
+        impair(&world, "one --both 'delay 20ms' --on-death open");
+        assert_takes(&guest, 40.0);
+        world.daemon.kill().unwrap();
+        assert_takes(&guest, 40.0);
+        world.daemon.restart().unwrap();
+        assert_takes(&guest, 40.0);
+        assert_eq!(
+            impair(&world, "show one")["interfaces"][0]["state"],
+            "impaired"
+        );
+
+        // Without the daemon, which would start another at once.
+        world.daemon.kill().unwrap();
+        command::run(&format!("kill -9 {}", service(lab))).unwrap();
+        // The kernel takes the TAPs of a dead process away one after the other.
+        wait_until(&world, "packets pass", || is_reached(&guest));
+        assert!(round_trip(&guest) < 25.0);
+        world.daemon.restart().unwrap();
+        wait_until(&world, "it is impaired again", || {
+            let ping = guest.ping(BEYOND_IPV4.into(), SECOND);
+            ping.is_ok_and(|time| time >= Duration::from_millis(40))
+        });
+        let shown = impair(&world, "show one");
+        let passed = &shown["interfaces"][0]["egress"]["dead_passed"];
+        assert!(passed.as_u64() > Some(0), "{shown:#}");
+        impair(&world, "clear one --flush");
+        assert!(round_trip(&guest) < 25.0);
+    });
+}

@@ -1,0 +1,65 @@
+//! Impairments of leases, as far as they are refused: what is carried out needs interfaces.
+
+use sandwire_api::{pool::PoolSpec, slot::DataPath};
+
+use super::*;
+
+const PATH: &str = "/v1/leases/a/impairment";
+
+fn delay() -> Value {
+    json!({"rule": [{"delay": "50ms"}]})
+}
+
+#[tokio::test]
+async fn another_users_lease_is_not_impaired_shown_or_cleared() {
+    let lab = Lab::new();
+    lab.acquire(1000, "a").await;
+    let not_found = (404, ErrorCode::NotFound);
+    let of_owner = format!("{PATH}?owner_uid=1000");
+    for path in [PATH, of_owner.as_str()] {
+        for method in ["GET", "PUT", "DELETE"] {
+            let answer = lab.call(1001, method, path, &delay()).await;
+            assert_eq!(answer.refusal(), not_found, "{method} {path}");
+        }
+    }
+    let shown = lab.get(1000, PATH).await;
+    let expected = json!({"lease": "a", "owner_uid": 1000, "interfaces": []});
+    assert_eq!((shown.status, shown.body), (StatusCode::OK, expected));
+    let cleared = lab.call(0, "DELETE", &of_owner, &Value::Null).await;
+    assert_eq!(cleared.body["was_impaired"], false, "{}", cleared.text);
+}
+
+#[tokio::test]
+async fn what_cannot_be_is_refused_before_a_service_is_asked() {
+    let lab = Lab::new();
+    lab.acquire(1000, "a").await;
+    for body in [
+        json!({"rule": [{"delay": "50 parsecs"}]}),
+        json!({"rule": [{"delai": "50ms"}]}),
+        json!({"rule": [{"preset": "no-such-network"}]}),
+    ] {
+        let answer = lab.call(1000, "PUT", PATH, &body).await;
+        assert_eq!(answer.refusal(), (400, ErrorCode::InvalidRequest), "{body}");
+    }
+    // There is none, and under a service manager it isn't the daemon's to start it.
+    let answer = lab.call(1000, "PUT", PATH, &delay()).await;
+    assert_eq!(answer.refusal(), (503, ErrorCode::Unavailable));
+    assert!(answer.text.contains("systemctl start sandwire-impair"));
+}
+
+#[tokio::test]
+async fn a_lease_with_xdp_is_refused_with_what_to_do() {
+    let lab = Lab::with_pool(&PoolSpec {
+        data_path: DataPath::Xdp,
+        kind: sandwire_api::slot::SlotKind::Host,
+        ..model::ebpf_pool("web", 1)
+    });
+    lab.acquire(1000, "a").await;
+    let answer = lab.call(1000, "PUT", PATH, &delay()).await;
+    assert_eq!(answer.refusal(), (422, ErrorCode::Unsupported));
+    assert!(
+        answer
+            .text
+            .contains("sandwire pool set web --data-path ebpf")
+    );
+}

@@ -1,0 +1,329 @@
+//! Bad networks for leases: carried out by the impairment service, a process of its own that outlives the daemon.
+//!
+//! The service remembers what is impaired, on behalf of which lease; nothing is remembered here. A slot's interfaces are
+//! never handed out again but torn down and made anew, so no lease inherits an impairment; what the service still
+//! lists of a lease that has ended, a [`sweep`] takes off its list. Leases that aren't impaired cost nothing.
+
+mod sweep;
+
+use std::{
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use sandwire_api::{
+    impairment::{
+        Impairment, ImpairmentCleared, InterfaceImpairment, InvalidImpairment, LeaseImpairment,
+    },
+    name::Name,
+    slot::DataPath,
+};
+use sandwire_impair_host::{
+    control::{self, Client, ClientError, Owner, Side, State, Status, Target, control_socket},
+    launch::{self, LaunchError},
+};
+use sandwire_slot::{
+    error::ServiceError,
+    lease::LeaseKey,
+    service::{Caller, LeaseInterfaces, Slots},
+};
+use tokio::sync::Notify;
+
+pub(crate) use self::sweep::sweep;
+
+/// Why a lease isn't impaired, or not any more.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ImpairError {
+    /// There is no such lease for the caller, or it is about to end.
+    #[error(transparent)]
+    Lease(#[from] ServiceError),
+    /// It can't be meant.
+    #[error("impair lease {lease}: {source}")]
+    Impairment {
+        lease: Name,
+        source: InvalidImpairment,
+    },
+    /// Its packets can't be diverted.
+    #[error(
+        "impair lease {lease}: pool {pool} has the data path xdp, and XDP programs take packets before anything could \
+         divert them; `sandwire pool set {pool} --data-path ebpf` helps"
+    )]
+    Xdp { lease: Name, pool: Name },
+    /// There is no service, and none can be had.
+    #[error("start the impairment service: {0}")]
+    Launch(#[from] LaunchError),
+    /// There is no service, and it isn't the daemon's to start one.
+    #[error("{0} Start it by `systemctl start sandwire-impair`")]
+    NotStarted(ClientError),
+    /// The service refused or failed.
+    #[error(transparent)]
+    Service(ClientError),
+}
+
+/// The way to the impairment service.
+#[derive(Debug)]
+pub(crate) struct Impairments {
+    folder: PathBuf,
+    /// Whether the daemon starts the service. Under systemd that does.
+    starts: bool,
+    /// Whether some lease may be impaired.
+    may_be: AtomicBool,
+    /// Held while a lease is impaired, and while those are looked for that have ended.
+    gate: Mutex<()>,
+    /// Told when a lease has ended.
+    ended: Notify,
+}
+
+impl Impairments {
+    /// By the service of that folder.
+    pub(crate) fn new(folder: PathBuf, starts: bool) -> Self {
+        Self {
+            folder,
+            starts,
+            // An earlier daemon may have left some.
+            may_be: AtomicBool::new(true),
+            gate: Mutex::new(()),
+            ended: Notify::new(),
+        }
+    }
+
+    /// Impairs a lease from now on, or changes how: all its interfaces, or none.
+    pub(crate) fn set(
+        &self,
+        slots: &Slots,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        impairment: &Impairment,
+    ) -> Result<LeaseImpairment, ImpairError> {
+        impairment
+            .check()
+            .map_err(|source| ImpairError::Impairment {
+                lease: name.clone(),
+                source,
+            })?;
+        let found = slots.interfaces(caller, owner_uid, name)?;
+        if found.data_path == DataPath::Xdp {
+            return Err(ImpairError::Xdp {
+                lease: name.clone(),
+                pool: found.pool,
+            });
+        }
+        // Before the lease is held: a service takes a while to start.
+        let mut client = self.connect_or_start()?;
+        let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        self.may_be.store(true, Ordering::Relaxed);
+        slots.with_interfaces(caller, owner_uid, name, |found| {
+            set_all(&mut client, found, impairment)
+        })??;
+        report(&mut client, &found)
+    }
+
+    /// How a lease is impaired, and what became of its packets.
+    pub(crate) fn show(
+        &self,
+        slots: &Slots,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<LeaseImpairment, ImpairError> {
+        let found = slots.interfaces(caller, owner_uid, name)?;
+        match self.connect_if_needed()? {
+            Some(mut client) => report(&mut client, &found),
+            None => Ok(unimpaired(&found.lease)),
+        }
+    }
+
+    /// Ends the impairment of a lease. Unless flushed, waits for its packets, while the lease may be released.
+    pub(crate) fn clear(
+        &self,
+        slots: &Slots,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        flush: bool,
+    ) -> Result<ImpairmentCleared, ImpairError> {
+        let found = slots.interfaces(caller, owner_uid, name)?;
+        let mut sum = ImpairmentCleared::default();
+        let Some(mut client) = self.connect_to_clear()? else {
+            return Ok(sum);
+        };
+        let mut failure = None;
+        for status in listed(&mut client, &found.lease)? {
+            match client.clear(&status.target, flush) {
+                Ok(cleared) => {
+                    sum.was_impaired |= cleared.was_impaired;
+                    sum.released += cleared.released;
+                    sum.flushed += cleared.flushed;
+                }
+                Err(error) => failure = failure.or(Some(ImpairError::Service(error))),
+            }
+        }
+        failure.map_or(Ok(sum), Err)
+    }
+
+    /// What the service says of all leases that are impaired.
+    pub(crate) fn all(&self) -> Result<Vec<(LeaseKey, Status)>, ImpairError> {
+        if !self.may_be.load(Ordering::Relaxed) {
+            return Ok(Vec::new());
+        }
+        let Some(mut client) = self.connect_if_needed()? else {
+            return Ok(Vec::new());
+        };
+        let all = client.list().map_err(ImpairError::Service)?.into_iter();
+        Ok(all
+            .filter_map(|status| Some((lease_of(&status)?, status)))
+            .collect())
+    }
+
+    /// Says that a lease has ended, which may have been impaired.
+    pub(crate) fn lease_has_ended(&self) {
+        if self.may_be.load(Ordering::Relaxed) {
+            self.ended.notify_one();
+        }
+    }
+
+    fn connect(&self) -> Result<Client, ClientError> {
+        Client::connect(&control_socket(&self.folder))
+    }
+
+    /// None if there is no service, and none has left an impaired lease.
+    fn connect_if_needed(&self) -> Result<Option<Client>, ImpairError> {
+        match self.connect() {
+            Ok(client) => Ok(Some(client)),
+            Err(_) if launch::left(&self.folder).of_leases == 0 => Ok(None),
+            Err(error) => Err(ImpairError::Service(error)),
+        }
+    }
+
+    /// The same; what a service has left that has died, another takes up first.
+    fn connect_to_clear(&self) -> Result<Option<Client>, ImpairError> {
+        match self.connect_if_needed() {
+            Err(_) => self.connect_or_start().map(Some),
+            other => other,
+        }
+    }
+
+    fn connect_or_start(&self) -> Result<Client, ImpairError> {
+        if !self.starts {
+            return self.connect().map_err(ImpairError::NotStarted);
+        }
+        let (client, launched) = launch::connect_or_start(&self.folder)?;
+        if let Some(launch::Launched { mut child, log }) = launched {
+            tracing::info!(pid = child.id(), log = %log.display(), "started the impairment service");
+            // Somebody has to ask how it ended.
+            let wait = move || match child.wait() {
+                Ok(status) => tracing::info!(%status, "the impairment service has ended"),
+                Err(error) => tracing::warn!(%error, "the impairment service can't be waited for"),
+            };
+            let waiter = thread::Builder::new().name("impair-wait".to_owned());
+            if let Err(error) = waiter.spawn(wait) {
+                tracing::warn!(%error, "no thread waits for the impairment service");
+            }
+        }
+        Ok(client)
+    }
+}
+
+fn owner_of(lease: &LeaseKey) -> Owner {
+    Owner::Lease {
+        uid: lease.owner_uid,
+        lease: lease.name.clone(),
+    }
+}
+
+fn lease_of(status: &Status) -> Option<LeaseKey> {
+    match &status.owner {
+        Owner::Lease { uid, lease } => Some(LeaseKey {
+            owner_uid: *uid,
+            name: lease.clone(),
+        }),
+        Owner::User { .. } => None,
+    }
+}
+
+/// What the service diverts for a lease.
+fn targets_of(found: &LeaseInterfaces) -> Vec<Target> {
+    let target = |one: &sandwire_slot::service::LeaseInterface| Target {
+        netns: one.netns.clone(),
+        interface: one.interface.clone(),
+        side: if one.is_process {
+            Side::Sandbox
+        } else {
+            Side::Host
+        },
+    };
+    found.interfaces.iter().map(target).collect()
+}
+
+fn listed(client: &mut Client, lease: &LeaseKey) -> Result<Vec<Status>, ImpairError> {
+    let all = client.list().map_err(ImpairError::Service)?;
+    let of_lease = |status: &Status| lease_of(status).as_ref() == Some(lease);
+    Ok(all.into_iter().filter(of_lease).collect())
+}
+
+/// All or none: where one can't be impaired, the others become what they were.
+fn set_all(
+    client: &mut Client,
+    found: &LeaseInterfaces,
+    impairment: &Impairment,
+) -> Result<(), ImpairError> {
+    let owner = owner_of(&found.lease);
+    let before = listed(client, &found.lease)?;
+    let targets = targets_of(found);
+    for (count, target) in targets.iter().enumerate() {
+        let Err(error) = client.set(target, &owner, impairment) else {
+            continue;
+        };
+        for done in &targets[..count] {
+            let was = before
+                .iter()
+                .find(|status| status.target == *done && status.state == State::Impaired);
+            let undone = match was {
+                Some(status) => client.set(done, &owner, &status.impairment),
+                None => client.clear(done, true).map(drop),
+            };
+            if let Err(error) = undone {
+                tracing::error!(target = %done, %error, "an impairment that can't be taken back");
+            }
+        }
+        return Err(ImpairError::Service(error));
+    }
+    Ok(())
+}
+
+fn unimpaired(lease: &LeaseKey) -> LeaseImpairment {
+    LeaseImpairment {
+        lease: lease.name.clone(),
+        owner_uid: lease.owner_uid,
+        impairment: None,
+        interfaces: Vec::new(),
+    }
+}
+
+fn report(client: &mut Client, found: &LeaseInterfaces) -> Result<LeaseImpairment, ImpairError> {
+    let targets = targets_of(found);
+    let mut report = unimpaired(&found.lease);
+    for status in listed(client, &found.lease)? {
+        if targets.contains(&status.target) {
+            report.interfaces.push(InterfaceImpairment {
+                valid: status.egress.line.valid && status.ingress.line.valid,
+                interface: status.target.interface,
+                state: status.state,
+                egress: status.egress,
+                ingress: status.ingress,
+            });
+            report.impairment = Some(status.impairment);
+        }
+    }
+    Ok(report)
+}
+
+/// Where the service is unless the configuration says otherwise.
+pub(crate) fn default_folder() -> PathBuf {
+    PathBuf::from(control::DEFAULT_FOLDER)
+}

@@ -1,0 +1,187 @@
+//! Starting the service in the background, for whoever needs it first.
+
+use std::{
+    fs, io,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use sandwire_kernel_net::process::unblock_signals;
+use serde::Deserialize;
+
+use crate::control::{Client, Owner, TARGETS, control_socket};
+
+/// This program, whatever has become of its file.
+const OURSELVES: &str = "/proc/self/exe";
+/// What a service that was started so says.
+const LOG: &str = "service.log";
+/// How long a service may take until it listens.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why there is no service.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// Only root can.
+    #[error("only root can divert packets; run this as root")]
+    NotRoot,
+    /// Its log can't be had.
+    #[error("open {path}: {source}")]
+    Log {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// There is no process.
+    #[error("start a process: {0}")]
+    Spawn(io::Error),
+    /// It ended at once.
+    #[error("it ended with {status}: {said}")]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// The last line of its log.
+        said: String,
+    },
+    /// It takes too long.
+    #[error("it doesn't listen after {PATIENCE:?}; see {log}")]
+    Silent {
+        /// Its log.
+        log: PathBuf,
+    },
+}
+
+/// A service that has been started.
+#[derive(Debug)]
+pub struct Launched {
+    /// Its process, to be waited for by whoever goes on living.
+    pub child: Child,
+    /// What it says.
+    pub log: PathBuf,
+}
+
+/// Connects to the service of that folder; if nobody listens, starts one first: this same executable, by
+/// `impair serve --detach`.
+///
+/// # Errors
+/// See [`LaunchError`].
+pub fn connect_or_start(folder: &Path) -> Result<(Client, Option<Launched>), LaunchError> {
+    let socket = control_socket(folder);
+    if let Ok(client) = Client::connect(&socket) {
+        return Ok((client, None));
+    }
+    if !rustix::process::geteuid().is_root() {
+        return Err(LaunchError::NotRoot);
+    }
+    let log = folder.join(LOG);
+    let mut child = spawn(folder, &log)?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Ok(client) = Client::connect(&socket) {
+            return Ok((client, Some(Launched { child, log })));
+        }
+        if let Ok(Some(status)) = child.try_wait() {
+            // Somebody else may have been quicker.
+            if let Ok(client) = Client::connect(&socket) {
+                return Ok((client, None));
+            }
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            let said = said.lines().last().unwrap_or("it said nothing").to_owned();
+            return Err(LaunchError::Ended { status, said });
+        }
+        if Instant::now() >= deadline {
+            return Err(LaunchError::Silent { log });
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn spawn(folder: &Path, log: &Path) -> Result<Child, LaunchError> {
+    let open_log = || {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)?;
+        fs::OpenOptions::new().create(true).append(true).open(log)
+    };
+    let output = open_log().map_err(|source| LaunchError::Log {
+        path: log.to_owned(),
+        source,
+    })?;
+    let mut command = Command::new(OURSELVES);
+    command
+        .args(["impair", "serve", "--detach", "--folder"])
+        .arg(folder)
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(output);
+    unblock_signals(&mut command);
+    command.spawn().map_err(LaunchError::Spawn)
+}
+
+/// What the service of a folder remembers, alive or dead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    /// Targets.
+    pub targets: usize,
+    /// Those of leases.
+    pub of_leases: usize,
+}
+
+/// Looks what the service of that folder remembers.
+#[must_use]
+pub fn left(folder: &Path) -> Left {
+    #[derive(Deserialize)]
+    struct Remembered {
+        owner: Owner,
+    }
+    let is_target = |path: &PathBuf| path.extension().is_some_and(|it| it == "json");
+    let entries = fs::read_dir(folder.join(TARGETS)).into_iter().flatten();
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut left = Left::default();
+    for path in paths.filter(is_target) {
+        left.targets += 1;
+        let read: Option<Remembered> = fs::read(&path)
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok());
+        let is_lease = read.is_some_and(|read| matches!(read.owner, Owner::Lease { .. }));
+        left.of_leases += usize::from(is_lease);
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_of_leases_are_told_from_others() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(left(folder.path()), Left::default());
+        let targets = folder.path().join(TARGETS);
+        fs::create_dir(&targets).unwrap();
+        let write = |name: &str, text: &str| fs::write(targets.join(name), text).unwrap();
+        write(
+            "1-1.json",
+            r#"{"owner": {"user": {"uid": 1}}, "force": false}"#,
+        );
+        write(
+            "1-2.json",
+            r#"{"owner": {"lease": {"uid": 1, "lease": "a"}}}"#,
+        );
+        write(
+            "1-3.new",
+            r#"{"owner": {"lease": {"uid": 1, "lease": "a"}}}"#,
+        );
+        write("1-4.json", "{");
+        let expected = Left {
+            targets: 3,
+            of_leases: 1,
+        };
+        assert_eq!(left(folder.path()), expected);
+    }
+}

@@ -1,0 +1,132 @@
+//! Where the packets of a lease can be diverted, for who impairs them.
+
+use std::path::PathBuf;
+
+use sandwire_api::{name::Name, slot::DataPath};
+
+use super::{Caller, Shared, Slots, State};
+use crate::{
+    error::ServiceError,
+    lease::{LeaseKey, LeaseRecord},
+};
+
+/// The interfaces by which a lease's packets come and go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseInterfaces {
+    /// The lease.
+    pub lease: LeaseKey,
+    /// Its pool.
+    pub pool: Name,
+    /// The pool's data path.
+    pub data_path: DataPath,
+    /// In their order.
+    pub interfaces: Vec<LeaseInterface>,
+}
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseInterface {
+    /// File of its network namespace; that of the daemon without.
+    pub netns: Option<PathBuf>,
+    /// Its name.
+    pub interface: String,
+    /// Whether the sandbox is a process in that namespace, whose own interface this is. Otherwise it is a TAP, which
+    /// receives what the sandbox sends.
+    pub is_process: bool,
+}
+
+impl Slots {
+    /// The interfaces of a lease.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller.
+    pub fn interfaces(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<LeaseInterfaces, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let state = self.shared.lock();
+        let record = &state.lease(caller, &key)?.record;
+        state.interfaces_of(record)
+    }
+
+    /// Does work on the interfaces of a lease, which stay until that is done: no release, repair or tear-down comes
+    /// between.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, or it is being released; the work has not begun.
+    pub fn with_interfaces<T>(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        work: impl FnOnce(&LeaseInterfaces) -> T,
+    ) -> Result<T, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        self.shared.lock().lease(caller, &key)?;
+        let mut state = self.shared.wait_idle(&key)?;
+        let lease = state.lease(caller, &key)?;
+        if lease.is_releasing() {
+            return Err(ServiceError::Conflict {
+                operation: "impair",
+                object: format!("lease '{name}'"),
+                reason: "it is being released".to_owned(),
+            });
+        }
+        let interfaces = state.interfaces_of(&lease.record)?;
+        state.set_busy(&key, true);
+        drop(state);
+        let _busy = Busy {
+            shared: &self.shared,
+            key: &key,
+        };
+        Ok(work(&interfaces))
+    }
+
+    /// The interfaces of a lease whoever asks; none if there is no such lease.
+    #[must_use]
+    pub fn present_interfaces(&self, key: &LeaseKey) -> Option<LeaseInterfaces> {
+        let state = self.shared.lock();
+        let record = &state.leases.get(key)?.record;
+        state.interfaces_of(record).ok()
+    }
+}
+
+/// A lease that is busy until this is dropped.
+struct Busy<'a> {
+    shared: &'a Shared,
+    key: &'a LeaseKey,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().set_busy(self.key, false);
+        self.shared.changed.notify_all();
+    }
+}
+
+impl State {
+    fn interfaces_of(&self, record: &LeaseRecord) -> Result<LeaseInterfaces, ServiceError> {
+        let plan = &self.pool(&record.pool)?.plan;
+        let slot = plan.slot(record.slot);
+        let netns = slot.has_netns().then(|| PathBuf::from(slot.netns_path()));
+        let interface = |name: &str| LeaseInterface {
+            netns: netns.clone(),
+            interface: name.to_owned(),
+            is_process: record.is_process,
+        };
+        let interfaces = if record.is_process {
+            vec![interface(&slot.slot_interface)]
+        } else {
+            slot.nics.iter().map(|nic| interface(&nic.tap)).collect()
+        };
+        Ok(LeaseInterfaces {
+            lease: record.key.clone(),
+            pool: record.pool.clone(),
+            data_path: slot.data_path,
+            interfaces,
+        })
+    }
+}
