@@ -7,6 +7,7 @@
 
 mod changes;
 mod file;
+pub mod record;
 
 use sandwire_api::impairment::{Direction, Impairment, TimeSpan};
 

@@ -3,6 +3,7 @@
 mod clear;
 mod lease;
 mod presets;
+mod record;
 mod replay;
 mod run;
 mod serve;
@@ -54,6 +55,8 @@ enum Verb {
     Clear(clear::Arguments),
     /// List networks by name, with their numbers and where these come from.
     Presets,
+    /// Measure a live link, and write a scenario that does the same.
+    Record(record::Arguments),
     /// Run what `sandwire forward --record` has recorded again, in virtual time, and say whether the same is decided.
     Replay(replay::Arguments),
     /// Carry out a scenario: impairments that change by the clock.
@@ -68,6 +71,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         None => set::run(context, &folder, &arguments.set),
         Some(Verb::Show(arguments)) => show::run(context, &folder, &arguments),
         Some(Verb::Clear(arguments)) => clear::run(context, &folder, &arguments),
+        Some(Verb::Record(arguments)) => record::run(context, &arguments),
         Some(Verb::Replay(arguments)) => replay::run(context, &arguments),
         Some(Verb::Run(arguments)) => run::run(context, &folder, &arguments),
         Some(Verb::Presets) => presets::run(context),

@@ -6,5 +6,6 @@ mod deaths;
 mod lab;
 mod many;
 mod packets;
+mod record;
 mod refusals;
 mod scenarios;

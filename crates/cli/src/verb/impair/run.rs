@@ -157,7 +157,8 @@ fn read(path: &Path) -> Result<Scenario, Failure> {
     Ok(scenario)
 }
 
-fn end_signals() -> Result<SignalFd, Failure> {
+/// A descriptor that is readable when somebody wants it to end; signals no longer end the process by themselves.
+pub(super) fn end_signals() -> Result<SignalFd, Failure> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGTERM);
     set.add(Signal::SIGINT);

@@ -48,7 +48,7 @@ impl Which {
 
     /// The interface that is meant.
     pub(super) fn target(&self) -> Result<Target, Failure> {
-        let netns = self.namespace();
+        let netns = namespace_of(self.pid, self.netns.as_deref());
         let interface = match (&self.interface, &netns) {
             (Some(name), _) => name.clone(),
             (None, Some(netns)) => only_interface(netns)?,
@@ -69,20 +69,21 @@ impl Which {
             side,
         })
     }
+}
 
-    fn namespace(&self) -> Option<PathBuf> {
-        if let Some(pid) = self.pid {
-            return Some(PathBuf::from(format!("/proc/{pid}/ns/net")));
-        }
-        let netns = self.netns.as_ref()?;
-        // A name, as `ip netns` has it, is no path.
-        let is_name = netns.components().count() == 1 && !netns.exists();
-        Some(if is_name {
-            Path::new("/run/netns").join(netns)
-        } else {
-            std::path::absolute(netns).unwrap_or_else(|_| netns.clone())
-        })
+/// File of the network namespace that is meant; none for that of this process.
+pub(super) fn namespace_of(pid: Option<u32>, netns: Option<&Path>) -> Option<PathBuf> {
+    if let Some(pid) = pid {
+        return Some(PathBuf::from(format!("/proc/{pid}/ns/net")));
     }
+    let netns = netns?;
+    // A name, as `ip netns` has it, is no path.
+    let is_name = netns.components().count() == 1 && !netns.exists();
+    Some(if is_name {
+        Path::new("/run/netns").join(netns)
+    } else {
+        std::path::absolute(netns).unwrap_or_else(|_| netns.to_owned())
+    })
 }
 
 fn only_interface(netns: &Path) -> Result<String, Failure> {
