@@ -235,3 +235,26 @@ fn a_lease_stays_impaired_over_deaths_of_the_daemon_and_of_the_service() {
         assert!(round_trip(&guest) < 25.0);
     });
 }
+
+/// A process has the other end: what it sends leaves the namespace by its own interface.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_of_a_process_is_impaired_as_the_process_sees_it() {
+    lab::run(|lab| {
+        let world = start(lab);
+        let mut spec = pool("web", "netns", 0, 1, &json!({"uplink": "masquerade"}));
+        spec["data_path"] = json!("nft");
+        world.daemon.create_pool(&spec).unwrap();
+        let lease = world.daemon.json("acquire web one --process").unwrap();
+        let namespace = lease["netns_name"].as_str().unwrap();
+        impair(&world, "one --egress 'delay 40ms'");
+        let line = format!("ip netns exec {namespace} ping -n -q -c 5 -i 0.05 {BEYOND_IPV4}");
+        let said = command::run(&line).unwrap();
+        let least = said.rsplit("= ").next().unwrap().split('/').next().unwrap();
+        let least: f64 = least.parse().unwrap();
+        assert!((40.0..65.0).contains(&least), "{said}");
+        let shown = impair(&world, "show one");
+        let way = &shown["interfaces"][0]["egress"]["line"]["rules"][0];
+        assert!(way["offered"].as_u64() >= Some(5), "{shown:#}");
+    });
+}

@@ -275,6 +275,10 @@ fn run_in_child(test: &str, deadline: Duration) -> Result<()> {
 }
 
 /// Has a guest with another kernel run this executable for one test.
+#[expect(
+    clippy::print_stdout,
+    reason = "what a test printed there belongs here"
+)]
 fn run_in_machine(series: Series, test: &str, deadline: Duration) -> Result<()> {
     let kernel = Kernel::fetch_series(series)?;
     let scratch = tempfile::tempdir().context("make a temporary folder")?;
@@ -300,6 +304,8 @@ fn run_in_machine(series: Series, test: &str, deadline: Duration) -> Result<()> 
         kernel.version(),
         ended.console
     );
+    // The runner shows it if it was asked for the output of tests that pass.
+    println!("{}", ended.console);
     Ok(())
 }
 

@@ -74,6 +74,7 @@ const MODULES: &[&str] = &[
     "bridge",
     "sch_ingress",
     "sch_fq",
+    "sch_netem",
     "cls_bpf",
     "nf_tables",
     "nft_chain_nat",
