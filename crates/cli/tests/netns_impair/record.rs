@@ -11,21 +11,21 @@ use std::{
 use sandwire_testlab::{command, lab, namespace, sandwire};
 use serde_json::Value;
 
-use crate::lab::{Service, interfaces, verb};
+use crate::lab::{Service, interfaces, verb, wait_until};
 
-/// Median round trip in milliseconds, and the share of probes that were lost.
-fn figures(said: &str) -> (f64, f64) {
+/// Least and median round trip in milliseconds, and the share of probes that were lost.
+fn figures(said: &str) -> (f64, f64, f64) {
     let said: Value = serde_json::from_str(said).unwrap();
     let number = |value: &Value| value.as_f64().unwrap();
-    let median = number(&said["round_trip_nanoseconds"]["median"]) / 1e6;
-    (
-        median,
-        1.0 - number(&said["answered"]) / number(&said["sent"]),
-    )
+    let round_trip = |which: &str| number(&said["round_trip_nanoseconds"][which]) / 1e6;
+    let lost = 1.0 - number(&said["answered"]) / number(&said["sent"]);
+    (round_trip("least"), round_trip("median"), lost)
 }
 
-/// 20 ms each way are 40 ms, 10 % each way 19 %. Of 1200 probes the lost are then within 5 points in all but one of
-/// 10,000 runs, and those of two runs within 7 points of each other.
+/// 20 ms each way are 40 ms, 10 % each way 19 %. With 1600 probes and then 800, 5 points from that and 7 from
+/// each other are more than four standard deviations. What a busy machine adds to 40 ms is measured as the
+/// link's own, and comes again when the scenario is run on that machine: the round trip is then within 5 ms of the
+/// recorded one, and twice of what was added.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_recorded_link_comes_again_from_its_scenario() {
@@ -40,8 +40,8 @@ fn a_recorded_link_comes_again_from_its_scenario() {
             ))
         };
         service.run("--netns far --both 'seed 3; delay 20ms loss 10%'");
-        let (median, loss) = figures(&record(8, &first));
-        assert!((40.0..50.0).contains(&median), "{median}");
+        let (least, median, loss) = figures(&record(8, &first));
+        assert!((40.0..45.0).contains(&least), "{least}");
         assert!((loss - 0.19).abs() < 0.05, "{loss}");
         service.run("clear --all");
 
@@ -50,9 +50,12 @@ fn a_recorded_link_comes_again_from_its_scenario() {
         let run = format!("run {} --netns far --json", first.display());
         thread::scope(|scope| {
             let running = scope.spawn(|| service.run(&run));
-            thread::sleep(Duration::from_millis(500));
-            let (again, lost_again) = figures(&record(6, &second));
-            assert!((again - median).abs() < 5.0, "{median} and then {again}");
+            wait_until("the scenario runs", || {
+                service.run("show --json").contains("far0")
+            });
+            let (_, again, lost_again) = figures(&record(4, &second));
+            let bounds = median - 5.0..median + 2.0 * (median - 40.0) + 5.0;
+            assert!(bounds.contains(&again), "{median} and then {again}");
             assert!(
                 (lost_again - loss).abs() < 0.07,
                 "{loss} and then {lost_again}"

@@ -127,11 +127,17 @@ impl Recording {
     }
 
     /// The text of a scenario that does in steps of this length what was measured. `origin` says how and when that was,
-    /// and becomes a comment.
+    /// and becomes a comment. `has_jitter`: also the spread of round trips within a step, with packets that overtake each
+    /// other. If their order were kept, those that are closer together than the jitter would all wait for the latest.
     ///
     /// # Errors
     /// If no probe was answered, or there would be too many steps.
-    pub fn scenario(&self, step: Nanoseconds, origin: &str) -> Result<String, RecordError> {
+    pub fn scenario(
+        &self,
+        step: Nanoseconds,
+        has_jitter: bool,
+        origin: &str,
+    ) -> Result<String, RecordError> {
         let summary = self.summary()?;
         let step = step.max(1);
         let count = (self.length.saturating_add(step / 2) / step).max(1);
@@ -140,7 +146,7 @@ impl Recording {
             .filter(|count| *count <= STEPS_MAX)
             .ok_or(RecordError::TooManySteps { steps: count })?;
         let has_rates = self.readings.len() > 1;
-        let course = settings(&self.seen(step, count), has_rates);
+        let course = settings(&self.seen(step, count), has_rates, has_jitter && !has_rates);
         let mut text = comments(&summary, step, has_rates, origin);
         // Steps begin before the end, even if that is cut to a whole millisecond.
         let length = self.length.div_ceil(1_000_000).max(1) * 1_000_000;
@@ -190,7 +196,7 @@ impl Recording {
 }
 
 /// What comes of it. A step that no probe fell into is as the one before it; where none was answered the delay is.
-fn settings(seen: &[Seen], has_rates: bool) -> Vec<Settings> {
+fn settings(seen: &[Seen], has_rates: bool, has_jitter: bool) -> Vec<Settings> {
     let first = seen.iter().find(|seen| !seen.round_trips.is_empty());
     let mut delay = first.map_or(0, |seen| seen.delay(has_rates));
     let mut loss = Percent::default();
@@ -203,7 +209,7 @@ fn settings(seen: &[Seen], has_rates: bool) -> Vec<Settings> {
             loss = seen.loss();
         }
         // The queue before a rate makes its own.
-        let jitter = if has_rates { 0 } else { seen.jitter() };
+        let jitter = if has_jitter { seen.jitter() } else { 0 };
         course.push(Settings {
             delay: span(delay),
             jitter: span(jitter),
@@ -294,7 +300,7 @@ impl Settings {
     fn keys(&self, rate: Option<BitRate>) -> Keys {
         let mut delay = self.delay.to_string();
         if self.jitter != TimeSpan::default() {
-            delay += &format!(" {} normal", self.jitter);
+            delay += &format!(" {} normal order any", self.jitter);
         }
         let mut keys = Vec::new();
         if self.loss != Percent::default() {
@@ -424,7 +430,7 @@ mod tests {
 
     /// Milliseconds and impairments of what a recording comes to, read as any scenario is.
     fn course(recording: &Recording) -> Vec<(u64, String)> {
-        let text = recording.scenario(S, "from a test").unwrap();
+        let text = recording.scenario(S, true, "from a test").unwrap();
         let scenario =
             Scenario::parse(&text, &["it"]).unwrap_or_else(|error| panic!("{error}\n{text}"));
         assert_eq!(scenario.length(), Some(recording.length.div_ceil(MS) * MS));
@@ -482,7 +488,7 @@ mod tests {
         });
         let text = course(&spread).remove(0).1;
         // Half of 24 ms; 3 ms · 1.4826 / √2.
-        assert_eq!(text, "name recorded delay 12ms 3.145ms normal");
+        assert_eq!(text, "name recorded delay 12ms 3.145ms normal order any");
         let few = recording(1, |number| (number < 4).then_some((20 + 5 * number) * MS));
         assert!(!course(&few)[0].1.contains("normal"));
     }
@@ -547,7 +553,7 @@ mod tests {
     fn the_file_says_where_it_comes_from_and_nothing_leaves_its_comment() {
         let recording = recording(1, |_| Some(30 * MS));
         let text = recording
-            .scenario(S, "Measured on a day.\nFrom here\rduration = 1")
+            .scenario(S, false, "Measured on a day.\nFrom here\rduration = 1")
             .unwrap();
         assert!(text.starts_with(
             "# Measured on a day.\n# From hereduration = 1\n# 10 probes, 10 answered"
@@ -559,16 +565,16 @@ mod tests {
     fn without_an_answer_or_with_too_many_steps_there_is_no_scenario() {
         let silent = recording(2, |_| None);
         assert_eq!(
-            silent.scenario(S, ""),
+            silent.scenario(S, false, ""),
             Err(RecordError::NoAnswer { sent: 20 })
         );
         assert_eq!(
-            Recording::default().scenario(S, ""),
+            Recording::default().scenario(S, false, ""),
             Err(RecordError::NoAnswer { sent: 0 })
         );
         let long = recording(11, |_| Some(MS));
         assert_eq!(
-            long.scenario(MS, ""),
+            long.scenario(MS, false, ""),
             Err(RecordError::TooManySteps { steps: 11_000 })
         );
     }
@@ -589,7 +595,7 @@ mod tests {
                 .collect();
             readings.sort_by_key(|reading| reading.at);
             let recording = Recording { probes: probes.collect(), readings, length };
-            match recording.scenario(step, "any") {
+            match recording.scenario(step, true, "any") {
                 Ok(text) => {
                     let scenario = Scenario::parse(&text, &["it"]);
                     let scenario = scenario.map_err(|error| TestCaseError::fail(format!("{error}\n{text}")))?;

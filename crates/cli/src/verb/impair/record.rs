@@ -66,6 +66,10 @@ pub(crate) struct Arguments {
     #[arg(long, requires = "interface")]
     rate: bool,
 
+    /// Write also the jitter within steps, with packets that overtake each other; shorter steps keep the order.
+    #[arg(long, conflicts_with = "rate")]
+    jitter: bool,
+
     /// How long.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
@@ -223,7 +227,9 @@ impl Arguments {
         let step = u64::try_from(plan.step.as_nanos()).unwrap_or(u64::MAX);
         let summary = recording.summary().map_err(nothing)?;
         let origin = self.origin(netns, &address, recording.length);
-        let scenario = recording.scenario(step, &origin).map_err(nothing)?;
+        let scenario = recording
+            .scenario(step, self.jitter, &origin)
+            .map_err(nothing)?;
         let scenario = match (file, &self.out) {
             (Some(mut file), Some(path)) => {
                 file.write_all(scenario.as_bytes()).map_err(|error| {
