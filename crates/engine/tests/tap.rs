@@ -295,7 +295,10 @@ fn what_is_no_queue_of_a_tap_is_refused_with_the_reason() {
 }
 
 fn wait_until_up(lab: &Lab, name: &str) {
-    let is_up = || lab.run(&format!("ip -o link show dev {name}")).contains("state UP");
+    let is_up = || {
+        lab.run(&format!("ip -o link show dev {name}"))
+            .contains("state UP")
+    };
     for _ in 0..1000 {
         if is_up() {
             return;

@@ -39,6 +39,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "sandwire-api",
             "sandwire-datapath",
+            "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",
             "sandwire-vsock-host",

@@ -113,45 +113,20 @@ fn tell(sums: &BTreeMap<(LeaseKey, &str), Sum>, registry: &mut Registry) {
         set(&late, sum.late_nanoseconds as f64 / 1e9);
         set(&valid, if sum.is_invalid { 0.0 } else { 1.0 });
     }
-    for (name, help, family) in [
-        (
-            "offered",
-            "Packets that met a rule of the impairment",
-            offered,
-        ),
-        ("drops", "Packets dropped by the impairment", drops),
-    ] {
-        registry.register(format!("impairment_{name}"), help, family);
-    }
-    for (name, help, family) in [
-        (
-            "queued_packets",
-            "Packets that wait for the impaired line",
-            queued,
-        ),
-        (
-            "rate_bits_per_second",
-            "Bits per second released in the last whole second",
-            rate,
-        ),
-        ("valid", "1 if packets were released in time, else 0", valid),
-    ] {
-        registry.register(format!("impairment_{name}"), help, family);
-    }
-    for (name, help, family) in [
-        (
-            "delay",
-            "Mean time under way in the last whole second, of the slowest rule",
-            delay,
-        ),
-        (
-            "late_p99",
-            "How late 99 of 100 packets were released at most",
-            late,
-        ),
-    ] {
-        registry.register_with_unit(format!("impairment_{name}"), help, Unit::Seconds, family);
-    }
+    let name = |name: &str| format!("impairment_{name}");
+    let help = "Packets that met a rule of the impairment";
+    registry.register(name("offered"), help, offered);
+    registry.register(name("drops"), "Packets dropped by the impairment", drops);
+    let help = "Packets that wait for the impaired line";
+    registry.register(name("queued_packets"), help, queued);
+    let help = "Bits per second released in the last whole second";
+    registry.register(name("rate_bits_per_second"), help, rate);
+    let help = "1 if packets were released in time, else 0";
+    registry.register(name("valid"), help, valid);
+    let help = "Mean time under way in the last whole second, of the slowest rule";
+    registry.register_with_unit(name("delay"), help, Unit::Seconds, delay);
+    let help = "How late 99 of 100 packets were released at most";
+    registry.register_with_unit(name("late_p99"), help, Unit::Seconds, late);
 }
 
 #[cfg(test)]
