@@ -147,8 +147,6 @@ fn what_is_wrong_with_a_file_is_said_with_its_line_and_nothing_is_made() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn links_are_impaired_each_way_and_down_ends_that() {
     lab::run(|lab| {
-        // The service's own, which stays with it.
-        lab.run("mkdir /sys/fs/bpf/sandwire-impair");
         let before = lab.snapshot();
         let impaired = SHOP.replacen(
             "[[link]]\n",
