@@ -7,7 +7,13 @@ use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
-use sandwire_api::error::ApiError;
+use sandwire_api::{
+    error::ApiError,
+    impairment::{
+        BitRate, Checksum, Distribution, LossKind, Order, PacketRange, Percent, Ports, QueueKind,
+        QueueLimit, TimeSpan,
+    },
+};
 use utoipa::OpenApi;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -22,7 +28,21 @@ use super::App;
                        credentials of the connecting process say who asks. Every answer with a \
                        status of 400 or more, except of /healthz, has an ApiError as its body."
     ),
-    components(schemas(ApiError)),
+    // Those of an impairment's tables are named by schemas that are written by hand.
+    components(schemas(
+        ApiError,
+        BitRate,
+        Checksum,
+        Distribution,
+        LossKind,
+        Order,
+        PacketRange,
+        Percent,
+        Ports,
+        QueueKind,
+        QueueLimit,
+        TimeSpan
+    )),
     tags(
         (name = "pools", description = "Slots of one kind, kept ready"),
         (name = "leases", description = "Who holds which slot"),

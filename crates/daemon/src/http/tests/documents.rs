@@ -4,7 +4,9 @@ use std::{collections::BTreeSet, fs};
 
 use sandwire_api::{
     drop_reason::{DropReason, DropReasonText},
+    error::ApiError,
     health::Health,
+    impairment::{ImpairmentCleared, LeaseImpairment},
     lease::{Lease, LeaseDetail, LeasePolicy, Released},
     policy::{EgressRule, PolicyAction},
     pool::Pool,
@@ -171,6 +173,28 @@ fn operations() -> Vec<Operation> {
             none.clone(),
             200,
             |bytes| !bytes.is_empty(),
+        ),
+        // Where no service for it runs.
+        operation(
+            "set_impairment",
+            "/v1/leases/a7/impairment",
+            json!({"rule": [{"delay": "50ms"}]}),
+            503,
+            is::<ApiError>,
+        ),
+        operation(
+            "show_impairment",
+            "/v1/leases/a7/impairment",
+            none.clone(),
+            200,
+            is::<LeaseImpairment>,
+        ),
+        operation(
+            "clear_impairment",
+            "/v1/leases/a7/impairment",
+            none.clone(),
+            200,
+            is::<ImpairmentCleared>,
         ),
         operation(
             "list_traffic",
