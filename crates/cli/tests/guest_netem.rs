@@ -36,6 +36,9 @@ use serde_json::Value;
 const MILLISECOND: Duration = Duration::from_millis(1);
 /// When nothing has come for so long after the last was sent, nothing more comes.
 const SILENCE: Duration = Duration::from_millis(1500);
+/// Milliseconds by which a packet may be early: one comes, for the engine, when the breath begins that reads it, and a
+/// breath takes long in an emulated guest.
+const BREATH: f64 = 20.0;
 /// Ethernet, IPv4 and UDP headers.
 const HEADERS: usize = 14 + 20 + 8;
 
@@ -353,7 +356,7 @@ fn delays_agree(world: &World<'_>) {
     let both = world.compare("delay 50ms 10ms", "delay 50ms 10ms", traffic);
     let all = both.map(|measured| measured.quartiles());
     for [least, ..] in all {
-        assert!(least >= 39.9, "too early: {all:?}");
+        assert!(least >= 40.0 - BREATH, "too early: {all:?}");
     }
     assert_both("median delay", all.map(|all| all[2]), 50.0, 6.0);
     // Half of what is uniform over 20 ms lies within 10 ms.
@@ -390,10 +393,10 @@ fn rates_agree(world: &World<'_>) {
     let rates = [0, 1].map(|which| both[which].rate());
     assert_both("rate", rates, 1e6, 0.1e6);
     assert_both("loss", both.map(|measured| measured.loss()), 0.0, 0.0);
-    // 500 more make 1542 bytes of 1042.
-    let both = world.compare("rate 1mbit 500", "rate 1mbit overhead 500", traffic);
+    // 250 more make 1292 bytes of 1042.
+    let both = world.compare("rate 1mbit 250", "rate 1mbit overhead 250", traffic);
     let rates = both.map(|measured| measured.rate());
-    assert_both("rate with overhead", rates, 1042e6 / 1542.0, 0.07e6);
+    assert_both("rate with overhead", rates, 1042e6 / 1292.0, 0.07e6);
 }
 
 /// Jitter reorders under netem, and here only if so asked. What is chosen for reordering is early there, late here.
@@ -417,7 +420,7 @@ fn order_differs(world: &World<'_>) {
     // Five standard deviations of 10% of 300 packets are 8.7%.
     let chosen = [netem.quick(30.0), ours.late()];
     assert_both("chosen for reordering", chosen, 0.1, 0.087);
-    assert!(ours.quick(49.9) == 0.0, "{ours}");
+    assert!(ours.quick(50.0 - BREATH) == 0.0, "{ours}");
     assert!(netem.late() > 1.5 * ours.late(), "{netem}; {ours}");
 }
 
@@ -441,7 +444,7 @@ fn limits_differ(world: &World<'_>) {
     assert_both("through a queue of 20", came, 27.0, 8.0);
     let dropped = world.dropped();
     assert_eq!(dropped["queue_full"], both[1].lost().len(), "{dropped}");
-    assert_eq!(dropped["loss"], 0, "{dropped}");
+    assert!(dropped.get("loss").is_none(), "{dropped}");
 }
 
 /// netem first doubles, then takes one of the two away.
