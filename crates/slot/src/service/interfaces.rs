@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use sandwire_api::{name::Name, slot::DataPath};
 
-use super::{Caller, Shared, Slots, State};
+use super::{Caller, Slots, State};
 use crate::{
     error::ServiceError,
     lease::{LeaseKey, LeaseRecord},
@@ -65,23 +65,9 @@ impl Slots {
         work: impl FnOnce(&LeaseInterfaces) -> T,
     ) -> Result<T, ServiceError> {
         let key = caller.lease_key(owner_uid, name);
-        self.shared.lock().lease(caller, &key)?;
-        let mut state = self.shared.wait_idle(&key)?;
-        let lease = state.lease(caller, &key)?;
-        if lease.is_releasing() {
-            return Err(ServiceError::Conflict {
-                operation: "impair",
-                object: format!("lease '{name}'"),
-                reason: "it is being released".to_owned(),
-            });
-        }
-        let interfaces = state.interfaces_of(&lease.record)?;
-        state.set_busy(&key, true);
-        drop(state);
-        let _busy = Busy {
-            shared: &self.shared,
-            key: &key,
-        };
+        let (interfaces, _busy) =
+            self.shared
+                .hold_busy(caller, &key, "impair", State::interfaces_of)?;
         Ok(work(&interfaces))
     }
 
@@ -91,19 +77,6 @@ impl Slots {
         let state = self.shared.lock();
         let record = &state.leases.get(key)?.record;
         state.interfaces_of(record).ok()
-    }
-}
-
-/// A lease that is busy until this is dropped.
-struct Busy<'a> {
-    shared: &'a Shared,
-    key: &'a LeaseKey,
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.shared.lock().set_busy(self.key, false);
-        self.shared.changed.notify_all();
     }
 }
 

@@ -224,6 +224,34 @@ impl Shared {
         }
     }
 
+    /// Makes a lease busy once nobody else works on its slot, so that no release, repair or tear-down comes between,
+    /// and reads what the work needs.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, or it is being released.
+    pub(super) fn hold_busy<'a, T>(
+        &'a self,
+        caller: Caller,
+        key: &'a LeaseKey,
+        operation: &'static str,
+        read: impl FnOnce(&State, &LeaseRecord) -> Result<T, ServiceError>,
+    ) -> Result<(T, Busy<'a>), ServiceError> {
+        self.lock().lease(caller, key)?;
+        let mut state = self.wait_idle(key)?;
+        let lease = state.lease(caller, key)?;
+        if lease.is_releasing() {
+            return Err(ServiceError::Conflict {
+                operation,
+                object: format!("lease '{}'", key.name),
+                reason: "it is being released".to_owned(),
+            });
+        }
+        let found = read(&state, &lease.record)?;
+        state.set_busy(key, true);
+        drop(state);
+        Ok((found, Busy { shared: self, key }))
+    }
+
     /// Gives a slot in state `TearingDown` to the worker.
     pub(super) fn queue_tear_down(&self, (pool, number): &SlotKey) {
         let mut state = self.lock();
@@ -232,6 +260,19 @@ impl Shared {
         }
         drop(state);
         self.tear_down_work.notify_one();
+    }
+}
+
+/// A lease that is busy until this is dropped, also by a panic.
+pub(super) struct Busy<'a> {
+    shared: &'a Shared,
+    key: &'a LeaseKey,
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        self.shared.lock().set_busy(self.key, false);
+        self.shared.changed.notify_all();
     }
 }
 

@@ -7,7 +7,7 @@ use sandwire_api::{
     traffic::{LeaseTraffic, Traffic},
 };
 
-use super::{Caller, Slots};
+use super::{Caller, Slots, State};
 use crate::{error::ServiceError, plan::Plan};
 
 impl Slots {
@@ -61,25 +61,14 @@ impl Slots {
         name: &Name,
     ) -> Result<Vec<OwnedFd>, ServiceError> {
         let key = caller.lease_key(owner_uid, name);
-        self.shared.lock().lease(caller, &key)?;
-        // Busy, so that no release comes between.
-        let mut state = self.shared.wait_idle(&key)?;
-        let lease = state.lease(caller, &key)?;
-        if lease.is_releasing() {
-            return Err(ServiceError::Conflict {
-                operation: "open the TAPs of",
-                object: format!("lease '{name}'"),
-                reason: "it is being released".to_owned(),
-            });
-        }
-        let slot = state.slot_plan(&lease.record)?;
-        state.set_busy(&key, true);
-        drop(state);
+        let operation = "open the TAPs of";
+        let (slot, busy) = self
+            .shared
+            .hold_busy(caller, &key, operation, State::slot_plan)?;
         let opened = self.shared.network.open_taps(&slot);
-        self.shared.lock().set_busy(&key, false);
-        self.shared.changed.notify_all();
+        drop(busy);
         opened.map_err(|source| ServiceError::Network {
-            operation: "open the TAPs of",
+            operation,
             object: format!("lease '{name}'"),
             source,
         })
