@@ -340,63 +340,41 @@ fn yes() -> bool {
     true
 }
 
-impl Rate {
-    /// What waits for the line.
-    #[must_use]
-    pub fn queue(&self) -> Queue {
-        Queue {
-            kind: self.queue,
-            limit: self.limit,
-            target: self.target,
-            interval: self.interval,
-            flows: self.flows,
-            quantum: self.quantum,
-        }
-    }
+/// A line says what waits for it in fields of its own, so that its table is flat.
+macro_rules! with_queue {
+    ($($line:ident),*) => {$(
+        impl $line {
+            /// What waits for the line.
+            #[must_use]
+            pub fn queue(&self) -> Queue {
+                Queue {
+                    kind: self.queue,
+                    limit: self.limit,
+                    target: self.target,
+                    interval: self.interval,
+                    flows: self.flows,
+                    quantum: self.quantum,
+                }
+            }
 
-    /// The same line with this queue.
-    #[must_use]
-    pub fn with_queue(self, queue: Queue) -> Self {
-        Self {
-            queue: queue.kind,
-            limit: queue.limit,
-            target: queue.target,
-            interval: queue.interval,
-            flows: queue.flows,
-            quantum: queue.quantum,
-            ..self
+            /// The same line with this queue.
+            #[must_use]
+            pub fn with_queue(self, queue: Queue) -> Self {
+                Self {
+                    queue: queue.kind,
+                    limit: queue.limit,
+                    target: queue.target,
+                    interval: queue.interval,
+                    flows: queue.flows,
+                    quantum: queue.quantum,
+                    ..self
+                }
+            }
         }
-    }
+    )*};
 }
 
-impl Trace {
-    /// What waits for the line.
-    #[must_use]
-    pub fn queue(&self) -> Queue {
-        Queue {
-            kind: self.queue,
-            limit: self.limit,
-            target: self.target,
-            interval: self.interval,
-            flows: self.flows,
-            quantum: self.quantum,
-        }
-    }
-
-    /// The same line with this queue.
-    #[must_use]
-    pub fn with_queue(self, queue: Queue) -> Self {
-        Self {
-            queue: queue.kind,
-            limit: queue.limit,
-            target: queue.target,
-            interval: queue.interval,
-            flows: queue.flows,
-            quantum: queue.quantum,
-            ..self
-        }
-    }
-}
+with_queue!(Rate, Trace);
 
 impl TryFrom<LossTable> for Loss {
     type Error = InvalidLoss;
