@@ -15,6 +15,11 @@ use sandwire_engine::{
     Time, Wake, Watch,
 };
 
+/// How long something may take that has to happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often something is tried that a busy machine can spoil.
+const ATTEMPTS: u32 = 200;
+
 /// An app that wants to be called at certain times, and notes when it was.
 #[derive(Debug, Clone, PartialEq)]
 struct Alarm(Vec<Time>);
@@ -68,6 +73,7 @@ impl App for AlarmApp {
             Figure::new("left", self.times.len() as u64),
             Figure::new("late_max_ns", late),
             Figure::new("calls", self.calls),
+            Figure::new("early", self.early),
         ]
     }
 }
@@ -163,34 +169,53 @@ fn ring(bell: &OwnedFd) -> Result<()> {
 #[test]
 fn deadlines_are_met_and_nothing_is_called_before() -> Result<()> {
     for polling in [false, true] {
-        let mut waiter = Waiter::new()?.polling(polling);
-        let start = waiter.clock().now() + Duration::from_millis(5);
-        let times = (0..20).map(|number| start + number * Duration::from_micros(1_234));
-        let mut engine = engine_of("alarm", Alarm(times.collect()))?;
-        let stop = waiter.run(&mut engine, None, |engine| {
-            engine.figure("alarm", "left") == Some(0)
-        })?;
-        assert_eq!(stop, Stop::Done);
-        let late = engine.figure("alarm", "late_max_ns").unwrap_or(u64::MAX);
+        let mut late = Vec::new();
+        let on_time = (0..ATTEMPTS).any(|_| {
+            late.push(latest_of_twenty(polling).unwrap());
+            late.last() < Some(&Duration::from_millis(50))
+        });
         // Other tests share the machine; the waiter's own error is measured by `sandwire bench`.
-        ensure!(late < 50_000_000, "{late} ns late, polling: {polling}");
-        // One for each deadline, one when it began.
-        assert_eq!(engine.figure("alarm", "calls"), Some(21));
+        ensure!(on_time, "late by {late:?}, polling: {polling}");
     }
     Ok(())
+}
+
+/// How late the latest of twenty deadlines was met.
+fn latest_of_twenty(polling: bool) -> Result<Duration> {
+    let mut waiter = Waiter::new()?.polling(polling);
+    let start = waiter.clock().now() + Duration::from_millis(5);
+    let times = (0..20).map(|number| start + number * Duration::from_micros(1_234));
+    let mut engine = engine_of("alarm", Alarm(times.collect()))?;
+    let stop = waiter.run(&mut engine, Some(start + PATIENCE), |engine| {
+        engine.figure("alarm", "left") == Some(0)
+    })?;
+    assert_eq!(stop, Stop::Done);
+    // One when it began, unless that was so late that a deadline had come; one for each deadline.
+    let early = engine.figure("alarm", "early").unwrap_or(u64::MAX);
+    ensure!(early <= 1, "{early} calls before there was anything to do");
+    assert_eq!(engine.figure("alarm", "calls"), Some(20 + early));
+    let late = engine.figure("alarm", "late_max_ns").unwrap_or(u64::MAX);
+    Ok(Duration::from_nanos(late))
 }
 
 #[test]
 fn the_end_of_a_run_is_a_deadline_too() -> Result<()> {
     let mut waiter = Waiter::new()?;
     let mut engine = engine_of("bell", Bell::new()?)?;
-    let before = waiter.clock().now();
-    let load = waiter.run_for(&mut engine, Duration::from_millis(20))?;
-    let took = waiter.clock().now().since(before);
-    ensure!(took >= Duration::from_millis(20), "only {took:?}");
-    assert_eq!(load.breaths, 2);
-    ensure!(load.sleep > Duration::from_millis(10));
-    Ok(())
+    let mut seen = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let before = waiter.clock().now();
+        let load = waiter.run_for(&mut engine, Duration::from_millis(20))?;
+        let took = waiter.clock().now().since(before);
+        ensure!(took >= Duration::from_millis(20), "only {took:?}");
+        // One when it began, one at the end; just that one where beginning took the whole time.
+        ensure!(load.breaths <= 2, "{} breaths", load.breaths);
+        if load.breaths == 2 && load.sleep > Duration::from_millis(10) {
+            return Ok(());
+        }
+        seen.push(load);
+    }
+    anyhow::bail!("it never slept until the end: {seen:?}")
 }
 
 #[test]
@@ -277,8 +302,8 @@ fn only_what_is_ready_is_read() -> Result<()> {
     let before = reads(&engine);
     for round in 1..=100 {
         ring(&bells[7].0)?;
-        let soon = waiter.clock().now() + Duration::from_secs(5);
-        let stop = waiter.run(&mut engine, Some(soon), |engine| {
+        let end = waiter.clock().now() + PATIENCE;
+        let stop = waiter.run(&mut engine, Some(end), |engine| {
             engine.figure("bell7", "rings") == Some(round)
         })?;
         assert_eq!(stop, Stop::Done);
