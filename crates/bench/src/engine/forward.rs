@@ -16,7 +16,7 @@ use sandwire_engine::{
     io::Ring,
 };
 
-use super::Sizes;
+use super::Extent;
 use crate::{
     packet::{Checksum, ETHERNET, Flow, IPV4, UDP},
     progress::Step,
@@ -35,7 +35,7 @@ const TRIAL_FRAMES: u64 = 100;
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// Measures each edge app that this machine can have.
-pub(super) fn measure(sizes: &Sizes, record: &mut Record) -> Result<()> {
+pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
     let rig = Rig::build("forward")?;
     let mut edges = Vec::new();
     for edge in Edge::ALL {
@@ -47,15 +47,15 @@ pub(super) fn measure(sizes: &Sizes, record: &mut Record) -> Result<()> {
             ),
         }
     }
-    let step = Step::begin("forwarding between two veths", sizes.rounds);
-    for round in 0..sizes.rounds {
+    let step = Step::begin("forwarding between two veths", extent.rounds());
+    for round in 0..extent.rounds() {
         for (name, bytes) in FRAMES {
             let frame = frame(bytes, 0);
-            let ceiling = sample(&rig, &frame, None, sizes.time())?;
+            let ceiling = sample(&rig, &frame, None, extent.time())?;
             add(record, CEILING, name, &ceiling.at_middle);
             for edge in &edges {
                 let case = format!("forward_{}", edge.name());
-                let sample = sample(&rig, &frame, Some(*edge), sizes.time())
+                let sample = sample(&rig, &frame, Some(*edge), extent.time())
                     .with_context(|| format!("cannot measure {case}"))?;
                 add(record, &case, name, &sample.at_receiver);
                 let offered = sample.at_middle.packets_per_second;

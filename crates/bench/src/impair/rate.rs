@@ -8,7 +8,7 @@ use std::{thread, time::Duration};
 use anyhow::{Result, ensure};
 
 use super::{
-    Sizes,
+    Extent,
     capture::{Capture, Captured},
     delay::{send, through},
     metronome::Metronome,
@@ -36,13 +36,13 @@ const OFFERED_FIFTHS: u64 = 6;
 const SKIPPED: usize = 10;
 
 /// Measures all rates in turn.
-pub(super) fn measure(sizes: &Sizes, record: &mut Record) -> Result<()> {
+pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
     let rig = Rig::build("rate")?;
-    let step = Step::begin("rates", sizes.rounds);
-    for round in 0..sizes.rounds {
+    let step = Step::begin("rates", extent.rounds());
+    for round in 0..extent.rounds() {
         for (name, rate, frame_bytes) in RATES {
             let case = format!("rate_{name}");
-            match errors(&rig, name, rate, frame_bytes, sizes.time()) {
+            match errors(&rig, name, rate, frame_bytes, extent.time()) {
                 Ok(errors) => {
                     for (metric, percent) in [("error_p50", 50), ("error_max", 100)] {
                         let value = percentile(&errors, percent).unwrap_or(f64::NAN);
