@@ -1,16 +1,17 @@
 //! `sandwire impair serve`: the impairment service, a process of its own.
 
 use std::{
-    io::{self, IsTerminal},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::Args;
 use sandwire_impair_host::service::{self, Settings};
-use tracing_subscriber::EnvFilter;
 
-use crate::failure::{Failure, Outcome};
+use crate::{
+    failure::{Failure, Outcome},
+    log,
+};
 
 /// Command line of `sandwire impair serve`.
 #[derive(Debug, Args)]
@@ -46,7 +47,7 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(folder: &Path, arguments: &Arguments) -> Outcome {
-    log_to_standard_error();
+    log::to_standard_error();
     let failed = |reason: String| Failure::failed(format!("cannot serve impairments: {reason}"));
     if arguments.detach {
         rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;
@@ -61,16 +62,4 @@ pub(super) fn run(folder: &Path, arguments: &Arguments) -> Outcome {
     };
     service::run(&settings).map_err(|error| failed(error.to_string()))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn log_to_standard_error() {
-    let filter = EnvFilter::try_from_env("SANDWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let set = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .try_init();
-    if let Err(error) = set {
-        tracing::debug!(error, "logging was set up before");
-    }
 }
