@@ -5,6 +5,7 @@
 use std::{
     fs::File,
     io::{Read, Seek},
+    os::unix::fs::FileExt,
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
@@ -138,6 +139,13 @@ impl Forwarder {
         wait_until("a report", has_come);
     }
 
+    /// What it has said so far. It goes on writing where it was.
+    fn said(&self) -> String {
+        let mut bytes = vec![0; usize::try_from(self.output.metadata().unwrap().len()).unwrap()];
+        self.output.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     fn stop(&mut self, signal: Signal) -> (ExitStatus, String, String) {
         kill_process(Pid::from_child(&self.child), signal).unwrap();
         self.finish()
@@ -169,7 +177,7 @@ fn command_of(arguments: &[&str]) -> Command {
 }
 
 fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !happens() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         thread::sleep(Duration::from_millis(20));
@@ -192,7 +200,7 @@ fn two_hosts_are_connected_only_while_the_forwarder_runs() {
         let mut forwarder = Forwarder::start(&["va", "vb"]);
         wait_until("a ping goes through", || world.is_connected());
         assert_eq!(world.ping(20, "fd09::2").1, 0);
-        thread::sleep(Duration::from_millis(1100));
+        wait_until("a report", || forwarder.said().contains("Link report:"));
         let (status, output, errors) = forwarder.stop(Signal::INT);
         assert!(status.success(), "{errors}");
         assert!(
@@ -200,7 +208,7 @@ fn two_hosts_are_connected_only_while_the_forwarder_runs() {
             "{errors}"
         );
         for expected in [
-            "load: time: 1.0",
+            "load: time: ",
             " fps: ",
             "Link report:",
             "sent on if1.output -> if2.input (loss rate: 0%)",
@@ -321,18 +329,14 @@ fn an_interface_that_is_deleted_ends_nothing() {
         let mut forwarder = Forwarder::start(&["va", "vb"]);
         wait_until("a ping goes through", || world.is_connected());
         lab.run("ip link set vb down");
-        thread::sleep(Duration::from_millis(1500));
+        wait_until("it is told", || forwarder.said().contains("vb is down"));
         lab.run("ip link set vb up");
         wait_until("a ping goes through again", || world.is_connected());
         lab.run("ip link delete vb");
-        thread::sleep(Duration::from_millis(1500));
+        wait_until("it is told", || forwarder.said().contains("vb is gone"));
         assert!(forwarder.child.try_wait().unwrap().is_none());
-        let (status, output, errors) = forwarder.stop(Signal::TERM);
+        let (status, _, errors) = forwarder.stop(Signal::TERM);
         assert!(status.success(), "{errors}");
-        assert!(
-            output.contains("vb is down") && output.contains("vb is gone"),
-            "{output}"
-        );
     });
 }
 

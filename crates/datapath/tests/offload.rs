@@ -53,7 +53,7 @@ const GATEWAY_MAC: Mac = [0x02, 0x73, 0x77, 0x67, 0, 1];
 const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0, 1];
 const UPLINK_MAC: Mac = [0x02, 0, 0, 0, 0, 0x10];
 const PEER_MAC: Mac = [0x02, 0, 0, 0, 1, 0x10];
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Where the path's maps are pinned.
 const FOLDER: &str = "/sys/fs/bpf/offload";
 /// Payload of a segment.

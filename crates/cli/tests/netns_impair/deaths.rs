@@ -38,7 +38,7 @@ fn a_killed_service_leaves_its_targets_closed_and_takes_them_up_again() {
         interfaces(lab);
         let mut service = Service::start(lab);
         service.run("--netns far --both 'delay 10ms'");
-        assert!(is_reached(lab));
+        wait_until("it is reached", || is_reached(lab));
         let _server = Server::start(lab);
         let bytes = killed_under_iperf3(lab, &mut service);
         assert!(bytes[0] > 100_000, "{bytes:?}");

@@ -106,7 +106,7 @@ pub(crate) fn verb(folder: &Path, line: &str) -> Output {
 }
 
 pub(crate) fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !happens() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         thread::sleep(Duration::from_millis(10));

@@ -136,7 +136,7 @@ impl Machine {
     fn client(&self, port: u32) -> UnixStream {
         let mut socket = UnixStream::connect(self.folder.join("vsock.sock")).expect("connecting");
         socket
-            .set_read_timeout(Some(Duration::from_secs(10)))
+            .set_read_timeout(Some(Duration::from_secs(60)))
             .expect("a time-out");
         writeln!(socket, "CONNECT {port}").expect("asking");
         socket
@@ -182,7 +182,7 @@ fn pattern(bytes: usize) -> Vec<u8> {
 }
 
 fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     while !is_so() {
         assert!(Instant::now() < end, "{what} didn't come to be");
         thread::sleep(Duration::from_millis(2));
