@@ -71,7 +71,8 @@ pub trait Config: PartialEq + fmt::Debug + 'static {
 
     /// Whether what the app sends never depends on what it was given in the same breath, as with an app for a
     /// network interface: it sends in `pull` what came from outside, and takes outside in `push` what it is given.
-    /// Only the order of apps depends on this.
+    /// The order of apps depends on this; and packets that such an app brings in have come when it has read them, not when
+    /// the breath began ([`Engine::breathe_by`](crate::Engine::breathe_by)).
     fn is_edge(&self) -> bool {
         false
     }

@@ -77,7 +77,8 @@ impl Plan {
             })
             .collect();
         let place: BTreeMap<&str, usize> = graph.apps.keys().map(String::as_str).zip(0..).collect();
-        let connected = |link: &LinkName| (place[link.from.app.as_str()], place[link.to.app.as_str()]);
+        let connected =
+            |link: &LinkName| (place[link.from.app.as_str()], place[link.to.app.as_str()]);
         let connections: Vec<_> = links.iter().map(connected).collect();
         let dependencies: Vec<_> = links
             .iter()
