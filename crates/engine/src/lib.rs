@@ -28,6 +28,7 @@
 
 mod app;
 pub mod apps;
+mod awake;
 pub mod classify;
 mod engine;
 mod error;

@@ -98,6 +98,12 @@ impl Pool {
         self.shelf.state.borrow().counters
     }
 
+    /// Packets that it had to refuse.
+    #[inline]
+    pub(crate) fn refused(&self) -> u64 {
+        self.shelf.state.borrow().counters.refused
+    }
+
     /// The limits that it was made with.
     #[must_use]
     pub fn limits(&self) -> PoolLimits {

@@ -93,9 +93,8 @@ impl Runner {
         mut done: impl FnMut(&Engine) -> bool,
     ) -> Load {
         loop {
-            let now = self.clock.now();
-            let breath = engine.breathe(now);
-            if end.is_some_and(|end| now >= end) || done(engine) {
+            let breath = engine.breathe_by(|| self.clock.now());
+            if end.is_some_and(|end| engine.now() >= end) || done(engine) {
                 break;
             }
             if breath.moved > 0 {

@@ -2,16 +2,17 @@
 //!
 //! An app that reads from a descriptor shows it in [`App::watch`], with a [`Readiness`] that both keep. A waiter that
 //! watches the descriptor says there when packets have come, and the app, once it has read all, that it wants to be
-//! told again. So a breath costs no system call for a descriptor with nothing to read, however many there are. An app
-//! that nobody watches looks every time.
+//! told again. So a breath costs no system call for a descriptor with nothing to read, however many there are, and not
+//! even a call where the app's part of the graph rests. An app that nobody watches looks every time.
 //!
 //! [`App::watch`]: crate::App::watch
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 
 use crate::app::Wake;
+use crate::awake::Marks;
 
 /// A descriptor that packets come in by.
 #[derive(Debug)]
@@ -24,7 +25,14 @@ pub struct Watch<'a> {
 
 /// Whether a descriptor may have something to read. Clones are one and the same.
 #[derive(Debug, Clone, Default)]
-pub struct Readiness(Rc<Cell<State>>);
+pub struct Readiness(Rc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Cell<State>,
+    /// The part of a graph that the app is in, among those that are awake.
+    part: RefCell<Option<(Rc<Marks>, usize)>>,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
@@ -45,22 +53,22 @@ impl Readiness {
     #[inline]
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.0.get() != State::Empty
+        self.0.state.get() != State::Empty
     }
 
     /// Whether somebody watches.
     #[inline]
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        self.0.get() != State::Unwatched
+        self.0.state.get() != State::Unwatched
     }
 
     /// Says that the descriptor has been read until it had no more (`EAGAIN`). Whoever stops reading before that,
     /// since there is no room for more, must not say it, or what is left waits until more comes.
     #[inline]
     pub fn drained(&self) {
-        if self.0.get() == State::Ready {
-            self.0.set(State::Empty);
+        if self.0.state.get() == State::Ready {
+            self.0.state.set(State::Empty);
         }
     }
 
@@ -71,17 +79,30 @@ impl Readiness {
     pub fn wake(&self) -> Wake {
         Wake {
             at: None,
-            polls: self.0.get() == State::Unwatched,
+            polls: self.0.state.get() == State::Unwatched,
         }
     }
 
     /// Somebody watches from now on; there may be something already.
     pub(crate) fn set_ready(&self) {
-        self.0.set(State::Ready);
+        self.0.state.set(State::Ready);
+        self.wake_part();
     }
 
     pub(crate) fn set_unwatched(&self) {
-        self.0.set(State::Unwatched);
+        self.0.state.set(State::Unwatched);
+        self.wake_part();
+    }
+
+    /// Whenever there may be something from now on, that part is awake.
+    pub(crate) fn belongs_to(&self, awake: &Rc<Marks>, part: usize) {
+        self.0.part.replace(Some((Rc::clone(awake), part)));
+    }
+
+    fn wake_part(&self) {
+        if let Some((awake, part)) = &*self.0.part.borrow() {
+            awake.insert(*part);
+        }
     }
 }
 

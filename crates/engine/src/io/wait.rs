@@ -204,12 +204,11 @@ impl Waiter {
     ) -> Result<Stop, WaitError> {
         self.follow(engine)?;
         loop {
-            let now = self.clock.now();
-            let breath = engine.breathe(now);
+            let breath = engine.breathe_by(|| self.clock.now());
             if done(engine) {
                 return Ok(Stop::Done);
             }
-            if until.is_some_and(|until| now >= until) {
+            if until.is_some_and(|until| engine.now() >= until) {
                 return Ok(Stop::Due);
             }
             let stop = if breath.moved > 0 {
