@@ -24,7 +24,8 @@ use world::{EDGES, Edge, Forwarder, LEFT, RIGHT, World};
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn every_pair_of_edge_apps_carries_what_kernels_send() {
-    lab::run_within(Duration::from_secs(300), |_lab| {
+    // 72 worlds: a minute on a quiet machine, many on one that has no time.
+    lab::run_within(Duration::from_secs(1800), |_lab| {
         for left in EDGES {
             for right in EDGES {
                 for offloads in [true, false] {
@@ -216,9 +217,9 @@ fn the_forwarding_example_drops_frames_of_odd_size() {
     reason = "what is waited for is another process"
 )]
 fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !is_so() {
-        assert!(Instant::now() < deadline, "not within 15 seconds");
+        assert!(Instant::now() < deadline, "not within two minutes");
         thread::sleep(Duration::from_millis(20));
     }
 }
