@@ -485,6 +485,18 @@ impl Vm {
                 continue;
             };
             let Some(route) = &flow.route else {
+    /// The same with those that the guest has heard of. Whoever waits for it to be asked goes on waiting.
+    fn forget_heard(&mut self, context: &Context) {
+        for number in self.flows.numbers() {
+            let waits = |flow: &Box<Flow>| flow.connection.is_unasked();
+            if !self.flows.get(number).is_some_and(waits) {
+                self.forget(number, context);
+            }
+        }
+        self.resets.clear();
+        self.paused = false;
+    }
+
                 continue;
             };
             let Key {

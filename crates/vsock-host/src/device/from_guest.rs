@@ -84,7 +84,7 @@ impl Vm {
     }
 
     fn drain(&mut self, transport: &mut Transport, context: &mut Context) {
-        if self.paused || !self.may_serve(transport, context.now) {
+        if self.paused || !self.may_serve(transport, context) {
             return;
         }
         let mut left = TURN;

@@ -57,7 +57,7 @@ impl Vm {
     }
 
     fn fill(&mut self, transport: &mut Transport, context: &mut Context) {
-        if self.starved || !self.may_serve(transport, context.now) {
+        if self.starved || !self.may_serve(transport, context) {
             return;
         }
         let mut left = TURN;
