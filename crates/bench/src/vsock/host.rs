@@ -111,7 +111,7 @@ pub(super) fn source(
     for (socket, token) in sockets.iter().zip(0..) {
         let stream = call(socket, port)?;
         stream.set_nonblocking(true)?;
-        poller.add_edge(&stream, token)?;
+        poller.add_edge(&stream, token, Interest::BOTH)?;
         streams.push(stream);
     }
     let bytes = vec![0xa5; write];

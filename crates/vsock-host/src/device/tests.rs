@@ -258,10 +258,11 @@ fn a_client_reaches_a_guest_and_sends_at_once() {
     let machine = lab.machine("web", vec![], Limits::default());
     let mut guest = machine.boot();
     guest.listen(Kind::Stream, 52);
-    let mut client = UnixStream::connect(machine.folder.join("vsock.sock")).expect("connecting");
+    // Before the client connects: who says nothing for two seconds is turned away.
     let sent = pattern(3_000_000);
     let mut all = b"CONNECT 52\n".to_vec();
     all.extend(&sent);
+    let mut client = UnixStream::connect(machine.folder.join("vsock.sock")).expect("connecting");
     let mut writer = client.try_clone().expect("a second handle");
     let thread = thread::spawn(move || {
         writer.write_all(&all).expect("writing");
