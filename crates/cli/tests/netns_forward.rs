@@ -13,7 +13,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use sandwire_testlab::{
-    command,
+    command, iperf3,
     lab::{self, Lab},
     namespace::{self, Namespace},
     sandwire,
@@ -93,21 +93,8 @@ impl World {
 
     /// What iperf3 reports at its end, a server in `b` and a client in `a`.
     fn iperf3(&self, flags: &str) -> Value {
-        let server = namespace::command_in(&self.b.path(), "iperf3")
-            .args(["-s", "-1"])
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let listening = || {
-            self.b
-                .run("ss -Htln sport = :5201")
-                .is_ok_and(|text| !text.is_empty())
-        };
-        wait_until("iperf3 listens", listening);
-        let report = self.a.run(&format!("iperf3 -J -c 10.9.0.2 {flags}"));
-        let mut server = server;
-        server.wait().unwrap();
-        serde_json::from_str(&report.unwrap()).unwrap()
+        let _server = iperf3::Server::start(Some(&self.b.path())).unwrap();
+        iperf3::report(Some(&self.a.path()), &format!("--client 10.9.0.2 {flags}")).unwrap()
     }
 }
 

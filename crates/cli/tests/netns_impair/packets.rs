@@ -10,13 +10,14 @@ use std::{
 
 use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use sandwire_testlab::{
+    iperf3::Server,
     lab::{self, Lab},
     namespace,
     pinger::Pinger,
 };
 
 use crate::lab::{
-    Server, Service, full_sockets, interfaces, iperf3, round_trip, wait_until, wrong_checksums,
+    Service, full_sockets, interfaces, iperf3_from_far, round_trip, wait_until, wrong_checksums,
 };
 
 /// For what has to come.
@@ -236,16 +237,17 @@ fn streams_and_datagrams_arrive_whole_both_ways() {
         interfaces(lab);
         let service = Service::start(lab);
         service.run("--netns far --both 'delay 2ms'");
-        let _server = Server::start(lab);
+        let _server = Server::start(None).unwrap();
         let mut lost = 0;
         for address in ["10.9.0.1", "fd09::1"] {
             for direction in ["", "-R"] {
-                let report = iperf3(lab, &format!("{address} -t 2 {direction}"));
+                let report = iperf3_from_far(&format!("{address} -t 2 {direction}"));
                 let bits = report["end"]["sum_received"]["bits_per_second"]
                     .as_f64()
                     .unwrap();
                 assert!(bits > 20e6, "{address} {direction}: {bits}");
-                let report = iperf3(lab, &format!("{address} -u -b 5M -l 1200 -t 2 {direction}"));
+                let report =
+                    iperf3_from_far(&format!("{address} -u -b 5M -l 1200 -t 2 {direction}"));
                 let end = &report["end"]["sum"];
                 assert!(end["packets"].as_u64() > Some(700), "{end}");
                 lost += end["lost_packets"].as_u64().unwrap();

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use sandwire_engine::apps::Source;
 use sandwire_engine::io::{Raw, Ring};
 use sandwire_engine::{Engine, Graph, Runner};
+use sandwire_testlab::iperf3;
 use sandwire_testlab::lab;
 use sandwire_testlab::namespace;
 
@@ -95,24 +96,10 @@ fn hosts_reach_each_other_only_while_the_forwarder_runs() {
 /// UDP by iperf3: 20 Mbit/s for a second. Most of it must arrive even where other tests have the processors; how much
 /// is lost on a quiet host is a benchmark's question.
 fn measure_datagrams(world: &World) {
-    let mut server = namespace::command_in(&world.right.path(), "iperf3")
-        .arg("--server")
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut received = serde_json::Value::Null;
-    // Until the server listens, the client reports an error, as a document like any other.
-    wait_until(|| {
-        let line = "iperf3 --client 10.9.0.2 --udp --bitrate 20M --time 1 --json";
-        let Ok(text) = world.left.run(line) else {
-            return false;
-        };
-        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-        received = report["end"]["sum_received"].clone();
-        received.is_object()
-    });
-    server.kill().unwrap();
-    server.wait().unwrap();
+    let _server = iperf3::Server::start(Some(&world.right.path())).unwrap();
+    let client = "--client 10.9.0.2 --udp --bitrate 20M --time 1";
+    let report = iperf3::report(Some(&world.left.path()), client).unwrap();
+    let received = &report["end"]["sum_received"];
     let packets = received["packets"].as_f64().unwrap();
     let lost = received["lost_percent"].as_f64().unwrap();
     assert!(
