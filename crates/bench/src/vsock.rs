@@ -6,6 +6,7 @@
 //! All take turns within a round.
 
 mod backend;
+mod buffer;
 mod connects;
 mod echo;
 mod figure;
@@ -272,12 +273,18 @@ fn limits(extent: &Extent, record: &mut Record) {
     for (case, buffer) in limit::SEND_BUFFERS {
         for (name, write) in WRITES {
             attempt(record, case, |record| {
-                let rate = limit::measure(buffer, write, extent.time())?;
+                let rate = limit::measure(buffer, write, host::READ_BYTES, extent.time())?;
                 record.add(case, &format!("unix_{name}"), "Gbit/s", &[rate]);
                 Ok(())
             });
         }
     }
+    attempt(record, limit::SPREAD, |record| {
+        let (name, write) = WRITES[2];
+        let rate = limit::measure(Some(4 << 20), write, limit::SPREAD_BYTES, extent.time())?;
+        record.add(limit::SPREAD, &format!("unix_{name}"), "Gbit/s", &[rate]);
+        Ok(())
+    });
 }
 
 fn relays(extent: &Extent, record: &mut Record) {

@@ -488,8 +488,8 @@ impl Vm {
     /// The same with those that the guest has heard of. Whoever waits for it to be asked goes on waiting.
     fn forget_heard(&mut self, context: &Context) {
         for number in self.flows.numbers() {
-            let waits = |flow: &Box<Flow>| flow.connection.is_unasked();
-            if !self.flows.get(number).is_some_and(waits) {
+            let flow = self.flows.get(number);
+            if !flow.is_some_and(|flow| flow.connection.is_unasked()) {
                 self.forget(number, context);
             }
         }
