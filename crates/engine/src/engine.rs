@@ -7,6 +7,8 @@
 //! The engine reads no clock and never sleeps: [`Engine::breathe`] gets the time, and says when it wants to breathe
 //! again. [`run`](crate::run) is the loop that has a clock.
 
+#![forbid(unsafe_code)]
+
 mod configure;
 
 use std::any::Any;
