@@ -277,7 +277,7 @@ fn packets_in_a_circle_are_bounded_and_counted() {
     graph.links(lines).unwrap();
     let mut engine = Engine::new();
     engine.configure(&graph).unwrap();
-    breathe(&mut engine, if cfg!(miri) { 30 } else { 1000 });
+    breathe(&mut engine, if cfg!(miri) { 8 } else { 1000 });
     assert!(lost_on_links(&engine) > 0);
     assert_eq!(engine.pool_counters().in_use(), queued(&engine));
     assert!(queued(&engine) <= 4 * 1024);

@@ -98,7 +98,7 @@ fn nothing_is_made_once_packets_flow() {
     let (mut here, mut there) = pair(Source::sizes(&[60]));
     let mut buffers = Vec::new();
     // Half of it is enough to see that the other half needs no more.
-    const ROUNDS: u64 = if cfg!(miri) { 40 } else { 1000 };
+    const ROUNDS: u64 = if cfg!(miri) { 22 } else { 1000 };
     for round in 0..ROUNDS {
         breathe(&mut here, 1);
         breathe(&mut there, 1);
@@ -112,7 +112,7 @@ fn nothing_is_made_once_packets_flow() {
 
 #[test]
 fn who_does_not_read_costs_a_bounded_number_of_packets_and_none_is_lost_unseen() {
-    const PACKETS: u64 = if cfg!(miri) { 5000 } else { 50_000 };
+    const PACKETS: u64 = if cfg!(miri) { 4000 } else { 50_000 };
     let (mut here, mut there) = pair(Source::sizes(&[60]).limit(PACKETS));
     breathe(&mut here, 100);
     let sent = figure(&here, "there", "packets");
