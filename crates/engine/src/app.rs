@@ -3,6 +3,8 @@
 //! A [`Config`] is a description: it is compared when a graph is configured anew, so an app whose description stayed
 //! the same goes on with all that it has. An [`App`] is what runs.
 
+#![forbid(unsafe_code)]
+
 use std::any::Any;
 use std::error::Error;
 use std::fmt;

@@ -9,6 +9,8 @@
 //! The engine has no clock and never sleeps: [`Engine::breathe`] gets the time, or [`Engine::breathe_by`] a clock, and
 //! says when it wants to breathe again. [`run`](crate::run) is the loop that has a clock.
 
+#![forbid(unsafe_code)]
+
 mod configure;
 mod parts;
 

@@ -5,6 +5,8 @@
 //! so neither taking nor bulk return counts references; the circle that this makes is cut when the pool's owner
 //! goes. Packets that outlive the pool free their memory themselves.
 
+#![forbid(unsafe_code)]
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;

@@ -4,6 +4,8 @@
 //! that is; if an app must look outside for packets, never for longer than a pause which begins at 1 µs, grows by
 //! 1 µs with every idle breath up to 100 µs, and is halved by every busy one.
 
+#![forbid(unsafe_code)]
+
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 

@@ -7,6 +7,8 @@
 //!
 //! [`App::watch`]: crate::App::watch
 
+#![forbid(unsafe_code)]
+
 use std::cell::{Cell, RefCell};
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
