@@ -3,7 +3,7 @@
 //! An app that reads from a descriptor shows it in [`App::watch`], with a [`Readiness`] that both keep. A waiter that
 //! watches the descriptor says there when packets have come, and the app, once it has read all, that it wants to be
 //! told again. So a breath costs no system call for a descriptor with nothing to read, however many there are. An app
-//! that nobody watches looks every time.
+//! that nobody watches looks every time; so does one whose look costs no system call while the waiter never sleeps.
 //!
 //! [`App::watch`]: crate::App::watch
 
@@ -24,7 +24,10 @@ pub struct Watch<'a> {
 
 /// Whether a descriptor may have something to read. Clones are one and the same.
 #[derive(Debug, Clone, Default)]
-pub struct Readiness(Rc<Cell<State>>);
+pub struct Readiness {
+    state: Rc<Cell<State>>,
+    looks_for_free: bool,
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
@@ -41,26 +44,36 @@ impl Readiness {
         Self::default()
     }
 
+    /// The same of a descriptor whose packets are in memory that the kernel shares, so that a look is no system call. A
+    /// waiter that never sleeps leaves its app unwatched: to look is cheaper than to be told, for both.
+    #[must_use]
+    pub fn of_shared_memory() -> Self {
+        Self {
+            looks_for_free: true,
+            ..Self::default()
+        }
+    }
+
     /// Whether to read: unless it is known that there is nothing.
     #[inline]
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.0.get() != State::Empty
+        self.state.get() != State::Empty
     }
 
     /// Whether somebody watches.
     #[inline]
     #[must_use]
     pub fn is_watched(&self) -> bool {
-        self.0.get() != State::Unwatched
+        self.state.get() != State::Unwatched
     }
 
     /// Says that the descriptor has been read until it had no more (`EAGAIN`). Whoever stops reading before that,
     /// since there is no room for more, must not say it, or what is left waits until more comes.
     #[inline]
     pub fn drained(&self) {
-        if self.0.get() == State::Ready {
-            self.0.set(State::Empty);
+        if self.state.get() == State::Ready {
+            self.state.set(State::Empty);
         }
     }
 
@@ -71,17 +84,22 @@ impl Readiness {
     pub fn wake(&self) -> Wake {
         Wake {
             at: None,
-            polls: self.0.get() == State::Unwatched,
+            polls: self.state.get() == State::Unwatched,
         }
+    }
+
+    /// Whether a look costs no system call.
+    pub(crate) fn looks_for_free(&self) -> bool {
+        self.looks_for_free
     }
 
     /// Somebody watches from now on; there may be something already.
     pub(crate) fn set_ready(&self) {
-        self.0.set(State::Ready);
+        self.state.set(State::Ready);
     }
 
     pub(crate) fn set_unwatched(&self) {
-        self.0.set(State::Unwatched);
+        self.state.set(State::Unwatched);
     }
 }
 
