@@ -80,7 +80,11 @@ impl App for AlarmApp {
 
 /// An app that reads an eventfd, and counts how often.
 #[derive(Debug, Clone)]
-struct Bell(Rc<OwnedFd>);
+struct Bell {
+    descriptor: Rc<OwnedFd>,
+    /// As if a look were no system call.
+    looks_for_free: bool,
+}
 
 struct BellApp {
     descriptor: Rc<OwnedFd>,
@@ -91,13 +95,16 @@ struct BellApp {
 
 impl PartialEq for Bell {
     fn eq(&self, other: &Self) -> bool {
-        Rc::ptr_eq(&self.0, &other.0)
+        Rc::ptr_eq(&self.descriptor, &other.descriptor)
     }
 }
 
 impl Bell {
     fn new() -> Result<Self> {
-        Ok(Self(Rc::new(eventfd(0, EventfdFlags::NONBLOCK)?)))
+        Ok(Self {
+            descriptor: Rc::new(eventfd(0, EventfdFlags::NONBLOCK)?),
+            looks_for_free: false,
+        })
     }
 }
 
@@ -113,9 +120,14 @@ impl Config for Bell {
     }
 
     fn build(&self) -> Result<BellApp, BuildError> {
+        let readiness = if self.looks_for_free {
+            Readiness::of_shared_memory()
+        } else {
+            Readiness::new()
+        };
         Ok(BellApp {
-            descriptor: Rc::clone(&self.0),
-            readiness: Readiness::new(),
+            descriptor: Rc::clone(&self.descriptor),
+            readiness,
             reads: 0,
             rings: 0,
         })
@@ -301,7 +313,7 @@ fn only_what_is_ready_is_read() -> Result<()> {
     };
     let before = reads(&engine);
     for round in 1..=100 {
-        ring(&bells[7].0)?;
+        ring(&bells[7].descriptor)?;
         let end = waiter.clock().now() + PATIENCE;
         let stop = waiter.run(&mut engine, Some(end), |engine| {
             engine.figure("bell7", "rings") == Some(round)
@@ -322,12 +334,44 @@ fn an_app_that_is_not_watched_any_more_looks_for_itself() -> Result<()> {
     let mut waiter = Waiter::with_clock(clock)?;
     waiter.run_for(&mut engine, Duration::from_millis(1))?;
     drop(waiter);
-    ring(&bell.0)?;
+    ring(&bell.descriptor)?;
     let mut rings = 0;
     Runner::with_clock(clock).run_until(&mut engine, |engine| {
         rings += 1;
         engine.figure("bell", "rings") == Some(1) || rings > 1000
     });
     assert_eq!(engine.figure("bell", "rings"), Some(1));
+    Ok(())
+}
+
+#[test]
+fn who_polls_leaves_apps_of_shared_memory_to_look_and_still_hears_others() -> Result<()> {
+    for polling in [false, true] {
+        let bell = Bell {
+            looks_for_free: true,
+            ..Bell::new()?
+        };
+        let mut engine = engine_of("bell", bell.clone())?;
+        let mut waiter = Waiter::new()?.polling(polling);
+        if polling {
+            let looks = |engine: &Engine| engine.figure("bell", "reads") >= Some(10);
+            assert_eq!(waiter.run(&mut engine, None, looks)?, Stop::Done);
+        } else {
+            waiter.run_for(&mut engine, Duration::from_millis(5))?;
+            assert_eq!(engine.figure("bell", "reads"), Some(1));
+        }
+        ring(&bell.descriptor)?;
+        let rang = |engine: &Engine| engine.figure("bell", "rings") == Some(1);
+        assert_eq!(waiter.run(&mut engine, None, rang)?, Stop::Done);
+        let other = eventfd(0, EventfdFlags::NONBLOCK)?;
+        let number = waiter.watch(&other)?;
+        ring(&other)?;
+        let stop = waiter.run(&mut engine, None, |_| false)?;
+        assert_eq!(stop, Stop::Descriptor(number));
+        waiter.unwatch(number);
+        waiter.waker().wake();
+        let stop = waiter.run(&mut engine, None, |_| false)?;
+        assert_eq!(stop, Stop::Woken);
+    }
     Ok(())
 }

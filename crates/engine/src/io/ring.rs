@@ -154,7 +154,7 @@ impl RingApp {
         Ok(Self {
             sender: Sender::open(name, frame_bytes, config.bypasses_qdisc)?,
             socket,
-            readiness: Readiness::new(),
+            readiness: Readiness::of_shared_memory(),
             slots,
             next: 0,
             buffer: vec![0; SUPER_PACKET_BYTES_MAX],
