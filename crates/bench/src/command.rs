@@ -108,6 +108,12 @@ struct ClonesArguments {
     /// Probes of the round trip for each way. Default: 10,000.
     #[arg(long, value_name = "NUMBER")]
     probes: Option<u32>,
+    /// Measure only from there. Default: both.
+    #[arg(long, value_name = "WHERE")]
+    client: Option<clones::Client>,
+    /// How the clients' TCP controls congestion. Default: as the machine's does.
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
     in_private_host: bool,
@@ -311,6 +317,8 @@ impl ClonesArguments {
             rounds: or(self.rounds, defaults.rounds),
             probes: or(self.probes, defaults.probes),
             only: self.only.clone(),
+            clients: self.client.map_or(defaults.clients, |client| vec![client]),
+            congestion: self.congestion.clone(),
         };
         let most = sizes.active.iter().max().copied().unwrap_or(0);
         ensure!(
