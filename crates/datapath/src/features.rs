@@ -58,6 +58,13 @@ pub fn probe() -> Result<Features, Error> {
     })
 }
 
+/// Whether the loaded program of this number is ours for TAPs, which leaves the packets of impaired leases to tc.
+#[must_use]
+pub fn is_own_xdp(program: u32) -> bool {
+    let mut loaded = aya::programs::loaded_programs().flatten();
+    loaded.any(|found| found.id() == program && found.name_as_str() == Some("from_guest_xdp"))
+}
+
 /// No interface has this number.
 const NOBODY: InterfaceIndex = InterfaceIndex(i32::MAX.cast_unsigned());
 

@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Args;
+use clap::{Args, builder::RangedU64ValueParser};
 use sandwire_impair_host::service::{self, Settings};
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
 )]
 pub(crate) struct Arguments {
     /// Engines, each a thread.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     threads: usize,
 
     /// Interfaces at most.
@@ -30,11 +30,11 @@ pub(crate) struct Arguments {
     targets_max: usize,
 
     /// Packets under way at most, per thread; further ones are dropped and counted.
-    #[arg(long, value_name = "NUMBER", default_value_t = 131_072)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 131_072, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     packets_max: u32,
 
     /// Bytes of the longest frame; interfaces of a larger MTU are refused.
-    #[arg(long, value_name = "BYTES", default_value_t = 2048)]
+    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = clap::value_parser!(u16).range(64..=65_000))]
     frame_bytes_max: u16,
 
     /// Folder on a bpffs for what stays in the kernel when the service has died.
