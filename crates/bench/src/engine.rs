@@ -4,6 +4,7 @@
 //! All that is compared takes turns within a round. What runs in memory runs on one processor, the last.
 
 mod forward;
+mod generator;
 mod instructions;
 mod memory;
 mod round_trip;
