@@ -5,6 +5,7 @@
 
 mod forward;
 mod generator;
+mod idle;
 mod instructions;
 mod memory;
 mod round_trip;
@@ -28,6 +29,8 @@ pub(crate) use instructions::Counted;
 
 /// Case of the chains of apps.
 const CHAIN: &str = "chain";
+/// Case of an engine whose targets are all idle.
+const IDLE: &str = "idle_targets";
 /// Numbers of apps in a chain.
 const CHAINS: [u32; 5] = [1, 2, 4, 8, 16];
 
@@ -75,6 +78,7 @@ pub(crate) fn run(extent: &Extent) -> Result<Record> {
         ("breaths".to_owned(), u64::from(breaths(extent))),
         ("milliseconds".to_owned(), u64::from(extent.milliseconds())),
         ("probes".to_owned(), u64::from(probes(extent))),
+        ("idle_targets".to_owned(), u64::from(idle::TARGETS)),
         (
             "batch_packets".to_owned(),
             sandwire_engine::BATCH_PACKETS as u64,
@@ -134,6 +138,8 @@ fn memory_round(breaths: u32, record: &mut Record) -> Result<()> {
             record.add(CHAIN, &format!("{name}_app"), "ns", &[slope]);
         }
     }
+    let nanos = idle::nanos_per_breath(breaths)?;
+    record.add(IDLE, "breath", "ns", &[nanos]);
     Ok(())
 }
 
@@ -149,6 +155,7 @@ fn add_ratios(record: &mut Record) {
         ("basic1_like_seed_mpps", Load::LikeSeed.name(), "mpps"),
         ("pass_app_ns", CHAIN, "pass_app"),
         ("filter_app_ns", CHAIN, "filter_app"),
+        ("idle_breath_ns", IDLE, "breath"),
     ] {
         if let Some(median) = record.row(case, metric).map(|row| row.median) {
             record.insert_ratio(name, median);

@@ -23,7 +23,8 @@ use crate::{
 };
 
 const DELAY: Duration = Duration::from_millis(50);
-const PERIOD: Duration = Duration::from_micros(100);
+/// Between packets, and between the moments that the bare sleeper waits for.
+pub(super) const PERIOD: Duration = Duration::from_micros(100);
 /// Packets and sleeps before anything counts.
 const WARM_UP: Duration = Duration::from_millis(200);
 const FLOOR: &str = "bare_sleeper";
@@ -79,7 +80,7 @@ fn add_ratios(record: &mut Record) {
 }
 
 /// How late a thread wakes that sleeps until each of a row of moments, in microseconds.
-fn sleeper(time: Duration) -> Result<Vec<f64>> {
+pub(super) fn sleeper(time: Duration) -> Result<Vec<f64>> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| -> Result<Vec<f64>> {
             cpu::pin(0)?;
