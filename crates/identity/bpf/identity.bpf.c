@@ -38,7 +38,7 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 		if (!identity)                                                                     \
 			return 1;                                                                  \
 		socket = bpf_sk_storage_get(&sockets, ctx->sk, 0, 0);                              \
-		if (!socket)                                                                       \
+		if (!socket || socket->number != identity->number)                                 \
 			return 1;                                                                  \
 		work;                                                                              \
 	}
@@ -95,33 +95,40 @@ int on_sock_create(struct bpf_sock *ctx)
 SEC("sockops")
 int on_sock_ops(struct bpf_sock_ops *ctx)
 {
+	const struct identity *identity = active_identity();
 	const struct socket_state *socket;
 
-	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB || !active_identity() || !ctx->sk)
+	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB || !identity || !ctx->sk)
 		return 1;
 	socket = bpf_sk_storage_get(&sockets, ctx->sk, 0, 0);
-	if (socket)
+	if (socket && socket->number == identity->number)
 		add_listener(ctx, socket);
 	return 1;
 }
 
-/* The socket's entry, if it is one of the identity's. */
-static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb)
+/* The packet's socket, if it is one of the identity's. */
+static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb,
+						  const struct identity *identity)
 {
+	const struct socket_state *socket;
 	struct bpf_sock *sk = skb->sk;
 
 	sk = sk ? bpf_sk_fullsock(sk) : 0;
-	return sk && bpf_sk_storage_get(&sockets, sk, 0, 0) ? sk : 0;
+	if (!sk)
+		return 0;
+	socket = bpf_sk_storage_get(&sockets, sk, 0, 0);
+	return socket && socket->number == identity->number ? sk : 0;
 }
 
 SEC("cgroup_skb/ingress")
 int on_ingress(struct __sk_buff *skb)
 {
 	struct identity *identity = active_identity();
-	struct bpf_sock *sk = socket_of(skb);
 	struct counters *counted;
+	struct bpf_sock *sk;
 
-	if (!identity || !sk)
+	sk = identity ? socket_of(skb, identity) : 0;
+	if (!sk)
 		return 1;
 	/* Only sockets that take packets from everybody. */
 	if ((sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_CLOSE) &&
@@ -136,10 +143,11 @@ SEC("cgroup_skb/egress")
 int on_egress(struct __sk_buff *skb)
 {
 	struct identity *identity = active_identity();
-	struct bpf_sock *sk = socket_of(skb);
 	struct counters *counted;
+	struct bpf_sock *sk;
 
-	if (!identity || !sk)
+	sk = identity ? socket_of(skb, identity) : 0;
+	if (!sk)
 		return 1;
 	if (sk->protocol != IPPROTO_TCP && !guard_egress(skb, identity))
 		return 0;

@@ -108,6 +108,8 @@ impl Identities {
         facts: &Facts,
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<(), Error> {
+        watch("number");
+        open.maps.set_last_number(facts.number)?;
         watch("record");
         let building = facts.record(record_state::BUILDING)?;
         open.maps.set_record(cgroup.id, &building)?;
@@ -405,7 +407,7 @@ fn plan(maps: &Maps, new: &NewIdentity, cgroup: &Cgroup, netns: u64) -> Result<F
         .iter()
         .map(|(_, record)| record.word(Record::number()))
         .collect();
-    let number = numbers::free(&used).ok_or(Error::Full(used.len()))?;
+    let number = numbers::next(&used, maps.last_number()?).ok_or(Error::Full(used.len()))?;
     Ok(Facts {
         netns,
         number,

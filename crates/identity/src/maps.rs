@@ -21,6 +21,8 @@ pub(crate) const NAMES: [&str; 7] = [
     "known",
 ];
 
+/// Where the map of records has the number that was given out last: no cgroup has this one.
+const LAST_NUMBER: u64 = 0;
 const RECORD: usize = size_of::<Record>();
 const IDENTITY: usize = size_of::<IdentityValue>();
 const OWNER: usize = size_of::<Owner>();
@@ -61,6 +63,7 @@ impl Maps {
         let found = found.map_err(failed("read", "records"))?;
         let mut records: Vec<(u64, Record)> = found
             .into_iter()
+            .filter(|(cgroup, _)| *cgroup != LAST_NUMBER)
             .map(|(cgroup, bytes)| (cgroup, Record(bytes)))
             .collect();
         records.sort_by_key(|(_, record)| record.word(Record::number()));
@@ -70,6 +73,21 @@ impl Maps {
     pub(crate) fn set_record(&mut self, cgroup: u64, record: &Record) -> Result<(), Error> {
         let written = self.records.insert(cgroup, record.0, 0);
         written.map_err(failed("write", "records"))
+    }
+
+    /// The number that was given out last; 0 if none was.
+    pub(crate) fn last_number(&self) -> Result<u32, Error> {
+        match self.records.get(&LAST_NUMBER, 0) {
+            Ok(record) => Ok(Record(record).word(Record::number())),
+            Err(MapError::KeyNotFound) => Ok(0),
+            Err(error) => Err(failed("read", "records")(error)),
+        }
+    }
+
+    pub(crate) fn set_last_number(&mut self, number: u32) -> Result<(), Error> {
+        let mut record = Record::default();
+        record.set_word(Record::number(), number);
+        self.set_record(LAST_NUMBER, &record)
     }
 
     pub(crate) fn delete_record(&mut self, cgroup: u64) -> Result<(), Error> {

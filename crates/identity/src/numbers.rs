@@ -15,9 +15,11 @@ pub(crate) const LAST: u32 = 65_535;
 /// Where all loopback addresses of IPv6 lie: a unique local prefix (RFC 4193) that no route leads to.
 const LOOPBACK6: [u16; 4] = [0xfd53, 0x7764, 0x6c6f, 0x6f70];
 
-/// The lowest number that is free.
-pub(crate) fn free(used: &BTreeSet<u32>) -> Option<u32> {
-    (FIRST..=LAST).find(|number| !used.contains(number))
+/// The next number that is free after the one that was given out last: sockets of an identity that was removed keep its
+/// number for as long as they are open.
+pub(crate) fn next(used: &BTreeSet<u32>, last: u32) -> Option<u32> {
+    let mut after = (last.max(FIRST - 1) + 1..=LAST).chain(FIRST..=LAST);
+    after.find(|number| !used.contains(number))
 }
 
 /// The first of the 256 addresses that stand for 127.0.0.0/24.
@@ -75,13 +77,15 @@ mod tests {
     }
 
     #[test]
-    fn the_lowest_free_number_is_taken() {
+    fn numbers_are_given_out_in_turn() {
         let mut used = BTreeSet::new();
-        assert_eq!(free(&used), Some(256));
+        assert_eq!(next(&used, 0), Some(256));
         used.extend([256, 257, 259]);
-        assert_eq!(free(&used), Some(258));
+        assert_eq!(next(&used, 257), Some(258));
+        assert_eq!(next(&used, 258), Some(260));
+        assert_eq!(next(&used, LAST), Some(258));
         used.extend(FIRST..=LAST);
-        assert_eq!(free(&used), None);
+        assert_eq!(next(&used, 300), None);
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Programs {
         let mut attach = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
             let namespace = fs::File::open("/proc/thread-self/ns/net")?;
             let id = program.attach(namespace)?;
-            let link: FdLink = program.take_link(id)?.try_into()?;
+            let link: FdLink = program.take_link(id)?.into();
             link.pin(&pin)?;
             Ok(())
         };
