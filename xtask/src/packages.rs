@@ -68,6 +68,11 @@ const PACKAGES: &[Package] = &[
         "the tests' second opinion on programs and maps",
     ),
     package(
+        "python3",
+        Sign::Program("python3"),
+        "plays the applications in the tests of identities",
+    ),
+    package(
         "iproute2",
         Sign::Program("ip"),
         "the tests' second opinion on interfaces; the benchmark's recipe",

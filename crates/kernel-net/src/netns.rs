@@ -9,7 +9,7 @@ use std::{
     fs::{self, File},
     io,
     marker::PhantomData,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -28,6 +28,37 @@ pub const REQUIRED_CAPABILITIES: Required = Required {
     capabilities: &["CAP_SYS_ADMIN"],
     reason: "make and enter network namespaces, mount them under /run/netns",
 };
+
+/// The number by which the kernel's eBPF knows the namespace that the calling thread is in. Unlike an inode it is never
+/// used again.
+///
+/// # Errors
+/// The kernel refuses, or is older than 5.14.
+pub fn cookie() -> Result<u64, Error> {
+    let failed = |source| Error::system("ask for the number of", "the network namespace", source);
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::NETLINK,
+        rustix::net::SocketType::RAW,
+        None,
+    )
+    .map_err(|error| failed(error.into()))?;
+    let mut found = 0_u64;
+    let mut length = libc::socklen_t::try_from(size_of::<u64>()).expect("eight");
+    // SAFETY: the kernel writes at most `length` bytes to `found`, which has as many.
+    let answer = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_NETNS_COOKIE,
+            (&raw mut found).cast(),
+            &raw mut length,
+        )
+    };
+    if answer < 0 {
+        return Err(failed(io::Error::last_os_error()));
+    }
+    Ok(found)
+}
 
 /// Where `ip netns` looks for namespaces.
 pub const FOLDER: &str = "/run/netns";

@@ -21,6 +21,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     (
+        "sandwire-identity",
+        &[
+            "sandwire-api",
+            "sandwire-bpf-compiler",
+            "sandwire-kernel-net",
+        ],
+    ),
+    (
         "sandwire-impair-host",
         &[
             "sandwire-api",
@@ -66,6 +74,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-daemon",
             "sandwire-datapath",
             "sandwire-engine",
+            "sandwire-identity",
             "sandwire-impair",
             "sandwire-impair-host",
             "sandwire-kernel-net",

@@ -1,0 +1,183 @@
+/* An identity without a namespace: the sockets of one cgroup, and of the cgroups below it, have addresses of their
+ * own in the host's network namespace.
+ *
+ *   sock_create               notes down whose the socket is, and refuses what can't be confined
+ *   bind                      wildcard -> own address, 127.0.0.1 -> own loopback; refuses what isn't its own
+ *   connect, sendmsg          own source; 127.0.0.1 -> own loopback
+ *   recvmsg, getsockname,     own loopback -> 127.0.0.1
+ *   getpeername
+ *   sock_ops, sk_lookup       a TCP socket on the wildcard hears every own address
+ *   ingress, egress           counts; stops what comes to or from other addresses
+ *
+ * A socket belongs to the cgroup that its maker was in, for ever. Those made before the identity was added are left
+ * alone, and so are those in other network namespaces. */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lib/bind.h"
+#include "lib/connect.h"
+#include "lib/guard.h"
+#include "lib/send.h"
+#include "lib/show.h"
+#include "lib/steer.h"
+
+#define SOCK_STREAM 1
+#define SOCK_DGRAM 2
+#define SOCK_RAW 3
+
+char _license[] SEC("license") = "Dual MIT/GPL";
+
+/* A hook of a socket that is told an address: `work` is done for sockets of the identity. */
+#define ADDRESS_HOOK(section, name, work)                                                          \
+	SEC(section)                                                                               \
+	int name(struct bpf_sock_addr *ctx)                                                        \
+	{                                                                                          \
+		struct identity *identity = active_identity();                                     \
+		struct socket_state *socket;                                                       \
+                                                                                                   \
+		if (!identity)                                                                     \
+			return 1;                                                                  \
+		socket = bpf_sk_storage_get(&sockets, ctx->sk, 0, 0);                              \
+		if (!socket || socket->number != identity->number)                                 \
+			return 1;                                                                  \
+		work;                                                                              \
+	}
+
+ADDRESS_HOOK("cgroup/bind4", on_bind4, return bind4(ctx, identity, socket))
+ADDRESS_HOOK("cgroup/bind6", on_bind6, return bind6(ctx, identity, socket))
+ADDRESS_HOOK("cgroup/connect4", on_connect4, return connect4(ctx, identity, socket))
+ADDRESS_HOOK("cgroup/connect6", on_connect6, return connect6(ctx, identity, socket))
+ADDRESS_HOOK("cgroup/sendmsg4", on_sendmsg4, return send4(ctx, identity))
+ADDRESS_HOOK("cgroup/sendmsg6", on_sendmsg6, return send6(ctx, identity))
+ADDRESS_HOOK("cgroup/recvmsg4", on_recvmsg4, show_source4(ctx, identity, socket); return 1)
+ADDRESS_HOOK("cgroup/recvmsg6", on_recvmsg6, show_source6(ctx, identity, socket); return 1)
+ADDRESS_HOOK("cgroup/getsockname4", on_getsockname4, show_name4(ctx, identity, socket); return 1)
+ADDRESS_HOOK("cgroup/getsockname6", on_getsockname6, show_name6(ctx, identity, socket); return 1)
+ADDRESS_HOOK("cgroup/getpeername4", on_getpeername4, show_peer4(ctx, identity, socket); return 1)
+ADDRESS_HOOK("cgroup/getpeername6", on_getpeername6, show_peer6(ctx, identity, socket); return 1)
+
+/* 0, or the error of socket(2). */
+static __always_inline int forbidden(const struct identity *identity, __u32 type, __u32 protocol)
+{
+	if ((type == SOCK_STREAM && protocol == IPPROTO_TCP) ||
+	    (type == SOCK_DGRAM && protocol == IPPROTO_UDP))
+		return 0;
+	if (identity->flags & IDENTITY_ALLOW_OTHER)
+		return 0;
+	if (type == SOCK_RAW)
+		return EPERM;
+	if (protocol == IPPROTO_ICMP || protocol == IPPROTO_ICMPV6)
+		return EACCES;
+	return EPROTONOSUPPORT;
+}
+
+SEC("cgroup/sock_create")
+int on_sock_create(struct bpf_sock *ctx)
+{
+	struct identity *identity = active_identity();
+	struct socket_state *socket;
+	int error;
+
+	if (!identity || bpf_get_netns_cookie(ctx) != identity->netns)
+		return 1;
+	error = forbidden(identity, ctx->type, ctx->protocol);
+	if (error)
+		return refuse(REFUSED_PROTOCOL, error);
+	socket = bpf_sk_storage_get(&sockets, ctx, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!socket) {
+		bpf_set_retval(-ENOMEM);
+		return 0;
+	}
+	socket->number = identity->number;
+	return 1;
+}
+
+SEC("sockops")
+int on_sock_ops(struct bpf_sock_ops *ctx)
+{
+	const struct identity *identity = active_identity();
+	const struct socket_state *socket;
+
+	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB || !identity || !ctx->sk)
+		return 1;
+	socket = bpf_sk_storage_get(&sockets, ctx->sk, 0, 0);
+	if (socket && socket->number == identity->number)
+		add_listener(ctx, socket);
+	return 1;
+}
+
+/* The packet's socket, if it is one of the identity's. */
+static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb,
+						  const struct identity *identity)
+{
+	const struct socket_state *socket;
+	struct bpf_sock *sk = skb->sk;
+
+	sk = sk ? bpf_sk_fullsock(sk) : 0;
+	if (!sk)
+		return 0;
+	socket = bpf_sk_storage_get(&sockets, sk, 0, 0);
+	return socket && socket->number == identity->number ? sk : 0;
+}
+
+SEC("cgroup_skb/ingress")
+int on_ingress(struct __sk_buff *skb)
+{
+	struct identity *identity = active_identity();
+	struct counters *counted;
+	struct bpf_sock *sk;
+
+	sk = identity ? socket_of(skb, identity) : 0;
+	if (!sk)
+		return 1;
+	/* Only sockets that take packets from everybody. */
+	if ((sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_CLOSE) &&
+	    !guard_ingress(skb, identity))
+		return 0;
+	counted = bpf_get_local_storage(&counters, 0);
+	count(&counted->ingress, skb);
+	return 1;
+}
+
+SEC("cgroup_skb/egress")
+int on_egress(struct __sk_buff *skb)
+{
+	struct identity *identity = active_identity();
+	struct counters *counted;
+	struct bpf_sock *sk;
+
+	sk = identity ? socket_of(skb, identity) : 0;
+	if (!sk)
+		return 1;
+	if (sk->protocol != IPPROTO_TCP && !guard_egress(skb, identity))
+		return 0;
+	counted = bpf_get_local_storage(&counters, 0);
+	count(&counted->egress, skb);
+	return 1;
+}
+
+/* In the network namespace, for all its sockets. */
+SEC("sk_lookup")
+int on_sk_lookup(struct bpf_sk_lookup *ctx)
+{
+	struct address address = {};
+	struct address key;
+	const struct owner *owner;
+
+	if (ctx->protocol != IPPROTO_TCP)
+		return SK_PASS;
+	if (ctx->family == AF_INET) {
+		address.words[2] = MAPPED;
+		address.words[3] = ctx->local_ip4;
+	} else {
+		address.words[0] = ctx->local_ip6[0];
+		address.words[1] = ctx->local_ip6[1];
+		address.words[2] = ctx->local_ip6[2];
+		address.words[3] = ctx->local_ip6[3];
+	}
+	key = address;
+	if (ctx->family == AF_INET && is_loopback4(key.words[3]))
+		key.words[3] = network24(key.words[3]);
+	owner = bpf_map_lookup_elem(&addresses, &key);
+	return owner ? steer(ctx, &address, owner) : SK_PASS;
+}

@@ -1,0 +1,148 @@
+/* What the programs and the command line share. Mirrored by src/abi.rs, which a test compares with this. */
+#ifndef SANDWIRE_IDENTITY_ABI_H
+#define SANDWIRE_IDENTITY_ABI_H
+
+#include <linux/types.h>
+
+/* Most sockets of one identity that listen on one port and that are kept apart. */
+#define LISTENERS_MAX 8
+#define REFUSALS_MAX 16
+
+/* In network order; IPv4 as ::ffff:a.b.c.d. */
+struct address {
+	__u32 words[4];
+};
+
+enum identity_flag {
+	IDENTITY_ACTIVE = 1,
+	/* Sockets other than TCP and UDP may be made. */
+	IDENTITY_ALLOW_OTHER = 2,
+	/* Everybody on the host may reach the identity's loopback. */
+	IDENTITY_ALLOW_LOOPBACK = 4,
+	/* What nobody of the identity listens to leads to services of the host on the wildcard. */
+	IDENTITY_ALLOW_HOST = 8,
+};
+
+/* An identity, as its cgroup's programs find it. All zero until it is active, and once it has ended. */
+struct identity {
+	/* The network namespace that it holds in. */
+	__u64 netns;
+	__u32 number;
+	__u32 flags;
+	/* The address that sockets get which choose none; 0 if there is none. In network order. */
+	__u32 ipv4;
+	/* The first of its 256 addresses in 127.0.0.0/8. */
+	__u32 loopback4;
+	__u32 ipv6[4];
+	__u32 loopback6[4];
+};
+
+/* Whose an address is. Of 127.0.0.0/8, the first of 256. */
+struct owner {
+	__u32 number;
+	__u32 flags;
+};
+
+enum owner_flag {
+	OWNER_LOOPBACK = 1,
+	/* As IDENTITY_ALLOW_HOST. */
+	OWNER_ALLOW_HOST = 2,
+};
+
+/* A listening TCP socket. */
+struct listener_key {
+	/* Zero if it is for all of the identity's addresses. */
+	struct address address;
+	__u32 number;
+	/* In the host's order. */
+	__u16 port;
+	__u8 family;
+	/* Tells several sockets on one port apart. */
+	__u8 position;
+};
+
+enum socket_flag {
+	/* Asked for the wildcard, and has an address of the identity instead. */
+	SOCKET_WILDCARD = 1,
+	/* Asked for a peer at the loopback, and has one at the identity's own address. */
+	SOCKET_PEER_LOOPBACK = 2,
+};
+
+/* A socket that was made in an identity. */
+struct socket_state {
+	__u32 number;
+	__u32 flags;
+	/* The port that it asked for, in the host's order, if it has another instead; else 0. */
+	__u32 port;
+};
+
+/* A peer at the identity's own address that a UDP socket knows by its loopback address. */
+struct known_key {
+	__u64 cookie;
+	__u32 port;
+	__u32 family;
+};
+
+#define RECORD_ADDRESSES_MAX 16
+#define RECORD_NAME_MAX 64
+#define RECORD_PATH_MAX 512
+
+enum record_state {
+	/* Being added, or what is left of that after a crash. */
+	RECORD_BUILDING = 1,
+	RECORD_COMPLETE = 2,
+	/* Being removed, or what is left of that. */
+	RECORD_REMOVING = 3,
+};
+
+enum record_flag {
+	/* Its loopback address for IPv6 was put on an interface. */
+	RECORD_LOOPBACK6 = 1,
+};
+
+/* What is remembered of an identity, by cgroup. Written before the first step of adding one, gone after the last one of
+ * removing it. Programs have no use for it. */
+struct record {
+	__u64 netns;
+	__u32 state;
+	__u32 number;
+	/* As of struct identity. */
+	__u32 identity_flags;
+	__u32 flags;
+	/* The interface that the addresses were put on. */
+	__u32 interface;
+	__u32 address_count;
+	/* A bit for each address that was put there by us. */
+	__u32 ours;
+	__u32 padding;
+	struct address addresses[RECORD_ADDRESSES_MAX];
+	__u8 name[RECORD_NAME_MAX];
+	__u8 path[RECORD_PATH_MAX];
+};
+
+/* Why something was refused. */
+enum refusal {
+	REFUSED_BIND_ADDRESS = 0,
+	REFUSED_BIND_FAMILY = 1,
+	REFUSED_CONNECT_LOOPBACK = 2,
+	REFUSED_CONNECT_FAMILY = 3,
+	REFUSED_SOURCE = 4,
+	REFUSED_PROTOCOL = 5,
+	REFUSED_INGRESS_ADDRESS = 6,
+	REFUSED_INGRESS_LOOPBACK = 7,
+	REFUSED_EGRESS_SOURCE = 8,
+};
+
+struct traffic {
+	__u64 packets;
+	__u64 bytes;
+};
+
+/* Of one identity on one CPU. */
+struct counters {
+	struct traffic egress;
+	struct traffic ingress;
+	__u64 refusals[REFUSALS_MAX];
+};
+
+#endif

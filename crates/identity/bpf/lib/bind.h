@@ -1,0 +1,138 @@
+/* bind(2): which address a socket gets for the one that it asks for. */
+#ifndef SANDWIRE_IDENTITY_BIND_H
+#define SANDWIRE_IDENTITY_BIND_H
+
+#include "owner.h"
+
+#define SOL_SOCKET 1
+#define SO_REUSEPORT 15
+
+/* Exchanges the address; returns whether it may be. */
+static __always_inline int confine4(const struct identity *identity, struct socket_state *socket,
+				    __u32 *ip)
+{
+	if (!*ip) {
+		if (!identity->ipv4)
+			return refuse(REFUSED_BIND_FAMILY, EADDRNOTAVAIL);
+		socket->flags |= SOCKET_WILDCARD;
+		*ip = identity->ipv4;
+		return 1;
+	}
+	if (is_common_loopback4(*ip)) {
+		*ip = to_own_loopback4(identity, *ip);
+		return 1;
+	}
+	if (is_own_loopback4(identity, *ip) || is_multicast4(*ip) || is_own4(identity, *ip))
+		return 1;
+	return refuse(REFUSED_BIND_ADDRESS, EADDRNOTAVAIL);
+}
+
+static __always_inline int bind4(struct bpf_sock_addr *ctx, const struct identity *identity,
+				 struct socket_state *socket)
+{
+	__u32 ip = ctx->user_ip4;
+
+	socket->flags &= ~SOCKET_WILDCARD;
+	if (!confine4(identity, socket, &ip))
+		return 0;
+	SET(ctx->user_ip4, ip);
+	return 1;
+}
+
+static __always_inline void set_user_ip6(struct bpf_sock_addr *ctx, const __u32 *ip)
+{
+	SET(ctx->user_ip6[0], ip[0]);
+	SET(ctx->user_ip6[1], ip[1]);
+	SET(ctx->user_ip6[2], ip[2]);
+	SET(ctx->user_ip6[3], ip[3]);
+}
+
+/* Whether another socket of the identity listens on this port for both families. */
+static __always_inline int is_taken(const struct identity *identity, __u32 port)
+{
+	struct listener_key key = {
+		.number = identity->number,
+		.port = port,
+		.family = AF_INET6,
+	};
+	struct bpf_sock *found;
+
+	for (int i = 0; i < LISTENERS_MAX; i++) {
+		key.position = i;
+		found = bpf_map_lookup_elem(&listeners, &key);
+		if (found) {
+			bpf_sk_release(found);
+			return 1;
+		}
+	}
+	return 0;
+}
+
+/* A socket bound to :: hears IPv4 too, unless it was told not to, which nobody tells us; bound to an address of IPv6 it
+ * never would. So where the identity has both, the socket stays on the wildcard, with a port that the kernel chooses.
+ * TCP that comes to the identity's addresses and the port that was asked for is steered to it. UDP can't be. */
+static __always_inline int bind6_both(struct bpf_sock_addr *ctx, const struct identity *identity,
+				      struct socket_state *socket)
+{
+	__u32 port = bpf_ntohs(ctx->user_port);
+	int may_share = 0;
+
+	if (ctx->protocol != IPPROTO_TCP) {
+		if (!port)
+			return 1;
+		socket->flags |= SOCKET_WILDCARD;
+		set_user_ip6(ctx, identity->ipv6);
+		return 1;
+	}
+	if (!port)
+		return 1;
+	bpf_getsockopt(ctx, SOL_SOCKET, SO_REUSEPORT, &may_share, sizeof(may_share));
+	if (!may_share && is_taken(identity, port)) {
+		bpf_set_retval(-EADDRINUSE);
+		return 0;
+	}
+	socket->port = port;
+	SET(ctx->user_port, 0);
+	return 1;
+}
+
+static __always_inline int bind6_any(struct bpf_sock_addr *ctx, const struct identity *identity,
+				     struct socket_state *socket)
+{
+	if (identity->ipv4 && !is_any6(identity->ipv6))
+		return bind6_both(ctx, identity, socket);
+	socket->flags |= SOCKET_WILDCARD;
+	if (!is_any6(identity->ipv6)) {
+		set_user_ip6(ctx, identity->ipv6);
+		return 1;
+	}
+	SET(ctx->user_ip6[2], MAPPED);
+	SET(ctx->user_ip6[3], identity->ipv4);
+	return 1;
+}
+
+static __always_inline int bind6(struct bpf_sock_addr *ctx, const struct identity *identity,
+				 struct socket_state *socket)
+{
+	__u32 ip[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+
+	socket->flags &= ~SOCKET_WILDCARD;
+	socket->port = 0;
+	if (is_any6(ip))
+		return bind6_any(ctx, identity, socket);
+	if (is_mapped(ip)) {
+		if (!confine4(identity, socket, &ip[3]))
+			return 0;
+		SET(ctx->user_ip6[3], ip[3]);
+		return 1;
+	}
+	if (is_loopback6(ip)) {
+		set_user_ip6(ctx, identity->loopback6);
+		return 1;
+	}
+	if (is_multicast6(ip) || is_own6(identity, ip))
+		return 1;
+	return refuse(REFUSED_BIND_ADDRESS, EADDRNOTAVAIL);
+}
+
+#endif

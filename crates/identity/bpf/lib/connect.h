@@ -1,0 +1,107 @@
+/* connect(2): destination, and a source for sockets that have none. */
+#ifndef SANDWIRE_IDENTITY_CONNECT_H
+#define SANDWIRE_IDENTITY_CONNECT_H
+
+#include "bind.h"
+#include "destination.h"
+
+/* The address from which an unbound socket goes to an IPv4 destination; 0 if there is none. */
+static __always_inline __u32 source4(const struct identity *identity, enum outcome outcome)
+{
+	return outcome == OUTCOME_LOOPBACK ? identity->loopback4 | bpf_htonl(1) : identity->ipv4;
+}
+
+static __always_inline void note_peer(struct socket_state *socket, enum outcome outcome)
+{
+	if (outcome == OUTCOME_OWN)
+		socket->flags |= SOCKET_PEER_LOOPBACK;
+	else
+		socket->flags &= ~SOCKET_PEER_LOOPBACK;
+}
+
+static __always_inline int connect4(struct bpf_sock_addr *ctx, const struct identity *identity,
+				    struct socket_state *socket)
+{
+	struct sockaddr_in source = {.sin_family = AF_INET};
+	__u32 ip = ctx->user_ip4;
+	enum outcome outcome;
+
+	outcome = destination4(ctx, identity, &ip);
+	if (outcome == OUTCOME_REFUSED)
+		return 0;
+	SET(ctx->user_ip4, ip);
+	note_peer(socket, outcome);
+	if (ctx->sk->src_ip4)
+		return 1;
+	source.sin_addr.s_addr = source4(identity, outcome);
+	if (!source.sin_addr.s_addr)
+		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);
+	if (bpf_bind(ctx, (struct sockaddr *)&source, sizeof(source)))
+		return refuse(REFUSED_SOURCE, EADDRNOTAVAIL);
+	return 1;
+}
+
+static __always_inline int has_source6(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return !!(sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
+}
+
+static __always_inline int set_source6(struct bpf_sock_addr *ctx, const __u32 *ip)
+{
+	struct sockaddr_in6 source = {.sin6_family = AF_INET6};
+
+	for (int i = 0; i < 4; i++)
+		source.sin6_addr.in6_u.u6_addr32[i] = ip[i];
+	if (bpf_bind(ctx, (struct sockaddr *)&source, sizeof(source)))
+		return refuse(REFUSED_SOURCE, EADDRNOTAVAIL);
+	return 1;
+}
+
+/* An IPv6 socket that goes to an IPv4 address. */
+static __always_inline int connect_mapped(struct bpf_sock_addr *ctx,
+					  const struct identity *identity,
+					  struct socket_state *socket)
+{
+	__u32 source[4] = {0, 0, MAPPED, 0};
+	__u32 ip = ctx->user_ip6[3];
+	enum outcome outcome;
+
+	outcome = destination4(ctx, identity, &ip);
+	if (outcome == OUTCOME_REFUSED)
+		return 0;
+	SET(ctx->user_ip6[3], ip);
+	note_peer(socket, outcome);
+	if (has_source6(ctx))
+		return 1;
+	source[3] = source4(identity, outcome);
+	if (!source[3])
+		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);
+	return set_source6(ctx, source);
+}
+
+static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct identity *identity,
+				    struct socket_state *socket)
+{
+	__u32 ip[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+	enum outcome outcome;
+
+	if (is_mapped(ip))
+		return connect_mapped(ctx, identity, socket);
+	outcome = destination6(ctx, identity, ip);
+	if (outcome == OUTCOME_REFUSED)
+		return 0;
+	if (outcome != OUTCOME_PASS)
+		set_user_ip6(ctx, ip);
+	note_peer(socket, outcome);
+	if (has_source6(ctx))
+		return 1;
+	if (outcome == OUTCOME_LOOPBACK)
+		return set_source6(ctx, identity->loopback6);
+	if (is_any6(identity->ipv6))
+		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);
+	return set_source6(ctx, identity->ipv6);
+}
+
+#endif

@@ -1,0 +1,66 @@
+/* The maps, pinned by name in one folder. */
+#ifndef SANDWIRE_IDENTITY_MAPS_H
+#define SANDWIRE_IDENTITY_MAPS_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi.h"
+
+/* By cgroup. A program finds the entry of the cgroup that it is attached to, also for sockets of the cgroups below.
+ * Written by the command line, once it is complete and once more at its end. */
+struct {
+	__uint(type, BPF_MAP_TYPE_CGROUP_STORAGE);
+	__type(key, __u64);
+	__type(value, struct identity);
+} identities SEC(".maps");
+
+/* By cgroup, as above. Written by the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_CGROUP_STORAGE);
+	__type(key, __u64);
+	__type(value, struct counters);
+} counters SEC(".maps");
+
+/* Written and read by the command line alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct record);
+} records SEC(".maps");
+
+/* All addresses of all identities. Written by the command line. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct address);
+	__type(value, struct owner);
+} addresses SEC(".maps");
+
+/* Written by the kernel's own rules: a socket leaves when it is closed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__uint(max_entries, 65536);
+	__type(key, struct listener_key);
+	__type(value, __u64);
+} listeners SEC(".maps");
+
+/* A socket that isn't in here is none of an identity's. Accepted sockets get their listener's entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+	__type(key, int);
+	__type(value, struct socket_state);
+} sockets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 16384);
+	__type(key, struct known_key);
+	__type(value, __u8);
+} known SEC(".maps");
+
+#endif

@@ -1,0 +1,213 @@
+//! The mirror of `bpf/lib/abi.h`: each struct as the bytes that maps hold.
+//!
+//! A test compares names, offsets and sizes with what clang made of the header. Fields are read and written one by
+//! one, in the machine's own byte order; addresses are in network order.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+macro_rules! structs {
+    ($($(#[$meta:meta])* $name:ident = $text:literal, $size:literal bytes { $($field:ident: $offset:literal, $length:literal;)+ })+) => {
+        $(
+            $(#[$meta])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+            pub struct $name(pub [u8; $size]);
+
+            impl Default for $name {
+                fn default() -> Self {
+                    Self([0; $size])
+                }
+            }
+
+            #[allow(dead_code, reason = "some fields are only written by programs")]
+            impl $name {
+                $(
+                    #[doc = concat!("Where `", stringify!($field), "` is.")]
+                    pub const fn $field() -> Place {
+                        Place { offset: $offset, size: $length }
+                    }
+                )+
+
+                /// The bytes of a field.
+                #[must_use]
+                pub fn get(&self, place: Place) -> &[u8] {
+                    &self.0[place.offset..place.offset + place.size]
+                }
+
+                /// The bytes of a field, to be written.
+                pub fn get_mut(&mut self, place: Place) -> &mut [u8] {
+                    &mut self.0[place.offset..place.offset + place.size]
+                }
+
+                /// A field of four bytes.
+                #[must_use]
+                pub fn word(&self, place: Place) -> u32 {
+                    u32::from_ne_bytes(self.get(place).try_into().expect("four bytes"))
+                }
+
+                /// Writes a field of four bytes.
+                pub fn set_word(&mut self, place: Place, value: u32) {
+                    self.get_mut(place).copy_from_slice(&value.to_ne_bytes());
+                }
+
+                /// A field of eight bytes.
+                #[must_use]
+                pub fn long(&self, place: Place) -> u64 {
+                    u64::from_ne_bytes(self.get(place).try_into().expect("eight bytes"))
+                }
+
+                /// Writes a field of eight bytes.
+                pub fn set_long(&mut self, place: Place, value: u64) {
+                    self.get_mut(place).copy_from_slice(&value.to_ne_bytes());
+                }
+            }
+        )+
+
+        /// Every struct: name, size, and its fields by name.
+        #[cfg(test)]
+        pub(crate) const STRUCTS: &[(&str, usize, &[(&str, Place)])] = &[
+            $(($text, $size, &[$((stringify!($field), $name::$field()),)+]),)+
+        ];
+    };
+}
+
+/// A range of bytes in a struct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Where it begins.
+    pub offset: usize,
+    /// How many bytes it has.
+    pub size: usize,
+}
+
+structs! {
+    /// `struct identity`.
+    IdentityValue = "identity", 56 bytes {
+        netns: 0, 8;
+        number: 8, 4;
+        flags: 12, 4;
+        ipv4: 16, 4;
+        loopback4: 20, 4;
+        ipv6: 24, 16;
+        loopback6: 40, 16;
+    }
+    /// `struct owner`.
+    Owner = "owner", 8 bytes {
+        number: 0, 4;
+        flags: 4, 4;
+    }
+    /// `struct record`.
+    Record = "record", 872 bytes {
+        netns: 0, 8;
+        state: 8, 4;
+        number: 12, 4;
+        identity_flags: 16, 4;
+        flags: 20, 4;
+        interface: 24, 4;
+        address_count: 28, 4;
+        ours: 32, 4;
+        padding: 36, 4;
+        addresses: 40, 256;
+        name: 296, 64;
+        path: 360, 512;
+    }
+    /// `struct counters`.
+    CountersValue = "counters", 160 bytes {
+        egress: 0, 16;
+        ingress: 16, 16;
+        refusals: 32, 128;
+    }
+}
+
+/// Addresses of a record.
+pub const RECORD_ADDRESSES_MAX: usize = 16;
+/// Bytes of a name.
+pub const RECORD_NAME_MAX: usize = 64;
+/// Bytes of a path.
+pub const RECORD_PATH_MAX: usize = 512;
+/// Reasons for which there is room.
+pub const REFUSALS_MAX: usize = 16;
+
+/// `enum identity_flag`.
+pub mod identity_flag {
+    /// The entry holds.
+    pub const ACTIVE: u32 = 1;
+    /// Sockets other than TCP and UDP may be made.
+    pub const ALLOW_OTHER: u32 = 2;
+    /// Everybody on the host may reach the loopback.
+    pub const ALLOW_LOOPBACK: u32 = 4;
+    /// Ports that nobody listens to lead to the host's services.
+    pub const ALLOW_HOST: u32 = 8;
+}
+
+/// `enum owner_flag`.
+pub mod owner_flag {
+    /// It is a loopback address.
+    pub const LOOPBACK: u32 = 1;
+    /// As [`super::identity_flag::ALLOW_HOST`].
+    pub const ALLOW_HOST: u32 = 2;
+}
+
+/// `enum record_state`.
+pub mod record_state {
+    /// Being added.
+    pub const BUILDING: u32 = 1;
+    /// In use.
+    pub const COMPLETE: u32 = 2;
+    /// Being removed.
+    pub const REMOVING: u32 = 3;
+}
+
+/// `enum record_flag`.
+pub mod record_flag {
+    /// The loopback address for IPv6 was put on an interface.
+    pub const LOOPBACK6: u32 = 1;
+}
+
+/// The enums of the header whose numbers are above, and the names of the refusals.
+#[cfg(test)]
+pub(crate) const ENUMS: &[(&str, u32)] = &[
+    ("IDENTITY_ACTIVE", identity_flag::ACTIVE),
+    ("IDENTITY_ALLOW_OTHER", identity_flag::ALLOW_OTHER),
+    ("IDENTITY_ALLOW_LOOPBACK", identity_flag::ALLOW_LOOPBACK),
+    ("IDENTITY_ALLOW_HOST", identity_flag::ALLOW_HOST),
+    ("OWNER_LOOPBACK", owner_flag::LOOPBACK),
+    ("OWNER_ALLOW_HOST", owner_flag::ALLOW_HOST),
+    ("RECORD_BUILDING", record_state::BUILDING),
+    ("RECORD_COMPLETE", record_state::COMPLETE),
+    ("RECORD_REMOVING", record_state::REMOVING),
+    ("RECORD_LOOPBACK6", record_flag::LOOPBACK6),
+];
+
+/// An address as `struct address`: 16 bytes in network order, IPv4 as `::ffff:a.b.c.d`.
+#[must_use]
+pub fn address_bytes(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    }
+}
+
+/// The address in `struct address`.
+#[must_use]
+pub fn address_of(bytes: [u8; 16]) -> IpAddr {
+    let address = Ipv6Addr::from(bytes);
+    match address.to_ipv4_mapped() {
+        Some(address) => IpAddr::V4(address),
+        None => IpAddr::V6(address),
+    }
+}
+
+impl IdentityValue {
+    /// Writes an IPv4 address.
+    pub fn set_ipv4(&mut self, place: Place, address: Ipv4Addr) {
+        self.get_mut(place).copy_from_slice(&address.octets());
+    }
+
+    /// Writes an IPv6 address.
+    pub fn set_ipv6(&mut self, place: Place, address: Ipv6Addr) {
+        self.get_mut(place).copy_from_slice(&address.octets());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! Cgroups by path: that one is there, of which version, and the number that the kernel knows it by.
+
+use std::{
+    fs::{self, File},
+    os::{fd::AsFd, unix::fs::MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use crate::Error;
+
+const CGROUP2_MAGIC: u64 = 0x6367_7270;
+const CGROUP1_MAGIC: u64 = 0x0027_e0eb;
+
+/// A cgroup of version 2 that is there.
+#[derive(Debug)]
+pub struct Cgroup {
+    /// Where it is, without symbolic links.
+    pub path: PathBuf,
+    /// Its number: the inode of its folder.
+    pub id: u64,
+    pub(crate) folder: File,
+}
+
+impl Cgroup {
+    /// Opens a cgroup.
+    ///
+    /// # Errors
+    /// It isn't there, is of version 1, or is the root of the hierarchy.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let missing = |source| Error::NoCgroup {
+            path: path.to_owned(),
+            source,
+        };
+        let path = path.canonicalize().map_err(missing)?;
+        let folder = File::open(&path).map_err(missing)?;
+        let found = file_system(&folder).map_err(missing)?;
+        if found != CGROUP2_MAGIC {
+            let found = if found == CGROUP1_MAGIC {
+                "it is of cgroup version 1"
+            } else {
+                "it is on another file system"
+            };
+            return Err(Error::NotVersion2 { path, found });
+        }
+        // Only the root has none of it.
+        if !path.join("cgroup.type").exists() {
+            return Err(Error::RootCgroup { path });
+        }
+        let id = folder.metadata().map_err(missing)?.ino();
+        Ok(Self { path, id, folder })
+    }
+
+    /// Whether a cgroup is still there under its path; another of that name is another.
+    #[must_use]
+    pub(crate) fn is_there(path: &Path, id: u64) -> bool {
+        fs::metadata(path).is_ok_and(|found| found.ino() == id)
+    }
+}
+
+fn file_system(folder: &File) -> std::io::Result<u64> {
+    let found = rustix::fs::fstatfs(folder.as_fd())?;
+    // The type of the magic number depends on the machine.
+    Ok(u64::try_from(found.f_type).unwrap_or(0) & 0xffff_ffff)
+}

@@ -1,0 +1,503 @@
+//! Adding, listing and removing identities, and repairing what a crash has left.
+//!
+//! One process at a time: the folder of pins is locked. The order of steps is such that a crash between any two leaves
+//! either a record that isn't complete, which the next call takes back, or a complete identity:
+//!
+//! ```text
+//! add     record (building), interface, namespace, programs (idle), addresses, entry (active), record (complete)
+//! remove  record (removing), entry (idle), addresses, programs, interface, record away
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    net::IpAddr,
+    os::unix::fs::DirBuilderExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::FlockOperation;
+use sandwire_kernel_net::netns;
+
+use crate::{
+    ADDRESSES_MAX, Cgroup, Error, Identity, NewIdentity, State,
+    abi::{Record, record_state},
+    interface,
+    maps::Maps,
+    numbers,
+    programs::{self, Programs},
+    record::{Facts, is_complete, name_of},
+};
+
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const FOLDER_MODE: u32 = 0o700;
+/// Maps of this layout.
+const VERSION: &str = "v1";
+const LINKS: &str = "links";
+
+/// The identities of a host, by the folder of their pins.
+#[derive(Clone, Debug)]
+pub struct Identities {
+    folder: PathBuf,
+}
+
+/// What was found to be left over, and taken away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// Identities whose cgroup is gone.
+    pub ended: Vec<String>,
+    /// Identities that somebody had begun to add or to remove.
+    pub incomplete: Vec<String>,
+}
+
+/// Maps that nobody else changes meanwhile.
+struct Open {
+    maps: Maps,
+    _lock: File,
+}
+
+impl Identities {
+    /// Those with pins in a folder on a bpffs; [`crate::FOLDER`] unless somebody wants another.
+    #[must_use]
+    pub fn new(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+        }
+    }
+
+    /// Gives a cgroup an identity, which holds for sockets made from now on.
+    ///
+    /// # Errors
+    /// The request can't be had, or the kernel refuses; then nothing is left of it.
+    pub fn add(&self, new: &NewIdentity) -> Result<Identity, Error> {
+        self.add_watched(new, &mut |_| ())
+    }
+
+    /// As [`Identities::add`]; `watch` is told of each step before it is done.
+    ///
+    /// # Errors
+    /// As of [`Identities::add`].
+    pub fn add_watched(
+        &self,
+        new: &NewIdentity,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<Identity, Error> {
+        let cgroup = Cgroup::open(&new.cgroup)?;
+        check_addresses(&new.addresses)?;
+        let netns = netns::cookie()?;
+        let lock = self.lock()?;
+        let mut programs = Programs::load(&self.maps_folder())?;
+        let maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
+        let mut open = Open { maps, _lock: lock };
+        self.repair_open(&mut open)?;
+        let facts = plan(&open.maps, new, &cgroup, netns)?;
+        let done = self.build(&mut open, &mut programs, &cgroup, &facts, watch);
+        if let Err(error) = done {
+            // What can't be taken back now is taken back by the next call.
+            let _ = self.take_away(&mut open, cgroup.id, &facts);
+            return Err(error);
+        }
+        self.describe(&open.maps, cgroup.id, &facts)
+    }
+
+    fn build(
+        &self,
+        open: &mut Open,
+        programs: &mut Programs,
+        cgroup: &Cgroup,
+        facts: &Facts,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<(), Error> {
+        watch("number");
+        open.maps.set_last_number(facts.number)?;
+        watch("record");
+        let building = facts.record(record_state::BUILDING)?;
+        open.maps.set_record(cgroup.id, &building)?;
+        let ours = facts.addresses.iter().zip(&facts.ours);
+        for (address, _) in ours.filter(|(_, is_ours)| **is_ours) {
+            watch("address");
+            interface::add(facts.interface, *address)?;
+        }
+        if facts.has_loopback6 {
+            watch("loopback");
+            let loopback = interface::find(LOOPBACK)?;
+            interface::add(loopback.0, IpAddr::V6(numbers::loopback6(facts.number)))?;
+        }
+        watch("namespace");
+        programs.attach_to_namespace(&self.maps_folder())?;
+        let folder = self.links_folder(cgroup.id);
+        make_folder(&folder)?;
+        for name in programs::NAMES {
+            watch(name);
+            programs.attach(name, cgroup, &folder.join(name))?;
+        }
+        watch("counters");
+        open.maps.clear_counters(cgroup.id)?;
+        for (address, owner) in facts.owners() {
+            watch("owner");
+            open.maps.set_owner(address, owner)?;
+        }
+        watch("activate");
+        open.maps.set_identity(cgroup.id, &facts.value())?;
+        watch("complete");
+        let complete = facts.record(record_state::COMPLETE)?;
+        open.maps.set_record(cgroup.id, &complete)
+    }
+
+    /// All identities. What a crash has left, and those whose cgroup is gone, are removed first.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn list(&self) -> Result<Vec<Identity>, Error> {
+        let Some(mut open) = self.open()? else {
+            return Ok(Vec::new());
+        };
+        self.repair_open(&mut open)?;
+        let records = open.maps.records()?;
+        let known = records
+            .iter()
+            .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
+        known
+            .map(|(cgroup, facts)| self.describe(&open.maps, cgroup, &facts))
+            .collect()
+    }
+
+    /// One identity, by name or by the path of its cgroup.
+    ///
+    /// # Errors
+    /// There is none, or the kernel refuses.
+    pub fn show(&self, wanted: &str) -> Result<Identity, Error> {
+        let mut listed = self.list()?.into_iter();
+        listed
+            .find(|identity| is_meant(identity.name.as_str(), &identity.cgroup, wanted))
+            .ok_or_else(|| Error::NoIdentity {
+                name: wanted.to_owned(),
+            })
+    }
+
+    /// Removes an identity, by name or by the path of its cgroup. Its sockets stay as they are, and are no longer
+    /// watched; their addresses are gone.
+    ///
+    /// # Errors
+    /// There is none, or something of it can't be removed; the rest is.
+    pub fn remove(&self, wanted: &str) -> Result<Identity, Error> {
+        self.remove_watched(wanted, &mut |_| ())
+    }
+
+    /// As [`Identities::remove`]; `watch` is told of each step before it is done.
+    ///
+    /// # Errors
+    /// As of [`Identities::remove`].
+    pub fn remove_watched(
+        &self,
+        wanted: &str,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<Identity, Error> {
+        let missing = || Error::NoIdentity {
+            name: wanted.to_owned(),
+        };
+        let mut open = self.open()?.ok_or_else(missing)?;
+        self.repair_open(&mut open)?;
+        let records = open.maps.records()?;
+        let known = records
+            .iter()
+            .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
+        let found = known
+            .into_iter()
+            .find(|(_, facts)| is_meant(facts.name.as_str(), &facts.path, wanted));
+        let (cgroup, facts) = found.ok_or_else(missing)?;
+        let last = self.describe(&open.maps, cgroup, &facts)?;
+        self.take_away_watched(&mut open, cgroup, &facts, watch)?;
+        Ok(last)
+    }
+
+    /// Removes what a crash has left, and identities whose cgroup is gone.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn repair(&self) -> Result<Repaired, Error> {
+        match self.open()? {
+            Some(mut open) => self.repair_open(&mut open),
+            None => Ok(Repaired::default()),
+        }
+    }
+
+    fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
+        let mut repaired = Repaired::default();
+        let here = netns::cookie()?;
+        let mut numbers_used = BTreeSet::new();
+        for (cgroup, record) in open.maps.records()? {
+            let Some(facts) = Facts::read(&record) else {
+                open.maps.delete_record(cgroup)?;
+                continue;
+            };
+            if facts.netns != here {
+                return Err(Error::OtherNamespace {
+                    folder: self.folder.clone(),
+                });
+            }
+            let has_ended = !open.maps.is_alive(cgroup)?;
+            if is_complete(&record) && !has_ended {
+                numbers_used.insert(cgroup);
+                continue;
+            }
+            self.take_away(open, cgroup, &facts)?;
+            let name = facts.name.to_string();
+            if is_complete(&record) {
+                repaired.ended.push(name);
+            } else {
+                repaired.incomplete.push(name);
+            }
+        }
+        self.remove_strays(&numbers_used)?;
+        Ok(repaired)
+    }
+
+    /// Folders of links that no record speaks of.
+    fn remove_strays(&self, cgroups: &BTreeSet<u64>) -> Result<(), Error> {
+        let links = self.folder.join(VERSION).join(LINKS);
+        let failed = |source| Error::system("list", links.display().to_string(), source);
+        if !links.exists() {
+            return Ok(());
+        }
+        for entry in fs::read_dir(&links).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let cgroup = entry.file_name().to_string_lossy().parse::<u64>();
+            if !cgroup.is_ok_and(|cgroup| cgroups.contains(&cgroup)) {
+                programs::detach(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_away(&self, open: &mut Open, cgroup: u64, facts: &Facts) -> Result<(), Error> {
+        self.take_away_watched(open, cgroup, facts, &mut |_| ())
+    }
+
+    /// Every step is tried; the record goes only if all of them were done.
+    fn take_away_watched(
+        &self,
+        open: &mut Open,
+        cgroup: u64,
+        facts: &Facts,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<(), Error> {
+        let mut failures = Vec::new();
+        let mut note = |result: Result<(), Error>| {
+            if let Err(error) = result {
+                failures.push(error.to_string());
+            }
+        };
+        watch("record");
+        let removing = facts.record(record_state::REMOVING)?;
+        note(open.maps.set_record(cgroup, &removing));
+        watch("deactivate");
+        note(open.maps.clear_identity(cgroup));
+        watch("owners");
+        note(open.maps.delete_owned(facts.number));
+        watch("programs");
+        note(programs::detach(&self.links_folder(cgroup)));
+        for (address, _) in facts
+            .addresses
+            .iter()
+            .zip(&facts.ours)
+            .filter(|(_, ours)| **ours)
+        {
+            watch("address");
+            note(interface::remove(facts.interface, *address));
+        }
+        if facts.has_loopback6 {
+            watch("loopback");
+            let address = IpAddr::V6(numbers::loopback6(facts.number));
+            note(interface::find(LOOPBACK).and_then(|lo| interface::remove(lo.0, address)));
+        }
+        if !failures.is_empty() {
+            return Err(Error::Remains {
+                name: facts.name.to_string(),
+                failures: failures.join("; "),
+            });
+        }
+        watch("forget");
+        open.maps.delete_record(cgroup)?;
+        if open.maps.records()?.is_empty() {
+            watch("namespace");
+            programs::detach_from_namespace(&self.maps_folder())?;
+        }
+        Ok(())
+    }
+
+    fn describe(&self, maps: &Maps, cgroup: u64, facts: &Facts) -> Result<Identity, Error> {
+        let state = if Cgroup::is_there(&facts.path, cgroup) {
+            State::Active
+        } else {
+            State::Dying
+        };
+        let interface = interface::name(facts.interface)?;
+        Ok(facts.answer(cgroup, state, interface, maps.counters(cgroup)?))
+    }
+
+    /// The maps with the lock; `None` if there never was an identity.
+    fn open(&self) -> Result<Option<Open>, Error> {
+        if !self.maps_folder().exists() {
+            return Ok(None);
+        }
+        let lock = self.lock()?;
+        let maps = Maps::open(&self.maps_folder())?;
+        Ok(maps.map(|maps| Open { maps, _lock: lock }))
+    }
+
+    fn lock(&self) -> Result<File, Error> {
+        let nearest = self.folder.ancestors().find(|path| path.exists());
+        if !nearest.is_some_and(is_bpffs) {
+            return Err(Error::NoBpffs {
+                folder: self.folder.clone(),
+            });
+        }
+        let folder = self.maps_folder();
+        make_folder(&folder)?;
+        let failed = |source| Error::system("lock", folder.display().to_string(), source);
+        let lock = File::open(&folder).map_err(failed)?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|error| failed(error.into()))?;
+        Ok(lock)
+    }
+
+    fn maps_folder(&self) -> PathBuf {
+        self.folder.join(VERSION)
+    }
+
+    fn links_folder(&self, cgroup: u64) -> PathBuf {
+        self.maps_folder().join(LINKS).join(cgroup.to_string())
+    }
+
+    fn vanished(&self) -> Error {
+        let source = std::io::Error::from(std::io::ErrorKind::NotFound);
+        Error::system("open", self.maps_folder().display().to_string(), source)
+    }
+}
+
+const LOOPBACK: &str = "lo";
+
+/// Checks what was asked for against what is there, and chooses a number.
+fn plan(maps: &Maps, new: &NewIdentity, cgroup: &Cgroup, netns: u64) -> Result<Facts, Error> {
+    let records = maps.records()?;
+    let others: Vec<(u64, Facts)> = records
+        .iter()
+        .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)))
+        .collect();
+    let name = match &new.name {
+        Some(name) => name.clone(),
+        None => name_of(&cgroup.path)?,
+    };
+    check_others(&others, cgroup, name.as_str(), &new.addresses)?;
+    let mut ours = Vec::new();
+    for address in &new.addresses {
+        let holder = interface::holder(*address)?;
+        if let Some(interface) = &holder
+            && !new.existing
+        {
+            return Err(Error::AddressOnHost {
+                address: *address,
+                interface: interface.clone(),
+            });
+        }
+        ours.push(holder.is_none());
+    }
+    let used: BTreeSet<u32> = records
+        .iter()
+        .map(|(_, record)| record.word(Record::number()))
+        .collect();
+    let number = numbers::next(&used, maps.last_number()?).ok_or(Error::Full(used.len()))?;
+    Ok(Facts {
+        netns,
+        number,
+        name,
+        path: cgroup.path.clone(),
+        addresses: new.addresses.clone(),
+        ours,
+        has_loopback6: has_ipv6(),
+        interface: interface::find(&new.interface)?.0,
+        allowed: new.allowed,
+    })
+}
+
+fn check_others(
+    others: &[(u64, Facts)],
+    cgroup: &Cgroup,
+    name: &str,
+    addresses: &[IpAddr],
+) -> Result<(), Error> {
+    for (id, other) in others {
+        let other_name = other.name.to_string();
+        if *id == cgroup.id {
+            return Err(Error::CgroupTaken {
+                path: cgroup.path.clone(),
+                name: other_name,
+            });
+        }
+        if cgroup.path.starts_with(&other.path) || other.path.starts_with(&cgroup.path) {
+            return Err(Error::Nested {
+                path: cgroup.path.clone(),
+                other: other.path.clone(),
+                name: other_name,
+            });
+        }
+        if other_name == name {
+            return Err(Error::NameTaken {
+                name: other_name,
+                path: other.path.clone(),
+            });
+        }
+        if let Some(address) = addresses.iter().find(|one| other.addresses.contains(one)) {
+            return Err(Error::AddressTaken {
+                address: *address,
+                name: other_name,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_addresses(addresses: &[IpAddr]) -> Result<(), Error> {
+    let count = addresses.len();
+    if count == 0 || count > ADDRESSES_MAX {
+        return Err(Error::AddressCount { count });
+    }
+    let mut seen = BTreeSet::new();
+    for address in addresses {
+        let reason = numbers::objection(*address);
+        let reason = reason.or((!seen.insert(address)).then_some("it is given twice"));
+        if let Some(reason) = reason {
+            return Err(Error::BadAddress {
+                address: *address,
+                reason,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether the loopback interface has IPv6; without, nobody can use `::1` anyway.
+fn has_ipv6() -> bool {
+    let setting = fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
+    setting.is_ok_and(|text| text.trim() == "0")
+}
+
+fn is_meant(name: &str, path: &Path, wanted: &str) -> bool {
+    name == wanted || (wanted.contains('/') && path == Path::new(wanted.trim_end_matches('/')))
+}
+
+fn is_bpffs(path: &Path) -> bool {
+    // The type of the magic number depends on the machine.
+    rustix::fs::statfs(path).is_ok_and(|found| {
+        u64::try_from(found.f_type).is_ok_and(|found| found & 0xffff_ffff == BPF_FS_MAGIC)
+    })
+}
+
+fn make_folder(folder: &Path) -> Result<(), Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(FOLDER_MODE)
+        .create(folder)
+        .map_err(|source| Error::system("create", folder.display().to_string(), source))
+}

@@ -1,0 +1,31 @@
+//! Identities without a namespace: the sockets of a cgroup get addresses of their own in the host's network
+//! namespace, by eBPF programs on the cgroup.
+//!
+//! [`Identities::add`] puts addresses on an interface, programs on a cgroup, and one entry into a map that makes them
+//! work; [`Identities::remove`] takes that back. There is no process that must run: programs, links and maps are
+//! pinned in one folder of a bpffs, and the map `records` is what is remembered. A record is written before the first
+//! step and deleted after the last one, so whoever comes next can finish what a crash cut off ([`Identities::repair`]).
+//!
+//! What applications see, socket by socket: `docs/identity.md`. Nothing here knows of leases or slots.
+
+pub mod abi;
+mod cgroup;
+mod error;
+mod identities;
+mod interface;
+mod maps;
+mod numbers;
+mod programs;
+mod record;
+
+pub use cgroup::Cgroup;
+pub use error::Error;
+pub use identities::{Identities, Repaired};
+pub use maps::{Counters, Refusal, Traffic};
+pub use record::{Allowed, Identity, NewIdentity, State};
+
+/// Where the pins are unless somebody wants them elsewhere.
+pub const FOLDER: &str = "/sys/fs/bpf/sandwire-identity";
+
+/// Most addresses of one identity, without its loopback.
+pub const ADDRESSES_MAX: usize = abi::RECORD_ADDRESSES_MAX;

@@ -1,0 +1,200 @@
+//! Loading the programs, and the links that hold them on a cgroup and on the network namespace.
+//!
+//! Links are pinned by name: those of a cgroup in a folder of its own, that of the namespace beside the maps. What has
+//! a pin stays when the process ends.
+
+use std::{fs, io, path::Path};
+
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{CgroupAttachMode, Program, ProgramError, links::FdLink},
+};
+
+use crate::{Cgroup, Error, maps};
+
+/// Name of the program on the network namespace, and of its pin.
+const STEER: &str = "on_sk_lookup";
+
+static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/identity.o"));
+
+/// Programs of a cgroup, in the order in which they are attached. All do nothing until the identity is active.
+pub(crate) const NAMES: [&str; 16] = [
+    "on_sock_create",
+    "on_bind4",
+    "on_bind6",
+    "on_connect4",
+    "on_connect6",
+    "on_sendmsg4",
+    "on_sendmsg6",
+    "on_recvmsg4",
+    "on_recvmsg6",
+    "on_getsockname4",
+    "on_getsockname6",
+    "on_getpeername4",
+    "on_getpeername6",
+    "on_sock_ops",
+    "on_ingress",
+    "on_egress",
+];
+
+/// The loaded programs.
+pub(crate) struct Programs(Ebpf);
+
+impl Programs {
+    /// Loads all programs; maps are those in the folder, and are made where they aren't there.
+    pub(crate) fn load(maps_folder: &Path) -> Result<Self, Error> {
+        let mut loader = EbpfLoader::new();
+        // Nothing is relocated against the kernel's own types.
+        loader.btf(None);
+        for name in maps::NAMES {
+            loader.map_pin_path(name, maps_folder.join(name));
+        }
+        let mut loaded = loader
+            .load(OBJECT)
+            .map_err(|error| failed("load the programs", error))?;
+        for (name, program) in loaded.programs_mut() {
+            load(program).map_err(|error| failed(&format!("load the program {name}"), error))?;
+        }
+        Ok(Self(loaded))
+    }
+
+    /// Attaches a program to a cgroup, and pins the link.
+    pub(crate) fn attach(&mut self, name: &str, cgroup: &Cgroup, pin: &Path) -> Result<(), Error> {
+        let operation = || format!("attach {name} to cgroup {}", cgroup.path.display());
+        let program = self.0.program_mut(name);
+        let program = program.ok_or_else(|| failed(&operation(), NotThere))?;
+        let link = link(program, cgroup).map_err(|error| failed(&operation(), error))?;
+        link.pin(pin).map_err(|error| failed(&operation(), error))?;
+        Ok(())
+    }
+
+    /// Attaches the program that steers connections to the calling thread's network namespace, unless that was done.
+    pub(crate) fn attach_to_namespace(&mut self, folder: &Path) -> Result<(), Error> {
+        const OPERATION: &str = "attach on_sk_lookup to the network namespace";
+        let pin = folder.join(STEER);
+        if pin.exists() {
+            return Ok(());
+        }
+        let Some(Program::SkLookup(program)) = self.0.program_mut(STEER) else {
+            return Err(failed(OPERATION, NotThere));
+        };
+        let mut attach = || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+            let namespace = fs::File::open("/proc/thread-self/ns/net")?;
+            let id = program.attach(namespace)?;
+            let link: FdLink = program.take_link(id)?.into();
+            link.pin(&pin)?;
+            Ok(())
+        };
+        attach().map_err(|error| failed(OPERATION, error))
+    }
+}
+
+/// Takes the program off the network namespace.
+pub(crate) fn detach_from_namespace(folder: &Path) -> Result<(), Error> {
+    remove_file(&folder.join(STEER))
+}
+
+/// Takes all programs of a cgroup off it, by removing the folder of their pins.
+pub(crate) fn detach(folder: &Path) -> Result<(), Error> {
+    let failed = |source| Error::system("remove", folder.display().to_string(), source);
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(()),
+    }
+}
+
+fn remove_file(path: &Path) -> Result<(), Error> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(Error::system("remove", path.display().to_string(), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn load(program: &mut Program) -> Result<(), ProgramError> {
+    match program {
+        Program::CgroupSock(program) => program.load(),
+        Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSkb(program) => program.load(),
+        Program::SockOps(program) => program.load(),
+        Program::SkLookup(program) => program.load(),
+        _ => Err(ProgramError::UnexpectedProgramType),
+    }
+}
+
+/// A link of its own, beside those of others: what they refuse stays refused.
+fn link(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink, ProgramError> {
+    let folder = &cgroup.folder;
+    let mode = CgroupAttachMode::Single;
+    let made = match program {
+        Program::CgroupSock(program) => {
+            let id = program.attach(folder, mode)?;
+            program.take_link(id)?.try_into()
+        }
+        Program::CgroupSockAddr(program) => {
+            let id = program.attach(folder, mode)?;
+            program.take_link(id)?.try_into()
+        }
+        Program::CgroupSkb(program) => {
+            use aya::programs::CgroupSkbAttachType::{Egress, Ingress};
+            let is_egress = matches!(program.expected_attach_type(), Some(Egress));
+            let kind = if is_egress { Egress } else { Ingress };
+            let id = program.attach(folder, kind, mode)?;
+            program.take_link(id)?.try_into()
+        }
+        Program::SockOps(program) => {
+            let id = program.attach(folder, mode)?;
+            program.take_link(id)?.try_into()
+        }
+        _ => return Err(ProgramError::UnexpectedProgramType),
+    };
+    made.map_err(|_| ProgramError::UnexpectedProgramType)
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the object doesn't have it")]
+struct NotThere;
+
+fn failed(operation: &str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    let error = error.into();
+    if let Some(source) = refusal(&*error) {
+        return Error::Forbidden {
+            operation: operation.to_owned(),
+            source,
+        };
+    }
+    Error::Program {
+        operation: operation.to_owned(),
+        source: chain(&*error).into(),
+    }
+}
+
+/// The kernel's EPERM somewhere below.
+fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+    let mut current = Some(error);
+    while let Some(found) = current {
+        if let Some(system) = found.downcast_ref::<io::Error>()
+            && system.raw_os_error() == Some(libc::EPERM)
+        {
+            return Some(io::Error::from_raw_os_error(libc::EPERM));
+        }
+        current = found.source();
+    }
+    None
+}
+
+/// The error with its causes: aya keeps the kernel's answer to itself.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut current = error.source();
+    while let Some(found) = current {
+        let cause = found.to_string();
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+        current = found.source();
+    }
+    text
+}

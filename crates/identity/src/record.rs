@@ -1,0 +1,332 @@
+//! What is asked for, what is remembered, and what is answered.
+
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
+
+use sandwire_api::name::Name;
+use serde::Serialize;
+
+use crate::{
+    Counters, Error,
+    abi::{
+        self, IdentityValue, Owner, Place, RECORD_PATH_MAX, Record, identity_flag, owner_flag,
+        record_flag, record_state,
+    },
+    numbers,
+};
+
+/// What an identity may do that it may not by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Allowed {
+    /// Make sockets other than TCP and UDP: raw ones, pings, SCTP, MPTCP.
+    pub other_protocols: bool,
+    /// Be reached at its loopback by everybody on the host.
+    pub loopback: bool,
+    /// Lead connections to ports that it doesn't listen to to services of the host on the wildcard.
+    pub host_services: bool,
+}
+
+/// An identity to be added.
+#[derive(Clone, Debug)]
+pub struct NewIdentity {
+    /// Folder of the cgroup.
+    pub cgroup: PathBuf,
+    /// Its name; by default that of the cgroup.
+    pub name: Option<Name>,
+    /// Its addresses; the first of each family is what sockets get that choose none.
+    pub addresses: Vec<IpAddr>,
+    /// The interface that the addresses are put on.
+    pub interface: String,
+    /// Whether addresses may be on an interface already. Those stay when the identity goes.
+    pub existing: bool,
+    /// What it may do.
+    pub allowed: Allowed,
+}
+
+/// How an identity is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum State {
+    /// In use.
+    Active,
+    /// Its cgroup was removed, and sockets of it are still open; it goes with the last one.
+    Dying,
+}
+
+/// An identity.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Identity {
+    /// Its name.
+    pub name: Name,
+    /// Its number on this host.
+    pub number: u32,
+    /// Whether it is in use.
+    pub state: State,
+    /// Folder of its cgroup, as it was when it was added.
+    pub cgroup: PathBuf,
+    /// Number of its cgroup.
+    pub cgroup_id: u64,
+    /// Its addresses; the first of each family is what sockets get that choose none.
+    pub addresses: Vec<IpAddr>,
+    /// What 127.0.0.1 and ::1 are inside it.
+    pub loopback: [IpAddr; 2],
+    /// The interface that the addresses were put on.
+    pub interface: String,
+    /// What it may do.
+    pub allowed: Allowed,
+    /// What its sockets did.
+    pub counters: Counters,
+}
+
+impl Allowed {
+    fn flags(self) -> u32 {
+        let flags = [
+            (self.other_protocols, identity_flag::ALLOW_OTHER),
+            (self.loopback, identity_flag::ALLOW_LOOPBACK),
+            (self.host_services, identity_flag::ALLOW_HOST),
+        ];
+        let set = flags.into_iter().filter(|(is_set, _)| *is_set);
+        set.fold(0, |flags, (_, flag)| flags | flag)
+    }
+
+    fn of(flags: u32) -> Self {
+        Self {
+            other_protocols: flags & identity_flag::ALLOW_OTHER != 0,
+            loopback: flags & identity_flag::ALLOW_LOOPBACK != 0,
+            host_services: flags & identity_flag::ALLOW_HOST != 0,
+        }
+    }
+}
+
+/// The fixed facts of an identity, as its record has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    pub(crate) netns: u64,
+    pub(crate) number: u32,
+    pub(crate) name: Name,
+    pub(crate) path: PathBuf,
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Whether each address was put on the interface by us.
+    pub(crate) ours: Vec<bool>,
+    pub(crate) has_loopback6: bool,
+    pub(crate) interface: u32,
+    pub(crate) allowed: Allowed,
+}
+
+impl Facts {
+    /// As a record.
+    pub(crate) fn record(&self, state: u32) -> Result<Record, Error> {
+        let mut record = Record::default();
+        record.set_long(Record::netns(), self.netns);
+        record.set_word(Record::state(), state);
+        record.set_word(Record::number(), self.number);
+        record.set_word(Record::identity_flags(), self.allowed.flags());
+        if self.has_loopback6 {
+            record.set_word(Record::flags(), record_flag::LOOPBACK6);
+        }
+        record.set_word(Record::interface(), self.interface);
+        let count = self.addresses.len();
+        if count == 0 || count > abi::RECORD_ADDRESSES_MAX {
+            return Err(Error::AddressCount { count });
+        }
+        let places = record.get_mut(Record::addresses()).chunks_exact_mut(16);
+        for (place, address) in places.zip(&self.addresses) {
+            place.copy_from_slice(&abi::address_bytes(*address));
+        }
+        let words = (0_u32..).zip(&self.ours).filter(|(_, is_ours)| **is_ours);
+        let ours = words.fold(0, |bits, (index, _)| bits | 1 << index);
+        record.set_word(Record::ours(), ours);
+        let count = u32::try_from(count).expect("at most 16");
+        record.set_word(Record::address_count(), count);
+        put_text(&mut record, Record::name(), self.name.as_str().as_bytes());
+        let path = self.path.as_os_str().as_encoded_bytes();
+        if path.len() > RECORD_PATH_MAX {
+            return Err(Error::LongPath {
+                path: self.path.clone(),
+            });
+        }
+        put_text(&mut record, Record::path(), path);
+        Ok(record)
+    }
+
+    /// From a record; `None` if it isn't one of ours.
+    pub(crate) fn read(record: &Record) -> Option<Self> {
+        let count = record.word(Record::address_count()) as usize;
+        let (addresses, _) = record.get(Record::addresses()).as_chunks::<16>();
+        let addresses = addresses.get(..count)?.iter().copied();
+        let ours = record.word(Record::ours());
+        Some(Self {
+            netns: record.long(Record::netns()),
+            number: record.word(Record::number()),
+            name: text(record, Record::name())?.parse().ok()?,
+            path: PathBuf::from(text(record, Record::path())?),
+            addresses: addresses.map(abi::address_of).collect(),
+            ours: (0..count).map(|index| ours & 1 << index != 0).collect(),
+            has_loopback6: record.word(Record::flags()) & record_flag::LOOPBACK6 != 0,
+            interface: record.word(Record::interface()),
+            allowed: Allowed::of(record.word(Record::identity_flags())),
+        })
+    }
+
+    /// What the programs of the cgroup go by.
+    pub(crate) fn value(&self) -> IdentityValue {
+        let mut value = IdentityValue::default();
+        value.set_long(IdentityValue::netns(), self.netns);
+        value.set_word(IdentityValue::number(), self.number);
+        value.set_word(
+            IdentityValue::flags(),
+            self.allowed.flags() | identity_flag::ACTIVE,
+        );
+        for address in self.addresses.iter().rev() {
+            match address {
+                IpAddr::V4(address) => value.set_ipv4(IdentityValue::ipv4(), *address),
+                IpAddr::V6(address) => value.set_ipv6(IdentityValue::ipv6(), *address),
+            }
+        }
+        value.set_ipv4(IdentityValue::loopback4(), numbers::loopback4(self.number));
+        value.set_ipv6(IdentityValue::loopback6(), numbers::loopback6(self.number));
+        value
+    }
+
+    /// Entries of the map `addresses`.
+    pub(crate) fn owners(&self) -> Vec<([u8; 16], Owner)> {
+        let mut flags = 0;
+        if self.allowed.host_services {
+            flags |= owner_flag::ALLOW_HOST;
+        }
+        let entry = |address, flags| {
+            let mut owner = Owner::default();
+            owner.set_word(Owner::number(), self.number);
+            owner.set_word(Owner::flags(), flags);
+            (abi::address_bytes(address), owner)
+        };
+        let loopback = [
+            IpAddr::V4(numbers::loopback4(self.number)),
+            IpAddr::V6(numbers::loopback6(self.number)),
+        ];
+        let addresses = self.addresses.iter().map(|address| entry(*address, flags));
+        // A service of the host on the wildcard is never at the loopback of an identity.
+        let loopback = loopback.map(|address| entry(address, owner_flag::LOOPBACK));
+        addresses.chain(loopback).collect()
+    }
+
+    /// As it is answered.
+    pub(crate) fn answer(
+        &self,
+        cgroup_id: u64,
+        state: State,
+        interface: String,
+        counters: Counters,
+    ) -> Identity {
+        let first = numbers::loopback4(self.number).to_bits() | 1;
+        Identity {
+            name: self.name.clone(),
+            number: self.number,
+            state,
+            cgroup: self.path.clone(),
+            cgroup_id,
+            addresses: self.addresses.clone(),
+            loopback: [
+                IpAddr::V4(first.into()),
+                IpAddr::V6(numbers::loopback6(self.number)),
+            ],
+            interface,
+            allowed: self.allowed,
+            counters,
+        }
+    }
+}
+
+/// Whether a record is of an identity in use, not of one that is being added or removed.
+pub(crate) fn is_complete(record: &Record) -> bool {
+    record.word(Record::state()) == record_state::COMPLETE
+}
+
+/// A name for the identity of a cgroup: that of its folder, without what systemd adds.
+pub(crate) fn name_of(cgroup: &Path) -> Result<Name, Error> {
+    let text = cgroup.file_name().unwrap_or_default().to_string_lossy();
+    let stem = [".scope", ".service", ".slice"]
+        .iter()
+        .find_map(|ending| text.strip_suffix(ending));
+    let parsed = stem.unwrap_or(&text).parse::<Name>();
+    parsed.map_err(|error| Error::BadName {
+        text: text.clone().into_owned(),
+        reason: error.to_string(),
+    })
+}
+
+fn put_text(record: &mut Record, place: Place, text: &[u8]) {
+    let bytes = record.get_mut(place);
+    bytes[..text.len()].copy_from_slice(text);
+}
+
+fn text(record: &Record, place: Place) -> Option<String> {
+    let bytes = record.get(place);
+    let end = bytes.iter().position(|byte| *byte == 0);
+    let bytes = &bytes[..end.unwrap_or(bytes.len())];
+    Some(std::str::from_utf8(bytes).ok()?.to_owned())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        Facts {
+            netns: 7,
+            number: 258,
+            name: "web".parse().unwrap(),
+            path: PathBuf::from("/sys/fs/cgroup/web"),
+            addresses: vec![
+                "192.0.2.1".parse().unwrap(),
+                "2001:db8::1".parse().unwrap(),
+                "192.0.2.2".parse().unwrap(),
+            ],
+            ours: vec![true, false, true],
+            has_loopback6: true,
+            interface: 3,
+            allowed: Allowed {
+                loopback: true,
+                ..Allowed::default()
+            },
+        }
+    }
+
+    #[test]
+    fn a_record_says_all_that_was_written() {
+        let record = facts().record(record_state::COMPLETE).unwrap();
+        assert!(is_complete(&record));
+        assert_eq!(Facts::read(&record), Some(facts()));
+    }
+
+    #[test]
+    fn the_first_address_of_each_family_is_the_default() {
+        let value = facts().value();
+        assert_eq!(value.get(IdentityValue::ipv4()), [192, 0, 2, 1]);
+        let ipv6: std::net::Ipv6Addr = "2001:db8::1".parse().unwrap();
+        assert_eq!(value.get(IdentityValue::ipv6()), ipv6.octets());
+        assert_eq!(value.get(IdentityValue::loopback4()), [127, 1, 2, 0]);
+        assert_eq!(facts().owners().len(), 5);
+    }
+
+    #[test]
+    fn too_long_a_path_and_too_many_addresses_are_refused() {
+        let mut long = facts();
+        long.path = PathBuf::from("/".repeat(RECORD_PATH_MAX + 1));
+        assert!(long.record(1).unwrap_err().to_string().contains("512"));
+        let mut many = facts();
+        many.addresses = vec!["192.0.2.1".parse().unwrap(); 17];
+        assert!(many.record(1).unwrap_err().is_refusal());
+    }
+
+    #[test]
+    fn a_cgroup_gives_its_name() {
+        let name = name_of(Path::new("/sys/fs/cgroup/system.slice/web.service"));
+        assert_eq!(name.unwrap().as_str(), "web");
+        let error = name_of(Path::new("/sys/fs/cgroup/Über")).unwrap_err();
+        assert!(error.to_string().contains("--name"), "{error}");
+    }
+}

@@ -1,0 +1,250 @@
+//! Adding and removing: what is refused, what a crash leaves, and what is left in the end.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+#[path = "netns_sockets/stage.rs"]
+#[allow(dead_code, reason = "the other test has more players")]
+mod stage;
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use sandwire_identity::{Error, Identities, Refusal, State};
+use sandwire_testlab::lab::{self, Lab};
+
+use self::stage::{Application, Cgroups, folder, new_identity};
+
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// Addresses of the loopback interface, the kernel's own word.
+fn addresses(lab: &Lab) -> String {
+    lab.run("ip -o addr show dev lo")
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_identity_leaves_nothing_behind() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let before = addresses(lab);
+        let identities = Identities::new(folder());
+        assert_eq!(identities.list().unwrap(), []);
+        let added = identities
+            .add(&new_identity(&cgroup, &["10.77.0.1", "fd77::1"]))
+            .unwrap();
+        assert_eq!(added.name.as_str(), "web");
+        let now = addresses(lab);
+        for address in [
+            "10.77.0.1/32",
+            "fd77::1/128",
+            "fd53:7764:6c6f:6f70::100/128",
+        ] {
+            assert!(now.contains(address), "{now}");
+        }
+        let tree = lab.run(&format!("bpftool cgroup show {}", cgroup.display()));
+        assert_eq!(tree.matches("on_").count(), 16, "{tree}");
+        assert_eq!(identities.show("web").unwrap(), added);
+        identities.remove(cgroup.to_str().unwrap()).unwrap();
+        assert_eq!(addresses(lab), before);
+        assert_eq!(identities.list().unwrap(), []);
+        // Programs leave when the kernel gets round to it.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while lab
+            .run(&format!("bpftool cgroup show {}", cgroup.display()))
+            .contains("on_")
+        {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_a_crash_left_is_taken_back_by_the_next_call() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let before = addresses(lab);
+        let identities = Identities::new(folder());
+        let new = new_identity(&cgroup, &["10.77.0.1", "fd77::1"]);
+        let mut steps = 0;
+        identities.add_watched(&new, &mut |_| steps += 1).unwrap();
+        let mut removals = 0;
+        identities
+            .remove_watched("web", &mut |_| removals += 1)
+            .unwrap();
+        assert!(steps > 20 && removals > 5, "{steps} and {removals}");
+        for fatal in 0..steps {
+            die_at(fatal, |watch| {
+                let _ = identities.add_watched(&new, watch);
+            });
+            assert_eq!(identities.list().unwrap(), [], "after step {fatal} of add");
+            assert_eq!(addresses(lab), before, "after step {fatal} of add");
+        }
+        for fatal in 0..removals {
+            identities.add(&new).unwrap();
+            die_at(fatal, |watch| {
+                let _ = identities.remove_watched("web", watch);
+            });
+            let left = identities.list().unwrap();
+            // Before the first step nothing has happened yet.
+            if fatal == 0 {
+                assert_eq!(left.len(), 1);
+                identities.remove("web").unwrap();
+            } else {
+                assert_eq!(left, [], "after step {fatal} of remove");
+            }
+            assert_eq!(addresses(lab), before, "after step {fatal} of remove");
+        }
+        identities.add(&new).unwrap();
+        identities.remove("web").unwrap();
+    });
+}
+
+/// Does something that ends as by SIGKILL before one of its steps: nothing is undone.
+fn die_at(fatal: usize, work: impl FnOnce(&mut dyn FnMut(&'static str))) {
+    let mut step = 0;
+    let mut watch = |_: &'static str| {
+        assert!(step != fatal, "dies here");
+        step += 1;
+    };
+    assert!(catch_unwind(AssertUnwindSafe(|| work(&mut watch))).is_err());
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_cannot_be_had_is_refused_and_changes_nothing() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let (web, other) = (cgroups.make("web"), cgroups.make("other"));
+        let inner = cgroups.make("web/inner");
+        lab.run("ip addr add 192.0.2.1/24 dev lo");
+        let identities = Identities::new(folder());
+        identities.add(&new_identity(&web, &["10.77.0.1"])).unwrap();
+        let before = addresses(lab);
+        let listed = identities.list().unwrap();
+        let root = web.parent().unwrap().parent().unwrap();
+        let cases: [(&Path, &[&str], &str); 11] = [
+            (Path::new("/nowhere"), &["10.77.0.2"], "is no cgroup"),
+            (Path::new("/tmp"), &["10.77.0.2"], "not in a cgroup v2"),
+            (root, &["10.77.0.2"], "the root of the cgroup"),
+            (&inner, &["10.77.0.2"], "can't be nested"),
+            (&web, &["10.77.0.2"], "has an identity already"),
+            (&other, &["10.77.0.1"], "of identity web already"),
+            (&other, &["192.0.2.1"], "interface lo already"),
+            (&other, &["127.0.0.1"], "can't be the address"),
+            (&other, &["10.77.0.2", "10.77.0.2"], "given twice"),
+            (&other, &[], "1 to 16 addresses"),
+            (&other, &["0.0.0.0"], "wildcard"),
+        ];
+        for (cgroup, texts, reason) in cases {
+            let error = identities.add(&new_identity(cgroup, texts)).unwrap_err();
+            let text = error.to_string();
+            assert!(error.is_refusal() && text.contains(reason), "{text}");
+        }
+        let mut new = new_identity(&other, &["10.77.0.2"]);
+        new.interface = "nowhere0".to_owned();
+        let error = identities.add(&new).unwrap_err().to_string();
+        assert!(error.contains("no interface nowhere0"), "{error}");
+        let missing = identities.remove("nobody").unwrap_err();
+        assert!(matches!(missing, Error::NoIdentity { .. }));
+        assert_eq!(addresses(lab), before);
+        assert_eq!(identities.list().unwrap(), listed);
+        let version1 = Path::new("/sys/fs/cgroup/cpu");
+        if version1.is_dir() {
+            let error = identities.add(&new_identity(version1, &["10.77.0.2"]));
+            assert!(error.unwrap_err().to_string().contains("version 1"));
+        }
+        let elsewhere = Identities::new(Path::new("/tmp/identity"));
+        let error = elsewhere.add(&new_identity(&other, &["10.77.0.2"]));
+        assert!(matches!(error, Err(Error::NoBpffs { .. })));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_address_of_the_host_that_is_lent_stays() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        lab.run("ip addr add 10.77.0.9/32 dev lo");
+        let before = addresses(lab);
+        let identities = Identities::new(folder());
+        let mut new = new_identity(&cgroup, &["10.77.0.1", "10.77.0.9"]);
+        new.existing = true;
+        identities.add(&new).unwrap();
+        identities.remove("web").unwrap();
+        assert_eq!(addresses(lab), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_identity_ends_with_its_cgroup() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let before = addresses(lab);
+        let identities = Identities::new(folder());
+        identities
+            .add(&new_identity(&cgroup, &["10.77.0.1"]))
+            .unwrap();
+        let mut application = Application::start(Some(&cgroup), None);
+        application.run("l = listen('0.0.0.0', 8080)");
+        let parent = cgroup.parent().unwrap();
+        std::fs::write(parent.join("cgroup.procs"), application.id().to_string()).unwrap();
+        std::fs::remove_dir(&cgroup).unwrap();
+        // The socket is still that of the identity.
+        assert_eq!(identities.show("web").unwrap().state, State::Dying);
+        drop(application);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !identities.list().unwrap().is_empty() {
+            assert!(Instant::now() < deadline);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(addresses(lab), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn traffic_and_refusals_are_counted() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let identities = Identities::new(folder());
+        identities
+            .add(&new_identity(&cgroup, &["10.77.0.1"]))
+            .unwrap();
+        let mut peer = Application::start(None, Some("peer"));
+        let mut web = Application::start(Some(&cgroup), None);
+        peer.run("s = udp('192.0.2.2', 9000)");
+        web.run("c = fresh(SOCK_DGRAM, AF_INET)");
+        for _ in 0..5 {
+            web.run("c.sendto(b'question', ('192.0.2.2', 9000))");
+            peer.run("heard(s)");
+            web.run("answer(c)");
+        }
+        web.run("listen('192.0.2.1', 80)");
+        let counters = identities.show("web").unwrap().counters;
+        assert_eq!(
+            (counters.egress.packets, counters.egress.bytes),
+            (5, 5 * 36)
+        );
+        assert_eq!(
+            (counters.ingress.packets, counters.ingress.bytes),
+            (5, 5 * 34)
+        );
+        assert_eq!(counters.refused[&Refusal::BindAddress], 1);
+        drop(web);
+        // Another identity of the same cgroup begins at zero.
+        identities.remove("web").unwrap();
+        let added = identities.add(&new_identity(&cgroup, &["10.77.0.1"]));
+        assert_eq!(added.unwrap().counters.egress.packets, 0);
+    });
+}
