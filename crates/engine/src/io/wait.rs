@@ -221,7 +221,7 @@ impl Waiter {
             let stop = if breath.moved > 0 {
                 self.pause /= 2;
                 self.slept = Duration::ZERO;
-                self.glance(now)?.stop
+                self.glance(engine.now())?.stop
             } else {
                 self.rest(breath.wake, until)?
             };
