@@ -37,6 +37,15 @@ enum Fed {
     Starved,
 }
 
+/// How much to make room for next, after so much was read: twice as much while a sender fills it, and less for others.
+fn appetite_after(appetite: u32, read: u32, was_filled: bool) -> u32 {
+    if was_filled {
+        appetite.saturating_mul(2).min(LARGEST_APPETITE)
+    } else {
+        appetite.min(read.saturating_mul(2)).max(FIRST_APPETITE)
+    }
+}
+
 impl Vm {
     /// Tells the guest all that there is to tell, as far as it has room.
     pub(super) fn serve_to_guest(&mut self, context: &mut Context) {
@@ -187,13 +196,7 @@ impl Vm {
             Read::Bytes(read) => {
                 let read = u32::try_from(read).expect("at most what was wanted");
                 let all = read == room;
-                flow.appetite = if all {
-                    flow.appetite.saturating_mul(2).min(LARGEST_APPETITE)
-                } else {
-                    flow.appetite
-                        .min(read.saturating_mul(2))
-                        .max(FIRST_APPETITE)
-                };
+                flow.appetite = appetite_after(flow.appetite, read, all);
                 // A shorter read has emptied the descriptor; an end behind it is still to be read.
                 let bulk = read >= BULK;
                 let more = all || flow.ended || bulk;
