@@ -8,6 +8,7 @@ mod daemon;
 mod doctor;
 mod exec;
 mod forward;
+mod identity;
 mod impair;
 mod lab;
 mod list;
@@ -64,6 +65,9 @@ pub(crate) enum Verb {
     /// Make a small network of hosts from a file, run commands in it, take it away.
     #[command(subcommand)]
     Lab(lab::Verb),
+    /// Give the sockets of a cgroup addresses of their own in the host's namespace.
+    #[command(subcommand)]
+    Identity(identity::Verb),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
@@ -94,6 +98,7 @@ impl Verb {
             Self::Exec(arguments) => exec::run(context, &arguments),
             Self::Forward(arguments) => forward::run(context, &arguments),
             Self::Lab(verb) => lab::run(context, verb),
+            Self::Identity(verb) => identity::run(context, verb),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Cleanup(arguments) => cleanup::run(context, &arguments),

@@ -34,7 +34,7 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 	{                                                                                          \
 		struct identity *identity = active_identity();                                     \
 		struct socket_state *socket;                                                       \
-                                                                                                   \
+												   \
 		if (!identity)                                                                     \
 			return 1;                                                                  \
 		socket = bpf_sk_storage_get(&sockets, ctx->sk, 0, 0);                              \

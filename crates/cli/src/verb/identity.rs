@@ -1,0 +1,227 @@
+//! `sandwire identity`: addresses of their own for the sockets of a cgroup, without a namespace.
+//!
+//! No daemon is asked: what there is is in the kernel, and every call first repairs what a crash has left.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use clap::{Args, Subcommand};
+use sandwire_api::{error::ErrorCode, name::Name};
+use sandwire_identity::{Allowed, Error, FOLDER, Identities, Identity, NewIdentity, State};
+
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+};
+
+/// What to do with identities.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Give the sockets of a cgroup addresses of their own.
+    Add(AddArguments),
+    /// List identities, and remove those whose cgroup is gone.
+    List(FolderArguments),
+    /// Show an identity with what its sockets sent, received and were refused.
+    Show(OneArguments),
+    /// Take an identity away from its cgroup.
+    Remove(OneArguments),
+}
+
+/// Command line of `sandwire identity add`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "It holds for sockets made from now on, by processes in the cgroup and in those below it. What they see: \
+    docs/identity.md."
+)]
+pub(crate) struct AddArguments {
+    /// Folder of a cgroup of version 2.
+    #[arg(value_name = "CGROUP")]
+    cgroup: PathBuf,
+
+    /// An address, IPv4 or IPv6; may be repeated. Sockets that choose none get the first of their family.
+    #[arg(long = "address", value_name = "ADDRESS", required = true)]
+    addresses: Vec<IpAddr>,
+
+    /// Name of the identity; by default that of the cgroup.
+    #[arg(long)]
+    name: Option<Name>,
+
+    /// Interface that the addresses are put on.
+    #[arg(long, value_name = "INTERFACE", default_value = "lo")]
+    interface: String,
+
+    /// Also take addresses that an interface has already; those stay when the identity goes.
+    #[arg(long)]
+    existing: bool,
+
+    /// Let it make sockets that can't be confined: raw ones, pings, SCTP, MPTCP.
+    #[arg(long)]
+    allow_other_protocols: bool,
+
+    /// Let everybody on the host reach its loopback.
+    #[arg(long)]
+    allow_loopback: bool,
+
+    /// Have connections to ports that it doesn't listen to reach services of the host on the wildcard.
+    #[arg(long)]
+    allow_host_services: bool,
+
+    #[command(flatten)]
+    folder: FolderArguments,
+}
+
+/// Which identity.
+#[derive(Debug, Args)]
+pub(crate) struct OneArguments {
+    /// Name of the identity, or path of its cgroup.
+    #[arg(value_name = "NAME")]
+    name: String,
+
+    #[command(flatten)]
+    folder: FolderArguments,
+}
+
+/// Where the kernel's objects are pinned.
+#[derive(Debug, Args)]
+pub(crate) struct FolderArguments {
+    /// Folder on a bpffs with what belongs to the identities.
+    #[arg(long, value_name = "FOLDER", env = "SANDWIRE_IDENTITY_FOLDER", default_value = FOLDER)]
+    identity_folder: PathBuf,
+}
+
+impl FolderArguments {
+    /// The identities, for those who may see them.
+    fn open(&self, operation: &str) -> Result<Identities, Failure> {
+        if !rustix::process::geteuid().is_root() {
+            return Err(Failure::new(
+                ErrorCode::Forbidden,
+                format!(
+                    "cannot {operation}: it needs root, for eBPF and for addresses; run it by sudo"
+                ),
+            ));
+        }
+        Ok(Identities::new(&self.identity_folder))
+    }
+}
+
+pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
+    match verb {
+        Verb::Add(arguments) => add(context, arguments),
+        Verb::List(arguments) => list(context, &arguments),
+        Verb::Show(arguments) => show(context, &arguments),
+        Verb::Remove(arguments) => remove(context, &arguments),
+    }
+}
+
+fn add(context: &Context, arguments: AddArguments) -> Outcome {
+    let operation = format!("add an identity to {}", arguments.cgroup.display());
+    let identities = arguments.folder.open(&operation)?;
+    let new = NewIdentity {
+        cgroup: arguments.cgroup,
+        name: arguments.name,
+        addresses: arguments.addresses,
+        interface: arguments.interface,
+        existing: arguments.existing,
+        allowed: Allowed {
+            other_protocols: arguments.allow_other_protocols,
+            loopback: arguments.allow_loopback,
+            host_services: arguments.allow_host_services,
+        },
+    };
+    let added = identities.add(&new).map_err(failure(&operation))?;
+    context.output.answer(&added, |added| {
+        format!(
+            "identity {} has {}; its loopback is {}\n",
+            added.name,
+            list_of(&added.addresses),
+            list_of(&added.loopback),
+        )
+    })
+}
+
+fn list(context: &Context, arguments: &FolderArguments) -> Outcome {
+    const OPERATION: &str = "list identities";
+    let identities = arguments.open(OPERATION)?;
+    let listed = identities.list().map_err(failure(OPERATION))?;
+    context.output.answer(&listed, |listed| {
+        listed.iter().map(line).collect::<String>()
+    })
+}
+
+fn show(context: &Context, arguments: &OneArguments) -> Outcome {
+    let operation = format!("show identity {}", arguments.name);
+    let identities = arguments.folder.open(&operation)?;
+    let shown = identities
+        .show(&arguments.name)
+        .map_err(failure(&operation))?;
+    context.output.answer(&shown, text)
+}
+
+fn remove(context: &Context, arguments: &OneArguments) -> Outcome {
+    let operation = format!("remove identity {}", arguments.name);
+    let identities = arguments.folder.open(&operation)?;
+    let removed = identities
+        .remove(&arguments.name)
+        .map_err(failure(&operation))?;
+    context.output.answer(&removed, |removed| {
+        format!("identity {} is gone\n", removed.name)
+    })
+}
+
+fn line(identity: &Identity) -> String {
+    format!(
+        "{}  {}  {}{}\n",
+        identity.name,
+        list_of(&identity.addresses),
+        identity.cgroup.display(),
+        dying(identity),
+    )
+}
+
+fn text(identity: &Identity) -> String {
+    let mut text = line(identity);
+    let traffic = &identity.counters;
+    text.push_str(&format!(
+        "  loopback   {}\n  interface  {}\n",
+        list_of(&identity.loopback),
+        identity.interface
+    ));
+    for (name, traffic) in [("sent", traffic.egress), ("received", traffic.ingress)] {
+        text.push_str(&format!(
+            "  {name:<9}  {} packets, {} bytes\n",
+            traffic.packets, traffic.bytes
+        ));
+    }
+    for (refusal, count) in &traffic.refused {
+        text.push_str(&format!("  refused    {} {count}\n", refusal.name()));
+    }
+    text
+}
+
+fn dying(identity: &Identity) -> &'static str {
+    match identity.state {
+        State::Active => "",
+        State::Dying => "  (its cgroup is gone; it ends with its last socket)",
+    }
+}
+
+fn list_of(addresses: &[IpAddr]) -> String {
+    let texts: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    texts.join(" ")
+}
+
+fn failure(operation: &str) -> impl Fn(Error) -> Failure {
+    move |error| {
+        let code = match &error {
+            Error::NoIdentity { .. } => ErrorCode::NotFound,
+            Error::CgroupTaken { .. }
+            | Error::NameTaken { .. }
+            | Error::AddressTaken { .. }
+            | Error::AddressOnHost { .. }
+            | Error::Nested { .. } => ErrorCode::Conflict,
+            Error::Forbidden { .. } => ErrorCode::Forbidden,
+            _ if error.is_refusal() => ErrorCode::InvalidRequest,
+            _ => ErrorCode::Internal,
+        };
+        Failure::new(code, format!("cannot {operation}: {error}"))
+    }
+}
