@@ -16,9 +16,12 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     let json = serde_json::from_str::<Impairment>(text).ok();
     for impairment in read.iter().chain(&json) {
-        let written = serde_json::to_string(impairment).expect("writing it");
-        let again: Impairment = serde_json::from_str(&written).expect("reading it again");
-        assert_eq!(&again, impairment, "{written}");
+        // What the check refuses nobody keeps, and some of it no text can hold.
+        if impairment.check().is_ok() {
+            let written = serde_json::to_string(impairment).expect("writing it");
+            let again: Impairment = serde_json::from_str(&written).expect("reading it again");
+            assert_eq!(&again, impairment, "{written}");
+        }
         for direction in [Direction::Egress, Direction::Ingress] {
             let compiled = compile(impairment, direction);
             let has_trace = impairment.rules.iter().any(|rule| rule.trace.is_some());
