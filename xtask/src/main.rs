@@ -13,6 +13,7 @@ mod bench;
 mod command;
 mod demo;
 mod lint;
+mod miri;
 mod packages;
 mod test;
 mod tidy;
@@ -38,6 +39,8 @@ enum Command {
     Demo(demo::Arguments),
     /// Runs the tests, tier by tier, and says which could not run.
     Test(test::Arguments),
+    /// Runs the tests of the engine's core under Miri, where it is installed.
+    Miri(miri::Arguments),
     /// Builds the release executable and runs a benchmark with it.
     Bench(bench::Arguments),
     /// Checks formatting, clippy and the project's own rules.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Command::Setup(arguments) => packages::run(&arguments),
         Command::Demo(arguments) => demo::run(&arguments),
         Command::Test(arguments) => test::run(&arguments),
+        Command::Miri(arguments) => miri::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Lint => lint::run(),
         Command::Tidy => tidy::run(),

@@ -43,6 +43,11 @@ const PACKAGES: &[Package] = &[
         "links Rust; compiles the embedded SQLite",
     ),
     package(
+        "g++",
+        Sign::Program("c++"),
+        "compiles the run time of the fuzz targets",
+    ),
+    package(
         "libc6-dev",
         Sign::File("/usr/include/stdio.h"),
         "headers for the embedded SQLite",

@@ -5,6 +5,7 @@
 //! place that says which tier a test belongs to; plain `cargo test` shows it. Nothing is ever
 //! counted as passed that did not run.
 
+mod fuzz;
 mod harness;
 mod host_state;
 mod summary;
@@ -84,6 +85,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 fn run_tier(tier: Tier, filters: &[String]) -> Result<Tally> {
     if tier == Tier::Unit {
         return harness::run_cargo_test(filters, tier.deadline());
+    }
+    if tier == Tier::Fuzz {
+        return fuzz::run(filters);
     }
     let before = host_state::HostState::read()?;
     let mut tally = harness::run_ignored(tier, filters)?;

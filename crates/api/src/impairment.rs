@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use check::InvalidImpairment;
-pub use lease::{ImpairmentCleared, InterfaceImpairment, LeaseImpairment};
+pub use lease::{ImpairmentCleared, ImpairmentSummary, InterfaceImpairment, LeaseImpairment};
 pub use models::{
     Checksum, Corrupt, Delay, Distribution, Flap, Loss, LossKind, LossTable, Mtu, NatRebind, Order,
     Queue, QueueKind, Rate, Reorder, Trace,

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
+    impairment::ImpairmentSummary,
     name::Name,
     pool::PolicySpec,
     published_port::PublishedPort,
@@ -73,6 +74,9 @@ pub struct Lease {
     /// Its vsock channel, if it was asked for.
     #[serde(default)]
     pub vsock: Option<VsockChannel>,
+    /// How its packets are impaired, as of up to two seconds ago. Absent if they aren't.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub impairment: Option<ImpairmentSummary>,
 }
 
 /// Where a lease is in its life.

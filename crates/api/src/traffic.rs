@@ -7,6 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{
     drop_reason::DropReason,
+    impairment::ImpairmentSummary,
     name::Name,
     policy::LimitSpec,
     slot::{DataPath, SlotKind},
@@ -54,6 +55,9 @@ pub struct LeaseTraffic {
     pub limits: LimitSpec,
     /// What was counted. Absent with the `nft` data path.
     pub traffic: Option<Traffic>,
+    /// How its packets are impaired, as of up to two seconds ago. Absent if they aren't.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub impairment: Option<ImpairmentSummary>,
 }
 
 impl Traffic {

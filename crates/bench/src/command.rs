@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::{
-    clones, engine, forward, impair, private_host,
+    clones, engine, extent, forward, impair, private_host,
     record::Record,
     report,
     slots::{self, Case, Sizes},
@@ -108,6 +108,12 @@ struct ClonesArguments {
     /// Probes of the round trip for each way. Default: 10,000.
     #[arg(long, value_name = "NUMBER")]
     probes: Option<u32>,
+    /// Measure only from there. Default: both.
+    #[arg(long, value_name = "WHERE")]
+    client: Option<clones::Client>,
+    /// How the clients' TCP controls congestion. Default: as the machine's does.
+    #[arg(long, value_name = "NAME")]
+    congestion: Option<String>,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
     in_private_host: bool,
@@ -141,18 +147,8 @@ struct StreamArguments {
 /// Command line of the suite `vsock`.
 #[derive(Clone, Debug, Args)]
 pub struct VsockArguments {
-    /// One round of short runs: a first impression, no basis for comparisons.
-    #[arg(long)]
-    quick: bool,
-    /// Run only these parts.
-    #[arg(long, value_name = "PART")]
-    only: Vec<vsock::Part>,
-    /// Rounds in which all take turns. Default: 5.
-    #[arg(long, value_name = "NUMBER")]
-    rounds: Option<u32>,
-    /// Milliseconds that each measurement of throughput takes. Default: 1000.
-    #[arg(long, value_name = "NUMBER")]
-    milliseconds: Option<u32>,
+    #[command(flatten)]
+    extent: extent::Extent<vsock::Part>,
     /// The executable of vhost-device-vsock 0.3.0 to compare with. Default: cargo installs it for this run.
     #[arg(long, value_name = "PATH")]
     peer: Option<PathBuf>,
@@ -169,18 +165,8 @@ pub struct VsockArguments {
 
 #[derive(Clone, Debug, Args)]
 struct EngineArguments {
-    /// Few and short runs: a first impression, no basis for comparisons.
-    #[arg(long)]
-    quick: bool,
-    /// Run only these parts.
-    #[arg(long, value_name = "PART")]
-    only: Vec<engine::Part>,
-    /// Rounds in which all take turns. Default: 15.
-    #[arg(long, value_name = "NUMBER")]
-    rounds: Option<u32>,
-    /// Milliseconds that each measurement of forwarding takes. Default: 1000.
-    #[arg(long, value_name = "NUMBER")]
-    milliseconds: Option<u32>,
+    #[command(flatten)]
+    extent: extent::Extent<engine::Part>,
     /// Be the process whose instructions are counted.
     #[arg(long, hide = true, value_name = "LOAD:BREATHS")]
     stand_in: Option<engine::Counted>,
@@ -191,18 +177,8 @@ struct EngineArguments {
 
 #[derive(Clone, Debug, Args)]
 struct ImpairArguments {
-    /// Few and short runs: a first impression, no basis for comparisons.
-    #[arg(long)]
-    quick: bool,
-    /// Run only these parts.
-    #[arg(long, value_name = "PART")]
-    only: Vec<impair::Part>,
-    /// Rounds in which all take turns. Default: 7.
-    #[arg(long, value_name = "NUMBER")]
-    rounds: Option<u32>,
-    /// Milliseconds that each measurement takes. Default: 3000.
-    #[arg(long, value_name = "NUMBER")]
-    milliseconds: Option<u32>,
+    #[command(flatten)]
+    extent: extent::Extent<impair::Part>,
     /// Be a process that the suite starts.
     #[arg(long, hide = true)]
     stand_in: Option<String>,
@@ -284,9 +260,9 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Forward(arguments) => forward::run(&arguments.sizes())?,
         Suite::Clones(arguments) => clones::run(&arguments.sizes()?)?,
         Suite::Stream(arguments) => stream::run(&arguments.sizes())?,
-        Suite::Vsock(arguments) => vsock::run(&arguments.sizes(), &arguments.peer()?)?,
-        Suite::Engine(arguments) => engine::run(&arguments.sizes())?,
-        Suite::Impair(arguments) => impair::run(&arguments.sizes())?,
+        Suite::Vsock(arguments) => vsock::run(&arguments.extent, &arguments.peer()?)?,
+        Suite::Engine(arguments) => engine::run(&arguments.extent)?,
+        Suite::Impair(arguments) => impair::run(&arguments.extent)?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {
@@ -341,6 +317,8 @@ impl ClonesArguments {
             rounds: or(self.rounds, defaults.rounds),
             probes: or(self.probes, defaults.probes),
             only: self.only.clone(),
+            clients: self.client.map_or(defaults.clients, |client| vec![client]),
+            congestion: self.congestion.clone(),
         };
         let most = sizes.active.iter().max().copied().unwrap_or(0);
         ensure!(
@@ -370,7 +348,7 @@ fn enter_vsock(arguments: &VsockArguments) -> Result<ExitCode> {
     let scratch = tempfile::tempdir().context("cannot make a folder")?;
     if let Some(path) = &arguments.peer {
         vsock::check_peer(path)?;
-    } else if !arguments.sizes().has(vsock::Part::Peer) {
+    } else if !arguments.extent.has(vsock::Part::Peer) {
         more.extend(["--peer-missing".into(), "left out".into()]);
     } else {
         match vsock::install_peer(scratch.path()) {
@@ -382,20 +360,6 @@ fn enter_vsock(arguments: &VsockArguments) -> Result<ExitCode> {
 }
 
 impl VsockArguments {
-    fn sizes(&self) -> vsock::Sizes {
-        let defaults = if self.quick {
-            vsock::Sizes::QUICK
-        } else {
-            vsock::Sizes::FULL
-        };
-        vsock::Sizes {
-            rounds: self.rounds.unwrap_or(defaults.rounds),
-            milliseconds: self.milliseconds.unwrap_or(defaults.milliseconds),
-            only: self.only.clone(),
-            ..defaults
-        }
-    }
-
     fn peer(&self) -> Result<vsock::Peer> {
         if let Some(path) = &self.peer {
             return Ok(vsock::Peer::At(path.clone()));
@@ -403,37 +367,6 @@ impl VsockArguments {
         let reason = self.peer_missing.clone();
         let reason = reason.context("the arguments lack --peer-missing")?;
         Ok(vsock::Peer::Missing(reason))
-    }
-}
-
-impl EngineArguments {
-    fn sizes(&self) -> engine::Sizes {
-        let defaults = if self.quick {
-            engine::Sizes::QUICK
-        } else {
-            engine::Sizes::FULL
-        };
-        engine::Sizes {
-            rounds: self.rounds.unwrap_or(defaults.rounds),
-            milliseconds: self.milliseconds.unwrap_or(defaults.milliseconds),
-            only: self.only.clone(),
-            ..defaults
-        }
-    }
-}
-
-impl ImpairArguments {
-    fn sizes(&self) -> impair::Sizes {
-        let defaults = if self.quick {
-            impair::Sizes::QUICK
-        } else {
-            impair::Sizes::FULL
-        };
-        impair::Sizes {
-            rounds: self.rounds.unwrap_or(defaults.rounds),
-            milliseconds: self.milliseconds.unwrap_or(defaults.milliseconds),
-            only: self.only.clone(),
-        }
     }
 }
 

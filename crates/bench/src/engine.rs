@@ -4,22 +4,33 @@
 //! All that is compared takes turns within a round. What runs in memory runs on one processor, the last.
 
 mod forward;
+mod generator;
+mod idle;
 mod instructions;
 mod memory;
 mod round_trip;
 
-use std::{collections::BTreeMap, io::Write, time::Duration};
+use std::{collections::BTreeMap, io::Write};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 
-use crate::{cpu, host::HostFacts, progress::Step, record::Record, statistics::slope};
+use crate::{
+    cpu,
+    extent::{self, Pace},
+    host::HostFacts,
+    progress::Step,
+    record::Record,
+    statistics::slope,
+};
 use memory::Load;
 
 pub(crate) use instructions::Counted;
 
 /// Case of the chains of apps.
 const CHAIN: &str = "chain";
+/// Case of an engine whose targets are all idle.
+const IDLE: &str = "idle_targets";
 /// Numbers of apps in a chain.
 const CHAINS: [u32; 5] = [1, 2, 4, 8, 16];
 
@@ -36,53 +47,38 @@ pub(crate) enum Part {
     RoundTrip,
 }
 
-/// Sizes of the suite.
-#[derive(Clone, Debug)]
-pub(crate) struct Sizes {
-    /// Rounds in which all take turns.
-    pub(crate) rounds: u32,
-    /// Breaths of each measurement in memory.
-    pub(crate) breaths: u32,
-    /// Milliseconds of each measurement of forwarding.
-    pub(crate) milliseconds: u32,
-    /// Round trips of each measurement.
-    pub(crate) probes: u32,
-    /// Run only these parts; all if empty.
-    pub(crate) only: Vec<Part>,
+impl extent::Part for Part {
+    const QUICK: Pace = Pace {
+        rounds: 3,
+        milliseconds: 300,
+    };
+    const FULL: Pace = Pace {
+        rounds: 15,
+        milliseconds: 1000,
+    };
 }
 
-impl Sizes {
-    pub(crate) const QUICK: Self = Self {
-        rounds: 3,
-        breaths: 20_000,
-        milliseconds: 300,
-        probes: 300,
-        only: Vec::new(),
-    };
-    pub(crate) const FULL: Self = Self {
-        rounds: 15,
-        breaths: 100_000,
-        milliseconds: 1000,
-        probes: 1000,
-        only: Vec::new(),
-    };
+/// How much of the suite is run.
+pub(crate) type Extent = extent::Extent<Part>;
 
-    fn has(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
-    }
+/// Breaths of each measurement in memory.
+fn breaths(extent: &Extent) -> u32 {
+    if extent.is_quick() { 20_000 } else { 100_000 }
+}
 
-    fn time(&self) -> Duration {
-        Duration::from_millis(self.milliseconds.into())
-    }
+/// Round trips of each measurement.
+fn probes(extent: &Extent) -> u32 {
+    if extent.is_quick() { 300 } else { 1000 }
 }
 
 /// Runs the suite. To be called inside a private host.
-pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
+pub(crate) fn run(extent: &Extent) -> Result<Record> {
     let settings = BTreeMap::from([
-        ("rounds".to_owned(), u64::from(sizes.rounds)),
-        ("breaths".to_owned(), u64::from(sizes.breaths)),
-        ("milliseconds".to_owned(), u64::from(sizes.milliseconds)),
-        ("probes".to_owned(), u64::from(sizes.probes)),
+        ("rounds".to_owned(), u64::from(extent.rounds())),
+        ("breaths".to_owned(), u64::from(breaths(extent))),
+        ("milliseconds".to_owned(), u64::from(extent.milliseconds())),
+        ("probes".to_owned(), u64::from(probes(extent))),
+        ("idle_targets".to_owned(), u64::from(idle::TARGETS)),
         (
             "batch_packets".to_owned(),
             sandwire_engine::BATCH_PACKETS as u64,
@@ -90,30 +86,30 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
     ]);
     let mut record = Record::new("engine", HostFacts::read()?, settings);
     cpu::go_first();
-    if sizes.has(Part::Memory) {
-        in_memory(sizes, &mut record)?;
+    if extent.has(Part::Memory) {
+        in_memory(extent, &mut record)?;
     }
-    if sizes.has(Part::Instructions) {
+    if extent.has(Part::Instructions) {
         instructions::measure(&mut record);
     }
-    if sizes.has(Part::Forward) {
-        forward::measure(sizes, &mut record)?;
+    if extent.has(Part::Forward) {
+        forward::measure(extent, &mut record)?;
     }
-    if sizes.has(Part::RoundTrip) {
-        round_trip::measure(sizes, &mut record)?;
+    if extent.has(Part::RoundTrip) {
+        round_trip::measure(extent, &mut record)?;
     }
     add_ratios(&mut record);
     Ok(record)
 }
 
 /// In a thread of its own, which alone stays on one processor.
-fn in_memory(sizes: &Sizes, record: &mut Record) -> Result<()> {
+fn in_memory(extent: &Extent, record: &mut Record) -> Result<()> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             cpu::pin(0)?;
-            let step = Step::begin("packets in memory", sizes.rounds);
-            for round in 0..sizes.rounds {
-                memory_round(sizes.breaths, record)?;
+            let step = Step::begin("packets in memory", extent.rounds());
+            for round in 0..extent.rounds() {
+                memory_round(breaths(extent), record)?;
                 step.at(round + 1);
             }
             Ok(())
@@ -142,6 +138,8 @@ fn memory_round(breaths: u32, record: &mut Record) -> Result<()> {
             record.add(CHAIN, &format!("{name}_app"), "ns", &[slope]);
         }
     }
+    let nanos = idle::nanos_per_breath(breaths)?;
+    record.add(IDLE, "breath", "ns", &[nanos]);
     Ok(())
 }
 
@@ -157,6 +155,7 @@ fn add_ratios(record: &mut Record) {
         ("basic1_like_seed_mpps", Load::LikeSeed.name(), "mpps"),
         ("pass_app_ns", CHAIN, "pass_app"),
         ("filter_app_ns", CHAIN, "filter_app"),
+        ("idle_breath_ns", IDLE, "breath"),
     ] {
         if let Some(median) = record.row(case, metric).map(|row| row.median) {
             record.insert_ratio(name, median);

@@ -10,12 +10,17 @@ mod memory;
 mod metronome;
 mod rate;
 
-use std::{collections::BTreeMap, io::Write, time::Duration};
+use std::{collections::BTreeMap, io::Write};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 
-use crate::{cpu, host::HostFacts, record::Record};
+use crate::{
+    cpu,
+    extent::{self, Pace},
+    host::HostFacts,
+    record::Record,
+};
 
 /// Parts of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -28,57 +33,39 @@ pub(crate) enum Part {
     Memory,
 }
 
-/// Sizes of the suite.
-#[derive(Clone, Debug)]
-pub(crate) struct Sizes {
-    /// Rounds in which all take turns.
-    pub(crate) rounds: u32,
-    /// Milliseconds of each measurement.
-    pub(crate) milliseconds: u32,
-    /// Run only these parts; all if empty.
-    pub(crate) only: Vec<Part>,
-}
-
-impl Sizes {
-    pub(crate) const QUICK: Self = Self {
+impl extent::Part for Part {
+    const QUICK: Pace = Pace {
         rounds: 2,
         milliseconds: 700,
-        only: Vec::new(),
     };
-    pub(crate) const FULL: Self = Self {
+    const FULL: Pace = Pace {
         rounds: 7,
         milliseconds: 3000,
-        only: Vec::new(),
     };
-
-    fn has(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
-    }
-
-    fn time(&self) -> Duration {
-        Duration::from_millis(self.milliseconds.into())
-    }
 }
 
+/// How much of the suite is run.
+pub(crate) type Extent = extent::Extent<Part>;
+
 /// Runs the suite. To be called inside a private host.
-pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
+pub(crate) fn run(extent: &Extent) -> Result<Record> {
     let settings = BTreeMap::from([
-        ("rounds".to_owned(), u64::from(sizes.rounds)),
-        ("milliseconds".to_owned(), u64::from(sizes.milliseconds)),
+        ("rounds".to_owned(), u64::from(extent.rounds())),
+        ("milliseconds".to_owned(), u64::from(extent.milliseconds())),
         ("delay_ms".to_owned(), 50),
         ("packets_per_second".to_owned(), 10_000),
         ("window_ms".to_owned(), 100),
     ]);
     let mut record = Record::new("impair", HostFacts::read()?, settings);
     cpu::go_first();
-    if sizes.has(Part::Memory) {
+    if extent.has(Part::Memory) {
         memory::measure(&mut record);
     }
-    if sizes.has(Part::Delay) {
-        delay::measure(sizes, &mut record)?;
+    if extent.has(Part::Delay) {
+        delay::measure(extent, &mut record)?;
     }
-    if sizes.has(Part::Rate) {
-        rate::measure(sizes, &mut record)?;
+    if extent.has(Part::Rate) {
+        rate::measure(extent, &mut record)?;
     }
     Ok(record)
 }

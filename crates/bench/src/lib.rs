@@ -16,11 +16,11 @@ mod daemon_process;
 mod clones;
 mod cpu;
 mod engine;
+mod extent;
 mod forward;
 mod guest;
 mod impair;
 mod packet;
-
 mod private_host;
 mod progress;
 mod recipe;

@@ -6,6 +6,7 @@
 //! All take turns within a round.
 
 mod backend;
+mod buffer;
 mod connects;
 mod echo;
 mod figure;
@@ -29,6 +30,7 @@ use clap::ValueEnum;
 use sandwire_vsock_host::limits::Limits;
 
 use crate::{
+    extent::{self, Pace},
     host::HostFacts,
     progress::Step,
     record::Record,
@@ -78,48 +80,31 @@ pub(crate) enum Part {
     Idle,
 }
 
-/// Sizes of the suite.
-#[derive(Clone, Debug)]
-pub(crate) struct Sizes {
-    /// Rounds in which all take turns.
-    pub(crate) rounds: u32,
-    /// Milliseconds that each measurement of throughput takes.
-    pub(crate) milliseconds: u32,
-    /// Round trips of each measurement.
-    pub(crate) echoes: u32,
-    /// Guests of the measurement with many.
-    pub(crate) vms: u32,
-    /// Idle guests.
-    pub(crate) idle_vms: u32,
-    /// Run only these parts; all if empty.
-    pub(crate) only: Vec<Part>,
-}
-
-impl Sizes {
-    pub(crate) const QUICK: Self = Self {
+impl extent::Part for Part {
+    const QUICK: Pace = Pace {
         rounds: 1,
         milliseconds: 300,
-        echoes: 2000,
-        vms: 100,
-        idle_vms: 200,
-        only: Vec::new(),
     };
-    pub(crate) const FULL: Self = Self {
+    const FULL: Pace = Pace {
         rounds: 5,
         milliseconds: 1000,
-        echoes: 5000,
-        vms: 100,
-        idle_vms: 1000,
-        only: Vec::new(),
     };
+}
 
-    pub(crate) fn has(&self, part: Part) -> bool {
-        self.only.is_empty() || self.only.contains(&part)
-    }
+/// How much of the suite is run.
+pub(crate) type Extent = extent::Extent<Part>;
 
-    fn time(&self) -> Duration {
-        Duration::from_millis(self.milliseconds.into())
-    }
+/// Guests of the measurement with many.
+const VMS: u32 = 100;
+
+/// Round trips of each measurement.
+fn echoes(extent: &Extent) -> u32 {
+    if extent.is_quick() { 2000 } else { 5000 }
+}
+
+/// Guests of the measurement of idle ones.
+fn idle_vms(extent: &Extent) -> u32 {
+    if extent.is_quick() { 200 } else { 1000 }
 }
 
 /// Where `vhost-device-vsock` is, or why there is none.
@@ -130,13 +115,13 @@ pub(crate) enum Peer {
 }
 
 /// Runs the suite. To be called inside a private host.
-pub(crate) fn run(sizes: &Sizes, peer: &Peer) -> Result<Record> {
+pub(crate) fn run(extent: &Extent, peer: &Peer) -> Result<Record> {
     let settings = BTreeMap::from([
-        ("rounds".to_owned(), u64::from(sizes.rounds)),
-        ("milliseconds".to_owned(), u64::from(sizes.milliseconds)),
-        ("echoes".to_owned(), u64::from(sizes.echoes)),
-        ("vms".to_owned(), u64::from(sizes.vms)),
-        ("idle_vms".to_owned(), u64::from(sizes.idle_vms)),
+        ("rounds".to_owned(), u64::from(extent.rounds())),
+        ("milliseconds".to_owned(), u64::from(extent.milliseconds())),
+        ("echoes".to_owned(), u64::from(echoes(extent))),
+        ("vms".to_owned(), u64::from(VMS)),
+        ("idle_vms".to_owned(), u64::from(idle_vms(extent))),
         ("worker_threads".to_owned(), 1),
         ("driver_threads".to_owned(), 1),
         (
@@ -149,13 +134,13 @@ pub(crate) fn run(sizes: &Sizes, peer: &Peer) -> Result<Record> {
         ),
     ]);
     let mut record = Record::new("vsock", HostFacts::read()?, settings);
-    if sizes.has(Part::Idle) {
-        memory(sizes, &mut record);
+    if extent.has(Part::Idle) {
+        memory(extent, &mut record);
     }
-    let mut lanes = lanes(sizes, peer, &mut record);
-    for round in 1..=sizes.rounds {
-        let _step = Step::begin(&format!("round {round} of {}", sizes.rounds), 1);
-        lanes.retain_mut(|lane| match lane.round(sizes, &mut record) {
+    let mut lanes = lanes(extent, peer, &mut record);
+    for round in 1..=extent.rounds() {
+        let _step = Step::begin(&format!("round {round} of {}", extent.rounds()), 1);
+        lanes.retain_mut(|lane| match lane.round(extent, &mut record) {
             Ok(()) => true,
             Err(error) => {
                 record.not_run(
@@ -165,7 +150,7 @@ pub(crate) fn run(sizes: &Sizes, peer: &Peer) -> Result<Record> {
                 false
             }
         });
-        others(sizes, &mut record);
+        others(extent, &mut record);
     }
     drop(lanes);
     add_ratios(&mut record);
@@ -181,20 +166,20 @@ struct Lane {
     has_latency: bool,
 }
 
-fn lanes(sizes: &Sizes, peer: &Peer, record: &mut Record) -> Vec<Lane> {
+fn lanes(extent: &Extent, peer: &Peer, record: &mut Record) -> Vec<Lane> {
     let ours = Program::sandwire();
     let mut plans = Vec::new();
-    if sizes.has(Part::One) {
+    if extent.has(Part::One) {
         plans.push((OURS, ours, 1, &WRITES[..]));
     }
-    if sizes.has(Part::Many) {
-        plans.push((OURS_MANY, ours, sizes.vms, &WRITES[..]));
+    if extent.has(Part::Many) {
+        plans.push((OURS_MANY, ours, VMS, &WRITES[..]));
     }
     match peer {
-        Peer::At(path) if sizes.has(Part::Peer) => {
+        Peer::At(path) if extent.has(Part::Peer) => {
             let theirs = Program::VhostDevice(path);
             plans.push((PEER, theirs, 1, &WRITES[..]));
-            plans.push((PEER_MANY, theirs, sizes.vms, &WRITES[2..]));
+            plans.push((PEER_MANY, theirs, VMS, &WRITES[2..]));
         }
         Peer::At(_) => {}
         Peer::Missing(reason) => record.not_run(PEER, reason),
@@ -216,11 +201,11 @@ fn lanes(sizes: &Sizes, peer: &Peer, record: &mut Record) -> Vec<Lane> {
 }
 
 impl Lane {
-    fn round(&mut self, sizes: &Sizes, record: &mut Record) -> Result<()> {
+    fn round(&mut self, extent: &Extent, record: &mut Record) -> Result<()> {
         for (name, write) in self.writes {
             for direction in Direction::ALL {
                 let metric = format!("{}_{name}", direction.name());
-                let outcome = self.place.measure(direction, *write, sizes.time());
+                let outcome = self.place.measure(direction, *write, extent.time());
                 let figures = outcome.with_context(|| {
                     format!(
                         "{metric} failed; the service said: {}",
@@ -232,9 +217,9 @@ impl Lane {
             }
         }
         if self.has_latency {
-            let samples = echo::sleeping(&mut self.place, sizes.echoes).context("echo")?;
+            let samples = echo::sleeping(&mut self.place, echoes(extent)).context("echo")?;
             add_echo(record, self.case, &samples);
-            let rate = connects::measure(&mut self.place, sizes.time()).context("connects")?;
+            let rate = connects::measure(&mut self.place, extent.time()).context("connects")?;
             record.add(self.case, "connects", "per second", &[rate]);
         }
         match self.place.violations() {
@@ -257,13 +242,13 @@ fn add_echo(record: &mut Record, case: &str, samples: &[f64]) {
 }
 
 /// What isn't a service with guests that stay: limits, hops, polling, relays, and the talk's figure.
-fn others(sizes: &Sizes, record: &mut Record) {
-    if sizes.has(Part::Limit) {
-        limits(sizes, record);
+fn others(extent: &Extent, record: &mut Record) {
+    if extent.has(Part::Limit) {
+        limits(extent, record);
     }
-    if sizes.has(Part::Echo) {
+    if extent.has(Part::Echo) {
         attempt(record, BARE_HOPS, |record| {
-            add_echo(record, BARE_HOPS, &echo::bare_hops(sizes.echoes)?);
+            add_echo(record, BARE_HOPS, &echo::bare_hops(echoes(extent))?);
             Ok(())
         });
         attempt(record, POLLING, |record| {
@@ -272,31 +257,37 @@ fn others(sizes: &Sizes, record: &mut Record) {
                 connection_bytes: Limits::default().connection_bytes,
             };
             let mut place = Place::build(program, 1)?;
-            add_echo(record, POLLING, &echo::polling(&mut place, sizes.echoes)?);
+            add_echo(record, POLLING, &echo::polling(&mut place, echoes(extent))?);
             Ok(())
         });
     }
-    if sizes.has(Part::Relay) {
-        relays(sizes, record);
+    if extent.has(Part::Relay) {
+        relays(extent, record);
     }
-    if sizes.has(Part::Figure) {
-        figure::measure(sizes.time() / 2, record);
+    if extent.has(Part::Figure) {
+        figure::measure(extent.time() / 2, record);
     }
 }
 
-fn limits(sizes: &Sizes, record: &mut Record) {
+fn limits(extent: &Extent, record: &mut Record) {
     for (case, buffer) in limit::SEND_BUFFERS {
         for (name, write) in WRITES {
             attempt(record, case, |record| {
-                let rate = limit::measure(buffer, write, sizes.time())?;
+                let rate = limit::measure(buffer, write, host::READ_BYTES, extent.time())?;
                 record.add(case, &format!("unix_{name}"), "Gbit/s", &[rate]);
                 Ok(())
             });
         }
     }
+    attempt(record, limit::SPREAD, |record| {
+        let (name, write) = WRITES[2];
+        let rate = limit::measure(Some(4 << 20), write, limit::SPREAD_BYTES, extent.time())?;
+        record.add(limit::SPREAD, &format!("unix_{name}"), "Gbit/s", &[rate]);
+        Ok(())
+    });
 }
 
-fn relays(sizes: &Sizes, record: &mut Record) {
+fn relays(extent: &Extent, record: &mut Record) {
     let relays = [
         (
             SPLICE,
@@ -306,7 +297,7 @@ fn relays(sizes: &Sizes, record: &mut Record) {
     ];
     for (case, measure) in relays {
         attempt(record, case, |record| {
-            let figures = measure(sizes.time())?;
+            let figures = measure(extent.time())?;
             record.add(case, "relay", "Gbit/s", &[figures.gigabits]);
             record.add(case, "relay_cpu_per_gib", "s", &[figures.cpu_per_gibibyte]);
             Ok(())
@@ -314,10 +305,10 @@ fn relays(sizes: &Sizes, record: &mut Record) {
     }
 }
 
-fn memory(sizes: &Sizes, record: &mut Record) {
-    let _step = Step::begin(&format!("{} idle guests", sizes.idle_vms), 1);
+fn memory(extent: &Extent, record: &mut Record) {
+    let _step = Step::begin(&format!("{} idle guests", idle_vms(extent)), 1);
     attempt(record, "idle", |record| {
-        let kibibytes = idle::measure(sizes.idle_vms as usize)?;
+        let kibibytes = idle::measure(idle_vms(extent) as usize)?;
         record.add("idle", "memory_per_vm", "KiB", &[kibibytes]);
         Ok(())
     });

@@ -7,6 +7,7 @@
 mod connection;
 mod failure;
 mod interruption;
+mod log;
 mod output;
 mod progress;
 #[cfg(test)]

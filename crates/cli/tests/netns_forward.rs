@@ -5,6 +5,7 @@
 use std::{
     fs::File,
     io::{Read, Seek},
+    os::unix::fs::FileExt,
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 use sandwire_testlab::{
-    command,
+    command, iperf3,
     lab::{self, Lab},
     namespace::{self, Namespace},
     sandwire,
@@ -92,21 +93,8 @@ impl World {
 
     /// What iperf3 reports at its end, a server in `b` and a client in `a`.
     fn iperf3(&self, flags: &str) -> Value {
-        let server = namespace::command_in(&self.b.path(), "iperf3")
-            .args(["-s", "-1"])
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        let listening = || {
-            self.b
-                .run("ss -Htln sport = :5201")
-                .is_ok_and(|text| !text.is_empty())
-        };
-        wait_until("iperf3 listens", listening);
-        let report = self.a.run(&format!("iperf3 -J -c 10.9.0.2 {flags}"));
-        let mut server = server;
-        server.wait().unwrap();
-        serde_json::from_str(&report.unwrap()).unwrap()
+        let _server = iperf3::Server::start(Some(&self.b.path())).unwrap();
+        iperf3::report(Some(&self.a.path()), &format!("--client 10.9.0.2 {flags}")).unwrap()
     }
 }
 
@@ -136,6 +124,13 @@ impl Forwarder {
     fn wait_report(&self) {
         let has_come = || self.output.metadata().unwrap().len() > 0;
         wait_until("a report", has_come);
+    }
+
+    /// What it has said so far. It goes on writing where it was.
+    fn said(&self) -> String {
+        let mut bytes = vec![0; usize::try_from(self.output.metadata().unwrap().len()).unwrap()];
+        self.output.read_exact_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     fn stop(&mut self, signal: Signal) -> (ExitStatus, String, String) {
@@ -169,7 +164,7 @@ fn command_of(arguments: &[&str]) -> Command {
 }
 
 fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !happens() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         thread::sleep(Duration::from_millis(20));
@@ -192,7 +187,7 @@ fn two_hosts_are_connected_only_while_the_forwarder_runs() {
         let mut forwarder = Forwarder::start(&["va", "vb"]);
         wait_until("a ping goes through", || world.is_connected());
         assert_eq!(world.ping(20, "fd09::2").1, 0);
-        thread::sleep(Duration::from_millis(1100));
+        wait_until("a report", || forwarder.said().contains("Link report:"));
         let (status, output, errors) = forwarder.stop(Signal::INT);
         assert!(status.success(), "{errors}");
         assert!(
@@ -200,7 +195,7 @@ fn two_hosts_are_connected_only_while_the_forwarder_runs() {
             "{errors}"
         );
         for expected in [
-            "load: time: 1.0",
+            "load: time: ",
             " fps: ",
             "Link report:",
             "sent on if1.output -> if2.input (loss rate: 0%)",
@@ -321,18 +316,14 @@ fn an_interface_that_is_deleted_ends_nothing() {
         let mut forwarder = Forwarder::start(&["va", "vb"]);
         wait_until("a ping goes through", || world.is_connected());
         lab.run("ip link set vb down");
-        thread::sleep(Duration::from_millis(1500));
+        wait_until("it is told", || forwarder.said().contains("vb is down"));
         lab.run("ip link set vb up");
         wait_until("a ping goes through again", || world.is_connected());
         lab.run("ip link delete vb");
-        thread::sleep(Duration::from_millis(1500));
+        wait_until("it is told", || forwarder.said().contains("vb is gone"));
         assert!(forwarder.child.try_wait().unwrap().is_none());
-        let (status, output, errors) = forwarder.stop(Signal::TERM);
+        let (status, _, errors) = forwarder.stop(Signal::TERM);
         assert!(status.success(), "{errors}");
-        assert!(
-            output.contains("vb is down") && output.contains("vb is gone"),
-            "{output}"
-        );
     });
 }
 

@@ -9,7 +9,9 @@
 mod ebpf;
 
 use std::{
-    fs, thread,
+    fs,
+    net::IpAddr,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -17,7 +19,8 @@ use ebpf::{SECOND, World, pool};
 use sandwire_testlab::{
     command,
     fake_guest::FakeGuest,
-    host::BEYOND_IPV4,
+    guest::kernel::Series,
+    host::{BEYOND_IPV4, ECHO_PORT},
     lab::{self, Lab},
 };
 use serde_json::{Value, json};
@@ -57,6 +60,23 @@ fn listed(lab: &Lab, world: &World) -> Vec<Value> {
 #[track_caller]
 fn round_trip(guest: &FakeGuest) -> f64 {
     let times = (0..5).map(|_| guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap());
+    least(times)
+}
+
+/// Least time in milliseconds until another guest has sent a datagram back: of each other's pings they take the
+/// requests for answers.
+#[track_caller]
+fn exchange(guest: &FakeGuest, other: IpAddr) -> f64 {
+    let server = (other, ECHO_PORT).into();
+    let times = (0..5).map(|_| {
+        let start = Instant::now();
+        guest.exchange_udp(server, b"hello", 5 * SECOND).unwrap();
+        start.elapsed()
+    });
+    least(times)
+}
+
+fn least(times: impl Iterator<Item = Duration>) -> f64 {
     times
         .map(|time| time.as_secs_f64() * 1e3)
         .fold(f64::MAX, f64::min)
@@ -136,11 +156,40 @@ fn impaired_alone(lab: &Lab, kind: &str, data_path: &str) {
     let server = (BEYOND_IPV4, 7).into();
     assert!(first.exchange_udp(server, b"hello", 5 * SECOND).is_ok());
 
+    assert_says_impaired(&world);
     let cleared = impair(&world, "clear one");
     assert_eq!(cleared["was_impaired"], true);
+    assert!(shown_in_lists(&world).iter().all(Value::is_null));
     assert!(round_trip(&first) < 25.0);
     assert_eq!(impair(&world, "show one").get("impairment"), None);
     assert_eq!(impair(&world, "clear one")["was_impaired"], false);
+}
+
+/// What `show`, `list` and `/v1/traffic` say of the impairment of `one`.
+fn shown_in_lists(world: &World) -> [Value; 3] {
+    let of_one = |all: Value| {
+        let mut all = all.as_array().unwrap().iter();
+        let one = all.find(|lease| lease["name"] == "one").unwrap();
+        one["impairment"].clone()
+    };
+    [
+        world.daemon.json("show one").unwrap()["impairment"].clone(),
+        of_one(world.daemon.json("list").unwrap()),
+        of_one(world.daemon.call("GET", "/v1/traffic", None).unwrap()),
+    ]
+}
+
+fn assert_says_impaired(world: &World) {
+    let expected = json!({
+        "summary": "ingress match protocol=icmp loss 100%",
+        "service_alive": true,
+        "on_death": "closed",
+    });
+    for said in shown_in_lists(world) {
+        assert_eq!(said, expected);
+    }
+    let two = world.daemon.json("show two").unwrap();
+    assert!(two["impairment"].is_null(), "{two}");
 }
 
 #[test]
@@ -159,6 +208,102 @@ fn a_lease_with_ebpf_is_impaired_alone() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_lease_of_a_host_slot_is_impaired_alone() {
     lab::run(|lab| impaired_alone(lab, "host", "ebpf"));
+}
+
+/// XDP takes packets before anything that diverts, unless it leaves them to it. Of the datagrams, which follow each other
+/// within the time that a decision is kept, all but the first would go by XDP from TAP to TAP.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_with_xdp_is_impaired_alone() {
+    lab::run(|lab| {
+        let mut world = start(lab);
+        let policy = json!({"uplink": "route", "clone_to_clone": true});
+        let mut spec = pool("web", "host", 0, 3, &policy);
+        spec["data_path"] = json!("xdp");
+        world.daemon.create_pool(&spec).unwrap();
+        let [(one, first), (two, second), (three, _third)] =
+            ["one", "two", "three"].map(|name| world.guest("web", name));
+        let note = |world: &World, lease| world.detail(lease)["data_path_note"].to_string();
+        let takes_70 = || {
+            let least = exchange(&first, two.ipv4);
+            assert!((70.0..95.0).contains(&least), "{least}");
+        };
+        assert!(exchange(&first, two.ipv4) < 25.0);
+        impair(&world, "one --egress 'delay 40ms' --ingress 'delay 30ms'");
+        takes_70();
+        assert!(exchange(&second, three.ipv4) < 25.0);
+        assert!(note(&world, &one).contains("impaired"));
+        assert!(!note(&world, &two).contains("impaired"));
+        // What the kernel knows outlives the daemon.
+        world.daemon.kill().unwrap();
+        takes_70();
+        world.daemon.restart().unwrap();
+        takes_70();
+        impair(&world, "clear one");
+        assert!(exchange(&first, two.ipv4) < 25.0);
+        assert!(!note(&world, &one).contains("impaired"));
+    });
+}
+
+/// Debian 12's kernel has no TCX: diversions are filters there, beside those of the slots.
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn leases_of_every_kind_are_impaired_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, 900 * SECOND, |lab| {
+        let world = start(lab);
+        let kinds = [("netns", "nft"), ("netns", "ebpf"), ("host", "ebpf")];
+        for (number, (kind, data_path)) in kinds.into_iter().enumerate() {
+            let name = format!("{kind}-{data_path}");
+            let mut spec = pool(&name, kind, number, 2, &json!({"uplink": "masquerade"}));
+            spec["data_path"] = json!(data_path);
+            world.daemon.create_pool(&spec).unwrap();
+            impaired_by_filters(&world, &name);
+        }
+        refused_beside_an_ingress_qdisc(lab, &world);
+    });
+}
+
+/// The guest of the test is emulated, so times are long and bounds wide.
+fn impaired_by_filters(world: &World, pool: &str) {
+    let [one, two] = ["one", "two"].map(|name| format!("{pool}-{name}"));
+    let (_one, first) = world.guest(pool, &one);
+    let (_two, second) = world.guest(pool, &two);
+    assert!(is_reached(&first) && is_reached(&second), "{pool}");
+    let delays = format!("{one} --egress 'delay 400ms' --ingress 'delay 300ms'");
+    impair(world, &delays);
+    let times = [round_trip(&first), round_trip(&second)];
+    assert!(times[0] >= 700.0 && times[1] < 300.0, "{pool}: {times:?}");
+    let shown = impair(world, &format!("show {one}"));
+    let ways = &shown["interfaces"][0];
+    for way in ["egress", "ingress"] {
+        let offered = ways[way]["line"]["rules"][0]["offered"].as_u64();
+        assert!(offered >= Some(5), "{pool}: {shown:#}");
+    }
+    impair(
+        world,
+        &format!("{one} --ingress 'match protocol=icmp loss 100%'"),
+    );
+    assert!(!is_reached(&first) && is_reached(&second), "{pool}");
+    // Nothing of the slot's own is lost by the end of it.
+    impair(world, &format!("clear {one}"));
+    let time = round_trip(&first);
+    assert!(time < 300.0, "{pool}: {time}");
+}
+
+fn refused_beside_an_ingress_qdisc(lab: &Lab, world: &World) {
+    lab.shell(
+        "ip link add old type veth peer name new; ip link set old up
+         tc qdisc add dev old ingress",
+    );
+    let folder = lab.folder().join("impair");
+    let mut command = world
+        .daemon
+        .command("impair --interface old --both blackhole");
+    let output = command.arg("--folder").arg(folder).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("`ingress` qdisc"), "{said}");
+    assert!(lab.run("tc filter show dev old ingress").is_empty());
 }
 
 /// What a released lease leaves: nothing, and the next tenant of its number isn't impaired.

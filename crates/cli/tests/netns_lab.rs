@@ -103,7 +103,7 @@ fn a_lab_comes_up_runs_commands_by_name_and_goes_without_a_trace() {
             "lab shop is down: 3 hosts and 2 links are gone\n"
         );
         assert_eq!(lab.snapshot(), before);
-        assert_eq!(done(&["list"]), "");
+        assert_eq!(done(&["list"]), "no lab is up\n");
         assert!(refused(&["down", "shop"]).contains("there is no lab shop"));
     });
 }
@@ -182,6 +182,11 @@ fn links_are_impaired_each_way_and_down_ends_that() {
         assert!((50.0..60.0).contains(&least(&far)), "{far}");
         let near = ping("printer");
         assert!((40.0..50.0).contains(&least(&near)), "{near}");
+        let listed = done(&["list"]);
+        assert!(
+            listed.contains("eth1") && !listed.contains("swd"),
+            "{listed}"
+        );
         let removed: Value = serde_json::from_str(&done(&["down", "--json"])).unwrap();
         assert_eq!(removed["removed"]["impairments"], 2, "{removed}");
         assert_eq!(lab.snapshot(), before);

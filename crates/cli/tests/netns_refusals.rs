@@ -264,7 +264,7 @@ fn a_full_disk_refuses_the_acquire_and_keeps_the_slot() {
 fn start(lab: &Lab) -> Daemon {
     let executable = sandwire::executable().unwrap();
     let daemon = Daemon::start(&executable, lab.folder(), CONFIG).unwrap();
-    daemon.wait_pool("web", 2, Duration::from_secs(20)).unwrap();
+    daemon.wait_pool("web", 2, Duration::from_secs(60)).unwrap();
     daemon
 }
 

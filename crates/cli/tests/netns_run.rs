@@ -27,7 +27,7 @@ addresses = { plan = "prefix", ipv4 = "10.64.0.0/24", ipv6 = "fd00:c10e::/64" }
 fn start(lab: &Lab) -> Daemon {
     let executable = sandwire::executable().unwrap();
     let daemon = Daemon::start(&executable, lab.folder(), CONFIG).unwrap();
-    daemon.wait_pool("web", 2, Duration::from_secs(20)).unwrap();
+    daemon.wait_pool("web", 2, Duration::from_secs(60)).unwrap();
     daemon
 }
 
@@ -58,7 +58,7 @@ fn leases(daemon: &Daemon) -> usize {
 }
 
 fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !happens() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         thread::sleep(Duration::from_millis(20));

@@ -60,7 +60,7 @@ impl World {
         let executable = sandwire::executable().unwrap();
         let daemon = Daemon::start(&executable, lab.folder(), config).unwrap();
         let world = Self { daemon, groups };
-        let pool = world.daemon.wait_pool("web", 3, Duration::from_secs(20));
+        let pool = world.daemon.wait_pool("web", 3, Duration::from_secs(60));
         pool.unwrap();
         world
     }
@@ -149,7 +149,7 @@ fn piped(command: &mut Command) -> &mut Command {
 }
 
 fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !happens() {
         assert!(Instant::now() < deadline, "not in time: {what}");
         thread::sleep(Duration::from_millis(20));
@@ -158,7 +158,7 @@ fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
 
 /// Connects from the guest until the other side is there.
 fn open_until(guest: &mut Guest, port: u32) -> Socket {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match guest.open_stream(port) {
             Ok(socket) => return socket,
@@ -388,7 +388,7 @@ fn where_vsock_is_not_enabled_nothing_of_it_is_there_and_a_channel_is_refused() 
         let config = CONFIG.replace("enabled = true", "enabled = false");
         let executable = sandwire::executable().unwrap();
         let daemon = Daemon::start(&executable, lab.folder(), &config).unwrap();
-        daemon.wait_pool("web", 3, Duration::from_secs(20)).unwrap();
+        daemon.wait_pool("web", 3, Duration::from_secs(60)).unwrap();
         let output = daemon.output("acquire web a --vsock").unwrap();
         assert_eq!(output.status.code(), Some(1));
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();

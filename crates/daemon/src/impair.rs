@@ -4,6 +4,7 @@
 //! never handed out again but torn down and made anew, so no lease inherits an impairment; what the service still
 //! lists of a lease that has ended, a [`sweep`] takes off its list. Leases that aren't impaired cost nothing.
 
+mod known;
 mod sweep;
 
 use std::{
@@ -17,10 +18,10 @@ use std::{
 
 use sandwire_api::{
     impairment::{
-        Impairment, ImpairmentCleared, InterfaceImpairment, InvalidImpairment, LeaseImpairment,
+        Impairment, ImpairmentCleared, ImpairmentSummary, InterfaceImpairment, InvalidImpairment,
+        LeaseImpairment,
     },
     name::Name,
-    slot::DataPath,
 };
 use sandwire_impair_host::{
     control::{self, Client, ClientError, Owner, Side, State, Status, Target, control_socket},
@@ -33,6 +34,7 @@ use sandwire_slot::{
 };
 use tokio::sync::Notify;
 
+use self::known::Known;
 pub(crate) use self::sweep::sweep;
 
 /// Why a lease isn't impaired, or not any more.
@@ -47,12 +49,6 @@ pub(crate) enum ImpairError {
         lease: Name,
         source: InvalidImpairment,
     },
-    /// Its packets can't be diverted.
-    #[error(
-        "impair lease {lease}: pool {pool} has the data path xdp, and XDP programs take packets before anything could \
-         divert them; `sandwire pool set {pool} --data-path ebpf` helps"
-    )]
-    Xdp { lease: Name, pool: Name },
     /// There is no service, and none can be had.
     #[error("start the impairment service: {0}")]
     Launch(#[from] LaunchError),
@@ -74,6 +70,8 @@ pub(crate) struct Impairments {
     may_be: AtomicBool,
     /// Held while a lease is impaired, and while those are looked for that have ended.
     gate: Mutex<()>,
+    /// Which leases are impaired, as of the last look.
+    known: Known,
     /// Told when a lease has ended.
     ended: Notify,
 }
@@ -87,6 +85,7 @@ impl Impairments {
             // An earlier daemon may have left some.
             may_be: AtomicBool::new(true),
             gate: Mutex::new(()),
+            known: Known::default(),
             ended: Notify::new(),
         }
     }
@@ -107,19 +106,20 @@ impl Impairments {
                 source,
             })?;
         let found = slots.interfaces(caller, owner_uid, name)?;
-        if found.data_path == DataPath::Xdp {
-            return Err(ImpairError::Xdp {
-                lease: name.clone(),
-                pool: found.pool,
-            });
-        }
         // Before the lease is held: a service takes a while to start.
         let mut client = self.connect_or_start()?;
         let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         self.may_be.store(true, Ordering::Relaxed);
         slots.with_interfaces(caller, owner_uid, name, |found| {
-            set_all(&mut client, found, impairment)
+            // XDP comes before what diverts, and would send packets past it.
+            slots.set_impaired(&found.lease, true)?;
+            let set = set_all(&mut client, found, impairment);
+            if set.is_err() && !self.known.has(&found.lease) {
+                slots.set_impaired(&found.lease, false)?;
+            }
+            set
         })??;
+        self.known.insert(found.lease.clone(), impairment);
         report(&mut client, &found)
     }
 
@@ -163,6 +163,12 @@ impl Impairments {
                 Err(error) => failure = failure.or(Some(ImpairError::Service(error))),
             }
         }
+        if failure.is_none() {
+            // Not while somebody looks, who may have seen it.
+            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            self.known.remove(&found.lease);
+            slots.set_impaired(&found.lease, false)?;
+        }
         failure.map_or(Ok(sum), Err)
     }
 
@@ -180,9 +186,26 @@ impl Impairments {
             .collect())
     }
 
+    /// Whether a lease is impaired, as of the last look; asks nobody.
+    pub(crate) fn summary(&self, owner_uid: u32, name: &Name) -> Option<ImpairmentSummary> {
+        if !self.may_be.load(Ordering::Relaxed) {
+            return None;
+        }
+        let name = name.clone();
+        self.known.summary(&LeaseKey { owner_uid, name })
+    }
+
+    /// The same, with whether the service listens now.
+    pub(crate) fn summary_now(&self, owner_uid: u32, name: &Name) -> Option<ImpairmentSummary> {
+        let mut summary = self.summary(owner_uid, name)?;
+        summary.service_alive = self.connect().is_ok();
+        Some(summary)
+    }
+
     /// Says that a lease has ended, which may have been impaired.
-    pub(crate) fn lease_has_ended(&self) {
+    pub(crate) fn lease_has_ended(&self, lease: &LeaseKey) {
         if self.may_be.load(Ordering::Relaxed) {
+            self.known.remove(lease);
             self.ended.notify_one();
         }
     }
@@ -195,7 +218,7 @@ impl Impairments {
     fn connect_if_needed(&self) -> Result<Option<Client>, ImpairError> {
         match self.connect() {
             Ok(client) => Ok(Some(client)),
-            Err(_) if launch::left(&self.folder).of_leases == 0 => Ok(None),
+            Err(_) if launch::left(&self.folder).of_leases.is_empty() => Ok(None),
             Err(error) => Err(ImpairError::Service(error)),
         }
     }
@@ -237,7 +260,11 @@ fn owner_of(lease: &LeaseKey) -> Owner {
 }
 
 fn lease_of(status: &Status) -> Option<LeaseKey> {
-    match &status.owner {
+    key_of(&status.owner)
+}
+
+fn key_of(owner: &Owner) -> Option<LeaseKey> {
+    match owner {
         Owner::Lease { uid, lease } => Some(LeaseKey {
             owner_uid: *uid,
             name: lease.clone(),

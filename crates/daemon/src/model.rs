@@ -268,7 +268,7 @@ pub(crate) fn fill(slots: &Slots, spec: &PoolSpec) {
     let begun = Instant::now();
     while slots.pool(&spec.name).unwrap().slots.ready < spec.size || !slots.health().ready {
         assert!(
-            begun.elapsed() < Duration::from_secs(10),
+            begun.elapsed() < Duration::from_secs(60),
             "pool is not full"
         );
         std::thread::sleep(Duration::from_millis(1));

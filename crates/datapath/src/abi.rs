@@ -156,6 +156,8 @@ enums! {
         Xdp = 16 "NIC_XDP",
         /// The host's stack translates ports to it: answers go back that way.
         Published = 32 "NIC_PUBLISHED",
+        /// Programs on tc before ours divert its packets, which XDP must leave to them.
+        Impaired = 64 "NIC_IMPAIRED",
     }
     /// What leaves the host.
     UplinkMode = "uplink_mode" {

@@ -17,6 +17,7 @@ use std::{
 
 use aya::EbpfLoader;
 use sandwire_kernel_net::{
+    bpf::{self, BPF_TCX_EGRESS, BPF_TCX_INGRESS},
     interface::InterfaceIndex,
     netlink::{Request, Socket},
     tc::{self, Hook},
@@ -337,10 +338,10 @@ impl Diversion {
             fs::remove_file(&path).map_err(failed)?;
         }
         let attach_type = match hook {
-            Hook::Ingress => sys::BPF_TCX_INGRESS,
-            Hook::Egress => sys::BPF_TCX_EGRESS,
+            Hook::Ingress => BPF_TCX_INGRESS,
+            Hook::Egress => BPF_TCX_EGRESS,
         };
-        let link = sys::create_link(program, self.interface.0, attach_type, sys::BPF_F_BEFORE)
+        let link = bpf::create_link(program, self.interface, attach_type, sys::BPF_F_BEFORE)
             .map_err(failed)?;
         sys::pin(link.as_fd(), &path).map_err(failed)
     }

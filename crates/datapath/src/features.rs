@@ -5,6 +5,11 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
+use sandwire_kernel_net::{
+    bpf::{self, BPF_TCX_INGRESS, ProgramType, instruction},
+    interface::InterfaceIndex,
+};
+
 use crate::{Error, sys};
 
 /// What the programs may use beyond Linux 6.1.
@@ -26,8 +31,8 @@ pub const FIB_LOOKUP_MARK: u32 = 1 << 5;
 
 const BPF_F_IPV6: u32 = 1 << 7;
 const FIELD_OF_TWO_BYTES: u32 = 2;
-const L4_CSUM_REPLACE: u32 = 11;
-const FIB_LOOKUP: u32 = 69;
+const L4_CSUM_REPLACE: i32 = 11;
+const FIB_LOOKUP: i32 = 69;
 /// `struct bpf_fib_lookup`.
 const FIB_PARAMETERS: i16 = 64;
 
@@ -39,8 +44,8 @@ type Instruction = [u8; 8];
 /// There is no eBPF, or this process may not use it.
 pub fn probe() -> Result<Features, Error> {
     let pass = [move_number(0, 0), EXIT];
-    let program = sys::load_classifier(&pass).map_err(|source| unsupported(&source))?;
-    let tcx = sys::create_link(program.as_fd(), NOBODY, sys::BPF_TCX_INGRESS, 0);
+    let program = load(&pass).map_err(|source| unsupported(&source))?;
+    let tcx = bpf::create_link(program.as_fd(), NOBODY, BPF_TCX_INGRESS, 0);
     let fib_flags = [FIB_LOOKUP_TABLE, FIB_LOOKUP_MARK]
         .into_iter()
         .filter(|flag| returned(&fib_lookup(*flag)).is_some_and(|answer| answer != -libc::EINVAL))
@@ -53,8 +58,19 @@ pub fn probe() -> Result<Features, Error> {
     })
 }
 
+/// Whether the loaded program of this number is ours for TAPs, which leaves the packets of impaired leases to tc.
+#[must_use]
+pub fn is_own_xdp(program: u32) -> bool {
+    let mut loaded = aya::programs::loaded_programs().flatten();
+    loaded.any(|found| found.id() == program && found.name_as_str() == Some("from_guest_xdp"))
+}
+
 /// No interface has this number.
-const NOBODY: u32 = i32::MAX.cast_unsigned();
+const NOBODY: InterfaceIndex = InterfaceIndex(i32::MAX.cast_unsigned());
+
+fn load(instructions: &[Instruction]) -> io::Result<OwnedFd> {
+    bpf::load(ProgramType::Classifier, "sandwire_probe", instructions)
+}
 
 fn unsupported(source: &io::Error) -> Error {
     let (reason, remedy) = match source.raw_os_error() {
@@ -77,7 +93,7 @@ fn unsupported(source: &io::Error) -> Error {
 
 /// What a program returns for a packet of zeros; `None` if it can't be loaded or run.
 fn returned(instructions: &[Instruction]) -> Option<i32> {
-    let program: OwnedFd = sys::load_classifier(instructions).ok()?;
+    let program = load(instructions).ok()?;
     sys::run_classifier(program.as_fd()).ok()
 }
 
@@ -110,36 +126,27 @@ fn fib_lookup(flags: u32) -> Vec<Instruction> {
     program
 }
 
-// Instructions: operation, registers (source and destination), offset, number.
-
 const EXIT: Instruction = [0x95, 0, 0, 0, 0, 0, 0, 0];
 
-fn instruction(operation: u8, registers: u8, offset: i16, number: u32) -> Instruction {
-    let (offset, number) = (offset.to_ne_bytes(), number.to_ne_bytes());
-    [
-        operation, registers, offset[0], offset[1], number[0], number[1], number[2], number[3],
-    ]
-}
-
 fn move_number(to: u8, number: u32) -> Instruction {
-    instruction(0xb7, to, 0, number)
+    instruction(0xb7, to, 0, 0, number.cast_signed())
 }
 
 fn move_register(to: u8, from: u8) -> Instruction {
-    instruction(0xbf, from << 4 | to, 0, 0)
+    instruction(0xbf, to, from, 0, 0)
 }
 
 fn add_number(to: u8, number: i32) -> Instruction {
-    instruction(0x07, to, 0, number.cast_unsigned())
+    instruction(0x07, to, 0, 0, number)
 }
 
 /// Eight bytes on the stack.
 fn store_zero(offset: i16) -> Instruction {
-    instruction(0x7a, 10, offset, 0)
+    instruction(0x7a, 10, 0, offset, 0)
 }
 
-fn call(function: u32) -> Instruction {
-    instruction(0x85, 0, 0, function)
+fn call(function: i32) -> Instruction {
+    instruction(0x85, 0, 0, 0, function)
 }
 
 #[cfg(test)]

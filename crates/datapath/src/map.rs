@@ -8,6 +8,8 @@ use std::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
+use sandwire_kernel_net::bpf::BPF_NOEXIST;
+
 use crate::{Error, abi::Plain, sys};
 
 /// A hash or a trie.
@@ -42,7 +44,7 @@ impl<K: Plain, V: Plain> Table<K, V> {
 
     /// Writes an entry if there is none of its key. Whether it did.
     pub(crate) fn add(&self, key: &K, value: &V) -> Result<bool, Error> {
-        match sys::update(self.descriptor.as_fd(), key, value, sys::BPF_NOEXIST) {
+        match sys::update(self.descriptor.as_fd(), key, value, BPF_NOEXIST) {
             Ok(()) => Ok(true),
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(false),
             Err(source) => Err(self.failed("write", source)),

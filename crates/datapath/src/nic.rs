@@ -65,7 +65,8 @@ impl Allocation {
 const LEASE_FLAGS: u32 = NicFlag::Process.number()
     | NicFlag::Trace.number()
     | NicFlag::Learn.number()
-    | NicFlag::Published.number();
+    | NicFlag::Published.number()
+    | NicFlag::Impaired.number();
 
 impl Datapath {
     fn allocation(&self) -> MutexGuard<'_, Allocation> {

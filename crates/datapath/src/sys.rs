@@ -4,18 +4,19 @@ use std::{
     ffi::CString,
     io,
     os::{
-        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsRawFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
 };
+
+use sandwire_kernel_net::bpf::{call, call_for_descriptor};
 
 use crate::abi::Plain;
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
-const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
@@ -24,26 +25,13 @@ const BPF_BTF_GET_FD_BY_ID: libc::c_long = 19;
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
-const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
-const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
-
-/// Attach type of native and generic XDP.
-pub(crate) const BPF_XDP: u32 = 37;
-/// Attach type of TCX on the way in.
-pub(crate) const BPF_TCX_INGRESS: u32 = 46;
-/// Attach type of TCX on the way out.
-pub(crate) const BPF_TCX_EGRESS: u32 = 47;
 /// Before all others, unless an anchor is named.
 pub(crate) const BPF_F_BEFORE: u32 = 1 << 3;
 /// Behind all others, unless an anchor is named.
 pub(crate) const BPF_F_AFTER: u32 = 1 << 4;
-/// XDP in the driver, not behind it.
-pub(crate) const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
-/// Only if there is no entry of that key.
-pub(crate) const BPF_NOEXIST: u64 = 1;
 
 macro_rules! attributes {
     ($($name:ident { $($field:ident: $type:ty,)+ })+) => {
@@ -62,10 +50,6 @@ attributes! {
         from: u64, to: u64, keys: u64, values: u64,
         count: u32, map: u32, element_flags: u64, flags: u64,
     }
-    Load {
-        program_type: u32, instruction_count: u32, instructions: u64, license: u64,
-        log_level: u32, log_size: u32, log_buffer: u64, kernel_version: u32, flags: u32,
-    }
     Object { path: u64, descriptor: u32, flags: u32, }
     TestRun {
         program: u32, result: u32, size_in: u32, size_out: u32, data_in: u64, data_out: u64,
@@ -74,10 +58,6 @@ attributes! {
     }
     InfoQuery { descriptor: u32, length: u32, info: u64, }
     BtfById { id: u32, next: u32, flags: u32, }
-    LinkCreate {
-        program: u32, target: u32, attach_type: u32, flags: u32, relative: u32, padding: u32,
-        revision: u64,
-    }
     LinkDetach { link: u32, }
     LinkUpdate { link: u32, program: u32, flags: u32, old: u32, }
 }
@@ -133,40 +113,6 @@ struct BtfInfo {
     name: u64,
     name_length: u32,
     is_kernel: u32,
-}
-
-/// `bpf(2)`.
-///
-/// # Safety
-/// `T` is the start of `union bpf_attr` as the command reads it, and addresses in it are valid for
-/// what the command does with them.
-unsafe fn call<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i64> {
-    // SAFETY: by the caller's promise the kernel reads and writes only what it may.
-    let answer = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attributes),
-            size_of::<T>(),
-        )
-    };
-    if answer < 0 {
-        Err(io::Error::last_os_error())
-    } else {
-        Ok(answer)
-    }
-}
-
-/// Like [`call`], for commands that give a descriptor.
-///
-/// # Safety
-/// As of [`call`].
-unsafe fn call_for_descriptor<T>(command: libc::c_long, attributes: &mut T) -> io::Result<OwnedFd> {
-    // SAFETY: the caller's promise.
-    let answer = unsafe { call(command, attributes) }?;
-    let descriptor = i32::try_from(answer).map_err(io::Error::other)?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 fn number(descriptor: BorrowedFd<'_>) -> u32 {
@@ -422,24 +368,6 @@ pub(crate) fn btf(id: u32) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Attaches a program to an interface for as long as the link lives.
-pub(crate) fn create_link(
-    program: BorrowedFd<'_>,
-    ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-) -> io::Result<OwnedFd> {
-    let mut attributes = LinkCreate {
-        program: number(program),
-        target: ifindex,
-        attach_type,
-        flags,
-        ..LinkCreate::default()
-    };
-    // SAFETY: the structure holds no addresses.
-    unsafe { call_for_descriptor(BPF_LINK_CREATE, &mut attributes) }
-}
-
 /// Puts another program in a link's place: no packet sees neither.
 pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes = LinkUpdate {
@@ -456,19 +384,6 @@ pub(crate) fn detach_link(link: BorrowedFd<'_>) -> io::Result<()> {
     let mut attributes = LinkDetach { link: number(link) };
     // SAFETY: the structure holds no addresses.
     unsafe { call(BPF_LINK_DETACH, &mut attributes) }.map(drop)
-}
-
-/// Loads a small tc program from its instructions.
-pub(crate) fn load_classifier(instructions: &[[u8; 8]]) -> io::Result<OwnedFd> {
-    let mut attributes = Load {
-        program_type: BPF_PROG_TYPE_SCHED_CLS,
-        instruction_count: u32::try_from(instructions.len()).expect("small"),
-        instructions: instructions.as_ptr().addr() as u64,
-        license: c"Dual MIT/GPL".as_ptr().addr() as u64,
-        ..Load::default()
-    };
-    // SAFETY: instructions and licence live until the call returns.
-    unsafe { call_for_descriptor(BPF_PROG_LOAD, &mut attributes) }
 }
 
 /// Runs a tc program on a packet of zeros and returns what it returned.

@@ -14,6 +14,7 @@ use std::{
 };
 
 use sandwire_kernel_net::{
+    bpf::{self, BPF_TCX_EGRESS, BPF_TCX_INGRESS, BPF_XDP, XDP_FLAGS_DRV_MODE},
     interface::{self, InterfaceIndex},
     netlink::{Request, Socket},
     tc,
@@ -240,7 +241,7 @@ impl Datapath {
             fs::remove_file(&path).map_err(failed)?;
         }
         let (attach_type, flags) = self.link_type(spot.hook);
-        match sys::create_link(program, spot.index.0, attach_type, flags) {
+        match bpf::create_link(program, spot.index, attach_type, flags) {
             Ok(link) => sys::pin(link.as_fd(), &path).map_err(failed)?,
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => found = Found::NoInterface,
             Err(error) => return Err(failed(error)),
@@ -255,9 +256,9 @@ impl Datapath {
             Order::Last => sys::BPF_F_AFTER,
         };
         match hook {
-            Hook::Tc(tc::Hook::Ingress) => (sys::BPF_TCX_INGRESS, order),
-            Hook::Tc(tc::Hook::Egress) => (sys::BPF_TCX_EGRESS, order),
-            Hook::Xdp => (sys::BPF_XDP, sys::XDP_FLAGS_DRV_MODE),
+            Hook::Tc(tc::Hook::Ingress) => (BPF_TCX_INGRESS, order),
+            Hook::Tc(tc::Hook::Egress) => (BPF_TCX_EGRESS, order),
+            Hook::Xdp => (BPF_XDP, XDP_FLAGS_DRV_MODE),
         }
     }
 

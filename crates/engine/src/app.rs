@@ -3,6 +3,8 @@
 //! A [`Config`] is a description: it is compared when a graph is configured anew, so an app whose description stayed
 //! the same goes on with all that it has. An [`App`] is what runs.
 
+#![forbid(unsafe_code)]
+
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
@@ -15,16 +17,34 @@ use crate::watch::Watch;
 
 /// A running network function.
 ///
-/// Both calls come once per breath, `pull` for all apps first. An app must return soon: while it runs, nobody else
-/// does. Whatever a port holds may stay there for the next breath.
+/// Both calls come once per breath, `pull` for all apps of its part of the graph first; a part is all that links connect,
+/// however far. An app must return soon: while it runs, nobody else does. Whatever a port holds may stay there for the
+/// next breath.
+///
+/// Breaths leave a part out in which nothing moved in the last one, and which has nothing to do: no packet on its links,
+/// nothing left to read at a descriptor that somebody watches, no packet that the pool refused in that breath, and no app
+/// whose [`wake`](App::wake) says now or again and again. They call the part again, with all its apps,
+///
+/// - when the first [`Wake::at`] has come that its apps answered,
+/// - when the descriptor of a [`watch`](App::watch) of its apps has something, or is watched no more,
+/// - after [`Engine::configure`], and after [`Engine::app_mut`] of one of its apps.
+///
+/// So a `wake` that promises too little loses nothing: what an app left on a link has it called again, and what it keeps
+/// to itself waits until its part is called for another reason. One that asks for too much costs calls.
+///
+/// [`Engine::configure`]: crate::Engine::configure
+/// [`Engine::app_mut`]: crate::Engine::app_mut
 pub trait App: Any {
     /// Brings packets in from outside, or releases what is due.
     fn pull(&mut self, _now: Time, _ports: &mut Ports<'_>) {}
 
-    /// Deals with the packets on the inputs. Called in every breath, packets or not, of an app that has an input.
+    /// Deals with the packets on the inputs. An app that has an input is called in every breath of its part, packets or
+    /// not.
     fn push(&mut self, _now: Time, _ports: &mut Ports<'_>) {}
 
-    /// When the app has something to do although no packet comes to its inputs.
+    /// When the app has something to do although no packet comes to its inputs and its [`watch`](App::watch) says
+    /// nothing. Asked after a breath in which nothing moved in its part. An app that hears of things in other ways, by what
+    /// it shares with others or by looking outside, answers [`Wake::polling`].
     fn wake(&self) -> Wake {
         Wake::default()
     }
@@ -53,7 +73,8 @@ pub trait Config: PartialEq + fmt::Debug + 'static {
 
     /// Whether what the app sends never depends on what it was given in the same breath, as with an app for a
     /// network interface: it sends in `pull` what came from outside, and takes outside in `push` what it is given.
-    /// Only the order of apps depends on this.
+    /// The order of apps depends on this; and packets that such an app brings in have come when it has read them, not when
+    /// the breath began ([`Engine::breathe_by`](crate::Engine::breathe_by)).
     fn is_edge(&self) -> bool {
         false
     }
@@ -110,7 +131,7 @@ impl PortList {
     }
 }
 
-/// When somebody must act although no packet moves.
+/// When somebody must act although no packet moves. The default is never: not before a packet comes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Wake {
     /// No later than then.

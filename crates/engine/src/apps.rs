@@ -1,5 +1,7 @@
 //! Apps that need nothing but packets. Those that talk to the outside come beside them, a file each.
 
+#![forbid(unsafe_code)]
+
 mod classify;
 mod filter;
 mod join;

@@ -8,6 +8,8 @@
 //! Only the first fragment of a datagram has ports. Nothing here remembers datagrams, so a later fragment matches only
 //! rules that don't ask for ports, and a flow's fragments, the first among them, have a hash of their own.
 
+#![forbid(unsafe_code)]
+
 mod rule;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

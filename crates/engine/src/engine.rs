@@ -1,13 +1,18 @@
 //! The engine: the apps and links of one graph, breathing.
 //!
-//! A breath has two halves. All apps `pull`, which brings packets in; then all apps with inputs `push`, each after
-//! those that feed it, so that what came in is dealt with while it is in the cache. One thread runs an engine;
-//! a process may have as many engines as it likes, which share nothing.
+//! A graph falls into parts, within each of which links connect all apps. A breath goes through the parts that have
+//! something to do, and each breathes in two halves. All its apps `pull`, which brings packets in; then all with inputs
+//! `push`, each after those that feed it, so that what came in is dealt with while it is in the cache. A part that has
+//! nothing to do rests, so hundreds of idle ones cost nothing. One thread runs an engine; a process may have as many
+//! engines as it likes, which share nothing.
 //!
-//! The engine reads no clock and never sleeps: [`Engine::breathe`] gets the time, and says when it wants to breathe
-//! again. [`run`](crate::run) is the loop that has a clock.
+//! The engine has no clock and never sleeps: [`Engine::breathe`] gets the time, or [`Engine::breathe_by`] a clock, and
+//! says when it wants to breathe again. [`run`](crate::run) is the loop that has a clock.
+
+#![forbid(unsafe_code)]
 
 mod configure;
+mod parts;
 
 use std::any::Any;
 use std::rc::Rc;
@@ -22,6 +27,8 @@ use crate::report::{AppReport, LinkReport, Links, Load, Mark};
 use crate::time::Time;
 use crate::watch::Watch;
 
+use parts::Parts;
+
 /// Apps, links and packets.
 pub struct Engine {
     /// By name.
@@ -29,8 +36,11 @@ pub struct Engine {
     links: Vec<Link>,
     /// As `links`.
     link_names: Vec<LinkName>,
-    /// Apps with inputs, in the order of `push`.
+    /// Apps in the order of `pull`: by part, then by name.
+    pull_order: Vec<u32>,
+    /// Apps with inputs in the order of `push`: by part, then each after those that feed it.
     push_order: Vec<u32>,
+    parts: Parts,
     pool: Pool,
     breaths: u64,
     now: Time,
@@ -44,6 +54,9 @@ struct Node {
     name: String,
     config: SharedConfig,
     app: Box<dyn App>,
+    is_edge: bool,
+    /// The part that it is in.
+    part: usize,
     /// Indices of links by input port.
     inputs: Vec<u32>,
     /// Indices of links by output port.
@@ -95,7 +108,9 @@ impl Engine {
             apps: Vec::new(),
             links: Vec::new(),
             link_names: Vec::new(),
+            pull_order: Vec::new(),
             push_order: Vec::new(),
+            parts: Parts::default(),
             pool,
             breaths: 0,
             now: Time::START,
@@ -126,37 +141,92 @@ impl Engine {
         self.apps.iter().filter_map(|node| node.app.watch())
     }
 
-    /// Lets every app do its part once. `now` must not go backwards.
+    /// Lets every app that has something to do, do its work once. `now` must not go backwards.
     pub fn breathe(&mut self, now: Time) -> Breath {
-        self.now = now;
+        self.breathe_by(|| now)
+    }
+
+    /// The same by a clock, so that packets that an edge app brings in are dealt with in the time when they had come, and
+    /// not in that when the breath began: it is asked at the beginning of each part of the graph, and once more where
+    /// edge apps brought packets in. A breath that finds nothing to do asks once.
+    pub fn breathe_by(&mut self, mut clock: impl FnMut() -> Time) -> Breath {
+        self.now = clock();
         self.breaths += 1;
+        self.parts.wake_due(self.now);
         let mut moved = 0;
-        for node in &mut self.apps {
-            moved += node.call(&mut self.links, &self.pool, |app, ports| {
+        let mut wake = Wake::default();
+        let mut next = self.parts.next_awake(0);
+        while let Some(part) = next {
+            let refused = self.pool.refused();
+            let moved_here = self.breathe_part(part, &mut clock);
+            moved += moved_here;
+            if moved_here == 0 {
+                wake = wake.or(self.settle(part, refused));
+            }
+            next = self.parts.next_awake(part + 1);
+            if next.is_some() {
+                self.now = clock();
+            }
+        }
+        let wake = if moved > 0 {
+            Wake::at(self.now)
+        } else {
+            // Every part that is awake has been asked just now.
+            let at = self.parts.deadline();
+            wake.or(Wake { at, polls: false })
+        };
+        Breath { moved, wake }
+    }
+
+    /// Lets the apps of a part pull, then push; how many packets they moved.
+    #[inline]
+    fn breathe_part(&mut self, part: usize, clock: &mut impl FnMut() -> Time) -> u64 {
+        let part = self.parts.get(part);
+        let mut now = self.now;
+        let mut moved = 0;
+        let mut came = false;
+        for &index in &self.pull_order[part.pulls.clone()] {
+            let node = &mut self.apps[index as usize];
+            let pulled = node.call(&mut self.links, &self.pool, |app, ports| {
                 app.pull(now, ports);
             });
+            came |= pulled > 0 && node.is_edge;
+            moved += pulled;
         }
-        for &index in &self.push_order {
+        if came {
+            now = clock();
+            self.now = now;
+        }
+        for &index in &self.push_order[part.pushes.clone()] {
             let node = &mut self.apps[index as usize];
             moved += node.call(&mut self.links, &self.pool, |app, ports| {
                 app.push(now, ports);
             });
         }
-        let wake = if moved == 0 {
-            self.wake()
+        moved
+    }
+
+    /// Lets a part rest in which nothing moved, unless one of its apps could go on as soon as somebody else lets it: a
+    /// packet waits on one of its links, a descriptor has more to read, or the pool, which had refused so many packets
+    /// before, refused one. When its apps want to be called.
+    #[inline(never)]
+    fn settle(&mut self, part: usize, refused: u64) -> Wake {
+        let mut wake = Wake::default();
+        let mut goes_on = self.pool.refused() != refused;
+        for &index in &self.pull_order[self.parts.get(part).pulls.clone()] {
+            let node = &self.apps[index as usize];
+            wake = wake.or(node.app.wake());
+            goes_on = goes_on || node.has_packets(&self.links) || node.has_more_to_read();
+        }
+        if goes_on || wake.polls || wake.at.is_some_and(|at| at <= self.now) {
+            self.parts.stay(part);
         } else {
-            Wake::at(now)
-        };
-        Breath { moved, wake }
+            self.parts.rest(part, wake.at);
+        }
+        wake
     }
 
-    /// When any of the apps wants to be called although no packet moves.
-    fn wake(&self) -> Wake {
-        let wakes = self.apps.iter().map(|node| node.app.wake());
-        wakes.fold(Wake::default(), Wake::or)
-    }
-
-    /// The time of the last breath.
+    /// The latest time that the apps have been told.
     #[must_use]
     pub fn now(&self) -> Time {
         self.now
@@ -214,9 +284,10 @@ impl Engine {
         app.downcast_ref()
     }
 
-    /// The running app of that name, if it is an `A`, to be changed between breaths.
+    /// The running app of that name, if it is an `A`, to be changed between breaths. The next breath calls it.
     pub fn app_mut<A: App>(&mut self, name: &str) -> Option<&mut A> {
         let node = self.apps.iter_mut().find(|node| node.name == name)?;
+        self.parts.wake(node.part);
         let app: &mut dyn Any = &mut *node.app;
         app.downcast_mut()
     }
@@ -231,7 +302,7 @@ impl Engine {
             .map(|figure| figure.value)
     }
 
-    /// The names of apps in the order in which they push, after all have pulled.
+    /// The names of apps in the order in which they push, each after all of its part have pulled.
     #[must_use]
     pub fn push_order(&self) -> Vec<&str> {
         let order = self.push_order.iter();
@@ -267,4 +338,22 @@ impl Node {
         self.sent_nowhere += ports.activity.nowhere;
         ports.activity.moved
     }
+
+    /// Whether packets wait at an input.
+    fn has_packets(&self, links: &[Link]) -> bool {
+        let mut inputs = self.inputs.iter();
+        inputs.any(|&input| {
+            let link = links.get(input as usize);
+            link.is_some_and(|link| link.queued() > 0)
+        })
+    }
+
+    /// Whether it left something at its descriptor.
+    fn has_more_to_read(&self) -> bool {
+        let watch = self.app.watch();
+        watch.is_some_and(|watch| watch.readiness.is_ready())
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
 //! What can be wrong with a graph, an app or a pool.
 
+#![forbid(unsafe_code)]
+
 use thiserror::Error;
 
 use crate::app::BuildError;

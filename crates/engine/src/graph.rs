@@ -6,6 +6,8 @@
 //! A graph may have circles of apps, as a forwarder between two interfaces has. A breath calls each app once, so a
 //! packet in a circle goes on in the next breath, and the links bound how many there are.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;

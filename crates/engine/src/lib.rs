@@ -22,12 +22,13 @@
 //!
 //! An engine is one thread's. It has no globals, so there may be many in a process ([`interlink`] hands packets from
 //! one to another), and no locks. The core does no I/O ([`io`] does) and reads no clock ([`run`] alone does), so tests
-//! run it in a time of their own.
+//! run it in a time of their own. Nor has it any `unsafe`, which each of its modules forbids.
 
 #![deny(unsafe_code)]
 
 mod app;
 pub mod apps;
+mod awake;
 pub mod classify;
 mod engine;
 mod error;

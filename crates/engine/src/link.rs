@@ -5,6 +5,8 @@
 //!
 //! [`Ports::space`]: crate::Ports::space
 
+#![forbid(unsafe_code)]
+
 use std::collections::VecDeque;
 
 use crate::packet::Packet;

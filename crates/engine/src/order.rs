@@ -4,6 +4,8 @@
 //! edge app sends was there before anything was pushed, so nobody waits for it. Apps that depend on nothing, and
 //! those in a circle where all depend on another, come by name: the order follows from the graph alone.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeSet;
 
 /// Puts apps, given in order of their names, in the order of calls. Each dependency is a pair: who sends, who is

@@ -6,6 +6,8 @@
 //! Length and start are kept beside the buffer's address and not in the buffer: an app that only counts or
 //! forwards never touches the buffer's memory.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::mem;
 use std::rc::Rc;

@@ -5,6 +5,8 @@
 //! so neither taking nor bulk return counts references; the circle that this makes is cut when the pool's owner
 //! goes. Packets that outlive the pool free their memory themselves.
 
+#![forbid(unsafe_code)]
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::mem;
@@ -96,6 +98,12 @@ impl Pool {
     #[must_use]
     pub fn counters(&self) -> PoolCounters {
         self.shelf.state.borrow().counters
+    }
+
+    /// Packets that it had to refuse.
+    #[inline]
+    pub(crate) fn refused(&self) -> u64 {
+        self.shelf.state.borrow().counters.refused
     }
 
     /// The limits that it was made with.

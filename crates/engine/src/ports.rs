@@ -9,6 +9,8 @@
 //!
 //! [`PortList`]: crate::PortList
 
+#![forbid(unsafe_code)]
+
 use crate::link::{Copied, Link};
 use crate::packet::Packet;
 use crate::pool::Pool;

@@ -1,5 +1,7 @@
 //! Reports: what an engine, its links and its apps have done, to be read as numbers or printed.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 use std::time::Duration;
 

@@ -18,6 +18,8 @@
 //! });
 //! ```
 
+#![forbid(unsafe_code)]
+
 use std::net::IpAddr;
 
 use crate::classify::{Fragment, ICMP, ICMPV6, IpHeaders, IpVersion, TCP, UDP};

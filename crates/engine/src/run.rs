@@ -4,6 +4,8 @@
 //! that is; if an app must look outside for packets, never for longer than a pause which begins at 1 µs, grows by
 //! 1 µs with every idle breath up to 100 µs, and is halved by every busy one.
 
+#![forbid(unsafe_code)]
+
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -93,9 +95,8 @@ impl Runner {
         mut done: impl FnMut(&Engine) -> bool,
     ) -> Load {
         loop {
-            let now = self.clock.now();
-            let breath = engine.breathe(now);
-            if end.is_some_and(|end| now >= end) || done(engine) {
+            let breath = engine.breathe_by(|| self.clock.now());
+            if end.is_some_and(|end| engine.now() >= end) || done(engine) {
                 break;
             }
             if breath.moved > 0 {

@@ -3,6 +3,8 @@
 //! The core never reads a clock. A runner passes the time into every breath, so a test passes any time it likes
 //! and gets the same packets each time.
 
+#![forbid(unsafe_code)]
+
 use std::ops::Add;
 use std::time::Duration;
 

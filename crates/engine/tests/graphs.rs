@@ -135,13 +135,16 @@ fn lost_on_links(engine: &Engine) -> u64 {
     links.iter().map(|link| link.counters.dropped).sum()
 }
 
+/// Breaths of a case; under Miri each takes seconds.
+const BREATHS_MAX: usize = if cfg!(miri) { 5 } else { 60 };
+
 proptest! {
     #[test]
     fn nothing_appears_or_vanishes(
         sizes in prop::collection::vec(0_u16..2048, 1..8),
         per_breath in 0_usize..300,
         packets_max in 1_u32..5000,
-        breaths in 1_usize..60,
+        breaths in 1..BREATHS_MAX,
         limit in 0_u64..9000,
     ) {
         let limits = PoolLimits { packets_max, ..PoolLimits::default() };
@@ -274,7 +277,7 @@ fn packets_in_a_circle_are_bounded_and_counted() {
     graph.links(lines).unwrap();
     let mut engine = Engine::new();
     engine.configure(&graph).unwrap();
-    breathe(&mut engine, 1000);
+    breathe(&mut engine, if cfg!(miri) { 8 } else { 1000 });
     assert!(lost_on_links(&engine) > 0);
     assert_eq!(engine.pool_counters().in_use(), queued(&engine));
     assert!(queued(&engine) <= 4 * 1024);

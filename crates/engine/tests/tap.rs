@@ -344,7 +344,8 @@ fn idle_taps_cost_nothing() {
             "{TAPS} idle TAPs for 2 s: {idle:?} of processor time, {} breaths",
             load.breaths
         );
-        ensure!(idle < Duration::from_millis(5), "{idle:?} while idle");
+        // Looking at each of them ten times would take longer.
+        ensure!(idle < Duration::from_millis(50), "{idle:?} while idle");
         ensure!(load.breaths < 20, "{} breaths while idle", load.breaths);
 
         lab.run("ip address add 10.9.0.1/24 dev tap7");

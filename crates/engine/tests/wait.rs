@@ -15,6 +15,11 @@ use sandwire_engine::{
     Time, Wake, Watch,
 };
 
+/// How long something may take that has to happen.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// How often something is tried that a busy machine can spoil.
+const ATTEMPTS: u32 = 200;
+
 /// An app that wants to be called at certain times, and notes when it was.
 #[derive(Debug, Clone, PartialEq)]
 struct Alarm(Vec<Time>);
@@ -68,13 +73,18 @@ impl App for AlarmApp {
             Figure::new("left", self.times.len() as u64),
             Figure::new("late_max_ns", late),
             Figure::new("calls", self.calls),
+            Figure::new("early", self.early),
         ]
     }
 }
 
 /// An app that reads an eventfd, and counts how often.
 #[derive(Debug, Clone)]
-struct Bell(Rc<OwnedFd>);
+struct Bell {
+    descriptor: Rc<OwnedFd>,
+    /// As if a look were no system call.
+    looks_for_free: bool,
+}
 
 struct BellApp {
     descriptor: Rc<OwnedFd>,
@@ -85,13 +95,16 @@ struct BellApp {
 
 impl PartialEq for Bell {
     fn eq(&self, other: &Self) -> bool {
-        Rc::ptr_eq(&self.0, &other.0)
+        Rc::ptr_eq(&self.descriptor, &other.descriptor)
     }
 }
 
 impl Bell {
     fn new() -> Result<Self> {
-        Ok(Self(Rc::new(eventfd(0, EventfdFlags::NONBLOCK)?)))
+        Ok(Self {
+            descriptor: Rc::new(eventfd(0, EventfdFlags::NONBLOCK)?),
+            looks_for_free: false,
+        })
     }
 }
 
@@ -107,9 +120,14 @@ impl Config for Bell {
     }
 
     fn build(&self) -> Result<BellApp, BuildError> {
+        let readiness = if self.looks_for_free {
+            Readiness::of_shared_memory()
+        } else {
+            Readiness::new()
+        };
         Ok(BellApp {
-            descriptor: Rc::clone(&self.0),
-            readiness: Readiness::new(),
+            descriptor: Rc::clone(&self.descriptor),
+            readiness,
             reads: 0,
             rings: 0,
         })
@@ -163,34 +181,53 @@ fn ring(bell: &OwnedFd) -> Result<()> {
 #[test]
 fn deadlines_are_met_and_nothing_is_called_before() -> Result<()> {
     for polling in [false, true] {
-        let mut waiter = Waiter::new()?.polling(polling);
-        let start = waiter.clock().now() + Duration::from_millis(5);
-        let times = (0..20).map(|number| start + number * Duration::from_micros(1_234));
-        let mut engine = engine_of("alarm", Alarm(times.collect()))?;
-        let stop = waiter.run(&mut engine, None, |engine| {
-            engine.figure("alarm", "left") == Some(0)
-        })?;
-        assert_eq!(stop, Stop::Done);
-        let late = engine.figure("alarm", "late_max_ns").unwrap_or(u64::MAX);
+        let mut late = Vec::new();
+        let on_time = (0..ATTEMPTS).any(|_| {
+            late.push(latest_of_twenty(polling).unwrap());
+            late.last() < Some(&Duration::from_millis(50))
+        });
         // Other tests share the machine; the waiter's own error is measured by `sandwire bench`.
-        ensure!(late < 50_000_000, "{late} ns late, polling: {polling}");
-        // One for each deadline, one when it began.
-        assert_eq!(engine.figure("alarm", "calls"), Some(21));
+        ensure!(on_time, "late by {late:?}, polling: {polling}");
     }
     Ok(())
+}
+
+/// How late the latest of twenty deadlines was met.
+fn latest_of_twenty(polling: bool) -> Result<Duration> {
+    let mut waiter = Waiter::new()?.polling(polling);
+    let start = waiter.clock().now() + Duration::from_millis(5);
+    let times = (0..20).map(|number| start + number * Duration::from_micros(1_234));
+    let mut engine = engine_of("alarm", Alarm(times.collect()))?;
+    let stop = waiter.run(&mut engine, Some(start + PATIENCE), |engine| {
+        engine.figure("alarm", "left") == Some(0)
+    })?;
+    assert_eq!(stop, Stop::Done);
+    // One when it began, unless that was so late that a deadline had come; one for each deadline.
+    let early = engine.figure("alarm", "early").unwrap_or(u64::MAX);
+    ensure!(early <= 1, "{early} calls before there was anything to do");
+    assert_eq!(engine.figure("alarm", "calls"), Some(20 + early));
+    let late = engine.figure("alarm", "late_max_ns").unwrap_or(u64::MAX);
+    Ok(Duration::from_nanos(late))
 }
 
 #[test]
 fn the_end_of_a_run_is_a_deadline_too() -> Result<()> {
     let mut waiter = Waiter::new()?;
     let mut engine = engine_of("bell", Bell::new()?)?;
-    let before = waiter.clock().now();
-    let load = waiter.run_for(&mut engine, Duration::from_millis(20))?;
-    let took = waiter.clock().now().since(before);
-    ensure!(took >= Duration::from_millis(20), "only {took:?}");
-    assert_eq!(load.breaths, 2);
-    ensure!(load.sleep > Duration::from_millis(10));
-    Ok(())
+    let mut seen = Vec::new();
+    for _ in 0..ATTEMPTS {
+        let before = waiter.clock().now();
+        let load = waiter.run_for(&mut engine, Duration::from_millis(20))?;
+        let took = waiter.clock().now().since(before);
+        ensure!(took >= Duration::from_millis(20), "only {took:?}");
+        // One when it began, one at the end; just that one where beginning took the whole time.
+        ensure!(load.breaths <= 2, "{} breaths", load.breaths);
+        if load.breaths == 2 && load.sleep > Duration::from_millis(10) {
+            return Ok(());
+        }
+        seen.push(load);
+    }
+    anyhow::bail!("it never slept until the end: {seen:?}")
 }
 
 #[test]
@@ -276,9 +313,9 @@ fn only_what_is_ready_is_read() -> Result<()> {
     };
     let before = reads(&engine);
     for round in 1..=100 {
-        ring(&bells[7].0)?;
-        let soon = waiter.clock().now() + Duration::from_secs(5);
-        let stop = waiter.run(&mut engine, Some(soon), |engine| {
+        ring(&bells[7].descriptor)?;
+        let end = waiter.clock().now() + PATIENCE;
+        let stop = waiter.run(&mut engine, Some(end), |engine| {
             engine.figure("bell7", "rings") == Some(round)
         })?;
         assert_eq!(stop, Stop::Done);
@@ -297,12 +334,44 @@ fn an_app_that_is_not_watched_any_more_looks_for_itself() -> Result<()> {
     let mut waiter = Waiter::with_clock(clock)?;
     waiter.run_for(&mut engine, Duration::from_millis(1))?;
     drop(waiter);
-    ring(&bell.0)?;
+    ring(&bell.descriptor)?;
     let mut rings = 0;
     Runner::with_clock(clock).run_until(&mut engine, |engine| {
         rings += 1;
         engine.figure("bell", "rings") == Some(1) || rings > 1000
     });
     assert_eq!(engine.figure("bell", "rings"), Some(1));
+    Ok(())
+}
+
+#[test]
+fn who_polls_leaves_apps_of_shared_memory_to_look_and_still_hears_others() -> Result<()> {
+    for polling in [false, true] {
+        let bell = Bell {
+            looks_for_free: true,
+            ..Bell::new()?
+        };
+        let mut engine = engine_of("bell", bell.clone())?;
+        let mut waiter = Waiter::new()?.polling(polling);
+        if polling {
+            let looks = |engine: &Engine| engine.figure("bell", "reads") >= Some(10);
+            assert_eq!(waiter.run(&mut engine, None, looks)?, Stop::Done);
+        } else {
+            waiter.run_for(&mut engine, Duration::from_millis(5))?;
+            assert_eq!(engine.figure("bell", "reads"), Some(1));
+        }
+        ring(&bell.descriptor)?;
+        let rang = |engine: &Engine| engine.figure("bell", "rings") == Some(1);
+        assert_eq!(waiter.run(&mut engine, None, rang)?, Stop::Done);
+        let other = eventfd(0, EventfdFlags::NONBLOCK)?;
+        let number = waiter.watch(&other)?;
+        ring(&other)?;
+        let stop = waiter.run(&mut engine, None, |_| false)?;
+        assert_eq!(stop, Stop::Descriptor(number));
+        waiter.unwatch(number);
+        waiter.waker().wake();
+        let stop = waiter.run(&mut engine, None, |_| false)?;
+        assert_eq!(stop, Stop::Woken);
+    }
     Ok(())
 }

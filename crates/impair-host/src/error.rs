@@ -1,6 +1,9 @@
 //! Why a target is not impaired, or not any more.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use crate::control::{Owner, RefusalCode, Target};
 
@@ -8,7 +11,7 @@ use crate::control::{Owner, RefusalCode, Target};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Its namespace can't be had.
-    #[error("open the network namespace {path}: {source}")]
+    #[error("open the network namespace {path}: {}", reason(path, source))]
     Namespace {
         /// Its file.
         path: PathBuf,
@@ -128,6 +131,25 @@ pub enum Error {
     },
 }
 
+/// What is wrong with the file of a namespace, in the words of who named a process or a namespace.
+fn reason(path: &Path, source: &io::Error) -> String {
+    if source.kind() != io::ErrorKind::NotFound {
+        return source.to_string();
+    }
+    let process = path.strip_prefix("/proc").ok();
+    let process = process.and_then(|rest| rest.components().next());
+    match process {
+        Some(process) => {
+            let number = process.as_os_str().display();
+            format!("there is no process {number}; `ps` lists them")
+        }
+        None if path.starts_with("/run/netns") => {
+            "there is none of that name; `ip netns` lists them".to_owned()
+        }
+        None => source.to_string(),
+    }
+}
+
 impl Error {
     /// What the one who asked is told.
     pub(crate) fn code(&self) -> RefusalCode {
@@ -152,5 +174,24 @@ impl Error {
             | Self::Datapath(_)
             | Self::State { .. } => RefusalCode::Failed,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_or_namespace_that_is_missing_is_named_as_such() {
+        let said = |path: &str| {
+            let error = Error::Namespace {
+                path: PathBuf::from(path),
+                source: io::ErrorKind::NotFound.into(),
+            };
+            error.to_string()
+        };
+        assert!(said("/proc/4711/ns/net").ends_with("there is no process 4711; `ps` lists them"));
+        assert!(said("/run/netns/zzz").ends_with("`ip netns` lists them"));
+        assert!(said("/tmp/zzz").starts_with("open the network namespace /tmp/zzz: "));
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use sandwire_datapath::features;
 use sandwire_kernel_net::{
     interface::{self, Interface, InterfaceIndex},
     netlink::Socket,
-    route, xdp,
+    route, tc, xdp,
 };
 
 use crate::{control::Target, error::Error};
@@ -20,6 +21,10 @@ pub(crate) struct Demands {
     pub(crate) force: bool,
     /// Whether the calling thread is in the machine's own namespace.
     pub(crate) is_own_namespace: bool,
+    /// Whether programs are attached by filters, since the kernel has no TCX.
+    pub(crate) by_filters: bool,
+    /// Whether the daemon asks for one of its leases, whose XDP program lets packets pass while it is impaired.
+    pub(crate) is_of_lease: bool,
     /// Longest frame of the engine.
     pub(crate) frame_bytes_max: u16,
 }
@@ -52,9 +57,22 @@ pub(crate) fn find_fit(target: &Target, demands: Demands) -> Result<Interface, E
             frame_bytes_max: demands.frame_bytes_max,
         });
     }
-    if xdp::find(&mut socket, interface.index)?.is_some() {
+    if let Some(program) = xdp::find(&mut socket, interface.index)?
+        && !(demands.is_of_lease && features::is_own_xdp(program))
+    {
         return Err(unfit(
-            "an XDP program takes its packets before anything else sees them; detach that, or use the data path ebpf",
+            "an XDP program takes its packets before anything else sees them; where a pool with the data path xdp has it, \
+             impair the lease by its name; else detach it",
+        ));
+    }
+    // Filters for its egress would be taken for such of its ingress.
+    if demands.by_filters
+        && tc::filter_qdisc(&mut socket, interface.index)?.as_deref() == Some("ingress")
+    {
+        return Err(unfit(
+            "this kernel has no TCX, and the interface's `ingress` qdisc has no filters for what it sends. A slot with one \
+             was built by an earlier version: release the lease and acquire another; elsewhere have its owner put \
+             `clsact` in its place, or take Linux 6.6",
         ));
     }
     if demands.is_own_namespace && !demands.force {

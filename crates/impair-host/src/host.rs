@@ -222,6 +222,8 @@ impl Host {
             demands: Demands {
                 force: remembered.force,
                 is_own_namespace: namespace.inode == self.own_inode,
+                is_of_lease: matches!(remembered.owner, Owner::Lease { .. }),
+                by_filters: !self.settings.uses_links,
                 frame_bytes_max: self.settings.limits.frame_bytes_max,
             },
             uses_links: self.settings.uses_links,
@@ -467,7 +469,7 @@ impl Entry {
     }
 
     fn status(&self, reports: [LaneReport; 2]) -> Status {
-        let unread = self.unread();
+        let (unread, name) = self.unread();
         let [ingress, egress] = reports;
         let way = |hook, report: LaneReport, unread: u64| {
             let counters = self.diversion.counters(hook);
@@ -477,6 +479,7 @@ impl Entry {
                 dead_dropped: counters.dead_dropped,
                 dead_passed: counters.dead_passed,
                 unread: unread + report.unread,
+                too_long: report.too_long,
                 refused: report.refused,
                 line: report.line,
             }
@@ -490,8 +493,12 @@ impl Entry {
             (Hook::Egress, _) => (by_hook.1, by_hook.0),
             (Hook::Ingress, _) => by_hook,
         };
+        let mut target = remembered.target.clone();
+        if let (Some(name), false) = (name, self.is_of_lease()) {
+            target.interface = name;
+        }
         Status {
-            target: remembered.target.clone(),
+            target,
             owner: remembered.owner.clone(),
             state: self.state.clone(),
             impairment: remembered.impairment.clone(),
@@ -502,8 +509,9 @@ impl Entry {
         }
     }
 
-    /// Packets that the TAPs dropped since the engine didn't read them in time, by ingress and egress.
-    fn unread(&self) -> [u64; 2] {
+    /// Packets that the TAPs dropped since the engine didn't read them in time, by ingress and egress. Also what the
+    /// interface is called now, if it is there.
+    fn unread(&self) -> ([u64; 2], Option<String>) {
         let count = || {
             let mut socket = Socket::route()?;
             let mut counts = [0; 2];
@@ -511,7 +519,9 @@ impl Entry {
                 let found = interface::find_with_traffic(&mut socket, name)?;
                 *count = found.map_or(0, |found| found.traffic.sent_dropped);
             }
-            Ok(counts)
+            let index = InterfaceIndex(self.remembered.ifindex);
+            let interface = interface::find_by_index(&mut socket, index)?;
+            Ok((counts, interface.map(|found| found.name)))
         };
         self.namespace.inside(count).unwrap_or_default()
     }

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sandwire_api::impairment::Impairment;
 use sandwire_kernel_net::process::unblock_signals;
 use serde::Deserialize;
 
@@ -124,12 +125,12 @@ fn spawn(folder: &Path, log: &Path) -> Result<Child, LaunchError> {
 }
 
 /// What the service of a folder remembers, alive or dead.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     /// Targets.
     pub targets: usize,
-    /// Those of leases.
-    pub of_leases: usize,
+    /// Those of leases: on whose behalf, and how they are impaired.
+    pub of_leases: Vec<(Owner, Impairment)>,
 }
 
 /// Looks what the service of that folder remembers.
@@ -138,6 +139,7 @@ pub fn left(folder: &Path) -> Left {
     #[derive(Deserialize)]
     struct Remembered {
         owner: Owner,
+        impairment: Impairment,
     }
     let is_target = |path: &PathBuf| path.extension().is_some_and(|it| it == "json");
     let entries = fs::read_dir(folder.join(TARGETS)).into_iter().flatten();
@@ -148,8 +150,9 @@ pub fn left(folder: &Path) -> Left {
         let read: Option<Remembered> = fs::read(&path)
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok());
-        let is_lease = read.is_some_and(|read| matches!(read.owner, Owner::Lease { .. }));
-        left.of_leases += usize::from(is_lease);
+        let of_lease = read.filter(|read| matches!(read.owner, Owner::Lease { .. }));
+        left.of_leases
+            .extend(of_lease.map(|read| (read.owner, read.impairment)));
     }
     left
 }
@@ -167,20 +170,28 @@ mod tests {
         let write = |name: &str, text: &str| fs::write(targets.join(name), text).unwrap();
         write(
             "1-1.json",
-            r#"{"owner": {"user": {"uid": 1}}, "force": false}"#,
+            r#"{"owner": {"user": {"uid": 1}}, "impairment": {}, "force": false}"#,
         );
         write(
             "1-2.json",
-            r#"{"owner": {"lease": {"uid": 1, "lease": "a"}}}"#,
+            r#"{"owner": {"lease": {"uid": 1, "lease": "a"}}, "impairment": {"seed": 3}}"#,
         );
         write(
             "1-3.new",
             r#"{"owner": {"lease": {"uid": 1, "lease": "a"}}}"#,
         );
         write("1-4.json", "{");
+        let owner = Owner::Lease {
+            uid: 1,
+            lease: "a".parse().unwrap(),
+        };
+        let impairment = Impairment {
+            seed: 3,
+            ..Impairment::default()
+        };
         let expected = Left {
             targets: 3,
-            of_leases: 1,
+            of_leases: vec![(owner, impairment)],
         };
         assert_eq!(left(folder.path()), expected);
     }

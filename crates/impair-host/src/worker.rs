@@ -55,6 +55,8 @@ pub(crate) struct LaneWay {
 pub(crate) struct LaneReport {
     /// Packets that came from the TAP and could not be used.
     pub(crate) unread: u64,
+    /// Packets that were longer than the engine's frames.
+    pub(crate) too_long: u64,
     /// Packets that the kernel didn't take back.
     pub(crate) refused: u64,
     pub(crate) line: LineReport,

@@ -3,7 +3,7 @@
 //! A packet from `input` goes to the first rule that matches it, and through that rule's pipeline; what no rule matches
 //! goes on at once. What is due leaves by `output` in the order of deadlines over all rules, and only as far as there is
 //! room: what isn't fetched waits, and is dropped with a cause of its own when too much waits. ICMP messages of a clamped
-//! MTU leave by `back`, towards where the packet came from. An idle line costs a comparison per breath.
+//! MTU leave by `back`, towards where the packet came from. An idle line rests.
 //!
 //! A line changes under traffic: [`Engine::configure`](sandwire_engine::Engine::configure) with another description of
 //! the same direction and link, or [`LineApp::change`]. Rules are known by name. Those that stay the same go on with all

@@ -8,6 +8,7 @@
 //! object and the kernel's reason.
 
 pub mod address;
+pub mod bpf;
 pub mod capability;
 pub mod conntrack;
 pub mod error;

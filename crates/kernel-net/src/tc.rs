@@ -52,7 +52,7 @@ impl Hook {
     }
 }
 
-/// Adds an ingress qdisc: the cheaper one, for filters on the way in only.
+/// Adds an ingress qdisc, for filters on the way in only.
 pub fn add_ingress(request: &mut Request, interface: InterfaceIndex) {
     add_qdisc(request, interface, "ingress");
 }
@@ -76,6 +76,32 @@ pub fn delete_qdisc(request: &mut Request, interface: InterfaceIndex) {
     request.message((libc::RTM_DELQDISC, CHANGE), "delete", object, |message| {
         message.raw(&header(interface, QDISC_HANDLE, QDISC_PARENT, 0));
     });
+}
+
+/// The kind of the qdisc that has the filters on the way in: `ingress` or `clsact`, if there is one.
+///
+/// # Errors
+/// The kernel refuses. Of an interface that isn't there, there is none.
+pub fn filter_qdisc(
+    socket: &mut Socket,
+    interface: InterfaceIndex,
+) -> Result<Option<String>, Error> {
+    let object = format!("qdisc for filters on interface {interface}");
+    let found = socket.query(
+        libc::RTM_GETQDISC,
+        false,
+        ("look up", &object),
+        |message| message.raw(&header(interface, 0, QDISC_PARENT, 0)),
+        |reply| {
+            let kind = reply.attributes(HEADER).find(TCA_KIND)?;
+            (reply.kind == libc::RTM_NEWQDISC).then(|| attribute::text_of(kind))
+        },
+    );
+    match found {
+        // The second, of an interface that has had one before.
+        Err(error) if error.is_missing() || error.errno() == Some(libc::EINVAL) => Ok(None),
+        other => Ok(other?.into_iter().next()),
+    }
 }
 
 /// Where a filter is: by these four there is at most one.

@@ -76,6 +76,7 @@ fn netns_a_filter_is_added_replaced_and_deleted() {
         let programs = [Hook::Tcx, Hook::Tcx].map(|hook| Program::load(hook).unwrap());
         for (hook, name) in [(tc::Hook::Ingress, "ingress"), (tc::Hook::Egress, "egress")] {
             assert_eq!(tc::list(&mut socket, one, hook).unwrap(), []);
+            assert_eq!(tc::filter_qdisc(&mut socket, one).unwrap(), None);
             let mut request = Request::new();
             match hook {
                 tc::Hook::Ingress => tc::add_ingress(&mut request, one),
@@ -84,6 +85,12 @@ fn netns_a_filter_is_added_replaced_and_deleted() {
             let first = filter(one, hook, &programs[0]);
             first.add(&mut request);
             socket.execute(request).unwrap();
+            let kind = match hook {
+                tc::Hook::Ingress => "ingress",
+                tc::Hook::Egress => "clsact",
+            };
+            let qdisc = tc::filter_qdisc(&mut socket, one).unwrap();
+            assert_eq!(qdisc.as_deref(), Some(kind));
 
             let seen = shown(lab, name).unwrap();
             assert_eq!(
@@ -128,6 +135,7 @@ fn netns_a_filter_is_added_replaced_and_deleted() {
         }
         assert!(!lab.run("tc qdisc show dev one").contains("clsact"));
         let nowhere = InterfaceIndex(4711);
+        assert_eq!(tc::filter_qdisc(&mut socket, nowhere).unwrap(), None);
         assert_eq!(
             tc::list(&mut socket, nowhere, tc::Hook::Ingress).unwrap(),
             []

@@ -546,6 +546,16 @@ impl Network for KernelNetwork {
         }
     }
 
+    /// Only XDP comes before tc.
+    fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
+        match self.ebpf_of(slot)? {
+            Some((ebpf, _)) if slot.data_path == DataPath::Xdp => {
+                ebpf.set_flag(slot, NicFlag::Impaired, impaired)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn trace_events(&self) -> Result<Box<dyn TraceSource>, NetworkError> {
         match self.ebpf.get() {
             Some(ebpf) => Ok(Box::new(trace::Events::open(Arc::clone(ebpf))?)),

@@ -76,6 +76,8 @@ impl LeaseRecord {
             netns_name: slot.has_netns().then(|| slot.netns_name.clone()),
             nics: slot.api_nics(),
             vsock: channel.map(ChannelPlan::to_api),
+            // The slot service knows nothing of it.
+            impairment: None,
         }
     }
 }

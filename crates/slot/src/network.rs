@@ -214,6 +214,16 @@ pub trait Network: Send + Sync {
         Err(untraceable(slot))
     }
 
+    /// Leaves a slot's packets to whoever diverts them at its interfaces, or takes them past that again where the
+    /// data path can.
+    ///
+    /// # Errors
+    /// The slot isn't there.
+    fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
+        let _ = (slot, impaired);
+        Ok(())
+    }
+
     /// The stream of what [`Network::set_trace`] asked for. There is one for all slots, to be read by
     /// one thread.
     ///

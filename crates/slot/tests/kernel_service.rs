@@ -30,7 +30,7 @@ use sandwire_testlab::{
     lab::{self, Lab},
 };
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 const IN_VAIN: Duration = Duration::from_millis(300);
 const ROOT: Caller = Caller {
     uid: 0,

@@ -25,7 +25,7 @@ use sandwire_testlab::{
     lab::{self, Lab},
 };
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// For what must not arrive.
 const IN_VAIN: Duration = Duration::from_millis(500);
 const TABLE: &str = "sandwire-test";

@@ -36,7 +36,7 @@ use sandwire_testlab::{
     lab::{self, Lab},
 };
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Nearer to the server's own address than its link-local one, which it would call from otherwise.
 const IPV6: &str = "2001:db8:77::/64";
 const UPLINK: &str = "up9";

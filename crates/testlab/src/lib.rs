@@ -8,7 +8,8 @@
 //!
 //! [`other_program`] is an eBPF program that somebody else put on an interface.
 //!
-//! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes.
+//! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes; [`iperf3`] runs
+//! that program.
 //!
 //! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
 //! here imports the product. A development dependency only; the demo uses it too.
@@ -19,6 +20,7 @@ pub mod fake_guest;
 pub mod guest;
 pub mod host;
 pub mod http;
+pub mod iperf3;
 pub mod lab;
 pub mod namespace;
 pub mod other_program;

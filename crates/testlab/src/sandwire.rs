@@ -142,11 +142,11 @@ impl Daemon {
     /// Ends the daemon by SIGTERM, as a service manager does.
     ///
     /// # Errors
-    /// If it doesn't run, or doesn't end within ten seconds.
+    /// If it doesn't run, or doesn't end within a minute.
     pub fn terminate(&mut self) -> Result<ExitStatus> {
         let mut child = self.child.take().context("the daemon doesn't run")?;
         kill_process(pid_of(&child), Signal::TERM).context("terminate the daemon")?;
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
             if let Some(status) = child.try_wait().context("wait for the daemon")? {
                 return Ok(status);
@@ -391,7 +391,7 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
 }
 
 /// How long a daemon may take until it is ready.
-pub const START_PATIENCE: Duration = Duration::from_secs(20);
+pub const START_PATIENCE: Duration = Duration::from_secs(60);
 
 fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)

@@ -372,7 +372,8 @@ impl Guest {
         let connection = &mut self.sockets.connections[socket.0];
         let count = u32::try_from(count).expect("no more than was buffered");
         connection.fwd_cnt = connection.fwd_cnt.wrapping_add(count);
-        if connection.update_due() {
+        let emptied = connection.bytes.is_empty() && connection.messages.is_empty();
+        if connection.update_due() || emptied && connection.is_news() {
             self.control(socket, Operation::CreditUpdate, 0);
             self.transport.kick();
         }
@@ -437,6 +438,7 @@ impl Guest {
                 self.transport.accuse(violation);
             }
         }
+        self.sockets.tell_drained(cid);
         while let Some(header) = self.sockets.outbox.pop_front() {
             if !self.transport.send(&header, &[]) {
                 self.sockets.outbox.push_front(header);

@@ -66,6 +66,7 @@ pub struct Ring {
     following: Vec<u16>,
     /// Whether the chain that starts here is with the device.
     with_device: Vec<bool>,
+    outstanding: usize,
     next_available: u16,
     next_used: u16,
     last_kick: u16,
@@ -84,6 +85,7 @@ impl Ring {
             free: (0..size).rev().collect(),
             following: vec![END; entries],
             with_device: vec![false; entries],
+            outstanding: 0,
             next_available: 0,
             next_used: 0,
             last_kick: 0,
@@ -111,7 +113,7 @@ impl Ring {
     /// Chains that the device has and hasn't used.
     #[must_use]
     pub fn outstanding(&self) -> usize {
-        self.with_device.iter().filter(|with| **with).count()
+        self.outstanding
     }
 
     /// Index of the next chain that will be published, as in the available ring.
@@ -194,7 +196,7 @@ impl Ring {
         let place = self.next_available % self.size;
         memory.store(self.available + 4 + 2 * u64::from(place), head);
         if let Some(with_device) = self.with_device.get_mut(usize::from(head)) {
-            *with_device = true;
+            self.outstanding += usize::from(!std::mem::replace(with_device, true));
         }
         self.set_available_index(memory, self.next_available.wrapping_add(1));
     }
@@ -240,7 +242,11 @@ impl Ring {
     /// Takes a used chain's head back from the device; nothing if the device didn't have it.
     pub fn take_back(&mut self, used: Used) -> Option<u16> {
         let with_device = self.with_device.get_mut(usize::try_from(used.head).ok()?)?;
-        std::mem::take(with_device).then(|| u16::try_from(used.head).ok())?
+        if !std::mem::take(with_device) {
+            return None;
+        }
+        self.outstanding -= 1;
+        u16::try_from(used.head).ok()
     }
 
     /// Makes the descriptors of a chain free again.

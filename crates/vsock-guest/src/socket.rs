@@ -174,6 +174,11 @@ impl Connection {
         Ok(())
     }
 
+    /// Whether the peer doesn't know of everything that the user has taken.
+    pub(crate) fn is_news(&self) -> bool {
+        self.state == State::Established && self.fwd_cnt != self.told_fwd_cnt
+    }
+
     /// Whether the peer should be told of credit now: Linux does so when it believes that less than a packet
     /// of 64 KiB fits.
     pub(crate) fn update_due(&self) -> bool {

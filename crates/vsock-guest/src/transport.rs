@@ -1,7 +1,11 @@
 //! The three queues of a guest, with packets in and out, and no idea of a connection.
 //!
 //! Packets out go through slots of memory that are filled by copying, as a kernel copies from its user;
-//! packets in are copied out into a private buffer, and their descriptors are posted again at once.
+//! packets in are copied out into a private buffer, and their descriptors are posted again, all at once, when
+//! less than half of them is with the device and nothing more is to be taken: as Linux does.
+//!
+//! Slots and buffers begin at a page, with the header in front, as Linux's allocator places them. That matters:
+//! some processors copy ten times slower when both addresses lie badly to each other within a page.
 
 pub mod settings;
 
@@ -42,6 +46,8 @@ const CALLED: u64 = 0;
 /// What epoll says of the vhost-user socket.
 const GONE: u64 = 1;
 
+const PAGE: u64 = 4096;
+
 const EVENT_BUFFERS: usize = 8;
 const EVENT_BYTES: u32 = 4;
 
@@ -51,6 +57,8 @@ pub(crate) struct Queues {
     rings: [Ring; 3],
     /// Address of each posted buffer, by the head of its chain.
     receive_buffers: Vec<u64>,
+    /// Chains of the receive queue that were taken and not posted again yet.
+    taken: Vec<u16>,
     event_buffers: Vec<u64>,
     /// Slots for packets out, and those that are free.
     slots: Vec<u64>,
@@ -353,11 +361,15 @@ impl Transport {
 
     // Packets in.
 
-    /// The next packet for the guest, with its payload in a private buffer. Its descriptors are posted again.
+    /// The next packet for the guest, with its payload in a private buffer. Its descriptors are posted again
+    /// when there are no more packets, if the device has less than half of them.
     /// One that makes no sense is a violation, and skipped.
     pub fn receive(&mut self) -> Option<(Header, &[u8])> {
         loop {
-            let used = self.queues.rings[RECEIVE].pop(&self.memory)?;
+            let Some(used) = self.queues.rings[RECEIVE].pop(&self.memory) else {
+                self.post_again();
+                return None;
+            };
             let Some(head) = self.queues.rings[RECEIVE].take_back(used) else {
                 self.accuse(format!(
                     "receive queue: used {used:?}, which it didn't have"
@@ -365,10 +377,21 @@ impl Transport {
                 continue;
             };
             let decoded = self.decode(head, used.length);
-            self.queues.rings[RECEIVE].publish(&self.memory, head);
+            self.queues.taken.push(head);
             match decoded {
                 Ok(header) => return Some((header, &self.scratch[..header.len as usize])),
                 Err(violation) => self.accuse(violation),
+            }
+        }
+    }
+
+    /// Posts what was taken, if the device has less than half of all.
+    fn post_again(&mut self) {
+        let posted = self.queues.rings[RECEIVE].outstanding();
+        let all = posted + self.queues.taken.len();
+        if posted < all.div_ceil(2) {
+            for head in self.queues.taken.drain(..) {
+                self.queues.rings[RECEIVE].publish(&self.memory, head);
             }
         }
     }
@@ -403,7 +426,7 @@ impl Transport {
             if self.queues.rings[RECEIVE].free() < count {
                 break;
             }
-            let address = self.memory.allocate(bytes, 64);
+            let address = self.memory.allocate(bytes, PAGE);
             for part in &mut parts[..count] {
                 part.0 += address;
             }
@@ -561,9 +584,10 @@ impl Queues {
         Self {
             rings,
             receive_buffers: vec![0; entries],
+            taken: Vec::new(),
             event_buffers: vec![0; entries],
             slots: (0..slots)
-                .map(|_| memory.allocate(slot_bytes, 64))
+                .map(|_| memory.allocate(slot_bytes, PAGE))
                 .collect(),
             tables: (0..slots)
                 .map(|_| memory.allocate(PIECES_MAX * 16, 16))

@@ -297,6 +297,21 @@ impl Connection {
         self.phase == Phase::Established
     }
 
+    /// Whether a caller waits for the guest to be asked: it knows nothing of it yet.
+    #[must_use]
+    pub fn is_unasked(&self) -> bool {
+        self.phase == Phase::Asking { asked: false }
+    }
+
+    /// Whether the guest may hold it to be a connection: data flows, or it has been asked.
+    #[must_use]
+    pub fn is_heard(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Established | Phase::Asking { asked: true }
+        )
+    }
+
     /// Whether it is still being opened.
     #[must_use]
     pub fn is_opening(&self) -> bool {

@@ -74,9 +74,16 @@ pub struct Scratch {
     bytes: Vec<u8>,
     /// Bytes taken from a guest since others last had the processor.
     moved: usize,
+    /// Whether much has been moved at once since [`Context::take_bulk`].
+    bulk: bool,
 }
 
 impl Context {
+    /// Whether a stream was in full flow since this was last asked.
+    pub fn take_bulk(&mut self) -> bool {
+        std::mem::take(&mut self.scratch.bulk)
+    }
+
     /// Waits for a descriptor; replaces what was waited for at it.
     fn watch(&self, fd: impl AsFd, token: Token, flags: EventFlags) -> Result<(), Errno> {
         let data = EventData::new_u64(token.pack());
@@ -473,6 +480,18 @@ impl Vm {
     fn forget_all(&mut self, context: &Context) {
         for number in self.flows.numbers() {
             self.forget(number, context);
+        }
+        self.resets.clear();
+        self.paused = false;
+    }
+
+    /// The same with those that the guest has heard of. Whoever waits for it to be asked goes on waiting.
+    fn forget_heard(&mut self, context: &Context) {
+        for number in self.flows.numbers() {
+            let flow = self.flows.get(number);
+            if !flow.is_some_and(|flow| flow.connection.is_unasked()) {
+                self.forget(number, context);
+            }
         }
         self.resets.clear();
         self.paused = false;

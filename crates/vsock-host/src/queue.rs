@@ -6,14 +6,17 @@
 //!
 //! Notifications, both ways, follow EVENT_IDX where the guest has it: [`Ring::sleep`] asks the guest to kick
 //! and says if something has come meanwhile; [`Ring::signal`] interrupts the guest only if it asked for that.
+//! Chains are given back many at a time: [`Ring::publish`] writes the ring's index once for all, since the guest
+//! on another processor looks at it all the time.
 
 use std::{
     fs::File,
     os::fd::{AsFd, AsRawFd},
-    sync::atomic::Ordering,
+    sync::atomic::{Ordering, fence},
 };
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress};
 
 use crate::memory::Memory;
 
@@ -71,6 +74,9 @@ pub struct Ring {
     pub enabled: bool,
     /// Whether the VMM has started it and it makes sense.
     running: bool,
+    /// Chains given back that the guest can't see yet, and those it hasn't been asked about.
+    unpublished: u16,
+    unsignalled: u16,
 }
 
 impl Default for Ring {
@@ -82,6 +88,8 @@ impl Default for Ring {
             call: None,
             enabled: false,
             running: false,
+            unpublished: 0,
+            unsignalled: 0,
         }
     }
 }
@@ -133,6 +141,7 @@ impl Ring {
     pub fn start(&mut self, memory: &Memory, event_idx: bool) -> bool {
         self.running = self.place(memory).is_some();
         self.queue.set_event_idx(event_idx);
+        (self.unpublished, self.unsignalled) = (0, 0);
         self.queue.set_ready(self.running);
         self.running = self.running && self.queue.is_valid(memory.map());
         if self.running {
@@ -204,9 +213,42 @@ impl Ring {
         Taken::Broken(head)
     }
 
-    /// Gives a chain back, with that many bytes written into it. Whether the ring could be written.
+    /// Gives a chain back, with that many bytes written into it. Whether the ring could be written. The guest
+    /// sees it after [`Self::publish`] or [`Self::signal`].
     pub fn give_back(&mut self, memory: &Memory, head: u16, written: u32) -> bool {
-        self.queue.add_used(memory.map(), head, written).is_ok()
+        if head >= self.queue.size() {
+            return false;
+        }
+        if self.unpublished >= self.queue.size() {
+            // Only a guest that lies about its ring gets so far.
+            self.publish(memory);
+        }
+        let next = self.queue.next_used().wrapping_add(self.unpublished);
+        let place = u64::from(next % self.queue.size());
+        // Its number, then what was written, both little-endian.
+        let element = (u64::from(written) << 32 | u64::from(head)).to_le();
+        let Some(address) = used_ring(&self.queue, USED_HEADER_BYTES + place * USED_ELEMENT_BYTES)
+        else {
+            return false;
+        };
+        let is_written = memory.map().write_obj(element, address).is_ok();
+        self.unpublished += u16::from(is_written);
+        is_written
+    }
+
+    /// Lets the guest see what was given back.
+    pub fn publish(&mut self, memory: &Memory) {
+        if self.unpublished == 0 {
+            return;
+        }
+        let next = self.queue.next_used().wrapping_add(self.unpublished);
+        self.queue.set_next_used(next);
+        self.unsignalled = self.unsignalled.saturating_add(self.unpublished);
+        self.unpublished = 0;
+        if let Some(address) = used_ring(&self.queue, USED_INDEX_OFFSET) {
+            // Fails only for a ring that is not in memory, and then it isn't running.
+            let _ = memory.map().store(next.to_le(), address, Ordering::Release);
+        }
     }
 
     /// Whether there is something to take.
@@ -231,15 +273,38 @@ impl Ring {
             .unwrap_or(false)
     }
 
-    /// Tells the guest that chains were given back, if it wants to know.
+    /// Lets the guest see what was given back, and interrupts it if it wants to know.
     pub fn signal(&mut self, memory: &Memory) {
+        self.publish(memory);
         let Some(call) = &self.call else {
             return;
         };
-        if self.queue.needs_notification(memory.map()).unwrap_or(true) {
+        let wanted = self.is_signal_wanted(memory);
+        self.unsignalled = 0;
+        if wanted {
             // A full counter means that the guest is being told already; a closed one that nobody is there.
             let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
         }
+    }
+
+    /// Whether the guest asked to be interrupted for one of the chains published since the last time.
+    fn is_signal_wanted(&self, memory: &Memory) -> bool {
+        if !self.queue.event_idx_enabled() {
+            return self.unsignalled != 0;
+        }
+        // What was published is there before the guest's wish is read (virtio 1.3, §2.7.10).
+        fence(Ordering::SeqCst);
+        let offset = AVAILABLE_HEADER_BYTES + 2 * u64::from(self.queue.size());
+        let event: Option<u16> = self
+            .queue
+            .avail_ring()
+            .checked_add(offset)
+            .and_then(|address| {
+                let event = memory.map().load(GuestAddress(address), Ordering::Relaxed);
+                event.ok().map(u16::from_le)
+            });
+        let next = self.queue.next_used();
+        event.is_none_or(|event| next.wrapping_sub(event).wrapping_sub(1) < self.unsignalled)
     }
 
     /// Takes the call descriptor over. It is made non-blocking: its counter is the VMM's to fill.
@@ -255,6 +320,16 @@ impl Ring {
         }
         self.call = call;
     }
+}
+
+/// Flags and index, in front of the elements of the used ring (virtio 1.3, §2.7.8) and of the available one.
+const USED_HEADER_BYTES: u64 = 4;
+const USED_ELEMENT_BYTES: u64 = 8;
+const USED_INDEX_OFFSET: u64 = 2;
+const AVAILABLE_HEADER_BYTES: u64 = 4;
+
+fn used_ring(queue: &Queue, offset: u64) -> Option<GuestAddress> {
+    queue.used_ring().checked_add(offset).map(GuestAddress)
 }
 
 #[cfg(test)]

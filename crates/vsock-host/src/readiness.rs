@@ -102,17 +102,30 @@ impl Poller {
         )?)
     }
 
-    /// Adds a descriptor for both directions, edge-triggered: what was reported once is reported again only
-    /// after a read or write has met `EAGAIN`.
+    /// Adds a descriptor, edge-triggered: what was reported once is reported again only after a read or write
+    /// has met `EAGAIN`.
     ///
     /// # Errors
     /// Of `epoll_ctl`.
-    pub fn add_edge(&self, fd: impl AsFd, token: u64) -> io::Result<()> {
+    pub fn add_edge(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(
             &self.epoll,
             fd,
             epoll::EventData::new_u64(token),
-            Interest::BOTH.flags() | epoll::EventFlags::ET,
+            interest.flags() | epoll::EventFlags::ET,
+        )?)
+    }
+
+    /// Has something else reported of a descriptor that was added by [`Self::add_edge`]; at once, if it is so.
+    ///
+    /// # Errors
+    /// Of `epoll_ctl`.
+    pub fn change_edge(&self, fd: impl AsFd, token: u64, interest: Interest) -> io::Result<()> {
+        Ok(epoll::modify(
+            &self.epoll,
+            fd,
+            epoll::EventData::new_u64(token),
+            interest.flags() | epoll::EventFlags::ET,
         )?)
     }
 

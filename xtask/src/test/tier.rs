@@ -11,6 +11,8 @@ use crate::command;
 pub(crate) enum Tier {
     /// Needs nothing: `cargo test`.
     Unit,
+    /// Needs a C++ compiler, for libFuzzer: the targets of `fuzz/`, for less than a minute in all.
+    Fuzz,
     /// Needs root, for private namespaces.
     Netns,
     /// Needs root, QEMU and user-mode Linux, for real guests.
@@ -19,12 +21,13 @@ pub(crate) enum Tier {
 
 impl Tier {
     /// Every tier, in the order in which they run.
-    pub(crate) const ALL: [Self; 3] = [Self::Unit, Self::Netns, Self::Guest];
+    pub(crate) const ALL: [Self; 4] = [Self::Unit, Self::Fuzz, Self::Netns, Self::Guest];
 
     /// The tier's name on the command line and in reasons of `#[ignore]`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Unit => "unit",
+            Self::Fuzz => "fuzz",
             Self::Netns => "netns",
             Self::Guest => "guest",
         }
@@ -35,6 +38,7 @@ impl Tier {
     pub(crate) fn deadline(self) -> Duration {
         let minutes = match self {
             Self::Unit => 18,
+            Self::Fuzz => 10,
             Self::Netns => 12,
             Self::Guest => 15,
         };
@@ -51,6 +55,7 @@ impl Tier {
     pub(crate) fn obstacle(self) -> Option<String> {
         match self {
             Self::Unit => (command::find("cc").is_none()).then(|| "no cc".to_owned()),
+            Self::Fuzz => (command::find("c++").is_none()).then(|| "no c++".to_owned()),
             Self::Netns => capabilities::missing_for_namespaces(),
             Self::Guest => capabilities::missing_for_user_mode_linux()
                 .or_else(capabilities::missing_for_qemu)

@@ -370,11 +370,8 @@ fn check_trace(trace: &Trace) -> Checked {
             "there is neither a file nor content".to_owned(),
         ));
     }
-    if trace.file.contains(['"', '\n', '\0']) {
-        return Err((
-            "trace.file",
-            "the path has a quote or a line break in it; rename the file".to_owned(),
-        ));
+    if let Some(problem) = path_problem(&trace.file) {
+        return Err(("trace.file", problem.to_owned()));
     }
     let fields = QueueFields {
         queue: "trace.queue",
@@ -385,6 +382,12 @@ fn check_trace(trace: &Trace) -> Checked {
         quantum: "trace.quantum",
     };
     check_queue(&trace.queue(), &fields)
+}
+
+/// Why no text can hold the path of a trace's file, if none can.
+pub(super) fn path_problem(path: &str) -> Option<&'static str> {
+    path.contains(['"', '\n', '\0'])
+        .then_some("the path has a quote or a line break in it; rename the file")
 }
 
 /// What the settings of a queue are called where they stand.

@@ -34,6 +34,10 @@ pub struct Way {
     pub dead_passed: u64,
     /// Packets dropped before the engine, as it didn't read them in time, or had no room for them.
     pub unread: u64,
+    /// Packets dropped as they are longer than the engine's frames: the interface has got a larger MTU than when it was
+    /// impaired. A service with a larger `--frame-bytes-max` takes them.
+    #[serde(default)]
+    pub too_long: u64,
     /// Packets that the kernel didn't take back.
     pub refused: u64,
     /// What its rules have done.

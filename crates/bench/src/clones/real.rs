@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{COMPARED, Client, Sizes, Subject, case};
+use super::{COMPARED, Sizes, Subject, case};
 use crate::{
     guest::linux::{self, Linux},
     progress::Step,
@@ -84,7 +84,7 @@ fn measure(
     with_ping: bool,
     record: &mut Record,
 ) -> Result<()> {
-    for client in Client::ALL {
+    for client in sizes.clients.iter().copied() {
         let label = format!("{}_{}_linux", client.name(), guests.len());
         let targets = &place.sandboxes[..guests.len()];
         let subject = Subject {

@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use super::{Sizes, forward::forward};
+use super::{Extent, forward::forward, probes};
 use crate::{
     clones::Pinger,
     cpu,
@@ -30,17 +30,17 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const REACH_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Measures each edge app, sleeping and polling.
-pub(super) fn measure(sizes: &Sizes, record: &mut Record) -> Result<()> {
+pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
     let rig = Rig::build("echo")?;
-    let step = Step::begin("round trips", sizes.rounds);
-    for round in 0..sizes.rounds {
+    let step = Step::begin("round trips", extent.rounds());
+    for round in 0..extent.rounds() {
         for edge in Edge::ALL {
             for pace in Pace::ALL {
                 let case = format!("round_trip_{}_{}", edge.name(), pace.name());
                 if record.not_run.contains_key(&case) {
                     continue;
                 }
-                match probe(&rig, edge, pace, sizes.probes) {
+                match probe(&rig, edge, pace, probes(extent)) {
                     Ok(found) => add(record, &case, &found)?,
                     Err(error) => record.not_run(&case, &format!("{error:#}")),
                 }

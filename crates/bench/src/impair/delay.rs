@@ -10,7 +10,7 @@ use rustix::{
 use sandwire_engine::{Graph, io::Ring, run::Clock};
 
 use super::{
-    Sizes,
+    Extent,
     capture::{Capture, Captured},
     metronome::{Arrivals, Metronome},
 };
@@ -23,26 +23,27 @@ use crate::{
 };
 
 const DELAY: Duration = Duration::from_millis(50);
-const PERIOD: Duration = Duration::from_micros(100);
+/// Between packets, and between the moments that the bare sleeper waits for.
+pub(super) const PERIOD: Duration = Duration::from_micros(100);
 /// Packets and sleeps before anything counts.
 const WARM_UP: Duration = Duration::from_millis(200);
 const FLOOR: &str = "bare_sleeper";
 const CAPTURED: &str = "delay_captured";
 
 /// Measures the floor and all others in turn.
-pub(super) fn measure(sizes: &Sizes, record: &mut Record) -> Result<()> {
+pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
     let rig = Rig::build("delay")?;
-    let step = Step::begin("delay of 50 ms", sizes.rounds);
-    for round in 0..sizes.rounds {
-        add(record, FLOOR, &sleeper(sizes.time())?)?;
+    let step = Step::begin("delay of 50 ms", extent.rounds());
+    for round in 0..extent.rounds() {
+        add(record, FLOOR, &sleeper(extent.time())?)?;
         for pace in Pace::ALL {
             let case = format!("delay_{}", pace.name());
-            let figures = behind_the_line(&rig, pace, sizes.time())?;
+            let figures = behind_the_line(&rig, pace, extent.time())?;
             for (name, value) in figures {
                 record.add(&case, &format!("late_{name}"), "us", &[value]);
             }
         }
-        match captured(&rig, sizes.time()) {
+        match captured(&rig, extent.time()) {
             Ok(samples) => add(record, CAPTURED, &samples)?,
             Err(error) => record.not_run(CAPTURED, &format!("{error:#}")),
         }
@@ -79,7 +80,7 @@ fn add_ratios(record: &mut Record) {
 }
 
 /// How late a thread wakes that sleeps until each of a row of moments, in microseconds.
-fn sleeper(time: Duration) -> Result<Vec<f64>> {
+pub(super) fn sleeper(time: Duration) -> Result<Vec<f64>> {
     thread::scope(|scope| {
         let thread = scope.spawn(|| -> Result<Vec<f64>> {
             cpu::pin(0)?;

@@ -129,7 +129,7 @@ pub(super) fn bare_hops(count: u32) -> Result<Vec<f64>> {
         let guest = scope.spawn(|| {
             Role::Guest.pin()?;
             let mut poller = Poller::new().context("cannot make an epoll instance")?;
-            poller.add_edge(&call, KICK)?;
+            poller.add_edge(&call, KICK, Interest::READ)?;
             repeat(count, || {
                 rustix::io::write(&kick, &1_u64.to_ne_bytes())?;
                 loop {
@@ -158,7 +158,7 @@ pub(super) fn bare_hops(count: u32) -> Result<Vec<f64>> {
 pub(super) fn stand_in() -> Result<()> {
     let (kick, socket, call) = (stdio::stdin(), stdio::stdout(), stdio::stderr());
     let mut poller = Poller::new()?;
-    poller.add_edge(kick, KICK)?;
+    poller.add_edge(kick, KICK, Interest::READ)?;
     poller.add(socket, SOCKET, Interest::READ)?;
     let mut bytes = [0; BYTES];
     loop {

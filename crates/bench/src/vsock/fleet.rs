@@ -12,6 +12,8 @@ use sandwire_vsock_guest::{
 };
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
+use super::buffer::Buffer;
+
 /// Writes of one guest before it is another's turn.
 const TURN_WRITES: usize = 64;
 /// Bytes likewise.
@@ -34,7 +36,7 @@ pub(super) fn send(guests: &mut [Guest], port: u32, write: usize, stop: &AtomicB
         .map(|guest| guest.open_stream(port))
         .collect::<Result<Vec<Socket>, GuestError>>()
         .context("a guest cannot reach the host")?;
-    let bytes = vec![0x5a; write];
+    let bytes = Buffer::new(0x5a, write);
     let mut left = vec![0; guests.len()];
     let outcome = drive(guests, stop, |index, guest| {
         let left = &mut left[index];
@@ -44,6 +46,8 @@ pub(super) fn send(guests: &mut [Guest], port: u32, write: usize, stop: &AtomicB
                 *left = write;
             }
             let sent = guest.try_send(sockets[index], &bytes[write - *left..])?;
+            // Linux kicks for each packet, if the device wants to know.
+            guest.kick();
             *left -= sent;
             if *left > 0 {
                 return Ok(Next::Wait);

@@ -12,6 +12,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use sandwire_vsock_host::readiness::{Interest, Poller};
 
+use super::buffer::Buffer;
+
 /// Bytes that are read at once.
 pub(super) const READ_BYTES: usize = 64 * 1024;
 /// Writes to one socket before it is another's turn.
@@ -51,7 +53,7 @@ pub(super) fn sink(
         poller.add(&stream, token, Interest::READ)?;
         streams.push(stream);
     }
-    let mut buffer = vec![0; READ_BYTES];
+    let mut buffer = Buffer::new(0, READ_BYTES);
     let mut ended = Vec::new();
     while !stop.load(Ordering::Relaxed) {
         for ready in poller.wait(Some(Instant::now() + SLEEP))? {
@@ -111,10 +113,10 @@ pub(super) fn source(
     for (socket, token) in sockets.iter().zip(0..) {
         let stream = call(socket, port)?;
         stream.set_nonblocking(true)?;
-        poller.add_edge(&stream, token)?;
+        poller.add_edge(&stream, token, Interest::BOTH)?;
         streams.push(stream);
     }
-    let bytes = vec![0xa5; write];
+    let bytes = Buffer::new(0xa5, write);
     let mut left = vec![write; streams.len()];
     let mut runnable: VecDeque<usize> = (0..streams.len()).collect();
     let mut is_runnable = vec![true; streams.len()];

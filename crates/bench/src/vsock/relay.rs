@@ -21,6 +21,7 @@ use sandwire_vsock_host::{
 
 use super::{
     backend::{self, Backend, Program},
+    buffer::Buffer,
     host::{self, READ_BYTES},
     role::{Role, join},
     throughput::precise,
@@ -77,7 +78,7 @@ pub(super) fn by_copying(time: Duration) -> Result<Figures> {
     thread::scope(|scope| {
         let relay = scope.spawn(|| {
             Role::Service.pin()?;
-            let mut bytes = vec![0; READ_BYTES];
+            let mut bytes = Buffer::new(0, READ_BYTES);
             while let count @ 1.. = from.read(&mut bytes).context("cannot read")? {
                 to.write_all(&bytes[..count]).context("cannot write")?;
                 let nanoseconds = u64::try_from(cpu::thread_time().as_nanos())?;
@@ -109,7 +110,7 @@ fn measure(
         let stop = &stop;
         let writer = scope.spawn(move || {
             Role::Guest.pin()?;
-            let (bytes, mut sender) = (vec![0x5a; READ_BYTES], sender);
+            let (bytes, mut sender) = (Buffer::new(0x5a, READ_BYTES), sender);
             while !stop.load(Ordering::Relaxed) {
                 sender.write_all(&bytes).context("cannot write")?;
             }
@@ -117,7 +118,7 @@ fn measure(
         });
         let reader = scope.spawn(|| {
             Role::Host.pin()?;
-            let (mut bytes, mut receiver) = (vec![0; READ_BYTES], receiver);
+            let (mut bytes, mut receiver) = (Buffer::new(0, READ_BYTES), receiver);
             while let count @ 1.. = receiver.read(&mut bytes).context("cannot read")? {
                 received.fetch_add(count as u64, Ordering::Relaxed);
             }

@@ -16,7 +16,7 @@ use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
-    verb::{policy, show, vsock},
+    verb::{policy, show},
 };
 
 /// Command line of `sandwire acquire`.
@@ -84,7 +84,7 @@ impl VsockFlags {
             return Ok(None);
         };
         let policy = match &self.vsock_policy {
-            Some(file) => Some(vsock::read_policy(file, operation)?),
+            Some(file) => Some(policy::read_policy(file, operation)?),
             None => None,
         };
         Ok(Some(VsockRequest {

@@ -184,9 +184,10 @@ fn numbers(processes: &[u32]) -> String {
 
 fn list(context: &Context) -> Outcome {
     let labs = lab::list().map_err(failure)?;
-    context
-        .output
-        .answer(&labs, |labs| labs.iter().map(lab_text).collect::<String>())
+    context.output.answer(&labs, |labs| match labs.as_slice() {
+        [] => "no lab is up\n".to_owned(),
+        labs => labs.iter().map(lab_text).collect(),
+    })
 }
 
 fn lab_text(lab: &Found) -> String {

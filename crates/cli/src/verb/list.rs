@@ -60,7 +60,7 @@ fn leases_text(leases: &[Lease], now: u64) -> String {
             lease.name.to_string(),
             lease.pool.to_string(),
             lease.slot.to_string(),
-            state_text(lease.state).to_owned(),
+            state_of(lease),
             addresses.join(" "),
             render::span(now.saturating_sub(lease.acquired_at)),
             ends,
@@ -68,6 +68,16 @@ fn leases_text(leases: &[Lease], now: u64) -> String {
         ]);
     }
     render::table_text(&table)
+}
+
+/// Its state, with what a tester must not overlook.
+fn state_of(lease: &Lease) -> String {
+    let state = state_text(lease.state);
+    match &lease.impairment {
+        None => state.to_owned(),
+        Some(impairment) if impairment.service_alive => format!("{state}, impaired"),
+        Some(_) => format!("{state}, impaired, SERVICE DEAD"),
+    }
 }
 
 /// A lease's state in a word.
@@ -80,6 +90,8 @@ pub(crate) fn state_text(state: LeaseState) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use sandwire_api::impairment::ImpairmentSummary;
+
     use super::*;
     use crate::verb::show::tests::lease;
 
@@ -87,7 +99,7 @@ mod tests {
     fn each_lease_is_a_row_with_its_addresses() {
         let mut lease = lease();
         lease.expires_at = Some(1_000_090);
-        let text = leases_text(&[lease], 1_000_030);
+        let text = leases_text(std::slice::from_ref(&lease), 1_000_030);
         let row = text.lines().nth(1).unwrap();
         let cells: Vec<&str> = row.split_whitespace().collect();
         let expected = [
@@ -103,6 +115,15 @@ mod tests {
             "1000",
         ];
         assert_eq!(cells, expected);
+        let impairment = "delay 50ms".parse().unwrap();
+        for (alive, state) in [
+            (true, "active, impaired "),
+            (false, "impaired, SERVICE DEAD"),
+        ] {
+            lease.impairment = Some(ImpairmentSummary::new(&impairment, alive));
+            let text = leases_text(std::slice::from_ref(&lease), 1_000_030);
+            assert!(text.contains(state), "{text}");
+        }
     }
 
     #[test]

@@ -1,25 +1,22 @@
 //! `sandwire policy`: what a lease may reach, changed while it runs.
 
+pub(crate) mod file;
 pub(crate) mod flags;
 mod limit;
 mod rule;
 mod text;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use sandwire_api::{lease::LeasePolicy, name::Name, pool::PolicySpec};
+use sandwire_api::{lease::LeasePolicy, name::Name};
 
 pub(crate) use self::{
+    file::{policy_text, read_policy},
     flags::PolicyFlags,
     text::{limits_text, policy_rows},
 };
-use crate::{
-    Context,
-    connection::cannot,
-    failure::{Failure, Outcome},
-    render,
-};
+use crate::{Context, connection::cannot, failure::Outcome, render};
 
 /// What to do with a lease's policy.
 #[derive(Debug, Subcommand)]
@@ -64,7 +61,8 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
             let policy = client
                 .policy(&name, owner_uid)
                 .map_err(cannot(format!("show the policy of lease {name}")))?;
-            context.output.answer(&policy, policy_text)
+            let text = |policy: &LeasePolicy| policy_text(&policy.policy, policy.own);
+            context.output.answer(&policy, text)
         }
         Verb::Reset(Which { name, owner_uid }) => {
             let policy = client
@@ -104,44 +102,11 @@ fn summary(name: &Name, policy: &LeasePolicy) -> String {
     render::pairs(&rows)
 }
 
-/// Reads a policy from a file, TOML or JSON.
-pub(crate) fn read_policy(file: &Path, operation: &str) -> Result<PolicySpec, Failure> {
-    let shown = file.display();
-    let refuse =
-        |reason: String| Failure::refused(format!("cannot {operation}: {shown}: {reason}"));
-    let text = if file == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(file)
-    }
-    .map_err(|error| refuse(error.to_string()))?;
-    parse_policy(&text).map_err(refuse)
-}
-
-fn parse_policy(text: &str) -> Result<PolicySpec, String> {
-    if text.trim_start().starts_with('{') {
-        serde_json::from_str(text).map_err(|error| error.to_string())
-    } else {
-        toml::from_str(text).map_err(|error| error.to_string())
-    }
-}
-
-/// The policy as TOML, with a comment that says whose it is.
-fn policy_text(policy: &LeasePolicy) -> String {
-    let whose = if policy.own {
-        "# The lease's own policy.\n"
-    } else {
-        "# The pool's policy.\n"
-    };
-    match toml::to_string(&policy.policy) {
-        Ok(text) => format!("{whose}{text}"),
-        Err(error) => format!("# cannot be written as TOML: {error}; use --json\n"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use sandwire_api::pool::PolicySpec;
+
+    use super::{file::parse_policy, *};
 
     #[test]
     fn what_is_shown_can_be_set_again() {
@@ -161,19 +126,16 @@ mod tests {
         }))
         .unwrap();
         for policy in [policy, PolicySpec::default()] {
-            let text = policy_text(&LeasePolicy {
-                own: true,
-                policy: policy.clone(),
-            });
-            assert_eq!(parse_policy(&text).unwrap(), policy, "{text}");
+            let text = policy_text(&policy, true);
+            assert_eq!(parse_policy(&text).as_ref(), Ok(&policy), "{text}");
             let json = serde_json::to_string(&policy).unwrap();
-            assert_eq!(parse_policy(&json).unwrap(), policy);
+            assert_eq!(parse_policy(&json), Ok(policy));
         }
     }
 
     #[test]
     fn an_unknown_key_is_refused_with_its_line() {
-        let error = parse_policy("uplink = \"deny\"\nuplinks = 3\n").unwrap_err();
+        let error = parse_policy::<PolicySpec>("uplink = \"deny\"\nuplinks = 3\n").unwrap_err();
         assert!(
             error.contains("line 2") && error.contains("uplinks"),
             "{error}"

@@ -131,6 +131,9 @@ fn nic_text(nic: &Nic) -> String {
 fn detail_text(detail: &LeaseDetail) -> String {
     let mut text = lease_text(&detail.lease);
     text.push('\n');
+    if let Some(impairment) = &detail.lease.impairment {
+        text.push_str(&format!("impaired: {impairment}\n"));
+    }
     for tap in &detail.taps {
         text.push_str(&tap_text(tap));
     }
@@ -256,6 +259,7 @@ fn ports_text(ports: &[PublishedPort]) -> String {
 pub(crate) mod tests {
     use sandwire_api::{
         drop_reason::DropReason,
+        impairment::ImpairmentSummary,
         lease::{LeaseState, TrafficCount},
         pool::PolicySpec,
         published_port::{Protocol, PublishPort},
@@ -294,6 +298,7 @@ pub(crate) mod tests {
                 }),
             }],
             vsock: None,
+            impairment: None,
         }
     }
 
@@ -377,6 +382,21 @@ pub(crate) mod tests {
         ] {
             assert!(text.contains(needed), "{needed} is missing in:\n{text}");
         }
+    }
+
+    #[test]
+    fn an_impaired_lease_says_so_and_whether_that_is_carried_out() {
+        let mut detail = detail(TapUse::Attached);
+        assert!(!detail_text(&detail).contains("impair"));
+        let impairment = "preset lte loss 2%".parse().unwrap();
+        detail.lease.impairment = Some(ImpairmentSummary::new(&impairment, false));
+        let text = detail_text(&detail);
+        let line = text.lines().find(|line| line.starts_with("impaired: "));
+        let line = line.unwrap();
+        assert!(
+            line.contains("preset lte") && line.contains("dead"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -201,7 +201,7 @@ fn sample_text(sample: &Sample, rows_max: usize) -> String {
     if sample.leases.is_empty() {
         return "no leases\n".to_owned();
     }
-    let headings = [
+    let mut headings = vec![
         "LEASE",
         "POOL",
         "OWNER",
@@ -214,10 +214,20 @@ fn sample_text(sample: &Sample, rows_max: usize) -> String {
         "DROPPED SINCE ACQUIRE",
         "LIMITS",
     ];
+    let is_impaired = |row: &Row| row.lease.impairment.is_some();
+    let any_impaired = sample.leases.iter().any(is_impaired);
+    if any_impaired {
+        headings.push("IMPAIRED");
+    }
     let mut table = render::table(&headings);
     let shown = sample.leases.len().min(rows_max.max(1));
     for row in &sample.leases[..shown] {
-        table.add_row(cells(row));
+        let mut cells = cells(row);
+        if any_impaired {
+            let impairment = row.lease.impairment.as_ref();
+            cells.push(impairment.map_or("-".to_owned(), ToString::to_string));
+        }
+        table.add_row(cells);
     }
     let mut text = render::table_text(&table);
     if shown < sample.leases.len() {
@@ -285,7 +295,7 @@ fn drops_text(traffic: &Traffic) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sandwire_api::{policy::LimitSpec, slot::SlotKind};
+    use sandwire_api::{impairment::ImpairmentSummary, policy::LimitSpec, slot::SlotKind};
 
     use super::*;
 
@@ -308,6 +318,7 @@ mod tests {
                 ingress: TrafficTotal::default(),
                 drops: drops.iter().copied().collect(),
             }),
+            impairment: None,
         }
     }
 
@@ -316,6 +327,19 @@ mod tests {
         let before = Reading { at, leases: before };
         let at = at + Duration::from_secs(seconds);
         compare(&before, &Reading { at, leases: now })
+    }
+
+    #[test]
+    fn impaired_leases_are_told_from_others() {
+        let mut impaired = lease("a", 0, &[]);
+        let delay = "delay 50ms".parse().unwrap();
+        impaired.impairment = Some(ImpairmentSummary::new(&delay, true));
+        let sample = sample(vec![], vec![impaired, lease("b", 0, &[])], 1);
+        let text = sample_text(&sample, 9);
+        let ends = ["IMPAIRED", "delay 50ms", "-"];
+        for (line, end) in text.lines().zip(ends) {
+            assert!(line.trim_end().ends_with(end), "{text}");
+        }
     }
 
     #[test]

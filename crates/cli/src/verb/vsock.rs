@@ -13,7 +13,7 @@ use clap::{Args, Subcommand};
 use sandwire_api::name::Name;
 use sandwire_bench::command::{BenchCommand, VsockArguments};
 
-pub(crate) use self::{list::kind_text, policy::read_policy};
+pub(crate) use self::list::kind_text;
 use crate::{Context, failure::Outcome};
 
 /// What to do with vsock.

@@ -2,9 +2,12 @@
 
 use std::{thread, time::Duration};
 
-use sandwire_testlab::lab::{self, Lab};
+use sandwire_testlab::{
+    iperf3::Server,
+    lab::{self, Lab},
+};
 
-use crate::lab::{Server, Service, interfaces, iperf3, round_trip, wait_until};
+use crate::lab::{Service, interfaces, iperf3_from_far, round_trip, wait_until};
 
 /// Whether the far host reaches us.
 fn is_reached(lab: &Lab) -> bool {
@@ -38,8 +41,8 @@ fn a_killed_service_leaves_its_targets_closed_and_takes_them_up_again() {
         interfaces(lab);
         let mut service = Service::start(lab);
         service.run("--netns far --both 'delay 10ms'");
-        assert!(is_reached(lab));
-        let _server = Server::start(lab);
+        wait_until("it is reached", || is_reached(lab));
+        let _server = Server::start(None).unwrap();
         let bytes = killed_under_iperf3(lab, &mut service);
         assert!(bytes[0] > 100_000, "{bytes:?}");
         let after: u64 = bytes.iter().skip(5).sum();
@@ -68,7 +71,7 @@ fn a_killed_service_leaves_its_targets_open_if_that_was_said() {
         interfaces(lab);
         let mut service = Service::start(lab);
         service.run("--netns far --both 'delay 10ms' --on-death open");
-        let _server = Server::start(lab);
+        let _server = Server::start(None).unwrap();
         let bytes = killed_under_iperf3(lab, &mut service);
         let after: u64 = bytes.iter().skip(5).sum();
         assert!(after > 1_000_000, "{bytes:?}");
@@ -80,7 +83,7 @@ fn a_killed_service_leaves_its_targets_open_if_that_was_said() {
             shown["egress"]["dead_passed"].as_u64() > Some(3),
             "{shown:#}"
         );
-        let report = iperf3(lab, "10.9.0.1 -t 1");
+        let report = iperf3_from_far("10.9.0.1 -t 1");
         assert!(report["end"]["sum_received"]["bytes"].as_u64() > Some(1_000_000));
     });
 }

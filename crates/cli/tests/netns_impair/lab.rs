@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandwire_testlab::{command, lab::Lab, sandwire};
+use sandwire_testlab::{command, iperf3, lab::Lab, namespace, sandwire};
 use serde_json::Value;
 
 /// Here `near0` with 10.9.0.1 and fd09::1, in the namespace `far` `far0` with 10.9.0.2 and fd09::2.
@@ -106,7 +106,7 @@ pub(crate) fn verb(folder: &Path, line: &str) -> Output {
 }
 
 pub(crate) fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !happens() {
         assert!(Instant::now() < deadline, "{what} did not happen");
         thread::sleep(Duration::from_millis(10));
@@ -122,33 +122,11 @@ pub(crate) fn round_trip(lab: &Lab) -> (f64, f64) {
     (times.next().unwrap(), times.next().unwrap())
 }
 
-/// An iperf3 server, here.
-pub(crate) struct Server(Child);
-
-impl Server {
-    pub(crate) fn start(lab: &Lab) -> Self {
-        let child = Command::new("iperf3")
-            .arg("-s")
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
-        lab.shell("until ss -Hltn | grep -q 5201; do sleep 0.05; done");
-        Self(child)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Runs iperf3 in the far host; its report.
 #[track_caller]
-pub(crate) fn iperf3(lab: &Lab, options: &str) -> Value {
-    let report = lab.run(&format!("ip netns exec far iperf3 -J -c {options}"));
-    serde_json::from_str(&report).unwrap()
+pub(crate) fn iperf3_from_far(options: &str) -> Value {
+    let far = namespace::path_of("far");
+    iperf3::report(Some(&far), &format!("--client {options}")).unwrap()
 }
 
 /// Segments and datagrams with wrong checksums that the kernels saw, here and there.

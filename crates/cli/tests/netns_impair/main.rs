@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+mod changes;
 mod deaths;
 mod lab;
 mod many;

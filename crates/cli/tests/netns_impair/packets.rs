@@ -8,13 +8,22 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use sandwire_testlab::{
+    iperf3::Server,
     lab::{self, Lab},
     namespace,
     pinger::Pinger,
 };
 
-use crate::lab::{Server, Service, full_sockets, interfaces, iperf3, round_trip, wrong_checksums};
+use crate::lab::{
+    Service, full_sockets, interfaces, iperf3_from_far, round_trip, wait_until, wrong_checksums,
+};
+
+/// For what has to come.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// For what must not.
+const IN_VAIN: Duration = Duration::from_millis(300);
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -62,13 +71,8 @@ fn only_the_flow_that_is_meant_loses_packets() {
         interfaces(lab);
         let service = Service::start(lab);
         service.run("--netns far --egress 'match protocol=udp peer_port=7001 loss 50%' --seed 7");
-        let receivers = ["10.9.0.1:7001", "10.9.0.1:7002"].map(|address| {
-            let socket = UdpSocket::bind(address).unwrap();
-            socket
-                .set_read_timeout(Some(Duration::from_millis(300)))
-                .unwrap();
-            socket
-        });
+        let receivers =
+            ["10.9.0.1:7001", "10.9.0.1:7002"].map(|address| UdpSocket::bind(address).unwrap());
         let sender = far_socket();
         for number in 0..200_u32 {
             for port in [7001, 7002] {
@@ -78,12 +82,14 @@ fn only_the_flow_that_is_meant_loses_packets() {
             }
             thread::sleep(Duration::from_micros(100));
         }
-        let counts = receivers.map(|socket| received(&socket).len());
-        assert!((60..140).contains(&counts[0]), "{counts:?}");
-        assert_eq!(counts[1], 200);
+        // What isn't meant comes last, so when all of that is here the rest has been decided.
+        assert_eq!(received(&receivers[1], 200).len(), 200);
         let shown = service.shown();
         let dropped = &shown["egress"]["line"]["rules"][0]["dropped"];
-        assert_eq!(dropped["loss"], 200 - counts[0] as u64, "{shown:#}");
+        let lost = dropped["loss"].as_u64().unwrap();
+        assert!((60..140).contains(&lost), "{shown:#}");
+        let left = usize::try_from(200 - lost).unwrap();
+        assert_eq!(received(&receivers[0], left).len(), left);
     });
 }
 
@@ -93,14 +99,22 @@ fn far_socket() -> UdpSocket {
     namespace::inside(&far, || Ok(UdpSocket::bind("10.9.0.2:0")?)).unwrap()
 }
 
-/// The numbers that have come, in their order, until none comes any more.
-fn received(socket: &UdpSocket) -> Vec<u32> {
+/// So many numbers, in the order in which they come; and what comes in a moment after them.
+fn received(socket: &UdpSocket, expected: usize) -> Vec<u32> {
     let mut numbers = Vec::new();
     let mut bytes = [0; 4];
-    while socket.recv(&mut bytes).is_ok() {
+    loop {
+        let patience = if numbers.len() < expected {
+            PATIENCE
+        } else {
+            IN_VAIN
+        };
+        socket.set_read_timeout(Some(patience)).unwrap();
+        if socket.recv(&mut bytes).is_err() {
+            return numbers;
+        }
         numbers.push(u32::from_be_bytes(bytes));
     }
-    numbers
 }
 
 /// Sends numbers from the far host while `work` is done, and a moment longer. How many.
@@ -113,14 +127,14 @@ fn sending_while(work: impl FnOnce() + Send) -> u32 {
             thread::sleep(Duration::from_millis(100));
             done.store(true, Ordering::Relaxed);
         });
-        let (mut number, start) = (0, Instant::now());
+        let mut number = 0;
         while !done.load(Ordering::Relaxed) {
             sender
                 .send_to(&u32::to_be_bytes(number), ("10.9.0.1", 7000))
                 .unwrap();
             number += 1;
-            let due = Duration::from_micros(500) * number;
-            thread::sleep(due.saturating_sub(start.elapsed()));
+            // Nothing is made up for: a busy machine sends fewer, and no bursts that a buffer has no room for.
+            thread::sleep(Duration::from_micros(500));
         }
         number
     })
@@ -134,15 +148,8 @@ fn beginning_changing_and_ending_loses_nothing_and_keeps_the_order() {
         interfaces(lab);
         let service = Service::start(lab);
         let receiver = UdpSocket::bind("10.9.0.1:7000").unwrap();
-        receiver
-            .set_read_timeout(Some(Duration::from_millis(500)))
-            .unwrap();
-        let reader = thread::spawn(move || {
-            receiver
-                .set_read_timeout(Some(Duration::from_secs(3)))
-                .unwrap();
-            received(&receiver)
-        });
+        // All of them have room, so nobody has to read while they come.
+        set_socket_recv_buffer_size_force(&receiver, 64 << 20).unwrap();
         let sent = sending_while(|| {
             for _ in 0..5 {
                 service.run("--netns far --both 'delay 30ms'");
@@ -152,7 +159,7 @@ fn beginning_changing_and_ending_loses_nothing_and_keeps_the_order() {
                 service.run("clear --netns far");
             }
         });
-        let numbers = reader.join().unwrap();
+        let numbers = received(&receiver, sent as usize);
         let expected: Vec<u32> = (0..sent).collect();
         assert_eq!(numbers.len(), expected.len(), "some were lost or doubled");
         let swapped = numbers
@@ -160,7 +167,7 @@ fn beginning_changing_and_ending_loses_nothing_and_keeps_the_order() {
             .zip(&expected)
             .filter(|(one, other)| one != other);
         assert_eq!(swapped.count(), 0, "some overtook others");
-        assert!(sent > 2000, "{sent}");
+        assert!(sent > 200, "{sent}");
     });
 }
 
@@ -180,7 +187,7 @@ fn a_ping_misses_nothing_while_the_impairment_changes() {
         thread::sleep(Duration::from_millis(200));
         let pinged = pinger.stop().unwrap();
         assert_eq!(pinged.lost, [] as [u32; 0], "{pinged:?}");
-        assert!(pinged.settled > 50, "{pinged:?}");
+        assert!(pinged.settled > 20, "{pinged:?}");
     });
 }
 
@@ -191,9 +198,6 @@ fn what_is_under_way_is_let_go_or_flushed_and_counted() {
         interfaces(lab);
         let service = Service::start(lab);
         let receiver = UdpSocket::bind("10.9.0.1:7000").unwrap();
-        receiver
-            .set_read_timeout(Some(Duration::from_millis(300)))
-            .unwrap();
         let sender = far_socket();
         let send = || {
             for number in 0..100_u32 {
@@ -202,24 +206,25 @@ fn what_is_under_way_is_let_go_or_flushed_and_counted() {
                     .unwrap();
             }
         };
-        service.run("--netns far --egress 'match protocol=udp delay 1s'");
-        send();
+        service.run("--netns far --egress 'match protocol=udp delay 8s'");
         let start = Instant::now();
+        send();
         let cleared: serde_json::Value =
             serde_json::from_str(&service.run("clear --netns far --json")).unwrap();
-        assert!(start.elapsed() > Duration::from_millis(700));
+        assert!(start.elapsed() >= Duration::from_secs(8));
         assert_eq!(cleared[0]["released"], 100, "{cleared}");
-        assert_eq!(received(&receiver), (0..100).collect::<Vec<u32>>());
+        assert_eq!(received(&receiver, 100), (0..100).collect::<Vec<u32>>());
 
-        service.run("--netns far --egress 'match protocol=udp delay 10s'");
+        // Longer than the test may take.
+        service.run("--netns far --egress 'match protocol=udp delay 600s'");
         send();
-        thread::sleep(Duration::from_millis(50));
-        let start = Instant::now();
+        wait_until("all of them are inside", || {
+            service.shown()["egress"]["line"]["inside"] == 100
+        });
         let cleared: serde_json::Value =
             serde_json::from_str(&service.run("clear --netns far --flush --json")).unwrap();
-        assert!(start.elapsed() < Duration::from_secs(3));
         assert_eq!(cleared[0]["flushed"], 100, "{cleared}");
-        assert_eq!(received(&receiver), [] as [u32; 0]);
+        assert_eq!(received(&receiver, 0), [] as [u32; 0]);
         round_trip(lab);
     });
 }
@@ -232,16 +237,17 @@ fn streams_and_datagrams_arrive_whole_both_ways() {
         interfaces(lab);
         let service = Service::start(lab);
         service.run("--netns far --both 'delay 2ms'");
-        let _server = Server::start(lab);
+        let _server = Server::start(None).unwrap();
         let mut lost = 0;
         for address in ["10.9.0.1", "fd09::1"] {
             for direction in ["", "-R"] {
-                let report = iperf3(lab, &format!("{address} -t 2 {direction}"));
+                let report = iperf3_from_far(&format!("{address} -t 2 {direction}"));
                 let bits = report["end"]["sum_received"]["bits_per_second"]
                     .as_f64()
                     .unwrap();
                 assert!(bits > 20e6, "{address} {direction}: {bits}");
-                let report = iperf3(lab, &format!("{address} -u -b 5M -l 1200 -t 2 {direction}"));
+                let report =
+                    iperf3_from_far(&format!("{address} -u -b 5M -l 1200 -t 2 {direction}"));
                 let end = &report["end"]["sum"];
                 assert!(end["packets"].as_u64() > Some(700), "{end}");
                 lost += end["lost_packets"].as_u64().unwrap();

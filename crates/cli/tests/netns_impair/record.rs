@@ -130,7 +130,7 @@ fn an_interrupted_recording_is_written() {
         let text = fs::read_to_string(&file).unwrap();
         let duration = text.split("\nduration = \"").nth(1).unwrap();
         let seconds: f64 = duration.split("s\"").next().unwrap().parse().unwrap();
-        assert!(seconds > 0.5 && seconds < 10.0, "{text}");
+        assert!(seconds > 0.5 && seconds < 59.0, "{text}");
     });
 }
 

@@ -2,10 +2,10 @@
 
 use sandwire_testlab::lab;
 
-use crate::lab::{Service, interfaces, round_trip};
+use crate::lab::{Service, interfaces, round_trip, wait_until};
 
 const SCENARIO: &str = r#"
-duration = "3s"
+duration = "9s"
 [[rule]]
 name = "all"
 delay = "10ms"
@@ -27,9 +27,9 @@ fn a_scenario_changes_the_impairment_by_the_clock_and_ends_it() {
         let line = format!("run {} --netns far --json", file.display());
         std::thread::scope(|scope| {
             let running = scope.spawn(|| service.run(&line));
-            std::thread::sleep(std::time::Duration::from_millis(1500));
-            let (least, _) = round_trip(lab);
-            assert!((80.0..100.0).contains(&least), "{least}");
+            wait_until("the delay is another", || {
+                (80.0..100.0).contains(&round_trip(lab).0)
+            });
             let said: serde_json::Value = serde_json::from_str(&running.join().unwrap()).unwrap();
             assert_eq!(said["changes"], 2, "{said:#}");
             assert_eq!(said["completed"], true, "{said:#}");

@@ -64,7 +64,7 @@ async fn show(
 }
 
 /// Impairs all interfaces of a lease from now on, or changes how without losing a packet. Traces come with their
-/// content. Not with the data path `xdp`.
+/// content. With the data path `xdp` the lease goes by `ebpf` meanwhile.
 #[utoipa::path(
     put,
     path = "/v1/leases/{name}/impairment",
@@ -120,7 +120,6 @@ impl From<ImpairError> for Failure {
         let code = match &error {
             ImpairError::Lease(error) => error.code(),
             ImpairError::Impairment { .. } => ErrorCode::InvalidRequest,
-            ImpairError::Xdp { .. } => ErrorCode::Unsupported,
             ImpairError::NotStarted(_) => ErrorCode::Unavailable,
             ImpairError::Launch(_) => ErrorCode::Internal,
             ImpairError::Service(error) => code_of(error),

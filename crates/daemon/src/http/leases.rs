@@ -42,7 +42,11 @@ pub(super) struct Owner {
     responses((status = 200, description = "The leases", body = Vec<Lease>), Failures)
 )]
 async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<Lease>> {
-    axum::Json(app.slots.leases(caller))
+    let mut leases = app.slots.leases(caller);
+    for lease in &mut leases {
+        lease.impairment = app.impairments.summary(lease.owner_uid, &lease.name);
+    }
+    axum::Json(leases)
 }
 
 /// Acquires a slot. The same name and pool again give the same lease.
@@ -96,8 +100,13 @@ async fn show(
     Path(name): Path<Name>,
     Query(owner): Query<Owner>,
 ) -> Result<axum::Json<LeaseDetail>, Failure> {
-    let detail =
-        blocking(move || Ok(app.slots.lease_detail(caller, owner.owner_uid, &name)?)).await?;
+    let detail = blocking(move || {
+        let mut detail = app.slots.lease_detail(caller, owner.owner_uid, &name)?;
+        let lease = &mut detail.lease;
+        lease.impairment = app.impairments.summary_now(lease.owner_uid, &lease.name);
+        Ok(detail)
+    })
+    .await?;
     Ok(axum::Json(detail))
 }
 
@@ -118,7 +127,8 @@ async fn release(
 ) -> Result<axum::Json<Released>, Failure> {
     let released = blocking(move || {
         let released = app.slots.release(caller, owner.owner_uid, &name);
-        app.impairments.lease_has_ended();
+        let lease = caller.lease_key(owner.owner_uid, &name);
+        app.impairments.lease_has_ended(&lease);
         Ok(released?)
     })
     .await?;

@@ -27,7 +27,11 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 )]
 async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<LeaseTraffic>> {
     // Counters are read from memory that the kernel shares.
-    axum::Json(app.slots.traffic(caller))
+    let mut leases = app.slots.traffic(caller);
+    for lease in &mut leases {
+        lease.impairment = app.impairments.summary(lease.owner_uid, &lease.name);
+    }
+    axum::Json(leases)
 }
 
 /// Lists why packets are dropped, with what each reason means. For everybody who may connect.

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::slot::DataPath;
 use sandwire_impair_host::{
     control::{State, Status},
     launch,
@@ -13,7 +12,7 @@ use sandwire_impair_host::{
 use sandwire_slot::service::Slots;
 use tokio::time::timeout;
 
-use super::{ImpairError, Impairments, lease_of, targets_of};
+use super::{ImpairError, Impairments, key_of, lease_of, targets_of};
 
 /// How often it is looked while a lease may be impaired.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -43,13 +42,20 @@ impl Impairments {
         let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         let mut client = match self.connect() {
             Ok(client) => client,
-            Err(_) if launch::left(&self.folder).of_leases == 0 => {
-                self.may_be.store(false, Ordering::Relaxed);
-                return Ok(());
+            Err(_) => {
+                let left = launch::left(&self.folder).of_leases;
+                let is_any_left = !left.is_empty();
+                let key = |(owner, impairment)| Some((key_of(&owner)?, impairment));
+                self.known.replace(false, left.into_iter().filter_map(key));
+                if !is_any_left {
+                    self.may_be.store(false, Ordering::Relaxed);
+                    return Ok(());
+                }
+                // It takes up again what it remembers.
+                self.connect_or_start()?
             }
-            // It takes up again what it remembers.
-            Err(_) => self.connect_or_start()?,
         };
+        let mut present = Vec::new();
         let mut is_any_left = false;
         let mut failure = None;
         for status in client.list().map_err(ImpairError::Service)? {
@@ -58,6 +64,7 @@ impl Impairments {
             };
             if is_valid {
                 is_any_left = true;
+                present.extend(lease_of(&status).zip(Some(status.impairment)));
                 continue;
             }
             tracing::info!(target = %status.target, owner = %status.owner, "the impairment of a lease has ended");
@@ -65,6 +72,13 @@ impl Impairments {
                 is_any_left = true;
                 failure = failure.or(Some(ImpairError::Service(error)));
             }
+        }
+        let before = self.known.leases();
+        self.known.replace(true, present);
+        // Also of slots that were repaired meanwhile.
+        for lease in self.known.leases().iter().chain(&before) {
+            let impaired = slots.set_impaired(lease, self.known.has(lease));
+            failure = failure.or(impaired.err().map(ImpairError::Lease));
         }
         self.may_be.store(is_any_left, Ordering::Relaxed);
         failure.map_or(Ok(()), Err)
@@ -78,7 +92,5 @@ fn is_as_it_should(slots: &Slots, status: &Status) -> Option<bool> {
         return Some(false);
     }
     let present = slots.present_interfaces(&lease);
-    Some(present.is_some_and(|found| {
-        found.data_path != DataPath::Xdp && targets_of(&found).contains(&status.target)
-    }))
+    Some(present.is_some_and(|found| targets_of(&found).contains(&status.target)))
 }

@@ -167,7 +167,7 @@ async fn open_taps_come_over_the_socket_and_the_daemon_keeps_none() {
         for (number, guest) in guests.into_iter().enumerate() {
             let mut guest = Stream::from(guest);
             guest
-                .set_read_timeout(Some(Duration::from_secs(5)))
+                .set_read_timeout(Some(Duration::from_secs(60)))
                 .unwrap();
             let mut text = String::new();
             guest.read_to_string(&mut text).unwrap();
@@ -207,7 +207,7 @@ async fn a_caller_that_asks_for_taps_and_goes_leaves_none_open() {
     for guest in guests {
         let mut guest = Stream::from(guest);
         guest
-            .set_read_timeout(Some(Duration::from_secs(5)))
+            .set_read_timeout(Some(Duration::from_secs(60)))
             .unwrap();
         assert_eq!(guest.read(&mut [0]).unwrap(), 0);
     }
@@ -389,7 +389,7 @@ async fn requests_that_run_when_the_daemon_stops_are_finished() {
     lab.network.set_slow(false);
     let released = release.await.unwrap().unwrap();
     assert_eq!(released.outcome, ReleaseOutcome::Released);
-    timeout(Duration::from_secs(5), lab.server)
+    timeout(Duration::from_secs(60), lab.server)
         .await
         .unwrap()
         .unwrap();
@@ -403,7 +403,7 @@ async fn thirty_clients_at_once_get_a_lease_each() {
     lab.client.create_pool(&spec).await.unwrap();
     let begun = Instant::now();
     while lab.client.pool(&spec.name).await.unwrap().slots.ready < 30 {
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(begun.elapsed() < Duration::from_secs(60));
     }
     let socket = lab.socket.clone();
     let clients: Vec<_> = (0..30)

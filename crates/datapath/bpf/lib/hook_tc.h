@@ -4,14 +4,17 @@
 
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
+#include <linux/if_ether.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 typedef struct __sk_buff frame;
 
 #define HOOK_DROP TC_ACT_SHOT
 
-/* Ethernet, IPv6 and TCP without options: what is read and written in place. */
-#define FRAME_HEADERS 74
+/* Ethernet, IP and TCP without options: what is read and written in place. */
+#define FRAME_HEADERS4 54
+#define FRAME_HEADERS6 74
 
 static __always_inline void *frame_data(const frame *f)
 {
@@ -39,13 +42,16 @@ static __always_inline int frame_has_vlan(const frame *f)
 	return f->vlan_present;
 }
 
-/* Makes the headers linear. The pointers got before no longer hold. */
+/* Makes the headers linear, and no more: pulling payload in as well would copy the head of every packet
+ * that the host's own TCP sends, whose linear part ends with its header. The pointers got before no longer
+ * hold. */
 static __always_inline void frame_pull(frame *f)
 {
 	__u32 length = f->len, linear = f->data_end - f->data;
+	__u32 wanted = f->protocol == bpf_htons(ETH_P_IP) ? FRAME_HEADERS4 : FRAME_HEADERS6;
 
-	if (linear < length && linear < FRAME_HEADERS)
-		bpf_skb_pull_data(f, length < FRAME_HEADERS ? length : FRAME_HEADERS);
+	if (linear < length && linear < wanted)
+		bpf_skb_pull_data(f, length < wanted ? length : wanted);
 }
 
 static __always_inline long frame_load(const frame *f, __u32 offset, void *to, __u32 length)

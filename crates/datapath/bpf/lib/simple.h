@@ -12,11 +12,11 @@ static __always_inline int is_simple(const struct packet *p)
 	       p->l4 == (p->version == 4 ? IPV4_L4 : IPV6_L4);
 }
 
-/* An interface whose frames may go by XDP now. One that is watched goes by tc. */
+/* An interface whose frames may go by XDP now. One that is watched or impaired goes by tc. */
 static __always_inline int takes_xdp(const struct nic *nic, __u32 flags)
 {
 	return READ_ONCE(nic->state) == NIC_ACTIVE && flags & NIC_XDP &&
-	       !(flags & (NIC_NETNS | NIC_TRACE));
+	       !(flags & (NIC_NETNS | NIC_TRACE | NIC_IMPAIRED));
 }
 
 #endif

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
 use sandwire_kernel_net::{
+    bpf::{self, BPF_TCX_INGRESS, ProgramType},
     netlink::{Request, Socket},
     tc,
 };
@@ -52,9 +53,8 @@ fn somebody_elses(interface: &str) -> OwnedFd {
         [0xb7, 0, 0, 0, 0xff, 0xff, 0xff, 0xff],
         [0x95, 0, 0, 0, 0, 0, 0, 0],
     ];
-    let program = sys::load_classifier(&next).unwrap();
-    let index = index_of(interface).0;
-    sys::create_link(program.as_fd(), index, sys::BPF_TCX_INGRESS, 0).unwrap()
+    let program = bpf::load(ProgramType::Classifier, "somebody_elses", &next).unwrap();
+    bpf::create_link(program.as_fd(), index_of(interface), BPF_TCX_INGRESS, 0).unwrap()
 }
 
 fn repaired(interface: &str, text: &'static str) -> Defect {

@@ -18,7 +18,11 @@ use sandwire_kernel_net::{
     tap,
     tc::Hook,
 };
-use sandwire_testlab::lab::{self, Lab};
+use sandwire_testlab::{
+    iperf3,
+    lab::{self, Lab},
+    namespace,
+};
 
 use super::{index_of, json, names_in};
 use crate::{
@@ -180,20 +184,16 @@ fn netns_super_packets_are_cut_and_summed_before_they_are_read() {
         let diversion = diversion(features::probe().unwrap().tcx);
         let _echo = echo(&diversion, false);
         diversion.attach().unwrap();
-        let mut server = std::process::Command::new("ip")
-            .args(["netns", "exec", "far", "iperf3", "-s", "-p", "5201"])
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .unwrap();
-        lab.shell("until ip netns exec far ss -Hltn | grep -q 5201; do sleep 0.05; done");
+        let far = namespace::path_of("far");
+        let _server = iperf3::Server::start(Some(&far)).unwrap();
         for (address, options) in [
             ("10.9.0.2", ""),
             ("10.9.0.2", "-R"),
             ("fd09::2", ""),
             ("fd09::2", "-R"),
         ] {
-            let report = lab.run(&format!("iperf3 -J -c {address} -n 20M {options}"));
-            let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+            let client = format!("--client {address} --bytes 20M {options}");
+            let report = iperf3::report(None, &client).unwrap();
             // What was under way at the end isn't counted as received.
             let bytes = report["end"]["sum_received"]["bytes"].as_u64().unwrap();
             assert!(bytes >= 10_000_000, "{address} {options}: {bytes}");
@@ -206,8 +206,6 @@ fn netns_super_packets_are_cut_and_summed_before_they_are_read() {
         // Segments were counted, not super-packets.
         let counters = diversion.counters(Hook::Egress);
         assert!(counters.diverted > 2 * 10_000_000 / 1448, "{counters:?}");
-        server.kill().unwrap();
-        server.wait().unwrap();
     });
 }
 

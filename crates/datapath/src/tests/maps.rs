@@ -214,8 +214,8 @@ fn netns_a_hundred_thousand_prefixes_are_accepted_in_bounded_time() {
         assert!(datapath.policies.is_empty().unwrap());
         println!("100,000 prefixes: added in {added:?}, removed in {removed:?}");
         // Measured: a tenth of a second each; a busy machine may need more.
-        assert!(added < Duration::from_secs(10), "{added:?}");
-        assert!(removed < Duration::from_secs(10), "{removed:?}");
+        assert!(added < Duration::from_secs(60), "{added:?}");
+        assert!(removed < Duration::from_secs(60), "{removed:?}");
     });
 }
 

@@ -5,32 +5,21 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use libc::{c_long, c_uint};
+use libc::c_long;
 
-const MAP_LOOKUP_ELEM: c_uint = 1;
-const MAP_UPDATE_ELEM: c_uint = 2;
-const MAP_DELETE_ELEM: c_uint = 3;
-const MAP_GET_NEXT_KEY: c_uint = 4;
-const PROG_TEST_RUN: c_uint = 10;
-const MAP_LOOKUP_BATCH: c_uint = 24;
-const MAP_UPDATE_BATCH: c_uint = 26;
+const MAP_LOOKUP_ELEM: c_long = 1;
+const MAP_UPDATE_ELEM: c_long = 2;
+const MAP_DELETE_ELEM: c_long = 3;
+const MAP_GET_NEXT_KEY: c_long = 4;
+const PROG_TEST_RUN: c_long = 10;
+const MAP_LOOKUP_BATCH: c_long = 24;
+const MAP_UPDATE_BATCH: c_long = 26;
 
 /// Calls bpf(2) with a structure of attributes.
-fn bpf<T>(command: c_uint, attributes: &mut T) -> io::Result<c_long> {
+fn bpf<T>(command: c_long, attributes: &mut T) -> io::Result<i64> {
     // SAFETY: every caller passes attributes of the layout that the command has in linux/bpf.h, with
     // addresses of buffers that outlive the call and are as long as the map or the attributes say.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attributes),
-            size_of::<T>(),
-        )
-    };
-    if result < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(result)
+    unsafe { sandwire_kernel_net::bpf::call(command, attributes) }
 }
 
 #[repr(C)]

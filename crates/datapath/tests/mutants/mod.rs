@@ -329,6 +329,16 @@ pub(crate) const PARTIAL: Mutant = mutant(
     &[],
 );
 
+/// A fault that only packets whose payload isn't linear show.
+#[allow(dead_code, reason = "for the test with real TAPs")]
+pub(crate) const GREEDY: Mutant = mutant(
+    "payload made linear",
+    "lib/hook_tc.h",
+    "#define FRAME_HEADERS4 54",
+    "#define FRAME_HEADERS4 74",
+    &[],
+);
+
 /// Puts a fault into a copy of the programs and compiles them. Returns the folder of the objects.
 ///
 /// # Errors

@@ -7,7 +7,7 @@ use crate::time::Time;
 /// From any number of inputs, whatever they are called, to `output`.
 ///
 /// Where the output has not enough room for all, packets wait on their inputs, and the inputs take turns at who is
-/// first, so none starves another.
+/// first when there are packets, so none starves another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Join;
 
@@ -36,8 +36,10 @@ impl Config for Join {
 impl App for JoinApp {
     fn push(&mut self, _now: Time, ports: &mut Ports<'_>) {
         let inputs = ports.inputs();
+        let mut has_packets = false;
         for turn in 0..inputs {
             let input = (self.first + turn) % inputs;
+            has_packets |= ports.queued(input) > 0;
             if ports.queued(input) <= ports.space(0) {
                 ports.forward(input, 0);
                 continue;
@@ -48,6 +50,8 @@ impl App for JoinApp {
                 }
             }
         }
-        self.first = (self.first + 1) % inputs.max(1);
+        if has_packets {
+            self.first = (self.first + 1) % inputs;
+        }
     }
 }

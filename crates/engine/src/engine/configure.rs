@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::mem;
 
+use super::parts::{Part, Parts, parts_of};
 use super::{Changes, Engine, Node};
 use crate::app::{App, PortList, Relation, SharedConfig};
 use crate::error::ConfigureError;
@@ -17,12 +18,33 @@ pub(super) fn configure(engine: &mut Engine, graph: &Graph) -> Result<Changes, C
     let mut changes = Changes::default();
     replace_links(engine, plan.links, &mut changes);
     replace_apps(engine, fates, &plan.ports, &mut changes);
-    let with_inputs = plan.order.into_iter().filter_map(|index| {
-        let has_inputs = !engine.apps[index].inputs.is_empty();
-        has_inputs.then_some(index_of(index))
-    });
-    engine.push_order = with_inputs.collect();
+    divide(engine, &plan.order, &plan.parts);
     Ok(changes)
+}
+
+/// Orders the calls of apps by part, and wakes them all.
+fn divide(engine: &mut Engine, order: &[usize], part_of: &[usize]) {
+    let mut pulls: Vec<usize> = (0..engine.apps.len()).collect();
+    let mut pushes: Vec<usize> = order.to_vec();
+    pushes.retain(|&app| !engine.apps[app].inputs.is_empty());
+    // Both sorts keep the order within a part.
+    pulls.sort_by_key(|&app| part_of[app]);
+    pushes.sort_by_key(|&app| part_of[app]);
+    let range = |order: &[usize], part: usize| {
+        let start = order.partition_point(|&app| part_of[app] < part);
+        start..order.partition_point(|&app| part_of[app] <= part)
+    };
+    let count = part_of.iter().max().map_or(0, |last| last + 1);
+    let parts = (0..count).map(|part| Part::new(range(&pulls, part), range(&pushes, part)));
+    engine.parts = Parts::new(parts.collect());
+    engine.pull_order = pulls.into_iter().map(index_of).collect();
+    engine.push_order = pushes.into_iter().map(index_of).collect();
+    for (node, &part) in engine.apps.iter_mut().zip(part_of) {
+        node.part = part;
+        if let Some(watch) = node.app.watch() {
+            watch.readiness.belongs_to(engine.parts.awake(), part);
+        }
+    }
 }
 
 /// A graph that fits together, in indices.
@@ -33,6 +55,8 @@ struct Plan {
     ports: Vec<(Vec<u32>, Vec<u32>)>,
     /// Indices of apps, each after those that feed it.
     order: Vec<usize>,
+    /// The part that each app is in.
+    parts: Vec<usize>,
 }
 
 impl Plan {
@@ -53,14 +77,18 @@ impl Plan {
             })
             .collect();
         let place: BTreeMap<&str, usize> = graph.apps.keys().map(String::as_str).zip(0..).collect();
+        let connected =
+            |link: &LinkName| (place[link.from.app.as_str()], place[link.to.app.as_str()]);
+        let connections: Vec<_> = links.iter().map(connected).collect();
         let dependencies: Vec<_> = links
             .iter()
             .filter(|link| !graph.apps[&link.from.app].is_edge())
-            .map(|link| (place[link.from.app.as_str()], place[link.to.app.as_str()]))
+            .map(connected)
             .collect();
         Ok(Self {
             ports,
             order: order(graph.apps.len(), &dependencies),
+            parts: parts_of(graph.apps.len(), &connections),
             links,
         })
     }
@@ -232,6 +260,7 @@ fn replace_apps(
             }
             (Fate::Applies(config), Some(mut node)) => {
                 config.apply(&mut *node.app);
+                node.is_edge = config.is_edge();
                 node.config = config;
                 changes.changed.push(name);
                 node
@@ -251,8 +280,10 @@ impl Node {
     fn new(name: String, config: SharedConfig, app: Box<dyn App>) -> Self {
         Self {
             name,
+            is_edge: config.is_edge(),
             config,
             app,
+            part: 0,
             inputs: Vec::new(),
             outputs: Vec::new(),
             sent_nowhere: 0,

@@ -49,6 +49,10 @@ impl Config for Receiver {
         PortList::named(["output"])
     }
 
+    fn is_edge(&self) -> bool {
+        true
+    }
+
     fn build(&self) -> Result<ReceiverApp, BuildError> {
         Ok(ReceiverApp {
             home: self.0.share()?,

@@ -97,32 +97,35 @@ fn packets_cross_with_their_bytes_and_marks_and_buffers_come_back() {
 fn nothing_is_made_once_packets_flow() {
     let (mut here, mut there) = pair(Source::sizes(&[60]));
     let mut buffers = Vec::new();
-    for round in 0..1000 {
+    // Half of it is enough to see that the other half needs no more.
+    const ROUNDS: u64 = if cfg!(miri) { 22 } else { 1000 };
+    for round in 0..ROUNDS {
         breathe(&mut here, 1);
         breathe(&mut there, 1);
-        if round % 500 == 10 {
+        if round % (ROUNDS / 2) == 10 {
             buffers.push((here.pool_counters().buffers, there.pool_counters().buffers));
         }
     }
     assert_eq!(buffers[0], buffers[1]);
-    assert_eq!(figure(&there, "sink", "packets"), 102_000);
+    assert_eq!(figure(&there, "sink", "packets"), ROUNDS * 102);
 }
 
 #[test]
 fn who_does_not_read_costs_a_bounded_number_of_packets_and_none_is_lost_unseen() {
-    let (mut here, mut there) = pair(Source::sizes(&[60]).limit(50_000));
+    const PACKETS: u64 = if cfg!(miri) { 4000 } else { 50_000 };
+    let (mut here, mut there) = pair(Source::sizes(&[60]).limit(PACKETS));
     breathe(&mut here, 100);
     let sent = figure(&here, "there", "packets");
     assert!(sent <= 2048, "{sent}");
     assert!(here.breathe(Time::START).wake.polls, "it waits for room");
     let links = here.report_links().0;
     assert_eq!(links[0].counters.queued(), 1024, "the link is full");
-    for _ in 0..1000 {
+    for _ in 0..PACKETS / 50 {
         breathe(&mut there, 1);
         breathe(&mut here, 1);
     }
     let made = figure(&here, "source", "packets");
-    assert_eq!(made, 50_000, "a source waits where it finds no room");
+    assert_eq!(made, PACKETS, "a source waits where it finds no room");
     assert_eq!(figure(&there, "sink", "packets"), made);
     assert_eq!(here.pool_counters().in_use(), 0);
     assert!(!here.breathe(Time::START).wake.polls, "all is back");
@@ -130,19 +133,21 @@ fn who_does_not_read_costs_a_bounded_number_of_packets_and_none_is_lost_unseen()
 
 #[test]
 fn a_receiver_without_packets_left_waits_and_loses_none() {
+    // Seven at a time; Miri has time for a few.
+    const PACKETS: u64 = if cfg!(miri) { 60 } else { 1000 };
     let (transmitter, receiver) = interlink();
-    let source = Source::sizes(&[60]).limit(1000);
+    let source = Source::sizes(&[60]).limit(PACKETS);
     let mut here = engine(&sending(source, transmitter), PoolLimits::default());
     let limits = PoolLimits {
         packets_max: 7,
         ..PoolLimits::default()
     };
     let mut there = engine(&receiving(receiver), limits);
-    for _ in 0..1000 {
+    for _ in 0..PACKETS {
         breathe(&mut here, 1);
         breathe(&mut there, 1);
     }
-    assert_eq!(figure(&there, "sink", "packets"), 1000);
+    assert_eq!(figure(&there, "sink", "packets"), PACKETS);
     assert_eq!(there.pool_counters().buffers, 7);
 }
 
@@ -327,7 +332,7 @@ fn batches_are_swapped_and_not_made() {
 #[test]
 fn many_numbers_cross_threads_in_order() {
     let (mut writer, mut reader) = ring(4);
-    let numbers = 100_000_u32;
+    let numbers: u32 = if cfg!(miri) { 500 } else { 100_000 };
     thread::scope(|scope| {
         scope.spawn(move || {
             let mut batch = VecDeque::new();

@@ -14,6 +14,15 @@ use rustix::net::{self as socket, AddressFamily, SocketFlags, SocketType, sockop
 use super::inbound::VlanTag;
 use super::interface::{EdgeError, Interface};
 use super::offload::VnetHeader;
+use crate::app::BuildError;
+use crate::pool::PoolLimits;
+
+/// Where an app hears, and how much of it: what its description says of that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Hearing {
+    interface: String,
+    is_promiscuous: bool,
+}
 
 /// The socket, and what the kernel says that it has dropped.
 #[derive(Debug)]
@@ -35,8 +44,45 @@ pub(super) struct Received {
     pub(super) vlan: Option<VlanTag>,
 }
 
+impl Hearing {
+    /// On the interface of that name, in the network namespace of the thread that opens the socket; every frame,
+    /// whatever its address.
+    pub(super) fn all(interface: &str) -> Self {
+        Self {
+            interface: interface.to_owned(),
+            is_promiscuous: true,
+        }
+    }
+
+    /// Whether frames for other addresses are heard too.
+    pub(super) fn promiscuous(self, is_promiscuous: bool) -> Self {
+        Self {
+            is_promiscuous,
+            ..self
+        }
+    }
+
+    pub(super) fn interface(&self) -> &str {
+        &self.interface
+    }
+
+    /// Whether there is such an interface, whose frames fit.
+    pub(super) fn check(&self, limits: PoolLimits) -> Result<(), BuildError> {
+        let socket = PacketSocket::open(&self.interface)?;
+        Ok(socket.interface().check_frames(limits)?)
+    }
+
+    /// Starts to receive by a socket that was opened on the interface.
+    pub(super) fn begin(&self, socket: &PacketSocket) -> Result<(), EdgeError> {
+        if self.is_promiscuous {
+            socket.become_promiscuous()?;
+        }
+        socket.bind()
+    }
+}
+
 impl PacketSocket {
-    /// A socket that has the interface's number but doesn't receive yet; [`PacketSocket::bind`] starts that, so that
+    /// A socket that has the interface's number but doesn't receive yet; [`Hearing::begin`] starts that, so that
     /// options and rings can come before.
     pub(super) fn open(name: &str) -> Result<Self, EdgeError> {
         let failed = |step| move |error: io::Error| EdgeError::of_step(name, step, error);
@@ -65,7 +111,7 @@ impl PacketSocket {
     }
 
     /// Has every frame on the wire delivered, whatever its address, for as long as the socket is open.
-    pub(super) fn become_promiscuous(&self) -> Result<(), EdgeError> {
+    fn become_promiscuous(&self) -> Result<(), EdgeError> {
         let membership = libc::packet_mreq {
             mr_ifindex: self.interface.index.cast_signed(),
             mr_type: MEMBERSHIP_PROMISCUOUS,
@@ -77,7 +123,7 @@ impl PacketSocket {
     }
 
     /// Starts to receive.
-    pub(super) fn bind(&self) -> Result<(), EdgeError> {
+    fn bind(&self) -> Result<(), EdgeError> {
         self.bind_to(ALL_PROTOCOLS)
     }
 

@@ -15,7 +15,7 @@ use super::inbound::Inbound;
 use super::interface::EdgeError;
 use super::offload::VnetHeader;
 use super::outbound::{Outbound, Verdict};
-use super::packet_socket::{PacketSocket, SUPER_PACKET_BYTES_MAX};
+use super::packet_socket::{Hearing, PacketSocket, SUPER_PACKET_BYTES_MAX};
 use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
 use crate::packet::Packet;
 use crate::pool::PoolLimits;
@@ -29,8 +29,7 @@ use crate::watch::{Readiness, Watch};
 /// frames for which the kernel's buffer had no room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Raw {
-    interface: String,
-    is_promiscuous: bool,
+    hearing: Hearing,
 }
 
 impl Raw {
@@ -38,8 +37,7 @@ impl Raw {
     #[must_use]
     pub fn interface(name: &str) -> Self {
         Self {
-            interface: name.to_owned(),
-            is_promiscuous: true,
+            hearing: Hearing::all(name),
         }
     }
 
@@ -47,8 +45,7 @@ impl Raw {
     #[must_use]
     pub fn promiscuous(self, is_promiscuous: bool) -> Self {
         Self {
-            is_promiscuous,
-            ..self
+            hearing: self.hearing.promiscuous(is_promiscuous),
         }
     }
 }
@@ -69,8 +66,7 @@ impl Config for Raw {
     }
 
     fn check(&self, limits: PoolLimits) -> Result<(), BuildError> {
-        let socket = PacketSocket::open(&self.interface)?;
-        Ok(socket.interface().check_frames(limits)?)
+        self.hearing.check(limits)
     }
 
     fn build(&self) -> Result<RawApp, BuildError> {
@@ -95,11 +91,8 @@ pub struct RawApp {
 
 impl RawApp {
     fn open(config: &Raw) -> Result<Self, EdgeError> {
-        let socket = PacketSocket::open(&config.interface)?;
-        if config.is_promiscuous {
-            socket.become_promiscuous()?;
-        }
-        socket.bind()?;
+        let socket = PacketSocket::open(config.hearing.interface())?;
+        config.hearing.begin(&socket)?;
         Ok(Self {
             socket,
             readiness: Readiness::new(),

@@ -22,7 +22,7 @@ use rustix::net::sockopt;
 use super::inbound::Inbound;
 use super::interface::EdgeError;
 use super::offload::VnetHeader;
-use super::packet_socket::{PacketSocket, SUPER_PACKET_BYTES_MAX};
+use super::packet_socket::{Hearing, PacketSocket, SUPER_PACKET_BYTES_MAX};
 use super::raw::SEGMENTS_USUAL;
 use crate::app::{App, BuildError, Config, Figure, PortList, Wake};
 use crate::pool::PoolLimits;
@@ -39,8 +39,7 @@ use slots::{Direction, Slots};
 /// too; `kernel_drops`, frames for which the ring had no room.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ring {
-    interface: String,
-    is_promiscuous: bool,
+    hearing: Hearing,
     fanout: Option<u16>,
     bypasses_qdisc: bool,
     slots: usize,
@@ -51,8 +50,7 @@ impl Ring {
     #[must_use]
     pub fn interface(name: &str) -> Self {
         Self {
-            interface: name.to_owned(),
-            is_promiscuous: true,
+            hearing: Hearing::all(name),
             fanout: None,
             bypasses_qdisc: false,
             slots: SLOTS,
@@ -63,7 +61,7 @@ impl Ring {
     #[must_use]
     pub fn promiscuous(self, is_promiscuous: bool) -> Self {
         Self {
-            is_promiscuous,
+            hearing: self.hearing.promiscuous(is_promiscuous),
             ..self
         }
     }
@@ -110,8 +108,7 @@ impl Config for Ring {
     }
 
     fn check(&self, limits: PoolLimits) -> Result<(), BuildError> {
-        let socket = PacketSocket::open(&self.interface)?;
-        Ok(socket.interface().check_frames(limits)?)
+        self.hearing.check(limits)
     }
 
     fn build(&self) -> Result<RingApp, BuildError> {
@@ -138,7 +135,7 @@ pub struct RingApp {
 
 impl RingApp {
     fn open(config: &Ring) -> Result<Self, EdgeError> {
-        let name = &config.interface;
+        let name = config.hearing.interface();
         let failed = |step| move |error| EdgeError::of_step(name, step, error);
         let socket = PacketSocket::open(name)?;
         let frame_bytes = socket.interface().frame_bytes();
@@ -147,10 +144,7 @@ impl RingApp {
             .map_err(failed("ask for super-packets as a whole"))?;
         let slots = Slots::map(&socket, Direction::Receive, config.slots, frame_bytes)
             .map_err(failed("make a ring for receiving"))?;
-        if config.is_promiscuous {
-            socket.become_promiscuous()?;
-        }
-        socket.bind()?;
+        config.hearing.begin(&socket)?;
         if let Some(group) = config.fanout {
             let kind = libc::PACKET_FANOUT_HASH | libc::PACKET_FANOUT_FLAG_IGNORE_OUTGOING;
             socket
@@ -160,7 +154,7 @@ impl RingApp {
         Ok(Self {
             sender: Sender::open(name, frame_bytes, config.bypasses_qdisc)?,
             socket,
-            readiness: Readiness::new(),
+            readiness: Readiness::of_shared_memory(),
             slots,
             next: 0,
             buffer: vec![0; SUPER_PACKET_BYTES_MAX],

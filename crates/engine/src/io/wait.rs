@@ -2,7 +2,9 @@
 //!
 //! A [`Waiter`] runs an engine as [`Runner`](crate::Runner) does, but sleeps in epoll until a descriptor of an app has
 //! something, a deadline is due, or somebody else wants the thread. It takes the timer slack of its thread down to
-//! 1 ns, from Linux's 50 µs. In polling mode it doesn't sleep at all: a core for the last microseconds.
+//! 1 ns, from Linux's 50 µs. In polling mode it doesn't sleep at all: a core for the last microseconds. Apps that have
+//! their packets in shared memory then look by themselves, with no system call; only where there are others does each
+//! breath ask the kernel, else every 50 µs, for wakers and descriptors of the caller.
 //!
 //! Descriptors are watched edge-triggered, and apps read until there is nothing left, so hundreds of idle interfaces
 //! cost nothing. One whose output has no room is left as it is; it is read on as soon as packets move again.
@@ -43,6 +45,8 @@ pub struct Waiter {
     /// The engine and graph whose apps these are.
     configuration: Option<Rc<()>>,
     polling: bool,
+    /// When polling last asked the kernel.
+    asked_at: Time,
     pause: Duration,
     slept: Duration,
     timer_slack: u64,
@@ -117,6 +121,7 @@ impl Waiter {
             watched: Vec::new(),
             configuration: None,
             polling: false,
+            asked_at: Time::START,
             pause: Duration::ZERO,
             slept: Duration::ZERO,
             timer_slack,
@@ -128,6 +133,8 @@ impl Waiter {
     #[must_use]
     pub fn polling(mut self, polling: bool) -> Self {
         self.polling = polling;
+        // Who is watched depends on it.
+        self.configuration = None;
         self
     }
 
@@ -204,18 +211,17 @@ impl Waiter {
     ) -> Result<Stop, WaitError> {
         self.follow(engine)?;
         loop {
-            let now = self.clock.now();
-            let breath = engine.breathe(now);
+            let breath = engine.breathe_by(|| self.clock.now());
             if done(engine) {
                 return Ok(Stop::Done);
             }
-            if until.is_some_and(|until| now >= until) {
+            if until.is_some_and(|until| engine.now() >= until) {
                 return Ok(Stop::Due);
             }
             let stop = if breath.moved > 0 {
                 self.pause /= 2;
                 self.slept = Duration::ZERO;
-                self.look(Some(Duration::ZERO))?.stop
+                self.glance(engine.now())?.stop
             } else {
                 self.rest(breath.wake, until)?
             };
@@ -241,6 +247,9 @@ impl Waiter {
         }
         self.release();
         for watch in engine.watches() {
+            if self.polling && watch.readiness.looks_for_free() {
+                continue;
+            }
             let number = self.watched.len() as u64;
             if add(&epoll, watch.descriptor, APP | number, true).is_ok() {
                 watch.readiness.set_ready();
@@ -271,7 +280,7 @@ impl Waiter {
         }
         if self.polling {
             self.slept = Duration::ZERO;
-            return self.spin(wake.polls, until);
+            return self.spin(now, wake.polls, until);
         }
         if wake.polls {
             self.pause = (self.pause + PAUSE_STEP).min(PAUSE_MAX);
@@ -284,15 +293,32 @@ impl Waiter {
         Ok(looked.stop)
     }
 
-    fn spin(&mut self, polls: bool, until: Option<Time>) -> Result<Option<Stop>, WaitError> {
+    fn spin(
+        &mut self,
+        mut now: Time,
+        polls: bool,
+        until: Option<Time>,
+    ) -> Result<Option<Stop>, WaitError> {
         loop {
-            let looked = self.look(Some(Duration::ZERO))?;
-            let is_due = until.is_some_and(|until| self.clock.now() >= until);
+            let looked = self.glance(now)?;
+            let is_due = until.is_some_and(|until| now >= until);
             if looked.stop.is_some() || looked.found || is_due || polls {
                 return Ok(looked.stop);
             }
             spin_loop();
+            now = self.clock.now();
         }
+    }
+
+    /// Sees what descriptors have, without waiting. While polling, and no app relies on it, only now and then.
+    fn glance(&mut self, now: Time) -> Result<Looked, WaitError> {
+        if self.polling {
+            if self.watched.is_empty() && now.since(self.asked_at) < GLANCE_PERIOD {
+                return Ok(Looked::default());
+            }
+            self.asked_at = now;
+        }
+        self.look(Some(Duration::ZERO))
     }
 
     fn can_be_woken(&self) -> bool {
@@ -392,5 +418,7 @@ const APP: u64 = 1 << 32;
 const OTHER: u64 = 2 << 32;
 const NUMBER: u64 = 0xffff_ffff;
 
+/// How long wakers and descriptors of the caller may wait for one who polls, and has no app that needs to be told.
+const GLANCE_PERIOD: Duration = Duration::from_micros(50);
 /// Events that are taken at once; what is left is taken after the next breath.
 const EVENTS_MAX: usize = 256;

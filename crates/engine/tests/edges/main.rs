@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use sandwire_engine::apps::Source;
 use sandwire_engine::io::{Raw, Ring};
 use sandwire_engine::{Engine, Graph, Runner};
+use sandwire_testlab::iperf3;
 use sandwire_testlab::lab;
 use sandwire_testlab::namespace;
 
@@ -24,7 +25,8 @@ use world::{EDGES, Edge, Forwarder, LEFT, RIGHT, World};
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn every_pair_of_edge_apps_carries_what_kernels_send() {
-    lab::run_within(Duration::from_secs(300), |_lab| {
+    // 72 worlds: a minute on a quiet machine, many on one that has no time.
+    lab::run_within(Duration::from_secs(1800), |_lab| {
         for left in EDGES {
             for right in EDGES {
                 for offloads in [true, false] {
@@ -94,24 +96,10 @@ fn hosts_reach_each_other_only_while_the_forwarder_runs() {
 /// UDP by iperf3: 20 Mbit/s for a second. Most of it must arrive even where other tests have the processors; how much
 /// is lost on a quiet host is a benchmark's question.
 fn measure_datagrams(world: &World) {
-    let mut server = namespace::command_in(&world.right.path(), "iperf3")
-        .arg("--server")
-        .stdout(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut received = serde_json::Value::Null;
-    // Until the server listens, the client reports an error, as a document like any other.
-    wait_until(|| {
-        let line = "iperf3 --client 10.9.0.2 --udp --bitrate 20M --time 1 --json";
-        let Ok(text) = world.left.run(line) else {
-            return false;
-        };
-        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
-        received = report["end"]["sum_received"].clone();
-        received.is_object()
-    });
-    server.kill().unwrap();
-    server.wait().unwrap();
+    let _server = iperf3::Server::start(Some(&world.right.path())).unwrap();
+    let client = "--client 10.9.0.2 --udp --bitrate 20M --time 1";
+    let report = iperf3::report(Some(&world.left.path()), client).unwrap();
+    let received = &report["end"]["sum_received"];
     let packets = received["packets"].as_f64().unwrap();
     let lost = received["lost_percent"].as_f64().unwrap();
     assert!(
@@ -216,9 +204,9 @@ fn the_forwarding_example_drops_frames_of_odd_size() {
     reason = "what is waited for is another process"
 )]
 fn wait_until(mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(15);
+    let deadline = Instant::now() + Duration::from_secs(120);
     while !is_so() {
-        assert!(Instant::now() < deadline, "not within 15 seconds");
+        assert!(Instant::now() < deadline, "not within two minutes");
         thread::sleep(Duration::from_millis(20));
     }
 }

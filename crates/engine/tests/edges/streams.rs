@@ -84,7 +84,7 @@ fn payload(length: usize) -> Vec<u8> {
         .collect()
 }
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(120);
 const PORT: u16 = 5001;
 const BLOCKS: u64 = 48;
 /// Of the lengths, those that fit a frame.

@@ -6,6 +6,7 @@
 //!   10.9.0.1, fd09::1                   10.9.0.2, fd09::2
 //! ```
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
@@ -142,6 +143,7 @@ impl World {
             ] {
                 namespace.run(&line).unwrap();
             }
+            namespace.inside(ask_for_neighbours_for_long).unwrap();
         }
         world
     }
@@ -181,6 +183,18 @@ impl World {
         }
         errors
     }
+}
+
+/// A kernel gives a neighbour up, and drops all that waits for it, when three questions, a second apart, find no
+/// answer: on a machine that has no time for the engine that is too soon.
+fn ask_for_neighbours_for_long() -> anyhow::Result<()> {
+    for family in ["ipv4", "ipv6"] {
+        for questions in ["mcast_solicit", "ucast_solicit"] {
+            let path = format!("/proc/sys/net/{family}/neigh/eth0/{questions}");
+            fs::write(path, "120")?;
+        }
+    }
+    Ok(())
 }
 
 impl Drop for World {

@@ -3,9 +3,12 @@
 use std::path::Path;
 
 use sandwire_datapath::divert::{self, Diversion};
-use sandwire_kernel_net::interface::InterfaceIndex;
+use sandwire_kernel_net::{
+    interface::{self, InterfaceIndex},
+    netlink::Socket,
+};
 
-use super::{Host, index_in};
+use super::Host;
 use crate::{diversion::folder_of, error::Error, namespace::Namespace, state::Remembered};
 
 impl Host {
@@ -29,12 +32,14 @@ impl Host {
     }
 
     fn take_up(&mut self, remembered: &Remembered) -> Result<(), Error> {
-        let namespace = self.find(remembered)?;
-        self.begin(namespace, remembered.clone())
+        let (namespace, name) = self.find(remembered)?;
+        let mut remembered = remembered.clone();
+        remembered.target.interface = name;
+        self.begin(namespace, remembered)
     }
 
-    /// The namespace of a remembered target, if it is the same, with the same interface.
-    fn find(&self, remembered: &Remembered) -> Result<Namespace, Error> {
+    /// The namespace of a remembered target, if it is the same, with the same interface; and what that is called now.
+    fn find(&self, remembered: &Remembered) -> Result<(Namespace, String), Error> {
         let target = &remembered.target;
         let namespace = Namespace::open(target.netns.as_deref())?;
         let missing = || Error::NoInterface {
@@ -43,11 +48,13 @@ impl Host {
         if namespace.inode != remembered.inode {
             return Err(missing());
         }
-        let found = index_in(&namespace, target)?;
-        if found != Some(InterfaceIndex(remembered.ifindex)) {
-            return Err(missing());
-        }
-        Ok(namespace)
+        let index = InterfaceIndex(remembered.ifindex);
+        let found = namespace.inside(|| {
+            let mut socket = Socket::route()?;
+            Ok(interface::find_by_index(&mut socket, index)?)
+        })?;
+        let name = found.ok_or_else(missing)?.name;
+        Ok((namespace, name))
     }
 
     pub(super) fn forget(&self, remembered: &Remembered) {
@@ -55,7 +62,7 @@ impl Host {
         let folder = folder_of(&self.settings.pins, inode, InterfaceIndex(ifindex));
         // Filters are taken off by who gets into their namespace; where the namespace is gone they are too.
         let detached = match self.find(remembered) {
-            Ok(namespace) => self.detach_in(&namespace, &folder, InterfaceIndex(ifindex)),
+            Ok((namespace, _)) => self.detach_in(&namespace, &folder, InterfaceIndex(ifindex)),
             Err(error) => Err(error),
         };
         let detached = detached.or_else(|_| divert::remove(&folder).map_err(Error::from));

@@ -8,14 +8,15 @@ use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt, path::PathBuf};
 use ipnet::IpNet;
 use sandwire_api::name::Name;
 use sandwire_kernel_net::{
-    Error as KernelError, address, interface,
+    Error as KernelError, address,
+    interface::{self, Interface},
     netlink::{Request, Socket},
     netns::{self, Home},
 };
 use serde::Serialize;
 
 use super::{LabError, PREFIX, alias, link_alias};
-use crate::control::Client;
+use crate::{control::Client, diversion::ALIAS};
 
 /// A lab that is up, or what is left of one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -219,7 +220,11 @@ fn addresses(home: &Home, namespace: &str) -> Result<BTreeMap<String, Vec<IpNet>
         let interfaces = interface::list(socket)?;
         let addresses = address::list(socket)?;
         let mut found: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
-        for interface in interfaces.iter().filter(|interface| interface.name != "lo") {
+        // The engine's TAPs are none of the lab's interfaces.
+        let is_of_lab = |interface: &&Interface| {
+            interface.name != "lo" && interface.alias.as_deref() != Some(ALIAS)
+        };
+        for interface in interfaces.iter().filter(is_of_lab) {
             let of_this = addresses
                 .iter()
                 .filter(|it| it.interface == interface.index);

@@ -11,7 +11,7 @@ use std::{
 
 use sandwire_engine::{
     App, BuildError, Config, ConfigureError, Engine, Graph, GraphError, PoolError, PoolLimits,
-    PortList, Ports, Time,
+    PortList, Ports, Time, Wake,
     apps::Sink,
     io::pcap::{CaptureError, Reader},
 };
@@ -348,5 +348,10 @@ impl App for FeedApp {
                 ports.transmit(0, packet);
             }
         }
+    }
+
+    /// Frames are put in from outside, between breaths.
+    fn wake(&self) -> Wake {
+        Wake::polling()
     }
 }

@@ -52,6 +52,9 @@ pub(super) struct Lane {
     pub(super) phase: Phase,
 }
 
+/// What the TAP's app calls frames that don't fit.
+const TOO_LONG: &str = "receive_drop_too_long";
+
 impl Lane {
     pub(super) fn new(id: Id, way: &LaneWay, config: Line, diversion: Arc<Diversion>) -> Self {
         let name = match way.hook {
@@ -172,7 +175,8 @@ impl Lane {
         };
         let line = engine.app::<LineApp>(&self.line);
         LaneReport {
-            unread: sum("receive_drop_"),
+            unread: sum("receive_drop_") - sum(TOO_LONG),
+            too_long: sum(TOO_LONG),
             refused: sum("send_drop_"),
             line: line.map(|line| line.line_report(now)).unwrap_or_default(),
         }

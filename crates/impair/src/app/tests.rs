@@ -87,6 +87,11 @@ impl App for Wire {
             ends.back_frames.push(packet.bytes().to_vec());
         }
     }
+
+    /// Frames are put in from outside, between breaths.
+    fn wake(&self) -> Wake {
+        Wake::polling()
+    }
 }
 
 /// An engine with a line, in a time of its own.
@@ -196,11 +201,11 @@ fn an_idle_line_asks_for_nothing() {
     let mut lab = Lab::new("delay 10ms");
     lab.run_until(MS);
     let breath = lab.engine.breathe(Time::from_nanos(lab.now));
-    assert_eq!((breath.moved, breath.wake), (0, Wake::default()));
+    assert_eq!((breath.moved, breath.wake.at), (0, None));
     lab.send(udp(1, 100));
     lab.engine.breathe(Time::from_nanos(lab.now));
     let breath = lab.engine.breathe(Time::from_nanos(lab.now));
-    assert_eq!(breath.wake, Wake::at(Time::from_nanos(11 * MS)));
+    assert_eq!(breath.wake.at, Some(Time::from_nanos(11 * MS)));
 }
 
 #[test]

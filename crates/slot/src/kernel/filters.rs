@@ -1,8 +1,9 @@
 //! The programs of the eBPF data path on a slot's interfaces.
 //!
-//! Each sits as a `cls_bpf` filter on an ingress qdisc of ours. Filters of other priorities on the same
-//! qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours lets
-//! pass.
+//! Each sits as a `cls_bpf` filter on the ingress of a clsact qdisc of ours. Filters of other priorities on
+//! the same qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours
+//! lets pass. Ours need the ingress alone; the egress is for who has no TCX, as diversions before Linux 6.6.
+//! Slots that an earlier version built have an ingress qdisc, which serves all but that.
 //!
 //! Slots of the nft data path have the qdiscs as well, without filters: an interface that is up drops
 //! what it has to send for some milliseconds while it gets one, and slots move to eBPF under traffic.
@@ -34,7 +35,7 @@ pub(super) fn prepare(
 ) -> usize {
     let mut count = 0;
     for interface in interfaces {
-        tc::add_ingress(request, interface);
+        tc::add_clsact(request, interface);
         count += 1;
     }
     count
@@ -117,7 +118,7 @@ impl Attachment {
 
     /// Adds the qdisc and the filter to an interface that has neither.
     pub(super) fn add(self, request: &mut Request, datapath: &Datapath) {
-        tc::add_ingress(request, self.interface);
+        tc::add_clsact(request, self.interface);
         self.filter(datapath).add(request);
     }
 
@@ -143,7 +144,7 @@ impl Attachment {
             other => return other,
         }
         let mut request = Request::new();
-        tc::add_ingress(&mut request, self.interface);
+        tc::add_clsact(&mut request, self.interface);
         match route.execute(request) {
             // It was something else that the kernel didn't like.
             Err(error) if error.is_existing() => {}

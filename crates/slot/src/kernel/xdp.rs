@@ -128,9 +128,20 @@ fn why_not(tap: &Interface) -> Option<&'static str> {
     }
 }
 
+fn is_impaired(ebpf: &Ebpf, tap: &Interface) -> bool {
+    let known = lock(&ebpf.xdp).get(&tap.index.0).copied();
+    known.is_some_and(|index| {
+        let flags = ebpf.datapath.nic(index).flags;
+        flags & NicFlag::Impaired.number() != 0
+    })
+}
+
 /// Why packets of a TAP don't go by XDP, if so.
 pub(super) fn note(ebpf: &Ebpf, tap: &Interface) -> Option<String> {
     judge(ebpf, tap);
+    if is_impaired(ebpf, tap) {
+        return Some("ebpf instead of xdp: the lease is impaired".to_owned());
+    }
     let of_tap = why_not(tap).map(str::to_owned);
     let of_uplinks = || {
         let mut refusals = lock(&ebpf.xdp_refusals).clone();

@@ -71,6 +71,28 @@ impl Slots {
         Ok(work(&interfaces))
     }
 
+    /// Has the data path leave a lease's packets to whoever diverts them at its interfaces, or not any more. Costs
+    /// some memory accesses; without such a lease, nothing happens.
+    ///
+    /// # Errors
+    /// The slot isn't there.
+    pub fn set_impaired(&self, key: &LeaseKey, impaired: bool) -> Result<(), ServiceError> {
+        let slot = {
+            let state = self.shared.lock();
+            let Some(lease) = state.leases.get(key) else {
+                return Ok(());
+            };
+            let plan = &state.pool(&lease.record.pool)?.plan;
+            plan.slot(lease.record.slot)
+        };
+        let set = self.shared.network.set_impaired(&slot, impaired);
+        set.map_err(|source| ServiceError::Network {
+            operation: "impair",
+            object: format!("lease '{}'", key.name),
+            source,
+        })
+    }
+
     /// The interfaces of a lease whoever asks; none if there is no such lease.
     #[must_use]
     pub fn present_interfaces(&self, key: &LeaseKey) -> Option<LeaseInterfaces> {

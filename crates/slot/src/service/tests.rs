@@ -124,7 +124,7 @@ impl Slots {
     /// Waits until something holds of the service's state.
     #[track_caller]
     fn wait_until(&self, what: &str, holds: impl Fn(&State) -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         let mut state = self.shared.lock();
         while !holds(&state) {
             let now = Instant::now();
@@ -151,7 +151,7 @@ impl Slots {
 
     #[track_caller]
     fn await_health(&self, ready: bool) {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while self.health().ready != ready {
             assert!(Instant::now() < deadline, "{:#?}", self.health());
             let state = self.shared.lock();

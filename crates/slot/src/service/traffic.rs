@@ -38,6 +38,7 @@ impl Slots {
                 limits: policy.limits,
                 traffic: self.shared.network.traffic(&plan.slot(record.slot)),
                 name: record.key.name.clone(),
+                impairment: None,
             }
         };
         seen.into_iter().map(row).collect()

@@ -14,6 +14,8 @@ pub(super) struct Sockets {
     pub(super) connections: Vec<Connection>,
     pub(super) by_address: HashMap<Address, usize>,
     pub(super) listeners: HashMap<(Kind, u32), VecDeque<Socket>>,
+    /// Sockets that drain and have taken something since [`Self::tell_drained`].
+    drained: Vec<usize>,
     /// Packets that found no slot.
     pub(super) outbox: VecDeque<Header>,
     pub(super) next_port: u32,
@@ -30,6 +32,7 @@ impl Sockets {
             connections: Vec::new(),
             by_address: HashMap::new(),
             listeners: HashMap::new(),
+            drained: Vec::new(),
             outbox: VecDeque::new(),
             next_port: FIRST_PORT,
             transport_resets: 0,
@@ -53,6 +56,18 @@ impl Sockets {
             connection.state = state;
             self.by_address.remove(&connection.address);
         }
+    }
+
+    /// Tells peers of credit where the user has taken all that came: Linux does so since 6.8, whenever less is
+    /// left than wakes a reader.
+    pub(super) fn tell_drained(&mut self, cid: u64) {
+        let mut drained = std::mem::take(&mut self.drained);
+        for index in drained.drain(..) {
+            if self.connections[index].is_news() {
+                self.reply(index, cid, Operation::CreditUpdate);
+            }
+        }
+        self.drained = drained;
     }
 
     fn reply(&mut self, index: usize, cid: u64, operation: Operation) {
@@ -147,8 +162,13 @@ impl Sockets {
                     return Err(format!("payload after SHUTDOWN: {header:?}"));
                 }
                 verdict = verdict.and(connection.take_payload(header, payload));
-                if connection.drain && connection.update_due() {
-                    self.reply(index, cid, Operation::CreditUpdate);
+                if connection.drain {
+                    if connection.update_due() {
+                        self.reply(index, cid, Operation::CreditUpdate);
+                    }
+                    if self.drained.last() != Some(&index) {
+                        self.drained.push(index);
+                    }
                 }
             }
             (State::Established, Operation::CreditUpdate) => {}

@@ -84,7 +84,7 @@ impl Vm {
     }
 
     fn drain(&mut self, transport: &mut Transport, context: &mut Context) {
-        if self.paused || !self.may_serve(transport, context.now) {
+        if self.paused || !self.may_serve(transport, context) {
             return;
         }
         let mut left = TURN;
@@ -104,6 +104,8 @@ impl Vm {
             // it sent) saves a kick and a wake-up for each packet.
             if scratch.moved >= BULK {
                 scratch.moved = 0;
+                scratch.bulk = true;
+                rings[FROM_GUEST].publish(memory);
                 rustix::thread::sched_yield();
                 if rings[FROM_GUEST].has_more(memory) {
                     continue;

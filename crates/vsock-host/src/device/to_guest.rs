@@ -57,7 +57,7 @@ impl Vm {
     }
 
     fn fill(&mut self, transport: &mut Transport, context: &mut Context) {
-        if self.starved || !self.may_serve(transport, context.now) {
+        if self.starved || !self.may_serve(transport, context) {
             return;
         }
         let mut left = TURN;
@@ -198,11 +198,15 @@ impl Vm {
                 let bulk = read >= BULK;
                 let more = all || flow.ended || bulk;
                 self.deliver(number, transport, read);
-                if bulk && !all {
-                    // Who sends that much sends more at once, given the processor for a moment; that saves
-                    // both of us a wake-up. The guest has something to do meanwhile.
+                if bulk {
+                    // The guest has something to do meanwhile.
                     let Transport { rings, memory, .. } = transport;
                     rings[TO_GUEST].signal(memory);
+                    scratch.bulk = true;
+                }
+                if bulk && !all {
+                    // Who sends that much sends more at once, given the processor for a moment; that saves
+                    // both of us a wake-up.
                     rustix::thread::sched_yield();
                 }
                 if more { Fed::More } else { Fed::Done }

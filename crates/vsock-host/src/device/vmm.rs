@@ -4,8 +4,13 @@
 //! before is gone on its side too. One that starts further on, from a VMM that we hadn't seen, is a restored
 //! or reconnected guest, which may believe in connections that we know nothing of. If its event queue is
 //! ours, it is told before any traffic; it may come last of the three rings, so traffic is held for
-//! [`HOLD`]. If the VMM keeps that queue (QEMU), each old connection is reset when its next packet comes.
+//! [`HOLD`]. If it comes later still, or has no buffer until then, the guest is told all the same, since a
+//! reader there may wait for what never comes; by that event it drops the connections of the meantime too, and
+//! so do we. If the VMM keeps that queue (QEMU), each old connection is reset when its next packet comes.
 //! One that stops and starts again under the same VMM goes on as if nothing had been.
+//!
+//! Callers of whom no guest has heard yet go on waiting as long as there is a VMM: a guest that boots is asked
+//! for them when its driver is there.
 
 use std::{
     sync::atomic::Ordering::Relaxed,
@@ -89,6 +94,7 @@ impl Vm {
         self.counters.attached.store(false, Relaxed);
         lock(&self.transport).disconnect();
         self.apply_changes(context);
+        self.forget_all(context);
         self.history = History::default();
     }
 
@@ -102,7 +108,7 @@ impl Vm {
                 Change::Look(_) => {}
                 Change::Reset => {
                     self.history = History::default();
-                    self.forget_all(context);
+                    self.forget_heard(context);
                 }
             }
         }
@@ -138,15 +144,28 @@ impl Vm {
             return;
         }
         if fresh {
-            self.forget_all(context);
+            self.forget_heard(context);
         } else if !self.history.ran {
-            self.forget_all(context);
+            self.forget_heard(context);
             let until = context.now + HOLD;
             self.history.reset_due = true;
             self.history.hold = Some(until);
             context.timers.set(until, Token::Hold(self.slot).pack());
         }
         self.history.ran = true;
+    }
+
+    /// Resets the connections that the guest has dropped by the event: those opened before it could be told.
+    /// RST goes with it, for one whose answer the guest's driver reads only after the event.
+    fn reset_heard(&mut self, context: &mut Context) {
+        for number in self.flows.numbers() {
+            if let Some(flow) = self.flows.get_mut(number)
+                && flow.connection.is_heard()
+            {
+                flow.connection.reset();
+                self.settle(number, context);
+            }
+        }
     }
 
     /// If the VMM has taken its guest's memory away, lets go of it.
@@ -163,7 +182,7 @@ impl Vm {
     }
 
     /// Whether packets may flow. Tells the guest of a reset first, if one is due and its event queue is ours.
-    pub(super) fn may_serve(&mut self, transport: &mut Transport, now: Instant) -> bool {
+    pub(super) fn may_serve(&mut self, transport: &mut Transport, context: &mut Context) -> bool {
         if !transport.is_serving() {
             return false;
         }
@@ -171,15 +190,14 @@ impl Vm {
             // Nothing that is in it can be believed; the VMM is let go at the next look.
             return false;
         }
-        if self.history.reset_due && transport.rings[EVENTS].is_serving() {
-            self.history.reset_due = !tell_reset(transport);
-            if !self.history.reset_due {
-                self.history.hold = None;
-                tracing::info!(vm = %self.key, "the guest was told that its connections are gone");
-            }
+        if self.history.reset_due && transport.rings[EVENTS].is_serving() && tell_reset(transport) {
+            self.history.reset_due = false;
+            self.history.hold = None;
+            self.reset_heard(context);
+            tracing::info!(vm = %self.key, "the guest was told that its connections are gone");
         }
         match self.history.hold {
-            Some(until) if now < until => false,
+            Some(until) if context.now < until => false,
             Some(_) => {
                 self.history.hold = None;
                 true

@@ -141,6 +141,22 @@ impl Relay {
         self.egress.buffered() + self.ingress.buffered()
     }
 
+    /// Whether bytes wait for each socket to take more.
+    #[must_use]
+    pub fn waits_for_room(&self) -> [bool; 2] {
+        let waits = |flow: &Flow, to: &Side| flow.buffered() > 0 && !to.writable;
+        [
+            waits(&self.ingress, &self.guest),
+            waits(&self.egress, &self.peer),
+        ]
+    }
+
+    /// Whether a socket may have something to read.
+    #[must_use]
+    pub fn may_read(&self, socket: usize) -> bool {
+        [&self.guest, &self.peer][socket].readable
+    }
+
     /// Notes that a socket (0 the guest's, 1 the other) has become ready.
     pub fn ready(&mut self, socket: usize, ready: Ready) {
         let side = if socket == 0 {

@@ -7,6 +7,7 @@
 //! allowed.
 
 mod connection;
+mod watch;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet, VecDeque},
@@ -141,6 +142,7 @@ pub fn spawn(directory: Arc<Directory>) -> io::Result<(RouterHandle, JoinHandle<
         next: 1,
         deadlines: BTreeSet::new(),
         run: VecDeque::new(),
+        resting: VecDeque::new(),
         starved: Vec::new(),
         fed: None,
         pipes: PipePool::default(),
@@ -165,6 +167,8 @@ struct Router {
     deadlines: BTreeSet<(Instant, u64)>,
     /// Relays that have something to do.
     run: VecDeque<u64>,
+    /// Sockets (0 or 1 of a relay) that rest, and until when; see [`watch`].
+    resting: VecDeque<(Instant, u64, usize)>,
     /// Relays that wait for what other relays have, and when they try again.
     starved: Vec<u64>,
     fed: Option<Instant>,
@@ -213,6 +217,7 @@ impl Router {
                 }
             }
             self.pass_deadlines(Instant::now());
+            self.end_rests(Instant::now());
             if self.fed.is_some_and(|at| at <= Instant::now()) {
                 self.fed = None;
                 self.run.extend(self.starved.drain(..));
@@ -226,7 +231,8 @@ impl Router {
             return Some(Instant::now());
         }
         let first = self.deadlines.first().map(|(at, _)| *at);
-        self.fed.into_iter().chain(first).min()
+        let rest = self.resting.front().map(|(at, ..)| *at);
+        self.fed.into_iter().chain(first).chain(rest).min()
     }
 
     /// Does what it was told; false when that was to end.

@@ -84,7 +84,10 @@ fn chains_come_out_whole_and_go_back() {
         pieces.iter().map(|piece| piece.iov_len).collect::<Vec<_>>(),
         [44, 100]
     );
+    assert!(!ring.give_back(&memory, SIZE, 7), "there is no such chain");
     assert!(ring.give_back(&memory, head, 7));
+    assert_eq!(driver.pop(&theirs), None, "it isn't published");
+    ring.publish(&memory);
     let used = driver.pop(&theirs).expect("it came back");
     assert_eq!((used.head, used.length), (head.into(), 7));
 }

@@ -17,7 +17,7 @@ use rustix::{
 };
 use sandwire_api::vsock::VsockType;
 
-use super::{Command, VmError, VmSetup, WorkerHandle, WorkerSettings};
+use super::{Command, VmError, VmSetup, WorkerHandle, WorkerSettings, patience::Patience};
 use crate::{
     address::VmKey,
     budget::Budget,
@@ -34,6 +34,10 @@ const EVENTS: usize = 256;
 
 /// Guests whose rings are looked at while polling: those that did something last.
 const POLLED: usize = 16;
+
+/// Longest look for more of a stream in full flow: about what falling asleep and being woken takes, so that at
+/// most as much processor time is lost by looking in vain as by not looking.
+const LONGEST_PATIENCE: Duration = Duration::from_micros(50);
 
 /// Starts a worker, in a thread of its own.
 ///
@@ -75,6 +79,7 @@ pub fn spawn(
                 vms: Slab::default(),
                 by_key: HashMap::new(),
                 recent: Vec::new(),
+                patience: Patience::new(LONGEST_PATIENCE),
                 stopping: false,
             };
             worker.run();
@@ -91,6 +96,7 @@ struct Worker {
     by_key: HashMap<VmKey, u32>,
     /// Guests that did something last, for polling.
     recent: Vec<u32>,
+    patience: Patience,
     stopping: bool,
 }
 
@@ -111,6 +117,9 @@ impl Worker {
                 }
             }
             self.context.now = Instant::now();
+            if timeout != Some(timespec(Duration::ZERO)) {
+                self.patience.slept(self.context.now);
+            }
             let mut did = !events.is_empty();
             for event in &events {
                 self.dispatch(event.data.u64(), event.flags);
@@ -123,6 +132,9 @@ impl Worker {
             if did {
                 busy = self.context.now;
             }
+            if self.context.take_bulk() {
+                self.patience.moved(Instant::now());
+            }
         }
     }
 
@@ -130,7 +142,8 @@ impl Worker {
     /// reminder.
     fn timeout(&self, busy: Instant) -> Option<Timespec> {
         let polling = self.context.now.saturating_duration_since(busy) < self.settings.busy_poll;
-        if !self.context.again.is_empty() || polling {
+        let waiting = self.patience.is_waiting(self.context.now);
+        if !self.context.again.is_empty() || polling || waiting {
             return Some(timespec(Duration::ZERO));
         }
         let next = self.context.timers.next()?;

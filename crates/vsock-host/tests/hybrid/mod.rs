@@ -28,7 +28,7 @@ use sandwire_vsock_host::{
 };
 
 /// Longest that anything here may take.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A router of its own in a folder of its own.
 pub(crate) struct Lab {

@@ -5,7 +5,7 @@ use std::fmt;
 use super::{COUNT, FromWords, InvalidText, Read, SHARE, TIME, Words, unknown_value};
 use crate::impairment::{
     Checksum, Corrupt, Delay, Distribution, Flap, Loss, LossKind, LossTable, Mtu, NatRebind, Order,
-    PacketRange, Percent, Queue, QueueKind, Rate, Reorder, TimeSpan, Trace,
+    PacketRange, Percent, Queue, QueueKind, Rate, Reorder, TimeSpan, Trace, check::path_problem,
 };
 
 impl FromWords for Loss {
@@ -209,7 +209,12 @@ impl fmt::Display for Rate {
 
 impl FromWords for Trace {
     fn read(words: &mut Words<'_>) -> Read<Self> {
-        let file = words.value("a file")?;
+        let before = words.so_far();
+        let file: String = words.value("a file")?;
+        if let Some(problem) = path_problem(&file) {
+            let problem = problem.to_owned();
+            return Err(InvalidText::Value { before, problem });
+        }
         let mut queue = Queue::default();
         while queue.read_word(words)? {}
         let trace = Self {
@@ -222,7 +227,8 @@ impl FromWords for Trace {
 
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.file.is_empty() || self.file.contains([' ', '\t', ';']) {
+        let ends_a_word = |letter: char| letter.is_whitespace() || letter == ';';
+        if self.file.is_empty() || self.file.contains(ends_a_word) {
             write!(f, "\"{}\"", self.file)?;
         } else {
             f.write_str(&self.file)?;

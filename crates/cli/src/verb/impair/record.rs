@@ -1,10 +1,11 @@
 //! `sandwire impair record`: measures a live link, and writes a scenario that does the same.
 
 mod prober;
+mod progress;
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{self, Write},
     os::fd::AsFd,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -25,12 +26,15 @@ use sandwire_impair::scenario::{
 };
 use serde::Serialize;
 
-use self::prober::{Echo, PATIENCE, Plan, Prober, read_counters};
+use self::{
+    prober::{Echo, PATIENCE, Plan, Prober, read_counters},
+    progress::Progress,
+};
 use super::{run::end_signals, target::namespace_of};
 use crate::{
     Context,
     failure::{Failure, Outcome},
-    output::note,
+    output::{Output, note},
     render,
 };
 
@@ -125,11 +129,18 @@ pub(super) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let out = arguments.out.as_deref();
     let file = match out {
         Some(path) => Some(File::create_new(path).map_err(|error| {
-            Failure::refused(format!("cannot create {}: {error}", path.display()))
+            let hint = match error.kind() {
+                io::ErrorKind::AlreadyExists => "; name a file that isn't there yet",
+                _ => "",
+            };
+            Failure::refused(format!("cannot create {}: {error}{hint}", path.display()))
         })?),
         None => None,
     };
-    let measured = measure_within(netns.as_deref(), || arguments.measure(plan, &signals));
+    let output = context.output;
+    let measured = measure_within(netns.as_deref(), || {
+        arguments.measure(plan, &signals, output)
+    });
     let answer =
         measured.and_then(|measured| arguments.write(plan, netns.as_deref(), measured, file));
     if answer.is_err()
@@ -184,7 +195,7 @@ impl Arguments {
     }
 
     /// Probes, in the namespace of this thread.
-    fn measure(&self, plan: Plan, signals: &SignalFd) -> Result<Measured, Failure> {
+    fn measure(&self, plan: Plan, signals: &SignalFd, output: Output) -> Result<Measured, Failure> {
         let interface = self.interface.as_deref();
         if let Some(interface) = interface {
             read_counters(interface, Duration::ZERO)?;
@@ -196,8 +207,9 @@ impl Arguments {
             "probing {address} every {} for {} s; Ctrl-C ends it and writes what there is",
             self.interval, self.seconds
         ));
-        let (recording, completed) =
-            prober.record(plan, interface.filter(|_| self.rate), signals)?;
+        let mut progress = Progress::new(output, plan.length);
+        let counted = interface.filter(|_| self.rate);
+        let (recording, completed) = prober.record(plan, counted, signals, &mut progress)?;
         Ok(Measured {
             address,
             recording,
@@ -291,10 +303,10 @@ fn measure_within<T: Send>(
 ) -> Result<T, Failure> {
     let Some(netns) = netns else { return work() };
     let place = netns.display();
-    let namespace = File::open(netns).map_err(|error| {
-        Failure::refused(format!(
-            "cannot open the network namespace {place}: {error}"
-        ))
+    let namespace = File::open(netns).map_err(|source| {
+        let path = netns.to_owned();
+        let error = sandwire_impair_host::Error::Namespace { path, source };
+        Failure::refused(format!("cannot {error}"))
     })?;
     let inside = || {
         let entered =

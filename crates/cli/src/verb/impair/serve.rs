@@ -1,16 +1,17 @@
 //! `sandwire impair serve`: the impairment service, a process of its own.
 
 use std::{
-    io::{self, IsTerminal},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use clap::Args;
+use clap::{Args, builder::RangedU64ValueParser};
 use sandwire_impair_host::service::{self, Settings};
-use tracing_subscriber::EnvFilter;
 
-use crate::failure::{Failure, Outcome};
+use crate::{
+    failure::{Failure, Outcome},
+    log,
+};
 
 /// Command line of `sandwire impair serve`.
 #[derive(Debug, Args)]
@@ -21,7 +22,7 @@ use crate::failure::{Failure, Outcome};
 )]
 pub(crate) struct Arguments {
     /// Engines, each a thread.
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     threads: usize,
 
     /// Interfaces at most.
@@ -29,11 +30,11 @@ pub(crate) struct Arguments {
     targets_max: usize,
 
     /// Packets under way at most, per thread; further ones are dropped and counted.
-    #[arg(long, value_name = "NUMBER", default_value_t = 131_072)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 131_072, value_parser = clap::value_parser!(u32).range(1..=16_777_216))]
     packets_max: u32,
 
     /// Bytes of the longest frame; interfaces of a larger MTU are refused.
-    #[arg(long, value_name = "BYTES", default_value_t = 2048)]
+    #[arg(long, value_name = "BYTES", default_value_t = 2048, value_parser = clap::value_parser!(u16).range(64..=65_000))]
     frame_bytes_max: u16,
 
     /// Folder on a bpffs for what stays in the kernel when the service has died.
@@ -46,7 +47,7 @@ pub(crate) struct Arguments {
 }
 
 pub(super) fn run(folder: &Path, arguments: &Arguments) -> Outcome {
-    log_to_standard_error();
+    log::to_standard_error();
     let failed = |reason: String| Failure::failed(format!("cannot serve impairments: {reason}"));
     if arguments.detach {
         rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;
@@ -61,16 +62,4 @@ pub(super) fn run(folder: &Path, arguments: &Arguments) -> Outcome {
     };
     service::run(&settings).map_err(|error| failed(error.to_string()))?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn log_to_standard_error() {
-    let filter = EnvFilter::try_from_env("SANDWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let set = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .try_init();
-    if let Err(error) = set {
-        tracing::debug!(error, "logging was set up before");
-    }
 }

@@ -40,13 +40,15 @@ fn text(all: &[Status]) -> String {
     if all.is_empty() {
         return "nothing is impaired\n".to_owned();
     }
+    let settings = |status: &Status| format!("{}: {}\n", status.target, status.impairment);
+    let settings: String = all.iter().map(settings).collect();
     let rows = all.iter().map(|status| Row {
         interface: status.target.to_string(),
         state: &status.state,
         egress: &status.egress,
         ingress: &status.ingress,
     });
-    table_text(rows)
+    settings + &table_text(rows)
 }
 
 /// An impaired interface, whoever asked for it.
@@ -93,21 +95,25 @@ fn state_text(state: &State) -> String {
 /// A row for each rule, and one for what met none.
 fn rows_of(way: &Way) -> Vec<[String; 7]> {
     let mut rows: Vec<[String; 7]> = way.line.rules.iter().map(row_of).collect();
-    let lost = way.dead_dropped + way.unread + way.refused;
+    let lost = [
+        ("engine dead", way.dead_dropped),
+        ("unread", way.unread),
+        ("too long, see --frame-bytes-max", way.too_long),
+        ("not taken back", way.refused),
+        ("NAT mapping forgotten", way.line.nat_dropped),
+        ("consumer full", way.line.passed_dropped),
+    ];
+    let any_lost = lost.iter().any(|(_, count)| *count > 0);
     let others = [
         "(none)".to_owned(),
         way.line.passed.to_string(),
-        drops_text([
-            ("engine dead", way.dead_dropped),
-            ("unread", way.unread),
-            ("not taken back", way.refused),
-        ]),
+        drops_text(lost),
         String::new(),
         String::new(),
         String::new(),
         String::new(),
     ];
-    if rows.is_empty() || way.line.passed > 0 || lost > 0 {
+    if rows.is_empty() || way.line.passed > 0 || any_lost {
         rows.push(others);
     }
     rows

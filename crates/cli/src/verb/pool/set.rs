@@ -10,12 +10,9 @@ use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
-    verb::{
-        policy::{
-            self, PolicyFlags,
-            flags::{self, words},
-        },
-        vsock,
+    verb::policy::{
+        self, PolicyFlags,
+        flags::{self, words},
     },
 };
 
@@ -62,7 +59,7 @@ pub(super) fn run(context: &Context, arguments: Arguments) -> Outcome {
         }
     };
     let vsock = match &arguments.vsock_policy {
-        Some(file) => Some(vsock::read_policy(file, &operation)?),
+        Some(file) => Some(policy::read_policy(file, &operation)?),
         None => None,
     };
     let change = ChangePool {

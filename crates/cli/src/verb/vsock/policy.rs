@@ -1,22 +1,19 @@
 //! `sandwire vsock policy`: what a guest may reach by vsock, changed while it runs.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    str::FromStr,
-};
+use std::{net::SocketAddr, path::PathBuf, str::FromStr};
 
 use clap::{Args, Subcommand};
 use sandwire_api::{
     name::Name,
-    vsock::{LeaseVsockPolicy, PortRange, VsockDestination, VsockPolicy, VsockRule},
+    vsock::{LeaseVsockPolicy, PortRange, VsockDestination, VsockRule},
 };
 
 use super::Which;
 use crate::{
     Context,
     connection::cannot,
-    failure::{Failure, Outcome},
+    failure::Outcome,
+    verb::policy::{policy_text, read_policy},
 };
 
 /// What to do with a guest's policy.
@@ -123,7 +120,8 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
             let policy = client
                 .vsock_policy(&name, owner_uid)
                 .map_err(cannot(format!("show the vsock policy of lease {name}")))?;
-            context.output.answer(&policy, policy_text)
+            let text = |policy: &LeaseVsockPolicy| policy_text(&policy.policy, policy.own);
+            context.output.answer(&policy, text)
         }
         Verb::Reset(Which { name, owner_uid }) => {
             let policy = client
@@ -204,44 +202,12 @@ fn rule_text(rule: &VsockRule) -> String {
     format!("port {} -> {to}{identity}", rule.port)
 }
 
-/// Reads a policy from a file, TOML or JSON.
-pub(crate) fn read_policy(file: &Path, operation: &str) -> Result<VsockPolicy, Failure> {
-    let shown = file.display();
-    let refuse =
-        |reason: String| Failure::refused(format!("cannot {operation}: {shown}: {reason}"));
-    let text = if file == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
-    } else {
-        std::fs::read_to_string(file)
-    }
-    .map_err(|error| refuse(error.to_string()))?;
-    parse_policy(&text).map_err(refuse)
-}
-
-fn parse_policy(text: &str) -> Result<VsockPolicy, String> {
-    if text.trim_start().starts_with('{') {
-        serde_json::from_str(text).map_err(|error| error.to_string())
-    } else {
-        toml::from_str(text).map_err(|error| error.to_string())
-    }
-}
-
-/// The policy as TOML, with a comment that says whose it is.
-fn policy_text(policy: &LeaseVsockPolicy) -> String {
-    let whose = if policy.own {
-        "# The lease's own policy.\n"
-    } else {
-        "# The pool's policy.\n"
-    };
-    match toml::to_string(&policy.policy) {
-        Ok(text) => format!("{whose}{text}"),
-        Err(error) => format!("# cannot be written as TOML: {error}; use --json\n"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use sandwire_api::vsock::VsockPolicy;
+
     use super::*;
+    use crate::verb::policy::file::parse_policy;
 
     const DESTINATIONS: [&str; 6] = [
         "host",
@@ -283,13 +249,10 @@ mod tests {
     fn what_is_shown_can_be_set_again() {
         for rules in [rules(), Vec::new()] {
             let policy = VsockPolicy { rules };
-            let shown = policy_text(&LeaseVsockPolicy {
-                own: true,
-                policy: policy.clone(),
-            });
-            assert_eq!(parse_policy(&shown).unwrap(), policy, "{shown}");
+            let shown = policy_text(&policy, true);
+            assert_eq!(parse_policy(&shown).as_ref(), Ok(&policy), "{shown}");
             let json = serde_json::to_string(&policy).unwrap();
-            assert_eq!(parse_policy(&json).unwrap(), policy);
+            assert_eq!(parse_policy(&json), Ok(policy));
         }
     }
 

@@ -1,17 +1,14 @@
 //! `sandwire vsock serve`: the service for vsock, a process of its own.
 
-use std::{
-    io::{self, IsTerminal},
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 use sandwire_vsock_host::service::{self, Seccomp, Settings};
-use tracing_subscriber::EnvFilter;
 
-use crate::failure::{Failure, Outcome};
+use crate::{
+    failure::{Failure, Outcome},
+    log,
+};
 
 /// Command line of `sandwire vsock serve`.
 #[derive(Debug, Args)]
@@ -61,7 +58,7 @@ enum Filter {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    log_to_standard_error();
+    log::to_standard_error();
     let failed = |reason: String| Failure::failed(format!("cannot serve vsock: {reason}"));
     if arguments.detach {
         rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;
@@ -89,16 +86,4 @@ fn user_and_group(text: &str) -> Result<(u32, u32), String> {
         Some((user.parse().ok()?, group.parse().ok()?))
     };
     parse().ok_or_else(|| format!("'{text}' is no numeric user and group: write them as 990:990"))
-}
-
-fn log_to_standard_error() {
-    let filter = EnvFilter::try_from_env("SANDWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let set = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .try_init();
-    if let Err(error) = set {
-        tracing::debug!(error, "logging was set up before");
-    }
 }

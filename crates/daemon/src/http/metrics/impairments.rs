@@ -32,7 +32,10 @@ impl Sum {
         for (cause, count) in [
             ("engine_dead", way.dead_dropped),
             ("unread", way.unread),
+            ("too_long", way.too_long),
             ("refused", way.refused),
+            ("nat_forgotten", way.line.nat_dropped),
+            ("consumer_full", way.line.passed_dropped),
         ] {
             self.drop(cause, count);
         }

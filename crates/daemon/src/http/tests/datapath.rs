@@ -64,7 +64,7 @@ async fn lines(body: &mut Body, count: usize) -> Vec<TraceLine> {
             text.push_str(std::str::from_utf8(&data).unwrap());
         }
     };
-    timeout(Duration::from_secs(10), read).await.unwrap();
+    timeout(Duration::from_secs(60), read).await.unwrap();
     text.lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect()
@@ -177,7 +177,7 @@ async fn a_pool_changes_its_policy_data_path_and_size() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    let back = timeout(Duration::from_secs(10), settled).await.unwrap();
+    let back = timeout(Duration::from_secs(60), settled).await.unwrap();
     assert_eq!(back.status, StatusCode::OK, "{}", back.text);
     assert_eq!(back.body["spec"]["policy"]["group"], Value::Null);
 }
@@ -334,7 +334,7 @@ async fn traces_are_bounded_and_end_with_their_reader_or_the_daemon() {
             sleep(Duration::from_millis(10)).await;
         }
     };
-    let mut body = timeout(Duration::from_secs(5), again).await.unwrap();
+    let mut body = timeout(Duration::from_secs(60), again).await.unwrap();
     assert!(bound >= 1);
     lab.app.traces.stop();
     let seen = lines(&mut body, 2).await;

@@ -1,7 +1,5 @@
 //! Impairments of leases, as far as they are refused: what is carried out needs interfaces.
 
-use sandwire_api::{pool::PoolSpec, slot::DataPath};
-
 use super::*;
 
 const PATH: &str = "/v1/leases/a/impairment";
@@ -45,21 +43,4 @@ async fn what_cannot_be_is_refused_before_a_service_is_asked() {
     let answer = lab.call(1000, "PUT", PATH, &delay()).await;
     assert_eq!(answer.refusal(), (503, ErrorCode::Unavailable));
     assert!(answer.text.contains("systemctl start sandwire-impair"));
-}
-
-#[tokio::test]
-async fn a_lease_with_xdp_is_refused_with_what_to_do() {
-    let lab = Lab::with_pool(&PoolSpec {
-        data_path: DataPath::Xdp,
-        kind: sandwire_api::slot::SlotKind::Host,
-        ..model::ebpf_pool("web", 1)
-    });
-    lab.acquire(1000, "a").await;
-    let answer = lab.call(1000, "PUT", PATH, &delay()).await;
-    assert_eq!(answer.refusal(), (422, ErrorCode::Unsupported));
-    assert!(
-        answer
-            .text
-            .contains("sandwire pool set web --data-path ebpf")
-    );
 }

@@ -57,11 +57,17 @@ impl XdpApp {
         attachment: Arc<Attachment>,
         shared: Arc<Mutex<Shared>>,
     ) -> Self {
+        // Drivers that write into our memory themselves may wait for the wake-up that comes with being watched.
+        let readiness = if socket.bound().zero_copy {
+            Readiness::new()
+        } else {
+            Readiness::of_shared_memory()
+        };
         Self {
             socket,
             attachment,
             shared,
-            readiness: Readiness::new(),
+            readiness,
             state: Sent::All,
             retry: None,
             received: 0,

@@ -6,8 +6,11 @@
 #![allow(unsafe_code, reason = "bpf(2) takes addresses")]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use sandwire_kernel_net::bpf::{
+    self, BPF_NOEXIST, BPF_XDP, ProgramType, XDP_FLAGS_DRV_MODE, XDP_FLAGS_SKB_MODE, instruction,
+};
 use sandwire_kernel_net::interface::InterfaceIndex;
 
 /// Where the kernel runs the program.
@@ -35,9 +38,18 @@ impl Program {
         mode: XdpMode,
     ) -> Result<Self, (&'static str, io::Error)> {
         let sockets = make_map(queues).map_err(|error| ("make a map of sockets", error))?;
-        let program = load(&sockets).map_err(|error| ("load the XDP program", error))?;
-        let attachment =
-            link(&program, interface, mode).map_err(|error| ("attach the XDP program", error))?;
+        let program = bpf::load(
+            ProgramType::Xdp,
+            "sandwire_xsk",
+            &instructions(sockets.as_raw_fd()),
+        )
+        .map_err(|error| ("load the XDP program", error))?;
+        let mode = match mode {
+            XdpMode::Native => XDP_FLAGS_DRV_MODE,
+            XdpMode::Generic => XDP_FLAGS_SKB_MODE,
+        };
+        let attachment = bpf::create_link(program.as_fd(), interface, BPF_XDP, mode)
+            .map_err(|error| ("attach the XDP program", error))?;
         Ok(Self {
             sockets,
             _attachment: attachment,
@@ -55,7 +67,7 @@ impl Program {
             flags: BPF_NOEXIST,
         };
         // SAFETY: key and value live until the call returns, and have the sizes that the map was made with.
-        unsafe { bpf(BPF_MAP_UPDATE_ELEM, &mut update) }.map(drop)
+        unsafe { bpf::call(BPF_MAP_UPDATE_ELEM, &mut update) }.map(drop)
     }
 }
 
@@ -68,66 +80,17 @@ fn make_map(queues: u32) -> io::Result<OwnedFd> {
         flags: 0,
     };
     // SAFETY: the structure holds no addresses.
-    let descriptor = unsafe { bpf(BPF_MAP_CREATE, &mut create) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    unsafe { bpf::call_for_descriptor(BPF_MAP_CREATE, &mut create) }
 }
-
-fn load(sockets: &OwnedFd) -> io::Result<OwnedFd> {
-    let instructions = instructions(sockets.as_raw_fd());
-    let mut load = Load {
-        kind: BPF_PROG_TYPE_XDP,
-        instruction_count: INSTRUCTIONS,
-        instructions: instructions.as_ptr().addr() as u64,
-        license: c"Dual MIT/GPL".as_ptr().addr() as u64,
-        log_level: 0,
-        log_bytes: 0,
-        log: 0,
-        kernel_version: 0,
-        flags: 0,
-        name: *b"sandwire_xsk\0\0\0\0",
-        interface: 0,
-        attach_type: BPF_XDP,
-    };
-    // SAFETY: instructions and licence live until the call returns.
-    let descriptor = unsafe { bpf(BPF_PROG_LOAD, &mut load) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
-}
-
-fn link(program: &OwnedFd, interface: InterfaceIndex, mode: XdpMode) -> io::Result<OwnedFd> {
-    let mut create = LinkCreate {
-        program: program.as_raw_fd().cast_unsigned(),
-        target: interface.0,
-        attach_type: BPF_XDP,
-        flags: match mode {
-            XdpMode::Native => XDP_FLAGS_DRV_MODE,
-            XdpMode::Generic => XDP_FLAGS_SKB_MODE,
-        },
-        more: [0; 2],
-    };
-    // SAFETY: the structure holds no addresses.
-    let descriptor = unsafe { bpf(BPF_LINK_CREATE, &mut create) }?;
-    // SAFETY: the kernel has just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
-}
-
-const INSTRUCTIONS: u32 = 6;
 
 /// `return bpf_redirect_map(&sockets, context->rx_queue_index, XDP_PASS);`, where the flags are the verdict on a frame
 /// that has no socket.
-fn instructions(sockets: i32) -> [Instruction; INSTRUCTIONS as usize] {
+fn instructions(sockets: i32) -> [[u8; 8]; 6] {
     /// Offset of `rx_queue_index` in `struct xdp_md`.
     const QUEUE: i16 = 16;
     const XDP_PASS: i32 = 2;
     const BPF_FUNC_REDIRECT_MAP: i32 = 51;
     const BPF_PSEUDO_MAP_FD: u8 = 1;
-    let instruction = |operation, destination: u8, source: u8, offset, immediate| Instruction {
-        operation,
-        registers: source << 4 | destination,
-        offset,
-        immediate,
-    };
     [
         // r2 = *(u32 *)(r1 + QUEUE)
         instruction(0x61, 2, 1, QUEUE, 0),
@@ -140,36 +103,6 @@ fn instructions(sockets: i32) -> [Instruction; INSTRUCTIONS as usize] {
         // exit, with what the call returned
         instruction(0x95, 0, 0, 0, 0),
     ]
-}
-
-/// `bpf(2)`; what it returns.
-///
-/// # Safety
-/// `T` is the start of `union bpf_attr` as the command reads it, and addresses in it are valid.
-unsafe fn bpf<T>(command: libc::c_long, attributes: &mut T) -> io::Result<i32> {
-    // SAFETY: by the caller's promise the kernel reads and writes only what is ours.
-    let answer = unsafe {
-        libc::syscall(
-            libc::SYS_bpf,
-            command,
-            std::ptr::from_mut(attributes),
-            size_of::<T>(),
-        )
-    };
-    match i32::try_from(answer) {
-        Ok(answer) if answer >= 0 => Ok(answer),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// `struct bpf_insn`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Instruction {
-    operation: u8,
-    registers: u8,
-    offset: i16,
-    immediate: i32,
 }
 
 /// `union bpf_attr` for making a map, up to the last field that we set, as are those that follow.
@@ -191,38 +124,6 @@ struct MapUpdate {
     flags: u64,
 }
 
-#[repr(C)]
-struct Load {
-    kind: u32,
-    instruction_count: u32,
-    instructions: u64,
-    license: u64,
-    log_level: u32,
-    log_bytes: u32,
-    log: u64,
-    kernel_version: u32,
-    flags: u32,
-    name: [u8; 16],
-    interface: u32,
-    attach_type: u32,
-}
-
-#[repr(C)]
-struct LinkCreate {
-    program: u32,
-    target: u32,
-    attach_type: u32,
-    flags: u32,
-    more: [u64; 2],
-}
-
 const BPF_MAP_CREATE: libc::c_long = 0;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
-const BPF_PROG_LOAD: libc::c_long = 5;
-const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
-const BPF_PROG_TYPE_XDP: u32 = 6;
-const BPF_XDP: u32 = 37;
-const BPF_NOEXIST: u64 = 1;
-const XDP_FLAGS_SKB_MODE: u32 = 2;
-const XDP_FLAGS_DRV_MODE: u32 = 4;

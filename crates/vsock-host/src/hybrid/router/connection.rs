@@ -12,7 +12,7 @@ use rustix::{
 };
 use sandwire_api::vsock::{HOST_CID, VsockConnection, VsockRefusal, VsockState, VsockType};
 
-use super::{Entry, Router, Vm};
+use super::{Entry, Router, Vm, watch::Watch};
 use crate::{
     address::VmKey,
     capture::Sink,
@@ -43,10 +43,10 @@ pub(super) struct Connection {
     route: Route,
     packets: Packets,
     begun: Instant,
-    stage: Stage,
+    pub(super) stage: Stage,
 }
 
-enum Stage {
+pub(super) enum Stage {
     Dialing {
         guest: OwnedFd,
         dial: Dial,
@@ -56,6 +56,7 @@ enum Stage {
         relay: Relay,
         /// Whether it is in the queue for a turn.
         queued: bool,
+        watch: Watch,
     },
     /// Between the two, and after the end.
     Over,
@@ -68,7 +69,12 @@ impl Router {
             Some(Entry::Listener { .. }) => self.accept(number),
             Some(Entry::Connection(connection)) => match &mut connection.stage {
                 Stage::Dialing { .. } => self.advance(number),
-                Stage::Relaying { relay, queued } => {
+                Stage::Relaying {
+                    relay,
+                    queued,
+                    watch,
+                } => {
+                    watch.heard(&self.poller, relay, number, ready);
                     relay.ready(usize::from(ready.token % 2 == 1), ready);
                     if !std::mem::replace(queued, true) {
                         self.run.push_back(number);
@@ -200,19 +206,15 @@ impl Router {
         };
         self.deadlines.remove(&(deadline, number));
         let relay = Relay::new(guest, peer);
-        let [guest, peer] = relay.sockets();
-        let watched = self
-            .poller
-            .add_edge(guest, number * 2)
-            .and_then(|()| self.poller.add_edge(peer, number * 2 + 1));
+        let Some(watch) = Watch::begin(&self.poller, &relay, number) else {
+            self.refuse(number, VsockRefusal::Memory);
+            return;
+        };
         connection.stage = Stage::Relaying {
             relay,
             queued: true,
+            watch,
         };
-        if watched.is_err() {
-            self.refuse(number, VsockRefusal::Memory);
-            return;
-        }
         if let Some(vm) = self.vms.get(&connection.vm) {
             vm.setup.counters.opened_by_guest.fetch_add(1, Relaxed);
             if let Some(sink) = &vm.sink {
@@ -253,7 +255,12 @@ impl Router {
             let Some(vm) = self.vms.get(&connection.vm) else {
                 continue;
             };
-            let Stage::Relaying { relay, queued } = &mut connection.stage else {
+            let Stage::Relaying {
+                relay,
+                queued,
+                watch,
+            } = &mut connection.stage
+            else {
                 continue;
             };
             *queued = false;
@@ -263,7 +270,14 @@ impl Router {
                 vm,
                 &mut connection.packets,
             );
+            let before = relay.bytes();
             let turn = relay.turn(&mut carrying);
+            let after = relay.bytes();
+            let moved = [after.0 - before.0, after.1 - before.1];
+            let Some(rests) = watch.after_turn(&self.poller, relay, number, moved) else {
+                self.refuse(number, VsockRefusal::Memory);
+                continue;
+            };
             match turn {
                 Turn::Idle => {}
                 Turn::More => {
@@ -278,6 +292,7 @@ impl Router {
                 }
                 Turn::Over => self.end(number),
             }
+            self.rest(number, rests);
         }
     }
 

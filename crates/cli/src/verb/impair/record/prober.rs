@@ -15,6 +15,7 @@ use sandwire_impair::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::progress::Progress;
 use crate::failure::Failure;
 
 /// An answer that takes longer is none.
@@ -180,6 +181,7 @@ impl Prober {
         plan: Plan,
         interface: Option<&str>,
         signals: &SignalFd,
+        progress: &mut Progress,
     ) -> Result<(Recording, bool), Failure> {
         let mut course = Course {
             prober: self,
@@ -214,7 +216,9 @@ impl Prober {
             } else {
                 next.min(course.end)
             };
-            if course.wait(due.min(next_reading), signals)? {
+            progress.tell(now, course.recording.probes.len(), course.answered);
+            let due = due.min(next_reading).min(progress.due());
+            if course.wait(due, signals)? {
                 if is_over {
                     course.forget_open();
                     break;
