@@ -316,7 +316,7 @@ fn processor_time() -> Duration {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
-fn idle_taps_cost_nothing() {
+fn idle_taps_are_not_looked_at() {
     lab::run(|lab| {
         const TAPS: usize = 400;
         // Nobody asks for routers here, so the interfaces are quiet.
@@ -344,8 +344,7 @@ fn idle_taps_cost_nothing() {
             "{TAPS} idle TAPs for 2 s: {idle:?} of processor time, {} breaths",
             load.breaths
         );
-        // Looking at each of them ten times would take longer.
-        ensure!(idle < Duration::from_millis(50), "{idle:?} while idle");
+        // What time that takes is a benchmark's question (`idle_breath_ns`).
         ensure!(load.breaths < 20, "{} breaths while idle", load.breaths);
 
         lab.run("ip address add 10.9.0.1/24 dev tap7");
@@ -367,7 +366,8 @@ fn idle_taps_cost_nothing() {
             load.breaths
         );
         assert_eq!(engine.figure("tap7", "sent"), Some(500));
-        ensure!(busy < took / 5, "{busy:?} for 500 pings in {took:?}");
+        // For each ping one that answers, and one that finds no more.
+        ensure!(load.breaths < 1_100, "{} for 500 pings", load.breaths);
         anyhow::Ok(())
     });
 }
