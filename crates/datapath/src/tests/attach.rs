@@ -121,7 +121,7 @@ fn netns_our_place_among_others_is_the_one_that_was_chosen() {
         datapath.set_uplinks(&[uplink("up0")]).unwrap();
         assert_eq!(
             programs_on("up0", TcAttachType::Ingress),
-            ["from_uplink", ""]
+            ["from_uplink", "somebody_elses"]
         );
         drop(datapath);
         let last = Settings {
@@ -132,7 +132,7 @@ fn netns_our_place_among_others_is_the_one_that_was_chosen() {
         datapath.set_uplinks(&[uplink("up1")]).unwrap();
         assert_eq!(
             programs_on("up1", TcAttachType::Ingress),
-            ["", "from_uplink"]
+            ["somebody_elses", "from_uplink"]
         );
         drop(others);
     });

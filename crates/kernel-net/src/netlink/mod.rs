@@ -296,7 +296,8 @@ impl Socket {
         let flags = if dump {
             libc::NLM_F_DUMP
         } else {
-            libc::NLM_F_ACK
+            // The kernel answers about a qdisc by a notification, which is for others without an echo.
+            libc::NLM_F_ACK | libc::NLM_F_ECHO
         };
         let mut attempts = 0;
         'attempt: loop {

@@ -396,15 +396,16 @@ impl Ebpf {
             stays
         });
         drop(slots);
-        let transit: Vec<PolicyIndex> = lock(&self.transit).values().copied().collect();
+        // Held, since one may be added at any time.
+        let transit = lock(&self.transit);
         for policy in self.datapath.policies() {
-            if transit.contains(&policy) {
-                continue;
-            }
-            if policy.0 != 0 && !policies.contains(&policy) {
+            let is_used =
+                policies.contains(&policy) || transit.values().any(|used| *used == policy);
+            if policy.0 != 0 && !is_used {
                 self.datapath.remove_policy(policy);
             }
         }
+        drop(transit);
         if self.is_migrating
             && let Err(error) = self.datapath.finish_migration()
         {

@@ -5,7 +5,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, MutexGuard, TryLockError},
+    sync::{Arc, MutexGuard, PoisonError, TryLockError},
     time::Duration,
 };
 
@@ -206,7 +206,16 @@ impl Shared {
 
     /// Removes what the data path had before the start and no slot has taken over, once no packet
     /// under way can need it.
-    fn end_adoption(&self, now: Duration) {
+    pub(super) fn end_adoption(&self, now: Duration) {
+        // What comes meanwhile is known to the data path a moment before it is known here, and would be taken for
+        // what was left: a pool's slots, and a policy, without which its lease could reach everything.
+        let Some(_pools) = self.try_pools_gate() else {
+            return;
+        };
+        let _policies = self
+            .policies_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
         let is_pending = state.pools.values().any(|entry| entry.not_added.is_some());
         if is_pending || state.adoption_ends.is_none_or(|at| at > now) {

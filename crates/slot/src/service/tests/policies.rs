@@ -214,3 +214,29 @@ fn groups_talk_if_each_lists_the_other() {
     set(&slots, "a", None).unwrap();
     assert!(host.kernel.lock().group_pairs.is_empty());
 }
+
+/// The data path knows a policy a moment before the service does.
+#[test]
+fn a_policy_that_comes_when_a_start_ends_is_not_taken_for_a_leftover() {
+    for round in 0..20 {
+        let (host, slots) = Host::with_ebpf_pool(1);
+        let plan = Arc::clone(&slots.shared.lock().pool(&name("web")).unwrap().plan);
+        let shared = &slots.shared;
+        let held = std::thread::scope(|scope| {
+            // Neither gets further than to the data path, until both are there.
+            let kernel = host.kernel.lock();
+            let adding = scope.spawn(|| shared.hold_policy(&plan, &denying("10.0.0.0/8")));
+            let ending =
+                scope.spawn(|| shared.end_adoption(shared.now() + Duration::from_secs(10)));
+            std::thread::sleep(Duration::from_millis(10));
+            drop(kernel);
+            ending.join().unwrap();
+            adding.join().unwrap().unwrap()
+        });
+        let index = held.tenancy(false).policy.0;
+        assert!(
+            host.kernel.lock().policies.contains_key(&index),
+            "round {round}"
+        );
+    }
+}
