@@ -150,7 +150,7 @@ fn links_are_impaired_each_way_and_down_ends_that() {
         let before = lab.snapshot();
         let impaired = SHOP.replacen(
             "[[link]]\n",
-            "[[link]]\nab = \"delay 30ms\"\nba = \"match protocol=icmp loss packets 2 delay 20ms; delay 20ms\"\n",
+            "[[link]]\nab = \"delay 30ms\"\nba = \"match protocol=icmp version=4 loss packets 2 delay 20ms; delay 20ms\"\n",
             1,
         );
         let shop = file(
