@@ -27,8 +27,9 @@ use crate::{
     world,
 };
 
-/// Frames of one call; it can't be ended before.
-const CALL_FRAMES: u32 = 10_000;
+/// Frames of one call, which can't be ended before: some tenths of a second. Each call makes and dissolves a pool of
+/// pages, which takes 25 ms.
+const CALL_FRAMES: u32 = 250_000;
 /// Frames that the kernel sends at once.
 const BATCH_FRAMES: u32 = 64;
 
