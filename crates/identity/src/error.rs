@@ -54,7 +54,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// The address is another identity's.
-    #[error("{address} is an address of identity {name} already")]
+    #[error(
+        "{address} is an address of identity {name} already; choose another, or remove that identity first"
+    )]
     AddressTaken {
         /// The address.
         address: IpAddr,
@@ -87,7 +89,7 @@ pub enum Error {
         count: usize,
     },
     /// A path that the record can't hold.
-    #[error("the path {path} is longer than {most} bytes", path = .path.display(), most = crate::abi::RECORD_PATH_MAX)]
+    #[error("the path {path} is longer than {most} bytes; move the cgroup up in its hierarchy", path = .path.display(), most = crate::abi::RECORD_PATH_MAX)]
     LongPath {
         /// The path.
         path: PathBuf,
@@ -101,7 +103,7 @@ pub enum Error {
         reason: String,
     },
     /// There is no such interface.
-    #[error("there is no interface {name}")]
+    #[error("there is no interface {name}; see: ip link")]
     NoInterface {
         /// Its name.
         name: String,
@@ -122,7 +124,9 @@ pub enum Error {
         folder: PathBuf,
     },
     /// All numbers are in use.
-    #[error("there are {0} identities, and no room for more")]
+    #[error(
+        "there are {0} identities, and no room for more; remove one first: sandwire identity list"
+    )]
     Full(usize),
     /// There is no bpffs where pins would live.
     #[error("{folder} is not on a bpffs; mount one: mount -t bpf bpf /sys/fs/bpf", folder = .folder.display())]

@@ -48,6 +48,8 @@ pub struct Repaired {
     pub ended: Vec<String>,
     /// Identities that somebody had begun to add or to remove.
     pub incomplete: Vec<String>,
+    /// What couldn't be taken away, with the reason; the next call tries again.
+    pub failures: Vec<String>,
 }
 
 /// Maps that nobody else changes meanwhile.
@@ -144,7 +146,8 @@ impl Identities {
         open.maps.set_record(cgroup.id, &complete)
     }
 
-    /// All identities. What a crash has left, and those whose cgroup is gone, are removed first.
+    /// All identities. What a crash has left, and those whose cgroup is gone, are removed first, as far as they can be
+    /// ([`Identities::repair`] says why not).
     ///
     /// # Errors
     /// The kernel refuses.
@@ -154,10 +157,9 @@ impl Identities {
         };
         self.repair_open(&mut open)?;
         let records = open.maps.records()?;
-        let known = records
-            .iter()
-            .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
-        known
+        let complete = records.iter().filter(|(_, record)| is_complete(record));
+        complete
+            .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)))
             .map(|(cgroup, facts)| self.describe(&open.maps, cgroup, &facts))
             .collect()
     }
@@ -225,7 +227,7 @@ impl Identities {
     fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
         let mut repaired = Repaired::default();
         let here = netns::cookie()?;
-        let mut numbers_used = BTreeSet::new();
+        let mut kept = BTreeSet::new();
         for (cgroup, record) in open.maps.records()? {
             let Some(facts) = Facts::read(&record) else {
                 open.maps.delete_record(cgroup)?;
@@ -238,10 +240,15 @@ impl Identities {
             }
             let has_ended = !open.maps.is_alive(cgroup)?;
             if is_complete(&record) && !has_ended {
-                numbers_used.insert(cgroup);
+                kept.insert(cgroup);
                 continue;
             }
-            self.take_away(open, cgroup, &facts)?;
+            // One that can't be removed is in nobody else's way.
+            if let Err(error) = self.take_away(open, cgroup, &facts) {
+                kept.insert(cgroup);
+                repaired.failures.push(error.to_string());
+                continue;
+            }
             let name = facts.name.to_string();
             if is_complete(&record) {
                 repaired.ended.push(name);
@@ -249,7 +256,7 @@ impl Identities {
                 repaired.incomplete.push(name);
             }
         }
-        self.remove_strays(&numbers_used)?;
+        self.remove_strays(&kept)?;
         Ok(repaired)
     }
 

@@ -212,6 +212,47 @@ fn an_identity_ends_with_its_cgroup() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn one_that_cannot_be_removed_is_in_nobody_s_way() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let names = ["one", "two", "three"];
+        let [one, two, three] = names.map(|name| cgroups.make(name));
+        let before = addresses(lab);
+        let identities = Identities::new(folder());
+        let added = identities.add(&new_identity(&one, &["10.77.0.1"]));
+        // A mount on the folder of its pins holds it fast.
+        let pins = folder().join(format!("v1/links/{}", added.unwrap().cgroup_id));
+        lab.run(&format!("mount --bind {0} {0}", pins.display()));
+        identities.add(&new_identity(&two, &["10.77.0.2"])).unwrap();
+        for cgroup in [&one, &two] {
+            std::fs::remove_dir(cgroup).unwrap();
+        }
+        let mut repaired = identities.repair().unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while repaired.ended.is_empty() {
+            assert!(Instant::now() < deadline, "{repaired:?}");
+            std::thread::sleep(Duration::from_millis(20));
+            repaired = identities.repair().unwrap();
+        }
+        assert_eq!(repaired.ended, ["two"]);
+        let said = identities.repair().unwrap().failures.join("; ");
+        assert!(
+            said.contains("identity one") && said.contains("v1/links"),
+            "{said}"
+        );
+        identities
+            .add(&new_identity(&three, &["10.77.0.3"]))
+            .unwrap();
+        identities.remove("three").unwrap();
+        lab.run(&format!("umount {}", pins.display()));
+        assert_eq!(identities.repair().unwrap().failures, [""; 0]);
+        assert_eq!(identities.list().unwrap(), []);
+        assert_eq!(addresses(lab), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn traffic_and_refusals_are_counted() {
     lab::run_within(DEADLINE, |lab| {
         let _wire = stage::wire(lab);

@@ -11,6 +11,7 @@ use sandwire_identity::{Allowed, Error, FOLDER, Identities, Identity, NewIdentit
 use crate::{
     Context,
     failure::{Failure, Outcome},
+    output::note,
 };
 
 /// What to do with identities.
@@ -141,6 +142,10 @@ fn add(context: &Context, arguments: AddArguments) -> Outcome {
 fn list(context: &Context, arguments: &FolderArguments) -> Outcome {
     const OPERATION: &str = "list identities";
     let identities = arguments.open(OPERATION)?;
+    let repaired = identities.repair().map_err(failure(OPERATION))?;
+    for reason in &repaired.failures {
+        note(reason);
+    }
     let listed = identities.list().map_err(failure(OPERATION))?;
     context.output.answer(&listed, |listed| {
         listed.iter().map(line).collect::<String>()
