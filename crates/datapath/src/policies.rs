@@ -151,13 +151,23 @@ impl Policies {
         if index == 0 || !self.state().taken[index as usize] {
             return Ok(());
         }
-        mark(&self.array, index).store(UNFINISHED, Ordering::Release);
+        self.close(index);
         let belongings = self.belongings_of(index)?;
         self.prefixes.remove_all(&belongings.prefixes)?;
         self.lists.remove_all(&belongings.lists)?;
         self.array.write(index, &Policy::default());
         self.state().taken[index as usize] = false;
         Ok(())
+    }
+
+    /// Makes a policy deny everything, before what it denies is taken from the other maps: whoever still had it
+    /// would be allowed more with each prefix that goes.
+    fn close(&self, index: u32) {
+        let closed = Policy {
+            reserved: UNFINISHED,
+            ..Policy::default()
+        };
+        self.array.write(index, &closed);
     }
 
     fn belongings_of(&self, index: u32) -> Result<Belongings, Error> {
@@ -213,6 +223,11 @@ impl Policies {
     pub(crate) fn prefix_keys(&self) -> Result<Vec<PrefixKey>, Error> {
         let entries = self.prefixes.entries()?.into_iter();
         Ok(entries.map(|(key, _)| key).collect())
+    }
+
+    /// Leaves what a process leaves that is killed while it removes a policy.
+    pub(crate) fn remove_half(&self, policy: PolicyIndex) {
+        self.close(policy.0);
     }
 
     /// Leaves what a process leaves that is killed while it adds a policy.

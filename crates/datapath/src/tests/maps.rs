@@ -16,7 +16,7 @@ use sandwire_testlab::lab;
 use super::{names_in, nic, open, settings};
 use crate::{
     Datapath, Error, NicIndex, PolicyIndex, Settings,
-    abi::{Address, NicFlag, NicState, PrefixKey},
+    abi::{Address, NicFlag, NicState, Policy, PrefixKey},
     policy,
 };
 
@@ -196,6 +196,28 @@ fn netns_what_a_killed_process_wrote_of_a_policy_is_removed() {
         let datapath = open(&settings);
         assert_eq!(datapath.policies.sizes().unwrap(), before);
         assert_eq!(datapath.policies(), [kept]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_policy_that_is_being_removed_denies_while_its_prefixes_are_there() {
+    lab::run(|_| {
+        let settings = settings();
+        let datapath = open(&settings);
+        let policy = datapath.add_policy(&policy_of(10)).unwrap();
+        assert_ne!(datapath.policies.read(policy), Policy::default());
+        datapath.policies.remove_half(policy);
+        let left = datapath.policies.read(policy);
+        assert_eq!((left.flags, left.uplink), (0, 0), "nothing is allowed");
+        assert!(
+            !datapath.policies.is_empty().unwrap(),
+            "and what it denied is there"
+        );
+        drop(datapath);
+        let datapath = open(&settings);
+        assert!(datapath.policies.is_empty().unwrap());
+        assert!(datapath.policies().is_empty());
     });
 }
 
