@@ -104,7 +104,6 @@ pub struct LeaseDetail {
     /// Connections that the slot's namespace tracks now. Absent in the eBPF data paths, which need none.
     pub connections: Option<u32>,
     /// The data path that its packets take.
-    #[serde(default)]
     pub data_path: DataPath,
     /// Why its packets take another data path than its pool asks for, or a part of them does: `xdp` needs
     /// a TAP without offloads and an uplink whose driver has XDP.

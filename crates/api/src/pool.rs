@@ -28,8 +28,8 @@ pub struct PoolSpec {
     /// Kind of slot. Default: `netns`.
     #[serde(default)]
     pub kind: SlotKind,
-    /// Data path. Default: `nft`.
-    #[serde(default)]
+    /// Data path. Default: `auto`.
+    #[serde(default = "default_data_path")]
     pub data_path: DataPath,
     /// Slots to keep ready, beside those that are leased. Default: 8.
     #[serde(default = "default_size")]
@@ -384,6 +384,10 @@ impl Default for PolicySpec {
             route_table: None,
         }
     }
+}
+
+fn default_data_path() -> DataPath {
+    DataPath::Auto
 }
 
 fn default_size() -> u32 {

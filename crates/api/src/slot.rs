@@ -23,11 +23,10 @@ pub enum SlotKind {
 }
 
 /// How packets travel between the slot's TAP and the host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DataPath {
     /// Kernel routing and stateful 1:1 NAT by nftables.
-    #[default]
     Nft,
     /// tc eBPF programs, stateless 1:1 NAT.
     Ebpf,

@@ -14,6 +14,7 @@ mod fleet;
 mod host;
 mod idle;
 mod limit;
+mod pages;
 mod peer;
 mod relay;
 mod role;
@@ -51,6 +52,8 @@ const POLLING: &str = "sandwire_polling";
 const PEER: &str = "vhost_device_vsock";
 const PEER_MANY: &str = "vhost_device_vsock_100_vms";
 const BARE_HOPS: &str = "bare_hops";
+/// The kernel's memory.
+const PAGES: &str = "memory";
 const SPLICE: &str = "relay_splice";
 const COPY: &str = "relay_copy";
 
@@ -270,6 +273,9 @@ fn others(extent: &Extent, record: &mut Record) {
 }
 
 fn limits(extent: &Extent, record: &mut Record) {
+    let (fresh, used) = pages::measure();
+    record.add(PAGES, "fresh_page", "us", &[fresh]);
+    record.add(PAGES, "used_page", "us", &[used]);
     for (case, buffer) in limit::SEND_BUFFERS {
         for (name, write) in WRITES {
             attempt(record, case, |record| {

@@ -30,6 +30,7 @@ instance = "crash"
 name = "web"
 size = 24
 quarantine_seconds = 0
+data_path = "nft"
 addresses = { plan = "prefix", ipv4 = "10.64.0.0/24", ipv6 = "fd00:c10e::/64" }
 "#;
 

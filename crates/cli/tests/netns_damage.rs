@@ -26,6 +26,7 @@ audit_seconds = 1
 [[pool]]
 name = "web"
 size = 2
+data_path = "nft"
 addresses = { plan = "prefix", ipv4 = "10.64.0.0/24", ipv6 = "fd00:c10e::/64" }
 "#;
 const PATIENCE: Duration = Duration::from_secs(60);

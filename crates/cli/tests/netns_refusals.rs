@@ -61,7 +61,7 @@ const POOLS: &[(&str, &str, &[&str])] = &[
         &["9"],
     ),
     (
-        r#"{"name":"b","kind":"host","addresses":{"plan":"prefix","ipv4":"10.65.0.0/24","ipv6":"fd00:2::/64"}}"#,
+        r#"{"name":"b","kind":"host","data_path":"nft","addresses":{"plan":"prefix","ipv4":"10.65.0.0/24","ipv6":"fd00:2::/64"}}"#,
         "unsupported",
         &["ebpf"],
     ),

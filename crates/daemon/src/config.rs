@@ -13,7 +13,11 @@ use std::{
 
 use sandwire_api::{name::Name, pool::PoolSpec};
 use sandwire_datapath::Order;
-use sandwire_slot::{channel::excess_path_bytes, error::PlanError, plan::Plan};
+use sandwire_slot::{
+    channel::excess_path_bytes,
+    error::PlanError,
+    plan::{Plan, choose_data_path},
+};
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -356,6 +360,7 @@ impl Source<'_> {
         channels: Option<&Path>,
         pools: Vec<Spanned<PoolSpec>>,
     ) -> Result<Vec<PoolSpec>, ConfigError> {
+        let mut specs = Vec::with_capacity(pools.len());
         let mut plans: Vec<Plan> = Vec::with_capacity(pools.len());
         for pool in pools {
             let span = pool.span();
@@ -365,7 +370,9 @@ impl Source<'_> {
             if plans.iter().any(|earlier| earlier.spec.name == spec.name) {
                 return Err(refuse("an earlier pool has that name"));
             }
-            let plan = Plan::new(instance, &spec).map_err(|error| refuse(&error.to_string()))?;
+            // Which data path the host can have isn't known yet, and makes no difference to addresses.
+            let planned = choose_data_path(&spec, || true);
+            let plan = Plan::new(instance, &planned).map_err(|error| refuse(&error.to_string()))?;
             let pool = &plan.spec.name;
             let excess = channels.and_then(|base| excess_path_bytes(base, pool, plan.slots_max));
             if let Some(excess) = excess {
@@ -378,8 +385,9 @@ impl Source<'_> {
                 }
             }
             plans.push(plan);
+            specs.push(spec);
         }
-        Ok(plans.into_iter().map(|plan| plan.spec).collect())
+        Ok(specs)
     }
 
     fn invalid(&self, span: Range<usize>, reason: &str) -> ConfigError {
@@ -402,6 +410,8 @@ fn position(text: &str, offset: usize) -> Position {
 
 #[cfg(test)]
 mod tests {
+    use sandwire_api::slot::DataPath;
+
     use super::*;
 
     fn parse(text: &str) -> Result<Config, String> {
@@ -535,6 +545,15 @@ ipv6 = "fd00:c10e::/64"
         let error = parse(&text).unwrap_err();
         assert!(error.starts_with("s.toml:2:1: pool web: "), "{error}");
         assert!(error.contains("15"), "{error}");
+    }
+
+    #[test]
+    fn a_data_path_that_is_left_to_the_host_stays_so_until_a_pool_is_made() {
+        let said = POOL.replace("\"web\"\n", "\"web\"\ndata_path = \"auto\"\n");
+        for text in [POOL, &said] {
+            let config = parse(text).unwrap();
+            assert_eq!(config.pools[0].data_path, DataPath::Auto, "{text}");
+        }
     }
 
     #[test]

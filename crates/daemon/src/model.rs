@@ -241,6 +241,7 @@ pub(crate) fn pool(name: &str, third_byte: u8) -> PoolSpec {
         r#"
 name = "{name}"
 size = 4
+data_path = "nft"
 guest = {{ ipv6 = "" }}
 addresses = {{ plan = "prefix", ipv4 = "10.64.{third_byte}.0/24" }}
 access = [

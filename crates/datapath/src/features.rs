@@ -8,6 +8,9 @@ use std::{
 use sandwire_kernel_net::{
     bpf::{self, BPF_TCX_INGRESS, ProgramType, instruction},
     interface::InterfaceIndex,
+    netlink::{Request, Socket},
+    netns::Home,
+    tc,
 };
 
 use crate::{Error, sys};
@@ -58,12 +61,58 @@ pub fn probe() -> Result<Features, Error> {
     })
 }
 
+/// Tries whether interfaces can have a filter: on the loopback of a namespace that nobody else knows and that goes at
+/// once. The kernel has what that takes in modules, which may be missing.
+///
+/// # Errors
+/// Names what is missing.
+pub(crate) fn check_filters() -> Result<(), Error> {
+    let program = load(&[move_number(0, 0), EXIT]).map_err(|source| unsupported(&source))?;
+    let _inside = Home::here()?.unshare()?;
+    let mut socket = Socket::route()?;
+    let mut request = Request::new();
+    tc::add_clsact(&mut request, LOOPBACK);
+    let qdisc = "load the module sch_ingress (CONFIG_NET_SCH_INGRESS), or use the data path nft";
+    let failed = |reason, remedy| move |source| lacks_filters(reason, &source, remedy);
+    socket
+        .execute(request)
+        .map_err(failed("no filters on interfaces", qdisc))?;
+    let place = tc::Place {
+        interface: LOOPBACK,
+        hook: tc::Hook::Ingress,
+        priority: 1,
+        handle: 1,
+    };
+    let filter = tc::Filter {
+        place,
+        class_id: None,
+        program: program.as_fd(),
+        name: "sandwire_probe",
+    };
+    let mut request = Request::new();
+    filter.add(&mut request);
+    let classifier = "load the module cls_bpf (CONFIG_NET_CLS_BPF), or use the data path nft";
+    socket
+        .execute(request)
+        .map_err(failed("no filters that are eBPF programs", classifier))
+}
+
+fn lacks_filters(what: &str, source: &sandwire_kernel_net::Error, remedy: &'static str) -> Error {
+    Error::Unsupported {
+        reason: format!("this kernel has {what}: {source}"),
+        remedy,
+    }
+}
+
 /// Whether the loaded program of this number is ours for TAPs, which leaves the packets of impaired leases to tc.
 #[must_use]
 pub fn is_own_xdp(program: u32) -> bool {
     let mut loaded = aya::programs::loaded_programs().flatten();
     loaded.any(|found| found.id() == program && found.name_as_str() == Some("from_guest_xdp"))
 }
+
+/// The first interface of each namespace.
+const LOOPBACK: InterfaceIndex = InterfaceIndex(1);
 
 /// No interface has this number.
 const NOBODY: InterfaceIndex = InterfaceIndex(i32::MAX.cast_unsigned());
@@ -163,5 +212,6 @@ mod tests {
         assert_eq!(returned(&checksum_replace(1 << 20)), Some(-libc::EINVAL));
         assert_eq!(returned(&fib_lookup(1 << 20)), Some(-libc::EINVAL));
         probe().expect("root may load programs");
+        check_filters().expect("this kernel has filters");
     }
 }

@@ -232,6 +232,7 @@ impl Datapath {
     pub fn open(settings: &Settings) -> Result<Opened, Error> {
         settings.check()?;
         let features = features::probe()?;
+        features::check_filters()?;
         let folder = &settings.folder;
         find_bpffs(folder, settings.mount)?;
         let sizes = sizes(settings);

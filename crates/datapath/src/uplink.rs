@@ -278,7 +278,8 @@ impl Datapath {
         let mut request = Request::new();
         tc::add_clsact(&mut request, spot.index);
         match socket.execute(request) {
-            Err(error) if error.is_missing() => return Ok(Found::NoInterface),
+            // Anything else that is missing would be the kernel's: a kind of qdisc.
+            Err(error) if error.errno() == Some(libc::ENODEV) => return Ok(Found::NoInterface),
             // Ours from before, or somebody else's: it serves either way.
             Err(error) if error.is_existing() => {}
             other => other?,

@@ -357,7 +357,7 @@ mod tests {
 
     fn plan(kind: VsockKind) -> ChannelPlan {
         let spec = serde_json::from_str(
-            r#"{"name": "web", "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"},
+            r#"{"name": "web", "data_path": "nft", "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"},
                 "guest": {"ipv6": ""}}"#,
         )
         .unwrap();

@@ -22,7 +22,7 @@ mod guest;
 pub mod names;
 mod policy;
 
-pub use policy::check_policy;
+pub use policy::{check_policy, choose_data_path};
 
 /// Number of a slot in its pool, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -28,8 +28,8 @@ pub(super) const SEND_BUFFERS: [(&str, Option<usize>); 3] = [
     ("unix_socket_4m", Some(4 << 20)),
 ];
 
-/// The fastest of them with a reader whose memory is as large as the receive buffers of many guests together: what
-/// any backend loses to caches, however it works.
+/// A pair whose reader has as much memory as the receive buffers of many guests together, for comparison with
+/// them: none of it is in a cache when it is written to.
 pub(super) const SPREAD: &str = "unix_socket_4m_into_100_mib";
 /// That memory: 256 buffers of 4 KiB for each of 100 guests.
 pub(super) const SPREAD_BYTES: usize = 100 << 20;

@@ -21,7 +21,7 @@ fn open(folder: &Path) -> Result<(Journal, Contents), JournalError> {
 
 fn pool() -> PoolSpec {
     serde_json::from_str(
-        r#"{"name": "web", "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"},
+        r#"{"name": "web", "data_path": "nft", "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"},
             "guest": {"ipv6": ""}}"#,
     )
     .unwrap()

@@ -2,8 +2,8 @@
 
 use sandwire_api::{
     policy::{LimitSpec, RateLimit},
-    pool::PolicySpec,
-    slot::DataPath,
+    pool::{PolicySpec, PoolSpec},
+    slot::{DataPath, SlotKind},
 };
 
 use super::checks::check_range;
@@ -45,6 +45,25 @@ pub fn check_policy(policy: &PolicySpec, data_path: DataPath) -> Result<(), Plan
         }
     }
     Ok(())
+}
+
+/// Settings with `auto` replaced by a data path: eBPF where the host has it, of which `has_ebpf` is asked, and `nft`
+/// elsewhere. Host slots, and policies that nft can't keep, have no other than eBPF: then nobody is asked, and
+/// its absence is an error of its own.
+#[must_use]
+pub fn choose_data_path(spec: &PoolSpec, has_ebpf: impl FnOnce() -> bool) -> PoolSpec {
+    let mut chosen = spec.clone();
+    if spec.data_path != DataPath::Auto {
+        return chosen;
+    }
+    let needs_ebpf =
+        spec.kind != SlotKind::Netns || check_policy(&spec.policy, DataPath::Nft).is_err();
+    chosen.data_path = if needs_ebpf || has_ebpf() {
+        DataPath::Ebpf
+    } else {
+        DataPath::Nft
+    };
+    chosen
 }
 
 fn refuse_what_nft_lacks(policy: &PolicySpec) -> Result<(), PlanError> {

@@ -9,11 +9,12 @@ fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
-/// A pool from what differs from the defaults, as JSON.
+/// A pool from what differs from the defaults, as JSON, on a host without eBPF.
 fn spec(addresses: &str, more: &str) -> PoolSpec {
     let comma = if more.is_empty() { "" } else { "," };
     let text = format!(r#"{{"name": "web", "addresses": {addresses}{comma} {more}}}"#);
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"))
+    let spec = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+    choose_data_path(&spec, || false)
 }
 
 fn plan(addresses: &str, more: &str) -> Plan {
@@ -204,11 +205,11 @@ fn the_firecracker_scheme_takes_ipv6_from_a_prefix() {
 fn what_does_not_go_together_is_refused_with_the_reason() {
     let ebpf = |more: &str| format!(r#""data_path": "ebpf", {more}"#);
     let host = |more: &str| format!(r#""kind": "host", "data_path": "ebpf", {more}"#);
-    let policy = |field: &str| format!(r#""policy": {{{field}}}"#);
+    let policy = |field: &str| format!(r#""data_path": "nft", "policy": {{{field}}}"#);
     for (addresses, more, text) in [
         (
             DUAL,
-            r#""kind": "host""#.to_owned(),
+            r#""kind": "host", "data_path": "nft""#.to_owned(),
             "kind = host needs data_path = ebpf",
         ),
         (

@@ -13,7 +13,7 @@ fn name(text: &str) -> Name {
 
 fn plan() -> Plan {
     let spec = serde_json::from_str(
-        r#"{"name": "web", "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"},
+        r#"{"name": "web", "data_path": "nft", "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"},
             "guest": {"ipv6": ""}}"#,
     );
     Plan::new(&name("default"), &spec.unwrap()).unwrap()

@@ -15,7 +15,7 @@ use sandwire_api::{
 use super::{PoolEntry, Shared, Slots, State, policies::Held};
 use crate::{
     error::ServiceError,
-    plan::{Plan, check_policy},
+    plan::{Plan, check_policy, choose_data_path},
     pool::{Pool, SlotState},
 };
 
@@ -87,21 +87,15 @@ impl Slots {
         self.create_pool(spec)
     }
 
-    /// Settings with `auto` replaced by the data path that this host can have. Host slots, and policies
-    /// that nft can't keep, have no other than eBPF: then its absence is an error of its own.
+    /// Settings with `auto` replaced by the data path that this host can have.
     fn choose_data_path(&self, spec: &PoolSpec) -> PoolSpec {
-        let mut chosen = spec.clone();
-        if spec.data_path != DataPath::Auto {
-            return chosen;
-        }
-        chosen.data_path = DataPath::Ebpf;
-        let needs_ebpf =
-            spec.kind == SlotKind::Host || check_policy(&spec.policy, DataPath::Nft).is_err();
-        if !needs_ebpf && let Err(error) = self.shared.network.check_ebpf() {
-            tracing::warn!(pool = %spec.name, %error, "no eBPF data path here: the pool uses nft");
-            chosen.data_path = DataPath::Nft;
-        }
-        chosen
+        choose_data_path(spec, || match self.shared.network.check_ebpf() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(pool = %spec.name, %error, "no eBPF data path here: the pool uses nft");
+                false
+            }
+        })
     }
 
     /// Changes policy, data path and size under leases. Only eBPF has policies that change live, so that

@@ -197,10 +197,10 @@ fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
-/// A pool of at most 13 slots with interfaces of both families, resting for 3 s.
+/// A pool of the nft data path with at most 13 slots, with interfaces of both families, resting for 3 s.
 fn spec(pool: &str, size: u32) -> PoolSpec {
     let text = format!(
-        r#"{{"name": "{pool}", "size": {size},
+        r#"{{"name": "{pool}", "size": {size}, "data_path": "nft",
              "addresses": {{"plan": "prefix", "ipv4": "10.64.0.0/28", "ipv6": "fd00:c10e::/64"}}}}"#
     );
     serde_json::from_str(&text).unwrap()

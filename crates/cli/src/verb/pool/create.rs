@@ -55,7 +55,7 @@ struct Settings {
     #[arg(long, value_parser = words::<SlotKind>(&["netns", "host"]))]
     kind: Option<SlotKind>,
 
-    /// Data path [default: nft].
+    /// Data path [default: auto].
     #[arg(long, value_parser = words::<DataPath>(&["auto", "nft", "ebpf", "xdp"]))]
     data_path: Option<DataPath>,
 
