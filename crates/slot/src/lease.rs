@@ -78,6 +78,7 @@ impl LeaseRecord {
             vsock: channel.map(ChannelPlan::to_api),
             // The slot service knows nothing of it.
             impairment: None,
+            attached: None,
         }
     }
 }

@@ -120,6 +120,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         policy,
         process: arguments.process,
         vsock: arguments.vsock.request(&operation)?,
+        attach: None,
     };
     let acquired = context
         .client()

@@ -299,6 +299,7 @@ pub(crate) mod tests {
             }],
             vsock: None,
             impairment: None,
+            attached: None,
         }
     }
 

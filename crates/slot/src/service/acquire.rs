@@ -53,6 +53,16 @@ impl Slots {
     ) -> Result<Acquired, ServiceError> {
         let begun = Instant::now();
         let shared = &self.shared;
+        if let Some(attach) = &request.attach {
+            return Err(ServiceError::Invalid {
+                field: "attach.netns",
+                value: attach.netns.display().to_string(),
+                reason: format!(
+                    "the slots of pool '{}' have namespaces of their own",
+                    request.pool
+                ),
+            });
+        }
         shared.check_channel(caller, request)?;
         let held = shared.hold_own_policy(caller, request)?;
         let asked = Asked {
