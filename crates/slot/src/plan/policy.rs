@@ -48,7 +48,7 @@ pub fn check_policy(policy: &PolicySpec, data_path: DataPath) -> Result<(), Plan
 }
 
 /// Settings with `auto` replaced by a data path: eBPF where the host has it, of which `has_ebpf` is asked, and `nft`
-/// elsewhere. Host slots, and policies that nft can't keep, have no other than eBPF: then nobody is asked, and
+/// elsewhere. Host and container slots, and policies that nft can't keep, have no other than eBPF: then nobody is asked, and
 /// its absence is an error of its own.
 #[must_use]
 pub fn choose_data_path(spec: &PoolSpec, has_ebpf: impl FnOnce() -> bool) -> PoolSpec {

@@ -15,7 +15,7 @@ use sandwire_api::{
 use super::{PoolEntry, Shared, Slots, State, policies::Held};
 use crate::{
     error::ServiceError,
-    plan::{Plan, check_policy, choose_data_path},
+    plan::{Plan, choose_data_path},
     pool::{Pool, SlotState},
 };
 
