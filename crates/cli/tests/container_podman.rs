@@ -60,6 +60,13 @@ impl World {
         assert_eq!(said["conflist_written"], true, "{said}");
     }
 
+    /// A network with a chain of plugins.
+    fn add_network(&self, name: &str, plugins: &[Value]) {
+        let conflist = json!({ "cniVersion": "1.0.0", "name": name, "plugins": plugins });
+        let path = self.podman.networks().join(format!("20-{name}.conflist"));
+        fs::write(path, conflist.to_string()).unwrap();
+    }
+
     fn create_pool(&self) {
         let pool = json!({
             "name": "containers",
@@ -270,6 +277,57 @@ fn containers_go_on_without_the_daemon_and_what_was_missed_is_collected() {
         assert!(world.reaches("b", &ipv4));
         world.podman.run("rm -f -t 0 a b").unwrap();
         world.end(lab, &before);
+    });
+}
+
+#[test]
+#[ignore = "needs root and podman: cargo xtask test container"]
+fn chains_with_the_reference_plugins_hold() {
+    lab::run_within(5 * MINUTE, |lab| {
+        let world = World::start(lab);
+        world.create_pool();
+        world.let_talk(true);
+        let ours = network(&world.daemon, "blue")["plugins"][0].clone();
+        let tuning = json!({ "type": "tuning", "sysctl": { "net.core.somaxconn": "499" } });
+        world.add_network("tuned", &[ours.clone(), tuning]);
+        let ranges = json!([[{ "subnet": "10.1.0.0/24" }]]);
+        let folder = world.podman.rootfs().join("../host-local");
+        let bridge = json!({
+            "type": "bridge", "bridge": "cni0", "isGateway": true,
+            "ipam": { "type": "host-local", "dataDir": folder, "ranges": ranges,
+                "routes": [{ "dst": "0.0.0.0/0" }] },
+        });
+        let mut later = ours;
+        later["interface"] = "net1".into();
+        later["routes"] = json!([{ "dst": "10.64.0.0/24" }]);
+        later["capabilities"] = json!({});
+        world.add_network("both", &[bridge, later]);
+
+        world
+            .podman
+            .start("first", "--network tuned", "/bin/httpd -f -p 80 -h /www")
+            .unwrap();
+        fs::write(world.podman.rootfs().join("www/index.html"), "hello").unwrap();
+        let backlog = world
+            .podman
+            .run("exec first /bin/cat /proc/sys/net/core/somaxconn");
+        assert_eq!(backlog.unwrap().trim(), "499");
+        let address = world.podman.networks_of("first").unwrap()["tuned"]["IPAddress"].clone();
+        let address = address.as_str().unwrap();
+
+        world
+            .podman
+            .start("second", "--network both", "/bin/sleep 1000")
+            .unwrap();
+        let routes = world.podman.run("exec second /bin/ip route").unwrap();
+        assert!(routes.contains("default via 10.1.0.1 dev eth0"), "{routes}");
+        assert!(
+            routes.contains("10.64.0.0/24 via 169.254.1.1 dev net1"),
+            "{routes}"
+        );
+        assert!(world.reaches("second", address));
+        world.podman.run("rm -f -t 0 first second").unwrap();
+        world.wait_no_leases();
     });
 }
 

@@ -63,6 +63,14 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The daemon can't do what the configuration asks for.
+    #[error("cannot {operation}: {source}")]
+    Unfit {
+        /// What was asked of it.
+        operation: String,
+        /// What came back.
+        source: ClientError,
+    },
     /// The daemon is not there, or not able right now.
     #[error("cannot {operation}: {source}")]
     TryAgain {
@@ -149,7 +157,7 @@ impl Error {
             Self::InvalidEnvironment { .. } => 4,
             Self::Input { .. } => 5,
             Self::Undecodable { .. } | Self::TooLong => 6,
-            Self::InvalidConfig { .. } => 7,
+            Self::InvalidConfig { .. } | Self::Unfit { .. } => 7,
             Self::TryAgain { .. } => 11,
             Self::Unavailable { .. } => 50,
             Self::Impaired { .. } => 51,
@@ -171,7 +179,7 @@ impl Error {
             Self::InvalidEnvironment { .. } => "invalid environment variable",
             Self::Input { .. } => "I/O failure",
             Self::Undecodable { .. } | Self::TooLong => "undecodable network configuration",
-            Self::InvalidConfig { .. } => "invalid network configuration",
+            Self::InvalidConfig { .. } | Self::Unfit { .. } => "invalid network configuration",
             Self::TryAgain { .. } => "try again later",
             Self::Unavailable { .. } => "the plugin is not available",
             Self::Impaired { .. } => {

@@ -193,10 +193,7 @@ fn take_back(client: &Blocking, lease: &Name) {
 fn of_pool(operation: String, source: ClientError) -> Error {
     match source.code() {
         Some(ErrorCode::InvalidRequest | ErrorCode::NotFound | ErrorCode::Unsupported) => {
-            Error::InvalidConfig {
-                key: "the daemon refuses it".to_owned(),
-                reason: source.to_string(),
-            }
+            Error::Unfit { operation, source }
         }
         _ => Error::of_client(operation, source),
     }
