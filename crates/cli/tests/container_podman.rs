@@ -8,8 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::Result;
 use sandwire_testlab::{
     host::{self, Beyond},
+    http,
     lab::{self, Lab},
     podman::Podman,
     sandwire::{self, Daemon},
@@ -105,14 +107,18 @@ impl World {
 
     /// Whether a container gets another one's page.
     fn reaches(&self, from: &str, address: &str) -> bool {
-        let url = if address.contains(':') {
-            format!("http://[{address}]/")
-        } else {
-            format!("http://{address}/")
-        };
-        let line = format!("exec {from} /bin/wget -q -T 2 -O - {url}");
+        let line = format!("exec {from} /bin/get {address} 80 2");
         let output = self.podman.output(&line).unwrap();
-        output.status.success() && output.stdout == b"hello"
+        output.status.success() && output.stdout.ends_with(b"hello")
+    }
+
+    /// What the world beyond the host gets of the host's port.
+    fn from_beyond(&self, port: u16) -> Result<String> {
+        self.beyond.inside(|| {
+            let host = host::HOST_IPV4.into();
+            let answer = http::request(host, port, "GET", "/", None, Duration::from_secs(20))?;
+            Ok(answer.body)
+        })
     }
 
     fn leases(&self) -> Vec<Value> {
@@ -173,11 +179,8 @@ fn two_containers_reach_each_other_when_policy_says_so_and_not_before() {
         world.let_talk(false);
         assert!(!world.reaches("b", &ipv4) && !world.reaches("b", &ipv6));
         // Out of the host, behind its address.
-        let url = format!("http://{}/", host::BEYOND_IPV4);
-        let said = world
-            .podman
-            .run(&format!("exec a /bin/wget -q -T 20 -O - {url}"))
-            .unwrap();
+        let get = format!("exec a /bin/get {} 80 20", host::BEYOND_IPV4);
+        let said = world.podman.run(&get).unwrap();
         assert!(said.contains(&host::HOST_IPV4.to_string()), "{said}");
 
         world.podman.run("rm -f -t 0 a b").unwrap();
@@ -193,9 +196,7 @@ fn a_port_is_published_for_as_long_as_the_container_lives() {
         let before = lab.snapshot();
         world.create_pool();
         world.start_web("a", "-p 8080:80");
-        let url = format!("http://{}:8080/", host::HOST_IPV4);
-        let get = format!("busybox wget -q -T 20 -O - {url}");
-        assert_eq!(world.beyond.run(&get).unwrap(), "hello");
+        assert_eq!(world.from_beyond(8080).unwrap(), "hello");
         // The port is taken: the container doesn't come up, and leaves nothing.
         let refused = world
             .podman
@@ -205,7 +206,7 @@ fn a_port_is_published_for_as_long_as_the_container_lives() {
         assert_eq!(world.leases().len(), 1);
         world.podman.run("rm -f -t 0 a").unwrap();
         world.podman.output("rm -f -t 0 b").unwrap();
-        assert!(world.beyond.run(&get).is_err());
+        assert!(world.from_beyond(8080).is_err());
         world.end(lab, &before);
     });
 }

@@ -6,7 +6,7 @@
 
 use std::{
     fs,
-    os::unix::fs::symlink,
+    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
@@ -19,8 +19,11 @@ use crate::{command, lab::Lab};
 
 /// Programs of busybox that containers find on their PATH.
 const APPLETS: [&str; 10] = [
-    "cat", "echo", "httpd", "ip", "nc", "ping", "sh", "sleep", "wget", "true",
+    "cat", "echo", "httpd", "ip", "nc", "ping", "printf", "sh", "sleep", "true",
 ];
+/// `get ADDRESS PORT SECONDS`: an HTTP answer with its head. Not wget, since a static glibc's getservbyname, which it calls,
+/// crashes without its libraries.
+const GET: &str = "#!/bin/sh\nprintf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w \"$3\" \"$1\" \"$2\"\n";
 /// Where Debian has the reference plugins.
 pub const REFERENCE_PLUGINS: &str = "/usr/lib/cni";
 
@@ -49,6 +52,9 @@ impl Podman {
         for applet in APPLETS {
             symlink("busybox", podman.rootfs().join("bin").join(applet))?;
         }
+        let get = podman.rootfs().join("bin/get");
+        fs::write(&get, GET)?;
+        fs::set_permissions(&get, fs::Permissions::from_mode(0o755))?;
         if Path::new("/sys/fs/cgroup").is_dir() {
             let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
             mount("none", "/sys/fs/cgroup", "tmpfs", flags, None).context("hide the cgroups")?;
