@@ -123,6 +123,21 @@ const PACKAGES: &[Package] = &[
         "user space of the guests",
     ),
     package(
+        "podman",
+        Sign::Program("podman"),
+        "a real container runtime for the CNI plugin",
+    ),
+    package(
+        "crun",
+        Sign::Program("crun"),
+        "starts podman's containers without cgroups",
+    ),
+    package(
+        "containernetworking-plugins",
+        Sign::File("/usr/lib/cni/bridge"),
+        "the reference plugins: in chains with ours, and beside it in the benchmark",
+    ),
+    package(
         "cpio",
         Sign::Program("cpio"),
         "the tests' second opinion on the guests' initramfs",

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 
 use crate::{
-    clones, engine, extent, forward, impair, private_host,
+    clones, cni, engine, extent, forward, impair, private_host,
     record::Record,
     report,
     slots::{self, Case, Sizes},
@@ -43,6 +43,8 @@ enum Suite {
     Engine(EngineArguments),
     /// Whether impaired packets leave when they should, and what they take of memory. Needs root.
     Impair(ImpairArguments),
+    /// How long a container runtime waits for the CNI plugin, one container at a time and thirty at once. Needs root.
+    Cni(CniArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -188,6 +190,22 @@ struct ImpairArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+struct CniArguments {
+    /// Few containers: a first impression, no basis for comparisons.
+    #[arg(long)]
+    quick: bool,
+    /// Containers that come one by one. Default: 100.
+    #[arg(long, value_name = "NUMBER")]
+    containers: Option<u32>,
+    /// Rounds of thirty containers at once. Default: 10.
+    #[arg(long, value_name = "NUMBER")]
+    rounds: Option<u32>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
     #[arg(required = true, value_name = "FILE")]
@@ -248,6 +266,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Suite::Impair(arguments) => arguments.in_private_host,
+        Suite::Cni(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -263,6 +282,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Vsock(arguments) => vsock::run(&arguments.extent, &arguments.peer()?)?,
         Suite::Engine(arguments) => engine::run(&arguments.extent)?,
         Suite::Impair(arguments) => impair::run(&arguments.extent)?,
+        Suite::Cni(arguments) => cni::run(arguments.sizes())?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {
@@ -326,6 +346,20 @@ impl ClonesArguments {
             "there can't be more active guests than endpoints, nor more endpoints than slots"
         );
         Ok(sizes)
+    }
+}
+
+impl CniArguments {
+    fn sizes(&self) -> cni::Sizes {
+        let defaults = if self.quick {
+            cni::Sizes::QUICK
+        } else {
+            cni::Sizes::FULL
+        };
+        cni::Sizes {
+            containers: self.containers.unwrap_or(defaults.containers),
+            rounds: self.rounds.unwrap_or(defaults.rounds),
+        }
     }
 }
 

@@ -14,6 +14,7 @@ pub mod statistics;
 mod daemon_process;
 
 mod clones;
+mod cni;
 mod cpu;
 mod engine;
 mod extent;

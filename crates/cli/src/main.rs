@@ -60,6 +60,13 @@ struct Context {
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
+    // A runtime starts a process per container: it gets by without the tree of verbs.
+    if arguments
+        .first()
+        .is_some_and(|name| sandwire_cni::is_plugin(name))
+    {
+        return verb::cni::run_plugin();
+    }
     match Arguments::try_parse_from(&arguments) {
         Ok(arguments) => {
             let context = Context {

@@ -3,6 +3,7 @@
 mod acquire;
 mod bench;
 mod cleanup;
+pub(crate) mod cni;
 mod completion;
 mod daemon;
 mod doctor;
@@ -68,6 +69,8 @@ pub(crate) enum Verb {
     /// Give the sockets of a cgroup addresses of their own in the host's namespace.
     #[command(subcommand)]
     Identity(identity::Verb),
+    /// Be the CNI plugin, as container runtimes start it under the name sandwire-cni, or install it.
+    Cni(cni::Arguments),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
@@ -99,6 +102,7 @@ impl Verb {
             Self::Forward(arguments) => forward::run(context, &arguments),
             Self::Lab(verb) => lab::run(context, verb),
             Self::Identity(verb) => identity::run(context, verb),
+            Self::Cni(arguments) => cni::run(context, arguments),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Cleanup(arguments) => cleanup::run(context, &arguments),

@@ -23,6 +23,20 @@ pub fn missing_for_namespaces() -> Option<String> {
         })
 }
 
+/// Why tests with containers can't run here.
+#[must_use]
+pub fn missing_for_containers() -> Option<String> {
+    missing_for_namespaces()
+        .or_else(|| missing_programs(&["podman", "crun", "conmon", "busybox"]))
+        .or_else(|| missing_file("/usr/lib/cni/bridge"))
+        .or_else(|| {
+            let version = command::run("podman --version").unwrap_or_default();
+            // Later ones have other networks only.
+            let has_cni = version.contains("version 4.");
+            (!has_cni).then(|| format!("{} has no CNI back end", version.trim()))
+        })
+}
+
 /// Why tests with user-mode Linux guests can't run here.
 #[must_use]
 pub fn missing_for_user_mode_linux() -> Option<String> {

@@ -8,6 +8,8 @@
 //!
 //! [`other_program`] is an eBPF program that somebody else put on an interface.
 //!
+//! [`podman`] runs real containers.
+//!
 //! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes; [`iperf3`] runs
 //! that program.
 //!
@@ -25,6 +27,7 @@ pub mod lab;
 pub mod namespace;
 pub mod other_program;
 pub mod pinger;
+pub mod podman;
 pub mod sandwire;
 pub mod snapshot;
 pub mod traffic;

@@ -15,13 +15,21 @@ pub(crate) enum Tier {
     Fuzz,
     /// Needs root, for private namespaces.
     Netns,
+    /// Needs root and podman, for containers of a real runtime.
+    Container,
     /// Needs root, QEMU and user-mode Linux, for real guests.
     Guest,
 }
 
 impl Tier {
     /// Every tier, in the order in which they run.
-    pub(crate) const ALL: [Self; 4] = [Self::Unit, Self::Fuzz, Self::Netns, Self::Guest];
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Unit,
+        Self::Fuzz,
+        Self::Netns,
+        Self::Container,
+        Self::Guest,
+    ];
 
     /// The tier's name on the command line and in reasons of `#[ignore]`.
     pub(crate) fn name(self) -> &'static str {
@@ -29,6 +37,7 @@ impl Tier {
             Self::Unit => "unit",
             Self::Fuzz => "fuzz",
             Self::Netns => "netns",
+            Self::Container => "container",
             Self::Guest => "guest",
         }
     }
@@ -40,6 +49,7 @@ impl Tier {
             Self::Unit => 18,
             Self::Fuzz => 10,
             Self::Netns => 12,
+            Self::Container => 10,
             Self::Guest => 15,
         };
         Duration::from_secs(60 * minutes)
@@ -57,6 +67,7 @@ impl Tier {
             Self::Unit => (command::find("cc").is_none()).then(|| "no cc".to_owned()),
             Self::Fuzz => (command::find("c++").is_none()).then(|| "no c++".to_owned()),
             Self::Netns => capabilities::missing_for_namespaces(),
+            Self::Container => capabilities::missing_for_containers(),
             Self::Guest => capabilities::missing_for_user_mode_linux()
                 .or_else(capabilities::missing_for_qemu)
                 .or_else(capabilities::missing_for_systemd),

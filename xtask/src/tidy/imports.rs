@@ -9,6 +9,7 @@ use crate::workspace::Package;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("sandwire-api", &[]),
     ("sandwire-bpf-compiler", &[]),
+    ("sandwire-cni", &["sandwire-api"]),
     ("sandwire-engine", &["sandwire-kernel-net"]),
     ("sandwire-kernel-net", &[]),
     ("sandwire-impair", &["sandwire-api", "sandwire-engine"]),
@@ -71,6 +72,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "sandwire-api",
             "sandwire-bench",
+            "sandwire-cni",
             "sandwire-daemon",
             "sandwire-datapath",
             "sandwire-engine",

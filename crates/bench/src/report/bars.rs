@@ -63,6 +63,8 @@ const RATIOS: &[(&str, Bound)] = &[
     ("delay_error_p99_us_polling", AtMost(100.0)),
     ("rate_error_percent", AtMost(1.0)),
     ("link_memory_vs_in_flight", AtMost(2.0)),
+    ("cni_add_p50_ms", AtMost(5.0)),
+    ("cni_add_30_p50_ms", AtMost(50.0)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.

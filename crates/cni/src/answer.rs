@@ -1,0 +1,100 @@
+//! Results, in the version of the specification that was asked for, and what of them comes back as `prevResult`.
+
+use ipnet::IpNet;
+use sandwire_api::attach::{Attached, InterfaceName};
+use serde_json::{Map, Value, json};
+
+use crate::version::Version;
+
+/// The result of an `ADD`: what the plugins before had, and what was attached now.
+pub(crate) fn of_add(
+    version: Version,
+    attached: &Attached,
+    dns: Map<String, Value>,
+    previous: Option<Map<String, Value>>,
+) -> String {
+    let mut result = previous.unwrap_or_default();
+    result.insert("cniVersion".to_owned(), version.as_str().into());
+    let interfaces = list_of(&mut result, "interfaces");
+    interfaces.push(json!({ "name": attached.host_interface }));
+    let index = interfaces.len();
+    interfaces.push(interface(version, attached));
+    let addresses = attached.addresses.iter().map(|one| {
+        let mut entry = json!({
+            "interface": index,
+            "address": one.address,
+            "gateway": one.gateway,
+        });
+        if version == Version::V0_4 {
+            let family = if one.address.addr().is_ipv4() {
+                "4"
+            } else {
+                "6"
+            };
+            entry["version"] = family.into();
+        }
+        entry
+    });
+    list_of(&mut result, "ips").extend(addresses);
+    let routes = attached.routes.iter();
+    list_of(&mut result, "routes")
+        .extend(routes.map(|route| json!({ "dst": route.destination, "gw": route.gateway })));
+    if !dns.is_empty() || !result.contains_key("dns") {
+        result.insert("dns".to_owned(), Value::Object(dns));
+    }
+    format!("{:#}\n", Value::Object(result))
+}
+
+fn interface(version: Version, attached: &Attached) -> Value {
+    let mut entry = json!({
+        "name": attached.interface,
+        "mac": attached.mac,
+        "sandbox": attached.netns,
+    });
+    if version >= Version::V1_1 {
+        entry["mtu"] = attached.mtu.into();
+    }
+    entry
+}
+
+/// A list of the result. Whatever else stands there is no list of ours to add to.
+fn list_of<'a>(result: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Value> {
+    let value = result.entry(key).or_insert(Value::Null);
+    if !value.is_array() {
+        *value = Value::Array(Vec::new());
+    }
+    match value {
+        Value::Array(list) => list,
+        _ => unreachable!("it has just been made a list"),
+    }
+}
+
+/// What a `prevResult` says of an interface in a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Recorded {
+    /// Its Ethernet address, as text.
+    pub(crate) mac: Option<String>,
+    /// Its addresses.
+    pub(crate) addresses: Vec<IpNet>,
+}
+
+/// Finds an interface of a container in a `prevResult`.
+pub(crate) fn recorded(result: &Map<String, Value>, name: &InterfaceName) -> Option<Recorded> {
+    let interfaces = result.get("interfaces")?.as_array()?;
+    let is_it = |entry: &Value| {
+        let is_inside = entry["sandbox"]
+            .as_str()
+            .is_some_and(|path| !path.is_empty());
+        is_inside && entry["name"] == name.as_str()
+    };
+    let index = interfaces.iter().position(is_it)?;
+    let addresses = result.get("ips").and_then(Value::as_array);
+    let addresses = addresses.into_iter().flatten();
+    let of_it = addresses.filter(|entry| entry["interface"].as_u64() == Some(index as u64));
+    Some(Recorded {
+        mac: interfaces[index]["mac"].as_str().map(str::to_owned),
+        addresses: of_it
+            .filter_map(|entry| entry["address"].as_str()?.parse().ok())
+            .collect(),
+    })
+}

@@ -1,0 +1,145 @@
+//! `CHECK`: compares what `ADD` said, `prevResult`, with what the daemon finds in the kernel.
+//!
+//! A later plugin may have changed routes, so routes are the daemon's business alone: it wants those that it made to lead
+//! somewhere, and minds no others.
+
+use sandwire_api::{
+    client::{Blocking, ClientError},
+    error::ErrorCode,
+    name::Name,
+};
+
+use crate::{
+    answer::{self, Recorded},
+    environment::Attachment,
+    error::Error,
+    network::{Network, PREVIOUS_RESULT},
+    wish::{self, Wish},
+};
+
+/// What has to be so.
+pub(crate) struct Expectation {
+    lease: Name,
+    wish: Wish,
+    recorded: Recorded,
+}
+
+/// Reads a configuration with the result of its `ADD`.
+pub(crate) fn expectation(
+    network: &Network,
+    attachment: &Attachment,
+) -> Result<Expectation, Error> {
+    let missing = |reason: String| Error::InvalidConfig {
+        key: PREVIOUS_RESULT.to_owned(),
+        reason,
+    };
+    let previous = network.previous()?;
+    let previous = previous.ok_or_else(|| missing("it is missing: CHECK needs it".to_owned()))?;
+    // The plugin's own result is in there, so that it doesn't say which place in the chain the plugin has.
+    let is_later = network.interface.is_some();
+    let wish = Wish::parse(network, attachment, is_later)?;
+    let interface = wish::own_interface(network, attachment, is_later)?;
+    let recorded = answer::recorded(&previous, &interface)
+        .ok_or_else(|| missing(format!("it has no interface {interface} in a sandbox")))?;
+    Ok(Expectation {
+        lease: network.lease(&attachment.container),
+        wish,
+        recorded,
+    })
+}
+
+pub(crate) fn run(network: &Network, attachment: &Attachment) -> Result<String, Error> {
+    let expectation = expectation(network, attachment)?;
+    let client = network.client();
+    let container = &attachment.container;
+    let operation = format!(
+        "check interface {} of container {} in network {}",
+        container.interface,
+        container.id,
+        network.name()
+    );
+    let failed = |source: ClientError| match source.code() {
+        Some(ErrorCode::NotFound) => Error::UnknownContainer {
+            reason: format!("cannot {operation}: it has no lease {}", expectation.lease),
+        },
+        _ => Error::of_client(operation.as_str(), source),
+    };
+    let differences = expectation.differences(&client).map_err(failed)?;
+    if differences.is_empty() {
+        Ok(String::new())
+    } else {
+        Err(Error::Differs { differences })
+    }
+}
+
+impl Expectation {
+    fn differences(&self, client: &Blocking) -> Result<Vec<String>, ClientError> {
+        let state = client.attached(&self.lease, None)?;
+        let attached = &state.attached;
+        let mut found = Vec::new();
+        let mac = attached.mac.to_string();
+        if let Some(recorded) = &self.recorded.mac
+            && !recorded.eq_ignore_ascii_case(&mac)
+        {
+            found.push(format!(
+                "interface {}: prevResult has the Ethernet address {recorded}, the slot needs {mac}",
+                attached.interface
+            ));
+        }
+        for address in &self.recorded.addresses {
+            if !attached.addresses.iter().any(|one| one.address == *address) {
+                found.push(format!("address {address}: the lease doesn't have it"));
+            }
+        }
+        for defect in &state.defects {
+            found.push(format!("{}: {}", defect.object, defect.problem));
+        }
+        self.compare_ports(client, &mut found)?;
+        self.compare_limits(client, &mut found)?;
+        Ok(found)
+    }
+
+    fn compare_ports(&self, client: &Blocking, found: &mut Vec<String>) -> Result<(), ClientError> {
+        if self.wish.ports.is_empty() {
+            return Ok(());
+        }
+        let published = client.lease_ports(&self.lease, None)?;
+        for port in &self.wish.ports {
+            if !published.iter().any(|one| one.port == *port) {
+                found.push(format!(
+                    "{} port {} of the host: it doesn't lead to port {} of the container",
+                    port.protocol, port.host_port, port.clone_port
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_limits(
+        &self,
+        client: &Blocking,
+        found: &mut Vec<String>,
+    ) -> Result<(), ClientError> {
+        let Some(wanted) = self.wish.limits else {
+            return Ok(());
+        };
+        let now = client.policy(&self.lease, None)?.policy.limits;
+        for (direction, wanted, now) in [
+            ("ingress", wanted.ingress, now.ingress),
+            ("egress", wanted.egress, now.egress),
+        ] {
+            if wanted != now {
+                found.push(format!(
+                    "limit of {direction}: it is {} bits per second, and not {}",
+                    shown(now.bits_per_second),
+                    shown(wanted.bits_per_second)
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn shown(rate: Option<u64>) -> String {
+    rate.map_or_else(|| "unlimited".to_owned(), |rate| rate.to_string())
+}
