@@ -25,6 +25,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "sandwire-api",
             "sandwire-bpf-compiler",
+            "sandwire-datapath",
             "sandwire-kernel-net",
         ],
     ),
@@ -47,6 +48,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "sandwire-api",
             "sandwire-datapath",
+            "sandwire-identity",
             "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",
@@ -60,6 +62,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bpf-compiler",
             "sandwire-datapath",
             "sandwire-engine",
+            "sandwire-identity",
             "sandwire-impair",
             "sandwire-kernel-net",
             "sandwire-vsock-guest",
