@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use crate::{
     clones, engine, extent, forward, impair, private_host,
     record::Record,
-    report,
+    report, rr,
     slots::{self, Case, Sizes},
     stream, vsock,
     way::Way,
@@ -43,6 +43,8 @@ enum Suite {
     Engine(EngineArguments),
     /// Whether impaired packets leave when they should, and what they take of memory. Needs root.
     Impair(ImpairArguments),
+    /// Small requests and answers: in the host's namespace, by identities, veth, macvlan and others. Needs root.
+    Rr(RrArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -188,6 +190,21 @@ struct ImpairArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+struct RrArguments {
+    #[command(flatten)]
+    extent: extent::Extent<rr::Part>,
+    /// Run only these rows.
+    #[arg(long, value_name = "ROW")]
+    row: Vec<rr::Case>,
+    /// Be a process that the suite starts.
+    #[arg(long, hide = true)]
+    stand_in: Option<String>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
     #[arg(required = true, value_name = "FILE")]
@@ -248,6 +265,14 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Suite::Impair(arguments) => arguments.in_private_host,
+        Suite::Rr(RrArguments {
+            stand_in: Some(words),
+            ..
+        }) => {
+            rr::stand_in(words)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Suite::Rr(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -263,6 +288,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Vsock(arguments) => vsock::run(&arguments.extent, &arguments.peer()?)?,
         Suite::Engine(arguments) => engine::run(&arguments.extent)?,
         Suite::Impair(arguments) => impair::run(&arguments.extent)?,
+        Suite::Rr(arguments) => rr::run(&arguments.extent, &arguments.row)?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {

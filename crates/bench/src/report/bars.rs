@@ -63,6 +63,11 @@ const RATIOS: &[(&str, Bound)] = &[
     ("delay_error_p99_us_polling", AtMost(100.0)),
     ("rate_error_percent", AtMost(1.0)),
     ("link_memory_vs_in_flight", AtMost(2.0)),
+    ("identity_vs_bare_per_cpu", AtLeast(0.99)),
+    ("identity_connect_added_us", AtMost(2.0)),
+    ("identity_bind_added_us", AtMost(2.0)),
+    ("veth_ebpf_vs_bare", AtLeast(0.9)),
+    ("veth_ebpf_vs_veth_kernel", AtLeast(1.1)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.
