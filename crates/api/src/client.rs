@@ -27,6 +27,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{net::UnixStream, time::timeout};
 
 use crate::{
+    attach::AttachedState,
     drop_reason::DropReasonText,
     error::{ApiError, ErrorCode},
     health::Health,
@@ -256,6 +257,19 @@ impl Client {
     ) -> Result<LeaseDetail, ClientError> {
         self.json(Call::new(Method::GET, lease_path(name, "", owner_uid)))
             .await
+    }
+
+    /// Compares a lease's interface in somebody's namespace with how it was made.
+    pub async fn attached(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<AttachedState, ClientError> {
+        self.json(Call::new(
+            Method::GET,
+            lease_path(name, "/attached", owner_uid),
+        ))
+        .await
     }
 
     /// Ends a lease. The answer says if a VMM still keeps the slot.

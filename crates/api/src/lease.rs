@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
+    attach::{Attach, Attached},
     impairment::ImpairmentSummary,
     name::Name,
     pool::PolicySpec,
@@ -44,6 +45,10 @@ pub struct AcquireLease {
     /// A vsock channel beside the network. Default: none.
     #[serde(default)]
     pub vsock: Option<VsockRequest>,
+    /// A namespace that the slot's interface is put into; only of pools of kind `container`, and only for
+    /// root and the daemon's own user. Default: none.
+    #[serde(default)]
+    pub attach: Option<Attach>,
 }
 
 /// A lease, with all that a VMM needs.
@@ -77,6 +82,9 @@ pub struct Lease {
     /// How its packets are impaired, as of up to two seconds ago. Absent if they aren't.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub impairment: Option<ImpairmentSummary>,
+    /// Its interface in a namespace that somebody else made, if it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attached: Option<Attached>,
 }
 
 /// Where a lease is in its life.

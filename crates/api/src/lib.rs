@@ -4,6 +4,7 @@
 //! daemon's Unix socket. Nothing here does I/O except [`client`]; nothing here knows how a slot is
 //! built. A field that is absent in a request means the default that its documentation states.
 
+pub mod attach;
 pub mod client;
 pub mod drop_reason;
 pub mod error;

@@ -20,6 +20,8 @@ pub enum SlotKind {
     Netns,
     /// A TAP of a unique name in the host's namespace. Needs the `ebpf` or `xdp` data path.
     Host,
+    /// An interface that is put into a namespace that somebody else made. Needs the `ebpf` data path.
+    Container,
 }
 
 /// How packets travel between the slot's TAP and the host.

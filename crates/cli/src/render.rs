@@ -88,6 +88,7 @@ pub(crate) fn kind(kind: SlotKind) -> &'static str {
     match kind {
         SlotKind::Netns => "netns",
         SlotKind::Host => "host",
+        SlotKind::Container => "container",
     }
 }
 

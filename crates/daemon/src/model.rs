@@ -16,7 +16,7 @@ use sandwire_api::{
     lease::{TapHolder, TapStatus, TrafficCount},
     pool::PoolSpec,
     published_port::PublishPort,
-    slot::{DataPath, Defect, TapUse},
+    slot::{DataPath, Defect, SlotKind, TapUse},
     trace::TracePacket,
     traffic::Traffic,
 };
@@ -139,6 +139,10 @@ impl Network for ModelNetwork {
             .collect()
     }
 
+    fn attach(&self, _: &SlotPlan) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
     fn inspect(&self, slot: &SlotPlan) -> Inspection {
         let taps = slot.nics.iter().map(|nic| TapStatus {
             tap: nic.tap.clone(),
@@ -258,6 +262,15 @@ pub(crate) fn ebpf_pool(name: &str, third_byte: u8) -> PoolSpec {
     PoolSpec {
         data_path: DataPath::Ebpf,
         nics: 2,
+        ..pool(name, third_byte)
+    }
+}
+
+/// The same for containers.
+pub(crate) fn container_pool(name: &str, third_byte: u8) -> PoolSpec {
+    PoolSpec {
+        kind: SlotKind::Container,
+        data_path: DataPath::Ebpf,
         ..pool(name, third_byte)
     }
 }

@@ -6,6 +6,7 @@
 #include "link.h"
 #include "decide.h"
 #include "forward.h"
+#include "peer.h"
 #include "answers.h"
 #include "count.h"
 #include "trace.h"
@@ -235,7 +236,7 @@ static __always_inline int depart(struct __sk_buff *skb, const struct sender *s,
 	__u32 ifindex = c->decision->ifindex;
 
 	if (c->target) {
-		if (READ_ONCE(c->target->flags) & NIC_NETNS)
+		if (has_short_way(READ_ONCE(c->target->flags)))
 			return bpf_redirect_peer(ifindex, 0);
 		return bpf_redirect(ifindex, 0);
 	}

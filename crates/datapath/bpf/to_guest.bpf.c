@@ -4,6 +4,7 @@
 #include "maps.h"
 #include "parse.h"
 #include "deliver.h"
+#include "peer.h"
 #include "count.h"
 #include "trace.h"
 
@@ -87,7 +88,7 @@ int from_uplink(struct __sk_buff *skb)
 	result = deliver(skb, &receiver, &packet, ANSWER_UPLINK, 1);
 	if (result)
 		return result;
-	if (receiver.flags & NIC_NETNS)
+	if (has_short_way(receiver.flags))
 		return bpf_redirect_peer(receiver.nic->ifindex, 0);
 	return bpf_redirect(receiver.nic->ifindex, 0);
 }

@@ -156,8 +156,11 @@ enums! {
         Xdp = 16 "NIC_XDP",
         /// The host's stack translates ports to it: answers go back that way.
         Published = 32 "NIC_PUBLISHED",
-        /// Programs on tc before ours divert its packets, which XDP must leave to them.
+        /// Programs on tc before ours divert its packets, which XDP and the way past the egress of a host end
+        /// must leave to them.
         Impaired = 64 "NIC_IMPAIRED",
+        /// The host end is one of a pair whose other end is the sandbox's own.
+        Peer = 128 "NIC_PEER",
     }
     /// What leaves the host.
     UplinkMode = "uplink_mode" {

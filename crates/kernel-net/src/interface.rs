@@ -67,20 +67,31 @@ impl fmt::Display for InterfaceIndex {
 pub struct VethPair<'a> {
     /// Name of the end in the socket's namespace.
     pub name: &'a str,
-    /// Number that this end gets.
+    /// Number that this end gets; the kernel chooses one if it is 0.
     pub index: InterfaceIndex,
     /// Name of the other end.
     pub peer_name: &'a str,
     /// Namespace of the other end, where it is made; moving it there would cost milliseconds.
     pub peer_namespace: BorrowedFd<'a>,
-    /// Ethernet address of both ends.
+    /// Ethernet address of the end in the socket's namespace.
     pub mac: Mac,
+    /// Ethernet address of the other end.
+    pub peer_mac: Mac,
     /// MTU of both ends.
     pub mtu: u32,
-    /// Whether the other end starts as dormant: IPv6 then takes no notice of it when it is raised,
+    /// The end that starts as dormant, if any: IPv6 then takes no notice of it when it is raised,
     /// only when its carrier is reported soon after. Otherwise each of the two events walks the whole
     /// IPv6 routing table of that namespace (`rt6_sync_up`).
-    pub peer_is_dormant: bool,
+    pub dormant: Option<End>,
+}
+
+/// One end of a [`VethPair`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// That in the socket's namespace.
+    Here,
+    /// The other one.
+    Peer,
 }
 
 impl VethPair<'_> {
@@ -89,16 +100,13 @@ impl VethPair<'_> {
         let object = format!("veth pair {} and {}", self.name, self.peer_name);
         request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
             message.raw(&header(self.index.0, None));
-            self.write_end(message, self.name);
+            self.write_end(message, End::Here);
             message.nest(libc::IFLA_LINKINFO, |info| {
                 info.put_text(libc::IFLA_INFO_KIND, "veth");
                 info.nest(libc::IFLA_INFO_DATA, |data| {
                     data.nest(VETH_INFO_PEER, |peer| {
                         peer.raw(&header(0, None));
-                        self.write_end(peer, self.peer_name);
-                        if self.peer_is_dormant {
-                            peer.put_u8(libc::IFLA_OPERSTATE, IF_OPER_DORMANT);
-                        }
+                        self.write_end(peer, End::Peer);
                         let namespace = self.peer_namespace.as_raw_fd().cast_unsigned();
                         peer.put_u32(libc::IFLA_NET_NS_FD, namespace);
                     });
@@ -107,10 +115,17 @@ impl VethPair<'_> {
         });
     }
 
-    fn write_end(&self, message: &mut Writer<'_>, name: &str) {
+    fn write_end(&self, message: &mut Writer<'_>, end: End) {
+        let (name, mac) = match end {
+            End::Here => (self.name, self.mac),
+            End::Peer => (self.peer_name, self.peer_mac),
+        };
         message.put_text(libc::IFLA_IFNAME, name);
-        message.put(libc::IFLA_ADDRESS, &self.mac);
+        message.put(libc::IFLA_ADDRESS, &mac);
         message.put_u32(libc::IFLA_MTU, self.mtu);
+        if self.dormant == Some(end) {
+            message.put_u8(libc::IFLA_OPERSTATE, IF_OPER_DORMANT);
+        }
     }
 }
 
@@ -265,6 +280,8 @@ pub struct Interface {
     pub master: Option<InterfaceIndex>,
     /// The interface that it is built on, as a VLAN is, where that is in the same namespace.
     pub lower: Option<InterfaceIndex>,
+    /// Number of a veth's other end in whatever namespace that is.
+    pub peer: Option<InterfaceIndex>,
     /// Whether it was raised.
     pub is_up: bool,
     /// Whether the other end is there: for a TAP, a process that has it open.
@@ -459,6 +476,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         master: number_of(libc::IFLA_MASTER),
         lower: number_of(libc::IFLA_LINK)
             .filter(|_| attributes.find(libc::IFLA_LINK_NETNSID).is_none()),
+        peer: number_of(libc::IFLA_LINK).filter(|_| kind.as_deref() == Some("veth")),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
         has_carrier: attributes
             .find(libc::IFLA_CARRIER)

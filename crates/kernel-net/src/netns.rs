@@ -15,6 +15,7 @@ use std::{
 };
 
 use rustix::{
+    fs::{Mode, OFlags},
     io::Errno,
     mount::{MountPropagationFlags, UnmountFlags},
     thread::{LinkNameSpaceType, UnshareFlags},
@@ -65,6 +66,8 @@ pub const FOLDER: &str = "/run/netns";
 const OWN: &str = "/proc/thread-self/ns/net";
 /// Magic number of the file system that namespace files are on.
 const NSFS_MAGIC: u64 = 0x6e73_6673;
+/// Asks a namespace's file what kind of namespace it is.
+const NS_GET_NSTYPE: libc::Ioctl = 0xb703;
 
 /// The namespace that threads return to.
 #[derive(Clone, Debug)]
@@ -186,6 +189,43 @@ fn eprintln_and_abort(error: Errno) -> ! {
 
 fn set_namespace(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
     rustix::thread::move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network))
+}
+
+/// Opens a network namespace by the path of its file, as `/proc/PID/ns/net` or one under [`FOLDER`].
+///
+/// # Errors
+/// It can't be opened, or is something else.
+pub fn open_file(path: &Path) -> Result<OwnedFd, Error> {
+    let failed = |source| Error::system("open", named(path), source);
+    // Whatever else the path leads to, opening it must not wait.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+    // SAFETY: the request has no argument, and on a file of anything else it means nothing.
+    let kind = unsafe { libc::ioctl(file.as_raw_fd(), NS_GET_NSTYPE) };
+    match kind == libc::CLONE_NEWNET {
+        true => Ok(file),
+        false => {
+            let reason = "it is not a network namespace";
+            Err(failed(io::Error::new(io::ErrorKind::InvalidInput, reason)))
+        }
+    }
+}
+
+/// Whether two open files are of the same namespace.
+///
+/// # Errors
+/// The kernel doesn't tell.
+pub fn are_same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> Result<bool, Error> {
+    let identity = |file| {
+        let status = rustix::fs::fstat(file)
+            .map_err(|errno| Error::system("look at", "network namespace", errno))?;
+        Ok((status.st_dev, status.st_ino))
+    };
+    Ok(identity(one)? == identity(other)?)
+}
+
+fn named(path: &Path) -> String {
+    format!("network namespace {}", path.display())
 }
 
 /// Path of a named namespace.

@@ -8,7 +8,7 @@ use crate::{
     Error,
     address::family_of,
     interface::InterfaceIndex,
-    netlink::{CHANGE, REPLACE, Request, Socket, attribute},
+    netlink::{CHANGE, CREATE, REPLACE, Request, Socket, attribute},
     number::octet,
 };
 
@@ -80,6 +80,11 @@ impl Route {
     /// Adds or replaces the route.
     pub fn add(&self, request: &mut Request) {
         self.write(request, (libc::RTM_NEWROUTE, REPLACE), "add");
+    }
+
+    /// Adds the route, which must not be there yet.
+    pub fn create(&self, request: &mut Request) {
+        self.write(request, (libc::RTM_NEWROUTE, CREATE), "add");
     }
 
     /// Deletes the route.

@@ -69,6 +69,9 @@ pub enum PlanError {
     /// Guests without any address.
     #[error("the guests have neither IPv4 nor IPv6: set guest.ipv4 or guest.ipv6")]
     NoAddresses,
+    /// Containers without any address.
+    #[error("the containers have neither IPv4 nor IPv6: set addresses.ipv4 or addresses.ipv6")]
+    NoPrefixes,
     /// The prefix has bits set behind its length.
     #[error("{setting} = {prefix} is not a prefix: write {truncated}")]
     HostBits {

@@ -24,6 +24,7 @@ use sandwire_api::{
 };
 
 use crate::{
+    attach::AttachRecord,
     channel::ChannelRecord,
     error::JournalError,
     lease::{LeaseKey, LeaseRecord},
@@ -177,6 +178,20 @@ impl Journal {
     ) -> Result<(), JournalError> {
         self.write("store vsock channel", |connection| {
             row::set_lease_channel(connection, lease, channel)
+        })
+    }
+
+    /// Changes what is remembered of a lease's interface in somebody's namespace.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_lease_attach(
+        &mut self,
+        lease: &LeaseKey,
+        attach: &AttachRecord,
+    ) -> Result<(), JournalError> {
+        self.write("store the interface of", |connection| {
+            row::set_lease_attach(connection, lease, attach)
         })
     }
 

@@ -16,6 +16,7 @@ use std::{
     collections::BTreeSet,
     net::IpAddr,
     os::fd::OwnedFd,
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -26,7 +27,7 @@ use ipnet::IpNet;
 use sandwire_api::{
     pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
-    slot::{DataPath, Defect},
+    slot::{DataPath, Defect, SlotKind},
     traffic::Traffic,
 };
 use sandwire_datapath::abi::NicFlag;
@@ -42,7 +43,7 @@ use crate::{
     error::NetworkError,
     network::{
         Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, Withdrawal,
-        untraceable,
+        not_attachable, untraceable, without_taps,
     },
     plan::{Plan, SlotPlan, names},
 };
@@ -51,6 +52,7 @@ use ebpf::Ebpf;
 use hosted::{HostState, Hosted, Served};
 
 mod build;
+mod container;
 mod ebpf;
 mod filters;
 mod host;
@@ -341,10 +343,14 @@ impl Network for KernelNetwork {
     }
 
     fn withdraw_taps(&self, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
-        if slot.has_netns() {
-            return withdraw::withdraw_taps(&self.home, slot);
+        match slot.kind {
+            SlotKind::Netns => withdraw::withdraw_taps(&self.home, slot),
+            SlotKind::Host => self.with_worker(|worker| host_slot::withdraw_taps(worker, slot)),
+            SlotKind::Container => {
+                self.with_worker(|worker| container::delete_host_end(worker, slot))?;
+                Ok(Withdrawal::Free)
+            }
         }
-        self.with_worker(|worker| host_slot::withdraw_taps(worker, slot))
     }
 
     fn tear_down(&self, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
@@ -535,7 +541,31 @@ impl Network for KernelNetwork {
         self.ebpf.get()?.traffic(slot)
     }
 
+    fn find_namespace(&self, path: &Path) -> Result<Option<u64>, NetworkError> {
+        container::find_namespace(&self.home, path)
+    }
+
+    fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        let Some((ebpf, shared)) = self.ebpf_of(slot)? else {
+            return Err(not_attachable(slot));
+        };
+        let build = Build {
+            steps: &*self.steps,
+            slot,
+            ebpf: Some((ebpf, shared)),
+        };
+        self.with_worker(|worker| container::attach(&build, &self.home, worker, ebpf, shared))
+    }
+
+    fn inspect_attached(&self, slot: &SlotPlan) -> Vec<Defect> {
+        self.with_worker(|worker| Ok(container::inspect(&self.home, worker, slot)))
+            .unwrap_or_else(|error| inspect::unseen(slot, &error).defects)
+    }
+
     fn open_taps(&self, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
+        if slot.is_container() {
+            return Err(without_taps(slot));
+        }
         withdraw::open_taps(&self.home, slot)
     }
 
@@ -546,10 +576,10 @@ impl Network for KernelNetwork {
         }
     }
 
-    /// Only XDP comes before tc.
+    /// XDP comes before tc, and packets to a container don't come by its host end's egress.
     fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
         match self.ebpf_of(slot)? {
-            Some((ebpf, _)) if slot.data_path == DataPath::Xdp => {
+            Some((ebpf, _)) if slot.data_path == DataPath::Xdp || slot.is_container() => {
                 ebpf.set_flag(slot, NicFlag::Impaired, impaired)
             }
             _ => Ok(()),

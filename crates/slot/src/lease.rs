@@ -9,8 +9,9 @@ use sandwire_api::{
 };
 
 use crate::{
+    attach::AttachRecord,
     channel::{ChannelPlan, ChannelRecord},
-    plan::{SlotNumber, SlotPlan},
+    plan::{Plan, SlotNumber, SlotPlan},
 };
 
 /// What a lease is known by: its owner's own name for it.
@@ -49,6 +50,8 @@ pub struct LeaseRecord {
     pub is_process: bool,
     /// Its vsock channel.
     pub channel: Option<ChannelRecord>,
+    /// Its interface in somebody else's namespace.
+    pub attach: Option<AttachRecord>,
 }
 
 /// When a lease ends by itself.
@@ -61,6 +64,12 @@ pub struct Expiry {
 }
 
 impl LeaseRecord {
+    /// The slot as this lease has it.
+    #[must_use]
+    pub fn slot_of(&self, pool: &Plan) -> SlotPlan {
+        pool.slot(self.slot).attached_by(self.attach.as_ref())
+    }
+
     /// The lease as the API shows it.
     #[must_use]
     pub fn to_api(&self, slot: &SlotPlan, channel: Option<&ChannelPlan>) -> Lease {
@@ -78,6 +87,10 @@ impl LeaseRecord {
             vsock: channel.map(ChannelPlan::to_api),
             // The slot service knows nothing of it.
             impairment: None,
+            attached: self
+                .attach
+                .as_ref()
+                .and_then(|attach| attach.attached(slot)),
         }
     }
 }

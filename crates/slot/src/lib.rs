@@ -6,6 +6,7 @@
 //! [`reclaim`] decides after a crash; [`service`] joins them. Of these only `journal` and `service`
 //! do I/O, and only the implementation of [`network::Network`] talks to the kernel.
 
+pub mod attach;
 pub mod channel;
 pub mod clock;
 pub mod error;

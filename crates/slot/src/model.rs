@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    path::PathBuf,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicI64, Ordering},
@@ -81,6 +82,10 @@ pub(crate) struct KernelState {
     pub(crate) policies: BTreeMap<u32, PolicySpec>,
     next_policy: u32,
     pub(crate) group_pairs: BTreeSet<(u32, u32)>,
+    /// Interfaces in others' namespaces, by name of their host end.
+    pub(crate) attached: BTreeMap<String, PathBuf>,
+    /// Namespaces that there are not.
+    pub(crate) missing_namespaces: BTreeSet<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -215,6 +220,7 @@ impl ModelNetwork {
 
     fn tear_down_one(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
         let mut state = self.enter("tear down")?;
+        state.attached.remove(&slot.host_interface);
         let Some(found) = state.slots.get_mut(&slot.netns_name) else {
             return Ok(());
         };
@@ -267,6 +273,15 @@ impl Network for ModelNetwork {
 
     fn build(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
         let mut state = self.enter("build")?;
+        if slot.is_container() {
+            // Nothing that can be seen is made of it yet.
+            if state.attached.contains_key(&slot.host_interface) {
+                let name = &slot.netns_name;
+                state.violations.push(format!("{name} built over another"));
+            }
+            state.builds += 1;
+            return self.leave("build");
+        }
         let mut name = slot.netns_name.split('.');
         let pool = name.nth(2).unwrap().to_owned();
         if !state.pools.contains(&pool) {
@@ -294,6 +309,7 @@ impl Network for ModelNetwork {
 
     fn withdraw_taps(&self, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
         let mut state = self.enter("withdraw")?;
+        state.attached.remove(&slot.host_interface);
         let withdrawal = match state.slots.get_mut(&slot.netns_name) {
             Some(found) if found.has_vmm => Withdrawal::Held(vec![TapHolder {
                 pid: 17,
@@ -315,6 +331,17 @@ impl Network for ModelNetwork {
 
     fn inspect(&self, slot: &SlotPlan) -> Inspection {
         let state = self.kernel.lock();
+        if slot.is_container() {
+            let is_there = state.attached.contains_key(&slot.host_interface);
+            let defects = match slot.attach.is_some() && !is_there {
+                true => vec![defect("reported")],
+                false => Vec::new(),
+            };
+            return Inspection {
+                defects,
+                ..Inspection::default()
+            };
+        }
         let found = state.slots.get(&slot.netns_name);
         let is_sound = found.is_some_and(|found| {
             found.has_tap && !found.is_damaged && found.data_path == slot.data_path
@@ -365,14 +392,37 @@ impl Network for ModelNetwork {
                 inventory.leftovers.push(Leftover::Namespace(name.clone()));
             }
         }
+        let attached = state.attached.keys().cloned();
+        inventory
+            .leftovers
+            .extend(attached.map(Leftover::Interface));
         Ok(inventory)
+    }
+
+    fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        let mut state = self.enter("attach")?;
+        let attach = slot.attach.as_ref().unwrap();
+        if state.missing_namespaces.contains(&attach.request.netns) {
+            return Err(failed("attach"));
+        }
+        let (name, netns) = (slot.host_interface.clone(), attach.request.netns.clone());
+        if state.attached.insert(name, netns).is_some() {
+            let name = &slot.netns_name;
+            state
+                .violations
+                .push(format!("{name} attached over another"));
+        }
+        drop(state);
+        self.leave("attach")
     }
 
     fn reclaim(&self, leftovers: &[Leftover]) -> Vec<Result<(), NetworkError>> {
         let one = |leftover: &Leftover| {
             let mut state = self.enter("reclaim")?;
-            if let Leftover::Namespace(name) = leftover {
-                state.slots.remove(name);
+            match leftover {
+                Leftover::Namespace(name) => drop(state.slots.remove(name)),
+                Leftover::Interface(name) => drop(state.attached.remove(name)),
+                Leftover::Alias(_) => {}
             }
             self.leave("reclaim")
         };

@@ -5,7 +5,7 @@
 //! background threads only, never on the way of a hand-out. Every call is idempotent, so that what
 //! a crash interrupted can simply be done again.
 
-use std::{collections::BTreeSet, net::IpAddr, os::fd::OwnedFd, time::Duration};
+use std::{collections::BTreeSet, net::IpAddr, os::fd::OwnedFd, path::Path, time::Duration};
 
 use sandwire_api::{
     lease::{TapHolder, TapStatus},
@@ -198,11 +198,32 @@ pub trait Network: Send + Sync {
     /// # Errors
     /// One is gone, or somebody has it open.
     fn open_taps(&self, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
-        Err(NetworkError::Conflict {
-            object: format!("the TAPs of slot {}", slot.netns_name),
-            with: "a network that has none".to_owned(),
-            advice: "open them by name".to_owned(),
-        })
+        Err(without_taps(slot))
+    }
+
+    /// Looks at a namespace that a container slot's interface is to be put into. Returns the number by which the
+    /// kernel knows it and that is never used again, if it tells.
+    ///
+    /// # Errors
+    /// The path leads to none, or to the host's own.
+    fn find_namespace(&self, path: &Path) -> Result<Option<u64>, NetworkError> {
+        let _ = path;
+        Ok(None)
+    }
+
+    /// Puts a leased container slot's interface into the namespace that its plan names. Takes a millisecond or two.
+    ///
+    /// # Errors
+    /// Nothing of it is left.
+    fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        Err(not_attachable(slot))
+    }
+
+    /// Compares an attached interface with how it was made. What the sandbox may change by itself is no damage
+    /// otherwise, and is never repaired.
+    fn inspect_attached(&self, slot: &SlotPlan) -> Vec<Defect> {
+        let _ = slot;
+        Vec::new()
     }
 
     /// Has the data path tell of each packet of a slot, or no longer.
@@ -256,6 +277,22 @@ pub struct TracedPacket {
     pub slot: u32,
     /// What became of it.
     pub packet: TracePacket,
+}
+
+pub(crate) fn without_taps(slot: &SlotPlan) -> NetworkError {
+    NetworkError::Conflict {
+        object: format!("opening TAPs of slot {}", slot.netns_name),
+        with: "its kind, which has none".to_owned(),
+        advice: "use a pool of kind netns or host".to_owned(),
+    }
+}
+
+pub(crate) fn not_attachable(slot: &SlotPlan) -> NetworkError {
+    NetworkError::Conflict {
+        object: format!("attaching slot {}", slot.netns_name),
+        with: "its kind".to_owned(),
+        advice: "use a pool of kind container".to_owned(),
+    }
 }
 
 pub(crate) fn untraceable(slot: &SlotPlan) -> NetworkError {

@@ -14,10 +14,13 @@ use sandwire_api::{
     vsock::{VsockKind, VsockPolicy},
 };
 
-use crate::{channel::checks::check_policy as check_vsock_policy, error::PlanError};
+use crate::{
+    attach::AttachRecord, channel::checks::check_policy as check_vsock_policy, error::PlanError,
+};
 
 mod addresses;
 mod checks;
+pub mod container;
 mod guest;
 pub mod names;
 mod policy;
@@ -68,10 +71,10 @@ impl Plan {
         let mut clone_prefixes = Vec::new();
         match (spec.guest.ipv4, ipv4) {
             (Some(_), Some(prefix)) => clone_prefixes.push(IpNet::V4(prefix)),
-            (Some(guest), None) => {
+            (Some(guest), None) if spec.kind != SlotKind::Container => {
                 clone_prefixes = addresses::firecracker_prefixes(slots_max, guest);
             }
-            (None, _) => {}
+            _ => {}
         }
         clone_prefixes.extend(ipv6.map(IpNet::V6));
         Ok(Self {
@@ -120,13 +123,14 @@ impl Plan {
             tap_owner_gid: spec.tap.owner_gid,
             tap_vnet_header: spec.tap.vnet_header,
             tap_multi_queue: spec.tap.multi_queue,
+            attach: None,
         }
     }
 
     /// The number in the name of a slot's first interface on the host.
     fn first_interface(&self, number: SlotNumber) -> u32 {
         match self.spec.kind {
-            SlotKind::Netns => number.0,
+            SlotKind::Netns | SlotKind::Container => number.0,
             SlotKind::Host => number.0 * u32::from(self.spec.nics),
         }
     }
@@ -135,7 +139,7 @@ impl Plan {
     #[must_use]
     pub fn slot_of_interface(&self, number: SlotNumber) -> Option<SlotNumber> {
         let slot = match self.spec.kind {
-            SlotKind::Netns => number.0,
+            SlotKind::Netns | SlotKind::Container => number.0,
             SlotKind::Host => number.0 / u32::from(self.spec.nics),
         };
         (slot < self.slots_max).then_some(SlotNumber(slot))
@@ -184,8 +188,8 @@ impl Plan {
     #[must_use]
     pub fn slot_of_address(&self, address: IpAddr) -> Option<SlotNumber> {
         let in_family = match address {
-            IpAddr::V4(_) => self.spec.guest.ipv4.is_some(),
-            IpAddr::V6(_) => self.spec.guest.ipv6.is_some(),
+            IpAddr::V4(_) => addresses::has_ipv4(&self.spec),
+            IpAddr::V6(_) => addresses::has_ipv6(&self.spec),
         };
         in_family.then_some(())?;
         let number = addresses::index_of(&self.spec, address)? / u32::from(self.spec.nics);
@@ -214,9 +218,12 @@ impl Plan {
         }
     }
 
-    /// Subnets that the guests believe to be in, one per interface and family.
+    /// Subnets that the guests believe to be in, one per interface and family. Containers are in none.
     #[must_use]
     pub fn guest_subnets(&self) -> Vec<IpNet> {
+        if self.spec.kind == SlotKind::Container {
+            return Vec::new();
+        }
         guest::subnets(&self.spec).expect("checked when the plan was made")
     }
 
@@ -235,13 +242,16 @@ impl Plan {
 
     fn nics(&self, number: SlotNumber) -> Vec<NicPlan> {
         let spec = &self.spec;
+        if spec.kind == SlotKind::Container {
+            return vec![container::nic(spec, &self.tag, number)];
+        }
         let guests = guest::nics(spec).expect("checked when the plan was made");
         let first = number.0 * u32::from(spec.nics);
         (first..)
             .zip(guests)
             .map(|(index, guest)| NicPlan {
                 tap: match spec.kind {
-                    SlotKind::Netns => guest.tap,
+                    SlotKind::Netns | SlotKind::Container => guest.tap,
                     SlotKind::Host => names::host_interface(&self.tag, SlotNumber(index)),
                 },
                 guest_mac: guest.mac,
@@ -277,7 +287,8 @@ pub struct SlotPlan {
     /// The slot's name, `sandwire.INSTANCE.POOL.NUMBER`; in netns slots that of the network
     /// namespace, the file under `/run/netns`.
     pub netns_name: String,
-    /// Name of the host end: the veth's, `sw` + pool tag + `-` + number; in host slots the first
+    /// Name of the host end: the veth's, `sw` + pool tag + `-` + number (that of a container slot's parked end
+    /// too); in host slots the first
     /// TAP's, where the numbers count interfaces. At most 15 bytes.
     pub host_interface: String,
     /// Alias of the host ends: `sandwire:INSTANCE:POOL:NUMBER`, from which their owner can be told.
@@ -303,6 +314,8 @@ pub struct SlotPlan {
     pub tap_vnet_header: bool,
     /// Whether the TAPs have several queues.
     pub tap_multi_queue: bool,
+    /// Where a leased container slot's interface is put.
+    pub attach: Option<AttachRecord>,
 }
 
 impl SlotPlan {
@@ -316,6 +329,24 @@ impl SlotPlan {
     #[must_use]
     pub fn has_netns(&self) -> bool {
         self.kind == SlotKind::Netns
+    }
+
+    /// Whether it is an interface for somebody else's namespace.
+    #[must_use]
+    pub fn is_container(&self) -> bool {
+        self.kind == SlotKind::Container
+    }
+
+    /// The same slot with its interface put where a lease says.
+    #[must_use]
+    pub fn attached_by(mut self, attach: Option<&AttachRecord>) -> Self {
+        let Some(attach) = attach else { return self };
+        if let (Some(mac), Some(nic)) = (attach.request.mac, self.nics.first_mut()) {
+            nic.guest_mac = mac;
+        }
+        self.mtu = attach.request.mtu.unwrap_or(self.mtu);
+        self.attach = Some(attach.clone());
+        self
     }
 
     /// Whether its packets travel by eBPF programs.
@@ -368,7 +399,8 @@ pub struct Transit {
 /// One interface of the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicPlan {
-    /// Name of the TAP: the same in every netns slot, another in each host slot.
+    /// Name of the TAP: the same in every netns slot, another in each host slot. In container slots the host
+    /// end of the veth.
     pub tap: String,
     /// Ethernet address that the guest uses.
     pub guest_mac: MacAddress,

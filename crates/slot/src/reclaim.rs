@@ -8,7 +8,8 @@
 //!
 //! A complete slot without an entry was never handed out (a hand-out is journaled before its
 //! answer), so that it may be. What belongs to no pool of the journal is removed. A lease wins over
-//! anything else said of its slot.
+//! anything else said of its slot. An interface without a namespace of ours is a piece of a slot, but all of one
+//! that a lease has attached to somebody's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -80,7 +81,10 @@ pub fn decide(
     for lease in leases {
         let slot = (lease.pool.clone(), lease.slot);
         if pieces.contains(&slot) {
-            actions.repair.push(slot.clone());
+            // An interface that leads into somebody's namespace is all that there is of such a slot.
+            if lease.attach.is_none() {
+                actions.repair.push(slot.clone());
+            }
         } else if !complete.contains(&slot) {
             actions.rebuild.push(slot.clone());
         }

@@ -42,6 +42,7 @@ use crate::{
 
 mod access;
 mod acquire;
+mod attach;
 mod audit;
 mod channels;
 mod counters;
@@ -165,7 +166,7 @@ struct LeaseEntry {
     policy: Option<policies::Held>,
     /// Somebody works on the slot's kernel objects without holding the lock.
     is_busy: bool,
-    /// Its channel is being opened: nobody has been told of the lease yet.
+    /// Its channel is being opened or its interface attached: nobody has been told of the lease yet.
     is_opening: bool,
 }
 

@@ -7,6 +7,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use super::{Acquired, Capture, Client, ClientError, Trace};
 use crate::{
+    attach::AttachedState,
     drop_reason::DropReasonText,
     health::Health,
     impairment::{Impairment, ImpairmentCleared, LeaseImpairment},
@@ -92,6 +93,14 @@ impl Blocking {
 
     pub fn lease(&self, name: &Name, owner_uid: Option<u32>) -> Result<LeaseDetail, ClientError> {
         self.wait(self.client.lease(name, owner_uid))
+    }
+
+    pub fn attached(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+    ) -> Result<AttachedState, ClientError> {
+        self.wait(self.client.attached(name, owner_uid))
     }
 
     pub fn release(&self, name: &Name, owner_uid: Option<u32>) -> Result<Released, ClientError> {

@@ -164,6 +164,7 @@ impl Acquisitions {
             policy: None,
             process: false,
             vsock: None,
+            attach: None,
         };
         let started = Instant::now();
         let acquired = client.acquire(&request)?;

@@ -28,6 +28,7 @@ pub(super) fn run(round: &Round, record: &mut Record) -> Result<()> {
             policy: None,
             process: false,
             vsock: None,
+            attach: None,
         };
         let mut leases = Vec::new();
         for _ in 0..leased {

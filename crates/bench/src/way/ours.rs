@@ -77,6 +77,7 @@ pub(super) fn build(way: Way, plan: &Plan) -> Result<Place> {
             policy: policy.filter(|_| way.has_policies()).cloned(),
             process: false,
             vsock: None,
+            attach: None,
         };
         let lease = daemon.client().acquire(&request)?.lease;
         sandboxes.push(sandbox(way, world.name(), &lease)?);

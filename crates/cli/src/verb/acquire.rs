@@ -6,9 +6,12 @@ use clap::{
     Args,
     builder::{PossibleValuesParser, TypedValueParser},
 };
+use ipnet::IpNet;
 use sandwire_api::{
+    attach::{Attach, InterfaceName},
     lease::AcquireLease,
     name::Name,
+    slot::MacAddress,
     vsock::{VsockKind, VsockRequest},
 };
 
@@ -46,7 +49,62 @@ pub(crate) struct Arguments {
     process: bool,
 
     #[command(flatten)]
+    attach: AttachFlags,
+
+    #[command(flatten)]
     vsock: VsockFlags,
+}
+
+/// A namespace for the interface, with pools of kind container.
+#[derive(Debug, Args)]
+struct AttachFlags {
+    /// Put the interface into this network namespace: a name under /run/netns, or a path.
+    #[arg(long, value_name = "PATH", group = "place")]
+    netns: Option<PathBuf>,
+
+    /// Put the interface into the network namespace of this process.
+    #[arg(long, group = "place")]
+    pid: Option<u32>,
+
+    /// The interface's name in there [default: eth0].
+    #[arg(long, value_name = "NAME", requires = "place")]
+    interface: Option<InterfaceName>,
+
+    /// Its MTU in bytes [default: the pool's].
+    #[arg(long, value_name = "BYTES", requires = "place")]
+    mtu: Option<u32>,
+
+    /// Its Ethernet address [default: one made of the clone address].
+    #[arg(long, requires = "place")]
+    mac: Option<MacAddress>,
+
+    /// A destination that it leads to; may be given several times [default: everything].
+    #[arg(long = "route", value_name = "PREFIX", requires = "place")]
+    routes: Vec<IpNet>,
+
+    /// Make no routes, as a further interface of a container wants it.
+    #[arg(long, requires = "place", conflicts_with = "routes")]
+    no_routes: bool,
+}
+
+impl AttachFlags {
+    fn request(self) -> Option<Attach> {
+        let netns = match (self.netns, self.pid) {
+            (Some(name), _) if name.components().count() == 1 && name.is_relative() => {
+                PathBuf::from("/run/netns").join(name)
+            }
+            (Some(path), _) => std::path::absolute(&path).unwrap_or(path),
+            (None, Some(pid)) => PathBuf::from(format!("/proc/{pid}/ns/net")),
+            (None, None) => return None,
+        };
+        Some(Attach {
+            netns,
+            interface: self.interface.unwrap_or_default(),
+            mtu: self.mtu,
+            mac: self.mac,
+            routes: (self.no_routes || !self.routes.is_empty()).then_some(self.routes),
+        })
+    }
 }
 
 /// A vsock channel beside the network.
@@ -120,6 +178,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         policy,
         process: arguments.process,
         vsock: arguments.vsock.request(&operation)?,
+        attach: arguments.attach.request(),
     };
     let acquired = context
         .client()
@@ -152,6 +211,30 @@ fn parse_ttl(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn attach_of(flags: &str) -> Option<Attach> {
+        #[derive(Debug, clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            attach: AttachFlags,
+        }
+        let words = ["line"].into_iter().chain(flags.split_whitespace());
+        let line = <Line as clap::Parser>::try_parse_from(words).unwrap();
+        line.attach.request()
+    }
+
+    #[test]
+    fn a_namespace_is_named_in_three_ways() {
+        let path = |flags: &str| attach_of(flags).unwrap().netns;
+        assert_eq!(path("--netns blue"), PathBuf::from("/run/netns/blue"));
+        assert_eq!(path("--netns /x/blue"), PathBuf::from("/x/blue"));
+        assert_eq!(path("--pid 17"), PathBuf::from("/proc/17/ns/net"));
+        assert_eq!(attach_of(""), None);
+        let routes = |flags: &str| attach_of(flags).unwrap().routes.map(|routes| routes.len());
+        assert_eq!(routes("--pid 17"), None);
+        assert_eq!(routes("--pid 17 --no-routes"), Some(0));
+        assert_eq!(routes("--pid 17 --route 10.0.0.0/8 --route ::/0"), Some(2));
+    }
 
     #[test]
     fn times_are_read_with_their_units() {

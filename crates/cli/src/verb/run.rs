@@ -207,6 +207,7 @@ impl HeldLease {
             policy: None,
             process: true,
             vsock: None,
+            attach: None,
         };
         let acquired = client
             .acquire(&request)

@@ -2,6 +2,7 @@
 
 use clap::Args;
 use sandwire_api::{
+    attach::{Attached, AttachedDevice},
     lease::{Lease, LeaseDetail, TapStatus},
     name::Name,
     published_port::PublishedPort,
@@ -60,9 +61,17 @@ pub(crate) fn lease_text(lease: &Lease) -> String {
             lease.netns.clone().unwrap_or_else(|| "-".to_owned()),
         ),
     ]);
-    for (index, nic) in lease.nics.iter().enumerate() {
-        text.push_str(&format!("\ninterface {index}\n"));
-        text.push_str(&nic_text(nic));
+    match &lease.attached {
+        Some(attached) => {
+            text.push_str("\ninterface\n");
+            text.push_str(&attached_text(attached));
+        }
+        None => {
+            for (index, nic) in lease.nics.iter().enumerate() {
+                text.push_str(&format!("\ninterface {index}\n"));
+                text.push_str(&nic_text(nic));
+            }
+        }
     }
     if let Some(channel) = &lease.vsock {
         text.push_str("\nvsock\n");
@@ -101,6 +110,41 @@ fn channel_text(channel: &VsockChannel) -> String {
             .clone()
             .map(|body| ("  Firecracker", format!("PUT /vsock {body}"))),
     );
+    render::pairs(&rows)
+}
+
+fn attached_text(attached: &Attached) -> String {
+    let device = match attached.device {
+        AttachedDevice::Veth => "veth",
+        AttachedDevice::Netkit => "netkit",
+    };
+    let mut rows = vec![
+        (
+            "  name",
+            format!("{} in {}", attached.interface, attached.netns.display()),
+        ),
+        (
+            "  device",
+            format!("{device}, MTU {}, MAC {}", attached.mtu, attached.mac),
+        ),
+        ("  host end", attached.host_interface.clone()),
+    ];
+    for own in &attached.addresses {
+        let key = if own.gateway.is_ipv4() {
+            "  IPv4"
+        } else {
+            "  IPv6"
+        };
+        rows.push((key, format!("{}, gateway {}", own.address, own.gateway)));
+    }
+    let routes: Vec<String> = attached
+        .routes
+        .iter()
+        .map(|route| route.destination.to_string())
+        .collect();
+    if !routes.is_empty() {
+        rows.push(("  routes", routes.join(" ")));
+    }
     render::pairs(&rows)
 }
 
@@ -299,6 +343,7 @@ pub(crate) mod tests {
             }],
             vsock: None,
             impairment: None,
+            attached: None,
         }
     }
 

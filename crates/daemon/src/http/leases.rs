@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::{extract::State, http::StatusCode};
 use sandwire_api::{
+    attach::AttachedState,
     lease::{AcquireLease, Lease, LeaseDetail, Released},
     name::Name,
 };
@@ -21,6 +22,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
         .routes(routes!(list, acquire))
         .routes(routes!(show, release))
+        .routes(routes!(attached))
 }
 
 /// Whose lease is meant.
@@ -68,10 +70,12 @@ async fn acquire(
     Json(request): Json<AcquireLease>,
 ) -> Result<(StatusCode, axum::Json<Lease>), Failure> {
     // A ready slot costs a lock and a row in the journal, less than a change of threads. A certain
-    // clone address may first have to be built, a policy of its own be told to the data path, and a vsock
-    // channel be opened by its service.
-    let may_wait =
-        request.clone_address.is_some() || request.policy.is_some() || request.vsock.is_some();
+    // clone address may first have to be built, a policy of its own be told to the data path, a vsock
+    // channel be opened by its service, and an interface be made in somebody's namespace.
+    let may_wait = request.clone_address.is_some()
+        || request.policy.is_some()
+        || request.vsock.is_some()
+        || request.attach.is_some();
     let acquired = if may_wait {
         blocking(move || Ok(app.slots.acquire(caller, &request)?)).await?
     } else {
@@ -108,6 +112,25 @@ async fn show(
     })
     .await?;
     Ok(axum::Json(detail))
+}
+
+/// Compares a lease's interface in somebody's namespace with how it was made.
+#[utoipa::path(
+    get,
+    path = "/v1/leases/{name}/attached",
+    operation_id = "check_attached",
+    tag = "leases",
+    params(("name" = Name, Path, description = "Name of the lease"), Owner),
+    responses((status = 200, description = "How it was made, and what is not so now", body = AttachedState), Failures)
+)]
+async fn attached(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+    Query(owner): Query<Owner>,
+) -> Result<axum::Json<AttachedState>, Failure> {
+    let state = blocking(move || Ok(app.slots.attached(caller, owner.owner_uid, &name)?)).await?;
+    Ok(axum::Json(state))
 }
 
 /// Ends a lease. If a VMM still has a TAP open, the slot stays until that ends, and the answer says so.

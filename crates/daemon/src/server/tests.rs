@@ -82,6 +82,7 @@ fn acquire(name: &str) -> AcquireLease {
         policy: None,
         process: false,
         vsock: None,
+        attach: None,
     }
 }
 
@@ -419,6 +420,7 @@ async fn thirty_clients_at_once_get_a_lease_each() {
                     policy: None,
                     process: false,
                     vsock: None,
+                    attach: None,
                 };
                 client.acquire(&request).unwrap().lease
             })

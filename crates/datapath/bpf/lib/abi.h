@@ -42,7 +42,9 @@ enum nic_flag {
 	NIC_LEARN = 1 << 3,      /* just moved here from nft: any packet towards it may open an answer */
 	NIC_XDP = 1 << 4,        /* frames of the TAP provably have complete checksums and no GSO */
 	NIC_PUBLISHED = 1 << 5,  /* the host's stack translates ports to it: answers go back that way */
-	NIC_IMPAIRED = 1 << 6,   /* tc programs before ours divert its packets, which XDP must leave to them */
+	NIC_IMPAIRED = 1 << 6,   /* tc programs before ours divert its packets, which XDP and the way
+				  * past the egress of a host end must leave to them */
+	NIC_PEER = 1 << 7,       /* the host end is one of a pair whose other end is the sandbox's own */
 };
 
 /* One interface of a sandbox. Indexed by the class id of the filter on its host end; those of one

@@ -16,7 +16,7 @@ static __always_inline int is_simple(const struct packet *p)
 static __always_inline int takes_xdp(const struct nic *nic, __u32 flags)
 {
 	return READ_ONCE(nic->state) == NIC_ACTIVE && flags & NIC_XDP &&
-	       !(flags & (NIC_NETNS | NIC_TRACE | NIC_IMPAIRED));
+	       !(flags & (NIC_NETNS | NIC_PEER | NIC_TRACE | NIC_IMPAIRED));
 }
 
 #endif

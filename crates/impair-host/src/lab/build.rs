@@ -199,8 +199,9 @@ impl Building<'_> {
             peer_name: &second.interface,
             peer_namespace: self.sites[second.host].namespace.as_fd(),
             mac: first.mac,
+            peer_mac: first.mac,
             mtu: link.mtu,
-            peer_is_dormant: false,
+            dormant: None,
         }
         .create(&mut request);
         self.sites[first.host].socket.execute(request)?;

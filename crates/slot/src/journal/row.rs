@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use super::{Contents, ReleasedSlot, schema};
 use crate::{
+    attach::AttachRecord,
     channel::ChannelRecord,
     error::JournalError,
     lease::{Expiry, LeaseKey, LeaseRecord},
@@ -32,7 +33,7 @@ pub(super) fn contents(connection: &Connection, path: &Path) -> Result<Contents,
                 connection,
                 "SELECT owner_uid, name, pool, slot, is_releasing, acquired_at,
                         expires_milliseconds_since_boot, expires_at, policy, is_process,
-                        channel
+                        channel, attach
                  FROM leases ORDER BY owner_uid, name",
                 lease,
             )?,
@@ -86,7 +87,7 @@ pub(super) fn end_move(connection: &Connection, pool: &Name) -> Sql {
 
 pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql {
     connection
-        .prepare_cached("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?
+        .prepare_cached("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)")?
         .execute(params![
             lease.key.owner_uid,
             lease.key.name.as_str(),
@@ -103,6 +104,7 @@ pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql 
             lease.policy.as_ref().map(to_text).transpose()?,
             lease.is_process,
             lease.channel.as_ref().map(to_text).transpose()?,
+            lease.attach.as_ref().map(to_text).transpose()?,
         ])?;
     Ok(())
 }
@@ -123,6 +125,21 @@ pub(super) fn set_lease_policy(
     connection
         .prepare_cached("UPDATE leases SET policy = ? WHERE owner_uid = ? AND name = ?")?
         .execute(params![text, lease.owner_uid, lease.name.as_str()])?;
+    Ok(())
+}
+
+pub(super) fn set_lease_attach(
+    connection: &Connection,
+    lease: &LeaseKey,
+    attach: &AttachRecord,
+) -> Sql {
+    connection
+        .prepare_cached("UPDATE leases SET attach = ? WHERE owner_uid = ? AND name = ?")?
+        .execute(params![
+            to_text(attach)?,
+            lease.owner_uid,
+            lease.name.as_str()
+        ])?;
     Ok(())
 }
 
@@ -249,6 +266,8 @@ fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
     let policy = policy.map(|text| serde_json::from_str(&text));
     let channel: Option<String> = row.get(10)?;
     let channel = channel.map(|text| serde_json::from_str(&text));
+    let attach: Option<String> = row.get(11)?;
+    let attach = attach.map(|text| serde_json::from_str(&text));
     let is_releasing: bool = row.get(4)?;
     let since_boot: Option<i64> = row.get(6)?;
     let since_epoch: Option<i64> = row.get(7)?;
@@ -272,6 +291,7 @@ fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
         policy: policy.transpose().map_err(|error| unreadable(8, error))?,
         is_process: row.get(9)?,
         channel: channel.transpose().map_err(|error| unreadable(10, error))?,
+        attach: attach.transpose().map_err(|error| unreadable(11, error))?,
     })
 }
 

@@ -13,7 +13,7 @@ use sandwire_api::name::Name;
 use crate::error::JournalError;
 
 /// Grows with each change of the tables.
-const SCHEMA_VERSION: &str = "3";
+const SCHEMA_VERSION: &str = "4";
 /// What schema 1 lacked.
 const FROM_1_TO_2: &str = "
     BEGIN;
@@ -28,6 +28,13 @@ const FROM_2_TO_3: &str = "
     BEGIN;
     ALTER TABLE leases ADD COLUMN channel TEXT;
     UPDATE meta SET value = '3' WHERE key = 'schema_version';
+    COMMIT;
+";
+/// What schema 3 lacked.
+const FROM_3_TO_4: &str = "
+    BEGIN;
+    ALTER TABLE leases ADD COLUMN attach TEXT;
+    UPDATE meta SET value = '4' WHERE key = 'schema_version';
     COMMIT;
 ";
 
@@ -47,6 +54,7 @@ const TABLES: &str = "
         policy TEXT,
         is_process INTEGER NOT NULL DEFAULT 0,
         channel TEXT,
+        attach TEXT,
         PRIMARY KEY (owner_uid, name),
         UNIQUE (pool, slot)
     ) WITHOUT ROWID;
@@ -155,7 +163,7 @@ fn connect(path: &Path) -> rusqlite::Result<Connection> {
 
 fn check(connection: &Connection, path: &Path, instance: &Name) -> Result<(), JournalError> {
     let read = |error| cannot_open(path, error);
-    for (version, change) in [("1", FROM_1_TO_2), ("2", FROM_2_TO_3)] {
+    for (version, change) in [("1", FROM_1_TO_2), ("2", FROM_2_TO_3), ("3", FROM_3_TO_4)] {
         if meta(connection, "schema_version").map_err(read)?.as_deref() == Some(version) {
             connection.execute_batch(change).map_err(read)?;
         }

@@ -44,6 +44,7 @@ fn lease(text: &str, slot: u32) -> LeaseRecord {
         policy: None,
         is_process: false,
         channel: None,
+        attach: None,
     }
 }
 
@@ -161,6 +162,7 @@ fn a_journal_of_the_version_before_is_taken_over() {
              ALTER TABLE leases DROP COLUMN policy;
              ALTER TABLE leases DROP COLUMN is_process;
              ALTER TABLE leases DROP COLUMN channel;
+             ALTER TABLE leases DROP COLUMN attach;
              UPDATE meta SET value = '1' WHERE key = 'schema_version';",
         )
         .unwrap();
@@ -175,6 +177,37 @@ fn a_journal_of_the_version_before_is_taken_over() {
 }
 
 #[test]
+fn a_journal_without_attached_interfaces_is_taken_over_and_then_holds_some() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let older = Connection::open(folder.path().join(DATABASE_FILE)).unwrap();
+    older
+        .execute_batch(
+            "ALTER TABLE leases DROP COLUMN attach;
+             UPDATE meta SET value = '3' WHERE key = 'schema_version';",
+        )
+        .unwrap();
+    drop(older);
+    let mut attached = lease("new", 3);
+    let mut attach = AttachRecord {
+        request: serde_json::from_str(r#"{"netns": "/run/netns/blue", "mtu": 1400}"#).unwrap(),
+        netns_cookie: Some(4242),
+        is_done: false,
+    };
+    attached.attach = Some(attach.clone());
+    {
+        let (mut journal, contents) = open(folder.path()).unwrap();
+        assert!(contents.leases.iter().all(|lease| lease.attach.is_none()));
+        journal.insert_lease(&attached).unwrap();
+        attach.is_done = true;
+        journal.set_lease_attach(&attached.key, &attach).unwrap();
+    }
+    attached.attach = Some(attach);
+    let (_journal, contents) = open(folder.path()).unwrap();
+    assert!(contents.leases.contains(&attached));
+}
+
+#[test]
 fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
     let folder = tempfile::tempdir().unwrap();
     write_some(folder.path());
@@ -182,6 +215,7 @@ fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
     older
         .execute_batch(
             "ALTER TABLE leases DROP COLUMN channel;
+             ALTER TABLE leases DROP COLUMN attach;
              UPDATE meta SET value = '2' WHERE key = 'schema_version';",
         )
         .unwrap();

@@ -16,7 +16,7 @@ use sandwire_kernel_net::{
 };
 
 use super::{
-    Worker,
+    Worker, container,
     ebpf::Ebpf,
     filters::{self, Attachment},
     host_slot, interfaces, slot_table,
@@ -48,6 +48,8 @@ pub enum BuildStep {
     Filters,
     /// TAPs of the host's namespace stay.
     Persist,
+    /// Settings of an interface in somebody's namespace.
+    Settings,
 }
 
 impl BuildStep {
@@ -79,6 +81,15 @@ impl BuildStep {
     /// The steps of a host slot, in order.
     pub const HOST: [Self; 4] = [Self::Tap, Self::Entry, Self::HostEnd, Self::Persist];
 
+    /// The steps of putting a container slot's interface into its namespace, in order.
+    pub const ATTACH: [Self; 5] = [
+        Self::Veth,
+        Self::Entry,
+        Self::HostEnd,
+        Self::Settings,
+        Self::Addresses,
+    ];
+
     /// What the step does, for errors: "cannot {this} slot …".
     fn operation(self) -> &'static str {
         match self {
@@ -93,6 +104,7 @@ impl BuildStep {
             Self::Entry => "write the eBPF entries of",
             Self::Filters => "attach the programs inside",
             Self::Persist => "make persistent the TAPs of",
+            Self::Settings => "write the settings of",
         }
     }
 }
@@ -128,6 +140,9 @@ pub(super) fn build(
     home: &Home,
     worker: &mut Worker,
 ) -> Result<(), NetworkError> {
+    if let (Some((ebpf, shared)), true) = (build.ebpf, build.slot.is_container()) {
+        return container::build(build, worker, ebpf, shared);
+    }
     if let (Some((ebpf, shared)), false) = (build.ebpf, build.slot.has_netns()) {
         return host_slot::build(build, worker, ebpf, shared);
     }

@@ -40,6 +40,9 @@ const PROGRAMS: [Program; 4] = [
     Program::FromGuestXdp,
 ];
 
+/// Flags that the kind of slot decides.
+const BY_KIND: u32 = NicFlag::Netns.number() | NicFlag::Peer.number();
+
 /// The opened data path of an instance.
 pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
@@ -199,7 +202,7 @@ impl Ebpf {
             let mut entry = entry_of(slot, nic, *host_end, shared);
             let before = self.datapath.nic(index);
             if before.state == NicState::Active.number() {
-                entry.flags |= before.flags & !NicFlag::Netns.number();
+                entry.flags |= before.flags & !BY_KIND;
                 (entry.state, entry.policy) = (before.state, before.policy);
                 (entry.group, entry.generation) = (before.group, before.generation.wrapping_add(1));
             }
@@ -223,8 +226,7 @@ impl Ebpf {
             let found = self.datapath.nic(index);
             host_end.is_some_and(|host_end| {
                 let mut wanted = entry_of(slot, nic, *host_end, shared);
-                let netns = NicFlag::Netns.number();
-                wanted.flags = wanted.flags & netns | found.flags & !netns;
+                wanted.flags = wanted.flags & BY_KIND | found.flags & !BY_KIND;
                 (wanted.state, wanted.policy) = (found.state, found.policy);
                 (wanted.group, wanted.generation) = (found.group, found.generation);
                 found == wanted && found.state != NicState::Absent.number()
@@ -575,6 +577,9 @@ fn entry_of(
     if slot.has_netns() {
         entry.flags = NicFlag::Netns.number();
         entry.veth_mac = slot.veth_mac.0;
+    }
+    if slot.is_container() {
+        entry.flags = NicFlag::Peer.number();
     }
     if let Some(ipv4) = plan.ipv4 {
         entry.guest4 = network_order(ipv4.guest.addr());

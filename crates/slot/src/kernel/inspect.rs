@@ -18,6 +18,8 @@ use sandwire_kernel_net::{
 
 use super::{
     Worker,
+    build::{Build, Unhindered},
+    container,
     ebpf::Ebpf,
     filters::{self, Attachment},
     host_slot,
@@ -127,6 +129,11 @@ fn look(
 ) -> (Inspection, Vec<Wrong>) {
     let mut inspection = Inspection::default();
     let mut wrong = Vec::new();
+    if let (true, Some(path)) = (slot.is_container(), path) {
+        let seen = look_at_container(worker, path, slot, &mut wrong);
+        wrong.extend(seen.err().map(Wrong::Unseen));
+        return (inspection, wrong);
+    }
     if let (false, Some(path)) = (slot.has_netns(), path) {
         let seen = look_at_host_slot(worker, path, slot, &mut inspection, &mut wrong);
         wrong.extend(seen.err().map(Wrong::Unseen));
@@ -142,6 +149,22 @@ fn look(
     let seen = look_at_host_end(worker, path, slot, &mut wrong);
     wrong.extend(seen.err().map(Wrong::Unseen));
     (inspection, wrong)
+}
+
+/// A container slot has its entry, and once it is leased a host end.
+fn look_at_container(
+    worker: &mut Worker,
+    (ebpf, shared): (&Ebpf, InterfaceIndex),
+    slot: &SlotPlan,
+    wrong: &mut Vec<Wrong>,
+) -> Result<(), NetworkError> {
+    if slot.attach.is_some() {
+        return look_at_host_end(worker, Some((ebpf, shared)), slot, wrong);
+    }
+    if !container::is_ready(ebpf, shared, slot) {
+        wrong.push(Wrong::Entry);
+    }
+    Ok(())
 }
 
 /// A host slot has nothing but its TAPs, the programs on them and its entries.
@@ -409,6 +432,9 @@ fn put_right_ebpf(
 ) -> Option<Result<(), NetworkError>> {
     let has_netns = slot.has_netns();
     match wrong {
+        Wrong::HostEnd if slot.is_container() => {
+            Some(restore_container(home, worker, ebpf, shared, slot))
+        }
         Wrong::Namespace | Wrong::Unseen(_) | Wrong::Tap(_, TapUse::Foreign) => None,
         _ if has_netns && !netns::is_mounted(&slot.netns_name) => None,
         Wrong::Tap(nic, _) if has_netns => {
@@ -427,6 +453,25 @@ fn put_right_ebpf(
         }
         Wrong::Table | Wrong::HostRoute(_) => None,
     }
+}
+
+/// A pair is gone with both its ends, or there with both. One that went with its namespace stays gone.
+fn restore_container(
+    home: &Home,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+    slot: &SlotPlan,
+) -> Result<(), NetworkError> {
+    if interface::find(&mut worker.route, &slot.host_interface)?.is_some() {
+        return restore_host_ends(worker, ebpf, shared, slot);
+    }
+    let build = Build {
+        steps: &Unhindered,
+        slot,
+        ebpf: Some((ebpf, shared)),
+    };
+    container::attach(&build, home, worker, ebpf, shared)
 }
 
 /// Entries, programs and settings of the slot's interfaces on the host.

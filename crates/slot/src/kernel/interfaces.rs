@@ -13,7 +13,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_kernel_net::{
     Error as KernelError,
     address::Address,
-    interface::{self, Change, InterfaceIndex, VethPair},
+    interface::{self, Change, End, InterfaceIndex, VethPair},
     neighbour::Neighbour,
     netlink::{Request, Socket},
     netns::Home,
@@ -76,8 +76,9 @@ pub(super) fn veth(slot: &SlotPlan, home: &Home) -> Request {
         peer_name: &slot.host_interface,
         peer_namespace: home.as_fd(),
         mac: slot.veth_mac.0,
+        peer_mac: slot.veth_mac.0,
         mtu: slot.mtu,
-        peer_is_dormant: true,
+        dormant: Some(End::Peer),
     };
     pair.create(&mut request);
     request

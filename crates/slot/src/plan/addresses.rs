@@ -3,7 +3,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv4Subnets, Ipv6Net, Ipv6Subnets};
-use sandwire_api::pool::{AddressPlan, PoolSpec};
+use sandwire_api::{
+    pool::{AddressPlan, PoolSpec},
+    slot::SlotKind,
+};
 
 use super::Transit;
 
@@ -26,6 +29,22 @@ pub(super) fn ipv4_prefix(spec: &PoolSpec) -> Option<Ipv4Net> {
 pub(super) fn ipv6_prefix(spec: &PoolSpec) -> Option<Ipv6Net> {
     match spec.addresses {
         AddressPlan::Prefix { ipv6, .. } | AddressPlan::FirecrackerClones { ipv6 } => ipv6,
+    }
+}
+
+/// Whether sandboxes have IPv4: guests by what they believe, containers by what there is for them.
+pub(super) fn has_ipv4(spec: &PoolSpec) -> bool {
+    match spec.kind {
+        SlotKind::Container => ipv4_prefix(spec).is_some(),
+        SlotKind::Netns | SlotKind::Host => spec.guest.ipv4.is_some(),
+    }
+}
+
+/// Whether sandboxes have IPv6.
+pub(super) fn has_ipv6(spec: &PoolSpec) -> bool {
+    match spec.kind {
+        SlotKind::Container => ipv6_prefix(spec).is_some(),
+        SlotKind::Netns | SlotKind::Host => spec.guest.ipv6.is_some(),
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
     }
     check_ranges(spec)?;
     check_macs(spec)?;
+    if spec.kind == SlotKind::Container {
+        super::container::check(spec)?;
+        return check_clone_prefixes(spec);
+    }
     check_families(spec)?;
     for nic in guest::nics(spec)? {
         check_guest(spec, &nic)?;
@@ -43,19 +47,21 @@ pub(super) fn slots_max(spec: &PoolSpec) -> Result<u32, PlanError> {
             IpNet::V4(prefix),
             addresses::ipv4_capacity(prefix) / nics,
         )?,
-        (None, Some(guest)) => match addresses::firecracker_capacity(guest) {
-            0 => {
-                return Err(PlanError::Overlap {
-                    setting: "guest.ipv4",
-                    prefix: IpNet::V4(guest),
-                    with: IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 168, 0, 0), 24)),
-                    what: "the first addresses of plan = firecracker_clones \
+        (None, Some(guest)) if spec.kind != SlotKind::Container => {
+            match addresses::firecracker_capacity(guest) {
+                0 => {
+                    return Err(PlanError::Overlap {
+                        setting: "guest.ipv4",
+                        prefix: IpNet::V4(guest),
+                        with: IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(192, 168, 0, 0), 24)),
+                        what: "the first addresses of plan = firecracker_clones \
                            (192.168.0.3, 10.0.0.1 and 10.0.0.2)",
-                });
+                    });
+                }
+                numbers => numbers,
             }
-            numbers => numbers,
-        },
-        (None, None) => u32::MAX,
+        }
+        (None, _) => u32::MAX,
     };
     let ipv6_capacity = match addresses::ipv6_prefix(spec) {
         Some(prefix) => at_least_one(
@@ -89,6 +95,11 @@ fn check_support(spec: &PoolSpec) -> Result<(), PlanError> {
             "host",
             "needs data_path = ebpf or xdp: with the same guest address in every slot of one \
              namespace, the kernel's routing has nothing to go by",
+        ),
+        (SlotKind::Container, DataPath::Nft | DataPath::Xdp) => refuse(
+            "kind",
+            "container",
+            "needs data_path = ebpf, which alone judges packets at the container's own interface",
         ),
         (SlotKind::Netns, DataPath::Xdp) => refuse(
             "data_path",

@@ -33,6 +33,7 @@ fn lease(state: LeaseState) -> LeaseRecord {
         policy: None,
         is_process: false,
         channel: None,
+        attach: None,
     }
 }
 

@@ -17,6 +17,7 @@ use super::{
     policies::{Held, check_own},
 };
 use crate::{
+    attach::{self, AttachRecord},
     channel::ChannelRecord,
     error::{NetworkError, ServiceError},
     lease::{Expiry, LeaseRecord},
@@ -54,11 +55,13 @@ impl Slots {
         let begun = Instant::now();
         let shared = &self.shared;
         shared.check_channel(caller, request)?;
+        let attach = shared.check_attach(caller, request)?;
         let held = shared.hold_own_policy(caller, request)?;
         let asked = Asked {
             caller,
             request,
             policy: held.as_ref(),
+            attach: attach.as_ref(),
         };
         let mut state = shared.lock();
         let mut outcome = match request.clone_address {
@@ -69,7 +72,12 @@ impl Slots {
                 outcome
             }
         };
-        // Only for leases that have one, and without the lock.
+        // Only for leases that have one or the other, and without the lock.
+        if matches!(&outcome, Ok((_, record, _)) if record.attach.is_some()) {
+            let (after, attached) = shared.settle_attach(state, outcome);
+            state = after;
+            outcome = attached;
+        }
         if matches!(&outcome, Ok((_, record, _)) if record.channel.is_some()) {
             let (after, opened) = shared.settle_channel(state, outcome);
             state = after;
@@ -92,7 +100,7 @@ impl Slots {
             }
         }
         let channel = shared.channel_plan(&plan, &record);
-        let lease = record.to_api(&plan.slot(record.slot), channel.as_ref());
+        let lease = record.to_api(&record.slot_of(&plan), channel.as_ref());
         Ok(Acquired { lease, new })
     }
 }
@@ -103,6 +111,8 @@ struct Asked<'a> {
     request: &'a AcquireLease,
     /// The policy that the lease is to have for itself.
     policy: Option<&'a Held>,
+    /// Where its interface is to go.
+    attach: Option<&'a AttachRecord>,
 }
 
 /// The pool's plan, the lease, and whether it is a new one.
@@ -182,6 +192,9 @@ impl State {
         {
             return conflict(reason);
         }
+        if let Some(reason) = attach::difference(request.attach.as_ref(), record.attach.as_ref()) {
+            return conflict(reason);
+        }
         let plan = &self.pool(&record.pool)?.plan;
         if let Some(address) = request.clone_address
             && plan.slot_of_address(address) != Some(record.slot)
@@ -193,13 +206,11 @@ impl State {
 
     /// Journals the lease of a number that has just been taken; on failure the slot is ready again.
     fn grant(&mut self, shared: &Shared, asked: &Asked<'_>, number: SlotNumber) -> Outcome {
-        let (caller, request) = (asked.caller, asked.request);
-        let journaled = self
-            .new_record(shared, caller, request, number)
-            .and_then(|record| {
-                self.journal.insert_lease(&record)?;
-                Ok(record)
-            });
+        let request = asked.request;
+        let journaled = self.new_record(shared, asked, number).and_then(|record| {
+            self.journal.insert_lease(&record)?;
+            Ok(record)
+        });
         let entry = self.pool_mut(&request.pool)?;
         let record = match journaled {
             Ok(record) => record,
@@ -222,9 +233,9 @@ impl State {
         let lease = LeaseEntry {
             record: record.clone(),
             policy: asked.policy.cloned(),
-            // Until its channel is there.
-            is_busy: record.channel.is_some(),
-            is_opening: record.channel.is_some(),
+            // Until its channel and its interface are there.
+            is_busy: record.channel.is_some() || record.attach.is_some(),
+            is_opening: record.channel.is_some() || record.attach.is_some(),
         };
         self.leases.insert(record.key.clone(), lease);
         Ok((plan, record, true))
@@ -242,7 +253,7 @@ impl State {
         let entry = self.pool_mut(&record.pool)?;
         let held = own.or(entry.policy.as_ref());
         let activated = match held.map(|held| held.tenancy(record.is_process)) {
-            Some(tenancy) => shared.network.activate(&plan.slot(record.slot), &tenancy),
+            Some(tenancy) => shared.network.activate(&record.slot_of(plan), &tenancy),
             None => Err(NetworkError::Conflict {
                 object: format!("pool {}", record.pool),
                 with: "the data path, which doesn't know its policy yet".to_owned(),
@@ -272,10 +283,10 @@ impl State {
     fn new_record(
         &mut self,
         shared: &Shared,
-        caller: Caller,
-        request: &AcquireLease,
+        asked: &Asked<'_>,
         number: SlotNumber,
     ) -> Result<LeaseRecord, ServiceError> {
+        let (caller, request) = (asked.caller, asked.request);
         let name = match &request.name {
             Some(name) => name.clone(),
             None => self.new_lease_name(caller)?,
@@ -295,6 +306,7 @@ impl State {
             policy: request.policy.clone(),
             is_process: request.process,
             channel: request.vsock.as_ref().map(ChannelRecord::from),
+            attach: asked.attach.cloned(),
         })
     }
 
@@ -325,11 +337,13 @@ impl Shared {
         request: &AcquireLease,
     ) -> Result<Option<Held>, ServiceError> {
         let plan = Arc::clone(&self.lock().pool(&request.pool)?.plan);
-        if request.process && plan.spec.kind == SlotKind::Host {
+        if request.process && plan.spec.kind != SlotKind::Netns {
             return Err(ServiceError::Invalid {
                 field: "process",
                 value: "true".to_owned(),
-                reason: "host slots have no namespace for a process: use kind = netns".to_owned(),
+                reason:
+                    "only netns slots have a namespace of their own for a process: use kind = netns"
+                        .to_owned(),
             });
         }
         let Some(policy) = &request.policy else {

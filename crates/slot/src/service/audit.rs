@@ -359,7 +359,12 @@ impl Shared {
     /// Builds a leased slot again of which nothing was left.
     fn rebuild(&self, plan: &SlotPlan, tenancy: Option<&Tenancy>) -> Defect {
         let activate = || tenancy.map_or(Ok(()), |tenancy| self.network.activate(plan, tenancy));
-        let (outcome, action) = match self.network.build(plan).and_then(|()| activate()) {
+        let attach = || match plan.attach {
+            Some(_) => self.network.attach(plan),
+            None => Ok(()),
+        };
+        let built = self.network.build(plan).and_then(|()| activate());
+        let (outcome, action) = match built.and_then(|()| attach()) {
             Ok(()) => (String::new(), health::REPAIRED),
             Err(error) => (
                 format!(", and building it again failed: {error}"),
@@ -367,7 +372,10 @@ impl Shared {
             ),
         };
         Defect {
-            object: format!("namespace {}", plan.netns_name),
+            object: match plan.has_netns() {
+                true => format!("namespace {}", plan.netns_name),
+                false => format!("interface {}", plan.host_interface),
+            },
             problem: format!("nothing of the slot was left in the kernel{outcome}"),
             action: action.to_owned(),
         }
@@ -427,8 +435,13 @@ impl State {
         let state = entry.pool.state(*number)?;
         let is_wanted = matches!(state, SlotState::Ready | SlotState::Leased);
         (is_wanted && entry.moving_from.is_none()).then_some(())?;
-        let tenant = self.tenants.get(slot).and_then(|key| self.tenancy(key));
-        Some((entry.plan.slot(*number), tenant))
+        let key = self.tenants.get(slot);
+        let lease = key.and_then(|key| self.leases.get(key));
+        let plan = match lease {
+            Some(lease) => lease.record.slot_of(&entry.plan),
+            None => entry.plan.slot(*number),
+        };
+        Some((plan, key.and_then(|key| self.tenancy(key))))
     }
 
     /// The lease of a slot and its plan, if nobody works on it.

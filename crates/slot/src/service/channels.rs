@@ -270,7 +270,7 @@ impl Shared {
         (state, outcome)
     }
 
-    fn await_opened<'a>(
+    pub(super) fn await_opened<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         key: &LeaseKey,
@@ -280,7 +280,8 @@ impl Shared {
             match state.leases.get(key).map(|lease| lease.is_opening) {
                 Some(false) => return (state, Ok(())),
                 None => {
-                    let reason = "its vsock channel could not be opened: try again".to_owned();
+                    let reason =
+                        "its vsock channel or its interface could not be had: try again".to_owned();
                     let error = ServiceError::Conflict {
                         operation: "acquire",
                         object: format!("lease '{}'", key.name),
@@ -293,7 +294,7 @@ impl Shared {
             let now = Instant::now();
             if now >= deadline {
                 let error = ServiceError::Late {
-                    object: format!("opening the vsock channel of lease '{}'", key.name),
+                    object: format!("the making of lease '{}'", key.name),
                     state: "try again".to_owned(),
                 };
                 return (state, Err(error));
@@ -523,7 +524,7 @@ impl State {
     }
 
     /// Undoes a lease that nobody has been told of. Its slot is torn down: its packets may have passed.
-    fn take_back(&mut self, shared: &Shared, record: &LeaseRecord) {
+    pub(super) fn take_back(&mut self, shared: &Shared, record: &LeaseRecord) {
         let key = &record.key;
         if let Err(error) = self.journal.remove_lease(key) {
             self.journal_failed();

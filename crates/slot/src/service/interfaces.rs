@@ -83,7 +83,7 @@ impl Slots {
                 return Ok(());
             };
             let plan = &state.pool(&lease.record.pool)?.plan;
-            plan.slot(lease.record.slot)
+            lease.record.slot_of(plan)
         };
         let set = self.shared.network.set_impaired(&slot, impaired);
         set.map_err(|source| ServiceError::Network {
@@ -105,7 +105,7 @@ impl Slots {
 impl State {
     fn interfaces_of(&self, record: &LeaseRecord) -> Result<LeaseInterfaces, ServiceError> {
         let plan = &self.pool(&record.pool)?.plan;
-        let slot = plan.slot(record.slot);
+        let slot = record.slot_of(plan);
         let netns = slot.has_netns().then(|| PathBuf::from(slot.netns_path()));
         let interface = |name: &str| LeaseInterface {
             netns: netns.clone(),

@@ -248,7 +248,7 @@ fn check_move(state: &State, name: &Name, data_path: DataPath) -> Result<(), Ser
             reason,
         })
     };
-    if entry.plan.spec.kind == SlotKind::Host || data_path == DataPath::Xdp {
+    if entry.plan.spec.kind != SlotKind::Netns || data_path == DataPath::Xdp {
         return Err(ServiceError::Plan {
             pool: name.clone(),
             source: PlanError::Unsupported {
@@ -308,7 +308,10 @@ impl State {
         present
             .map(|(number, _)| {
                 let key = self.tenants.get(&(pool.clone(), number));
-                (plan.slot(number), key.and_then(|key| self.tenancy(key)))
+                let lease = key.and_then(|key| self.leases.get(key));
+                let slot =
+                    lease.map_or_else(|| plan.slot(number), |lease| lease.record.slot_of(plan));
+                (slot, key.and_then(|key| self.tenancy(key)))
             })
             .collect()
     }

@@ -168,6 +168,7 @@ fn recover(
         ports,
         moves,
     } = contents;
+    let (journal, leases) = drop_untold(journal, leases)?;
     let pools = prepare_pools(settings, network, specs, &moves)?;
     let inventory = network
         .inventory()
@@ -210,6 +211,22 @@ fn recover(
     state.apply(&actions, leases, &released);
     state.restore_ports(ports);
     Ok(state)
+}
+
+/// Forgets leases that nobody was told of, because the daemon before ended while it made their interfaces. What it had
+/// made of them belongs to nobody then, and is torn down.
+fn drop_untold(
+    mut journal: Journal,
+    leases: Vec<LeaseRecord>,
+) -> Result<(Journal, Vec<LeaseRecord>), ServiceError> {
+    let (told, untold): (Vec<_>, Vec<_>) = leases
+        .into_iter()
+        .partition(|lease| lease.attach.as_ref().is_none_or(|attach| attach.is_done));
+    for lease in &untold {
+        tracing::info!(lease = %lease.key, "a lease that nobody was told of is dropped");
+        journal.remove_lease(&lease.key)?;
+    }
+    Ok((journal, told))
 }
 
 /// Prepares the host for the pools of the journal, as far as it lets.

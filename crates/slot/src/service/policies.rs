@@ -402,7 +402,7 @@ impl Shared {
         let old = entry.policy.replace(held.clone());
         let now = self.now();
         for record in state.leases_with_pool_policy(name) {
-            let slot = changed.slot(record.slot);
+            let slot = record.slot_of(changed);
             let tenancy = held.tenancy(record.is_process);
             if let Err(error) = self.network.set_policy(&slot, &tenancy) {
                 // The auditor finds the slot with a policy that it should not have.

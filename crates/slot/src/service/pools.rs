@@ -87,7 +87,7 @@ impl Slots {
         self.create_pool(spec)
     }
 
-    /// Settings with `auto` replaced by the data path that this host can have. Host slots, and policies
+    /// Settings with `auto` replaced by the data path that this host can have. Host and container slots, and policies
     /// that nft can't keep, have no other than eBPF: then its absence is an error of its own.
     fn choose_data_path(&self, spec: &PoolSpec) -> PoolSpec {
         let mut chosen = spec.clone();
@@ -96,7 +96,7 @@ impl Slots {
         }
         chosen.data_path = DataPath::Ebpf;
         let needs_ebpf =
-            spec.kind == SlotKind::Host || check_policy(&spec.policy, DataPath::Nft).is_err();
+            spec.kind != SlotKind::Netns || check_policy(&spec.policy, DataPath::Nft).is_err();
         if !needs_ebpf && let Err(error) = self.shared.network.check_ebpf() {
             tracing::warn!(pool = %spec.name, %error, "no eBPF data path here: the pool uses nft");
             chosen.data_path = DataPath::Nft;

@@ -61,7 +61,7 @@ impl Slots {
         seen.into_iter()
             .map(|(record, plan)| {
                 let channel = self.shared.channel_plan(&plan, &record);
-                record.to_api(&plan.slot(record.slot), channel.as_ref())
+                record.to_api(&record.slot_of(&plan), channel.as_ref())
             })
             .collect()
     }
@@ -290,7 +290,7 @@ impl State {
     }
 
     pub(super) fn slot_plan(&self, record: &LeaseRecord) -> Result<SlotPlan, ServiceError> {
-        Ok(self.pool(&record.pool)?.plan.slot(record.slot))
+        Ok(record.slot_of(&self.pool(&record.pool)?.plan))
     }
 
     fn record(&self, key: &LeaseKey) -> Result<LeaseRecord, ServiceError> {

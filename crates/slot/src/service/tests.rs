@@ -26,6 +26,7 @@ use crate::{
 
 mod access;
 mod acquire;
+mod attach;
 mod channels;
 mod crash;
 mod damage;

@@ -36,7 +36,7 @@ impl Slots {
                 kind: plan.spec.kind,
                 data_path: plan.spec.data_path,
                 limits: policy.limits,
-                traffic: self.shared.network.traffic(&plan.slot(record.slot)),
+                traffic: self.shared.network.traffic(&record.slot_of(&plan)),
                 name: record.key.name.clone(),
                 impairment: None,
             }

@@ -143,8 +143,9 @@ fn create_veth(socket: &mut Socket) -> Result<(), Error> {
         peer_name: PEER,
         peer_namespace: std::os::fd::AsFd::as_fd(&here),
         mac: [2, 0, 0, 0, 0, 1],
+        peer_mac: [2, 0, 0, 0, 0, 1],
         mtu: 1500,
-        peer_is_dormant: false,
+        dormant: None,
     };
     send(socket, |request| {
         pair.create(request);

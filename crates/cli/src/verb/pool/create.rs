@@ -52,7 +52,7 @@ struct Settings {
     size: Option<u32>,
 
     /// Kind of slot [default: netns].
-    #[arg(long, value_parser = words::<SlotKind>(&["netns", "host"]))]
+    #[arg(long, value_parser = words::<SlotKind>(&["netns", "host", "container"]))]
     kind: Option<SlotKind>,
 
     /// Data path [default: nft].

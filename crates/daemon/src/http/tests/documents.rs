@@ -3,6 +3,7 @@
 use std::{collections::BTreeSet, fs};
 
 use sandwire_api::{
+    attach::AttachedState,
     drop_reason::{DropReason, DropReasonText},
     error::ApiError,
     health::Health,
@@ -27,7 +28,9 @@ fn full_lab() -> Lab {
     channels
         .captures_end
         .store(true, std::sync::atomic::Ordering::Relaxed);
-    Lab::with_channels(&model::ebpf_pool("web", 1), Arc::new(channels))
+    let lab = Lab::with_channels(&model::ebpf_pool("web", 1), Arc::new(channels));
+    model::fill(&lab.app.slots, &model::container_pool("boxes", 2));
+    lab
 }
 
 /// One operation as it is called here.
@@ -44,6 +47,7 @@ struct Operation {
 fn operations() -> Vec<Operation> {
     let spec = serde_json::to_value(model::pool("extra", 9)).unwrap();
     let acquire = json!({"pool": "web", "name": "a7", "ttl_seconds": 60, "vsock": {}});
+    let attach = json!({"pool": "boxes", "name": "b1", "attach": {"netns": "/run/netns/blue"}});
     let port = json!({"protocol": "tcp", "host_port": 8080, "clone_port": 80});
     let operation = |id, path, body, status, parses| Operation {
         id,
@@ -266,6 +270,14 @@ fn operations() -> Vec<Operation> {
             none.clone(),
             200,
             is::<Released>,
+        ),
+        operation("acquire_lease", "/v1/leases", attach, 201, is::<Lease>),
+        operation(
+            "check_attached",
+            "/v1/leases/b1/attached",
+            none.clone(),
+            200,
+            is::<AttachedState>,
         ),
         operation("health", "/healthz", none.clone(), 200, is::<Health>),
         operation("metrics", "/metrics", none.clone(), 200, |text| {

@@ -1,0 +1,403 @@
+//! Container slots: a veth pair, made where it is wanted.
+//!
+//! Moving an interface from namespace to namespace makes the kernel wait for all its readers, 22 ms each time; making
+//! a pair with one end there takes half a millisecond
+//! ([decision 22](../../../../docs/decisions/0022-a-containers-interface-is-made-in-place.md)). So a slot that is ready
+//! has its entry in the data path and nothing else, and [`attach`] makes the rest.
+//!
+//! The pair and the host end's alias are made by one send to the kernel, which nothing can cut in two: whatever
+//! happens then, the host end is found again by its alias, and takes the other end with it, wherever that is. The
+//! program is on the host end before the container's end is raised, so no packet passes unjudged.
+
+use std::{
+    net::IpAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+};
+
+use sandwire_api::slot::Defect;
+use sandwire_kernel_net::{
+    Error as KernelError,
+    address::{self, Address},
+    interface::{self, Change, End, Interface, InterfaceIndex, VethPair},
+    neighbour::Neighbour,
+    netlink::{Request, Socket},
+    netns::{self, Home},
+    procfs::PrivateProcfs,
+    route::{self, Route, Target},
+};
+
+use super::{
+    Worker,
+    build::{Build, BuildStep},
+    ebpf::Ebpf,
+    filters::Attachment,
+    inspect::reported,
+    interfaces,
+};
+use crate::{
+    attach::{AttachRecord, addresses},
+    error::NetworkError,
+    plan::{NicPlan, SlotPlan},
+};
+
+/// The number of a host end that isn't there yet.
+const NO_INTERFACE: InterfaceIndex = InterfaceIndex(0);
+
+/// Readies a slot: its place in the data path, which says that nobody leases it.
+pub(super) fn build(
+    build: &Build<'_>,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+) -> Result<(), NetworkError> {
+    let slot = build.slot;
+    build.step(BuildStep::Entry, || {
+        // What a lease left that was never given to anybody.
+        delete_host_end(worker, slot)?;
+        ebpf.reserve(slot)?;
+        ebpf.deactivate(slot)?;
+        ebpf.write(slot, &[NO_INTERFACE], shared)
+    })
+}
+
+/// Whether the entry of a slot that nobody leases says so.
+pub(super) fn is_ready(ebpf: &Ebpf, shared: InterfaceIndex, slot: &SlotPlan) -> bool {
+    ebpf.is_written(slot, &[NO_INTERFACE], shared)
+}
+
+/// Looks at the namespace that an interface is to go to. Returns the number that the kernel never gives again, if it
+/// tells.
+pub(super) fn find_namespace(home: &Home, path: &Path) -> Result<Option<u64>, NetworkError> {
+    let file = open(home, path)?;
+    let inside = home.enter_open(file.as_fd())?;
+    let cookie = netns::cookie().ok();
+    drop(inside);
+    Ok(cookie)
+}
+
+fn open(home: &Home, path: &Path) -> Result<OwnedFd, NetworkError> {
+    let file = netns::open_file(path)?;
+    if netns::are_same(file.as_fd(), home.as_fd())? {
+        return Err(NetworkError::Conflict {
+            object: format!("network namespace {}", path.display()),
+            with: "the host's own".to_owned(),
+            advice: "give that of the container".to_owned(),
+        });
+    }
+    Ok(file)
+}
+
+/// Makes a leased slot's interface in the namespace that its lease names. On error nothing is left of it.
+pub(super) fn attach(
+    build: &Build<'_>,
+    home: &Home,
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    shared: InterfaceIndex,
+) -> Result<(), NetworkError> {
+    let slot = build.slot;
+    let (Some(record), Some(nic)) = (&slot.attach, slot.nics.first()) else {
+        return Err(NetworkError::Conflict {
+            object: format!("slot {}", slot.netns_name),
+            with: "its lease, which names no namespace".to_owned(),
+            advice: "acquire it with one".to_owned(),
+        });
+    };
+    let target = Container { home, record, nic };
+    let file = open(home, &record.request.netns)?;
+    // Holds the namespace until all is done: whoever deletes it meanwhile waits for us without knowing.
+    let inside = home.enter_open(file.as_fd())?;
+    target.check_identity()?;
+    let mut route = Socket::route()?;
+    target.check_name(&mut route)?;
+    build.step(BuildStep::Veth, || {
+        target.create_pair(worker, slot, file.as_fd())
+    })?;
+    let made = target.make(build, worker, &mut route, ebpf, shared);
+    drop(inside);
+    let made = made.and_then(|()| target.check_present(file.as_fd()));
+    if let Err(error) = made {
+        return Err(match delete_host_end(worker, slot) {
+            Ok(()) => error,
+            Err(left) => NetworkError::Several(vec![error, left]),
+        });
+    }
+    Ok(())
+}
+
+/// Somebody's namespace, with what is wanted in it.
+struct Container<'a> {
+    home: &'a Home,
+    record: &'a AttachRecord,
+    nic: &'a NicPlan,
+}
+
+impl Container<'_> {
+    fn object(&self) -> String {
+        format!("network namespace {}", self.record.request.netns.display())
+    }
+
+    fn name(&self) -> &str {
+        self.record.request.interface.as_str()
+    }
+
+    /// Whether the thread is in the namespace that the lease was made for: a process's number comes again.
+    fn check_identity(&self) -> Result<(), NetworkError> {
+        match (self.record.netns_cookie, netns::cookie().ok()) {
+            (Some(wanted), Some(found)) if wanted != found => Err(NetworkError::Conflict {
+                object: self.object(),
+                with: "another one that is there now".to_owned(),
+                advice: "that of the lease is gone: release it".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_name(&self, route: &mut Socket) -> Result<(), NetworkError> {
+        match interface::find(route, self.name())? {
+            None => Ok(()),
+            Some(_) => Err(self.name_is_taken()),
+        }
+    }
+
+    fn name_is_taken(&self) -> NetworkError {
+        NetworkError::Conflict {
+            object: format!("interface {} in {}", self.name(), self.object()),
+            with: "one of that name".to_owned(),
+            advice: "delete it, or give another name".to_owned(),
+        }
+    }
+
+    /// Both ends and the alias of the host end, by one send. Both ends are down.
+    fn create_pair(
+        &self,
+        worker: &mut Worker,
+        slot: &SlotPlan,
+        namespace: BorrowedFd<'_>,
+    ) -> Result<(), NetworkError> {
+        let mut request = Request::new();
+        let pair = VethPair {
+            name: &slot.host_interface,
+            index: NO_INTERFACE,
+            peer_name: self.name(),
+            peer_namespace: namespace,
+            // Packets to the gateway are then for the host end itself, and stay so on their way to another's.
+            mac: self.nic.gateway_mac.0,
+            peer_mac: self.nic.guest_mac.0,
+            mtu: slot.mtu,
+            dormant: Some(End::Here),
+        };
+        pair.create(&mut request);
+        let alias = Change {
+            name: &slot.host_interface,
+            alias: Some(&slot.host_alias),
+            ..Change::default()
+        };
+        alias.apply(&mut request);
+        match worker.route.execute(request) {
+            Err(error) if error.is_existing() => {
+                // One end or the other; ours was looked for when the slot was made ready.
+                let own = interface::find(&mut worker.route, &slot.host_interface)?;
+                Err(match own {
+                    None => self.name_is_taken(),
+                    Some(_) => error.into(),
+                })
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// The host end with its program, and then the container's end. The thread is in the namespace.
+    fn make(
+        &self,
+        build: &Build<'_>,
+        worker: &mut Worker,
+        route: &mut Socket,
+        ebpf: &Ebpf,
+        shared: InterfaceIndex,
+    ) -> Result<(), NetworkError> {
+        let slot = build.slot;
+        let (index, first) = build.step(BuildStep::Entry, || {
+            let index = interfaces::host_end_index(&mut worker.route, slot)?;
+            let first = ebpf.reserve(slot)?;
+            ebpf.write(slot, &[index], shared)?;
+            Ok((index, first))
+        })?;
+        build.step(BuildStep::HostEnd, || {
+            let mut request = Request::new();
+            Attachment::host_end(index, first).add(&mut request, &ebpf.datapath);
+            interfaces::raise_host_end(&mut request, slot, index);
+            Ok(worker.route.execute(request)?)
+        })?;
+        build.step(BuildStep::Settings, || self.set(&mut worker.procfs))?;
+        build.step(BuildStep::Addresses, || {
+            let found = interface::find(route, self.name())?;
+            let own = found.ok_or_else(|| KernelError::missing_interface(self.name()))?;
+            let mut request = Request::new();
+            self.configure(&mut request, own.index);
+            Ok(route.execute(request)?)
+        })
+    }
+
+    /// Settings that only files have. Nobody announces routers here, and addresses are for certain.
+    fn set(&self, procfs: &mut PrivateProcfs) -> Result<(), NetworkError> {
+        if self.nic.ipv6.is_none() {
+            return Ok(());
+        }
+        let folder = format!("net/ipv6/conf/{}", self.name());
+        let disabled = format!("{folder}/disable_ipv6");
+        // Runtimes turn IPv6 off for namespaces that have none yet.
+        if procfs.read(&disabled)? != "0" {
+            procfs.write(&disabled, "0")?;
+        }
+        Ok(procfs.write(&format!("{folder}/accept_ra"), "0")?)
+    }
+
+    fn configure(&self, request: &mut Request, index: InterfaceIndex) {
+        let settings = Change {
+            name: self.name(),
+            index: Some(index),
+            ..Change::default()
+        };
+        let quiet = Change {
+            no_generated_addresses: true,
+            ..settings
+        };
+        quiet.apply(request);
+        for own in addresses(self.nic) {
+            Address::new(index, own.address).add(request);
+        }
+        let raised = Change {
+            up: Some(true),
+            ..settings
+        };
+        raised.apply(request);
+        for own in addresses(self.nic) {
+            let gateway = Neighbour {
+                interface: index,
+                address: own.gateway,
+                mac: self.nic.gateway_mac.0,
+            };
+            gateway.add(request);
+        }
+        for wanted in self.record.routes(self.nic) {
+            let source = addresses(self.nic).find(|own| own.gateway == wanted.gateway);
+            let target = Target::Gateway {
+                interface: index,
+                gateway: wanted.gateway,
+                source: source.map(|own| own.address.addr()),
+            };
+            // Never in somebody else's place.
+            Route::new(wanted.destination, target).create(request);
+        }
+    }
+
+    /// Whether the namespace is still where it was found: we alone may be what holds it.
+    fn check_present(&self, namespace: BorrowedFd<'_>) -> Result<(), NetworkError> {
+        let now = open(self.home, &self.record.request.netns);
+        match now {
+            Ok(now) if netns::are_same(now.as_fd(), namespace)? => Ok(()),
+            _ => Err(NetworkError::reason(
+                "attach an interface to",
+                self.object(),
+                "it vanished meanwhile",
+            )),
+        }
+    }
+}
+
+/// Takes a slot's interface away, with its other end; none is fine.
+pub(super) fn delete_host_end(worker: &mut Worker, slot: &SlotPlan) -> Result<(), NetworkError> {
+    let found = interface::find(&mut worker.route, &slot.host_interface)?;
+    let Some(found) = found else { return Ok(()) };
+    if found.alias.as_deref() != Some(&*slot.host_alias) {
+        return Err(NetworkError::Conflict {
+            object: format!("interface {}", slot.host_interface),
+            with: "one of that name which is not ours".to_owned(),
+            advice: "delete it".to_owned(),
+        });
+    }
+    let mut request = Request::new();
+    interface::delete(&mut request, &slot.host_interface);
+    match worker.route.execute(request) {
+        // Its namespace was faster.
+        Err(error) if error.is_missing() => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+/// Compares the container's end with how it was made.
+pub(super) fn inspect(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Vec<Defect> {
+    let (Some(record), Some(nic)) = (&slot.attach, slot.nics.first()) else {
+        return Vec::new();
+    };
+    let target = Container { home, record, nic };
+    match target.look(worker, slot) {
+        Ok(problems) => problems
+            .into_iter()
+            .map(|problem| reported(target.interface(), problem))
+            .collect(),
+        Err(error) => vec![reported(target.interface(), error.to_string())],
+    }
+}
+
+impl Container<'_> {
+    fn interface(&self) -> String {
+        format!("interface {} in {}", self.name(), self.object())
+    }
+
+    fn look(&self, worker: &mut Worker, slot: &SlotPlan) -> Result<Vec<String>, NetworkError> {
+        let host_end = interface::find(&mut worker.route, &slot.host_interface)?;
+        let file = open(self.home, &self.record.request.netns)?;
+        let inside = self.home.enter_open(file.as_fd())?;
+        self.check_identity()?;
+        let mut route = Socket::route()?;
+        drop(inside);
+        let found = interface::find(&mut route, self.name())?;
+        let Some(found) = found else {
+            return Ok(vec!["it is gone".to_owned()]);
+        };
+        let host_end = host_end.map(|host_end| host_end.index);
+        if host_end.is_none() || found.peer != host_end {
+            return Ok(vec![format!(
+                "it is not the other end of {}",
+                slot.host_interface
+            )]);
+        }
+        let mut problems = self.settings_problems(&found, slot);
+        let held = address::list(&mut route)?;
+        let has = |wanted: IpAddr| {
+            let mut held = held.iter().filter(|held| held.interface == found.index);
+            held.any(|held| held.address.addr() == wanted)
+        };
+        let wanted = addresses(self.nic).filter(|own| !has(own.address.addr()));
+        problems.extend(wanted.map(|own| format!("it lacks address {}", own.address)));
+        let routes = route::list(&mut route)?;
+        for wanted in self.record.routes(self.nic) {
+            let is_there = routes.iter().any(|route| {
+                route.destination == wanted.destination
+                    && route.interface == Some(found.index)
+                    && route.gateway == Some(wanted.gateway)
+            });
+            if !is_there {
+                problems.push(format!("the route to {} is gone", wanted.destination));
+            }
+        }
+        Ok(problems)
+    }
+
+    fn settings_problems(&self, found: &Interface, slot: &SlotPlan) -> Vec<String> {
+        let mut problems = Vec::new();
+        if !found.is_up {
+            problems.push("it is down".to_owned());
+        }
+        if found.mac != Some(self.nic.guest_mac.0) {
+            problems.push(format!("its MAC is not {}", self.nic.guest_mac));
+        }
+        if found.mtu != slot.mtu {
+            problems.push(format!("its MTU is {}, not {}", found.mtu, slot.mtu));
+        }
+        problems
+    }
+}

@@ -1,0 +1,159 @@
+//! Leases whose interface goes into a namespace that somebody else made.
+//!
+//! The lease is journaled first, as one whose interface isn't made, and is busy until it is; then the kernel makes it,
+//! without the lock; then the journal is told, and the caller. What a crash leaves of a lease that nobody was told of
+//! is torn down at the start. If the kernel refuses, the lease is taken back.
+
+use std::sync::{Arc, MutexGuard};
+
+use sandwire_api::{
+    attach::{Attach, AttachedState},
+    lease::AcquireLease,
+    name::Name,
+    slot::SlotKind,
+};
+
+use super::{Caller, Shared, Slots, State, acquire::Outcome};
+use crate::{
+    attach::{self, AttachRecord},
+    error::ServiceError,
+    plan::SlotNumber,
+};
+
+impl Slots {
+    /// Compares a lease's interface in somebody's namespace with how it was made. Blocks for a millisecond.
+    ///
+    /// # Errors
+    /// There is no such lease for this caller, or it has no such interface.
+    pub fn attached(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+    ) -> Result<AttachedState, ServiceError> {
+        let key = caller.lease_key(owner_uid, name);
+        let state = self.shared.lock();
+        let record = state.lease(caller, &key)?.record.clone();
+        let slot = state.slot_plan(&record)?;
+        drop(state);
+        let attached = record.attach.and_then(|attach| attach.attached(&slot));
+        let Some(attached) = attached else {
+            return Err(ServiceError::NotFound {
+                object: format!("interface of lease '{name}' in somebody's namespace"),
+            });
+        };
+        let network = &self.shared.network;
+        let mut defects = network.inspect(&slot).defects;
+        defects.extend(network.inspect_attached(&slot));
+        Ok(AttachedState { attached, defects })
+    }
+}
+
+impl Shared {
+    /// Refuses what can't be before anything is done, and asks the kernel about the namespace.
+    pub(super) fn check_attach(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<Option<AttachRecord>, ServiceError> {
+        let plan = Arc::clone(&self.lock().pool(&request.pool)?.plan);
+        let is_container = plan.spec.kind == SlotKind::Container;
+        let invalid = |value: String, reason: String| ServiceError::Invalid {
+            field: "attach.netns",
+            value,
+            reason,
+        };
+        let Some(wanted) = &request.attach else {
+            if !is_container {
+                return Ok(None);
+            }
+            let reason = "the pool's slots are interfaces for namespaces: name one";
+            return Err(invalid("none".to_owned(), reason.to_owned()));
+        };
+        let path = wanted.netns.display().to_string();
+        if !is_container {
+            let reason = "the pool's slots are no interfaces for others' namespaces: use one of kind = container";
+            return Err(invalid(path, reason.to_owned()));
+        }
+        demand_operator(caller, wanted)?;
+        let slot = plan.slot(SlotNumber(0));
+        if let Some(nic) = slot.nics.first() {
+            attach::check(wanted, &plan, nic)?;
+        }
+        let found = self.network.find_namespace(&wanted.netns);
+        let netns_cookie = found.map_err(|error| invalid(path, error.to_string()))?;
+        Ok(Some(AttachRecord {
+            request: wanted.clone(),
+            netns_cookie,
+            is_done: false,
+        }))
+    }
+
+    /// Has the interface of a lease that has just been granted made; of one that was there, waits for it. If that
+    /// fails there is no such lease.
+    pub(super) fn settle_attach<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        outcome: Outcome,
+    ) -> (MutexGuard<'a, State>, Outcome) {
+        let Ok((plan, mut record, is_new)) = outcome else {
+            return (state, outcome);
+        };
+        if !is_new {
+            let (state, opened) = self.await_opened(state, &record.key);
+            return (state, opened.map(|()| (plan, record, false)));
+        }
+        drop(state);
+        let made = self.network.attach(&record.slot_of(&plan));
+        let mut state = self.lock();
+        let stored = made
+            .map_err(|source| ServiceError::Network {
+                operation: "attach",
+                object: format!("lease '{}'", record.key.name),
+                source,
+            })
+            .and_then(|()| state.store_attached(&mut record));
+        if let Err(error) = stored {
+            state.take_back(self, &record);
+            self.changed.notify_all();
+            return (state, Err(error));
+        }
+        let has_channel = record.channel.is_some();
+        if let Some(lease) = state.leases.get_mut(&record.key) {
+            lease.record.attach.clone_from(&record.attach);
+            lease.is_busy = has_channel;
+            lease.is_opening = has_channel;
+        }
+        self.changed.notify_all();
+        (state, Ok((plan, record, true)))
+    }
+}
+
+impl State {
+    fn store_attached(
+        &mut self,
+        record: &mut crate::lease::LeaseRecord,
+    ) -> Result<(), ServiceError> {
+        let Some(attach) = &mut record.attach else {
+            return Ok(());
+        };
+        attach.is_done = true;
+        let stored = self.journal.set_lease_attach(&record.key, attach);
+        stored.map_err(|error| {
+            self.journal_failed();
+            error.into()
+        })
+    }
+}
+
+/// A path leads into anybody's namespace, with the daemon's rights.
+fn demand_operator(caller: Caller, wanted: &Attach) -> Result<(), ServiceError> {
+    if caller.privileged {
+        return Ok(());
+    }
+    Err(ServiceError::Forbidden {
+        uid: caller.uid,
+        operation: "attach an interface to",
+        object: format!("network namespace {}", wanted.netns.display()),
+    })
+}

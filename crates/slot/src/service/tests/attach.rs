@@ -1,0 +1,186 @@
+use std::path::PathBuf;
+
+use sandwire_api::{attach::Attached, slot::SlotKind};
+
+use super::*;
+
+/// A pool of containers.
+fn boxes(size: u32) -> PoolSpec {
+    PoolSpec {
+        kind: SlotKind::Container,
+        data_path: DataPath::Ebpf,
+        quarantine_seconds: 0,
+        ..spec("boxes", size)
+    }
+}
+
+fn with_boxes(size: u32) -> (Host, Arc<Slots>) {
+    let host = Host::new();
+    let slots = host.start();
+    slots.create_pool(&boxes(size)).unwrap();
+    slots.await_ready("boxes", size);
+    (host, slots)
+}
+
+const BLUE: &str = r#"boxes:a "attach": {"netns": "/run/netns/blue"}"#;
+
+fn attached(slots: &Slots) -> Attached {
+    let lease = slots.take(BLUE).unwrap().lease;
+    lease.attached.expect("its interface is attached")
+}
+
+#[test]
+fn a_lease_says_where_its_interface_is_also_after_a_restart() {
+    let (host, slots) = with_boxes(2);
+    let first = attached(&slots);
+    assert_eq!(first.interface.as_str(), "eth0");
+    let addresses: Vec<String> = first
+        .addresses
+        .iter()
+        .map(|own| format!("{} by {}", own.address, own.gateway))
+        .collect();
+    assert_eq!(
+        addresses,
+        ["10.64.0.2/32 by 169.254.1.1", "fd00:c10e::2/128 by fe80::1"]
+    );
+    assert_eq!(first.mac.to_string(), "06:73:0a:40:00:02");
+    let routes: Vec<String> = first
+        .routes
+        .iter()
+        .map(|route| route.destination.to_string())
+        .collect();
+    assert_eq!(routes, ["0.0.0.0/0", "::/0"]);
+    slots.await_ready("boxes", 2);
+    drop(slots);
+
+    let slots = host.start();
+    let detail = slots.lease_detail(ROOT, None, &name("a")).unwrap();
+    assert_eq!(detail.lease.attached, Some(first.clone()));
+    assert_eq!(detail.defects, []);
+    let again = slots.take(BLUE).unwrap();
+    assert!(!again.new && again.lease.attached == Some(first));
+    slots.await_ready("boxes", 2);
+    slots.await_health(true);
+    let health = slots.health();
+    assert!(health.problems.is_empty(), "{health:?}");
+    slots.give_back("a").unwrap();
+    assert!(host.kernel.lock().attached.is_empty());
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn what_can_t_be_attached_is_refused_and_changes_nothing() {
+    let (host, slots) = with_boxes(1);
+    slots
+        .create_pool(&PoolSpec {
+            addresses: serde_json::from_str(r#"{"plan": "prefix", "ipv4": "10.65.0.0/28"}"#)
+                .unwrap(),
+            guest: serde_json::from_str(r#"{"ipv6": ""}"#).unwrap(),
+            ..spec("web", 1)
+        })
+        .unwrap();
+    slots.await_ready("web", 1);
+    for request in [
+        r#"boxes:a "#,
+        r#"web:a "attach": {"netns": "/run/netns/blue"}"#,
+        r#"boxes:a "attach": {"netns": "blue"}"#,
+        r#"boxes:a "attach": {"netns": "/run/netns/blue", "mtu": 1000}"#,
+        r#"boxes:a "attach": {"netns": "/run/netns/blue", "mac": "01:00:00:00:00:01"}"#,
+        r#"boxes:a "attach": {"netns": "/run/netns/blue", "mac": "02:73:77:00:00:01"}"#,
+        r#"boxes:a "attach": {"netns": "/run/netns/blue", "routes": ["10.0.0.0/8", "10.0.0.1/8"]}"#,
+        r#"boxes:a "attach": {"netns": "/run/netns/blue"}, "process": true"#,
+    ] {
+        let request = request.trim_end();
+        assert_eq!(
+            code(slots.take(request)),
+            ErrorCode::InvalidRequest,
+            "{request}"
+        );
+    }
+    let open = PoolSpec {
+        access: serde_json::from_str(r#"[{"verbs": ["acquire", "manage"], "uids": [1000]}]"#)
+            .unwrap(),
+        ..boxes(1)
+    };
+    slots.delete_pool(&name("boxes")).unwrap();
+    slots.create_pool(&open).unwrap();
+    slots.await_ready("boxes", 1);
+    let error = slots.acquire(ALICE, &request_of(BLUE));
+    assert_eq!(
+        code(error),
+        ErrorCode::Forbidden,
+        "not even who manages the pool"
+    );
+    assert!(slots.leases(ROOT).is_empty() && host.kernel.lock().attached.is_empty());
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn the_same_name_elsewhere_is_a_conflict() {
+    let (_host, slots) = with_boxes(1);
+    attached(&slots);
+    let red = r#"boxes:a "attach": {"netns": "/run/netns/red"}"#;
+    assert_eq!(code(slots.take(red)), ErrorCode::Conflict);
+    let renamed = r#"boxes:a "attach": {"netns": "/run/netns/blue", "interface": "net1"}"#;
+    assert_eq!(code(slots.take(renamed)), ErrorCode::Conflict);
+}
+
+#[test]
+fn a_lease_whose_interface_can_t_be_made_is_taken_back() {
+    let (host, slots) = with_boxes(1);
+    let gone = PathBuf::from("/run/netns/blue");
+    host.kernel.lock().missing_namespaces.insert(gone.clone());
+    let error = slots.take(BLUE).unwrap_err();
+    assert!(error.to_string().contains("attach lease 'a'"), "{error}");
+    assert!(slots.leases(ROOT).is_empty());
+    host.kernel.lock().missing_namespaces.remove(&gone);
+    slots.await_ready("boxes", 1);
+    attached(&slots);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_crash_at_any_step_of_an_attach_leaves_a_whole_lease_or_none() {
+    for steps in 0..14 {
+        let (host, slots) = with_boxes(1);
+        drop(slots);
+        let power = Power::unlimited();
+        let slots = host.start_with(&power).unwrap();
+        slots.await_ready("boxes", 1);
+        slots.await_quiet();
+        power.set(steps);
+        let answered = slots.take(BLUE).is_ok();
+        power.cut();
+        drop(slots);
+
+        let slots = host.start();
+        slots.await_ready("boxes", 1);
+        slots.await_quiet();
+        let leases = slots.leases(ROOT);
+        if answered {
+            assert_eq!(leases.len(), 1, "{steps} steps: an answered lease stays");
+        }
+        let interfaces = host.kernel.lock().attached.len();
+        assert_eq!(interfaces, leases.len(), "{steps} steps: {leases:?}");
+        // Whoever had no answer asks again, and has it.
+        attached(&slots);
+        slots.give_back("a").unwrap();
+        slots.await_quiet();
+        assert!(host.kernel.lock().attached.is_empty(), "{steps} steps");
+        host.kernel.assert_unviolated();
+    }
+}
+
+#[test]
+fn an_interface_that_went_while_the_service_was_away_is_made_again() {
+    let (host, slots) = with_boxes(1);
+    attached(&slots);
+    drop(slots);
+    host.kernel.lock().attached.clear();
+    let slots = host.start();
+    slots.wait_until("it is made again", |state| {
+        state.counters.defects_repaired > 0
+    });
+    assert_eq!(host.kernel.lock().attached.len(), 1);
+    host.kernel.assert_unviolated();
+}
