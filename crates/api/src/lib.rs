@@ -9,6 +9,7 @@ pub mod client;
 pub mod drop_reason;
 pub mod error;
 pub mod health;
+pub mod identity;
 pub mod impairment;
 pub mod lease;
 pub mod name;

@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use crate::{
     clones, cni, engine, extent, forward, impair, private_host,
     record::Record,
-    report,
+    report, rr,
     slots::{self, Case, Sizes},
     stream, vsock,
     way::Way,
@@ -45,6 +45,8 @@ enum Suite {
     Impair(ImpairArguments),
     /// How long a container runtime waits for the CNI plugin, one container at a time and thirty at once. Needs root.
     Cni(CniArguments),
+    /// Small requests and answers: in the host's namespace, by identities, veth, macvlan and others. Needs root.
+    Rr(RrArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -206,6 +208,21 @@ struct CniArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+struct RrArguments {
+    #[command(flatten)]
+    extent: extent::Extent<rr::Part>,
+    /// Run only these rows.
+    #[arg(long, value_name = "ROW")]
+    row: Vec<rr::Case>,
+    /// Be a process that the suite starts.
+    #[arg(long, hide = true)]
+    stand_in: Option<String>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
     #[arg(required = true, value_name = "FILE")]
@@ -267,6 +284,14 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         }
         Suite::Impair(arguments) => arguments.in_private_host,
         Suite::Cni(arguments) => arguments.in_private_host,
+        Suite::Rr(RrArguments {
+            stand_in: Some(words),
+            ..
+        }) => {
+            rr::stand_in(words)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Suite::Rr(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -283,6 +308,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Engine(arguments) => engine::run(&arguments.extent)?,
         Suite::Impair(arguments) => impair::run(&arguments.extent)?,
         Suite::Cni(arguments) => cni::run(arguments.sizes())?,
+        Suite::Rr(arguments) => rr::run(&arguments.extent, &arguments.row)?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {

@@ -27,6 +27,7 @@ mod progress;
 mod recipe;
 mod report;
 mod rig;
+mod rr;
 mod slots;
 mod stream;
 mod vsock;

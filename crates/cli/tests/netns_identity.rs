@@ -4,8 +4,9 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
     time::{Duration, SystemTime},
 };
 
@@ -116,4 +117,144 @@ fn an_identity_from_add_to_remove() {
         assert_eq!(done(&["list"]), serde_json::json!([]));
         assert_eq!(source(lab, &cgroup), "192.0.2.1");
     });
+}
+
+/// Waits for something that the kernel does by and by.
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    for _ in 0..6000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("never: {what}");
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_policy_is_shown_set_and_reset() {
+    lab::run_within(DEADLINE, |lab| {
+        let cgroup = Cgroup::new();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        fs::write(path, "cloud_metadata = true\n").unwrap();
+        let add = [
+            "add",
+            cgroup.path(),
+            "--name",
+            "web",
+            "--prefix",
+            "10.77.0.0/24",
+        ];
+        assert_eq!(
+            done(&[&add[..], &["--policy", path]].concat())["addresses"][0],
+            "10.77.0.1"
+        );
+        assert_eq!(done(&["policy", "show", "web"])["cloud_metadata"], true);
+        fs::write(
+            path,
+            "[egress]\ndefault = \"deny\"\n[[egress.rules]]\naction = \"allow\"\nprefixes = [\"10.77.0.0/24\"]\n",
+        )
+        .unwrap();
+        done(&["policy", "set", "web", "--file", path]);
+        let text = String::from_utf8(identity(&["policy", "show", "web"]).stdout).unwrap();
+        assert!(text.contains("10.77.0.0/24"), "{text}");
+        lab.run("ip addr add 192.0.2.1/32 dev lo");
+        let dial = format!(
+            "echo 0 > {}/cgroup.procs; python3 -c 'import socket; socket.create_connection((\"192.0.2.1\", 9))' 2>&1 || true",
+            cgroup.path()
+        );
+        assert!(lab.shell(&dial).contains("Operation not permitted"));
+        let counted = done(&["show", "web"]);
+        assert_eq!(counted["counters"]["refused"]["policy"], 1, "{counted}");
+        fs::write(path, "uplink = \"deny\"\n").unwrap();
+        let error = refused(&["policy", "set", "web", "--file", path]);
+        assert!(error.contains("unknown field `uplink`"), "{error}");
+        assert_eq!(
+            done(&["policy", "reset", "web"])["egress"]["default"],
+            "allow"
+        );
+        assert!(lab.shell(&dial).contains("refused"));
+        done(&["remove", "web"]);
+    });
+}
+
+fn run(parent: &Cgroup, arguments: &[&str]) -> Command {
+    let mut command = Command::new(sandwire::executable().unwrap());
+    command.args(["--json", "run", "--no-netns", "--cgroup", parent.path()]);
+    command.args(arguments);
+    command
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_command_runs_with_an_identity_and_nothing_is_left_of_it() {
+    lab::run_within(DEADLINE, |lab| {
+        let parent = Cgroup::new();
+        let before = lab.run("ip -o addr show dev lo");
+        let address = ["--name", "job", "--address", "10.77.0.1"];
+        let script = "sleep 1000 & cat /proc/self/cgroup >&2; echo $SANDWIRE_ADDRESSES >&2; exit 7";
+        let arguments = [&address[..], &["--", "sh", "-c", script]].concat();
+        let output = run(&parent, &arguments).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(7), "{said}");
+        assert!(
+            said.contains("/sandwire-run-job") && said.contains("10.77.0.1"),
+            "{said}"
+        );
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["exit_status"], 7);
+        assert_eq!(report["identity"]["name"], "job");
+        let is_clean = || {
+            let folders = fs::read_dir(&parent.0).unwrap().flatten();
+            let mut folders = folders.filter(|entry| entry.path().is_dir());
+            folders.next().is_none() && lab.run("ip -o addr show dev lo") == before
+        };
+        assert!(is_clean());
+        assert_eq!(done(&["list"]), serde_json::json!([]));
+        let output = run(&parent, &[&address[..], &["--", "/nowhere"]].concat()).output();
+        assert_eq!(output.unwrap().status.code(), Some(127));
+        assert!(is_clean());
+
+        // Killed, it leaves the command running, and what is left when that ends is taken away by the next.
+        let arguments = [
+            &address[..],
+            &["--", "sh", "-c", "echo begun >&2; read line"],
+        ]
+        .concat();
+        let mut killed = run(&parent, &arguments)
+            .stdin(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(killed.stderr.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "begun");
+        let mut input = killed.stdin.take().unwrap();
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        assert_eq!(done(&["list"])[0]["name"], "job");
+        let second = run(&parent, &[&address[..], &["--", "true"]].concat()).output();
+        assert_eq!(second.unwrap().status.code(), Some(1), "the name is taken");
+        writeln!(input, "end").unwrap();
+        until("the command ends", || lines.next().is_none());
+        until("the next call cleans up", || {
+            done(&["list"]) == serde_json::json!([])
+        });
+        assert!(is_clean());
+        let output = run(&parent, &[&address[..], &["--", "true"]].concat()).output();
+        assert!(output.unwrap().status.success());
+        assert!(is_clean());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn options_of_an_identity_are_for_commands_without_a_namespace() {
+    let output = Command::new(sandwire::executable().unwrap())
+        .args(["run", "--address", "10.77.0.1", "--", "true"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("--no-netns"), "{error}");
 }

@@ -60,6 +60,8 @@ pub struct Config {
     pub metrics_per_lease: bool,
     /// Folder of the impairment service.
     pub impair_folder: PathBuf,
+    /// Folder of the pins of identities without a namespace.
+    pub identity_folder: PathBuf,
     /// Services for vsock, if they are enabled.
     pub vsock: Option<VsockConfig>,
     /// Pools that the daemon keeps.
@@ -172,6 +174,7 @@ struct File {
     audit_seconds: Option<Spanned<u64>>,
     uplinks: Option<Vec<Spanned<String>>>,
     bpf_folder: Option<Spanned<PathBuf>>,
+    identity_folder: Option<Spanned<PathBuf>>,
     nics_max: Option<Spanned<u32>>,
     uplink_order: Option<OrderWord>,
     metrics_per_lease: Option<bool>,
@@ -254,6 +257,10 @@ impl Source<'_> {
             impair_folder: match &file.impair.folder {
                 Some(folder) => self.absolute("impair.folder", folder)?,
                 None => crate::impair::default_folder(),
+            },
+            identity_folder: match &file.identity_folder {
+                Some(folder) => self.absolute("identity_folder", folder)?,
+                None => crate::identities::default_folder().to_owned(),
             },
             datapath,
             metrics_per_lease: file.metrics_per_lease.unwrap_or(false),

@@ -8,6 +8,7 @@
 mod extract;
 mod failure;
 mod health;
+mod identities;
 mod impairment;
 mod leases;
 mod metrics;
@@ -54,7 +55,7 @@ use self::{
     metrics::{ChannelTotals, LeaseTotals, Traffic},
     trace::Traces,
 };
-use crate::impair::Impairments;
+use crate::{identities::HostIdentities, impair::Impairments};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -70,6 +71,8 @@ pub(crate) struct App {
     channel_totals: ChannelTotals,
     /// The way to the impairment service.
     pub(crate) impairments: Arc<Impairments>,
+    /// Identities without a namespace.
+    pub(crate) identities: Arc<HostIdentities>,
     /// Traces that run.
     pub(crate) traces: Arc<Traces>,
     /// What is wrong with the pools of the configuration.
@@ -86,14 +89,16 @@ impl App {
     #[cfg(test)]
     pub(crate) fn new(slots: Arc<Slots>, metrics_per_lease: bool) -> Arc<Self> {
         let nowhere = Impairments::new("/nonexistent/sandwire-impair".into(), false);
-        Self::with_impairments(slots, metrics_per_lease, nowhere)
+        let nobody = HostIdentities::new("/nonexistent/sandwire-identity".as_ref());
+        Self::with_services(slots, metrics_per_lease, nowhere, nobody)
     }
 
     /// `metrics_per_lease` says whether `/metrics` has figures of each lease, beside the pools' sums.
-    pub(crate) fn with_impairments(
+    pub(crate) fn with_services(
         slots: Arc<Slots>,
         metrics_per_lease: bool,
         impairments: Impairments,
+        identities: HostIdentities,
     ) -> Arc<Self> {
         let openapi = api()
             .into_openapi()
@@ -106,6 +111,7 @@ impl App {
             totals: LeaseTotals::new(metrics_per_lease),
             channel_totals: ChannelTotals::new(metrics_per_lease),
             impairments: Arc::new(impairments),
+            identities: Arc::new(identities),
             traces: Arc::default(),
             problems: RwLock::default(),
             openapi,
@@ -158,6 +164,7 @@ fn api() -> OpenApiRouter<Arc<App>> {
         .merge(vsock::routes())
         .merge(taps::routes())
         .merge(ports::routes())
+        .merge(identities::routes())
         .merge(health::routes())
         .merge(metrics::routes())
         .merge(openapi::routes())

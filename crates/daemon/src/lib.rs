@@ -8,6 +8,7 @@
 mod access;
 pub mod config;
 mod http;
+mod identities;
 mod impair;
 #[cfg(test)]
 mod model;

@@ -29,6 +29,7 @@ use tracing_subscriber::{EnvFilter, fmt};
 use crate::{
     config::{Config, ConfigError, VsockConfig},
     http::{self, App},
+    identities::{self, HostIdentities},
     impair::{self, Impairments},
     server,
     socket::{self, SocketError},
@@ -131,12 +132,14 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
     let announcer = tokio::spawn(announce(Arc::clone(&app)));
     let sweeper = impair::sweep(Arc::clone(&app.impairments), Arc::clone(&app.slots));
     let sweeper = tokio::spawn(sweeper);
+    let looker = tokio::spawn(identities::sweep(Arc::clone(&app.identities)));
     while let Told::Reload = signals.next().await {
         reload(&app, file.as_deref()).await;
     }
     tracing::info!("stopping; slots and leases stay as they are");
     announcer.abort();
     sweeper.abort();
+    looker.abort();
     notify(&[NotifyState::Stopping]);
     app.traces.stop();
     stop.send_replace(true);
@@ -168,7 +171,8 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         // Under systemd it has a unit of its own.
         let starts = std::env::var_os("NOTIFY_SOCKET").is_none();
         let impairments = Impairments::new(config.impair_folder, starts);
-        let app = App::with_impairments(slots, config.metrics_per_lease, impairments);
+        let identities = HostIdentities::new(&config.identity_folder);
+        let app = App::with_services(slots, config.metrics_per_lease, impairments, identities);
         ensure_pools(&app, &config.pools);
         Ok(app)
     });

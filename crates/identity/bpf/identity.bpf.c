@@ -7,7 +7,11 @@
  *   recvmsg, getsockname,     own loopback -> 127.0.0.1
  *   getpeername
  *   sock_ops, sk_lookup       a TCP socket on the wildcard hears every own address
+ *   sock_release              gives back a listener's place
  *   ingress, egress           counts; stops what comes to or from other addresses
+ *
+ * Policy is judged for TCP by connect, and by sk_lookup where a connection leads to a service of the host; for everything
+ * else by egress.
  *
  * A socket belongs to the cgroup that its maker was in, for ever. Those made before the identity was added are left
  * alone, and so are those in other network namespaces. */
@@ -24,6 +28,7 @@
 #define SOCK_STREAM 1
 #define SOCK_DGRAM 2
 #define SOCK_RAW 3
+#define IPPROTO_MPTCP_NUMBER 262
 
 char _license[] SEC("license") = "Dual MIT/GPL";
 
@@ -47,8 +52,8 @@ ADDRESS_HOOK("cgroup/bind4", on_bind4, return bind4(ctx, identity, socket))
 ADDRESS_HOOK("cgroup/bind6", on_bind6, return bind6(ctx, identity, socket))
 ADDRESS_HOOK("cgroup/connect4", on_connect4, return connect4(ctx, identity, socket))
 ADDRESS_HOOK("cgroup/connect6", on_connect6, return connect6(ctx, identity, socket))
-ADDRESS_HOOK("cgroup/sendmsg4", on_sendmsg4, return send4(ctx, identity))
-ADDRESS_HOOK("cgroup/sendmsg6", on_sendmsg6, return send6(ctx, identity))
+ADDRESS_HOOK("cgroup/sendmsg4", on_sendmsg4, return send4(ctx, identity, socket))
+ADDRESS_HOOK("cgroup/sendmsg6", on_sendmsg6, return send6(ctx, identity, socket))
 ADDRESS_HOOK("cgroup/recvmsg4", on_recvmsg4, show_source4(ctx, identity, socket); return 1)
 ADDRESS_HOOK("cgroup/recvmsg6", on_recvmsg6, show_source6(ctx, identity, socket); return 1)
 ADDRESS_HOOK("cgroup/getsockname4", on_getsockname4, show_name4(ctx, identity, socket); return 1)
@@ -62,6 +67,9 @@ static __always_inline int forbidden(const struct identity *identity, __u32 type
 	if ((type == SOCK_STREAM && protocol == IPPROTO_TCP) ||
 	    (type == SOCK_DGRAM && protocol == IPPROTO_UDP))
 		return 0;
+	/* Its connections are made by sockets of the kernel's own, which no hook is told of. */
+	if (protocol == IPPROTO_MPTCP_NUMBER)
+		return EPROTONOSUPPORT;
 	if (identity->flags & IDENTITY_ALLOW_OTHER)
 		return 0;
 	if (type == SOCK_RAW)
@@ -96,7 +104,7 @@ SEC("sockops")
 int on_sock_ops(struct bpf_sock_ops *ctx)
 {
 	const struct identity *identity = active_identity();
-	const struct socket_state *socket;
+	struct socket_state *socket;
 
 	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB || !identity || !ctx->sk)
 		return 1;
@@ -106,18 +114,29 @@ int on_sock_ops(struct bpf_sock_ops *ctx)
 	return 1;
 }
 
-/* The packet's socket, if it is one of the identity's. */
-static __always_inline struct bpf_sock *socket_of(struct __sk_buff *skb,
-						  const struct identity *identity)
+/* Also of sockets whose identity was removed: their listeners count for as long as there is a tally. */
+SEC("cgroup/sock_release")
+int on_sock_release(struct bpf_sock *ctx)
 {
-	const struct socket_state *socket;
-	struct bpf_sock *sk = skb->sk;
+	struct socket_state *socket = bpf_sk_storage_get(&sockets, ctx, 0, 0);
 
-	sk = sk ? bpf_sk_fullsock(sk) : 0;
-	if (!sk)
-		return 0;
-	socket = bpf_sk_storage_get(&sockets, sk, 0, 0);
-	return socket && socket->number == identity->number ? sk : 0;
+	if (socket)
+		give_place(socket, bpf_get_socket_cookie(ctx));
+	return 1;
+}
+
+/* What is known of a packet's socket, if it is one of the identity's. */
+static __always_inline struct socket_state *socket_of(struct bpf_sock *sk,
+						      const struct identity *identity)
+{
+	struct socket_state *socket = bpf_sk_storage_get(&sockets, sk, 0, 0);
+
+	return socket && socket->number == identity->number ? socket : 0;
+}
+
+static __always_inline int is_tcp(struct bpf_sock *sk)
+{
+	return sk->protocol == IPPROTO_TCP && sk->type == SOCK_STREAM;
 }
 
 SEC("cgroup_skb/ingress")
@@ -125,14 +144,14 @@ int on_ingress(struct __sk_buff *skb)
 {
 	struct identity *identity = active_identity();
 	struct counters *counted;
-	struct bpf_sock *sk;
+	struct bpf_sock *sk = skb->sk;
 
-	sk = identity ? socket_of(skb, identity) : 0;
-	if (!sk)
+	sk = identity && sk ? bpf_sk_fullsock(sk) : 0;
+	if (!sk || !socket_of(sk, identity))
 		return 1;
 	/* Only sockets that take packets from everybody. */
 	if ((sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_CLOSE) &&
-	    !guard_ingress(skb, identity))
+	    !guard_ingress(skb, identity, sk))
 		return 0;
 	counted = bpf_get_local_storage(&counters, 0);
 	count(&counted->ingress, skb);
@@ -143,13 +162,15 @@ SEC("cgroup_skb/egress")
 int on_egress(struct __sk_buff *skb)
 {
 	struct identity *identity = active_identity();
+	struct socket_state *socket;
 	struct counters *counted;
-	struct bpf_sock *sk;
+	struct bpf_sock *sk = skb->sk;
 
-	sk = identity ? socket_of(skb, identity) : 0;
-	if (!sk)
+	sk = identity && sk ? bpf_sk_fullsock(sk) : 0;
+	socket = sk ? socket_of(sk, identity) : 0;
+	if (!socket)
 		return 1;
-	if (sk->protocol != IPPROTO_TCP && !guard_egress(skb, identity))
+	if (!is_tcp(sk) && !guard_egress(skb, identity, socket, sk))
 		return 0;
 	counted = bpf_get_local_storage(&counters, 0);
 	count(&counted->egress, skb);
@@ -179,5 +200,5 @@ int on_sk_lookup(struct bpf_sk_lookup *ctx)
 	if (ctx->family == AF_INET && is_loopback4(key.words[3]))
 		key.words[3] = network24(key.words[3]);
 	owner = bpf_map_lookup_elem(&addresses, &key);
-	return owner ? steer(ctx, &address, owner) : SK_PASS;
+	return owner ? steer(ctx, &address, owner) : may_reach_host(ctx);
 }

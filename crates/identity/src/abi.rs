@@ -49,6 +49,11 @@ macro_rules! structs {
                     self.get_mut(place).copy_from_slice(&value.to_ne_bytes());
                 }
 
+                /// Writes a field of two bytes.
+                pub fn set_half(&mut self, place: Place, value: u16) {
+                    self.get_mut(place).copy_from_slice(&value.to_ne_bytes());
+                }
+
                 /// A field of eight bytes.
                 #[must_use]
                 pub fn long(&self, place: Place) -> u64 {
@@ -116,6 +121,53 @@ structs! {
         ingress: 16, 16;
         refusals: 32, 128;
     }
+    /// `struct port_rule`.
+    PortRule = "port_rule", 8 bytes {
+        protocol: 0, 1;
+        allows: 1, 1;
+        first: 2, 2;
+        last: 4, 2;
+        padding: 6, 2;
+    }
+    /// `struct policy`.
+    Policy = "policy", 216 bytes {
+        index: 0, 4;
+        flags: 4, 4;
+        group: 8, 4;
+        talk_count: 12, 4;
+        service_count: 16, 4;
+        padding: 20, 4;
+        talks: 24, 64;
+        services: 88, 128;
+    }
+    /// `struct prefix_key`.
+    PrefixKey = "prefix_key", 24 bytes {
+        prefix_length: 0, 4;
+        policy: 4, 4;
+        address: 8, 16;
+    }
+    /// `struct prefix`.
+    Prefix = "prefix", 8 bytes {
+        list: 0, 4;
+        allows: 4, 2;
+        metadata: 6, 2;
+    }
+    /// `struct part_key`.
+    PartKey = "part_key", 8 bytes {
+        policy: 0, 4;
+        part: 4, 4;
+    }
+    /// `struct rule_list`.
+    RuleList = "rule_list", 264 bytes {
+        count: 0, 4;
+        padding: 4, 4;
+        rules: 8, 256;
+    }
+    /// `struct tally`.
+    Tally = "tally", 16 bytes {
+        listeners: 0, 8;
+        host_service: 8, 8;
+    }
 }
 
 /// Addresses of a record.
@@ -126,6 +178,16 @@ pub const RECORD_NAME_MAX: usize = 64;
 pub const RECORD_PATH_MAX: usize = 512;
 /// Reasons for which there is room.
 pub const REFUSALS_MAX: usize = 16;
+/// Rules of one list.
+pub const RULES_MAX: usize = 32;
+/// Host services of one policy.
+pub const SERVICES_MAX: usize = 16;
+/// Groups that one policy may name.
+pub const TALKS_MAX: usize = 16;
+/// Bytes of a part of a text.
+pub const TEXT_PART: usize = 2048;
+/// TCP sockets of one identity that may listen at the same time.
+pub const LISTENERS_OF_ONE_MAX: usize = 1024;
 
 /// `enum identity_flag`.
 pub mod identity_flag {
@@ -161,6 +223,22 @@ pub mod record_state {
 pub mod record_flag {
     /// The loopback address for IPv6 was put on an interface.
     pub const LOOPBACK6: u32 = 1;
+    /// The cgroup was made for it, and goes with it.
+    pub const OWN_CGROUP: u32 = 2;
+}
+
+/// `enum policy_flag`.
+pub mod policy_flag {
+    /// What no rule covers may be reached.
+    pub const ALLOW: u32 = 1;
+    /// There are prefixes to look up.
+    pub const PREFIXES: u32 = 2;
+    /// All services of the host.
+    pub const HOST_ALL: u32 = 4;
+    /// Pings of the host.
+    pub const HOST_ICMP: u32 = 8;
+    /// Identities of the same group.
+    pub const SAME_GROUP: u32 = 16;
 }
 
 /// The enums of the header whose numbers are above, and the names of the refusals.
@@ -176,6 +254,12 @@ pub(crate) const ENUMS: &[(&str, u32)] = &[
     ("RECORD_COMPLETE", record_state::COMPLETE),
     ("RECORD_REMOVING", record_state::REMOVING),
     ("RECORD_LOOPBACK6", record_flag::LOOPBACK6),
+    ("RECORD_OWN_CGROUP", record_flag::OWN_CGROUP),
+    ("POLICY_ALLOW", policy_flag::ALLOW),
+    ("POLICY_PREFIXES", policy_flag::PREFIXES),
+    ("POLICY_HOST_ALL", policy_flag::HOST_ALL),
+    ("POLICY_HOST_ICMP", policy_flag::HOST_ICMP),
+    ("POLICY_SAME_GROUP", policy_flag::SAME_GROUP),
 ];
 
 /// An address as `struct address`: 16 bytes in network order, IPv4 as `::ffff:a.b.c.d`.

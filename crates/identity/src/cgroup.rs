@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{FlockOperation, flock};
+
 use crate::Error;
 
 const CGROUP2_MAGIC: u64 = 0x6367_7270;
@@ -55,6 +57,43 @@ impl Cgroup {
     pub(crate) fn is_there(path: &Path, id: u64) -> bool {
         fs::metadata(path).is_ok_and(|found| found.ino() == id)
     }
+}
+
+/// Whether a cgroup is gone, or nobody is in it, and nobody holds a lock on its folder, as who made it for a command
+/// does.
+pub(crate) fn is_abandoned(path: &Path, id: u64) -> bool {
+    if !Cgroup::is_there(path, id) {
+        return true;
+    }
+    let Ok(folder) = File::open(path) else {
+        return false;
+    };
+    !is_populated(path) && flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok()
+}
+
+/// Whether a process is in a cgroup or below it, or might be.
+pub(crate) fn is_populated(path: &Path) -> bool {
+    let events = fs::read_to_string(path.join("cgroup.events"));
+    events.map_or(true, |text| !text.lines().any(|line| line == "populated 0"))
+}
+
+/// Removes a cgroup with those below it, unless a process is in one.
+pub(crate) fn remove_if_empty(path: &Path, id: u64) {
+    if Cgroup::is_there(path, id) && !is_populated(path) {
+        // What can't be removed is busy, or gone.
+        let _ = remove_tree(path);
+    }
+}
+
+/// Folders of cgroups can't be emptied of files, and needn't be.
+pub(crate) fn remove_tree(path: &Path) -> std::io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_tree(&entry.path())?;
+        }
+    }
+    fs::remove_dir(path)
 }
 
 fn file_system(folder: &File) -> std::io::Result<u64> {

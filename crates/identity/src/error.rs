@@ -123,6 +123,53 @@ pub enum Error {
         /// Where the pins are.
         folder: PathBuf,
     },
+    /// A policy that the maps can't hold, or that makes no sense.
+    #[error(transparent)]
+    Policy(#[from] sandwire_datapath::policy::PolicyError),
+    /// More groups than there is room for.
+    #[error(
+        "the policy names {groups} groups in talks_to; at most {most} are possible: let more identities share a group",
+        most = crate::abi::TALKS_MAX
+    )]
+    Talks {
+        /// How many.
+        groups: usize,
+    },
+    /// Two groups whose numbers are the same.
+    #[error(
+        "the groups {group} and {other} can't be told apart in the kernel: choose another name for {group}"
+    )]
+    GroupClash {
+        /// The new one.
+        group: String,
+        /// The one of another identity.
+        other: String,
+    },
+    /// A stored policy that can't be read.
+    #[error(
+        "cannot read or write the policy's text: {reason}; set it anew: sandwire identity policy set"
+    )]
+    PolicyText {
+        /// Why not.
+        reason: String,
+    },
+    /// A command of that name runs.
+    #[error("there is a cgroup {path} already, of a command that runs; choose another --name", path = .path.display())]
+    CgroupInUse {
+        /// The cgroup.
+        path: PathBuf,
+    },
+    /// No hierarchy of version 2.
+    #[error(
+        "no cgroup v2 hierarchy is mounted that this process is in (findmnt -t cgroup2); name a folder of one by --cgroup"
+    )]
+    NoHierarchy,
+    /// No address of a prefix is free.
+    #[error("no address of {prefix} is free; remove an identity, or choose a wider prefix")]
+    PrefixFull {
+        /// The prefix.
+        prefix: ipnet::IpNet,
+    },
     /// All numbers are in use.
     #[error(
         "there are {0} identities, and no room for more; remove one first: sandwire identity list"
@@ -211,6 +258,7 @@ impl Error {
                 | Self::Map { .. }
                 | Self::System { .. }
                 | Self::Kernel(_)
+                | Self::PolicyText { .. }
                 | Self::Remains { .. }
         )
     }

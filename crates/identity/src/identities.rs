@@ -4,8 +4,8 @@
 //! either a record that isn't complete, which the next call takes back, or a complete identity:
 //!
 //! ```text
-//! add     record (building), interface, namespace, programs (idle), addresses, entry (active), record (complete)
-//! remove  record (removing), entry (idle), addresses, programs, interface, record away
+//! add     record (building), policy, interface, namespace, programs (idle), addresses, entry (active), record (complete)
+//! remove  record (removing), entry (idle), addresses, policy, programs, interface, own cgroup, record away
 //! ```
 
 use std::{
@@ -20,19 +20,21 @@ use rustix::fs::FlockOperation;
 use sandwire_kernel_net::netns;
 
 use crate::{
-    ADDRESSES_MAX, Cgroup, Error, Identity, NewIdentity, State,
-    abi::{Record, record_state},
-    interface,
+    Cgroup, Error, Identity, IdentityPolicy, NewIdentity, State,
+    abi::record_state,
+    cgroup, interface,
     maps::Maps,
     numbers,
+    plan::{check_addresses, check_groups, plan},
+    policies::Prepared,
     programs::{self, Programs},
-    record::{Facts, is_complete, name_of},
+    record::{Facts, is_complete},
 };
 
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 const FOLDER_MODE: u32 = 0o700;
 /// Maps of this layout.
-const VERSION: &str = "v1";
+const VERSION: &str = "v2";
 const LINKS: &str = "links";
 
 /// The identities of a host, by the folder of their pins.
@@ -85,7 +87,7 @@ impl Identities {
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<Identity, Error> {
         let cgroup = Cgroup::open(&new.cgroup)?;
-        check_addresses(&new.addresses)?;
+        check_addresses(&new.addresses, &new.prefixes)?;
         let netns = netns::cookie()?;
         let lock = self.lock()?;
         let mut programs = Programs::load(&self.maps_folder())?;
@@ -93,7 +95,9 @@ impl Identities {
         let mut open = Open { maps, _lock: lock };
         self.repair_open(&mut open)?;
         let facts = plan(&open.maps, new, &cgroup, netns)?;
-        let done = self.build(&mut open, &mut programs, &cgroup, &facts, watch);
+        let policy = Prepared::new(&facts.name, &new.policy)?;
+        check_groups(&open.maps, facts.number, &facts.name, &new.policy)?;
+        let done = self.build(&mut open, &mut programs, &cgroup, &facts, &policy, watch);
         if let Err(error) = done {
             // What can't be taken back now is taken back by the next call.
             let _ = self.take_away(&mut open, cgroup.id, &facts);
@@ -108,6 +112,7 @@ impl Identities {
         programs: &mut Programs,
         cgroup: &Cgroup,
         facts: &Facts,
+        policy: &Prepared,
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<(), Error> {
         watch("number");
@@ -115,6 +120,9 @@ impl Identities {
         watch("record");
         let building = facts.record(record_state::BUILDING)?;
         open.maps.set_record(cgroup.id, &building)?;
+        watch("tally");
+        open.maps.start_tally(facts.number)?;
+        open.maps.policies.set(facts.number, policy, watch)?;
         let ours = facts.addresses.iter().zip(&facts.ours);
         for (address, _) in ours.filter(|(_, is_ours)| **is_ours) {
             watch("address");
@@ -175,6 +183,55 @@ impl Identities {
             .ok_or_else(|| Error::NoIdentity {
                 name: wanted.to_owned(),
             })
+    }
+
+    /// What an identity may reach, by its name or the path of its cgroup.
+    ///
+    /// # Errors
+    /// There is none, or the kernel refuses.
+    pub fn policy(&self, wanted: &str) -> Result<IdentityPolicy, Error> {
+        let (open, facts) = self.find(wanted)?;
+        Ok(open.maps.policies.get(facts.number)?.unwrap_or_default())
+    }
+
+    /// Says what an identity may reach, from now on and in one step. Connections of TCP that are open stay.
+    ///
+    /// # Errors
+    /// There is none, the policy can't be had, or the kernel refuses; then the old one holds.
+    pub fn set_policy(&self, wanted: &str, policy: &IdentityPolicy) -> Result<(), Error> {
+        self.set_policy_watched(wanted, policy, &mut |_| ())
+    }
+
+    /// As [`Identities::set_policy`]; `watch` is told of each step before it is done.
+    ///
+    /// # Errors
+    /// As of [`Identities::set_policy`].
+    pub fn set_policy_watched(
+        &self,
+        wanted: &str,
+        policy: &IdentityPolicy,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<(), Error> {
+        let (mut open, facts) = self.find(wanted)?;
+        let prepared = Prepared::new(&facts.name, policy)?;
+        check_groups(&open.maps, facts.number, &facts.name, policy)?;
+        open.maps.policies.set(facts.number, &prepared, watch)
+    }
+
+    /// The maps, repaired, and what is known of an identity.
+    fn find(&self, wanted: &str) -> Result<(Open, Facts), Error> {
+        let missing = || Error::NoIdentity {
+            name: wanted.to_owned(),
+        };
+        let mut open = self.open()?.ok_or_else(missing)?;
+        self.repair_open(&mut open)?;
+        let records = open.maps.records()?;
+        let mut known = records
+            .iter()
+            .filter(|(_, record)| is_complete(record))
+            .filter_map(|(_, record)| Facts::read(record));
+        let found = known.find(|facts| is_meant(facts.name.as_str(), &facts.path, wanted));
+        Ok((open, found.ok_or_else(missing)?))
     }
 
     /// Removes an identity, by name or by the path of its cgroup. Its sockets stay as they are, and are no longer
@@ -238,7 +295,8 @@ impl Identities {
                     folder: self.folder.clone(),
                 });
             }
-            let has_ended = !open.maps.is_alive(cgroup)?;
+            let is_abandoned = || facts.has_own_cgroup && cgroup::is_abandoned(&facts.path, cgroup);
+            let has_ended = !open.maps.is_alive(cgroup)? || is_abandoned();
             if is_complete(&record) && !has_ended {
                 kept.insert(cgroup);
                 continue;
@@ -256,6 +314,7 @@ impl Identities {
                 repaired.incomplete.push(name);
             }
         }
+        open.maps.policies.repair()?;
         self.remove_strays(&kept)?;
         Ok(repaired)
     }
@@ -302,6 +361,10 @@ impl Identities {
         note(open.maps.clear_identity(cgroup));
         watch("owners");
         note(open.maps.delete_owned(facts.number));
+        watch("policy");
+        note(open.maps.policies.remove(facts.number));
+        watch("tally");
+        note(open.maps.end_tally(facts.number));
         watch("programs");
         note(programs::detach(&self.links_folder(cgroup)));
         for (address, _) in facts
@@ -317,6 +380,11 @@ impl Identities {
             watch("loopback");
             let address = IpAddr::V6(numbers::loopback6(facts.number));
             note(interface::find(LOOPBACK).and_then(|lo| interface::remove(lo.0, address)));
+        }
+        if facts.has_own_cgroup {
+            watch("cgroup");
+            // Somebody is in it still: then who made it removes it, or the next who finds it empty.
+            cgroup::remove_if_empty(&facts.path, cgroup);
         }
         if !failures.is_empty() {
             return Err(Error::Remains {
@@ -340,7 +408,12 @@ impl Identities {
             State::Dying
         };
         let interface = interface::name(facts.interface)?;
-        Ok(facts.answer(cgroup, state, interface, maps.counters(cgroup)?))
+        Ok(facts.answer(
+            cgroup,
+            state,
+            interface,
+            maps.counters(cgroup, facts.number)?,
+        ))
     }
 
     /// The maps with the lock; `None` if there never was an identity.
@@ -384,111 +457,6 @@ impl Identities {
 }
 
 const LOOPBACK: &str = "lo";
-
-/// Checks what was asked for against what is there, and chooses a number.
-fn plan(maps: &Maps, new: &NewIdentity, cgroup: &Cgroup, netns: u64) -> Result<Facts, Error> {
-    let records = maps.records()?;
-    let others: Vec<(u64, Facts)> = records
-        .iter()
-        .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)))
-        .collect();
-    let name = match &new.name {
-        Some(name) => name.clone(),
-        None => name_of(&cgroup.path)?,
-    };
-    check_others(&others, cgroup, name.as_str(), &new.addresses)?;
-    let mut ours = Vec::new();
-    for address in &new.addresses {
-        let holder = interface::holder(*address)?;
-        if let Some(interface) = &holder
-            && !new.existing
-        {
-            return Err(Error::AddressOnHost {
-                address: *address,
-                interface: interface.clone(),
-            });
-        }
-        ours.push(holder.is_none());
-    }
-    let used: BTreeSet<u32> = records
-        .iter()
-        .map(|(_, record)| record.word(Record::number()))
-        .collect();
-    let number = numbers::next(&used, maps.last_number()?).ok_or(Error::Full(used.len()))?;
-    Ok(Facts {
-        netns,
-        number,
-        name,
-        path: cgroup.path.clone(),
-        addresses: new.addresses.clone(),
-        ours,
-        has_loopback6: has_ipv6(),
-        interface: interface::find(&new.interface)?.0,
-        allowed: new.allowed,
-    })
-}
-
-fn check_others(
-    others: &[(u64, Facts)],
-    cgroup: &Cgroup,
-    name: &str,
-    addresses: &[IpAddr],
-) -> Result<(), Error> {
-    for (id, other) in others {
-        let other_name = other.name.to_string();
-        if *id == cgroup.id {
-            return Err(Error::CgroupTaken {
-                path: cgroup.path.clone(),
-                name: other_name,
-            });
-        }
-        if cgroup.path.starts_with(&other.path) || other.path.starts_with(&cgroup.path) {
-            return Err(Error::Nested {
-                path: cgroup.path.clone(),
-                other: other.path.clone(),
-                name: other_name,
-            });
-        }
-        if other_name == name {
-            return Err(Error::NameTaken {
-                name: other_name,
-                path: other.path.clone(),
-            });
-        }
-        if let Some(address) = addresses.iter().find(|one| other.addresses.contains(one)) {
-            return Err(Error::AddressTaken {
-                address: *address,
-                name: other_name,
-            });
-        }
-    }
-    Ok(())
-}
-
-fn check_addresses(addresses: &[IpAddr]) -> Result<(), Error> {
-    let count = addresses.len();
-    if count == 0 || count > ADDRESSES_MAX {
-        return Err(Error::AddressCount { count });
-    }
-    let mut seen = BTreeSet::new();
-    for address in addresses {
-        let reason = numbers::objection(*address);
-        let reason = reason.or((!seen.insert(address)).then_some("it is given twice"));
-        if let Some(reason) = reason {
-            return Err(Error::BadAddress {
-                address: *address,
-                reason,
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Whether the loopback interface has IPv6; without, nobody can use `::1` anyway.
-fn has_ipv6() -> bool {
-    let setting = fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
-    setting.is_ok_and(|text| text.trim() == "0")
-}
 
 fn is_meant(name: &str, path: &Path, wanted: &str) -> bool {
     name == wanted || (wanted.contains('/') && path == Path::new(wanted.trim_end_matches('/')))

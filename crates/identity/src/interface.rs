@@ -31,6 +31,12 @@ pub(crate) fn name(index: u32) -> Result<String, Error> {
     }
 }
 
+/// All addresses of the host's interfaces.
+pub(crate) fn addresses() -> Result<Vec<IpAddr>, Error> {
+    let listed = address::list(&mut Socket::route()?)?;
+    Ok(listed.iter().map(|found| found.address.addr()).collect())
+}
+
 /// The interface that has an address already.
 pub(crate) fn holder(wanted: IpAddr) -> Result<Option<String>, Error> {
     let listed = address::list(&mut Socket::route()?)?;

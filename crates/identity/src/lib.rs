@@ -15,17 +15,34 @@ mod identities;
 mod interface;
 mod maps;
 mod numbers;
+mod own_cgroup;
+mod plan;
+mod policies;
 mod programs;
 mod record;
 
 pub use cgroup::Cgroup;
 pub use error::Error;
 pub use identities::{Identities, Repaired};
-pub use maps::{Counters, Refusal, Traffic};
-pub use record::{Allowed, Identity, NewIdentity, State};
+pub use own_cgroup::OwnCgroup;
+pub use record::NewIdentity;
+pub use sandwire_api::identity::{
+    Allowed, Counters, Identity, IdentityPolicy, Refusal, State, Traffic,
+};
 
 /// Where the pins are unless somebody wants them elsewhere.
 pub const FOLDER: &str = "/sys/fs/bpf/sandwire-identity";
 
+/// Whether the kernel takes the programs: loads them, and lets go of them.
+///
+/// # Errors
+/// It lacks something, or refuses; the error says what.
+pub fn probe() -> Result<(), Error> {
+    programs::Programs::probe()
+}
+
 /// Most addresses of one identity, without its loopback.
 pub const ADDRESSES_MAX: usize = abi::RECORD_ADDRESSES_MAX;
+
+/// Most TCP sockets of one identity that listen at the same time.
+pub const LISTENERS_MAX: usize = abi::LISTENERS_OF_ONE_MAX;

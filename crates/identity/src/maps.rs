@@ -3,22 +3,28 @@
 use std::path::Path;
 
 use aya::maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues};
-use serde::Serialize;
+use sandwire_api::identity::{Counters, Refusal};
 
 use crate::{
     Error,
-    abi::{CountersValue, IdentityValue, Owner, Place, REFUSALS_MAX, Record},
+    abi::{CountersValue, IdentityValue, Owner, Place, REFUSALS_MAX, Record, Tally},
+    policies::Policies,
 };
 
 /// All maps of the object, by name.
-pub(crate) const NAMES: [&str; 7] = [
+pub(crate) const NAMES: [&str; 12] = [
     "identities",
     "counters",
     "records",
     "addresses",
     "listeners",
     "sockets",
-    "known",
+    "called",
+    "policies",
+    "prefixes",
+    "rule_lists",
+    "texts",
+    "tallies",
 ];
 
 /// Where the map of records has the number that was given out last: no cgroup has this one.
@@ -27,6 +33,7 @@ const RECORD: usize = size_of::<Record>();
 const IDENTITY: usize = size_of::<IdentityValue>();
 const OWNER: usize = size_of::<Owner>();
 const COUNTERS: usize = size_of::<CountersValue>();
+const TALLY: usize = size_of::<Tally>();
 
 /// Maps that the command line uses.
 pub(crate) struct Maps {
@@ -34,6 +41,8 @@ pub(crate) struct Maps {
     addresses: HashMap<MapData, [u8; 16], [u8; OWNER]>,
     identities: HashMap<MapData, u64, [u8; IDENTITY]>,
     counters: PerCpuHashMap<MapData, u64, [u8; COUNTERS]>,
+    tallies: HashMap<MapData, u32, [u8; TALLY]>,
+    pub(crate) policies: Policies,
 }
 
 impl Maps {
@@ -42,18 +51,18 @@ impl Maps {
         if NAMES.iter().any(|name| !folder.join(name).exists()) {
             return Ok(None);
         }
-        let open =
-            |name: &'static str| MapData::from_pin(folder.join(name)).map_err(failed("open", name));
         // The kernel's storage of a cgroup is read and written by key, as a hash is.
-        let hash = |name: &'static str| Ok::<_, Error>(Map::HashMap(open(name)?));
+        let hash = |name: &'static str| Ok::<_, Error>(Map::HashMap(open_map(folder, name)?));
+        let counters = Map::PerCpuHashMap(open_map(folder, "counters")?);
         Ok(Some(Self {
             records: HashMap::try_from(hash("records")?).map_err(failed("open", "records"))?,
             addresses: HashMap::try_from(hash("addresses")?)
                 .map_err(failed("open", "addresses"))?,
             identities: HashMap::try_from(hash("identities")?)
                 .map_err(failed("open", "identities"))?,
-            counters: PerCpuHashMap::try_from(Map::PerCpuHashMap(open("counters")?))
-                .map_err(failed("open", "counters"))?,
+            counters: PerCpuHashMap::try_from(counters).map_err(failed("open", "counters"))?,
+            tallies: HashMap::try_from(hash("tallies")?).map_err(failed("open", "tallies"))?,
+            policies: Policies::open(folder)?,
         }))
     }
 
@@ -144,17 +153,37 @@ impl Maps {
         Ok(())
     }
 
-    /// What was counted, over all CPUs. Of a cgroup that is gone, nothing.
-    pub(crate) fn counters(&self, cgroup: u64) -> Result<Counters, Error> {
+    /// What was counted, over all CPUs, and how many sockets listen. Of a cgroup that is gone, less.
+    pub(crate) fn counters(&self, cgroup: u64, number: u32) -> Result<(Counters, u64), Error> {
         let mut total = Counters::default();
+        let tally = match self.tallies.get(&number, 0) {
+            Ok(bytes) => Tally(bytes),
+            Err(MapError::KeyNotFound) => Tally::default(),
+            Err(error) => return Err(failed("read", "tallies")(error)),
+        };
         match self.counters.get(&cgroup, 0) {
             Ok(values) => values
                 .iter()
-                .for_each(|value| total.add(&CountersValue(*value))),
+                .for_each(|value| add(&mut total, &CountersValue(*value))),
             Err(MapError::KeyNotFound) => {}
             Err(error) => return Err(failed("read", "counters")(error)),
         }
-        Ok(total)
+        count(
+            &mut total,
+            Refusal::HostService,
+            tally.long(Tally::host_service()),
+        );
+        Ok((total, tally.long(Tally::listeners())))
+    }
+
+    /// Makes an identity's entry that programs count in.
+    pub(crate) fn start_tally(&mut self, number: u32) -> Result<(), Error> {
+        let written = self.tallies.insert(number, [0; TALLY], 0);
+        written.map_err(failed("write", "tallies"))
+    }
+
+    pub(crate) fn end_tally(&mut self, number: u32) -> Result<(), Error> {
+        absent_is_fine(self.tallies.remove(&number)).map_err(failed("write", "tallies"))
     }
 
     pub(crate) fn clear_counters(&mut self, cgroup: u64) -> Result<(), Error> {
@@ -167,7 +196,12 @@ impl Maps {
     }
 }
 
-fn failed(operation: &'static str, map: &'static str) -> impl Fn(MapError) -> Error {
+/// A map by its pin.
+pub(crate) fn open_map(folder: &Path, name: &'static str) -> Result<MapData, Error> {
+    MapData::from_pin(folder.join(name)).map_err(failed("open", name))
+}
+
+pub(crate) fn failed(operation: &'static str, map: &'static str) -> impl Fn(MapError) -> Error {
     move |error| Error::Map {
         operation,
         map,
@@ -175,7 +209,7 @@ fn failed(operation: &'static str, map: &'static str) -> impl Fn(MapError) -> Er
     }
 }
 
-fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
+pub(crate) fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
     match result {
         Err(MapError::SyscallError(error))
             if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
@@ -187,100 +221,27 @@ fn absent_is_fine(result: Result<(), MapError>) -> Result<(), MapError> {
     }
 }
 
-/// Why something was refused: as `enum refusal`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Refusal {
-    /// bind to an address that isn't the identity's.
-    BindAddress,
-    /// bind to the wildcard of a family in which the identity has no address.
-    BindFamily,
-    /// connect or send to the loopback of others, or to a service of the host on the own loopback.
-    ConnectLoopback,
-    /// connect or send to a family in which the identity has no address.
-    ConnectFamily,
-    /// connect or send from an address that isn't the identity's, or that can't be had any more.
-    Source,
-    /// A socket of a kind that can't be confined.
-    Protocol,
-    /// A packet to a socket of the identity, but to the address of somebody else.
-    IngressAddress,
-    /// A packet of somebody else to the identity's loopback.
-    IngressLoopback,
-    /// A packet from an address that isn't the identity's.
-    EgressSource,
-}
-
-impl Refusal {
-    /// All, in the order of their numbers.
-    pub const ALL: [Self; 9] = [
-        Self::BindAddress,
-        Self::BindFamily,
-        Self::ConnectLoopback,
-        Self::ConnectFamily,
-        Self::Source,
-        Self::Protocol,
-        Self::IngressAddress,
-        Self::IngressLoopback,
-        Self::EgressSource,
-    ];
-
-    /// Its name in answers.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::BindAddress => "bind_address",
-            Self::BindFamily => "bind_family",
-            Self::ConnectLoopback => "connect_loopback",
-            Self::ConnectFamily => "connect_family",
-            Self::Source => "source",
-            Self::Protocol => "protocol",
-            Self::IngressAddress => "ingress_address",
-            Self::IngressLoopback => "ingress_loopback",
-            Self::EgressSource => "egress_source",
-        }
+/// Adds what one CPU has counted.
+fn add(total: &mut Counters, value: &CountersValue) {
+    let long = |place: Place, index: usize| {
+        value.long(Place {
+            offset: place.offset + index * 8,
+            size: 8,
+        })
+    };
+    let (egress, ingress) = (CountersValue::egress(), CountersValue::ingress());
+    total.egress.packets += long(egress, 0);
+    total.egress.bytes += long(egress, 1);
+    total.ingress.packets += long(ingress, 0);
+    total.ingress.bytes += long(ingress, 1);
+    for (index, refusal) in Refusal::ALL.into_iter().enumerate() {
+        debug_assert!(index < REFUSALS_MAX);
+        count(total, refusal, long(CountersValue::refusals(), index));
     }
 }
 
-/// Traffic in one direction.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Traffic {
-    /// Packets as they are on the wire: a super-packet counts as those that it will be cut into.
-    pub packets: u64,
-    /// Bytes of IP packets; of a super-packet, with one header.
-    pub bytes: u64,
-}
-
-/// What an identity's sockets did since it was added.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Counters {
-    /// What they sent.
-    pub egress: Traffic,
-    /// What they received.
-    pub ingress: Traffic,
-    /// What was refused, by reason; reasons that never occurred are left out.
-    pub refused: std::collections::BTreeMap<Refusal, u64>,
-}
-
-impl Counters {
-    fn add(&mut self, value: &CountersValue) {
-        let long = |place: Place, index: usize| {
-            value.long(Place {
-                offset: place.offset + index * 8,
-                size: 8,
-            })
-        };
-        let (egress, ingress) = (CountersValue::egress(), CountersValue::ingress());
-        self.egress.packets += long(egress, 0);
-        self.egress.bytes += long(egress, 1);
-        self.ingress.packets += long(ingress, 0);
-        self.ingress.bytes += long(ingress, 1);
-        for (index, refusal) in Refusal::ALL.into_iter().enumerate() {
-            debug_assert!(index < REFUSALS_MAX);
-            let count = long(CountersValue::refusals(), index);
-            if count > 0 {
-                *self.refused.entry(refusal).or_default() += count;
-            }
-        }
+fn count(total: &mut Counters, refusal: Refusal, count: u64) {
+    if count > 0 {
+        *total.refused.entry(refusal).or_default() += count;
     }
 }

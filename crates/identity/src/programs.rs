@@ -18,8 +18,9 @@ const STEER: &str = "on_sk_lookup";
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/identity.o"));
 
 /// Programs of a cgroup, in the order in which they are attached. All do nothing until the identity is active.
-pub(crate) const NAMES: [&str; 16] = [
+pub(crate) const NAMES: [&str; 17] = [
     "on_sock_create",
+    "on_sock_release",
     "on_bind4",
     "on_bind6",
     "on_connect4",
@@ -56,6 +57,18 @@ impl Programs {
             load(program).map_err(|error| failed(&format!("load the program {name}"), error))?;
         }
         Ok(Self(loaded))
+    }
+
+    /// Loads all programs with maps of their own, which are gone afterwards.
+    pub(crate) fn probe() -> Result<(), Error> {
+        let mut loader = EbpfLoader::new();
+        loader.btf(None);
+        let loaded = loader.load(OBJECT);
+        let mut loaded = loaded.map_err(|error| failed("load the programs", error))?;
+        for (name, program) in loaded.programs_mut() {
+            load(program).map_err(|error| failed(&format!("load the program {name}"), error))?;
+        }
+        Ok(())
     }
 
     /// Attaches a program to a cgroup, and pins the link.

@@ -5,28 +5,20 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use sandwire_api::name::Name;
-use serde::Serialize;
+use ipnet::IpNet;
+use sandwire_api::{
+    identity::{Allowed, Counters, Identity, IdentityPolicy, State},
+    name::Name,
+};
 
 use crate::{
-    Counters, Error,
+    Error,
     abi::{
         self, IdentityValue, Owner, Place, RECORD_PATH_MAX, Record, identity_flag, owner_flag,
         record_flag, record_state,
     },
     numbers,
 };
-
-/// What an identity may do that it may not by default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Allowed {
-    /// Make sockets other than TCP and UDP: raw ones, pings, SCTP, MPTCP.
-    pub other_protocols: bool,
-    /// Be reached at its loopback by everybody on the host.
-    pub loopback: bool,
-    /// Lead connections to ports that it doesn't listen to to services of the host on the wildcard.
-    pub host_services: bool,
-}
 
 /// An identity to be added.
 #[derive(Clone, Debug)]
@@ -43,60 +35,30 @@ pub struct NewIdentity {
     pub existing: bool,
     /// What it may do.
     pub allowed: Allowed,
+    /// What it may reach.
+    pub policy: IdentityPolicy,
+    /// Prefixes of which one free address each is taken, after `addresses`.
+    pub prefixes: Vec<IpNet>,
+    /// Whether the cgroup was made for it: it is removed with the identity, and the identity with it, once nobody is in
+    /// it and nobody holds a lock on its folder.
+    pub own_cgroup: bool,
 }
 
-/// How an identity is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum State {
-    /// In use.
-    Active,
-    /// Its cgroup was removed, and sockets of it are still open; it goes with the last one.
-    Dying,
+fn flags_of(allowed: Allowed) -> u32 {
+    let flags = [
+        (allowed.other_protocols, identity_flag::ALLOW_OTHER),
+        (allowed.loopback, identity_flag::ALLOW_LOOPBACK),
+        (allowed.host_services, identity_flag::ALLOW_HOST),
+    ];
+    let set = flags.into_iter().filter(|(is_set, _)| *is_set);
+    set.fold(0, |flags, (_, flag)| flags | flag)
 }
 
-/// An identity.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Identity {
-    /// Its name.
-    pub name: Name,
-    /// Its number on this host.
-    pub number: u32,
-    /// Whether it is in use.
-    pub state: State,
-    /// Folder of its cgroup, as it was when it was added.
-    pub cgroup: PathBuf,
-    /// Number of its cgroup.
-    pub cgroup_id: u64,
-    /// Its addresses; the first of each family is what sockets get that choose none.
-    pub addresses: Vec<IpAddr>,
-    /// What 127.0.0.1 and ::1 are inside it.
-    pub loopback: [IpAddr; 2],
-    /// The interface that the addresses were put on.
-    pub interface: String,
-    /// What it may do.
-    pub allowed: Allowed,
-    /// What its sockets did.
-    pub counters: Counters,
-}
-
-impl Allowed {
-    fn flags(self) -> u32 {
-        let flags = [
-            (self.other_protocols, identity_flag::ALLOW_OTHER),
-            (self.loopback, identity_flag::ALLOW_LOOPBACK),
-            (self.host_services, identity_flag::ALLOW_HOST),
-        ];
-        let set = flags.into_iter().filter(|(is_set, _)| *is_set);
-        set.fold(0, |flags, (_, flag)| flags | flag)
-    }
-
-    fn of(flags: u32) -> Self {
-        Self {
-            other_protocols: flags & identity_flag::ALLOW_OTHER != 0,
-            loopback: flags & identity_flag::ALLOW_LOOPBACK != 0,
-            host_services: flags & identity_flag::ALLOW_HOST != 0,
-        }
+fn allowed_of(flags: u32) -> Allowed {
+    Allowed {
+        other_protocols: flags & identity_flag::ALLOW_OTHER != 0,
+        loopback: flags & identity_flag::ALLOW_LOOPBACK != 0,
+        host_services: flags & identity_flag::ALLOW_HOST != 0,
     }
 }
 
@@ -111,6 +73,7 @@ pub(crate) struct Facts {
     /// Whether each address was put on the interface by us.
     pub(crate) ours: Vec<bool>,
     pub(crate) has_loopback6: bool,
+    pub(crate) has_own_cgroup: bool,
     pub(crate) interface: u32,
     pub(crate) allowed: Allowed,
 }
@@ -122,10 +85,14 @@ impl Facts {
         record.set_long(Record::netns(), self.netns);
         record.set_word(Record::state(), state);
         record.set_word(Record::number(), self.number);
-        record.set_word(Record::identity_flags(), self.allowed.flags());
-        if self.has_loopback6 {
-            record.set_word(Record::flags(), record_flag::LOOPBACK6);
-        }
+        record.set_word(Record::identity_flags(), flags_of(self.allowed));
+        let flags = [
+            (self.has_loopback6, record_flag::LOOPBACK6),
+            (self.has_own_cgroup, record_flag::OWN_CGROUP),
+        ];
+        let set = flags.into_iter().filter(|(is_set, _)| *is_set);
+        let flags = set.fold(0, |flags, (_, flag)| flags | flag);
+        record.set_word(Record::flags(), flags);
         record.set_word(Record::interface(), self.interface);
         let count = self.addresses.len();
         if count == 0 || count > abi::RECORD_ADDRESSES_MAX {
@@ -165,8 +132,9 @@ impl Facts {
             addresses: addresses.map(abi::address_of).collect(),
             ours: (0..count).map(|index| ours & 1 << index != 0).collect(),
             has_loopback6: record.word(Record::flags()) & record_flag::LOOPBACK6 != 0,
+            has_own_cgroup: record.word(Record::flags()) & record_flag::OWN_CGROUP != 0,
             interface: record.word(Record::interface()),
-            allowed: Allowed::of(record.word(Record::identity_flags())),
+            allowed: allowed_of(record.word(Record::identity_flags())),
         })
     }
 
@@ -177,7 +145,7 @@ impl Facts {
         value.set_word(IdentityValue::number(), self.number);
         value.set_word(
             IdentityValue::flags(),
-            self.allowed.flags() | identity_flag::ACTIVE,
+            flags_of(self.allowed) | identity_flag::ACTIVE,
         );
         for address in self.addresses.iter().rev() {
             match address {
@@ -218,7 +186,7 @@ impl Facts {
         cgroup_id: u64,
         state: State,
         interface: String,
-        counters: Counters,
+        (counters, listeners): (Counters, u64),
     ) -> Identity {
         let first = numbers::loopback4(self.number).to_bits() | 1;
         Identity {
@@ -234,6 +202,7 @@ impl Facts {
             ],
             interface,
             allowed: self.allowed,
+            listeners,
             counters,
         }
     }
@@ -287,6 +256,7 @@ mod tests {
             ],
             ours: vec![true, false, true],
             has_loopback6: true,
+            has_own_cgroup: true,
             interface: 3,
             allowed: Allowed {
                 loopback: true,

@@ -45,7 +45,7 @@ fn an_identity_leaves_nothing_behind() {
             assert!(now.contains(address), "{now}");
         }
         let tree = lab.run(&format!("bpftool cgroup show {}", cgroup.display()));
-        assert_eq!(tree.matches("on_").count(), 16, "{tree}");
+        assert_eq!(tree.matches("on_").count(), 17, "{tree}");
         assert_eq!(identities.show("web").unwrap(), added);
         identities.remove(cgroup.to_str().unwrap()).unwrap();
         assert_eq!(addresses(lab), before);
@@ -221,7 +221,7 @@ fn one_that_cannot_be_removed_is_in_nobody_s_way() {
         let identities = Identities::new(folder());
         let added = identities.add(&new_identity(&one, &["10.77.0.1"]));
         // A mount on the folder of its pins holds it fast.
-        let pins = folder().join(format!("v1/links/{}", added.unwrap().cgroup_id));
+        let pins = folder().join(format!("v2/links/{}", added.unwrap().cgroup_id));
         lab.run(&format!("mount --bind {0} {0}", pins.display()));
         identities.add(&new_identity(&two, &["10.77.0.2"])).unwrap();
         for cgroup in [&one, &two] {
@@ -237,7 +237,7 @@ fn one_that_cannot_be_removed_is_in_nobody_s_way() {
         assert_eq!(repaired.ended, ["two"]);
         let said = identities.repair().unwrap().failures.join("; ");
         assert!(
-            said.contains("identity one") && said.contains("v1/links"),
+            said.contains("identity one") && said.contains("v2/links"),
             "{said}"
         );
         identities

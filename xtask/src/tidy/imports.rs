@@ -26,6 +26,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "sandwire-api",
             "sandwire-bpf-compiler",
+            "sandwire-datapath",
             "sandwire-kernel-net",
         ],
     ),
@@ -48,6 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "sandwire-api",
             "sandwire-datapath",
+            "sandwire-identity",
             "sandwire-impair-host",
             "sandwire-kernel-net",
             "sandwire-slot",
@@ -61,6 +63,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-bpf-compiler",
             "sandwire-datapath",
             "sandwire-engine",
+            "sandwire-identity",
             "sandwire-impair",
             "sandwire-kernel-net",
             "sandwire-vsock-guest",

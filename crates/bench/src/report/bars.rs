@@ -65,6 +65,11 @@ const RATIOS: &[(&str, Bound)] = &[
     ("link_memory_vs_in_flight", AtMost(2.0)),
     ("cni_add_p50_ms", AtMost(5.0)),
     ("cni_add_30_p50_ms", AtMost(50.0)),
+    ("identity_vs_bare_per_cpu", AtLeast(0.99)),
+    ("identity_connect_added_us", AtMost(2.0)),
+    ("identity_bind_added_us", AtMost(2.0)),
+    ("veth_ebpf_vs_bare", AtLeast(0.9)),
+    ("veth_ebpf_vs_veth_kernel", AtLeast(1.1)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.

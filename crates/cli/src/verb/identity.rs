@@ -2,12 +2,16 @@
 //!
 //! No daemon is asked: what there is is in the kernel, and every call first repairs what a crash has left.
 
+mod options;
+mod policy;
+
 use std::{net::IpAddr, path::PathBuf};
 
 use clap::{Args, Subcommand};
 use sandwire_api::{error::ErrorCode, name::Name};
-use sandwire_identity::{Allowed, Error, FOLDER, Identities, Identity, NewIdentity, State};
+use sandwire_identity::{Error, Identities, Identity, State};
 
+pub(crate) use self::options::{FolderArguments, Options};
 use crate::{
     Context,
     failure::{Failure, Outcome},
@@ -23,6 +27,9 @@ pub(crate) enum Verb {
     List(FolderArguments),
     /// Show an identity with what its sockets sent, received and were refused.
     Show(OneArguments),
+    /// Show, set or reset what an identity may reach.
+    #[command(subcommand)]
+    Policy(policy::Verb),
     /// Take an identity away from its cgroup.
     Remove(OneArguments),
 }
@@ -38,33 +45,12 @@ pub(crate) struct AddArguments {
     #[arg(value_name = "CGROUP")]
     cgroup: PathBuf,
 
-    /// An address, IPv4 or IPv6; may be repeated. Sockets that choose none get the first of their family.
-    #[arg(long = "address", value_name = "ADDRESS", required = true)]
-    addresses: Vec<IpAddr>,
-
     /// Name of the identity; by default that of the cgroup.
     #[arg(long)]
     name: Option<Name>,
 
-    /// Interface that the addresses are put on.
-    #[arg(long, value_name = "INTERFACE", default_value = "lo")]
-    interface: String,
-
-    /// Also take addresses that an interface has already; those stay when the identity goes.
-    #[arg(long)]
-    existing: bool,
-
-    /// Let it make sockets that can't be confined: raw ones, pings, SCTP, MPTCP.
-    #[arg(long)]
-    allow_other_protocols: bool,
-
-    /// Let everybody on the host reach its loopback.
-    #[arg(long)]
-    allow_loopback: bool,
-
-    /// Have connections to ports that it doesn't listen to reach services of the host on the wildcard.
-    #[arg(long)]
-    allow_host_services: bool,
+    #[command(flatten)]
+    options: Options,
 
     #[command(flatten)]
     folder: FolderArguments,
@@ -81,17 +67,9 @@ pub(crate) struct OneArguments {
     folder: FolderArguments,
 }
 
-/// Where the kernel's objects are pinned.
-#[derive(Debug, Args)]
-pub(crate) struct FolderArguments {
-    /// Folder on a bpffs with what belongs to the identities.
-    #[arg(long, value_name = "FOLDER", env = "SANDWIRE_IDENTITY_FOLDER", default_value = FOLDER)]
-    identity_folder: PathBuf,
-}
-
 impl FolderArguments {
     /// The identities, for those who may see them.
-    fn open(&self, operation: &str) -> Result<Identities, Failure> {
+    pub(crate) fn open(&self, operation: &str) -> Result<Identities, Failure> {
         if !rustix::process::geteuid().is_root() {
             return Err(Failure::new(
                 ErrorCode::Forbidden,
@@ -109,6 +87,7 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
         Verb::Add(arguments) => add(context, arguments),
         Verb::List(arguments) => list(context, &arguments),
         Verb::Show(arguments) => show(context, &arguments),
+        Verb::Policy(verb) => policy::run(context, verb),
         Verb::Remove(arguments) => remove(context, &arguments),
     }
 }
@@ -116,18 +95,10 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
 fn add(context: &Context, arguments: AddArguments) -> Outcome {
     let operation = format!("add an identity to {}", arguments.cgroup.display());
     let identities = arguments.folder.open(&operation)?;
-    let new = NewIdentity {
-        cgroup: arguments.cgroup,
-        name: arguments.name,
-        addresses: arguments.addresses,
-        interface: arguments.interface,
-        existing: arguments.existing,
-        allowed: Allowed {
-            other_protocols: arguments.allow_other_protocols,
-            loopback: arguments.allow_loopback,
-            host_services: arguments.allow_host_services,
-        },
-    };
+    let new =
+        arguments
+            .options
+            .new_identity(arguments.cgroup, arguments.name, false, &operation)?;
     let added = identities.add(&new).map_err(failure(&operation))?;
     context.output.answer(&added, |added| {
         format!(
@@ -190,6 +161,7 @@ fn text(identity: &Identity) -> String {
         list_of(&identity.loopback),
         identity.interface
     ));
+    text.push_str(&format!("  listeners  {}\n", identity.listeners));
     for (name, traffic) in [("sent", traffic.egress), ("received", traffic.ingress)] {
         text.push_str(&format!(
             "  {name:<9}  {} packets, {} bytes\n",
@@ -214,7 +186,7 @@ fn list_of(addresses: &[IpAddr]) -> String {
     texts.join(" ")
 }
 
-fn failure(operation: &str) -> impl Fn(Error) -> Failure {
+pub(crate) fn failure(operation: &str) -> impl Fn(Error) -> Failure {
     move |error| {
         let code = match &error {
             Error::NoIdentity { .. } => ErrorCode::NotFound,
@@ -222,6 +194,9 @@ fn failure(operation: &str) -> impl Fn(Error) -> Failure {
             | Error::NameTaken { .. }
             | Error::AddressTaken { .. }
             | Error::AddressOnHost { .. }
+            | Error::CgroupInUse { .. }
+            | Error::PrefixFull { .. }
+            | Error::GroupClash { .. }
             | Error::Nested { .. } => ErrorCode::Conflict,
             Error::Forbidden { .. } => ErrorCode::Forbidden,
             _ if error.is_refusal() => ErrorCode::InvalidRequest,

@@ -3,9 +3,10 @@
 //! The command stays in our process group, so that a terminal's keys reach it as if it had been
 //! started by the shell; signals that were sent to us alone are passed on. The lease is released
 //! however the command ends. While it runs, a thread watches whether the sandbox really sits on the
-//! slot's TAP.
+//! slot's TAP. With `--no-netns` there is no slot, but a cgroup with an identity (`identity.rs`).
 
 pub(crate) mod enter;
+mod identity;
 mod supervise;
 mod watch;
 
@@ -40,7 +41,8 @@ use crate::{
 #[command(
     after_help = "The command finds SANDWIRE_LEASE, SANDWIRE_NETNS, SANDWIRE_TAP, SANDWIRE_MTU, \
     SANDWIRE_GUEST_MAC, SANDWIRE_GATEWAY_MAC and SANDWIRE_{GUEST,GATEWAY,CLONE}_{IPV4,IPV6} in its \
-    environment; further interfaces have a number at the end, as SANDWIRE_TAP_1. With --json its standard \
+    environment; further interfaces have a number at the end, as SANDWIRE_TAP_1. With --no-netns these are \
+    SANDWIRE_IDENTITY, SANDWIRE_CGROUP and SANDWIRE_ADDRESSES. With --json its standard \
     output goes to standard error, and a report to standard output."
 )]
 pub(crate) struct Arguments {
@@ -48,13 +50,21 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pool: Option<Name>,
 
-    /// Name for the lease. Without one, the daemon makes one up.
+    /// Name for the lease or the identity. Without one, it is made up.
     #[arg(long)]
     name: Option<Name>,
 
     /// Don't watch whether the sandbox sits on the slot's TAP.
     #[arg(long)]
     no_check: bool,
+
+    /// Run it in the host's network namespace, in a cgroup with an identity of its own; see docs/identity.md. No
+    /// daemon takes part. All that the command has started ends with it.
+    #[arg(long, conflicts_with_all = ["pool", "no_check"])]
+    no_netns: bool,
+
+    #[command(flatten)]
+    identity: identity::WithoutNamespace,
 
     /// Command and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
@@ -67,6 +77,24 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         .split_first()
         .ok_or_else(|| Failure::refused("cannot run: no command is given"))?;
     let shown = program.to_string_lossy().into_owned();
+    if arguments.no_netns {
+        let command = identity::Command {
+            program,
+            rest,
+            shown: &shown,
+        };
+        return identity::run(
+            context,
+            &arguments.identity,
+            arguments.name.as_ref(),
+            &command,
+        );
+    }
+    if !arguments.identity.is_empty() {
+        return Err(Failure::refused(format!(
+            "cannot run {shown}: addresses and what else an identity has are for --no-netns"
+        )));
+    }
     require_privilege(&shown)?;
     // Before anything else starts a thread: all threads must have the signals blocked.
     let signals = supervise::Signals::block().map_err(|error| {

@@ -27,6 +27,7 @@ use sandwire_slot::service::{self, Counters};
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 mod channels;
+mod identities;
 mod impairments;
 mod leases;
 
@@ -177,6 +178,7 @@ fn registry(app: &App) -> Registry {
     if app.totals.is_per_lease() {
         impairments::register(&app.impairments, &mut registry);
     }
+    identities::register(&app.identities, &mut registry);
     register_work(&app.slots.counters(), &mut registry);
     app.traffic.register(&mut registry);
     registry

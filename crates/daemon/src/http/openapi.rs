@@ -48,6 +48,7 @@ use super::App;
         (name = "leases", description = "Who holds which slot"),
         (name = "vsock", description = "vsock channels of leases"),
         (name = "ports", description = "Host ports that lead to leases"),
+        (name = "identities", description = "Addresses of their own for cgroups in the host's namespace"),
         (name = "daemon", description = "The daemon itself")
     )
 )]

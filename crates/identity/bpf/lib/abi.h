@@ -6,7 +6,11 @@
 
 /* Most sockets of one identity that listen on one port and that are kept apart. */
 #define LISTENERS_MAX 8
+/* Most TCP sockets of one identity that listen at the same time: the map of them is everybody's. */
+#define LISTENERS_OF_ONE_MAX 1024
 #define REFUSALS_MAX 16
+/* Ports at the own loopback that an unconnected UDP socket is remembered to have asked, the last ones. */
+#define KNOWN_MAX 8
 
 /* In network order; IPv4 as ::ffff:a.b.c.d. */
 struct address {
@@ -74,13 +78,111 @@ struct socket_state {
 	__u32 flags;
 	/* The port that it asked for, in the host's order, if it has another instead; else 0. */
 	__u32 port;
+	/* The policy that let the peer of a connected UDP socket pass; 0 if none did. */
+	__u32 judged;
+	/* Its own cookie, once it counts as a listener: an accepted socket has a copy of this, and another cookie. */
+	__u64 listener;
+	/* Family and port of peers at the identity's own address that it knows by its loopback address. */
+	__u32 known[KNOWN_MAX];
+	__u32 known_next;
+	__u32 padding;
 };
 
-/* A peer at the identity's own address that a UDP socket knows by its loopback address. */
-struct known_key {
-	__u64 cookie;
-	__u32 port;
-	__u32 family;
+#define RULES_MAX 32
+#define SERVICES_MAX 16
+#define TALKS_MAX 16
+
+/* As in the data paths of slots. Protocol 0 is every protocol; ports in the host's order. */
+struct port_rule {
+	__u8 protocol;
+	__u8 allows;
+	__u16 first;
+	__u16 last;
+	__u16 padding;
+};
+
+enum policy_flag {
+	/* What no rule covers may be reached. */
+	POLICY_ALLOW = 1,
+	/* There are prefixes to look up. */
+	POLICY_PREFIXES = 2,
+	POLICY_HOST_ALL = 4,
+	POLICY_HOST_ICMP = 8,
+	/* Identities of the same group may be reached. */
+	POLICY_SAME_GROUP = 16,
+};
+
+/* What an identity may reach. Exchanged as a whole. */
+struct policy {
+	/* Under which its prefixes and lists are found; another one for each change. Never 0. */
+	__u32 index;
+	__u32 flags;
+	__u32 group;
+	__u32 talk_count;
+	__u32 service_count;
+	__u32 padding;
+	/* Groups that it may talk to, if those name its group too. */
+	__u32 talks[TALKS_MAX];
+	struct port_rule services[SERVICES_MAX];
+};
+
+struct prefix_key {
+	/* In bits, the policy's index included. */
+	__u32 prefix_length;
+	__u32 policy;
+	struct address address;
+};
+
+struct prefix {
+	/* Number of its list of rules; 0 if it is for all ports. */
+	__u32 list;
+	__u16 allows;
+	/* Whether it is cloud metadata. */
+	__u16 metadata;
+};
+
+struct part_key {
+	__u32 policy;
+	__u32 part;
+};
+
+/* The rules of a prefix that speak of ports, the first that covers a packet decides. */
+struct rule_list {
+	__u32 count;
+	__u32 padding;
+	struct port_rule rules[RULES_MAX];
+};
+
+#define TEXT_PART 2048
+
+/* A part of a policy as it was written, in JSON; zeros behind it. Programs have no use for it. */
+struct text {
+	__u8 bytes[TEXT_PART];
+};
+
+/* What is counted by an identity's number, where the cgroup's own counters can't be had. */
+struct tally {
+	/* TCP sockets that listen. */
+	__u64 listeners;
+	/* Connections to services of the host that were refused. */
+	__u64 host_service;
+};
+
+/* Who has called a UDP socket, and may be answered though the policy denies it. */
+struct caller {
+	struct address address;
+	__u16 port;
+	__u16 padding;
+	/* In units of 2^30 ns. */
+	__u32 time;
+	/* Held by whom reads or writes it. */
+	__u32 busy;
+};
+
+#define CALLERS_MAX 64
+
+struct callers {
+	struct caller callers[CALLERS_MAX];
 };
 
 #define RECORD_ADDRESSES_MAX 16
@@ -98,6 +200,8 @@ enum record_state {
 enum record_flag {
 	/* Its loopback address for IPv6 was put on an interface. */
 	RECORD_LOOPBACK6 = 1,
+	/* Its cgroup was made for it, and goes with it. */
+	RECORD_OWN_CGROUP = 2,
 };
 
 /* What is remembered of an identity, by cgroup. Written before the first step of adding one, gone after the last one of
@@ -131,6 +235,12 @@ enum refusal {
 	REFUSED_INGRESS_ADDRESS = 6,
 	REFUSED_INGRESS_LOOPBACK = 7,
 	REFUSED_EGRESS_SOURCE = 8,
+	REFUSED_POLICY = 9,
+	REFUSED_METADATA = 10,
+	REFUSED_OTHER_IDENTITY = 11,
+	REFUSED_HOST_SERVICE = 12,
+	REFUSED_NO_POLICY = 13,
+	REFUSED_LISTENERS = 14,
 };
 
 struct traffic {

@@ -4,6 +4,7 @@
 
 #include "bind.h"
 #include "destination.h"
+#include "policy.h"
 
 /* The address from which an unbound socket goes to an IPv4 destination; 0 if there is none. */
 static __always_inline __u32 source4(const struct identity *identity, enum outcome outcome)
@@ -13,6 +14,7 @@ static __always_inline __u32 source4(const struct identity *identity, enum outco
 
 static __always_inline void note_peer(struct socket_state *socket, enum outcome outcome)
 {
+	socket->judged = 0;
 	if (outcome == OUTCOME_OWN)
 		socket->flags |= SOCKET_PEER_LOOPBACK;
 	else
@@ -23,11 +25,14 @@ static __always_inline int connect4(struct bpf_sock_addr *ctx, const struct iden
 				    struct socket_state *socket)
 {
 	struct sockaddr_in source = {.sin_family = AF_INET};
+	struct address address = {.words = {0, 0, MAPPED, ctx->user_ip4}};
 	__u32 ip = ctx->user_ip4;
 	enum outcome outcome;
 
 	outcome = destination4(ctx, identity, &ip);
 	if (outcome == OUTCOME_REFUSED)
+		return 0;
+	if (outcome == OUTCOME_PASS && !may_connect(ctx, identity, &address))
 		return 0;
 	SET(ctx->user_ip4, ip);
 	note_peer(socket, outcome);
@@ -65,11 +70,14 @@ static __always_inline int connect_mapped(struct bpf_sock_addr *ctx,
 					  struct socket_state *socket)
 {
 	__u32 source[4] = {0, 0, MAPPED, 0};
+	struct address address = {.words = {0, 0, MAPPED, ctx->user_ip6[3]}};
 	__u32 ip = ctx->user_ip6[3];
 	enum outcome outcome;
 
 	outcome = destination4(ctx, identity, &ip);
 	if (outcome == OUTCOME_REFUSED)
+		return 0;
+	if (outcome == OUTCOME_PASS && !may_connect(ctx, identity, &address))
 		return 0;
 	SET(ctx->user_ip6[3], ip);
 	note_peer(socket, outcome);
@@ -85,12 +93,15 @@ static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct iden
 				    struct socket_state *socket)
 {
 	__u32 ip[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
+	struct address address = {.words = {ip[0], ip[1], ip[2], ip[3]}};
 	enum outcome outcome;
 
 	if (is_mapped(ip))
 		return connect_mapped(ctx, identity, socket);
 	outcome = destination6(ctx, identity, ip);
 	if (outcome == OUTCOME_REFUSED)
+		return 0;
+	if (outcome == OUTCOME_PASS && !may_connect(ctx, identity, &address))
 		return 0;
 	if (outcome != OUTCOME_PASS)
 		set_user_ip6(ctx, ip);

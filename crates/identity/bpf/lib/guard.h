@@ -6,7 +6,14 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 
-#include "owner.h"
+#include "callers.h"
+#include "policy.h"
+
+/* Extension headers that are looked behind. */
+#define EXTENSIONS_MAX 6
+/* The interface of what is for the host itself: the kernel gives the first namespace's and every other's loopback this
+ * number. */
+#define LOOPBACK_INTERFACE 1
 
 /* Addresses and ports of a packet, up to where we look. */
 struct packet {
@@ -15,6 +22,8 @@ struct packet {
 	__u16 source_port;
 	__u16 destination_port;
 	__u8 protocol;
+	/* A fragment other than the first. */
+	__u8 is_later;
 };
 
 static __always_inline int parse4(struct __sk_buff *skb, struct packet *packet)
@@ -28,20 +37,42 @@ static __always_inline int parse4(struct __sk_buff *skb, struct packet *packet)
 	packet->destination[2] = MAPPED;
 	packet->destination[3] = ip.daddr;
 	packet->protocol = ip.protocol;
-	bpf_skb_load_bytes(skb, ip.ihl * 4, &packet->source_port, 4);
+	packet->is_later = !!(ip.frag_off & bpf_htons(0x1fff));
+	if (!packet->is_later)
+		bpf_skb_load_bytes(skb, ip.ihl * 4, &packet->source_port, 4);
 	return 1;
 }
 
+/* Source routes lead somewhere else than to the destination: such packets aren't understood. */
 static __always_inline int parse6(struct __sk_buff *skb, struct packet *packet)
 {
+	__u32 at = sizeof(struct ipv6hdr);
 	struct ipv6hdr ip;
+	__u8 next[8];
 
 	if (bpf_skb_load_bytes(skb, 0, &ip, sizeof(ip)))
 		return 0;
 	__builtin_memcpy(packet->source, &ip.saddr, 16);
 	__builtin_memcpy(packet->destination, &ip.daddr, 16);
 	packet->protocol = ip.nexthdr;
-	bpf_skb_load_bytes(skb, sizeof(ip), &packet->source_port, 4);
+	for (int i = 0; i < EXTENSIONS_MAX; i++) {
+		if (packet->protocol == IPPROTO_ROUTING)
+			return 0;
+		if (packet->protocol != IPPROTO_HOPOPTS && packet->protocol != IPPROTO_DSTOPTS &&
+		    packet->protocol != IPPROTO_FRAGMENT)
+			break;
+		if (bpf_skb_load_bytes(skb, at, next, sizeof(next)))
+			return 0;
+		if (packet->protocol == IPPROTO_FRAGMENT) {
+			packet->is_later |= next[2] || next[3] & 0xf8;
+			at += sizeof(next);
+		} else {
+			at += (next[1] + 1) * 8;
+		}
+		packet->protocol = next[0];
+	}
+	if (!packet->is_later)
+		bpf_skb_load_bytes(skb, at, &packet->source_port, 4);
 	return 1;
 }
 
@@ -119,8 +150,24 @@ static __always_inline int is_from_own(struct __sk_buff *skb, const struct ident
 	return is_own;
 }
 
+/* Whom the policy denies, and who calls nevertheless, may be answered. */
+static __always_inline void note_if_denied(struct __sk_buff *skb, const struct identity *identity,
+					   struct bpf_sock *sk, const struct packet *packet)
+{
+	struct destination to = {
+		.port = bpf_ntohs(packet->source_port),
+		.protocol = packet->protocol,
+	};
+
+	__builtin_memcpy(&to.address, packet->source, sizeof(to.address));
+	if (judge(identity->number, policy_of(identity->number), &to,
+		  skb->ifindex == LOOPBACK_INTERFACE) != PASSES)
+		note_caller(sk, packet->source, packet->source_port);
+}
+
 /* For sockets that take packets from everybody. */
-static __always_inline int guard_ingress(struct __sk_buff *skb, const struct identity *identity)
+static __always_inline int guard_ingress(struct __sk_buff *skb, const struct identity *identity,
+					 struct bpf_sock *sk)
 {
 	struct packet packet;
 
@@ -133,23 +180,73 @@ static __always_inline int guard_ingress(struct __sk_buff *skb, const struct ide
 		count_refusal(REFUSED_INGRESS_LOOPBACK);
 		return 0;
 	}
-	if (is_own(identity, packet.destination) || is_for_many(packet.destination))
+	if (!is_own(identity, packet.destination) && !is_for_many(packet.destination)) {
+		count_refusal(REFUSED_INGRESS_ADDRESS);
+		return 0;
+	}
+	if (packet.protocol == IPPROTO_UDP)
+		note_if_denied(skb, identity, sk, &packet);
+	return 1;
+}
+
+/* Whether it goes to the one that the socket is connected to. */
+static __always_inline int is_to_peer(struct bpf_sock *sk, const struct packet *packet)
+{
+	__u32 peer[4] = {0, 0, MAPPED, sk->dst_ip4};
+
+	if (sk->state != BPF_TCP_ESTABLISHED || packet->destination_port != sk->dst_port)
+		return 0;
+	if (sk->family != AF_INET) {
+		peer[0] = sk->dst_ip6[0];
+		peer[1] = sk->dst_ip6[1];
+		peer[2] = sk->dst_ip6[2];
+		peer[3] = sk->dst_ip6[3];
+	}
+	return is_same6(peer, packet->destination);
+}
+
+static __always_inline int may_send(struct __sk_buff *skb, const struct identity *identity,
+				    struct socket_state *socket, struct bpf_sock *sk,
+				    const struct packet *packet)
+{
+	const struct policy *policy = policy_of(identity->number);
+	struct destination to = {
+		.port = bpf_ntohs(packet->destination_port),
+		.protocol = packet->protocol,
+		.is_later = packet->is_later,
+	};
+	int is_peer = packet->protocol == IPPROTO_UDP && is_to_peer(sk, packet);
+	int verdict;
+
+	if (policy && is_peer && socket->judged == policy->index)
 		return 1;
-	count_refusal(REFUSED_INGRESS_ADDRESS);
+	__builtin_memcpy(&to.address, packet->destination, sizeof(to.address));
+	verdict = judge(identity->number, policy, &to, skb->ifindex == LOOPBACK_INTERFACE);
+	if (verdict == PASSES) {
+		if (policy && is_peer)
+			socket->judged = policy->index;
+		return 1;
+	}
+	if (packet->protocol == IPPROTO_UDP && !packet->is_later &&
+	    has_called(sk, packet->destination, packet->destination_port))
+		return 1;
+	count_refusal(verdict);
 	return 0;
 }
 
-/* TCP has its source from bind or connect. */
-static __always_inline int guard_egress(struct __sk_buff *skb, const struct identity *identity)
+/* All but TCP, which has its source from bind or connect, and was judged there. */
+static __always_inline int guard_egress(struct __sk_buff *skb, const struct identity *identity,
+					struct socket_state *socket, struct bpf_sock *sk)
 {
 	struct packet packet;
 
-	if (!parse(skb, &packet) || packet.protocol == IPPROTO_TCP)
-		return 1;
-	if (is_own(identity, packet.source) || is_own_loopback(identity, packet.source))
-		return 1;
-	count_refusal(REFUSED_EGRESS_SOURCE);
-	return 0;
+	if (!parse(skb, &packet) || (!is_own(identity, packet.source) &&
+				     !is_own_loopback(identity, packet.source))) {
+		count_refusal(REFUSED_EGRESS_SOURCE);
+		return 0;
+	}
+	return is_own_loopback(identity, packet.destination) ||
+	       may_send(skb, identity, socket, sk, &packet);
 }
 
 #endif

@@ -43,7 +43,7 @@ struct {
 /* Written by the kernel's own rules: a socket leaves when it is closed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SOCKHASH);
-	__uint(max_entries, 65536);
+	__uint(max_entries, 262144);
 	__type(key, struct listener_key);
 	__type(value, __u64);
 } listeners SEC(".maps");
@@ -56,11 +56,56 @@ struct {
 	__type(value, struct socket_state);
 } sockets SEC(".maps");
 
+/* Of UDP sockets that were called by whom their policy denies. Written and read by the programs. */
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 16384);
-	__type(key, struct known_key);
-	__type(value, __u8);
-} known SEC(".maps");
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct callers);
+} called SEC(".maps");
+
+/* By number of the identity. One that isn't in here may reach nothing. Written by the command line, after all that the
+ * policy's index stands for. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct policy);
+} policies SEC(".maps");
+
+/* Written by the command line, as are the lists and the texts. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct prefix_key);
+	__type(value, struct prefix);
+} prefixes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct part_key);
+	__type(value, struct rule_list);
+} rule_lists SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct part_key);
+	__type(value, struct text);
+} texts SEC(".maps");
+
+/* By number of the identity. Entries are made and deleted by the command line, and counted in by the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct tally);
+} tallies SEC(".maps");
 
 #endif

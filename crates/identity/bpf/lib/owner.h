@@ -24,6 +24,9 @@
  * makes of several fields at once. */
 #define SET(field, value) (*(volatile __typeof__(field) *)&(field) = (value))
 
+/* The compiler makes one load through a pointer of loads of two fields in two branches, too. This keeps it from that. */
+#define LOADED(value) asm volatile("" : "+r"(value))
+
 #define MAPPED bpf_htonl(0xffff)
 /* The source that the kernel notes down for IPv4 on a socket that is bound to an IPv6 address: 127.0.0.6. */
 #define NO_IPV4_SOURCE bpf_htonl(0x7f000006)
@@ -109,6 +112,21 @@ static __always_inline int is_multicast6(const __u32 *ip)
 static __always_inline int is_same6(const __u32 *one, const __u32 *other)
 {
 	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3];
+}
+
+/* A peer as it stands in `known`: its family and its port as in packets. */
+static __always_inline __u32 known_as(__u32 family, __u32 port)
+{
+	return family << 16 | (port & 0xffff);
+}
+
+static __always_inline int knows(const struct socket_state *socket, __u32 known)
+{
+	for (int i = 0; i < KNOWN_MAX; i++) {
+		if (socket->known[i] == known)
+			return 1;
+	}
+	return 0;
 }
 
 static __always_inline int is_of(const struct identity *identity, const struct address *address)

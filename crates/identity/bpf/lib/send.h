@@ -5,16 +5,13 @@
 #include "connect.h"
 
 /* The answer will come from the identity's own address, and is to be shown as from the loopback. */
-static __always_inline void remember(struct bpf_sock_addr *ctx, __u32 family)
+static __always_inline void remember(struct bpf_sock_addr *ctx, struct socket_state *socket,
+				     __u32 family)
 {
-	struct known_key key = {
-		.cookie = bpf_get_socket_cookie(ctx),
-		.port = ctx->user_port,
-		.family = family,
-	};
-	__u8 yes = 1;
+	__u32 known = known_as(family, ctx->user_port);
 
-	bpf_map_update_elem(&known, &key, &yes, BPF_ANY);
+	if (!knows(socket, known))
+		socket->known[socket->known_next++ % KNOWN_MAX] = known;
 }
 
 /* Whether a message without a destination of its own: that of a connected socket with a source of its own. */
@@ -23,7 +20,8 @@ static __always_inline int has_destination(struct bpf_sock_addr *ctx)
 	return ctx->user_family != 0;
 }
 
-static __always_inline int send4(struct bpf_sock_addr *ctx, const struct identity *identity)
+static __always_inline int send4(struct bpf_sock_addr *ctx, const struct identity *identity,
+				 struct socket_state *socket)
 {
 	__u32 source = ctx->msg_src_ip4, ip = ctx->user_ip4;
 	enum outcome outcome = OUTCOME_PASS;
@@ -34,7 +32,7 @@ static __always_inline int send4(struct bpf_sock_addr *ctx, const struct identit
 			return 0;
 		SET(ctx->user_ip4, ip);
 		if (outcome == OUTCOME_OWN)
-			remember(ctx, AF_INET);
+			remember(ctx, socket, AF_INET);
 	}
 	if (!source || (source == NO_IPV4_SOURCE && ctx->family == AF_INET6)) {
 		source = source4(identity, outcome);
@@ -60,7 +58,8 @@ static __always_inline void set_message_source6(struct bpf_sock_addr *ctx, const
 	SET(ctx->msg_src_ip6[3], ip[3]);
 }
 
-static __always_inline int send6(struct bpf_sock_addr *ctx, const struct identity *identity)
+static __always_inline int send6(struct bpf_sock_addr *ctx, const struct identity *identity,
+				 struct socket_state *socket)
 {
 	__u32 source[4] = {ctx->msg_src_ip6[0], ctx->msg_src_ip6[1], ctx->msg_src_ip6[2],
 			   ctx->msg_src_ip6[3]};
@@ -74,7 +73,7 @@ static __always_inline int send6(struct bpf_sock_addr *ctx, const struct identit
 		if (outcome != OUTCOME_PASS)
 			set_user_ip6(ctx, ip);
 		if (outcome == OUTCOME_OWN)
-			remember(ctx, AF_INET6);
+			remember(ctx, socket, AF_INET6);
 	}
 	if (is_any6(source)) {
 		if (outcome == OUTCOME_LOOPBACK) {

@@ -8,13 +8,8 @@
 static __always_inline int is_known(struct bpf_sock_addr *ctx, const struct socket_state *socket,
 				    __u32 family)
 {
-	struct known_key key = {
-		.cookie = bpf_get_socket_cookie(ctx),
-		.port = ctx->user_port,
-		.family = family,
-	};
-
-	return socket->flags & SOCKET_PEER_LOOPBACK || bpf_map_lookup_elem(&known, &key);
+	return socket->flags & SOCKET_PEER_LOOPBACK ||
+	       knows(socket, known_as(family, ctx->user_port));
 }
 
 static __always_inline int is_wildcard(struct bpf_sock_addr *ctx, const struct socket_state *socket)

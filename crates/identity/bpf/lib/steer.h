@@ -2,10 +2,41 @@
 #ifndef SANDWIRE_IDENTITY_STEER_H
 #define SANDWIRE_IDENTITY_STEER_H
 
-#include "owner.h"
+#include "policy.h"
+
+/* Whether it may listen: one identity can't have all the room there is. */
+static __always_inline int take_place(struct socket_state *socket, __u64 cookie)
+{
+	struct tally *tally = bpf_map_lookup_elem(&tallies, &socket->number);
+
+	if (!tally)
+		return 0;
+	/* It listens again. */
+	if (socket->listener == cookie)
+		return 1;
+	if (__sync_fetch_and_add(&tally->listeners, 1) >= LISTENERS_OF_ONE_MAX) {
+		__sync_fetch_and_sub(&tally->listeners, 1);
+		return 0;
+	}
+	socket->listener = cookie;
+	return 1;
+}
+
+/* At the end of any socket. */
+static __always_inline void give_place(struct socket_state *socket, __u64 cookie)
+{
+	struct tally *tally;
+
+	if (!socket->listener || socket->listener != cookie)
+		return;
+	socket->listener = 0;
+	tally = bpf_map_lookup_elem(&tallies, &socket->number);
+	if (tally)
+		__sync_fetch_and_sub(&tally->listeners, 1);
+}
 
 /* Notes down a socket that has begun to listen. */
-static __always_inline void add_listener(struct bpf_sock_ops *ctx, const struct socket_state *socket)
+static __always_inline void add_listener(struct bpf_sock_ops *ctx, struct socket_state *socket)
 {
 	struct listener_key key = {
 		.number = socket->number,
@@ -24,13 +55,18 @@ static __always_inline void add_listener(struct bpf_sock_ops *ctx, const struct 
 	}
 	if (socket->flags & SOCKET_WILDCARD)
 		__builtin_memset(&key.address, 0, sizeof(key.address));
+	if (!take_place(socket, bpf_get_socket_cookie(ctx))) {
+		count_refusal(REFUSED_LISTENERS);
+		return;
+	}
 	for (int i = 0; i < LISTENERS_MAX; i++) {
 		key.position = i;
 		if (!bpf_sock_hash_update(ctx, &listeners, &key, BPF_NOEXIST))
 			return;
 	}
 	key.position = bpf_get_prandom_u32() % LISTENERS_MAX;
-	bpf_sock_hash_update(ctx, &listeners, &key, BPF_ANY);
+	if (bpf_sock_hash_update(ctx, &listeners, &key, BPF_ANY))
+		count_refusal(REFUSED_LISTENERS);
 }
 
 /* Gives the connection to a listener; of several with SO_REUSEPORT the kernel chooses one. */
@@ -51,6 +87,38 @@ static __always_inline int assign(struct bpf_sk_lookup *ctx, struct listener_key
 			return 1;
 	}
 	return 0;
+}
+
+/* A connection that leads to a service of the host: who makes it may be an identity. */
+static __always_inline int may_reach_host(struct bpf_sk_lookup *ctx)
+{
+	struct address address = {};
+	const struct policy *policy;
+	const struct owner *owner;
+	struct tally *tally;
+	__u32 ip;
+
+	if (ctx->family == AF_INET) {
+		ip = ctx->remote_ip4;
+		LOADED(ip);
+		address.words[2] = MAPPED;
+		address.words[3] = ip;
+	} else {
+		address.words[0] = ctx->remote_ip6[0];
+		address.words[1] = ctx->remote_ip6[1];
+		address.words[2] = ctx->remote_ip6[2];
+		address.words[3] = ctx->remote_ip6[3];
+	}
+	owner = bpf_map_lookup_elem(&addresses, &address);
+	if (!owner)
+		return SK_PASS;
+	policy = policy_of(owner->number);
+	if (policy && serves(policy, IPPROTO_TCP, ctx->local_port, 0))
+		return SK_PASS;
+	tally = bpf_map_lookup_elem(&tallies, &owner->number);
+	if (tally)
+		__sync_fetch_and_add(&tally->host_service, 1);
+	return SK_DROP;
 }
 
 static __always_inline int steer(struct bpf_sk_lookup *ctx, const struct address *address,
@@ -80,7 +148,7 @@ static __always_inline int steer(struct bpf_sk_lookup *ctx, const struct address
 		if (assign(ctx, &key))
 			return SK_PASS;
 	}
-	return owner->flags & OWNER_ALLOW_HOST ? SK_PASS : SK_DROP;
+	return owner->flags & OWNER_ALLOW_HOST ? may_reach_host(ctx) : SK_DROP;
 }
 
 #endif

@@ -103,6 +103,11 @@ fn constants_are_those_of_the_header() {
         ("RECORD_NAME_MAX", RECORD_NAME_MAX),
         ("RECORD_PATH_MAX", RECORD_PATH_MAX),
         ("REFUSALS_MAX", REFUSALS_MAX),
+        ("RULES_MAX", RULES_MAX),
+        ("SERVICES_MAX", SERVICES_MAX),
+        ("TALKS_MAX", TALKS_MAX),
+        ("TEXT_PART", TEXT_PART),
+        ("LISTENERS_OF_ONE_MAX", LISTENERS_OF_ONE_MAX),
     ] {
         assert_eq!(usize::try_from(in_header(name)).unwrap(), value, "{name}");
     }

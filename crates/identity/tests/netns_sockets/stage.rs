@@ -9,7 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use sandwire_identity::{Allowed, Identities, NewIdentity};
+use sandwire_identity::{Allowed, Identities, IdentityPolicy, NewIdentity};
 use sandwire_testlab::{lab::Lab, namespace::Namespace};
 
 /// Where cgroup v2 is, with or without cgroup v1 beside it.
@@ -37,6 +37,11 @@ impl Cgroups {
             made: vec![root.clone()],
             root,
         }
+    }
+
+    #[allow(dead_code, reason = "one of the tests has it")]
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
     }
 
     pub(crate) fn make(&mut self, name: &str) -> PathBuf {
@@ -98,6 +103,12 @@ impl Application {
         self.child.id()
     }
 
+    /// Whether it ends by itself, as by a signal; waits for that.
+    #[allow(dead_code, reason = "one of the tests has it")]
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.child.wait().is_ok_and(|status| !status.success())
+    }
+
     fn send(&mut self, request: &serde_json::Value) -> serde_json::Value {
         writeln!(self.requests, "{request}").unwrap();
         let mut line = String::new();
@@ -142,7 +153,18 @@ pub(crate) fn new_identity(cgroup: &Path, texts: &[&str]) -> NewIdentity {
         interface: "lo".to_owned(),
         existing: false,
         allowed: Allowed::default(),
+        policy: IdentityPolicy::default(),
+        prefixes: Vec::new(),
+        own_cgroup: false,
     }
+}
+
+/// A policy that is in nobody's way.
+pub(crate) const OPEN: &str =
+    r#"{"group": "all", "clone_to_clone": true, "host_services": ["all"]}"#;
+
+pub(crate) fn policy(text: &str) -> IdentityPolicy {
+    serde_json::from_str(text).unwrap()
 }
 
 pub(crate) fn folder() -> &'static Path {
@@ -183,7 +205,9 @@ impl Stage {
             (&only4, &["10.77.0.3"][..]),
         ];
         for (cgroup, texts) in all {
-            identities.add(&new_identity(cgroup, texts)).unwrap();
+            let mut new = new_identity(cgroup, texts);
+            new.policy = policy(OPEN);
+            identities.add(&new).unwrap();
         }
         let applications = vec![
             ("a", Application::start(Some(&a), None)),

@@ -94,12 +94,25 @@ pub(super) fn probe_all() -> Results {
     for (name, trial) in probe_bpf(&mut socket) {
         note(name, probed(trial));
     }
+    note("identities", identities());
     let xdp_socket = rustix::net::socket(AddressFamily::XDP, SocketType::RAW, None);
     note(
         "AF_XDP",
         probed_io(xdp_socket.map(drop).map_err(Into::into)),
     );
     results
+}
+
+/// Whether the programs of identities load.
+fn identities() -> Probed {
+    let mut probed = Probed::of_trial(sandwire_identity::probe(), |error| {
+        matches!(error, sandwire_identity::Error::Forbidden { .. })
+    });
+    // The verifier's words are many; the first line says which program it is.
+    if let Some((first, _)) = probed.detail.split_once('\n') {
+        probed.detail = first.to_owned();
+    }
+    probed
 }
 
 fn probed<E: std::borrow::Borrow<Error> + std::fmt::Display>(trial: Result<(), E>) -> Probed {

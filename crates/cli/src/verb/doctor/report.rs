@@ -161,6 +161,12 @@ const FEATURES: &[(&str, &str, &str, &str)] = &[
         "a kernel with CONFIG_XDP_SOCKETS",
     ),
     (
+        "identities",
+        KERNEL,
+        "slots with namespaces",
+        "Linux 6.1 or later with CONFIG_CGROUP_BPF; root, or CAP_BPF and CAP_NET_ADMIN",
+    ),
+    (
         "netkit",
         KERNEL,
         "veth",
@@ -323,7 +329,7 @@ fn device_findings() -> Vec<Finding> {
             }),
         )
         .or(
-            "nothing: not used yet",
+            "no identities: slots with namespaces",
             "mount -t cgroup2 none /sys/fs/cgroup/unified",
         ),
         Finding::new(KERNEL, "BTF", Some(btf), "/sys/kernel/btf/vmlinux").or(

@@ -7,6 +7,7 @@ use sandwire_api::{
     drop_reason::{DropReason, DropReasonText},
     error::ApiError,
     health::Health,
+    identity::Identity,
     impairment::{ImpairmentCleared, LeaseImpairment},
     lease::{Lease, LeaseDetail, LeasePolicy, Released},
     policy::{EgressRule, PolicyAction},
@@ -177,6 +178,13 @@ fn operations() -> Vec<Operation> {
             none.clone(),
             200,
             |bytes| !bytes.is_empty(),
+        ),
+        operation(
+            "list_identities",
+            "/v1/identities",
+            none.clone(),
+            200,
+            is::<Vec<Identity>>,
         ),
         // Where no service for it runs.
         operation(

@@ -1,0 +1,273 @@
+//! Where a row's server is, and how the wire leads there.
+//!
+//! Each row has a [`World`]: a host with a veth to the client beyond it. The server has an address behind that host;
+//! what is between the host's end of the wire and the server is the row.
+
+use std::{fs, net::SocketAddr, path::Path, process::Command, time::SystemTime};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use rustix::mount::{MountFlags, mount};
+use sandwire_identity::{Allowed, Identities, IdentityPolicy, NewIdentity, OwnCgroup};
+use sandwire_kernel_net::process::join_cgroup;
+
+use super::load::stand_in;
+use crate::world::{self, World};
+
+/// Where the hierarchy of cgroups is in a private host.
+const CGROUPS: &str = "/run/cgroup";
+/// Where identities are pinned there.
+const PINS: &str = "/sys/fs/bpf/bench-identity";
+/// The server's address, in all rows but those that share the wire's network.
+const ADDRESS: &str = "198.20.0.1";
+/// The same there.
+const ON_WIRE: &str = "198.18.0.3";
+const PORT: u16 = 5001;
+
+/// Rows of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Case {
+    /// In the host's own namespace.
+    Bare,
+    /// In a cgroup with an identity there.
+    Identity,
+    /// In a namespace behind a veth, by the kernel's routing.
+    VethKernel,
+    /// In a container slot, by our eBPF.
+    VethEbpf,
+    /// In a namespace with a macvlan on the host's end of the wire.
+    Macvlan,
+    /// With an ipvlan, mode L2.
+    IpvlanL2,
+    /// With an ipvlan, mode L3.
+    IpvlanL3,
+    /// Behind a netkit pair, mode L2, by the kernel's routing.
+    NetkitL2,
+    /// Behind a netkit pair, mode L3, by the kernel's routing.
+    NetkitL3,
+}
+
+impl Case {
+    /// Its name in records.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare",
+            Self::Identity => "identity",
+            Self::VethKernel => "veth_kernel",
+            Self::VethEbpf => "veth_ebpf",
+            Self::Macvlan => "macvlan",
+            Self::IpvlanL2 => "ipvlan_l2",
+            Self::IpvlanL3 => "ipvlan_l3",
+            Self::NetkitL2 => "netkit_l2",
+            Self::NetkitL3 => "netkit_l3",
+        }
+    }
+}
+
+/// A row's played host, and where the server is.
+pub(super) struct Place {
+    /// Namespace of the server.
+    namespace: String,
+    cgroup: Option<OwnCgroup>,
+    address: &'static str,
+    world: World,
+}
+
+impl Place {
+    pub(super) fn create(case: Case) -> Result<Self> {
+        let name = format!("rr-{}", case.name().replace('_', "-"));
+        let world = World::create(&name)?;
+        let mut place = Self {
+            namespace: name.clone(),
+            cgroup: None,
+            address: ADDRESS,
+            world,
+        };
+        match case {
+            Case::Bare => world::ip_in(&name, &format!("address add {ADDRESS}/32 dev lo"))?,
+            Case::Identity => place.cgroup = Some(identity(&name)?),
+            Case::VethKernel => place.behind_pair("type veth peer name", false)?,
+            Case::NetkitL2 => place.behind_pair("type netkit mode l2 peer name", false)?,
+            Case::NetkitL3 => place.behind_pair("type netkit mode l3 peer name", true)?,
+            Case::Macvlan => place.on_wire("type macvlan mode bridge")?,
+            Case::IpvlanL2 => place.on_wire("type ipvlan mode l2")?,
+            Case::IpvlanL3 => place.on_wire("type ipvlan mode l3")?,
+            Case::VethEbpf => anyhow::bail!("this version has no container slots"),
+        }
+        Ok(place)
+    }
+
+    /// A namespace of the server's, joined to the host by a pair of interfaces, the host routing.
+    fn behind_pair(&mut self, kind: &str, is_l3: bool) -> Result<()> {
+        let host = self.world.name().to_owned();
+        let inner = self.add_namespace()?;
+        world::batch(
+            &host,
+            &format!(
+                "link add pair0 {kind} eth0 netns {inner}
+                link set pair0 up
+                route add {ADDRESS}/32 dev pair0"
+            ),
+        )?;
+        world::batch(
+            &inner,
+            &format!(
+                "address add {ADDRESS}/32 dev eth0
+                link set eth0 up
+                route add default dev eth0"
+            ),
+        )?;
+        if !is_l3 {
+            // Nobody waits for ARP, as in the slots.
+            let outer_mac = mac(&host, "pair0")?;
+            let inner_mac = mac(&inner, "eth0")?;
+            let line = |address: &str, mac: &str, device: &str| {
+                format!("neighbour add {address} lladdr {mac} dev {device} nud permanent")
+            };
+            world::batch(&host, &line(ADDRESS, &inner_mac, "pair0"))?;
+            let beyond = world::BEYOND_VETH.to_string();
+            world::batch(&inner, &line(&beyond, &outer_mac, "eth0"))?;
+        }
+        Ok(())
+    }
+
+    /// A namespace of the server's with an interface on the host's end of the wire.
+    fn on_wire(&mut self, kind: &str) -> Result<()> {
+        let host = self.world.name().to_owned();
+        let inner = self.add_namespace()?;
+        let device = world::VETH;
+        world::batch(
+            &host,
+            &format!("link add link {device} name eth0 netns {inner} {kind}"),
+        )?;
+        world::batch(
+            &inner,
+            &format!(
+                "address add {ON_WIRE}/24 dev eth0
+                link set eth0 up"
+            ),
+        )?;
+        let beyond = self.world.beyond();
+        let line = |address: &str, mac: &str| {
+            format!("neighbour replace {address} lladdr {mac} dev eth0 nud permanent")
+        };
+        world::batch(beyond, &line(ON_WIRE, &mac(&inner, "eth0")?))?;
+        if !kind.ends_with("l3") {
+            let far = mac(beyond, "eth0")?;
+            world::batch(&inner, &line(&world::BEYOND_VETH.to_string(), &far))?;
+        }
+        self.address = ON_WIRE;
+        Ok(())
+    }
+
+    fn add_namespace(&mut self) -> Result<String> {
+        let inner = format!("{}-in", self.world.name());
+        world::run_line(&format!("ip netns add {inner}"))?;
+        world::batch(&inner, "link set lo up")?;
+        self.namespace.clone_from(&inner);
+        Ok(inner)
+    }
+
+    /// Where the server listens: on the wildcard, as servers do.
+    pub(super) fn listens_at(&self) -> SocketAddr {
+        SocketAddr::from(([0, 0, 0, 0], PORT))
+    }
+
+    /// Where the client calls.
+    pub(super) fn target(&self) -> String {
+        format!("{}:{PORT}", self.address)
+    }
+
+    /// A stand-in where the server is.
+    pub(super) fn server_command(&self, words: &str) -> Result<Command> {
+        let mut command = stand_in(executable_in(&self.namespace)?, words);
+        if let Some(cgroup) = &self.cgroup {
+            join_cgroup(&mut command, cgroup.entrance()?);
+        }
+        Ok(command)
+    }
+
+    /// A stand-in in the host's own namespace, without the identity.
+    pub(super) fn host_command(&self, words: &str) -> Result<Command> {
+        Ok(stand_in(executable_in(self.world.name())?, words))
+    }
+
+    /// A stand-in beyond the wire.
+    pub(super) fn client_command(&self, words: &str) -> Result<Command> {
+        Ok(stand_in(executable_in(self.world.beyond())?, words))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.cgroup.is_some() {
+            let name = self.world.name().to_owned();
+            let identities = Identities::new(Path::new(PINS));
+            // The programs go with the cgroup at the latest.
+            let _ = world::inside(&name, move || Ok(identities.remove(IDENTITY)?));
+        }
+        if self.namespace != self.world.name() {
+            let _ = world::run_line(&format!("ip netns delete {}", self.namespace));
+        }
+    }
+}
+
+const IDENTITY: &str = "bench";
+
+fn executable_in(namespace: &str) -> Result<Command> {
+    let executable = std::env::current_exe().context("cannot find this executable")?;
+    Ok(world::command_in(namespace, &executable.to_string_lossy()))
+}
+
+fn identity(host: &str) -> Result<OwnCgroup> {
+    // Numbers of processes begin anew in each private host, and cgroups are the machine's.
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let name = format!("bench-{}", now.unwrap_or_default().as_nanos());
+    let cgroup = OwnCgroup::create(Some(Path::new(CGROUPS)), &name)?;
+    let new = NewIdentity {
+        cgroup: cgroup.path().to_owned(),
+        name: Some(IDENTITY.parse()?),
+        addresses: vec![ADDRESS.parse()?],
+        prefixes: Vec::new(),
+        interface: "lo".to_owned(),
+        existing: false,
+        allowed: Allowed::default(),
+        policy: IdentityPolicy::default(),
+        own_cgroup: false,
+    };
+    world::inside(host, || {
+        Identities::new(Path::new(PINS)).add(&new)?;
+        Ok(())
+    })?;
+    Ok(cgroup)
+}
+
+/// The address of an interface.
+fn mac(namespace: &str, interface: &str) -> Result<String> {
+    let output = world::command_in(namespace, "cat")
+        .arg(format!("/sys/class/net/{interface}/address"))
+        .output()
+        .context("cannot read an interface's address")?;
+    let shown = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    if !shown.is_empty() {
+        return Ok(shown);
+    }
+    // /sys is of another namespace: the kernel's own answer then.
+    let output = world::command_in(namespace, "ip")
+        .args(["-json", "link", "show", "dev", interface])
+        .output()
+        .context("cannot start ip")?;
+    let answer: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("ip answers in another form")?;
+    let address = answer[0]["address"].as_str();
+    address
+        .map(str::to_owned)
+        .with_context(|| format!("{interface} has no address"))
+}
+
+/// Makes the hierarchy of cgroups visible in a private host, whose `/sys` is its own.
+pub(super) fn mount_cgroups() -> Result<()> {
+    fs::create_dir(CGROUPS).with_context(|| format!("cannot make {CGROUPS}"))?;
+    mount("none", CGROUPS, "cgroup2", MountFlags::empty(), None)
+        .context("cannot mount cgroups of version 2")
+}

@@ -1,0 +1,66 @@
+//! Identities without a namespace, as the daemon sees them.
+//!
+//! They don't need it: what there is is in the kernel, and commands repair what they find. While a daemon runs it looks
+//! from time to time for those whose cgroup is gone, so that their addresses go without a command.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use sandwire_api::identity::Identity;
+use sandwire_identity::{Error, FOLDER, Identities};
+use tokio::time::{MissedTickBehavior, interval};
+
+/// How often it is looked. The kernel tells nobody when the last socket of a cgroup that was removed is closed.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+/// The identities of this host.
+pub(crate) struct HostIdentities {
+    identities: Identities,
+}
+
+impl HostIdentities {
+    pub(crate) fn new(folder: &Path) -> Self {
+        Self {
+            identities: Identities::new(folder),
+        }
+    }
+
+    /// All of them; none where there never was one.
+    pub(crate) fn list(&self) -> Result<Vec<Identity>, Error> {
+        self.identities.list()
+    }
+
+    /// Takes away what has ended.
+    fn look(&self) {
+        match self.identities.repair() {
+            Ok(repaired) => {
+                for name in repaired.ended.iter().chain(&repaired.incomplete) {
+                    tracing::info!(identity = name, "an identity has ended");
+                }
+                for reason in &repaired.failures {
+                    tracing::warn!("{reason}");
+                }
+            }
+            // Those of another namespace are looked after there.
+            Err(Error::OtherNamespace { .. }) => {}
+            Err(error) => tracing::warn!(%error, "identities can't be looked after"),
+        }
+    }
+}
+
+/// Where identities are unless somebody wants them elsewhere.
+pub(crate) fn default_folder() -> &'static Path {
+    Path::new(FOLDER)
+}
+
+/// Looks from time to time, for ever.
+pub(crate) async fn sweep(identities: Arc<HostIdentities>) {
+    let mut turns = interval(INTERVAL);
+    turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        turns.tick().await;
+        let ours = Arc::clone(&identities);
+        if let Err(error) = tokio::task::spawn_blocking(move || ours.look()).await {
+            tracing::error!(%error, "a look at identities ended early");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! From what was asked for to the facts of an identity: what stands against it, which addresses, which number.
+
+use std::{collections::BTreeSet, fs, net::IpAddr};
+
+use ipnet::IpNet;
+use sandwire_api::{identity::IdentityPolicy, name::Name};
+use sandwire_datapath::group_number;
+
+use crate::{
+    ADDRESSES_MAX, Cgroup, Error, NewIdentity,
+    abi::Record,
+    interface,
+    maps::Maps,
+    numbers,
+    record::{Facts, name_of},
+};
+
+/// Addresses that are looked at beyond as many as are taken.
+const CANDIDATES: usize = 1024;
+
+/// Checks what was asked for against what is there, and chooses a number.
+pub(crate) fn plan(
+    maps: &Maps,
+    new: &NewIdentity,
+    cgroup: &Cgroup,
+    netns: u64,
+) -> Result<Facts, Error> {
+    let records = maps.records()?;
+    let others: Vec<(u64, Facts)> = records
+        .iter()
+        .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)))
+        .collect();
+    let name = match &new.name {
+        Some(name) => name.clone(),
+        None => name_of(&cgroup.path)?,
+    };
+    check_others(&others, cgroup, name.as_str(), &new.addresses)?;
+    let mut addresses = new.addresses.clone();
+    choose(&mut addresses, &new.prefixes, &others)?;
+    let mut ours = Vec::new();
+    for address in &addresses {
+        let holder = interface::holder(*address)?;
+        if let Some(interface) = &holder
+            && !new.existing
+        {
+            return Err(Error::AddressOnHost {
+                address: *address,
+                interface: interface.clone(),
+            });
+        }
+        ours.push(holder.is_none());
+    }
+    let used: BTreeSet<u32> = records
+        .iter()
+        .map(|(_, record)| record.word(Record::number()))
+        .collect();
+    let number = numbers::next(&used, maps.last_number()?).ok_or(Error::Full(used.len()))?;
+    Ok(Facts {
+        netns,
+        number,
+        name,
+        path: cgroup.path.clone(),
+        addresses,
+        ours,
+        has_loopback6: has_ipv6(),
+        has_own_cgroup: new.own_cgroup,
+        interface: interface::find(&new.interface)?.0,
+        allowed: new.allowed,
+    })
+}
+
+/// Adds a free address of each prefix: one that neither an identity nor an interface of the host has.
+fn choose(
+    addresses: &mut Vec<IpAddr>,
+    prefixes: &[IpNet],
+    others: &[(u64, Facts)],
+) -> Result<(), Error> {
+    if prefixes.is_empty() {
+        return Ok(());
+    }
+    let mut taken: BTreeSet<IpAddr> = interface::addresses()?.into_iter().collect();
+    taken.extend(others.iter().flat_map(|(_, other)| &other.addresses));
+    for prefix in prefixes {
+        taken.extend(addresses.iter());
+        let chosen = first_free(*prefix, &taken);
+        addresses.push(chosen.ok_or(Error::PrefixFull { prefix: *prefix })?);
+    }
+    Ok(())
+}
+
+/// The first address of a prefix that is free, without the one that stands for the prefix.
+fn first_free(prefix: IpNet, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
+    let is_free = |address: &IpAddr| {
+        numbers::objection(*address).is_none()
+            && !taken.contains(address)
+            && (prefix.prefix_len() == prefix.max_prefix_len() || *address != prefix.network())
+    };
+    // Among more addresses than are taken one is free, but for those that mean something else.
+    prefix.hosts().take(taken.len() + CANDIDATES).find(is_free)
+}
+
+/// Refuses a group that the kernel couldn't tell from another one.
+pub(crate) fn check_groups(
+    maps: &Maps,
+    number: u32,
+    name: &Name,
+    policy: &IdentityPolicy,
+) -> Result<(), Error> {
+    let mut others = maps.policies.groups_of_others(number)?;
+    let records = maps.records()?;
+    let known = records.iter().filter_map(|(_, record)| Facts::read(record));
+    others.extend(known.map(|facts| facts.name));
+    let named = policy.group.iter().chain(&policy.talks_to).chain([name]);
+    for group in named {
+        let clash = others.iter().find(|other| {
+            *other != group && group_number(other.as_str()) == group_number(group.as_str())
+        });
+        if let Some(other) = clash {
+            return Err(Error::GroupClash {
+                group: group.to_string(),
+                other: other.to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+fn check_others(
+    others: &[(u64, Facts)],
+    cgroup: &Cgroup,
+    name: &str,
+    addresses: &[IpAddr],
+) -> Result<(), Error> {
+    for (id, other) in others {
+        let other_name = other.name.to_string();
+        if *id == cgroup.id {
+            return Err(Error::CgroupTaken {
+                path: cgroup.path.clone(),
+                name: other_name,
+            });
+        }
+        if cgroup.path.starts_with(&other.path) || other.path.starts_with(&cgroup.path) {
+            return Err(Error::Nested {
+                path: cgroup.path.clone(),
+                other: other.path.clone(),
+                name: other_name,
+            });
+        }
+        if other_name == name {
+            return Err(Error::NameTaken {
+                name: other_name,
+                path: other.path.clone(),
+            });
+        }
+        if let Some(address) = addresses.iter().find(|one| other.addresses.contains(one)) {
+            return Err(Error::AddressTaken {
+                address: *address,
+                name: other_name,
+            });
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn check_addresses(addresses: &[IpAddr], prefixes: &[IpNet]) -> Result<(), Error> {
+    let count = addresses.len() + prefixes.len();
+    if count == 0 || count > ADDRESSES_MAX {
+        return Err(Error::AddressCount { count });
+    }
+    let mut seen = BTreeSet::new();
+    for address in addresses {
+        let reason = numbers::objection(*address);
+        let reason = reason.or((!seen.insert(address)).then_some("it is given twice"));
+        if let Some(reason) = reason {
+            return Err(Error::BadAddress {
+                address: *address,
+                reason,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Whether the loopback interface has IPv6; without, nobody can use `::1` anyway.
+fn has_ipv6() -> bool {
+    let setting = fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
+    setting.is_ok_and(|text| text.trim() == "0")
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_free_address_of_a_prefix_is_taken() {
+        let free = |prefix: &str, taken: &[&str]| {
+            let taken = taken.iter().map(|text| text.parse().unwrap()).collect();
+            let found = first_free(prefix.parse().unwrap(), &taken);
+            found.map(|found| found.to_string())
+        };
+        assert_eq!(free("10.0.0.0/30", &[]).as_deref(), Some("10.0.0.1"));
+        let taken = ["10.0.0.1", "192.0.2.1"];
+        assert_eq!(free("10.0.0.0/30", &taken).as_deref(), Some("10.0.0.2"));
+        let taken = ["10.0.0.1", "10.0.0.2"];
+        assert_eq!(free("10.0.0.0/30", &taken), None);
+        assert_eq!(free("10.0.0.7/32", &[]).as_deref(), Some("10.0.0.7"));
+        assert_eq!(free("fd77::/64", &[]).as_deref(), Some("fd77::1"));
+        assert_eq!(free("127.0.0.0/8", &[]), None);
+    }
+}
