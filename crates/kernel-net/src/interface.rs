@@ -476,7 +476,9 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         master: number_of(libc::IFLA_MASTER),
         lower: number_of(libc::IFLA_LINK)
             .filter(|_| attributes.find(libc::IFLA_LINK_NETNSID).is_none()),
-        peer: number_of(libc::IFLA_LINK).filter(|_| kind.as_deref() == Some("veth")),
+        // Not said where it is the same number as this end's.
+        peer: (kind.as_deref() == Some("veth"))
+            .then(|| number_of(libc::IFLA_LINK).unwrap_or(InterfaceIndex(index))),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
         has_carrier: attributes
             .find(libc::IFLA_CARRIER)

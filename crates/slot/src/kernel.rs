@@ -64,6 +64,7 @@ mod interfaces;
 mod inventory;
 mod moving;
 mod published;
+mod settings;
 mod slot_table;
 mod tear_down;
 mod trace;
@@ -72,34 +73,7 @@ mod withdraw;
 mod xdp;
 
 pub use build::{BuildStep, Steps};
-
-/// How an instance works with the kernel.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Name of the instance.
-    pub instance: String,
-    /// The eBPF data path, for pools that need it. Nothing of it is touched before the first one.
-    pub ebpf: sandwire_datapath::Settings,
-    /// Interfaces that packets may leave by without the host's own stack. Without names: those of the
-    /// default routes, as they come and go.
-    pub uplinks: Option<Vec<String>>,
-}
-
-impl Settings {
-    /// The defaults of an instance.
-    #[must_use]
-    pub fn new(instance: &str) -> Self {
-        let folder = sandwire_datapath::folder_for(instance);
-        Self {
-            instance: instance.to_owned(),
-            ebpf: sandwire_datapath::Settings {
-                mount: true,
-                ..sandwire_datapath::Settings::new(folder)
-            },
-            uplinks: None,
-        }
-    }
-}
+pub use settings::Settings;
 
 /// The Linux kernel's side of pools and slots of one instance.
 pub struct KernelNetwork {

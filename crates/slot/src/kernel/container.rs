@@ -32,8 +32,8 @@ use super::{
     build::{Build, BuildStep},
     ebpf::Ebpf,
     filters::Attachment,
+    host_slot,
     inspect::reported,
-    interfaces,
 };
 use crate::{
     attach::{AttachRecord, addresses},
@@ -110,7 +110,6 @@ pub(super) fn attach(
     let inside = home.enter_open(file.as_fd())?;
     target.check_identity()?;
     let mut route = Socket::route()?;
-    target.check_name(&mut route)?;
     build.step(BuildStep::Veth, || {
         target.create_pair(worker, slot, file.as_fd())
     })?;
@@ -154,13 +153,6 @@ impl Container<'_> {
         }
     }
 
-    fn check_name(&self, route: &mut Socket) -> Result<(), NetworkError> {
-        match interface::find(route, self.name())? {
-            None => Ok(()),
-            Some(_) => Err(self.name_is_taken()),
-        }
-    }
-
     fn name_is_taken(&self) -> NetworkError {
         NetworkError::Conflict {
             object: format!("interface {} in {}", self.name(), self.object()),
@@ -189,12 +181,14 @@ impl Container<'_> {
             dormant: Some(End::Here),
         };
         pair.create(&mut request);
-        let alias = Change {
+        let settings = Change {
             name: &slot.host_interface,
             alias: Some(&slot.host_alias),
+            ipv4_forwarding: Some(true),
+            no_generated_addresses: true,
             ..Change::default()
         };
-        alias.apply(&mut request);
+        settings.apply(&mut request);
         match worker.route.execute(request) {
             Err(error) if error.is_existing() => {
                 // One end or the other; ours was looked for when the slot was made ready.
@@ -218,24 +212,34 @@ impl Container<'_> {
         shared: InterfaceIndex,
     ) -> Result<(), NetworkError> {
         let slot = build.slot;
-        let (index, first) = build.step(BuildStep::Entry, || {
-            let index = interfaces::host_end_index(&mut worker.route, slot)?;
+        let (index, own, first) = build.step(BuildStep::Entry, || {
+            let name = &slot.host_interface;
+            let found = interface::find(&mut worker.route, name)?;
+            let found = found.ok_or_else(|| KernelError::missing_interface(name))?;
+            // Numbers are of namespaces: this one is that of the thread.
+            let own = found
+                .peer
+                .ok_or_else(|| KernelError::missing_interface(self.name()))?;
             let first = ebpf.reserve(slot)?;
-            ebpf.write(slot, &[index], shared)?;
-            Ok((index, first))
+            ebpf.write(slot, &[found.index], shared)?;
+            Ok((found.index, own, first))
         })?;
         build.step(BuildStep::HostEnd, || {
             let mut request = Request::new();
             Attachment::host_end(index, first).add(&mut request, &ebpf.datapath);
-            interfaces::raise_host_end(&mut request, slot, index);
+            let raised = Change {
+                name: &slot.host_interface,
+                index: Some(index),
+                up: Some(true),
+                ..Change::default()
+            };
+            raised.apply(&mut request);
             Ok(worker.route.execute(request)?)
         })?;
         build.step(BuildStep::Settings, || self.set(&mut worker.procfs))?;
         build.step(BuildStep::Addresses, || {
-            let found = interface::find(route, self.name())?;
-            let own = found.ok_or_else(|| KernelError::missing_interface(self.name()))?;
             let mut request = Request::new();
-            self.configure(&mut request, own.index);
+            self.configure(&mut request, own);
             Ok(route.execute(request)?)
         })
     }
@@ -325,6 +329,26 @@ pub(super) fn delete_host_end(worker: &mut Worker, slot: &SlotPlan) -> Result<()
         Err(error) if error.is_missing() => Ok(()),
         other => Ok(other?),
     }
+}
+
+/// Takes away what is left of many slots. Mostly that is nothing: a release deletes the interface, or its namespace has
+/// taken it along.
+pub(super) fn tear_down(
+    worker: &mut Worker,
+    ebpf: Option<&Ebpf>,
+    slots: &[&SlotPlan],
+) -> Result<(), NetworkError> {
+    let mut present = Vec::new();
+    for slot in slots {
+        if interface::find(&mut worker.route, &slot.host_interface)?.is_some() {
+            present.push(*slot);
+        }
+    }
+    host_slot::tear_down(worker, ebpf, &present)?;
+    if let Some(ebpf) = ebpf {
+        slots.iter().for_each(|slot| ebpf.free(slot));
+    }
+    Ok(())
 }
 
 /// Compares the container's end with how it was made.

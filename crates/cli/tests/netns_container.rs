@@ -1,0 +1,338 @@
+//! Containers under a running daemon: namespaces that the test makes, leases by the command line, real traffic between
+//! container, host and the world beyond the uplink; SIGKILL while interfaces are made; restarts that lose no packet.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first thing that fails"
+)]
+
+#[path = "ebpf/mod.rs"]
+mod ebpf;
+
+use std::{
+    collections::BTreeSet,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use ebpf::{SECOND, World};
+use sandwire_testlab::{
+    command,
+    host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, answer_http, serve_tcp},
+    lab,
+    namespace::Namespace,
+};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn boxes(size: u32, policy: &Value) -> Value {
+    json!({
+        "name": "boxes", "kind": "container", "data_path": "auto", "size": size,
+        "quarantine_seconds": 0, "policy": policy,
+        "addresses": {"plan": "prefix", "ipv4": "10.70.0.0/24", "ipv6": "fd00:b0::/64"},
+    })
+}
+
+/// The addresses of a lease, without their lengths.
+fn addresses_of(lease: &Value) -> Vec<String> {
+    let own = lease["attached"]["addresses"].as_array().unwrap();
+    own.iter()
+        .map(|own| {
+            let text = own["address"].as_str().unwrap();
+            text.split('/').next().unwrap().to_owned()
+        })
+        .collect()
+}
+
+#[track_caller]
+fn curl(space: &Namespace, address: &str) -> String {
+    let host = if address.contains(':') {
+        format!("[{address}]")
+    } else {
+        address.to_owned()
+    };
+    space
+        .run(&format!("curl -sS -m 20 http://{host}/"))
+        .unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn two_containers_live_under_their_policy_and_vanish_without_a_trace() {
+    lab::run(|lab| {
+        let mut world = World::without_pools(lab);
+        world.daemon.create_pool(&boxes(2, &json!({}))).unwrap();
+        let spaces = ["blue", "red"].map(|name| lab.namespace(name));
+        let leases = ["blue", "red"].map(|name| {
+            world
+                .daemon
+                .json(&format!("acquire boxes {name} --netns {name}"))
+                .unwrap()
+        });
+        for space in &spaces {
+            space.inside(|| serve_tcp(80, answer_http)).unwrap();
+        }
+        for (number, space) in spaces.iter().enumerate() {
+            for server in [BEYOND_IPV4.to_string(), BEYOND_IPV6.to_string()] {
+                space
+                    .run(&format!("ping -n -q -c 1 -W 5 {server}"))
+                    .unwrap();
+            }
+            for other in addresses_of(&leases[1 - number]) {
+                space
+                    .run(&format!("ping -n -q -c 1 -W 1 {other}"))
+                    .unwrap_err();
+            }
+        }
+        // Live, and each for itself: only blue and red together.
+        for name in ["blue", "red"] {
+            let together = json!({"clone_to_clone": true});
+            world.daemon.set_policy(name, &together).unwrap();
+        }
+        for (number, space) in spaces.iter().enumerate() {
+            for other in addresses_of(&leases[1 - number]) {
+                assert!(!curl(space, &other).is_empty());
+            }
+        }
+        world.daemon.json("publish blue 8080:80").unwrap();
+        let page = world
+            .beyond
+            .run(&format!("curl -sS -m 20 http://{HOST_IPV4}:8080/"));
+        assert!(!page.unwrap().is_empty());
+        let shown = world.daemon.json("show blue").unwrap();
+        assert_eq!(shown["defects"], json!([]));
+        assert!(shown["traffic"]["egress"]["packets"].as_u64().unwrap() > 4);
+
+        restart_under_ping(&mut world, &spaces[0]);
+        let again = world.daemon.json("show blue").unwrap();
+        assert_eq!(again["attached"], leases[0]["attached"]);
+        let state = world
+            .daemon
+            .call("GET", "/v1/leases/blue/attached", None)
+            .unwrap();
+        assert_eq!(state["defects"], json!([]));
+
+        for lease in ["blue", "red"] {
+            world.daemon.json(&format!("release {lease}")).unwrap();
+        }
+        for space in &spaces {
+            assert!(!space.run("ip -o link").unwrap().contains("eth0"));
+        }
+        assert!(
+            !command::run("ip -o link")
+                .unwrap()
+                .contains("sandwire:lab:boxes")
+        );
+    });
+}
+
+/// The daemon is killed and comes back while a container sends: not one packet is lost.
+fn restart_under_ping(world: &mut World, space: &Namespace) {
+    let mut ping = Command::new("ip")
+        .args([
+            "netns",
+            "exec",
+            space.name(),
+            "ping",
+            "-n",
+            "-q",
+            "-i",
+            "0.01",
+            "-c",
+            "200",
+        ])
+        .arg(BEYOND_IPV4.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    world.daemon.kill().unwrap();
+    world.daemon.restart().unwrap();
+    assert!(
+        ping.try_wait().unwrap().is_none(),
+        "the restart came too late"
+    );
+    let output = ping.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("200 received"), "{said}");
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn sigkill_while_interfaces_are_made_leaves_whole_leases_or_none() {
+    lab::run_within(Duration::from_secs(300), |lab| {
+        let mut world = World::without_pools(lab);
+        world.daemon.create_pool(&boxes(8, &json!({}))).unwrap();
+        let names: Vec<String> = (0..8).map(|number| format!("c{number}")).collect();
+        let spaces: Vec<Namespace> = names.iter().map(|name| lab.namespace(name)).collect();
+        for round in 0..12_u64 {
+            world.daemon.wait_pool("boxes", 8, PATIENCE).unwrap();
+            let daemon = &world.daemon;
+            let answered: BTreeSet<String> = thread::scope(|scope| {
+                let askers: Vec<_> = names
+                    .iter()
+                    .map(|name| scope.spawn(move || acquire(daemon, name)))
+                    .collect();
+                // From before the first interface to after the last.
+                thread::sleep(Duration::from_micros(900 * round));
+                command::run(&format!("kill -9 {}", daemon.pid().unwrap())).unwrap();
+                let answers = askers.into_iter().filter_map(|asker| asker.join().unwrap());
+                answers.collect()
+            });
+            world.daemon.kill().unwrap();
+            world.daemon.restart().unwrap();
+            let leases = world.daemon.call("GET", "/v1/leases", None).unwrap();
+            let held: BTreeSet<String> = leases
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|lease| lease["name"].as_str().unwrap().to_owned())
+                .collect();
+            assert!(
+                held.is_superset(&answered),
+                "round {round}: {answered:?} of {held:?}"
+            );
+            for (name, space) in names.iter().zip(&spaces) {
+                await_interface(space, held.contains(name), round);
+            }
+            for name in &held {
+                let state = world
+                    .daemon
+                    .call("GET", &format!("/v1/leases/{name}/attached"), None);
+                assert_eq!(
+                    state.unwrap()["defects"],
+                    json!([]),
+                    "round {round}, {name}"
+                );
+                world.daemon.json(&format!("release {name}")).unwrap();
+            }
+            for space in &spaces {
+                await_interface(space, false, round);
+            }
+        }
+    });
+}
+
+/// The lease's name if the daemon answered that it is there.
+fn acquire(daemon: &sandwire_testlab::sandwire::Daemon, name: &str) -> Option<String> {
+    let body =
+        json!({"pool": "boxes", "name": name, "attach": {"netns": format!("/run/netns/{name}")}});
+    let answer = daemon.http("POST", "/v1/leases", Some(&body)).ok()?;
+    (answer.status == 201).then(|| name.to_owned())
+}
+
+#[track_caller]
+fn await_interface(space: &Namespace, is_wanted: bool, round: u64) {
+    let begun = Instant::now();
+    loop {
+        let links = space.run("ip -o link").unwrap();
+        if links.contains("eth0") == is_wanted {
+            return;
+        }
+        assert!(
+            begun.elapsed() < PATIENCE,
+            "round {round}: wanted {is_wanted}: {links}"
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_outlives_its_namespace_until_it_is_released() {
+    lab::run(|lab| {
+        let mut world = World::without_pools(lab);
+        world.daemon.create_pool(&boxes(1, &json!({}))).unwrap();
+        let mut sleeper = Command::new("unshare")
+            .args(["-n", "sleep", "600"])
+            .spawn()
+            .unwrap();
+        let pid = sleeper.id();
+        let begun = Instant::now();
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        while std::fs::read_link(format!("/proc/{pid}/ns/net")).is_ok_and(|space| space == own) {
+            assert!(begun.elapsed() < PATIENCE);
+            thread::sleep(Duration::from_millis(5));
+        }
+        let lease = world
+            .daemon
+            .json(&format!(
+                "acquire boxes a --pid {pid} --interface net1 --mtu 1400"
+            ))
+            .unwrap();
+        assert_eq!(lease["attached"]["mtu"], 1400);
+        let inside = format!("nsenter -t {pid} -n ping -n -q -c 1 -W 5 {BEYOND_IPV4}");
+        command::run(&inside).unwrap();
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        let host_end = lease["attached"]["host_interface"].as_str().unwrap();
+        let begun = Instant::now();
+        while command::run("ip -o link").unwrap().contains(host_end) {
+            assert!(begun.elapsed() < PATIENCE);
+            thread::sleep(Duration::from_millis(5));
+        }
+        world.daemon.kill().unwrap();
+        world.daemon.restart().unwrap();
+        let shown = world.daemon.json("show a").unwrap();
+        assert_eq!(shown["attached"], lease["attached"]);
+        assert_eq!(shown["defects"].as_array().unwrap().len(), 1);
+        let released = world.daemon.json("release a").unwrap();
+        assert_eq!(released["released"][0]["outcome"], "released");
+        world.daemon.wait_pool("boxes", 1, 60 * SECOND).unwrap();
+        let _blue = lab.namespace("blue");
+        world.daemon.json("acquire boxes a --netns blue").unwrap();
+    });
+}
+
+/// Least round trip in milliseconds of some pings.
+#[track_caller]
+fn round_trip(space: &Namespace, target: &str) -> f64 {
+    let said = space
+        .run(&format!("ping -n -c 4 -i 0.05 -W 5 {target}"))
+        .unwrap();
+    let times = said.lines().filter_map(|line| {
+        let time = line.split("time=").nth(1)?;
+        time.split_whitespace().next()?.parse::<f64>().ok()
+    });
+    times.fold(f64::MAX, f64::min)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_impaired_container_is_delayed_each_way_also_by_its_sibling() {
+    lab::run_within(Duration::from_secs(300), |lab| {
+        let folder = lab.folder().join("impair");
+        let world = World::with_config(lab, &format!("[impair]\nfolder = {folder:?}"));
+        let together = json!({"clone_to_clone": true});
+        world.daemon.create_pool(&boxes(2, &together)).unwrap();
+        let spaces = ["blue", "red"].map(|name| lab.namespace(name));
+        let leases = ["blue", "red"].map(|name| {
+            let line = format!("acquire boxes {name} --netns {name}");
+            world.daemon.json(&line).unwrap()
+        });
+        let (blue, red) = (&spaces[0], &spaces[1]);
+        let world_beyond = BEYOND_IPV4.to_string();
+        for (ways, least) in [
+            (vec!["--egress", "delay 300ms"], 300.0),
+            (vec!["--ingress", "delay 300ms"], 300.0),
+            (
+                vec!["--egress", "delay 300ms", "--ingress", "delay 300ms"],
+                600.0,
+            ),
+        ] {
+            let mut impair = world.daemon.command("--json impair blue");
+            let output = impair.args(&ways).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(output.status.success(), "{said}");
+            assert!(round_trip(blue, &world_beyond) >= least);
+            // What a sibling sends comes past the host end's queue otherwise.
+            for address in addresses_of(&leases[0]) {
+                assert!(round_trip(red, &address) >= least, "{ways:?} {address}");
+            }
+            assert!(round_trip(red, &world_beyond) < least);
+        }
+        world.daemon.json("impair clear blue").unwrap();
+        assert!(round_trip(red, &addresses_of(&leases[0])[0]) < 300.0);
+    });
+}
