@@ -74,8 +74,12 @@ fn list_of<'a>(result: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Val
 pub(crate) struct Recorded {
     /// Its Ethernet address, as text.
     pub(crate) mac: Option<String>,
+    /// Its MTU, which only newer versions have.
+    pub(crate) mtu: Option<u64>,
     /// Its addresses.
     pub(crate) addresses: Vec<IpNet>,
+    /// Destinations of all routes in the container.
+    pub(crate) routes: Vec<IpNet>,
 }
 
 /// Finds an interface of a container in a `prevResult`.
@@ -88,13 +92,21 @@ pub(crate) fn recorded(result: &Map<String, Value>, name: &InterfaceName) -> Opt
         is_inside && entry["name"] == name.as_str()
     };
     let index = interfaces.iter().position(is_it)?;
-    let addresses = result.get("ips").and_then(Value::as_array);
-    let addresses = addresses.into_iter().flatten();
-    let of_it = addresses.filter(|entry| entry["interface"].as_u64() == Some(index as u64));
+    let entries = |key: &str| {
+        result
+            .get(key)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+    };
+    let prefix = |entry: &Value, key: &str| entry[key].as_str()?.parse().ok();
+    let of_it = entries("ips").filter(|entry| entry["interface"].as_u64() == Some(index as u64));
     Some(Recorded {
         mac: interfaces[index]["mac"].as_str().map(str::to_owned),
-        addresses: of_it
-            .filter_map(|entry| entry["address"].as_str()?.parse().ok())
+        mtu: interfaces[index]["mtu"].as_u64(),
+        addresses: of_it.filter_map(|entry| prefix(entry, "address")).collect(),
+        routes: entries("routes")
+            .filter_map(|entry| prefix(entry, "dst"))
             .collect(),
     })
 }

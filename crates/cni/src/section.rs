@@ -106,7 +106,18 @@ impl Section {
 
     /// The objects of a list.
     pub(crate) fn sections(&mut self, key: &str) -> Result<Vec<Self>, Error> {
-        let list = self.list(key)?.into_iter().enumerate();
+        match self.value(key) {
+            None => Ok(Vec::new()),
+            Some(list) => self.objects(key, list),
+        }
+    }
+
+    /// The objects of a list that has been taken from a key of this one.
+    pub(crate) fn objects(&self, key: &str, list: Value) -> Result<Vec<Self>, Error> {
+        let Value::Array(list) = list else {
+            return Err(self.wrong(key, &list, "a list"));
+        };
+        let list = list.into_iter().enumerate();
         list.map(|(index, value)| self.below(&format!("{key}[{index}]"), value))
             .collect()
     }

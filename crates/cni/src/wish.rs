@@ -138,9 +138,8 @@ fn routes(section: &mut Section, is_later: bool) -> Result<Option<Vec<IpNet>>, E
     let Some(list) = section.value("routes") else {
         return Ok(is_later.then(Vec::new));
     };
-    let mut holder = section.below("", serde_json::json!({ "routes": list }))?;
     let mut destinations = Vec::new();
-    for mut route in holder.sections("routes")? {
+    for mut route in section.objects("routes", list)? {
         let destination = route.prefix("dst")?;
         destinations.push(destination.ok_or_else(|| route.invalid("dst", "it is missing"))?);
         route.finish("a route leads to the gateway of the pool; name its `dst` only")?;

@@ -7,5 +7,5 @@ mod drive;
 
 #[test]
 fn every_configuration_is_understood_or_refused() {
-    drive::drive("cni_config", cni_config::run, &[], 30_000);
+    drive::drive("cni_config", cni_config::run, &[], 10_000);
 }

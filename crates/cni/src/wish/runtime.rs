@@ -47,9 +47,8 @@ impl Runtime {
             runtime.limits = limits(section.below("bandwidth", value)?)?;
         }
         for (index, set) in section.list("ipRanges")?.into_iter().enumerate() {
-            let place = format!("ipRanges[{index}]");
-            let mut holder = section.below(&place, serde_json::json!({ "range": set }))?;
-            let ranges = holder.sections("range")?.into_iter().map(range);
+            let ranges = section.objects(&format!("ipRanges[{index}]"), set)?;
+            let ranges = ranges.into_iter().map(range);
             runtime.ranges.push(ranges.collect::<Result<_, _>>()?);
         }
         for text in section.texts("ips")? {

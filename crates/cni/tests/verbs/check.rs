@@ -82,16 +82,14 @@ fn each_difference_is_named() {
     }
 }
 
-#[test]
-fn what_the_daemon_finds_in_the_kernel_is_told() {
-    let daemon = Daemon::start();
-    let config = config(&daemon);
+/// The daemon finds a defect of the interface.
+fn with_defect(daemon: &Daemon, problem: &str) {
     let lease = daemon.leases().remove(0);
-    let defect =
-        json!({ "object": "interface eth0", "problem": "it is gone", "action": "reported" });
+    let defect = json!({ "object": "interface eth0", "problem": problem, "action": "reported" });
     let attached = json!({
         "netns": "/run/netns/x", "interface": "eth0", "mac": "06:00:0a:40:00:09", "mtu": 1500,
-        "host_interface": "swabc-7", "device": "veth", "routes": [], "gateway_mac": "02:73:77:00:00:01",
+        "host_interface": "swabc-7", "device": "veth", "gateway_mac": "02:73:77:00:00:01",
+        "routes": [{ "destination": "0.0.0.0/0", "gateway": "169.254.1.1" }],
         "addresses": [
             { "address": "10.64.0.9/32", "gateway": "169.254.1.1" },
             { "address": "fd00:c10e::9/128", "gateway": "fe80::1" },
@@ -99,9 +97,37 @@ fn what_the_daemon_finds_in_the_kernel_is_told() {
     });
     let state = json!({ "attached": attached, "defects": [defect] });
     daemon.answer(&format!("GET /v1/leases/{lease}/attached"), 1, 200, state);
-    let error = daemon.run("CHECK", &config).unwrap_err();
-    assert_eq!(error["code"], 103);
-    assert_eq!(error["details"], "interface eth0: it is gone");
+}
+
+#[test]
+fn what_the_daemon_finds_in_the_kernel_is_told() {
+    let daemon = Daemon::start();
+    let config = config(&daemon);
+    for problem in [
+        "it is gone",
+        "the route to 0.0.0.0/0 is gone",
+        "its MTU is 1400, not 1500",
+    ] {
+        with_defect(&daemon, problem);
+        let error = daemon.run("CHECK", &config).unwrap_err();
+        assert_eq!(error["code"], 103);
+        assert_eq!(error["details"], format!("interface eth0: {problem}"));
+    }
+}
+
+#[test]
+fn what_a_later_plugin_changed_is_no_difference() {
+    let daemon = Daemon::start();
+    let mut config = config(&daemon);
+    config["prevResult"]["routes"] = json!([{ "dst": "10.0.0.0/8" }]);
+    config["prevResult"]["interfaces"][1]["mtu"] = 1400.into();
+    for problem in [
+        "the route to 0.0.0.0/0 is gone",
+        "its MTU is 1400, not 1500",
+    ] {
+        with_defect(&daemon, problem);
+        assert_eq!(daemon.run("CHECK", &config).unwrap(), "");
+    }
 }
 
 #[test]

@@ -206,7 +206,7 @@ fn wrong_keys_are_named_with_their_values() {
         (
             runtime(json!({ "ipRanges": [[{ "gateway": "10.0.0.1" }]] })),
             7,
-            "subnet: it is missing",
+            "runtimeConfig.ipRanges[0][0].subnet: it is missing",
         ),
         (
             runtime(json!({ "dns": { "nameservers": [] } })),
@@ -248,6 +248,7 @@ fn wrong_keys_are_named_with_their_values() {
         assert_eq!(error["code"], code, "{config}: {error}");
         let details = error["details"].as_str().unwrap();
         assert!(details.contains(word), "{word:?} is not in {details:?}");
+        assert!(!details.starts_with('.'), "{details:?}");
     }
     assert_eq!(daemon.requests(), []);
 }

@@ -1,0 +1,196 @@
+//! The CNI plugin with a daemon and namespaces of its own: what a runtime meets when something isn't as it should be.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use sandwire_testlab::{
+    lab::{self, Lab},
+    sandwire::{self, Daemon},
+};
+use serde_json::{Value, json};
+
+struct World {
+    daemon: Daemon,
+    plugin: PathBuf,
+}
+
+impl World {
+    fn start(lab: &Lab) -> Self {
+        let executable = sandwire::executable().unwrap();
+        let daemon = Daemon::start(&executable, lab.folder(), "instance = \"lab\"\n").unwrap();
+        let plugin = lab.folder().join("sandwire-cni");
+        symlink(&executable, &plugin).unwrap();
+        let pool = json!({
+            "name": "boxes",
+            "kind": "container",
+            "data_path": "ebpf",
+            "size": 2,
+            "quarantine_seconds": 0,
+            "addresses": { "plan": "prefix", "ipv4": "10.64.0.0/24", "ipv6": "fd00:c10e::/112" },
+        });
+        daemon.create_pool(&pool).unwrap();
+        Self { daemon, plugin }
+    }
+
+    /// Carries out a verb on a container whose namespace has its name; the answer, or the error.
+    fn run(&self, verb: &str, container: &str, more: &Value) -> Result<Value, Value> {
+        let netns = format!("/run/netns/{container}");
+        self.run_in(verb, container, Path::new(&netns), more)
+    }
+
+    fn run_in(
+        &self,
+        verb: &str,
+        container: &str,
+        netns: &Path,
+        more: &Value,
+    ) -> Result<Value, Value> {
+        let mut config = json!({
+            "cniVersion": "1.1.0", "name": "blue", "pool": "boxes", "socket": self.daemon.socket(),
+        });
+        for (key, value) in more.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        let mut child = Command::new(&self.plugin)
+            .env("CNI_COMMAND", verb)
+            .env("CNI_CONTAINERID", container)
+            .env("CNI_NETNS", netns)
+            .env("CNI_IFNAME", "eth0")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut input = child.stdin.take().unwrap();
+        input.write_all(config.to_string().as_bytes()).unwrap();
+        drop(input);
+        let output = child.wait_with_output().unwrap();
+        let said = serde_json::from_slice(&output.stdout).unwrap_or(Value::Null);
+        if output.status.success() {
+            Ok(said)
+        } else {
+            assert_eq!(output.status.code(), Some(1));
+            Err(said)
+        }
+    }
+
+    fn leases(&self) -> usize {
+        self.daemon.json("list").unwrap().as_array().unwrap().len()
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_check_sees_what_became_of_the_interface_and_a_collection_ends_it() {
+    lab::run(|lab| {
+        let world = World::start(lab);
+        let namespace = lab.namespace("c1");
+        let before = lab.snapshot();
+        assert_eq!(world.run("STATUS", "c1", &json!({})), Ok(Value::Null));
+        let result = world.run("ADD", "c1", &json!({ "mtu": 1400 })).unwrap();
+        let shown: Value =
+            serde_json::from_str(&namespace.run("ip -j address show eth0").unwrap()).unwrap();
+        assert_eq!(shown[0]["address"], result["interfaces"][1]["mac"]);
+        assert_eq!(
+            (&shown[0]["mtu"], &result["interfaces"][1]["mtu"]),
+            (&json!(1400), &json!(1400))
+        );
+        let address = result["ips"][0]["address"].as_str().unwrap();
+        assert_eq!(
+            shown[0]["addr_info"][0]["local"],
+            address.trim_end_matches("/32")
+        );
+
+        let config = json!({ "mtu": 1400, "prevResult": result });
+        assert_eq!(world.run("CHECK", "c1", &config), Ok(Value::Null));
+        namespace
+            .run(&format!("ip address delete {address} dev eth0"))
+            .unwrap();
+        let told = world.run("CHECK", "c1", &config).unwrap_err();
+        assert_eq!(told["code"], 103);
+        assert!(
+            told["details"].as_str().unwrap().contains(address),
+            "{told}"
+        );
+
+        let stale =
+            json!({ "cni.dev/valid-attachments": [{ "containerID": "c2", "ifname": "eth0" }] });
+        assert_eq!(world.run("GC", "c1", &stale), Ok(Value::Null));
+        assert_eq!(world.run("CHECK", "c1", &config).unwrap_err()["code"], 3);
+        assert_eq!(world.leases(), 0);
+        before.wait_unchanged(Duration::from_secs(60)).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_can_not_be_added_leaves_nothing() {
+    lab::run(|lab| {
+        let mut world = World::start(lab);
+        let taken = lab.namespace("taken");
+        taken
+            .run("ip link add eth0 type veth peer name eth1")
+            .unwrap();
+        let before = lab.snapshot();
+        fs::write(lab.folder().join("file"), "").unwrap();
+        let own = format!("/proc/{}/ns/net", std::process::id());
+        for (netns, code, word) in [
+            (Path::new("/run/netns/none"), 3, "no network namespace"),
+            (Path::new("/run/netns/taken"), 100, "eth0"),
+            (Path::new(&own), 7, "the host's own"),
+            (lab.folder().join("file").as_path(), 7, "attach.netns"),
+        ] {
+            let error = world.run_in("ADD", "c1", netns, &json!({})).unwrap_err();
+            assert_eq!(error["code"], code, "{error}");
+            assert!(error["details"].as_str().unwrap().contains(word), "{error}");
+            // As every runtime does after an `ADD` that failed.
+            world.run_in("DEL", "c1", netns, &json!({})).unwrap();
+            assert_eq!(world.leases(), 0);
+        }
+        let other = json!({ "pool": "none" });
+        assert_eq!(world.run("ADD", "taken", &other).unwrap_err()["code"], 7);
+        assert_eq!(
+            world.run("STATUS", "taken", &other).unwrap_err()["code"],
+            50
+        );
+        before.wait_unchanged(Duration::from_secs(60)).unwrap();
+
+        world.daemon.kill().unwrap();
+        for verb in ["ADD", "DEL"] {
+            assert_eq!(
+                world.run(verb, "taken", &json!({})).unwrap_err()["code"],
+                11
+            );
+        }
+        assert_eq!(
+            world.run("STATUS", "taken", &json!({})).unwrap_err()["code"],
+            50
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_container_that_is_gone_with_its_namespace_is_deleted_all_the_same() {
+    lab::run(|lab| {
+        let world = World::start(lab);
+        let before = lab.snapshot();
+        let namespace = lab.namespace("c1");
+        world.run("ADD", "c1", &json!({})).unwrap();
+        let again = world.run("ADD", "c1", &json!({})).unwrap_err();
+        assert_eq!(again["code"], 102, "{again}");
+        drop(namespace);
+        for _ in 0..2 {
+            assert_eq!(world.run("DEL", "c1", &json!({})), Ok(Value::Null));
+        }
+        assert_eq!(world.leases(), 0);
+        before.wait_unchanged(Duration::from_secs(60)).unwrap();
+    });
+}
