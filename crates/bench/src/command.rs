@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use crate::{
     clones, engine, extent, forward, impair, private_host,
     record::Record,
-    report,
+    relay, report,
     slots::{self, Case, Sizes},
     stream, vsock,
     way::Way,
@@ -43,6 +43,8 @@ enum Suite {
     Engine(EngineArguments),
     /// Whether impaired packets leave when they should, and what they take of memory. Needs root.
     Impair(ImpairArguments),
+    /// How much passes the relay in one TCP stream and in small datagrams, beside stunnel. Needs root.
+    Relay(RelayArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -188,6 +190,15 @@ struct ImpairArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+struct RelayArguments {
+    #[command(flatten)]
+    extent: extent::Extent<relay::Part>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
     #[arg(required = true, value_name = "FILE")]
@@ -248,6 +259,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Suite::Impair(arguments) => arguments.in_private_host,
+        Suite::Relay(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -263,6 +275,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Vsock(arguments) => vsock::run(&arguments.extent, &arguments.peer()?)?,
         Suite::Engine(arguments) => engine::run(&arguments.extent)?,
         Suite::Impair(arguments) => impair::run(&arguments.extent)?,
+        Suite::Relay(arguments) => relay::run(&arguments.extent)?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {

@@ -15,6 +15,7 @@ mod list;
 mod policy;
 mod pool;
 mod publish;
+mod relay;
 mod release;
 mod run;
 mod show;
@@ -68,6 +69,9 @@ pub(crate) enum Verb {
     /// Give the sockets of a cgroup addresses of their own in the host's namespace.
     #[command(subcommand)]
     Identity(identity::Verb),
+    /// Let chosen traffic leave the host only inside TLS, to a relay that delivers it.
+    #[command(subcommand)]
+    Relay(relay::Verb),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
@@ -99,6 +103,7 @@ impl Verb {
             Self::Forward(arguments) => forward::run(context, &arguments),
             Self::Lab(verb) => lab::run(context, verb),
             Self::Identity(verb) => identity::run(context, verb),
+            Self::Relay(verb) => relay::run(context, &verb),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Cleanup(arguments) => cleanup::run(context, &arguments),
