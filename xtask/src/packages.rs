@@ -108,6 +108,22 @@ const PACKAGES: &[Package] = &[
         "the tests' second opinion on packets",
     ),
     package(
+        "curl",
+        Sign::Program("curl"),
+        "a client that nobody here wrote",
+    ),
+    package(
+        "dnsmasq-base",
+        Sign::Program("dnsmasq"),
+        "a server of UDP that nobody here wrote",
+    ),
+    package("bind9-dnsutils", Sign::Program("dig"), "its client"),
+    package(
+        "stunnel4",
+        Sign::Program("stunnel"),
+        "what the benchmark compares the relay with",
+    ),
+    package(
         "qemu-system-x86",
         Sign::Program("qemu-system-x86_64"),
         "guests restored from one snapshot",

@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use crate::{
     clones, cni, engine, extent, forward, impair, private_host,
     record::Record,
-    report, rr,
+    relay, report, rr,
     slots::{self, Case, Sizes},
     stream, vsock,
     way::Way,
@@ -47,6 +47,8 @@ enum Suite {
     Cni(CniArguments),
     /// Small requests and answers: in the host's namespace, by identities, veth, macvlan and others. Needs root.
     Rr(RrArguments),
+    /// How much passes the relay in one TCP stream and in small datagrams, beside stunnel. Needs root.
+    Relay(RelayArguments),
     /// Makes an HTML page with plots from records that `--json` wrote.
     Report(ReportArguments),
 }
@@ -223,6 +225,15 @@ struct RrArguments {
 }
 
 #[derive(Clone, Debug, Args)]
+struct RelayArguments {
+    #[command(flatten)]
+    extent: extent::Extent<relay::Part>,
+    /// We are inside the namespaces already.
+    #[arg(long, hide = true)]
+    in_private_host: bool,
+}
+
+#[derive(Clone, Debug, Args)]
 struct ReportArguments {
     /// Records to report on.
     #[arg(required = true, value_name = "FILE")]
@@ -292,6 +303,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Suite::Rr(arguments) => arguments.in_private_host,
+        Suite::Relay(arguments) => arguments.in_private_host,
         Suite::Report(arguments) => return run_report(arguments),
     };
     if !is_inside {
@@ -309,6 +321,7 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
         Suite::Impair(arguments) => impair::run(&arguments.extent)?,
         Suite::Cni(arguments) => cni::run(arguments.sizes())?,
         Suite::Rr(arguments) => rr::run(&arguments.extent, &arguments.row)?,
+        Suite::Relay(arguments) => relay::run(&arguments.extent)?,
         Suite::Report(_) => unreachable!("reports need no host"),
     };
     let text = if json {

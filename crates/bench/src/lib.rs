@@ -25,6 +25,7 @@ mod packet;
 mod private_host;
 mod progress;
 mod recipe;
+mod relay;
 mod report;
 mod rig;
 mod rr;

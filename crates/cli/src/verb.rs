@@ -16,6 +16,7 @@ mod list;
 mod policy;
 mod pool;
 mod publish;
+mod relay;
 mod release;
 mod run;
 mod show;
@@ -71,6 +72,9 @@ pub(crate) enum Verb {
     Identity(identity::Verb),
     /// Be the CNI plugin, as container runtimes start it under the name sandwire-cni, or install it.
     Cni(cni::Arguments),
+    /// Let chosen traffic leave the host only inside TLS, to a relay that delivers it.
+    #[command(subcommand)]
+    Relay(relay::Verb),
     /// Measure this machine, in namespaces of its own, and report on measurements.
     Bench(sandwire_bench::command::BenchCommand),
     /// Say what this host can do, and what on it would block sandboxes' traffic.
@@ -103,6 +107,7 @@ impl Verb {
             Self::Lab(verb) => lab::run(context, verb),
             Self::Identity(verb) => identity::run(context, verb),
             Self::Cni(arguments) => cni::run(context, arguments),
+            Self::Relay(verb) => relay::run(context, &verb),
             Self::Bench(command) => bench::run(context, &command),
             Self::Doctor(arguments) => doctor::run(context, &arguments),
             Self::Cleanup(arguments) => cleanup::run(context, &arguments),

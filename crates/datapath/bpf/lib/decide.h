@@ -157,6 +157,9 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 	default:
 		if (result < 0)
 			decide_drop(d, DROP_NO_ROUTE);
+		else if (!p->as_answer && READ_ONCE(policy->uplink) == UPLINK_DENY)
+			/* A rule for the relay refuses it here; what may not leave may not leave so. */
+			decide_drop(d, DROP_UPLINK_DENIED);
 		else
 			d->verdict = VERDICT_STACK;
 	}

@@ -117,6 +117,8 @@ fn by_route(
             policy::host_service(&world.policies[nic.policy], frame, packet)?;
             Ok(Judged::Goes(Decision::Stack))
         }
+        // What may not leave isn't refused by the stack, which may have it relayed.
+        (Way::Refused, Uplink::Deny) => Err(DropReason::UplinkDenied),
         (Way::Refused, _) => Ok(Judged::Goes(Decision::Stack)),
         (Way::Out { ifindex, .. }, _) if ifindex == nic.shared_ifindex => {
             Err(DropReason::NoSuchSandbox)

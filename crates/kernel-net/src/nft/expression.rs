@@ -14,10 +14,12 @@ const NFTA_DATA_VERDICT: u16 = 2;
 const NFT_REG_VERDICT: u32 = 0;
 /// The first 32-bit register; it and its three followers share their bytes with register 1.
 pub(super) const REGISTER: u32 = 8;
+pub(super) const NFT_META_MARK: u32 = 3;
 pub(super) const NFT_META_IIFNAME: u32 = 6;
 pub(super) const NFT_META_OIFNAME: u32 = 7;
 pub(super) const NFT_META_NFPROTO: u32 = 15;
 pub(super) const NFT_META_L4PROTO: u32 = 16;
+const NFT_SOCKET_CGROUPV2: u32 = 3;
 pub(super) const NFT_CT_STATE: u32 = 0;
 pub(super) const NFT_CT_STATUS: u32 = 2;
 pub(super) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
@@ -157,6 +159,21 @@ pub(super) enum Expression {
     LookupMap {
         map: String,
     },
+    /// Keeps the bits of a mask, then flips others.
+    MaskAndFlip {
+        mask: u32,
+        flip: u32,
+    },
+    SetMark,
+    /// Gives packets to a socket of this host; address and port are in the registers.
+    Tproxy {
+        family: Family,
+        port_register: u32,
+    },
+    /// Number of the cgroup at this depth that the packet's socket belongs to.
+    SocketCgroup {
+        depth: u32,
+    },
     Fib(FibResult),
     Immediate {
         value: Vec<u8>,
@@ -187,7 +204,10 @@ impl Expression {
             Self::Meta { .. } => "meta",
             Self::Payload { .. } => "payload",
             Self::Ct { .. } => "ct",
-            Self::Mask { .. } => "bitwise",
+            Self::Mask { .. } | Self::MaskAndFlip { .. } => "bitwise",
+            Self::SetMark => "meta",
+            Self::Tproxy { .. } => "tproxy",
+            Self::SocketCgroup { .. } => "socket",
             Self::Compare { .. } => "cmp",
             Self::Lookup { .. } | Self::LookupMap { .. } => "lookup",
             Self::Fib(_) => "fib",
@@ -255,6 +275,10 @@ impl Expression {
                 }
             }
             Self::Masquerade | Self::Notrack | Self::Counter => {}
+            Self::MaskAndFlip { .. }
+            | Self::SetMark
+            | Self::Tproxy { .. }
+            | Self::SocketCgroup { .. } => self.write_steering(data),
             Self::ConnectionsOver(count) => put_numbers(data, &[(1, *count), (2, 1)]),
             Self::Verdict(verdict) => {
                 put_numbers(data, &[(1, NFT_REG_VERDICT)]);
@@ -262,6 +286,36 @@ impl Expression {
                     nested.nest(NFTA_DATA_VERDICT, |inner| verdict.write(inner));
                 });
             }
+        }
+    }
+
+    /// What steers packets to sockets of this host.
+    fn write_steering(&self, data: &mut Writer<'_>) {
+        match self {
+            Self::MaskAndFlip { mask, flip } => {
+                put_numbers(data, &[(1, REGISTER), (2, REGISTER), (3, 4)]);
+                data.nest(4, |value| value.put(NFTA_DATA_VALUE, &mask.to_ne_bytes()));
+                data.nest(5, |value| value.put(NFTA_DATA_VALUE, &flip.to_ne_bytes()));
+            }
+            Self::SetMark => put_numbers(data, &[(2, NFT_META_MARK), (3, REGISTER)]),
+            Self::Tproxy {
+                family,
+                port_register,
+            } => put_numbers(
+                data,
+                &[
+                    (1, u32::from(family.number())),
+                    (2, REGISTER),
+                    (3, *port_register),
+                ],
+            ),
+            Self::SocketCgroup { depth } => {
+                put_numbers(
+                    data,
+                    &[(1, NFT_SOCKET_CGROUPV2), (2, REGISTER), (3, *depth)],
+                );
+            }
+            _ => {}
         }
     }
 }

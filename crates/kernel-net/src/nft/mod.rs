@@ -31,6 +31,11 @@ pub const REQUIRED_CAPABILITIES: Required = Required {
     reason: "write nftables tables",
 };
 
+/// Bits of the mark by which the relay's steering tells packets apart.
+pub const RELAY_MARK_MASK: u32 = 0xff00_0000;
+/// Mark of packets that are given to the relay's first socket; those of further ones are greater by 2^24 each.
+pub const RELAY_MARK_FIRST: u32 = 0x5c00_0000;
+
 const SUBSYSTEM: u16 = narrow(libc::NFNL_SUBSYS_NFTABLES);
 /// The family of tables that see IPv4 and IPv6.
 const NFPROTO_INET: u8 = 1;
@@ -82,6 +87,8 @@ pub enum ChainKind {
     Filter,
     /// Rewrite addresses, once per connection.
     Nat,
+    /// At [`Hook::Output`]: packets whose mark changes are routed anew.
+    Route,
 }
 
 /// What happens to packets that reach the end of a chain.
@@ -184,6 +191,7 @@ impl<'a> Batch<'a> {
                 let kind = match kind {
                     ChainKind::Filter => "filter",
                     ChainKind::Nat => "nat",
+                    ChainKind::Route => "route",
                 };
                 message.put_text(NFTA_CHAIN_TYPE, kind);
             }

@@ -1,10 +1,10 @@
 //! Rules, written as one would write them for `nft`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::expression::{
     CtState, Direction, Expression, Family, FibResult, NFT_CT_STATE, NFT_CT_STATUS,
-    NFT_META_IIFNAME, NFT_META_L4PROTO, NFT_META_NFPROTO, NFT_META_OIFNAME,
+    NFT_META_IIFNAME, NFT_META_L4PROTO, NFT_META_MARK, NFT_META_NFPROTO, NFT_META_OIFNAME,
     NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, Protocol, REGISTER, Verdict,
 };
 use crate::netlink::attribute::Writer;
@@ -176,6 +176,60 @@ impl Rule {
             .push(Expression::Fib(FibResult::ReversePath));
         self.equals(0_u32.to_ne_bytes().to_vec());
         self
+    }
+
+    /// Packets whose mark has these bits under this mask.
+    #[must_use]
+    pub fn mark_is(mut self, bits: u32, mask: u32) -> Self {
+        self.meta(NFT_META_MARK);
+        let mask = mask.to_ne_bytes().to_vec();
+        self.expressions.push(Expression::Mask { mask });
+        self.equals(bits.to_ne_bytes().to_vec());
+        self
+    }
+
+    /// Packets that a socket of this host sends which belongs to a cgroup, or to one below it: by the
+    /// cgroup's number, and how deep it is below the root.
+    #[must_use]
+    pub fn socket_cgroup(mut self, id: u64, depth: u32) -> Self {
+        self.expressions.push(Expression::SocketCgroup { depth });
+        self.equals(id.to_ne_bytes().to_vec());
+        self
+    }
+
+    /// Gives packets these bits under this mask as their mark; its other bits stay.
+    #[must_use]
+    pub fn set_mark(mut self, bits: u32, mask: u32) -> Self {
+        self.meta(NFT_META_MARK);
+        self.expressions.push(Expression::MaskAndFlip {
+            mask: !mask,
+            flip: bits & mask,
+        });
+        self.expressions.push(Expression::SetMark);
+        self
+    }
+
+    /// Gives TCP or UDP packets to the socket of their connection, or else to the one that listens at
+    /// this address, whatever their destination is. Where there is neither, the rule ends here without
+    /// a verdict. To be used at [`super::Hook::Prerouting`].
+    #[must_use]
+    pub fn give_to_socket(self, listener: SocketAddr) -> Self {
+        let (family, value) = bytes_of(listener.ip());
+        let mut rule = self.family(family);
+        let port_register = REGISTER + if family == Family::Ipv4 { 1 } else { 4 };
+        rule.expressions.push(Expression::Immediate {
+            value,
+            register: REGISTER,
+        });
+        rule.expressions.push(Expression::Immediate {
+            value: listener.port().to_be_bytes().to_vec(),
+            register: port_register,
+        });
+        rule.expressions.push(Expression::Tproxy {
+            family,
+            port_register,
+        });
+        rule
     }
 
     /// Packets that start a connection beyond this number.

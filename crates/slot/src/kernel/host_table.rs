@@ -30,7 +30,8 @@ use sandwire_api::{
 };
 use sandwire_kernel_net::nft::{
     Batch, CT_STATUS_DNAT, Chain, ChainKind, CtState, Direction, Element, Family, Field, Hook,
-    ICMP_ECHO_REQUEST, ICMPV6_ECHO_REQUEST, Key, KeyPart, Policy, Protocol, Rule, Set, SetKind,
+    ICMP_ECHO_REQUEST, ICMPV6_ECHO_REQUEST, Key, KeyPart, Policy, Protocol, RELAY_MARK_FIRST,
+    RELAY_MARK_MASK, Rule, Set, SetKind,
 };
 
 use super::hosted::Hosted;
@@ -295,6 +296,13 @@ fn input_rules() -> Vec<(&'static str, Rule)> {
     )];
     rules.extend(metadata_rules(INPUT));
     rules.push((INPUT, Rule::new().state(answered).accept()));
+    for family in Family::ALL {
+        // What the relay takes leaves by another way, and only if it may leave.
+        let relayed = Rule::new()
+            .mark_is(RELAY_MARK_FIRST, RELAY_MARK_MASK)
+            .key_in(&[source(family)], &PerFamily::Routed.name(family));
+        rules.push((INPUT, relayed.accept()));
+    }
     for family in Family::ALL {
         let (icmp, echo) = match family {
             Family::Ipv4 => (Protocol::Icmp, ICMP_ECHO_REQUEST),

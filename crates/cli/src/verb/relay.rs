@@ -1,0 +1,124 @@
+//! `sandwire relay`: chosen traffic leaves the host only inside TLS.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use clap::{Args, Subcommand};
+use sandwire_relay::{config::Config, keys, service, steering};
+use serde::Serialize;
+
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+    log,
+};
+
+/// What to do with the relay.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Run the relay in the foreground: the host's side, the peer's side, or both.
+    Serve(ServeArguments),
+    /// Say whether a configuration is right, and change nothing.
+    Check(ConfigArguments),
+    /// Take the steering away: what was redirected leaves in the clear from then on.
+    Clear,
+    /// Make an authority and certificates to try the relay with.
+    Keys(KeysArguments),
+}
+
+/// Command line of `sandwire relay serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Logs go to standard error; the environment variable SANDWIRE_LOG says how much. SIGHUP has certificates \
+    read again, SIGTERM ends it. What is steered to it is dropped until it is started anew; `sandwire relay clear` \
+    ends that."
+)]
+pub(crate) struct ServeArguments {
+    #[command(flatten)]
+    config: ConfigArguments,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArguments {
+    /// Its configuration.
+    #[arg(long, value_name = "FILE", default_value = sandwire_relay::config::DEFAULT_PATH)]
+    config: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KeysArguments {
+    /// Folder to write into; made if it isn't there.
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+
+    /// DNS names, each for a certificate of its own.
+    #[arg(required = true, value_name = "NAME")]
+    names: Vec<String>,
+
+    /// Days until the certificates expire.
+    #[arg(long, value_name = "NUMBER", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3650))]
+    days: u32,
+}
+
+pub(crate) fn run(context: &Context, verb: &Verb) -> Outcome {
+    match verb {
+        Verb::Serve(arguments) => serve(&arguments.config.config),
+        Verb::Check(arguments) => {
+            read(&arguments.config)?;
+            context
+                .output
+                .answer(&Checked { ok: true }, |_| "ok\n".to_owned())
+        }
+        Verb::Clear => clear(),
+        Verb::Keys(arguments) => write_keys(context, arguments),
+    }
+}
+
+#[derive(Serialize)]
+struct Checked {
+    ok: bool,
+}
+
+#[derive(Serialize)]
+struct Written {
+    files: Vec<PathBuf>,
+}
+
+fn read(path: &Path) -> Result<Config, Failure> {
+    Config::read(path).map_err(|error| Failure::refused(error.to_string()))
+}
+
+fn serve(path: &Path) -> Outcome {
+    let config = read(path)?;
+    log::to_standard_error();
+    service::run(&config)
+        .map_err(|error| Failure::failed(format!("cannot serve the relay: {error}")))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn clear() -> Outcome {
+    steering::clear().map_err(|errors| {
+        let reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        Failure::failed(format!(
+            "cannot clear the relay's steering: {}",
+            reasons.join("; ")
+        ))
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn write_keys(context: &Context, arguments: &KeysArguments) -> Outcome {
+    let life = Duration::from_secs(u64::from(arguments.days) * 86_400);
+    let files = keys::write(&arguments.folder, &arguments.names, life)
+        .map_err(|error| Failure::refused(error.to_string()))?;
+    context.output.answer(&Written { files }, |written| {
+        let lines = written
+            .files
+            .iter()
+            .map(|path| format!("{}\n", path.display()));
+        lines.collect()
+    })
+}

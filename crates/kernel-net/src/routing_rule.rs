@@ -1,0 +1,215 @@
+//! Rules that choose a routing table, and the one route that such a table of ours has. They need
+//! [`crate::interface::REQUIRED_CAPABILITIES`].
+//!
+//! Rules are found again by their table, so whoever makes rules takes tables that nobody else uses.
+
+use ipnet::IpNet;
+
+use crate::{
+    Error,
+    interface::InterfaceIndex,
+    netlink::{CREATE, REPLACE, Request, Socket, attribute},
+    number::octet,
+};
+
+const FRA_DST: u16 = 1;
+const FRA_SRC: u16 = 2;
+const FRA_PRIORITY: u16 = 6;
+const FRA_FWMARK: u16 = 10;
+const FRA_TABLE: u16 = 15;
+const FRA_FWMASK: u16 = 16;
+const FRA_IP_PROTO: u16 = 22;
+const FR_ACT_TO_TBL: u8 = 1;
+const RTN_LOCAL: u8 = 2;
+const RTN_PROHIBIT: u8 = 8;
+
+/// An IP version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
+impl Version {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    fn number(self) -> u8 {
+        match self {
+            Self::V4 => octet(libc::AF_INET),
+            Self::V6 => octet(libc::AF_INET6),
+        }
+    }
+}
+
+/// A rule: packets that meet all of it are routed by a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoutingRule {
+    /// Which version it is for.
+    pub version: Version,
+    /// Lower ones come first; the main table's is 32766.
+    pub priority: u32,
+    /// Table to look in.
+    pub table: u32,
+    /// Source.
+    pub from: Option<IpNet>,
+    /// Destination.
+    pub to: Option<IpNet>,
+    /// Number of the protocol above IP.
+    pub protocol: Option<u8>,
+    /// Bits of the mark, and which of them count.
+    pub mark: Option<(u32, u32)>,
+}
+
+impl RoutingRule {
+    /// A rule that meets every packet.
+    #[must_use]
+    pub fn new(version: Version, priority: u32, table: u32) -> Self {
+        Self {
+            version,
+            priority,
+            table,
+            from: None,
+            to: None,
+            protocol: None,
+            mark: None,
+        }
+    }
+
+    /// Adds the rule. One that is there already is refused.
+    pub fn add(&self, request: &mut Request) {
+        self.write(request, (libc::RTM_NEWRULE, CREATE), "add");
+    }
+
+    /// Deletes the rule, which must be there.
+    pub fn delete(&self, request: &mut Request) {
+        self.write(request, (libc::RTM_DELRULE, 0), "delete");
+    }
+
+    fn write(&self, request: &mut Request, kind: (u16, u16), operation: &'static str) {
+        let object = format!("routing rule {} for table {}", self.priority, self.table);
+        request.message(kind, operation, object, |message| {
+            let length = |prefix: Option<IpNet>| prefix.map_or(0, |prefix| prefix.prefix_len());
+            message.raw(&[
+                self.version.number(),
+                length(self.to),
+                length(self.from),
+                0,
+                0,
+                0,
+                0,
+                FR_ACT_TO_TBL,
+                0,
+                0,
+                0,
+                0,
+            ]);
+            if let Some(prefix) = self.to {
+                message.put_address(FRA_DST, prefix.network());
+            }
+            if let Some(prefix) = self.from {
+                message.put_address(FRA_SRC, prefix.network());
+            }
+            message.put_u32(FRA_PRIORITY, self.priority);
+            message.put_u32(FRA_TABLE, self.table);
+            if let Some((bits, mask)) = self.mark {
+                message.put_u32(FRA_FWMARK, bits);
+                message.put_u32(FRA_FWMASK, mask);
+            }
+            if let Some(protocol) = self.protocol {
+                message.put_u8(FRA_IP_PROTO, protocol);
+            }
+        });
+    }
+}
+
+/// The rules of both versions that lead to a table.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn list(socket: &mut Socket, table: u32) -> Result<Vec<RoutingRule>, Error> {
+    let mut rules = Vec::new();
+    for version in Version::ALL {
+        rules.extend(socket.query(
+            libc::RTM_GETRULE,
+            true,
+            ("list", "routing rules"),
+            |message| message.raw(&[version.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            |reply| {
+                let [_, to_length, from_length, ..] = *reply.payload.first_chunk::<4>()?;
+                let attributes = reply.attributes(12);
+                let number = |kind| attributes.find(kind).and_then(attribute::u32_of);
+                let prefix = |kind, length| {
+                    let address = attributes.find(kind).and_then(attribute::address_of)?;
+                    IpNet::new(address, length).ok()
+                };
+                let found = number(FRA_TABLE)?;
+                (found == table).then(|| RoutingRule {
+                    version,
+                    priority: number(FRA_PRIORITY).unwrap_or(0),
+                    table,
+                    from: prefix(FRA_SRC, from_length),
+                    to: prefix(FRA_DST, to_length),
+                    protocol: attributes
+                        .find(FRA_IP_PROTO)
+                        .and_then(|value| value.first().copied()),
+                    mark: number(FRA_FWMASK).map(|mask| (number(FRA_FWMARK).unwrap_or(0), mask)),
+                })
+            },
+        )?);
+    }
+    Ok(rules)
+}
+
+/// What a table's only route does with every packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The host takes it as its own, coming in by this interface, which is the loopback.
+    Local(InterfaceIndex),
+    /// It is refused, with an ICMP error.
+    Prohibited,
+}
+
+/// Adds or replaces the default route of a table.
+pub fn set_default(request: &mut Request, version: Version, table: u32, fate: Fate) {
+    let object = format!("default route of table {table}");
+    request.message((libc::RTM_NEWROUTE, REPLACE), "add", object, |message| {
+        let (route_type, scope) = match fate {
+            Fate::Local(_) => (RTN_LOCAL, libc::RT_SCOPE_HOST),
+            Fate::Prohibited => (RTN_PROHIBIT, libc::RT_SCOPE_UNIVERSE),
+        };
+        let header = [
+            version.number(),
+            0,
+            0,
+            0,
+            libc::RT_TABLE_UNSPEC,
+            libc::RTPROT_STATIC,
+            scope,
+            route_type,
+            0,
+            0,
+            0,
+            0,
+        ];
+        message.raw(&header);
+        message.put_u32(libc::RTA_TABLE, table);
+        if let Fate::Local(loopback) = fate {
+            message.put_u32(libc::RTA_OIF, loopback.0);
+        }
+    });
+}
+
+/// Deletes the default route of a table, which must be there.
+pub fn delete_default(request: &mut Request, version: Version, table: u32) {
+    let object = format!("default route of table {table}");
+    request.message((libc::RTM_DELROUTE, 0), "delete", object, |message| {
+        let mut header = [0; 12];
+        header[0] = version.number();
+        header[6] = libc::RT_SCOPE_NOWHERE;
+        message.raw(&header);
+        message.put_u32(libc::RTA_TABLE, table);
+    });
+}

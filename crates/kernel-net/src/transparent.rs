@@ -1,0 +1,111 @@
+//! Sockets that take, or answer from, addresses that aren't this host's (`IP_TRANSPARENT`).
+
+use std::{
+    io, mem,
+    net::{SocketAddr, TcpListener, UdpSocket},
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, listen, socket_with,
+    sockopt::{set_ipv6_v6only, set_socket_reuseaddr},
+};
+
+use crate::{Error, capability::Required};
+
+/// Capabilities for such sockets.
+pub const REQUIRED_CAPABILITIES: Required = Required {
+    operations: "transparent sockets",
+    capabilities: &["CAP_NET_ADMIN"],
+    reason: "take packets for, and answer from, addresses of others",
+};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// A listener that is given connections to any address.
+///
+/// # Errors
+/// The address is taken, or the capability is missing.
+pub fn tcp_listener(address: SocketAddr) -> Result<TcpListener, Error> {
+    let listener = || -> io::Result<OwnedFd> {
+        let socket = open(address, SocketType::STREAM)?;
+        listen(&socket, BACKLOG)?;
+        Ok(socket)
+    };
+    let object = format!("transparent TCP listener {address}");
+    Ok(listener()
+        .map_err(|source| Error::system("open", object, source))?
+        .into())
+}
+
+/// A socket that is given datagrams for any address, and told which
+/// ([`crate::datagrams::Receiver`] reads it).
+///
+/// # Errors
+/// The address is taken, or the capability is missing.
+pub fn udp_listener(address: SocketAddr) -> Result<UdpSocket, Error> {
+    let listener = || -> io::Result<OwnedFd> {
+        let socket = open(address, SocketType::DGRAM)?;
+        match address {
+            SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR)?,
+            SocketAddr::V6(_) => set(&socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR)?,
+        }
+        Ok(socket)
+    };
+    let object = format!("transparent UDP socket {address}");
+    Ok(listener()
+        .map_err(|source| Error::system("open", object, source))?
+        .into())
+}
+
+/// A socket that sends datagrams from an address that isn't this host's.
+///
+/// # Errors
+/// The capability is missing, or there are no more descriptors.
+pub fn udp_sender(from: SocketAddr) -> Result<UdpSocket, Error> {
+    let object = format!("transparent UDP socket {from}");
+    Ok(open(from, SocketType::DGRAM)
+        .map_err(|source| Error::system("open", object, source))?
+        .into())
+}
+
+fn open(address: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(family, kind, flags, None)?;
+    // A restart finds connections of the one before; several senders may have one address.
+    set_socket_reuseaddr(&socket, true)?;
+    match address {
+        SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_TRANSPARENT)?,
+        SocketAddr::V6(_) => {
+            set_ipv6_v6only(&socket, true)?;
+            set(&socket, libc::SOL_IPV6, libc::IPV6_TRANSPARENT)?;
+        }
+    }
+    bind(&socket, &address)?;
+    Ok(socket)
+}
+
+/// Turns an option on that rustix doesn't have.
+fn set(socket: &OwnedFd, level: libc::c_int, option: libc::c_int) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let length = libc::socklen_t::try_from(mem::size_of_val(&on)).expect("four bytes");
+    // SAFETY: the kernel reads one `int` behind the pointer, which lives until the call returns.
+    let outcome = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const on).cast(),
+            length,
+        )
+    };
+    if outcome == 0 {
+        return Ok(());
+    }
+    Err(io::Error::last_os_error())
+}

@@ -1,0 +1,297 @@
+//! The configuration: one TOML file for both roles.
+//!
+//! Texts become checked values here, and each error names the key that it is about. What is in other files
+//! (certificates, cgroups) is looked at when it is used.
+
+mod ports;
+mod text;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use rustls::pki_types::ServerName;
+
+pub use ports::{PortRange, Protocol};
+
+use crate::wire::NAME_BYTES_MAX;
+
+/// Where the file is unless told otherwise.
+pub const DEFAULT_PATH: &str = "/etc/sandwire/relay.toml";
+/// Cgroups that may have a sender's name, each with a listening port of its own.
+pub const CGROUPS_MAX: usize = 64;
+
+/// Why a file is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// It can't be read.
+    #[error("cannot read the relay's configuration {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// It isn't TOML, or has keys that there aren't.
+    #[error("the relay's configuration {path}: {source}")]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        source: Box<toml::de::Error>,
+    },
+    /// A value makes no sense.
+    #[error("the relay's configuration {path}: {key}: {reason}")]
+    Value {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+}
+
+/// Everything that the relay is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Folder of the socket for metrics.
+    pub folder: PathBuf,
+    /// Where the report of connections goes: a file, or standard output.
+    pub report: Option<PathBuf>,
+    /// Certificates.
+    pub tls: TlsFiles,
+    /// Bounds.
+    pub limits: Limits,
+    /// The host's side, if it is one.
+    pub egress: Option<Egress>,
+    /// The peer's side, if it is one.
+    pub deliver: Option<Deliver>,
+}
+
+/// Files in PEM form.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// Our certificate, and those between it and an authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who may sign certificates of other relays.
+    pub authorities: PathBuf,
+}
+
+/// Bounds, each with a default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// TCP connections of one sender at once.
+    pub connections_per_sender: usize,
+    /// Pairs of addresses of one sender between which datagrams go.
+    pub flows_per_sender: usize,
+    /// Bytes that are buffered for each direction of a connection.
+    pub buffer_bytes: usize,
+    /// Bytes of datagrams that wait for a peer; further ones are dropped.
+    pub datagram_queue_bytes: usize,
+    /// Sockets that answer in the name of somebody else, kept for the next answer.
+    pub answer_sockets: usize,
+    /// How long a TCP connection may be silent.
+    pub tcp_idle: Duration,
+    /// How long datagrams between two addresses may be silent.
+    pub udp_idle: Duration,
+    /// How long a connection may take to be made, to a peer and to a destination.
+    pub connect: Duration,
+}
+
+/// The host's side.
+#[derive(Clone, Debug)]
+pub struct Egress {
+    /// Ports of ours, TCP and UDP, on the loopback: this one for senders with addresses, those after it for
+    /// cgroups.
+    pub listen_port: u16,
+    /// The daemon whose leases are senders.
+    pub daemon: Option<PathBuf>,
+    /// What times between attempts are drawn from.
+    pub seed: u64,
+    /// Relays that deliver.
+    pub peers: Vec<Peer>,
+    /// Senders that are no leases.
+    pub senders: Vec<Sender>,
+    /// What is redirected.
+    pub redirects: Vec<Redirect>,
+}
+
+/// A relay that delivers.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its name here.
+    pub name: String,
+    /// Where it listens, by UDP and TCP.
+    pub address: SocketAddr,
+    /// Name that its certificate must have.
+    pub server_name: ServerName<'static>,
+    /// How it is spoken to.
+    pub transport: Transport,
+}
+
+/// How a peer is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// TCP in TLS connections, datagrams by QUIC, or in TLS where QUIC doesn't get through.
+    #[default]
+    Auto,
+    /// All by QUIC.
+    Quic,
+    /// All in TLS connections.
+    Tls,
+}
+
+/// A sender that is no lease.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    /// What it is called.
+    pub name: String,
+    /// How it is known.
+    pub origin: Origin,
+}
+
+/// How a sender is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Its packets come in with these sources.
+    Forwarded(Vec<IpNet>),
+    /// Processes of this host send from these addresses: an identity.
+    Identity(Vec<IpNet>),
+    /// Processes of this cgroup, or of one below it.
+    Cgroup(PathBuf),
+}
+
+impl Origin {
+    /// Whether that address says that it is this sender.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        match self {
+            Self::Forwarded(prefixes) | Self::Identity(prefixes) => {
+                prefixes.iter().any(|prefix| prefix.contains(&address))
+            }
+            Self::Cgroup(_) => false,
+        }
+    }
+}
+
+/// What is redirected, and by whom it is delivered.
+#[derive(Clone, Debug)]
+pub struct Redirect {
+    /// Sources of packets that come in.
+    pub from: Vec<IpNet>,
+    /// Senders, by their place in [`Egress::senders`].
+    pub senders: Vec<usize>,
+    /// Destinations.
+    pub to: Vec<IpNet>,
+    /// Protocols. What has another goes nowhere, where both are redirected on all ports.
+    pub protocols: Vec<Protocol>,
+    /// Ports of destinations.
+    pub ports: Vec<PortRange>,
+    /// The peer, by its place in [`Egress::peers`].
+    pub via: usize,
+}
+
+/// The peer's side.
+#[derive(Clone, Debug)]
+pub struct Deliver {
+    /// Where to listen, by UDP and TCP.
+    pub listen: Vec<SocketAddr>,
+    /// Names of which a host's certificate must have one.
+    pub clients: Vec<ServerName<'static>>,
+    /// Where it may deliver.
+    pub allow: Vec<IpNet>,
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        Self::parse(path, &text)
+    }
+
+    /// Reads a text; the path is for errors.
+    ///
+    /// # Errors
+    /// See [`ConfigError`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        text::parse(path, text)
+    }
+}
+
+impl Redirect {
+    /// Whether it covers that destination.
+    #[must_use]
+    pub fn covers(&self, protocol: Protocol, destination: SocketAddr) -> bool {
+        self.protocols.contains(&protocol)
+            && self
+                .ports
+                .iter()
+                .any(|ports| ports.contains(destination.port()))
+            && self
+                .to
+                .iter()
+                .any(|prefix| prefix.contains(&destination.ip()))
+    }
+
+    /// Whether nothing of what its senders have for its destinations may go another way.
+    #[must_use]
+    pub fn takes_all(&self) -> bool {
+        self.ports.contains(&PortRange::ALL) && self.protocols.len() == Protocol::ALL.len()
+    }
+}
+
+impl Deliver {
+    /// Whether it may deliver there.
+    ///
+    /// What is special (loopback, the own network's addresses and metadata, multicast) has to be allowed by a
+    /// prefix that has nothing else in it.
+    #[must_use]
+    pub fn allows(&self, address: IpAddr) -> bool {
+        let address = address.to_canonical();
+        let special = SPECIAL
+            .iter()
+            .filter_map(|prefix| prefix.parse::<IpNet>().ok())
+            .find(|prefix| prefix.contains(&address));
+        self.allow
+            .iter()
+            .filter(|allowed| allowed.contains(&address))
+            .any(|allowed| special.is_none_or(|special| special.contains(allowed)))
+    }
+}
+
+/// Where nobody wants to be delivered by mistake.
+const SPECIAL: [&str; 12] = [
+    "0.0.0.0/8",
+    "127.0.0.0/8",
+    "169.254.0.0/16",
+    "192.0.0.0/24",
+    "224.0.0.0/4",
+    "240.0.0.0/4",
+    "::/128",
+    "::1/128",
+    "64:ff9b::/96",
+    "fd00:ec2::254/128",
+    "fe80::/10",
+    "ff00::/8",
+];
+
+/// Whether a text can be a sender's or a peer's name.
+fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.len() <= NAME_BYTES_MAX && !text.chars().any(char::is_control)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+use super::*;
+
+const HOST: &str = r#"
+[tls]
+certificate = "/etc/a.pem"
+key = "/etc/a.key"
+authorities = "/etc/ca.pem"
+
+[egress]
+daemon = "/run/sandwire/daemon.sock"
+
+[[peer]]
+name = "paris"
+address = "203.0.113.9:4433"
+server_name = "paris.example"
+
+[[sender]]
+name = "batch"
+cgroup = "/sys/fs/cgroup/batch"
+
+[[redirect]]
+from = ["10.64.0.0/16"]
+senders = ["batch"]
+to = ["198.51.100.0/24", "2001:db8::1"]
+protocols = ["tcp"]
+ports = [443, "8000-8100"]
+via = "paris"
+"#;
+
+const PEER: &str = r#"
+[tls]
+certificate = "a"
+key = "b"
+authorities = "c"
+
+[deliver]
+listen = ["[::]:4433"]
+clients = ["host-a.example"]
+allow = ["0.0.0.0/0", "::/0"]
+"#;
+
+fn parse(text: &str) -> Result<Config, ConfigError> {
+    Config::parse(Path::new("relay.toml"), text)
+}
+
+fn error(text: &str) -> String {
+    parse(text).unwrap_err().to_string()
+}
+
+#[test]
+fn a_host_reads_as_written() {
+    let config = parse(HOST).unwrap();
+    let egress = config.egress.unwrap();
+    assert_eq!(egress.listen_port, 15_001);
+    let redirect = &egress.redirects[0];
+    assert_eq!(
+        (redirect.via, redirect.senders.as_slice()),
+        (0, [0].as_slice())
+    );
+    let covers =
+        |protocol, destination: &str| redirect.covers(protocol, destination.parse().unwrap());
+    assert!(covers(Protocol::Tcp, "198.51.100.7:443"));
+    assert!(covers(Protocol::Tcp, "[2001:db8::1]:8050"));
+    assert!(!covers(Protocol::Udp, "198.51.100.7:443"));
+    assert!(!covers(Protocol::Tcp, "198.51.101.7:443"));
+    assert!(!covers(Protocol::Tcp, "198.51.100.7:444"));
+    assert!(!redirect.takes_all());
+    assert!(config.deliver.is_none());
+}
+
+#[test]
+fn errors_name_the_key() {
+    for (text, wanted) in [
+        (
+            HOST.replace("[egress]", "[egress]\nlisten_prot = 1"),
+            "listen_prot",
+        ),
+        (
+            HOST.replace("via = \"paris\"", "via = \"rome\""),
+            "redirect 1.via: there is no peer 'rome'",
+        ),
+        (
+            HOST.replace("senders = [\"batch\"]", "senders = [\"bach\"]"),
+            "redirect 1.senders",
+        ),
+        (
+            HOST.replace("10.64.0.0/16", "10.64.0.1/16"),
+            "10.64.0.0/16 has none",
+        ),
+        (
+            HOST.replace("8000-8100", "8100-8000"),
+            "a port is written as 443",
+        ),
+        (
+            HOST.replace("paris.example", "not a name"),
+            "peer 1.server_name",
+        ),
+        (
+            HOST.replace("cgroup = \"/sys", "cgroup = \"sys"),
+            "sender 1.cgroup",
+        ),
+        (
+            HOST.replace("[egress]", "[limits]\nbuffer_bytes = 1\n[egress]"),
+            "limits.buffer_bytes",
+        ),
+        (
+            HOST.replace("[egress]\ndaemon = \"/run/sandwire/daemon.sock\"\n", ""),
+            "add a section [egress]",
+        ),
+        (PEER.replace("\"host-a.example\"", ""), "deliver.clients"),
+        (
+            PEER.split("[deliver]").next().unwrap().to_owned(),
+            "nothing to do",
+        ),
+        (
+            HOST.replace(
+                "[tls]",
+                "[[peer]]\nname = \"paris\"\naddress = \"192.0.2.1:1\"\nserver_name = \"b\"\n[tls]",
+            ),
+            "two of the name 'paris'",
+        ),
+    ] {
+        let message = error(&text);
+        assert!(
+            message.contains(wanted) && message.contains("relay.toml"),
+            "{wanted}: {message}"
+        );
+    }
+}
+
+#[test]
+fn loopback_and_metadata_are_delivered_to_only_where_that_is_said() {
+    let deliver = parse(PEER).unwrap().deliver.unwrap();
+    let allows = |deliver: &Deliver, text: &str| deliver.allows(text.parse().unwrap());
+    assert!(allows(&deliver, "198.51.100.1") && allows(&deliver, "2001:db8::1"));
+    for denied in [
+        "127.0.0.1",
+        "::1",
+        "::ffff:127.0.0.1",
+        "169.254.169.254",
+        "fd00:ec2::254",
+        "fe80::1",
+        "0.0.0.0",
+        "255.255.255.255",
+        "224.0.0.1",
+        "::",
+    ] {
+        assert!(!allows(&deliver, denied), "{denied}");
+    }
+    let own = PEER.replace("\"::/0\"", "\"127.0.0.1/32\"");
+    let deliver = parse(&own).unwrap().deliver.unwrap();
+    assert!(allows(&deliver, "127.0.0.1") && !allows(&deliver, "127.0.0.2"));
+}

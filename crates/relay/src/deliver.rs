@@ -1,0 +1,209 @@
+//! The peer's side: what hosts send is delivered by ordinary sockets, where that is allowed, and reported.
+
+mod tcp;
+mod udp;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use rustls::pki_types::CertificateDer;
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
+    time::sleep,
+};
+
+use crate::{
+    config::{Deliver, Limits},
+    credentials::{Life, Store, name_of},
+    egress::udp::describe,
+    metrics::Metrics,
+    pump::{Secure, SecureReader, SecureWriter},
+    report::Report,
+    senders::Quota,
+    transport::{
+        TransportError, accept_tls,
+        channel::{self, Incoming, Outgoing},
+        quic_chain, read_opening,
+    },
+    wire::{Answer, Opening},
+};
+
+/// What all connections need.
+pub(crate) struct Destination {
+    pub(crate) deliver: Deliver,
+    pub(crate) limits: Limits,
+    pub(crate) store: Store,
+    pub(crate) connections: Arc<Quota>,
+    pub(crate) flows: Arc<Quota>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) report: Report,
+}
+
+/// A host that is connected.
+#[derive(Clone)]
+struct Caller {
+    name: Arc<str>,
+    address: SocketAddr,
+    life: Life,
+}
+
+/// Takes TLS connections for ever.
+pub(crate) async fn serve_tls(destination: Arc<Destination>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let destination = destination.clone();
+                tokio::spawn(async move {
+                    let outcome = take_tls(&destination, stream, from).await;
+                    note(&destination, from, outcome);
+                });
+            }
+            Err(error) => {
+                // No descriptors, mostly: some are given back soon.
+                tracing::warn!(%error, "a connection can't be taken");
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+fn note(destination: &Destination, from: SocketAddr, outcome: Result<(), TransportError>) {
+    if let Err(error) = outcome {
+        destination.metrics.sessions_failed.add(1);
+        tracing::warn!(%from, %error, "a connection is refused");
+    }
+}
+
+async fn take_tls(
+    destination: &Arc<Destination>,
+    stream: TcpStream,
+    from: SocketAddr,
+) -> Result<(), TransportError> {
+    let (mut stream, life, chain) =
+        accept_tls(stream, from, &destination.store, &destination.limits).await?;
+    destination.metrics.sessions.add(1);
+    let caller = caller(&chain, from, life);
+    let opening = tokio::time::timeout(destination.limits.connect, read_opening(&mut stream, from));
+    let opening = opening
+        .await
+        .map_err(|_| TransportError::TimedOut(from))??;
+    match opening {
+        Opening::Tcp { .. } => {
+            let (reader, writer) = tokio::io::split(stream);
+            let secure = Secure {
+                reader: SecureReader::Tls(reader),
+                writer: SecureWriter::Tls(writer),
+                life: caller.life.clone(),
+            };
+            tcp::deliver(destination, &caller, &opening, secure).await;
+        }
+        Opening::Datagrams => {
+            // Whoever doesn't read it isn't sent anything else either.
+            let accepted = async {
+                stream.write_u8(Answer::Connected as u8).await?;
+                stream.flush().await
+            };
+            if accepted.await.is_err() {
+                return Ok(());
+            }
+            let (outgoing, incoming) =
+                channel::over_tls(stream, destination.limits.datagram_queue_bytes);
+            deliver_datagrams(destination, &caller, outgoing, incoming).await;
+        }
+    }
+    Ok(())
+}
+
+fn caller(chain: &[CertificateDer<'static>], address: SocketAddr, life: Life) -> Caller {
+    Caller {
+        name: name_of(chain).into(),
+        address,
+        life,
+    }
+}
+
+/// Takes QUIC connections for ever.
+pub(crate) async fn serve_quic(destination: Arc<Destination>, endpoint: quinn::Endpoint) {
+    while let Some(incoming) = endpoint.accept().await {
+        let destination = destination.clone();
+        let from = incoming.remote_address();
+        tokio::spawn(async move {
+            let outcome = take_quic(&destination, incoming).await;
+            note(&destination, from, outcome);
+        });
+    }
+}
+
+async fn take_quic(
+    destination: &Arc<Destination>,
+    incoming: quinn::Incoming,
+) -> Result<(), TransportError> {
+    let from = incoming.remote_address();
+    let failed = |reason: String| TransportError::Quic {
+        operation: "take a QUIC connection from",
+        address: from,
+        reason,
+    };
+    let credentials = destination.store.current()?;
+    let mut config = quinn::ServerConfig::with_crypto(credentials.quic_server.clone());
+    config.transport_config(Arc::new(crate::transport::quic_transport(
+        &destination.limits,
+    )));
+    let connection = incoming
+        .accept_with(Arc::new(config))
+        .map_err(|error| failed(error.to_string()))?
+        .await
+        .map_err(|error| failed(error.to_string()))?;
+    destination.metrics.sessions.add(1);
+    let chain = quic_chain(&connection);
+    let life = Life::of_client(&destination.store, &credentials, &chain);
+    let caller = caller(&chain, from, life);
+    tracing::info!(host = %caller.name, %from, "a host is connected");
+    let streams = accept_streams(destination, &caller, &connection);
+    let outgoing = Outgoing::Quic(connection.clone());
+    let incoming = Incoming::Quic(connection.clone());
+    let datagrams = deliver_datagrams(destination, &caller, outgoing, incoming);
+    tokio::select! {
+        () = streams => {}
+        () = datagrams => {}
+    }
+    connection.close(quinn::VarInt::from_u32(0), b"");
+    Ok(())
+}
+
+async fn accept_streams(
+    destination: &Arc<Destination>,
+    caller: &Caller,
+    connection: &quinn::Connection,
+) {
+    while let Ok((writer, mut reader)) = connection.accept_bi().await {
+        let (destination, caller) = (destination.clone(), caller.clone());
+        tokio::spawn(async move {
+            match read_opening(&mut reader, caller.address).await {
+                Ok(opening @ Opening::Tcp { .. }) => {
+                    let secure = Secure {
+                        reader: SecureReader::Quic(reader),
+                        writer: SecureWriter::Quic(writer),
+                        life: caller.life.clone(),
+                    };
+                    tcp::deliver(&destination, &caller, &opening, secure).await;
+                }
+                // Datagrams have a way of their own in QUIC.
+                _ => destination.metrics.malformed.add(1),
+            }
+        });
+    }
+}
+
+async fn deliver_datagrams(
+    destination: &Arc<Destination>,
+    caller: &Caller,
+    outgoing: Outgoing,
+    incoming: Incoming,
+) {
+    let reason = tokio::select! {
+        outcome = udp::deliver(destination, caller, outgoing, incoming) => describe(&outcome),
+        reason = caller.life.clone().end() => reason,
+    };
+    tracing::info!(host = %caller.name, from = %caller.address, %reason, "a host's channel has ended");
+}

@@ -1,0 +1,111 @@
+//! TCP connections for destinations.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+
+use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+
+use super::{Caller, Destination};
+use crate::{
+    config::Protocol,
+    pump::{self, Secure, reset},
+    report::Subject,
+    senders::Share,
+    wire::{Answer, Opening},
+};
+
+/// Connects to the destination, and carries bytes until both directions have ended.
+pub(super) async fn deliver(
+    here: &Arc<Destination>,
+    caller: &Caller,
+    opening: &Opening,
+    mut secure: Secure,
+) {
+    let Opening::Tcp {
+        sender,
+        source,
+        destination,
+    } = opening
+    else {
+        return;
+    };
+    let key: Arc<str> = format!("{}\n{sender}", caller.name).into();
+    let subject = Subject {
+        protocol: Protocol::Tcp,
+        host: caller.name.clone(),
+        sender: sender.as_str().into(),
+        source: *source,
+        destination: *destination,
+        started: Instant::now(),
+    };
+    let outcome = connect(here, &key, *destination).await;
+    let answer = outcome
+        .as_ref()
+        .map_or_else(|answer| *answer, |_| Answer::Connected);
+    let answered = async {
+        secure.writer.write_u8(answer as u8).await?;
+        secure.writer.flush().await
+    };
+    let is_answered = answered.await.is_ok();
+    let (plain, _share) = match outcome {
+        Ok(connected) if is_answered => connected,
+        Ok((plain, _)) => {
+            reset(&plain);
+            here.report.add(&subject, "cut", (0, 0));
+            return;
+        }
+        Err(answer) => {
+            here.metrics.connections_refused.add(1);
+            here.report.add(&subject, answer.name(), (0, 0));
+            // It ends with the answer.
+            let _ = secure.writer.shutdown().await;
+            return;
+        }
+    };
+    here.metrics.connections.add(1);
+    here.metrics.connections_open.add(1);
+    let carried = pump::carry(
+        plain,
+        secure,
+        here.limits.buffer_bytes,
+        here.limits.tcp_idle,
+    )
+    .await;
+    here.metrics.connections_open.subtract(1);
+    here.metrics.bytes_out.add(carried.to_plain);
+    here.metrics.bytes_in.add(carried.from_plain);
+    let outcome = match &carried.cut {
+        None => "closed",
+        Some(reason) => {
+            tracing::debug!(%destination, reason, "a connection is cut");
+            here.metrics.connections_cut.add(1);
+            "cut"
+        }
+    };
+    here.report
+        .add(&subject, outcome, (carried.to_plain, carried.from_plain));
+}
+
+async fn connect(
+    here: &Destination,
+    key: &Arc<str>,
+    destination: SocketAddr,
+) -> Result<(TcpStream, Share), Answer> {
+    if !here.deliver.allows(destination.ip()) {
+        return Err(Answer::Denied);
+    }
+    let share = here.connections.take(key).ok_or(Answer::TooMany)?;
+    let connected = timeout(here.limits.connect, TcpStream::connect(destination)).await;
+    let stream = connected
+        .map_err(|_| Answer::TimedOut)?
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => Answer::Refused,
+            io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable => {
+                Answer::Unreachable
+            }
+            io::ErrorKind::TimedOut => Answer::TimedOut,
+            _ => Answer::Failed,
+        })?;
+    // What comes is passed on as it comes.
+    let _ = stream.set_nodelay(true);
+    Ok((stream, share))
+}

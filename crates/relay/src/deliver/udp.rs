@@ -1,0 +1,323 @@
+//! Datagrams for destinations, and answers to them.
+//!
+//! Each address that sends has a socket here, as long as it does: from it goes what that address sends to anybody,
+//! and to it comes what anybody answers. Only who was sent to may answer.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use sandwire_kernel_net::datagrams::{Receiver, Sender};
+use tokio::{io::Interest, task::JoinSet, time::sleep};
+
+use super::{Caller, Destination};
+use crate::{
+    config::Protocol,
+    egress::tcp::canonical,
+    packets::{Packer, Unpacker},
+    report::Subject,
+    senders::Share,
+    transport::channel::{Incoming, Outgoing},
+    wire::Datagram,
+};
+
+const TOGETHER: usize = 64;
+const BYTES_MAX: usize = 65_535;
+
+/// An address that sends, and its socket.
+struct Origin {
+    source: SocketAddr,
+    socket: tokio::net::UdpSocket,
+    flows: Mutex<HashMap<SocketAddr, Flow>>,
+}
+
+struct Flow {
+    subject: Subject,
+    last: Instant,
+    bytes_out: u64,
+    bytes_back: u64,
+    _share: Share,
+}
+
+impl Origin {
+    fn open(source: SocketAddr) -> io::Result<Self> {
+        let any: IpAddr = match source.ip() {
+            IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            source,
+            socket: tokio::net::UdpSocket::from_std(socket)?,
+            flows: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<SocketAddr, Flow>> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What of a channel's datagrams is alive.
+struct Session<'a> {
+    here: &'a Arc<Destination>,
+    caller: &'a Caller,
+    outgoing: Outgoing,
+    origins: HashMap<SocketAddr, Arc<Origin>>,
+    answering: JoinSet<SocketAddr>,
+}
+
+/// Delivers until the channel is gone; says why that is.
+pub(super) async fn deliver(
+    here: &Arc<Destination>,
+    caller: &Caller,
+    outgoing: Outgoing,
+    mut incoming: Incoming,
+) -> io::Error {
+    let mut session = Session {
+        here,
+        caller,
+        outgoing,
+        origins: HashMap::new(),
+        answering: JoinSet::new(),
+    };
+    let mut packets: Vec<Bytes> = Vec::new();
+    let mut unpacker = Unpacker::default();
+    let mut sender = Sender::default();
+    loop {
+        packets.clear();
+        tokio::select! {
+            outcome = incoming.receive(&mut packets) => if let Err(error) = outcome {
+                return error;
+            },
+            Some(ended) = session.answering.join_next() => {
+                if let Ok(source) = ended {
+                    session.origins.remove(&source);
+                }
+                continue;
+            }
+        }
+        session.pass_on(&packets, &mut unpacker, &mut sender);
+    }
+}
+
+impl Session<'_> {
+    fn pass_on(&mut self, packets: &[Bytes], unpacker: &mut Unpacker, sender: &mut Sender) {
+        // Payloads one after the other: less to allocate than one by one.
+        let mut bytes: Vec<u8> = Vec::with_capacity(packets.iter().map(Bytes::len).sum());
+        let mut wanted: Vec<(SocketAddr, SocketAddr, Range<usize>)> = Vec::new();
+        for packet in packets {
+            let is_sound = unpacker.take_apart(packet, |datagram| {
+                if self.admit(&datagram) {
+                    let start = bytes.len();
+                    bytes.extend_from_slice(datagram.payload);
+                    let to = canonical(datagram.destination);
+                    wanted.push((datagram.source, to, start..bytes.len()));
+                }
+            });
+            self.here.metrics.malformed.add(u64::from(!is_sound));
+        }
+        // Those of one socket by one call; their order among themselves stays.
+        wanted.sort_by_key(|(source, ..)| *source);
+        for group in wanted.chunk_by(|one, other| one.0 == other.0) {
+            let Some(origin) = self.origins.get(&group[0].0) else {
+                continue;
+            };
+            let datagrams: Vec<(SocketAddr, &[u8])> = group
+                .iter()
+                .map(|(_, to, payload)| (*to, &bytes[payload.clone()]))
+                .collect();
+            let sent = sender.send(&origin.socket, &datagrams, false);
+            self.here.metrics.datagrams_out.add_many(sent.sent);
+            self.here.metrics.dropped_full.add_many(sent.refused);
+        }
+    }
+
+    /// Whether a datagram may be passed on; then there is a socket and a flow for it.
+    fn admit(&mut self, datagram: &Datagram<'_>) -> bool {
+        let metrics = &self.here.metrics;
+        let destination = canonical(datagram.destination);
+        let is_denied = !self.here.deliver.allows(destination.ip());
+        if is_denied || destination.is_ipv4() != datagram.source.is_ipv4() {
+            metrics.dropped_policy.add(1);
+            return false;
+        }
+        let origin = match self.origins.get(&datagram.source) {
+            Some(origin) => origin.clone(),
+            None => match self.add_origin(datagram.source) {
+                Some(origin) => origin,
+                None => return false,
+            },
+        };
+        let mut flows = origin.lock();
+        if let Some(flow) = flows.get_mut(&destination) {
+            flow.last = Instant::now();
+            flow.bytes_out += datagram.payload.len() as u64;
+            return true;
+        }
+        let key: Arc<str> = format!("{}\n{}", self.caller.name, datagram.sender).into();
+        let Some(share) = self.here.flows.take(&key) else {
+            metrics.dropped_limit.add(1);
+            return false;
+        };
+        let flow = Flow {
+            subject: Subject {
+                protocol: Protocol::Udp,
+                host: self.caller.name.clone(),
+                sender: datagram.sender.into(),
+                source: datagram.source,
+                destination,
+                started: Instant::now(),
+            },
+            last: Instant::now(),
+            bytes_out: datagram.payload.len() as u64,
+            bytes_back: 0,
+            _share: share,
+        };
+        flows.insert(destination, flow);
+        metrics.flows_open.add(1);
+        true
+    }
+
+    fn add_origin(&mut self, source: SocketAddr) -> Option<Arc<Origin>> {
+        match Origin::open(source) {
+            Ok(origin) => {
+                let origin = Arc::new(origin);
+                self.origins.insert(source, origin.clone());
+                let (here, outgoing) = (self.here.clone(), self.outgoing.clone());
+                self.answering.spawn(answer(here, origin.clone(), outgoing));
+                Some(origin)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "no socket for datagrams");
+                self.here.metrics.dropped_full.add(1);
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        for origin in self.origins.values() {
+            for (_, flow) in origin.lock().drain() {
+                end(self.here, &flow, "cut");
+            }
+        }
+    }
+}
+
+fn end(here: &Destination, flow: &Flow, outcome: &'static str) {
+    here.metrics.flows_open.subtract(1);
+    here.report
+        .add(&flow.subject, outcome, (flow.bytes_out, flow.bytes_back));
+}
+
+/// Sends answers back until all flows of a socket are silent; says whose that was.
+async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing) -> SocketAddr {
+    let mut packer = Packer::default();
+    let idle = here.limits.udp_idle;
+    let look = (idle / 4).clamp(Duration::from_millis(250), Duration::from_secs(5));
+    let mut looked = Instant::now();
+    loop {
+        tokio::select! {
+            ready = origin.socket.readable() => {
+                if ready.is_err() {
+                    return origin.source;
+                }
+                // Memory for a moment, and not for every socket.
+                let mut receiver = RECEIVERS.take();
+                let socket = &origin.socket;
+                let received = socket.try_io(Interest::READABLE, || receiver.receive(socket));
+                if let Ok(received) = received {
+                    send_back(&here, &origin, &outgoing, &receiver, received, &mut packer);
+                }
+                RECEIVERS.give(receiver);
+            }
+            () = sleep(look) => {}
+        }
+        if looked.elapsed() >= look {
+            looked = Instant::now();
+            let mut flows = origin.lock();
+            flows.retain(|_, flow| {
+                let is_alive = flow.last.elapsed() < idle;
+                if !is_alive {
+                    end(&here, flow, "idle");
+                }
+                is_alive
+            });
+            if flows.is_empty() {
+                return origin.source;
+            }
+        }
+    }
+}
+
+fn send_back(
+    here: &Destination,
+    origin: &Origin,
+    outgoing: &Outgoing,
+    receiver: &Receiver,
+    received: usize,
+    packer: &mut Packer,
+) {
+    let length_max = outgoing.length_max();
+    let mut flows = origin.lock();
+    let mut count = 0;
+    for index in 0..received {
+        let Some(datagram) = receiver.get(index) else {
+            continue;
+        };
+        let from = canonical(datagram.from);
+        let Some(flow) = flows.get_mut(&from) else {
+            here.metrics.dropped_unasked.add(1);
+            continue;
+        };
+        flow.last = Instant::now();
+        flow.bytes_back += datagram.payload.len() as u64;
+        let record = Datagram {
+            sender: "",
+            source: from,
+            destination: origin.source,
+            payload: datagram.payload,
+        };
+        if packer.add(&record, length_max) {
+            count += 1;
+        } else {
+            here.metrics.dropped_full.add(1);
+        }
+    }
+    drop(flows);
+    let mut lost = 0;
+    for packet in packer.take() {
+        lost += u64::from(!outgoing.send(packet));
+    }
+    here.metrics.datagrams_in.add_many(count);
+    here.metrics.dropped_full.add(lost);
+}
+
+/// Memory to receive into, of whoever needs none now.
+struct Receivers(Mutex<Vec<Receiver>>);
+
+static RECEIVERS: Receivers = Receivers(Mutex::new(Vec::new()));
+
+impl Receivers {
+    fn take(&self) -> Receiver {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.unwrap_or_else(|| Receiver::new(TOGETHER, BYTES_MAX))
+    }
+
+    fn give(&self, receiver: Receiver) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(receiver);
+    }
+}

@@ -1,0 +1,126 @@
+//! TCP connections that the kernel has taken for their destinations.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{net::TcpStream, time::sleep};
+
+use super::Host;
+use crate::{
+    config::Protocol,
+    pump::{self, Secure, reset},
+    report::Subject,
+    steering::Entrance,
+    wire::{Answer, Opening},
+};
+
+/// Takes connections for ever.
+pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, entrance: Entrance) {
+    let listener = match tokio::net::TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::error!(%error, "a listener can't be waited for");
+            return;
+        }
+    };
+    loop {
+        match listener.accept().await {
+            Ok((stream, source)) => {
+                let host = host.clone();
+                tokio::spawn(async move { relay(&host, stream, source, entrance).await });
+            }
+            Err(error) => {
+                // No descriptors, mostly: some are given back soon.
+                tracing::warn!(%error, "a connection can't be taken");
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Entrance) {
+    let refuse = |reason: &str| {
+        tracing::debug!(%source, reason, "a connection is refused");
+        host.metrics.connections_refused.add(1);
+        reset(&stream);
+    };
+    let Ok(destination) = stream.local_addr() else {
+        return refuse("it is gone");
+    };
+    let (source, destination) = (canonical(source), canonical(destination));
+    let Some(via) = host.via(entrance, Protocol::Tcp, source, destination) else {
+        return refuse("its destination isn't redirected");
+    };
+    let sender = match host.sender_of(entrance) {
+        Some(sender) => Some(sender),
+        None => host.senders.ask(source.ip()).await,
+    };
+    let Some(sender) = sender else {
+        tracing::warn!(%source, %destination, "a connection of an unknown sender is refused");
+        return refuse("its sender is unknown");
+    };
+    let Some(_share) = host.connections.take(&sender) else {
+        return refuse("its sender has too many");
+    };
+    let link = &host.links[via];
+    let subject = Subject {
+        protocol: Protocol::Tcp,
+        host: "".into(),
+        sender: sender.clone(),
+        source,
+        destination,
+        started: Instant::now(),
+    };
+    let opening = Opening::Tcp {
+        sender: sender.to_string(),
+        source,
+        destination,
+    };
+    let secure = match link.open(&opening).await {
+        Ok((secure, Answer::Connected)) => secure,
+        Ok((_, answer)) => {
+            host.report.add(&subject, answer.name(), (0, 0));
+            return refuse(answer.name());
+        }
+        Err(error) => {
+            tracing::warn!(%sender, %destination, peer = %link.peer.name, %error, "a connection can't be relayed");
+            host.report.add(&subject, "peer_away", (0, 0));
+            return refuse("the peer is away");
+        }
+    };
+    carry(host, stream, secure, &subject).await;
+}
+
+/// Carries bytes, and reports what came of it.
+async fn carry(host: &Host, stream: TcpStream, secure: Secure, subject: &Subject) {
+    host.metrics.connections.add(1);
+    host.metrics.connections_open.add(1);
+    let carried = pump::carry(
+        stream,
+        secure,
+        host.limits.buffer_bytes,
+        host.limits.tcp_idle,
+    )
+    .await;
+    host.metrics.connections_open.subtract(1);
+    host.metrics.bytes_out.add(carried.from_plain);
+    host.metrics.bytes_in.add(carried.to_plain);
+    let outcome = match &carried.cut {
+        None => "closed",
+        Some(reason) => {
+            tracing::debug!(sender = %subject.sender, destination = %subject.destination, reason, "a connection is cut");
+            host.metrics.connections_cut.add(1);
+            "cut"
+        }
+    };
+    let bytes = (carried.from_plain, carried.to_plain);
+    host.report.add(subject, outcome, bytes);
+}
+
+/// IPv4 as IPv4, whatever kind of socket it came by.
+pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}

@@ -1,0 +1,328 @@
+//! Datagrams that the kernel has taken for their destinations, and answers to them.
+//!
+//! A flow is a pair of addresses between which datagrams go; one socket of an application may have many. Answers are
+//! passed on only within a flow, from a socket that has the destination's address.
+
+use std::{
+    collections::HashMap,
+    io,
+    net::{SocketAddr, UdpSocket},
+    ops::Range,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use sandwire_kernel_net::{
+    datagrams::{Receiver, Sender},
+    transparent,
+};
+use tokio::{io::Interest, time::sleep};
+
+use super::{Host, tcp::canonical};
+use crate::{
+    config::Protocol,
+    packets::{Packer, Unpacker},
+    report::Subject,
+    senders::Share,
+    steering::Entrance,
+    transport::channel::{Incoming, Outgoing},
+    wire::Datagram,
+};
+
+/// Datagrams that are taken by one call.
+const TOGETHER: usize = 64;
+/// Longest datagram.
+const BYTES_MAX: usize = 65_535;
+
+/// Two addresses: who sends, and where to.
+type Pair = (SocketAddr, SocketAddr);
+
+/// All flows of the host.
+pub(crate) struct Flows {
+    started: Instant,
+    by_pair: Mutex<HashMap<Pair, Arc<Flow>>>,
+    answers: Mutex<AnswerSockets>,
+}
+
+struct Flow {
+    subject: Subject,
+    via: usize,
+    /// When something last happened, in milliseconds since the start.
+    last: AtomicU64,
+    bytes_out: AtomicU64,
+    bytes_back: AtomicU64,
+    _share: Share,
+}
+
+/// Sockets with addresses of others.
+#[derive(Default)]
+struct AnswerSockets {
+    by_address: HashMap<SocketAddr, (Arc<UdpSocket>, u64)>,
+}
+
+impl Flows {
+    pub(crate) fn new() -> Self {
+        Self {
+            started: Instant::now(),
+            by_pair: Mutex::default(),
+            answers: Mutex::default(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Pair, Arc<Flow>>> {
+        self.by_pair.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets flows that are silent, for ever.
+    pub(crate) async fn keep(&self, host: &Host) {
+        let idle = host.limits.udp_idle;
+        let bound = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        loop {
+            sleep((idle / 4).clamp(Duration::from_millis(250), Duration::from_secs(5))).await;
+            let now = self.now();
+            let mut ended = Vec::new();
+            self.lock().retain(|_, flow| {
+                let is_alive = now.saturating_sub(flow.last.load(Ordering::Relaxed)) < bound;
+                if !is_alive {
+                    ended.push(flow.clone());
+                }
+                is_alive
+            });
+            for flow in ended {
+                host.metrics.flows_open.subtract(1);
+                let bytes = (
+                    flow.bytes_out.load(Ordering::Relaxed),
+                    flow.bytes_back.load(Ordering::Relaxed),
+                );
+                host.report.add(&flow.subject, "idle", bytes);
+            }
+        }
+    }
+
+    fn answer_socket(&self, from: SocketAddr, most: usize) -> Option<Arc<UdpSocket>> {
+        let now = self.now();
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((socket, last)) = answers.by_address.get_mut(&from) {
+            *last = now;
+            return Some(socket.clone());
+        }
+        if answers.by_address.len() >= most {
+            // The half that was used least lately goes, so that this is seldom done.
+            let mut times: Vec<u64> = answers.by_address.values().map(|(_, last)| *last).collect();
+            times.sort_unstable();
+            let middle = times[times.len() / 2];
+            answers.by_address.retain(|_, (_, last)| *last > middle);
+        }
+        match transparent::udp_sender(from) {
+            Ok(socket) => {
+                let socket = Arc::new(socket);
+                answers.by_address.insert(from, (socket.clone(), now));
+                Some(socket)
+            }
+            Err(error) => {
+                tracing::warn!(%error, "an answer can't be passed on");
+                None
+            }
+        }
+    }
+}
+
+/// Takes datagrams for ever.
+pub(crate) async fn serve(
+    host: Arc<Host>,
+    flows: Arc<Flows>,
+    socket: UdpSocket,
+    entrance: Entrance,
+) {
+    let socket = match tokio::net::UdpSocket::from_std(socket) {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::error!(%error, "a socket can't be waited for");
+            return;
+        }
+    };
+    let mut receiver = Receiver::new(TOGETHER, BYTES_MAX);
+    let mut packers: Vec<Packer> = host.links.iter().map(|_| Packer::default()).collect();
+    loop {
+        if let Err(error) = socket.readable().await {
+            tracing::error!(%error, "a socket can't be waited for");
+            return;
+        }
+        let received = socket.try_io(Interest::READABLE, || receiver.receive(&socket));
+        // Nothing there after all, or an error of ICMP about an answer that didn't arrive.
+        let Ok(received) = received else { continue };
+        take(&host, &flows, &receiver, received, entrance, &mut packers);
+        // Others want to run too.
+        tokio::task::yield_now().await;
+    }
+}
+
+fn take(
+    host: &Host,
+    flows: &Flows,
+    receiver: &Receiver,
+    received: usize,
+    entrance: Entrance,
+    packers: &mut [Packer],
+) {
+    let channels: Vec<Option<Outgoing>> = host.links.iter().map(|link| link.outgoing()).collect();
+    let lengths: Vec<usize> = channels
+        .iter()
+        .map(|channel| channel.as_ref().map_or(0, Outgoing::length_max))
+        .collect();
+    let mut counts = vec![0_usize; channels.len()];
+    let mut last: Option<(Pair, Arc<Flow>)> = None;
+    for index in 0..received {
+        let Some(datagram) = receiver.get(index) else {
+            continue;
+        };
+        let Some(to) = datagram.to else {
+            host.metrics.dropped_policy.add(1);
+            continue;
+        };
+        let pair = (canonical(datagram.from), canonical(to));
+        let flow = match &last {
+            Some((known, flow)) if *known == pair => flow.clone(),
+            _ => match find_flow(host, flows, entrance, pair) {
+                Some(flow) => flow,
+                None => continue,
+            },
+        };
+        flow.last.store(flows.now(), Ordering::Relaxed);
+        flow.bytes_out
+            .fetch_add(datagram.payload.len() as u64, Ordering::Relaxed);
+        if channels[flow.via].is_none() {
+            host.metrics.dropped_away.add(1);
+        } else {
+            let record = Datagram {
+                sender: &flow.subject.sender,
+                source: pair.0,
+                destination: pair.1,
+                payload: datagram.payload,
+            };
+            if packers[flow.via].add(&record, lengths[flow.via]) {
+                counts[flow.via] += 1;
+            } else {
+                host.metrics.dropped_full.add(1);
+            }
+        }
+        last = Some((pair, flow));
+    }
+    for ((packer, channel), count) in packers.iter_mut().zip(&channels).zip(counts) {
+        let Some(channel) = channel else { continue };
+        let mut lost = 0;
+        for packet in packer.take() {
+            lost += u64::from(!channel.send(packet));
+        }
+        host.metrics.datagrams_out.add_many(count);
+        host.metrics.dropped_full.add(lost);
+    }
+}
+
+fn find_flow(host: &Host, flows: &Flows, entrance: Entrance, pair: Pair) -> Option<Arc<Flow>> {
+    if let Some(flow) = flows.lock().get(&pair) {
+        return Some(flow.clone());
+    }
+    let (source, destination) = pair;
+    let Some(via) = host.via(entrance, Protocol::Udp, source, destination) else {
+        host.metrics.dropped_policy.add(1);
+        return None;
+    };
+    let sender = host
+        .sender_of(entrance)
+        .or_else(|| host.senders.find(source.ip()));
+    let Some(sender) = sender else {
+        host.metrics.dropped_unknown.add(1);
+        return None;
+    };
+    let Some(share) = host.flows.take(&sender) else {
+        host.metrics.dropped_limit.add(1);
+        return None;
+    };
+    let flow = Arc::new(Flow {
+        subject: Subject {
+            protocol: Protocol::Udp,
+            host: "".into(),
+            sender,
+            source,
+            destination,
+            started: Instant::now(),
+        },
+        via,
+        last: AtomicU64::new(flows.now()),
+        bytes_out: AtomicU64::new(0),
+        bytes_back: AtomicU64::new(0),
+        _share: share,
+    });
+    flows.lock().insert(pair, flow.clone());
+    host.metrics.flows_open.add(1);
+    Some(flow)
+}
+
+/// Passes answers of a peer on until its channel is gone; says why that is.
+pub(crate) async fn answer(
+    host: Arc<Host>,
+    flows: Arc<Flows>,
+    via: usize,
+    mut incoming: Incoming,
+) -> String {
+    let mut packets: Vec<Bytes> = Vec::new();
+    let mut unpacker = Unpacker::default();
+    let mut sender = Sender::default();
+    loop {
+        packets.clear();
+        if let Err(error) = incoming.receive(&mut packets).await {
+            return describe(&error);
+        }
+        // Payloads one after the other: less to allocate than one by one.
+        let mut bytes: Vec<u8> = Vec::with_capacity(packets.iter().map(Bytes::len).sum());
+        let mut answers: Vec<(SocketAddr, SocketAddr, Range<usize>)> = Vec::new();
+        for packet in &packets {
+            let is_sound = unpacker.take_apart(packet, |datagram| {
+                let pair = (datagram.destination, datagram.source);
+                let flow = flows.lock().get(&pair).cloned();
+                let Some(flow) = flow.filter(|flow| flow.via == via) else {
+                    host.metrics.dropped_unasked.add(1);
+                    return;
+                };
+                flow.last.store(flows.now(), Ordering::Relaxed);
+                flow.bytes_back
+                    .fetch_add(datagram.payload.len() as u64, Ordering::Relaxed);
+                let start = bytes.len();
+                bytes.extend_from_slice(datagram.payload);
+                answers.push((pair.1, pair.0, start..bytes.len()));
+            });
+            host.metrics.malformed.add(u64::from(!is_sound));
+        }
+        // Those from one address by one call; their order among themselves stays.
+        answers.sort_by_key(|(from, ..)| *from);
+        for group in answers.chunk_by(|one, other| one.0 == other.0) {
+            let Some(socket) = flows.answer_socket(group[0].0, host.limits.answer_sockets) else {
+                host.metrics.dropped_full.add_many(group.len());
+                continue;
+            };
+            let datagrams: Vec<(SocketAddr, &[u8])> = group
+                .iter()
+                .map(|(_, to, payload)| (*to, &bytes[payload.clone()]))
+                .collect();
+            let sent = sender.send(&*socket, &datagrams, false);
+            host.metrics.datagrams_in.add_many(sent.sent);
+            host.metrics.dropped_full.add_many(sent.refused);
+        }
+    }
+}
+
+/// What ended a channel, with all that it says.
+pub(crate) fn describe(error: &io::Error) -> String {
+    error
+        .get_ref()
+        .map_or_else(|| error.to_string(), ToString::to_string)
+}

@@ -1,0 +1,159 @@
+//! Figures for Prometheus, at a Unix socket: `curl --unix-socket FOLDER/metrics.sock http://relay/metrics`.
+
+use std::{
+    fmt::Write,
+    fs, io,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{UnixListener, UnixStream},
+    time::timeout,
+};
+
+/// Where the socket is.
+#[must_use]
+pub fn socket(folder: &Path) -> PathBuf {
+    folder.join("metrics.sock")
+}
+
+macro_rules! metrics {
+    ($($field:ident $kind:ident $name:literal $help:literal;)+) => {
+        /// What is counted.
+        #[derive(Debug, Default)]
+        pub struct Metrics {
+            $(#[doc = $help] pub(crate) $field: Count,)+
+        }
+
+        impl Metrics {
+            /// As Prometheus reads it.
+            #[must_use]
+            pub fn text(&self) -> String {
+                let mut text = String::new();
+                $(put(&mut text, $name, stringify!($kind), $help, &self.$field);)+
+                text
+            }
+
+            /// Names of all figures.
+            #[must_use]
+            pub fn names() -> &'static [&'static str] {
+                &[$($name,)+]
+            }
+        }
+    };
+}
+
+metrics! {
+    connections counter "sandwire_relay_connections_total" "TCP connections that were carried";
+    connections_open gauge "sandwire_relay_connections_open" "TCP connections that are carried now";
+    connections_refused counter "sandwire_relay_connections_refused_total" "TCP connections that were reset: sender unknown or at its limit, peer away, destination denied or unreachable";
+    connections_cut counter "sandwire_relay_connections_cut_total" "TCP connections that were reset though both ends held them: peer gone, time-out, certificate expired";
+    bytes_out counter "sandwire_relay_tcp_bytes_to_destinations_total" "Bytes of TCP connections towards destinations";
+    bytes_in counter "sandwire_relay_tcp_bytes_from_destinations_total" "Bytes of TCP connections from destinations";
+    datagrams_out counter "sandwire_relay_datagrams_to_destinations_total" "Datagrams towards destinations";
+    datagrams_in counter "sandwire_relay_datagrams_from_destinations_total" "Datagrams from destinations";
+    flows_open gauge "sandwire_relay_flows_open" "Pairs of addresses between which datagrams go now";
+    dropped_unknown counter "sandwire_relay_datagrams_dropped_unknown_sender_total" "Datagrams of nobody that is known";
+    dropped_policy counter "sandwire_relay_datagrams_dropped_not_redirected_total" "Datagrams whose destination isn't redirected, or may not be delivered to";
+    dropped_limit counter "sandwire_relay_datagrams_dropped_limit_total" "Datagrams of flows beyond a sender's limit";
+    dropped_away counter "sandwire_relay_datagrams_dropped_peer_away_total" "Datagrams while the peer was away";
+    dropped_full counter "sandwire_relay_datagrams_dropped_queue_full_total" "Datagrams that found a full queue or socket";
+    dropped_unasked counter "sandwire_relay_datagrams_dropped_unasked_total" "Datagrams from where none had been sent";
+    malformed counter "sandwire_relay_malformed_total" "Packets of a peer that make no sense";
+    sessions counter "sandwire_relay_sessions_total" "TLS and QUIC connections between relays";
+    sessions_failed counter "sandwire_relay_sessions_failed_total" "TLS and QUIC connections that were refused or failed";
+    reports_lost counter "sandwire_relay_reports_lost_total" "Lines of the report that found a full queue";
+}
+
+/// One figure.
+#[derive(Debug, Default)]
+pub struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn add(&self, count: u64) {
+        self.0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add_many(&self, count: usize) {
+        self.add(count as u64);
+    }
+
+    pub(crate) fn subtract(&self, count: u64) {
+        self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn put(text: &mut String, name: &str, kind: &str, help: &str, count: &Count) {
+    let value = count.get();
+    // Writing to a text doesn't fail.
+    let _ = writeln!(
+        text,
+        "# HELP {name} {help}.\n# TYPE {name} {kind}\n{name} {value}"
+    );
+}
+
+/// Opens the socket, in place of one that nobody listens at any more.
+///
+/// # Errors
+/// Somebody listens there, or the kernel refuses.
+pub(crate) fn listen(folder: &Path) -> io::Result<UnixListener> {
+    let path = socket(folder);
+    if std::os::unix::net::UnixStream::connect(&path).is_ok() {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o660))?;
+    Ok(listener)
+}
+
+/// Answers whoever asks, for ever.
+pub(crate) async fn serve(listener: UnixListener, metrics: Arc<Metrics>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let metrics = metrics.clone();
+                tokio::spawn(async move {
+                    // Who doesn't ask or read in time gets nothing.
+                    let _ = timeout(Duration::from_secs(5), answer(stream, &metrics)).await;
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the socket for metrics");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn answer(mut stream: UnixStream, metrics: &Metrics) -> io::Result<()> {
+    let mut request = Vec::new();
+    let mut part = [0; 1024];
+    while !request.windows(4).any(|end| end == b"\r\n\r\n") && request.len() < 8192 {
+        match stream.read(&mut part).await? {
+            0 => break,
+            count => request.extend_from_slice(&part[..count]),
+        }
+    }
+    let body = metrics.text();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    stream.write_all(body.as_bytes()).await
+}

@@ -1,0 +1,265 @@
+//! Datagrams into packets of a certain length, and back. Pure.
+//!
+//! Records are put together as long as they fit; one that fits into no packet is cut. What has all of its parts
+//! together again is a record; what hasn't is forgotten, the oldest first, so that memory is bounded whatever the
+//! other side sends.
+
+use std::collections::{HashMap, VecDeque};
+
+use bytes::Bytes;
+
+use crate::wire::{Datagram, FRAGMENT_OVERHEAD, Fragment, Record, records};
+
+/// Records that may be incomplete at once.
+const INCOMPLETE_MAX: usize = 64;
+/// Bytes that incomplete records may have together.
+const INCOMPLETE_BYTES_MAX: usize = 2 << 20;
+
+/// Puts datagrams into packets.
+#[derive(Debug, Default)]
+pub struct Packer {
+    current: Vec<u8>,
+    scratch: Vec<u8>,
+    full: Vec<Bytes>,
+    last_id: u32,
+}
+
+impl Packer {
+    /// Adds a datagram; packets have at most `length_max` bytes. False if it is too long to be cut.
+    pub fn add(&mut self, datagram: &Datagram<'_>, length_max: usize) -> bool {
+        let length = datagram.encoded_length();
+        if self.current.len() + length > length_max {
+            self.close();
+        }
+        if length <= length_max {
+            self.current.reserve(length_max);
+            datagram.encode(&mut self.current);
+            return true;
+        }
+        let room = length_max.saturating_sub(FRAGMENT_OVERHEAD);
+        if room == 0 {
+            return false;
+        }
+        let Ok(count) = u8::try_from(length.div_ceil(room)) else {
+            return false;
+        };
+        self.scratch.clear();
+        datagram.encode(&mut self.scratch);
+        self.last_id = self.last_id.wrapping_add(1);
+        for (content, index) in self.scratch.chunks(room).zip(0..) {
+            let fragment = Fragment {
+                id: self.last_id,
+                index,
+                count,
+                content,
+            };
+            let mut packet = Vec::with_capacity(FRAGMENT_OVERHEAD + content.len());
+            fragment.encode(&mut packet);
+            self.full.push(packet.into());
+        }
+        true
+    }
+
+    /// The packets so far.
+    pub fn take(&mut self) -> impl Iterator<Item = Bytes> + '_ {
+        self.close();
+        self.full.drain(..)
+    }
+
+    fn close(&mut self) {
+        if !self.current.is_empty() {
+            self.full.push(std::mem::take(&mut self.current).into());
+        }
+    }
+}
+
+/// Takes packets apart.
+#[derive(Debug, Default)]
+pub struct Unpacker {
+    incomplete: HashMap<u32, Incomplete>,
+    order: VecDeque<u32>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Incomplete {
+    parts: Vec<Option<Box<[u8]>>>,
+    missing: usize,
+    bytes: usize,
+}
+
+impl Unpacker {
+    /// Calls `each` for every datagram of a packet, and those that it completes. False if a part of the packet
+    /// makes no sense.
+    pub fn take_apart(&mut self, packet: &[u8], mut each: impl FnMut(Datagram<'_>)) -> bool {
+        for record in records(packet) {
+            match record {
+                Ok(Record::Whole(datagram)) => each(datagram),
+                Ok(Record::Fragment(fragment)) => {
+                    let Some(whole) = self.add(&fragment) else {
+                        continue;
+                    };
+                    // What was cut is one datagram, and no fragment of one.
+                    match records(&whole).next() {
+                        Some(Ok(Record::Whole(datagram))) => each(datagram),
+                        _ => return false,
+                    }
+                }
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    fn add(&mut self, fragment: &Fragment<'_>) -> Option<Vec<u8>> {
+        let count = usize::from(fragment.count);
+        if !self.incomplete.contains_key(&fragment.id) {
+            while self.order.len() >= INCOMPLETE_MAX {
+                self.forget_oldest();
+            }
+            let incomplete = Incomplete {
+                parts: vec![None; count],
+                missing: count,
+                bytes: 0,
+            };
+            self.incomplete.insert(fragment.id, incomplete);
+            self.order.push_back(fragment.id);
+        }
+        let incomplete = self.incomplete.get_mut(&fragment.id)?;
+        let part = incomplete.parts.get_mut(usize::from(fragment.index))?;
+        if part.is_some() || incomplete.parts.len() != count {
+            return None;
+        }
+        incomplete.parts[usize::from(fragment.index)] = Some(fragment.content.into());
+        incomplete.missing -= 1;
+        incomplete.bytes += fragment.content.len();
+        self.bytes += fragment.content.len();
+        if incomplete.missing == 0 {
+            let whole = self.remove(fragment.id)?;
+            self.order.retain(|id| *id != fragment.id);
+            return Some(whole.parts.into_iter().flatten().flatten().collect());
+        }
+        while self.bytes > INCOMPLETE_BYTES_MAX {
+            self.forget_oldest();
+        }
+        None
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some(oldest) = self.order.pop_front() {
+            self.remove(oldest);
+        }
+    }
+
+    fn remove(&mut self, id: u32) -> Option<Incomplete> {
+        let removed = self.incomplete.remove(&id)?;
+        self.bytes -= removed.bytes;
+        Some(removed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn addresses() -> (SocketAddr, SocketAddr) {
+        let parse = |text: &str| text.parse().unwrap();
+        (parse("10.0.0.1:1000"), parse("[2001:db8::1]:53"))
+    }
+
+    fn datagram(payload: &[u8]) -> Datagram<'_> {
+        let (source, destination) = addresses();
+        Datagram {
+            sender: "web/a",
+            source,
+            destination,
+            payload,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn datagrams_come_back_whatever_the_packets_length(
+            lengths in proptest::collection::vec(0_usize..5000, 0..20), length_max in 60_usize..3000
+        ) {
+            let payloads: Vec<Vec<u8>> = lengths.iter().zip(0_u8..)
+                .map(|(length, byte)| vec![byte; *length]).collect();
+            let mut packer = Packer::default();
+            for payload in &payloads {
+                prop_assert!(packer.add(&datagram(payload), length_max));
+            }
+            let packets: Vec<Bytes> = packer.take().collect();
+            let mut unpacker = Unpacker::default();
+            let mut found = Vec::new();
+            for packet in &packets {
+                prop_assert!(packet.len() <= length_max);
+                prop_assert!(unpacker.take_apart(packet, |datagram| found.push(datagram.payload.to_vec())));
+            }
+            prop_assert_eq!(found, payloads);
+            prop_assert_eq!(unpacker.bytes, 0);
+            prop_assert!(unpacker.order.is_empty());
+        }
+
+        #[test]
+        fn fragments_of_anybody_take_bounded_memory(
+            fragments in proptest::collection::vec(
+                (0_u32..200, 0_u8..9, 1_u8..9, 0_usize..60_000), 0..200)
+        ) {
+            let content = vec![1; 60_000];
+            let mut unpacker = Unpacker::default();
+            for (id, index, count, length) in fragments {
+                let mut packet = Vec::new();
+                Fragment { id, index, count, content: &content[..length] }.encode(&mut packet);
+                unpacker.take_apart(&packet, |_| {});
+                prop_assert!(unpacker.incomplete.len() <= INCOMPLETE_MAX);
+                prop_assert_eq!(unpacker.incomplete.len(), unpacker.order.len());
+                prop_assert!(unpacker.bytes <= INCOMPLETE_BYTES_MAX);
+                let sum: usize = unpacker.incomplete.values().map(|one| one.bytes).sum();
+                prop_assert_eq!(sum, unpacker.bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn fragments_in_any_order_make_the_datagram_and_a_lost_one_nothing() {
+        let payload: Vec<u8> = (0..=255).cycle().take(5000).collect();
+        let mut packer = Packer::default();
+        assert!(packer.add(&datagram(&payload), 1200));
+        assert!(packer.add(&datagram(&payload), 1200));
+        let mut packets: Vec<Bytes> = packer.take().collect();
+        packets.remove(2);
+        packets.reverse();
+        let mut unpacker = Unpacker::default();
+        let mut found = 0;
+        for packet in &packets {
+            assert!(unpacker.take_apart(packet, |datagram| {
+                assert_eq!(datagram.payload, payload);
+                found += 1;
+            }));
+        }
+        assert_eq!(found, 1);
+    }
+
+    #[test]
+    fn small_datagrams_share_a_packet() {
+        let mut packer = Packer::default();
+        for _ in 0..10 {
+            assert!(packer.add(&datagram(&[5; 200]), 1400));
+        }
+        let lengths: Vec<usize> = packer.take().map(|packet| packet.len()).collect();
+        assert_eq!(lengths.len(), 2);
+        assert!(lengths[0] > 1100);
+    }
+
+    #[test]
+    fn a_datagram_that_can_not_be_cut_is_refused() {
+        let mut packer = Packer::default();
+        assert!(!packer.add(&datagram(&[0; 60_000]), 100));
+        assert!(!packer.add(&datagram(&[0; 60]), 5));
+        assert_eq!(packer.take().count(), 0);
+    }
+}

@@ -1,0 +1,105 @@
+//! The report: one line of JSON for each connection and each flow of datagrams, when it ends.
+
+use std::{
+    fs::OpenOptions,
+    io::{self, Write},
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use serde::Serialize;
+
+use crate::{config::Protocol, metrics::Metrics};
+
+/// Lines that may wait to be written.
+const WAITING_MAX: usize = 4096;
+
+/// Where lines go. They are written by a thread of its own, so that a slow disk holds nobody up.
+#[derive(Clone)]
+pub(crate) struct Report {
+    queue: mpsc::SyncSender<Line>,
+    metrics: Arc<Metrics>,
+}
+
+/// A line of the report.
+#[derive(Debug, Serialize)]
+struct Line {
+    /// When it began, in seconds since 1970-01-01 UTC.
+    started_at: u64,
+    seconds: f64,
+    protocol: &'static str,
+    /// The relay that sent it here, by its certificate.
+    host: Arc<str>,
+    sender: Arc<str>,
+    source: SocketAddr,
+    destination: SocketAddr,
+    outcome: &'static str,
+    to_destination_bytes: u64,
+    from_destination_bytes: u64,
+}
+
+/// What a line will be about.
+#[derive(Clone, Debug)]
+pub(crate) struct Subject {
+    pub(crate) protocol: Protocol,
+    pub(crate) host: Arc<str>,
+    pub(crate) sender: Arc<str>,
+    pub(crate) source: SocketAddr,
+    pub(crate) destination: SocketAddr,
+    pub(crate) started: Instant,
+}
+
+impl Report {
+    pub(crate) fn open(path: Option<&Path>, metrics: Arc<Metrics>) -> io::Result<Self> {
+        let mut output: Box<dyn Write + Send> = match path {
+            Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
+            None => Box::new(io::stdout()),
+        };
+        let (queue, lines) = mpsc::sync_channel::<Line>(WAITING_MAX);
+        let lost = metrics.clone();
+        thread::Builder::new()
+            .name("report".to_owned())
+            .spawn(move || {
+                for line in lines {
+                    let written =
+                        serde_json::to_vec(&line)
+                            .map_err(io::Error::from)
+                            .and_then(|mut text| {
+                                text.push(b'\n');
+                                output.write_all(&text)?;
+                                output.flush()
+                            });
+                    if written.is_err() {
+                        lost.reports_lost.add(1);
+                    }
+                }
+            })?;
+        Ok(Self { queue, metrics })
+    }
+
+    pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, (out, back): (u64, u64)) {
+        let lasted = subject.started.elapsed();
+        let started = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or(Duration::ZERO)
+            .saturating_sub(lasted);
+        let line = Line {
+            started_at: started.as_secs(),
+            seconds: lasted.as_secs_f64(),
+            protocol: subject.protocol.name(),
+            host: subject.host.clone(),
+            sender: subject.sender.clone(),
+            source: subject.source,
+            destination: subject.destination,
+            outcome,
+            to_destination_bytes: out,
+            from_destination_bytes: back,
+        };
+        if self.queue.try_send(line).is_err() {
+            self.metrics.reports_lost.add(1);
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Whose an address is: senders of the configuration, and leases that the daemon tells of.
+//!
+//! The daemon is asked every second, and when an unknown address appears, by a task of its own: who looks an address
+//! up gets what is known. While the daemon doesn't answer, what it told last holds.
+
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+    time::Duration,
+};
+
+use ipnet::IpNet;
+use sandwire_api::{client::Client, lease::Lease};
+use tokio::{
+    sync::{Notify, watch},
+    time::{sleep, timeout},
+};
+
+use crate::config::{Egress, Origin};
+
+/// How often the daemon is asked.
+const REFRESH: Duration = Duration::from_secs(1);
+/// How soon it is asked again for an unknown address.
+const REFRESH_MIN: Duration = Duration::from_millis(50);
+
+/// Who has which address.
+pub(crate) struct Senders {
+    fixed: Vec<(IpNet, Arc<str>)>,
+    leases: RwLock<HashMap<IpAddr, Arc<str>>>,
+    has_daemon: bool,
+    wanted: Notify,
+    rounds: watch::Sender<u64>,
+}
+
+impl Senders {
+    pub(crate) fn new(egress: &Egress) -> Self {
+        let mut fixed = Vec::new();
+        for sender in &egress.senders {
+            let name: Arc<str> = sender.name.as_str().into();
+            if let Origin::Forwarded(prefixes) | Origin::Identity(prefixes) = &sender.origin {
+                fixed.extend(prefixes.iter().map(|prefix| (*prefix, name.clone())));
+            }
+        }
+        // The longest prefix is the one that counts.
+        fixed.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.prefix_len()));
+        Self {
+            fixed,
+            leases: RwLock::default(),
+            has_daemon: egress.daemon.is_some(),
+            wanted: Notify::new(),
+            rounds: watch::Sender::new(0),
+        }
+    }
+
+    /// Who has an address, as far as is known now.
+    pub(crate) fn find(&self, address: IpAddr) -> Option<Arc<str>> {
+        let address = address.to_canonical();
+        let fixed = self
+            .fixed
+            .iter()
+            .find(|(prefix, _)| prefix.contains(&address));
+        if let Some((_, name)) = fixed {
+            return Some(name.clone());
+        }
+        let leases = self.leases.read().unwrap_or_else(PoisonError::into_inner);
+        let found = leases.get(&address).cloned();
+        if found.is_none() && self.has_daemon {
+            self.wanted.notify_one();
+        }
+        found
+    }
+
+    /// Who has an address; of an unknown one, the daemon is asked once more first.
+    pub(crate) async fn ask(&self, address: IpAddr) -> Option<Arc<str>> {
+        let mut rounds = self.rounds.subscribe();
+        // A round that runs already may have asked before the lease was there.
+        for _ in 0..2 {
+            let before = *rounds.borrow_and_update();
+            let found = self.find(address);
+            if found.is_some() || !self.has_daemon {
+                return found;
+            }
+            // Without an answer, what is known has to do.
+            let _ = timeout(2 * REFRESH, rounds.wait_for(|round| *round > before)).await;
+        }
+        self.find(address)
+    }
+
+    /// Asks the daemon, for ever.
+    pub(crate) async fn keep(&self, daemon: &Path) {
+        let client = Client::new(daemon).with_timeout(Duration::from_secs(10));
+        let mut is_failing = false;
+        loop {
+            match client.leases().await {
+                Ok(leases) => {
+                    is_failing = false;
+                    *self.leases.write().unwrap_or_else(PoisonError::into_inner) =
+                        by_address(&leases);
+                }
+                Err(error) if !is_failing => {
+                    is_failing = true;
+                    tracing::warn!(%error, "the daemon can't be asked for its leases; those that are known stay");
+                }
+                Err(_) => {}
+            }
+            self.rounds.send_modify(|round| *round += 1);
+            sleep(REFRESH_MIN).await;
+            // In time or because somebody wants it: both are reasons to ask.
+            let _ = timeout(REFRESH, self.wanted.notified()).await;
+        }
+    }
+}
+
+fn by_address(leases: &[Lease]) -> HashMap<IpAddr, Arc<str>> {
+    let mut found = HashMap::new();
+    for lease in leases {
+        let name: Arc<str> = format!("{}/{}", lease.pool, lease.name).into();
+        for nic in &lease.nics {
+            found.extend(nic.clone_addresses().map(|address| (address, name.clone())));
+        }
+    }
+    found
+}
+
+/// How many of something each sender has, at most so many.
+pub(crate) struct Quota {
+    most: usize,
+    taken: Mutex<HashMap<Arc<str>, usize>>,
+}
+
+/// One of them; given back when dropped.
+pub(crate) struct Share {
+    quota: Arc<Quota>,
+    sender: Arc<str>,
+}
+
+impl Quota {
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most,
+            taken: Mutex::default(),
+        })
+    }
+
+    /// Takes one, unless the sender has as many as it may.
+    pub(crate) fn take(self: &Arc<Self>, sender: &Arc<str>) -> Option<Share> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = taken.entry(sender.clone()).or_default();
+        if *count >= self.most {
+            return None;
+        }
+        *count += 1;
+        Some(Share {
+            quota: self.clone(),
+            sender: sender.clone(),
+        })
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let mut taken = self
+            .quota
+            .taken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = taken.get_mut(&self.sender) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.sender);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sender_has_no_more_than_it_may_and_gives_back() {
+        let quota = Quota::new(2);
+        let (web, batch): (Arc<str>, Arc<str>) = ("web".into(), "batch".into());
+        let one = quota.take(&web).unwrap();
+        let _other = quota.take(&web).unwrap();
+        assert!(quota.take(&web).is_none());
+        assert!(quota.take(&batch).is_some());
+        drop(one);
+        assert!(quota.take(&web).is_some());
+    }
+}

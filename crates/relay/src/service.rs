@@ -1,0 +1,330 @@
+//! The relay as a process: from its start to its end.
+//!
+//! Start: configuration, folder, sockets, then all privileges away that aren't needed, certificates, peers, and last
+//! the kernel is told what to steer here. SIGHUP has certificates read again; SIGTERM and SIGINT end it. What the
+//! kernel was told stays, so that nothing leaves in the clear until the next start; [`crate::steering::clear`] takes
+//! it away.
+
+use std::{
+    fs::DirBuilder,
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    os::unix::fs::DirBuilderExt,
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use sandwire_kernel_net::transparent;
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+};
+
+use crate::{
+    config::{Config, Deliver, Egress},
+    credentials::{CredentialsError, Store},
+    deliver::{self, Destination},
+    egress::{self, Host, udp::Flows},
+    metrics::{self, Metrics},
+    privileges,
+    report::Report,
+    senders::{Quota, Senders},
+    steering::{self, Entrance, SteeringError},
+    transport::{peer::Link, quic_socket},
+};
+
+/// How often it is looked whether cgroups are still the same.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Why the relay doesn't run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The kernel or the disk refuses something.
+    #[error("{operation}: {source}")]
+    Start {
+        /// What was tried.
+        operation: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// Sockets for others' addresses can't be had.
+    #[error(transparent)]
+    Kernel(#[from] sandwire_kernel_net::Error),
+    /// The kernel isn't told what to steer here.
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
+    /// Certificates can't be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+}
+
+fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> ServiceError {
+    let operation = operation.into();
+    move |source| ServiceError::Start { operation, source }
+}
+
+/// Sockets that are opened while there are all privileges.
+struct Sockets {
+    metrics: std::os::unix::net::UnixListener,
+    entrances: Vec<(Entrance, TcpListener, UdpSocket)>,
+    peers: Vec<(TcpListener, UdpSocket)>,
+}
+
+/// Runs the relay in this process until it is told to end by SIGTERM or SIGINT. Its capabilities are the relay's
+/// from then on.
+///
+/// # Errors
+/// See [`ServiceError`]; only before it is ready.
+pub fn run(config: &Config) -> Result<(), ServiceError> {
+    privileges::raise_descriptor_limit();
+    make_folder(&config.folder).map_err(failed(format!(
+        "make the folder {}",
+        config.folder.display()
+    )))?;
+    let runtime_of_socket = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start"))?;
+    let sockets = runtime_of_socket.block_on(async { open_sockets(config) })?;
+    let metrics = Arc::new(Metrics::default());
+    let report = Report::open(config.report.as_deref(), metrics.clone())
+        .map_err(failed("open the report"))?;
+    privileges::reduce(config.egress.is_some()).map_err(failed("give up capabilities"))?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start threads"))?;
+    let outcome = runtime.block_on(serve(config, sockets, metrics, report));
+    // Whatever is still open is reset.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o755).create(folder)
+}
+
+fn open_sockets(config: &Config) -> Result<Sockets, ServiceError> {
+    let socket = metrics::socket(&config.folder);
+    let metrics = metrics::listen(&config.folder)
+        .and_then(UnixListener::into_std)
+        .map_err(failed(format!("listen at {}", socket.display())))?;
+    let mut entrances = Vec::new();
+    for entrance in config.egress.iter().flat_map(steering::entrances) {
+        for address in entrance.addresses() {
+            let tcp = transparent::tcp_listener(address)?;
+            let udp = transparent::udp_listener(address)?;
+            // Bursts wait here. Without the right to more, the usual has to do.
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(
+                &udp,
+                config.limits.datagram_queue_bytes,
+            );
+            entrances.push((entrance, tcp, udp));
+        }
+    }
+    let mut peers = Vec::new();
+    for address in config.deliver.iter().flat_map(|deliver| &deliver.listen) {
+        let tcp = TcpListener::bind(address)
+            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
+            .map_err(failed(format!("listen at {address} by TCP")))?;
+        let udp = quic_socket(*address).map_err(failed(format!("listen at {address} by UDP")))?;
+        peers.push((tcp, udp));
+    }
+    Ok(Sockets {
+        metrics,
+        entrances,
+        peers,
+    })
+}
+
+async fn serve(
+    config: &Config,
+    sockets: Sockets,
+    metrics: Arc<Metrics>,
+    report: Report,
+) -> Result<(), ServiceError> {
+    let mut ends = Vec::new();
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        ends.push(signal(kind).map_err(failed("catch signals"))?);
+    }
+    let mut hangup = signal(SignalKind::hangup()).map_err(failed("catch signals"))?;
+    let reload = watch::Sender::new(0_u64);
+    let clients = config
+        .deliver
+        .as_ref()
+        .map_or(&[][..], |deliver| &deliver.clients);
+    let store = Store::open(&config.tls, clients, reload.subscribe())?;
+    let listener = UnixListener::from_std(sockets.metrics).map_err(failed("serve metrics"))?;
+    tokio::spawn(metrics::serve(listener, metrics.clone()));
+    let base = Base {
+        config,
+        store,
+        metrics,
+        report,
+    };
+    if let Some(deliver) = &config.deliver {
+        base.start_deliver(deliver, sockets.peers)?;
+    }
+    if let Some(egress) = &config.egress {
+        base.start_egress(egress, sockets.entrances)?;
+        steering::apply(egress)?;
+        tokio::spawn(keep_steering(egress.clone()));
+    }
+    tracing::info!(
+        host = config.egress.is_some(),
+        peer = config.deliver.is_some(),
+        "the relay is ready"
+    );
+    notify(sd_notify::NotifyState::Ready);
+    let [terminate, interrupt] = &mut ends[..] else {
+        return Ok(());
+    };
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = hangup.recv() => reload.send_modify(|count| *count += 1),
+        }
+    }
+    tracing::info!("the relay ends; what is steered to it is dropped until it comes back");
+    notify(sd_notify::NotifyState::Stopping);
+    let socket = metrics::socket(&config.folder);
+    if let Err(error) = std::fs::remove_file(&socket) {
+        tracing::warn!(%error, "removing the socket for metrics failed");
+    }
+    Ok(())
+}
+
+/// What both roles have.
+struct Base<'a> {
+    config: &'a Config,
+    store: Store,
+    metrics: Arc<Metrics>,
+    report: Report,
+}
+
+impl Base<'_> {
+    fn start_deliver(
+        &self,
+        deliver: &Deliver,
+        sockets: Vec<(TcpListener, UdpSocket)>,
+    ) -> Result<(), ServiceError> {
+        let limits = self.config.limits.clone();
+        let destination = Arc::new(Destination {
+            deliver: deliver.clone(),
+            connections: Quota::new(limits.connections_per_sender),
+            flows: Quota::new(limits.flows_per_sender),
+            limits,
+            store: self.store.clone(),
+            metrics: self.metrics.clone(),
+            report: self.report.clone(),
+        });
+        for (tcp, udp) in sockets {
+            let listener = tokio::net::TcpListener::from_std(tcp).map_err(failed("listen"))?;
+            tokio::spawn(deliver::serve_tls(destination.clone(), listener));
+            let credentials = self.store.current()?;
+            let server = quinn::ServerConfig::with_crypto(credentials.quic_server.clone());
+            let endpoint = endpoint(udp, Some(server))?;
+            tokio::spawn(deliver::serve_quic(destination.clone(), endpoint));
+        }
+        Ok(())
+    }
+
+    fn start_egress(
+        &self,
+        egress: &Egress,
+        sockets: Vec<(Entrance, TcpListener, UdpSocket)>,
+    ) -> Result<(), ServiceError> {
+        let limits = self.config.limits.clone();
+        let mut links = Vec::new();
+        for peer in &egress.peers {
+            let any: IpAddr = if peer.address.is_ipv4() {
+                Ipv4Addr::UNSPECIFIED.into()
+            } else {
+                Ipv6Addr::UNSPECIFIED.into()
+            };
+            let socket = quic_socket(SocketAddr::new(any, 0)).map_err(failed("open a socket"))?;
+            links.push(Arc::new(Link::new(
+                peer.clone(),
+                endpoint(socket, None)?,
+                self.store.clone(),
+                limits.clone(),
+                self.metrics.clone(),
+            )));
+        }
+        let host = Arc::new(Host {
+            senders: Senders::new(egress),
+            connections: Quota::new(limits.connections_per_sender),
+            flows: Quota::new(limits.flows_per_sender),
+            limits,
+            links,
+            metrics: self.metrics.clone(),
+            report: self.report.clone(),
+            egress: egress.clone(),
+        });
+        let flows = Arc::new(Flows::new());
+        for (via, link) in host.links.iter().enumerate() {
+            let (link, host, flows) = (link.clone(), host.clone(), flows.clone());
+            let seed = egress.seed;
+            tokio::spawn(async move {
+                link.keep(seed, |incoming| {
+                    egress::udp::answer(host.clone(), flows.clone(), via, incoming)
+                })
+                .await;
+            });
+        }
+        if let Some(daemon) = egress.daemon.clone() {
+            let host = host.clone();
+            tokio::spawn(async move { host.senders.keep(&daemon).await });
+        }
+        for (entrance, tcp, udp) in sockets {
+            tokio::spawn(egress::tcp::serve(host.clone(), tcp, entrance));
+            tokio::spawn(egress::udp::serve(
+                host.clone(),
+                flows.clone(),
+                udp,
+                entrance,
+            ));
+        }
+        tokio::spawn(async move { flows.keep(&host).await });
+        Ok(())
+    }
+}
+
+fn endpoint(
+    socket: UdpSocket,
+    server: Option<quinn::ServerConfig>,
+) -> Result<quinn::Endpoint, ServiceError> {
+    let runtime = Arc::new(quinn::TokioRuntime);
+    quinn::Endpoint::new(quinn::EndpointConfig::default(), server, socket, runtime)
+        .map_err(failed("start QUIC"))
+}
+
+/// Steers anew when a cgroup was deleted and made again: it is another one then.
+async fn keep_steering(egress: Egress) {
+    let mut known = steering::cgroups(&egress).ok();
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let now = steering::cgroups(&egress).ok();
+        // While one is missing, nobody is in it.
+        if now == known || now.is_none() {
+            continue;
+        }
+        match steering::apply(&egress) {
+            Ok(()) => {
+                tracing::info!("a cgroup was made anew; its traffic is steered here");
+                known = now;
+            }
+            Err(error) => tracing::error!(%error, "a cgroup was made anew"),
+        }
+    }
+}
+
+/// Tells systemd, if it asked.
+fn notify(state: sd_notify::NotifyState) {
+    if let Err(error) = sd_notify::notify(false, &[state]) {
+        tracing::warn!(%error, "systemd couldn't be told how the relay is");
+    }
+}

@@ -1,0 +1,545 @@
+//! What the kernel is told, so that chosen packets come to our sockets and go nowhere else.
+//!
+//! One nftables table, some routing rules, and two routing tables of one route each; nothing per sandbox:
+//!
+//! | where | what |
+//! |---|---|
+//! | chain `prerouting` | packets of slots, after their own address translation: those to be redirected get a mark and our socket, and are dropped if there is none |
+//! | chain `output` | packets of this host's identities and cgroups: those to be redirected get a mark |
+//! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
+//! | rules by source and destination | what isn't marked may not leave: the eBPF data path hands such packets to the host's stack, and a host whose nftables were flushed refuses them |
+//!
+//! All of it stays when the relay ends. [`apply`] changes it in one step, [`clear`] takes it away.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+use ipnet::IpNet;
+use sandwire_kernel_net::{
+    interface,
+    netlink::{Request, Socket},
+    nft::{
+        self, Batch, Chain, ChainKind, Direction, Element, Family, Field, Hook, Key, KeyPart,
+        Policy, RELAY_MARK_MASK, Rule, Set, SetKind,
+    },
+    routing_rule::{self, Fate, RoutingRule, Version},
+};
+
+use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
+
+/// Name of the table.
+pub const TABLE: &str = "sandwire-relay";
+/// Routing table by which marked packets are the host's own.
+pub const TABLE_LOCAL: u32 = 53_570;
+/// Routing table by which nothing leaves.
+pub const TABLE_PROHIBITED: u32 = 53_571;
+
+/// Mark of packets that were looked at and may go their way.
+const MARK_PASS: u32 = nft::RELAY_MARK_FIRST - MARK_STEP;
+const MARK_STEP: u32 = 1 << 24;
+const PRIORITY_LOCAL: u32 = 5300;
+const PRIORITY_PROHIBITED: u32 = 5301;
+/// `mangle`: after connection tracking and slots' own checks, before addresses of the host's are translated.
+const PRIORITY: i32 = -150;
+
+const PREROUTING: &str = "prerouting";
+const OUTPUT: &str = "output";
+const TAKE: &str = "take";
+const GIVE: &str = "give";
+
+/// Why the kernel isn't told.
+#[derive(Debug, thiserror::Error)]
+pub enum SteeringError {
+    /// It refuses.
+    #[error("steer traffic to the relay: {0}")]
+    Kernel(#[from] sandwire_kernel_net::Error),
+    /// A cgroup isn't there, or isn't one.
+    #[error("steer traffic of the cgroup {path}: {source}")]
+    Cgroup {
+        /// Its folder.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A pair of sockets, TCP and UDP of both versions, to which packets are given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entrance {
+    /// Port on the loopback.
+    pub(crate) port: u16,
+    /// Mark of its packets.
+    mark: u32,
+    /// The sender whose alone it is, by its place; without one, senders are known by address.
+    pub(crate) sender: Option<usize>,
+}
+
+impl Entrance {
+    /// Where its sockets listen.
+    pub(crate) fn addresses(self) -> [SocketAddr; 2] {
+        [
+            IpAddr::from(Ipv4Addr::LOCALHOST),
+            Ipv6Addr::LOCALHOST.into(),
+        ]
+        .map(|ip| SocketAddr::new(ip, self.port))
+    }
+}
+
+/// The entrances of a configuration: one for all senders with addresses, and one for each cgroup.
+pub(crate) fn entrances(egress: &Egress) -> Vec<Entrance> {
+    let cgroups = egress.senders.iter().enumerate();
+    let cgroups = cgroups.filter(|(_, sender)| matches!(sender.origin, Origin::Cgroup(_)));
+    std::iter::once(None)
+        .chain(cgroups.map(|(index, _)| Some(index)))
+        .zip(0_u16..)
+        .map(|(sender, number)| Entrance {
+            port: egress.listen_port + number,
+            mark: nft::RELAY_MARK_FIRST + u32::from(number) * MARK_STEP,
+            sender,
+        })
+        .collect()
+}
+
+/// A cgroup as rules name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CgroupNumber {
+    id: u64,
+    depth: u32,
+}
+
+/// The cgroups of a configuration, in the order of their entrances.
+pub(crate) fn cgroups(egress: &Egress) -> Result<Vec<CgroupNumber>, SteeringError> {
+    let paths = egress
+        .senders
+        .iter()
+        .filter_map(|sender| match &sender.origin {
+            Origin::Cgroup(path) => Some(path),
+            _ => None,
+        });
+    paths
+        .map(|path| {
+            cgroup_number(path).map_err(|source| SteeringError::Cgroup {
+                path: path.clone(),
+                source,
+            })
+        })
+        .collect()
+}
+
+fn cgroup_number(path: &Path) -> io::Result<CgroupNumber> {
+    let path = path.canonicalize()?;
+    if !path.join("cgroup.procs").exists() || !path.join("cgroup.type").exists() {
+        let reason = "it is no cgroup of version 2 below the root of the hierarchy";
+        return Err(io::Error::other(reason));
+    }
+    let found = path.metadata()?;
+    let mut depth = 0;
+    for folder in path.ancestors() {
+        let parent = folder.parent().map(Path::metadata).transpose()?;
+        if parent.is_none_or(|parent| parent.dev() != found.dev()) {
+            break;
+        }
+        depth += 1;
+    }
+    Ok(CgroupNumber {
+        id: found.ino(),
+        depth,
+    })
+}
+
+/// What one redirect is for one IP version.
+struct Part<'a> {
+    redirect: &'a Redirect,
+    family: Family,
+    /// Sources of packets that come in.
+    forwarded: Vec<IpNet>,
+    /// Sources of the host's own packets.
+    own: Vec<IpNet>,
+    to: Vec<IpNet>,
+    name: String,
+}
+
+fn parts(egress: &Egress) -> Vec<Part<'_>> {
+    let mut parts = Vec::new();
+    for (redirect, number) in egress.redirects.iter().zip(1..) {
+        let mut forwarded = redirect.from.clone();
+        let mut own = Vec::new();
+        for sender in &redirect.senders {
+            match &egress.senders[*sender].origin {
+                Origin::Forwarded(prefixes) => forwarded.extend(prefixes),
+                Origin::Identity(prefixes) => own.extend(prefixes),
+                Origin::Cgroup(_) => {}
+            }
+        }
+        for family in Family::ALL {
+            let version = if family == Family::Ipv4 { 4 } else { 6 };
+            parts.push(Part {
+                redirect,
+                family,
+                forwarded: of_family(&forwarded, family),
+                own: of_family(&own, family),
+                to: of_family(&redirect.to, family),
+                name: format!("{number}_{version}"),
+            });
+        }
+    }
+    parts
+}
+
+/// The prefixes of a family, without those that lie in others: the kernel takes no elements that overlap.
+fn of_family(prefixes: &[IpNet], family: Family) -> Vec<IpNet> {
+    let is_v4 = family == Family::Ipv4;
+    let of_family = prefixes
+        .iter()
+        .copied()
+        .filter(|prefix| matches!(prefix, IpNet::V4(_)) == is_v4)
+        .collect();
+    IpNet::aggregate(&of_family)
+}
+
+impl Part<'_> {
+    fn source(&self) -> KeyPart {
+        KeyPart::Address(self.family, Direction::Source)
+    }
+
+    fn destination(&self) -> KeyPart {
+        KeyPart::Address(self.family, Direction::Destination)
+    }
+
+    fn address(&self) -> Field {
+        Field::Address(self.family)
+    }
+
+    /// Destinations, protocols and ports that are redirected, behind what a key begins with.
+    fn ends(&self, start: &Key) -> Vec<Element> {
+        let mut elements = Vec::new();
+        for to in &self.to {
+            for protocol in Protocol::ALL {
+                if !self.redirect.protocols.contains(&protocol) {
+                    continue;
+                }
+                for ports in merged(&self.redirect.ports) {
+                    let key = start
+                        .clone()
+                        .prefix(*to)
+                        .protocol(number(protocol))
+                        .ports(ports.first, ports.last);
+                    elements.push(Element::ranges(key));
+                }
+            }
+        }
+        elements
+    }
+
+    /// A set of sources with destinations, and with all that has to fit besides.
+    fn add_flows(&self, batch: &mut Batch<'_>, kind: &str, sources: &[IpNet]) -> String {
+        let name = format!("{kind}{}", self.name);
+        let key = [self.address(), self.address(), Field::Protocol, Field::Port];
+        add_set(batch, &name, &key);
+        let elements = sources
+            .iter()
+            .flat_map(|source| self.ends(&Key::default().prefix(*source)));
+        batch.add_elements(&name, &elements.collect::<Vec<_>>());
+        name
+    }
+
+    /// A set of sources with destinations alone.
+    fn add_pairs(&self, batch: &mut Batch<'_>, kind: &str, sources: &[IpNet]) -> String {
+        let name = format!("{kind}{}", self.name);
+        add_set(batch, &name, &[self.address(), self.address()]);
+        let elements = sources.iter().flat_map(|source| {
+            self.to
+                .iter()
+                .map(|to| Element::ranges(Key::default().prefix(*source).prefix(*to)))
+        });
+        batch.add_elements(&name, &elements.collect::<Vec<_>>());
+        name
+    }
+
+    fn flow_key(&self) -> [KeyPart; 4] {
+        [
+            self.source(),
+            self.destination(),
+            KeyPart::Protocol,
+            KeyPart::DestinationPort,
+        ]
+    }
+
+    fn write_forwarded(&self, batch: &mut Batch<'_>) {
+        if self.forwarded.is_empty() || self.to.is_empty() {
+            return;
+        }
+        let flows = self.add_flows(batch, "from", &self.forwarded);
+        let pairs = self.add_pairs(batch, "from_pairs", &self.forwarded);
+        let taken = Rule::new().key_in(&self.flow_key(), &flows);
+        batch.add_rule(PREROUTING, &taken.jump(TAKE));
+        let rest = Rule::new().key_in(&[self.source(), self.destination()], &pairs);
+        batch.add_rule(PREROUTING, &self.rest(rest));
+    }
+
+    fn write_own(&self, batch: &mut Batch<'_>, mark: u32) {
+        if self.own.is_empty() || self.to.is_empty() {
+            return;
+        }
+        let flows = self.add_flows(batch, "own", &self.own);
+        let taken = Rule::new().key_in(&self.flow_key(), &flows);
+        batch.add_rule(OUTPUT, &taken.set_mark(mark, RELAY_MARK_MASK).accept());
+        if self.redirect.takes_all() {
+            let pairs = self.add_pairs(batch, "own_pairs", &self.own);
+            let rest = Rule::new().key_in(&[self.source(), self.destination()], &pairs);
+            batch.add_rule(OUTPUT, &self.rest(rest));
+        }
+    }
+
+    fn write_cgroups(&self, batch: &mut Batch<'_>, cgroups: &[(CgroupNumber, Entrance)]) {
+        let of_redirect = |entrance: &Entrance| {
+            let sender = entrance.sender;
+            sender.is_some_and(|sender| self.redirect.senders.contains(&sender))
+        };
+        let wanted: Vec<_> = cgroups
+            .iter()
+            .filter(|(_, entrance)| of_redirect(entrance))
+            .collect();
+        if wanted.is_empty() || self.to.is_empty() {
+            return;
+        }
+        let flows = format!("to{}", self.name);
+        add_set(
+            batch,
+            &flows,
+            &[self.address(), Field::Protocol, Field::Port],
+        );
+        batch.add_elements(&flows, &self.ends(&Key::default()));
+        let all = format!("to_all{}", self.name);
+        add_set(batch, &all, &[self.address()]);
+        let destinations: Vec<Element> =
+            self.to.iter().copied().flat_map(Element::prefix).collect();
+        batch.add_elements(&all, &destinations);
+        for (cgroup, entrance) in wanted {
+            let of_cgroup = || Rule::new().socket_cgroup(cgroup.id, cgroup.depth);
+            let key = [
+                self.destination(),
+                KeyPart::Protocol,
+                KeyPart::DestinationPort,
+            ];
+            let taken = of_cgroup().key_in(&key, &flows);
+            let taken = taken.set_mark(entrance.mark, RELAY_MARK_MASK).accept();
+            batch.add_rule(OUTPUT, &taken);
+            if self.redirect.takes_all() {
+                let rest = of_cgroup().key_in(&[self.destination()], &all);
+                batch.add_rule(OUTPUT, &self.rest(rest));
+            }
+        }
+    }
+
+    /// What becomes of packets between redirected addresses that the relay doesn't take.
+    fn rest(&self, rule: Rule) -> Rule {
+        if self.redirect.takes_all() {
+            let rule = rule.comment("neither TCP nor UDP, though all is redirected");
+            return rule.counter().drop();
+        }
+        rule.set_mark(MARK_PASS, RELAY_MARK_MASK)
+    }
+
+    /// Rules by which nothing of it leaves unmarked.
+    fn prohibitions(&self) -> Vec<RoutingRule> {
+        let version = match self.family {
+            Family::Ipv4 => Version::V4,
+            Family::Ipv6 => Version::V6,
+        };
+        let mut protocols = vec![None];
+        if !self.redirect.takes_all() {
+            let some = self.redirect.protocols.iter();
+            protocols = some
+                .map(|protocol| Some(number(*protocol).number()))
+                .collect();
+        }
+        let mut rules = Vec::new();
+        for from in &self.forwarded {
+            for to in &self.to {
+                for protocol in &protocols {
+                    let mut rule = RoutingRule::new(version, PRIORITY_PROHIBITED, TABLE_PROHIBITED);
+                    // A prefix of length 0 is no condition, and isn't listed as one.
+                    rule.from = Some(*from).filter(|prefix| prefix.prefix_len() > 0);
+                    rule.to = Some(*to).filter(|prefix| prefix.prefix_len() > 0);
+                    rule.protocol = *protocol;
+                    rule.mark = Some((0, RELAY_MARK_MASK));
+                    rules.push(rule);
+                }
+            }
+        }
+        rules
+    }
+}
+
+fn add_set(batch: &mut Batch<'_>, name: &str, key: &[Field]) {
+    let kind = SetKind::Ranges;
+    batch.add_set(&Set { name, kind, key });
+}
+
+fn number(protocol: Protocol) -> nft::Protocol {
+    match protocol {
+        Protocol::Tcp => nft::Protocol::Tcp,
+        Protocol::Udp => nft::Protocol::Udp,
+    }
+}
+
+/// Ranges of ports, joined where they overlap.
+fn merged(ports: &[PortRange]) -> Vec<PortRange> {
+    let mut sorted = ports.to_vec();
+    sorted.sort_by_key(|range| (range.first, range.last));
+    let mut joined: Vec<PortRange> = Vec::new();
+    for range in sorted {
+        match joined.last_mut() {
+            Some(last) if range.first <= last.last => last.last = last.last.max(range.last),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// Writes the whole table.
+fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[CgroupNumber]) {
+    batch.recreate_table();
+    for (name, kind, hook) in [
+        (PREROUTING, ChainKind::Filter, Hook::Prerouting),
+        (OUTPUT, ChainKind::Route, Hook::Output),
+    ] {
+        batch.add_chain(&Chain::Base {
+            name,
+            kind,
+            hook,
+            priority: PRIORITY,
+            policy: Policy::Accept,
+        });
+    }
+    batch.add_chain(&Chain::Regular(TAKE));
+    batch.add_chain(&Chain::Regular(GIVE));
+    let entrances = entrances(egress);
+    let of_addresses = entrances[0].mark;
+    for entrance in &entrances {
+        let is_marked = || Rule::new().mark_is(entrance.mark, RELAY_MARK_MASK);
+        let came_back = is_marked().interface(Direction::Source, "lo");
+        batch.add_rule(PREROUTING, &came_back.jump(GIVE));
+        for address in entrance.addresses() {
+            batch.add_rule(GIVE, &is_marked().give_to_socket(address).accept());
+        }
+    }
+    let without = Rule::new().comment("no relay takes it");
+    batch.add_rule(GIVE, &without.counter().drop());
+    let elsewhere = Rule::new().comment("foreign source").from_elsewhere();
+    batch.add_rule(TAKE, &elsewhere.counter().drop());
+    let marked = Rule::new().set_mark(of_addresses, RELAY_MARK_MASK);
+    batch.add_rule(TAKE, &marked.jump(GIVE));
+    let cgroups: Vec<_> = cgroups
+        .iter()
+        .copied()
+        .zip(entrances.iter().skip(1).copied())
+        .collect();
+    for part in parts(egress) {
+        part.write_forwarded(batch);
+        part.write_own(batch, of_addresses);
+        part.write_cgroups(batch, &cgroups);
+    }
+}
+
+/// Tells the kernel what is to come to our sockets; nothing of it can leave otherwise from then on.
+///
+/// # Errors
+/// The kernel refuses, or a cgroup isn't there. What was told before holds then, or some of both.
+pub fn apply(egress: &Egress) -> Result<(), SteeringError> {
+    let cgroups = cgroups(egress)?;
+    let mut socket = Socket::route()?;
+    let loopback = interface::find(&mut socket, "lo")?
+        .ok_or_else(|| sandwire_kernel_net::Error::missing_interface("lo"))?
+        .index;
+    let mut routes = Request::new();
+    for version in Version::ALL {
+        routing_rule::set_default(&mut routes, version, TABLE_LOCAL, Fate::Local(loopback));
+        routing_rule::set_default(&mut routes, version, TABLE_PROHIBITED, Fate::Prohibited);
+    }
+    socket.execute(routes)?;
+    let marks = entrances(egress).into_iter().flat_map(|entrance| {
+        Version::ALL.map(|version| {
+            let mut rule = RoutingRule::new(version, PRIORITY_LOCAL, TABLE_LOCAL);
+            rule.mark = Some((entrance.mark, RELAY_MARK_MASK));
+            rule
+        })
+    });
+    let prohibitions = parts(egress)
+        .into_iter()
+        .flat_map(|part| part.prohibitions());
+    let wanted: Vec<RoutingRule> = marks.chain(prohibitions).collect();
+    let there = listed(&mut socket)?;
+    let mut additions = Request::new();
+    for (index, rule) in wanted.iter().enumerate() {
+        if !there.contains(rule) && !wanted[..index].contains(rule) {
+            rule.add(&mut additions);
+        }
+    }
+    socket.execute(additions)?;
+    let mut batch = Batch::new(TABLE);
+    write(&mut batch, egress, &cgroups);
+    batch.commit(&mut Socket::netfilter()?)?;
+    // Last, as before that the old table may need them.
+    let mut removals = Request::new();
+    for rule in there.iter().filter(|rule| !wanted.contains(rule)) {
+        rule.delete(&mut removals);
+    }
+    Ok(socket.execute(removals)?)
+}
+
+fn listed(socket: &mut Socket) -> Result<Vec<RoutingRule>, SteeringError> {
+    let mut rules = routing_rule::list(socket, TABLE_LOCAL)?;
+    rules.extend(routing_rule::list(socket, TABLE_PROHIBITED)?);
+    Ok(rules)
+}
+
+/// Takes it all away: what was redirected leaves as it is from then on.
+///
+/// # Errors
+/// What the kernel refuses to remove; the rest is gone.
+pub fn clear() -> Result<(), Vec<SteeringError>> {
+    let mut errors: Vec<SteeringError> = Vec::new();
+    let remove_table = || -> Result<(), SteeringError> {
+        let mut batch = Batch::new(TABLE);
+        // One that isn't there can't be deleted.
+        batch.add_table();
+        batch.delete_table();
+        Ok(batch.commit(&mut Socket::netfilter()?)?)
+    };
+    errors.extend(remove_table().err());
+    let remove_routes = || -> Result<(), SteeringError> {
+        let mut socket = Socket::route()?;
+        let mut request = Request::new();
+        for rule in listed(&mut socket)? {
+            rule.delete(&mut request);
+        }
+        socket.execute(request)?;
+        let mut request = Request::new();
+        for version in Version::ALL {
+            for table in [TABLE_LOCAL, TABLE_PROHIBITED] {
+                routing_rule::delete_default(&mut request, version, table);
+            }
+        }
+        let failures = socket.execute_all(request);
+        // ESRCH: there was none.
+        let failed = failures
+            .into_iter()
+            .map(|(_, error)| error)
+            .find(|error| error.errno() != Some(NO_SUCH_ROUTE));
+        failed.map_or(Ok(()), |error| Err(error.into()))
+    };
+    errors.extend(remove_routes().err());
+    if errors.is_empty() {
+        Ok(())
+    } else {
+        Err(errors)
+    }
+}
+
+const NO_SUCH_ROUTE: i32 = 3;

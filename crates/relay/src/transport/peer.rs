@@ -1,0 +1,273 @@
+//! A peer as the host's side sees it: a channel for datagrams that is made again when it is gone, and streams.
+
+use std::{
+    collections::hash_map::DefaultHasher,
+    hash::Hasher,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use super::{
+    TransportError,
+    channel::{self, Incoming, Outgoing},
+    connect_quic, connect_tls, io_error, quic_error,
+};
+use crate::{
+    config::{Limits, Peer, Transport},
+    credentials::{Life, Store},
+    metrics::Metrics,
+    pump::{Secure, SecureReader, SecureWriter},
+    wire::{Answer, Opening},
+};
+
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How often QUIC is tried again while TLS does its work.
+const QUIC_RETRY: Duration = Duration::from_secs(60);
+
+/// A peer.
+pub(crate) struct Link {
+    pub(crate) peer: Peer,
+    endpoint: quinn::Endpoint,
+    store: Store,
+    limits: Limits,
+    metrics: Arc<Metrics>,
+    current: watch::Sender<Option<Outgoing>>,
+}
+
+/// A channel that has just been made.
+type Made = (Outgoing, Incoming, Life);
+
+impl Link {
+    pub(crate) fn new(
+        peer: Peer,
+        endpoint: quinn::Endpoint,
+        store: Store,
+        limits: Limits,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self {
+            peer,
+            endpoint,
+            store,
+            limits,
+            metrics,
+            current: watch::Sender::new(None),
+        }
+    }
+
+    /// Where datagrams go now, if the peer is there.
+    pub(crate) fn outgoing(&self) -> Option<Outgoing> {
+        self.current.borrow().clone()
+    }
+
+    /// Keeps a channel for datagrams, for ever. `receive` is called with each new one and returns when it is gone.
+    pub(crate) async fn keep<F: Future<Output = String>>(
+        &self,
+        seed: u64,
+        receive: impl Fn(Incoming) -> F,
+    ) {
+        let mut random = Random::new(seed, &self.peer.name);
+        let mut pause = PAUSE_MIN;
+        let mut made = None;
+        loop {
+            let attempt = match made.take() {
+                Some(made) => Ok(made),
+                None => self.make().await,
+            };
+            match attempt {
+                Ok((outgoing, incoming, life)) => {
+                    let since = Instant::now();
+                    self.metrics.sessions.add(1);
+                    let kind = outgoing.kind();
+                    tracing::info!(peer = %self.peer.name, kind, "the peer is there");
+                    let is_fallback = kind == "TLS" && self.peer.transport == Transport::Auto;
+                    self.current.send_replace(Some(outgoing.clone()));
+                    let reason = tokio::select! {
+                        reason = receive(incoming) => reason,
+                        reason = life.end() => reason,
+                        better = self.wait_for_quic(), if is_fallback => {
+                            made = Some(better);
+                            "QUIC gets through now".to_owned()
+                        }
+                    };
+                    self.current.send_replace(None);
+                    outgoing.close();
+                    // A peer that refuses us says so only after it was connected.
+                    if since.elapsed() > PAUSE_MAX {
+                        pause = PAUSE_MIN;
+                    }
+                    tracing::warn!(peer = %self.peer.name, %reason, "the channel to the peer has ended");
+                }
+                Err(error) => {
+                    self.metrics.sessions_failed.add(1);
+                    tracing::warn!(peer = %self.peer.name, %error, "the peer can't be reached");
+                }
+            }
+            if made.is_none() {
+                sleep(pause.mul_f64(random.between_half_and_one())).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+        }
+    }
+
+    async fn make(&self) -> Result<Made, TransportError> {
+        if self.peer.transport != Transport::Tls {
+            match self.make_quic().await {
+                Err(error) if self.peer.transport == Transport::Auto => {
+                    tracing::info!(peer = %self.peer.name, %error, "no QUIC; TLS is tried");
+                }
+                other => return other,
+            }
+        }
+        let (mut stream, life) = connect_tls(&self.peer, &self.store, &self.limits).await?;
+        let address = self.peer.address;
+        stream
+            .write_all(&Opening::Datagrams.encode())
+            .await
+            .map_err(io_error("write to", address))?;
+        stream
+            .flush()
+            .await
+            .map_err(io_error("write to", address))?;
+        // Only now is it known that the peer takes our certificate.
+        let answer = timeout(self.limits.connect, stream.read_u8())
+            .await
+            .map_err(|_| TransportError::TimedOut(address))?
+            .map_err(io_error("read from", address))?;
+        Answer::decode(answer)?;
+        let (outgoing, incoming) = channel::over_tls(stream, self.limits.datagram_queue_bytes);
+        Ok((outgoing, incoming, life))
+    }
+
+    async fn make_quic(&self) -> Result<Made, TransportError> {
+        let (connection, life) =
+            connect_quic(&self.endpoint, &self.peer, &self.store, &self.limits).await?;
+        let incoming = Incoming::Quic(connection.clone());
+        Ok((Outgoing::Quic(connection), incoming, life))
+    }
+
+    async fn wait_for_quic(&self) -> Made {
+        loop {
+            sleep(QUIC_RETRY).await;
+            if let Ok(made) = self.make_quic().await {
+                return made;
+            }
+        }
+    }
+
+    /// Opens a stream for a TCP connection, up to the peer's answer.
+    pub(crate) async fn open(&self, opening: &Opening) -> Result<(Secure, Answer), TransportError> {
+        let address = self.peer.address;
+        let mut secure = if self.peer.transport == Transport::Quic {
+            self.open_quic().await?
+        } else {
+            let made = connect_tls(&self.peer, &self.store, &self.limits).await;
+            let (stream, life) = made.inspect_err(|_| self.metrics.sessions_failed.add(1))?;
+            self.metrics.sessions.add(1);
+            let (reader, writer) = tokio::io::split(stream);
+            Secure {
+                reader: SecureReader::Tls(reader),
+                writer: SecureWriter::Tls(writer),
+                life,
+            }
+        };
+        let ask = async {
+            secure.writer.write_all(&opening.encode()).await?;
+            secure.writer.flush().await?;
+            secure.reader.read_u8().await
+        };
+        // The peer itself may wait for the destination.
+        let answer = timeout(self.limits.connect * 2, ask)
+            .await
+            .map_err(|_| TransportError::TimedOut(address))?
+            .map_err(io_error("open a stream to", address))?;
+        Ok((secure, Answer::decode(answer)?))
+    }
+
+    async fn open_quic(&self) -> Result<Secure, TransportError> {
+        let address = self.peer.address;
+        let mut changes = self.current.subscribe();
+        let is_there = changes.wait_for(Option::is_some);
+        let found = timeout(self.limits.connect, is_there)
+            .await
+            .map_err(|_| TransportError::TimedOut(address))?
+            .map(|found| found.clone())
+            .map_err(quic_error("open a stream to", address))?;
+        let Some(Outgoing::Quic(connection)) = found else {
+            return Err(TransportError::TimedOut(address));
+        };
+        let (writer, reader) = connection
+            .open_bi()
+            .await
+            .map_err(quic_error("open a stream to", address))?;
+        let credentials = self.store.current()?;
+        let chain = super::quic_chain(&connection);
+        Ok(Secure {
+            reader: SecureReader::Quic(reader),
+            writer: SecureWriter::Quic(writer),
+            life: Life::of_server(&self.store, &credentials, &chain, &self.peer.server_name),
+        })
+    }
+}
+
+impl Outgoing {
+    fn kind(&self) -> &'static str {
+        match self {
+            Self::Quic(_) => "QUIC",
+            Self::Tls(_) => "TLS",
+        }
+    }
+
+    fn close(&self) {
+        if let Self::Quic(connection) = self {
+            connection.close(quinn::VarInt::from_u32(0), b"");
+        }
+    }
+}
+
+/// Numbers for pauses, the same for the same seed and name.
+struct Random(u64);
+
+impl Random {
+    fn new(seed: u64, name: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(name.as_bytes());
+        Self(seed ^ hasher.finish())
+    }
+
+    /// SplitMix64's next number, as a factor.
+    fn between_half_and_one(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let upper = u32::try_from((mixed ^ (mixed >> 31)) >> 32).unwrap_or(u32::MAX);
+        0.5 + f64::from(upper) / f64::from(u32::MAX) / 2.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_differ_and_are_the_same_for_a_seed() {
+        let draw = |seed, name| {
+            let mut random = Random::new(seed, name);
+            [(); 8].map(|()| random.between_half_and_one())
+        };
+        let first = draw(1, "paris");
+        assert!(first.iter().all(|factor| (0.5..=1.0).contains(factor)));
+        assert!(first.windows(2).all(|pair| pair[0] != pair[1]));
+        assert_eq!(first, draw(1, "paris"));
+        assert_ne!(first, draw(2, "paris"));
+        assert_ne!(first, draw(1, "rome"));
+    }
+}

@@ -1,0 +1,300 @@
+//! The relay as a user runs it, between namespaces that play a sandbox, its host, the peer relay's host and the
+//! destination beyond; what is on the wire between the two hosts is captured.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+mod stage;
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{IpAddr, Shutdown, SocketAddr, TcpStream, UdpSocket},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use sandwire_testlab::{host::ECHO_PORT, lab, namespace::command_in};
+use stage::{DESTINATIONS, MARKER, Stage, wait_for};
+
+const DEADLINE: Duration = Duration::from_secs(600);
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection that is half closed by the caller, and answered until its end.
+fn half_close(server: SocketAddr) {
+    let mut stream = TcpStream::connect_timeout(&server, PATIENCE).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(stream.peer_addr().unwrap(), server);
+    let sent: Vec<u8> = MARKER.repeat(20_000).into_bytes();
+    let mut writer = stream.try_clone().unwrap();
+    let copy = sent.clone();
+    let thread = std::thread::spawn(move || {
+        writer.write_all(&copy).unwrap();
+        writer.shutdown(Shutdown::Write).unwrap();
+    });
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    thread.join().unwrap();
+    assert!(answer == sent, "{} bytes of {}", answer.len(), sent.len());
+}
+
+/// Sends until an answer comes: datagrams may be lost while a peer is being connected.
+fn ask(socket: &UdpSocket, server: SocketAddr, payload: &[u8]) {
+    let deadline = Instant::now() + PATIENCE;
+    let mut answer = vec![0; 65_536];
+    socket
+        .set_read_timeout(Some(Duration::from_secs(1)))
+        .unwrap();
+    loop {
+        socket.send_to(payload, server).unwrap();
+        match socket.recv_from(&mut answer) {
+            Ok((length, from)) => {
+                assert_eq!(from, server);
+                assert!(answer[..length] == *payload, "{length} bytes");
+                return;
+            }
+            Err(error) if Instant::now() > deadline => panic!("no answer from {server}: {error}"),
+            Err(_) => {}
+        }
+    }
+}
+
+/// One socket speaks with several destinations, with small and large datagrams.
+fn datagrams(servers: &[SocketAddr]) {
+    let any: IpAddr = if servers[0].is_ipv4() {
+        "0.0.0.0".parse().unwrap()
+    } else {
+        "::".parse().unwrap()
+    };
+    for length in [MARKER.len(), 1400, 20_000] {
+        let socket = UdpSocket::bind((any, 0)).unwrap();
+        let payload: Vec<u8> = MARKER.bytes().cycle().take(length).collect();
+        for server in servers {
+            ask(&socket, *server, &payload);
+        }
+    }
+}
+
+fn fetch(stage: &Stage) {
+    for destination in DESTINATIONS {
+        let host = SocketAddr::new(destination.parse().unwrap(), 8080);
+        let url = format!("http://{host}/page");
+        let page = stage
+            .in_box(&format!("curl -sS --max-time 60 {url}"))
+            .unwrap();
+        assert_eq!(page, MARKER);
+    }
+}
+
+fn everything_works(stage: &Stage) {
+    fetch(stage);
+    for destination in DESTINATIONS {
+        let address: IpAddr = destination.parse().unwrap();
+        stage.inside_box(move || half_close(SocketAddr::new(address, ECHO_PORT)));
+        let servers =
+            [ECHO_PORT, stage::OTHER_ECHO_PORT].map(|port| SocketAddr::new(address, port));
+        stage.inside_box(move || datagrams(&servers));
+    }
+}
+
+fn carried(transport: &str) {
+    let mut stage = Stage::build(transport);
+    stage.start_peer();
+    stage.start_host();
+    let capture = stage.capture();
+    everything_works(&stage);
+    stage.name_is_resolved();
+    let of_cgroup = stage.in_cgroup("curl -sS --max-time 60 http://198.51.100.7:8080/page");
+    assert_eq!(of_cgroup, MARKER);
+    capture.has_nothing_in_the_clear(true);
+    let report = stage.report();
+    for wanted in [
+        r#""sender":"lab""#,
+        r#""sender":"batch""#,
+        r#""host":"host.example""#,
+        r#""destination":"198.51.100.7:8080""#,
+        r#""destination":"[2001:db8:5::7]:7""#,
+        r#""protocol":"tcp""#,
+    ] {
+        assert!(report.contains(wanted), "{wanted} is missing in {report}");
+    }
+    let metrics = stage.metrics();
+    assert!(
+        !metrics.contains("sandwire_relay_datagrams_to_destinations_total 0\n"),
+        "{metrics}"
+    );
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn tcp_in_tls_and_udp_in_quic() {
+    lab::run_within(DEADLINE, |_| carried("auto"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn both_in_quic() {
+    lab::run_within(DEADLINE, |_| carried("quic"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn both_in_tls() {
+    lab::run_within(DEADLINE, |_| carried("tls"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn without_the_relay_nothing_leaves_and_with_it_all_comes_back() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        fetch(&stage);
+        let capture = stage.capture();
+        stage.kill_host();
+        stage.nothing_is_answered();
+        // As if somebody's firewall had been loaded anew.
+        Command::new("nft")
+            .args(["flush", "ruleset"])
+            .status()
+            .unwrap();
+        stage.nothing_is_answered();
+        stage.start_host();
+        everything_works(&stage);
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
+fn cut_and_back(transport: &str) {
+    let mut stage = Stage::build(transport);
+    stage.start_peer();
+    stage.start_host();
+    let capture = stage.capture();
+    let mut stream = stage.inside_box(|| {
+        TcpStream::connect_timeout(&"198.51.100.7:7".parse().unwrap(), PATIENCE).unwrap()
+    });
+    stream.write_all(MARKER.as_bytes()).unwrap();
+    let mut answer = vec![0; MARKER.len()];
+    stream.read_exact(&mut answer).unwrap();
+    stage.kill_peer();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let cut = stream.read(&mut answer).unwrap_err();
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
+    stage.start_peer();
+    wait_for("the peer is there again", || {
+        stage
+            .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
+            .is_ok_and(|page| page == MARKER)
+    });
+    everything_works(&stage);
+    capture.has_nothing_in_the_clear(true);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_peer_that_goes_away_cuts_connections_in_tls_and_may_come_back() {
+    lab::run_within(DEADLINE, |_| cut_and_back("auto"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_peer_that_goes_away_cuts_streams_of_quic_and_may_come_back() {
+    lab::run_within(DEADLINE, |_| cut_and_back("quic"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn certificates_that_are_wrong_expired_or_missing_let_nothing_through() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        // Another name than the peer delivers for.
+        stage.certify_host("stranger.example", Duration::from_secs(3600));
+        stage.start_host();
+        let capture = stage.capture();
+        assert!(
+            stage
+                .in_box("curl -sS --max-time 20 http://198.51.100.7:8080/page")
+                .is_err()
+        );
+        wait_for("the peer says why", || {
+            stage.peer_log().contains("NotValidForName")
+        });
+        // One that is right, and expires while it is used.
+        stage.certify_host("host.example", Duration::from_secs(12));
+        wait_for("the new certificate is taken", || {
+            stage
+                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
+                .is_ok()
+        });
+        let mut stream = stage.inside_box(|| {
+            TcpStream::connect_timeout(&"198.51.100.7:7".parse().unwrap(), PATIENCE).unwrap()
+        });
+        stream.write_all(b"?").unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut answer = [0; 1];
+        stream.read_exact(&mut answer).unwrap();
+        let cut = stream.read(&mut answer).unwrap_err();
+        assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
+        assert!(
+            stage.host_log().contains("has expired"),
+            "{}",
+            stage.host_log()
+        );
+        assert!(
+            stage
+                .in_box("curl -sS --max-time 20 http://198.51.100.7:8080/page")
+                .is_err()
+        );
+        // Live again with a new one.
+        stage.certify_host("host.example", Duration::from_secs(3600));
+        wait_for("the new certificate is taken", || {
+            stage
+                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
+                .is_ok()
+        });
+        capture.has_nothing_in_the_clear(true);
+        stage.kill_host();
+        stage.remove_host_key();
+        let refused = stage.host_refuses();
+        assert!(
+            refused.contains("private key") && refused.contains("host.key"),
+            "{refused}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_isnt_redirected_goes_its_way_and_clear_ends_it() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        let before = lab.run("ip rule") + &lab.run("ip -6 rule") + &lab.run("nft list ruleset");
+        stage.start_host();
+        let page = stage
+            .in_box("curl -sS --max-time 60 http://203.0.113.9:8081/page")
+            .unwrap();
+        assert_eq!(page, MARKER);
+        stage.kill_host();
+        let output = Command::new(stage::executable())
+            .args(["relay", "clear"])
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let after = lab.run("ip rule") + &lab.run("ip -6 rule") + &lab.run("nft list ruleset");
+        assert_eq!(after, before);
+        let page = stage
+            .in_box("curl -sS --max-time 60 http://198.51.100.7:8080/page")
+            .unwrap();
+        assert_eq!(page, MARKER);
+        let box_path = stage.box_path();
+        let ping = command_in(&box_path, "ping")
+            .args(["-c", "1", "-W", "20", "198.51.100.7"])
+            .status();
+        assert!(ping.unwrap().success());
+    });
+}

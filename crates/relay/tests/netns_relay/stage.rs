@@ -1,0 +1,443 @@
+//! ```text
+//!  box                   host (the lab)                     peer                        dest
+//!  10.64.0.2 ── veth ── 10.64.0.1   203.0.113.1 ── wire ── 203.0.113.9  198.51.100.1 ── 198.51.100.7
+//!  fd64::2              fd64::1     2001:db8:1::1          2001:db8:1::9  2001:db8:5::1   2001:db8:5::7
+//! ```
+//! The host's default route leads to the peer's host, which forwards: what isn't relayed arrives too, in the clear.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant, SystemTime},
+};
+
+use sandwire_relay::keys::Authority;
+use sandwire_testlab::{
+    command,
+    host::{ECHO_PORT, serve_tcp, serve_udp},
+    namespace::{Namespace, command_in},
+    sandwire,
+};
+
+pub(crate) const MARKER: &str = "this-is-not-to-be-seen-on-the-wire";
+pub(crate) const DESTINATIONS: [&str; 2] = ["198.51.100.7", "2001:db8:5::7"];
+pub(crate) const OTHER_ECHO_PORT: u16 = 4007;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A process that is ended with its owner.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub(crate) fn executable() -> PathBuf {
+    sandwire::executable().unwrap()
+}
+
+pub(crate) fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + 2 * PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+pub(crate) struct Stage {
+    folder: PathBuf,
+    authority: Authority,
+    sandbox: Namespace,
+    peer: Namespace,
+    dest: Namespace,
+    cgroup: PathBuf,
+    host_relay: Option<Process>,
+    peer_relay: Option<Process>,
+    _servers: Vec<Process>,
+}
+
+impl Stage {
+    pub(crate) fn build(transport: &str) -> Self {
+        command::require_on_path(&["curl", "dig", "dnsmasq", "python3", "tcpdump"]).unwrap();
+        let now = SystemTime::now()
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap();
+        let folder = PathBuf::from(format!("/run/lab/relay-{}", now.as_nanos()));
+        fs::create_dir(&folder).unwrap();
+        let [sandbox, peer, dest] =
+            ["box", "peer", "dest"].map(|name| Namespace::create(name).unwrap());
+        for line in WIRES.lines().filter(|line| !line.trim().is_empty()) {
+            command::run(line).unwrap();
+        }
+        for sysctl in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+            let write = format!("echo 1 > /proc/sys/net/{sysctl}");
+            command::shell(&write).unwrap();
+            let status = command_in(&peer.path(), "sh").args(["-c", &write]).status();
+            assert!(status.unwrap().success());
+        }
+        let cgroup = hierarchy().join(format!("sandwire-test-{}", now.as_nanos()));
+        fs::create_dir(&cgroup).unwrap();
+        dest.inside(|| {
+            serve_tcp(ECHO_PORT, echo)?;
+            serve_udp(ECHO_PORT, |packet, _| packet.to_vec())?;
+            serve_udp(OTHER_ECHO_PORT, |packet, _| packet.to_vec())
+        })
+        .unwrap();
+        fs::write(folder.join("page"), MARKER).unwrap();
+        let servers = vec![
+            serve(
+                &dest,
+                &format!(
+                    "python3 -m http.server 8080 --bind :: --directory {}",
+                    folder.display()
+                ),
+            ),
+            serve(
+                &peer,
+                &format!(
+                    "python3 -m http.server 8081 --bind :: --directory {}",
+                    folder.display()
+                ),
+            ),
+            serve(
+                &dest,
+                "dnsmasq --keep-in-foreground --no-resolv --no-hosts --bind-interfaces --listen-address=198.51.100.7 \
+                 --port=53 --user=root --pid-file --address=/marker.example/192.0.2.77",
+            ),
+        ];
+        let stage = Self {
+            authority: Authority::new("tests").unwrap(),
+            folder,
+            sandbox,
+            peer,
+            dest,
+            cgroup,
+            host_relay: None,
+            peer_relay: None,
+            _servers: servers,
+        };
+        stage.configure(transport);
+        stage.wait_for_servers();
+        stage
+    }
+
+    fn wait_for_servers(&self) {
+        for (namespace, address) in [
+            (&self.dest, "198.51.100.7:8080"),
+            (&self.dest, "198.51.100.7:53"),
+            (&self.peer, "203.0.113.9:8081"),
+        ] {
+            let address = address.parse().unwrap();
+            namespace
+                .inside(move || sandwire_testlab::host::wait_for_server(address, PATIENCE))
+                .unwrap();
+        }
+    }
+
+    fn configure(&self, transport: &str) {
+        let folder = self.folder.display();
+        let tls = |name: &str| {
+            format!(
+                "folder = \"{folder}/{name}\"\nreport = \"{folder}/{name}.report\"\n[tls]\ncertificate = \"{folder}/{name}.pem\"\n\
+                 key = \"{folder}/{name}.key\"\nauthorities = \"{folder}/authority.pem\"\n[limits]\nudp_idle_seconds = 2\n"
+            )
+        };
+        let host = format!(
+            "{}[egress]\nseed = 7\n[[peer]]\nname = \"beyond\"\naddress = \"203.0.113.9:4433\"\n\
+             server_name = \"peer.example\"\ntransport = \"{transport}\"\n\
+             [[sender]]\nname = \"lab\"\naddresses = [\"10.64.0.0/24\", \"fd64::/64\"]\n\
+             [[sender]]\nname = \"batch\"\ncgroup = \"{}\"\n\
+             [[redirect]]\nsenders = [\"lab\", \"batch\"]\nto = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\nvia = \"beyond\"\n",
+            tls("host"),
+            self.cgroup.display()
+        );
+        let peer = format!(
+            "{}[deliver]\nlisten = [\"203.0.113.9:4433\"]\nclients = [\"host.example\"]\n\
+             allow = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\n",
+            tls("peer")
+        );
+        fs::write(self.folder.join("host.toml"), host).unwrap();
+        fs::write(self.folder.join("peer.toml"), peer).unwrap();
+        fs::write(
+            self.folder.join("authority.pem"),
+            self.authority.certificate(),
+        )
+        .unwrap();
+        self.certify("peer", "peer.example", Duration::from_secs(3600));
+        self.certify("host", "host.example", Duration::from_secs(3600));
+    }
+
+    fn certify(&self, file: &str, name: &str, life: Duration) {
+        let certified = self.authority.certify(name, life).unwrap();
+        for (ending, text) in [("key", certified.key), ("pem", certified.certificate)] {
+            let new = self.folder.join("new");
+            fs::write(&new, text).unwrap();
+            fs::rename(&new, self.folder.join(format!("{file}.{ending}"))).unwrap();
+        }
+    }
+
+    pub(crate) fn certify_host(&self, name: &str, life: Duration) {
+        self.certify("host", name, life);
+    }
+
+    pub(crate) fn remove_host_key(&self) {
+        fs::remove_file(self.folder.join("host.key")).unwrap();
+    }
+
+    fn relay(&self, name: &str, namespace: Option<&Path>) -> Process {
+        let log = fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.folder.join(format!("{name}.log")))
+            .unwrap();
+        let program = executable();
+        let mut command = match namespace {
+            None => Command::new(&program),
+            Some(path) => command_in(path, program.to_str().unwrap()),
+        };
+        let config = self.folder.join(format!("{name}.toml"));
+        command.args(["relay", "serve", "--config"]).arg(config);
+        let marks = |stage: &Self| stage.log(name).matches("the relay is ready").count();
+        let before = marks(self);
+        let mut process = Process(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        wait_for("the relay is ready", || {
+            assert!(
+                process.0.try_wait().unwrap().is_none(),
+                "{}",
+                self.log(name)
+            );
+            marks(self) > before
+        });
+        process
+    }
+
+    pub(crate) fn start_host(&mut self) {
+        self.host_relay = Some(self.relay("host", None));
+    }
+
+    pub(crate) fn start_peer(&mut self) {
+        self.peer_relay = Some(self.relay("peer", Some(&self.peer.path())));
+    }
+
+    pub(crate) fn kill_host(&mut self) {
+        self.host_relay = None;
+    }
+
+    pub(crate) fn kill_peer(&mut self) {
+        self.peer_relay = None;
+    }
+
+    pub(crate) fn host_refuses(&self) -> String {
+        let config = self.folder.join("host.toml");
+        let output: Output = Command::new(executable())
+            .args(["relay", "serve", "--config"])
+            .arg(config)
+            .output()
+            .unwrap();
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn log(&self, name: &str) -> String {
+        fs::read_to_string(self.folder.join(format!("{name}.log"))).unwrap_or_default()
+    }
+
+    pub(crate) fn host_log(&self) -> String {
+        self.log("host")
+    }
+
+    pub(crate) fn peer_log(&self) -> String {
+        self.log("peer")
+    }
+
+    /// The peer's report, once the last flows of datagrams have ended.
+    pub(crate) fn report(&self) -> String {
+        let read = || fs::read_to_string(self.folder.join("peer.report")).unwrap_or_default();
+        wait_for("flows end", || read().contains("\"outcome\":\"idle\""));
+        read()
+    }
+
+    pub(crate) fn metrics(&self) -> String {
+        let socket = self.folder.join("host/metrics.sock");
+        let line = format!(
+            "curl -sS --unix-socket {} http://relay/metrics",
+            socket.display()
+        );
+        command::run(&line).unwrap()
+    }
+
+    pub(crate) fn box_path(&self) -> PathBuf {
+        self.sandbox.path()
+    }
+
+    pub(crate) fn in_box(&self, line: &str) -> Result<String, String> {
+        self.sandbox
+            .run(line)
+            .map_err(|error| format!("{error:#}\n{}", self.host_log()))
+    }
+
+    pub(crate) fn inside_box<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.sandbox.inside(|| Ok(work())).unwrap()
+    }
+
+    pub(crate) fn in_cgroup(&self, line: &str) -> String {
+        let script = format!(
+            "echo 0 > {}/cgroup.procs; exec {line}",
+            self.cgroup.display()
+        );
+        command::shell(&script).unwrap_or_else(|error| panic!("{error:#}\n{}", self.host_log()))
+    }
+
+    pub(crate) fn name_is_resolved(&self) {
+        let answer = self
+            .in_box("dig +short +tries=5 +time=10 @198.51.100.7 marker.example")
+            .unwrap();
+        assert_eq!(answer.trim(), "192.0.2.77");
+    }
+
+    /// Neither TCP nor UDP nor anything else gets an answer.
+    pub(crate) fn nothing_is_answered(&self) {
+        for line in [
+            "curl -sS --max-time 3 http://198.51.100.7:8080/page",
+            "curl -sS --max-time 3 http://[2001:db8:5::7]:8080/page",
+            "dig +short +tries=1 +time=2 @198.51.100.7 marker.example",
+            "ping -c 1 -W 2 198.51.100.7",
+        ] {
+            assert!(self.sandbox.run(line).is_err(), "{line}");
+        }
+    }
+
+    pub(crate) fn capture(&self) -> Capture {
+        let file = self.folder.join("wire.pcap");
+        let mut command = Command::new("tcpdump");
+        command.args([
+            "-i",
+            "wire0",
+            "--immediate-mode",
+            "-U",
+            "-Z",
+            "root",
+            "-s",
+            "0",
+            "-w",
+        ]);
+        let log = fs::File::create(self.folder.join("tcpdump.log")).unwrap();
+        let process = Process(command.arg(&file).stderr(log).spawn().unwrap());
+        let log = self.folder.join("tcpdump.log");
+        wait_for("tcpdump listens", || {
+            fs::read_to_string(&log).is_ok_and(|text| text.contains("listening on"))
+        });
+        Capture { file, process }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.host_relay = None;
+        self.peer_relay = None;
+        let _ = Command::new(executable()).args(["relay", "clear"]).status();
+        for _ in 0..200 {
+            if fs::remove_dir(&self.cgroup).is_ok() {
+                break;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// What went over the wire.
+pub(crate) struct Capture {
+    file: PathBuf,
+    process: Process,
+}
+
+impl Capture {
+    pub(crate) fn has_nothing_in_the_clear(self, has_relayed: bool) {
+        drop(self.process);
+        let bytes = fs::read(&self.file).unwrap();
+        let marker = MARKER.as_bytes();
+        assert!(
+            !bytes.windows(marker.len()).any(|window| window == marker),
+            "the marker is on the wire"
+        );
+        let name = b"marker\x07example";
+        assert!(
+            !bytes.windows(name.len()).any(|window| window == name),
+            "the name is on the wire"
+        );
+        let read = |filter: &[&str]| {
+            let mut command = Command::new("tcpdump");
+            command.args(["-n", "-r"]).arg(&self.file).args(filter);
+            command::output_of(&mut command).unwrap()
+        };
+        // The two hosts may tell each other that a relay is away, by parts of its packets.
+        let others = read(&[
+            "not arp and not port 4433 and not (ip6 and (icmp6 or ip6[6] = 0)) \
+             and not (icmp[0] = 3 and host 203.0.113.1 and host 203.0.113.9)",
+        ]);
+        assert!(others.is_empty(), "{others}");
+        assert_eq!(!read(&["port 4433"]).is_empty(), has_relayed);
+    }
+}
+
+fn echo(mut stream: std::net::TcpStream) -> std::io::Result<()> {
+    let mut back = stream.try_clone()?;
+    std::io::copy(&mut stream, &mut back).map(drop)
+}
+
+fn serve(namespace: &Namespace, line: &str) -> Process {
+    let mut words = line.split_whitespace();
+    let mut command = command_in(&namespace.path(), words.next().unwrap());
+    let command = command
+        .args(words)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    Process(command.spawn().unwrap())
+}
+
+/// Where cgroup v2 is, with or without cgroup v1 beside it.
+fn hierarchy() -> &'static Path {
+    let beside = Path::new("/sys/fs/cgroup/unified");
+    if beside.is_dir() {
+        beside
+    } else {
+        Path::new("/sys/fs/cgroup")
+    }
+}
+
+const WIRES: &str = "
+ip link add box0 index 1000 type veth peer name eth0 netns box
+ip link add wire0 index 1001 type veth peer name wire1 netns peer
+ip -n peer link add far0 index 1002 type veth peer name eth0 netns dest
+ip address add 10.64.0.1/24 dev box0
+ip address add fd64::1/64 dev box0 nodad
+ip address add 203.0.113.1/24 dev wire0
+ip address add 2001:db8:1::1/64 dev wire0 nodad
+ip -n box address add 10.64.0.2/24 dev eth0
+ip -n box address add fd64::2/64 dev eth0 nodad
+ip -n peer address add 203.0.113.9/24 dev wire1
+ip -n peer address add 2001:db8:1::9/64 dev wire1 nodad
+ip -n peer address add 198.51.100.1/24 dev far0
+ip -n peer address add 2001:db8:5::1/64 dev far0 nodad
+ip -n dest address add 198.51.100.7/24 dev eth0
+ip -n dest address add 2001:db8:5::7/64 dev eth0 nodad
+ip link set box0 up
+ip link set wire0 up
+ip -n box link set eth0 up
+ip -n peer link set wire1 up
+ip -n peer link set far0 up
+ip -n dest link set eth0 up
+ip route add default via 203.0.113.9
+ip -6 route add default via 2001:db8:1::9
+ip -n box route add default via 10.64.0.1
+ip -n box -6 route add default via fd64::1
+ip -n peer route add 10.64.0.0/24 via 203.0.113.1
+ip -n peer -6 route add fd64::/64 via 2001:db8:1::1
+ip -n dest route add default via 198.51.100.1
+ip -n dest -6 route add default via 2001:db8:5::1
+";
