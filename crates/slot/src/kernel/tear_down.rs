@@ -62,12 +62,7 @@ pub(super) fn tear_down(
         with_netns.iter().for_each(|(_, slot)| ebpf.free(slot));
     }
     let addresses: HashSet<_> = slots.iter().flat_map(SlotPlan::clone_addresses).collect();
-    let forgotten = match conntrack::count(&mut worker.netfilter) {
-        // Looking into each of the table's places takes the kernel milliseconds, in which nobody else gets
-        // anywhere on that processor.
-        Ok(0) => Ok(0),
-        _ => conntrack::forget(&mut worker.netfilter, &addresses),
-    };
+    let forgotten = conntrack::forget(&mut worker.netfilter, &addresses);
     let failures = [
         failure,
         deleted.err(),
