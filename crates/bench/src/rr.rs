@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use self::{
-    load::{Figures, Server},
+    load::{Figures, Pair},
     place::Place,
 };
 use crate::{
@@ -41,12 +41,12 @@ pub(crate) enum Part {
 
 impl extent::Part for Part {
     const QUICK: Pace = Pace {
-        rounds: 2,
-        milliseconds: 300,
+        rounds: 10,
+        milliseconds: 100,
     };
     const FULL: Pace = Pace {
-        rounds: 9,
-        milliseconds: 1000,
+        rounds: 100,
+        milliseconds: 100,
     };
 }
 
@@ -124,11 +124,10 @@ pub(crate) fn stand_in(words: &str) -> Result<()> {
         ["server", address, flows, threads] => {
             load::serve(address.parse()?, flows.parse()?, threads.parse()?)
         }
-        ["client", address, flows, threads, milliseconds, server] => load::call(
+        ["client", address, flows, threads, server] => load::call(
             address.parse()?,
             flows.parse()?,
             threads.parse()?,
-            milliseconds.parse()?,
             server.parse()?,
         ),
         ["calls"] => calls::stand_in(),
@@ -139,9 +138,11 @@ pub(crate) fn stand_in(words: &str) -> Result<()> {
 /// A row of the table.
 struct Lane {
     case: Case,
-    server: Server,
-    /// Outlives its server.
-    place: Place,
+    pair: Pair,
+    /// Of all slices.
+    sum: Figures,
+    /// Outlives its processes.
+    _place: Place,
 }
 
 fn transactions(extent: &Extent, size: Size, rows: &[Case], record: &mut Record) -> Result<()> {
@@ -152,11 +153,14 @@ fn transactions(extent: &Extent, size: Size, rows: &[Case], record: &mut Record)
         }
         let _step = Step::begin(&format!("prepare {}", case.name()), 1);
         let lane = Place::create(*case).and_then(|place| {
-            let server = Server::start(&place, size)?;
+            let mut pair = Pair::start(&place, size)?;
+            // The first packets of a connection are others than those that are measured.
+            pair.slice(extent.milliseconds())?;
             Ok(Lane {
                 case: *case,
-                server,
-                place,
+                pair,
+                sum: Figures::default(),
+                _place: place,
             })
         });
         match lane {
@@ -165,20 +169,27 @@ fn transactions(extent: &Extent, size: Size, rows: &[Case], record: &mut Record)
         }
     }
     let mut samples: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
-    for round in 1..=extent.rounds() {
-        let _step = Step::begin(&format!("round {round} of {}", extent.rounds()), 1);
+    let step = Step::begin("rounds", extent.rounds());
+    for round in 0..extent.rounds() {
+        step.at(round);
         for lane in &mut lanes {
-            let figures = lane.server.measure(&lane.place, size, extent);
-            let figures = figures.with_context(|| format!("measure {}", lane.case.name()))?;
-            add(record, lane.case, &figures);
+            let name = lane.case.name();
+            let figures = lane.pair.slice(extent.milliseconds());
+            let figures = figures.with_context(|| format!("measure {name}"))?;
+            lane.sum.add(&figures);
             for (metric, value) in [(PER_CPU, figures.per_cpu_percent()), (RATE, figures.rate())] {
-                let key = (lane.case.name(), metric);
-                samples.entry(key).or_default().push(value);
+                record.add(name, metric, "per second", &[value]);
+                samples.entry((name, metric)).or_default().push(value);
             }
         }
-        // Nobody is always the first after a pause.
-        let first = lanes.len().min(1);
-        lanes.rotate_left(first);
+        // Nobody always comes behind the same one.
+        lanes.reverse();
+        if round % 2 == 1 && !lanes.is_empty() {
+            lanes.rotate_left(1);
+        }
+    }
+    for lane in &lanes {
+        add(record, lane.case, &lane.sum);
     }
     for (name, numerator, denominator, metric) in RATIOS {
         let of = |case: Case| samples.get(&(case.name(), metric));
@@ -199,19 +210,17 @@ fn transactions(extent: &Extent, size: Size, rows: &[Case], record: &mut Record)
     Ok(())
 }
 
-fn add(record: &mut Record, case: Case, figures: &Figures) {
-    let name = case.name();
-    record.add(name, RATE, "per second", &[figures.rate()]);
-    record.add(name, PER_CPU, "per second", &[figures.per_cpu_percent()]);
+/// What all slices took together: the kernel counts these by the hundredth of a second.
+fn add(record: &mut Record, case: Case, sum: &Figures) {
     for (metric, seconds) in [
-        ("cpu", figures.cpu),
-        ("cpu_user", figures.user),
-        ("cpu_system", figures.system),
-        ("machine_user", figures.machine.user),
-        ("machine_system", figures.machine.system),
-        ("machine_softirq", figures.machine.softirq),
+        ("cpu", sum.cpu),
+        ("cpu_user", sum.user),
+        ("cpu_system", sum.system),
+        ("machine_user", sum.machine.user),
+        ("machine_system", sum.machine.system),
+        ("machine_softirq", sum.machine.softirq),
     ] {
-        let percent = seconds / figures.seconds * 100.0;
-        record.add(name, metric, "% of a processor", &[percent]);
+        let percent = seconds / sum.seconds * 100.0;
+        record.add(case.name(), metric, "% of a processor", &[percent]);
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use sandwire_testlab::{
     lab::{self, Lab},
-    sandwire,
+    sandwire::{self, Daemon},
 };
 use serde_json::Value;
 
@@ -257,4 +257,41 @@ fn options_of_an_identity_are_for_commands_without_a_namespace() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("--no-netns"), "{error}");
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
+    lab::run_within(DEADLINE, |lab| {
+        let before = lab.run("ip -o addr show dev lo");
+        let executable = sandwire::executable().unwrap();
+        let config = "instance = \"identities\"\n";
+        let mut daemon = Daemon::start(&executable, lab.folder(), config).unwrap();
+        let listed = |daemon: &Daemon| daemon.call("GET", "/v1/identities", None).unwrap();
+        assert_eq!(listed(&daemon), serde_json::json!([]));
+        let cgroup = Cgroup::new();
+        let add = [
+            "add",
+            cgroup.path(),
+            "--name",
+            "web",
+            "--address",
+            "10.77.0.1",
+        ];
+        let added = done(&add);
+        assert_eq!(listed(&daemon)[0], added);
+        let metrics = daemon.http("GET", "/metrics", None).unwrap();
+        let metrics = metrics.body;
+        let figure = "sandwire_identity_packets_total{identity=\"web\",direction=\"egress\"} 0";
+        assert!(metrics.contains(figure), "{metrics}");
+        // It outlives the daemon.
+        daemon.kill().unwrap();
+        assert_eq!(done(&["list"])[0]["name"], "web");
+        daemon.restart().unwrap();
+        fs::remove_dir(&cgroup.0).unwrap();
+        until("the daemon takes its address away", || {
+            lab.run("ip -o addr show dev lo") == before
+        });
+        fs::create_dir(&cgroup.0).unwrap();
+    });
 }

@@ -142,17 +142,22 @@ static __always_inline int is_tcp(struct bpf_sock *sk)
 SEC("cgroup_skb/ingress")
 int on_ingress(struct __sk_buff *skb)
 {
-	struct identity *identity = active_identity();
-	struct counters *counted;
 	struct bpf_sock *sk = skb->sk;
+	struct identity *identity;
+	struct counters *counted;
 
-	sk = identity && sk ? bpf_sk_fullsock(sk) : 0;
-	if (!sk || !socket_of(sk, identity))
+	if (!sk)
 		return 1;
-	/* Only sockets that take packets from everybody. */
-	if ((sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_CLOSE) &&
-	    !guard_ingress(skb, identity, sk))
-		return 0;
+	/* Only sockets that take packets from everybody. What is known of a connection's socket isn't in any cache: to look
+	 * at it would cost more than all the rest. */
+	if (sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_CLOSE) {
+		identity = active_identity();
+		sk = identity ? bpf_sk_fullsock(sk) : 0;
+		if (!sk || !socket_of(sk, identity))
+			return 1;
+		if (!guard_ingress(skb, identity, sk))
+			return 0;
+	}
 	counted = bpf_get_local_storage(&counters, 0);
 	count(&counted->ingress, skb);
 	return 1;
@@ -161,17 +166,22 @@ int on_ingress(struct __sk_buff *skb)
 SEC("cgroup_skb/egress")
 int on_egress(struct __sk_buff *skb)
 {
-	struct identity *identity = active_identity();
-	struct socket_state *socket;
-	struct counters *counted;
 	struct bpf_sock *sk = skb->sk;
+	struct socket_state *socket;
+	struct identity *identity;
+	struct counters *counted;
 
-	sk = identity && sk ? bpf_sk_fullsock(sk) : 0;
-	socket = sk ? socket_of(sk, identity) : 0;
-	if (!socket)
+	sk = sk ? bpf_sk_fullsock(sk) : 0;
+	if (!sk)
 		return 1;
-	if (!is_tcp(sk) && !guard_egress(skb, identity, socket, sk))
-		return 0;
+	if (!is_tcp(sk)) {
+		identity = active_identity();
+		socket = identity ? socket_of(sk, identity) : 0;
+		if (!socket)
+			return 1;
+		if (!guard_egress(skb, identity, socket, sk))
+			return 0;
+	}
 	counted = bpf_get_local_storage(&counters, 0);
 	count(&counted->egress, skb);
 	return 1;

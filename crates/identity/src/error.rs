@@ -145,6 +145,14 @@ pub enum Error {
         /// The one of another identity.
         other: String,
     },
+    /// The policy's entry is gone from the map.
+    #[error(
+        "identity {name} has no policy, and may reach nothing; set one: sandwire identity policy set {name}"
+    )]
+    NoPolicy {
+        /// Its name.
+        name: String,
+    },
     /// A stored policy that can't be read.
     #[error(
         "cannot read or write the policy's text: {reason}; set it anew: sandwire identity policy set"
@@ -259,6 +267,7 @@ impl Error {
                 | Self::System { .. }
                 | Self::Kernel(_)
                 | Self::PolicyText { .. }
+                | Self::NoPolicy { .. }
                 | Self::Remains { .. }
         )
     }

@@ -191,7 +191,10 @@ impl Identities {
     /// There is none, or the kernel refuses.
     pub fn policy(&self, wanted: &str) -> Result<IdentityPolicy, Error> {
         let (open, facts) = self.find(wanted)?;
-        Ok(open.maps.policies.get(facts.number)?.unwrap_or_default())
+        let policy = open.maps.policies.get(facts.number)?;
+        policy.ok_or_else(|| Error::NoPolicy {
+            name: facts.name.to_string(),
+        })
     }
 
     /// Says what an identity may reach, from now on and in one step. Connections of TCP that are open stay.

@@ -29,7 +29,7 @@ struct Scene {
     host: Application,
     peer: Application,
     identities: Identities,
-    _cgroups: Cgroups,
+    cgroups: Cgroups,
     _wire: Namespace,
 }
 
@@ -65,7 +65,7 @@ impl Scene {
             host: Application::start(None, None),
             peer,
             identities,
-            _cgroups: cgroups,
+            cgroups,
             _wire: wire,
         }
     }
@@ -369,10 +369,62 @@ fn without_a_policy_nothing_may_be_reached() {
         assert_eq!(scene.reach("192.0.2.2", 9000), denied());
         assert_eq!(scene.reach("2001:db8::2", 9000), denied());
         assert_eq!(scene.refused("web", Refusal::NoPolicy), 4);
+        let error = scene.identities.policy("web").unwrap_err();
+        assert!(matches!(error, Error::NoPolicy { .. }));
         scene.host.run("l = listen('0.0.0.0', 7000)");
         assert_eq!(scene.reach("192.0.2.1", 7000), denied());
         scene.set_policy("web", OPEN);
         assert_eq!(scene.reach("192.0.2.1", 7000), passes());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_would_lead_somewhere_else_does_not_leave() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut scene = Scene::set(lab);
+        // A loose source route by 192.0.2.2 to 198.51.100.7.
+        scene
+            .web
+            .run("c = fresh(SOCK_DGRAM, AF_INET); o = b'\\x83\\x07\\x04' + inet_aton('192.0.2.2')");
+        assert_eq!(
+            scene.web.run("c.sendto(b'x', ('198.51.100.7', 9000))"),
+            Value::Null
+        );
+        scene
+            .web
+            .run("c.setsockopt(IPPROTO_IP, IP_OPTIONS, o + b'\\x00')");
+        let sent = scene.web.run("c.sendto(b'x', ('198.51.100.7', 9000))");
+        assert_eq!(sent, json!("EPERM"));
+        assert_eq!(scene.refused("web", Refusal::EgressSource), 1);
+        // MPTCP would connect by sockets of the kernel's own.
+        let mut allowed = new_identity(&scene.cgroups.make("raw"), &["10.77.0.4"]);
+        allowed.allowed.other_protocols = true;
+        allowed.policy = policy(r#"{"egress": {"default": "deny"}}"#);
+        scene.identities.add(&allowed).unwrap();
+        let mut raw = Application::start(Some(&allowed.cgroup), None);
+        let made = raw.run("socket.socket(AF_INET, SOCK_STREAM, 262)");
+        assert_eq!(made, json!("EPROTONOSUPPORT"));
+        // A raw socket of TCP's is judged as any other.
+        raw.run("s = socket.socket(AF_INET, SOCK_RAW, IPPROTO_TCP); s.bind(('10.77.0.4', 0))");
+        let segment = "b'\\x10\\x00\\x23\\x28' + bytes(16)";
+        assert_eq!(
+            raw.run(&format!("s.sendto({segment}, ('192.0.2.2', 0))")),
+            json!("EPERM")
+        );
+        scene.set_policy("raw", "{}");
+        assert_eq!(
+            raw.run(&format!("s.sendto({segment}, ('192.0.2.2', 0))")),
+            Value::Null
+        );
+        let forged = "h = socket.socket(AF_INET, SOCK_RAW, IPPROTO_RAW); \
+            p = b'\\x45\\0\\0\\x28\\0\\1\\0\\0\\x40\\x06\\0\\0' + inet_aton('192.0.2.1') + inet_aton('192.0.2.2')";
+        raw.run(forged);
+        assert_eq!(
+            raw.run(&format!("h.sendto(p + {segment}, ('192.0.2.2', 0))")),
+            json!("EPERM")
+        );
+        assert_eq!(scene.refused("raw", Refusal::EgressSource), 1);
     });
 }
 

@@ -1,13 +1,17 @@
 //! Requests and answers of one byte over many connections: the server, the client, and what they took.
 //!
-//! Both are processes with the same number of threads, each of which waits for all its connections at once. The client
-//! measures, once everything is warm.
+//! Both are processes with the same number of threads, each of which waits for all its connections at once. They stay for
+//! the whole suite, and are at rest but for short slices, so that all rows are measured within the same moment of a noisy
+//! machine. What they used is read when they rest.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
-    process::{Child, ChildStdout, Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{
+        Condvar, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -18,20 +22,20 @@ use rustix::{
     event::epoll::{self, CreateFlags, EventData, EventFlags},
 };
 
-use super::{Extent, Size, place::Place};
+use super::{Size, place::Place};
 use crate::cpu::{self, Spent};
 
-/// Before the measured time.
-const WARM_UP: Duration = Duration::from_millis(200);
-/// How often threads look whether it is over.
+/// How often threads look whether it goes on.
 const LOOK: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
-    tv_nsec: 100_000_000,
+    tv_nsec: 20_000_000,
 };
+/// What is on its way at the end of a slice has arrived by then.
+const REST: Duration = Duration::from_millis(5);
 const EVENTS: usize = 64;
 
-/// What the measured time brought.
-#[derive(Clone, Copy, Debug)]
+/// What a slice of time brought, or several.
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
     pub(super) seconds: f64,
     transactions: f64,
@@ -49,51 +53,60 @@ impl Figures {
         self.transactions / self.seconds
     }
 
+    /// Adds another slice.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.seconds += other.seconds;
+        self.transactions += other.transactions;
+        self.cpu += other.cpu;
+        self.user += other.user;
+        self.system += other.system;
+        self.machine.user += other.machine.user;
+        self.machine.system += other.machine.system;
+        self.machine.softirq += other.machine.softirq;
+    }
+
     /// The same for each hundredth of a processor that was used.
     pub(super) fn per_cpu_percent(&self) -> f64 {
         self.rate() / (self.cpu / self.seconds * 100.0)
     }
 }
 
-/// A running server. It is killed when dropped.
-pub(super) struct Server {
-    child: Child,
+/// A server and a client with all their connections. They are killed when dropped.
+pub(super) struct Pair {
+    _server: Running,
+    client: Running,
+    requests: ChildStdin,
+    answers: BufReader<ChildStdout>,
 }
 
-impl Server {
-    /// Starts it where the place has it.
+impl Pair {
+    /// Starts them where the place has them.
     pub(super) fn start(place: &Place, size: Size) -> Result<Self> {
         let Size { flows, threads } = size;
         let words = format!("server {} {flows} {threads}", place.listens_at());
-        let mut command = place.server_command(&words)?;
-        let mut child = command
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start the server")?;
-        let lines = child.stdout.take().context("a pipe was asked for")?;
-        let server = Self { child };
+        let mut server = Running::start(place.server_command(&words)?, "server")?;
+        let lines = server.0.stdout.take().context("a pipe was asked for")?;
         expect(&mut BufReader::new(lines), "ready")?;
-        Ok(server)
+        let process = server.0.id();
+        let words = format!("client {} {flows} {threads} {process}", place.target());
+        let mut client = Running::start(place.client_command(&words)?, "client")?;
+        let requests = client.0.stdin.take().context("a pipe was asked for")?;
+        let lines = client.0.stdout.take().context("a pipe was asked for")?;
+        let mut answers = BufReader::new(lines);
+        expect(&mut answers, "ready")?;
+        Ok(Self {
+            _server: server,
+            client,
+            requests,
+            answers,
+        })
     }
 
-    /// Has a client call for a while.
-    pub(super) fn measure(&self, place: &Place, size: Size, extent: &Extent) -> Result<Figures> {
-        let Size { flows, threads } = size;
-        let words = format!(
-            "client {} {flows} {threads} {} {}",
-            place.target(),
-            extent.milliseconds(),
-            self.child.id()
-        );
-        let mut command = place.client_command(&words)?;
-        let mut client = Running(
-            command
-                .stdout(Stdio::piped())
-                .spawn()
-                .context("cannot start the client")?,
-        );
-        let lines = client.0.stdout.take().context("a pipe was asked for")?;
-        let said = line(&mut BufReader::new(lines))?;
+    /// Lets them run for a while.
+    pub(super) fn slice(&mut self, milliseconds: u32) -> Result<Figures> {
+        writeln!(self.requests, "{milliseconds}").context("cannot ask the client")?;
+        let said = line(&mut self.answers)
+            .with_context(|| format!("the client {} failed", self.client.0.id()))?;
         let words: Result<Vec<f64>, _> = said.split(' ').map(str::parse).collect();
         let Ok([transactions, seconds, cpu, user, system, rest @ ..]) = words.as_deref() else {
             bail!("the client says '{said}'");
@@ -118,14 +131,19 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        end(&mut self.child);
+/// A process that ends with this value.
+struct Running(Child);
+
+impl Running {
+    fn start(mut command: Command, what: &str) -> Result<Self> {
+        let child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start the {what}"))?;
+        Ok(Self(child))
     }
 }
-
-/// A client that ends with this value.
-struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
@@ -202,42 +220,39 @@ pub(super) fn say(line: &str) -> Result<()> {
     out.flush().context("cannot say how far it is")
 }
 
-/// The server: one set of connections after the other, until it is killed.
+/// The server, until it is killed.
 pub(super) fn serve(address: SocketAddr, flows: usize, threads: usize) -> Result<()> {
     let listener = TcpListener::bind(address).context("cannot listen")?;
     say("ready")?;
-    loop {
-        let mut shares = shares(threads);
-        for number in 0..flows {
-            let (stream, _) = listener.accept().context("cannot accept")?;
-            stream.set_nodelay(true)?;
-            shares[number % threads].push(stream);
-        }
-        thread::scope(|scope| {
-            for mut share in shares {
-                // A connection that is cut off is the client's end.
-                scope.spawn(move || turn(&mut share, None, &AtomicU64::new(0)));
-            }
-        });
-    }
-}
-
-/// The client: connects, calls until everything is warm, and says what came of the measured time.
-pub(super) fn call(
-    address: SocketAddr,
-    flows: usize,
-    threads: usize,
-    milliseconds: u64,
-    server: u32,
-) -> Result<()> {
-    let processes = [server, std::process::id()];
     let mut shares = shares(threads);
     for number in 0..flows {
-        let stream = TcpStream::connect(address).context("cannot connect")?;
+        let (stream, _) = listener.accept().context("cannot accept")?;
         stream.set_nodelay(true)?;
         shares[number % threads].push(stream);
     }
-    let stop = AtomicBool::new(false);
+    let gate = Gate::new(true);
+    thread::scope(|scope| {
+        for mut share in shares {
+            let gate = &gate;
+            // A connection that is cut off is the client's end.
+            scope.spawn(move || turn(&mut share, gate, &AtomicU64::new(0)));
+        }
+    });
+    Ok(())
+}
+
+/// The client: connects, and calls for as long as each line of its input says.
+pub(super) fn call(address: SocketAddr, flows: usize, threads: usize, server: u32) -> Result<()> {
+    let processes = [server, std::process::id()];
+    let mut shares = shares(threads);
+    for number in 0..flows {
+        let mut stream = TcpStream::connect(address).context("cannot connect")?;
+        stream.set_nodelay(true)?;
+        // The first request: an answer to each is on its way from now on.
+        stream.write_all(&[1])?;
+        shares[number % threads].push(stream);
+    }
+    let gate = Gate::new(false);
     let counts: Vec<AtomicU64> = shares.iter().map(|_| AtomicU64::new(0)).collect();
     let total = || -> u64 {
         counts
@@ -246,27 +261,39 @@ pub(super) fn call(
             .sum()
     };
     thread::scope(|scope| {
-        let (stop, counts) = (&stop, &counts);
-        for (mut share, count) in shares.into_iter().zip(counts) {
-            scope.spawn(move || {
-                for stream in &mut share {
-                    stream.write_all(&[1])?;
-                }
-                turn(&mut share, Some(stop), count)
-            });
+        for (mut share, count) in shares.into_iter().zip(&counts) {
+            let gate = &gate;
+            scope.spawn(move || turn(&mut share, gate, count));
         }
-        thread::sleep(WARM_UP);
-        let said = measured(&processes, Duration::from_millis(milliseconds), total);
-        stop.store(true, Ordering::Relaxed);
-        say(&said?)
+        let done = say("ready").and_then(|()| {
+            std::io::stdin().lines().try_for_each(|line| {
+                let milliseconds = line.context("cannot read how long")?.parse()?;
+                let time = Duration::from_millis(milliseconds);
+                say(&slice(&gate, &processes, time, total)?)
+            })
+        });
+        if let Err(error) = done {
+            // Threads that wait at the gate would keep this process; whoever measures sees it end.
+            eprintln!("the client ends: {error:#}");
+        }
+        std::process::exit(1)
     })
 }
 
-/// What is done within a time: counts and what processes have used are read by one thread, one after the other.
-fn measured(processes: &[u32], time: Duration, total: impl Fn() -> u64) -> Result<String> {
+/// What is done within a slice of time. Processes rest when they are looked at.
+fn slice(
+    gate: &Gate,
+    processes: &[u32],
+    time: Duration,
+    total: impl Fn() -> u64,
+) -> Result<String> {
     let (before, used_before, begun) = (total(), Used::read(processes)?, Instant::now());
+    gate.set(true);
     thread::sleep(time);
-    let (after, used, seconds) = (total(), Used::read(processes)?, begun.elapsed());
+    gate.set(false);
+    let seconds = begun.elapsed();
+    thread::sleep(REST);
+    let (after, used) = (total(), Used::read(processes)?);
     let machine = used.machine.since(&used_before.machine);
     Ok(format!(
         "{} {} {} {} {} {} {} {}",
@@ -281,16 +308,45 @@ fn measured(processes: &[u32], time: Duration, total: impl Fn() -> u64) -> Resul
     ))
 }
 
+/// Where threads wait between slices.
+struct Gate {
+    is_open: AtomicBool,
+    lock: Mutex<()>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn new(is_open: bool) -> Self {
+        Self {
+            is_open: AtomicBool::new(is_open),
+            lock: Mutex::default(),
+            opened: Condvar::new(),
+        }
+    }
+
+    fn set(&self, is_open: bool) {
+        let _held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_open.store(is_open, Ordering::Relaxed);
+        self.opened.notify_all();
+    }
+
+    fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
+    fn pass(&self) {
+        let held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.opened.wait_while(held, |()| !self.is_open());
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 fn shares(threads: usize) -> Vec<Vec<TcpStream>> {
     (0..threads).map(|_| Vec::new()).collect()
 }
 
-/// Answers each byte by one, until it is time or until all connections have ended.
-fn turn(
-    streams: &mut [TcpStream],
-    stop: Option<&AtomicBool>,
-    count: &AtomicU64,
-) -> std::io::Result<()> {
+/// Answers each byte by one while the gate is open, until all connections have ended.
+fn turn(streams: &mut [TcpStream], gate: &Gate, count: &AtomicU64) -> std::io::Result<()> {
     let poller = epoll::create(CreateFlags::CLOEXEC)?;
     for (place, stream) in streams.iter().enumerate() {
         let data = EventData::new_u64(place as u64);
@@ -299,11 +355,18 @@ fn turn(
     let mut open = streams.len();
     let mut events = Vec::with_capacity(EVENTS);
     let mut byte = [0];
-    while open > 0 && !stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+    while open > 0 {
+        if !gate.is_open() {
+            gate.pass();
+        }
         events.clear();
         epoll::wait(&poller, spare_capacity(&mut events), Some(&LOOK))?;
         let mut done = 0;
         for event in &events {
+            // What isn't read now is told of again.
+            if !gate.is_open() {
+                break;
+            }
             let place = usize::try_from(event.data.u64()).unwrap_or(usize::MAX);
             let Some(stream) = streams.get_mut(place) else {
                 continue;

@@ -8,11 +8,18 @@ use std::{fs, net::SocketAddr, path::Path, process::Command, time::SystemTime};
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use rustix::mount::{MountFlags, mount};
+use sandwire_api::{lease::AcquireLease, pool::PoolSpec};
 use sandwire_identity::{Allowed, Identities, IdentityPolicy, NewIdentity, OwnCgroup};
-use sandwire_kernel_net::process::join_cgroup;
+use sandwire_kernel_net::{netns, process::join_cgroup};
+use serde_json::json;
+use tempfile::TempDir;
 
 use super::load::stand_in;
-use crate::world::{self, World};
+use crate::{
+    daemon_process::{DaemonProcess, PATIENCE},
+    private_host,
+    world::{self, World},
+};
 
 /// Where the hierarchy of cgroups is in a private host.
 const CGROUPS: &str = "/run/cgroup";
@@ -69,7 +76,9 @@ pub(super) struct Place {
     /// Namespace of the server.
     namespace: String,
     cgroup: Option<OwnCgroup>,
-    address: &'static str,
+    /// Where slots are ours, with its folder.
+    daemon: Option<(DaemonProcess, TempDir)>,
+    address: String,
     world: World,
 }
 
@@ -80,7 +89,8 @@ impl Place {
         let mut place = Self {
             namespace: name.clone(),
             cgroup: None,
-            address: ADDRESS,
+            daemon: None,
+            address: ADDRESS.to_owned(),
             world,
         };
         match case {
@@ -92,7 +102,7 @@ impl Place {
             Case::Macvlan => place.on_wire("type macvlan mode bridge")?,
             Case::IpvlanL2 => place.on_wire("type ipvlan mode l2")?,
             Case::IpvlanL3 => place.on_wire("type ipvlan mode l3")?,
-            Case::VethEbpf => anyhow::bail!("this version has no container slots"),
+            Case::VethEbpf => place.in_slot()?,
         }
         Ok(place)
     }
@@ -156,7 +166,38 @@ impl Place {
             let far = mac(beyond, "eth0")?;
             world::batch(&inner, &line(&world::BEYOND_VETH.to_string(), &far))?;
         }
-        self.address = ON_WIRE;
+        self.address = ON_WIRE.to_owned();
+        Ok(())
+    }
+
+    /// A namespace of the server's with a container slot's interface in it, by the real daemon.
+    fn in_slot(&mut self) -> Result<()> {
+        let host = self.world.name().to_owned();
+        let inner = self.add_namespace()?;
+        let folder = tempfile::tempdir_in("/run").context("cannot make a folder")?;
+        let daemon = DaemonProcess::start_in(folder.path(), Some(&host))?;
+        let (daemon, _) = self.daemon.insert((daemon, folder));
+        let pool: PoolSpec = serde_json::from_value(json!({
+            "name": "bench",
+            "kind": "container",
+            "data_path": "ebpf",
+            "addresses": { "plan": "prefix", "ipv4": "198.20.0.0/24" },
+            "policy": { "uplink": "route" },
+        }))
+        .context("the benchmark's pool is not a valid one")?;
+        daemon.client().create_pool(&pool)?;
+        private_host::wait_until("a slot is ready", PATIENCE, || {
+            Ok(daemon.slots(&pool.name)?.ready > 0)
+        })?;
+        let request: AcquireLease = serde_json::from_value(json!({
+            "pool": "bench",
+            "attach": { "netns": netns::path_of(&inner) },
+        }))
+        .context("the benchmark's request is not a valid one")?;
+        let lease = daemon.client().acquire(&request)?.lease;
+        let nic = lease.nics.first().context("a lease without interface")?;
+        let ipv4 = nic.ipv4.as_ref().context("a lease without IPv4")?;
+        self.address = ipv4.clone_address.to_string();
         Ok(())
     }
 

@@ -24,6 +24,8 @@ struct packet {
 	__u8 protocol;
 	/* A fragment other than the first. */
 	__u8 is_later;
+	/* May lead somewhere else than to the destination: IPv4 with options, IPv6 with a routing header. */
+	__u8 is_routed;
 };
 
 static __always_inline int parse4(struct __sk_buff *skb, struct packet *packet)
@@ -38,12 +40,12 @@ static __always_inline int parse4(struct __sk_buff *skb, struct packet *packet)
 	packet->destination[3] = ip.daddr;
 	packet->protocol = ip.protocol;
 	packet->is_later = !!(ip.frag_off & bpf_htons(0x1fff));
+	packet->is_routed = ip.ihl > 5;
 	if (!packet->is_later)
 		bpf_skb_load_bytes(skb, ip.ihl * 4, &packet->source_port, 4);
 	return 1;
 }
 
-/* Source routes lead somewhere else than to the destination: such packets aren't understood. */
 static __always_inline int parse6(struct __sk_buff *skb, struct packet *packet)
 {
 	__u32 at = sizeof(struct ipv6hdr);
@@ -56,13 +58,12 @@ static __always_inline int parse6(struct __sk_buff *skb, struct packet *packet)
 	__builtin_memcpy(packet->destination, &ip.daddr, 16);
 	packet->protocol = ip.nexthdr;
 	for (int i = 0; i < EXTENSIONS_MAX; i++) {
-		if (packet->protocol == IPPROTO_ROUTING)
-			return 0;
 		if (packet->protocol != IPPROTO_HOPOPTS && packet->protocol != IPPROTO_DSTOPTS &&
-		    packet->protocol != IPPROTO_FRAGMENT)
+		    packet->protocol != IPPROTO_FRAGMENT && packet->protocol != IPPROTO_ROUTING)
 			break;
 		if (bpf_skb_load_bytes(skb, at, next, sizeof(next)))
 			return 0;
+		packet->is_routed |= packet->protocol == IPPROTO_ROUTING;
 		if (packet->protocol == IPPROTO_FRAGMENT) {
 			packet->is_later |= next[2] || next[3] & 0xf8;
 			at += sizeof(next);
@@ -171,8 +172,10 @@ static __always_inline int guard_ingress(struct __sk_buff *skb, const struct ide
 {
 	struct packet packet;
 
-	if (!parse(skb, &packet))
-		return 1;
+	if (!parse(skb, &packet)) {
+		count_refusal(REFUSED_INGRESS_ADDRESS);
+		return 0;
+	}
 	if (is_own_loopback(identity, packet.destination)) {
 		if (identity->flags & IDENTITY_ALLOW_LOOPBACK ||
 		    is_from_own(skb, identity, &packet))
@@ -240,8 +243,8 @@ static __always_inline int guard_egress(struct __sk_buff *skb, const struct iden
 {
 	struct packet packet;
 
-	if (!parse(skb, &packet) || (!is_own(identity, packet.source) &&
-				     !is_own_loopback(identity, packet.source))) {
+	if (!parse(skb, &packet) || packet.is_routed ||
+	    (!is_own(identity, packet.source) && !is_own_loopback(identity, packet.source))) {
 		count_refusal(REFUSED_EGRESS_SOURCE);
 		return 0;
 	}
