@@ -1,10 +1,13 @@
-//! Datagrams into packets of a certain length, and back. Pure.
+//! Datagrams into packets of a certain length, and back. Pure but for the numbers of those that are cut.
 //!
 //! Records are put together as long as they fit; one that fits into no packet is cut. What has all of its parts
 //! together again is a record; what hasn't is forgotten, the oldest first, so that memory is bounded whatever the
 //! other side sends.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use bytes::Bytes;
 
@@ -15,13 +18,15 @@ const INCOMPLETE_MAX: usize = 64;
 /// Bytes that incomplete records may have together.
 const INCOMPLETE_BYTES_MAX: usize = 2 << 20;
 
+/// Number of the next record that is cut: of this process, since several put packets into one channel.
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
+
 /// Puts datagrams into packets.
 #[derive(Debug, Default)]
 pub struct Packer {
     current: Vec<u8>,
     scratch: Vec<u8>,
     full: Vec<Bytes>,
-    last_id: u32,
 }
 
 impl Packer {
@@ -45,10 +50,10 @@ impl Packer {
         };
         self.scratch.clear();
         datagram.encode(&mut self.scratch);
-        self.last_id = self.last_id.wrapping_add(1);
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         for (content, index) in self.scratch.chunks(room).zip(0..) {
             let fragment = Fragment {
-                id: self.last_id,
+                id,
                 index,
                 count,
                 content,
@@ -242,6 +247,24 @@ mod tests {
             }));
         }
         assert_eq!(found, 1);
+    }
+
+    #[test]
+    fn fragments_of_two_packers_are_not_taken_for_each_others() {
+        let payloads = [vec![1; 3000], vec![2; 3000]];
+        let packets = payloads.each_ref().map(|payload| {
+            let mut packer = Packer::default();
+            assert!(packer.add(&datagram(payload), 1200));
+            packer.take().collect::<Vec<_>>()
+        });
+        let mut unpacker = Unpacker::default();
+        let mut found = Vec::new();
+        for (one, other) in packets[0].iter().zip(&packets[1]) {
+            for packet in [one, other] {
+                unpacker.take_apart(packet, |datagram| found.push(datagram.payload.to_vec()));
+            }
+        }
+        assert_eq!(found, payloads);
     }
 
     #[test]

@@ -543,3 +543,72 @@ pub fn clear() -> Result<(), Vec<SteeringError>> {
 }
 
 const NO_SUCH_ROUTE: i32 = 3;
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    fn egress(redirect: &str) -> Egress {
+        let text = format!(
+            "[tls]\ncertificate = \"a\"\nkey = \"b\"\nauthorities = \"c\"\n[egress]\n\
+             [[peer]]\nname = \"p\"\naddress = \"192.0.2.1:1\"\nserver_name = \"p.example\"\n\
+             [[sender]]\nname = \"web\"\nidentity = [\"10.0.0.5\"]\n\
+             [[sender]]\nname = \"batch\"\ncgroup = \"/sys/fs/cgroup/batch\"\n\
+             [[redirect]]\nvia = \"p\"\n{redirect}\n"
+        );
+        let config = Config::parse(Path::new("relay.toml"), &text).unwrap();
+        config.egress.unwrap()
+    }
+
+    #[test]
+    fn what_overlaps_becomes_one_element() {
+        let egress = egress(
+            "from = [\"10.64.0.0/16\", \"10.64.3.0/24\"]\nto = [\"0.0.0.0/0\", \"198.51.100.0/24\"]\n\
+             ports = [443, \"400-500\", \"450-600\", 80]",
+        );
+        let parts = parts(&egress);
+        let [v4, v6] = &parts[..] else {
+            panic!("a part for each version");
+        };
+        assert_eq!((v4.forwarded.len(), v4.to.len()), (1, 1));
+        assert_eq!((v6.forwarded.len(), v6.to.len()), (0, 0));
+        let ports = merged(&v4.redirect.ports);
+        let ends: Vec<_> = ports
+            .iter()
+            .map(|range| (range.first, range.last))
+            .collect();
+        assert_eq!(ends, [(80, 80), (400, 600)]);
+        // Two protocols with two ranges each.
+        assert_eq!(v4.ends(&Key::default()).len(), 4);
+    }
+
+    #[test]
+    fn unmarked_packets_of_slots_are_prohibited_and_those_of_the_host_are_not() {
+        let all = egress(
+            "from = [\"10.64.0.0/16\"]\nsenders = [\"web\", \"batch\"]\nto = [\"0.0.0.0/0\"]",
+        );
+        let rules: Vec<RoutingRule> = parts(&all).iter().flat_map(Part::prohibitions).collect();
+        assert_eq!(rules.len(), 1);
+        assert_eq!(rules[0].from, Some("10.64.0.0/16".parse().unwrap()));
+        assert_eq!((rules[0].to, rules[0].protocol), (None, None));
+        assert_eq!(rules[0].mark, Some((0, RELAY_MARK_MASK)));
+        let some =
+            egress("from = [\"10.64.0.0/16\"]\nto = [\"198.51.100.0/24\"]\nprotocols = [\"udp\"]");
+        let rules: Vec<RoutingRule> = parts(&some).iter().flat_map(Part::prohibitions).collect();
+        assert_eq!(rules[0].protocol, Some(17));
+    }
+
+    #[test]
+    fn each_cgroup_has_an_entrance_of_its_own() {
+        let egress = egress("senders = [\"batch\"]\nto = [\"0.0.0.0/0\"]");
+        let entrances = entrances(&egress);
+        assert_eq!(entrances.len(), 2);
+        assert_eq!((entrances[0].sender, entrances[1].sender), (None, Some(1)));
+        assert_eq!(entrances[1].port, egress.listen_port + 1);
+        assert_ne!(entrances[0].mark, entrances[1].mark);
+        assert_ne!(entrances[0].mark, MARK_PASS);
+    }
+}

@@ -8,7 +8,10 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     ops::Range,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -35,6 +38,8 @@ struct Origin {
     source: SocketAddr,
     socket: tokio::net::UdpSocket,
     flows: Mutex<HashMap<SocketAddr, Flow>>,
+    /// Nobody waits for answers any more. Changed by who holds `flows`.
+    is_closed: AtomicBool,
 }
 
 struct Flow {
@@ -57,6 +62,7 @@ impl Origin {
             source,
             socket: tokio::net::UdpSocket::from_std(socket)?,
             flows: Mutex::default(),
+            is_closed: AtomicBool::new(false),
         })
     }
 
@@ -71,7 +77,7 @@ struct Session<'a> {
     caller: &'a Caller,
     outgoing: Outgoing,
     origins: HashMap<SocketAddr, Arc<Origin>>,
-    answering: JoinSet<SocketAddr>,
+    answering: JoinSet<Arc<Origin>>,
 }
 
 /// Delivers until the channel is gone; says why that is.
@@ -98,8 +104,8 @@ pub(super) async fn deliver(
                 return error;
             },
             Some(ended) = session.answering.join_next() => {
-                if let Ok(source) = ended {
-                    session.origins.remove(&source);
+                if let Ok(ended) = ended {
+                    session.forget(&ended);
                 }
                 continue;
             }
@@ -109,6 +115,14 @@ pub(super) async fn deliver(
 }
 
 impl Session<'_> {
+    /// Unless there is another one for that address already.
+    fn forget(&mut self, ended: &Arc<Origin>) {
+        let known = self.origins.get(&ended.source);
+        if known.is_some_and(|known| Arc::ptr_eq(known, ended)) {
+            self.origins.remove(&ended.source);
+        }
+    }
+
     fn pass_on(&mut self, packets: &[Bytes], unpacker: &mut Unpacker, sender: &mut Sender) {
         // Payloads one after the other: less to allocate than one by one.
         let mut bytes: Vec<u8> = Vec::with_capacity(packets.iter().map(Bytes::len).sum());
@@ -149,15 +163,10 @@ impl Session<'_> {
             metrics.dropped_policy.add(1);
             return false;
         }
-        let origin = match self.origins.get(&datagram.source) {
-            Some(origin) => origin.clone(),
-            None => match self.add_origin(datagram.source) {
-                Some(origin) => origin,
-                None => return false,
-            },
-        };
-        let mut flows = origin.lock();
-        if let Some(flow) = flows.get_mut(&destination) {
+        let known = self.origins.get(&datagram.source).cloned();
+        if let Some(origin) = &known
+            && let Some(flow) = origin.lock().get_mut(&destination)
+        {
             flow.last = Instant::now();
             flow.bytes_out += datagram.payload.len() as u64;
             return true;
@@ -165,6 +174,10 @@ impl Session<'_> {
         let key: Arc<str> = format!("{}\n{}", self.caller.name, datagram.sender).into();
         let Some(share) = self.here.flows.take(&key) else {
             metrics.dropped_limit.add(1);
+            return false;
+        };
+        // A socket for those alone who may have a flow.
+        let Some(origin) = known.or_else(|| self.add_origin(datagram.source)) else {
             return false;
         };
         let flow = Flow {
@@ -181,8 +194,15 @@ impl Session<'_> {
             bytes_back: 0,
             _share: share,
         };
+        let mut flows = origin.lock();
+        if origin.is_closed.load(Ordering::Relaxed) {
+            // It ends at this moment; the next datagram finds another one.
+            drop(flows);
+            self.forget(&origin);
+            return false;
+        }
         flows.insert(destination, flow);
-        metrics.flows_open.add(1);
+        self.here.metrics.flows_open.add(1);
         true
     }
 
@@ -220,8 +240,8 @@ fn end(here: &Destination, flow: &Flow, outcome: &'static str) {
         .add(&flow.subject, outcome, (flow.bytes_out, flow.bytes_back));
 }
 
-/// Sends answers back until all flows of a socket are silent; says whose that was.
-async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing) -> SocketAddr {
+/// Sends answers back until all flows of a socket are silent; gives it back then.
+async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing) -> Arc<Origin> {
     let mut packer = Packer::default();
     let idle = here.limits.udp_idle;
     let look = (idle / 4).clamp(Duration::from_millis(250), Duration::from_secs(5));
@@ -230,7 +250,7 @@ async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing)
         tokio::select! {
             ready = origin.socket.readable() => {
                 if ready.is_err() {
-                    return origin.source;
+                    return close(&here, origin);
                 }
                 // Memory for a moment, and not for every socket.
                 let mut receiver = RECEIVERS.take();
@@ -254,10 +274,23 @@ async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing)
                 is_alive
             });
             if flows.is_empty() {
-                return origin.source;
+                origin.is_closed.store(true, Ordering::Relaxed);
+                drop(flows);
+                return origin;
             }
         }
     }
+}
+
+/// Ends all flows of a socket that can't be waited for.
+fn close(here: &Destination, origin: Arc<Origin>) -> Arc<Origin> {
+    let mut flows = origin.lock();
+    origin.is_closed.store(true, Ordering::Relaxed);
+    for (_, flow) in flows.drain() {
+        end(here, &flow, "cut");
+    }
+    drop(flows);
+    origin
 }
 
 fn send_back(
