@@ -114,7 +114,7 @@ impl World {
     }
 
     /// What the world beyond the host gets of the host's port.
-    fn from_beyond(&self, port: u16) -> Result<String> {
+    fn fetch_from_beyond(&self, port: u16) -> Result<String> {
         self.beyond.inside(|| {
             let host = host::HOST_IPV4.into();
             let answer = http::request(host, port, "GET", "/", None, Duration::from_secs(20))?;
@@ -194,7 +194,7 @@ fn a_port_is_published_for_as_long_as_the_container_lives() {
         world.create_pool();
         let before = lab.snapshot();
         world.start_web("a", "-p 8080:80");
-        assert_eq!(world.from_beyond(8080).unwrap(), "hello");
+        assert_eq!(world.fetch_from_beyond(8080).unwrap(), "hello");
         // The port is taken: the container doesn't come up, and leaves nothing.
         let refused = world
             .podman
@@ -204,7 +204,7 @@ fn a_port_is_published_for_as_long_as_the_container_lives() {
         assert_eq!(world.leases().len(), 1);
         world.podman.run("rm -f -t 0 a").unwrap();
         world.podman.output("rm -f -t 0 b").unwrap();
-        assert!(world.from_beyond(8080).is_err());
+        assert!(world.fetch_from_beyond(8080).is_err());
         world.assert_vanished(&before);
     });
 }
