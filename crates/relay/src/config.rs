@@ -7,12 +7,12 @@ mod ports;
 mod text;
 
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use rustls::pki_types::ServerName;
 
 pub use ports::{PortRange, Protocol};
@@ -261,10 +261,7 @@ impl Deliver {
     #[must_use]
     pub fn allows(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        let special = SPECIAL
-            .iter()
-            .filter_map(|prefix| prefix.parse::<IpNet>().ok())
-            .find(|prefix| prefix.contains(&address));
+        let special = SPECIAL.iter().find(|prefix| prefix.contains(&address));
         self.allow
             .iter()
             .filter(|allowed| allowed.contains(&address))
@@ -273,20 +270,31 @@ impl Deliver {
 }
 
 /// Where nobody wants to be delivered by mistake.
-const SPECIAL: [&str; 12] = [
-    "0.0.0.0/8",
-    "127.0.0.0/8",
-    "169.254.0.0/16",
-    "192.0.0.0/24",
-    "224.0.0.0/4",
-    "240.0.0.0/4",
-    "::/128",
-    "::1/128",
-    "64:ff9b::/96",
-    "fd00:ec2::254/128",
-    "fe80::/10",
-    "ff00::/8",
+const SPECIAL: [IpNet; 12] = [
+    ipv4([0, 0, 0, 0], 8),
+    ipv4([127, 0, 0, 0], 8),
+    ipv4([169, 254, 0, 0], 16),
+    ipv4([192, 0, 0, 0], 24),
+    ipv4([224, 0, 0, 0], 4),
+    ipv4([240, 0, 0, 0], 4),
+    ipv6([0, 0, 0, 0, 0, 0, 0, 0], 128),
+    ipv6([0, 0, 0, 0, 0, 0, 0, 1], 128),
+    ipv6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96),
+    ipv6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128),
+    ipv6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
+    ipv6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),
 ];
+
+const fn ipv4([a, b, c, d]: [u8; 4], bits: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), bits))
+}
+
+const fn ipv6([a, b, c, d, e, f, g, h]: [u16; 8], bits: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(
+        Ipv6Addr::new(a, b, c, d, e, f, g, h),
+        bits,
+    ))
+}
 
 /// Whether a text can be a sender's or a peer's name.
 fn is_name(text: &str) -> bool {
