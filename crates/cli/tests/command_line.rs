@@ -222,7 +222,7 @@ fn completion_scripts_know_the_verbs() {
 fn bash_takes_the_completion_script() {
     let script = stdout(&sandwire("completion bash"));
     let probe = format!(
-        "{script}\nCOMP_WORDS=(sandwire rel); COMP_CWORD=1; _sandwire sandwire rel sandwire; echo \"${{COMPREPLY[@]}}\""
+        "{script}\nCOMP_WORDS=(sandwire rele); COMP_CWORD=1; _sandwire sandwire rele sandwire; echo \"${{COMPREPLY[@]}}\""
     );
     // Longer than an argument may be.
     let folder = tempfile::tempdir().unwrap();
