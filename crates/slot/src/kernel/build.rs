@@ -258,6 +258,10 @@ impl Build<'_> {
         self.steps
             .before(step)
             .map_err(|error| named(error.into()))?;
-        work().map_err(|error| named(error.into()))
+        work().map_err(|error| match error {
+            // What the caller can mend is told as what it is.
+            conflict @ NetworkError::Conflict { .. } => conflict,
+            other => named(other.into()),
+        })
     }
 }
