@@ -13,8 +13,13 @@ use sandwire_engine::io::tap::{Options, open};
 use sandwire_engine::io::{Stop, Tap, Waiter, Waker};
 use sandwire_engine::{Engine, Graph, Packet, Time};
 use sandwire_testlab::lab::{self, Lab};
-use sandwire_testlab::namespace::Namespace;
+use sandwire_testlab::namespace::{Namespace, wait_until_up};
 use sandwire_testlab::traffic;
+
+/// The network namespace of a lab itself.
+const HERE: &str = "/proc/self/ns/net";
+
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Turns a ping into its answer. Exchanged addresses leave checksums as they are, and 8 less in the type is 8 more in
 /// the sum.
@@ -94,6 +99,10 @@ fn an_engine_answers_pings_of_the_kernel() {
             graph.links("tap.output -> answer.input \n answer.output -> tap.input")?;
             Ok(graph)
         })?;
+        ensure!(
+            wait_until_up(HERE.as_ref(), "tap0", PATIENCE)?,
+            "tap0 is down"
+        );
         lab.run("ping -n -q -c 20 -i 0.01 -W 5 10.9.0.2");
         lab.run("ping -n -q -c 3 -i 0.01 -s 1472 -W 5 10.9.0.2");
         let figure = running.stop()?;
@@ -253,7 +262,10 @@ fn several_queues_are_several_apps() {
             Ok(graph)
         })?;
         // What is sent before the kernel has set the queues going is lost.
-        wait_until_up(lab, "tap0");
+        ensure!(
+            wait_until_up(HERE.as_ref(), "tap0", PATIENCE)?,
+            "tap0 is down"
+        );
         for port in 5000..5064 {
             let socket = std::net::UdpSocket::bind(("10.9.0.1", port))?;
             socket.send_to(b"x", "10.9.0.2:9")?;
@@ -292,20 +304,6 @@ fn what_is_no_queue_of_a_tap_is_refused_with_the_reason() {
         assert!(text.contains("open tap lo"), "{text}");
         anyhow::Ok(())
     });
-}
-
-fn wait_until_up(lab: &Lab, name: &str) {
-    let is_up = || {
-        lab.run(&format!("ip -o link show dev {name}"))
-            .contains("state UP")
-    };
-    for _ in 0..1000 {
-        if is_up() {
-            return;
-        }
-        lab.run("sleep 0.005");
-    }
-    panic!("{name} has no carrier after 5 s");
 }
 
 /// Processor time of this thread.

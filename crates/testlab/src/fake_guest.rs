@@ -15,7 +15,7 @@ use std::{
     path::Path,
     sync::mpsc::{Receiver, Sender, channel},
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -95,7 +95,8 @@ impl FakeGuest {
             ended?;
             bail!("the fake guest ended early");
         }
-        wait_for_carrier(netns, tap)?;
+        // A TAP that is down never gets there, and may be what a test is about.
+        namespace::wait_until_up(netns, tap, Duration::from_secs(1))?;
         Ok(Self {
             requests: Some(requests),
             thread: Some(thread),
@@ -224,18 +225,6 @@ impl Drop for FakeGuest {
         // A test that cares calls `detach`.
         let _ = self.end();
     }
-}
-
-/// Waits until the kernel has set the TAP's queue going, which it does a moment after somebody has opened
-/// it: what is sent to the guest before that is lost. No real guest is so quick.
-fn wait_for_carrier(netns: &Path, tap: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(1);
-    let line = format!("ip -o link show dev {tap}");
-    // A TAP that is down never gets there, and may be what a test is about.
-    while !namespace::run_in(netns, &line)?.contains("state UP") && Instant::now() < deadline {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }
 
 /// Number of received frames that a fake guest keeps for the test to see.

@@ -9,6 +9,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -39,6 +40,24 @@ pub fn inside<T: Send>(path: &Path, work: impl FnOnce() -> Result<T> + Send) -> 
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
+}
+
+/// Waits until an interface has a carrier and a queue that runs, and says whether it got there. The kernel
+/// sets both going a moment after somebody has opened a TAP; what is sent before that is lost. No real
+/// guest is so quick.
+///
+/// # Errors
+/// If there is no such interface.
+pub fn wait_until_up(path: &Path, interface: &str, patience: Duration) -> Result<bool> {
+    let deadline = Instant::now() + patience;
+    let line = format!("ip -o link show dev {interface}");
+    while !run_in(path, &line)?.contains("state UP") {
+        if Instant::now() > deadline {
+            return Ok(false);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Ok(true)
 }
 
 /// Path of the namespace that `ip netns` calls by this name.

@@ -5,7 +5,9 @@
 
 use std::{
     fs,
-    thread::{self, JoinHandle},
+    net::IpAddr,
+    path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -14,11 +16,15 @@ use sandwire_testlab::{
     fake_guest::FakeGuest,
     host::Beyond,
     lab::Lab,
+    pinger::Pinger,
     sandwire::{self, Daemon, Lease},
 };
 use serde_json::{Value, json};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// The network namespace that a test runs in.
+pub(crate) const HERE: &str = "/proc/self/ns/net";
 
 /// Pools of a [`World`], by the kinds of their slots.
 pub(crate) const POOLS: [&str; 2] = ["netns", "host"];
@@ -126,51 +132,19 @@ impl StackWatch {
     }
 }
 
-/// A thousand pings a second, for a number of seconds.
-pub(crate) struct Pings {
-    thread: JoinHandle<String>,
-    count: u32,
+/// A thousand pings a second from a namespace.
+pub(crate) fn ping(netns: &Path, address: IpAddr) -> Pinger {
+    Pinger::start(netns, address, Duration::from_millis(1)).unwrap()
 }
 
-impl Pings {
-    pub(crate) fn start(address: std::net::IpAddr, seconds: u32) -> Self {
-        Self::start_with(seconds, address, command::run)
-    }
-
-    /// From beyond the uplink.
-    pub(crate) fn start_beyond(beyond: &Beyond, address: std::net::IpAddr, seconds: u32) -> Self {
-        let path = beyond.path();
-        Self::start_with(seconds, address, move |line| {
-            sandwire_testlab::namespace::run_in(&path, line)
-        })
-    }
-
-    fn start_with(
-        seconds: u32,
-        address: std::net::IpAddr,
-        run: impl FnOnce(&str) -> anyhow::Result<String> + Send + 'static,
-    ) -> Self {
-        let count = seconds * 1000;
-        let line = format!("ping -n -q -i 0.001 -c {count} -W 10 {address}");
-        let thread = thread::spawn(move || run(&line).unwrap());
-        Self { thread, count }
-    }
-
-    /// Whether they still go on.
-    pub(crate) fn go_on(&self) -> bool {
-        !self.thread.is_finished()
-    }
-
-    /// Waits for the last one, and wants all of them answered.
-    #[track_caller]
-    pub(crate) fn assert_none_lost(self) {
-        let text = self.thread.join().unwrap();
-        let received = text
-            .split(" received")
-            .next()
-            .and_then(|head| head.rsplit(' ').next()?.parse::<u32>().ok());
-        assert_eq!(received, Some(self.count), "packets were lost: {text}");
-    }
+/// Ends a row of pings of which no packet may be lost.
+#[track_caller]
+pub(crate) fn assert_none_lost(pinger: Pinger, when: &str) {
+    let pinged = pinger.stop().unwrap();
+    assert!(
+        pinged.sent > 0 && pinged.lost.is_empty(),
+        "{when}: {pinged:?}"
+    );
 }
 
 #[track_caller]

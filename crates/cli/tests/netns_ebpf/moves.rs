@@ -4,18 +4,15 @@ use std::{
     io::{Read, Write},
     net::{IpAddr, SocketAddr, TcpStream},
     thread,
-    time::Duration,
 };
 
-use sandwire_testlab::{host::ECHO_PORT, lab, pinger::Pinger};
+use sandwire_testlab::{host::ECHO_PORT, lab};
 use serde_json::json;
 
 use crate::{
     assert_in_touch,
-    ebpf::{SECOND, World, pool, wait_until},
+    ebpf::{HERE, SECOND, World, assert_none_lost, ping, pool, wait_until},
 };
-
-const MILLISECOND: Duration = Duration::from_millis(1);
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -30,9 +27,10 @@ fn a_pool_moves_between_data_paths_under_traffic() {
         assert_in_touch(&lease, &guest);
         let mut connection = EchoConnection::open(&world, lease.ipv4);
         for data_path in ["ebpf", "nft", "ebpf"] {
-            let beyond = Pinger::start(&world.beyond.path(), lease.ipv4, MILLISECOND).unwrap();
-            let host = Pinger::start("/proc/self/ns/net".as_ref(), lease.ipv6, MILLISECOND);
-            let pingers = [("from beyond", beyond), ("from the host", host.unwrap())];
+            let pingers = [
+                ("from beyond", ping(&world.beyond.path(), lease.ipv4)),
+                ("from the host", ping(HERE.as_ref(), lease.ipv6)),
+            ];
             thread::sleep(SECOND / 2);
             let change = json!({"data_path": data_path});
             // Refused while the slots that wait for sandboxes are still built anew after the move before.
@@ -45,9 +43,7 @@ fn a_pool_moves_between_data_paths_under_traffic() {
             });
             thread::sleep(SECOND / 2);
             for (whence, pinger) in pingers {
-                let pinged = pinger.stop().unwrap();
-                let is_lost = !pinged.lost.is_empty() || pinged.settled == 0;
-                assert!(!is_lost, "to {data_path}, {whence}: {pinged:?}");
+                assert_none_lost(pinger, &format!("to {data_path}, {whence}"));
             }
             assert_in_touch(&lease, &guest);
             assert_eq!(

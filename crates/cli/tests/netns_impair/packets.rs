@@ -186,8 +186,8 @@ fn a_ping_misses_nothing_while_the_impairment_changes() {
         service.run("clear --netns far");
         thread::sleep(Duration::from_millis(200));
         let pinged = pinger.stop().unwrap();
-        assert_eq!(pinged.lost, [] as [u32; 0], "{pinged:?}");
-        assert!(pinged.settled > 20, "{pinged:?}");
+        assert!(pinged.lost.is_empty(), "{pinged:?}");
+        assert!(pinged.sent > 20, "{pinged:?}");
     });
 }
 

@@ -213,7 +213,7 @@ fn assert_none_lost(pinger: Pinger, when: &str) {
     thread::sleep(Duration::from_millis(100));
     let pinged = pinger.stop().unwrap();
     assert!(
-        pinged.settled > 20 && pinged.lost.is_empty(),
+        pinged.sent > 20 && pinged.lost.is_empty(),
         "{pinged:?} {when}"
     );
 }
