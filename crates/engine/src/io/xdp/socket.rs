@@ -5,6 +5,10 @@
 //! they go back on the fill ring at once. The others only send, and wait in a stack, so that the one used last, which
 //! is the likeliest to be in the cache, is used next. Frames are copied between these buffers and the engine's
 //! packets: the engine's pool stays one for all apps, and a packet that waits for long keeps no buffer from the kernel.
+//!
+//! The two rings that we write have twice as many entries as there are buffers to write. The kernel shows a received
+//! frame first and only then that it has taken the buffer off the fill ring (`xsk_flush` in `net/xdp/xsk.c`): in
+//! between, the frame read and its buffer given back, an entry of the past and one of the future name the same buffer.
 
 #![allow(
     unsafe_code,
@@ -43,10 +47,18 @@ pub(super) enum Sent {
 /// Sizes of a socket.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Sizes {
-    /// Entries of each ring, a power of two.
+    /// Buffers to receive with, as many to send with, and entries of each ring that the kernel writes; a power of
+    /// two.
     pub(super) ring: u32,
     /// Bytes of a buffer, 2048 or 4096.
     pub(super) buffer_bytes: u32,
+}
+
+impl Sizes {
+    /// Entries of each ring that we write.
+    fn written_ring(self) -> u32 {
+        self.ring * 2
+    }
 }
 
 /// A bound socket.
@@ -86,15 +98,15 @@ impl Socket {
         let bytes = buffers as usize * sizes.buffer_bytes as usize;
         let memory = Mapping::anonymous(bytes).map_err(step("map memory for buffers"))?;
         register(socket, &memory, sizes.buffer_bytes).map_err(step("register buffers"))?;
-        for ring in [
-            libc::XDP_UMEM_FILL_RING,
-            libc::XDP_UMEM_COMPLETION_RING,
-            libc::XDP_RX_RING,
-            libc::XDP_TX_RING,
+        for (ring, entries) in [
+            (libc::XDP_UMEM_FILL_RING, sizes.written_ring()),
+            (libc::XDP_UMEM_COMPLETION_RING, sizes.ring),
+            (libc::XDP_RX_RING, sizes.ring),
+            (libc::XDP_TX_RING, sizes.written_ring()),
         ] {
-            set(socket, libc::SOL_XDP, ring, &sizes.ring).map_err(step("make rings"))?;
+            set(socket, libc::SOL_XDP, ring, &entries).map_err(step("make rings"))?;
         }
-        let mut this = Rings::map(socket, sizes.ring)
+        let mut this = Rings::map(socket, sizes)
             .map_err(step("map rings"))?
             .into_socket(sizes, memory, descriptor);
         this.relax_limits();
@@ -146,7 +158,7 @@ impl Socket {
         };
         read(frame);
         let buffer = start & !u64::from(self.sizes.buffer_bytes - 1);
-        // As long as the ring: it has room for all receiving buffers.
+        // Twice as long as there are receiving buffers: at most one entry of each waits, and one is of the past.
         let has_room = self.fill.write(buffer);
         debug_assert!(has_room, "the fill ring is full");
         true
@@ -213,7 +225,7 @@ impl Socket {
             len: frame.len() as u32,
             options: 0,
         };
-        // As long as the ring: it has room for all sending buffers.
+        // Twice as long as there are sending buffers: at most one entry of each waits, and one is of the past.
         let has_room = self.send.write(entry);
         debug_assert!(has_room, "the send ring is full");
         true
@@ -331,27 +343,27 @@ struct Rings {
 }
 
 impl Rings {
-    fn map(socket: BorrowedFd<'_>, size: u32) -> io::Result<Self> {
+    fn map(socket: BorrowedFd<'_>, sizes: Sizes) -> io::Result<Self> {
         // SAFETY: all zero is a value of this structure of integers.
         let mut offsets: libc::xdp_mmap_offsets = unsafe { mem::zeroed() };
         get(socket, libc::XDP_MMAP_OFFSETS, &mut offsets)?;
-        let map = |page, ring: &libc::xdp_ring_offset, entry: usize| {
-            let entries = entry * size as usize;
+        let map = |page, ring: &libc::xdp_ring_offset, entry: usize, entries: u32| {
             let start = usize::try_from(ring.desc).map_err(io::Error::other)?;
-            Mapping::of(socket, page, start + entries)
+            Mapping::of(socket, page, start + entry * entries as usize)
         };
         let frame = size_of::<libc::xdp_desc>();
         let address = size_of::<u64>();
+        let (ours, theirs) = (sizes.written_ring(), sizes.ring);
         let misfit = || io::Error::other("the kernel's rings have an unknown shape");
-        let fill = map(PAGE_FILL, &offsets.fr, address)?;
-        let completion = map(PAGE_COMPLETION, &offsets.cr, address)?;
-        let receive = map(libc::XDP_PGOFF_RX_RING, &offsets.rx, frame)?;
-        let send = map(libc::XDP_PGOFF_TX_RING, &offsets.tx, frame)?;
+        let fill = map(PAGE_FILL, &offsets.fr, address, ours)?;
+        let completion = map(PAGE_COMPLETION, &offsets.cr, address, theirs)?;
+        let receive = map(libc::XDP_PGOFF_RX_RING, &offsets.rx, frame, theirs)?;
+        let send = map(libc::XDP_PGOFF_TX_RING, &offsets.tx, frame, ours)?;
         Ok(Self {
-            fill: Producer::new(fill, &offsets.fr, size).ok_or_else(misfit)?,
-            completion: Consumer::new(completion, &offsets.cr, size).ok_or_else(misfit)?,
-            receive: Consumer::new(receive, &offsets.rx, size).ok_or_else(misfit)?,
-            send: Producer::new(send, &offsets.tx, size).ok_or_else(misfit)?,
+            fill: Producer::new(fill, &offsets.fr, ours).ok_or_else(misfit)?,
+            completion: Consumer::new(completion, &offsets.cr, theirs).ok_or_else(misfit)?,
+            receive: Consumer::new(receive, &offsets.rx, theirs).ok_or_else(misfit)?,
+            send: Producer::new(send, &offsets.tx, ours).ok_or_else(misfit)?,
         })
     }
 
