@@ -21,6 +21,7 @@ use nix::sys::{
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sandwire_datapath::{divert, features};
 use sandwire_engine::PoolLimits;
+use sandwire_kernel_net::privileges::{keep_only, raise_descriptor_limit};
 
 use crate::{
     control::{
@@ -103,8 +104,8 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     };
     let folder = &settings.folder;
     make_folder(folder).map_err(failed(&format!("make the folder {}", folder.display())))?;
-    privileges::raise_descriptor_limit();
-    privileges::reduce().map_err(failed("give up capabilities"))?;
+    raise_descriptor_limit(privileges::DESCRIPTORS);
+    keep_only(privileges::KEPT).map_err(failed("give up capabilities"))?;
     let signals = end_signals().map_err(|errno| failed("catch signals")(errno.into()))?;
     let host = start_host(settings)?;
     let socket = control_socket(folder);

@@ -19,6 +19,7 @@ pub mod netlink;
 pub mod netns;
 pub mod nft;
 mod number;
+pub mod privileges;
 pub mod probe;
 pub mod process;
 pub mod procfs;

@@ -14,6 +14,7 @@ use tokio::{
 
 use crate::{
     config::{Deliver, Limits},
+    connection::Books,
     credentials::{Life, Store, name_of},
     egress::udp::describe,
     metrics::Metrics,
@@ -37,6 +38,16 @@ pub(crate) struct Destination {
     pub(crate) flows: Arc<Quota>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) report: Report,
+}
+
+impl Destination {
+    fn books(&self) -> Books<'_> {
+        Books {
+            limits: &self.limits,
+            metrics: &self.metrics,
+            report: &self.report,
+        }
+    }
 }
 
 /// A host that is connected.

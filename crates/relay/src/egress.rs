@@ -7,6 +7,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use crate::{
     config::{Egress, Limits, Protocol},
+    connection::Books,
     metrics::Metrics,
     report::Report,
     senders::{Quota, Senders},
@@ -27,6 +28,14 @@ pub(crate) struct Host {
 }
 
 impl Host {
+    fn books(&self) -> Books<'_> {
+        Books {
+            limits: &self.limits,
+            metrics: &self.metrics,
+            report: &self.report,
+        }
+    }
+
     /// The peer for what a source sends there, if it is redirected at all.
     fn via(
         &self,

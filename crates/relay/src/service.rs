@@ -15,7 +15,10 @@ use std::{
     time::Duration,
 };
 
-use sandwire_kernel_net::transparent;
+use sandwire_kernel_net::{
+    privileges::{keep_only, raise_descriptor_limit},
+    transparent,
+};
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
@@ -78,7 +81,7 @@ struct Sockets {
 /// # Errors
 /// See [`ServiceError`]; only before it is ready.
 pub fn run(config: &Config) -> Result<(), ServiceError> {
-    privileges::raise_descriptor_limit();
+    raise_descriptor_limit(privileges::DESCRIPTORS);
     make_folder(&config.folder).map_err(failed(format!(
         "make the folder {}",
         config.folder.display()
@@ -91,7 +94,8 @@ pub fn run(config: &Config) -> Result<(), ServiceError> {
     let metrics = Arc::new(Metrics::default());
     let report = Report::open(config.report.as_deref(), metrics.clone())
         .map_err(failed("open the report"))?;
-    privileges::reduce(config.egress.is_some()).map_err(failed("give up capabilities"))?;
+    let kept = config.egress.as_ref().map_or(&[][..], |_| privileges::KEPT);
+    keep_only(kept).map_err(failed("give up capabilities"))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

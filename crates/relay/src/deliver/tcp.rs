@@ -7,7 +7,8 @@ use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 use super::{Caller, Destination};
 use crate::{
     config::Protocol,
-    pump::{self, Secure, reset},
+    connection::Plain,
+    pump::{Secure, reset},
     report::Subject,
     senders::Share,
     wire::{Answer, Opening},
@@ -61,28 +62,8 @@ pub(super) async fn deliver(
             return;
         }
     };
-    here.metrics.connections.add(1);
-    here.metrics.connections_open.add(1);
-    let carried = pump::carry(
-        plain,
-        secure,
-        here.limits.buffer_bytes,
-        here.limits.tcp_idle,
-    )
-    .await;
-    here.metrics.connections_open.subtract(1);
-    here.metrics.bytes_out.add(carried.to_plain);
-    here.metrics.bytes_in.add(carried.from_plain);
-    let outcome = match &carried.cut {
-        None => "closed",
-        Some(reason) => {
-            tracing::debug!(%destination, reason, "a connection is cut");
-            here.metrics.connections_cut.add(1);
-            "cut"
-        }
-    };
-    here.report
-        .add(&subject, outcome, (carried.to_plain, carried.from_plain));
+    let plain = (Plain::Destination, plain);
+    here.books().carry(&subject, plain, secure).await;
 }
 
 async fn connect(

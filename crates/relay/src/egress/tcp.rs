@@ -11,7 +11,8 @@ use tokio::{net::TcpStream, time::sleep};
 use super::Host;
 use crate::{
     config::Protocol,
-    pump::{self, Secure, reset},
+    connection::Plain,
+    pump::reset,
     report::Subject,
     steering::Entrance,
     wire::{Answer, Opening},
@@ -91,33 +92,8 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Ent
             return refuse("the peer is away");
         }
     };
-    carry(host, stream, secure, &subject).await;
-}
-
-/// Carries bytes, and reports what came of it.
-async fn carry(host: &Host, stream: TcpStream, secure: Secure, subject: &Subject) {
-    host.metrics.connections.add(1);
-    host.metrics.connections_open.add(1);
-    let carried = pump::carry(
-        stream,
-        secure,
-        host.limits.buffer_bytes,
-        host.limits.tcp_idle,
-    )
-    .await;
-    host.metrics.connections_open.subtract(1);
-    host.metrics.bytes_out.add(carried.from_plain);
-    host.metrics.bytes_in.add(carried.to_plain);
-    let outcome = match &carried.cut {
-        None => "closed",
-        Some(reason) => {
-            tracing::debug!(sender = %subject.sender, destination = %subject.destination, reason, "a connection is cut");
-            host.metrics.connections_cut.add(1);
-            "cut"
-        }
-    };
-    let bytes = (carried.from_plain, carried.to_plain);
-    host.report.add(subject, outcome, bytes);
+    let plain = (Plain::Sender, stream);
+    host.books().carry(&subject, plain, secure).await;
 }
 
 /// IPv4 as IPv4, whatever kind of socket it came by.
