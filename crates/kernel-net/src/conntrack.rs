@@ -74,6 +74,10 @@ pub fn forget<S: BuildHasher>(
     socket: &mut Socket,
     addresses: &HashSet<IpAddr, S>,
 ) -> Result<usize, Error> {
+    // A listing looks at each of a quarter of a million buckets, full or not: 12 ms a family.
+    if count(socket)? == 0 {
+        return Ok(0);
+    }
     let mut forgotten = 0;
     for family in [octet(libc::AF_INET), octet(libc::AF_INET6)] {
         if !addresses
