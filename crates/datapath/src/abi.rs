@@ -317,8 +317,12 @@ structs! {
         clone6: Address,
         /// Zero without IPv6.
         gateway6: Address,
+        /// Goes up with each lease: what one has opened is closed to the next.
+        lease: u32,
         /// Zero.
-        reserved_words: [u64; 10],
+        reserved_half: u32,
+        /// Zero.
+        reserved_words: [u64; 9],
     }
     /// Ports of one protocol. Protocol 0 is any, ports 0-65535 are all.
     PortRule = "port_rule" {
@@ -434,8 +438,8 @@ structs! {
         seen: u64,
         /// See [`AnswerVia`].
         via: u32,
-        /// Zero.
-        reserved: u32,
+        /// Lease of the interface, when it came.
+        lease: u32,
     }
     /// Traffic in one direction.
     Traffic = "traffic" {

@@ -96,8 +96,10 @@ impl Datapath {
         for index in (first.0..).take(count.into()) {
             self.field(NicIndex(index), offset_of!(Nic, state))
                 .store(NicState::Absent.number(), Ordering::Release);
+            let before = self.nics.read(index);
             let absent = Nic {
-                generation: self.nics.read(index).generation.wrapping_add(1),
+                generation: before.generation.wrapping_add(1),
+                lease: before.lease,
                 ..Nic::default()
             };
             self.nics.write(index, &absent);
@@ -106,10 +108,16 @@ impl Datapath {
     }
 
     /// Writes an entry. Of one that is active, what [`Self::set_policy`] and [`Self::set_flag`] can't
-    /// change must stay as it is. The generation is kept and counted up.
+    /// change must stay as it is. The generation is kept and counted up, the number of the lease is kept.
     pub fn write_nic(&self, index: NicIndex, nic: &Nic) {
-        let generation = self.nic(index).generation.wrapping_add(1);
-        self.nics.write(index.0, &Nic { generation, ..*nic });
+        let before = self.nic(index);
+        let (generation, lease) = (before.generation.wrapping_add(1), before.lease);
+        let entry = Nic {
+            generation,
+            lease,
+            ..*nic
+        };
+        self.nics.write(index.0, &entry);
     }
 
     /// Reads an entry.
@@ -131,7 +139,7 @@ impl Datapath {
             .collect()
     }
 
-    /// Lets packets pass: zeroes counters and meters, enters the clone addresses, and at last says that
+    /// Lets packets pass: zeroes counters and meters, closes what an earlier lease has opened for answers, enters the clone addresses, and at last says that
     /// the NIC is active. `process`: the sandbox is a process in the slot's namespace.
     ///
     /// # Errors
@@ -149,6 +157,8 @@ impl Datapath {
         self.field(index, offset_of!(Nic, policy))
             .store(policy.0, Ordering::Relaxed);
         self.set_flag(index, NicFlag::Process, process);
+        self.field(index, offset_of!(Nic, lease))
+            .fetch_add(1, Ordering::Relaxed);
         self.forget_decisions(index);
         // Active before its addresses are known: packets towards a slot that moves to eBPF under traffic
         // go by the host's routes until then, and by the NIC as soon as it is found.

@@ -75,7 +75,9 @@ struct nic {
 	struct address guest6; /* zero without IPv6 */
 	struct address clone6;
 	struct address gateway6;
-	__u64 reserved_words[10];
+	__u32 lease;          /* goes up with each lease: what one has opened is closed to the next */
+	__u32 reserved_half;
+	__u64 reserved_words[9];
 };
 
 enum uplink_mode {
@@ -187,7 +189,7 @@ struct answer_key {
 struct answer_value {
 	__u64 seen; /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 via;  /* enum answer_via */
-	__u32 reserved;
+	__u32 lease; /* of the interface, when it came */
 };
 
 struct traffic {

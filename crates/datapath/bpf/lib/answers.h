@@ -20,17 +20,26 @@ static __always_inline __s64 age_of(const struct answer_value *answer, __u64 now
 	return (__s64)(now - READ_ONCE(answer->seen));
 }
 
-static __always_inline int is_alive(const struct answer_value *answer, __u8 protocol, __u64 now)
+/* Whether it is of this lease and of late: who leases the interface next must not answer for the last one. */
+static __always_inline int is_alive(const struct answer_value *answer, __u32 lease, __u8 protocol,
+				    __u64 now)
 {
 	__s64 life = protocol == PROTOCOL_TCP ? ANSWER_TCP : ANSWER_OTHERS;
 
-	return age_of(answer, now) <= life;
+	return answer->lease == lease && age_of(answer, now) <= life;
+}
+
+static __always_inline __u32 lease_of(__u32 index)
+{
+	const struct nic *nic = bpf_map_lookup_elem(&nics, &index);
+
+	return nic ? READ_ONCE(nic->lease) : 0;
 }
 
 /* Notes a packet towards a guest. `learn`: any TCP packet opens, not only the first of a connection. */
 __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u64 now, __u32 learn)
 {
-	struct answer_value value = {.seen = now, .via = via}, *known;
+	struct answer_value value = {.seen = now, .via = via, .lease = lease_of(nic)}, *known;
 	struct answer_key key = {.nic = nic};
 	int opens = 1;
 
@@ -48,7 +57,7 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 	key.peer = p->source;
 	key.protocol = p->protocol;
 	known = bpf_map_lookup_elem(&answers, &key);
-	if (!known || !is_alive(known, key.protocol, now)) {
+	if (!known || !is_alive(known, value.lease, key.protocol, now)) {
 		if (opens)
 			bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
 	} else if (age_of(known, now) > (__s64)ANSWER_REFRESH || (opens && known->via != via)) {
@@ -93,12 +102,12 @@ static __always_inline int answer_key_of(frame *f, const struct packet *p, struc
 __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 now)
 {
 	struct answer_key key = {.nic = nic};
-	struct answer_value value = {}, *known;
+	struct answer_value value = {.lease = lease_of(nic)}, *known;
 
 	if (!p || !answer_key_of(f, p, &key))
 		return 0;
 	known = bpf_map_lookup_elem(&answers, &key);
-	if (!known || !is_alive(known, key.protocol, now))
+	if (!known || !is_alive(known, value.lease, key.protocol, now))
 		return 0;
 	value.via = known->via;
 	if (p->fragment == FRAGMENT_FIRST) {

@@ -252,6 +252,39 @@ fn netns_a_denied_packet_is_counted_and_traced() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn netns_what_a_lease_may_answer_the_next_may_not() {
+    lab::run(|lab| {
+        let uplink = host(lab);
+        let datapath = open(&settings());
+        datapath.attach_shared(index_of("swtest")).unwrap();
+        datapath.set_uplinks(&[up0()]).unwrap();
+        let (guest, index) = slot(&datapath, lab);
+        let policy = policy::compile(&route_policy(), &["10.64.0.0/16".parse().unwrap()]).unwrap();
+        let policy = datapath.add_policy(&policy).unwrap();
+        let request = datagram((ROUTER_MAC, UPLINK_MAC), (DENIED, 2000), (CLONE, 1000));
+        let answer = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (DENIED, 2000));
+        let denied = || datapath.counters(index).drops[DropReason::Policy as usize];
+        for _ in 0..2 {
+            // What counts is told anew with each lease.
+            datapath.activate(index, policy, false).unwrap();
+            guest.file().write_all(&answer).unwrap();
+            let deadline = Instant::now() + PATIENCE;
+            while denied() == 0 {
+                assert!(Instant::now() < deadline, "nobody has asked this lease");
+                thread::sleep(Duration::from_millis(1));
+            }
+            uplink.file().write_all(&request).unwrap();
+            receive(&guest);
+            guest.file().write_all(&answer).unwrap();
+            assert_eq!(&receive(&uplink)[30..34], DENIED.octets());
+            assert_eq!(denied(), 1);
+            datapath.deactivate(index).unwrap();
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn netns_no_packet_is_lost_while_programs_are_replaced() {
     const PACKETS: usize = 4000;
     lab::run(|lab| {

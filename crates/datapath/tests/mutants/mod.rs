@@ -222,14 +222,14 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "answers that never expire",
         "lib/answers.h",
-        "if (!known || !is_alive(known, key.protocol, now))\n\t\treturn 0;",
+        "if (!known || !is_alive(known, value.lease, key.protocol, now))\n\t\treturn 0;",
         "if (!known)\n\t\treturn 0;",
         &["answer"],
     ),
     mutant(
         "answers that expired renewed by any packet",
         "lib/answers.h",
-        "if (!known || !is_alive(known, key.protocol, now)) {",
+        "if (!known || !is_alive(known, value.lease, key.protocol, now)) {",
         "if (!known) {",
         &["answer-after-question"],
     ),

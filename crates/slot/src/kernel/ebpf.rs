@@ -229,6 +229,7 @@ impl Ebpf {
                 wanted.flags = wanted.flags & BY_KIND | found.flags & !BY_KIND;
                 (wanted.state, wanted.policy) = (found.state, found.policy);
                 (wanted.group, wanted.generation) = (found.group, found.generation);
+                wanted.lease = found.lease;
                 found == wanted && found.state != NicState::Absent.number()
             })
         })
