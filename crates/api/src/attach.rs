@@ -51,6 +51,9 @@ pub struct Attached {
     pub host_interface: String,
     /// What kind of interface it is.
     pub device: AttachedDevice,
+    /// Why it is that, where the pool left it open.
+    #[serde(default)]
+    pub device_reason: Option<String>,
     /// Its addresses, each the sandbox's own: no translation is between it and the world.
     pub addresses: Vec<AttachedAddress>,
     /// Its routes.
@@ -89,6 +92,19 @@ pub enum AttachedDevice {
     #[default]
     Veth,
     /// One end of a netkit pair.
+    Netkit,
+}
+
+/// What kind of interface containers get.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// `netkit` where the kernel makes such pairs, and otherwise `veth`. Decided for each lease, which tells why.
+    #[default]
+    Auto,
+    /// One end of a veth pair.
+    Veth,
+    /// One end of a netkit pair; refused where the kernel makes none.
     Netkit,
 }
 

@@ -13,6 +13,7 @@ use utoipa::{
 };
 
 use crate::{
+    attach::DeviceChoice,
     name::Name,
     policy::{EgressPolicy, LimitSpec},
     slot::{DataPath, MacAddress, SlotKind},
@@ -31,6 +32,9 @@ pub struct PoolSpec {
     /// Data path. Default: `auto`.
     #[serde(default = "default_data_path")]
     pub data_path: DataPath,
+    /// What kind of interface containers get; only with `kind = "container"`. Default: `auto`.
+    #[serde(default)]
+    pub device: DeviceChoice,
     /// Slots to keep ready, beside those that are leased. Default: 8.
     #[serde(default = "default_size")]
     pub size: u32,

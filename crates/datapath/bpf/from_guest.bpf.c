@@ -326,6 +326,9 @@ int from_guest(struct __sk_buff *skb)
 	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason,
 			      reason == DROP_SOURCE_MAC ? STAGE_ANTISPOOF : STAGE_PARSE);
+	/* netkit leaves this to the sender's word, and the sibling's stack would follow it. */
+	if (rarely(skb->protocol != ethertype))
+		return refuse(skb, sender.index, sender.flags, DROP_ETHERTYPE, STAGE_PARSE);
 	if (rarely(ethertype == bpf_htons(ETH_P_ARP)))
 		return arp_from_guest(skb, &sender);
 	reason = parse_from_guest(skb, &sender, ethertype, &packet);

@@ -1,4 +1,4 @@
-//! Network interfaces: veth pairs, bridges, and settings of any of them.
+//! Network interfaces: pairs, bridges, and settings of any of them.
 //!
 //! Everything that one interface needs goes into one [`Change`], because each change of an interface
 //! that is up costs the kernel a walk over its tables (see `docs/decisions/0003-nf-tables-encoder.md`
@@ -28,6 +28,14 @@ pub const REQUIRED_CAPABILITIES: Required = Required {
 };
 
 const VETH_INFO_PEER: u16 = 1;
+const IFLA_NETKIT_PEER_INFO: u16 = 1;
+const IFLA_NETKIT_POLICY: u16 = 3;
+const IFLA_NETKIT_PEER_POLICY: u16 = 4;
+const IFLA_NETKIT_MODE: u16 = 5;
+/// What becomes of packets that no program of the pair itself judges: they go on to the other end.
+const NETKIT_PASS: u32 = 0;
+/// The ends carry Ethernet frames.
+const NETKIT_L2: u32 = 0;
 const IFLA_INET_CONF: u16 = 1;
 const IPV4_DEVCONF_FORWARDING: u16 = 1;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
@@ -62,9 +70,32 @@ impl fmt::Display for InterfaceIndex {
     }
 }
 
+/// What makes a pair of interfaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairDevice {
+    /// veth, which every kernel has.
+    Veth,
+    /// netkit in its Ethernet mode (Linux 6.7, with addresses of our choice 6.12). The end in the socket's
+    /// namespace is the primary one, by which alone its settings change.
+    Netkit,
+}
+
+impl PairDevice {
+    /// As the kernel names it.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Veth => "veth",
+            Self::Netkit => "netkit",
+        }
+    }
+}
+
 /// A pair of Ethernet interfaces, one in the socket's namespace and one in another.
 #[derive(Clone, Copy, Debug)]
-pub struct VethPair<'a> {
+pub struct InterfacePair<'a> {
+    /// What it is made of.
+    pub device: PairDevice,
     /// Name of the end in the socket's namespace.
     pub name: &'a str,
     /// Number that this end gets; the kernel chooses one if it is 0.
@@ -85,7 +116,7 @@ pub struct VethPair<'a> {
     pub dormant: Option<End>,
 }
 
-/// One end of a [`VethPair`].
+/// One end of a [`InterfacePair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// That in the socket's namespace.
@@ -94,24 +125,36 @@ pub enum End {
     Peer,
 }
 
-impl VethPair<'_> {
+impl InterfacePair<'_> {
     /// Creates the pair. Both ends are down.
     pub fn create(&self, request: &mut Request) {
-        let object = format!("veth pair {} and {}", self.name, self.peer_name);
+        let kind = self.device.kind();
+        let object = format!("{kind} pair {} and {}", self.name, self.peer_name);
         request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
             message.raw(&header(self.index.0, None));
             self.write_end(message, End::Here);
             message.nest(libc::IFLA_LINKINFO, |info| {
-                info.put_text(libc::IFLA_INFO_KIND, "veth");
-                info.nest(libc::IFLA_INFO_DATA, |data| {
-                    data.nest(VETH_INFO_PEER, |peer| {
-                        peer.raw(&header(0, None));
-                        self.write_end(peer, End::Peer);
-                        let namespace = self.peer_namespace.as_raw_fd().cast_unsigned();
-                        peer.put_u32(libc::IFLA_NET_NS_FD, namespace);
-                    });
-                });
+                info.put_text(libc::IFLA_INFO_KIND, kind);
+                info.nest(libc::IFLA_INFO_DATA, |data| self.write_data(data));
             });
+        });
+    }
+
+    fn write_data(&self, data: &mut Writer<'_>) {
+        let peer = match self.device {
+            PairDevice::Veth => VETH_INFO_PEER,
+            PairDevice::Netkit => {
+                data.put_u32(IFLA_NETKIT_MODE, NETKIT_L2);
+                data.put_u32(IFLA_NETKIT_POLICY, NETKIT_PASS);
+                data.put_u32(IFLA_NETKIT_PEER_POLICY, NETKIT_PASS);
+                IFLA_NETKIT_PEER_INFO
+            }
+        };
+        data.nest(peer, |peer| {
+            peer.raw(&header(0, None));
+            self.write_end(peer, End::Peer);
+            let namespace = self.peer_namespace.as_raw_fd().cast_unsigned();
+            peer.put_u32(libc::IFLA_NET_NS_FD, namespace);
         });
     }
 
@@ -266,7 +309,7 @@ pub struct Interface {
     pub name: String,
     /// Free text that tells whose it is.
     pub alias: Option<String>,
-    /// Driver: `veth`, `tun`, `bridge`.
+    /// Driver: `veth`, `netkit`, `tun`, `bridge`.
     pub kind: Option<String>,
     /// Ethernet address.
     pub mac: Option<Mac>,
@@ -280,7 +323,7 @@ pub struct Interface {
     pub master: Option<InterfaceIndex>,
     /// The interface that it is built on, as a VLAN is, where that is in the same namespace.
     pub lower: Option<InterfaceIndex>,
-    /// Number of a veth's other end in whatever namespace that is.
+    /// Number of a pair's other end in whatever namespace that is.
     pub peer: Option<InterfaceIndex>,
     /// Whether it was raised.
     pub is_up: bool,
@@ -477,7 +520,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         lower: number_of(libc::IFLA_LINK)
             .filter(|_| attributes.find(libc::IFLA_LINK_NETNSID).is_none()),
         // Not said where it is the same number as this end's.
-        peer: (kind.as_deref() == Some("veth"))
+        peer: matches!(kind.as_deref(), Some("veth" | "netkit"))
             .then(|| number_of(libc::IFLA_LINK).unwrap_or(InterfaceIndex(index))),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
         has_carrier: attributes

@@ -5,3 +5,4 @@
 
 pub mod bpf;
 pub mod kvm;
+pub mod netkit;

@@ -28,6 +28,12 @@ pub struct AttachRecord {
     /// The kernel's number of the namespace, which is never used again, where the kernel tells it (Linux 5.14).
     /// A path may lead to another namespace some day: a process's number comes again.
     pub netns_cookie: Option<u64>,
+    /// What is made; what was there before there was a choice is a veth pair.
+    #[serde(default)]
+    pub device: AttachedDevice,
+    /// Why, where the pool left it open.
+    #[serde(default)]
+    pub device_reason: Option<String>,
     /// Whether the interface was made: before, nobody has been told of the lease.
     pub is_done: bool,
 }
@@ -43,7 +49,8 @@ impl AttachRecord {
             mac: nic.guest_mac,
             mtu: slot.mtu,
             host_interface: slot.host_interface.clone(),
-            device: AttachedDevice::Veth,
+            device: self.device,
+            device_reason: self.device_reason.clone(),
             addresses: addresses(nic).collect(),
             routes: self.routes(nic),
             gateway_mac: nic.gateway_mac,

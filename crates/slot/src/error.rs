@@ -162,6 +162,12 @@ pub enum NetworkError {
         /// What to do.
         advice: String,
     },
+    /// The kernel makes no netkit pairs.
+    #[error("this kernel makes no netkit pairs (Linux 6.12 with CONFIG_NETKIT does): {reason}")]
+    NoNetkit {
+        /// What it says when one is tried.
+        reason: String,
+    },
     /// The policy is more than the data path holds.
     #[error("policy: {0}")]
     Policy(#[from] PolicyError),
@@ -171,6 +177,28 @@ pub enum NetworkError {
     /// Several operations of a clean-up failed; each is named.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<NetworkError>),
+}
+
+impl From<sandwire_kernel_net::Error> for NetworkError {
+    fn from(error: sandwire_kernel_net::Error) -> Self {
+        let (operation, object) = error.subject();
+        Self::Kernel {
+            operation,
+            object: object.to_owned(),
+            source: Box::new(error.into_cause()),
+        }
+    }
+}
+
+impl NetworkError {
+    /// A failure of which only the text is left, because several objects share it.
+    pub(crate) fn reason(operation: &'static str, object: impl Into<String>, text: &str) -> Self {
+        Self::Kernel {
+            operation,
+            object: object.into(),
+            source: text.into(),
+        }
+    }
 }
 
 /// Why the state folder or its journal can't be used. A failed write changed nothing.

@@ -32,10 +32,10 @@ use sandwire_api::{
 };
 use sandwire_datapath::abi::NicFlag;
 use sandwire_kernel_net::{
-    Error as KernelError,
     interface::InterfaceIndex,
     netlink::Socket,
     netns::{self, Home},
+    probe::netkit,
     procfs::PrivateProcfs,
 };
 
@@ -86,6 +86,8 @@ pub struct KernelNetwork {
     ebpf: OnceLock<Arc<Ebpf>>,
     /// Number of the shared interface, once there is a pool.
     shared: AtomicU32,
+    /// Whether the kernel makes netkit pairs, or why not, once that has been tried.
+    netkit: OnceLock<Result<(), String>>,
     steps: Arc<dyn Steps>,
 }
 
@@ -132,6 +134,7 @@ impl KernelNetwork {
             host: Mutex::default(),
             ebpf: OnceLock::new(),
             shared: AtomicU32::new(0),
+            netkit: OnceLock::new(),
             steps,
         };
         let first = Worker::new()?;
@@ -519,6 +522,15 @@ impl Network for KernelNetwork {
         container::find_namespace(&self.home, path)
     }
 
+    fn check_netkit(&self) -> Result<(), NetworkError> {
+        let found = self.netkit.get_or_init(|| {
+            let tried = netkit::check(&self.home);
+            tried.map_err(|error| error.into_cause().to_string())
+        });
+        let refused = |reason| NetworkError::NoNetkit { reason };
+        found.clone().map_err(refused)
+    }
+
     fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
         let Some((ebpf, shared)) = self.ebpf_of(slot)? else {
             return Err(not_attachable(slot));
@@ -575,26 +587,4 @@ impl Network for KernelNetwork {
 /// Nothing that holds one of these locks can leave the state half changed.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl From<KernelError> for NetworkError {
-    fn from(error: KernelError) -> Self {
-        let (operation, object) = error.subject();
-        Self::Kernel {
-            operation,
-            object: object.to_owned(),
-            source: Box::new(error.into_cause()),
-        }
-    }
-}
-
-impl NetworkError {
-    /// A failure of which only the text is left, because several objects share it.
-    fn reason(operation: &'static str, object: impl Into<String>, text: &str) -> Self {
-        Self::Kernel {
-            operation,
-            object: object.into(),
-            source: text.into(),
-        }
-    }
 }

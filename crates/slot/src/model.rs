@@ -78,6 +78,7 @@ pub(crate) struct KernelState {
     /// Things that must never happen, but did.
     pub(crate) violations: Vec<String>,
     pub(crate) builds: u32,
+    pub(crate) has_netkit: bool,
     /// Policies that the data path knows, by number.
     pub(crate) policies: BTreeMap<u32, PolicySpec>,
     next_policy: u32,
@@ -397,6 +398,13 @@ impl Network for ModelNetwork {
             .leftovers
             .extend(attached.map(Leftover::Interface));
         Ok(inventory)
+    }
+
+    fn check_netkit(&self) -> Result<(), NetworkError> {
+        let has_netkit = self.kernel.lock().has_netkit;
+        has_netkit.then_some(()).ok_or(NetworkError::NoNetkit {
+            reason: "Operation not supported".to_owned(),
+        })
     }
 
     fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {

@@ -211,6 +211,16 @@ pub trait Network: Send + Sync {
         Ok(None)
     }
 
+    /// Whether the kernel makes netkit pairs. The first call takes some milliseconds.
+    ///
+    /// # Errors
+    /// Why not.
+    fn check_netkit(&self) -> Result<(), NetworkError> {
+        Err(NetworkError::NoNetkit {
+            reason: "nobody has looked".to_owned(),
+        })
+    }
+
     /// Puts a leased container slot's interface into the namespace that its plan names. Takes a millisecond or two.
     ///
     /// # Errors

@@ -129,6 +129,9 @@ fn attached_text(attached: &Attached) -> String {
         ),
         ("  host end", attached.host_interface.clone()),
     ];
+    if let Some(reason) = &attached.device_reason {
+        rows.insert(2, ("  because", reason.clone()));
+    }
     for own in &attached.addresses {
         let key = if own.gateway.is_ipv4() {
             "  IPv4"

@@ -12,7 +12,7 @@ use sandwire_api::name::Name;
 use sandwire_kernel_net::{
     Error as KernelError,
     address::Address,
-    interface::{self, Change, InterfaceIndex, VethPair},
+    interface::{self, Change, InterfaceIndex, InterfacePair, PairDevice},
     netlink::{Request, Socket},
     netns::{self, Home},
     procfs::PrivateProcfs,
@@ -193,7 +193,8 @@ impl Building<'_> {
         let [first, second] = &link.ends;
         let index = InterfaceIndex(FIRST_INDEX + u32::try_from(number).expect("links are few"));
         let mut request = Request::new();
-        VethPair {
+        InterfacePair {
+            device: PairDevice::Veth,
             name: &first.interface,
             index,
             peer_name: &second.interface,

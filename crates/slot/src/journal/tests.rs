@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use sandwire_api::{
+    attach::AttachedDevice,
     lease::LeaseState,
     published_port::{Protocol, PublishPort},
     vsock::{VsockKind, VsockPolicy},
@@ -192,6 +193,8 @@ fn a_journal_without_attached_interfaces_is_taken_over_and_then_holds_some() {
     let mut attach = AttachRecord {
         request: serde_json::from_str(r#"{"netns": "/run/netns/blue", "mtu": 1400}"#).unwrap(),
         netns_cookie: Some(4242),
+        device: AttachedDevice::Netkit,
+        device_reason: Some("it is there".to_owned()),
         is_done: false,
     };
     attached.attach = Some(attach.clone());

@@ -1,4 +1,4 @@
-//! Container slots: a veth pair, made where it is wanted.
+//! Container slots: a pair of interfaces, made where it is wanted.
 //!
 //! Moving an interface from namespace to namespace makes the kernel wait for all its readers, 22 ms each time; making
 //! a pair with one end there takes half a millisecond
@@ -15,11 +15,11 @@ use std::{
     path::Path,
 };
 
-use sandwire_api::slot::Defect;
+use sandwire_api::{attach::AttachedDevice, slot::Defect};
 use sandwire_kernel_net::{
     Error as KernelError,
     address::{self, Address},
-    interface::{self, Change, End, Interface, InterfaceIndex, VethPair},
+    interface::{self, Change, End, Interface, InterfaceIndex, InterfacePair, PairDevice},
     neighbour::Neighbour,
     netlink::{Request, Socket},
     netns::{self, Home},
@@ -153,6 +153,13 @@ impl Container<'_> {
         }
     }
 
+    fn device(&self) -> PairDevice {
+        match self.record.device {
+            AttachedDevice::Veth => PairDevice::Veth,
+            AttachedDevice::Netkit => PairDevice::Netkit,
+        }
+    }
+
     fn name_is_taken(&self) -> NetworkError {
         NetworkError::Conflict {
             object: format!("interface {} in {}", self.name(), self.object()),
@@ -169,7 +176,8 @@ impl Container<'_> {
         namespace: BorrowedFd<'_>,
     ) -> Result<(), NetworkError> {
         let mut request = Request::new();
-        let pair = VethPair {
+        let pair = InterfacePair {
+            device: self.device(),
             name: &slot.host_interface,
             index: NO_INTERFACE,
             peer_name: self.name(),
@@ -413,6 +421,10 @@ impl Container<'_> {
 
     fn settings_problems(&self, found: &Interface, slot: &SlotPlan) -> Vec<String> {
         let mut problems = Vec::new();
+        let kind = self.device().kind();
+        if found.kind.as_deref() != Some(kind) {
+            problems.push(format!("it is no {kind} interface"));
+        }
         if !found.is_up {
             problems.push("it is down".to_owned());
         }

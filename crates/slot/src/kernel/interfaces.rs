@@ -13,7 +13,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_kernel_net::{
     Error as KernelError,
     address::Address,
-    interface::{self, Change, End, InterfaceIndex, VethPair},
+    interface::{self, Change, End, InterfaceIndex, InterfacePair, PairDevice},
     neighbour::Neighbour,
     netlink::{Request, Socket},
     netns::Home,
@@ -70,7 +70,8 @@ pub(super) fn create_tap(slot: &SlotPlan, nic: usize) -> Result<(), NetworkError
 /// The veth, its slot end in the socket's namespace and its host end at home.
 pub(super) fn veth(slot: &SlotPlan, home: &Home) -> Request {
     let mut request = Request::new();
-    let pair = VethPair {
+    let pair = InterfacePair {
+        device: PairDevice::Veth,
         name: &slot.slot_interface,
         index: UPLINK,
         peer_name: &slot.host_interface,

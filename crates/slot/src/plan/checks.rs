@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
+    attach::DeviceChoice,
     pool::{AddressPlan, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
     vsock::VsockKind,
@@ -30,6 +31,17 @@ pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
     if spec.kind == SlotKind::Container {
         super::container::check(spec)?;
         return check_clone_prefixes(spec);
+    }
+    if spec.device != DeviceChoice::Auto {
+        let value = match spec.device {
+            DeviceChoice::Netkit => "netkit",
+            _ => "veth",
+        };
+        return Err(PlanError::Unsupported {
+            setting: "device",
+            value: value.to_owned(),
+            reason: "says what interface a container gets: only with kind = container",
+        });
     }
     check_families(spec)?;
     for nic in guest::nics(spec)? {

@@ -7,7 +7,7 @@
 use std::sync::{Arc, MutexGuard};
 
 use sandwire_api::{
-    attach::{Attach, AttachedState},
+    attach::{Attach, AttachedDevice, AttachedState, DeviceChoice},
     lease::AcquireLease,
     name::Name,
     slot::SlotKind,
@@ -16,7 +16,7 @@ use sandwire_api::{
 use super::{Caller, Shared, Slots, State, acquire::Outcome};
 use crate::{
     attach::{self, AttachRecord},
-    error::ServiceError,
+    error::{NetworkError, ServiceError},
     plan::SlotNumber,
 };
 
@@ -82,11 +82,48 @@ impl Shared {
         }
         let found = self.network.find_namespace(&wanted.netns);
         let netns_cookie = found.map_err(|error| invalid(path, error.to_string()))?;
+        let (device, device_reason) = self.choose_device(plan.spec.device)?;
         Ok(Some(AttachRecord {
             request: wanted.clone(),
             netns_cookie,
+            device,
+            device_reason,
             is_done: false,
         }))
+    }
+
+    /// What a container gets, and why if the pool leaves that open.
+    fn choose_device(
+        &self,
+        choice: DeviceChoice,
+    ) -> Result<(AttachedDevice, Option<String>), ServiceError> {
+        match choice {
+            DeviceChoice::Veth => Ok((AttachedDevice::Veth, None)),
+            DeviceChoice::Netkit => {
+                self.check_device(choice)?;
+                Ok((AttachedDevice::Netkit, None))
+            }
+            DeviceChoice::Auto => Ok(match self.network.check_netkit() {
+                Ok(()) => {
+                    let reason = "this kernel makes netkit pairs";
+                    (AttachedDevice::Netkit, Some(reason.to_owned()))
+                }
+                Err(error) => (AttachedDevice::Veth, Some(error.to_string())),
+            }),
+        }
+    }
+
+    /// Refuses a device that this kernel doesn't make.
+    pub(super) fn check_device(&self, choice: DeviceChoice) -> Result<(), ServiceError> {
+        if choice != DeviceChoice::Netkit {
+            return Ok(());
+        }
+        let invalid = |error: NetworkError| ServiceError::Invalid {
+            field: "device",
+            value: "netkit".to_owned(),
+            reason: format!("{error}: use veth, or auto"),
+        };
+        self.network.check_netkit().map_err(invalid)
     }
 
     /// Has the interface of a lease that has just been granted made; of one that was there, waits for it. If that

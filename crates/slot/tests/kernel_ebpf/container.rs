@@ -7,7 +7,10 @@ use std::{
     time::Instant,
 };
 
-use sandwire_api::{attach::Attach, drop_reason::DropReason};
+use sandwire_api::{
+    attach::{Attach, AttachedDevice},
+    drop_reason::DropReason,
+};
 use sandwire_slot::{
     attach::AttachRecord,
     kernel::{BuildStep, KernelNetwork, Settings},
@@ -46,6 +49,8 @@ fn slot_for(
     let record = AttachRecord {
         request,
         netns_cookie,
+        device: AttachedDevice::Veth,
+        device_reason: None,
         is_done: true,
     };
     plan.slot(SlotNumber(number)).attached_by(Some(&record))

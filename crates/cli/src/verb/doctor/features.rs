@@ -8,11 +8,14 @@ use nix::sched::CloneFlags;
 use rustix::net::{AddressFamily, SocketType};
 use sandwire_kernel_net::{
     Error,
-    interface::{self, Change, InterfaceIndex, VethPair},
+    interface::{self, Change, InterfaceIndex, InterfacePair, PairDevice},
     netlink::{CREATE, Request, Socket, attribute::Writer},
     netns::Home,
     nft::{self, Batch, Chain, ChainKind, Hook, Policy},
-    probe::bpf::{self, Program},
+    probe::{
+        bpf::{self, Program},
+        netkit,
+    },
     procfs::PrivateProcfs,
     tap,
 };
@@ -82,7 +85,9 @@ pub(super) fn probe_all() -> Results {
     for kind in ["macvlan", "ipvlan"] {
         note(kind, probed(create_above_veth(&mut socket, kind)));
     }
-    for kind in ["netkit", "dummy", "ifb"] {
+    let netkit = Home::here().and_then(|here| netkit::make_pair(&mut socket, &here));
+    note("netkit", probed(netkit));
+    for kind in ["dummy", "ifb"] {
         note(kind, probed(create_plain(&mut socket, kind)));
     }
     for kind in ["fq", "netem", "tbf", "htb"] {
@@ -137,7 +142,8 @@ fn send(socket: &mut Socket, fill: impl FnOnce(&mut Request)) -> Result<(), Erro
 
 fn create_veth(socket: &mut Socket) -> Result<(), Error> {
     let here = Home::here()?;
-    let pair = VethPair {
+    let pair = InterfacePair {
+        device: PairDevice::Veth,
         name: VETH,
         index: VETH_INDEX,
         peer_name: PEER,

@@ -170,7 +170,7 @@ const FEATURES: &[(&str, &str, &str, &str)] = &[
         "netkit",
         KERNEL,
         "veth",
-        "Linux 6.7 or later with CONFIG_NETKIT",
+        "Linux 6.12 or later with CONFIG_NETKIT",
     ),
     ("ipvlan", KERNEL, "veth", "modprobe ipvlan (CONFIG_IPVLAN)"),
     (

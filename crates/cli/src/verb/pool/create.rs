@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, builder::PossibleValuesParser};
 use ipnet::{Ipv4Net, Ipv6Net};
 use sandwire_api::{
+    attach::DeviceChoice,
     name::Name,
     pool::{AddressPlan, GuestSpec, PolicySpec, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
@@ -58,6 +59,11 @@ struct Settings {
     /// Data path [default: auto].
     #[arg(long, value_parser = words::<DataPath>(&["auto", "nft", "ebpf", "xdp"]))]
     data_path: Option<DataPath>,
+
+    /// What kind of interface containers get; auto is netkit where the kernel has it, else veth
+    /// [default: auto].
+    #[arg(long, value_parser = words::<DeviceChoice>(&["auto", "veth", "netkit"]))]
+    device: Option<DeviceChoice>,
 
     /// Prefix of the IPv4 clone addresses, as 10.64.0.0/16; without it the sandboxes have no IPv4.
     #[arg(long, value_name = "PREFIX")]
@@ -161,6 +167,7 @@ impl Settings {
         Ok(PoolSpec {
             kind: self.kind.unwrap_or(spec.kind),
             data_path: self.data_path.unwrap_or(spec.data_path),
+            device: self.device.unwrap_or(spec.device),
             size: self.size.unwrap_or(spec.size),
             nics: self.nics.unwrap_or(spec.nics),
             tap: TapSpec {
@@ -297,7 +304,7 @@ mod tests {
     #[test]
     fn every_flag_reaches_the_specification() {
         let spec = spec(
-            "web --plan firecracker-clones --ipv6 fd00:c10e::/64 --size 3 --kind host --data-path xdp --nics 1 \
+            "web --plan firecracker-clones --ipv6 fd00:c10e::/64 --size 3 --kind host --data-path xdp --device veth --nics 1 \
              --tap tap7 --uid 5 --gid 6 --multi-queue --mtu 9000 --guest-mac 06:00:00:00:00:01 \
              --gateway-mac 06:00:00:00:00:02 --guest-ipv4 172.16.0.2/30 --guest-ipv6 fd01::2/64 --uplink route \
              --clone-to-clone --host-service tcp/53 --host-service icmp --cloud-metadata --connections-max 9 \
@@ -309,6 +316,7 @@ mod tests {
             name = "web"
             kind = "host"
             data_path = "xdp"
+            device = "veth"
             size = 3
             nics = 1
             quarantine_seconds = 30

@@ -1,6 +1,9 @@
 use std::path::PathBuf;
 
-use sandwire_api::{attach::Attached, slot::SlotKind};
+use sandwire_api::{
+    attach::{Attached, AttachedDevice, DeviceChoice},
+    slot::SlotKind,
+};
 
 use super::*;
 
@@ -183,4 +186,52 @@ fn an_interface_that_went_while_the_service_was_away_is_made_again() {
     });
     assert_eq!(host.kernel.lock().attached.len(), 1);
     host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_lease_keeps_the_device_that_the_kernel_had_when_it_was_made() {
+    let (host, slots) = with_boxes(2);
+    let old = attached(&slots);
+    assert_eq!(old.device, AttachedDevice::Veth);
+    assert!(old.device_reason.unwrap().contains("makes no netkit pairs"));
+    host.kernel.lock().has_netkit = true;
+    let red = r#"boxes:b "attach": {"netns": "/run/netns/red"}"#;
+    let new = slots.take(red).unwrap().lease.attached.unwrap();
+    assert_eq!(new.device, AttachedDevice::Netkit);
+    assert!(new.device_reason.is_some());
+    drop(slots);
+
+    host.kernel.lock().has_netkit = false;
+    let slots = host.start();
+    assert_eq!(attached(&slots).device, AttachedDevice::Veth);
+    let kept = slots.lease_detail(ROOT, None, &name("b")).unwrap();
+    assert_eq!(kept.lease.attached, Some(new));
+}
+
+#[test]
+fn netkit_is_refused_where_the_kernel_has_none_and_by_other_kinds() {
+    let host = Host::new();
+    let slots = host.start();
+    let wanted = PoolSpec {
+        device: DeviceChoice::Netkit,
+        ..boxes(1)
+    };
+    assert_eq!(code(slots.create_pool(&wanted)), ErrorCode::InvalidRequest);
+    assert!(slots.pools().is_empty());
+    host.kernel.lock().has_netkit = true;
+    let other = PoolSpec {
+        device: DeviceChoice::Veth,
+        ..spec("web", 1)
+    };
+    assert_eq!(code(slots.create_pool(&other)), ErrorCode::Unsupported);
+    slots.create_pool(&wanted).unwrap();
+    slots.await_ready("boxes", 1);
+    let made = attached(&slots);
+    assert_eq!(
+        (made.device, made.device_reason),
+        (AttachedDevice::Netkit, None)
+    );
+    host.kernel.lock().has_netkit = false;
+    let red = r#"boxes:b "attach": {"netns": "/run/netns/red"}"#;
+    assert_eq!(code(slots.take(red)), ErrorCode::InvalidRequest);
 }

@@ -1,0 +1,215 @@
+//! What a container's interface is made of: netkit where the kernel has it, and what the pool says.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first thing that fails"
+)]
+
+#[path = "ebpf/mod.rs"]
+mod ebpf;
+
+use std::{
+    io::Read,
+    net::{SocketAddr, TcpStream},
+    process::{Command, Stdio},
+};
+
+use ebpf::{SECOND, World};
+use sandwire_testlab::{
+    command,
+    guest::kernel::Series,
+    host::{BEYOND_IPV4, BEYOND_IPV6},
+    lab::{self, Lab},
+    namespace::Namespace,
+};
+use serde_json::{Value, json};
+
+const PORT: u16 = 7000;
+const GREETING: &[u8] = b"here\n";
+
+fn boxes(name: &str, number: u8, device: &str) -> Value {
+    json!({
+        "name": name, "kind": "container", "data_path": "ebpf", "size": 2, "device": device,
+        "quarantine_seconds": 0, "policy": {"uplink": "route"},
+        "addresses": {
+            "plan": "prefix", "ipv4": format!("10.7{number}.0.0/24"), "ipv6": format!("fd00:b{number}::/64"),
+        },
+    })
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netkit_is_refused_where_there_is_none_and_auto_says_why_it_is_veth() {
+    lab::run(|lab| {
+        let world = World::without_pools(lab);
+        let before = world.daemon.call("GET", "/v1/pools", None).unwrap();
+        let body = boxes("wanted", 1, "netkit");
+        let wanted = world.daemon.http("POST", "/v1/pools", Some(&body)).unwrap();
+        world.daemon.create_pool(&boxes("open", 2, "auto")).unwrap();
+        let _blue = lab.namespace("blue");
+        let line = "acquire open blue --netns blue";
+        let attached = world.daemon.json(line).unwrap()["attached"].clone();
+        let reason = attached["device_reason"].as_str().unwrap();
+        if wanted.status == 201 {
+            assert_eq!(attached["device"], "netkit", "{attached}");
+            return;
+        }
+        let said = &wanted.body;
+        assert!(
+            wanted.status == 400 && said.contains("netkit pairs"),
+            "{said}"
+        );
+        assert_eq!(attached["device"], "veth");
+        assert!(reason.contains("makes no netkit pairs"), "{reason}");
+        let pools = world.daemon.call("GET", "/v1/pools", None).unwrap();
+        let count = |pools: &Value| pools.as_array().unwrap().len();
+        assert_eq!(count(&pools), count(&before) + 1, "{pools}");
+        let shown = world.daemon.command("show blue").output().unwrap();
+        let shown = String::from_utf8(shown.stdout).unwrap();
+        assert!(shown.contains("makes no netkit pairs"), "{shown}");
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn containers_with_netkit_live_under_their_policy_on_linux_6_12() {
+    lab::run_on(Series::Linux6_12, 300 * SECOND, |lab| {
+        let mut world = World::without_pools(lab);
+        world
+            .daemon
+            .create_pool(&boxes("boxes", 0, "netkit"))
+            .unwrap();
+        world.beyond.route_through_host("10.70.0.0/24").unwrap();
+        world.beyond.route_through_host("fd00:b0::/64").unwrap();
+        let spaces = ["blue", "red"].map(|name| lab.namespace(name));
+        let leases = ["blue", "red"].map(|name| {
+            let line = format!("acquire boxes {name} --netns {name}");
+            world.daemon.json(&line).unwrap()
+        });
+        for lease in &leases {
+            assert_is_netkit(lab, lease);
+        }
+        assert_in_touch(&world, &spaces, &leases);
+        restart_under_ping(&mut world, &spaces[0]);
+        for (name, lease) in ["blue", "red"].iter().zip(&leases) {
+            let shown = world.daemon.json(&format!("show {name}")).unwrap();
+            assert_eq!(shown["attached"], lease["attached"]);
+            let path = format!("/v1/leases/{name}/attached");
+            let state = world.daemon.call("GET", &path, None).unwrap();
+            assert_eq!(state["defects"], json!([]));
+        }
+        assert_in_touch(&world, &spaces, &leases);
+        for name in ["blue", "red"] {
+            let together = json!({"clone_to_clone": true, "uplink": "route"});
+            world.daemon.set_policy(name, &together).unwrap();
+        }
+        for address in addresses_of(&leases[1]) {
+            ping(&spaces[0], &address, true);
+        }
+        for name in ["blue", "red"] {
+            world.daemon.json(&format!("release {name}")).unwrap();
+        }
+        for space in &spaces {
+            assert!(!space.run("ip -o link").unwrap().contains("eth0"));
+        }
+        assert!(!lab.run("ip -d -o link").contains("netkit"));
+        // Without a word of it, it is netkit as well.
+        world.daemon.create_pool(&boxes("open", 2, "auto")).unwrap();
+        let lease = world.daemon.json("acquire open blue --netns blue").unwrap();
+        assert_is_netkit(lab, &lease);
+        assert!(lease["attached"]["device_reason"].is_string());
+    });
+}
+
+fn assert_is_netkit(lab: &Lab, lease: &Value) {
+    let attached = &lease["attached"];
+    assert_eq!(attached["device"], "netkit");
+    let host_end = attached["host_interface"].as_str().unwrap();
+    let shown = lab.run(&format!("ip -d -j link show dev {host_end}"));
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown[0]["linkinfo"]["info_kind"], "netkit", "{shown}");
+}
+
+/// The addresses of a lease, without their lengths.
+fn addresses_of(lease: &Value) -> Vec<String> {
+    let own = lease["attached"]["addresses"].as_array().unwrap();
+    own.iter()
+        .map(|own| {
+            let text = own["address"].as_str().unwrap();
+            text.split('/').next().unwrap().to_owned()
+        })
+        .collect()
+}
+
+#[track_caller]
+fn ping(space: &Namespace, target: &str, answers: bool) {
+    let wait = if answers { 20 } else { 2 };
+    let answer = space.run(&format!("ping -n -q -c 1 -W {wait} {target}"));
+    assert_eq!(answer.is_ok(), answers, "{target}: {answer:?}");
+}
+
+/// Each reaches the world and is reached from there, in both families, and neither reaches the other.
+fn assert_in_touch(world: &World, spaces: &[Namespace; 2], leases: &[Value; 2]) {
+    for (number, space) in spaces.iter().enumerate() {
+        ping(space, &BEYOND_IPV4.to_string(), true);
+        ping(space, &BEYOND_IPV6.to_string(), true);
+        for other in addresses_of(&leases[1 - number]) {
+            ping(space, &other, false);
+        }
+        for own in addresses_of(&leases[number]) {
+            let target = SocketAddr::new(own.parse().unwrap(), PORT);
+            let server = space
+                .inside(|| Ok(std::net::TcpListener::bind(target)?))
+                .unwrap();
+            let greeter = std::thread::spawn(move || {
+                let (mut stream, _) = server.accept().unwrap();
+                std::io::Write::write_all(&mut stream, GREETING).unwrap();
+            });
+            let mut heard = Vec::new();
+            let stream = world
+                .beyond
+                .inside(|| Ok(TcpStream::connect_timeout(&target, 20 * SECOND)?));
+            stream.unwrap().read_to_end(&mut heard).unwrap();
+            assert_eq!(heard, GREETING);
+            greeter.join().unwrap();
+        }
+    }
+}
+
+/// The daemon is killed and comes back while a container sends: not one packet is lost.
+fn restart_under_ping(world: &mut World, space: &Namespace) {
+    let mut ping = Command::new("ip")
+        .args([
+            "netns",
+            "exec",
+            space.name(),
+            "ping",
+            "-n",
+            "-q",
+            "-i",
+            "0.05",
+        ])
+        .arg(BEYOND_IPV4.to_string())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    world.daemon.kill().unwrap();
+    world.daemon.restart().unwrap();
+    command::run(&format!("kill -INT {}", ping.id())).unwrap();
+    let mut said = String::new();
+    ping.stdout
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    ping.wait().unwrap();
+    let numbers: Vec<i64> = said
+        .split([' ', '\n'])
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    // The last may be on its way when ping is told to end.
+    let [sent, received, ..] = numbers[..] else {
+        panic!("{said}");
+    };
+    assert!(received > 2 && sent - received <= 1, "{said}");
+}
