@@ -32,6 +32,25 @@ pub struct Attach {
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>)]
     pub routes: Option<Vec<IpNet>>,
+    /// A TAP beside it, for a microVM in there that takes the interface's addresses and its MAC. Whatever comes in by
+    /// the one goes out by the other. Default: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<AttachTap>,
+}
+
+/// A TAP beside an interface in somebody's namespace: of one queue, with virtio-net headers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachTap {
+    /// Its name in there.
+    #[schema(example = "tap0")]
+    pub name: InterfaceName,
+    /// Numeric user that may open it, as by `TUNSETOWNER`. Default: only privileged users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_uid: Option<u32>,
+    /// Numeric group that may open it, as by `TUNSETGROUP`. Default: only privileged users.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner_gid: Option<u32>,
 }
 
 /// An interface in somebody's namespace, as it was made.
@@ -60,6 +79,9 @@ pub struct Attached {
     pub routes: Vec<AttachedRoute>,
     /// Ethernet address of the gateway, a permanent neighbour in there.
     pub gateway_mac: MacAddress,
+    /// The TAP beside it: a guest on it has the interface's addresses, MTU and MAC.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tap: Option<AttachTap>,
 }
 
 /// An address of an attached interface.

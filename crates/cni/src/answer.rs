@@ -6,9 +6,11 @@ use serde_json::{Map, Value, json};
 
 use crate::version::Version;
 
-/// The result of an `ADD`: what the plugins before had, and what was attached now.
+/// The result of an `ADD`: what the plugins before had, and what was attached now. A microVM on a TAP is told of as
+/// `tc-redirect-tap` does: an interface of the TAP's name, whose sandbox is the container's id.
 pub(crate) fn of_add(
     version: Version,
+    container: &str,
     attached: &Attached,
     dns: Map<String, Value>,
     previous: Option<Map<String, Value>>,
@@ -19,7 +21,21 @@ pub(crate) fn of_add(
     interfaces.push(json!({ "name": attached.host_interface }));
     let index = interfaces.len();
     interfaces.push(interface(version, attached));
-    let addresses = attached.addresses.iter().map(|one| {
+    let mut with_addresses = vec![index];
+    if let Some(tap) = &attached.tap {
+        interfaces.push(json!({
+            "name": tap.name,
+            "mac": attached.gateway_mac,
+            "sandbox": attached.netns,
+        }));
+        with_addresses.push(interfaces.len());
+        interfaces.push(json!({ "name": tap.name, "mac": attached.mac, "sandbox": container }));
+    }
+    let of_each = with_addresses.into_iter().flat_map(|index| {
+        let addresses = attached.addresses.iter();
+        addresses.map(move |one| (index, one))
+    });
+    let addresses = of_each.map(|(index, one)| {
         let mut entry = json!({
             "interface": index,
             "address": one.address,

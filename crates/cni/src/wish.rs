@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use sandwire_api::{
-    attach::{Attach, InterfaceName},
+    attach::{Attach, AttachTap, InterfaceName},
     lease::AcquireLease,
     policy::LimitSpec,
     pool::PolicySpec,
@@ -76,6 +76,7 @@ impl Wish {
         let interface = own_interface(network, attachment, is_later)?;
         let mtu = section.number("mtu")?;
         let routes = routes(&mut section, is_later)?;
+        let tap = tap(&mut section)?;
         let policy = policy(&mut section)?;
         let mut dns = Dns::parse(&mut section)?;
         refuse_delegation(&mut section)?;
@@ -96,6 +97,7 @@ impl Wish {
                 mtu,
                 mac: runtime.mac.or(attachment.arguments.mac),
                 routes,
+                tap,
             }),
         };
         Ok(Self {
@@ -154,6 +156,20 @@ fn policy(section: &mut Section) -> Result<Option<PolicySpec>, Error> {
     serde_json::from_value(value)
         .map(Some)
         .map_err(|error| section.invalid("policy", error))
+}
+
+/// `tap`: the name of a TAP beside the interface, or an object that says whose it is, too.
+fn tap(section: &mut Section) -> Result<Option<AttachTap>, Error> {
+    let Some(value) = section.value("tap") else {
+        return Ok(None);
+    };
+    let value = match value {
+        Value::String(name) => serde_json::json!({ "name": name }),
+        other => other,
+    };
+    serde_json::from_value(value)
+        .map(Some)
+        .map_err(|error| section.invalid("tap", error))
 }
 
 /// Well-known keys of things that the pool decides.

@@ -140,6 +140,8 @@ pub enum Program {
     TapToHostEnd,
     /// tc ingress of `uplink0` in a slot's namespace.
     UplinkToTap,
+    /// tc ingress of a container's interface and of the TAP beside it.
+    CrossOver,
     /// tc ingress of an uplink.
     FromUplink,
     /// tc egress of the shared interface.
@@ -151,10 +153,11 @@ pub enum Program {
 }
 
 impl Program {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::FromGuest,
         Self::TapToHostEnd,
         Self::UplinkToTap,
+        Self::CrossOver,
         Self::FromUplink,
         Self::FromHost,
         Self::FromGuestXdp,
@@ -168,6 +171,7 @@ impl Program {
             Self::FromGuest => "from_guest",
             Self::TapToHostEnd => "tap_to_host_end",
             Self::UplinkToTap => "uplink_to_tap",
+            Self::CrossOver => "cross_over",
             Self::FromUplink => "from_uplink",
             Self::FromHost => "from_host",
             Self::FromGuestXdp => "from_guest_xdp",
@@ -195,10 +199,11 @@ pub(crate) struct Object {
     pub(crate) bytes: &'static [u8],
 }
 
-pub(crate) static OBJECTS: [Object; 5] = [
+pub(crate) static OBJECTS: [Object; 6] = [
     object!("from_guest"),
     object!("to_guest"),
     object!("slot"),
+    object!("container"),
     object!("from_guest_xdp"),
     object!("to_guest_xdp"),
 ];

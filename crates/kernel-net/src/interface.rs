@@ -4,6 +4,10 @@
 //! that is up costs the kernel a walk over its tables (see `docs/decisions/0003-nf-tables-encoder.md`
 //! for why we write the messages ourselves).
 
+mod elsewhere;
+
+pub use elsewhere::{NamespaceNumber, delete_taps_beyond};
+
 use std::{
     fmt,
     os::fd::{AsRawFd, BorrowedFd},
@@ -325,6 +329,8 @@ pub struct Interface {
     pub lower: Option<InterfaceIndex>,
     /// Number of a pair's other end in whatever namespace that is.
     pub peer: Option<InterfaceIndex>,
+    /// The namespace of the other end, or of the interface that it is built on, where that is another one.
+    pub peer_namespace: Option<NamespaceNumber>,
     /// Whether it was raised.
     pub is_up: bool,
     /// Whether the other end is there: for a TAP, a process that has it open.
@@ -522,6 +528,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         // Not said where it is the same number as this end's.
         peer: matches!(kind.as_deref(), Some("veth" | "netkit"))
             .then(|| number_of(libc::IFLA_LINK).unwrap_or(InterfaceIndex(index))),
+        peer_namespace: NamespaceNumber::of_link(&attributes),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
         has_carrier: attributes
             .find(libc::IFLA_CARRIER)

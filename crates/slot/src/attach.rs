@@ -54,6 +54,7 @@ impl AttachRecord {
             addresses: addresses(nic).collect(),
             routes: self.routes(nic),
             gateway_mac: nic.gateway_mac,
+            tap: self.request.tap.clone(),
         })
     }
 
@@ -124,6 +125,12 @@ pub fn check(attach: &Attach, plan: &Plan, nic: &NicPlan) -> Result<(), ServiceE
         if mac == nic.gateway_mac {
             return refuse("attach.mac", mac.to_string(), "it is the gateway's");
         }
+    }
+    if let Some(tap) = &attach.tap
+        && tap.name == attach.interface
+    {
+        let reason = "it is the name of the interface that it is to be beside";
+        return refuse("attach.tap.name", tap.name.to_string(), reason);
     }
     let routes = attach.routes.as_deref().unwrap_or_default();
     if routes.len() > ROUTES_MAX {

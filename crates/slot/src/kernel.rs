@@ -324,7 +324,7 @@ impl Network for KernelNetwork {
             SlotKind::Netns => withdraw::withdraw_taps(&self.home, slot),
             SlotKind::Host => self.with_worker(|worker| host_slot::withdraw_taps(worker, slot)),
             SlotKind::Container => {
-                self.with_worker(|worker| container::delete_host_end(worker, slot))?;
+                self.with_worker(|worker| container::release(&self.home, worker, slot))?;
                 Ok(Withdrawal::Free)
             }
         }

@@ -30,7 +30,7 @@ pub struct GuestNetwork {
     pub mac: [u8; 6],
     /// Its IPv4 address and prefix length.
     pub ipv4: (Ipv4Addr, u8),
-    /// Its IPv4 gateway.
+    /// Its IPv4 gateway. One outside the network of its address is on its link, and can't be called itself.
     pub ipv4_gateway: Ipv4Addr,
     /// Its IPv6 address and prefix length.
     pub ipv6: (Ipv6Addr, u8),

@@ -8,7 +8,7 @@ use clap::{
 };
 use ipnet::IpNet;
 use sandwire_api::{
-    attach::{Attach, InterfaceName},
+    attach::{Attach, AttachTap, InterfaceName},
     lease::AcquireLease,
     name::Name,
     slot::MacAddress,
@@ -85,6 +85,18 @@ struct AttachFlags {
     /// Make no routes, as a further interface of a container wants it.
     #[arg(long, requires = "place", conflicts_with = "routes")]
     no_routes: bool,
+
+    /// Make a TAP of this name beside it, for a microVM in there, and join the two.
+    #[arg(long, value_name = "NAME", requires = "place")]
+    tap: Option<InterfaceName>,
+
+    /// Numeric user that may open the TAP [default: only root].
+    #[arg(long, value_name = "UID", requires = "tap")]
+    tap_owner_uid: Option<u32>,
+
+    /// Numeric group that may open the TAP [default: only root].
+    #[arg(long, value_name = "GID", requires = "tap")]
+    tap_owner_gid: Option<u32>,
 }
 
 impl AttachFlags {
@@ -103,6 +115,11 @@ impl AttachFlags {
             mtu: self.mtu,
             mac: self.mac,
             routes: (self.no_routes || !self.routes.is_empty()).then_some(self.routes),
+            tap: self.tap.map(|name| AttachTap {
+                name,
+                owner_uid: self.tap_owner_uid,
+                owner_gid: self.tap_owner_gid,
+            }),
         })
     }
 }
@@ -234,6 +251,10 @@ mod tests {
         assert_eq!(routes("--pid 17"), None);
         assert_eq!(routes("--pid 17 --no-routes"), Some(0));
         assert_eq!(routes("--pid 17 --route 10.0.0.0/8 --route ::/0"), Some(2));
+        let tap = |flags: &str| attach_of(flags).unwrap().tap;
+        assert_eq!(tap("--pid 17"), None);
+        let given = tap("--pid 17 --tap tap0 --tap-owner-uid 1000").unwrap();
+        assert_eq!((given.name.as_str(), given.owner_uid), ("tap0", Some(1000)));
     }
 
     #[test]

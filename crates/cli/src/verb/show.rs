@@ -132,6 +132,11 @@ fn attached_text(attached: &Attached) -> String {
     if let Some(reason) = &attached.device_reason {
         rows.insert(2, ("  because", reason.clone()));
     }
+    if let Some(tap) = &attached.tap {
+        let who = [("user", tap.owner_uid), ("group", tap.owner_gid)];
+        let who = who.map(|(kind, id)| id.map_or(String::new(), |id| format!(", of {kind} {id}")));
+        rows.push(("  TAP", format!("{}{}", tap.name, who.concat())));
+    }
     for own in &attached.addresses {
         let key = if own.gateway.is_ipv4() {
             "  IPv4"

@@ -83,6 +83,7 @@ fn assert_all_programs_load(lab: &Lab) {
         "from_host",
         "tap_to_host_end",
         "uplink_to_tap",
+        "cross_over",
         "from_guest_xdp",
         "to_guest_xdp",
     ] {

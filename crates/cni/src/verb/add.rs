@@ -54,6 +54,7 @@ pub(crate) fn run(network: &Network, attachment: &Attachment) -> Result<String, 
     let attached = attached.inspect_err(|_| take_back(&client, &lease))?;
     Ok(answer::of_add(
         network.version,
+        &attachment.container.id,
         &attached,
         wish.dns,
         wish.previous,

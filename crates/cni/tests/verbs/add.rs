@@ -79,6 +79,40 @@ fn a_plain_network_asks_for_the_containers_interface_and_nothing_else() {
 }
 
 #[test]
+fn a_guest_on_a_tap_is_told_of_as_the_plugin_for_firecracker_does() {
+    let daemon = Daemon::start();
+    let netns = json!(daemon.netns());
+    let result = add(
+        &daemon,
+        &json!({ "tap": { "name": "tap0", "owner_uid": 1000 } }),
+    );
+    let wanted = json!({ "name": "tap0", "owner_uid": 1000 });
+    assert_eq!(asked(&daemon)["attach"]["tap"], wanted);
+    let told = result["interfaces"].as_array().unwrap();
+    let tap = json!({ "name": "tap0", "mac": "02:73:77:00:00:01", "sandbox": netns });
+    assert_eq!((told.len(), &told[2]), (4, &tap));
+    // The guest's own: by the name of the TAP, in the "sandbox" that the container's id is.
+    assert_eq!(told[3]["name"], "tap0");
+    assert_eq!(told[3]["mac"], told[1]["mac"]);
+    assert_ne!(told[3]["sandbox"], netns);
+    let owners: Vec<_> = result["ips"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| &one["interface"])
+        .collect();
+    assert_eq!(owners, [&json!(1), &json!(1), &json!(3), &json!(3)]);
+    for wrong in [
+        json!("tap 0"),
+        json!(7),
+        json!({ "name": "tap0", "queues": 2 }),
+    ] {
+        let error = daemon.run("ADD", &json!({ "tap": wrong })).unwrap_err();
+        assert_eq!(error["code"], 7, "{error}");
+    }
+}
+
+#[test]
 fn everything_that_can_be_asked_for_reaches_the_daemon() {
     let daemon = Daemon::start();
     let result = add(

@@ -306,6 +306,7 @@ fn lease(name: &str, request: &Value) -> Value {
                 { "destination": "::/0", "gateway": "fe80::1" },
             ],
             "gateway_mac": "02:73:77:00:00:01",
+            "tap": attach["tap"],
         },
     })
 }

@@ -90,6 +90,9 @@ impl BuildStep {
         Self::Addresses,
     ];
 
+    /// What follows for a TAP beside it, in order.
+    pub const BESIDE: [Self; 3] = [Self::Tap, Self::Filters, Self::Persist];
+
     /// What the step does, for errors: "cannot {this} slot …".
     fn operation(self) -> &'static str {
         match self {

@@ -27,6 +27,10 @@ use sandwire_kernel_net::{
     route::{self, Route, Target},
 };
 
+mod tap;
+
+pub(super) use tap::{problem as tap_problem, restore as restore_tap};
+
 use super::{
     Worker,
     build::{Build, BuildStep},
@@ -249,7 +253,11 @@ impl Container<'_> {
             let mut request = Request::new();
             self.configure(&mut request, own);
             Ok(route.execute(request)?)
-        })
+        })?;
+        match tap::Beside::of(slot) {
+            Some(beside) => beside.make(build, route, ebpf, own),
+            None => Ok(()),
+        }
     }
 
     /// Settings that only files have. Nobody announces routers here, and addresses are for certain.
@@ -319,7 +327,21 @@ impl Container<'_> {
     }
 }
 
-/// Takes a slot's interface away, with its other end; none is fine.
+/// Takes away what a lease has in its namespace.
+pub(super) fn release(
+    home: &Home,
+    worker: &mut Worker,
+    slot: &SlotPlan,
+) -> Result<(), NetworkError> {
+    let alone = tap::delete_alone(home, worker, slot);
+    let deleted = delete_host_end(worker, slot);
+    match (alone, deleted) {
+        (Err(first), Err(second)) => Err(NetworkError::Several(vec![first, second])),
+        (alone, deleted) => alone.and(deleted),
+    }
+}
+
+/// Takes a slot's interface away, with its other end and what is beside that; none is fine.
 pub(super) fn delete_host_end(worker: &mut Worker, slot: &SlotPlan) -> Result<(), NetworkError> {
     let found = interface::find(&mut worker.route, &slot.host_interface)?;
     let Some(found) = found else { return Ok(()) };
@@ -330,12 +352,15 @@ pub(super) fn delete_host_end(worker: &mut Worker, slot: &SlotPlan) -> Result<()
             advice: "delete it".to_owned(),
         });
     }
+    // First: without the pair nothing leads to it any more.
+    let beside = interface::delete_taps_beyond(&mut worker.route, &found);
     let mut request = Request::new();
     interface::delete(&mut request, &slot.host_interface);
     match worker.route.execute(request) {
         // Its namespace was faster.
-        Err(error) if error.is_missing() => Ok(()),
-        other => Ok(other?),
+        Err(error) if error.is_missing() => Ok(beside?),
+        Err(error) => Err(error.into()),
+        Ok(()) => Ok(beside?),
     }
 }
 
@@ -348,7 +373,8 @@ pub(super) fn tear_down(
 ) -> Result<(), NetworkError> {
     let mut present = Vec::new();
     for slot in slots {
-        if interface::find(&mut worker.route, &slot.host_interface)?.is_some() {
+        if let Some(found) = interface::find(&mut worker.route, &slot.host_interface)? {
+            interface::delete_taps_beyond(&mut worker.route, &found)?;
             present.push(*slot);
         }
     }

@@ -33,10 +33,11 @@ use crate::{
 const LEARN_FOR: Duration = Duration::from_secs(60);
 
 /// Programs on slots' interfaces.
-const PROGRAMS: [Program; 4] = [
+const PROGRAMS: [Program; 5] = [
     Program::FromGuest,
     Program::TapToHostEnd,
     Program::UplinkToTap,
+    Program::CrossOver,
     Program::FromGuestXdp,
 ];
 

@@ -99,6 +99,16 @@ impl Attachment {
         }
     }
 
+    /// On one of two interfaces in a container's namespace that are joined: `other` is the other one, whose number has
+    /// the 16 bits of a class id.
+    pub(super) fn cross_over(interface: InterfaceIndex, other: InterfaceIndex) -> Self {
+        Self {
+            interface,
+            program: Program::CrossOver,
+            class_id: Some(other.0),
+        }
+    }
+
     fn place(self) -> Place {
         Place {
             interface: self.interface,
@@ -112,6 +122,7 @@ impl Attachment {
         match self.program {
             Program::TapToHostEnd => "tap_to_host_end",
             Program::UplinkToTap => "uplink_to_tap",
+            Program::CrossOver => "cross_over",
             _ => "from_guest",
         }
     }

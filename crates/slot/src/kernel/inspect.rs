@@ -45,6 +45,8 @@ enum Wrong {
     Program(usize),
     /// A program inside the namespace.
     ProgramInside,
+    /// The TAP beside a container's interface, and what is wrong with it.
+    Beside(&'static str),
     /// What the eBPF data path knows of the slot.
     Entry,
     Unseen(NetworkError),
@@ -130,7 +132,7 @@ fn look(
     let mut inspection = Inspection::default();
     let mut wrong = Vec::new();
     if let (true, Some(path)) = (slot.is_container(), path) {
-        let seen = look_at_container(worker, path, slot, &mut wrong);
+        let seen = look_at_container(home, worker, path, slot, &mut wrong);
         wrong.extend(seen.err().map(Wrong::Unseen));
         return (inspection, wrong);
     }
@@ -151,15 +153,21 @@ fn look(
     (inspection, wrong)
 }
 
-/// A container slot has its entry, and once it is leased a host end.
+/// A container slot has its entry, and once it is leased a host end, and a TAP at the other end if that is wanted.
 fn look_at_container(
+    home: &Home,
     worker: &mut Worker,
     (ebpf, shared): (&Ebpf, InterfaceIndex),
     slot: &SlotPlan,
     wrong: &mut Vec<Wrong>,
 ) -> Result<(), NetworkError> {
     if slot.attach.is_some() {
-        return look_at_host_end(worker, Some((ebpf, shared)), slot, wrong);
+        look_at_host_end(worker, Some((ebpf, shared)), slot, wrong)?;
+        // Without a host end all is made anew.
+        if !wrong.iter().any(|wrong| matches!(wrong, Wrong::HostEnd)) {
+            wrong.extend(container::tap_problem(home, worker, ebpf, slot)?.map(Wrong::Beside));
+        }
+        return Ok(());
     }
     if !container::is_ready(ebpf, shared, slot) {
         wrong.push(Wrong::Entry);
@@ -388,6 +396,13 @@ impl Wrong {
                 format!("eBPF program in slot {}", slot.netns_name),
                 "it is gone or replaced",
             ),
+            Self::Beside(problem) => {
+                let attach = slot.attach.as_ref();
+                let tap = attach.and_then(|attach| attach.request.tap.as_ref());
+                let name = tap.map_or("", |tap| tap.name.as_str());
+                let object = format!("tap {name} beside the interface of {}", slot.host_interface);
+                reported(object, *problem)
+            }
             Self::Entry => reported(
                 format!("eBPF entry of slot {}", slot.netns_name),
                 "it is not what it should be",
@@ -417,7 +432,7 @@ fn put_right(
         Wrong::HostEnd | Wrong::HostRoute(_) => {
             Some(interfaces::configure_host_end(worker, slot, false).map(drop))
         }
-        Wrong::Program(_) | Wrong::ProgramInside | Wrong::Entry => None,
+        Wrong::Program(_) | Wrong::ProgramInside | Wrong::Beside(_) | Wrong::Entry => None,
     }
 }
 
@@ -448,6 +463,7 @@ fn put_right_ebpf(
                 .and_then(|()| restore_host_ends(worker, ebpf, shared, slot)),
         ),
         Wrong::ProgramInside => Some(moving::attach_inside(home, ebpf, slot)),
+        Wrong::Beside(_) => Some(container::restore_tap(home, worker, ebpf, slot)),
         Wrong::HostEnd | Wrong::Program(_) | Wrong::Entry => {
             Some(restore_host_ends(worker, ebpf, shared, slot))
         }

@@ -80,6 +80,9 @@ pub(super) fn reclaim(
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
             Leftover::Alias(alias) => delete_by_alias(worker, alias),
             Leftover::Interface(name) => {
+                if let Some(found) = interface::find(&mut worker.route, name)? {
+                    interface::delete_taps_beyond(&mut worker.route, &found)?;
+                }
                 let mut request = Request::new();
                 interface::delete(&mut request, name);
                 match worker.route.execute(request) {
@@ -95,6 +98,7 @@ fn delete_by_alias(worker: &mut Worker, alias: &str) -> Result<(), NetworkError>
     let mut request = Request::new();
     for interface in interface::list(&mut worker.route)? {
         if interface.alias.as_deref() == Some(alias) {
+            interface::delete_taps_beyond(&mut worker.route, &interface)?;
             interface::delete(&mut request, &interface.name);
         }
     }

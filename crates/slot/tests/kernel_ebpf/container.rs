@@ -253,11 +253,12 @@ fn an_attach_that_fails_at_any_step_leaves_nothing() {
         let sound = prepare(&plan);
         let blue = lab.namespace("blue");
         let before = state_of(lab, &blue);
-        for step in BuildStep::ATTACH {
+        let tap = r#", "tap": {"name": "tap0"}"#;
+        for step in BuildStep::ATTACH.into_iter().chain(BuildStep::BESIDE) {
             let settings = Settings::new(INSTANCE);
             let network = KernelNetwork::with_steps(settings, Arc::new(FailingAt(step))).unwrap();
             network.add_pool(&plan).unwrap();
-            let slot = slot_for(&sound, &plan, 0, &path_of(&blue), "");
+            let slot = slot_for(&sound, &plan, 0, &path_of(&blue), tap);
             if step != BuildStep::Entry {
                 network.build(&plan.slot(slot.number)).unwrap();
             }
@@ -265,7 +266,7 @@ fn an_attach_that_fails_at_any_step_leaves_nothing() {
             assert!(error.contains("no storage space"), "{error}");
             assert_eq!(state_of(lab, &blue), before, "{step:?}");
         }
-        attach(&sound, &plan, 0, &path_of(&blue), "");
+        attach(&sound, &plan, 0, &path_of(&blue), tap);
     });
 }
 

@@ -8,7 +8,7 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
     io::{ErrorKind, Read, Write},
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     os::fd::AsRawFd,
     rc::Rc,
     time::{Duration, Instant},
@@ -28,6 +28,7 @@ use smoltcp::{
     time::Instant as StackInstant,
     wire::{
         EthernetAddress, Icmpv4Packet, Icmpv4Repr, Icmpv6Packet, Icmpv6Repr, IpAddress, IpCidr,
+        Ipv4Cidr,
     },
 };
 
@@ -53,7 +54,7 @@ impl Stack {
         let now = StackInstant::now();
         let address = EthernetAddress(network.mac);
         let mut interface = Interface::new(Config::new(address.into()), &mut tap, now);
-        let mut fits = true;
+        let (mut fits, mut tap_arp) = (true, None);
         interface.update_ip_addrs(|addresses| {
             for (ip, length) in [
                 (IpAddress::from(network.ipv4.0), network.ipv4.1),
@@ -62,7 +63,15 @@ impl Stack {
             ] {
                 fits &= addresses.push(IpCidr::new(ip, length)).is_ok();
             }
+            // This stack hears ARP answers of its own networks alone, and knows no gateway that is merely on the link.
+            let own = Ipv4Cidr::new(network.ipv4.0, network.ipv4.1);
+            if !own.contains_addr(&network.ipv4_gateway) {
+                let beside = Ipv4Addr::from_bits(network.ipv4_gateway.to_bits() ^ 1);
+                fits &= addresses.push(IpCidr::new(beside.into(), 31)).is_ok();
+                tap_arp = Some((beside, network.ipv4.0));
+            }
         });
+        tap.arp = tap_arp;
         ensure!(fits, "the stack has no room for the guest's addresses");
         let routes = interface.routes_mut();
         routes.add_default_ipv4_route(network.ipv4_gateway)?;
@@ -394,6 +403,7 @@ const FRAME_MAX: usize = 1514;
 struct Tap {
     file: Rc<File>,
     fault: Rc<RefCell<Option<std::io::Error>>>,
+    arp: ArpSource,
     received: VecDeque<Vec<u8>>,
 }
 
@@ -420,6 +430,7 @@ impl Tap {
         Ok(Self {
             file: Rc::new(File::from(descriptor)),
             fault: Rc::default(),
+            arp: None,
             received: VecDeque::new(),
         })
     }
@@ -437,6 +448,7 @@ impl Tap {
         let sender = Sender {
             file: Rc::clone(&self.file),
             fault: Rc::clone(&self.fault),
+            arp: self.arp,
         };
         sender.send(frame);
     }
@@ -476,6 +488,7 @@ impl Device for Tap {
         Some(Sender {
             file: Rc::clone(&self.file),
             fault: Rc::clone(&self.fault),
+            arp: self.arp,
         })
     }
 
@@ -495,9 +508,13 @@ impl RxToken for Frame {
     }
 }
 
+/// An address of the stack by which it mustn't ask for others, and that by which it asks.
+type ArpSource = Option<(Ipv4Addr, Ipv4Addr)>;
+
 struct Sender {
     file: Rc<File>,
     fault: Rc<RefCell<Option<std::io::Error>>>,
+    arp: ArpSource,
 }
 
 impl Sender {
@@ -515,6 +532,12 @@ impl TxToken for Sender {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, length: usize, work: F) -> R {
         let mut frame = vec![0; length];
         let result = work(&mut frame);
+        let is_arp = frame.get(12..14) == Some(&[0x08, 0x06]);
+        if let (true, Some((from, to)), Some(sender)) = (is_arp, self.arp, frame.get_mut(28..32))
+            && *sender == from.octets()
+        {
+            sender.copy_from_slice(&to.octets());
+        }
         self.send(&frame);
         result
     }
