@@ -122,9 +122,9 @@ pub enum AttachedDevice {
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
     /// `netkit` where the kernel makes such pairs, and otherwise `veth`. Decided for each lease, which tells why.
-    #[default]
     Auto,
     /// One end of a veth pair.
+    #[default]
     Veth,
     /// One end of a netkit pair; refused where the kernel makes none.
     Netkit,

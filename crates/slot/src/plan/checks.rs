@@ -32,10 +32,10 @@ pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
         super::container::check(spec)?;
         return check_clone_prefixes(spec);
     }
-    if spec.device != DeviceChoice::Auto {
+    if spec.device != DeviceChoice::default() {
         let value = match spec.device {
             DeviceChoice::Netkit => "netkit",
-            _ => "veth",
+            _ => "auto",
         };
         return Err(PlanError::Unsupported {
             setting: "device",

@@ -61,7 +61,7 @@ struct Settings {
     data_path: Option<DataPath>,
 
     /// What kind of interface containers get; auto is netkit where the kernel has it, else veth
-    /// [default: auto].
+    /// [default: veth].
     #[arg(long, value_parser = words::<DeviceChoice>(&["auto", "veth", "netkit"]))]
     device: Option<DeviceChoice>,
 

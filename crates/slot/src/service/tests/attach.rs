@@ -12,6 +12,7 @@ fn boxes(size: u32) -> PoolSpec {
     PoolSpec {
         kind: SlotKind::Container,
         data_path: DataPath::Ebpf,
+        device: DeviceChoice::Auto,
         quarantine_seconds: 0,
         ..spec("boxes", size)
     }
@@ -220,7 +221,7 @@ fn netkit_is_refused_where_the_kernel_has_none_and_by_other_kinds() {
     assert!(slots.pools().is_empty());
     host.kernel.lock().has_netkit = true;
     let other = PoolSpec {
-        device: DeviceChoice::Veth,
+        device: DeviceChoice::Auto,
         ..spec("web", 1)
     };
     assert_eq!(code(slots.create_pool(&other)), ErrorCode::Unsupported);
