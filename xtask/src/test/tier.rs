@@ -48,7 +48,7 @@ impl Tier {
         let minutes = match self {
             Self::Unit => 18,
             Self::Fuzz => 10,
-            Self::Netns => 12,
+            Self::Netns => 20,
             Self::Container => 10,
             Self::Guest => 15,
         };

@@ -317,7 +317,9 @@ impl Ebpf {
             self.set_policy(slot, tenancy)
         } else {
             self.deactivate(slot)?;
-            self.activate(slot, tenancy)
+            self.activate(slot, tenancy)?;
+            // Activation closes what was open for answers, and this is the same lease still.
+            self.learn(slot)
         }
     }
 
