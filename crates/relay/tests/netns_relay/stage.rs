@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use sandwire_relay::keys::Authority;
 use sandwire_testlab::{
     command,
@@ -357,8 +358,11 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn has_nothing_in_the_clear(self, has_relayed: bool) {
-        drop(self.process);
+    pub(crate) fn has_nothing_in_the_clear(mut self, has_relayed: bool) {
+        // As Ctrl-C does: killed, it would leave the last packet half written.
+        let tcpdump = &mut self.process.0;
+        kill_process(Pid::from_child(tcpdump), Signal::INT).unwrap();
+        tcpdump.wait().unwrap();
         let bytes = fs::read(&self.file).unwrap();
         let marker = MARKER.as_bytes();
         assert!(
