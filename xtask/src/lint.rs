@@ -4,10 +4,12 @@ use std::process::ExitCode;
 
 use anyhow::{Result, bail};
 
-use crate::{command, tidy};
+use crate::{command, packages, tidy};
 
 /// Runs `cargo xtask lint`.
 pub(crate) fn run() -> Result<ExitCode> {
+    // Clippy builds what it looks at, the eBPF programs too.
+    packages::try_ensure();
     ensure_component("fmt", "rustfmt")?;
     ensure_component("clippy", "clippy")?;
     let steps: [(&str, &[&str]); 2] = [

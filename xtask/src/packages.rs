@@ -210,6 +210,13 @@ pub(crate) fn ensure() -> Result<()> {
     install(&missing)
 }
 
+/// Installs what is missing if it can, and says what it could not: what comes next may need little of it.
+pub(crate) fn try_ensure() {
+    if let Err(error) = ensure() {
+        eprintln!("setup: {error:#}");
+    }
+}
+
 /// The packages that are not there.
 pub(crate) fn missing() -> Vec<&'static Package> {
     PACKAGES

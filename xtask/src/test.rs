@@ -54,11 +54,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let named = |tier: &Tier| arguments.tiers.contains(tier);
         Tier::ALL.into_iter().filter(named).collect()
     };
-    if !arguments.no_setup
-        && let Err(error) = packages::ensure()
-    {
+    if !arguments.no_setup {
         // What is missing decides below which tiers can run; unit tests need little.
-        eprintln!("setup: {error:#}");
+        packages::try_ensure();
     }
     let mut summary = Summary::default();
     for tier in tiers {
