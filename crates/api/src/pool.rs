@@ -32,7 +32,7 @@ pub struct PoolSpec {
     /// Data path. Default: `auto`.
     #[serde(default = "default_data_path")]
     pub data_path: DataPath,
-    /// What kind of interface containers get; only with `kind = "container"`. Default: `auto`.
+    /// What kind of interface containers get; only with `kind = "container"`. Default: `veth`.
     #[serde(default)]
     pub device: DeviceChoice,
     /// Slots to keep ready, beside those that are leased. Default: 8.

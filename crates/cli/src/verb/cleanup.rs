@@ -272,14 +272,15 @@ fn delete_route(prefix: &str) -> Result<(), Error> {
 fn delete_interface(name: &str) -> Result<(), Error> {
     let mut route = Socket::route()?;
     // One that leads into somebody's namespace may have a TAP beside its other end.
-    if let Some(found) = interface::find(&mut route, name)? {
-        interface::delete_taps_beyond(&mut route, &found)?;
-    }
+    let beside = match interface::find(&mut route, name)? {
+        Some(found) => interface::delete_taps_beyond(&mut route, &found),
+        None => Ok(()),
+    };
     let mut request = Request::new();
     interface::delete(&mut request, name);
     match route.execute(request) {
-        Err(error) if error.is_missing() => Ok(()),
-        other => other,
+        Err(error) if error.is_missing() => beside,
+        other => other.and(beside),
     }
 }
 

@@ -352,8 +352,16 @@ pub(super) fn delete_host_end(worker: &mut Worker, slot: &SlotPlan) -> Result<()
             advice: "delete it".to_owned(),
         });
     }
-    // First: without the pair nothing leads to it any more.
-    let beside = interface::delete_taps_beyond(&mut worker.route, &found);
+    // First: without the pair nothing leads to it any more. A lease that is known to have none costs no look at what a
+    // container may have made in its namespace.
+    let may_have_tap = slot
+        .attach
+        .as_ref()
+        .is_none_or(|attach| attach.request.tap.is_some());
+    let beside = match may_have_tap {
+        true => interface::delete_taps_beyond(&mut worker.route, &found),
+        false => Ok(()),
+    };
     let mut request = Request::new();
     interface::delete(&mut request, &slot.host_interface);
     match worker.route.execute(request) {
@@ -372,9 +380,11 @@ pub(super) fn tear_down(
     slots: &[&SlotPlan],
 ) -> Result<(), NetworkError> {
     let mut present = Vec::new();
+    let mut beside = Ok(());
     for slot in slots {
         if let Some(found) = interface::find(&mut worker.route, &slot.host_interface)? {
-            interface::delete_taps_beyond(&mut worker.route, &found)?;
+            // What is left of it harms nobody; the pairs go all the same.
+            beside = beside.and(interface::delete_taps_beyond(&mut worker.route, &found));
             present.push(*slot);
         }
     }
@@ -382,7 +392,7 @@ pub(super) fn tear_down(
     if let Some(ebpf) = ebpf {
         slots.iter().for_each(|slot| ebpf.free(slot));
     }
-    Ok(())
+    Ok(beside?)
 }
 
 /// Compares the container's end with how it was made.

@@ -79,32 +79,37 @@ pub(super) fn reclaim(
         .map(|leftover| match leftover {
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
             Leftover::Alias(alias) => delete_by_alias(worker, alias),
-            Leftover::Interface(name) => {
-                if let Some(found) = interface::find(&mut worker.route, name)? {
-                    interface::delete_taps_beyond(&mut worker.route, &found)?;
-                }
-                let mut request = Request::new();
-                interface::delete(&mut request, name);
-                match worker.route.execute(request) {
-                    Err(error) if error.is_missing() => Ok(()),
-                    other => Ok(other?),
-                }
-            }
+            Leftover::Interface(name) => delete_interface(worker, name),
         })
         .collect()
 }
 
+/// The interface goes also if a TAP beside its other end would not.
+fn delete_interface(worker: &mut Worker, name: &str) -> Result<(), NetworkError> {
+    let beside = match interface::find(&mut worker.route, name)? {
+        Some(found) => interface::delete_taps_beyond(&mut worker.route, &found),
+        None => Ok(()),
+    };
+    let mut request = Request::new();
+    interface::delete(&mut request, name);
+    match worker.route.execute(request) {
+        Err(error) if error.is_missing() => Ok(beside?),
+        other => Ok(other.and(beside)?),
+    }
+}
+
 fn delete_by_alias(worker: &mut Worker, alias: &str) -> Result<(), NetworkError> {
     let mut request = Request::new();
+    let mut beside = Ok(());
     for interface in interface::list(&mut worker.route)? {
         if interface.alias.as_deref() == Some(alias) {
-            interface::delete_taps_beyond(&mut worker.route, &interface)?;
+            beside = beside.and(interface::delete_taps_beyond(&mut worker.route, &interface));
             interface::delete(&mut request, &interface.name);
         }
     }
     let failures = worker.route.execute_all(request);
     let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
-    failed.map_or(Ok(()), |(_, error)| Err(error.into()))
+    failed.map_or(Ok(beside?), |(_, error)| Err(error.into()))
 }
 
 /// Pool and slot number of an alias that names a slot of this instance.
