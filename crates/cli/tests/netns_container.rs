@@ -11,12 +11,12 @@ mod ebpf;
 
 use std::{
     collections::BTreeSet,
-    process::{Command, Stdio},
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
-use ebpf::{SECOND, World};
+use ebpf::{SECOND, World, addresses_of, restart_under_ping};
 use sandwire_testlab::{
     command,
     host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, answer_http, serve_tcp},
@@ -33,17 +33,6 @@ fn boxes(size: u32, policy: &Value) -> Value {
         "quarantine_seconds": 0, "policy": policy,
         "addresses": {"plan": "prefix", "ipv4": "10.70.0.0/24", "ipv6": "fd00:b0::/64"},
     })
-}
-
-/// The addresses of a lease, without their lengths.
-fn addresses_of(lease: &Value) -> Vec<String> {
-    let own = lease["attached"]["addresses"].as_array().unwrap();
-    own.iter()
-        .map(|own| {
-            let text = own["address"].as_str().unwrap();
-            text.split('/').next().unwrap().to_owned()
-        })
-        .collect()
 }
 
 #[track_caller]
@@ -126,36 +115,6 @@ fn two_containers_live_under_their_policy_and_vanish_without_a_trace() {
                 .contains("sandwire:lab:boxes")
         );
     });
-}
-
-/// The daemon is killed and comes back while a container sends: not one packet is lost.
-fn restart_under_ping(world: &mut World, space: &Namespace) {
-    let mut ping = Command::new("ip")
-        .args([
-            "netns",
-            "exec",
-            space.name(),
-            "ping",
-            "-n",
-            "-q",
-            "-i",
-            "0.01",
-            "-c",
-            "200",
-        ])
-        .arg(BEYOND_IPV4.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    world.daemon.kill().unwrap();
-    world.daemon.restart().unwrap();
-    assert!(
-        ping.try_wait().unwrap().is_none(),
-        "the restart came too late"
-    );
-    let output = ping.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(said.contains("200 received"), "{said}");
 }
 
 #[test]

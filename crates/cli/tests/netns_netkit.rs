@@ -11,12 +11,10 @@ mod ebpf;
 use std::{
     io::Read,
     net::{SocketAddr, TcpStream},
-    process::{Command, Stdio},
 };
 
-use ebpf::{SECOND, World};
+use ebpf::{SECOND, World, addresses_of, restart_under_ping};
 use sandwire_testlab::{
-    command,
     guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6},
     lab::{self, Lab},
@@ -130,17 +128,6 @@ fn assert_is_netkit(lab: &Lab, lease: &Value) {
     assert_eq!(shown[0]["linkinfo"]["info_kind"], "netkit", "{shown}");
 }
 
-/// The addresses of a lease, without their lengths.
-fn addresses_of(lease: &Value) -> Vec<String> {
-    let own = lease["attached"]["addresses"].as_array().unwrap();
-    own.iter()
-        .map(|own| {
-            let text = own["address"].as_str().unwrap();
-            text.split('/').next().unwrap().to_owned()
-        })
-        .collect()
-}
-
 #[track_caller]
 fn ping(space: &Namespace, target: &str, answers: bool) {
     let wait = if answers { 20 } else { 2 };
@@ -174,42 +161,4 @@ fn assert_in_touch(world: &World, spaces: &[Namespace; 2], leases: &[Value; 2]) 
             greeter.join().unwrap();
         }
     }
-}
-
-/// The daemon is killed and comes back while a container sends: not one packet is lost.
-fn restart_under_ping(world: &mut World, space: &Namespace) {
-    let mut ping = Command::new("ip")
-        .args([
-            "netns",
-            "exec",
-            space.name(),
-            "ping",
-            "-n",
-            "-q",
-            "-i",
-            "0.05",
-        ])
-        .arg(BEYOND_IPV4.to_string())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    world.daemon.kill().unwrap();
-    world.daemon.restart().unwrap();
-    command::run(&format!("kill -INT {}", ping.id())).unwrap();
-    let mut said = String::new();
-    ping.stdout
-        .take()
-        .unwrap()
-        .read_to_string(&mut said)
-        .unwrap();
-    ping.wait().unwrap();
-    let numbers: Vec<i64> = said
-        .split([' ', '\n'])
-        .filter_map(|word| word.parse().ok())
-        .collect();
-    // The last may be on its way when ping is told to end.
-    let [sent, received, ..] = numbers[..] else {
-        panic!("{said}");
-    };
-    assert!(received > 2 && sent - received <= 1, "{said}");
 }

@@ -14,8 +14,9 @@ use std::{
 use sandwire_testlab::{
     command,
     fake_guest::FakeGuest,
-    host::Beyond,
+    host::{BEYOND_IPV4, Beyond},
     lab::Lab,
+    namespace::Namespace,
     pinger::Pinger,
     sandwire::{self, Daemon, Lease},
 };
@@ -145,6 +146,28 @@ pub(crate) fn assert_none_lost(pinger: Pinger, when: &str) {
         pinged.sent > 0 && pinged.lost.is_empty(),
         "{when}: {pinged:?}"
     );
+}
+
+/// The addresses of a container's lease, without their lengths.
+pub(crate) fn addresses_of(lease: &Value) -> Vec<String> {
+    let own = lease["attached"]["addresses"].as_array().unwrap();
+    own.iter()
+        .map(|own| {
+            let text = own["address"].as_str().unwrap();
+            text.split('/').next().unwrap().to_owned()
+        })
+        .collect()
+}
+
+/// The daemon is killed and comes back while a container sends: not one packet is lost.
+#[track_caller]
+pub(crate) fn restart_under_ping(world: &mut World, space: &Namespace) {
+    // Not so many that an emulated machine has time for nothing else.
+    let interval = Duration::from_millis(20);
+    let pinger = Pinger::start(&space.path(), BEYOND_IPV4.into(), interval).unwrap();
+    world.daemon.kill().unwrap();
+    world.daemon.restart().unwrap();
+    assert_none_lost(pinger, "while the daemon came back");
 }
 
 #[track_caller]

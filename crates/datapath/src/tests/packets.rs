@@ -22,7 +22,7 @@ use sandwire_testlab::lab::{self, Lab};
 
 use super::{GATEWAY_MAC, GUEST, GUEST_MAC, index_of, nic, open, settings};
 use crate::{
-    Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, Program, Uplink,
+    Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, PolicyIndex, Program, Uplink,
     abi::{Direction, NicFlag, Verdict},
     policy,
 };
@@ -67,6 +67,35 @@ fn slot(datapath: &Datapath, lab: &Lab) -> (Opened, NicIndex) {
     Socket::route().unwrap().execute(request).unwrap();
     put_filter(datapath, index);
     (guest, index)
+}
+
+/// A slot on a host with an uplink, and the policy of a lease that doesn't count yet.
+struct Path {
+    uplink: Opened,
+    guest: Opened,
+    datapath: Datapath,
+    index: NicIndex,
+    policy: PolicyIndex,
+}
+
+impl Path {
+    fn open(lab: &Lab) -> Self {
+        let uplink = host(lab);
+        let datapath = open(&settings());
+        datapath.attach_shared(index_of("swtest")).unwrap();
+        datapath.set_uplinks(&[up0()]).unwrap();
+        let (guest, index) = slot(&datapath, lab);
+        let clones = ["10.64.0.0/16".parse().unwrap()];
+        let policy = policy::compile(&route_policy(), &clones).unwrap();
+        let policy = datapath.add_policy(&policy).unwrap();
+        Self {
+            uplink,
+            guest,
+            datapath,
+            index,
+            policy,
+        }
+    }
 }
 
 /// Puts the program on the guest's host end, in the place of an older one.
@@ -174,15 +203,15 @@ fn receive(tap: &Opened) -> Vec<u8> {
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_a_packet_leaves_translated_and_its_answer_comes_back() {
     lab::run(|lab| {
-        let uplink = host(lab);
-        let datapath = open(&settings());
-        datapath.attach_shared(index_of("swtest")).unwrap();
-        datapath.set_uplinks(&[up0()]).unwrap();
-        let (guest, index) = slot(&datapath, lab);
+        let Path {
+            uplink,
+            guest,
+            datapath,
+            index,
+            policy,
+        } = Path::open(lab);
         let out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (PEER, 2000));
         guest.file().write_all(&out).unwrap();
-        let policy = policy::compile(&route_policy(), &["10.64.0.0/16".parse().unwrap()]).unwrap();
-        let policy = datapath.add_policy(&policy).unwrap();
         let not_leased = datapath.counters(index).drops[DropReason::NotLeased as usize];
         assert_eq!(not_leased, 1);
         datapath.activate(index, policy, false).unwrap();
@@ -225,11 +254,13 @@ fn netns_a_packet_leaves_translated_and_its_answer_comes_back() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_a_denied_packet_is_counted_and_traced() {
     lab::run(|lab| {
-        let _uplink = host(lab);
-        let datapath = open(&settings());
-        let (guest, index) = slot(&datapath, lab);
-        let policy = policy::compile(&route_policy(), &[]).unwrap();
-        let policy = datapath.add_policy(&policy).unwrap();
+        let Path {
+            uplink: _uplink,
+            guest,
+            datapath,
+            index,
+            policy,
+        } = Path::open(lab);
         datapath.activate(index, policy, false).unwrap();
         datapath.set_flag(index, NicFlag::Trace, true);
         let mut events = datapath.trace_events().unwrap();
@@ -254,13 +285,13 @@ fn netns_a_denied_packet_is_counted_and_traced() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_what_a_lease_may_answer_the_next_may_not() {
     lab::run(|lab| {
-        let uplink = host(lab);
-        let datapath = open(&settings());
-        datapath.attach_shared(index_of("swtest")).unwrap();
-        datapath.set_uplinks(&[up0()]).unwrap();
-        let (guest, index) = slot(&datapath, lab);
-        let policy = policy::compile(&route_policy(), &["10.64.0.0/16".parse().unwrap()]).unwrap();
-        let policy = datapath.add_policy(&policy).unwrap();
+        let Path {
+            uplink,
+            guest,
+            datapath,
+            index,
+            policy,
+        } = Path::open(lab);
         let request = datagram((ROUTER_MAC, UPLINK_MAC), (DENIED, 2000), (CLONE, 1000));
         let answer = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (DENIED, 2000));
         let denied = || datapath.counters(index).drops[DropReason::Policy as usize];
@@ -288,13 +319,13 @@ fn netns_what_a_lease_may_answer_the_next_may_not() {
 fn netns_no_packet_is_lost_while_programs_are_replaced() {
     const PACKETS: usize = 4000;
     lab::run(|lab| {
-        let uplink = host(lab);
-        let datapath = open(&settings());
-        datapath.attach_shared(index_of("swtest")).unwrap();
-        datapath.set_uplinks(&[up0()]).unwrap();
-        let (guest, index) = slot(&datapath, lab);
-        let policy = policy::compile(&route_policy(), &[]).unwrap();
-        let policy = datapath.add_policy(&policy).unwrap();
+        let Path {
+            uplink,
+            guest,
+            datapath,
+            index,
+            policy,
+        } = Path::open(lab);
         datapath.activate(index, policy, false).unwrap();
         drop(datapath);
         let out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (PEER, 2000));
