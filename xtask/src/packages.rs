@@ -113,6 +113,11 @@ const PACKAGES: &[Package] = &[
         "a client that nobody here wrote",
     ),
     package(
+        "iperf3",
+        Sign::Program("iperf3"),
+        "streams and datagrams that nobody here wrote",
+    ),
+    package(
         "dnsmasq-base",
         Sign::Program("dnsmasq"),
         "a server of UDP that nobody here wrote",

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::{command, namespace};
@@ -30,9 +30,12 @@ impl Server {
             .stdout(Stdio::null())
             .spawn()
             .context("start iperf3")?;
-        let server = Self(child);
+        let mut server = Self(child);
         let deadline = Instant::now() + PATIENCE;
         while listeners(netns)?.is_empty() {
+            if let Some(status) = server.0.try_wait()? {
+                bail!("iperf3 ended instead of listening: {status}");
+            }
             ensure!(Instant::now() < deadline, "iperf3 doesn't listen");
             thread::sleep(Duration::from_millis(20));
         }
