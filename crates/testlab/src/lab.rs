@@ -3,7 +3,7 @@
 //! A test calls [`run`] with its body as a closure. Outside, `run` starts the test executable once
 //! more for this one test, in new namespaces, waits for it, and compares the machine's own network
 //! before and after. Inside, `run` mounts what a host has (fresh `/proc` and `/sys`, an empty `/run`
-//! with `/run/netns`, an empty `/sys/fs/bpf`), brings the loopback up and calls the body. When the body ends or the deadline
+//! with `/run/netns`, empty `/dev/shm` and `/sys/fs/bpf`), brings the loopback up and calls the body. When the body ends or the deadline
 //! passes, the kernel ends every process of the PID namespace, and with them all the test made.
 //!
 //! ```text
@@ -20,6 +20,7 @@
 use std::{
     any::type_name,
     env,
+    ffi::CStr,
     fmt::Debug,
     fs,
     io::Read,
@@ -140,14 +141,11 @@ impl Lab {
         );
         mount_sys()?;
         mount_bpf()?;
-        mount(
-            "tmpfs",
-            "/run",
-            "tmpfs",
-            MountFlags::NOSUID | MountFlags::NODEV,
-            Some(c"mode=0755"),
-        )
-        .context("mount a tmpfs on /run")?;
+        mount_tmpfs("/run", c"mode=0755")?;
+        // podman has its locks there, by one name for all.
+        if Path::new("/dev/shm").is_dir() {
+            mount_tmpfs("/dev/shm", c"mode=1777")?;
+        }
         let folder = PathBuf::from("/run/lab");
         fs::create_dir(&folder).context("create /run/lab")?;
         // As `ip netns add` leaves it: a shared mount, so that namespaces mounted later are seen
@@ -212,6 +210,12 @@ impl Lab {
             panic!("{error:#}");
         }
     }
+}
+
+fn mount_tmpfs(folder: &str, options: &CStr) -> Result<()> {
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("tmpfs", folder, "tmpfs", flags, Some(options))
+        .with_context(|| format!("mount a tmpfs on {folder}"))
 }
 
 /// A fresh `/sys` for the new network namespace, keeping the control groups of the machine's.
