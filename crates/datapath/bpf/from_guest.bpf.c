@@ -204,7 +204,7 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
 	decide_course(skb, p, s->index, generation, c);
 	if (rarely(may_be_answer(c, s->flags))) {
-		switch (find_answer(skb, p, s->index, c->now)) {
+		switch (find_answer(skb, p, s->index, c->now, c->verdict == VERDICT_DROP)) {
 		case ANSWER_UPLINK:
 			if (c->verdict == VERDICT_UPLINK)
 				break;

@@ -106,6 +106,7 @@ int from_host(struct __sk_buff *skb)
 	if (READ_ONCE(receiver.nic->state) != NIC_ACTIVE)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NOT_LEASED, STAGE_PARSE);
 	measure(skb, &packet);
+	packet.from_host = !skb->ingress_ifindex;
 	if (packet.largest > receiver.nic->mtu)
 		return refuse(skb, receiver.index, receiver.flags, DROP_TOO_BIG, STAGE_ROUTE);
 	result = deliver(skb, &receiver, &packet, ANSWER_STACK, 0);

@@ -437,7 +437,11 @@ structs! {
         /// `CLOCK_MONOTONIC`, nanoseconds.
         seen: u64,
         /// See [`AnswerVia`].
-        via: u32,
+        via: u8,
+        /// 1 if the guest might send there by itself when it came, and so may have begun.
+        own: u8,
+        /// Zero.
+        reserved: [u8; 2],
         /// Lease of the interface, when it came.
         lease: u32,
     }

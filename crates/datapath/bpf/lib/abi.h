@@ -188,7 +188,9 @@ struct answer_key {
 
 struct answer_value {
 	__u64 seen; /* CLOCK_MONOTONIC, nanoseconds */
-	__u32 via;  /* enum answer_via */
+	__u8 via;   /* enum answer_via */
+	__u8 own;   /* the guest might send there by itself when it came: it may be no call, but an answer */
+	__u8 reserved[2];
 	__u32 lease; /* of the interface, when it came */
 };
 

@@ -8,6 +8,7 @@
 
 #include "maps.h"
 #include "nat.h"
+#include "policy.h"
 #include "police.h"
 
 #define ANSWER_TCP (300 * NANOSECONDS)
@@ -36,6 +37,30 @@ static __always_inline __u32 lease_of(__u32 index)
 	return nic ? READ_ONCE(nic->lease) : 0;
 }
 
+/* Whether the guest may send by itself to where a packet comes from. */
+__noinline int may_send_back(const struct packet *p, __u32 index)
+{
+	const struct nic *nic = bpf_map_lookup_elem(&nics, &index);
+	const struct policy *policy;
+	struct packet back = {};
+	__u32 policy_index;
+
+	if (!p || !nic)
+		return 0;
+	policy_index = READ_ONCE(nic->policy);
+	policy = bpf_map_lookup_elem(&policies, &policy_index);
+	if (!policy)
+		return 0;
+	back.destination = p->source;
+	back.destination_port = p->source_port;
+	back.protocol = p->protocol;
+	back.version = p->version;
+	if (judge_prefixes(&back, policy_index, policy->flags))
+		return 0;
+	return p->from_host ? may_reach_host(&back, policy) :
+			      READ_ONCE(policy->uplink) != UPLINK_DENY;
+}
+
 /* Notes a packet towards a guest. `learn`: any TCP packet opens, not only the first of a connection. */
 __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u64 now, __u32 learn)
 {
@@ -58,9 +83,14 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 	key.protocol = p->protocol;
 	known = bpf_map_lookup_elem(&answers, &key);
 	if (!known || !is_alive(known, value.lease, key.protocol, now)) {
-		if (opens)
-			bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
+		if (!opens)
+			return 0;
+		value.own = p->protocol == PROTOCOL_UDP && may_send_back(p, nic);
+		bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
 	} else if (age_of(known, now) > (__s64)ANSWER_REFRESH || (opens && known->via != via)) {
+		/* A conversation that is denied since runs out, whatever still comes of it. */
+		if (known->own && !may_send_back(p, nic))
+			return 0;
 		known->seen = now;
 		known->via = via;
 	}
@@ -97,9 +127,9 @@ static __always_inline int answer_key_of(frame *f, const struct packet *p, struc
 	return p->protocol == PROTOCOL_TCP || p->protocol == PROTOCOL_UDP;
 }
 
-/* Tells which way a packet that policy denies may leave because it answers one that came: enum
- * answer_via, or zero. */
-__noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 now)
+/* Tells which way a packet that policy denies, or would translate, may leave because it answers one that
+ * came: enum answer_via, or zero. */
+__noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 now, __u32 denied)
 {
 	struct answer_key key = {.nic = nic};
 	struct answer_value value = {.lease = lease_of(nic)}, *known;
@@ -108,6 +138,9 @@ __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 no
 		return 0;
 	known = bpf_map_lookup_elem(&answers, &key);
 	if (!known || !is_alive(known, value.lease, key.protocol, now))
+		return 0;
+	/* Who may have been called must not go on when that is denied. */
+	if (denied && known->own)
 		return 0;
 	value.via = known->via;
 	if (p->fragment == FRAGMENT_FIRST) {

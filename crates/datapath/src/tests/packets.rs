@@ -316,6 +316,58 @@ fn netns_what_a_lease_may_answer_the_next_may_not() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn netns_datagrams_end_when_their_server_is_denied() {
+    lab::run(|lab| {
+        let Path {
+            uplink,
+            guest,
+            datapath,
+            index,
+            policy,
+        } = Path::open(lab);
+        let closed = PolicySpec {
+            egress: EgressPolicy {
+                default: PolicyAction::Deny,
+                rules: Vec::new(),
+            },
+            ..route_policy()
+        };
+        let closed = policy::compile(&closed, &[]).unwrap();
+        let closed = datapath.add_policy(&closed).unwrap();
+        datapath.activate(index, policy, false).unwrap();
+        let to = |port| datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, port), (PEER, 2000));
+        let from = |port| datagram((ROUTER_MAC, UPLINK_MAC), (PEER, 2000), (CLONE, port));
+        let answered = |port| {
+            uplink.file().write_all(&from(port)).unwrap();
+            receive(&guest);
+        };
+        let denied = || datapath.counters(index).drops[DropReason::Policy as usize];
+        let is_denied = |port| {
+            let before = denied();
+            guest.file().write_all(&to(port)).unwrap();
+            let deadline = Instant::now() + PATIENCE;
+            while denied() == before {
+                assert!(Instant::now() < deadline, "port {port} goes on");
+                thread::sleep(Duration::from_millis(1));
+            }
+        };
+        guest.file().write_all(&to(1000)).unwrap();
+        assert_eq!(&receive(&uplink)[30..34], PEER.octets());
+        answered(1000);
+        datapath.set_policy(index, closed);
+        is_denied(1000);
+        // The server doesn't know, and doesn't keep it open.
+        answered(1000);
+        is_denied(1000);
+        // Who calls now is a caller.
+        answered(1001);
+        guest.file().write_all(&to(1001)).unwrap();
+        assert_eq!(&receive(&uplink)[30..34], PEER.octets());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn netns_no_packet_is_lost_while_programs_are_replaced() {
     const PACKETS: usize = 4000;
     lab::run(|lab| {

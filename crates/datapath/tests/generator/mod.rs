@@ -26,11 +26,23 @@ pub(crate) struct Case {
     pub(crate) learn: bool,
     /// Whether the host's stack translates ports to entry 0.
     pub(crate) published: bool,
-    /// Answers that are known, with their age in nanoseconds.
-    pub(crate) answers: Vec<(Flow, u64, Via)>,
+    /// Answers that are known.
+    pub(crate) answers: Vec<Known>,
     /// Meters that have something on them.
     pub(crate) meters: Vec<MeterAt>,
     pub(crate) steps: Vec<Step>,
+}
+
+/// What has come in before.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub(crate) flow: Flow,
+    /// In nanoseconds.
+    pub(crate) age: u64,
+    pub(crate) via: Via,
+    /// Whether the guest might send there by itself then.
+    pub(crate) own: bool,
+    pub(crate) by_last_lease: bool,
 }
 
 /// A meter, in nanoseconds from now.
@@ -47,6 +59,8 @@ pub(crate) struct MeterAt {
 pub(crate) struct Step {
     pub(crate) hook: Hook,
     pub(crate) to_this_host: bool,
+    /// Whether the host's stack has it from somebody else.
+    pub(crate) forwarded: bool,
     pub(crate) frame: Vec<u8>,
     pub(crate) gso_size: u32,
     /// Whether the kernel knows the number of segments. Of what comes from a TAP it doesn't.
@@ -70,6 +84,7 @@ impl Step {
         Self {
             hook,
             to_this_host: true,
+            forwarded: false,
             frame,
             gso_size: 0,
             segments_known: false,

@@ -257,6 +257,7 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
         learn: false,
         published: false,
         policy: number % POLICIES_BY_HAND,
+        lease: 10 + number as u32,
         ifindex: if netns && number == 1 {
             1000
         } else {

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::{
-    Case, Change, Hook, MeterAt, Step,
+    Case, Change, Hook, Known, MeterAt, Step,
     egress::{
         any_transport, echo, error_about, from_guest, outgoing, packet_inside, sent, settle,
         tcp_segment, twice, udp_datagram, version,
@@ -13,7 +13,10 @@ use super::{
     random::Random,
     scene::{self, HOST, METADATA, NETNS_SLOT, NICS, OUTSIDE, POLICIES, POLICIES_BY_HAND, SECOND},
 };
-use crate::model::{answers::Flow, answers::Via, packet::be16};
+use crate::model::{
+    answers::{Flow, Via},
+    packet::{UDP, be16},
+};
 
 fn by_policy(random: &mut Random, destination: fn(&mut Random, u8) -> IpAddr) -> Case {
     let version = version(random);
@@ -143,13 +146,23 @@ pub(super) fn answer(random: &mut Random) -> Case {
         follow(random, &mut case, &ip);
     }
     let age = random.one_of(&[0, 1, 30, 55, 65, 290, 310, 4000]) * SECOND;
-    let via = random.one_of(&[Via::Uplink, Via::Stack]);
-    case.answers.push((flow, age, via));
+    case.answers.push(known(random, flow, age));
     case.policy = random.one_of(&[1, 2, 3, 6]);
     if random.chance(40) {
         case.policy = random.between(POLICIES_BY_HAND, POLICIES - 1);
     }
     case
+}
+
+fn known(random: &mut Random, flow: Flow, age: u64) -> Known {
+    Known {
+        flow,
+        age,
+        via: random.one_of(&[Via::Uplink, Via::Stack]),
+        // Who opens a connection is plain, and who sends an echo request.
+        own: flow.protocol == UDP && random.chance(30),
+        by_last_lease: random.chance(10),
+    }
 }
 
 /// Later fragments: of the same packet, and of another one.
@@ -230,13 +243,19 @@ pub(super) fn answer_after_question(random: &mut Random) -> Case {
     if random.chance(40) {
         // Asked before, some so long ago that only a new question counts.
         let age = random.one_of(&[1, 30, 65, 290, 310]) * SECOND;
-        let via = random.one_of(&[Via::Uplink, Via::Stack]);
-        case.answers.push((flow_of(&ip), age, via));
+        case.answers.push(known(random, flow_of(&ip), age));
     }
     let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
     let asked = question.frame([2; 6], scene::ROUTERS[0]);
-    case.steps.insert(1, Step::new(hook, asked));
+    let mut asked = Step::new(hook, asked);
+    asked.forwarded = hook == Hook::Shared && random.chance(50);
+    case.steps.insert(1, asked);
     case.policy = random.one_of(&[1, 2, 3, 6]);
+    if random.chance(30) {
+        // Nobody knows who has asked of two who both may, when one no longer may.
+        case.policy = random.below(POLICIES);
+        case.steps[2].change = Some(Change::Policy(random.below(POLICIES)));
+    }
     case.learn = random.chance(20);
     if random.chance(25) {
         case.variant = NETNS_SLOT;

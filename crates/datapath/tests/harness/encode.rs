@@ -81,6 +81,7 @@ pub(crate) fn nic(nic: &Nic, generation: u32, by_xdp: bool) -> Vec<u8> {
     bytes.extend(address6(v6.map(|own| own.guest)));
     bytes.extend(address6(v6.map(|own| own.clone)));
     bytes.extend(address6(v6.map(|own| own.gateway)));
+    bytes.extend(number(nic.lease));
     bytes.resize(NIC, 0);
     bytes
 }
@@ -180,8 +181,8 @@ pub(crate) fn answer_key(flow: &Flow) -> Vec<u8> {
 
 pub(crate) fn answer_value(answer: &Answer) -> Vec<u8> {
     let mut bytes = answer.seen.to_ne_bytes().to_vec();
-    bytes.extend(number(answer.via as u32));
-    bytes.extend(number(0));
+    bytes.extend([answer.via as u8, u8::from(answer.own), 0, 0]);
+    bytes.extend(number(answer.lease));
     bytes
 }
 
@@ -197,6 +198,8 @@ pub(crate) fn read_answer(bytes: &[u8]) -> Answer {
         } else {
             Via::Stack
         },
+        own: bytes[9] != 0,
+        lease: u32::from_ne_bytes(bytes[12..16].try_into().expect("four bytes")),
     }
 }
 

@@ -225,6 +225,7 @@ impl Harness {
             hook: step.hook,
             class: 0,
             to_this_host: step.to_this_host,
+            forwarded: step.forwarded,
             frame,
             gso_size: step.gso_size,
             now: 0,
@@ -255,18 +256,20 @@ impl Harness {
             sys::delete(self.programs.map("answers"), &key)?;
         }
         let now = sys::now();
-        for (flow, age, via) in &case.answers {
-            // An age beyond the time since the machine started means never.
+        for known in &case.answers {
             let answer = Answer {
-                seen: now.saturating_sub(*age),
-                via: *via,
+                // An age beyond the time since the machine started means never.
+                seen: now.saturating_sub(known.age),
+                via: known.via,
+                own: known.own,
+                lease: world.nics[known.flow.nic].lease - u32::from(known.by_last_lease),
             };
             self.put(
                 "answers",
-                &encode::answer_key(flow),
+                &encode::answer_key(&known.flow),
                 &encode::answer_value(&answer),
             )?;
-            world.answers.insert(*flow, answer);
+            world.answers.insert(known.flow, answer);
         }
         for meter in &case.meters {
             let filled = Meter {
@@ -328,6 +331,9 @@ impl Harness {
         };
         let mut context = sys::Context::default();
         context.ifindex = ifindex;
+        if input.forwarded {
+            context.ingress_ifindex = self.ifindex[0];
+        }
         context.gso_size = step.gso_size;
         context.gso_segs = segments;
         let ran = sys::test_run(program.as_fd(), &input.frame, &context)?;

@@ -139,7 +139,8 @@ pub(crate) fn update_first(map: BorrowedFd<'_>, values: &[Vec<u8>]) -> io::Resul
 pub(crate) struct Context {
     unused_before_mark: [u32; 2],
     pub(crate) mark: u32,
-    unused_before_ifindex: [u32; 7],
+    unused_before_ingress_ifindex: [u32; 6],
+    pub(crate) ingress_ifindex: u32,
     pub(crate) ifindex: u32,
     unused_before_tstamp: [u32; 27],
     pub(crate) tstamp: u64,

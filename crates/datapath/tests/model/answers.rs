@@ -6,7 +6,8 @@ use super::{
     Fragment, Packet,
     nat::Inside,
     packet::{ICMP, ICMPV6, TCP, UDP, be16, ipv4, ipv6},
-    world::World,
+    policy,
+    world::{Uplink, World},
 };
 
 /// How long an answer may come after the question, in nanoseconds.
@@ -41,6 +42,10 @@ pub(crate) struct Flow {
 pub(crate) struct Answer {
     pub(crate) seen: u64,
     pub(crate) via: Via,
+    /// The sandbox might send there by itself then, and so may have begun.
+    pub(crate) own: bool,
+    /// Of the sandbox's interface, when it came.
+    pub(crate) lease: u32,
 }
 
 /// The way that the question came, which the answer takes as well.
@@ -50,24 +55,39 @@ pub(crate) enum Via {
     Stack = 2,
 }
 
+impl Answer {
+    /// Whether it is of late, and not of another lease's.
+    fn counts(&self, flow: &Flow, lease: u32, now: u64) -> bool {
+        self.lease == lease && now.saturating_sub(self.seen) <= life_of(flow.protocol)
+    }
+}
+
 /// Whether a packet of a guest is an answer, and by which way it leaves then. The first fragment
-/// opens the way to the others.
+/// opens the way to the others. `denied`: it would be dropped else.
 pub(crate) fn find(
     world: &mut World,
     nic: usize,
     frame: &[u8],
     packet: &Packet,
     now: u64,
+    denied: bool,
 ) -> Option<Via> {
+    let lease = world.nics[nic].lease;
     let flow = flow_of_answer(nic, frame, packet)?;
     let answer = world.answers.get(&flow)?;
-    if now.saturating_sub(answer.seen) > life_of(flow.protocol) {
+    if !answer.counts(&flow, lease, now) || (denied && answer.own) {
         return None;
     }
     let via = answer.via;
     if let Fragment::First { identification } = packet.fragment {
         let later = later_fragments(nic, packet, identification);
-        world.answers.insert(later, Answer { seen: now, via });
+        let answer = Answer {
+            seen: now,
+            via,
+            own: false,
+            lease,
+        };
+        world.answers.insert(later, answer);
     }
     Some(via)
 }
@@ -142,6 +162,7 @@ pub(crate) fn learn(
     frame: &[u8],
     packet: &Packet,
     via: Via,
+    from_host: bool,
     now: u64,
 ) {
     let receiver = &world.nics[nic];
@@ -163,15 +184,54 @@ pub(crate) fn learn(
         guest_port,
         fragment: None,
     };
-    let life = life_of(flow.protocol);
+    let lease = receiver.lease;
+    let may_go_back = packet.protocol == UDP && may_send_back(world, nic, frame, packet, from_host);
     // What has expired was never there.
-    let known = world.answers.get(&flow);
-    let known = known.filter(|answer| now.saturating_sub(answer.seen) <= life);
-    // A new question by another way is answered by that one.
-    let stale = known.is_some_and(|answer| {
-        now.saturating_sub(answer.seen) > RENEWAL || (opens && answer.via != via)
-    });
-    if stale || (known.is_none() && opens) {
-        world.answers.insert(flow, Answer { seen: now, via });
+    let known = world.answers.get(&flow).copied();
+    let known = known.filter(|answer| answer.counts(&flow, lease, now));
+    let own = match known {
+        // A new question by another way is answered by that one.
+        Some(answer) => {
+            let is_stale =
+                now.saturating_sub(answer.seen) > RENEWAL || (opens && answer.via != via);
+            // What the sandbox may have begun, and is denied since, runs out.
+            (is_stale && (!answer.own || may_go_back)).then_some(answer.own)
+        }
+        None => opens.then_some(may_go_back),
+    };
+    if let Some(own) = own {
+        let answer = Answer {
+            seen: now,
+            via,
+            own,
+            lease,
+        };
+        world.answers.insert(flow, answer);
     }
+}
+
+/// Whether the policy lets a sandbox send by itself to where a datagram comes from.
+fn may_send_back(
+    world: &World,
+    nic: usize,
+    frame: &[u8],
+    packet: &Packet,
+    from_host: bool,
+) -> bool {
+    let policy = &world.policies[world.nics[nic].policy];
+    let at = packet.transport;
+    let mut back = frame.to_vec();
+    back[at..at + 2].copy_from_slice(&frame[at + 2..at + 4]);
+    back[at + 2..at + 4].copy_from_slice(&frame[at..at + 2]);
+    let returning = Packet {
+        source: packet.destination,
+        destination: packet.source,
+        ..packet.clone()
+    };
+    let may_leave = if from_host {
+        policy::host_service(policy, &back, &returning).is_ok()
+    } else {
+        policy.uplink != Uplink::Deny
+    };
+    may_leave && policy::egress(policy, &back, &returning).is_ok()
 }

@@ -45,6 +45,8 @@ pub(crate) struct Input {
     pub(crate) class: usize,
     /// Whether the interface took the frame as its own by the destination MAC.
     pub(crate) to_this_host: bool,
+    /// Whether the host's stack has it from somebody else; only [`Hook::Shared`].
+    pub(crate) forwarded: bool,
     pub(crate) frame: Vec<u8>,
     /// Payload bytes of each segment; zero for a packet that goes out as it is.
     pub(crate) gso_size: u32,

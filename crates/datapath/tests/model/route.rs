@@ -46,7 +46,7 @@ pub(crate) fn decide(
     if !nic.remembers(&world.policies) {
         return unasked;
     }
-    match answers::find(world, sender, frame, packet, now) {
+    match answers::find(world, sender, frame, packet, now, unasked.is_err()) {
         Some(answers::Via::Uplink) => {
             let nic = &world.nics[sender];
             match by_route(world, nic, frame, packet, way, Uplink::Route)? {

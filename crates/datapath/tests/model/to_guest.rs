@@ -75,7 +75,16 @@ fn judge(
         return Err(by_receiver(DropReason::TooBig));
     }
     let via = if outside { Via::Uplink } else { Via::Stack };
-    answers::learn(world, number, &input.frame, packet, via, input.now);
+    let from_host = !outside && !input.forwarded;
+    answers::learn(
+        world,
+        number,
+        &input.frame,
+        packet,
+        via,
+        from_host,
+        input.now,
+    );
 
     let limit = world.policies[world.nics[number].policy].ingress;
     let meter = &mut world.nics[number].ingress;

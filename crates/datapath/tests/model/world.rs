@@ -47,6 +47,8 @@ pub(crate) struct Nic {
     /// The host's stack translates ports to it.
     pub(crate) published: bool,
     pub(crate) policy: usize,
+    /// Goes up with each lease.
+    pub(crate) lease: u32,
     pub(crate) ifindex: u32,
     pub(crate) shared_ifindex: u32,
     pub(crate) group: u32,
