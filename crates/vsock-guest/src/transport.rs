@@ -82,6 +82,8 @@ pub struct Transport {
     scratch: Vec<u8>,
     violations: Vec<String>,
     kicks_sent: u64,
+    /// Whether somebody has found no slot and not been told of one since.
+    refused: bool,
 }
 
 impl Transport {
@@ -137,6 +139,7 @@ impl Transport {
             scratch,
             violations: Vec::new(),
             kicks_sent: 0,
+            refused: false,
         };
         for index in 0..transport.queue_count() {
             transport.watch(transport.call(index), CALLED)?;
@@ -339,7 +342,8 @@ impl Transport {
         if !self.room() {
             self.reclaim();
         }
-        self.room()
+        self.refused = !self.room();
+        !self.refused
     }
 
     /// Whether there are a slot and as many descriptors as the longest packet needs.
@@ -500,10 +504,13 @@ impl Transport {
     }
 
     /// Asks to be called for packets, for events, and for room if there is no slot left; true if there is
-    /// something to do already.
+    /// something to do already: also if there is a slot now for who found none.
     pub fn arm(&mut self) -> bool {
         self.reclaim();
         let starved = !self.room();
+        if std::mem::replace(&mut self.refused, starved) && !starved {
+            return true;
+        }
         let rings = &self.queues.rings;
         let mut pending = rings[RECEIVE].arm(&self.memory, 0) | rings[EVENT].arm(&self.memory, 0);
         if starved {

@@ -12,6 +12,7 @@ use sandwire_vsock_guest::{
     front_end::{EVENT_IDX, FEATURE_SEQPACKET, FEATURE_STREAM, INDIRECT_DESC},
     packet::{HOST_CID, SHUTDOWN_RECEIVE, SHUTDOWN_SEND},
     socket::State,
+    transport::TRANSMIT,
 };
 
 use sandwire_vsock_host::limits::Limits;
@@ -498,4 +499,32 @@ fn a_removed_guest_is_gone_for_its_vmm_and_its_peers() {
         "{outcome:?}"
     );
     works(&other, &mut other_guest);
+}
+
+/// The driver of these tests must not sleep on a slot that came back between its last try and its asking for a call.
+#[test]
+fn a_driver_that_found_no_slot_hears_of_one_that_came_back_meanwhile() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    let listener = vm.service(PORT);
+    let socket = guest.open_stream(PORT).expect("connecting");
+    let mut peer = accept(&listener);
+    let mut sent = 0;
+    // Not kicked, the device takes none of them.
+    while guest.try_send(socket, b"x").expect("sending") == 1 {
+        sent += 1;
+    }
+    assert!(sent > 1, "{sent}");
+    guest.transport().kick_queue(TRANSMIT);
+    eventually("the device has taken all", || {
+        let (ring, memory) = guest.transport().ring(TRANSMIT);
+        ring.used_index(memory) == ring.next_available()
+    });
+    assert!(guest.transport().arm(), "there are slots now");
+    assert!(!guest.transport().arm(), "and that has been said");
+    assert_eq!(guest.try_send(socket, b"x").expect("sending"), 1);
+    guest.kick();
+    read_exact(&mut peer, sent + 1);
+    clean(&guest);
 }
