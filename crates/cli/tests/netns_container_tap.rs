@@ -197,8 +197,8 @@ fn what_is_taken_away_of_a_tap_and_its_interface_is_put_back() {
         let before = state_of(&blue);
         let (_, guest) = guest_in(&world, &blue);
         for damage in [
-            "tc qdisc del dev eth0 clsact",
-            "tc qdisc del dev tap0 clsact",
+            "tc qdisc del dev eth0 parent ffff:fff1",
+            "tc qdisc del dev tap0 parent ffff:fff1",
             "ip link set tap0 down",
             // The guest has the TAP open and keeps it.
             "ip link del eth0",

@@ -290,7 +290,7 @@ fn the_guard_keeps_a_slot_without_its_program_from_the_host() {
             let source = arrives(socket).unwrap();
             assert!(clones.contains(&source.ip()), "{source}");
         }
-        lab.run(&format!("tc qdisc delete dev {tap} clsact"));
+        lab.run(&format!("tc qdisc delete dev {tap} parent ffff:fff1"));
         for socket in &sockets {
             arrives(socket).unwrap_err();
         }

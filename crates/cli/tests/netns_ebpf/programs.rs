@@ -100,7 +100,7 @@ fn a_detached_program_is_seen_and_put_back() {
         let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
         for (lease, guest) in &guests {
             assert_in_touch(lease, guest);
-            lab.run(&format!("tc qdisc delete dev {} clsact", host_end(lease)));
+            lab.run(&format!("tc qdisc delete dev {} ingress", host_end(lease)));
             guest.ping(BEYOND_IPV4.into(), SECOND / 2).unwrap_err();
         }
         detach_from_uplink(lab);

@@ -1,12 +1,13 @@
 //! The programs of the eBPF data path on a slot's interfaces.
 //!
-//! Each sits as a `cls_bpf` filter on the ingress of a clsact qdisc of ours. Filters of other priorities on
-//! the same qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours
-//! lets pass. Ours need the ingress alone; the egress is for who has no TCX, as diversions before Linux 6.6.
-//! Slots that an earlier version built have an ingress qdisc, which serves all but that.
+//! Each sits as a `cls_bpf` filter on an ingress qdisc of ours. Filters of other priorities on the same
+//! qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours lets pass.
+//! Where the kernel has no TCX (before Linux 6.6) it is a clsact qdisc, which has an egress too: diversions
+//! have no other place there. Both serve ours; an ingress qdisc is the cheaper one by far among many, since
+//! the kernel looks through all blocks of filters for a number for each block, and clsact has two.
 //!
-//! Slots of the nft data path have the qdiscs as well, without filters: an interface that is up drops
-//! what it has to send for some milliseconds while it gets one, and slots move to eBPF under traffic.
+//! Slots of the nft data path have clsact qdiscs without filters: an interface that is up drops what it has to
+//! send for some milliseconds while it gets one, and slots move to eBPF under traffic.
 
 use sandwire_datapath::{Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, Program};
 use sandwire_kernel_net::{
@@ -129,8 +130,16 @@ impl Attachment {
 
     /// Adds the qdisc and the filter to an interface that has neither.
     pub(super) fn add(self, request: &mut Request, datapath: &Datapath) {
-        tc::add_clsact(request, self.interface);
+        self.add_qdisc(request, datapath);
         self.filter(datapath).add(request);
+    }
+
+    fn add_qdisc(self, request: &mut Request, datapath: &Datapath) {
+        if datapath.features().tcx {
+            tc::add_ingress(request, self.interface);
+        } else {
+            tc::add_clsact(request, self.interface);
+        }
     }
 
     fn filter(self, datapath: &Datapath) -> Filter<'_> {
@@ -155,7 +164,7 @@ impl Attachment {
             other => return other,
         }
         let mut request = Request::new();
-        tc::add_clsact(&mut request, self.interface);
+        self.add_qdisc(&mut request, datapath);
         match route.execute(request) {
             // It was something else that the kernel didn't like.
             Err(error) if error.is_existing() => {}
