@@ -19,7 +19,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
 };
 
@@ -66,6 +66,7 @@ mod moving;
 mod published;
 mod settings;
 mod slot_table;
+mod switch;
 mod tear_down;
 mod trace;
 mod uplinks;
@@ -84,6 +85,8 @@ pub struct KernelNetwork {
     host: Mutex<HostState>,
     /// Opened for the first pool that needs it.
     ebpf: OnceLock<Arc<Ebpf>>,
+    /// What was there at the start has been adopted.
+    has_switched: AtomicBool,
     /// Number of the shared interface, once there is a pool.
     shared: AtomicU32,
     /// Whether the kernel makes netkit pairs, or why not, once that has been tried.
@@ -133,6 +136,7 @@ impl KernelNetwork {
             workers: Mutex::default(),
             host: Mutex::default(),
             ebpf: OnceLock::new(),
+            has_switched: AtomicBool::new(false),
             shared: AtomicU32::new(0),
             netkit: OnceLock::new(),
             steps,
@@ -147,7 +151,8 @@ impl KernelNetwork {
         if let Some(ebpf) = self.ebpf.get() {
             return Ok(ebpf);
         }
-        let ebpf = Arc::new(Ebpf::open(&self.settings.ebpf)?);
+        let waits = !self.has_switched.load(Ordering::Relaxed);
+        let ebpf = Arc::new(Ebpf::open(&self.settings.ebpf, waits)?);
         Ok(self.ebpf.get_or_init(|| ebpf))
     }
 
@@ -475,10 +480,7 @@ impl Network for KernelNetwork {
     }
 
     fn deactivate(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
-        match self.ebpf.get() {
-            Some(ebpf) => ebpf.deactivate(slot),
-            None => Ok(()),
-        }
+        self.ebpf.get().map_or(Ok(()), |ebpf| ebpf.deactivate(slot))
     }
 
     fn set_policy(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
@@ -492,7 +494,15 @@ impl Network for KernelNetwork {
         let Some((ebpf, shared)) = self.ebpf_of(slot)? else {
             return Ok(());
         };
-        self.with_worker(|worker| moving::adopt(&self.home, worker, ebpf, shared, slot, tenancy))
+        self.with_worker(|worker| switch::adopt(&self.home, worker, ebpf, shared, slot, tenancy))
+    }
+
+    fn switch_over(&self) -> Result<(), NetworkError> {
+        self.has_switched.store(true, Ordering::Relaxed);
+        match self.ebpf.get() {
+            Some(ebpf) => self.with_worker(|worker| switch::switch_over(&self.home, worker, ebpf)),
+            None => Ok(()),
+        }
     }
 
     fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {

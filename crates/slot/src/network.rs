@@ -176,6 +176,15 @@ pub trait Network: Send + Sync {
         Ok(())
     }
 
+    /// Has packets go by what was adopted, if they have gone by an older layout of the data path until now.
+    /// Called once after a start, when every slot has been adopted; going on after errors.
+    ///
+    /// # Errors
+    /// All that the kernel refused. It is tried again by inspections.
+    fn switch_over(&self) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
     /// Brings a slot that was built for another data path to that of its plan, under traffic. May be
     /// repeated, and stopped half-way.
     ///

@@ -52,14 +52,21 @@ impl Daemon {
             config: folder.join("sandwire.toml"),
             child: None,
         };
+        daemon.configure(config)?;
+        Ok(daemon)
+    }
+
+    /// Writes another configuration, for its next start.
+    ///
+    /// # Errors
+    /// If it can't be written.
+    pub fn configure(&self, config: &str) -> Result<()> {
         let text = format!(
             "socket = {:?}\nstate_dir = {:?}\n{config}",
-            daemon.socket(),
-            daemon.state_folder(),
+            self.socket(),
+            self.state_folder(),
         );
-        fs::write(&daemon.config, text)
-            .with_context(|| format!("write {}", daemon.config.display()))?;
-        Ok(daemon)
+        fs::write(&self.config, text).with_context(|| format!("write {}", self.config.display()))
     }
 
     /// Starts the daemon again and waits until it is ready. Returns how long that took.

@@ -40,12 +40,17 @@ impl World {
     /// Starts the daemon and fills both pools with slots that use the uplink as `uplink` says.
     pub(crate) fn start(lab: &Lab, uplink: &str, size: u32) -> Self {
         let world = Self::without_pools(lab);
-        for (number, kind) in POOLS.into_iter().enumerate() {
-            let spec = pool(kind, kind, number, size, &json!({"uplink": uplink}));
-            world.daemon.create_pool(&spec).unwrap();
-            world.route_back(number);
-        }
+        world.add_pools(size, &json!({"uplink": uplink}));
         world
+    }
+
+    /// Fills both pools with slots that have a policy.
+    pub(crate) fn add_pools(&self, size: u32, policy: &Value) {
+        for (number, kind) in POOLS.into_iter().enumerate() {
+            let spec = pool(kind, kind, number, size, policy);
+            self.daemon.create_pool(&spec).unwrap();
+            self.route_back(number);
+        }
     }
 
     /// Starts the daemon alone.
@@ -59,9 +64,13 @@ impl World {
         let folder = lab.folder().join("daemon");
         fs::create_dir(&folder).unwrap();
         let executable = sandwire::executable().unwrap();
-        let config = format!("instance = \"lab\"\naudit_seconds = 2\n{more}\n");
-        let daemon = Daemon::start(&executable, &folder, &config).unwrap();
+        let daemon = Daemon::start(&executable, &folder, &config(more)).unwrap();
         Self { daemon, beyond }
+    }
+
+    /// Has the daemon start with more in its configuration the next time.
+    pub(crate) fn configure(&self, more: &str) {
+        self.daemon.configure(&config(more)).unwrap();
     }
 
     /// Lets the world beyond answer the clone addresses of a pool.
@@ -83,6 +92,10 @@ impl World {
         let path = format!("/v1/leases/{}", lease.name);
         self.daemon.call("GET", &path, None).unwrap()
     }
+}
+
+fn config(more: &str) -> String {
+    format!("instance = \"lab\"\naudit_seconds = 2\n{more}\n")
 }
 
 /// IPv4 and IPv6 prefix of the clone addresses of the pool with this number.
@@ -138,14 +151,15 @@ pub(crate) fn ping(netns: &Path, address: IpAddr) -> Pinger {
     Pinger::start(netns, address, Duration::from_millis(1)).unwrap()
 }
 
-/// Ends a row of pings of which no packet may be lost.
+/// Ends a row of pings of which no packet may be lost. Returns how many there were.
 #[track_caller]
-pub(crate) fn assert_none_lost(pinger: Pinger, when: &str) {
+pub(crate) fn assert_none_lost(pinger: Pinger, when: &str) -> u32 {
     let pinged = pinger.stop().unwrap();
     assert!(
         pinged.sent > 0 && pinged.lost.is_empty(),
         "{when}: {pinged:?}"
     );
+    pinged.sent
 }
 
 /// The addresses of a container's lease, without their lengths.

@@ -1,14 +1,23 @@
 //! What happens to packets while there is no daemon.
 
-use std::thread;
+use std::{fs, net::SocketAddr, thread};
 
-use sandwire_testlab::lab;
-use serde_json::json;
+use sandwire_testlab::{
+    fake_guest::FakeGuest,
+    host::{BEYOND_IPV4, BEYOND_IPV6, HTTP_PORT},
+    lab::{self, Lab},
+    pinger::Pinger,
+    sandwire::Lease,
+};
+use serde_json::{Value, json};
 
 use crate::{
     assert_in_touch,
-    ebpf::{HERE, POOLS, SECOND, World, assert_none_lost, ping},
+    ebpf::{HERE, POOLS, SECOND, World, assert_none_lost, ping, wait_until},
 };
+
+/// Where the daemon's maps are.
+const MAPS: &str = "/sys/fs/bpf/sandwire/lab";
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -19,12 +28,7 @@ fn killing_restarting_and_upgrading_the_daemon_loses_no_packet() {
         for (lease, guest) in &guests {
             assert_in_touch(lease, guest);
         }
-        let pingers = [
-            ping(HERE.as_ref(), guests[0].0.ipv4),
-            ping(HERE.as_ref(), guests[1].0.ipv6),
-            ping(&world.beyond.path(), guests[0].0.ipv6),
-            ping(&world.beyond.path(), guests[1].0.ipv4),
-        ];
+        let pingers = ping_all(&world, &guests).into_iter().flatten();
         thread::sleep(SECOND);
         world.daemon.kill().unwrap();
         thread::sleep(SECOND);
@@ -42,4 +46,114 @@ fn killing_restarting_and_upgrading_the_daemon_loses_no_packet() {
             assert_eq!(world.detail(lease)["defects"], json!([]));
         }
     });
+}
+
+/// Pings both guests, in both families, from the host and from beyond.
+fn ping_all(world: &World, guests: &[(Lease, FakeGuest)]) -> [[Pinger; 2]; 2] {
+    let (here, beyond) = (HERE.as_ref(), world.beyond.path());
+    let (first, second) = (&guests[0].0, &guests[1].0);
+    [
+        [ping(here, first.ipv4), ping(&beyond, first.ipv6)],
+        [ping(here, second.ipv6), ping(&beyond, second.ipv4)],
+    ]
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_upgrade_with_other_maps_loses_no_packet_and_keeps_policies_and_counters() {
+    lab::run(|lab| {
+        let mut world = World::with_config(lab, "nics_max = 128");
+        // What the guests answer leaves only because somebody has called: also the new maps must know of that.
+        let all = json!(["203.0.113.0/24", "2001:db8:1::/64"]);
+        let rules = json!([
+            {"action": "allow", "prefixes": all, "ports": ["tcp/80"]},
+            {"action": "deny", "prefixes": all},
+        ]);
+        world.add_pools(1, &json!({"uplink": "route", "egress": {"rules": rules}}));
+        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
+        assert_allowed(&guests);
+        for pool in POOLS {
+            world.daemon.wait_pool(pool, 1, 20 * SECOND).unwrap();
+        }
+        let before = interfaces(lab);
+        let pingers = ping_all(&world, &guests);
+        thread::sleep(SECOND);
+        world.daemon.kill().unwrap();
+        start_with_maps_for(lab, &mut world, &guests, 256);
+        // Cut off: the next one begins anew, with the maps of two daemons before it.
+        assert!(fs::exists(format!("{MAPS}/old-1")).unwrap());
+        world.daemon.kill().unwrap();
+        start_with_maps_for(lab, &mut world, &guests, 64);
+        wait_for_the_end(&guests);
+        assert!(world.daemon.terminate().unwrap().success());
+        start_with_maps_for(lab, &mut world, &guests, 512);
+        wait_for_the_end(&guests);
+        assert_allowed(&guests);
+        for ((lease, _), pingers) in guests.iter().zip(pingers) {
+            let sent = pingers.map(|pinger| assert_none_lost(pinger, "while maps were made anew"));
+            let detail = world.detail(lease);
+            let received = detail["traffic"]["ingress"]["packets"].as_u64().unwrap();
+            let sent = sent.map(u64::from).iter().sum();
+            assert!(received >= sent, "{received} counted of {sent}");
+            assert_eq!(detail["defects"], json!([]));
+        }
+        assert_eq!(
+            interfaces(lab),
+            before,
+            "slots that wait were not made anew"
+        );
+    });
+}
+
+/// Numbers and names of the host's interfaces.
+fn interfaces(lab: &Lab) -> Vec<String> {
+    let listed: Value = serde_json::from_str(&lab.run("ip -j link")).unwrap();
+    let listed = listed.as_array().unwrap().iter();
+    listed
+        .map(|found| format!("{} {}", found["ifindex"], found["ifname"]))
+        .collect()
+}
+
+/// Starts the daemon with another size of its maps, while the policy holds.
+fn start_with_maps_for(lab: &Lab, world: &mut World, guests: &[(Lease, FakeGuest)], nics: u32) {
+    world.configure(&format!("nics_max = {nics}"));
+    world.daemon.spawn().unwrap();
+    wait_until("the daemon is ready", 60 * SECOND, || {
+        assert_denied(guests);
+        world.daemon.wait_ready(SECOND / 100).is_ok()
+    });
+    let maps: Value =
+        serde_json::from_str(&lab.shell(&format!("bpftool -j map show pinned {MAPS}/v*/nics")))
+            .unwrap();
+    assert_eq!(maps["max_entries"], nics);
+}
+
+/// Waits until the daemon has let go of the old maps, while the policy holds.
+fn wait_for_the_end(guests: &[(Lease, FakeGuest)]) {
+    wait_until("the old maps are gone", 30 * SECOND, || {
+        assert_denied(guests);
+        let mut names = fs::read_dir(MAPS)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name());
+        !names.any(|name| name.to_string_lossy().starts_with("old-"))
+    });
+}
+
+#[track_caller]
+fn assert_denied(guests: &[(Lease, FakeGuest)]) {
+    for (_, guest) in guests {
+        guest.ping(BEYOND_IPV4.into(), SECOND / 50).unwrap_err();
+        guest.ping(BEYOND_IPV6.into(), SECOND / 50).unwrap_err();
+    }
+}
+
+#[track_caller]
+fn assert_allowed(guests: &[(Lease, FakeGuest)]) {
+    for (_, guest) in guests {
+        for server in [BEYOND_IPV4.into(), BEYOND_IPV6.into()] {
+            guest
+                .fetch(SocketAddr::new(server, HTTP_PORT), 5 * SECOND)
+                .unwrap();
+        }
+    }
 }

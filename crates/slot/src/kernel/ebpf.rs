@@ -6,7 +6,6 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
-    os::fd::{AsRawFd, BorrowedFd},
     sync::{Mutex, atomic::AtomicBool},
     time::{Duration, Instant},
 };
@@ -22,7 +21,14 @@ use sandwire_datapath::{
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
 
-use super::{Worker, host::SHARED_MAC, lock, uplinks};
+use super::{
+    Worker,
+    filters::{KnownAs, known_as},
+    host::SHARED_MAC,
+    lock,
+    switch::Switch,
+    uplinks,
+};
 use crate::{
     error::NetworkError,
     network::Tenancy,
@@ -49,6 +55,8 @@ pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
     /// Maps were made anew, because those that were there have another layout.
     is_migrating: bool,
+    /// What goes by the old maps until the new ones know every slot.
+    pub(super) switch: Switch,
     /// The programs of [`PROGRAMS`].
     programs: [KnownAs; PROGRAMS.len()],
     /// First entry of each slot, and how many it has.
@@ -81,7 +89,8 @@ fn place_of(slot: &SlotPlan) -> Place {
 }
 
 impl Ebpf {
-    pub(super) fn open(settings: &Settings) -> Result<Self, NetworkError> {
+    /// With `waits`, maps that were made anew get no packets before the [`Switch`].
+    pub(super) fn open(settings: &Settings, waits: bool) -> Result<Self, NetworkError> {
         let opened = Datapath::open(settings)?;
         let used = opened.datapath.used();
         let firsts = used.iter().filter(|(_, nic)| nic.position == 0);
@@ -102,6 +111,7 @@ impl Ebpf {
             attached: Mutex::default(),
             published: Mutex::default(),
             is_migrating: opened.migrated_from.is_some(),
+            switch: Switch::new(waits && opened.migrated_from.is_some()),
             programs: PROGRAMS.map(|program| known_as(opened.datapath.program(program))),
             datapath: opened.datapath,
         })
@@ -468,6 +478,9 @@ impl Ebpf {
         shared: InterfaceIndex,
         uplinks: &[Uplink],
     ) -> Result<(), NetworkError> {
+        if self.switch.keeps_host(shared, uplinks) {
+            return Ok(());
+        }
         let mut attached = lock(&self.attached);
         if attached.0 != Some(shared) {
             self.set_shared(shared);
@@ -529,22 +542,6 @@ impl Ebpf {
             }
         }
     }
-}
-
-/// Number of a program, and hash of its instructions.
-type KnownAs = (Option<u32>, Option<[u8; 8]>);
-
-/// How listings name a program.
-fn known_as(program: BorrowedFd<'_>) -> KnownAs {
-    let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
-    let info = std::fs::read_to_string(path).unwrap_or_default();
-    let value = |field: &str| {
-        let line = info.lines().find_map(|line| line.strip_prefix(field));
-        line.map(str::trim)
-    };
-    let tag = value("prog_tag:").and_then(|text| u64::from_str_radix(text, 16).ok());
-    let id = value("prog_id:").and_then(|text| text.parse().ok());
-    (id, tag.map(u64::to_be_bytes))
 }
 
 fn total(traffic: abi::Traffic) -> TrafficTotal {

@@ -9,6 +9,8 @@
 //! Slots of the nft data path have clsact qdiscs without filters: an interface that is up drops what it has to
 //! send for some milliseconds while it gets one, and slots move to eBPF under traffic.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+
 use sandwire_datapath::{Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, Program};
 use sandwire_kernel_net::{
     Error as KernelError,
@@ -202,4 +204,20 @@ impl Attachment {
         }
         Ok(true)
     }
+}
+
+/// Number of a program, and hash of its instructions.
+pub(super) type KnownAs = (Option<u32>, Option<[u8; 8]>);
+
+/// How listings name a program.
+pub(super) fn known_as(program: BorrowedFd<'_>) -> KnownAs {
+    let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
+    let info = std::fs::read_to_string(path).unwrap_or_default();
+    let value = |field: &str| {
+        let line = info.lines().find_map(|line| line.strip_prefix(field));
+        line.map(str::trim)
+    };
+    let tag = value("prog_tag:").and_then(|text| u64::from_str_radix(text, 16).ok());
+    let id = value("prog_id:").and_then(|text| text.parse().ok());
+    (id, tag.map(u64::to_be_bytes))
 }

@@ -42,7 +42,11 @@ pub(super) fn inventory(
     }
     for ((pool, number), (alias, count)) in taps {
         let pool_number = names::pool_number(instance, pool);
-        let wanted = ebpf.map_or(Some(count), |ebpf| ebpf.count(pool_number, number));
+        let wanted = match ebpf {
+            // New maps know of no slot yet.
+            Some(ebpf) if !ebpf.switch.waits() => ebpf.count(pool_number, number),
+            _ => Some(count),
+        };
         if count > 0 && wanted == Some(count) {
             inventory.slots.push((pool.to_owned(), number));
         } else {

@@ -1,4 +1,4 @@
-//! Taking slots over from an older daemon, and moving them between data paths under traffic.
+//! Moving slots between data paths under traffic.
 //!
 //! From nft to eBPF, so that at every moment a packet finds one complete way in each direction:
 //!
@@ -20,8 +20,7 @@
 
 use std::{collections::HashSet, net::IpAddr, thread, time::Duration};
 
-use sandwire_api::slot::DataPath;
-use sandwire_datapath::{NicIndex, PolicyIndex, abi::NicFlag};
+use sandwire_datapath::{PolicyIndex, abi::NicFlag};
 use sandwire_kernel_net::{
     conntrack, interface::InterfaceIndex, netlink::Socket, netns::Home, nft::Batch,
 };
@@ -31,45 +30,7 @@ use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
 
 /// How long a guest may take to answer a call that came in just before calls went another way. Slower
 /// answers are lost as if the network had lost them.
-const ANSWER_TIME: Duration = Duration::from_millis(10);
-
-/// Takes over a slot that is there: entries, tenant, and programs if those on it are older.
-pub(super) fn adopt(
-    home: &Home,
-    worker: &mut Worker,
-    ebpf: &Ebpf,
-    shared: InterfaceIndex,
-    slot: &SlotPlan,
-    tenancy: Option<&Tenancy>,
-) -> Result<(), NetworkError> {
-    let Ok(host_ends) = host_ends(worker, slot) else {
-        // Pieces of it are missing: its repair does all of this.
-        return Ok(());
-    };
-    let had_entries = ebpf.find(slot).is_some();
-    let first = ebpf.reserve(slot)?;
-    if !ebpf.is_written(slot, &host_ends, shared) {
-        ebpf.write(slot, &host_ends, shared)?;
-    }
-    if slot.data_path == DataPath::Xdp {
-        for (number, host_end) in (first.0..).zip(&host_ends) {
-            ebpf.know_xdp(*host_end, NicIndex(number))?;
-        }
-    }
-    ebpf.adopt(slot, tenancy)?;
-    if had_entries {
-        // Older programs go on with the same maps; the inspection replaces them one by one.
-        return Ok(());
-    }
-    for (number, host_end) in (first.0..).zip(&host_ends) {
-        let attachment = Attachment::host_end(*host_end, NicIndex(number));
-        attachment.restore(&mut worker.route, &ebpf.datapath)?;
-    }
-    if slot.has_netns() {
-        attach_inside(home, ebpf, slot)?;
-    }
-    Ok(())
-}
+pub(super) const ANSWER_TIME: Duration = Duration::from_millis(10);
 
 /// Numbers of the slot's interfaces on the host.
 pub(super) fn host_ends(

@@ -150,6 +150,9 @@ impl Shared {
             }
         }
         self.sync_group_pairs();
+        if let Err(error) = self.network.switch_over() {
+            tracing::error!(%error, "not all packets go by the data path's new layout yet");
+        }
         self.lock().adoption_ends = Some(self.now() + ADOPTION_GRACE);
     }
 }
