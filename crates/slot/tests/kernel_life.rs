@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use fixture::{INSTANCE, failing_at::FailingAt, pool, pool_of, tear_down};
+use fixture::{INSTANCE, failing_at::FailingAt, pool, pool_of, prepare, tear_down, web};
 use sandwire_api::slot::TapUse;
 use sandwire_kernel_net::capability::REQUIRED_CAPABILITIES;
 use sandwire_slot::{
@@ -229,40 +229,68 @@ fn several_threads_build_and_tear_down_at_once() {
 const BUILDER: &str = "SANDWIRE_TEST_BUILDER";
 const CRASH_TEST: &str = "a_builder_killed_at_any_moment_leaves_complete_slots_or_nothing";
 
+/// Kinds of slots, and how often their builder is killed. A round of eBPF takes longer: each daemon loads programs.
+const CRASHES: [(&str, u32); 3] = [("nft", 30), ("netns", 15), ("host", 15)];
+/// A builder is killed at any moment of its first so much time, in which it builds and tears down.
+const BUILDING: Duration = Duration::from_millis(40);
+/// File that a builder makes when it begins.
+const BEGUN: &str = "/run/lab/begun";
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_builder_killed_at_any_moment_leaves_complete_slots_or_nothing() {
-    if env::var_os(BUILDER).is_some() {
-        build_for_ever();
+    if let Ok(kind) = env::var(BUILDER) {
+        build_for_ever(&crash_plan(&kind));
     }
-    lab::run(|lab| {
-        let network = open();
-        let plan = pool("web", "{}");
-        network.add_pool(&plan).unwrap();
-        settle(lab);
-        let before = lab.snapshot();
-        // Delays that end at every part of a build, which takes some milliseconds.
-        for round in 0..40_u64 {
-            let mut builder = Command::new(env::current_exe().unwrap())
-                .args(["--exact", CRASH_TEST, "--include-ignored"])
-                .env(BUILDER, "1")
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap();
-            thread::sleep(Duration::from_micros(15_000 + round * 577));
-            builder.kill().unwrap();
-            builder.wait().unwrap();
-            check_after_crash(lab, &network, &plan);
-            lab.assert_unchanged(&before);
+    lab::run_within(Duration::from_secs(300), |lab| {
+        for (kind, rounds) in CRASHES {
+            let plan = crash_plan(kind);
+            let network = prepare(&plan);
+            let before = lab.snapshot();
+            for round in 0..rounds {
+                kill_a_builder(kind, BUILDING * round / rounds);
+                // As a daemon that comes after the one that was killed.
+                check_after_crash(lab, &prepare(&plan), &plan);
+                lab.assert_unchanged(&before);
+            }
+            network.remove_pool(&plan).unwrap();
         }
     });
 }
 
+/// The pool of a kind of [`CRASHES`].
+fn crash_plan(kind: &str) -> Plan {
+    match kind {
+        "nft" => pool("web", "{}"),
+        kind => web(kind, "{}"),
+    }
+}
+
+fn kill_a_builder(kind: &str, after: Duration) {
+    let mut builder = Command::new(env::current_exe().unwrap())
+        .args(["--exact", CRASH_TEST, "--include-ignored"])
+        .env(BUILDER, kind)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    while fs::remove_file(BEGUN).is_err() {
+        assert_eq!(
+            builder.try_wait().unwrap(),
+            None,
+            "it builds until it is killed"
+        );
+        thread::sleep(Duration::from_millis(1));
+    }
+    thread::sleep(after);
+    builder.kill().unwrap();
+    builder.wait().unwrap();
+}
+
 /// Builds and tears down until it is killed.
-fn build_for_ever() -> ! {
-    let network = open();
-    let plan = pool("web", "{}");
-    let slots = slots(&plan, 4);
+fn build_for_ever(plan: &Plan) -> ! {
+    let network = prepare(plan);
+    let slots = slots(plan, 4);
+    fs::write(BEGUN, "").unwrap();
     loop {
         thread::scope(|scope| {
             for part in slots.chunks(2) {
