@@ -1,8 +1,13 @@
 //! Slots built, damaged, repaired, withdrawn and torn down.
 
-use std::{net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
-use sandwire_api::slot::TapUse;
+use sandwire_api::{drop_reason::DropReason, slot::TapUse};
 use sandwire_slot::{
     kernel::{BuildStep, KernelNetwork, Settings},
     network::{Network, Withdrawal},
@@ -10,8 +15,10 @@ use sandwire_slot::{
 };
 use sandwire_testlab::{
     command,
+    fake_guest::frame,
     lab::{self, Lab},
 };
+use serde_json::{Value, json};
 
 use crate::fixture::{
     EBPF_KINDS, INSTANCE, IPV4,
@@ -52,6 +59,54 @@ fn a_slot_comes_and_goes_without_trace() {
             lab.assert_unchanged(&before);
         }
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_slot_s_tap_has_no_address_and_takes_none() {
+    lab::run(|lab| {
+        // Worse than any host: a router is believed, and told interfaces to make addresses by themselves.
+        for setting in ["accept_ra=2", "autoconf=1", "addr_gen_mode=0"] {
+            lab.run(&format!("sysctl -w net.ipv6.conf.default.{setting}"));
+        }
+        let plan = web("host", "{}");
+        let network = prepare(&plan);
+        let slot = plan.slot(SlotNumber(0));
+        network.build(&slot).unwrap();
+        assert_has_no_address(lab, &slot);
+        tear_down(&network, &[slot]);
+        // Only with its carrier the kernel would make one.
+        let sandbox = Sandbox::start(&network, &plan, 1);
+        let mac = sandbox.guest.network().mac;
+        let (router, prefix) = ("fe80::2".parse().unwrap(), "2001:db8:77::".parse().unwrap());
+        for _ in 0..3 {
+            let frame = frame::router_advertisement(mac, router, prefix);
+            sandbox.guest.send_frame(&frame).unwrap();
+        }
+        lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[1]));
+        // Duplicate address detection and a router's word each take less than two seconds.
+        thread::sleep(Duration::from_secs(2));
+        assert_has_no_address(lab, &sandbox.slot);
+        assert!(sandbox.dropped(&network, DropReason::RogueRa) >= 3);
+        assert_eq!(network.inspect(&sandbox.slot).defects, []);
+    });
+}
+
+/// Neither addresses nor ways to get one, nor routes but the kernel's own for multicast.
+#[track_caller]
+fn assert_has_no_address(lab: &Lab, slot: &SlotPlan) {
+    let tap = &slot.host_interface;
+    let json = |line: &str| -> Value { serde_json::from_str(&lab.run(line)).unwrap() };
+    let address = json(&format!("ip -j address show dev {tap}"));
+    assert_eq!(address[0]["addr_info"], json!([]), "{address}");
+    let link = json(&format!("ip -d -j link show dev {tap}"));
+    assert_eq!(link[0]["inet6_addr_gen_mode"], "none", "{link}");
+    for family in ["-4", "-6"] {
+        let routes = json(&format!("ip {family} -j route show table all dev {tap}"));
+        let mut routes = routes.as_array().unwrap().iter();
+        let own = routes.find(|route| route["dst"] != "ff00::/8");
+        assert_eq!(own, None, "{tap}");
+    }
 }
 
 #[test]

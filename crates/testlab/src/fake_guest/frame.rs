@@ -1,14 +1,19 @@
-//! Frames that no honest guest sends: forged sources, floods of connection attempts.
+//! Frames that no honest guest sends: forged sources, floods of connection attempts, a router's word.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use smoltcp::{
     phy::ChecksumCapabilities,
     wire::{
-        EthernetAddress, EthernetFrame, EthernetProtocol, EthernetRepr, IpProtocol, IpRepr,
-        TcpControl, TcpPacket, TcpRepr, TcpSeqNumber, UdpPacket, UdpRepr,
+        EthernetAddress, EthernetFrame, EthernetProtocol, EthernetRepr, Icmpv6Packet, Icmpv6Repr,
+        IpProtocol, IpRepr, NdiscPrefixInfoFlags, NdiscPrefixInformation, NdiscRepr,
+        NdiscRouterFlags, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber, UdpPacket, UdpRepr,
     },
 };
+
+const HOPS: u8 = 64;
+/// Neighbour discovery never passes a router (RFC 4861, section 6.1.2).
+const NDP_HOPS: u8 = 255;
 
 /// A UDP packet in an Ethernet frame.
 ///
@@ -31,7 +36,7 @@ pub fn udp(
         source_mac,
         target_mac,
         (source.ip(), target.ip()),
-        IpProtocol::Udp,
+        (IpProtocol::Udp, HOPS),
         length,
     );
     let start = frame.len() - length;
@@ -76,7 +81,7 @@ pub fn tcp_syn(
         source_mac,
         target_mac,
         (source.ip(), target.ip()),
-        IpProtocol::Tcp,
+        (IpProtocol::Tcp, HOPS),
         length,
     );
     let start = frame.len() - length;
@@ -89,14 +94,53 @@ pub fn tcp_syn(
     frame
 }
 
+/// A router advertisement to all nodes, with a default route and a prefix of 64 bits to make addresses of.
+#[must_use]
+pub fn router_advertisement(source_mac: [u8; 6], source: Ipv6Addr, prefix: Ipv6Addr) -> Vec<u8> {
+    let an_hour = smoltcp::time::Duration::from_secs(3600);
+    let advertisement = Icmpv6Repr::Ndisc(NdiscRepr::RouterAdvert {
+        hop_limit: HOPS,
+        flags: NdiscRouterFlags::empty(),
+        router_lifetime: an_hour,
+        reachable_time: smoltcp::time::Duration::ZERO,
+        retrans_time: smoltcp::time::Duration::ZERO,
+        lladdr: Some(EthernetAddress(source_mac).into()),
+        mtu: None,
+        prefix_info: Some(NdiscPrefixInformation {
+            prefix_len: 64,
+            flags: NdiscPrefixInfoFlags::ON_LINK | NdiscPrefixInfoFlags::ADDRCONF,
+            valid_lifetime: an_hour,
+            preferred_lifetime: an_hour,
+            prefix,
+        }),
+    });
+    let target = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let length = advertisement.buffer_len();
+    let (mut frame, _) = ip_frame(
+        source_mac,
+        [0x33, 0x33, 0, 0, 0, 1],
+        (source.into(), target.into()),
+        (IpProtocol::Icmpv6, NDP_HOPS),
+        length,
+    );
+    let start = frame.len() - length;
+    advertisement.emit(
+        &source,
+        &target,
+        &mut Icmpv6Packet::new_unchecked(&mut frame[start..]),
+        &ChecksumCapabilities::default(),
+    );
+    frame
+}
+
 fn ip_frame(
     source_mac: [u8; 6],
     target_mac: [u8; 6],
     (source, target): (IpAddr, IpAddr),
-    protocol: IpProtocol,
+    (protocol, hops): (IpProtocol, u8),
     payload_length: usize,
 ) -> (Vec<u8>, IpRepr) {
-    let ip = IpRepr::new(source.into(), target.into(), protocol, payload_length, 64);
+    let ip = IpRepr::new(source.into(), target.into(), protocol, payload_length, hops);
     let ethernet = EthernetRepr {
         src_addr: EthernetAddress(source_mac),
         dst_addr: EthernetAddress(target_mac),
