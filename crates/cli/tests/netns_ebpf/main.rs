@@ -10,6 +10,7 @@
 mod ebpf;
 mod kernels;
 mod moves;
+mod prefixes;
 mod programs;
 mod restarts;
 mod taps;
