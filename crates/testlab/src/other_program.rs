@@ -10,7 +10,7 @@ use aya::{
     Ebpf,
     maps::Array,
     programs::{
-        LinkOrder, SchedClassifier, TcAttachType,
+        LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode,
         tc::{NlOptions, TcAttachOptions, TcHandle},
     },
 };
@@ -27,6 +27,8 @@ pub enum Place {
     /// A `cls_bpf` filter of this priority; low ones run first. The interface must have an `ingress` or
     /// `clsact` queueing discipline.
     Filter(u16),
+    /// XDP in the driver, before everything else.
+    Xdp,
 }
 
 /// An attached program.
@@ -44,22 +46,21 @@ impl OtherProgram {
         let object = compile(folder)?;
         let mut program =
             Ebpf::load_file(&object).with_context(|| format!("load {}", object.display()))?;
-        let classifier: &mut SchedClassifier = program
-            .program_mut("count")
-            .context("the object has no program")?
-            .try_into()?;
-        classifier.load().context("load the counting program")?;
         let options = match place {
-            Place::TcxFirst => TcAttachOptions::TcxOrder(LinkOrder::first()),
-            Place::TcxLast => TcAttachOptions::TcxOrder(LinkOrder::last()),
-            Place::Filter(priority) => TcAttachOptions::Netlink(NlOptions {
+            Place::TcxFirst => Some(TcAttachOptions::TcxOrder(LinkOrder::first())),
+            Place::TcxLast => Some(TcAttachOptions::TcxOrder(LinkOrder::last())),
+            Place::Filter(priority) => Some(TcAttachOptions::Netlink(NlOptions {
                 priority,
                 handle: TcHandle::AUTO_ASSIGN,
                 classid: None,
-            }),
+            })),
+            Place::Xdp => None,
         };
-        classifier
-            .attach_with_options(interface, TcAttachType::Ingress, options)
+        let attached = match options {
+            Some(options) => attach_to_tc(&mut program, interface, options),
+            None => attach_to_driver(&mut program, interface),
+        };
+        attached
             .with_context(|| format!("attach the counting program to {interface}: {place:?}"))?;
         Ok(Self { program })
     }
@@ -76,6 +77,26 @@ impl OtherProgram {
             .try_into()?;
         Ok(seen.get(&0, 0)?)
     }
+}
+
+fn attach_to_tc(program: &mut Ebpf, interface: &str, options: TcAttachOptions) -> Result<()> {
+    let classifier: &mut SchedClassifier = program
+        .program_mut("count")
+        .context("the object has no program")?
+        .try_into()?;
+    classifier.load().context("load it")?;
+    classifier.attach_with_options(interface, TcAttachType::Ingress, options)?;
+    Ok(())
+}
+
+fn attach_to_driver(program: &mut Ebpf, interface: &str) -> Result<()> {
+    let program: &mut Xdp = program
+        .program_mut("count_frames")
+        .context("the object has no XDP program")?
+        .try_into()?;
+    program.load().context("load it")?;
+    program.attach(interface, XdpMode::Driver)?;
+    Ok(())
 }
 
 fn compile(folder: &Path) -> Result<std::path::PathBuf> {
@@ -105,15 +126,27 @@ struct {
 	__type(value, __u64);
 } seen SEC(\".maps\");
 
-SEC(\"classifier\")
-int count(struct __sk_buff *skb)
+static void see(void)
 {
 	__u32 zero = 0;
 	__u64 *packets = bpf_map_lookup_elem(&seen, &zero);
 
 	if (packets)
 		__sync_fetch_and_add(packets, 1);
+}
+
+SEC(\"classifier\")
+int count(struct __sk_buff *skb)
+{
+	see();
 	return -1;
+}
+
+SEC(\"xdp\")
+int count_frames(struct xdp_md *frame)
+{
+	see();
+	return XDP_PASS;
 }
 
 char LICENSE[] SEC(\"license\") = \"Dual MIT/GPL\";
@@ -130,7 +163,13 @@ mod tests {
         lab::run(|lab| {
             let _beyond = Beyond::attach().unwrap();
             lab.run("tc qdisc add dev up0 clsact");
-            let programs: Vec<OtherProgram> = [Place::TcxFirst, Place::TcxLast, Place::Filter(7)]
+            let places = [
+                Place::TcxFirst,
+                Place::TcxLast,
+                Place::Filter(7),
+                Place::Xdp,
+            ];
+            let programs: Vec<OtherProgram> = places
                 .into_iter()
                 .map(|place| OtherProgram::attach(lab.folder(), "up0", place).unwrap())
                 .collect();
@@ -140,6 +179,8 @@ mod tests {
             }
             drop(programs);
             assert_eq!(lab.run("tc filter show dev up0 ingress").trim(), "");
+            let link = lab.run("ip -d link show up0");
+            assert!(!link.contains("xdp"), "{link}");
         });
     }
 }

@@ -4,6 +4,7 @@ use sandwire_testlab::{
     command,
     host::{BEYOND_IPV4, HOST_IPV4},
     lab::{self, Lab},
+    namespace,
     other_program::{OtherProgram, Place},
     sandwire::Lease,
 };
@@ -11,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     assert_in_touch,
-    ebpf::{POOLS, SECOND, StackWatch, World, pool, wait_until},
+    ebpf::{POOLS, SECOND, StackWatch, World, wait_until},
 };
 
 #[test]
@@ -24,11 +25,7 @@ fn other_peoples_programs_stay_before_and_after_ours() {
             |interface: &str, place| OtherProgram::attach(lab.folder(), interface, place).unwrap();
         // On the uplink: before ours, and after ours in both hooks.
         let first = attach("up0", Place::TcxFirst);
-        for (number, kind) in POOLS.into_iter().enumerate() {
-            let spec = pool(kind, kind, number, 1, &json!({"uplink": "route"}));
-            world.daemon.create_pool(&spec).unwrap();
-            world.route_back(number);
-        }
+        world.add_pools(1, &json!({"uplink": "route"}));
         let (last, filter) = (
             attach("up0", Place::TcxLast),
             attach("up0", Place::Filter(1)),
@@ -77,6 +74,53 @@ fn other_peoples_programs_stay_before_and_after_ours() {
             world.daemon.restart().unwrap();
         }
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_user_s_own_xdp_program_on_a_tap_stays() {
+    lab::run(|lab| {
+        let mut world = World::start(lab, "route", 1);
+        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
+        let attach = |lease: &Lease| {
+            let attach = || OtherProgram::attach(lab.folder(), &lease.tap, Place::Xdp);
+            namespace::inside(&lease.path, attach).unwrap()
+        };
+        let programs: Vec<_> = guests.iter().map(|(lease, _)| attach(lease)).collect();
+        let attached = || guests.iter().map(|(lease, _)| xdp_program(lease)).collect();
+        let before: Vec<Value> = attached();
+        for when in [
+            "before",
+            "after SIGKILL",
+            "after an upgrade with other maps",
+        ] {
+            for ((lease, guest), program) in guests.iter().zip(&programs) {
+                let was = program.packets().unwrap();
+                for _ in 0..10 {
+                    guest.ping(BEYOND_IPV4.into(), SECOND).unwrap();
+                }
+                let seen = program.packets().unwrap() - was;
+                assert!(seen >= 10, "{when}, {}: {seen} frames", lease.name);
+                assert_in_touch(lease, guest);
+                assert_eq!(world.detail(lease)["defects"], json!([]), "{when}");
+            }
+            assert_eq!(attached(), before, "{when}");
+            world.daemon.kill().unwrap();
+            if when != "before" {
+                world.configure("nics_max = 100");
+            }
+            world.daemon.restart().unwrap();
+        }
+    });
+}
+
+/// What `ip` says of the XDP program on a TAP.
+fn xdp_program(lease: &Lease) -> Value {
+    let show = format!("ip -d -j link show dev {}", lease.tap);
+    let shown = namespace::run_in(&lease.path, &show).unwrap();
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert!(shown[0]["xdp"]["prog"]["id"].is_u64(), "{shown}");
+    shown[0]["xdp"].clone()
 }
 
 /// The interface of the host that leads to a slot.
