@@ -124,8 +124,8 @@ struct Flow {
     since: Instant,
     /// When it must have got further.
     deadline: Option<Instant>,
-    /// Whether a reminder is set.
-    reminded: bool,
+    /// When the next reminder comes.
+    reminded: Option<Instant>,
     /// Whether it is in [`Vm::control`] and [`Vm::data`].
     in_control: bool,
     in_data: bool,
@@ -365,9 +365,11 @@ impl Vm {
         if connection.is_gone() && !(backlog && connection.is_lingering()) {
             return self.forget(number, context);
         }
-        if connection.is_gone() {
+        if connection.is_gone() && self.by_key.get(&flow.key) == Some(&number) {
+            // Its ports are free for the guest's next connection.
             self.by_key.remove(&flow.key);
         }
+        let mut buffered = 0;
         if let Side::Connected(peer) = &mut flow.peer {
             if connection.is_established() || connection.is_gone() {
                 peer.shut(connection.shut_peer(backlog));
@@ -377,12 +379,11 @@ impl Vm {
                 let token = Token::Flow(self.slot, number);
                 let _ = context.watch(peer.fd(), token, PEER_FLAGS | EventFlags::OUT);
             }
-            let buffered = peer.buffered() as u64;
-            self.counters
-                .buffered_bytes
-                .fetch_add(buffered.wrapping_sub(flow.counted), Relaxed);
-            flow.counted = buffered;
+            buffered = peer.buffered() as u64;
         }
+        let more = buffered.wrapping_sub(flow.counted);
+        self.counters.buffered_bytes.fetch_add(more, Relaxed);
+        flow.counted = buffered;
         self.queue(number);
         self.set_deadline(number, context);
     }
@@ -423,8 +424,9 @@ impl Vm {
             return;
         };
         let deadline = *flow.deadline.get_or_insert(context.now + limit);
-        if !flow.reminded {
-            flow.reminded = true;
+        // One for its opening may come too late for its end.
+        if flow.reminded.is_none_or(|when| deadline < when) {
+            flow.reminded = Some(deadline);
             context
                 .timers
                 .set(deadline, Token::Flow(self.slot, number).pack());
@@ -436,7 +438,7 @@ impl Vm {
         let Some(flow) = self.flows.get_mut(number) else {
             return;
         };
-        flow.reminded = false;
+        flow.reminded = flow.reminded.filter(|when| *when > context.now);
         match flow.deadline {
             Some(deadline) if deadline <= context.now => {
                 flow.deadline = None;

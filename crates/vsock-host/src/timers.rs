@@ -1,7 +1,7 @@
 //! Deadlines of one worker.
 //!
 //! An entry is only a reminder to look: whoever set it knows whether the deadline still stands. So nothing
-//! is ever removed before its time, and a connection has at most one entry.
+//! is ever removed before its time, and a connection has few entries: one more only if it must be sooner.
 
 use std::{cmp::Reverse, collections::BinaryHeap, time::Instant};
 

@@ -132,7 +132,7 @@ impl Vm {
             ingress: 0,
             since: context.now,
             deadline: None,
-            reminded: false,
+            reminded: None,
             in_control: false,
             in_data: false,
             readable: false,

@@ -6,6 +6,7 @@
 mod bulk;
 mod credit;
 mod descriptors;
+mod ending;
 mod floods;
 mod front_end;
 mod host;

@@ -1,0 +1,255 @@
+//! Ends that nobody confirms, and ends behind data that nobody reads: given up in time, and nothing is kept.
+
+use std::{
+    io::{Read, Write},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+use sandwire_vsock_guest::{
+    Guest, Header, Kind, Operation, Settings, Socket,
+    packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND},
+    socket::State,
+};
+use sandwire_vsock_host::limits::Limits;
+
+use crate::host::{
+    Host, PORT, Vm, accept, clean, connected, eventually, read_exact, read_line, to_host, works,
+};
+
+const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
+const LIMIT: Duration = Duration::from_millis(300);
+
+/// Far less time for an end than for a beginning.
+fn limits() -> Limits {
+    Limits {
+        connect_timeout: Duration::from_secs(600),
+        shutdown_timeout: LIMIT,
+        ..Limits::default()
+    }
+}
+
+/// Room for a few times what a socket of the host takes at once, which is 8 MiB with a `wmem_max` of 4 MiB.
+const DEEP: u32 = 32 << 20;
+
+fn deep(limits: Limits) -> Limits {
+    Limits {
+        connection_bytes: DEEP,
+        guest_bytes: u64::from(DEEP) * 4,
+        ..limits
+    }
+}
+
+fn boot_deep(vm: &Vm) -> Guest {
+    vm.boot_with(&Settings {
+        buffer_bytes: DEEP,
+        ..Settings::default()
+    })
+}
+
+/// Sends until the host's socket takes nothing more and so much waits in the device; how much was sent in all.
+fn fill(vm: &Vm, guest: &mut Guest, socket: Socket, least: u64) -> usize {
+    let block = vec![7; 64 * 1024];
+    let mut sent = 0;
+    eventually("bytes to wait in the device", || {
+        loop {
+            let now = guest.try_send(socket, &block).expect("sending");
+            guest.poll();
+            sent += now;
+            if now == 0 {
+                break;
+            }
+        }
+        vm.traffic().buffered_bytes >= least
+    });
+    sent
+}
+
+/// Nothing is left of any connection, neither buffered nor promised.
+#[track_caller]
+fn assert_freed(host: &Host, vm: &Vm) {
+    vm.wait_for_connections(0);
+    eventually("nothing to be buffered", || {
+        vm.traffic().buffered_bytes == 0
+    });
+    eventually("nothing to be promised", || host.budget.promised() == 0);
+}
+
+/// What the host's socket had taken before it was closed, which is less than was sent.
+#[track_caller]
+fn assert_cut_off(mut peer: UnixStream, sent: usize) {
+    let mut got = Vec::new();
+    peer.read_to_end(&mut got).expect("reading to the end");
+    assert!(!got.is_empty() && got.len() < sent, "{} bytes", got.len());
+}
+
+#[test]
+fn a_guest_that_never_confirms_the_end_is_reset_in_time() {
+    let mut host = Host::new(1);
+    let vm = host.vm_with(limits(), to_host(&[PORT]));
+    let mut guest = vm.boot();
+    guest.listen(Kind::Stream, 5000);
+    for opened_by_guest in [true, false] {
+        let (socket, mut peer) = if opened_by_guest {
+            connected(&vm, &mut guest)
+        } else {
+            let mut client = vm.dial(5000);
+            let socket = guest.accept(Kind::Stream, 5000).expect("accepting");
+            read_line(&mut client);
+            (socket, client)
+        };
+        guest.keep_log();
+        guest.take_log();
+        let asked = Instant::now();
+        peer.write_all(b"unread").expect("writing");
+        drop(peer);
+        // Its kernel confirms when its user has read all, which never happens.
+        guest
+            .wait_until("RST", |guest| guest.socket(socket).state == State::Reset)
+            .expect("RST");
+        assert!(asked.elapsed() >= LIMIT / 2, "{:?}", asked.elapsed());
+        let heard: Vec<(u16, u32)> = guest
+            .take_log()
+            .iter()
+            .map(|(header, _)| (header.op, header.flags))
+            .collect();
+        let told = (Operation::Shutdown as u16, SHUTDOWN_BOTH);
+        assert!(
+            heard.ends_with(&[told, (Operation::Reset as u16, 0)]),
+            "{heard:?}"
+        );
+        assert_freed(&host, &vm);
+        assert_eq!(guest.receive_exact(socket, 6).expect("reading"), b"unread");
+    }
+    works(&vm, &mut guest);
+    clean(&guest);
+}
+
+#[test]
+fn a_host_that_never_reads_what_came_before_the_end_is_given_up_in_time() {
+    let mut host = Host::new(1);
+    let vm = host.vm_with(limits(), to_host(&[PORT]));
+    let mut guest = vm.boot();
+    let (socket, peer) = connected(&vm, &mut guest);
+    let sent = fill(&vm, &mut guest, socket, 1);
+    guest.keep_log();
+    let asked = Instant::now();
+    guest.close(socket).expect("an answer");
+    assert!(asked.elapsed() >= LIMIT / 2, "{:?}", asked.elapsed());
+    let last = guest.take_log().pop().map(|(header, _)| header.op);
+    assert_eq!(last, Some(Operation::Reset as u16));
+    assert_freed(&host, &vm);
+    assert_cut_off(peer, sent);
+    works(&vm, &mut guest);
+    clean(&guest);
+}
+
+#[test]
+fn what_is_given_up_is_freed_though_the_guest_has_no_room_to_be_told() {
+    let mut host = Host::new(1);
+    let vm = host.vm_with(limits(), to_host(&[PORT]));
+    let mut guest = vm.boot_with(&Settings {
+        receive_buffers: 1,
+        ..Settings::default()
+    });
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    let sent = fill(&vm, &mut guest, socket, 1);
+    guest.run_for(Duration::from_millis(50)).expect("running");
+    // Its only buffer is taken, and from here on it looks at nothing that comes.
+    let before = vm.traffic().ingress_packets;
+    peer.write_all(b"x").expect("writing");
+    eventually("the buffer to be used", || {
+        vm.traffic().ingress_packets > before
+    });
+    guest.shut_down(socket, SHUTDOWN_BOTH);
+    eventually("the bytes to be given up", || {
+        vm.traffic().buffered_bytes == 0
+    });
+    assert_cut_off(peer, sent);
+    assert_eq!(vm.traffic().connections, 1, "the guest is still to be told");
+    guest
+        .wait_until("RST", |guest| guest.socket(socket).state == State::Closed)
+        .expect("RST");
+    assert_freed(&host, &vm);
+    works(&vm, &mut guest);
+    clean(&guest);
+}
+
+#[test]
+fn a_host_that_reads_slowly_gets_all_that_came_before_the_end() {
+    let limit = Duration::from_secs(2);
+    let mut host = Host::new(1);
+    let limits = Limits {
+        shutdown_timeout: limit,
+        ..Limits::default()
+    };
+    let vm = host.vm_with(deep(limits), to_host(&[PORT]));
+    let mut guest = boot_deep(&vm);
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    let sent = fill(&vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
+    guest.shut_down(socket, SHUTDOWN_BOTH);
+    // It takes longer than the limit in all, but not between two of its readings.
+    let mut got = Vec::new();
+    for _ in 0..3 {
+        std::thread::sleep(limit * 2 / 5);
+        got.extend(read_exact(&mut peer, sent / 4));
+    }
+    peer.read_to_end(&mut got).expect("the rest");
+    assert_eq!(got.len(), sent);
+    guest
+        .wait_until("RST", |guest| guest.socket(socket).state == State::Closed)
+        .expect("RST");
+    assert_freed(&host, &vm);
+    clean(&guest);
+}
+
+#[test]
+fn what_a_guest_sent_before_it_left_is_kept_no_longer_than_the_limit() {
+    let mut host = Host::new(1);
+    let vm = host.vm_with(limits(), to_host(&[PORT]));
+    let mut guest = vm.boot();
+    let (socket, peer) = connected(&vm, &mut guest);
+    let sent = fill(&vm, &mut guest, socket, 1);
+    let asked = Instant::now();
+    guest.shut_down(socket, SHUTDOWN_SEND);
+    guest.reset(socket);
+    assert_freed(&host, &vm);
+    assert!(asked.elapsed() >= LIMIT / 2, "{:?}", asked.elapsed());
+    assert_cut_off(peer, sent);
+    works(&vm, &mut guest);
+    clean(&guest);
+}
+
+#[test]
+fn a_guest_may_use_its_ports_again_while_what_it_sent_before_is_still_passed_on() {
+    let mut host = Host::new(1);
+    let vm = host.vm_with(deep(Limits::default()), to_host(&[PORT]));
+    let mut guest = boot_deep(&vm);
+    let listener = vm.service(PORT);
+    let socket = guest.open_stream(PORT).expect("connecting");
+    let mut first = accept(&listener);
+    let sent = fill(&vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
+    guest.shut_down(socket, SHUTDOWN_SEND);
+    let request = guest.header(socket, Operation::Request);
+    guest.reset(socket);
+    guest.transport().send(&request, &[]);
+    guest.kick();
+    let mut second = accept(&listener);
+    eventually("RESPONSE", || {
+        let packet = guest.transport().receive();
+        packet.is_some_and(|(header, _)| header.op == Operation::Response as u16)
+    });
+    let mut got = Vec::new();
+    first.read_to_end(&mut got).expect("reading to the end");
+    assert_eq!(got.len(), sent);
+    vm.wait_for_connections(1);
+    let data = Header {
+        op: Operation::ReadWrite as u16,
+        len: 6,
+        ..request
+    };
+    guest.transport().send(&data, b"second");
+    guest.kick();
+    assert_eq!(read_exact(&mut second, 6), b"second");
+    assert!(vm.traffic().refusals.is_empty());
+}
