@@ -118,15 +118,36 @@ impl Host {
     }
 
     fn place(&self, vm: &Vm, virtual_cid: Option<u32>, policy: VsockPolicy) {
+        self.add(Placement {
+            key: vm.key.clone(),
+            face: Face::Local(vm.worker.clone()),
+            cid: 3,
+            virtual_cid,
+            socket: vm.stream_socket(),
+            policy,
+        });
+    }
+
+    /// A guest whose VMM owns its device; the socket on which that VMM is to listen.
+    pub(crate) fn hybrid(&self, lease: &str, virtual_cid: u32) -> PathBuf {
+        let socket = self.folder.path().join(format!("{lease}.sock"));
+        self.add(Placement {
+            key: VmKey {
+                tenant: TENANT,
+                lease: name(lease),
+            },
+            face: Face::Hybrid,
+            cid: 3,
+            virtual_cid: Some(virtual_cid),
+            socket: socket.clone(),
+            policy: VsockPolicy::default(),
+        });
+        socket
+    }
+
+    fn add(&self, placement: Placement) {
         self.directory
-            .add(Placement {
-                key: vm.key.clone(),
-                face: Face::Local(vm.worker.clone()),
-                cid: 3,
-                virtual_cid,
-                socket: vm.stream_socket(),
-                policy,
-            })
+            .add(placement)
             .expect("adding the guest to the directory");
     }
 

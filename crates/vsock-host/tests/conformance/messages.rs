@@ -1,7 +1,11 @@
 //! SEQPACKET: messages keep their bounds.
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    io::{ErrorKind, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixListener,
+    },
     path::Path,
 };
 
@@ -10,12 +14,13 @@ use rustix::net::{
 };
 use sandwire_api::vsock::{VsockDestination, VsockRefusal};
 use sandwire_vsock_guest::{
-    Content, Guest, GuestError, Kind, Socket, packet::HOST_CID, socket::State,
+    Content, Guest, GuestError, Kind, Operation, Socket, packet::HOST_CID, socket::State,
 };
 use sandwire_vsock_host::limits::Limits;
 
 use crate::host::{
-    Host, PATIENCE, PORT, Vm, clean, eventually, policy, rule, seqpacket_listener, to_host, works,
+    Host, PATIENCE, PORT, Vm, clean, eventually, name, policy, rule, seqpacket_listener, to_host,
+    works,
 };
 
 fn connected(vm: &Vm, guest: &mut Guest) -> (Socket, OwnedFd) {
@@ -194,6 +199,53 @@ fn a_message_to_a_stream_service_is_refused() {
     let refused = guest.open(Kind::Seqpacket, HOST_CID, PORT);
     assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
     assert_eq!(vm.refused(VsockRefusal::SeqpacketUnsupported), 1);
+    clean(&guest);
+}
+
+#[test]
+fn messages_to_a_sibling_whose_vmm_has_only_streams_are_refused_and_streams_arrive() {
+    const ALIAS: u32 = 2000;
+    const CID: u32 = 77;
+    let mut host = Host::new(1);
+    let vmm = UnixListener::bind(host.hybrid("fire", CID)).expect("listening as a VMM");
+    vmm.set_nonblocking(true).expect("not to block");
+    let sibling = VsockDestination::Sandbox {
+        lease: name("fire"),
+        owner_uid: None,
+        port: 7,
+    };
+    let rules = [rule(ALIAS, sibling), rule(PORT, VsockDestination::Host)];
+    let vm = host.vm_with(Limits::default(), policy(rules));
+    let mut guest = vm.boot();
+    guest.keep_log();
+    for (count, (cid, port)) in (1..).zip([(HOST_CID, ALIAS), (CID.into(), 7)]) {
+        let refused = guest.open(Kind::Seqpacket, cid, port);
+        assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
+        let (answer, _) = guest.take_log().pop().expect("an answer");
+        let heard = (answer.op, answer.kind, answer.src_cid, answer.src_port);
+        let reset = (Operation::Reset as u16, Kind::Seqpacket as u16, cid, port);
+        assert_eq!(heard, reset);
+        assert_eq!(vm.refused(VsockRefusal::SeqpacketUnsupported), count);
+        let called = vmm.accept().map_err(|error| error.kind());
+        assert_eq!(called.err(), Some(ErrorKind::WouldBlock), "it was called");
+
+        // The same port by a stream.
+        let socket = guest.start_open(Kind::Stream, cid, port);
+        guest.kick();
+        let mut called = crate::host::accept(&vmm);
+        assert_eq!(crate::host::read_line(&mut called), "CONNECT 7\n");
+        called.write_all(b"OK 1024\nhello").expect("answering");
+        guest
+            .wait_until("the answer", |guest| {
+                guest.socket(socket).state == State::Established
+            })
+            .expect("connecting");
+        assert_eq!(guest.receive_exact(socket, 5).expect("it"), b"hello");
+        guest.close(socket).expect("closing");
+        guest.take_log();
+    }
+    vm.wait_for_connections(0);
+    works(&vm, &mut guest);
     clean(&guest);
 }
 
