@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+#[path = "netns_vsock/captures.rs"]
+mod captures;
 #[path = "netns_vsock/groups.rs"]
 mod groups;
 
