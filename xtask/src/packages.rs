@@ -124,6 +124,16 @@ const PACKAGES: &[Package] = &[
     ),
     package("bind9-dnsutils", Sign::Program("dig"), "its client"),
     package(
+        "socat",
+        Sign::Program("socat"),
+        "a client and a server of vsock's Unix sockets that nobody here wrote",
+    ),
+    package(
+        "openssh-client",
+        Sign::Program("ssh"),
+        "a client that reaches a guest through a proxy command",
+    ),
+    package(
         "stunnel4",
         Sign::Program("stunnel"),
         "what the benchmark compares the relay with",

@@ -7,6 +7,8 @@
 
 #[path = "netns_vsock/captures.rs"]
 mod captures;
+#[path = "netns_vsock/clients.rs"]
+mod clients;
 #[path = "netns_vsock/groups.rs"]
 mod groups;
 

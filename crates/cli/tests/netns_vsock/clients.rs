@@ -1,0 +1,133 @@
+//! Programs that know a channel's sockets from Firecracker's convention, or `vsock connect` from its help.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Child, Command},
+    time::Duration,
+};
+
+use sandwire_testlab::lab;
+use sandwire_vsock_guest::{Guest, Kind};
+use serde_json::Value;
+
+use super::{World, echo, finish, open_until, piped};
+
+/// Where the host calls the guest.
+fn socket_of(lease: &Value) -> PathBuf {
+    lease["vsock"]["socket"].as_str().unwrap().into()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn socat_calls_a_guest_and_answers_one() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (lease, mut guest) = world.lease("a");
+        let path = socket_of(&lease);
+
+        guest.listen(Kind::Stream, 52);
+        let address = format!("UNIX-CONNECT:{}", path.display());
+        // It waits that long for the answer after its own end; half a second is usual.
+        let mut client = socat(&["-t", "60", "-", &address]);
+        let mut stdin = client.stdin.take().unwrap();
+        stdin.write_all(b"CONNECT 52\nquestion").unwrap();
+        drop(stdin);
+        let socket = guest.accept(Kind::Stream, 52).unwrap();
+        assert_eq!(guest.receive_to_end(socket).unwrap(), b"question");
+        let port = guest.socket(socket).address.peer_port;
+        guest.send(socket, b"answer after the end").unwrap();
+        guest.close(socket).unwrap();
+        let (done, output, errors) = finish(client);
+        assert!(done, "{errors}");
+        assert_eq!(output, format!("OK {port}\nanswer after the end"));
+
+        world.run("vsock policy allow a 1024 host");
+        let address = format!("UNIX-LISTEN:{}_1024,mode=0660", path.display());
+        let server = socat(&[&address, "EXEC:cat"]);
+        let socket = open_until(&mut guest, 1024);
+        echo(&mut guest, socket, "question");
+        guest.close(socket).unwrap();
+        let (done, _, errors) = finish(server);
+        assert!(done, "{errors}");
+    });
+}
+
+fn socat(arguments: &[&str]) -> Child {
+    piped(Command::new("socat").args(arguments))
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn ssh_greets_a_guest_through_vsock_connect() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut guest) = world.lease("a");
+        let connect = world.daemon.command("vsock connect a 22");
+        let words = std::iter::once(connect.get_program()).chain(connect.get_args());
+        let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
+        greet(&mut guest, &[], &words.join(" "));
+    });
+}
+
+/// What systemd-ssh-proxy does for `vsock-mux/PATH`: it asks for the port, and ssh gets the socket itself.
+/// Without `peek` that is all, as in its first versions. Later ones look at as many bytes as `OK 65535\n` has, and
+/// take the line off if it ends there. Ours is longer: ssh reads it, before the guest's greeting.
+const PROXY: &str = r#"
+import array, socket, sys
+path, port, *peek = sys.argv[1:]
+mux = socket.socket(socket.AF_UNIX)
+mux.connect(path)
+mux.sendall(b"CONNECT " + port.encode() + b"\n")
+if peek:
+    answer = mux.recv(9, socket.MSG_PEEK)
+    assert answer == b"OK 1073741824\n"[:9], answer
+descriptor = array.array("i", [mux.fileno()])
+rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptor)
+socket.socket(fileno=1).sendmsg([b"\0"], [rights])
+"#;
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn ssh_greets_a_guest_through_a_socket_that_a_proxy_asked_for() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (lease, mut guest) = world.lease("a");
+        let proxy = lab.folder().join("proxy.py");
+        fs::write(&proxy, PROXY).unwrap();
+        let command = |proxy: &Path, more: &str| {
+            let socket = socket_of(&lease);
+            format!("python3 {} {} 22{more}", proxy.display(), socket.display())
+        };
+        for more in ["", " peek"] {
+            greet(&mut guest, &["ProxyUseFdpass=yes"], &command(&proxy, more));
+        }
+    });
+}
+
+/// Starts ssh with a proxy to port 22 of the guest; each hears the other's greeting. There is no server behind it.
+fn greet(guest: &mut Guest, options: &[&str], proxy: &str) {
+    guest.listen(Kind::Stream, 22);
+    let mut command = Command::new("ssh");
+    command.args(["-v", "-F", "none", "-o", "BatchMode=yes"]);
+    command.args(["-o", &format!("ProxyCommand={proxy}")]);
+    for option in options {
+        command.args(["-o", option]);
+    }
+    let client = piped(command.arg("guest")).spawn().unwrap();
+    let socket = guest.accept(Kind::Stream, 22).unwrap();
+    guest.send(socket, b"SSH-2.0-in_the_guest\r\n").unwrap();
+    let mut greeting = Vec::new();
+    while !greeting.ends_with(b"\r\n") {
+        greeting.extend(guest.receive_exact(socket, 1).unwrap());
+    }
+    let greeting = String::from_utf8_lossy(&greeting);
+    assert!(greeting.starts_with("SSH-2.0-OpenSSH"), "{greeting}");
+    guest.close(socket).unwrap();
+    let (_, _, errors) = finish(client);
+    let heard = "remote software version in_the_guest";
+    assert!(errors.contains(heard), "{proxy}: {errors}");
+}
