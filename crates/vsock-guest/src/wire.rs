@@ -136,6 +136,12 @@ pub struct Wire {
     stream: UnixStream,
 }
 
+impl From<UnixStream> for Wire {
+    fn from(stream: UnixStream) -> Self {
+        Self { stream }
+    }
+}
+
 impl Wire {
     /// Connects.
     ///

@@ -6,6 +6,8 @@ mod control_request;
 mod descriptor_chains;
 #[path = "../../../fuzz/drive.rs"]
 mod drive;
+#[path = "../../../fuzz/entries/guest_packets.rs"]
+mod guest_packets;
 #[path = "../../../fuzz/entries/handshake.rs"]
 mod handshake;
 #[path = "../../../fuzz/entries/packet_header.rs"]
@@ -58,6 +60,29 @@ fn descriptor_chains() {
             chain(&[(0x3fff, 2, 0, 0)]),
         ],
         CASES,
+    );
+}
+
+#[test]
+fn guest_packets() {
+    // REQUEST, 1000 bytes; a client calls, RESPONSE. The neighbour's connection and its four bytes come on top.
+    let seed = [
+        &[0x01, 0, 0, 0, 0, 0][..],
+        &[0x05, 0, 0, 0xe8, 0x03, 0],
+        &[0xa0],
+        &[0x02, 8, 0, 0, 0, 0],
+    ]
+    .concat();
+    let traffic = guest_packets::traffic(&seed);
+    assert_eq!(traffic.egress_bytes, 1004, "the seeds are packets");
+    assert_eq!((traffic.opened_by_guest, traffic.opened_by_peers), (2, 1));
+    assert!(traffic.refusals.is_empty(), "{traffic:?}");
+    let any = [&[0x60][..], &Content::new(3).take(46)].concat().repeat(9);
+    drive(
+        "guest_packets",
+        guest_packets::run,
+        &[seed, any, Content::new(4).take(1000)],
+        CASES / 5,
     );
 }
 

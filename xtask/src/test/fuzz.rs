@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{harness::run_watched, summary::Tally, tier::Tier};
 use crate::{command, workspace};
 
-/// How long each target runs; the eleven of them take about a minute together.
+/// How long each target runs; all of them take about a minute together.
 const SECONDS: u32 = 5;
 
 /// How long one input may take, in seconds: no bound on speed, but an end to what has none.

@@ -11,7 +11,7 @@ use crate::command;
 pub(crate) enum Tier {
     /// Needs nothing: `cargo test`.
     Unit,
-    /// Needs a C++ compiler, for libFuzzer: the targets of `fuzz/`, for less than a minute in all.
+    /// Needs a C++ compiler, for libFuzzer: the targets of `fuzz/`, for about a minute in all.
     Fuzz,
     /// Needs root, for private namespaces.
     Netns,
