@@ -2,20 +2,21 @@
 //! sends later.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     thread,
     time::Instant,
 };
 
 use sandwire_testlab::{
     command,
-    fake_guest::frame,
+    fake_guest::{FakeGuest, frame},
     guest::kernel::Series,
     host::{BEYOND_IPV4, ECHO_PORT, WHO_AM_I_PORT, serve_udp},
     lab::{self, Lab},
     namespace::Namespace,
+    sandwire::Lease,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     GATEWAY_MAC, assert_in_touch,
@@ -42,91 +43,185 @@ fn what_is_no_uplink_is_reached_through_the_hosts_stack() {
     });
 }
 
+/// What is beyond the uplinks in one address family.
+pub(crate) struct Family {
+    /// Which of a pool's prefixes and a lease's addresses is of this family.
+    place: usize,
+    /// Option of `ip` for its rules and routes.
+    option: &'static str,
+    /// A server beyond both uplinks, which tells by its answer which way a packet went.
+    anywhere: IpAddr,
+    /// The prefix that it is in.
+    anywhere_prefix: &'static str,
+    /// A router on the first uplink's link, if it is there at all.
+    router: IpAddr,
+    /// The host's address on the second uplink, and a server's on the same link.
+    pub(crate) second: [IpAddr; 2],
+    /// Bits of the links' prefixes.
+    pub(crate) length: u8,
+}
+
+pub(crate) const FAMILIES: [Family; 2] = [
+    Family {
+        place: 0,
+        option: "-4",
+        anywhere: IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)),
+        anywhere_prefix: "192.0.2.0/24",
+        router: IpAddr::V4(Ipv4Addr::new(203, 0, 113, 99)),
+        second: [
+            IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1)),
+            IpAddr::V4(Ipv4Addr::new(198, 51, 100, 2)),
+        ],
+        length: 24,
+    },
+    Family {
+        place: 1,
+        option: "-6",
+        anywhere: IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 3, 0, 0, 0, 0, 1)),
+        anywhere_prefix: "2001:db8:3::/64",
+        router: IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x99)),
+        second: [
+            IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 1)),
+            IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 2)),
+        ],
+        length: 64,
+    },
+];
+
+impl Family {
+    /// A line that gives an interface an address, to be used at once.
+    pub(crate) fn add_address(&self, address: IpAddr, length: u8, interface: &str) -> String {
+        let nodad = if address.is_ipv6() { " nodad" } else { "" };
+        format!("ip address add {address}/{length} dev {interface}{nodad}")
+    }
+
+    /// A line that gives an interface the address of the server anywhere.
+    fn add_anywhere(&self, interface: &str) -> String {
+        let length = if self.anywhere.is_ipv6() { 128 } else { 32 };
+        self.add_address(self.anywhere, length, interface)
+    }
+
+    pub(crate) fn clone_address(&self, lease: &Lease) -> IpAddr {
+        [lease.ipv4, lease.ipv6][self.place]
+    }
+}
+
+/// A pool whose packets must leave by a certain uplink.
+struct Case {
+    name: &'static str,
+    policy: Value,
+    by_second: bool,
+}
+
 /// Each pool's packets leave where the host's rules say, and answers to calls the same way. Only what
 /// leaves beside the stack can be told a table: the stack knows rules alone.
 fn assert_routing_rules_hold(lab: &Lab, world: &World, second: &Namespace, has_tables: bool) {
-    // The same address beyond both uplinks tells which way a packet went.
-    world
-        .beyond
-        .run("ip address add 192.0.2.1/32 dev lo")
-        .unwrap();
-    second.run("ip address add 192.0.2.1/32 dev lo").unwrap();
-    for rule in ["fwmark 7", "from 10.66.0.0/24"] {
-        lab.run(&format!("ip rule add {rule} lookup 100"));
-    }
-    lab.run("ip route add default via 198.51.100.2 dev up1 table 100");
-    let anywhere = Ipv4Addr::new(192, 0, 2, 1);
-    let beyond_second = Ipv4Addr::new(198, 51, 100, 2);
-    let route = |key: &str, value: u32| {
-        let mut policy = json!({"uplink": "route"});
-        policy[key] = json!(value);
-        policy
-    };
-    // Pool, policy, whom it calls, uplink that it must use, by what address it is seen there.
-    let plain = json!({"uplink": "route"});
-    let masked = json!({"uplink": "masquerade", "route_mark": 7});
-    let mut cases = vec![
-        ("plain", plain.clone(), anywhere, "first", "clone"),
-        (
-            "marked",
-            route("route_mark", 7),
-            anywhere,
-            "second",
-            "clone",
-        ),
-        ("bysource", plain, anywhere, "second", "clone"),
-        ("masked", masked, beyond_second, "second", "198.51.100.1"),
-    ];
-    if has_tables {
-        cases.push((
-            "bytable",
-            route("route_table", 100),
-            anywhere,
-            "second",
-            "clone",
+    let by_source = prefixes(2);
+    for family in &FAMILIES {
+        world.beyond.run(&family.add_anywhere("lo")).unwrap();
+        second.run(&family.add_anywhere("lo")).unwrap();
+        let ip = format!("ip {}", family.option);
+        let source = format!("from {}", by_source[family.place]);
+        for rule in ["fwmark 7", &source] {
+            lab.run(&format!("{ip} rule add {rule} lookup 100"));
+        }
+        let server = family.second[1];
+        lab.run(&format!(
+            "{ip} route add default via {server} dev up1 table 100"
         ));
     }
-    for (number, (name, policy, target, way, source)) in cases.iter().enumerate() {
+    let case = |name, policy: Value, by_second| Case {
+        name,
+        policy,
+        by_second,
+    };
+    let route = json!({"uplink": "route"});
+    let mut cases = vec![
+        case("plain", route.clone(), false),
+        case("marked", json!({"uplink": "route", "route_mark": 7}), true),
+        case("bysource", route, true),
+        case(
+            "masked",
+            json!({"uplink": "masquerade", "route_mark": 7}),
+            true,
+        ),
+    ];
+    if has_tables {
+        let policy = json!({"uplink": "route", "route_table": 100});
+        cases.push(case("bytable", policy, true));
+    }
+    for (number, case) in cases.iter().enumerate() {
+        let name = case.name;
         let kind = POOLS[number % 2];
-        let spec = pool(name, kind, number, 1, policy);
+        let spec = pool(name, kind, number, 1, &case.policy);
         world.daemon.create_pool(&spec).unwrap();
         let (lease, guest) = world.guest(name, name);
-        if *way == "first" {
-            world.route_back(number);
-        } else {
-            let [ipv4, _] = prefixes(number);
-            second
-                .run(&format!("ip route add {ipv4} via 198.51.100.1"))
-                .unwrap();
+        match case.by_second {
+            false => world.route_back(number),
+            true => routes_back(number)
+                .iter()
+                .for_each(|route| drop(second.run(route).unwrap())),
         }
-        let source = match *source {
-            "clone" => lease.ipv4.to_string(),
-            address => address.to_owned(),
-        };
-        let target = SocketAddr::new((*target).into(), WHO_AM_I_PORT);
-        let answer = guest.exchange_udp(target, b"?", 5 * SECOND).expect(name);
-        let answer = String::from_utf8(answer).unwrap();
-        let prefix = if *way == "first" { "" } else { "second " };
-        let wanted = format!("{prefix}{source}:");
-        assert!(answer.starts_with(&wanted), "{name}: {answer}");
-        // Called from there, it answers the same way.
-        if *way == "second" && source == lease.ipv4.to_string() {
-            let call = format!("ping -n -q -c 3 -i 0.05 -W 5 {source}");
-            second.run(&call).expect(name);
+        for family in &FAMILIES {
+            assert_leaves_by(case, family, (&lease, &guest), second);
         }
         guest.detach().unwrap();
     }
+}
+
+/// A packet leaves by the right uplink with the right source; called from there, the guest answers the same way.
+fn assert_leaves_by(
+    case: &Case,
+    family: &Family,
+    (lease, guest): (&Lease, &FakeGuest),
+    second: &Namespace,
+) {
+    let what = format!("{} by {}", case.name, family.option);
+    let is_masked = case.policy["uplink"] == "masquerade";
+    // Behind a masquerade only the address that was called may answer.
+    let (target, source) = match is_masked {
+        true => (family.second[1], family.second[0]),
+        false => (family.anywhere, family.clone_address(lease)),
+    };
+    let target = SocketAddr::new(target, WHO_AM_I_PORT);
+    let answer = guest.exchange_udp(target, b"?", 5 * SECOND).expect(&what);
+    let answer = String::from_utf8(answer).unwrap();
+    let (by_second, caller) = match answer.strip_prefix("second ") {
+        Some(caller) => (true, caller),
+        None => (false, answer.as_str()),
+    };
+    let caller: SocketAddr = caller.parse().expect(&what);
+    assert_eq!(
+        (by_second, caller.ip()),
+        (case.by_second, source),
+        "{what}: {answer}"
+    );
+    if case.by_second && !is_masked {
+        let call = format!("ping -n -q -c 3 -i 0.05 -W 5 {source}");
+        second.run(&call).expect(&what);
+    }
+}
+
+/// Lines that let a world beyond the second uplink answer the clone addresses of a pool.
+pub(crate) fn routes_back(number: usize) -> Vec<String> {
+    let prefixes = prefixes(number).into_iter().zip(&FAMILIES);
+    prefixes
+        .map(|(prefix, family)| format!("ip route add {prefix} via {}", family.second[0]))
+        .collect()
 }
 
 /// Another uplink `up1`, with a server behind it that says so.
 fn second_uplink(lab: &Lab) -> Namespace {
     let second = lab.namespace("second");
     lab.run("ip link add up1 index 1100 type veth peer name eth0 netns second");
-    lab.run("ip address add 198.51.100.1/24 dev up1");
+    for family in &FAMILIES {
+        let [host, server] = family.second;
+        lab.run(&family.add_address(host, family.length, "up1"));
+        second
+            .run(&family.add_address(server, family.length, "eth0"))
+            .unwrap();
+    }
     lab.run("ip link set up1 up");
-    second
-        .run("ip address add 198.51.100.2/24 dev eth0")
-        .unwrap();
     second.run("ip link set eth0 up").unwrap();
     let answer = |_: &[u8], caller: SocketAddr| {
         let caller = SocketAddr::new(caller.ip().to_canonical(), caller.port());
@@ -178,42 +273,42 @@ fn an_uplink_that_comes_back_carries_traffic_again() {
 fn a_next_hop_that_never_resolves_harms_nobody_else() {
     lab::run(|lab| {
         let world = World::start(lab, "route", 2);
-        let far = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), ECHO_PORT);
-        lab.run("ip route add 192.0.2.0/24 via 203.0.113.99");
+        for family in &FAMILIES {
+            let (prefix, router) = (family.anywhere_prefix, family.router);
+            lab.run(&format!("ip route add {prefix} via {router}"));
+        }
         for pool in POOLS {
             let (lease, guest) = world.guest(pool, &format!("{pool}-a"));
-            let (_, lost) = world.guest(pool, &format!("{pool}-b"));
-            let calls = thread::spawn(move || {
-                for _ in 0..30 {
-                    lost.exchange_udp(far, b"?", SECOND / 10).unwrap_err();
+            let (_, mut lost) = world.guest(pool, &format!("{pool}-b"));
+            for family in &FAMILIES {
+                let far = SocketAddr::new(family.anywhere, ECHO_PORT);
+                let calls = thread::spawn(move || {
+                    for _ in 0..30 {
+                        lost.exchange_udp(far, b"?", SECOND / 10).unwrap_err();
+                    }
+                    lost
+                });
+                assert_in_touch(&lease, &guest);
+                let pinger = ping(&world.beyond.path(), family.clone_address(&lease));
+                lost = calls.join().unwrap();
+                assert_none_lost(pinger, "while the next hop is sought");
+                // Once it is there, it is used.
+                let lines = [
+                    family.add_address(family.router, family.length, "eth0"),
+                    family.add_anywhere("lo"),
+                ];
+                for line in &lines {
+                    world.beyond.run(line).unwrap();
                 }
-                lost
-            });
-            assert_in_touch(&lease, &guest);
-            let pinger = ping(&world.beyond.path(), lease.ipv4);
-            let lost = calls.join().unwrap();
-            assert_none_lost(pinger, "while the next hop is sought");
-            // Once it is there, it is used.
-            world
-                .beyond
-                .run("ip address add 203.0.113.99/24 dev eth0")
-                .unwrap();
-            world
-                .beyond
-                .run("ip address add 192.0.2.1/32 dev lo")
-                .unwrap();
-            wait_until("the next hop is found", 10 * SECOND, || {
-                lost.exchange_udp(far, b"!", SECOND).is_ok()
-            });
-            world
-                .beyond
-                .run("ip address delete 203.0.113.99/24 dev eth0")
-                .unwrap();
-            world
-                .beyond
-                .run("ip address delete 192.0.2.1/32 dev lo")
-                .unwrap();
-            lab.run("ip neighbour flush dev up0");
+                wait_until("the next hop is found", 10 * SECOND, || {
+                    lost.exchange_udp(far, b"!", SECOND).is_ok()
+                });
+                for line in &lines {
+                    let line = line.replace(" add ", " delete ");
+                    world.beyond.run(&line).unwrap();
+                }
+                lab.run("ip neighbour flush dev up0");
+            }
         }
     });
 }
