@@ -7,7 +7,12 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
-    time::Duration,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -140,11 +145,7 @@ fn hash_block(mut hash: u64, block: &[u8]) -> u64 {
 /// # Errors
 /// If it doesn't come back, or comes back changed.
 pub fn exchange_datagram(target: SocketAddr, length: usize) -> Result<()> {
-    let own: SocketAddr = match target {
-        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
-        SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
-    };
-    let socket = UdpSocket::bind(own).context("bind a UDP socket")?;
+    let socket = UdpSocket::bind(unspecified(target)).context("bind a UDP socket")?;
     socket.set_read_timeout(Some(Duration::from_secs(5)))?;
     socket.connect(target).context("connect a UDP socket")?;
     let payload: Vec<u8> = (0..=250_u8).cycle().take(length).collect();
@@ -166,6 +167,71 @@ pub fn exchange_datagram(target: SocketAddr, length: usize) -> Result<()> {
     Ok(())
 }
 
+/// Counts the datagrams that come to a UDP port, as a socket of the kernel hands them out.
+#[derive(Debug)]
+pub struct Tally(Arc<AtomicU64>);
+
+impl Tally {
+    /// Counts on a port of all addresses of the calling thread's namespace, until the process ends.
+    ///
+    /// # Errors
+    /// If the port can't be had.
+    pub fn start(port: u16) -> Result<Self> {
+        let socket = UdpSocket::bind(("::", port)).with_context(|| format!("receive on {port}"))?;
+        // As much as waits while a busy machine doesn't let us read.
+        rustix::net::sockopt::set_socket_recv_buffer_size_force(&socket, TALLY_BUFFER)
+            .context("enlarge a socket's buffer")?;
+        let tally = Self(Arc::default());
+        let count = Arc::clone(&tally.0);
+        thread::spawn(move || {
+            let mut packet = [0; 64];
+            loop {
+                if socket.recv(&mut packet).is_ok() {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+        Ok(tally)
+    }
+
+    /// Datagrams so far, once none has come for a while.
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        loop {
+            let before = self.0.load(Ordering::Relaxed);
+            thread::sleep(TALLY_SETTLES);
+            if self.0.load(Ordering::Relaxed) == before {
+                return before;
+            }
+        }
+    }
+}
+
+/// Sends one datagram over and over to an address for a time, as fast as the kernel takes them, from the
+/// calling thread's namespace. Returns how many.
+///
+/// # Errors
+/// If there can be no socket.
+pub fn flood(target: SocketAddr, length: usize, span: Duration) -> Result<u64> {
+    let socket = UdpSocket::bind(unspecified(target)).context("bind a UDP socket")?;
+    let payload = vec![0; length];
+    let (started, mut sent) = (Instant::now(), 0);
+    while started.elapsed() < span {
+        // A full queue loses it, as a network would.
+        sent += u64::from(socket.send_to(&payload, target).is_ok());
+    }
+    Ok(sent)
+}
+
+fn unspecified(target: SocketAddr) -> SocketAddr {
+    match target {
+        SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
+        SocketAddr::V6(_) => ([0_u16; 8], 0).into(),
+    }
+}
+
+const TALLY_BUFFER: usize = 4 << 20;
+const TALLY_SETTLES: Duration = Duration::from_millis(200);
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A guest that gets nothing for so long has lost its connection.
 const PATIENCE: Duration = Duration::from_secs(120);

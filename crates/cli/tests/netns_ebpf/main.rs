@@ -9,6 +9,7 @@
 #[path = "../ebpf/mod.rs"]
 mod ebpf;
 mod kernels;
+mod limits;
 mod moves;
 mod prefixes;
 mod programs;
