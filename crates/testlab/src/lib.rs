@@ -11,7 +11,7 @@
 //! [`podman`] runs real containers.
 //!
 //! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes; [`iperf3`] runs
-//! that program.
+//! that program; [`tun`] makes a tunnel without Ethernet.
 //!
 //! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
 //! here imports the product. A development dependency only; the demo uses it too.
@@ -31,3 +31,4 @@ pub mod podman;
 pub mod sandwire;
 pub mod snapshot;
 pub mod traffic;
+pub mod tun;

@@ -124,12 +124,16 @@ pub(crate) struct StackWatch;
 
 impl StackWatch {
     pub(crate) fn start() -> Self {
-        command::run_with_input(
-            "nft -f -",
-            "table inet watch { chain forward { type filter hook forward priority 200;
-               iifname \"up0\" counter; oifname \"up0\" counter\n}\n}\n",
-        )
-        .unwrap();
+        Self::on("up0")
+    }
+
+    /// On another uplink.
+    pub(crate) fn on(uplink: &str) -> Self {
+        let table = format!(
+            "table inet watch {{ chain forward {{ type filter hook forward priority 200;
+               iifname \"{uplink}\" counter; oifname \"{uplink}\" counter\n}}\n}}\n"
+        );
+        command::run_with_input("nft -f -", &table).unwrap();
         Self
     }
 

@@ -16,6 +16,7 @@ mod programs;
 mod restarts;
 mod taps;
 mod trace;
+mod tunnels;
 mod uplinks;
 
 use std::net::IpAddr;

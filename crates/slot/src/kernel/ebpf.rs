@@ -71,8 +71,8 @@ pub(super) struct Ebpf {
     pub(super) xdp: Mutex<HashMap<u32, NicIndex>>,
     /// Somebody follows the TAPs as they are opened and closed.
     pub(super) is_watched: AtomicBool,
-    /// Why uplinks take no frames from XDP.
-    pub(super) xdp_refusals: Mutex<Vec<String>>,
+    /// Why packets don't leave by uplinks as they might.
+    pub(super) refusals: Mutex<uplinks::Refusals>,
     /// Why the programs could not be put on the uplinks.
     pub(super) xdp_failure: Mutex<Option<String>>,
     /// Entries that learn, and until when.
@@ -106,7 +106,7 @@ impl Ebpf {
             transit: Mutex::default(),
             xdp: Mutex::default(),
             is_watched: AtomicBool::new(false),
-            xdp_refusals: Mutex::default(),
+            refusals: Mutex::default(),
             xdp_failure: Mutex::default(),
             attached: Mutex::default(),
             published: Mutex::default(),
@@ -494,7 +494,7 @@ impl Ebpf {
         Ok(())
     }
 
-    /// The uplinks as they are now, and why they do without XDP.
+    /// The uplinks as they are now.
     pub(super) fn find_uplinks(
         &self,
         worker: &mut Worker,
@@ -502,10 +502,8 @@ impl Ebpf {
         wanted: Option<&[String]>,
         wants_xdp: bool,
     ) -> Result<Vec<Uplink>, NetworkError> {
-        let mut refusals = Vec::new();
-        let xdp = wants_xdp.then_some(&mut refusals);
-        let uplinks = uplinks::find(worker, instance, wanted, xdp)?;
-        *lock(&self.xdp_refusals) = refusals;
+        let (uplinks, refusals) = uplinks::find(worker, instance, wanted, wants_xdp)?;
+        *lock(&self.refusals) = refusals;
         Ok(uplinks)
     }
 

@@ -24,7 +24,7 @@ use super::{
     filters::{self, Attachment},
     host_slot,
     host_table::same_rules,
-    interfaces, moving, slot_table,
+    interfaces, lock, moving, slot_table,
 };
 use crate::{
     error::NetworkError,
@@ -90,8 +90,10 @@ pub(super) fn inspect(
 ) -> Inspection {
     let (inspection, wrong) = look(home, worker, path, slot);
     let defects = wrong.iter().map(|wrong| wrong.defect(slot)).collect();
+    let of_uplinks = || path.and_then(|(ebpf, _)| lock(&ebpf.refusals).note());
     Inspection {
         defects,
+        data_path_note: inspection.data_path_note.or_else(of_uplinks),
         ..inspection
     }
 }

@@ -3,62 +3,96 @@
 use std::collections::BTreeSet;
 
 use sandwire_datapath::Uplink;
-use sandwire_kernel_net::{interface, route, xdp};
+use sandwire_kernel_net::{
+    interface::{self, Interface},
+    route, xdp,
+};
 
 use super::Worker;
 use crate::{error::NetworkError, plan::names};
 
+/// Why packets by interfaces that lead out take a slower way.
+#[derive(Debug, Default)]
+pub(super) struct Refusals {
+    /// Through the host's own stack.
+    ebpf: Vec<String>,
+    /// By the tc programs.
+    pub(super) xdp: Vec<String>,
+}
+
+impl Refusals {
+    /// What is to be said of a slot whose packets may go there.
+    pub(super) fn note(&self) -> Option<String> {
+        (!self.ebpf.is_empty()).then(|| self.ebpf.join("; "))
+    }
+}
+
 /// The uplinks as they are now: the interfaces of these names; without names, those that a default
-/// route leads out by. One that isn't there is left out until it is. `xdp`: XDP is wanted on them, and
-/// takes the reasons of those that can't.
+/// route leads out by. One that isn't there is left out until it is, one whose packets have no Ethernet
+/// header for good: the programs read and write one.
 pub(super) fn find(
     worker: &mut Worker,
     instance: &str,
     wanted: Option<&[String]>,
-    xdp: Option<&mut Vec<String>>,
-) -> Result<Vec<Uplink>, NetworkError> {
-    let defaults: BTreeSet<_> = match wanted {
-        Some(_) => BTreeSet::new(),
-        None => route::list(&mut worker.route)?
-            .into_iter()
-            .filter(|route| route.destination.prefix_len() == 0)
-            .filter_map(|route| route.interface)
-            .collect(),
-    };
-    let shared = names::shared_interface(instance);
+    wants_xdp: bool,
+) -> Result<(Vec<Uplink>, Refusals), NetworkError> {
+    let mut refusals = Refusals::default();
     let mut uplinks = Vec::new();
+    for found in interfaces(worker, instance, wanted)? {
+        if found.mac.is_none() {
+            refusals.ebpf.push(without_ethernet(&found.name));
+            continue;
+        }
+        let mut uplink = Uplink {
+            index: found.index,
+            fq: found.queue.as_deref() == Some("fq"),
+            name: found.name,
+            xdp: false,
+        };
+        if wants_xdp {
+            let reason = why_without_xdp(&uplink)?;
+            uplink.xdp = reason.is_none();
+            refusals.xdp.extend(reason);
+        }
+        uplinks.push(uplink);
+    }
+    Ok((uplinks, refusals))
+}
+
+/// Interfaces that lead out.
+fn interfaces(
+    worker: &mut Worker,
+    instance: &str,
+    wanted: Option<&[String]>,
+) -> Result<Vec<Interface>, NetworkError> {
+    let mut interfaces = Vec::new();
     match wanted {
         Some(wanted) => {
             for name in wanted {
-                uplinks.extend(interface::find(&mut worker.route, name)?);
+                interfaces.extend(interface::find(&mut worker.route, name)?);
             }
         }
         None => {
+            let defaults: BTreeSet<_> = route::list(&mut worker.route)?
+                .into_iter()
+                .filter(|route| route.destination.prefix_len() == 0)
+                .filter_map(|route| route.interface)
+                .collect();
             for index in defaults {
-                uplinks.extend(interface::find_by_index(&mut worker.route, index)?);
+                interfaces.extend(interface::find_by_index(&mut worker.route, index)?);
             }
         }
     }
+    let shared = names::shared_interface(instance);
     let ours = |name: &str| name == shared || names::parse_host_interface(name).is_some();
-    uplinks.retain(|uplink| !ours(&uplink.name) && uplink.kind.as_deref() != Some("loopback"));
-    let mut uplinks: Vec<Uplink> = uplinks
-        .into_iter()
-        .map(|uplink| Uplink {
-            index: uplink.index,
-            fq: uplink.queue.as_deref() == Some("fq"),
-            name: uplink.name,
-            xdp: false,
-        })
-        .collect();
-    if let Some(refusals) = xdp {
-        for uplink in &mut uplinks {
-            match why_without_xdp(uplink)? {
-                None => uplink.xdp = true,
-                Some(reason) => refusals.push(reason),
-            }
-        }
-    }
-    Ok(uplinks)
+    interfaces.retain(|found| !ours(&found.name) && found.kind.as_deref() != Some("loopback"));
+    Ok(interfaces)
+}
+
+fn without_ethernet(name: &str) -> String {
+    format!(
+        "uplink {name}: its packets have no Ethernet headers, so they go through the host's own stack"
+    )
 }
 
 fn why_without_xdp(uplink: &Uplink) -> Result<Option<String>, NetworkError> {

@@ -9,21 +9,15 @@ use std::{
     fs::File,
     io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    os::fd::AsRawFd,
     rc::Rc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open},
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smoltcp::{
     iface::{Config, Interface, SocketHandle, SocketSet},
-    phy::{
-        ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TunTapInterface, TxToken,
-    },
+    phy::{ChecksumCapabilities, Device, DeviceCapabilities, Medium, RxToken, TxToken},
     socket::{icmp, tcp, udp},
     time::Instant as StackInstant,
     wire::{
@@ -33,6 +27,7 @@ use smoltcp::{
 };
 
 use super::{FRAMES_KEPT_MAX, GuestNetwork};
+use crate::tun;
 
 /// An open TAP with an IP stack and servers on it.
 pub(super) struct Stack {
@@ -421,14 +416,8 @@ impl Tap {
                 .any(|line| line.trim_start().starts_with(&format!("{name}:"))),
             "no TAP {name} in this namespace"
         );
-        let opened = TunTapInterface::new(name, Medium::Ethernet)
-            .with_context(|| format!("open the TAP {name}"))?;
-        // smoltcp's own device panics when the TAP goes away, so it only opens; we use a duplicate.
-        let process = pidfd_open(getpid(), PidfdFlags::empty()).context("open own process")?;
-        let descriptor = pidfd_getfd(process, opened.as_raw_fd(), PidfdGetfdFlags::empty())
-            .context("duplicate the TAP's descriptor")?;
         Ok(Self {
-            file: Rc::new(File::from(descriptor)),
+            file: Rc::new(tun::open(name, Medium::Ethernet)?),
             fault: Rc::default(),
             arp: None,
             received: VecDeque::new(),

@@ -91,7 +91,7 @@ pub(super) fn findings() -> Vec<Finding> {
     findings.extend(
         names
             .iter()
-            .map(|name| uplink_finding(name, why, queue_of(name))),
+            .map(|name| uplink_finding(name, why, look_at(name).as_ref())),
     );
     findings
 }
@@ -167,30 +167,41 @@ fn uplink_names() -> (Vec<String>, &'static str) {
     }
 }
 
-/// What queues packets at an interface; nothing if there is no such interface.
-fn queue_of(name: &str) -> Option<String> {
-    let mut socket = Socket::route().ok()?;
-    let found = interface::find(&mut socket, name).ok()??;
-    Some(found.queue.unwrap_or_default())
+/// What matters of an interface for an uplink.
+struct Seen {
+    /// What queues packets to be sent.
+    queue: String,
+    has_ethernet: bool,
 }
 
-fn uplink_finding(name: &str, why: &str, queue: Option<String>) -> Finding {
+/// Nothing if there is no such interface.
+fn look_at(name: &str) -> Option<Seen> {
+    let mut socket = Socket::route().ok()?;
+    let found = interface::find(&mut socket, name).ok()??;
+    Some(Seen {
+        queue: found.queue.unwrap_or_default(),
+        has_ethernet: found.mac.is_some(),
+    })
+}
+
+fn uplink_finding(name: &str, why: &str, seen: Option<&Seen>) -> Finding {
     let subject = format!("uplink {name}");
-    let pacing = match queue.as_deref() {
-        None => {
-            return Finding::new(
-                EBPF,
-                &subject,
-                Some(false),
-                format!("{why}, but it is not there"),
-            )
-            .or(
-                "the host's own network stack",
-                "it is taken up when it appears",
-            );
-        }
-        Some("fq") => "its queue is fq: what exceeds a limit leaves later".to_owned(),
-        Some(queue) => format!(
+    let passed_by = |but: &str, how: &str| {
+        Finding::new(EBPF, &subject, Some(false), format!("{why}, but {but}"))
+            .or("the host's own network stack", how)
+    };
+    let Some(seen) = seen else {
+        return passed_by("it is not there", "it is taken up when it appears");
+    };
+    if !seen.has_ethernet {
+        return passed_by(
+            "its packets have no Ethernet headers",
+            "a tunnel that carries Ethernet frames, as vxlan and gretap do",
+        );
+    }
+    let pacing = match seen.queue.as_str() {
+        "fq" => "its queue is fq: what exceeds a limit leaves later".to_owned(),
+        queue => format!(
             "its queue is {}: what exceeds a limit is dropped; for delay instead, tc qdisc replace dev {name} root fq",
             if queue.is_empty() { "unknown" } else { queue }
         ),
@@ -302,12 +313,16 @@ mod tests {
     #[test]
     fn uplinks_tell_their_queue_and_why_they_are_uplinks() {
         let why = "a default route leads there";
-        let paced = uplink_finding("nothing0", why, Some("fq".to_owned())).text(false);
+        let seen = |queue: &str, has_ethernet| Seen {
+            queue: queue.to_owned(),
+            has_ethernet,
+        };
+        let paced = uplink_finding("nothing0", why, Some(&seen("fq", true))).text(false);
         assert!(
             paced.contains(why) && paced.contains("leaves later"),
             "{paced}"
         );
-        let dropped = uplink_finding("nothing0", why, Some("mq".to_owned())).text(false);
+        let dropped = uplink_finding("nothing0", why, Some(&seen("mq", true))).text(false);
         assert!(
             dropped.contains("queue is mq") && dropped.contains("root fq"),
             "{dropped}"
@@ -317,6 +332,14 @@ mod tests {
             gone.contains("✗ uplink nothing0") && gone.contains("not there"),
             "{gone}"
         );
+        let bare = uplink_finding("nothing0", why, Some(&seen("fq", false))).text(false);
+        for needed in [
+            "✗ uplink nothing0",
+            "no Ethernet headers",
+            "own network stack",
+        ] {
+            assert!(bare.contains(needed), "{needed} is missing in: {bare}");
+        }
     }
 
     #[test]
