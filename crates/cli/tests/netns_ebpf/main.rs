@@ -15,6 +15,7 @@ mod prefixes;
 mod programs;
 mod restarts;
 mod taps;
+mod tenants;
 mod trace;
 mod tunnels;
 mod uplinks;
