@@ -8,6 +8,7 @@
 
 #[path = "../ebpf/mod.rs"]
 mod ebpf;
+mod forbidden;
 mod kernels;
 mod limits;
 mod moves;
