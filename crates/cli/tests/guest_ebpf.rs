@@ -423,7 +423,9 @@ fn a_guest_that_floods_does_not_starve_its_neighbour() {
                 beside,
                 sent / 12
             );
-            // Two cores for two guests, the path and all else that runs here: a third is what is fair.
+            // Two cores for two guests and the path: a third is what is fair. On a machine with seven tasks for its two
+            // cores 0.33 to 0.55 of what was measured alone were left, as the other tasks were luckier in one of the two
+            // measurements; a neighbour that starves is left with nothing. So half of what is fair is the bound.
             assert!(beside > alone / 6.0, "{pool}: starved");
             let drops = world.detail(&bad)["traffic"]["drops"].to_string();
             for reason in ["source_address", "source_mac", "malformed", "ethertype"] {
