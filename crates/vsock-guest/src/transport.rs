@@ -7,6 +7,7 @@
 //! Slots and buffers begin at a page, with the header in front, as Linux's allocator places them. That matters:
 //! some processors copy ten times slower when both addresses lie badly to each other within a page.
 
+mod queues;
 pub mod settings;
 
 use std::{
@@ -21,6 +22,7 @@ use vmm_sys_util::{
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
 };
 
+pub(crate) use self::queues::Queues;
 use self::settings::PIECES_MAX;
 pub use self::settings::{ReceiveLayout, Settings, TransmitLayout};
 use crate::{
@@ -50,23 +52,6 @@ const PAGE: u64 = 4096;
 
 const EVENT_BUFFERS: usize = 8;
 const EVENT_BYTES: u32 = 4;
-
-/// The driver's own state of its queues: what a snapshot of a guest has beside its memory.
-#[derive(Clone, Debug)]
-pub(crate) struct Queues {
-    rings: [Ring; 3],
-    /// Address of each posted buffer, by the head of its chain.
-    receive_buffers: Vec<u64>,
-    /// Chains of the receive queue that were taken and not posted again yet.
-    taken: Vec<u16>,
-    event_buffers: Vec<u64>,
-    /// Slots for packets out, and those that are free.
-    slots: Vec<u64>,
-    tables: Vec<u64>,
-    free_slots: Vec<u16>,
-    /// Slot of each chain of the transmit queue, by its head.
-    slot_of: Vec<Option<u16>>,
-}
 
 /// Queues that a back end works on.
 #[derive(Debug)]
@@ -579,28 +564,5 @@ impl Transport {
     /// There are three queues.
     pub fn ring(&mut self, queue: usize) -> (&mut Ring, &Memory) {
         (&mut self.queues.rings[queue], &self.memory)
-    }
-}
-
-impl Queues {
-    fn new(settings: &Settings, memory: &mut Memory, event_idx: bool) -> Self {
-        let entries = usize::from(settings.queue_size);
-        let rings = [(); 3].map(|()| Ring::new(memory, settings.queue_size, event_idx));
-        let slot_bytes = HEADER_BYTES + settings.transmit_bytes as usize;
-        let slots = settings.transmit_slots;
-        Self {
-            rings,
-            receive_buffers: vec![0; entries],
-            taken: Vec::new(),
-            event_buffers: vec![0; entries],
-            slots: (0..slots)
-                .map(|_| memory.allocate(slot_bytes, PAGE))
-                .collect(),
-            tables: (0..slots)
-                .map(|_| memory.allocate(PIECES_MAX * 16, 16))
-                .collect(),
-            free_slots: (0..slots).rev().collect(),
-            slot_of: vec![None; entries],
-        }
     }
 }
