@@ -208,12 +208,19 @@ fn what_somebody_took_away_is_seen_and_repaired() {
             let shared = shared.split(": ").nth(1).unwrap();
             let mut damages = vec![
                 format!("tc filter delete dev {} ingress", slot.host_interface),
-                format!("tc qdisc delete dev {} parent ffff:fff1", slot.host_interface),
+                format!(
+                    "tc qdisc delete dev {} parent ffff:fff1",
+                    slot.host_interface
+                ),
             ];
             if slot.has_netns() {
                 let inside = format!("ip netns exec {}", slot.netns_name);
-                damages.push(format!("{inside} tc qdisc delete dev uplink0 parent ffff:fff1"));
-                damages.push(format!("{inside} tc qdisc delete dev vmtap0 parent ffff:fff1"));
+                damages.push(format!(
+                    "{inside} tc qdisc delete dev uplink0 parent ffff:fff1"
+                ));
+                damages.push(format!(
+                    "{inside} tc qdisc delete dev vmtap0 parent ffff:fff1"
+                ));
             }
             for damage in damages {
                 lab.run(&damage);

@@ -90,7 +90,9 @@ fn a_slot_moves_to_ebpf_and_back_without_losing_a_packet() {
             (&inside, "uplink0"),
             (&inside, "vmtap0"),
         ] {
-            lab.run(&format!("{prefix}tc qdisc delete dev {interface} parent ffff:fff1"));
+            lab.run(&format!(
+                "{prefix}tc qdisc delete dev {interface} parent ffff:fff1"
+            ));
         }
         assert_eq!(network.inspect(&slot).defects, []);
         network
