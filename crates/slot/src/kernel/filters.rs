@@ -4,7 +4,7 @@
 //! qdisc are the user's own and stay: lower ones see packets before ours, higher ones what ours lets pass.
 //! Where the kernel has no TCX (before Linux 6.6) it is a clsact qdisc, which has an egress too: diversions
 //! have no other place there. Both serve ours; an ingress qdisc is the cheaper one by far among many, since
-//! the kernel looks through all blocks of filters for a number for each block, and clsact has two.
+//! the kernel goes through a list of all blocks of filters for each block, and clsact has two.
 //!
 //! Slots of the nft data path have clsact qdiscs without filters: an interface that is up drops what it has to
 //! send for some milliseconds while it gets one, and slots move to eBPF under traffic.
