@@ -6,7 +6,7 @@
 
 mod elsewhere;
 
-pub use elsewhere::{NamespaceNumber, delete_taps_beyond};
+pub use elsewhere::{NamespaceNumber, delete_taps_beyond, delete_with_taps_beyond};
 
 use std::{
     fmt,

@@ -215,7 +215,8 @@ fn remove_all(report: &mut Report) {
         wait_for_destruction(&report.instance, &interfaces);
     }
     for object in interfaces {
-        let removed = delete_interface(&object.name);
+        let removed = Socket::route()
+            .and_then(|mut route| interface::delete_with_taps_beyond(&mut route, &object.name));
         record(report, object, removed);
         bar.inc(1);
     }
@@ -266,21 +267,6 @@ fn delete_route(prefix: &str) -> Result<(), Error> {
     match Socket::route()?.execute(request) {
         Err(error) if error.is_missing() => Ok(()),
         other => other,
-    }
-}
-
-fn delete_interface(name: &str) -> Result<(), Error> {
-    let mut route = Socket::route()?;
-    // One that leads into somebody's namespace may have a TAP beside its other end.
-    let beside = match interface::find(&mut route, name)? {
-        Some(found) => interface::delete_taps_beyond(&mut route, &found),
-        None => Ok(()),
-    };
-    let mut request = Request::new();
-    interface::delete(&mut request, name);
-    match route.execute(request) {
-        Err(error) if error.is_missing() => beside,
-        other => other.and(beside),
     }
 }
 

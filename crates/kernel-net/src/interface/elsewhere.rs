@@ -76,3 +76,21 @@ pub fn delete_taps_beyond(socket: &mut Socket, of: &Interface) -> Result<(), Err
     let failed = failures.into_iter().find(|(_, error)| !is_gone(error));
     failed.map_or(Ok(()), |(_, error)| Err(error))
 }
+
+/// Deletes an interface of that name, if there is one, with the TAPs that [`delete_taps_beyond`] finds. The interface
+/// goes also if one of them would not.
+///
+/// # Errors
+/// The first that the kernel refused.
+pub fn delete_with_taps_beyond(socket: &mut Socket, name: &str) -> Result<(), Error> {
+    let beyond = match super::find(socket, name)? {
+        Some(found) => delete_taps_beyond(socket, &found),
+        None => return Ok(()),
+    };
+    let mut request = Request::new();
+    super::delete(&mut request, name);
+    match socket.execute(request) {
+        Err(error) if error.is_missing() => beyond,
+        other => other.and(beyond),
+    }
+}

@@ -83,23 +83,11 @@ pub(super) fn reclaim(
         .map(|leftover| match leftover {
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
             Leftover::Alias(alias) => delete_by_alias(worker, alias),
-            Leftover::Interface(name) => delete_interface(worker, name),
+            Leftover::Interface(name) => {
+                Ok(interface::delete_with_taps_beyond(&mut worker.route, name)?)
+            }
         })
         .collect()
-}
-
-/// The interface goes also if a TAP beside its other end would not.
-fn delete_interface(worker: &mut Worker, name: &str) -> Result<(), NetworkError> {
-    let beside = match interface::find(&mut worker.route, name)? {
-        Some(found) => interface::delete_taps_beyond(&mut worker.route, &found),
-        None => Ok(()),
-    };
-    let mut request = Request::new();
-    interface::delete(&mut request, name);
-    match worker.route.execute(request) {
-        Err(error) if error.is_missing() => Ok(beside?),
-        other => Ok(other.and(beside)?),
-    }
 }
 
 fn delete_by_alias(worker: &mut Worker, alias: &str) -> Result<(), NetworkError> {
