@@ -20,7 +20,7 @@ use crate::{
     progress::Step,
     record::Record,
     statistics,
-    way::{Place, Plan, Sandbox, Switches, Way, policy},
+    way::{Limit, Place, Plan, Sandbox, Switches, Way, policy},
     world::{self, set},
 };
 
@@ -192,7 +192,7 @@ fn place(way: Way, sizes: &Sizes) -> Result<Place> {
     );
     let full = Switches {
         deny_list: true,
-        limit: true,
+        limit: Limit::Wide,
     };
     let plan = Plan {
         slots: sizes.slots,

@@ -12,6 +12,7 @@
 mod lane;
 mod load;
 mod sink;
+mod stages;
 
 use std::collections::BTreeMap;
 
@@ -22,9 +23,9 @@ use crate::{
     host::HostFacts,
     progress::Step,
     record::Record,
-    way::{Place, Plan, Switches, Way, policy},
+    way::{Limit, Place, Plan, Switches, Way, policy},
 };
-use lane::Lane;
+use lane::{Lane, Takes};
 use load::Load;
 
 /// Nanoseconds of processor time for one load.
@@ -76,36 +77,34 @@ const WAYS: [Way; 9] = [
 ];
 
 /// Stages that a policy can switch off, by row.
-const STAGES: [(&str, Switches); 4] = [
+const STAGES: [(&str, Switches); 3] = [
     (
         "",
         Switches {
             deny_list: true,
-            limit: true,
+            limit: Limit::Wide,
         },
     ),
     (
         "_without_deny_list",
         Switches {
             deny_list: false,
-            limit: true,
+            limit: Limit::Wide,
         },
     ),
     (
         "_without_limit",
         Switches {
             deny_list: true,
-            limit: false,
-        },
-    ),
-    (
-        "_without_both",
-        Switches {
-            deny_list: false,
-            limit: false,
+            limit: Limit::None,
         },
     ),
 ];
+/// A lease whose every packet is over its limit.
+const SPENT: Switches = Switches {
+    deny_list: true,
+    limit: Limit::Spent,
+};
 
 /// Runs the suite. To be called inside a private host.
 pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
@@ -137,9 +136,10 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
     for exit in Exit::ALL {
         measure(sizes, exit, &mut lanes, &mut record)?;
     }
+    stages::measure(sizes, &lanes, &mut record)?;
     drop(lanes);
     places.into_iter().try_for_each(Place::end)?;
-    add_stages(&mut record);
+    stages::add(&mut record);
     add_ratios(&mut record);
     Ok(record)
 }
@@ -151,18 +151,26 @@ fn prepare(way: Way) -> Result<(Place, Vec<Lane>)> {
         Way::EbpfNetns | Way::EbpfHost => &STAGES[..],
         _ => &STAGES[..1],
     };
-    let policies = stages.iter().map(|(_, switches)| policy(*switches));
+    let mut switches: Vec<_> = stages.iter().map(|(_, switches)| *switches).collect();
+    if stages.len() > 1 {
+        switches.push(SPENT);
+    }
     let plan = Plan {
         slots: 1,
-        leases: u32::try_from(stages.len()).unwrap_or(1),
-        policies: policies.collect::<Result<_>>()?,
+        leases: u32::try_from(switches.len()).unwrap_or(1),
+        policies: switches.into_iter().map(policy).collect::<Result<_>>()?,
     };
     let place = Place::build(way, &plan, |_| {})?;
     let sink = std::rc::Rc::new(sink::Sink::open(&place.world)?);
     let mut lanes = Vec::new();
     for (sandbox, (suffix, switches)) in place.sandboxes.iter().zip(stages) {
         let name = format!("{}{suffix}", way.name());
-        let mut lane = Lane::open(&name, suffix.is_empty(), sandbox, sink.clone())?;
+        let takes: Takes = if suffix.is_empty() {
+            |_, _| true
+        } else {
+            |exit, load| exit == Exit::Tap && matches!(load, Load::Udp64 | Load::Tso64k)
+        };
+        let mut lane = Lane::open(&name, sandbox, sink.clone(), takes)?;
         if way.has_policies() {
             let is_denied = !lane.lets_denied_through()?;
             ensure!(
@@ -173,8 +181,15 @@ fn prepare(way: Way) -> Result<(Place, Vec<Lane>)> {
         }
         lanes.push(lane);
     }
+    if let Some(sandbox) = place.sandboxes.get(STAGES.len()) {
+        let name = format!("{}{}", way.name(), stages::SPENT);
+        lanes.push(Lane::open(&name, sandbox, sink.clone(), |_, _| false)?);
+    }
     if way == Way::Kernel {
-        lanes.push(lane::bare_redirect(&place, &sink)?);
+        lanes.push(lane::bare(&place, &sink, "redirect", |exit, _| {
+            exit == Exit::Tap
+        })?);
+        lanes.push(lane::bare(&place, &sink, "drop", |_, _| false)?);
     }
     Ok((place, lanes))
 }
@@ -222,31 +237,6 @@ fn add_trial(record: &mut Record, exit: Exit, load: Load, case: &str, trial: &la
     ];
     for (kind, unit, value) in figures {
         record.add(case, &metric(kind), unit, &[f64::from(value)]);
-    }
-}
-
-/// What each stage costs: the difference between a slot with and one without it. What is left over a
-/// bare redirect is what can't be switched off: antispoofing, route, NAT, counters.
-fn add_stages(record: &mut Record) {
-    for load in [Load::Udp64, Load::Tso64k] {
-        let metric = format!("tap_to_tap_{}_{COST}", load.name());
-        for way in [Way::EbpfNetns, Way::EbpfHost] {
-            let name = way.name();
-            let median = |case: &str| record.row(case, &metric).map(|row| row.median);
-            let of = |suffix: &str| median(&format!("{name}{suffix}"));
-            let stages = [
-                ("deny_list", of(""), of("_without_deny_list")),
-                ("limit", of(""), of("_without_limit")),
-                ("all_others", of("_without_both"), median("redirect")),
-            ];
-            for (stage, with, without) in stages {
-                if let (Some(with), Some(without)) = (with, without) {
-                    let case = format!("stages of {name}");
-                    let metric = format!("{}_{stage}", load.name());
-                    record.add(&case, &metric, "ns", &[with - without]);
-                }
-            }
-        }
     }
 }
 

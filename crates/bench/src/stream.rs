@@ -35,7 +35,7 @@ use crate::{
     host::HostFacts,
     progress::Step,
     record::Record,
-    way::{Place, Plan, Switches, Way, policy},
+    way::{Limit, Place, Plan, Switches, Way, policy},
     world::{self, TAP},
 };
 use peer::{Peer, PeerTime};
@@ -194,7 +194,7 @@ fn vhost_reason() -> &'static str {
 fn place(way: Way) -> Result<Place> {
     let full = Switches {
         deny_list: true,
-        limit: true,
+        limit: Limit::Wide,
     };
     let plan = Plan {
         slots: 1,

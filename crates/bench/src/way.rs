@@ -16,7 +16,7 @@ use crate::{
 };
 
 pub(crate) use baseline::text as mac_text;
-pub(crate) use ours::{Switches, policy};
+pub(crate) use ours::{Limit, Switches, policy};
 
 /// A way of connecting guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]

@@ -26,13 +26,14 @@ const DENIED: Ipv4Addr = Ipv4Addr::new(203, 0, 50, 7);
 /// Loads that are sent to be looked at.
 const TRIAL_LOADS: u32 = 8;
 
+/// Which loads a row is measured with, by where they leave.
+pub(super) type Takes = fn(Exit, Load) -> bool;
+
 /// A guest that sends.
 pub(super) struct Lane {
     name: String,
-    /// Whether it is measured with every load, or only where stages show best.
-    is_whole: bool,
-    /// Where it can send to.
-    exits: &'static [Exit],
+    /// Whether it is measured with a load that leaves so.
+    takes: Takes,
     sandbox: Sandbox,
     tap: Opened,
     sink: Rc<Sink>,
@@ -64,14 +65,13 @@ impl Lane {
     /// Opens a sandbox's TAP.
     pub(super) fn open(
         name: &str,
-        is_whole: bool,
         sandbox: &Sandbox,
         sink: Rc<Sink>,
+        takes: Takes,
     ) -> Result<Self> {
         Ok(Self {
             name: name.to_owned(),
-            is_whole,
-            exits: &Exit::ALL,
+            takes,
             tap: world::open_tap(&sandbox.namespace, &sandbox.tap, sandbox.has_offloads)?,
             sandbox: sandbox.clone(),
             sink,
@@ -85,8 +85,17 @@ impl Lane {
 
     /// Whether it is measured with this load.
     pub(super) fn takes(&self, exit: Exit, load: Load) -> bool {
-        let shows_stages = exit == Exit::Tap && matches!(load, Load::Udp64 | Load::Tso64k);
-        self.exits.contains(&exit) && (self.is_whole || shows_stages)
+        (self.takes)(exit, load)
+    }
+
+    /// The guest.
+    pub(super) fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
+    /// Takes away what has arrived at the uplink that is a TAP.
+    pub(super) fn empty_tap(&self) -> Result<u64> {
+        self.sink.empty_tap()
     }
 
     /// Sends a few loads and looks at each frame that arrives.
@@ -169,7 +178,8 @@ impl Lane {
         Ok(())
     }
 
-    fn write(&self, frame: &Frame) -> Result<()> {
+    /// Sends one frame.
+    pub(super) fn write(&self, frame: &Frame) -> Result<()> {
         let bytes = if self.sandbox.has_offloads {
             frame.with_header()
         } else {
@@ -179,19 +189,18 @@ impl Lane {
     }
 }
 
-/// A second guest of the kernel's host whose TAP has the bench's own program on it, which does nothing
-/// but redirect to the TAP that leads out.
-pub(super) fn bare_redirect(place: &Place, sink: &Rc<Sink>) -> Result<Lane> {
+/// A further guest of the kernel's host whose TAP has nothing but a program of the bench's own on it: `redirect`
+/// sends on to the TAP that leads out, `drop` drops.
+pub(super) fn bare(place: &Place, sink: &Rc<Sink>, program: &str, takes: Takes) -> Result<Lane> {
     ensure!(has_tc(), "there is no `tc`, of the package iproute2");
-    let name = "redirected";
     let host = place.world.name();
     world::batch(
         host,
-        &format!("tuntap add name {name} mode tap vnet_hdr\nlink set {name} up"),
+        &format!("tuntap add name {program} mode tap vnet_hdr\nlink set {program} up"),
     )?;
     let out = interface::find(&mut world::netlink_of(host)?, world::TAP)?;
     let out = out.context("the uplink is gone")?.index;
-    let object = world::write_object(REDIRECT)?;
+    let object = world::write_object(PROGRAMS)?;
     let tc = |words: &str| -> Result<()> {
         let output = world::command_in(host, "tc")
             .args(words.split_whitespace())
@@ -201,22 +210,20 @@ pub(super) fn bare_redirect(place: &Place, sink: &Rc<Sink>) -> Result<Lane> {
         ensure!(output.status.success(), "`tc {words}` failed: {problem}");
         Ok(())
     };
-    tc(&format!("qdisc add dev {name} ingress"))?;
+    tc(&format!("qdisc add dev {program} ingress"))?;
     tc(&format!(
-        "filter add dev {name} ingress bpf direct-action object-file {} section classifier classid :{:x}",
+        "filter add dev {program} ingress bpf direct-action object-file {} section {program} classid :{:x}",
         object.path().display(),
         out.0
     ))?;
     let source = Ipv4Addr::new(192, 168, 241, 2);
     let sandbox = Sandbox {
-        tap: name.to_owned(),
+        tap: program.to_owned(),
         guest: source,
         clone: source,
         ..place.sandboxes.first().context("no guest")?.clone()
     };
-    let mut lane = Lane::open("redirect", true, &sandbox, sink.clone())?;
-    lane.exits = &[Exit::Tap];
-    Ok(lane)
+    Lane::open(program, &sandbox, sink.clone(), takes)
 }
 
-const REDIRECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/redirect.o"));
+const PROGRAMS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/redirect.o"));

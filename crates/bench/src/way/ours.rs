@@ -28,7 +28,18 @@ pub(crate) struct Switches {
     /// A deny list of 100 prefixes.
     pub(crate) deny_list: bool,
     /// Limits of bits and packets per second.
-    pub(crate) limit: bool,
+    pub(crate) limit: Limit,
+}
+
+/// How much a lease may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Limit {
+    /// As much as it can.
+    None,
+    /// More than it can, but every packet is measured.
+    Wide,
+    /// A packet per second.
+    Spent,
 }
 
 /// A lease's policy: everything may leave, by its clone address.
@@ -44,10 +55,15 @@ pub(crate) fn policy(switches: Switches) -> Result<PolicySpec> {
         let rule = json!({ "action": "deny", "prefixes": prefixes });
         spec.insert("egress", json!({ "rules": [rule] }));
     }
-    if switches.limit {
+    let packets = match switches.limit {
+        Limit::None => None,
+        Limit::Wide => Some(PACKETS_PER_SECOND),
+        Limit::Spent => Some(1),
+    };
+    if let Some(packets) = packets {
         let limit = json!({
             "bits_per_second": BITS_PER_SECOND,
-            "packets_per_second": PACKETS_PER_SECOND,
+            "packets_per_second": packets,
         });
         spec.insert("limits", json!({ "egress": limit, "ingress": limit }));
     }
@@ -143,7 +159,7 @@ mod tests {
     fn the_full_policy_has_a_deny_list_and_limits() {
         let full = policy(Switches {
             deny_list: true,
-            limit: true,
+            limit: Limit::Wide,
         })
         .unwrap();
         assert_eq!(full.egress.rules[0].prefixes.len(), 100);
@@ -153,7 +169,7 @@ mod tests {
         );
         let none = policy(Switches {
             deny_list: false,
-            limit: false,
+            limit: Limit::None,
         })
         .unwrap();
         assert!(none.egress.is_default());
