@@ -10,7 +10,7 @@ mod probe;
 mod real;
 mod throughput;
 
-use std::{collections::BTreeMap, fs, thread, time::Duration};
+use std::{collections::BTreeMap, thread, time::Duration};
 
 use anyhow::{Context, Result, bail};
 
@@ -21,7 +21,6 @@ use crate::{
     record::Record,
     statistics,
     way::{Limit, Place, Plan, Sandbox, Switches, Way, policy},
-    world::{self, set},
 };
 
 pub(crate) use ping::Pinger;
@@ -49,8 +48,8 @@ pub(crate) struct Sizes {
     pub(crate) only: Vec<Way>,
     /// Where clients are.
     pub(crate) clients: Vec<Client>,
-    /// How the clients' TCP controls congestion; as the machine's does if there is none.
-    pub(crate) congestion: Option<String>,
+    /// How the clients' TCP controls congestion.
+    pub(crate) congestion: String,
 }
 
 impl Sizes {
@@ -67,7 +66,7 @@ impl Sizes {
             probes: 10_000,
             only: Vec::new(),
             clients: Client::ALL.to_vec(),
-            congestion: None,
+            congestion: CONGESTION.to_owned(),
         }
     }
 
@@ -84,7 +83,7 @@ impl Sizes {
             probes: 1000,
             only: Vec::new(),
             clients: Client::ALL.to_vec(),
-            congestion: None,
+            congestion: CONGESTION.to_owned(),
         }
     }
 }
@@ -100,8 +99,8 @@ const WAYS: [Way; 5] = [
 const COMPARED: [Way; 2] = [Way::Kernel, Way::EbpfHost];
 /// Every guest is pinged so often.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
-/// Where a network namespace says how its TCP controls congestion.
-const CONGESTION: &str = "ipv4/tcp_congestion_control";
+/// Linux's own way to control congestion, and the seed's.
+pub(crate) const CONGESTION: &str = "cubic";
 const REACH_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a client is.
@@ -162,12 +161,10 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
             real::run(sizes, *active, &places, &mut record)?;
         }
     }
-    let congestion = places.first().map(|(_, place)| congestion_of(place));
-    let congestion = congestion.transpose()?.unwrap_or_default();
     for (_, place) in places {
         place.end()?;
     }
-    add_ratios(sizes, &congestion, &mut record);
+    add_ratios(sizes, &mut record);
     Ok(record)
 }
 
@@ -199,22 +196,7 @@ fn place(way: Way, sizes: &Sizes) -> Result<Place> {
         leases: sizes.endpoints,
         policies: vec![policy(full)?],
     };
-    let place = Place::build(way, &plan, |built| step.at(built))?;
-    if let Some(congestion) = &sizes.congestion {
-        for client in Client::ALL {
-            world::inside(client.namespace(&place), || set(CONGESTION, congestion))?;
-        }
-    }
-    Ok(place)
-}
-
-/// How the TCP of a place controls congestion.
-fn congestion_of(place: &Place) -> Result<String> {
-    world::inside(place.world.name(), || {
-        let path = format!("/proc/sys/net/{CONGESTION}");
-        let found = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        Ok(found.trim().to_owned())
-    })
+    Place::build(way, &plan, |built| step.at(built))
 }
 
 /// All endpoints are fake guests; the first `active` of them have traffic.
@@ -285,7 +267,8 @@ impl Subject<'_> {
             pings.add(record, case, label);
         }
         let duration = Duration::from_secs(sizes.throughput_seconds.into());
-        let rates = throughput::run(namespace, &addresses, duration).with_context(doing)?;
+        let rates = throughput::run(namespace, &addresses, &sizes.congestion, duration)
+            .with_context(doing)?;
         add_rates(record, case, label, &rates)
     }
 }
@@ -316,7 +299,8 @@ fn add_rates(
     Ok(())
 }
 
-fn add_ratios(sizes: &Sizes, congestion: &str, record: &mut Record) {
+fn add_ratios(sizes: &Sizes, record: &mut Record) {
+    let congestion = &sizes.congestion;
     let few = sizes.active.iter().min().copied().unwrap_or(0);
     for client in ["host", "beyond"] {
         let name = format!("throughput_ebpf_host_vs_basic_{client}");

@@ -117,9 +117,9 @@ struct ClonesArguments {
     /// Measure only from there. Default: both.
     #[arg(long, value_name = "WHERE")]
     client: Option<clones::Client>,
-    /// How the clients' TCP controls congestion. Default: as the machine's does.
-    #[arg(long, value_name = "NAME")]
-    congestion: Option<String>,
+    /// How the clients' TCP controls congestion.
+    #[arg(long, value_name = "NAME", default_value = clones::CONGESTION)]
+    congestion: String,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
     in_private_host: bool,

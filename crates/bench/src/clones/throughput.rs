@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
+use socket2::SockRef;
 
 use crate::world;
 
@@ -33,10 +34,15 @@ pub(super) struct Rates {
     pub(super) repeated: u32,
 }
 
-/// Sends to all targets for a while.
-pub(super) fn run(namespace: &str, targets: &[Ipv4Addr], duration: Duration) -> Result<Rates> {
+/// Sends to all targets for a while. `congestion` is the name of the kernel's way to control congestion.
+pub(super) fn run(
+    namespace: &str,
+    targets: &[Ipv4Addr],
+    congestion: &str,
+    duration: Duration,
+) -> Result<Rates> {
     let before = repeated(namespace)?;
-    let megabits = send_all(namespace, targets, duration)?;
+    let megabits = send_all(namespace, targets, congestion, duration)?;
     Ok(Rates {
         megabits,
         repeated: repeated(namespace)?.wrapping_sub(before),
@@ -59,12 +65,22 @@ fn counter(text: &str, protocol: &str, name: &str) -> Option<u32> {
     pairs.find(|(found, _)| *found == name)?.1.parse().ok()
 }
 
-fn send_all(namespace: &str, targets: &[Ipv4Addr], duration: Duration) -> Result<Vec<f64>> {
+fn send_all(
+    namespace: &str,
+    targets: &[Ipv4Addr],
+    congestion: &str,
+    duration: Duration,
+) -> Result<Vec<f64>> {
     let streams: Vec<TcpStream> = world::inside(namespace, || {
         let connect = |target: &Ipv4Addr| {
             let address = SocketAddr::from((*target, PORT));
-            TcpStream::connect_timeout(&address, CONNECT_PATIENCE)
-                .with_context(|| format!("cannot connect to {address}"))
+            let stream = TcpStream::connect_timeout(&address, CONNECT_PATIENCE)
+                .with_context(|| format!("cannot connect to {address}"))?;
+            // Of the socket, since a namespace other than the first may set only what is for everybody.
+            SockRef::from(&stream)
+                .set_tcp_congestion(congestion.as_bytes())
+                .with_context(|| format!("cannot have a connection controlled by {congestion}"))?;
+            Ok(stream)
         };
         targets.iter().map(connect).collect()
     })?;
