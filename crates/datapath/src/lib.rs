@@ -19,6 +19,7 @@ pub mod policy;
 mod sys;
 mod trace;
 mod uplink;
+mod used_maps;
 
 pub use error::Error;
 pub use nic::{NicIndex, PolicyIndex};

@@ -9,6 +9,7 @@
 //! ```
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -216,6 +217,8 @@ pub struct Datapath {
     pub(crate) features: Features,
     /// By [`Program::position`].
     programs: Vec<OwnedFd>,
+    /// Numbers of the maps that programs share.
+    pub(crate) maps: BTreeSet<u32>,
     pub(crate) nics: Array<Nic, AtomicU32>,
     pub(crate) counters: Array<abi::Counters, AtomicU64>,
     pub(crate) meters: Table<u32, Meters>,
@@ -257,6 +260,7 @@ impl Datapath {
             order: settings.order,
             features,
             programs,
+            maps: map_numbers(folder)?,
             nics,
             counters: Array::new("counters", open_map(folder, "counters")?.as_fd())?,
             meters: Table::new("meters", open_map(folder, "meters")?)?,
@@ -332,6 +336,16 @@ fn open_map(folder: &Path, name: &'static str) -> Result<OwnedFd, Error> {
     let failed = |source| Error::system("open", format!("the map {name}"), source);
     let found = sys::open_pin(&map_path(folder, name)).map_err(failed)?;
     found.ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
+}
+
+fn map_numbers(folder: &Path) -> Result<BTreeSet<u32>, Error> {
+    let number = |(name, _, _)| {
+        let info = sys::map_info(open_map(folder, name)?.as_fd());
+        let info =
+            info.map_err(|source| Error::system("look at", format!("the map {name}"), source));
+        Ok(info?.id)
+    };
+    MAPS.into_iter().map(number).collect()
 }
 
 fn is_bpffs(path: &Path) -> bool {

@@ -21,6 +21,7 @@ const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_BTF_GET_FD_BY_ID: libc::c_long = 19;
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
@@ -57,7 +58,7 @@ attributes! {
         context_in: u64, context_out: u64, flags: u32, cpu: u32,
     }
     InfoQuery { descriptor: u32, length: u32, info: u64, }
-    BtfById { id: u32, next: u32, flags: u32, }
+    ById { id: u32, next: u32, flags: u32, }
     LinkDetach { link: u32, }
     LinkUpdate { link: u32, program: u32, flags: u32, old: u32, }
 }
@@ -88,7 +89,16 @@ pub(crate) struct MapInfo {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ProgramInfo {
     kind: u32,
-    pub(crate) id: u32,
+    id: u32,
+    tag: [u8; 8],
+    jited_size: u32,
+    translated_size: u32,
+    jited: u64,
+    translated: u64,
+    load_time: u64,
+    creator: u32,
+    map_count: u32,
+    maps: u64,
 }
 
 /// The start of `struct bpf_link_info`; of TCX and XDP links the interface stands first in the rest.
@@ -310,7 +320,8 @@ pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
 }
 
 /// # Safety
-/// `T` is the start of the info structure of the object, or longer, and any bytes are a value of it.
+/// `T` is the start of the info structure of the object, or longer, any bytes are a value of it, and addresses in it
+/// are valid for what the kernel writes there.
 unsafe fn info<T: Default>(object: BorrowedFd<'_>, info: &mut T) -> io::Result<()> {
     let mut attributes = InfoQuery {
         descriptor: number(object),
@@ -337,6 +348,36 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(found.id)
 }
 
+/// A loaded program by its number; needs `CAP_SYS_ADMIN`.
+pub(crate) fn program_of(id: u32) -> io::Result<OwnedFd> {
+    by_id(BPF_PROG_GET_FD_BY_ID, id)
+}
+
+/// The numbers of the maps that a program uses.
+pub(crate) fn program_maps(program: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
+    /// The verifier's own limit.
+    const MAPS_MAX: u32 = 64;
+    let mut maps = vec![0_u32; MAPS_MAX as usize];
+    let mut found = ProgramInfo {
+        map_count: MAPS_MAX,
+        maps: maps.as_mut_ptr().addr() as u64,
+        ..ProgramInfo::default()
+    };
+    // SAFETY: the layout is the kernel's, and the buffer has room for as many numbers as it is told.
+    unsafe { info(program, &mut found) }?;
+    maps.truncate(found.map_count as usize);
+    Ok(maps)
+}
+
+fn by_id(command: libc::c_long, id: u32) -> io::Result<OwnedFd> {
+    let mut attributes = ById {
+        id,
+        ..ById::default()
+    };
+    // SAFETY: the structure holds no addresses, and both commands give a descriptor.
+    unsafe { call_for_descriptor(command, &mut attributes) }
+}
+
 /// What the kernel says of a link.
 pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     let mut found = LinkInfo::default();
@@ -347,12 +388,7 @@ pub(crate) fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
 
 /// The types that a map was made with.
 pub(crate) fn btf(id: u32) -> io::Result<Vec<u8>> {
-    let mut attributes = BtfById {
-        id,
-        ..BtfById::default()
-    };
-    // SAFETY: the structure holds no addresses.
-    let descriptor = unsafe { call_for_descriptor(BPF_BTF_GET_FD_BY_ID, &mut attributes) }?;
+    let descriptor = by_id(BPF_BTF_GET_FD_BY_ID, id)?;
     let descriptor = std::os::fd::AsFd::as_fd(&descriptor);
     let mut found = BtfInfo::default();
     // SAFETY: the layout is the kernel's, and no buffer is offered yet.

@@ -180,7 +180,7 @@ pub trait Network: Send + Sync {
     /// Called once after a start, when every slot has been adopted; going on after errors.
     ///
     /// # Errors
-    /// All that the kernel refused: those packets go by the older layout until their slot is built anew.
+    /// All that the kernel refused: those packets go by the older layout until an inspection has found and mended that.
     fn switch_over(&self) -> Result<(), NetworkError> {
         Ok(())
     }

@@ -23,6 +23,7 @@ pub mod guest;
 pub mod host;
 pub mod http;
 pub mod iperf3;
+pub mod kept_program;
 pub mod lab;
 pub mod namespace;
 pub mod other_program;

@@ -11,6 +11,7 @@ mod ebpf;
 mod forbidden;
 mod kernels;
 mod limits;
+mod migrations;
 mod moves;
 mod prefixes;
 mod programs;

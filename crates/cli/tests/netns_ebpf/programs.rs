@@ -124,7 +124,7 @@ fn xdp_program(lease: &Lease) -> Value {
 }
 
 /// The interface of the host that leads to a slot.
-fn host_end(lease: &Lease) -> String {
+pub(crate) fn host_end(lease: &Lease) -> String {
     let text = command::run("ip -json link").unwrap();
     let interfaces: Value = serde_json::from_str(&text).unwrap();
     let slot = lease.namespace.clone().unwrap_or_default();

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Where the daemon's maps are.
-const MAPS: &str = "/sys/fs/bpf/sandwire/lab";
+pub(crate) const MAPS: &str = "/sys/fs/bpf/sandwire/lab";
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -132,11 +132,20 @@ fn start_with_maps_for(lab: &Lab, world: &mut World, guests: &[(Lease, FakeGuest
 fn wait_for_the_end(guests: &[(Lease, FakeGuest)]) {
     wait_until("the old maps are gone", 30 * SECOND, || {
         assert_denied(guests);
-        let mut names = fs::read_dir(MAPS)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name());
-        !names.any(|name| name.to_string_lossy().starts_with("old-"))
+        !has_old_maps()
     });
+}
+
+/// Waits until the daemon has let go of the old maps.
+pub(crate) fn wait_until_old_maps_are_gone() {
+    wait_until("the old maps are gone", 30 * SECOND, || !has_old_maps());
+}
+
+/// Whether the daemon has maps of before, or pieces of them.
+pub(crate) fn has_old_maps() -> bool {
+    let names = fs::read_dir(MAPS).unwrap();
+    let mut names = names.map(|entry| entry.unwrap().file_name());
+    names.any(|name| name != "links" && name != "v1")
 }
 
 #[track_caller]

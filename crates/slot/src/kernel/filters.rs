@@ -20,7 +20,7 @@ use sandwire_kernel_net::{
 };
 
 use super::ebpf::Ebpf;
-use crate::plan::SlotPlan;
+use crate::{error::NetworkError, plan::SlotPlan};
 
 /// What the kernel says of a filter on an interface without a qdisc.
 const NO_QDISC: i32 = rustix::io::Errno::INVAL.raw_os_error();
@@ -62,6 +62,17 @@ pub(super) fn execute_prepared(
         are_known = false;
     }
     Ok(are_known)
+}
+
+/// What is in the place of a program of ours, the worst first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Found {
+    /// Nothing, or something else.
+    Nothing,
+    /// One by other maps than those in use: nobody writes there any more.
+    OtherMaps,
+    /// It.
+    Itself,
 }
 
 /// A program on the ingress of an interface.
@@ -187,22 +198,30 @@ impl Attachment {
         }
     }
 
-    /// Whether the filter is there. If its program is of another version than the one that is loaded,
-    /// that is exchanged in place.
-    pub(super) fn is_there(self, route: &mut Socket, ebpf: &Ebpf) -> Result<bool, KernelError> {
+    /// Looks for the filter. If its program goes by the maps in use, but is of another version than the one that is
+    /// loaded, that is exchanged in place.
+    pub(super) fn look(self, route: &mut Socket, ebpf: &Ebpf) -> Result<Found, NetworkError> {
         let listed = tc::list(route, self.interface, Hook::Ingress)?;
         let found = listed.iter().find(|filter| {
-            filter.place == self.place()
-                && filter.is_direct_action
-                && filter.class_id == self.class_id
-                && filter.name == self.name()
+            filter.place == self.place() && filter.is_direct_action && filter.name == self.name()
         });
-        let Some(found) = found else { return Ok(false) };
+        let Some(found) = found else {
+            return Ok(Found::Nothing);
+        };
         let (id, tag) = ebpf.program_known_as(self.program);
+        if let Some(number) = found.program_id
+            && found.program_id != id
+            && !ebpf.datapath.shares_maps(self.program, number)?
+        {
+            return Ok(Found::OtherMaps);
+        }
+        if found.class_id != self.class_id {
+            return Ok(Found::Nothing);
+        }
         if found.program_id != id && found.program_tag != tag {
             self.restore(route, &ebpf.datapath)?;
         }
-        Ok(true)
+        Ok(Found::Itself)
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
     build::{Build, Unhindered},
     container,
     ebpf::Ebpf,
-    filters::{self, Attachment},
+    filters::{self, Attachment, Found},
     host_slot,
     host_table::same_rules,
     interfaces, lock, moving, slot_table,
@@ -41,8 +41,8 @@ enum Wrong {
     Table,
     HostEnd,
     HostRoute(IpAddr),
-    /// A program on the host end of this number, or on the only one.
-    Program(usize),
+    /// A program on the host end of this number, or on the only one, and what is there.
+    Program(usize, Found),
     /// A program inside the namespace.
     ProgramInside,
     /// The TAP beside a container's interface, and what is wrong with it.
@@ -201,20 +201,33 @@ fn look_at_host_slot(
         if !found.is_up {
             wrong.push(Wrong::HostEnd);
         }
-        let is_attached = ebpf.find(slot).map_or(Ok(false), |first| {
-            attachment_on(first, number, found.index).is_there(&mut worker.route, ebpf)
-        });
-        let has_xdp = slot.data_path != DataPath::Xdp
-            || super::xdp::is_attached(&mut worker.route, ebpf, found.index)?;
-        if !is_attached? || !has_xdp {
-            wrong.push(Wrong::Program(number));
-        }
+        look_at_program(worker, ebpf, slot, (number, found.index), wrong)?;
         if slot.data_path == DataPath::Xdp {
             inspection.data_path_note = super::xdp::note(ebpf, &found);
         }
     }
     if indexes.len() == slot.nics.len() && !ebpf.is_written(slot, &indexes, shared) {
         wrong.push(Wrong::Entry);
+    }
+    Ok(())
+}
+
+/// Looks at the programs on the host end of this number.
+fn look_at_program(
+    worker: &mut Worker,
+    ebpf: &Ebpf,
+    slot: &SlotPlan,
+    (number, host_end): (usize, InterfaceIndex),
+    wrong: &mut Vec<Wrong>,
+) -> Result<(), NetworkError> {
+    let mut found = ebpf.find(slot).map_or(Ok(Found::Nothing), |first| {
+        attachment_on(first, number, host_end).look(&mut worker.route, ebpf)
+    })?;
+    if slot.data_path == DataPath::Xdp {
+        found = found.min(super::xdp::look(&mut worker.route, ebpf, host_end)?);
+    }
+    if found != Found::Itself {
+        wrong.push(Wrong::Program(number, found));
     }
     Ok(())
 }
@@ -277,7 +290,7 @@ fn look_inside(
                 let is_present = present
                     .iter()
                     .any(|found| found.index == attachment.interface);
-                if is_present && !attachment.is_there(&mut route, ebpf)? {
+                if is_present && attachment.look(&mut route, ebpf)? != Found::Itself {
                     wrong.push(Wrong::ProgramInside);
                     break;
                 }
@@ -300,12 +313,7 @@ fn look_at_host_end(
         return Ok(());
     };
     if let Some((ebpf, shared)) = path {
-        let is_attached = ebpf.find(slot).map_or(Ok(false), |first| {
-            attachment_on(first, 0, host_end.index).is_there(&mut worker.route, ebpf)
-        });
-        if !is_attached? {
-            wrong.push(Wrong::Program(0));
-        }
+        look_at_program(worker, ebpf, slot, (0, host_end.index), wrong)?;
         if !ebpf.is_written(slot, &[host_end.index], shared) {
             wrong.push(Wrong::Entry);
         }
@@ -387,12 +395,15 @@ impl Wrong {
                 let problem = format!("it does not lead to {}", slot.host_interface);
                 reported(format!("route {address}"), problem)
             }
-            Self::Program(number) => {
+            Self::Program(number, found) => {
                 let host_end = slot.host_ends().nth(*number).unwrap_or_default();
-                reported(
-                    format!("eBPF program on {host_end}"),
-                    "it is gone or replaced",
-                )
+                let problem = match found {
+                    Found::OtherMaps => {
+                        "it uses other maps than the daemon, whose policies don't reach it"
+                    }
+                    _ => "it is gone or replaced",
+                };
+                reported(format!("eBPF program on {host_end}"), problem)
             }
             Self::ProgramInside => reported(
                 format!("eBPF program in slot {}", slot.netns_name),
@@ -434,7 +445,7 @@ fn put_right(
         Wrong::HostEnd | Wrong::HostRoute(_) => {
             Some(interfaces::configure_host_end(worker, slot, false).map(drop))
         }
-        Wrong::Program(_) | Wrong::ProgramInside | Wrong::Beside(_) | Wrong::Entry => None,
+        Wrong::Program(..) | Wrong::ProgramInside | Wrong::Beside(_) | Wrong::Entry => None,
     }
 }
 
@@ -466,7 +477,7 @@ fn put_right_ebpf(
         ),
         Wrong::ProgramInside => Some(moving::attach_inside(home, ebpf, slot)),
         Wrong::Beside(_) => Some(container::restore_tap(home, worker, ebpf, slot)),
-        Wrong::HostEnd | Wrong::Program(_) | Wrong::Entry => {
+        Wrong::HostEnd | Wrong::Program(..) | Wrong::Entry => {
             Some(restore_host_ends(worker, ebpf, shared, slot))
         }
         Wrong::Table | Wrong::HostRoute(_) => None,

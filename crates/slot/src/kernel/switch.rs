@@ -14,7 +14,7 @@ use sandwire_kernel_net::{interface::InterfaceIndex, netns::Home};
 use super::{
     Worker,
     ebpf::Ebpf,
-    filters::Attachment,
+    filters::{Attachment, Found},
     lock,
     moving::{ANSWER_TIME, attach_inside, host_ends},
     xdp,
@@ -131,7 +131,9 @@ fn exchange_programs(
         attachment.restore(&mut worker.route, &ebpf.datapath)?;
         if slot.data_path == DataPath::Xdp {
             // A missing one is found by the inspection.
-            xdp::is_attached(&mut worker.route, ebpf, host_end)?;
+            if xdp::look(&mut worker.route, ebpf, host_end)? == Found::OtherMaps {
+                xdp::exchange(&mut worker.route, ebpf, host_end)?;
+            }
         }
     }
     if slot.has_netns() {

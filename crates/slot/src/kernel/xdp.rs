@@ -18,7 +18,7 @@ use sandwire_kernel_net::{
     xdp,
 };
 
-use super::{ebpf::Ebpf, lock};
+use super::{ebpf::Ebpf, filters::Found, lock};
 use crate::error::NetworkError;
 
 /// How soon the watcher notices that nobody needs it any more.
@@ -36,25 +36,32 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Whether a TAP has the program. One of another version is exchanged in place.
-pub(super) fn is_attached(
+/// Looks for the program on a TAP. One of another start that goes by the maps in use is exchanged in place.
+pub(super) fn look(
     route: &mut Socket,
     ebpf: &Ebpf,
     tap: InterfaceIndex,
-) -> Result<bool, NetworkError> {
-    let Some(found) = xdp::find(route, tap)? else {
-        return Ok(false);
-    };
-    if ebpf.program_known_as(Program::FromGuestXdp).0 != Some(found) {
-        let mut request = Request::new();
-        xdp::replace(
-            &mut request,
-            tap,
-            ebpf.datapath.program(Program::FromGuestXdp),
-        );
-        route.execute(request)?;
+) -> Result<Found, NetworkError> {
+    let program = Program::FromGuestXdp;
+    match xdp::find(route, tap)? {
+        None => return Ok(Found::Nothing),
+        found if found == ebpf.program_known_as(program).0 => {}
+        Some(found) if !ebpf.datapath.shares_maps(program, found)? => return Ok(Found::OtherMaps),
+        Some(_) => exchange(route, ebpf, tap)?,
     }
-    Ok(true)
+    Ok(Found::Itself)
+}
+
+/// Puts the program in the place of the one that is there.
+pub(super) fn exchange(
+    route: &mut Socket,
+    ebpf: &Ebpf,
+    tap: InterfaceIndex,
+) -> Result<(), NetworkError> {
+    let mut request = Request::new();
+    let program = ebpf.datapath.program(Program::FromGuestXdp);
+    xdp::replace(&mut request, tap, program);
+    Ok(route.execute(request)?)
 }
 
 /// Follows TAPs as they are opened and closed, once per data path. To be called by a thread in the

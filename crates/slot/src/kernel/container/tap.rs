@@ -23,7 +23,7 @@ use crate::{
         Worker,
         build::{Build, BuildStep, Unhindered},
         ebpf::Ebpf,
-        filters::Attachment,
+        filters::{Attachment, Found},
     },
     plan::{NicPlan, SlotPlan},
 };
@@ -156,7 +156,7 @@ impl<'a> Beside<'a> {
             Attachment::cross_over(found.index, own),
             Attachment::cross_over(own, found.index),
         ] {
-            if !attachment.is_there(route, ebpf)? {
+            if attachment.look(route, ebpf)? != Found::Itself {
                 return Ok(Some("it is not joined with the interface"));
             }
         }

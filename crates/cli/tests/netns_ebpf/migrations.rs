@@ -1,0 +1,133 @@
+//! What can go wrong while maps are made anew for other sizes.
+
+use std::path::Path;
+
+use sandwire_kernel_net::{
+    netlink::{Request, Socket},
+    tc::{self, Filter, Hook, Listed},
+};
+use sandwire_testlab::{
+    fake_guest::FakeGuest,
+    host::BEYOND_IPV4,
+    kept_program::KeptProgram,
+    lab::{self, Lab},
+    sandwire::Lease,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    assert_in_touch,
+    ebpf::{POOLS, SECOND, World, wait_until},
+    programs::host_end,
+    restarts::{MAPS, wait_until_old_maps_are_gone},
+};
+
+/// What a user reads of a slot that goes by maps of before.
+const DEFECT: &str = "it uses other maps than the daemon, whose policies don't reach it";
+
+/// A filter of the product as it was before maps were made anew.
+struct Before {
+    filter: Listed,
+    program: KeptProgram,
+}
+
+impl Before {
+    fn of(lab: &Lab, lease: &Lease) -> Self {
+        let filter = filter_on(lab, &host_end(lease));
+        let pin = format!("{MAPS}/v1/programs/from_guest");
+        let program = KeptProgram::open(Path::new(&pin)).unwrap();
+        Self { filter, program }
+    }
+
+    /// Leaves the slot as an exchange does that fails.
+    fn put_back(&self) {
+        let mut request = Request::new();
+        let filter = Filter {
+            place: self.filter.place,
+            class_id: self.filter.class_id,
+            program: std::os::fd::AsFd::as_fd(&self.program),
+            name: &self.filter.name,
+        };
+        filter.replace(&mut request);
+        Socket::route().unwrap().execute(request).unwrap();
+    }
+}
+
+/// The only BPF filter on the way into an interface.
+fn filter_on(lab: &Lab, interface: &str) -> Listed {
+    let index = lab.run(&format!("cat /sys/class/net/{interface}/ifindex"));
+    let index = sandwire_kernel_net::interface::InterfaceIndex(index.trim().parse().unwrap());
+    let listed = tc::list(&mut Socket::route().unwrap(), index, Hook::Ingress).unwrap();
+    assert_eq!(listed.len(), 1, "{listed:?}");
+    listed.into_iter().next().unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_left_with_maps_of_before_is_seen_and_mended() {
+    lab::run(|lab| {
+        let mut world = World::with_config(lab, "nics_max = 128");
+        world.add_pools(1, &json!({"uplink": "route"}));
+        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
+        for (lease, guest) in &guests {
+            assert_in_touch(lease, guest);
+        }
+        let before: Vec<_> = guests
+            .iter()
+            .map(|(lease, _)| Before::of(lab, lease))
+            .collect();
+        assert!(world.daemon.terminate().unwrap().success());
+        world.configure("nics_max = 256");
+        world.daemon.restart().unwrap();
+        wait_until_old_maps_are_gone();
+        for ((lease, guest), before) in guests.iter().zip(&before) {
+            assert_in_touch(lease, guest);
+            assert_eq!(world.detail(lease)["defects"], json!([]));
+            let object = format!("eBPF program on {}", host_end(lease));
+            let defect = json!({"object": object, "problem": DEFECT, "action": "reported"});
+            // The audit may be quicker: then once more.
+            wait_until("the defect is shown", 30 * SECOND, || {
+                before.put_back();
+                guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+                world.detail(lease)["defects"] == json!([defect])
+            });
+        }
+        world.daemon.kill().unwrap();
+        before.iter().for_each(Before::put_back);
+        // As many as nobody counts: what the maps have that are in use is of before.
+        for (_, guest) in &guests {
+            for _ in 0..5 {
+                guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+            }
+        }
+        world.daemon.restart().unwrap();
+        for (lease, guest) in &guests {
+            assert_mended(&world, lease, guest);
+        }
+        assert!(world.daemon.log().contains(DEFECT), "the audit says so");
+    });
+}
+
+/// Waits for the audit: policies reach the slot's packets, which are counted.
+fn assert_mended(world: &World, lease: &Lease, guest: &FakeGuest) {
+    wait_until("the slot has no defect", 30 * SECOND, || {
+        world.detail(lease)["defects"] == json!([])
+    });
+    let sent = |detail: &Value| detail["traffic"]["egress"]["packets"].as_u64().unwrap();
+    let before = sent(&world.detail(lease));
+    assert_in_touch(lease, guest);
+    let after = sent(&world.detail(lease));
+    assert!(after >= before + 4, "{before} before, {after} after");
+    let deny = json!({"uplink": "route", "egress": {"default": "deny"}});
+    world.daemon.set_policy(&lease.name, &deny).unwrap();
+    guest.ping(BEYOND_IPV4.into(), SECOND / 2).unwrap_err();
+    assert_eq!(
+        world.detail(lease)["traffic"]["drops"]["policy"],
+        1,
+        "{}",
+        lease.name
+    );
+    let allow = json!({"uplink": "route"});
+    world.daemon.set_policy(&lease.name, &allow).unwrap();
+    assert_in_touch(lease, guest);
+}
