@@ -98,31 +98,28 @@ impl<K: Plain, V: Plain> Table<K, V> {
     }
 }
 
-/// An array that is mapped into our memory. The programs write to it at the same time, so every access
+/// An array that is mapped into our memory, as words. The programs write to it at the same time, so every access
 /// is atomic: by 32-bit words where the fields are such, by 64-bit words in arrays of counters.
 #[derive(Debug)]
-pub(crate) struct Array<T, W> {
+pub(crate) struct Words<W> {
     memory: NonNull<W>,
     entries: u32,
-    types: PhantomData<fn() -> T>,
+    per_entry: usize,
 }
 
 // SAFETY: the memory is shared with the kernel anyway, and only accessed by atomic operations.
-unsafe impl<T, W: Sync> Send for Array<T, W> {}
+unsafe impl<W: Sync> Send for Words<W> {}
 // SAFETY: as above.
-unsafe impl<T, W: Sync> Sync for Array<T, W> {}
+unsafe impl<W: Sync> Sync for Words<W> {}
 
-impl<T: Plain, W> Array<T, W> {
-    /// Maps an array whose values have the size of `T`.
+impl<W> Words<W> {
+    /// Maps an array that was made for it, whatever its values are.
     pub(crate) fn new(name: &'static str, descriptor: BorrowedFd<'_>) -> Result<Self, Error> {
-        const {
-            assert!(
-                size_of::<T>().is_multiple_of(8),
-                "the kernel rounds sizes up to eight"
-            );
-        }
-        let info = checked_info(name, descriptor, size_of::<u32>(), size_of::<T>())?;
-        let length = info.max_entries as usize * size_of::<T>();
+        let failed = |source| Error::system("map into memory", format!("the map {name}"), source);
+        let info = sys::map_info(descriptor).map_err(failed)?;
+        // The kernel rounds sizes up to eight.
+        let per_entry = (info.value_size as usize).next_multiple_of(8) / size_of::<W>();
+        let length = info.max_entries as usize * per_entry * size_of::<W>();
         // SAFETY: a new mapping at an address of the kernel's choice.
         let memory = unsafe {
             libc::mmap(
@@ -135,17 +132,12 @@ impl<T: Plain, W> Array<T, W> {
             )
         };
         if memory == libc::MAP_FAILED {
-            let source = io::Error::last_os_error();
-            return Err(Error::system(
-                "map into memory",
-                format!("the map {name}"),
-                source,
-            ));
+            return Err(failed(io::Error::last_os_error()));
         }
         Ok(Self {
             memory: NonNull::new(memory.cast()).expect("the kernel maps nothing at zero"),
             entries: info.max_entries,
-            types: PhantomData,
+            per_entry,
         })
     }
 
@@ -154,14 +146,57 @@ impl<T: Plain, W> Array<T, W> {
         self.entries
     }
 
-    fn words(&self, index: u32) -> &[W] {
+    /// The words of an entry.
+    pub(crate) fn of(&self, index: u32) -> &[W] {
         assert!(index < self.entries, "entry {index} of {}", self.entries);
-        let count = size_of::<T>() / size_of::<W>();
+        let count = self.per_entry;
         // SAFETY: the entry lies inside the mapping, which lives as long as `self`; W is one of the
         // atomic integers, of which any bytes are a value.
         unsafe {
             std::slice::from_raw_parts(self.memory.as_ptr().add(index as usize * count), count)
         }
+    }
+}
+
+impl<W> Drop for Words<W> {
+    fn drop(&mut self) {
+        let length = self.entries as usize * self.per_entry * size_of::<W>();
+        // SAFETY: this is the mapping that `new` made, and nobody borrows from it any more.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), length) };
+    }
+}
+
+/// An array of values of one type.
+#[derive(Debug)]
+pub(crate) struct Array<T, W> {
+    words: Words<W>,
+    types: PhantomData<fn() -> T>,
+}
+
+impl<T: Plain, W> Array<T, W> {
+    /// Maps an array whose values have the size of `T`.
+    pub(crate) fn new(name: &'static str, descriptor: BorrowedFd<'_>) -> Result<Self, Error> {
+        const {
+            assert!(
+                size_of::<T>().is_multiple_of(8),
+                "the kernel rounds sizes up to eight"
+            );
+        }
+        checked_info(name, descriptor, size_of::<u32>(), size_of::<T>())?;
+        Ok(Self {
+            words: Words::new(name, descriptor)?,
+            types: PhantomData,
+        })
+    }
+
+    /// How many entries there are.
+    pub(crate) fn entries(&self) -> u32 {
+        self.words.entries()
+    }
+
+    /// The words of an entry.
+    pub(crate) fn words(&self, index: u32) -> &[W] {
+        self.words.of(index)
     }
 }
 
@@ -218,19 +253,12 @@ impl<T: Plain> Array<T, AtomicU64> {
     }
 
     /// Adds to each word of an entry.
+    #[cfg(test)]
     pub(crate) fn add(&self, index: u32, value: &T) {
         for (word, bytes) in self.words(index).iter().zip(value.bytes().chunks_exact(8)) {
             let addend = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
             word.fetch_add(addend, Ordering::Relaxed);
         }
-    }
-}
-
-impl<T, W> Drop for Array<T, W> {
-    fn drop(&mut self) {
-        let length = self.entries as usize * size_of::<T>();
-        // SAFETY: this is the mapping that `new` made, and nobody borrows from it any more.
-        unsafe { libc::munmap(self.memory.as_ptr().cast(), length) };
     }
 }
 

@@ -1,20 +1,30 @@
-//! Counters of maps that were replaced: read by the names of fields, since offsets may differ.
+//! From maps of another layout or size to those in use.
+//!
+//! Maps that can't be used are moved aside (`old-N`) before new ones are made. When nothing goes by them any more,
+//! their counters move to the new maps, and renaming the folder (`done-N`) says that nothing in it is needed. Whoever
+//! is killed before that leaves two kinds of old maps to the next process, which begins anew with both; whoever is
+//! killed later leaves pins to be removed. A figure is always in one map alone: it is taken before it is added.
+//! Fields are found by their names, since offsets may differ.
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
-    path::Path,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use crate::{
     Datapath, Error,
-    abi::{Counters, Plain},
+    abi::{Nic, NicState, Plain},
     btf::{Btf, Place},
-    open::map_path,
+    map::Words,
+    open::{current, fits, map_path, remove_folder},
     sys,
 };
 
+const OLD: &str = "old-";
+const DONE: &str = "done-";
 /// By these a NIC is the same in old and new maps.
 const IDENTITY: [&str; 5] = ["pool", "slot", "position", "clone4", "clone6.word"];
 
@@ -44,63 +54,157 @@ impl OldArray {
         sys::lookup_bytes(self.descriptor.as_fd(), index, self.value_size)
     }
 
+    fn field<'a>(&self, value: &'a [u8], name: &str) -> Option<&'a [u8]> {
+        let place = self.leaves.get(name)?;
+        value.get(place.offset..place.offset.checked_add(place.size)?)
+    }
+
     /// The fields that say which NIC it is.
     fn identity(&self, value: &[u8]) -> io::Result<Vec<u8>> {
-        let field = |name: &&str| bytes_at(value, *self.leaves.get(*name)?);
-        let fields: Option<Vec<&[u8]>> = IDENTITY.iter().map(field).collect();
+        let fields = IDENTITY.iter().map(|name| self.field(value, name));
+        let fields: Option<Vec<&[u8]>> = fields.collect();
         Ok(fields.ok_or(io::ErrorKind::InvalidData)?.concat())
     }
 }
 
 impl Datapath {
-    /// Adds what old counters say to those of the same NICs.
-    pub(crate) fn carry_counters(&self, old: &Path) -> Result<(), Error> {
+    /// Moves the counters of old maps to the same NICs (pool, slot, position, clone addresses) of which `is_same`
+    /// says that their sandbox is the same too, and removes the old maps. To be called once no filter runs an old
+    /// program.
+    ///
+    /// # Errors
+    /// An old folder can't be removed, which the next start does.
+    pub fn finish_migration(&self, is_same: impl Fn(&Nic) -> bool) -> Result<(), Error> {
+        for old in old_folders(&self.folder)? {
+            if let Err(error) = self.take_counters(&old, &is_same) {
+                tracing::warn!(folder = %old.display(), %error, "old counters could not be read");
+            }
+            move_aside(&self.folder, &old, DONE)?;
+        }
+        remove_done(&self.folder)
+    }
+
+    /// Moves what old counters say to those of the same NICs. What is at others stays.
+    pub(crate) fn take_counters(
+        &self,
+        old: &Path,
+        is_same: impl Fn(&Nic) -> bool,
+    ) -> Result<(), Error> {
         let failed = |source| Error::system("read", old.display().to_string(), source);
         let nics = OldArray::open(&old.join("nics"), "nic").map_err(failed)?;
         let counters = OldArray::open(&old.join("counters"), "counters").map_err(failed)?;
+        let words = Words::<AtomicU64>::new("counters", counters.descriptor.as_fd())?;
         let new = |name, struct_name| {
             OldArray::open(&map_path(&self.folder, name), struct_name).map_err(failed)
         };
         let (new_nics, new_counters) = (new("nics", "nic")?, new("counters", "counters")?);
+        let moves = moves(&counters.leaves, &new_counters.leaves);
         let mut known = HashMap::new();
-        for (index, nic) in self.used() {
+        for (index, nic) in self.used().into_iter().filter(|(_, nic)| is_same(nic)) {
             known.insert(new_nics.identity(nic.bytes()).map_err(failed)?, index);
         }
         for index in 1..nics.entries.min(counters.entries) {
             let nic = nics.read(index).map_err(failed)?;
-            let Some(same) = known.get(&nics.identity(&nic).map_err(failed)?) else {
+            // Another's counters of before lie at one that isn't active.
+            let active = NicState::Active.number().to_ne_bytes();
+            if nics.field(&nic, "state") != Some(&active) {
                 continue;
-            };
-            let value = counters.read(index).map_err(failed)?;
-            let value = translated(&value, &counters.leaves, &new_counters.leaves);
-            let value = Counters::read(&value).ok_or(io::ErrorKind::InvalidData.into());
-            self.counters.add(same.0, &value.map_err(failed)?);
+            }
+            let same = known.get(&nics.identity(&nic).map_err(failed)?);
+            if let Some(same) = same {
+                take(&moves, words.of(index), self.counters.words(same.0));
+            }
         }
         Ok(())
     }
 }
 
-fn bytes_at(value: &[u8], place: Place) -> Option<&[u8]> {
-    value.get(place.offset..place.offset.checked_add(place.size)?)
-}
-
-/// The fields that both layouts have, where the second has them. Of arrays, as much as both have.
-fn translated(
-    value: &[u8],
-    from: &BTreeMap<String, Place>,
-    to: &BTreeMap<String, Place>,
-) -> Vec<u8> {
-    let mut translated = vec![0; size_of::<Counters>()];
-    for (name, new) in to {
-        let Some(bytes) = from.get(name).and_then(|old| bytes_at(value, *old)) else {
-            continue;
-        };
-        let size = bytes.len().min(new.size);
-        if let Some(place) = translated.get_mut(new.offset..new.offset + size) {
-            place.copy_from_slice(&bytes[..size]);
+/// Moves words, each of which is only at one place at any time: if this is cut off, one may be at none.
+fn take(moves: &[(usize, usize)], from: &[AtomicU64], to: &[AtomicU64]) {
+    for (old, new) in moves {
+        if let (Some(old), Some(new)) = (from.get(*old), to.get(*new)) {
+            let taken = old.swap(0, Ordering::Relaxed);
+            new.fetch_add(taken, Ordering::Relaxed);
         }
     }
-    translated
+}
+
+/// Which word of a value is which of another layout's: the fields that both have, and of arrays as much as both have.
+fn moves(from: &BTreeMap<String, Place>, to: &BTreeMap<String, Place>) -> Vec<(usize, usize)> {
+    const WORD: usize = size_of::<u64>();
+    let both = to
+        .iter()
+        .filter_map(|(name, new)| Some((from.get(name)?, new)));
+    both.flat_map(|(old, new)| {
+        let words = old.size.min(new.size) / WORD;
+        (0..words).map(|word| (old.offset / WORD + word, new.offset / WORD + word))
+    })
+    .collect()
+}
+
+/// Moves maps aside that can't be used: of another version, of other sizes, or of a migration that was
+/// cut off. Returns where old maps are.
+pub(crate) fn retire_others(
+    folder: &Path,
+    sizes: &[(&str, u32)],
+) -> Result<Option<PathBuf>, Error> {
+    if let Err(error) = remove_done(folder) {
+        tracing::warn!(%error, "what is left of old maps can't be removed");
+    }
+    let current = current(folder);
+    let is_cut_off = !old_folders(folder)?.is_empty();
+    if current.exists() && (is_cut_off || !fits(folder, sizes)?) {
+        move_aside(folder, &current, OLD)?;
+    }
+    for other in versions(folder)? {
+        if other != current {
+            move_aside(folder, &other, OLD)?;
+        }
+    }
+    Ok(old_folders(folder)?.pop())
+}
+
+/// Gives a folder another name, in one step: this and the first number that is free.
+fn move_aside(folder: &Path, maps: &Path, name: &str) -> Result<(), Error> {
+    let failed = |source| Error::system("move aside", maps.display().to_string(), source);
+    let aside = (1..)
+        .map(|number| folder.join(format!("{name}{number}")))
+        .find(|path| !path.exists());
+    let aside = aside.expect("numbers don't end");
+    fs::rename(maps, aside).map_err(failed)
+}
+
+fn remove_done(folder: &Path) -> Result<(), Error> {
+    let done = folders(folder, |name| name.starts_with(DONE))?;
+    done.iter().try_for_each(|done| remove_folder(done))
+}
+
+fn versions(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    folders(folder, |name| {
+        let number = name.strip_prefix('v');
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    })
+}
+
+fn old_folders(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    folders(folder, |name| name.starts_with(OLD))
+}
+
+fn folders(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
+    let failed = |source| Error::system("list", folder.display().to_string(), source);
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if is_meant(&entry.file_name().to_string_lossy()) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -108,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_found_by_name_where_the_other_layout_has_them() {
+    fn words_are_found_by_name_where_the_other_layout_has_them() {
         let place = |offset, size| Place { offset, size };
         let from = BTreeMap::from([
             ("egress.bytes".to_owned(), place(0, 8)),
@@ -120,11 +224,19 @@ mod tests {
             ("egress.bytes".to_owned(), place(24, 8)),
             ("new".to_owned(), place(32, 8)),
         ]);
-        let old: Vec<u8> = (1..=32).collect();
-        let new = translated(&old, &from, &to);
-        assert_eq!(new[..16], old[16..32]);
-        assert_eq!(new[16..24], [0; 8]);
-        assert_eq!(new[24..32], old[..8]);
-        assert!(new[32..].iter().all(|byte| *byte == 0));
+        let old: [AtomicU64; 4] = [1, 2, 3, 4].map(AtomicU64::new);
+        let new: [AtomicU64; 5] = [10, 10, 10, 10, 10].map(AtomicU64::new);
+        let moves = moves(&from, &to);
+        // What is taken once is not there to be taken again.
+        for _ in 0..2 {
+            take(&moves, &old, &new);
+            let words = |all: &[AtomicU64]| -> Vec<u64> {
+                all.iter()
+                    .map(|word| word.load(Ordering::Relaxed))
+                    .collect()
+            };
+            assert_eq!(words(&old), [0, 2, 0, 0]);
+            assert_eq!(words(&new), [13, 14, 10, 11, 10]);
+        }
     }
 }

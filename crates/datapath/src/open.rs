@@ -5,7 +5,8 @@
 //!   v1/            maps of this layout, by name
 //!   v1/programs/   the programs of the last start
 //!   links/         attachments on uplinks and the shared interface
-//!   old-N/         maps of another layout, until finish_migration
+//!   old-N/         maps of another layout or size, until finish_migration
+//!   done-N/        such maps of which nothing is needed any more, while they are removed
 //! ```
 
 use std::{
@@ -33,6 +34,7 @@ use crate::{
     abi::{self, ABI_VERSION, Address, CloneValue, GroupPair, Meters, Nic, UplinkValue},
     features::{self, Features},
     map::{Array, Table},
+    migrate::retire_others,
     nic::Allocation,
     policies::Policies,
     sys,
@@ -45,7 +47,6 @@ const FOLDER_MODE: u32 = 0o700;
 /// Folder of links.
 pub(crate) const LINKS: &str = "links";
 const PROGRAMS: &str = "programs";
-const OLD: &str = "old-";
 /// The kernel keeps 16 bits of a class id where programs read it.
 const NICS_LIMIT: u32 = 1 << 16;
 /// As many lists as one policy may need at most.
@@ -294,21 +295,6 @@ impl Datapath {
         self.features
     }
 
-    /// Adds the counters of old maps to those of the same NICs (pool, slot, position, clone addresses),
-    /// and removes the old maps. To be called once no filter runs an old program.
-    ///
-    /// # Errors
-    /// The old folder can't be removed.
-    pub fn finish_migration(&self) -> Result<(), Error> {
-        for old in old_folders(&self.folder)? {
-            if let Err(error) = self.carry_counters(&old) {
-                tracing::warn!(folder = %old.display(), %error, "old counters could not be read");
-            }
-            remove_folder(&old)?;
-        }
-        Ok(())
-    }
-
     /// Removes every pin of an instance, for clean-up. Filters go on, and programs of uplinks and the shared
     /// interface are detached. A folder that isn't there is removed already.
     ///
@@ -435,23 +421,7 @@ const MAPS: [(&str, usize, usize); 13] = [
     ("xdp_nics", 4, 4),
 ];
 
-/// Moves maps aside that can't be used: of another version, of other sizes, or of a migration that was
-/// cut off. Returns where old maps are.
-fn retire_others(folder: &Path, sizes: &[(&str, u32)]) -> Result<Option<PathBuf>, Error> {
-    let current = current(folder);
-    let is_cut_off = !old_folders(folder)?.is_empty();
-    if current.exists() && (is_cut_off || !fits(folder, sizes)?) {
-        retire(folder, &current)?;
-    }
-    for other in versions(folder)? {
-        if other != current {
-            retire(folder, &other)?;
-        }
-    }
-    Ok(old_folders(folder)?.pop())
-}
-
-fn fits(folder: &Path, sizes: &[(&str, u32)]) -> Result<bool, Error> {
+pub(crate) fn fits(folder: &Path, sizes: &[(&str, u32)]) -> Result<bool, Error> {
     for (name, key_size, value_size) in MAPS {
         let failed = |source| Error::system("look at", format!("the map {name}"), source);
         let Some(map) = sys::open_pin(&map_path(folder, name)).map_err(failed)? else {
@@ -466,43 +436,6 @@ fn fits(folder: &Path, sizes: &[(&str, u32)]) -> Result<bool, Error> {
         }
     }
     Ok(true)
-}
-
-fn retire(folder: &Path, maps: &Path) -> Result<(), Error> {
-    let failed = |source| Error::system("move aside", maps.display().to_string(), source);
-    let aside = (1..)
-        .map(|number| folder.join(format!("{OLD}{number}")))
-        .find(|path| !path.exists());
-    let aside = aside.expect("numbers don't end");
-    fs::rename(maps, aside).map_err(failed)
-}
-
-fn versions(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    folders(folder, |name| {
-        let number = name.strip_prefix('v');
-        number.is_some_and(|number| number.parse::<u32>().is_ok())
-    })
-}
-
-fn old_folders(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    folders(folder, |name| name.starts_with(OLD))
-}
-
-fn folders(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
-    let failed = |source| Error::system("list", folder.display().to_string(), source);
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(failed)?,
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(failed)?;
-        if is_meant(&entry.file_name().to_string_lossy()) {
-            found.push(entry.path());
-        }
-    }
-    found.sort();
-    Ok(found)
 }
 
 fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<OwnedFd>, Error> {

@@ -3,6 +3,7 @@
 mod attach;
 mod divert;
 mod maps;
+mod migrate;
 mod packets;
 
 use std::{net::Ipv4Addr, path::Path, process::Command};
@@ -64,6 +65,13 @@ fn nic(host_end: InterfaceIndex, shared: InterfaceIndex, clone: Ipv4Addr) -> Nic
         count: 1,
         ..Nic::default()
     }
+}
+
+/// No interface has it.
+const NOWHERE: InterfaceIndex = InterfaceIndex(4711);
+
+fn clone_of(index: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a40_0000 + index)
 }
 
 fn index_of(name: &str) -> InterfaceIndex {

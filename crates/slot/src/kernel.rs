@@ -54,6 +54,7 @@ use hosted::{HostState, Hosted, Served};
 mod build;
 mod container;
 mod ebpf;
+mod entry;
 mod filters;
 mod host;
 mod host_slot;
@@ -63,6 +64,7 @@ mod inspect;
 mod interfaces;
 mod inventory;
 mod moving;
+mod opening;
 mod published;
 mod settings;
 mod slot_table;
@@ -144,48 +146,6 @@ impl KernelNetwork {
         let first = Worker::new()?;
         network.put_back(first);
         Ok(network)
-    }
-
-    /// The eBPF data path, opened if it isn't. `host` is locked, so that it is opened once.
-    fn open_ebpf(&self) -> Result<&Arc<Ebpf>, NetworkError> {
-        if let Some(ebpf) = self.ebpf.get() {
-            return Ok(ebpf);
-        }
-        let waits = !self.has_switched.load(Ordering::Relaxed);
-        let ebpf = Arc::new(Ebpf::open(&self.settings.ebpf, waits)?);
-        Ok(self.ebpf.get_or_init(|| ebpf))
-    }
-
-    /// The data path that a slot needs, with the shared interface; none for nft.
-    fn ebpf_of(&self, slot: &SlotPlan) -> Result<Option<(&Ebpf, InterfaceIndex)>, NetworkError> {
-        if !slot.is_ebpf() {
-            return Ok(None);
-        }
-        let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
-        match self.ebpf.get() {
-            Some(ebpf) => Ok(Some((ebpf, shared))),
-            None => Err(NetworkError::Conflict {
-                object: format!("slot {}", slot.netns_name),
-                with: "the eBPF data path, which is not open".to_owned(),
-                advice: "see what is said of its pool".to_owned(),
-            }),
-        }
-    }
-
-    /// Puts the programs on the shared interface and the uplinks.
-    fn attach_host(
-        &self,
-        worker: &mut Worker,
-        shared: InterfaceIndex,
-        wants_xdp: bool,
-    ) -> Result<(), NetworkError> {
-        let ebpf = self.open_ebpf()?;
-        if wants_xdp {
-            xdp::watch(ebpf)?;
-        }
-        let wanted = self.settings.uplinks.as_deref();
-        let uplinks = ebpf.find_uplinks(worker, &self.settings.instance, wanted, wants_xdp)?;
-        ebpf.attach(shared, &uplinks)
     }
 
     fn instance(&self) -> &str {

@@ -1,6 +1,10 @@
 //! What can go wrong while maps are made anew for other sizes.
 
-use std::path::Path;
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
 use sandwire_kernel_net::{
     netlink::{Request, Socket},
@@ -19,7 +23,7 @@ use crate::{
     assert_in_touch,
     ebpf::{POOLS, SECOND, World, wait_until},
     programs::host_end,
-    restarts::{MAPS, wait_until_old_maps_are_gone},
+    restarts::{MAPS, old_maps, wait_until_old_maps_are_gone},
 };
 
 /// What a user reads of a slot that goes by maps of before.
@@ -130,4 +134,64 @@ fn assert_mended(world: &World, lease: &Lease, guest: &FakeGuest) {
     let allow = json!({"uplink": "route"});
     world.daemon.set_policy(&lease.name, &allow).unwrap();
     assert_in_touch(lease, guest);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn whenever_the_daemon_is_killed_while_maps_are_made_anew_no_packet_is_counted_twice() {
+    lab::run(|lab| {
+        let mut world = World::with_config(lab, "nics_max = 128");
+        world.add_pools(1, &json!({"uplink": "route"}));
+        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
+        for (lease, guest) in &guests {
+            assert_in_touch(lease, guest);
+        }
+        let received = |world: &World, lease: &Lease| {
+            let traffic = world.detail(lease)["traffic"].clone();
+            traffic["ingress"]["packets"].as_u64().unwrap()
+        };
+        let mut expected: Vec<_> = guests
+            .iter()
+            .map(|(lease, _)| received(&world, lease))
+            .collect();
+        for round in 0..ROUNDS {
+            world.daemon.kill().unwrap();
+            for ((lease, _), expected) in guests.iter().zip(&mut expected) {
+                lab.run(&format!("ping -n -q -c 10 -i 0.01 -W 5 {}", lease.ipv4));
+                *expected += 10;
+            }
+            world.configure(&format!("nics_max = {}", 129 + round));
+            world.daemon.spawn().unwrap();
+            wait_for_the_moment(&mut world, round);
+        }
+        world.daemon.kill().unwrap();
+        world.daemon.restart().unwrap();
+        wait_until_old_maps_are_gone();
+        for ((lease, guest), expected) in guests.iter().zip(expected) {
+            assert_eq!(received(&world, lease), expected, "{}", lease.name);
+            assert_in_touch(lease, guest);
+            assert_eq!(world.detail(lease)["defects"], json!([]));
+        }
+    });
+}
+
+const ROUNDS: u32 = 12;
+
+/// Waits for a moment to kill a daemon that makes its maps anew: when the old ones begin to go, or, in every third
+/// round, any other on the way there.
+fn wait_for_the_moment(world: &mut World, round: u32) {
+    wait_until("maps are moved aside", 30 * SECOND, || {
+        old_maps().iter().any(|name| name.starts_with("old-"))
+    });
+    if round.is_multiple_of(3) {
+        // Its programs are loaded within half a second, its slots taken over soon after.
+        thread::sleep(Duration::from_millis(u64::from(round) * 60));
+        return;
+    }
+    world.daemon.wait_ready(60 * SECOND).unwrap();
+    let before = old_maps();
+    let deadline = Instant::now() + 30 * SECOND;
+    while old_maps() == before {
+        assert!(Instant::now() < deadline, "the old maps stay: {before:?}");
+    }
 }

@@ -132,20 +132,24 @@ fn start_with_maps_for(lab: &Lab, world: &mut World, guests: &[(Lease, FakeGuest
 fn wait_for_the_end(guests: &[(Lease, FakeGuest)]) {
     wait_until("the old maps are gone", 30 * SECOND, || {
         assert_denied(guests);
-        !has_old_maps()
+        old_maps().is_empty()
     });
 }
 
 /// Waits until the daemon has let go of the old maps.
 pub(crate) fn wait_until_old_maps_are_gone() {
-    wait_until("the old maps are gone", 30 * SECOND, || !has_old_maps());
+    wait_until("the old maps are gone", 30 * SECOND, || {
+        old_maps().is_empty()
+    });
 }
 
-/// Whether the daemon has maps of before, or pieces of them.
-pub(crate) fn has_old_maps() -> bool {
+/// Folders of maps of before, or of pieces of them.
+pub(crate) fn old_maps() -> Vec<String> {
     let names = fs::read_dir(MAPS).unwrap();
-    let mut names = names.map(|entry| entry.unwrap().file_name());
-    names.any(|name| name != "links" && name != "v1")
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names
+        .filter(|name| name != "links" && name != "v1")
+        .collect()
 }
 
 #[track_caller]

@@ -10,21 +10,14 @@ use sandwire_api::{
     policy::{EgressPolicy, EgressRule, PolicyAction},
     pool::{HostService, PolicySpec},
 };
-use sandwire_kernel_net::interface::InterfaceIndex;
 use sandwire_testlab::lab;
 
-use super::{names_in, nic, open, settings};
+use super::{NOWHERE, clone_of, nic, open, settings};
 use crate::{
     Datapath, Error, NicIndex, PolicyIndex, Settings,
     abi::{Address, NicFlag, NicState, Policy, PrefixKey},
     policy,
 };
-
-const NOWHERE: InterfaceIndex = InterfaceIndex(4711);
-
-fn clone_of(index: u32) -> Ipv4Addr {
-    Ipv4Addr::from(0x0a40_0000 + index)
-}
 
 /// A policy with so many prefixes, each with a rule for one of a few ports.
 fn policy_of(prefixes: u32) -> policy::Compiled {
@@ -254,57 +247,6 @@ fn netns_group_pairs_are_exactly_those_that_were_said() {
                 found.iter().map(|(pair, _)| (pair.from, pair.to)).collect();
             assert_eq!(found, pairs);
         }
-    });
-}
-
-#[test]
-#[ignore = "needs root: cargo xtask test netns"]
-fn netns_other_sizes_make_new_maps_and_keep_counters() {
-    lab::run(|_| {
-        let datapath = open(&settings());
-        let first = datapath.allocate(1).unwrap();
-        let second = datapath.allocate(1).unwrap();
-        for (index, number) in [(first, 1), (second, 2)] {
-            datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(number)));
-            datapath.activate(index, PolicyIndex(0), false).unwrap();
-        }
-        let mut counted = datapath.counters(second);
-        counted.ingress.bytes = 1234;
-        counted.drops[17] = 5;
-        datapath.counters.add(second.0, &counted);
-        drop(datapath);
-
-        let larger = Settings {
-            nics_max: 512,
-            ..settings()
-        };
-        let opened = Datapath::open(&larger).unwrap();
-        let folder = larger.folder.clone();
-        assert_eq!(opened.migrated_from, Some(folder.join("old-1")));
-        let datapath = opened.datapath;
-        assert!(datapath.used().is_empty());
-        // In another order than before.
-        let index = datapath.allocate(1).unwrap();
-        datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));
-        datapath.activate(index, PolicyIndex(0), false).unwrap();
-        datapath.counters.add(index.0, &counted);
-        // Killed before it was done: the next process begins anew.
-        drop(datapath);
-        let opened = Datapath::open(&larger).unwrap();
-        assert_eq!(opened.migrated_from, Some(folder.join("old-2")));
-        let datapath = opened.datapath;
-        let index = datapath.allocate(1).unwrap();
-        datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));
-        datapath.activate(index, PolicyIndex(0), false).unwrap();
-        datapath.finish_migration().unwrap();
-        let carried = datapath.counters(index);
-        assert_eq!((carried.ingress.bytes, carried.drops[17]), (2468, 10));
-        assert_eq!(names_in(&folder), ["links", "v1"]);
-        drop(datapath);
-        let datapath = open(&larger);
-        assert_eq!(datapath.used().len(), 1);
-        Datapath::remove(&folder).unwrap();
-        assert!(!folder.exists());
     });
 }
 

@@ -17,23 +17,19 @@ use sandwire_api::{
 };
 use sandwire_datapath::{
     Datapath, NicIndex, PolicyIndex, Program, Settings, Uplink,
-    abi::{self, NicFlag, NicState, network_order},
+    abi::{self, NicFlag, NicState},
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
 
 use super::{
     Worker,
+    entry::{BY_KIND, entry_of},
     filters::{KnownAs, known_as},
-    host::SHARED_MAC,
     lock,
     switch::Switch,
     uplinks,
 };
-use crate::{
-    error::NetworkError,
-    network::Tenancy,
-    plan::{NicPlan, SlotPlan},
-};
+use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
 
 /// How long any packet towards a slot that has moved may open the way for answers.
 const LEARN_FOR: Duration = Duration::from_secs(60);
@@ -46,9 +42,6 @@ const PROGRAMS: [Program; 5] = [
     Program::CrossOver,
     Program::FromGuestXdp,
 ];
-
-/// Flags that the kind of slot decides.
-const BY_KIND: u32 = NicFlag::Netns.number() | NicFlag::Peer.number();
 
 /// The opened data path of an instance.
 pub(super) struct Ebpf {
@@ -63,6 +56,8 @@ pub(super) struct Ebpf {
     slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
     adopted: Mutex<BTreeSet<Place>>,
+    /// Slots that have the tenant whom they had before the start, so that what was counted then is theirs.
+    continued: Mutex<BTreeSet<Place>>,
     /// Policies of slots that move.
     transit: Mutex<HashMap<bool, PolicyIndex>>,
     /// Shared interface and uplinks that have programs.
@@ -103,6 +98,7 @@ impl Ebpf {
             slots: Mutex::new(slots.collect()),
             learning: Mutex::new(learning.collect()),
             adopted: Mutex::default(),
+            continued: Mutex::default(),
             transit: Mutex::default(),
             xdp: Mutex::default(),
             is_watched: AtomicBool::new(false),
@@ -164,6 +160,7 @@ impl Ebpf {
 
     /// Gives the entries of a slot back, with whatever is in them.
     pub(super) fn free(&self, slot: &SlotPlan) {
+        lock(&self.continued).remove(&place_of(slot));
         if let Some((first, count)) = lock(&self.slots).remove(&place_of(slot)) {
             for number in first.0..first.0 + u32::from(count) {
                 self.forget_xdp(NicIndex(number));
@@ -273,6 +270,7 @@ impl Ebpf {
         if self.find(slot).is_none() {
             return Ok(());
         }
+        lock(&self.continued).remove(&place_of(slot));
         for index in self.entries(slot)? {
             self.datapath.deactivate(index)?;
         }
@@ -328,6 +326,7 @@ impl Ebpf {
         } else {
             self.deactivate(slot)?;
             self.activate(slot, tenancy)?;
+            lock(&self.continued).insert(place_of(slot));
             // Activation closes what was open for answers, and this is the same lease still.
             self.learn(slot)
         }
@@ -422,10 +421,12 @@ impl Ebpf {
             }
         }
         drop(transit);
-        if self.is_migrating
-            && let Err(error) = self.datapath.finish_migration()
-        {
-            tracing::error!(%error, "maps of an older layout stay");
+        if self.is_migrating {
+            let continued = std::mem::take(&mut *lock(&self.continued));
+            let is_same = |nic: &abi::Nic| continued.contains(&(nic.pool, nic.slot));
+            if let Err(error) = self.datapath.finish_migration(is_same) {
+                tracing::error!(%error, "maps of an older layout stay until the next start");
+            }
         }
     }
 
@@ -548,48 +549,4 @@ fn total(traffic: abi::Traffic) -> TrafficTotal {
         bytes: traffic.bytes,
         segments: traffic.segments,
     }
-}
-
-/// The entry of one interface of a slot that nobody leases.
-fn entry_of(
-    slot: &SlotPlan,
-    nic: usize,
-    host_end: InterfaceIndex,
-    shared: InterfaceIndex,
-) -> abi::Nic {
-    let plan: &NicPlan = &slot.nics[nic];
-    let narrow = |number: usize| u8::try_from(number).expect("a slot has at most 8 interfaces");
-    let mut entry = abi::Nic {
-        state: NicState::Ready.number(),
-        ifindex: host_end.0,
-        shared_ifindex: shared.0,
-        mtu: slot.mtu,
-        guest_mac: plan.guest_mac.0,
-        gateway_mac: plan.gateway_mac.0,
-        shared_mac: SHARED_MAC,
-        slot: slot.number.0,
-        pool: slot.pool_number,
-        position: narrow(nic),
-        count: narrow(slot.nics.len()),
-        ..abi::Nic::default()
-    };
-    if slot.has_netns() {
-        entry.flags = NicFlag::Netns.number();
-        entry.veth_mac = slot.veth_mac.0;
-    }
-    if slot.is_container() {
-        entry.flags = NicFlag::Peer.number();
-    }
-    if let Some(ipv4) = plan.ipv4 {
-        entry.guest4 = network_order(ipv4.guest.addr());
-        entry.clone4 = network_order(ipv4.clone_address);
-        entry.gateway4 = network_order(ipv4.gateway);
-    }
-    if let Some(ipv6) = plan.ipv6 {
-        entry.has_ipv6 = 1;
-        entry.guest6 = ipv6.guest.addr().into();
-        entry.clone6 = ipv6.clone_address.into();
-        entry.gateway6 = ipv6.gateway.into();
-    }
-    entry
 }

@@ -1,0 +1,187 @@
+//! From maps of one size to those of another, by processes that are killed on the way.
+
+use std::{fs, path::Path};
+
+use sandwire_testlab::lab;
+
+use super::{NOWHERE, clone_of, names_in, nic, open, settings};
+use crate::{Datapath, NicIndex, PolicyIndex, Settings, abi::Counters};
+
+const SLOTS: std::ops::RangeInclusive<u32> = 1..=3;
+
+fn larger() -> Settings {
+    Settings {
+        nics_max: 512,
+        ..settings()
+    }
+}
+
+/// Enters a slot and leases it.
+fn enter(datapath: &Datapath, slot: u32) -> NicIndex {
+    let index = datapath.allocate(1).unwrap();
+    let mut entry = nic(NOWHERE, NOWHERE, clone_of(slot));
+    entry.slot = slot;
+    datapath.write_nic(index, &entry);
+    datapath.activate(index, PolicyIndex(0), false).unwrap();
+    index
+}
+
+/// As the programs do.
+fn count(datapath: &Datapath, index: NicIndex, bytes: u64) {
+    let mut counted = Counters::default();
+    counted.ingress.bytes = bytes;
+    counted.drops[17] = bytes;
+    datapath.counters.add(index.0, &counted);
+}
+
+/// What is counted of each slot.
+fn counted(datapath: &Datapath) -> Vec<(u32, u64, u64)> {
+    let used = datapath.used().into_iter();
+    let mut all: Vec<_> = used
+        .map(|(index, nic)| {
+            let counted = datapath.counters(index);
+            (nic.slot, counted.ingress.bytes, counted.drops[17])
+        })
+        .collect();
+    all.sort_unstable();
+    all
+}
+
+/// A process is killed when it has done some of the last steps of a migration, and another one comes.
+fn finish_after(done: impl FnOnce(&Datapath, &Path), begins_anew: bool) {
+    let folder = settings().folder;
+    let datapath = open(&settings());
+    for slot in SLOTS {
+        let index = enter(&datapath, slot);
+        count(&datapath, index, u64::from(slot) * 1000);
+    }
+    drop(datapath);
+    let datapath = Datapath::open(&larger()).unwrap().datapath;
+    for slot in SLOTS.rev() {
+        let index = enter(&datapath, slot);
+        count(&datapath, index, 7);
+    }
+    done(&datapath, &folder.join("old-1"));
+    drop(datapath);
+    let opened = Datapath::open(&larger()).unwrap();
+    assert_eq!(opened.migrated_from.is_some(), begins_anew);
+    let datapath = opened.datapath;
+    if begins_anew {
+        SLOTS.for_each(|slot| assert!(enter(&datapath, slot).0 > 0));
+        datapath.finish_migration(|_| true).unwrap();
+    }
+    let all: Vec<_> = SLOTS
+        .map(|slot| (slot, u64::from(slot) * 1000 + 7))
+        .collect();
+    let all: Vec<_> = all.iter().map(|(slot, sum)| (*slot, *sum, *sum)).collect();
+    assert_eq!(counted(&datapath), all);
+    assert_eq!(names_in(&folder), ["links", "v1"]);
+    Datapath::remove(&folder).unwrap();
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_whoever_is_killed_in_a_migration_counts_nothing_twice() {
+    lab::run(|_| {
+        finish_after(|_, _| {}, true);
+        let take_one = |datapath: &Datapath, old: &Path| {
+            datapath.take_counters(old, |nic| nic.slot == 2).unwrap();
+        };
+        finish_after(take_one, true);
+        let take_all = |datapath: &Datapath, old: &Path| {
+            datapath.take_counters(old, |_| true).unwrap();
+        };
+        finish_after(take_all, true);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_whoever_is_killed_while_old_maps_are_removed_leaves_nothing() {
+    lab::run(|_| {
+        let finish = |pins: &'static [&str]| {
+            move |datapath: &Datapath, old: &Path| {
+                datapath.take_counters(old, |_| true).unwrap();
+                let done = old.with_file_name("done-1");
+                fs::rename(old, &done).unwrap();
+                for pin in pins {
+                    fs::remove_file(done.join(pin)).unwrap();
+                }
+            }
+        };
+        for pins in [&[][..], &["nics"], &["counters", "programs/from_guest"]] {
+            finish_after(finish(pins), false);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_counters_of_another_sandbox_stay_behind() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let [first, second, third] = [1, 2, 3].map(|slot| enter(&datapath, slot));
+        for index in [first, second, third] {
+            count(&datapath, index, 1000);
+        }
+        // Nobody's any more, and what was counted stays until somebody comes.
+        datapath.deactivate(second).unwrap();
+        drop(datapath);
+        let datapath = Datapath::open(&larger()).unwrap().datapath;
+        SLOTS.for_each(|slot| assert!(enter(&datapath, slot).0 > 0));
+        // The third was handed out anew meanwhile.
+        datapath.finish_migration(|nic| nic.slot != 3).unwrap();
+        assert_eq!(counted(&datapath), [(1, 1000, 1000), (2, 0, 0), (3, 0, 0)]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_other_sizes_make_new_maps_and_keep_counters() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let first = datapath.allocate(1).unwrap();
+        let second = datapath.allocate(1).unwrap();
+        for (index, number) in [(first, 1), (second, 2)] {
+            datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(number)));
+            datapath.activate(index, PolicyIndex(0), false).unwrap();
+        }
+        let mut counted = datapath.counters(second);
+        counted.ingress.bytes = 1234;
+        counted.drops[17] = 5;
+        datapath.counters.add(second.0, &counted);
+        drop(datapath);
+
+        let larger = Settings {
+            nics_max: 512,
+            ..settings()
+        };
+        let opened = Datapath::open(&larger).unwrap();
+        let folder = larger.folder.clone();
+        assert_eq!(opened.migrated_from, Some(folder.join("old-1")));
+        let datapath = opened.datapath;
+        assert!(datapath.used().is_empty());
+        // In another order than before.
+        let index = datapath.allocate(1).unwrap();
+        datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));
+        datapath.activate(index, PolicyIndex(0), false).unwrap();
+        datapath.counters.add(index.0, &counted);
+        // Killed before it was done: the next process begins anew.
+        drop(datapath);
+        let opened = Datapath::open(&larger).unwrap();
+        assert_eq!(opened.migrated_from, Some(folder.join("old-2")));
+        let datapath = opened.datapath;
+        let index = datapath.allocate(1).unwrap();
+        datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));
+        datapath.activate(index, PolicyIndex(0), false).unwrap();
+        datapath.finish_migration(|_| true).unwrap();
+        let carried = datapath.counters(index);
+        assert_eq!((carried.ingress.bytes, carried.drops[17]), (2468, 10));
+        assert_eq!(names_in(&folder), ["links", "v1"]);
+        drop(datapath);
+        let datapath = open(&larger);
+        assert_eq!(datapath.used().len(), 1);
+        Datapath::remove(&folder).unwrap();
+        assert!(!folder.exists());
+    });
+}
