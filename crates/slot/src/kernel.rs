@@ -425,6 +425,12 @@ impl Network for KernelNetwork {
         }
     }
 
+    fn finish_migration(&self) {
+        if let Some(ebpf) = self.ebpf.get() {
+            ebpf.finish_migration();
+        }
+    }
+
     fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
         match self.ebpf.get() {
             Some(ebpf) => Ok(ebpf.datapath.set_group_pairs(pairs)?),
@@ -451,18 +457,24 @@ impl Network for KernelNetwork {
     }
 
     fn adopt(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
-        let Some((ebpf, shared)) = self.ebpf_of(slot)? else {
+        let Some(path) = self.ebpf_of(slot)?.or_else(|| self.opened()) else {
             return Ok(());
         };
-        self.with_worker(|worker| switch::adopt(&self.home, worker, ebpf, shared, slot, tenancy))
+        let build = Build {
+            steps: &*self.steps,
+            slot,
+            ebpf: Some(path),
+        };
+        self.with_worker(|worker| switch::adopt(&build, &self.home, worker, path, tenancy))
     }
 
     fn switch_over(&self) -> Result<(), NetworkError> {
         self.has_switched.store(true, Ordering::Relaxed);
-        match self.ebpf.get() {
-            Some(ebpf) => self.with_worker(|worker| switch::switch_over(&self.home, worker, ebpf)),
-            None => Ok(()),
-        }
+        let Some(path) = self.opened() else {
+            return Ok(());
+        };
+        let steps = &*self.steps;
+        self.with_worker(|worker| switch::switch_over(steps, &self.home, worker, path))
     }
 
     fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {

@@ -123,11 +123,14 @@ pub trait Network: Send + Sync {
         let _ = policy;
     }
 
-    /// Removes all policies but these, and lets go of what an older layout of the data path left.
-    /// Called once after a start, when every slot has been adopted.
+    /// Removes all policies but these. Called once after a start, when every slot has been adopted.
     fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
         let _ = policies;
     }
+
+    /// Lets go of what an older layout of the data path left, once no packet goes by it. Called again and again after
+    /// [`Network::finish_adoption`], since a layout may also be found when the first pool needs it.
+    fn finish_migration(&self) {}
 
     /// Says which groups of sandboxes may talk to which others: exactly these pairs of numbers.
     ///

@@ -50,6 +50,8 @@ pub enum BuildStep {
     Persist,
     /// Settings of an interface in somebody's namespace.
     Settings,
+    /// Programs with new maps on the host ends of a slot that was built before.
+    Exchange,
 }
 
 impl BuildStep {
@@ -108,6 +110,7 @@ impl BuildStep {
             Self::Filters => "attach the programs inside",
             Self::Persist => "make persistent the TAPs of",
             Self::Settings => "write the settings of",
+            Self::Exchange => "exchange the programs of",
         }
     }
 }

@@ -6,7 +6,10 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
-    sync::{Mutex, atomic::AtomicBool},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -47,7 +50,7 @@ const PROGRAMS: [Program; 5] = [
 pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
     /// Maps were made anew, because those that were there have another layout.
-    is_migrating: bool,
+    is_migrating: AtomicBool,
     /// What goes by the old maps until the new ones know every slot.
     pub(super) switch: Switch,
     /// The programs of [`PROGRAMS`].
@@ -77,9 +80,9 @@ pub(super) struct Ebpf {
 }
 
 /// Pool number and slot number.
-type Place = (u32, u32);
+pub(super) type Place = (u32, u32);
 
-fn place_of(slot: &SlotPlan) -> Place {
+pub(super) fn place_of(slot: &SlotPlan) -> Place {
     (slot.pool_number, slot.number.0)
 }
 
@@ -106,7 +109,7 @@ impl Ebpf {
             xdp_failure: Mutex::default(),
             attached: Mutex::default(),
             published: Mutex::default(),
-            is_migrating: opened.migrated_from.is_some(),
+            is_migrating: AtomicBool::new(opened.migrated_from.is_some()),
             switch: Switch::new(waits && opened.migrated_from.is_some()),
             programs: PROGRAMS.map(|program| known_as(opened.datapath.program(program))),
             datapath: opened.datapath,
@@ -160,6 +163,7 @@ impl Ebpf {
 
     /// Gives the entries of a slot back, with whatever is in them.
     pub(super) fn free(&self, slot: &SlotPlan) {
+        self.switch.catch_up(slot);
         lock(&self.continued).remove(&place_of(slot));
         if let Some((first, count)) = lock(&self.slots).remove(&place_of(slot)) {
             for number in first.0..first.0 + u32::from(count) {
@@ -420,13 +424,23 @@ impl Ebpf {
                 self.datapath.remove_policy(policy);
             }
         }
-        drop(transit);
-        if self.is_migrating {
-            let continued = std::mem::take(&mut *lock(&self.continued));
-            let is_same = |nic: &abi::Nic| continued.contains(&(nic.pool, nic.slot));
-            if let Err(error) = self.datapath.finish_migration(is_same) {
-                tracing::error!(%error, "maps of an older layout stay until the next start");
-            }
+    }
+
+    /// Whether there are maps of before.
+    pub(super) fn is_migrating(&self) -> bool {
+        self.is_migrating.load(Ordering::Relaxed)
+    }
+
+    /// Lets go of maps of before once nothing goes by them.
+    pub(super) fn finish_migration(&self) {
+        if !self.is_migrating() || self.switch.is_under_way() {
+            return;
+        }
+        self.is_migrating.store(false, Ordering::Relaxed);
+        let continued = std::mem::take(&mut *lock(&self.continued));
+        let is_same = |nic: &abi::Nic| continued.contains(&(nic.pool, nic.slot));
+        if let Err(error) = self.datapath.finish_migration(is_same) {
+            tracing::error!(%error, "maps of an older layout stay until the next start");
         }
     }
 
@@ -482,6 +496,12 @@ impl Ebpf {
         if self.switch.keeps_host(shared, uplinks) {
             return Ok(());
         }
+        let done = self.attach_now(shared, uplinks);
+        self.switch.note_host(done.is_ok());
+        done
+    }
+
+    fn attach_now(&self, shared: InterfaceIndex, uplinks: &[Uplink]) -> Result<(), NetworkError> {
         let mut attached = lock(&self.attached);
         if attached.0 != Some(shared) {
             self.set_shared(shared);
@@ -528,6 +548,7 @@ impl Ebpf {
     pub(super) fn detach(&self) -> Result<(), NetworkError> {
         let mut attached = lock(&self.attached);
         *attached = (None, None);
+        self.switch.note_host(true);
         Ok(self.datapath.set_uplinks(&[])?)
     }
 

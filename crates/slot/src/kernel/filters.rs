@@ -123,13 +123,19 @@ impl Attachment {
         }
     }
 
+    /// Whether a filter is where ours would be.
+    pub(super) fn is_place_taken(
+        interface: InterfaceIndex,
+        route: &mut Socket,
+    ) -> Result<bool, KernelError> {
+        let listed = tc::list(route, interface, Hook::Ingress)?;
+        Ok(listed
+            .iter()
+            .any(|filter| filter.place == place_on(interface)))
+    }
+
     fn place(self) -> Place {
-        Place {
-            interface: self.interface,
-            hook: Hook::Ingress,
-            priority: FILTER_PRIORITY,
-            handle: FILTER_HANDLE,
-        }
+        place_on(self.interface)
     }
 
     fn name(self) -> &'static str {
@@ -190,8 +196,13 @@ impl Attachment {
 
     /// Takes the filter away; the qdisc stays for whoever else uses it.
     pub(super) fn remove(self, route: &mut Socket) -> Result<(), KernelError> {
+        Self::clear(self.interface, route)
+    }
+
+    /// Takes whatever is in the place of a filter of ours away.
+    pub(super) fn clear(interface: InterfaceIndex, route: &mut Socket) -> Result<(), KernelError> {
         let mut request = Request::new();
-        self.place().delete(&mut request);
+        place_on(interface).delete(&mut request);
         match route.execute(request) {
             Err(error) if error.is_missing() || error.errno() == Some(NO_QDISC) => Ok(()),
             other => other,
@@ -222,6 +233,16 @@ impl Attachment {
             self.restore(route, &ebpf.datapath)?;
         }
         Ok(Found::Itself)
+    }
+}
+
+/// Where filters of ours are on an interface.
+fn place_on(interface: InterfaceIndex) -> Place {
+    Place {
+        interface,
+        hook: Hook::Ingress,
+        priority: FILTER_PRIORITY,
+        handle: FILTER_HANDLE,
     }
 }
 

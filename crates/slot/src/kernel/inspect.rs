@@ -89,6 +89,9 @@ pub(super) fn inspect(
     slot: &SlotPlan,
 ) -> Inspection {
     let (inspection, wrong) = look(home, worker, path, slot);
+    if let (Some((ebpf, _)), true) = (path, wrong.is_empty()) {
+        ebpf.switch.catch_up(slot);
+    }
     let defects = wrong.iter().map(|wrong| wrong.defect(slot)).collect();
     let of_uplinks = || path.and_then(|(ebpf, _)| lock(&ebpf.refusals).note());
     Inspection {

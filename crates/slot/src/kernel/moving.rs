@@ -154,10 +154,8 @@ pub(super) fn to_nft(
         .try_for_each(|tap| tap.remove(&mut route));
     drop(inside);
     done?;
-    let first = ebpf.find(slot);
-    if let Some(first) = first {
-        Attachment::host_end(index, first).remove(&mut worker.route)?;
-    }
+    // Also where the maps have nothing of the slot: they may be newer than the program.
+    Attachment::clear(index, &mut worker.route)?;
     ebpf.free(slot);
     let inside = home.enter(&slot.netns_name)?;
     let done = attachments

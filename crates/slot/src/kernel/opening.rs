@@ -26,15 +26,18 @@ impl KernelNetwork {
         if !slot.is_ebpf() {
             return Ok(None);
         }
+        let opened = self.opened().ok_or_else(|| NetworkError::Conflict {
+            object: format!("slot {}", slot.netns_name),
+            with: "the eBPF data path, which is not open".to_owned(),
+            advice: "see what is said of its pool".to_owned(),
+        });
+        opened.map(Some)
+    }
+
+    /// The data path if it is open, with the shared interface.
+    pub(super) fn opened(&self) -> Option<(&Ebpf, InterfaceIndex)> {
         let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
-        match self.ebpf.get() {
-            Some(ebpf) => Ok(Some((ebpf, shared))),
-            None => Err(NetworkError::Conflict {
-                object: format!("slot {}", slot.netns_name),
-                with: "the eBPF data path, which is not open".to_owned(),
-                advice: "see what is said of its pool".to_owned(),
-            }),
-        }
+        self.ebpf.get().map(|ebpf| (&**ebpf, shared))
     }
 
     /// Puts the programs on the shared interface and the uplinks.

@@ -4,8 +4,11 @@
 //! know every slot. Then programs are exchanged, first where packets come from, on the uplinks and the shared
 //! interface, and then on the slots: an answer is judged by what has seen the call, or another packet of its
 //! flow. What was remembered of calls is not carried over; for a while any packet towards a slot counts as one.
+//!
+//! What the kernel refuses to exchange is left behind: the inspection of its slot finds and mends that, and until it has
+//! seen the slot sound the old maps stay, whose counters then are complete.
 
-use std::{sync::Mutex, thread};
+use std::{collections::BTreeSet, sync::Mutex, thread};
 
 use sandwire_api::slot::DataPath;
 use sandwire_datapath::{NicIndex, Uplink};
@@ -13,7 +16,8 @@ use sandwire_kernel_net::{interface::InterfaceIndex, netns::Home};
 
 use super::{
     Worker,
-    ebpf::Ebpf,
+    build::{Build, BuildStep, Steps},
+    ebpf::{Ebpf, Place, place_of},
     filters::{Attachment, Found},
     lock,
     moving::{ANSWER_TIME, attach_inside, host_ends},
@@ -22,7 +26,17 @@ use super::{
 use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
 
 /// What goes by old maps until the new ones know every slot.
-pub(super) struct Switch(Mutex<Option<Waiting>>);
+pub(super) struct Switch {
+    waiting: Mutex<Option<Waiting>>,
+    behind: Mutex<Behind>,
+}
+
+/// What may go by old maps still, after a failure.
+#[derive(Default)]
+struct Behind {
+    host: bool,
+    slots: BTreeSet<Place>,
+}
 
 #[derive(Default)]
 struct Waiting {
@@ -34,16 +48,19 @@ struct Waiting {
 
 impl Switch {
     pub(super) fn new(waits: bool) -> Self {
-        Self(Mutex::new(waits.then(Waiting::default)))
+        Self {
+            waiting: Mutex::new(waits.then(Waiting::default)),
+            behind: Mutex::default(),
+        }
     }
 
     pub(super) fn waits(&self) -> bool {
-        lock(&self.0).is_some()
+        lock(&self.waiting).is_some()
     }
 
     /// Whether the host's programs are to be exchanged later.
     pub(super) fn keeps_host(&self, shared: InterfaceIndex, uplinks: &[Uplink]) -> bool {
-        let mut waiting = lock(&self.0);
+        let mut waiting = lock(&self.waiting);
         if let Some(waiting) = &mut *waiting {
             waiting.host = Some((shared, uplinks.to_vec()));
         }
@@ -52,7 +69,7 @@ impl Switch {
 
     /// Whether the programs of a slot are to be exchanged later.
     fn keeps_slot(&self, slot: &SlotPlan) -> bool {
-        let mut waiting = lock(&self.0);
+        let mut waiting = lock(&self.waiting);
         if let Some(waiting) = &mut *waiting {
             waiting.slots.push(slot.clone());
         }
@@ -61,46 +78,97 @@ impl Switch {
 
     /// From now on nothing waits.
     fn end(&self) -> Option<Waiting> {
-        lock(&self.0).take()
+        lock(&self.waiting).take()
+    }
+
+    /// Whether anything may go by old maps.
+    pub(super) fn is_under_way(&self) -> bool {
+        let behind = lock(&self.behind);
+        self.waits() || behind.host || !behind.slots.is_empty()
+    }
+
+    /// Says whether the host's programs could be exchanged.
+    pub(super) fn note_host(&self, is_done: bool) {
+        lock(&self.behind).host = !is_done;
+    }
+
+    fn leave_behind(&self, slot: &SlotPlan) {
+        lock(&self.behind).slots.insert(place_of(slot));
+    }
+
+    /// Nothing of a slot goes by old maps: it is sound, or gone.
+    pub(super) fn catch_up(&self, slot: &SlotPlan) {
+        lock(&self.behind).slots.remove(&place_of(slot));
     }
 }
 
-/// Takes over a slot that is there: entries, tenant, and programs if those on it have other maps.
+/// Takes over a slot that is there: entries, tenant, and programs if those on it have other maps. One that is on its
+/// way to nft is taken over too if its packets still go by eBPF, so that they do until it is moved.
 pub(super) fn adopt(
+    build: &Build<'_>,
     home: &Home,
     worker: &mut Worker,
-    ebpf: &Ebpf,
-    shared: InterfaceIndex,
-    slot: &SlotPlan,
+    (ebpf, shared): (&Ebpf, InterfaceIndex),
     tenancy: Option<&Tenancy>,
 ) -> Result<(), NetworkError> {
+    let slot = build.slot;
     let Ok(host_ends) = host_ends(worker, slot) else {
         // Pieces of it are missing: its repair does all of this.
         return Ok(());
     };
+    let goes_by_ebpf = slot.is_ebpf() || ebpf.is_migrating() && has_program(worker, &host_ends)?;
+    if !goes_by_ebpf {
+        return Ok(());
+    }
     let had_entries = ebpf.find(slot).is_some();
+    let done = enter(ebpf, &host_ends, shared, slot, tenancy);
+    // With the same maps older programs go on; the inspection replaces them one by one.
+    if done.is_ok() && (had_entries || ebpf.switch.keeps_slot(slot)) {
+        return Ok(());
+    }
+    let done = done.and_then(|()| exchange_programs(build, home, worker, ebpf));
+    if done.is_err() {
+        ebpf.switch.leave_behind(slot);
+    }
+    done
+}
+
+/// Whether a filter of ours is on one of a slot's host ends.
+fn has_program(worker: &mut Worker, host_ends: &[InterfaceIndex]) -> Result<bool, NetworkError> {
+    for host_end in host_ends {
+        if Attachment::is_place_taken(*host_end, &mut worker.route)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Has the maps say of a slot what they should.
+fn enter(
+    ebpf: &Ebpf,
+    host_ends: &[InterfaceIndex],
+    shared: InterfaceIndex,
+    slot: &SlotPlan,
+    tenancy: Option<&Tenancy>,
+) -> Result<(), NetworkError> {
     let first = ebpf.reserve(slot)?;
-    if !ebpf.is_written(slot, &host_ends, shared) {
-        ebpf.write(slot, &host_ends, shared)?;
+    if !ebpf.is_written(slot, host_ends, shared) {
+        ebpf.write(slot, host_ends, shared)?;
     }
     if slot.data_path == DataPath::Xdp {
-        for (number, host_end) in (first.0..).zip(&host_ends) {
+        for (number, host_end) in (first.0..).zip(host_ends) {
             ebpf.know_xdp(*host_end, NicIndex(number))?;
         }
     }
-    ebpf.adopt(slot, tenancy)?;
-    // With the same maps older programs go on; the inspection replaces them one by one.
-    if had_entries || ebpf.switch.keeps_slot(slot) {
-        return Ok(());
-    }
-    exchange_programs(home, worker, ebpf, slot)
+    ebpf.adopt(slot, tenancy)
 }
 
 /// Has packets go by new maps that know every slot.
 pub(super) fn switch_over(
+    steps: &dyn Steps,
     home: &Home,
     worker: &mut Worker,
-    ebpf: &Ebpf,
+    (ebpf, shared): (&Ebpf, InterfaceIndex),
 ) -> Result<(), NetworkError> {
     let Some(waiting) = ebpf.switch.end() else {
         return Ok(());
@@ -111,7 +179,15 @@ pub(super) fn switch_over(
         thread::sleep(ANSWER_TIME);
     }
     for slot in &waiting.slots {
-        failures.extend(exchange_programs(home, worker, ebpf, slot).err());
+        let build = Build {
+            steps,
+            slot,
+            ebpf: Some((ebpf, shared)),
+        };
+        if let Err(error) = exchange_programs(&build, home, worker, ebpf) {
+            ebpf.switch.leave_behind(slot);
+            failures.push(error);
+        }
     }
     match failures.is_empty() {
         true => Ok(()),
@@ -120,22 +196,26 @@ pub(super) fn switch_over(
 }
 
 fn exchange_programs(
+    build: &Build<'_>,
     home: &Home,
     worker: &mut Worker,
     ebpf: &Ebpf,
-    slot: &SlotPlan,
 ) -> Result<(), NetworkError> {
+    let slot = build.slot;
     let first = ebpf.reserve(slot)?;
-    for (number, host_end) in (first.0..).zip(host_ends(worker, slot)?) {
-        let attachment = Attachment::host_end(host_end, NicIndex(number));
-        attachment.restore(&mut worker.route, &ebpf.datapath)?;
-        if slot.data_path == DataPath::Xdp {
+    build.step(BuildStep::Exchange, || {
+        for (number, host_end) in (first.0..).zip(host_ends(worker, slot)?) {
+            let attachment = Attachment::host_end(host_end, NicIndex(number));
+            attachment.restore(&mut worker.route, &ebpf.datapath)?;
             // A missing one is found by the inspection.
-            if xdp::look(&mut worker.route, ebpf, host_end)? == Found::OtherMaps {
+            if slot.data_path == DataPath::Xdp
+                && xdp::look(&mut worker.route, ebpf, host_end)? == Found::OtherMaps
+            {
                 xdp::exchange(&mut worker.route, ebpf, host_end)?;
             }
         }
-    }
+        Ok(())
+    })?;
     if slot.has_netns() {
         attach_inside(home, ebpf, slot)?;
     }

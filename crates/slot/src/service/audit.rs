@@ -218,13 +218,17 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
         let is_pending = state.pools.values().any(|entry| entry.not_added.is_some());
-        if is_pending || state.adoption_ends.is_none_or(|at| at > now) {
+        if is_pending || state.adoption_ends.is_some_and(|at| at > now) {
             return;
         }
-        state.adoption_ends = None;
-        let policies = state.policies.in_use();
-        drop(state);
-        self.network.finish_adoption(&policies);
+        if state.adoption_ends.take().is_some() {
+            let policies = state.policies.in_use();
+            drop(state);
+            self.network.finish_adoption(&policies);
+        } else {
+            drop(state);
+        }
+        self.network.finish_migration();
     }
 
     /// Looks at the host's side. Returns whether it could: not while a pool comes or goes, whose

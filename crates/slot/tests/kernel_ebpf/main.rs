@@ -10,5 +10,6 @@ mod life;
 mod moves;
 mod published;
 mod reach;
+mod switch;
 mod uplinks;
 mod xdp;

@@ -1,0 +1,100 @@
+//! Slots that are taken over by maps of another size.
+
+use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+
+use sandwire_slot::{
+    kernel::{BuildStep, KernelNetwork, Settings},
+    network::{Network, Tenancy},
+};
+use sandwire_testlab::{
+    host::{BEYOND_IPV4, Beyond, ECHO_PORT},
+    lab,
+};
+
+use crate::fixture::{
+    INSTANCE,
+    failing_at::FailingAt,
+    sandbox::{Sandbox, tenancy},
+    talk::PATIENCE,
+    tear_down, web,
+};
+
+fn settings(nics_max: u32) -> Settings {
+    let mut settings = Settings::new(INSTANCE);
+    settings.ebpf.nics_max = nics_max;
+    settings
+}
+
+/// Whether maps of before are there.
+fn has_old_maps() -> bool {
+    let folder = sandwire_datapath::folder_for(INSTANCE);
+    let mut names = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    names.any(|name| name != "v1" && name != "links")
+}
+
+/// The kernel refuses to exchange the slot's programs at the start, and does it when somebody looks.
+fn is_left_behind_and_mended(kind: &str) {
+    let _beyond = Beyond::attach().unwrap();
+    let plan = web(kind, "{}");
+    let network = KernelNetwork::open_with(settings(128)).unwrap();
+    network.add_pool(&plan).unwrap();
+    let sandbox = Sandbox::start(&network, &plan, 0);
+    let slot = &sandbox.slot;
+    let server = SocketAddr::new(BEYOND_IPV4.into(), ECHO_PORT);
+    let speak = |patience| sandbox.guest.exchange_udp(server, b"ping", patience);
+    speak(PATIENCE).unwrap();
+    let counted = |network: &KernelNetwork| network.traffic(slot).unwrap().ingress.packets;
+    let before = counted(&network);
+
+    let failing = Arc::new(FailingAt(BuildStep::Exchange));
+    let after = KernelNetwork::with_steps(settings(256), failing).unwrap();
+    after.add_pool(&plan).unwrap();
+    assert_eq!(after.inventory().unwrap().slots, [("web".to_owned(), 0)]);
+    let open = tenancy(&after, &plan);
+    after.adopt(slot, Some(&open)).unwrap();
+    let error = after.switch_over().unwrap_err().to_string();
+    assert!(error.contains("exchange the programs of"), "{error}");
+    after.finish_adoption(&[open.policy].into());
+    after.finish_migration();
+    assert!(has_old_maps(), "packets go by them");
+
+    let deny = r#"{"egress":{"rules":[{"action":"deny","prefixes":["203.0.113.0/24"]}]}}"#;
+    let closed = Tenancy {
+        policy: after
+            .add_policy(&serde_json::from_str(deny).unwrap())
+            .unwrap(),
+        ..open
+    };
+    after.set_policy(slot, &closed).unwrap();
+    speak(PATIENCE).unwrap();
+    let text = "it uses other maps than the daemon, whose policies don't reach it";
+    let found = after.inspect(slot).defects;
+    assert_eq!((found.len(), found[0].problem.as_str()), (1, text));
+    after.finish_migration();
+    assert!(has_old_maps(), "nobody has mended it");
+    let found = after.repair(slot);
+    assert_eq!((found.len(), found[0].action.as_str()), (1, "repaired"));
+    speak(Duration::from_millis(300)).unwrap_err();
+    after.set_policy(slot, &open).unwrap();
+    speak(PATIENCE).unwrap();
+    assert_eq!(after.inspect(slot).defects, []);
+    after.finish_migration();
+    assert!(!has_old_maps());
+    assert_eq!(counted(&after), before + 2, "by maps of both sizes");
+    tear_down(&after, &[sandbox.slot]);
+    after.remove_pool(&plan).unwrap();
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_netns_slot_left_behind_by_a_switch_is_mended() {
+    lab::run(|_| is_left_behind_and_mended("netns"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_slot_left_behind_by_a_switch_is_mended() {
+    lab::run(|_| is_left_behind_and_mended("host"));
+}
