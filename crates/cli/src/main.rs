@@ -10,6 +10,7 @@ mod interruption;
 mod log;
 mod output;
 mod progress;
+mod record_file;
 #[cfg(test)]
 mod reference;
 mod render;

@@ -36,6 +36,7 @@ pub const SNAP_LENGTH: u32 = 64 * 1024;
 /// Bytes that wait to be written, per capture. More are dropped and counted.
 const QUEUE_MAX: usize = 4 * 1024 * 1024;
 const LINKTYPE_VSOCK: u32 = 271;
+const FILE_HEADER: usize = 24;
 const MONITOR_HEADER: usize = 32;
 const RECORD_HEADER: usize = 16;
 
@@ -361,7 +362,7 @@ impl Output {
             return;
         };
         let begun = end.saturating_sub(self.written as u64);
-        let whole = whole_records(&self.taken, self.written, begun == 0);
+        let whole = whole_records(&self.taken[..self.written], begun == 0);
         if whole < self.written {
             let length = begun + whole as u64;
             // It is a kindness to readers; the capture has failed anyhow.
@@ -370,17 +371,17 @@ impl Output {
     }
 }
 
-/// How much of the first `written` bytes are whole records, `bytes` beginning with one or with the file's
-/// header.
-fn whole_records(bytes: &[u8], written: usize, with_file_header: bool) -> usize {
-    let mut at = if with_file_header { 24 } else { 0 };
-    if at > written {
+/// How many of these bytes are whole records. They begin with one, or at the beginning with the file's header.
+#[must_use]
+pub fn whole_records(bytes: &[u8], at_beginning: bool) -> usize {
+    let mut at = if at_beginning { FILE_HEADER } else { 0 };
+    if at > bytes.len() {
         return 0;
     }
     while let Some(kept) = bytes.get(at + 8..at + 12) {
         let kept = u32::from_le_bytes([kept[0], kept[1], kept[2], kept[3]]) as usize;
         let next = at + RECORD_HEADER + kept;
-        if next > written {
+        if next > bytes.len() {
             break;
         }
         at = next;
@@ -408,9 +409,9 @@ mod tests {
         }
         for written in 0..=bytes.len() {
             let whole = ends.iter().rfind(|end| **end <= written).copied();
-            let cut = whole_records(&bytes, written, true);
+            let cut = whole_records(&bytes[..written], true);
             assert_eq!(cut, whole.unwrap_or(0), "{written}");
         }
-        assert_eq!(whole_records(&bytes[24..], 20, false), 16);
+        assert_eq!(whole_records(&bytes[FILE_HEADER..][..20], false), 16);
     }
 }

@@ -1,10 +1,10 @@
 //! A capture that can't be written ends with a reason, in the service too, and the guest notices nothing.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{fs, path::Path, process::Command, time::Duration};
 
 use sandwire_testlab::lab;
 
-use super::{World, echo, finish, interrupt, open_until, wait_until};
+use super::{World, echo, finish, interrupt, open_until, piped, wait_until};
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -58,12 +58,61 @@ fn a_capture_without_room_says_so_and_ends_and_the_guest_goes_on() {
     });
 }
 
-/// What tcpdump makes of a file.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_capture_that_fills_its_disk_is_readable_to_its_end() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut guest) = world.lease("a");
+        world.run("vsock policy allow a 1024 host");
+        let listener = world.spawn("vsock listen a 1024 --exec cat");
+        let socket = open_until(&mut guest, 1024);
+
+        const ROOM: u64 = 256 * 1024;
+        let disk = lab.folder().join("disk");
+        fs::create_dir(&disk).unwrap();
+        lab.run(&format!(
+            "mount -t tmpfs -o size={ROOM} tmpfs {}",
+            disk.display()
+        ));
+        let file = disk.join("a.pcap");
+        let mut capture = world.spawn(&format!("vsock capture a -w {}", file.display()));
+        // Lengths that end nowhere near the end of a page.
+        let text = "x".repeat(1517);
+        wait_until("the capture ends", || {
+            echo(&mut guest, socket, &text);
+            capture.try_wait().unwrap().is_some()
+        });
+        let output = capture.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        let reason = format!(
+            "cannot capture vsock packets of lease a: {}: No space left on device",
+            file.display()
+        );
+        assert!(errors.contains(&reason), "{errors}");
+        assert_eq!(output.status.code(), Some(2));
+
+        // The disk is full but for a record, and what is there is read to its end.
+        let length = fs::metadata(&file).unwrap().len();
+        assert!((ROOM - 4096..=ROOM).contains(&length), "{length} bytes");
+        let (done, text, errors) = tcpdump(&file);
+        assert!(done && !errors.contains("truncated"), "{errors}");
+        assert!(text.lines().count() > 150, "{text}");
+
+        guest.close(socket).unwrap();
+        let (done, _, errors) = interrupt(listener);
+        assert!(done, "{errors}");
+    });
+}
+
+/// What tcpdump makes of a file that is still written to.
 fn packets(file: &Path) -> String {
-    let output = Command::new("tcpdump")
-        .args(["-n", "-t", "-r"])
-        .arg(file)
-        .output()
-        .unwrap();
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    tcpdump(file).1
+}
+
+/// Whether tcpdump reads a file, the packets, and what it has to complain about.
+fn tcpdump(file: &Path) -> (bool, String, String) {
+    let mut command = Command::new("tcpdump");
+    command.args(["-n", "-t", "-r"]).arg(file);
+    finish(piped(&mut command).spawn().unwrap())
 }

@@ -1,13 +1,13 @@
 //! `sandwire vsock capture`: a guest's vsock packets as a file for tcpdump and Wireshark.
 
 use std::{
-    fs::File,
-    io::{self, ErrorKind, Write},
-    path::{Path, PathBuf},
+    io::{self, ErrorKind},
+    path::PathBuf,
 };
 
 use clap::Args;
 use sandwire_api::client::{Capture, Client};
+use sandwire_vsock_host::capture::whole_records;
 
 use super::{Which, guest, listen::Ends};
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     connection::cannot,
     failure::{Failure, Outcome},
     output::note,
+    record_file::RecordFile,
     render,
 };
 
@@ -52,52 +53,34 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
             .await
             .map_err(cannot(&operation))?;
         // Only now: a refusal leaves the file as it is.
-        let mut sink = open(write).map_err(failed)?;
+        let mut file = RecordFile::create(write, whole_records).map_err(failed)?;
         note("capturing; interrupt to end");
-        let mut bytes = 0;
         let outcome = tokio::select! {
-            outcome = copy(&mut capture, &mut *sink, &mut bytes, &operation) => outcome,
+            outcome = copy(&mut capture, &mut file, &operation) => outcome,
             () = ends.wait() => Ok(None),
         };
-        let flushed = sink.flush().or_else(gone_is_fine);
-        note(&format!("{} written", render::bytes(bytes)));
+        note(&format!("{} written", render::bytes(file.written())));
         match outcome? {
             Some(error) => Err(failed(error)),
-            None => flushed.map_err(failed),
+            None => Ok(()),
         }
     };
     guest::serve(&operation, work)
 }
 
-fn open(path: &Path) -> io::Result<Box<dyn Write>> {
-    if path == Path::new("-") {
-        return Ok(Box::new(io::stdout()));
-    }
-    Ok(Box::new(File::create(path)?))
-}
-
 /// Copies to the end. Returns why the file can't be written, if so.
 async fn copy(
     capture: &mut Capture,
-    sink: &mut dyn Write,
-    bytes: &mut u64,
+    file: &mut RecordFile,
     operation: &str,
 ) -> Result<Option<io::Error>, Failure> {
     while let Some(chunk) = capture.next().await.map_err(cannot(operation))? {
-        // Each chunk at once: whoever reads along sees packets when they come.
-        match sink.write_all(&chunk).and_then(|()| sink.flush()) {
-            Ok(()) => *bytes += chunk.len() as u64,
+        match file.add(&chunk) {
+            Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(None),
             Err(error) => return Ok(Some(error)),
         }
     }
     note("the channel has ended");
     Ok(None)
-}
-
-fn gone_is_fine(error: io::Error) -> io::Result<()> {
-    match error.kind() {
-        ErrorKind::BrokenPipe => Ok(()),
-        _ => Err(error),
-    }
 }
