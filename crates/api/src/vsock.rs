@@ -3,7 +3,7 @@
 //! Addresses are those of the virtio specification (§5.10): a context identifier (CID) and a port, 32 bits
 //! each. CIDs are scoped by tenant, so every clone of a snapshot may have the same one.
 
-use std::{fmt, net::SocketAddr, str::FromStr};
+use std::{collections::BTreeMap, fmt, net::SocketAddr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -333,6 +333,41 @@ pub struct VsockConnection {
     pub age_milliseconds: u64,
 }
 
+/// Between whom a connection is.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum VsockClass {
+    /// The guest called a service of the host.
+    GuestToHost,
+    /// A client of the host called the guest.
+    HostToGuest,
+    /// The guest called another one, or was called by it.
+    GuestToGuest,
+}
+
+impl VsockClass {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::GuestToHost, Self::HostToGuest, Self::GuestToGuest];
+}
+
+/// Counters of a channel's connections of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default)]
+pub struct VsockClassTraffic {
+    /// Connections now.
+    pub connections: u64,
+    /// Connections that the guest opened.
+    pub opened_by_guest: u64,
+    /// Connections that were opened towards the guest.
+    pub opened_by_peers: u64,
+    /// Bytes from the guest.
+    pub egress_bytes: u64,
+    /// Bytes to the guest.
+    pub ingress_bytes: u64,
+}
+
 /// Counters of a channel since it was made.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VsockTraffic {
@@ -355,7 +390,10 @@ pub struct VsockTraffic {
     /// Bytes buffered for it now.
     pub buffered_bytes: u64,
     /// What was refused, by reason; reasons that never occurred are absent.
-    pub refusals: std::collections::BTreeMap<VsockRefusal, u64>,
+    pub refusals: BTreeMap<VsockRefusal, u64>,
+    /// The same by who is connected with whom. Calls of the host to a `hybrid` guest are its VMM's, and not here.
+    #[serde(default)]
+    pub classes: BTreeMap<VsockClass, VsockClassTraffic>,
 }
 
 /// A lease's channel with its counters.
@@ -388,5 +426,18 @@ impl VsockTraffic {
         for (reason, count) in &other.refusals {
             *self.refusals.entry(*reason).or_default() += count;
         }
+        for (class, traffic) in &other.classes {
+            self.classes.entry(*class).or_default().add(traffic);
+        }
+    }
+}
+
+impl VsockClassTraffic {
+    fn add(&mut self, other: &Self) {
+        self.connections += other.connections;
+        self.opened_by_guest += other.opened_by_guest;
+        self.opened_by_peers += other.opened_by_peers;
+        self.egress_bytes += other.egress_bytes;
+        self.ingress_bytes += other.ingress_bytes;
     }
 }

@@ -11,6 +11,8 @@ mod captures;
 mod clients;
 #[path = "netns_vsock/groups.rs"]
 mod groups;
+#[path = "netns_vsock/metrics.rs"]
+mod metrics;
 
 use std::{
     fs,

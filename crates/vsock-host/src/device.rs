@@ -19,7 +19,7 @@ use rustix::{
     event::epoll::{self, EventData, EventFlags},
     io::Errno,
 };
-use sandwire_api::vsock::{HOST_CID, VsockConnection, VsockRefusal};
+use sandwire_api::vsock::{HOST_CID, VsockClass, VsockConnection, VsockRefusal};
 
 use crate::{
     address::VmKey,
@@ -112,6 +112,7 @@ struct Flow {
     connection: Connection,
     peer: Side,
     from_guest: bool,
+    class: VsockClass,
     /// Where it leads, if the guest opened it.
     route: Option<Box<Route>>,
     /// What the other side is called.
@@ -470,7 +471,8 @@ impl Vm {
             self.control = VecDeque::new();
             self.data = VecDeque::new();
         }
-        self.counters.connections.fetch_sub(1, Relaxed);
+        let counters = self.counters.class(flow.class);
+        counters.connections.fetch_sub(1, Relaxed);
         self.counters
             .buffered_bytes
             .fetch_sub(flow.counted, Relaxed);

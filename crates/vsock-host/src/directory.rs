@@ -16,7 +16,7 @@ use std::{
 };
 
 use sandwire_api::vsock::{
-    HOST_CID, VsockDestination, VsockPolicy, VsockRefusal, VsockRule, VsockType,
+    HOST_CID, VsockClass, VsockDestination, VsockPolicy, VsockRefusal, VsockRule, VsockType,
 };
 
 use crate::{address::VmKey, worker::WorkerHandle};
@@ -39,6 +39,15 @@ impl Route {
     #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         self.peer == other.peer && self.identity == other.identity
+    }
+
+    /// Between whom its connections are.
+    #[must_use]
+    pub fn class(&self) -> VsockClass {
+        match &self.target {
+            Target::Unix(_) | Target::Tcp(_) | Target::Vsock { .. } => VsockClass::GuestToHost,
+            Target::HybridVm { .. } | Target::LocalVm { .. } => VsockClass::GuestToGuest,
+        }
     }
 }
 

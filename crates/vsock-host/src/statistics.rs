@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use sandwire_api::vsock::{VsockRefusal, VsockTraffic};
+use sandwire_api::vsock::{VsockClass, VsockClassTraffic, VsockRefusal, VsockTraffic};
 
 /// Every reason, in the order of the counters.
 pub const REFUSALS: [VsockRefusal; 15] = [
@@ -30,6 +30,19 @@ pub const REFUSALS: [VsockRefusal; 15] = [
 pub struct VmCounters {
     /// Whether a VMM is connected now.
     pub attached: AtomicBool,
+    /// Packets from the guest, control packets included.
+    pub egress_packets: AtomicU64,
+    /// Packets to the guest, control packets included.
+    pub ingress_packets: AtomicU64,
+    /// Bytes buffered for it now.
+    pub buffered_bytes: AtomicU64,
+    classes: [ClassCounters; VsockClass::ALL.len()],
+    refusals: [AtomicU64; REFUSALS.len()],
+}
+
+/// What its connections of one class have done.
+#[derive(Debug, Default)]
+pub struct ClassCounters {
     /// Connections now, those being opened included.
     pub connections: AtomicU64,
     /// Connections that the guest opened and that were accepted.
@@ -40,13 +53,18 @@ pub struct VmCounters {
     pub egress_bytes: AtomicU64,
     /// Bytes of payload to the guest.
     pub ingress_bytes: AtomicU64,
-    /// Packets from the guest, control packets included.
-    pub egress_packets: AtomicU64,
-    /// Packets to the guest, control packets included.
-    pub ingress_packets: AtomicU64,
-    /// Bytes buffered for it now.
-    pub buffered_bytes: AtomicU64,
-    refusals: [AtomicU64; REFUSALS.len()],
+}
+
+impl ClassCounters {
+    fn snapshot(&self) -> VsockClassTraffic {
+        VsockClassTraffic {
+            connections: self.connections.load(Relaxed),
+            opened_by_guest: self.opened_by_guest.load(Relaxed),
+            opened_by_peers: self.opened_by_peers.load(Relaxed),
+            egress_bytes: self.egress_bytes.load(Relaxed),
+            ingress_bytes: self.ingress_bytes.load(Relaxed),
+        }
+    }
 }
 
 impl VmCounters {
@@ -61,16 +79,26 @@ impl VmCounters {
         self.refusals[reason as usize].load(Relaxed)
     }
 
+    /// What counts for connections of this class.
+    #[must_use]
+    pub fn class(&self, class: VsockClass) -> &ClassCounters {
+        &self.classes[class as usize]
+    }
+
     /// The counters as they are now.
     #[must_use]
     pub fn snapshot(&self) -> VsockTraffic {
+        let classes = VsockClass::ALL.map(|class| (class, self.class(class).snapshot()));
+        let sum = |of: fn(&VsockClassTraffic) -> u64| {
+            classes.iter().map(|(_, traffic)| of(traffic)).sum()
+        };
         VsockTraffic {
             attached: self.attached.load(Relaxed),
-            connections: self.connections.load(Relaxed),
-            opened_by_guest: self.opened_by_guest.load(Relaxed),
-            opened_by_peers: self.opened_by_peers.load(Relaxed),
-            egress_bytes: self.egress_bytes.load(Relaxed),
-            ingress_bytes: self.ingress_bytes.load(Relaxed),
+            connections: sum(|traffic| traffic.connections),
+            opened_by_guest: sum(|traffic| traffic.opened_by_guest),
+            opened_by_peers: sum(|traffic| traffic.opened_by_peers),
+            egress_bytes: sum(|traffic| traffic.egress_bytes),
+            ingress_bytes: sum(|traffic| traffic.ingress_bytes),
             egress_packets: self.egress_packets.load(Relaxed),
             ingress_packets: self.ingress_packets.load(Relaxed),
             buffered_bytes: self.buffered_bytes.load(Relaxed),
@@ -79,6 +107,7 @@ impl VmCounters {
                 .map(|reason| (reason, self.refused(reason)))
                 .filter(|&(_, count)| count != 0)
                 .collect(),
+            classes: classes.into(),
         }
     }
 }
@@ -100,6 +129,18 @@ mod tests {
         for (position, reason) in REFUSALS.into_iter().enumerate() {
             assert_eq!(refusals[&reason], position as u64 + 1, "{reason:?}");
         }
+    }
+
+    #[test]
+    fn each_class_has_counters_of_its_own_and_they_make_up_the_sums() {
+        let counters = VmCounters::default();
+        for (class, bytes) in VsockClass::ALL.into_iter().zip([1, 10, 100]) {
+            counters.class(class).egress_bytes.store(bytes, Relaxed);
+        }
+        let traffic = counters.snapshot();
+        assert_eq!(traffic.egress_bytes, 111);
+        assert_eq!(traffic.classes[&VsockClass::HostToGuest].egress_bytes, 10);
+        assert_eq!(traffic.classes.len(), 3);
     }
 
     #[test]

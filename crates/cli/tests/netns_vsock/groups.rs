@@ -22,7 +22,7 @@ uids = [2002]
 "#;
 
 /// A connection between two guests by a rule of the caller's.
-fn call(caller: &mut Guest, port: u32, called: &mut Guest) -> (Socket, Socket) {
+pub(super) fn call(caller: &mut Guest, port: u32, called: &mut Guest) -> (Socket, Socket) {
     called.listen(Kind::Stream, 7000);
     let socket = caller.start_open(Kind::Stream, 2, port);
     let accepted = called.accept(Kind::Stream, 7000).unwrap();

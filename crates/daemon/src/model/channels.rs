@@ -11,7 +11,8 @@ use std::{
 };
 
 use sandwire_api::vsock::{
-    VsockConnection, VsockPolicy, VsockRefusal, VsockState, VsockTraffic, VsockType,
+    VsockClass, VsockClassTraffic, VsockConnection, VsockPolicy, VsockRefusal, VsockState,
+    VsockTraffic, VsockType,
 };
 use sandwire_slot::{
     channel::{Capture, ChannelError, ChannelPlan, Channels},
@@ -91,12 +92,19 @@ impl Channels for ModelChannels {
         of: Option<&LeaseKey>,
     ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
         self.answer()?;
+        let of_class = VsockClassTraffic {
+            connections: 1,
+            opened_by_guest: 3,
+            egress_bytes: 1000,
+            ..VsockClassTraffic::default()
+        };
         let counted = VsockTraffic {
             attached: true,
             connections: 1,
             opened_by_guest: 3,
             egress_bytes: 1000,
             refusals: [(VsockRefusal::Policy, 2)].into(),
+            classes: [(VsockClass::GuestToHost, of_class)].into(),
             ..VsockTraffic::default()
         };
         let channels = self.of(of).into_iter();

@@ -279,9 +279,8 @@ impl Vm {
             Verdict::Refuse(reason) => self.counters.refuse(reason),
             Verdict::Accept if operation == Operation::ReadWrite => {
                 flow.egress += u64::from(payload);
-                self.counters
-                    .egress_bytes
-                    .fetch_add(u64::from(payload), Relaxed);
+                let counters = self.counters.class(flow.class);
+                counters.egress_bytes.fetch_add(u64::from(payload), Relaxed);
                 if payload == 0 && key.kind == VsockType::Stream {
                     return Next::Done;
                 }
@@ -432,7 +431,8 @@ impl Vm {
         let Side::Connected(peer) = &flow.peer else {
             return;
         };
-        self.counters.opened_by_peers.fetch_add(1, Relaxed);
+        let counters = self.counters.class(flow.class);
+        counters.opened_by_peers.fetch_add(1, Relaxed);
         if crate::hybrid::handshake::answer(peer.fd(), flow.key.peer_port).is_err() {
             // It went away meanwhile; its end is read like any other.
             flow.readable = true;

@@ -7,7 +7,7 @@ use rustix::{
     io::Errno,
     net::{SocketFlags, accept_with},
 };
-use sandwire_api::vsock::{HOST_CID, VsockRefusal, VsockType};
+use sandwire_api::vsock::{HOST_CID, VsockClass, VsockRefusal, VsockType};
 
 use super::{
     Client, Context, FIRST_PORT, Flow, MOST_NUMBERS, PEER_FLAGS, Side, Token, Vm,
@@ -31,6 +31,7 @@ const ACCEPTS: usize = 64;
 struct Draft {
     key: Key,
     from_guest: bool,
+    class: VsockClass,
     route: Option<Box<Route>>,
     name: String,
     marked: bool,
@@ -71,6 +72,7 @@ impl Vm {
         let draft = Draft {
             key,
             from_guest: true,
+            class: route.class(),
             name: route.peer.clone(),
             marked: matches!(route.target, Target::LocalVm { .. }),
             route: Some(Box::new(route)),
@@ -111,6 +113,7 @@ impl Vm {
         let Draft {
             key,
             from_guest,
+            class,
             route,
             name,
             marked,
@@ -125,6 +128,7 @@ impl Vm {
             connection,
             peer,
             from_guest,
+            class,
             route,
             name,
             marked,
@@ -142,7 +146,8 @@ impl Vm {
             counted: 0,
         }));
         self.by_key.insert(key, number);
-        self.counters.connections.fetch_add(1, Relaxed);
+        let counters = self.counters.class(class);
+        counters.connections.fetch_add(1, Relaxed);
         Ok(number)
     }
 
@@ -176,7 +181,8 @@ impl Vm {
             Progress::Done(fd) => {
                 let framing = framing(flow.key.kind, flow.marked);
                 flow.connection.dialed();
-                self.counters.opened_by_guest.fetch_add(1, Relaxed);
+                let counters = self.counters.class(flow.class);
+                counters.opened_by_guest.fetch_add(1, Relaxed);
                 self.connect(number, fd, framing, context);
             }
             Progress::Failed(reason) => {
@@ -302,8 +308,8 @@ impl Vm {
         }
     }
 
-    /// Asks the guest for a connection, for whoever is at the other end of `socket`. If it can't be, the
-    /// socket is closed.
+    /// Asks the guest for a connection, for whoever is at the other end of `socket`: `marked` if that is a
+    /// sibling. If it can't be, the socket is closed.
     pub fn connect_to_guest(
         &mut self,
         socket: OwnedFd,
@@ -338,6 +344,11 @@ impl Vm {
         let draft = Draft {
             key,
             from_guest: false,
+            class: if marked {
+                VsockClass::GuestToGuest
+            } else {
+                VsockClass::HostToGuest
+            },
             route: None,
             name,
             marked,

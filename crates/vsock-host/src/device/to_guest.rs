@@ -282,6 +282,8 @@ impl Vm {
             };
             flow.connection.credit.send(len);
             flow.ingress += u64::from(len);
+            let counters = self.counters.class(flow.class);
+            counters.ingress_bytes.fetch_add(u64::from(len), Relaxed);
             let Some(header) = self.header(number, Operation::ReadWrite, 0) else {
                 return;
             };
@@ -352,6 +354,8 @@ impl Vm {
             let len = u32::try_from(now).expect("at most a payload");
             flow.connection.credit.send(len);
             flow.ingress += u64::from(len);
+            let counters = self.counters.class(flow.class);
+            counters.ingress_bytes.fetch_add(u64::from(len), Relaxed);
             let bits = if now == left { message.marks } else { 0 };
             let Some(header) = self.header(number, Operation::ReadWrite, bits) else {
                 return Fed::Done;
@@ -455,9 +459,6 @@ impl Vm {
         let written = u32::try_from(HEADER_BYTES).expect("44") + payload;
         rings[TO_GUEST].give_back(memory, buffer.head, written);
         self.counters.ingress_packets.fetch_add(1, Relaxed);
-        self.counters
-            .ingress_bytes
-            .fetch_add(u64::from(payload), Relaxed);
     }
 }
 

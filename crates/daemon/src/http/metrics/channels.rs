@@ -14,9 +14,10 @@ use prometheus_client::{
 };
 use sandwire_api::{
     name::Name,
-    vsock::{LeaseVsock, VsockRefusal, VsockTraffic},
+    vsock::{LeaseVsock, VsockClass, VsockClassTraffic, VsockTraffic},
 };
 use sandwire_slot::service::Slots;
+use serde::Serialize;
 
 use super::leases::{Labels, SELF};
 
@@ -50,21 +51,25 @@ impl ChannelTotals {
         if told.is_empty() && channels.is_empty() {
             return;
         }
-        let rows = told
-            .iter()
-            .map(|(pool, traffic)| (vec![("pool", pool.to_string())], traffic));
-        register("vsock", "of all leases of a pool", rows, registry);
+        let figures = Figures::default();
+        for (pool, traffic) in told.iter() {
+            figures.add(&vec![("pool", pool.to_string())], traffic);
+        }
+        figures.register("vsock", "of all leases of a pool", registry);
         drop(told);
         if self.per_lease {
-            let rows = channels.iter().filter_map(|channel| {
+            let figures = Figures::default();
+            for channel in &channels {
                 let labels = vec![
                     ("pool", channel.pool.to_string()),
                     ("owner", channel.owner_uid.to_string()),
                     ("lease", channel.lease.to_string()),
                 ];
-                Some((labels, channel.traffic.as_ref()?))
-            });
-            register("lease_vsock", "of a lease", rows, registry);
+                if let Some(traffic) = &channel.traffic {
+                    figures.add(&labels, traffic);
+                }
+            }
+            figures.register("lease_vsock", "of a lease", registry);
         }
     }
 }
@@ -78,6 +83,9 @@ fn sums(
     // What there was at an end is no more.
     for sum in sums.values_mut() {
         (sum.attached, sum.connections, sum.buffered_bytes) = (false, 0, 0);
+        for class in sum.classes.values_mut() {
+            class.connections = 0;
+        }
     }
     for channel in channels {
         if let Some(traffic) = &channel.traffic {
@@ -94,6 +102,17 @@ fn larger(now: VsockTraffic, before: &VsockTraffic) -> VsockTraffic {
         let refused = refusals.entry(*reason).or_default();
         *refused = (*refused).max(*count);
     }
+    let mut classes = now.classes;
+    for (class, before) in &before.classes {
+        let now = classes.entry(*class).or_default();
+        *now = VsockClassTraffic {
+            opened_by_guest: now.opened_by_guest.max(before.opened_by_guest),
+            opened_by_peers: now.opened_by_peers.max(before.opened_by_peers),
+            egress_bytes: now.egress_bytes.max(before.egress_bytes),
+            ingress_bytes: now.ingress_bytes.max(before.ingress_bytes),
+            connections: now.connections,
+        };
+    }
     VsockTraffic {
         opened_by_guest: now.opened_by_guest.max(before.opened_by_guest),
         opened_by_peers: now.opened_by_peers.max(before.opened_by_peers),
@@ -102,85 +121,127 @@ fn larger(now: VsockTraffic, before: &VsockTraffic) -> VsockTraffic {
         egress_packets: now.egress_packets.max(before.egress_packets),
         ingress_packets: now.ingress_packets.max(before.ingress_packets),
         refusals,
+        classes,
         ..now
     }
 }
 
-/// The word of a refusal, as in the JSON.
-fn word(reason: VsockRefusal) -> String {
-    match serde_json::to_value(reason) {
+/// The word of a reason or a class, as in the JSON.
+fn word(value: impl Serialize) -> String {
+    match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
         _ => String::new(),
     }
 }
 
-/// Registers the figures of several subjects.
-fn register<'a>(
-    subject: &str,
-    of: &str,
-    rows: impl Iterator<Item = (Labels, &'a VsockTraffic)>,
-    registry: &mut Registry,
-) {
-    let [bytes, packets, opened, refused] =
-        std::array::from_fn(|_| Family::<Labels, Counter>::default());
-    let connections = Family::<Labels, Gauge>::default();
-    let buffered = Family::<Labels, Gauge>::default();
-    for (labels, traffic) in rows {
-        let with = |name, value: &str| {
-            let mut labels = labels.clone();
-            labels.push((name, value.to_owned()));
-            labels
-        };
-        for (family, name, value, count) in [
-            (&bytes, "direction", "egress", traffic.egress_bytes),
-            (&bytes, "direction", "ingress", traffic.ingress_bytes),
-            (&packets, "direction", "egress", traffic.egress_packets),
-            (&packets, "direction", "ingress", traffic.ingress_packets),
-            (&opened, "by", "guest", traffic.opened_by_guest),
-            (&opened, "by", "peer", traffic.opened_by_peers),
+/// The figures of several subjects, of whom there are as many series each, whatever they do.
+#[derive(Default)]
+struct Figures {
+    bytes: Family<Labels, Counter>,
+    packets: Family<Labels, Counter>,
+    opened: Family<Labels, Counter>,
+    refused: Family<Labels, Counter>,
+    connections: Family<Labels, Gauge>,
+    buffered: Family<Labels, Gauge>,
+}
+
+impl Figures {
+    fn add(&self, labels: &Labels, traffic: &VsockTraffic) {
+        for class in VsockClass::ALL {
+            let labels = with(labels, "class", &word(class));
+            let traffic = traffic.classes.get(&class).copied().unwrap_or_default();
+            self.add_class(&labels, class, traffic);
+        }
+        for (direction, count) in [
+            ("egress", traffic.egress_packets),
+            ("ingress", traffic.ingress_packets),
         ] {
-            family.get_or_create(&with(name, value)).inc_by(count);
+            let labels = with(labels, "direction", direction);
+            self.packets.get_or_create(&labels).inc_by(count);
         }
         for (reason, count) in &traffic.refusals {
-            refused
-                .get_or_create(&with("reason", &word(*reason)))
-                .inc_by(*count);
+            let labels = with(labels, "reason", &word(reason));
+            self.refused.get_or_create(&labels).inc_by(*count);
         }
-        for (family, count) in [
-            (&connections, traffic.connections),
-            (&buffered, traffic.buffered_bytes),
+        set(&self.buffered, labels, traffic.buffered_bytes);
+    }
+
+    fn add_class(&self, labels: &Labels, class: VsockClass, traffic: VsockClassTraffic) {
+        for (direction, count) in [
+            ("egress", traffic.egress_bytes),
+            ("ingress", traffic.ingress_bytes),
         ] {
-            let count = i64::try_from(count).unwrap_or(i64::MAX);
-            family.get_or_create(&labels).set(count);
+            let labels = with(labels, "direction", direction);
+            self.bytes.get_or_create(&labels).inc_by(count);
+        }
+        let by_guest = ("guest", traffic.opened_by_guest);
+        let by_peers = ("peer", traffic.opened_by_peers);
+        let opened: &[_] = match class {
+            VsockClass::GuestToHost => &[by_guest],
+            VsockClass::HostToGuest => &[by_peers],
+            VsockClass::GuestToGuest => &[by_guest, by_peers],
+        };
+        for (by, count) in opened {
+            let labels = with(labels, "by", by);
+            self.opened.get_or_create(&labels).inc_by(*count);
+        }
+        set(&self.connections, labels, traffic.connections);
+    }
+
+    fn register(self, subject: &str, of: &str, registry: &mut Registry) {
+        for (what, help, family) in [
+            ("bytes", "Bytes carried by vsock", self.bytes),
+            ("packets", "vsock packets", self.packets),
+            (
+                "opened",
+                "vsock connections opened, by the guest or by a peer",
+                self.opened,
+            ),
+            (
+                "refused",
+                "What was refused or cut off by vsock",
+                self.refused,
+            ),
+        ] {
+            registry.register(format!("{subject}_{what}"), format!("{help}, {of}"), family);
+        }
+        for (what, help, family) in [
+            ("connections", "vsock connections now", self.connections),
+            (
+                "buffered_bytes",
+                "Bytes that wait for a side that takes none",
+                self.buffered,
+            ),
+        ] {
+            registry.register(format!("{subject}_{what}"), format!("{help}, {of}"), family);
         }
     }
-    for (what, help, family) in [
-        ("bytes", "Bytes carried by vsock", bytes),
-        ("packets", "vsock packets", packets),
-        (
-            "opened",
-            "vsock connections opened, by the guest or by a peer",
-            opened,
-        ),
-        ("refused", "What was refused or cut off by vsock", refused),
-    ] {
-        registry.register(format!("{subject}_{what}"), format!("{help}, {of}"), family);
-    }
-    for (what, help, family) in [
-        ("connections", "vsock connections now", connections),
-        (
-            "buffered_bytes",
-            "Bytes that wait for a side that takes none",
-            buffered,
-        ),
-    ] {
-        registry.register(format!("{subject}_{what}"), format!("{help}, {of}"), family);
-    }
+}
+
+fn with(labels: &Labels, name: &'static str, value: &str) -> Labels {
+    let mut labels = labels.clone();
+    labels.push((name, value.to_owned()));
+    labels
+}
+
+fn set(family: &Family<Labels, Gauge>, labels: &Labels, count: u64) {
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    family.get_or_create(labels).set(count);
 }
 
 #[cfg(test)]
 mod tests {
+    use sandwire_api::vsock::VsockRefusal;
+
     use super::*;
+
+    fn of_class(bytes: u64, connections: u64) -> VsockClassTraffic {
+        VsockClassTraffic {
+            egress_bytes: bytes,
+            connections,
+            ..VsockClassTraffic::default()
+        }
+    }
 
     #[test]
     fn counters_never_go_down_and_gauges_do() {
@@ -188,6 +249,7 @@ mod tests {
             egress_bytes: bytes,
             connections,
             refusals: [(VsockRefusal::Policy, bytes)].into(),
+            classes: [(VsockClass::GuestToGuest, of_class(bytes, connections))].into(),
             ..VsockTraffic::default()
         };
         assert_eq!(larger(traffic(5, 1), &traffic(9, 7)), traffic(9, 1));
@@ -208,10 +270,13 @@ mod tests {
             egress_bytes: 5,
             connections: 3,
             attached: true,
+            classes: [(VsockClass::HostToGuest, of_class(5, 3))].into(),
             ..VsockTraffic::default()
         };
         let pool: Name = "web".parse().unwrap();
         let sums = sums([(pool.clone(), ended)].into(), &[]);
         assert_eq!((sums[&pool].egress_bytes, sums[&pool].connections), (5, 0));
+        let class = sums[&pool].classes[&VsockClass::HostToGuest];
+        assert_eq!(class, of_class(5, 0));
     }
 }

@@ -167,11 +167,11 @@ async fn metrics_have_the_channels_of_pools_and_leases() {
     lab.acquire(1000, "b", &json!({})).await;
     let text = lab.lab.get(0, "/metrics").await.text;
     for line in [
-        "sandwire_vsock_bytes_total{pool=\"web\",direction=\"egress\"} 2000",
+        "sandwire_vsock_bytes_total{pool=\"web\",class=\"guest_to_host\",direction=\"egress\"} 2000",
         "sandwire_vsock_refused_total{pool=\"web\",reason=\"policy\"} 4",
-        "sandwire_vsock_opened_total{pool=\"web\",by=\"guest\"} 6",
-        "sandwire_vsock_connections{pool=\"web\"} 2",
-        "sandwire_lease_vsock_bytes_total{pool=\"web\",owner=\"1000\",lease=\"a\",direction=\"egress\"} 1000",
+        "sandwire_vsock_opened_total{pool=\"web\",class=\"guest_to_host\",by=\"guest\"} 6",
+        "sandwire_vsock_connections{pool=\"web\",class=\"guest_to_host\"} 2",
+        "sandwire_lease_vsock_bytes_total{pool=\"web\",owner=\"1000\",lease=\"a\",class=\"guest_to_host\",direction=\"egress\"} 1000",
     ] {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
@@ -179,6 +179,8 @@ async fn metrics_have_the_channels_of_pools_and_leases() {
         .call(1000, "DELETE", "/v1/leases/b", &Value::Null)
         .await;
     let text = lab.lab.get(0, "/metrics").await.text;
-    assert!(text.contains("sandwire_vsock_bytes_total{pool=\"web\",direction=\"egress\"} 2000"));
-    assert!(text.contains("sandwire_vsock_connections{pool=\"web\"} 1"));
+    assert!(text.contains(
+        "sandwire_vsock_bytes_total{pool=\"web\",class=\"guest_to_host\",direction=\"egress\"} 2000"
+    ));
+    assert!(text.contains("sandwire_vsock_connections{pool=\"web\",class=\"guest_to_host\"} 1"));
 }

@@ -10,7 +10,9 @@ use rustix::{
     io::Errno,
     net::{SocketFlags, accept_with},
 };
-use sandwire_api::vsock::{HOST_CID, VsockConnection, VsockRefusal, VsockState, VsockType};
+use sandwire_api::vsock::{
+    HOST_CID, VsockClass, VsockConnection, VsockRefusal, VsockState, VsockType,
+};
 
 use super::{Entry, Router, Vm, watch::Watch};
 use crate::{
@@ -144,7 +146,8 @@ impl Router {
         };
         let deadline = now + limits.connect_timeout;
         vm.connections.insert(number);
-        vm.setup.counters.connections.fetch_add(1, Relaxed);
+        let counters = vm.setup.counters.class(route.class());
+        counters.connections.fetch_add(1, Relaxed);
         self.deadlines.insert((deadline, number));
         let connection = Connection {
             vm: key.clone(),
@@ -216,7 +219,8 @@ impl Router {
             watch,
         };
         if let Some(vm) = self.vms.get(&connection.vm) {
-            vm.setup.counters.opened_by_guest.fetch_add(1, Relaxed);
+            let counters = vm.setup.counters.class(connection.route.class());
+            counters.opened_by_guest.fetch_add(1, Relaxed);
             if let Some(sink) = &vm.sink {
                 let packets = &mut connection.packets;
                 packets.record(sink, Direction::Ingress, Operation::Response, &[]);
@@ -268,6 +272,7 @@ impl Router {
                 &mut self.pipes,
                 &mut self.scratch,
                 vm,
+                connection.route.class(),
                 &mut connection.packets,
             );
             let before = relay.bytes();
@@ -333,7 +338,9 @@ impl Router {
         let Some(Entry::Connection(mut connection)) = self.entries.remove(&number) else {
             return;
         };
-        vm.setup.counters.connections.fetch_sub(1, Relaxed);
+        let class = connection.route.class();
+        let counters = vm.setup.counters.class(class);
+        counters.connections.fetch_sub(1, Relaxed);
         match &mut connection.stage {
             Stage::Dialing { deadline, .. } => {
                 self.deadlines.remove(&(*deadline, number));
@@ -344,6 +351,7 @@ impl Router {
                     &mut self.pipes,
                     &mut self.scratch,
                     vm,
+                    class,
                     packets,
                 ));
             }
@@ -443,6 +451,7 @@ struct Carrying<'a> {
     pipes: &'a mut PipePool,
     scratch: &'a mut [u8],
     counters: &'a VmCounters,
+    class: VsockClass,
     limits: &'a Limits,
     sink: Option<&'a Arc<Sink>>,
     packets: &'a mut Packets,
@@ -453,12 +462,14 @@ impl<'a> Carrying<'a> {
         pipes: &'a mut PipePool,
         scratch: &'a mut [u8],
         vm: &'a Vm,
+        class: VsockClass,
         packets: &'a mut Packets,
     ) -> Self {
         Self {
             pipes,
             scratch,
             counters: &vm.setup.counters,
+            class,
             limits: &vm.setup.limits,
             sink: vm.sink.as_ref(),
             packets,
@@ -491,9 +502,10 @@ impl Carrier for Carrying<'_> {
     }
 
     fn moved(&mut self, direction: Direction, bytes: usize) {
+        let counters = self.counters.class(self.class);
         let counter = match direction {
-            Direction::Egress => &self.counters.egress_bytes,
-            Direction::Ingress => &self.counters.ingress_bytes,
+            Direction::Egress => &counters.egress_bytes,
+            Direction::Ingress => &counters.ingress_bytes,
         };
         counter.fetch_add(bytes as u64, Relaxed);
     }
