@@ -88,6 +88,7 @@ const MODULES: &[&str] = &[
     "nft_redir",
     "nft_reject_inet",
     "nf_conntrack_netlink",
+    "vsock_loopback",
 ];
 
 fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
