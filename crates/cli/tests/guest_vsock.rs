@@ -8,6 +8,8 @@
     reason = "a test ends at the first thing that fails"
 )]
 
+#[path = "guest_vsock/firecracker.rs"]
+mod firecracker;
 mod vsock;
 
 use std::{
@@ -27,6 +29,7 @@ use sandwire_testlab::{
     lab::{self, Lab},
     sandwire::{self, Daemon},
 };
+use serde_json::Value;
 
 use self::vsock::{
     Channel, DEVICE, GUEST_ECHO, GUEST_MESSAGES, SECOND, Service, answer_hash, echo, key, receive,
@@ -363,13 +366,7 @@ fn clones_of_one_snapshot_get_the_device_after_their_restore() {
 fn a_lease_says_what_qemu_needs_and_its_verbs_reach_the_guest() {
     let kernel = Kernel::fetch().unwrap();
     lab::run_within(240 * SECOND, move |lab| {
-        let folder = lab.folder().join("daemon");
-        fs::create_dir(&folder).unwrap();
-        let config = "instance = \"channels\"\n[vsock]\nenabled = true\n";
-        let daemon = Daemon::start(&sandwire::executable().unwrap(), &folder, config).unwrap();
-        let create = "pool create web --size 1 --ipv4 10.64.0.0/24 --wait";
-        daemon.json(create).unwrap();
-        let lease = daemon.json("acquire web one --vsock").unwrap();
+        let (daemon, lease) = leased(lab, "vhost-user");
         let arguments = lease["vsock"]["qemu_arguments"].as_array().unwrap();
         let arguments: Vec<String> = arguments
             .iter()
@@ -378,12 +375,8 @@ fn a_lease_says_what_qemu_needs_and_its_verbs_reach_the_guest() {
         let recipe = Recipe::prepare(&kernel, lab.folder()).unwrap();
         let mut guest = recipe.boot("one", &arguments).unwrap();
 
-        let connect = format!("--socket {} vsock connect one", daemon.socket().display());
-        let said = lab.shell(&format!(
-            "printf 'by the command line' | {} {connect} {GUEST_ECHO}",
-            sandwire::executable().unwrap().display()
-        ));
-        assert_eq!(said, "by the command line");
+        let connect = format!("vsock connect one {GUEST_ECHO}");
+        assert_eq!(said_through(lab, &daemon, &connect), "by the command line");
 
         let greet = format!("greet 2 {SIBLING} hello");
         guest.agent().run(&greet).unwrap_err();
@@ -400,6 +393,29 @@ fn a_lease_says_what_qemu_needs_and_its_verbs_reach_the_guest() {
         listener.kill().unwrap();
         listener.wait().unwrap();
     });
+}
+
+/// A daemon and its lease `one` with a channel of this kind.
+fn leased(lab: &Lab, kind: &str) -> (Daemon, Value) {
+    let folder = lab.folder().join("daemon");
+    fs::create_dir(&folder).unwrap();
+    let config = "instance = \"channels\"\n[vsock]\nenabled = true\n";
+    let daemon = Daemon::start(&sandwire::executable().unwrap(), &folder, config).unwrap();
+    let create = "pool create web --size 1 --ipv4 10.64.0.0/24 --wait";
+    daemon.json(create).unwrap();
+    let lease = daemon.json(&format!("acquire web one --vsock={kind}"));
+    (daemon, lease.unwrap())
+}
+
+/// What comes back when a verb has said something to who echoes.
+fn said_through(lab: &Lab, daemon: &Daemon, verb: &str) -> String {
+    let executable = sandwire::executable().unwrap();
+    let socket = daemon.socket();
+    lab.shell(&format!(
+        "printf 'by the command line' | {} --socket {} {verb}",
+        executable.display(),
+        socket.display()
+    ))
 }
 
 /// 1 GiB.

@@ -3,7 +3,7 @@
 //! Each answer is None if the tier can run, else the reason in words that finish the sentence "not run:
 //! …". Nothing is installed here; `cargo xtask setup` does that.
 
-use std::path::Path;
+use std::{env, path::Path};
 
 use crate::command;
 
@@ -66,6 +66,27 @@ pub fn missing_for_qemu() -> Option<String> {
 pub fn missing_for_systemd() -> Option<String> {
     missing_for_qemu().or_else(|| missing_programs(&["mkfs.ext4", "tar", "strip"]))
 }
+
+/// Why tests with Firecracker can't run here.
+#[must_use]
+pub fn missing_for_firecracker() -> Option<String> {
+    let missing = if command::is_on_path("firecracker") {
+        missing_for_namespaces()
+    } else {
+        // No package has it, so `cargo xtask setup` doesn't install it.
+        Some("firecracker is not on the PATH".to_owned())
+    };
+    missing
+        .or_else(|| missing_programs(&["busybox", "strip", "ldd", "xz"]))
+        .or_else(|| missing_file("/dev/kvm"))
+        .or_else(|| match env::var(FIRECRACKER_KERNEL) {
+            Ok(path) => missing_file(&path),
+            Err(_) => Some(format!("{FIRECRACKER_KERNEL} names no kernel")),
+        })
+}
+
+/// Environment variable that names a kernel for Firecracker: an ELF image, or one packed with xz.
+pub const FIRECRACKER_KERNEL: &str = "SANDWIRE_FIRECRACKER_KERNEL";
 
 fn missing_programs(programs: &[&str]) -> Option<String> {
     command::require_on_path(programs)

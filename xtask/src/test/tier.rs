@@ -19,16 +19,19 @@ pub(crate) enum Tier {
     Container,
     /// Needs root, QEMU and user-mode Linux, for real guests.
     Guest,
+    /// Needs root, Firecracker, a kernel for it and a KVM that works.
+    Firecracker,
 }
 
 impl Tier {
     /// Every tier, in the order in which they run.
-    pub(crate) const ALL: [Self; 5] = [
+    pub(crate) const ALL: [Self; 6] = [
         Self::Unit,
         Self::Fuzz,
         Self::Netns,
         Self::Container,
         Self::Guest,
+        Self::Firecracker,
     ];
 
     /// The tier's name on the command line and in reasons of `#[ignore]`.
@@ -39,6 +42,7 @@ impl Tier {
             Self::Netns => "netns",
             Self::Container => "container",
             Self::Guest => "guest",
+            Self::Firecracker => "firecracker",
         }
     }
 
@@ -49,7 +53,7 @@ impl Tier {
             Self::Unit => 18,
             Self::Fuzz => 10,
             Self::Netns => 20,
-            Self::Container => 10,
+            Self::Container | Self::Firecracker => 10,
             Self::Guest => 15,
         };
         Duration::from_secs(60 * minutes)
@@ -58,7 +62,13 @@ impl Tier {
     /// How many tests of one executable run at a time; nothing means as many as there are cores.
     /// An emulated guest keeps a core busy, so two at once would miss each other's deadlines.
     pub(crate) fn threads(self) -> Option<u32> {
-        (self == Self::Guest).then_some(1)
+        matches!(self, Self::Guest | Self::Firecracker).then_some(1)
+    }
+
+    /// Whether it can be had wherever the rest can: no package of Debian has Firecracker. Unless it is named,
+    /// such a tier may be missing even where all are required.
+    pub(crate) fn is_for_all(self) -> bool {
+        self != Self::Firecracker
     }
 
     /// Why the tier cannot run here, if it can't.
@@ -71,6 +81,7 @@ impl Tier {
             Self::Guest => capabilities::missing_for_user_mode_linux()
                 .or_else(capabilities::missing_for_qemu)
                 .or_else(capabilities::missing_for_systemd),
+            Self::Firecracker => capabilities::missing_for_firecracker(),
         }
     }
 }

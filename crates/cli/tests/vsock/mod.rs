@@ -30,6 +30,7 @@ pub(crate) const DEVICE: &str = "vsock0";
 pub(crate) const GUEST_ECHO: u32 = 7;
 pub(crate) const GUEST_MESSAGES: u32 = 8;
 pub(crate) const GUEST_HASH: u32 = 9;
+pub(crate) const GUEST_COMMANDS: u32 = 11;
 
 /// `sandwire vsock serve`.
 pub(crate) struct Service {
@@ -126,6 +127,13 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
+    /// The channel of a lease.
+    pub(crate) fn in_folder(folder: &Path) -> Self {
+        Self {
+            folder: folder.to_owned(),
+        }
+    }
+
     pub(crate) fn vhost_user_socket(&self) -> PathBuf {
         self.folder.join("vhost.sock")
     }

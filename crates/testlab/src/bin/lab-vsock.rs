@@ -1,7 +1,8 @@
 //! What guests run to speak vsock: told what to do on a serial line, one command a line, and answering there.
 //!
 //! A command is a number, a verb and its arguments; the answer is the number, `ok` or `error`, and a text.
-//! Commands run at the same time, so answers come in any order. Ports are served from the start: from [`ECHO`] to [`SOURCE`].
+//! Commands run at the same time, so answers come in any order. Ports are served from the start: from [`ECHO`] to
+//! [`COMMANDS`], where a connection takes a command too, for guests that have no second serial line.
 
 use std::{
     fs::File,
@@ -31,6 +32,8 @@ const ECHO_MESSAGES: u32 = 8;
 const HASH: u32 = 9;
 /// A stream of as many blocks as a line asks for comes from here.
 const SOURCE: u32 = 10;
+/// A verb and its arguments in a line that come here are answered in a line: `ok` or `error`, and a text.
+const COMMANDS: u32 = 11;
 
 const ANY_CID: u32 = u32::MAX;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -65,6 +68,7 @@ fn run(path: &str) -> Result<()> {
     serve(Type::STREAM, ECHO, echo_bytes)?;
     serve(Type::STREAM, HASH, answer_hash)?;
     serve(Type::STREAM, SOURCE, send_as_asked)?;
+    serve(Type::STREAM, COMMANDS, obey_one)?;
     serve(Type::SEQPACKET, ECHO_MESSAGES, echo_messages)?;
 
     let answers = Arc::new(Mutex::new(tty.try_clone()?));
@@ -74,11 +78,7 @@ fn run(path: &str) -> Result<()> {
         let answers = answers.clone();
         thread::spawn(move || {
             let (number, command) = line.split_once(' ').unwrap_or((&line, ""));
-            let answer = match obey(command) {
-                Ok(text) => format!("{number} ok {text}"),
-                Err(error) => format!("{number} error {error:#}"),
-            };
-            say(&answers, &answer.replace('\n', "; "));
+            say(&answers, &format!("{number} {}", answer(command)));
         });
     }
     bail!("the serial line ended")
@@ -91,6 +91,15 @@ fn say(line: &Mutex<File>, text: &str) {
     if let Err(error) = writeln!(line, "{text}") {
         eprintln!("error: answer '{text}': {error}");
     }
+}
+
+/// What a command comes to, in a line.
+fn answer(command: &str) -> String {
+    let answer = match obey(command) {
+        Ok(text) => format!("ok {text}"),
+        Err(error) => format!("error {error:#}"),
+    };
+    answer.replace('\n', "; ")
 }
 
 fn obey(command: &str) -> Result<String> {
@@ -255,6 +264,14 @@ fn send_as_asked(socket: Socket) -> Result<()> {
     let mut line = String::new();
     reader.read_line(&mut line)?;
     send_on(reader.get_mut(), line.trim().parse()?)?;
+    Ok(())
+}
+
+fn obey_one(socket: Socket) -> Result<()> {
+    let mut reader = BufReader::new(socket);
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    writeln!(reader.get_mut(), "{}", answer(&line))?;
     Ok(())
 }
 

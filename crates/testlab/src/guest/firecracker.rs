@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use super::{Vmm, console::Console, cpu_can_virtualise, initramfs, mac_text};
+use super::{Vmm, console::Console, cpu_can_virtualise, initramfs, mac_text, vsock};
 use crate::{command, fake_guest::GuestNetwork, http, namespace};
 
 /// What is needed to start guests: the kernel, their user space, and a folder for their files.
@@ -49,10 +49,25 @@ impl Recipe {
     /// # Errors
     /// If Firecracker or busybox isn't installed, or a file can't be read or written.
     pub fn prepare(kernel: &Path, network: &GuestNetwork, folder: &Path) -> Result<Self> {
-        command::require_on_path(&["firecracker"])?;
         let initramfs = folder.join("firecracker.cpio");
         fs::write(&initramfs, initramfs::build(network, &[], "")?)
             .with_context(|| format!("write {}", initramfs.display()))?;
+        Self::with(kernel, initramfs, network.mac, folder)
+    }
+
+    /// Prepares guests that have vsock and no network: `lab-vsock` runs in them. The kernel needs its driver built
+    /// in, as those that Firecracker's project publishes have it.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    pub fn prepare_for_vsock(kernel: &Path, folder: &Path) -> Result<Self> {
+        // The one serial line is the console: nothing comes in by it.
+        let initramfs = vsock::user_space(&[], "/dev/ttyS0", folder)?;
+        Self::with(kernel, initramfs, [0; 6], folder)
+    }
+
+    fn with(kernel: &Path, initramfs: PathBuf, mac: [u8; 6], folder: &Path) -> Result<Self> {
+        command::require_on_path(&["firecracker"])?;
         let kernel = if kernel.extension().is_some_and(|ending| ending == "xz") {
             unpack(kernel, &folder.join("vmlinux"))?
         } else {
@@ -62,7 +77,7 @@ impl Recipe {
             kernel,
             initramfs,
             folder: folder.to_owned(),
-            mac: network.mac,
+            mac,
         })
     }
 
@@ -72,7 +87,30 @@ impl Recipe {
     /// # Errors
     /// If it doesn't boot; the error then holds its console.
     pub fn boot(&self, netns: &Path, tap: &str) -> Result<Firecracker> {
-        let mut guest = self.start("original", netns)?;
+        let network =
+            json!({"iface_id": "eth0", "host_dev_name": tap, "guest_mac": mac_text(self.mac)});
+        let device = ("/network-interfaces/eth0", network);
+        self.boot_with("original", netns, MEMORY_MIB, device)
+    }
+
+    /// Boots a guest whose vsock device is Firecracker's, with what a lease says to it (`firecracker_vsock`): the
+    /// body of `PUT /vsock`. Its ports are served a moment later.
+    ///
+    /// # Errors
+    /// If it doesn't boot; the error then holds its console.
+    pub fn boot_with_vsock(&self, name: &str, vsock: Value) -> Result<Firecracker> {
+        let own = Path::new("/proc/self/ns/net");
+        self.boot_with(name, own, VSOCK_MEMORY_MIB, ("/vsock", vsock))
+    }
+
+    fn boot_with(
+        &self,
+        name: &str,
+        netns: &Path,
+        memory: u32,
+        (path, device): (&str, Value),
+    ) -> Result<Firecracker> {
+        let mut guest = self.start(name, netns)?;
         let hardware = if cpu_can_virtualise() {
             ""
         } else {
@@ -88,12 +126,9 @@ impl Recipe {
         )?;
         guest.put(
             "/machine-config",
-            &json!({"vcpu_count": 1, "mem_size_mib": MEMORY_MIB}),
+            &json!({"vcpu_count": 1, "mem_size_mib": memory}),
         )?;
-        guest.put(
-            "/network-interfaces/eth0",
-            &json!({"iface_id": "eth0", "host_dev_name": tap, "guest_mac": mac_text(self.mac)}),
-        )?;
+        guest.put(path, &device)?;
         guest.put("/actions", &json!({"action_type": "InstanceStart"}))?;
         guest
             .console
@@ -220,6 +255,8 @@ impl Snapshot {
 }
 
 const MEMORY_MIB: u32 = 96;
+/// As for guests of QEMU that have vsock.
+const VSOCK_MEMORY_MIB: u32 = 256;
 
 /// What a guest kernel needs under a KVM that emulates: no instruction that the emulator lacks, and no
 /// calibration against a clock.

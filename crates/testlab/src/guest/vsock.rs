@@ -56,20 +56,10 @@ impl Recipe {
     /// # Errors
     /// If busybox, a module or `lab-vsock` is missing, or the folder can't be written.
     pub fn prepare(kernel: &Kernel, folder: &Path) -> Result<Self> {
-        let mut archive = initramfs::base()?;
-        let agent = stripped(&sandwire::beside("lab-vsock")?, folder, "lab-vsock")?;
-        add_programs(&mut archive, &[("lab-vsock".to_owned(), agent)])?;
-        let load = add_modules(&mut archive, &kernel.modules_for(MODULES)?)?;
-        let init = format!(
-            "{}{load}exec /usr/bin/lab-vsock /dev/ttyS1\n",
-            initramfs::INIT_HEAD
-        );
-        archive.executable("init", init.as_bytes());
-        let path = folder.join("vsock.cpio");
-        fs::write(&path, archive.finish()).with_context(|| format!("write {}", path.display()))?;
+        let modules = kernel.modules_for(MODULES)?;
         Ok(Self {
             kernel: kernel.image.clone(),
-            initramfs: path,
+            initramfs: user_space(&modules, "/dev/ttyS1", folder)?,
             folder: folder.to_owned(),
         })
     }
@@ -268,6 +258,23 @@ impl Snapshot {
         clone.qmp.execute("cont", &json!({}))?;
         Ok(clone)
     }
+}
+
+/// Writes the user space of such a guest: these modules, and the agent, told what to do on this serial line.
+pub(super) fn user_space(modules: &[PathBuf], line: &str, folder: &Path) -> Result<PathBuf> {
+    let mut archive = initramfs::base()?;
+    let agent = stripped(&sandwire::beside("lab-vsock")?, folder, "lab-vsock")?;
+    add_programs(&mut archive, &[("lab-vsock".to_owned(), agent)])?;
+    let load = add_modules(&mut archive, modules)?;
+    let init = format!(
+        "{}{load}echo '{}'\nexec /usr/bin/lab-vsock {line}\n",
+        initramfs::INIT_HEAD,
+        initramfs::READY_LINE,
+    );
+    archive.executable("init", init.as_bytes());
+    let path = folder.join("vsock.cpio");
+    fs::write(&path, archive.finish()).with_context(|| format!("write {}", path.display()))?;
+    Ok(path)
 }
 
 fn shared_file(path: &Path) -> String {
