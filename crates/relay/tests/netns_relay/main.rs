@@ -141,6 +141,48 @@ fn both_in_tls() {
     lab::run_within(DEADLINE, |_| carried("tls"));
 }
 
+/// Lets a rule for QUIC's packets to the peer be the only one, which counts them.
+fn rule_for_quic(stage: &Stage, verdict: &str) {
+    stage.in_peer("nft flush chain inet wall input");
+    let rule = format!("nft add rule inet wall input udp dport 4433 counter {verdict}");
+    stage.in_peer(&rule);
+}
+
+/// Packets that the rule has met.
+fn packets_of_quic(stage: &Stage) -> u64 {
+    let chain = stage.in_peer("nft -j list chain inet wall input");
+    let chain: serde_json::Value = serde_json::from_str(&chain).unwrap();
+    let all = chain["nftables"].as_array().unwrap();
+    let rule = all.iter().find_map(|object| object.get("rule")).unwrap();
+    let expressions = rule["expr"].as_array().unwrap();
+    let counter = expressions.iter().find_map(|part| part.get("counter"));
+    counter.unwrap()["packets"].as_u64().unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn datagrams_go_in_tls_while_udp_is_blocked_and_by_quic_once_it_gets_through() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.in_peer("nft add table inet wall");
+        stage.in_peer("nft add chain inet wall input { type filter hook input priority 0 ; }");
+        rule_for_quic(&stage, "drop");
+        stage.start_peer();
+        stage.start_host();
+        let capture = stage.capture();
+        everything_works(&stage);
+        assert!(packets_of_quic(&stage) > 0, "QUIC wasn't tried");
+        rule_for_quic(&stage, "accept");
+        wait_for("QUIC is tried again", || {
+            stage.host_log().contains("kind=\"QUIC\"")
+        });
+        let before = packets_of_quic(&stage);
+        everything_works(&stage);
+        assert!(packets_of_quic(&stage) > before + 10, "QUIC wasn't used");
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn without_the_relay_nothing_leaves_and_with_it_all_comes_back() {

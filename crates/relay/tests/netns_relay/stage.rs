@@ -282,6 +282,10 @@ impl Stage {
             .map_err(|error| format!("{error:#}\n{}", self.host_log()))
     }
 
+    pub(crate) fn in_peer(&self, line: &str) -> String {
+        self.peer.run(line).unwrap()
+    }
+
     pub(crate) fn inside_box<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.sandbox.inside(|| Ok(work())).unwrap()
     }
