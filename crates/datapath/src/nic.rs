@@ -139,8 +139,8 @@ impl Datapath {
             .collect()
     }
 
-    /// Lets packets pass: zeroes counters and meters, closes what an earlier lease has opened for answers, enters the clone addresses, and at last says that
-    /// the NIC is active. `process`: the sandbox is a process in the slot's namespace.
+    /// Lets packets pass: zeroes counters and meters, closes what an earlier lease has opened for answers, says that the
+    /// NIC is active, and at last enters the clone addresses. `process`: the sandbox is a process in the slot's namespace.
     ///
     /// # Errors
     /// The map of clone addresses is full, or one of the addresses is another active NIC's. The entry is

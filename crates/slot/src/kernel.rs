@@ -1,13 +1,14 @@
 //! The Linux kernel's side of pools and slots.
 //!
-//! A slot is built by a thread that moves into a fresh network namespace, makes everything there,
+//! A netns slot is built by a thread that moves into a fresh network namespace, makes everything there,
 //! joins it to the host last, and only then gives the namespace its name under `/run/netns`. Until
 //! that last step everything belongs to the thread, so a crash at any instruction makes the kernel
-//! clean up by itself, and a named namespace is by definition a complete slot.
+//! clean up by itself, and a named namespace is by definition a complete slot. Slots without a
+//! namespace are in [`host_slot`] and [`container`].
 //!
 //! The host has one constant nftables table ([`host_table`]) whose sets grow with pools and published
-//! ports, never with slots. Per slot it has one interface, one route and one neighbour entry per clone
-//! address. No file descriptor is kept per slot, and none of the machine's other objects is touched.
+//! ports, never with slots. Per slot it has one interface or one per TAP, and with nft a route and a neighbour
+//! entry per clone address. No file descriptor is kept per slot, and none of the machine's other objects is touched.
 //!
 //! Calls may come from several plain threads at once. Each borrows a [`Worker`], which holds sockets
 //! that belong to the host's namespace wherever the thread is.

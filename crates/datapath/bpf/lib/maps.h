@@ -29,7 +29,7 @@ struct {
 	__type(value, struct policy);
 } policies SEC(".maps");
 
-/* Not per CPU: with 64 CPUs and 16,384 interfaces that would be 400 MiB. */
+/* Not per CPU: with 64 CPUs and 16,384 interfaces that would be 430 MiB. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NICS_MAX);
