@@ -14,6 +14,7 @@ mod fleet;
 mod host;
 mod idle;
 mod limit;
+mod neighbour;
 mod pages;
 mod peer;
 mod relay;
@@ -81,6 +82,8 @@ pub(crate) enum Part {
     Figure,
     /// Memory of idle guests.
     Idle,
+    /// A guest beside hostile ones.
+    Neighbour,
 }
 
 impl extent::Part for Part {
@@ -127,6 +130,10 @@ pub(crate) fn run(extent: &Extent, peer: &Peer) -> Result<Record> {
         ("idle_vms".to_owned(), u64::from(idle_vms(extent))),
         ("worker_threads".to_owned(), 1),
         ("driver_threads".to_owned(), 1),
+        (
+            "hostile_connects_per_second".to_owned(),
+            neighbour::CONNECTS_PER_SECOND.into(),
+        ),
         (
             "guest_buffer_bytes".to_owned(),
             backend::GUEST_BUFFER.into(),
@@ -258,6 +265,7 @@ fn others(extent: &Extent, record: &mut Record) {
             let program = Program::Sandwire {
                 busy_poll: BUSY_POLL,
                 connection_bytes: Limits::default().connection_bytes,
+                connects_per_second: backend::NO_LIMIT,
             };
             let mut place = Place::build(program, 1)?;
             add_echo(record, POLLING, &echo::polling(&mut place, echoes(extent))?);
@@ -266,6 +274,11 @@ fn others(extent: &Extent, record: &mut Record) {
     }
     if extent.has(Part::Relay) {
         relays(extent, record);
+    }
+    if extent.has(Part::Neighbour) {
+        attempt(record, neighbour::BESIDE, |record| {
+            neighbour::measure(extent.time(), record)
+        });
     }
     if extent.has(Part::Figure) {
         figure::measure(extent.time() / 2, record);
@@ -351,17 +364,17 @@ fn add_ratios(record: &mut Record) {
     }
     let cost = "relay_cpu_per_gib";
     record.add_ratio("relay_cpu_vs_copy", (SPLICE, cost), (COPY, cost));
-    let of_many = |metric: &str| {
-        let figure = |case| median(&record.row(case, metric)?.samples);
-        Some(figure(OURS_MANY)? / figure(OURS)?)
-    };
-    // The direction that suffers more is the one that counts.
-    let many: Vec<f64> = ["g2h_64k", "h2g_64k"]
-        .into_iter()
-        .filter_map(of_many)
-        .collect();
-    if let [one, other] = many[..] {
-        record.insert_ratio("throughput_100_vms_vs_1", one.min(other));
+    for (name, case, base) in [
+        ("throughput_100_vms_vs_1", OURS_MANY, OURS),
+        (
+            "neighbour_beside_hostile_vs_alone",
+            neighbour::BESIDE,
+            neighbour::ALONE,
+        ),
+    ] {
+        if let Some(ratio) = worse_direction(record, case, base) {
+            record.insert_ratio(name, ratio);
+        }
     }
     for (name, case, metric) in [
         ("echo_p99_us_polling", POLLING, "echo_p99"),
@@ -371,6 +384,15 @@ fn add_ratios(record: &mut Record) {
             record.insert_ratio(name, value);
         }
     }
+}
+
+/// Of writes of 64 KiB, by the direction that suffers more: the one that counts.
+fn worse_direction(record: &Record, case: &str, base: &str) -> Option<f64> {
+    let of = |metric: &str| {
+        let figure = |case| median(&record.row(case, metric)?.samples);
+        Some(figure(case)? / figure(base)?)
+    };
+    Some(of("g2h_64k")?.min(of("h2g_64k")?))
 }
 
 /// The size of a socket's buffer with which a Unix socket is fastest.
@@ -410,6 +432,10 @@ mod tests {
             (OURS, "h2g_64k", 30.0),
             (OURS_MANY, "g2h_64k", 38.0),
             (OURS_MANY, "h2g_64k", 24.0),
+            (neighbour::ALONE, "g2h_64k", 20.0),
+            (neighbour::ALONE, "h2g_64k", 20.0),
+            (neighbour::BESIDE, "g2h_64k", 16.0),
+            (neighbour::BESIDE, "h2g_64k", 18.0),
             ("unix_socket_default", "unix_64k", 50.0),
             ("unix_socket_4m", "unix_64k", 60.0),
             ("idle", "memory_per_vm", 20.0),
@@ -419,6 +445,7 @@ mod tests {
         add_ratios(&mut record);
         assert_eq!(record.ratios["h2g_64k_vs_uds_limit"], 0.5);
         assert_eq!(record.ratios["throughput_100_vms_vs_1"], 0.8);
+        assert_eq!(record.ratios["neighbour_beside_hostile_vs_alone"], 0.8);
         assert_eq!(record.ratios["idle_vm_kib"], 20.0);
         assert!(!record.ratios.contains_key("g2h_4k_vs_vhost_device"));
     }

@@ -28,6 +28,8 @@ use crate::{cpu, private_host};
 const FIRST_CID: u32 = 3;
 /// Ports that lead to sockets of the host.
 const PORTS: (u32, u32) = (1000, 60_000);
+/// Connections per second that nobody opens.
+pub(super) const NO_LIMIT: u32 = 10_000_000;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What to start.
@@ -39,17 +41,21 @@ pub(super) enum Program<'a> {
         busy_poll: Duration,
         /// Bytes that a connection may buffer.
         connection_bytes: u32,
+        /// Connections that a guest may open per second.
+        connects_per_second: u32,
     },
     /// An executable of `vhost-device-vsock`.
     VhostDevice(&'a Path),
 }
 
 impl Program<'_> {
-    /// The service as it is by default.
+    /// The service as it is by default, and no limit of connections per second: what is measured is how fast it
+    /// could be.
     pub(super) fn sandwire() -> Self {
         Program::Sandwire {
             busy_poll: Duration::ZERO,
             connection_bytes: Limits::default().connection_bytes,
+            connects_per_second: NO_LIMIT,
         }
     }
 }
@@ -91,12 +97,19 @@ impl Backend {
             last_port: PORTS.0,
         };
         if let Program::Sandwire {
-            connection_bytes, ..
+            connection_bytes,
+            connects_per_second,
+            ..
         } = program
         {
+            let limits = Limits {
+                connection_bytes,
+                connects_per_second,
+                ..Limits::default()
+            };
             let mut client = backend.client()?;
             for (folder, number) in backend.vms.iter().zip(0..) {
-                client.add_vm(spec(number, folder, connection_bytes)?)?;
+                client.add_vm(spec(number, folder, limits.clone())?)?;
             }
         }
         for vm in 0..vms {
@@ -158,11 +171,6 @@ impl Backend {
     pub(super) fn new_port(&mut self) -> u32 {
         self.last_port += 1;
         self.last_port
-    }
-
-    /// Number of guests.
-    pub(super) fn vms(&self) -> usize {
-        self.vms.len()
     }
 
     /// Its process.
@@ -243,7 +251,7 @@ fn vhost_device(path: &Path, folders: &[PathBuf]) -> Command {
     command
 }
 
-fn spec(number: u32, folder: &Path, connection_bytes: u32) -> Result<VmSpec> {
+fn spec(number: u32, folder: &Path, limits: Limits) -> Result<VmSpec> {
     let port = PortRange::new(PORTS.0, PORTS.1).context("no such ports")?;
     let rule = VsockRule {
         port,
@@ -257,12 +265,7 @@ fn spec(number: u32, folder: &Path, connection_bytes: u32) -> Result<VmSpec> {
         cid: FIRST_CID + number,
         virtual_cid: None,
         policy: VsockPolicy { rules: vec![rule] },
-        limits: Limits {
-            connection_bytes,
-            // What is measured is how fast it could be.
-            connects_per_second: 10_000_000,
-            ..Limits::default()
-        },
+        limits,
     })
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 
 use super::{
-    backend::Program,
+    backend::{NO_LIMIT, Program},
     throughput::{Direction, Place},
 };
 use crate::record::Record;
@@ -47,6 +47,7 @@ fn line(
     let program = Program::Sandwire {
         busy_poll: Duration::ZERO,
         connection_bytes,
+        connects_per_second: NO_LIMIT,
     };
     let mut place = Place::build(program, 1)?;
     for bytes in USER_BUFFERS {

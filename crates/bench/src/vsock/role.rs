@@ -15,6 +15,8 @@ pub(super) enum Role {
     Service,
     /// Programs of the host: the processor before that, or the guest's if there are only two.
     Host,
+    /// The driver of guests that do harm: a processor of its own, or the guest's if there are fewer than four.
+    Hostile,
 }
 
 impl Role {
@@ -30,7 +32,8 @@ impl Role {
             Self::Guest => 0,
             Self::Service => 1,
             Self::Host if processors > 2 => 2,
-            Self::Host => 0,
+            Self::Hostile if processors > 3 => 3,
+            Self::Host | Self::Hostile => 0,
         }
     }
 
@@ -61,10 +64,12 @@ mod tests {
     #[test]
     fn guest_and_service_never_share_a_processor_if_there_are_two() {
         for processors in 2..6 {
-            let places = [Role::Guest, Role::Service, Role::Host];
-            let [guest, service, host] = places.map(|role| role.place(processors));
+            let places = [Role::Guest, Role::Service, Role::Host, Role::Hostile];
+            let [guest, service, host, hostile] = places.map(|role| role.place(processors));
             assert!(guest != service && service != host, "{processors}");
             assert_eq!(guest == host, processors == 2);
+            assert!(hostile != service, "{processors}");
+            assert_eq!(guest == hostile, processors < 4);
         }
     }
 }

@@ -81,6 +81,11 @@ impl Place {
         &mut self.guests[0]
     }
 
+    /// Takes the guests from that one on, who have no part in measurements any more.
+    pub(super) fn take_guests_from(&mut self, first: usize) -> Vec<Guest> {
+        self.guests.split_off(first)
+    }
+
     /// Sends writes of that size by a connection per guest, for so long.
     pub(super) fn measure(
         &mut self,
@@ -96,7 +101,7 @@ impl Place {
     }
 
     fn measure_to_host(&mut self, port: u32, write: usize, time: Duration) -> Result<Figures> {
-        let vms = 0..self.backend.vms();
+        let vms = 0..self.guests.len();
         let paths: Vec<_> = vms.map(|vm| self.backend.host_socket(vm, port)).collect();
         let listeners = paths.iter().map(|path| host::listen(path));
         let listeners: Vec<_> = listeners.collect::<Result<_>>()?;
@@ -129,7 +134,7 @@ impl Place {
     }
 
     fn measure_to_guests(&mut self, port: u32, write: usize, time: Duration) -> Result<Figures> {
-        let vms = 0..self.backend.vms();
+        let vms = 0..self.guests.len();
         let sockets: Vec<_> = vms.map(|vm| self.backend.socket(vm)).collect();
         for guest in &mut self.guests {
             guest.listen(Kind::Stream, port);
