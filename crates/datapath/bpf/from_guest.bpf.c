@@ -103,8 +103,7 @@ static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, 
 	if (READ_ONCE(s->nic->state) != NIC_ACTIVE)
 		return DROP_NOT_LEASED;
 	*ethertype = ethernet->h_proto;
-	if (frame_has_vlan(skb) || *ethertype == bpf_htons(ETH_P_8021Q) ||
-	    *ethertype == bpf_htons(ETH_P_8021AD))
+	if (has_tag(skb, *ethertype))
 		return DROP_VLAN_TAG;
 	if (rarely(!same_mac(ethernet->h_source, s->nic->guest_mac))) {
 		if (!(s->flags & NIC_NETNS) || !same_mac(ethernet->h_source, s->nic->veth_mac))
@@ -298,19 +297,6 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 	return depart(skb, s, p, &c);
 }
 
-static __always_inline int parse_from_guest(struct __sk_buff *skb, const struct sender *s,
-					    __u32 ethertype, struct packet *p)
-{
-	switch (ethertype) {
-	case bpf_htons(ETH_P_IP):
-		return s->nic->guest4 ? parse_ipv4(skb, p) : DROP_NO_ADDRESS;
-	case bpf_htons(ETH_P_IPV6):
-		return s->nic->has_ipv6 ? parse_ipv6(skb, p) : DROP_NO_ADDRESS;
-	default:
-		return DROP_ETHERTYPE;
-	}
-}
-
 SEC("classifier")
 int from_guest(struct __sk_buff *skb)
 {
@@ -331,7 +317,7 @@ int from_guest(struct __sk_buff *skb)
 		return refuse(skb, sender.index, sender.flags, DROP_ETHERTYPE, STAGE_PARSE);
 	if (rarely(ethertype == bpf_htons(ETH_P_ARP)))
 		return arp_from_guest(skb, &sender);
-	reason = parse_from_guest(skb, &sender, ethertype, &packet);
+	reason = parse_of_family(skb, sender.nic, ethertype, &packet);
 	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason, STAGE_PARSE);
 	measure(skb, &packet);

@@ -75,6 +75,9 @@ int from_uplink(struct __sk_buff *skb)
 
 	if (skb->pkt_type != PACKET_HOST || !find_receiver_of(skb, &receiver, &packet))
 		return PASS;
+	/* The kernel gives it to the uplink's child, which judges it. */
+	if (receiver.flags & NIC_CHILD)
+		return PASS;
 	if (READ_ONCE(receiver.nic->state) != NIC_ACTIVE)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NOT_LEASED, STAGE_PARSE);
 	/* Sandboxes of this host don't come in by an uplink. */
@@ -105,6 +108,8 @@ int from_host(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	if (READ_ONCE(receiver.nic->state) != NIC_ACTIVE)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NOT_LEASED, STAGE_PARSE);
+	if (receiver.flags & NIC_CHILD)
+		return refuse(skb, receiver.index, receiver.flags, DROP_NO_ROUTE, STAGE_ROUTE);
 	measure(skb, &packet);
 	packet.from_host = !skb->ingress_ifindex;
 	if (packet.largest > receiver.nic->mtu)

@@ -161,6 +161,9 @@ enums! {
         Impaired = 64 "NIC_IMPAIRED",
         /// The host end is one of a pair whose other end is the sandbox's own.
         Peer = 128 "NIC_PEER",
+        /// No host end: the sandbox's interface is a child of one of the host's, by whose network alone it is
+        /// reached.
+        Child = 256 "NIC_CHILD",
     }
     /// What leaves the host.
     UplinkMode = "uplink_mode" {

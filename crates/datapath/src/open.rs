@@ -144,6 +144,10 @@ pub enum Program {
     UplinkToTap,
     /// tc ingress of a container's interface and of the TAP beside it.
     CrossOver,
+    /// tc egress of a container's interface that is a child of one of the host's.
+    FromChild,
+    /// tc ingress of the same.
+    ToChild,
     /// tc ingress of an uplink.
     FromUplink,
     /// tc egress of the shared interface.
@@ -155,11 +159,13 @@ pub enum Program {
 }
 
 impl Program {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::FromGuest,
         Self::TapToHostEnd,
         Self::UplinkToTap,
         Self::CrossOver,
+        Self::FromChild,
+        Self::ToChild,
         Self::FromUplink,
         Self::FromHost,
         Self::FromGuestXdp,
@@ -174,6 +180,8 @@ impl Program {
             Self::TapToHostEnd => "tap_to_host_end",
             Self::UplinkToTap => "uplink_to_tap",
             Self::CrossOver => "cross_over",
+            Self::FromChild => "from_child",
+            Self::ToChild => "to_child",
             Self::FromUplink => "from_uplink",
             Self::FromHost => "from_host",
             Self::FromGuestXdp => "from_guest_xdp",
@@ -201,11 +209,12 @@ pub(crate) struct Object {
     pub(crate) bytes: &'static [u8],
 }
 
-pub(crate) static OBJECTS: [Object; 6] = [
+pub(crate) static OBJECTS: [Object; 7] = [
     object!("from_guest"),
     object!("to_guest"),
     object!("slot"),
     object!("container"),
+    object!("child"),
     object!("from_guest_xdp"),
     object!("to_guest_xdp"),
 ];

@@ -45,6 +45,8 @@ enum nic_flag {
 	NIC_IMPAIRED = 1 << 6,   /* tc programs before ours divert its packets, which XDP and the way
 				  * past the egress of a host end must leave to them */
 	NIC_PEER = 1 << 7,       /* the host end is one of a pair whose other end is the sandbox's own */
+	NIC_CHILD = 1 << 8,      /* no host end: the sandbox's interface is a child of one of the host's, by
+				  * whose network alone it is reached */
 };
 
 /* One interface of a sandbox. Indexed by the class id of the filter on its host end; those of one

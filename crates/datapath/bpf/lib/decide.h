@@ -38,6 +38,8 @@ static __always_inline void decide_sandbox(struct decision *d,
 		decide_drop(d, DROP_NO_SUCH_SANDBOX);
 	} else if (!may_reach_sandbox(nic, target, policy_flags)) {
 		decide_drop(d, DROP_OTHER_SANDBOX);
+	} else if (READ_ONCE(target->flags) & NIC_CHILD) {
+		decide_drop(d, DROP_NO_ROUTE);
 	} else {
 		d->verdict = VERDICT_SANDBOX;
 		d->target = target_index;

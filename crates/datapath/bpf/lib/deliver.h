@@ -61,24 +61,39 @@ static __always_inline int parse_ip(frame *f, struct packet *p)
 	return ethernet->h_proto == bpf_htons(ETH_P_IP) ? parse_ipv4(f, p) : parse_ipv6(f, p);
 }
 
-/* Opens the way back, then asks the limit. Returns a drop reason. */
-static __always_inline int admit(const struct receiver *r, const struct packet *p, __u32 via)
+static __always_inline const struct policy *policy_of(const struct receiver *r)
 {
-	__u32 index = r->index, policy_index = READ_ONCE(r->nic->policy);
-	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
+	__u32 index = READ_ONCE(r->nic->policy);
+
+	return bpf_map_lookup_elem(&policies, &index);
+}
+
+/* The limit. Returns a drop reason. */
+static __always_inline int police_ingress(const struct receiver *r, const struct packet *p,
+					  const struct policy *policy)
+{
+	__u32 index = r->index;
 	struct meters *meter;
 	__u64 wait;
 
-	if (!policy)
-		return DROP_NONE;
-	if (policy->flags & POLICY_ANSWERS || r->flags & NIC_PUBLISHED)
-		remember_answer(p, index, via, bpf_ktime_get_coarse_ns(), r->flags & NIC_LEARN);
 	if (!is_limited(&policy->ingress))
 		return DROP_NONE;
 	meter = bpf_map_lookup_elem(&meters, &index);
 	if (!meter)
 		return DROP_HELPER;
 	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
+}
+
+/* Opens the way back, then asks the limit. Returns a drop reason. */
+static __always_inline int admit(const struct receiver *r, const struct packet *p, __u32 via)
+{
+	const struct policy *policy = policy_of(r);
+
+	if (!policy)
+		return DROP_NONE;
+	if (policy->flags & POLICY_ANSWERS || r->flags & NIC_PUBLISHED)
+		remember_answer(p, r->index, via, bpf_ktime_get_coarse_ns(), r->flags & NIC_LEARN);
+	return police_ingress(r, p, policy);
 }
 
 /* A process has the clone address itself, behind the MAC of its veth. */

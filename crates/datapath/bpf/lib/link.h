@@ -54,12 +54,12 @@ static __always_inline __u32 load_address4(const __u8 *from)
 	return address;
 }
 
-/* Judges an ARP packet. Returns a drop reason, or LINK_ANSWER if it is to be answered. */
-static __always_inline int judge_arp(frame *f, const struct nic *nic)
+/* Whether an ARP packet speaks for the guest alone. Returns a drop reason. */
+static __always_inline int judge_arp_sender(frame *f, const struct nic *nic)
 {
 	const struct ethhdr *ethernet = frame_data(f);
 	const struct arp *arp = (void *)(ethernet + 1);
-	__u32 sender, target;
+	__u32 sender;
 
 	if ((void *)(arp + 1) > frame_end(f))
 		return DROP_MALFORMED;
@@ -69,9 +69,23 @@ static __always_inline int judge_arp(frame *f, const struct nic *nic)
 	if (!nic->guest4)
 		return DROP_NO_ADDRESS;
 	sender = load_address4(arp->sender);
-	target = load_address4(arp->target);
 	if (!same_mac(arp->sender_mac, ethernet->h_source) || (sender && sender != nic->guest4))
 		return DROP_ARP;
+	return DROP_NONE;
+}
+
+/* Judges an ARP packet. Returns a drop reason, or LINK_ANSWER if it is to be answered. */
+static __always_inline int judge_arp(frame *f, const struct nic *nic)
+{
+	const struct arp *arp = frame_data(f) + ETH_HLEN;
+	int reason = judge_arp_sender(f, nic);
+	__u32 target;
+
+	if (reason)
+		return reason;
+	if ((void *)(arp + 1) > frame_end(f))
+		return DROP_MALFORMED;
+	target = load_address4(arp->target);
 	if (target == nic->guest4)
 		return DROP_LINK_CHATTER;
 	if (arp->operation == bpf_htons(ARP_REQUEST) && target == nic->gateway4)
@@ -105,8 +119,9 @@ struct link_option {
 	__u8 after[6];
 } __attribute__((aligned(8)));
 
-/* Whether the options of a solicitation name the sender's own MAC, if any. */
-static __always_inline int has_own_option(frame *f, const struct packet *p, const struct nic *nic)
+/* Whether the options of a neighbour message that are of a type name the sender's own MAC, if any. */
+static __always_inline int has_own_option(frame *f, const struct packet *p, const struct nic *nic,
+					  __u8 type)
 {
 	__u32 offset = p->l4 + NEIGHBOUR_FIXED, end = ETH_HLEN + p->length;
 	struct link_option option;
@@ -118,7 +133,7 @@ static __always_inline int has_own_option(frame *f, const struct packet *p, cons
 			return 0;
 		if (!option.length)
 			return 0;
-		if (option.type == NDP_SOURCE_ADDRESS &&
+		if (option.type == type &&
 		    (option.length != 1 || !same_mac(option.mac, nic->guest_mac)))
 			return 0;
 		offset += option.length * 8;
@@ -151,7 +166,7 @@ __noinline int judge_link_packet(frame *f, const struct packet *p, __u32 index)
 	if (p->icmp_type == NEIGHBOUR_ADVERTISEMENT)
 		return same_address(&target, &nic->guest6) || is_link_local(&target) ?
 			       DROP_LINK_CHATTER : DROP_NEIGHBOUR;
-	if (!has_own_option(f, p, nic))
+	if (!has_own_option(f, p, nic, NDP_SOURCE_ADDRESS))
 		return DROP_NEIGHBOUR;
 	unspecified = is_unspecified(&p->source);
 	if (same_address(&target, &nic->gateway6) || is_router_address(&target)) {

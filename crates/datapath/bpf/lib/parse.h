@@ -351,6 +351,26 @@ static __always_inline int parse_ipv6(frame *f, struct packet *p)
 	return parse_l4(f, p, IPV6_L4);
 }
 
+/* An IP packet of a guest. Returns a drop reason. */
+static __always_inline int parse_of_family(frame *f, const struct nic *nic, __u32 ethertype,
+					   struct packet *p)
+{
+	switch (ethertype) {
+	case bpf_htons(ETH_P_IP):
+		return nic->guest4 ? parse_ipv4(f, p) : DROP_NO_ADDRESS;
+	case bpf_htons(ETH_P_IPV6):
+		return nic->has_ipv6 ? parse_ipv6(f, p) : DROP_NO_ADDRESS;
+	default:
+		return DROP_ETHERTYPE;
+	}
+}
+
+static __always_inline int has_tag(const frame *f, __u32 ethertype)
+{
+	return frame_has_vlan(f) || ethertype == bpf_htons(ETH_P_8021Q) ||
+	       ethertype == bpf_htons(ETH_P_8021AD);
+}
+
 /* What the packet weighs. The kernel doesn't know the segments of a guest's super-packet yet. */
 static __always_inline void measure(const frame *f, struct packet *p)
 {
