@@ -4,9 +4,14 @@
 //! that is up costs the kernel a walk over its tables (see `docs/decisions/0003-nf-tables-encoder.md`
 //! for why we write the messages ourselves).
 
+mod child;
 mod elsewhere;
 
-pub use elsewhere::{NamespaceNumber, delete_taps_beyond, delete_with_taps_beyond};
+pub use child::{ChildDevice, ChildInterface};
+pub use elsewhere::{
+    NamespaceNumber, delete_elsewhere, delete_taps_beyond, delete_with_taps_beyond, find_elsewhere,
+    list_in,
+};
 
 use std::{
     fmt,
@@ -313,10 +318,12 @@ pub struct Interface {
     pub name: String,
     /// Free text that tells whose it is.
     pub alias: Option<String>,
-    /// Driver: `veth`, `netkit`, `tun`, `bridge`.
+    /// Driver: `veth`, `netkit`, `macvlan`, `tun`, `bridge`.
     pub kind: Option<String>,
     /// Ethernet address.
     pub mac: Option<Mac>,
+    /// Whether it is an Ethernet interface, and not the loopback, a tunnel or the like.
+    pub is_ethernet: bool,
     /// What queues packets to be sent: `fq`, `mq`, `noqueue`.
     pub queue: Option<String>,
     /// MTU in bytes.
@@ -513,6 +520,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
         mac: attributes
             .find(libc::IFLA_ADDRESS)
             .and_then(|mac| mac.try_into().ok()),
+        is_ethernet: payload.get(2..4) == Some(&libc::ARPHRD_ETHER.to_ne_bytes()),
         queue: attributes.find(libc::IFLA_QDISC).map(attribute::text_of),
         mtu: attributes
             .find(libc::IFLA_MTU)

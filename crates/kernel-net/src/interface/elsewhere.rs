@@ -1,15 +1,70 @@
-//! Interfaces of another namespace than the socket's, that one of its interfaces leads to.
+//! Interfaces of another namespace than the socket's, by the number that the socket's has for it.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{
-    Attributes, CHANGE, Error, Interface, InterfaceIndex, RTEXT_FILTER_SKIP_STATS, Request, Socket,
-    attribute, header, parse,
+    Attributes, CHANGE, CREATE, Error, Interface, InterfaceIndex, RTEXT_FILTER_SKIP_STATS, Request,
+    Socket, attribute, header, parse,
 };
+
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+/// The family, and padding.
+const NUMBER_HEADER: [u8; 4] = [0; 4];
 
 /// By what number the socket's namespace knows another one. It stays for as long as both do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NamespaceNumber(u32);
+pub struct NamespaceNumber(pub u32);
 
 impl NamespaceNumber {
+    /// The number of a namespace, which gets one if it has none.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn of(socket: &mut Socket, namespace: BorrowedFd<'_>) -> Result<Self, Error> {
+        const OBJECT: &str = "number of a network namespace";
+        if let Some(number) = Self::look_up(socket, namespace)? {
+            return Ok(number);
+        }
+        let file = namespace.as_raw_fd().cast_unsigned();
+        let mut request = Request::new();
+        request.message((libc::RTM_NEWNSID, CREATE), "make", OBJECT, |message| {
+            message.raw(&NUMBER_HEADER);
+            // Any that is free.
+            message.put_u32(NETNSA_NSID, u32::MAX);
+            message.put_u32(NETNSA_FD, file);
+        });
+        match socket.execute(request) {
+            // Somebody was faster.
+            Err(error) if !error.is_existing() => return Err(error),
+            _ => {}
+        }
+        let number = Self::look_up(socket, namespace)?;
+        number.ok_or_else(|| {
+            let missing = std::io::Error::from_raw_os_error(libc::ENOENT);
+            Error::system("look up", OBJECT, missing)
+        })
+    }
+
+    fn look_up(socket: &mut Socket, namespace: BorrowedFd<'_>) -> Result<Option<Self>, Error> {
+        let file = namespace.as_raw_fd().cast_unsigned();
+        let found = socket.query(
+            libc::RTM_GETNSID,
+            false,
+            ("look up", "number of a network namespace"),
+            |message| {
+                message.raw(&NUMBER_HEADER);
+                message.put_u32(NETNSA_FD, file);
+            },
+            |reply| {
+                let number = reply.attributes(NUMBER_HEADER.len()).find(NETNSA_NSID)?;
+                attribute::u32_of(number)
+            },
+        )?;
+        let number = found.into_iter().next();
+        Ok(number.filter(|number| number.cast_signed() >= 0).map(Self))
+    }
+
     /// The namespace of the other end of an interface, if that is another one.
     pub(super) fn of_link(attributes: &Attributes<'_>) -> Option<Self> {
         let number = attributes.find(libc::IFLA_LINK_NETNSID)?;
@@ -19,11 +74,60 @@ impl NamespaceNumber {
     }
 }
 
+/// The interfaces of all namespaces that the socket's has numbers for that are wanted, without their traffic.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn find_elsewhere(
+    socket: &mut Socket,
+    is_wanted: impl Fn(&Interface) -> bool,
+) -> Result<Vec<(NamespaceNumber, Interface)>, Error> {
+    let numbers = socket.query(
+        libc::RTM_GETNSID,
+        true,
+        ("list", "numbers of network namespaces"),
+        |message| message.raw(&NUMBER_HEADER),
+        |reply| {
+            let number = reply.attributes(NUMBER_HEADER.len()).find(NETNSA_NSID)?;
+            attribute::u32_of(number).map(NamespaceNumber)
+        },
+    )?;
+    let mut found = Vec::new();
+    for number in numbers {
+        let listed = list_in(socket, number)?.into_iter();
+        let wanted = listed.filter(|interface| is_wanted(interface));
+        found.extend(wanted.map(|interface| (number, interface)));
+    }
+    Ok(found)
+}
+
+/// Deletes an interface that [`find_elsewhere`] has found. One that is gone, or whose namespace is, is fine.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn delete_elsewhere(
+    socket: &mut Socket,
+    namespace: NamespaceNumber,
+    interface: InterfaceIndex,
+) -> Result<(), Error> {
+    let mut request = Request::new();
+    delete_in(&mut request, namespace, interface);
+    match socket.execute(request) {
+        Err(error) if !is_gone(&error) => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Whether an interface elsewhere is gone: the second, with its namespace.
+fn is_gone(error: &Error) -> bool {
+    error.is_missing() || error.errno() == Some(libc::EINVAL)
+}
+
 /// All interfaces of a namespace, without their traffic. None if it is gone.
 ///
 /// # Errors
 /// The kernel refuses.
-fn list_in(socket: &mut Socket, namespace: NamespaceNumber) -> Result<Vec<Interface>, Error> {
+pub fn list_in(socket: &mut Socket, namespace: NamespaceNumber) -> Result<Vec<Interface>, Error> {
     let object = format!("interfaces of namespace {}", namespace.0);
     let listed = socket.query(
         libc::RTM_GETLINK,
@@ -71,8 +175,6 @@ pub fn delete_taps_beyond(socket: &mut Socket, of: &Interface) -> Result<(), Err
         }
     }
     let failures = socket.execute_all(request);
-    // The second, of a namespace that goes meanwhile.
-    let is_gone = |error: &Error| error.is_missing() || error.errno() == Some(libc::EINVAL);
     let failed = failures.into_iter().find(|(_, error)| !is_gone(error));
     failed.map_or(Ok(()), |(_, error)| Err(error))
 }
