@@ -65,7 +65,7 @@ pub struct Attached {
     pub mac: MacAddress,
     /// Its MTU in bytes.
     pub mtu: u32,
-    /// Name of the interface of the host that leads to it.
+    /// Name of the interface of the host that leads to it; of a child that is its parent.
     #[schema(example = "swj67hu4-17")]
     pub host_interface: String,
     /// What kind of interface it is.
@@ -77,8 +77,10 @@ pub struct Attached {
     pub addresses: Vec<AttachedAddress>,
     /// Its routes.
     pub routes: Vec<AttachedRoute>,
-    /// Ethernet address of the gateway, a permanent neighbour in there.
-    pub gateway_mac: MacAddress,
+    /// Ethernet address of the gateway, a permanent neighbour in there. None of a child, whose gateway is one of its
+    /// parent's network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway_mac: Option<MacAddress>,
     /// The TAP beside it: a guest on it has the interface's addresses, MTU and MAC.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<AttachTap>,
@@ -87,12 +89,15 @@ pub struct Attached {
 /// An address of an attached interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AttachedAddress {
-    /// The address, with 32 or 128 bits: nobody else is on its link.
+    /// The address, with 32 or 128 bits: nobody else is on its link. Of a child it has the length of its parent's
+    /// subnet, if it is in one.
     #[schema(value_type = String, example = "10.64.0.2/32")]
     pub address: IpNet,
-    /// The gateway, link-local and the same in every sandbox.
-    #[schema(value_type = String, example = "169.254.1.1")]
-    pub gateway: IpAddr,
+    /// The gateway, link-local and the same in every sandbox. Of a child it is its parent's network's, if there is
+    /// one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "169.254.1.1")]
+    pub gateway: Option<IpAddr>,
 }
 
 /// A route of an attached interface.
@@ -115,19 +120,80 @@ pub enum AttachedDevice {
     Veth,
     /// One end of a netkit pair.
     Netkit,
+    /// A macvlan child of an interface of the host.
+    Macvlan,
+}
+
+impl AttachedDevice {
+    /// As the kernel names it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Veth => "veth",
+            Self::Netkit => "netkit",
+            Self::Macvlan => "macvlan",
+        }
+    }
+
+    /// Whether it is a child of an interface of the host.
+    #[must_use]
+    pub fn is_child(self) -> bool {
+        matches!(self, Self::Macvlan)
+    }
 }
 
 /// What kind of interface containers get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceChoice {
-    /// `netkit` where the kernel makes such pairs, and otherwise `veth`. Decided for each lease, which tells why.
+    /// `netkit` where the kernel makes such pairs, and otherwise `veth`; never a child. Decided for each lease, which
+    /// tells why.
     Auto,
     /// One end of a veth pair.
     #[default]
     Veth,
     /// One end of a netkit pair; refused where the kernel makes none.
     Netkit,
+    /// A macvlan child of the interface that `parent` names: on that interface's network, with an Ethernet address of
+    /// its own. Only for containers without the capabilities `CAP_NET_ADMIN` and `CAP_NET_RAW`.
+    Macvlan,
+}
+
+impl DeviceChoice {
+    /// As it is written.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Veth => "veth",
+            Self::Netkit => "netkit",
+            Self::Macvlan => "macvlan",
+        }
+    }
+
+    /// Whether it is a child of an interface of the host.
+    #[must_use]
+    pub fn is_child(self) -> bool {
+        matches!(self, Self::Macvlan)
+    }
+}
+
+/// The interface of the host whose children containers get, and what its network is like.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ParentSpec {
+    /// Its name, in the daemon's own network namespace.
+    #[schema(example = "eth1")]
+    pub interface: InterfaceName,
+    /// Where the containers' routes lead, one address per family at most. Default: the host's own default gateways by
+    /// this interface. A family without one has no default route.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub gateways: Vec<IpAddr>,
+    /// Subnets whose addresses are reached without a gateway. Default: those of the interface's own addresses.
+    #[serde(default)]
+    #[schema(value_type = Vec<String>)]
+    pub subnets: Vec<IpNet>,
 }
 
 /// Whether an attached interface is as it was made.

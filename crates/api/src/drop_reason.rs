@@ -70,7 +70,7 @@ drop_reasons! {
     HostService = 19,
     /// The policy lets nothing leave the host.
     UplinkDenied = 20,
-    /// The route look-up failed.
+    /// No way leads there: the route look-up failed, or one of two sandboxes is a child of the host's interface and the other is not.
     NoRoute = 21,
     /// The limit of bits per second.
     BitLimit = 22,

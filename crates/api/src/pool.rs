@@ -13,7 +13,7 @@ use utoipa::{
 };
 
 use crate::{
-    attach::DeviceChoice,
+    attach::{DeviceChoice, ParentSpec},
     name::Name,
     policy::{EgressPolicy, LimitSpec},
     slot::{DataPath, MacAddress, SlotKind},
@@ -35,6 +35,9 @@ pub struct PoolSpec {
     /// What kind of interface containers get; only with `kind = "container"`. Default: `veth`.
     #[serde(default)]
     pub device: DeviceChoice,
+    /// The interface of the host whose children containers get; only with a `device` that is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ParentSpec>,
     /// Slots to keep ready, beside those that are leased. Default: 8.
     #[serde(default = "default_size")]
     pub size: u32,

@@ -18,7 +18,9 @@ pub(crate) fn of_add(
     let mut result = previous.unwrap_or_default();
     result.insert("cniVersion".to_owned(), version.as_str().into());
     let interfaces = list_of(&mut result, "interfaces");
-    interfaces.push(json!({ "name": attached.host_interface }));
+    if !attached.device.is_child() {
+        interfaces.push(json!({ "name": attached.host_interface }));
+    }
     let index = interfaces.len();
     interfaces.push(interface(version, attached));
     let mut with_addresses = vec![index];
@@ -39,8 +41,10 @@ pub(crate) fn of_add(
         let mut entry = json!({
             "interface": index,
             "address": one.address,
-            "gateway": one.gateway,
         });
+        if let Some(gateway) = one.gateway {
+            entry["gateway"] = gateway.to_string().into();
+        }
         if version == Version::V0_4 {
             let family = if one.address.addr().is_ipv4() {
                 "4"

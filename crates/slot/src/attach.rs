@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
-    attach::{Attach, Attached, AttachedAddress, AttachedDevice, AttachedRoute},
+    attach::{Attach, Attached, AttachedAddress, AttachedDevice, AttachedRoute, InterfaceName},
     slot::MacAddress,
 };
 use serde::{Deserialize, Serialize};
@@ -34,8 +34,43 @@ pub struct AttachRecord {
     /// Why, where the pool left it open.
     #[serde(default)]
     pub device_reason: Option<String>,
+    /// Whose child it is, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<ParentRecord>,
     /// Whether the interface was made: before, nobody has been told of the lease.
     pub is_done: bool,
+}
+
+/// The interface of the host whose child a lease has, with its network as it was found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParentRecord {
+    /// Its name.
+    pub interface: InterfaceName,
+    /// The network's gateways, one per family at most.
+    pub gateways: Vec<IpAddr>,
+    /// Subnets that are reached without one.
+    pub subnets: Vec<IpNet>,
+    /// By what number the host's namespace knows the container's for as long as both are there: so the child is found
+    /// when no path leads to it any more.
+    pub namespace: u32,
+}
+
+impl ParentRecord {
+    /// An address of the container as it has it on this network.
+    fn place(&self, own: AttachedAddress) -> AttachedAddress {
+        let address = own.address.addr();
+        let around = self
+            .subnets
+            .iter()
+            .filter(|subnet| subnet.contains(&address));
+        let length = around.map(IpNet::prefix_len).max();
+        let length = length.unwrap_or(own.address.prefix_len());
+        let is_of_family = |gateway: &&IpAddr| gateway.is_ipv4() == address.is_ipv4();
+        AttachedAddress {
+            address: IpNet::new(address, length).expect("a subnet around it is of its family"),
+            gateway: self.gateways.iter().find(is_of_family).copied(),
+        }
+    }
 }
 
 impl AttachRecord {
@@ -48,26 +83,40 @@ impl AttachRecord {
             interface: self.request.interface.clone(),
             mac: nic.guest_mac,
             mtu: slot.mtu,
-            host_interface: slot.host_interface.clone(),
+            host_interface: match &self.parent {
+                Some(parent) => parent.interface.to_string(),
+                None => slot.host_interface.clone(),
+            },
             device: self.device,
             device_reason: self.device_reason.clone(),
-            addresses: addresses(nic).collect(),
+            addresses: self.addresses(nic),
             routes: self.routes(nic),
-            gateway_mac: nic.gateway_mac,
+            gateway_mac: self.parent.is_none().then_some(nic.gateway_mac),
             tap: self.request.tap.clone(),
         })
+    }
+
+    /// Its addresses, with their gateways.
+    #[must_use]
+    pub fn addresses(&self, nic: &NicPlan) -> Vec<AttachedAddress> {
+        let own = addresses(nic);
+        match &self.parent {
+            Some(parent) => own.map(|own| parent.place(own)).collect(),
+            None => own.collect(),
+        }
     }
 
     /// Its routes: those that were asked for, or one to everything in each family.
     #[must_use]
     pub fn routes(&self, nic: &NicPlan) -> Vec<AttachedRoute> {
+        let own = self.addresses(nic);
         let gateway_to = |destination: IpNet| {
-            let mut of_family = addresses(nic).filter(|own| same_family(own.gateway, destination));
-            of_family.next().map(|own| own.gateway)
+            let of_family = own.iter().find(|own| same_family(own, destination));
+            of_family.and_then(|own| own.gateway)
         };
         let destinations = match &self.request.routes {
             Some(asked) => asked.clone(),
-            None => addresses(nic).map(|own| everything(own.gateway)).collect(),
+            None => own.iter().map(everything).collect(),
         };
         destinations
             .into_iter()
@@ -86,11 +135,11 @@ impl AttachRecord {
 pub fn addresses(nic: &NicPlan) -> impl Iterator<Item = AttachedAddress> + use<> {
     let ipv4 = nic.ipv4.map(|ipv4| AttachedAddress {
         address: IpNet::V4(ipv4.guest),
-        gateway: ipv4.gateway.into(),
+        gateway: Some(ipv4.gateway.into()),
     });
     let ipv6 = nic.ipv6.map(|ipv6| AttachedAddress {
         address: IpNet::V6(ipv6.guest),
-        gateway: ipv6.gateway.into(),
+        gateway: Some(ipv6.gateway.into()),
     });
     ipv4.into_iter().chain(ipv6)
 }
@@ -132,6 +181,12 @@ pub fn check(attach: &Attach, plan: &Plan, nic: &NicPlan) -> Result<(), ServiceE
         let reason = "it is the name of the interface that it is to be beside";
         return refuse("attach.tap.name", tap.name.to_string(), reason);
     }
+    if let Some(tap) = &attach.tap
+        && plan.spec.device.is_child()
+    {
+        let reason = "a child of another interface can't be joined with a TAP: use a pool with device = veth";
+        return refuse("attach.tap.name", tap.name.to_string(), reason);
+    }
     let routes = attach.routes.as_deref().unwrap_or_default();
     if routes.len() > ROUTES_MAX {
         return refuse(
@@ -141,7 +196,7 @@ pub fn check(attach: &Attach, plan: &Plan, nic: &NicPlan) -> Result<(), ServiceE
         );
     }
     for (place, route) in routes.iter().enumerate() {
-        if !addresses(nic).any(|own| same_family(own.gateway, *route)) {
+        if !addresses(nic).any(|own| same_family(&own, *route)) {
             let reason = format!("pool '{}' has no addresses of that family", plan.spec.name);
             return refuse("attach.routes", route.to_string(), &reason);
         }
@@ -173,13 +228,89 @@ pub fn difference(asked: Option<&Attach>, held: Option<&AttachRecord>) -> Option
     }
 }
 
-fn same_family(gateway: IpAddr, destination: IpNet) -> bool {
-    gateway.is_ipv4() == destination.addr().is_ipv4()
+/// Refuses routes that a network has no gateway for.
+///
+/// # Errors
+/// Names the route.
+pub fn check_gateways(attach: &Attach, parent: &ParentRecord) -> Result<(), ServiceError> {
+    let has_gateway = |route: &&IpNet| {
+        let mut gateways = parent.gateways.iter();
+        gateways.any(|gateway| gateway.is_ipv4() == route.addr().is_ipv4())
+    };
+    let mut routes = attach.routes.iter().flatten();
+    match routes.find(|route| !has_gateway(route)) {
+        None => Ok(()),
+        Some(route) => Err(ServiceError::Invalid {
+            field: "attach.routes",
+            value: route.to_string(),
+            reason: format!(
+                "no gateway of that family is known by {}: name one in the pool's parent.gateways",
+                parent.interface
+            ),
+        }),
+    }
 }
 
-fn everything(gateway: IpAddr) -> IpNet {
-    match gateway {
+fn same_family(own: &AttachedAddress, destination: IpNet) -> bool {
+    own.address.addr().is_ipv4() == destination.addr().is_ipv4()
+}
+
+fn everything(own: &AttachedAddress) -> IpNet {
+    match own.address.addr() {
         IpAddr::V4(_) => IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
         IpAddr::V6(_) => IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_has_the_length_of_the_closest_subnet_and_its_familys_gateway() {
+        let net = |text: &str| text.parse::<IpNet>().unwrap();
+        let parent = ParentRecord {
+            interface: InterfaceName::default(),
+            gateways: vec!["fe80::1".parse().unwrap()],
+            subnets: vec![net("192.0.0.0/8"), net("192.0.2.0/24"), net("10.0.0.0/8")],
+            namespace: 3,
+        };
+        let placed = |address: &str| {
+            let address = net(address);
+            let placed = parent.place(AttachedAddress {
+                address,
+                gateway: None,
+            });
+            (placed.address.to_string(), placed.gateway)
+        };
+        assert_eq!(placed("192.0.2.7/32"), ("192.0.2.7/24".to_owned(), None));
+        assert_eq!(placed("172.16.0.1/32"), ("172.16.0.1/32".to_owned(), None));
+        let gateway = parent.gateways.first().copied();
+        assert_eq!(
+            placed("2001:db8::1/128"),
+            ("2001:db8::1/128".to_owned(), gateway)
+        );
+    }
+
+    #[test]
+    fn a_route_needs_a_gateway_of_its_family() {
+        let parent = ParentRecord {
+            interface: InterfaceName::default(),
+            gateways: vec!["192.0.2.1".parse().unwrap()],
+            subnets: Vec::new(),
+            namespace: 3,
+        };
+        let asked = |routes: &str| -> Attach {
+            let text = format!(r#"{{"netns": "/run/netns/blue", "routes": {routes}}}"#);
+            serde_json::from_str(&text).unwrap()
+        };
+        for fine in ["null", "[]", r#"["10.0.0.0/8"]"#] {
+            assert!(check_gateways(&asked(fine), &parent).is_ok(), "{fine}");
+        }
+        let refused = check_gateways(&asked(r#"["fd00::/8"]"#), &parent).unwrap_err();
+        assert!(
+            refused.to_string().contains("no gateway of that family"),
+            "{refused}"
+        );
     }
 }

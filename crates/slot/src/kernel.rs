@@ -26,6 +26,7 @@ use std::{
 
 use ipnet::IpNet;
 use sandwire_api::{
+    attach::ParentSpec,
     pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
     slot::{DataPath, Defect, SlotKind},
@@ -41,6 +42,7 @@ use sandwire_kernel_net::{
 };
 
 use crate::{
+    attach::ParentRecord,
     error::NetworkError,
     network::{
         Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, Withdrawal,
@@ -50,7 +52,7 @@ use crate::{
 };
 use build::Build;
 use ebpf::Ebpf;
-use hosted::{HostState, Hosted, Served};
+use hosted::{HostState, Served};
 
 mod build;
 mod container;
@@ -66,6 +68,7 @@ mod interfaces;
 mod inventory;
 mod moving;
 mod opening;
+mod pools;
 mod published;
 mod settings;
 mod slot_table;
@@ -190,90 +193,20 @@ impl Worker {
 
 impl Network for KernelNetwork {
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
-        let mut state = lock(&self.host);
-        let name = plan.spec.name.to_string();
-        let pool = Hosted {
-            plan: plan.clone(),
-            from: None,
-        };
-        self.open_ebpf_for(&pool, &state)?;
-        let beside = state.beside(&name);
-        self.with_worker(|worker| {
-            let shared = host::add_pool(self.instance(), worker, &pool, &beside)?;
-            self.shared.store(shared.0, Ordering::Relaxed);
-            if !pool.serves_ebpf() {
-                return Ok(());
-            }
-            let wants_xdp = pool.uses_xdp() || state.uses_xdp();
-            self.attach_host(worker, shared, wants_xdp)
-                .map_err(
-                    |error| match host::remove_pool(self.instance(), worker, &pool, &beside) {
-                        Ok(()) => error,
-                        Err(undone) => NetworkError::Several(vec![error, undone]),
-                    },
-                )
-        })?;
-        state.pools.insert(name, pool);
-        Ok(())
+        self.prepare_pool(plan)
+    }
+
+    fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        self.take_back_pool(plan)
+    }
+
+    fn change_pool(&self, plan: &Plan, from: Option<DataPath>) -> Result<(), NetworkError> {
+        self.bring_pool_to(plan, from)
     }
 
     fn check_ebpf(&self) -> Result<(), NetworkError> {
         let _opens_once = lock(&self.host);
         self.open_ebpf().map(drop)
-    }
-
-    fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
-        let mut state = lock(&self.host);
-        let name = plan.spec.name.as_str();
-        let pool = state.pools.remove(name).unwrap_or_else(|| Hosted {
-            plan: plan.clone(),
-            from: None,
-        });
-        let beside = state.beside(name);
-        let done =
-            self.with_worker(|worker| host::remove_pool(self.instance(), worker, &pool, &beside));
-        if !beside.need_shared()
-            && let Some(ebpf) = self.ebpf.get()
-        {
-            // Nobody's packets need it any more; it comes back with the next pool.
-            ebpf.detach()?;
-        }
-        done
-    }
-
-    fn change_pool(&self, plan: &Plan, from: Option<DataPath>) -> Result<(), NetworkError> {
-        let mut state = lock(&self.host);
-        let name = plan.spec.name.to_string();
-        let after = Hosted {
-            plan: plan.clone(),
-            from,
-        };
-        let Some(before) = state.pools.get(&name).cloned() else {
-            return Err(NetworkError::Conflict {
-                object: format!("pool {name}"),
-                with: "the host, which is not prepared for it".to_owned(),
-                advice: "try again".to_owned(),
-            });
-        };
-        self.open_ebpf_for(&after, &state)?;
-        let beside = state.beside(&name);
-        let others_need_shared = beside.need_shared();
-        self.with_worker(|worker| {
-            let shared = host::change_pool(self.instance(), worker, &before, &after, &beside)?;
-            self.shared.store(shared.0, Ordering::Relaxed);
-            match after.serves_ebpf() {
-                true => self.attach_host(worker, shared, state.uses_xdp()),
-                false => Ok(()),
-            }
-        })?;
-        if !after.serves_ebpf()
-            && !others_need_shared
-            && let Some(ebpf) = self.ebpf.get()
-        {
-            ebpf.detach()?;
-        }
-        state.pools.insert(name, after);
-        Ok(())
     }
 
     fn build(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
@@ -330,7 +263,10 @@ impl Network for KernelNetwork {
 
     fn inventory(&self) -> Result<Inventory, NetworkError> {
         let ebpf = self.ebpf.get().map(|ebpf| &**ebpf);
-        self.with_worker(|worker| inventory::inventory(self.instance(), worker, ebpf))
+        let may_have_children = lock(&self.host).may_have_children();
+        self.with_worker(|worker| {
+            inventory::inventory(self.instance(), worker, ebpf, may_have_children)
+        })
     }
 
     fn reclaim(&self, leftovers: &[Leftover]) -> Vec<Result<(), NetworkError>> {
@@ -420,7 +356,8 @@ impl Network for KernelNetwork {
         if let Some(ebpf) = self.ebpf.get() {
             let pools: Vec<u32> = {
                 let state = lock(&self.host);
-                state.pools.values().map(|pool| pool.plan.number).collect()
+                let hosted = state.pools.values().map(|pool| pool.plan.number);
+                hosted.chain(state.children.values().copied()).collect()
             };
             ebpf.finish_adoption(policies, &pools);
         }
@@ -512,6 +449,19 @@ impl Network for KernelNetwork {
         });
         let refused = |reason| NetworkError::NoNetkit { reason };
         found.clone().map_err(refused)
+    }
+
+    fn check_parent(&self, parent: &ParentSpec, mtu: u32) -> Result<(), NetworkError> {
+        self.with_worker(|worker| container::check_parent(worker, parent, mtu).map(drop))
+    }
+
+    fn find_parent(
+        &self,
+        parent: &ParentSpec,
+        mtu: u32,
+        netns: &Path,
+    ) -> Result<ParentRecord, NetworkError> {
+        self.with_worker(|worker| container::find_parent(&self.home, worker, parent, mtu, netns))
     }
 
     fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {

@@ -430,7 +430,7 @@ impl Network for ModelNetwork {
             match leftover {
                 Leftover::Namespace(name) => drop(state.slots.remove(name)),
                 Leftover::Interface(name) => drop(state.attached.remove(name)),
-                Leftover::Alias(_) => {}
+                Leftover::Alias(_) | Leftover::Child(_) => {}
             }
             self.leave("reclaim")
         };

@@ -8,6 +8,7 @@
 use std::{collections::BTreeSet, net::IpAddr, os::fd::OwnedFd, path::Path, time::Duration};
 
 use sandwire_api::{
+    attach::ParentSpec,
     lease::{TapHolder, TapStatus},
     pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
@@ -18,6 +19,7 @@ use sandwire_api::{
 pub use sandwire_datapath::PolicyIndex;
 
 use crate::{
+    attach::ParentRecord,
     error::NetworkError,
     plan::{Plan, SlotPlan},
 };
@@ -233,6 +235,34 @@ pub trait Network: Send + Sync {
         })
     }
 
+    /// Looks at the interface whose children a pool's containers are to get, with an MTU.
+    ///
+    /// # Errors
+    /// It can't be their parent.
+    fn check_parent(&self, parent: &ParentSpec, mtu: u32) -> Result<(), NetworkError> {
+        let _ = (parent, mtu);
+        Ok(())
+    }
+
+    /// Looks at the same for a container in the namespace of a file, and at its network.
+    ///
+    /// # Errors
+    /// It can't be the parent of an interface there.
+    fn find_parent(
+        &self,
+        parent: &ParentSpec,
+        mtu: u32,
+        netns: &Path,
+    ) -> Result<ParentRecord, NetworkError> {
+        let _ = (mtu, netns);
+        Ok(ParentRecord {
+            interface: parent.interface.clone(),
+            gateways: parent.gateways.clone(),
+            subnets: parent.subnets.clone(),
+            namespace: 0,
+        })
+    }
+
     /// Puts a leased container slot's interface into the namespace that its plan names. Takes a millisecond or two.
     ///
     /// # Errors
@@ -377,4 +407,6 @@ pub enum Leftover {
     Interface(String),
     /// All interfaces of the host that bear the alias of a slot.
     Alias(String),
+    /// The same of children of the host's interfaces, in whatever namespaces they are.
+    Child(String),
 }

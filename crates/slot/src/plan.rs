@@ -8,6 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
+    attach::ParentSpec,
     name::Name,
     pool::{AddressPlan, PolicySpec, PoolSpec},
     slot::{DataPath, MacAddress, Nic, NicIpv4, NicIpv6, SlotKind},
@@ -123,6 +124,7 @@ impl Plan {
             tap_owner_gid: spec.tap.owner_gid,
             tap_vnet_header: spec.tap.vnet_header,
             tap_multi_queue: spec.tap.multi_queue,
+            parent: spec.parent.clone(),
             attach: None,
         }
     }
@@ -145,12 +147,20 @@ impl Plan {
         (slot < self.slots_max).then_some(SlotNumber(slot))
     }
 
+    /// Checks a policy for sandboxes of the pool.
+    ///
+    /// # Errors
+    /// Names the field that can't work, and why.
+    pub fn check_policy(&self, policy: &PolicySpec) -> Result<(), PlanError> {
+        checks::check_policy_of(&self.spec, policy)
+    }
+
     /// The same pool with another policy.
     ///
     /// # Errors
     /// Names the field that can't work, and why.
     pub fn with_policy(&self, policy: PolicySpec) -> Result<Self, PlanError> {
-        check_policy(&policy, self.spec.data_path)?;
+        self.check_policy(&policy)?;
         let mut changed = self.clone();
         changed.spec.policy = policy;
         Ok(changed)
@@ -314,6 +324,8 @@ pub struct SlotPlan {
     pub tap_vnet_header: bool,
     /// Whether the TAPs have several queues.
     pub tap_multi_queue: bool,
+    /// The interface of the host whose child a container slot gets, if that is what it gets.
+    pub parent: Option<ParentSpec>,
     /// Where a leased container slot's interface is put.
     pub attach: Option<AttachRecord>,
 }
@@ -335,6 +347,12 @@ impl SlotPlan {
     #[must_use]
     pub fn is_container(&self) -> bool {
         self.kind == SlotKind::Container
+    }
+
+    /// Whether its interface is a child of one of the host's: then it has none on the host.
+    #[must_use]
+    pub fn is_child(&self) -> bool {
+        self.parent.is_some()
     }
 
     /// The same slot with its interface put where a lease says.

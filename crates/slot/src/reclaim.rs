@@ -67,8 +67,14 @@ pub fn decide(
     let mut pieces = BTreeSet::new();
     for leftover in &inventory.leftovers {
         match owner(instance, plans, leftover) {
-            // A piece beside a complete slot of the same number: the inventory was taken while the
-            // kernel was still at work. The slot's inspection will see what is wrong with it.
+            // Nobody else takes away what isn't on the host.
+            Some(slot) if matches!(leftover, Leftover::Child(_)) => {
+                if !leases.iter().any(|lease| has_slot(lease, &slot)) {
+                    actions.reclaim.push(leftover.clone());
+                }
+            }
+            // Beside a complete slot of that number: the inventory was taken while the kernel was still
+            // at work, and the slot's inspection will see what is wrong.
             Some(slot) if complete.contains(&slot) => {}
             Some(slot) => {
                 pieces.insert(slot);
@@ -80,7 +86,9 @@ pub fn decide(
     let mut decided = BTreeSet::new();
     for lease in leases {
         let slot = (lease.pool.clone(), lease.slot);
-        if pieces.contains(&slot) {
+        if has_child(lease) {
+            // Nothing of it is on the host: the inspection looks for it in its namespace.
+        } else if pieces.contains(&slot) {
             // An interface that leads into somebody's namespace is all that there is of such a slot.
             if lease.attach.is_none() {
                 actions.repair.push(slot.clone());
@@ -103,11 +111,19 @@ pub fn decide(
             actions.tear_down.push(slot);
         }
     }
-    actions
-        .tear_down
-        .extend(pieces.difference(&decided).cloned());
+    let unowned = pieces.difference(&decided).cloned();
+    actions.tear_down.extend(unowned);
     actions.adopt.extend(complete.difference(&decided).cloned());
     actions
+}
+
+fn has_slot(lease: &LeaseRecord, (pool, number): &SlotKey) -> bool {
+    lease.pool == *pool && lease.slot == *number
+}
+
+fn has_child(lease: &LeaseRecord) -> bool {
+    let attach = lease.attach.as_ref();
+    attach.is_some_and(|attach| attach.parent.is_some())
 }
 
 fn known_pool(plans: &BTreeMap<Name, &Plan>, pool: &str, number: SlotNumber) -> Option<Name> {
@@ -129,7 +145,7 @@ fn owner(instance: &Name, plans: &BTreeMap<Name, &Plan>, leftover: &Leftover) ->
             let (pool, plan) = plans.iter().find(|(_, plan)| plan.tag == tag)?;
             Some((pool.clone(), plan.slot_of_interface(number)?))
         }
-        Leftover::Alias(alias) => {
+        Leftover::Alias(alias) | Leftover::Child(alias) => {
             let (of_instance, pool, number) = names::parse_alias(alias)?;
             (of_instance == instance.as_str()).then_some(())?;
             Some((known_pool(plans, pool, number)?, number))

@@ -223,6 +223,10 @@ fn remove_all(report: &mut Report) {
     for object in rest {
         match object.kind {
             Kind::Programs => remove_programs(report, object),
+            Kind::Child => {
+                let removed = leftovers::delete_children(&object.name);
+                record(report, object, removed);
+            }
             Kind::Filter => {
                 let removed = delete_filter(&object.name);
                 record(report, object, removed);

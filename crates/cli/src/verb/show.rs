@@ -2,7 +2,7 @@
 
 use clap::Args;
 use sandwire_api::{
-    attach::{Attached, AttachedDevice},
+    attach::Attached,
     lease::{Lease, LeaseDetail, TapStatus},
     name::Name,
     published_port::PublishedPort,
@@ -114,9 +114,10 @@ fn channel_text(channel: &VsockChannel) -> String {
 }
 
 fn attached_text(attached: &Attached) -> String {
-    let device = match attached.device {
-        AttachedDevice::Veth => "veth",
-        AttachedDevice::Netkit => "netkit",
+    let device = attached.device.name();
+    let leads_to_it = match attached.device.is_child() {
+        true => "  parent",
+        false => "  host end",
     };
     let mut rows = vec![
         (
@@ -127,7 +128,7 @@ fn attached_text(attached: &Attached) -> String {
             "  device",
             format!("{device}, MTU {}, MAC {}", attached.mtu, attached.mac),
         ),
-        ("  host end", attached.host_interface.clone()),
+        (leads_to_it, attached.host_interface.clone()),
     ];
     if let Some(reason) = &attached.device_reason {
         rows.insert(2, ("  because", reason.clone()));
@@ -138,12 +139,14 @@ fn attached_text(attached: &Attached) -> String {
         rows.push(("  TAP", format!("{}{}", tap.name, who.concat())));
     }
     for own in &attached.addresses {
-        let key = if own.gateway.is_ipv4() {
+        let key = if own.address.addr().is_ipv4() {
             "  IPv4"
         } else {
             "  IPv6"
         };
-        rows.push((key, format!("{}, gateway {}", own.address, own.gateway)));
+        let gateway = own.gateway.map(|gateway| gateway.to_string());
+        let gateway = gateway.unwrap_or_else(|| "none".to_owned());
+        rows.push((key, format!("{}, gateway {gateway}", own.address)));
     }
     let routes: Vec<String> = attached
         .routes

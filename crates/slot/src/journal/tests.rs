@@ -195,6 +195,7 @@ fn a_journal_without_attached_interfaces_is_taken_over_and_then_holds_some() {
         netns_cookie: Some(4242),
         device: AttachedDevice::Netkit,
         device_reason: Some("it is there".to_owned()),
+        parent: None,
         is_done: false,
     };
     attached.attach = Some(attach.clone());

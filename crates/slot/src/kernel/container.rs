@@ -10,16 +10,17 @@
 //! program is on the host end before the container's end is raised, so no packet passes unjudged.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, Ipv6Addr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
 };
 
+use ipnet::{IpNet, Ipv6Net};
 use sandwire_api::{attach::AttachedDevice, slot::Defect};
 use sandwire_kernel_net::{
     Error as KernelError,
     address::{self, Address},
-    interface::{self, Change, End, Interface, InterfaceIndex, InterfacePair, PairDevice},
+    interface::{self, Change, End, Interface, InterfaceIndex, InterfacePair, Mac, PairDevice},
     neighbour::Neighbour,
     netlink::{Request, Socket},
     netns::{self, Home},
@@ -27,8 +28,13 @@ use sandwire_kernel_net::{
     route::{self, Route, Target},
 };
 
+mod child;
 mod tap;
 
+pub(super) use child::{
+    check_parent, exchange_programs as exchange_child_programs, find_parent, name_of,
+    problem as child_problem, restore as restore_child,
+};
 pub(super) use tap::{problem as tap_problem, restore as restore_tap};
 
 use super::{
@@ -40,7 +46,7 @@ use super::{
     inspect::reported,
 };
 use crate::{
-    attach::{AttachRecord, addresses},
+    attach::AttachRecord,
     error::NetworkError,
     plan::{NicPlan, SlotPlan},
 };
@@ -114,14 +120,18 @@ pub(super) fn attach(
     let inside = home.enter_open(file.as_fd())?;
     target.check_identity()?;
     let mut route = Socket::route()?;
-    build.step(BuildStep::Veth, || {
-        target.create_pair(worker, slot, file.as_fd())
+    build.step(BuildStep::Veth, || match &record.parent {
+        Some(parent) => child::create(&target, parent, worker, &mut route, slot, file.as_fd()),
+        None => target.create_pair(worker, slot, file.as_fd()),
     })?;
-    let made = target.make(build, worker, &mut route, ebpf, shared);
+    let made = match &record.parent {
+        Some(_) => child::make(&target, build, worker, &mut route, ebpf, shared),
+        None => target.make(build, worker, &mut route, ebpf, shared),
+    };
     drop(inside);
     let made = made.and_then(|()| target.check_present(file.as_fd()));
     if let Err(error) = made {
-        return Err(match delete_host_end(worker, slot) {
+        return Err(match delete(worker, slot) {
             Ok(()) => error,
             Err(left) => NetworkError::Several(vec![error, left]),
         });
@@ -148,19 +158,23 @@ impl Container<'_> {
     /// Whether the thread is in the namespace that the lease was made for: a process's number comes again.
     fn check_identity(&self) -> Result<(), NetworkError> {
         match (self.record.netns_cookie, netns::cookie().ok()) {
-            (Some(wanted), Some(found)) if wanted != found => Err(NetworkError::Conflict {
-                object: self.object(),
-                with: "another one that is there now".to_owned(),
-                advice: "that of the lease is gone: release it".to_owned(),
-            }),
+            (Some(wanted), Some(found)) if wanted != found => Err(self.is_another()),
             _ => Ok(()),
+        }
+    }
+
+    fn is_another(&self) -> NetworkError {
+        NetworkError::Conflict {
+            object: self.object(),
+            with: "another one that is there now".to_owned(),
+            advice: "that of the lease is gone: release it".to_owned(),
         }
     }
 
     fn device(&self) -> PairDevice {
         match self.record.device {
-            AttachedDevice::Veth => PairDevice::Veth,
             AttachedDevice::Netkit => PairDevice::Netkit,
+            AttachedDevice::Veth | AttachedDevice::Macvlan => PairDevice::Veth,
         }
     }
 
@@ -285,24 +299,41 @@ impl Container<'_> {
             ..settings
         };
         quiet.apply(request);
-        for own in addresses(self.nic) {
+        let addresses = self.record.addresses(self.nic);
+        for own in &addresses {
             Address::new(index, own.address).add(request);
+        }
+        if self.record.parent.is_some() && self.nic.ipv6.is_some() {
+            // Its neighbours are asked, and answered, by this one.
+            let link_local = IpNet::V6(link_local(self.nic.guest_mac.0));
+            Address::new(index, link_local).add(request);
         }
         let raised = Change {
             up: Some(true),
             ..settings
         };
         raised.apply(request);
-        for own in addresses(self.nic) {
-            let gateway = Neighbour {
-                interface: index,
-                address: own.gateway,
-                mac: self.nic.gateway_mac.0,
-            };
-            gateway.add(request);
+        match &self.record.parent {
+            Some(parent) => {
+                for route in child::routes_on_link(self, parent, index) {
+                    route.create(request);
+                }
+            }
+            None => {
+                for address in addresses.iter().filter_map(|own| own.gateway) {
+                    let gateway = Neighbour {
+                        interface: index,
+                        address,
+                        mac: self.nic.gateway_mac.0,
+                    };
+                    gateway.add(request);
+                }
+            }
         }
         for wanted in self.record.routes(self.nic) {
-            let source = addresses(self.nic).find(|own| own.gateway == wanted.gateway);
+            let source = addresses
+                .iter()
+                .find(|own| own.gateway == Some(wanted.gateway));
             let target = Target::Gateway {
                 interface: index,
                 gateway: wanted.gateway,
@@ -327,12 +358,23 @@ impl Container<'_> {
     }
 }
 
+/// Takes away the interface of a lease, whatever it is.
+fn delete(worker: &mut Worker, slot: &SlotPlan) -> Result<(), NetworkError> {
+    match slot.is_child() {
+        true => child::delete(worker, slot),
+        false => delete_host_end(worker, slot),
+    }
+}
+
 /// Takes away what a lease has in its namespace.
 pub(super) fn release(
     home: &Home,
     worker: &mut Worker,
     slot: &SlotPlan,
 ) -> Result<(), NetworkError> {
+    if slot.is_child() {
+        return child::delete(worker, slot);
+    }
     let alone = tap::delete_alone(home, worker, slot);
     let deleted = delete_host_end(worker, slot);
     match (alone, deleted) {
@@ -395,6 +437,14 @@ pub(super) fn tear_down(
     Ok(beside?)
 }
 
+/// The link-local address that an Ethernet address gives (RFC 4291, appendix A), which the programs know as its own.
+fn link_local([a, b, c, d, e, f]: Mac) -> Ipv6Net {
+    let halves = [[a ^ 2, b], [c, 0xff], [0xfe, d], [e, f]].map(u16::from_be_bytes);
+    let [first, second, third, fourth] = halves;
+    let address = Ipv6Addr::new(0xfe80, 0, 0, 0, first, second, third, fourth);
+    Ipv6Net::new_assert(address, 64)
+}
+
 /// Compares the container's end with how it was made.
 pub(super) fn inspect(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Vec<Defect> {
     let (Some(record), Some(nic)) = (&slot.attach, slot.nics.first()) else {
@@ -427,7 +477,11 @@ impl Container<'_> {
             return Ok(vec!["it is gone".to_owned()]);
         };
         let host_end = host_end.map(|host_end| host_end.index);
-        if host_end.is_none() || found.peer != host_end {
+        if slot.is_child() {
+            if found.alias.as_deref() != Some(&*slot.host_alias) {
+                return Ok(vec!["it is not the one that was made".to_owned()]);
+            }
+        } else if host_end.is_none() || found.peer != host_end {
             return Ok(vec![format!(
                 "it is not the other end of {}",
                 slot.host_interface
@@ -439,7 +493,8 @@ impl Container<'_> {
             let mut held = held.iter().filter(|held| held.interface == found.index);
             held.any(|held| held.address.addr() == wanted)
         };
-        let wanted = addresses(self.nic).filter(|own| !has(own.address.addr()));
+        let wanted = self.record.addresses(self.nic);
+        let wanted = wanted.iter().filter(|own| !has(own.address.addr()));
         problems.extend(wanted.map(|own| format!("it lacks address {}", own.address)));
         let routes = route::list(&mut route)?;
         for wanted in self.record.routes(self.nic) {
@@ -457,7 +512,7 @@ impl Container<'_> {
 
     fn settings_problems(&self, found: &Interface, slot: &SlotPlan) -> Vec<String> {
         let mut problems = Vec::new();
-        let kind = self.device().kind();
+        let kind = self.record.device.name();
         if found.kind.as_deref() != Some(kind) {
             problems.push(format!("it is no {kind} interface"));
         }

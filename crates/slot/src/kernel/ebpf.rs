@@ -38,11 +38,13 @@ use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
 const LEARN_FOR: Duration = Duration::from_secs(60);
 
 /// Programs on slots' interfaces.
-const PROGRAMS: [Program; 5] = [
+const PROGRAMS: [Program; 7] = [
     Program::FromGuest,
     Program::TapToHostEnd,
     Program::UplinkToTap,
     Program::CrossOver,
+    Program::FromChild,
+    Program::ToChild,
     Program::FromGuestXdp,
 ];
 

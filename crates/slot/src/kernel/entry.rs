@@ -9,7 +9,8 @@ use super::host::SHARED_MAC;
 use crate::plan::{NicPlan, SlotPlan};
 
 /// Flags that the kind of slot decides.
-pub(super) const BY_KIND: u32 = NicFlag::Netns.number() | NicFlag::Peer.number();
+pub(super) const BY_KIND: u32 =
+    NicFlag::Netns.number() | NicFlag::Peer.number() | NicFlag::Child.number();
 
 /// The entry of one interface of a slot that nobody leases.
 pub(super) fn entry_of(
@@ -38,7 +39,9 @@ pub(super) fn entry_of(
         entry.flags = NicFlag::Netns.number();
         entry.veth_mac = slot.veth_mac.0;
     }
-    if slot.is_container() {
+    if slot.is_child() {
+        entry.flags = NicFlag::Child.number();
+    } else if slot.is_container() {
         entry.flags = NicFlag::Peer.number();
     }
     if let Some(ipv4) = plan.ipv4 {

@@ -75,7 +75,7 @@ pub(super) enum Found {
     Itself,
 }
 
-/// A program on the ingress of an interface.
+/// A program on a hook of an interface.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Attachment {
     pub(super) interface: InterfaceIndex,
@@ -134,8 +134,27 @@ impl Attachment {
             .any(|filter| filter.place == place_on(interface)))
     }
 
+    /// On a container's interface that is a child of one of the host's.
+    pub(super) fn child(interface: InterfaceIndex, first: NicIndex) -> [Self; 2] {
+        [Program::FromChild, Program::ToChild].map(|program| Self {
+            interface,
+            program,
+            class_id: Some(first.0),
+        })
+    }
+
+    fn hook(self) -> Hook {
+        match self.program {
+            Program::FromChild => Hook::Egress,
+            _ => Hook::Ingress,
+        }
+    }
+
     fn place(self) -> Place {
-        place_on(self.interface)
+        Place {
+            hook: self.hook(),
+            ..place_on(self.interface)
+        }
     }
 
     fn name(self) -> &'static str {
@@ -143,6 +162,8 @@ impl Attachment {
             Program::TapToHostEnd => "tap_to_host_end",
             Program::UplinkToTap => "uplink_to_tap",
             Program::CrossOver => "cross_over",
+            Program::FromChild => "from_child",
+            Program::ToChild => "to_child",
             _ => "from_guest",
         }
     }
@@ -150,11 +171,17 @@ impl Attachment {
     /// Adds the qdisc and the filter to an interface that has neither.
     pub(super) fn add(self, request: &mut Request, datapath: &Datapath) {
         self.add_qdisc(request, datapath);
+        self.add_filter(request, datapath);
+    }
+
+    /// Adds the filter to an interface that has a qdisc for it.
+    pub(super) fn add_filter(self, request: &mut Request, datapath: &Datapath) {
         self.filter(datapath).add(request);
     }
 
     fn add_qdisc(self, request: &mut Request, datapath: &Datapath) {
-        if datapath.features().tcx {
+        let is_of_child = matches!(self.program, Program::FromChild | Program::ToChild);
+        if datapath.features().tcx && !is_of_child {
             tc::add_ingress(request, self.interface);
         } else {
             tc::add_clsact(request, self.interface);
@@ -196,23 +223,18 @@ impl Attachment {
 
     /// Takes the filter away; the qdisc stays for whoever else uses it.
     pub(super) fn remove(self, route: &mut Socket) -> Result<(), KernelError> {
-        Self::clear(self.interface, route)
+        delete(self.place(), route)
     }
 
     /// Takes whatever is in the place of a filter of ours away.
     pub(super) fn clear(interface: InterfaceIndex, route: &mut Socket) -> Result<(), KernelError> {
-        let mut request = Request::new();
-        place_on(interface).delete(&mut request);
-        match route.execute(request) {
-            Err(error) if error.is_missing() || error.errno() == Some(NO_QDISC) => Ok(()),
-            other => other,
-        }
+        delete(place_on(interface), route)
     }
 
     /// Looks for the filter. If its program goes by the maps in use, but is of another version than the one that is
     /// loaded, that is exchanged in place.
     pub(super) fn look(self, route: &mut Socket, ebpf: &Ebpf) -> Result<Found, NetworkError> {
-        let listed = tc::list(route, self.interface, Hook::Ingress)?;
+        let listed = tc::list(route, self.interface, self.hook())?;
         let found = listed.iter().find(|filter| {
             filter.place == self.place() && filter.is_direct_action && filter.name == self.name()
         });
@@ -236,7 +258,16 @@ impl Attachment {
     }
 }
 
-/// Where filters of ours are on an interface.
+fn delete(place: Place, route: &mut Socket) -> Result<(), KernelError> {
+    let mut request = Request::new();
+    place.delete(&mut request);
+    match route.execute(request) {
+        Err(error) if error.is_missing() || error.errno() == Some(NO_QDISC) => Ok(()),
+        other => other,
+    }
+}
+
+/// Where filters of ours are on an interface that has no second one.
 fn place_on(interface: InterfaceIndex) -> Place {
     Place {
         interface,

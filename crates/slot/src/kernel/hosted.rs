@@ -13,12 +13,19 @@ type PublishedPorts = Vec<(PublishPort, Vec<IpAddr>)>;
 #[derive(Default)]
 pub(super) struct HostState {
     pub(super) pools: BTreeMap<String, Hosted>,
+    /// Numbers of the pools whose sandboxes have children of other interfaces, to which the host leads nobody.
+    pub(super) children: BTreeMap<String, u32>,
     pub(super) published: PublishedPorts,
 }
 
 impl HostState {
     pub(super) fn uses_xdp(&self) -> bool {
         self.pools.values().any(Hosted::uses_xdp)
+    }
+
+    /// Whether sandboxes may have children of other interfaces. Who knows of no pool has perhaps lost the journal.
+    pub(super) fn may_have_children(&self) -> bool {
+        !self.children.is_empty() || self.pools.is_empty()
     }
 
     /// What the host serves beside a pool.

@@ -47,6 +47,8 @@ enum Wrong {
     ProgramInside,
     /// The TAP beside a container's interface, and what is wrong with it.
     Beside(&'static str),
+    /// A container's interface that is a child, and what is wrong with it.
+    Child(&'static str),
     /// What the eBPF data path knows of the slot.
     Entry,
     Unseen(NetworkError),
@@ -166,7 +168,9 @@ fn look_at_container(
     slot: &SlotPlan,
     wrong: &mut Vec<Wrong>,
 ) -> Result<(), NetworkError> {
-    if slot.attach.is_some() {
+    if slot.attach.is_some() && slot.is_child() {
+        wrong.extend(container::child_problem(home, worker, ebpf, slot)?.map(Wrong::Child));
+    } else if slot.attach.is_some() {
         look_at_host_end(worker, Some((ebpf, shared)), slot, wrong)?;
         // Without a host end all is made anew.
         if !wrong.iter().any(|wrong| matches!(wrong, Wrong::HostEnd)) {
@@ -419,6 +423,7 @@ impl Wrong {
                 let object = format!("tap {name} beside the interface of {}", slot.host_interface);
                 reported(object, *problem)
             }
+            Self::Child(problem) => reported(container::name_of(slot), *problem),
             Self::Entry => reported(
                 format!("eBPF entry of slot {}", slot.netns_name),
                 "it is not what it should be",
@@ -448,7 +453,11 @@ fn put_right(
         Wrong::HostEnd | Wrong::HostRoute(_) => {
             Some(interfaces::configure_host_end(worker, slot, false).map(drop))
         }
-        Wrong::Program(..) | Wrong::ProgramInside | Wrong::Beside(_) | Wrong::Entry => None,
+        Wrong::Program(..)
+        | Wrong::ProgramInside
+        | Wrong::Beside(_)
+        | Wrong::Child(_)
+        | Wrong::Entry => None,
     }
 }
 
@@ -463,6 +472,10 @@ fn put_right_ebpf(
 ) -> Option<Result<(), NetworkError>> {
     let has_netns = slot.has_netns();
     match wrong {
+        Wrong::Child(_) => Some(container::restore_child(home, worker, ebpf, shared, slot)),
+        Wrong::Entry if slot.is_child() => {
+            Some(container::restore_child(home, worker, ebpf, shared, slot))
+        }
         Wrong::HostEnd if slot.is_container() => {
             Some(restore_container(home, worker, ebpf, shared, slot))
         }

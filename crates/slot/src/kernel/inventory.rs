@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use sandwire_kernel_net::{interface, netlink::Request, netns};
+use sandwire_kernel_net::{
+    interface::{self, ChildDevice, Interface, NamespaceNumber},
+    netlink::Request,
+    netns,
+};
 
 use super::{Worker, ebpf::Ebpf};
 use crate::{
@@ -17,10 +21,13 @@ use crate::{
 ///
 /// A veth is the host end of a netns slot. A TAP is one of a host slot, which is complete if it has as
 /// many as its entries in the data path say. One by another name is withdrawn, or half deleted.
+///
+/// Children of the host's interfaces are in other namespaces, which are only looked at if there may be some.
 pub(super) fn inventory(
     instance: &str,
     worker: &mut Worker,
     ebpf: Option<&Ebpf>,
+    may_have_children: bool,
 ) -> Result<Inventory, NetworkError> {
     let interfaces = interface::list(&mut worker.route)?;
     let mut inventory = Inventory::default();
@@ -71,7 +78,29 @@ pub(super) fn inventory(
         .leftovers
         .extend(without_netns.map(|name| Leftover::Interface(name.to_owned())));
     inventory.slots.sort();
+    if may_have_children {
+        let found = find_children(worker, |alias| parse_alias(instance, alias).is_some())?;
+        let aliases = found.into_iter().filter_map(|(_, child)| child.alias);
+        inventory.leftovers.extend(aliases.map(Leftover::Child));
+    }
     Ok(inventory)
+}
+
+fn find_children(
+    worker: &mut Worker,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<(NamespaceNumber, Interface)>, NetworkError> {
+    let is_one = |found: &Interface| {
+        ChildDevice::is_of(found) && found.alias.as_deref().is_some_and(&is_wanted)
+    };
+    Ok(interface::find_elsewhere(&mut worker.route, is_one)?)
+}
+
+fn delete_children(worker: &mut Worker, alias: &str) -> Result<(), NetworkError> {
+    for (namespace, child) in find_children(worker, |its| its == alias)? {
+        interface::delete_elsewhere(&mut worker.route, namespace, child.index)?;
+    }
+    Ok(())
 }
 
 pub(super) fn reclaim(
@@ -83,6 +112,7 @@ pub(super) fn reclaim(
         .map(|leftover| match leftover {
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
             Leftover::Alias(alias) => delete_by_alias(worker, alias),
+            Leftover::Child(alias) => delete_children(worker, alias),
             Leftover::Interface(name) => {
                 Ok(interface::delete_with_taps_beyond(&mut worker.route, name)?)
             }

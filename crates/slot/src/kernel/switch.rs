@@ -17,6 +17,7 @@ use sandwire_kernel_net::{interface::InterfaceIndex, netns::Home};
 use super::{
     Worker,
     build::{Build, BuildStep, Steps},
+    container,
     ebpf::{Ebpf, Place, place_of},
     filters::{Attachment, Found},
     lock,
@@ -112,7 +113,11 @@ pub(super) fn adopt(
     tenancy: Option<&Tenancy>,
 ) -> Result<(), NetworkError> {
     let slot = build.slot;
-    let Ok(host_ends) = host_ends(worker, slot) else {
+    let host_ends = match slot.is_child() {
+        true => Ok(vec![InterfaceIndex(0)]),
+        false => host_ends(worker, slot),
+    };
+    let Ok(host_ends) = host_ends else {
         // Pieces of it are missing: its repair does all of this.
         return Ok(());
     };
@@ -202,6 +207,11 @@ fn exchange_programs(
     ebpf: &Ebpf,
 ) -> Result<(), NetworkError> {
     let slot = build.slot;
+    if slot.is_child() {
+        return build.step(BuildStep::Exchange, || {
+            container::exchange_child_programs(home, worker, ebpf, slot)
+        });
+    }
     let first = ebpf.reserve(slot)?;
     build.step(BuildStep::Exchange, || {
         for (number, host_end) in (first.0..).zip(host_ends(worker, slot)?) {

@@ -5,12 +5,12 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
     attach::DeviceChoice,
-    pool::{AddressPlan, PoolSpec, TapSpec},
+    pool::{AddressPlan, PolicySpec, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
     vsock::VsockKind,
 };
 
-use super::{addresses, check_policy, guest, guest::GuestNic, overlap};
+use super::{addresses, check_policy, container, guest, guest::GuestNic, overlap};
 use crate::{channel::checks::check_policy as check_vsock_policy, error::PlanError};
 
 /// Numbers stay below this. A host meets other limits long before.
@@ -29,20 +29,17 @@ pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
     check_ranges(spec)?;
     check_macs(spec)?;
     if spec.kind == SlotKind::Container {
-        super::container::check(spec)?;
+        container::check(spec)?;
         return check_clone_prefixes(spec);
     }
     if spec.device != DeviceChoice::default() {
-        let value = match spec.device {
-            DeviceChoice::Netkit => "netkit",
-            _ => "auto",
-        };
         return Err(PlanError::Unsupported {
             setting: "device",
-            value: value.to_owned(),
+            value: spec.device.name().to_owned(),
             reason: "says what interface a container gets: only with kind = container",
         });
     }
+    container::check_parent(spec)?;
     check_families(spec)?;
     for nic in guest::nics(spec)? {
         check_guest(spec, &nic)?;
@@ -137,7 +134,16 @@ fn check_support(spec: &PoolSpec) -> Result<(), PlanError> {
             );
         }
     }
-    check_policy(&spec.policy, spec.data_path)
+    check_policy_of(spec, &spec.policy)
+}
+
+/// Checks a policy for sandboxes of a pool.
+pub(super) fn check_policy_of(spec: &PoolSpec, policy: &PolicySpec) -> Result<(), PlanError> {
+    check_policy(policy, spec.data_path)?;
+    match spec.device.is_child() {
+        true => container::check_policy_of_child(policy),
+        false => Ok(()),
+    }
 }
 
 fn check_ranges(spec: &PoolSpec) -> Result<(), PlanError> {

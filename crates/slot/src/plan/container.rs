@@ -1,11 +1,11 @@
 //! Container slots: an interface whose own address is the clone address, behind a gateway that only the data
 //! path plays.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use sandwire_api::{
-    pool::{AddressPlan, GuestSpec, PoolSpec, TapSpec},
+    pool::{AddressPlan, GuestSpec, PolicySpec, PoolSpec, TapSpec, UplinkPolicy},
     slot::MacAddress,
 };
 
@@ -34,6 +34,7 @@ pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
     if ipv4.is_none() && ipv6.is_none() {
         return Err(PlanError::NoPrefixes);
     }
+    check_parent(spec)?;
     if spec.nics != 1 {
         let reason = "can't be with kind = container: attach several leases to one namespace";
         return refuse("nics", spec.nics.to_string(), reason);
@@ -61,6 +62,83 @@ pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
         return refuse("guest", spec.guest.mac.to_string(), reason);
     }
     Ok(())
+}
+
+/// Children have a parent, and nobody else has; its network is one that they can be on.
+pub(super) fn check_parent(spec: &PoolSpec) -> Result<(), PlanError> {
+    let (parent, device) = ("parent", "device = macvlan");
+    let Some(wanted) = &spec.parent else {
+        return match spec.device.is_child() {
+            true => Err(PlanError::OneSided {
+                present: device,
+                absent: parent,
+            }),
+            false => Ok(()),
+        };
+    };
+    if !spec.device.is_child() {
+        return Err(PlanError::OneSided {
+            present: parent,
+            absent: device,
+        });
+    }
+    let refuse = |setting, value: String, reason| {
+        Err(PlanError::Unsupported {
+            setting,
+            value,
+            reason,
+        })
+    };
+    for (place, gateway) in wanted.gateways.iter().enumerate() {
+        let has_family = match gateway {
+            IpAddr::V4(_) => addresses::ipv4_prefix(spec).is_some(),
+            IpAddr::V6(_) => addresses::ipv6_prefix(spec).is_some(),
+        };
+        let reason = if !has_family {
+            "is of a family that the pool has no addresses of"
+        } else if gateway.is_unspecified() || gateway.is_multicast() || gateway.is_loopback() {
+            "can't be a neighbour's address"
+        } else if wanted.gateways[..place]
+            .iter()
+            .any(|before| before.is_ipv4() == gateway.is_ipv4())
+        {
+            "is the second of its family: name one of each"
+        } else {
+            continue;
+        };
+        return refuse("parent.gateways", gateway.to_string(), reason);
+    }
+    for subnet in &wanted.subnets {
+        if subnet.trunc() != *subnet || subnet.prefix_len() == 0 {
+            let reason =
+                "is not a prefix: its bits behind the length must be zero, and the length not";
+            return refuse("parent.subnets", subnet.to_string(), reason);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what a policy can ask of the host alone, by whose network stack no packet of a child comes.
+pub(super) fn check_policy_of_child(policy: &PolicySpec) -> Result<(), PlanError> {
+    let unset = PolicySpec::default();
+    let number = |value: Option<u32>| value.map(|value| value.to_string()).unwrap_or_default();
+    let (setting, value) = if policy.uplink == UplinkPolicy::Masquerade {
+        ("policy.uplink", "masquerade".to_owned())
+    } else if policy.host_services != unset.host_services {
+        ("policy.host_services", "a list".to_owned())
+    } else if policy.route_mark.is_some() {
+        ("policy.route_mark", number(policy.route_mark))
+    } else if policy.route_table.is_some() {
+        ("policy.route_table", number(policy.route_table))
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::Unsupported {
+        setting,
+        value,
+        reason: "is about the host's network stack, by which packets of a macvlan child don't come: \
+                 its parent's network knows it by its own address; use uplink = route or deny, and nothing of the host",
+    })
 }
 
 /// The container's interface.

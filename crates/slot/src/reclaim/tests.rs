@@ -1,9 +1,13 @@
 use std::time::Duration;
 
-use sandwire_api::lease::LeaseState;
+use sandwire_api::{attach::AttachedDevice, lease::LeaseState};
 
 use super::*;
-use crate::{lease::LeaseKey, pool::Rest};
+use crate::{
+    attach::{AttachRecord, ParentRecord},
+    lease::LeaseKey,
+    pool::Rest,
+};
 
 const NUMBER: SlotNumber = SlotNumber(3);
 
@@ -193,4 +197,47 @@ fn numbers_beyond_the_pool_and_names_of_another_form_are_reclaimed() {
         [beyond.as_slice(), leftovers.as_slice()].concat()
     );
     assert_eq!((actions.adopt, actions.tear_down), (vec![], vec![]));
+}
+
+#[test]
+fn a_child_that_no_lease_has_is_reclaimed_wherever_it_is() {
+    let child = Leftover::Child(names::host_alias("default", "web", NUMBER));
+    let stranger = Leftover::Child("sandwire:other:web:3".to_owned());
+    let inventory = Inventory {
+        leftovers: vec![child.clone(), stranger.clone()],
+        ..Inventory::default()
+    };
+    let plan = plan();
+    let plans = BTreeMap::from([(name("web"), &plan)]);
+    let decided =
+        |leases: &[LeaseRecord]| decide(&name("default"), &plans, leases, &[], &inventory).reclaim;
+    assert_eq!(decided(&[]), [child, stranger.clone()]);
+    assert_eq!(decided(&[lease(LeaseState::Active)]), [stranger]);
+}
+
+#[test]
+fn a_leased_child_is_not_built_again_because_the_host_has_nothing_of_it() {
+    let mut leased = lease(LeaseState::Active);
+    leased.attach = Some(AttachRecord {
+        request: serde_json::from_str(r#"{"netns": "/run/netns/blue"}"#).unwrap(),
+        netns_cookie: None,
+        device: AttachedDevice::Macvlan,
+        device_reason: None,
+        parent: Some(ParentRecord {
+            interface: "eth1".parse().unwrap(),
+            gateways: Vec::new(),
+            subnets: Vec::new(),
+            namespace: 0,
+        }),
+        is_done: true,
+    });
+    let plan = plan();
+    let plans = BTreeMap::from([(name("web"), &plan)]);
+    let inventory = inventory(Found::Nothing);
+    let actions = decide(&name("default"), &plans, &[leased], &[], &inventory);
+    let kept = Actions {
+        keep: vec![(name("web"), NUMBER)],
+        ..Actions::default()
+    };
+    assert_eq!(actions, kept);
 }

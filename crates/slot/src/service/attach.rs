@@ -10,14 +10,15 @@ use sandwire_api::{
     attach::{Attach, AttachedDevice, AttachedState, DeviceChoice},
     lease::AcquireLease,
     name::Name,
+    pool::PoolSpec,
     slot::SlotKind,
 };
 
 use super::{Caller, Shared, Slots, State, acquire::Outcome};
 use crate::{
-    attach::{self, AttachRecord},
+    attach::{self, AttachRecord, ParentRecord},
     error::{NetworkError, ServiceError},
-    plan::SlotNumber,
+    plan::{Plan, SlotNumber},
 };
 
 impl Slots {
@@ -83,13 +84,35 @@ impl Shared {
         let found = self.network.find_namespace(&wanted.netns);
         let netns_cookie = found.map_err(|error| invalid(path, error.to_string()))?;
         let (device, device_reason) = self.choose_device(plan.spec.device)?;
+        let parent = self.find_parent(&plan, wanted)?;
         Ok(Some(AttachRecord {
             request: wanted.clone(),
             netns_cookie,
             device,
             device_reason,
+            parent,
             is_done: false,
         }))
+    }
+
+    /// Whose child a container's interface is to be, if it is to be one.
+    fn find_parent(
+        &self,
+        plan: &Plan,
+        wanted: &Attach,
+    ) -> Result<Option<ParentRecord>, ServiceError> {
+        let Some(parent) = &plan.spec.parent else {
+            return Ok(None);
+        };
+        let mtu = wanted.mtu.unwrap_or(plan.spec.tap.mtu);
+        let found = self.network.find_parent(parent, mtu, &wanted.netns);
+        let found = found.map_err(|source| ServiceError::Network {
+            operation: "attach",
+            object: format!("interface of pool '{}'", plan.spec.name),
+            source,
+        })?;
+        attach::check_gateways(wanted, &found)?;
+        Ok(Some(found))
     }
 
     /// What a container gets, and why if the pool leaves that open.
@@ -99,8 +122,9 @@ impl Shared {
     ) -> Result<(AttachedDevice, Option<String>), ServiceError> {
         match choice {
             DeviceChoice::Veth => Ok((AttachedDevice::Veth, None)),
+            DeviceChoice::Macvlan => Ok((AttachedDevice::Macvlan, None)),
             DeviceChoice::Netkit => {
-                self.check_device(choice)?;
+                self.check_netkit()?;
                 Ok((AttachedDevice::Netkit, None))
             }
             DeviceChoice::Auto => Ok(match self.network.check_netkit() {
@@ -113,11 +137,23 @@ impl Shared {
         }
     }
 
-    /// Refuses a device that this kernel doesn't make.
-    pub(super) fn check_device(&self, choice: DeviceChoice) -> Result<(), ServiceError> {
-        if choice != DeviceChoice::Netkit {
+    /// Refuses a device that this host can't make.
+    pub(super) fn check_device(&self, spec: &PoolSpec) -> Result<(), ServiceError> {
+        if let Some(parent) = &spec.parent {
+            let checked = self.network.check_parent(parent, spec.tap.mtu);
+            return checked.map_err(|error| ServiceError::Invalid {
+                field: "parent.interface",
+                value: parent.interface.to_string(),
+                reason: error.to_string(),
+            });
+        }
+        if spec.device != DeviceChoice::Netkit {
             return Ok(());
         }
+        self.check_netkit()
+    }
+
+    fn check_netkit(&self) -> Result<(), ServiceError> {
         let invalid = |error: NetworkError| ServiceError::Invalid {
             field: "device",
             value: "netkit".to_owned(),

@@ -106,6 +106,15 @@ impl State {
     fn interfaces_of(&self, record: &LeaseRecord) -> Result<LeaseInterfaces, ServiceError> {
         let plan = &self.pool(&record.pool)?.plan;
         let slot = record.slot_of(plan);
+        if slot.is_child() {
+            return Err(ServiceError::Conflict {
+                operation: "impair",
+                object: format!("lease '{}'", record.key.name),
+                reason: "its packets leave by its parent's network, past every place where the host could divert \
+                         them: use a pool with device = veth"
+                    .to_owned(),
+            });
+        }
         let netns = slot.has_netns().then(|| PathBuf::from(slot.netns_path()));
         let interface = |name: &str| LeaseInterface {
             netns: netns.clone(),

@@ -22,7 +22,7 @@ use crate::{
     error::ServiceError,
     lease::{LeaseKey, LeaseRecord},
     network::{PolicyIndex, Tenancy},
-    plan::{self, Plan},
+    plan::Plan,
 };
 
 /// How long packets that are under way may still look at a policy.
@@ -465,7 +465,8 @@ pub(super) fn check_own(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceE
     if plan.spec.data_path == DataPath::Nft {
         return Err(unsupported_in_nft(plan));
     }
-    plan::check_policy(policy, plan.spec.data_path).map_err(|source| plan_error(plan, source))?;
+    plan.check_policy(policy)
+        .map_err(|source| plan_error(plan, source))?;
     if !uplinks_fit(policy.uplink, plan.spec.policy.uplink) {
         return Err(ServiceError::Invalid {
             field: "policy.uplink",

@@ -35,7 +35,7 @@ impl Slots {
             .unwrap_or_else(PoisonError::into_inner);
         let spec = &self.choose_data_path(spec);
         let plan = shared.plan(spec)?;
-        shared.check_device(spec.device)?;
+        shared.check_device(spec)?;
         shared.check_channel_paths(&plan)?;
         let state = shared.lock();
         if let Some(entry) = state.pools.get(&spec.name) {
@@ -73,7 +73,7 @@ impl Slots {
         }
         // Nothing may be lost to a mistake in the new settings.
         self.shared.plan(spec)?;
-        self.shared.check_device(spec.device)?;
+        self.shared.check_device(spec)?;
         if can_change_live(&current, spec) {
             return self.change_live(&current, spec);
         }

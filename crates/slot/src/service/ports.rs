@@ -203,7 +203,18 @@ impl State {
             owner_uid: key.owner_uid,
             port: port.clone(),
         };
-        Publication::new(published, &self.slot_plan(&lease.record)?)
+        let slot = self.slot_plan(&lease.record)?;
+        if slot.is_child() {
+            return Err(ServiceError::Conflict {
+                operation: "publish",
+                object: published::describe(port),
+                reason: format!(
+                    "the host can't reach lease '{}', which is on its parent's network under its own address",
+                    key.name
+                ),
+            });
+        }
+        Publication::new(published, &slot)
     }
 
     fn demand_publish(&self, caller: Caller, key: &LeaseKey) -> Result<(), ServiceError> {

@@ -51,6 +51,7 @@ fn slot_for(
         netns_cookie,
         device: AttachedDevice::Veth,
         device_reason: None,
+        parent: None,
         is_done: true,
     };
     plan.slot(SlotNumber(number)).attached_by(Some(&record))

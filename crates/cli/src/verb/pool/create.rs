@@ -1,11 +1,14 @@
 //! `sandwire pool create`: a pool from flags or from a file.
 
-use std::path::{Path, PathBuf};
+use std::{
+    net::IpAddr,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, builder::PossibleValuesParser};
-use ipnet::{Ipv4Net, Ipv6Net};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
-    attach::DeviceChoice,
+    attach::{DeviceChoice, InterfaceName, ParentSpec},
     name::Name,
     pool::{AddressPlan, GuestSpec, PolicySpec, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
@@ -62,8 +65,21 @@ struct Settings {
 
     /// What kind of interface containers get; auto is netkit where the kernel has it, else veth
     /// [default: veth].
-    #[arg(long, value_parser = words::<DeviceChoice>(&["auto", "veth", "netkit"]))]
+    #[arg(long, value_parser = words::<DeviceChoice>(&["auto", "veth", "netkit", "macvlan"]))]
     device: Option<DeviceChoice>,
+
+    /// Interface of the host whose children containers get; with --device macvlan.
+    #[arg(long, value_name = "INTERFACE")]
+    parent: Option<InterfaceName>,
+
+    /// Gateway of the parent's network; may be given once for each family [default: the host's own default
+    /// gateways by the parent].
+    #[arg(long, value_name = "ADDRESS", requires = "parent")]
+    parent_gateway: Vec<IpAddr>,
+
+    /// Subnet of the parent's network; may be given several times [default: those of the parent's addresses].
+    #[arg(long, value_name = "PREFIX", requires = "parent")]
+    parent_subnet: Vec<IpNet>,
 
     /// Prefix of the IPv4 clone addresses, as 10.64.0.0/16; without it the sandboxes have no IPv4.
     #[arg(long, value_name = "PREFIX")]
@@ -168,6 +184,11 @@ impl Settings {
             kind: self.kind.unwrap_or(spec.kind),
             data_path: self.data_path.unwrap_or(spec.data_path),
             device: self.device.unwrap_or(spec.device),
+            parent: self.parent.map(|interface| ParentSpec {
+                interface,
+                gateways: self.parent_gateway,
+                subnets: self.parent_subnet,
+            }),
             size: self.size.unwrap_or(spec.size),
             nics: self.nics.unwrap_or(spec.nics),
             tap: TapSpec {
@@ -304,7 +325,8 @@ mod tests {
     #[test]
     fn every_flag_reaches_the_specification() {
         let spec = spec(
-            "web --plan firecracker-clones --ipv6 fd00:c10e::/64 --size 3 --kind host --data-path xdp --device veth --nics 1 \
+            "web --plan firecracker-clones --ipv6 fd00:c10e::/64 --size 3 --kind host --data-path xdp --device veth \
+             --parent eth1 --parent-gateway 192.0.2.1 --parent-gateway fe80::1 --parent-subnet 192.0.2.0/24 --nics 1 \
              --tap tap7 --uid 5 --gid 6 --multi-queue --mtu 9000 --guest-mac 06:00:00:00:00:01 \
              --gateway-mac 06:00:00:00:00:02 --guest-ipv4 172.16.0.2/30 --guest-ipv6 fd01::2/64 --uplink route \
              --clone-to-clone --host-service tcp/53 --host-service icmp --cloud-metadata --connections-max 9 \
@@ -320,6 +342,7 @@ mod tests {
             size = 3
             nics = 1
             quarantine_seconds = 30
+            parent = { interface = "eth1", gateways = ["192.0.2.1", "fe80::1"], subnets = ["192.0.2.0/24"] }
             [tap]
             name = "tap7"
             owner_uid = 5

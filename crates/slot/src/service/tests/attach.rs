@@ -41,7 +41,7 @@ fn a_lease_says_where_its_interface_is_also_after_a_restart() {
     let addresses: Vec<String> = first
         .addresses
         .iter()
-        .map(|own| format!("{} by {}", own.address, own.gateway))
+        .map(|own| format!("{} by {}", own.address, own.gateway.unwrap()))
         .collect();
     assert_eq!(
         addresses,

@@ -1,0 +1,702 @@
+//! Containers that are macvlan children of the host's uplink, on its network under addresses of their own: judged on
+//! themselves, found wherever their namespace is, and gone without a trace.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first thing that fails"
+)]
+
+#[path = "ebpf/mod.rs"]
+mod ebpf;
+
+use std::{
+    collections::BTreeSet,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    process::Stdio,
+    thread,
+    time::Duration,
+};
+
+use ebpf::{SECOND, World, addresses_of, restart_under_ping, wait_until};
+use sandwire_testlab::{
+    command,
+    host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, HOST_IPV4, answer_http, serve_tcp},
+    lab::{self, Lab},
+    namespace::{self, Namespace},
+    sandwire::Daemon,
+};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Parts of the subnets that the uplink is in.
+const IPV4: &str = "203.0.113.64/26";
+const IPV6: &str = "2001:db8:1::b0:0/112";
+
+fn on_uplink(size: u32, policy: &Value) -> Value {
+    json!({
+        "name": "lan", "kind": "container", "size": size, "device": "macvlan",
+        "parent": {"interface": "up0"}, "quarantine_seconds": 0, "policy": policy,
+        "addresses": {"plan": "prefix", "ipv4": IPV4, "ipv6": IPV6},
+    })
+}
+
+fn routed() -> Value {
+    json!({"uplink": "route"})
+}
+
+/// A world with the leases blue and red in namespaces of these names.
+fn with_two(lab: &Lab, policy: &Value) -> (World, [Namespace; 2], [Value; 2]) {
+    let world = World::without_pools(lab);
+    world.daemon.create_pool(&on_uplink(2, policy)).unwrap();
+    world.daemon.wait_pool("lan", 2, PATIENCE).unwrap();
+    let spaces = ["blue", "red"].map(|name| lab.namespace(name));
+    let leases = ["blue", "red"].map(|name| {
+        let line = format!("acquire lan {name} --netns {name}");
+        world.daemon.json(&line).unwrap()
+    });
+    (world, spaces, leases)
+}
+
+#[track_caller]
+fn ping(space: &Namespace, target: &str, answers: bool) {
+    let wait = if answers { 10 } else { 1 };
+    let answer = space.run(&format!("ping -n -q -c 1 -W {wait} {target}"));
+    assert_eq!(answer.is_ok(), answers, "{target}: {answer:?}");
+}
+
+fn drops(world: &World, lease: &str, reason: &str) -> u64 {
+    let shown = world.daemon.json(&format!("show {lease}")).unwrap();
+    shown["traffic"]["drops"][reason].as_u64().unwrap_or(0)
+}
+
+#[track_caller]
+fn assert_sound(world: &World, lease: &str) {
+    let path = format!("/v1/leases/{lease}/attached");
+    let state = world.daemon.call("GET", &path, None).unwrap();
+    assert_eq!(state["defects"], json!([]));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn two_children_live_under_their_policy_and_vanish_without_a_trace() {
+    lab::run(|lab| {
+        let (mut world, spaces, leases) = with_two(lab, &routed());
+        let attached = &leases[0]["attached"];
+        assert_eq!(attached["device"], "macvlan", "{attached}");
+        assert_eq!(attached["host_interface"], "up0");
+        assert_eq!(attached["addresses"][0]["gateway"], BEYOND_IPV4.to_string());
+        let link = spaces[0].run("ip -d -j link show dev eth0").unwrap();
+        let link: Value = serde_json::from_str(&link).unwrap();
+        let info = &link[0]["linkinfo"];
+        assert_eq!(
+            (&info["info_kind"], &info["info_data"]["mode"]),
+            (&json!("macvlan"), &json!("bridge"))
+        );
+        for (number, space) in spaces.iter().enumerate() {
+            space.inside(|| serve_tcp(80, answer_http)).unwrap();
+            ping(space, &BEYOND_IPV4.to_string(), true);
+            ping(space, &BEYOND_IPV6.to_string(), true);
+            for own in addresses_of(&leases[number]) {
+                let host = if own.contains(':') {
+                    format!("[{own}]")
+                } else {
+                    own
+                };
+                let page = world.beyond.run(&format!("curl -sS -m 20 http://{host}/"));
+                assert!(!page.unwrap().is_empty());
+            }
+            for other in addresses_of(&leases[1 - number]) {
+                ping(space, &other, false);
+            }
+        }
+        assert!(drops(&world, "blue", "other_sandbox") >= 2);
+        for name in ["blue", "red"] {
+            let together = json!({"clone_to_clone": true, "uplink": "route"});
+            world.daemon.set_policy(name, &together).unwrap();
+        }
+        for (number, space) in spaces.iter().enumerate() {
+            for other in addresses_of(&leases[1 - number]) {
+                ping(space, &other, true);
+            }
+        }
+        restart_under_ping(&mut world, &spaces[0]);
+        for name in ["blue", "red"] {
+            assert_sound(&world, name);
+        }
+        assert_eq!(
+            world.daemon.json("show blue").unwrap()["attached"],
+            *attached
+        );
+        for lease in ["blue", "red"] {
+            world.daemon.json(&format!("release {lease}")).unwrap();
+        }
+        for space in &spaces {
+            let links = space.run("ip -o link").unwrap();
+            assert!(
+                !links.contains("eth0") && !links.contains("macvlan"),
+                "{links}"
+            );
+        }
+        world.daemon.wait_pool("lan", 2, PATIENCE).unwrap();
+        world.daemon.json("acquire lan blue --netns blue").unwrap();
+        ping(&spaces[0], &BEYOND_IPV4.to_string(), true);
+    });
+}
+
+/// What the world beyond sees come, until this ends.
+struct Capture {
+    process: std::process::Child,
+    file: std::path::PathBuf,
+}
+
+impl Capture {
+    fn start(lab: &Lab, filter: &str) -> Self {
+        command::require_on_path(&["tcpdump"]).unwrap();
+        let file = lab.folder().join("beyond.pcap");
+        let process = namespace::command_in(&namespace::path_of("beyond"), "tcpdump")
+            .args([
+                "-n",
+                "-U",
+                "--immediate-mode",
+                "-i",
+                "eth0",
+                "-Q",
+                "in",
+                "-w",
+            ])
+            .arg(&file)
+            .args(filter.split_whitespace())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // The file's header is there when the filter is.
+        wait_until("tcpdump listens", PATIENCE, || {
+            file.metadata().is_ok_and(|file| file.len() >= 24)
+        });
+        Self { process, file }
+    }
+
+    /// Its packets as tcpdump shows them.
+    fn end(mut self, lab: &Lab) -> String {
+        thread::sleep(Duration::from_millis(200));
+        command::run(&format!("kill -INT {}", self.process.id())).unwrap();
+        self.process.wait().unwrap();
+        lab.run(&format!("tcpdump -nr {}", self.file.display()))
+    }
+}
+
+/// Sends a datagram with a source port.
+fn send_udp(space: &Namespace, port: u16, target: &str) {
+    let target = target.to_owned();
+    space
+        .inside(|| {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?;
+            Ok(socket.send_to(b"hello", target))
+        })
+        .unwrap()
+        // The kernel may tell the sender that it was dropped.
+        .ok();
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_a_child_may_not_send_never_leaves_it_and_is_counted() {
+    lab::run(|lab| {
+        let (world, spaces, leases) = with_two(lab, &routed());
+        let (blue, beyond) = (&spaces[0], BEYOND_IPV4.to_string());
+        ping(blue, &beyond, true);
+        ping(blue, &BEYOND_IPV6.to_string(), true);
+        let wrong =
+            "host 203.0.113.200 or ether host 02:00:00:00:00:99 or udp or host 2001:db8:1::200";
+        let capture = Capture::start(lab, wrong);
+        for (address, target) in [
+            ("203.0.113.200/32", &beyond),
+            ("2001:db8:1::200/128", &BEYOND_IPV6.to_string()),
+        ] {
+            let before = drops(&world, "blue", "source_address");
+            blue.run(&format!(
+                "ip address add {address} dev eth0 {}",
+                nodad(address)
+            ))
+            .unwrap();
+            let source = address.split('/').next().unwrap();
+            let line = format!("ping -n -q -c 2 -i 0.2 -W 1 -I {source} {target}");
+            blue.run(&line).unwrap_err();
+            assert!(drops(&world, "blue", "source_address") > before, "{source}");
+            blue.run(&format!("ip address delete {address} dev eth0"))
+                .unwrap();
+        }
+        send_udp(blue, 67, &format!("{beyond}:68"));
+        send_udp(blue, 5353, "224.0.0.251:5353");
+        assert!(drops(&world, "blue", "rogue_dhcp") > 0);
+        assert!(drops(&world, "blue", "multicast") > 0);
+        let own_mac = leases[0]["attached"]["mac"].as_str().unwrap();
+        blue.run("ip link set eth0 address 02:00:00:00:00:99")
+            .unwrap();
+        ping(blue, &beyond, false);
+        assert!(drops(&world, "blue", "source_mac") > 0);
+        blue.run(&format!("ip link set eth0 address {own_mac}"))
+            .unwrap();
+        ping(blue, &beyond, true);
+        let seen = capture.end(lab);
+        assert_eq!(seen.lines().count(), 0, "{seen}");
+        // Answers pass where calls are denied.
+        blue.inside(|| serve_tcp(80, answer_http)).unwrap();
+        let denied = json!({"action": "deny", "prefixes": ["203.0.113.0/24", "2001:db8:1::/64"]});
+        for policy in [
+            json!({"uplink": "route", "egress": {"rules": [denied]}}),
+            json!({"uplink": "deny"}),
+        ] {
+            world.daemon.set_policy("blue", &policy).unwrap();
+            ping(blue, &beyond, false);
+            ping(blue, &BEYOND_IPV6.to_string(), false);
+            for own in addresses_of(&leases[0]) {
+                let host = if own.contains(':') {
+                    format!("[{own}]")
+                } else {
+                    own
+                };
+                let page = world.beyond.run(&format!("curl -sS -m 20 http://{host}/"));
+                assert!(!page.unwrap().is_empty());
+            }
+        }
+        assert!(drops(&world, "blue", "policy") >= 2);
+        assert!(drops(&world, "blue", "uplink_denied") >= 2);
+    });
+}
+
+fn nodad(address: &str) -> &'static str {
+    if address.contains(':') { "nodad" } else { "" }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn limits_hold_in_both_directions_and_a_trace_tells_of_packets() {
+    lab::run(|lab| {
+        let (world, spaces, leases) = with_two(lab, &routed());
+        let (blue, beyond) = (&spaces[0], BEYOND_IPV4.to_string());
+        ping(blue, &beyond, true);
+        let file = lab.folder().join("trace.pcapng");
+        let mut trace = world
+            .daemon
+            .command(&format!("trace blue -w {}", file.display()))
+            .spawn()
+            .unwrap();
+        wait_until("the trace has begun", PATIENCE, || {
+            file.metadata().is_ok_and(|file| file.len() > 0)
+        });
+        thread::sleep(Duration::from_millis(300));
+        ping(blue, &beyond, true);
+        ping(blue, &addresses_of(&leases[1])[0], false);
+        thread::sleep(Duration::from_millis(500));
+        command::run(&format!("kill -INT {}", trace.id())).unwrap();
+        trace.wait().unwrap();
+        let seen = lab.run(&format!("tcpdump -nr {} icmp", file.display()));
+        assert!(
+            seen.contains("echo request") && seen.contains("echo reply"),
+            "{seen}"
+        );
+        let few = json!({"packets_per_second": 20, "burst_packets": 20});
+        for direction in ["egress", "ingress"] {
+            let before = drops(&world, "blue", "packet_limit");
+            let policy = json!({"uplink": "route", "limits": {direction: few}});
+            world.daemon.set_policy("blue", &policy).unwrap();
+            // As many as the burst at once, and the rate for as long as it takes.
+            let heard = echoes(blue, 400);
+            assert!(heard > 0 && heard < 400, "{direction}: {heard}");
+            let dropped = drops(&world, "blue", "packet_limit") - before;
+            // The echo server may have missed some.
+            assert!(
+                dropped > 200 && dropped + heard <= 400,
+                "{direction}: {dropped}, {heard}"
+            );
+        }
+    });
+}
+
+/// How many of so many datagrams the world beyond gives back.
+fn echoes(space: &Namespace, count: u64) -> u64 {
+    let target = SocketAddr::new(BEYOND_IPV4.into(), ECHO_PORT);
+    let exchange = || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.set_read_timeout(Some(2 * SECOND))?;
+        let (mut heard, mut room) = (0, [0; 64]);
+        for number in 0..count {
+            // The kernel may tell the sender that it was dropped.
+            drop(socket.send_to(&number.to_ne_bytes(), target));
+            socket.set_nonblocking(true)?;
+            heard += u64::from(socket.recv(&mut room).is_ok());
+        }
+        socket.set_nonblocking(false)?;
+        while socket.recv(&mut room).is_ok() {
+            heard += 1;
+        }
+        Ok(heard)
+    };
+    space.inside(exchange).unwrap()
+}
+
+/// Removes what the container can if it has the right to, and lets the daemon find it.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_filter_or_child_that_somebody_took_away_comes_back() {
+    lab::run(|lab| {
+        let (world, spaces, leases) = with_two(lab, &routed());
+        let blue = &spaces[0];
+        let filters = |hook: &str| {
+            blue.run(&format!("tc filter show dev eth0 {hook}"))
+                .unwrap()
+        };
+        for damage in [
+            "tc filter del dev eth0 egress",
+            "tc filter del dev eth0 ingress",
+            "tc qdisc del dev eth0 clsact",
+            "ip link delete eth0",
+        ] {
+            blue.run(damage).unwrap();
+            wait_until(damage, PATIENCE, || {
+                blue.run("ip -o link").unwrap().contains("eth0")
+                    && filters("egress").contains("from_child")
+                    && filters("ingress").contains("to_child")
+            });
+            wait_until("no defect is left", PATIENCE, || {
+                world.daemon.json("show blue").unwrap()["defects"] == json!([])
+            });
+        }
+        ping(blue, &BEYOND_IPV4.to_string(), true);
+        ping(blue, &addresses_of(&leases[1])[0], false);
+        let log = world.daemon.log();
+        assert!(log.contains("a program on it is gone or replaced"), "{log}");
+    });
+}
+
+/// A frame that goes past the egress hook, as a container with CAP_NET_RAW can send it, is still judged where a sibling
+/// receives it.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_sibling_refuses_what_was_sent_past_the_egress_hook() {
+    lab::run(|lab| {
+        let (world, spaces, leases) = with_two(lab, &routed());
+        let mac = |lease: &Value| lease["attached"]["mac"].as_str().unwrap().replace(':', "");
+        let octets = |lease: &Value| -> String {
+            let address: Ipv4Addr = addresses_of(lease)[0].parse().unwrap();
+            address
+                .octets()
+                .map(|octet| format!("{octet:02x}"))
+                .concat()
+        };
+        // A UDP packet of 28 bytes, and PACKET_QDISC_BYPASS.
+        let frame = format!(
+            "{}{}08004500001c0000000040110000{}{}0007000700080000",
+            mac(&leases[1]),
+            mac(&leases[0]),
+            octets(&leases[0]),
+            octets(&leases[1])
+        );
+        let script = format!(
+            "import socket\ns = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)\n\
+             s.setsockopt(263, 20, 1)\ns.bind(('eth0', 0x800))\ns.send(bytes.fromhex('{frame}'))\n"
+        );
+        let sent = namespace::command_in(&spaces[0].path(), "python3")
+            .args(["-c", &script])
+            .output()
+            .unwrap();
+        assert!(sent.status.success(), "{sent:?}");
+        wait_until("red has refused it", PATIENCE, || {
+            drops(&world, "red", "other_sandbox") == 1
+        });
+        assert_eq!(drops(&world, "blue", "other_sandbox"), 0);
+        let shown = world.daemon.json("show red").unwrap();
+        assert_eq!(shown["traffic"]["ingress"]["packets"], 0, "{shown}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn sigkill_while_children_are_made_leaves_whole_leases_or_none() {
+    lab::run_within(Duration::from_secs(300), |lab| {
+        let mut world = World::without_pools(lab);
+        world.daemon.create_pool(&on_uplink(8, &routed())).unwrap();
+        let names: Vec<String> = (0..8).map(|number| format!("c{number}")).collect();
+        let spaces: Vec<Namespace> = names.iter().map(|name| lab.namespace(name)).collect();
+        for round in 0..12_u64 {
+            world.daemon.wait_pool("lan", 8, PATIENCE).unwrap();
+            let daemon = &world.daemon;
+            let answered: BTreeSet<String> = thread::scope(|scope| {
+                let askers: Vec<_> = names
+                    .iter()
+                    .map(|name| scope.spawn(move || acquire(daemon, name)))
+                    .collect();
+                // From before the first interface to after the last.
+                thread::sleep(Duration::from_micros(900 * round));
+                command::run(&format!("kill -9 {}", daemon.pid().unwrap())).unwrap();
+                let answers = askers.into_iter().filter_map(|asker| asker.join().unwrap());
+                answers.collect()
+            });
+            world.daemon.kill().unwrap();
+            world.daemon.restart().unwrap();
+            let held = || -> BTreeSet<String> {
+                let leases = world.daemon.call("GET", "/v1/leases", None).unwrap();
+                let leases = leases.as_array().unwrap().iter();
+                leases
+                    .filter(|lease| lease["state"] == "active")
+                    .map(|lease| lease["name"].as_str().unwrap().to_owned())
+                    .collect()
+            };
+            assert!(held().is_superset(&answered), "round {round}: {answered:?}");
+            for (name, space) in names.iter().zip(&spaces) {
+                let is_held = held().contains(name);
+                wait_until(
+                    &format!("{name} is settled in round {round}"),
+                    PATIENCE,
+                    || space.run("ip -o link").unwrap().contains("eth0") == is_held,
+                );
+            }
+            for name in &held() {
+                assert_sound(&world, name);
+                world.daemon.json(&format!("release {name}")).unwrap();
+            }
+            for space in &spaces {
+                assert!(
+                    !space.run("ip -o link").unwrap().contains("eth0"),
+                    "round {round}"
+                );
+            }
+        }
+    });
+}
+
+/// The lease's name if the daemon answered that it is there.
+fn acquire(daemon: &Daemon, name: &str) -> Option<String> {
+    let body =
+        json!({"pool": "lan", "name": name, "attach": {"netns": format!("/run/netns/{name}")}});
+    let answer = daemon.http("POST", "/v1/leases", Some(&body)).ok()?;
+    (answer.status == 201).then(|| name.to_owned())
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_child_is_deleted_in_a_namespace_that_no_path_leads_to() {
+    lab::run(|lab| {
+        let (mut world, spaces, _leases) = with_two(lab, &routed());
+        // Holds the namespace when its name is gone.
+        let mut sleeper = namespace::command_in(&spaces[0].path(), "sleep")
+            .arg("600")
+            .spawn()
+            .unwrap();
+        let inside = format!("nsenter -t {} -n ip -o link", sleeper.id());
+        let own = std::fs::read_link("/proc/self/ns/net").unwrap();
+        let entered = || std::fs::read_link(format!("/proc/{}/ns/net", sleeper.id())).unwrap();
+        wait_until("it is in there", PATIENCE, || entered() != own);
+        lab.run("umount /run/netns/blue");
+        world.daemon.kill().unwrap();
+        world.daemon.restart().unwrap();
+        assert!(command::run(&inside).unwrap().contains("eth0"));
+        world.daemon.json("release blue").unwrap();
+        assert!(!command::run(&inside).unwrap().contains("eth0"));
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
+        // And one that vanishes with its namespace: nothing is left to be done.
+        lab.run("ip netns delete red");
+        wait_until("the namespace is missed", PATIENCE, || {
+            world.daemon.json("show red").unwrap()["defects"] != json!([])
+        });
+        world.daemon.json("release red").unwrap();
+        world.daemon.wait_pool("lan", 2, PATIENCE).unwrap();
+        lab.run("ip netns add red");
+        world.daemon.json("acquire lan red --netns red").unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_cannot_be_is_refused_with_its_reason() {
+    lab::run(|lab| {
+        let (world, spaces, leases) = with_two(lab, &routed());
+        lab.run("ip link add br0 type bridge");
+        lab.run("ip link add port0 type veth peer name port1");
+        lab.run("ip link set port0 master br0");
+        lab.run("ip link set port0 up");
+        let refused = |change: &dyn Fn(&mut Value), reason: &str| {
+            let mut body = on_uplink(1, &routed());
+            body["name"] = "other".into();
+            body["addresses"]["ipv4"] = "203.0.113.128/26".into();
+            body["addresses"]["ipv6"] = "2001:db8:1::b1:0/112".into();
+            change(&mut body);
+            let answer = world.daemon.http("POST", "/v1/pools", Some(&body)).unwrap();
+            assert!([400, 422].contains(&answer.status), "{}", answer.body);
+            assert!(answer.body.contains(reason), "{}", answer.body);
+        };
+        let shared = leases[0]["attached"]["host_interface"].as_str().unwrap();
+        assert_eq!(shared, "up0");
+        for (parent, reason) in [
+            ("nowhere", "find interface nowhere"),
+            ("port0", "port of another interface"),
+            ("port1", "one that is down"),
+            ("lo", "it has a meaning of its own"),
+        ] {
+            refused(&|body| body["parent"]["interface"] = parent.into(), reason);
+        }
+        refused(
+            &|body| body["tap"] = json!({"mtu": 9000}),
+            "that of its parent",
+        );
+        refused(
+            &|body| body["policy"]["uplink"] = "masquerade".into(),
+            "use uplink = route or deny",
+        );
+        refused(
+            &|body| body["device"] = "veth".into(),
+            "parent is set but device = macvlan is not",
+        );
+        refused(
+            &|body| drop(body.as_object_mut().unwrap().remove("parent")),
+            "but parent is not",
+        );
+        refused(
+            &|body| body["parent"]["gateways"] = json!(["203.0.113.2", "203.0.113.3"]),
+            "second of its family",
+        );
+        let said = |verb: &str| {
+            let output = world.daemon.command(verb).output().unwrap();
+            assert!(!output.status.success(), "{verb}");
+            String::from_utf8(output.stderr).unwrap()
+        };
+        assert!(said("publish blue 8080:80").contains("can't reach lease"));
+        let mut impair = world.daemon.command("impair blue");
+        let output = impair.args(["--egress", "delay 1ms"]).output().unwrap();
+        let why = String::from_utf8(output.stderr).unwrap();
+        assert!(why.contains("past every place"), "{why}");
+        let masquerade = json!({"uplink": "masquerade"});
+        let answer = world
+            .daemon
+            .http("PUT", "/v1/leases/blue/policy", Some(&masquerade))
+            .unwrap();
+        assert_eq!(answer.status, 422, "{}", answer.body);
+        // Nothing of an attempt is left.
+        world.daemon.json("release red").unwrap();
+        world.daemon.wait_pool("lan", 1, PATIENCE).unwrap();
+        spaces[1].run("ip link add eth0 type bridge").unwrap();
+        assert!(said("acquire lan red --netns red").contains("one of that name"));
+        assert!(said("acquire lan red --netns red --tap tap0").contains("can't be joined"));
+        spaces[1].run("ip link delete eth0").unwrap();
+        world.daemon.wait_pool("lan", 1, PATIENCE).unwrap();
+        world.daemon.json("acquire lan red --netns red").unwrap();
+        lab.run("ip link set up0 down");
+        let third = lab.namespace("third");
+        assert!(said("acquire lan third --netns third").contains("one that is down"));
+        assert!(!third.run("ip -o link").unwrap().contains("eth0"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn children_that_nobody_owns_any_more_are_taken_away() {
+    lab::run(|lab| {
+        let (mut world, spaces, _leases) = with_two(lab, &routed());
+        spaces[1].run("ip link add other0 type bridge").unwrap();
+        world.daemon.kill().unwrap();
+        let has_child = |space: &Namespace| space.run("ip -o link").unwrap().contains("eth0");
+        // Without its journal a daemon knows of no lease.
+        lab.shell(&format!(
+            "rm {}/journal*",
+            world.daemon.state_folder().display()
+        ));
+        world.daemon.restart().unwrap();
+        for space in &spaces {
+            wait_until("it is gone", PATIENCE, || !has_child(space));
+        }
+        world.daemon.create_pool(&on_uplink(1, &routed())).unwrap();
+        world.daemon.wait_pool("lan", 1, PATIENCE).unwrap();
+        world.daemon.json("acquire lan blue --netns blue").unwrap();
+        world.daemon.kill().unwrap();
+        let dry = world
+            .daemon
+            .json("cleanup --instance lab --dry-run")
+            .unwrap();
+        assert!(dry["found"].to_string().contains("\"child\""), "{dry}");
+        assert!(has_child(&spaces[0]));
+        world.daemon.json("cleanup --instance lab").unwrap();
+        assert!(!has_child(&spaces[0]));
+        assert!(spaces[1].run("ip -o link").unwrap().contains("other0"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_child_has_the_name_mac_mtu_routes_and_gateway_that_were_asked_for() {
+    lab::run(|lab| {
+        let world = World::without_pools(lab);
+        let mut pool = on_uplink(2, &routed());
+        // Nobody on the wire has an address of the pool, so all goes by the gateway.
+        pool["addresses"] =
+            json!({"plan": "prefix", "ipv4": "10.70.0.0/24", "ipv6": "fd00:b0::/64"});
+        pool["parent"]["gateways"] = json!([BEYOND_IPV4.to_string()]);
+        world.daemon.create_pool(&pool).unwrap();
+        let space = lab.namespace("blue");
+        let line =
+            "acquire lan blue --netns blue --interface net1 --mac 06:73:00:00:00:42 --mtu 1400";
+        let lease = world.daemon.json(line).unwrap();
+        let attached = &lease["attached"];
+        assert_eq!(attached["mac"], "06:73:00:00:00:42");
+        let own = addresses_of(&lease);
+        assert_eq!(
+            attached["addresses"][0]["address"],
+            format!("{}/32", own[0])
+        );
+        assert_eq!(attached["addresses"][1]["gateway"], BEYOND_IPV6.to_string());
+        let link = space.run("ip -j link show dev net1").unwrap();
+        let link: Value = serde_json::from_str(&link).unwrap();
+        assert_eq!(link[0]["mtu"], 1400);
+        assert_eq!(link[0]["address"], "06:73:00:00:00:42");
+        // The way back, as a router of that network would have it.
+        for (address, family) in own.iter().zip(["-4", "-6"]) {
+            let line = format!("ip {family} route add {address} dev eth0");
+            world.beyond.run(&line).unwrap();
+        }
+        ping(&space, &BEYOND_IPV4.to_string(), true);
+        ping(&space, &BEYOND_IPV6.to_string(), true);
+        assert_sound(&world, "blue");
+        assert_eq!(
+            world.daemon.json("show blue").unwrap()["defects"],
+            json!([])
+        );
+    });
+}
+
+/// The host's stack, and sandboxes that it leads to, have no way to a child; nor has a child to them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_child_and_the_host_are_apart() {
+    lab::run(|lab| {
+        let (world, spaces, leases) = with_two(
+            lab,
+            &json!({"uplink": "route", "clone_to_clone": true, "group": "all"}),
+        );
+        let policy = json!({"uplink": "route", "clone_to_clone": true, "group": "all"});
+        let mut pairs = on_uplink(1, &policy);
+        pairs["name"] = "pairs".into();
+        pairs["device"] = "veth".into();
+        pairs.as_object_mut().unwrap().remove("parent");
+        pairs["addresses"] =
+            json!({"plan": "prefix", "ipv4": "10.70.0.0/24", "ipv6": "fd00:b0::/64"});
+        world.daemon.create_pool(&pairs).unwrap();
+        let green = lab.namespace("green");
+        let pair = world
+            .daemon
+            .json("acquire pairs green --netns green")
+            .unwrap();
+        ping(&green, &BEYOND_IPV4.to_string(), false);
+        for own in addresses_of(&leases[0]) {
+            ping(&green, &own, false);
+            lab.shell(&format!("! ping -n -q -c 1 -W 1 {own}"));
+        }
+        for other in addresses_of(&pair) {
+            ping(&spaces[0], &other, false);
+        }
+        ping(&spaces[0], &HOST_IPV4.to_string(), false);
+        ping(&spaces[0], &addresses_of(&leases[1])[0], true);
+        assert!(drops(&world, "green", "no_route") >= 2);
+        assert!(drops(&world, "blue", "no_route") >= 2);
+    });
+}

@@ -1,0 +1,110 @@
+//! Pools coming, changing and going on the host.
+//!
+//! Those whose sandboxes have children of other interfaces need nothing of the host but the data path's maps: no
+//! address, route or rule leads to them.
+
+use sandwire_api::slot::DataPath;
+
+use super::{KernelNetwork, Ordering, host, hosted::Hosted, lock};
+use crate::{error::NetworkError, plan::Plan};
+
+impl KernelNetwork {
+    pub(super) fn prepare_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        let mut state = lock(&self.host);
+        let name = plan.spec.name.to_string();
+        if plan.spec.device.is_child() {
+            self.open_ebpf()?;
+            state.children.insert(name, plan.number);
+            return Ok(());
+        }
+        let pool = Hosted {
+            plan: plan.clone(),
+            from: None,
+        };
+        self.open_ebpf_for(&pool, &state)?;
+        let beside = state.beside(&name);
+        self.with_worker(|worker| {
+            let shared = host::add_pool(self.instance(), worker, &pool, &beside)?;
+            self.shared.store(shared.0, Ordering::Relaxed);
+            if !pool.serves_ebpf() {
+                return Ok(());
+            }
+            let wants_xdp = pool.uses_xdp() || state.uses_xdp();
+            self.attach_host(worker, shared, wants_xdp)
+                .map_err(
+                    |error| match host::remove_pool(self.instance(), worker, &pool, &beside) {
+                        Ok(()) => error,
+                        Err(undone) => NetworkError::Several(vec![error, undone]),
+                    },
+                )
+        })?;
+        state.pools.insert(name, pool);
+        Ok(())
+    }
+
+    pub(super) fn take_back_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        let mut state = lock(&self.host);
+        let name = plan.spec.name.as_str();
+        if plan.spec.device.is_child() {
+            state.children.remove(name);
+            return Ok(());
+        }
+        let pool = state.pools.remove(name).unwrap_or_else(|| Hosted {
+            plan: plan.clone(),
+            from: None,
+        });
+        let beside = state.beside(name);
+        let done =
+            self.with_worker(|worker| host::remove_pool(self.instance(), worker, &pool, &beside));
+        if !beside.need_shared()
+            && let Some(ebpf) = self.ebpf.get()
+        {
+            // Nobody's packets need it any more; it comes back with the next pool.
+            ebpf.detach()?;
+        }
+        done
+    }
+
+    pub(super) fn bring_pool_to(
+        &self,
+        plan: &Plan,
+        from: Option<DataPath>,
+    ) -> Result<(), NetworkError> {
+        if plan.spec.device.is_child() {
+            // Its policies are the data path's alone.
+            return Ok(());
+        }
+        let mut state = lock(&self.host);
+        let name = plan.spec.name.to_string();
+        let after = Hosted {
+            plan: plan.clone(),
+            from,
+        };
+        let Some(before) = state.pools.get(&name).cloned() else {
+            return Err(NetworkError::Conflict {
+                object: format!("pool {name}"),
+                with: "the host, which is not prepared for it".to_owned(),
+                advice: "try again".to_owned(),
+            });
+        };
+        self.open_ebpf_for(&after, &state)?;
+        let beside = state.beside(&name);
+        let others_need_shared = beside.need_shared();
+        self.with_worker(|worker| {
+            let shared = host::change_pool(self.instance(), worker, &before, &after, &beside)?;
+            self.shared.store(shared.0, Ordering::Relaxed);
+            match after.serves_ebpf() {
+                true => self.attach_host(worker, shared, state.uses_xdp()),
+                false => Ok(()),
+            }
+        })?;
+        if !after.serves_ebpf()
+            && !others_need_shared
+            && let Some(ebpf) = self.ebpf.get()
+        {
+            ebpf.detach()?;
+        }
+        state.pools.insert(name, after);
+        Ok(())
+    }
+}
