@@ -194,3 +194,41 @@ fn a_container_that_is_gone_with_its_namespace_is_deleted_all_the_same() {
         before.wait_unchanged(Duration::from_secs(60)).unwrap();
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_network_of_macvlan_children_is_told_of_as_it_is() {
+    lab::run(|lab| {
+        let world = World::start(lab);
+        let wire = lab.namespace("wire");
+        lab.run("ip link add up0 type veth peer name eth0 netns wire");
+        lab.run("ip address add 192.0.2.1/24 dev up0");
+        lab.run("ip link set up0 up");
+        wire.run("ip address add 192.0.2.2/24 dev eth0").unwrap();
+        wire.run("ip link set eth0 up").unwrap();
+        let pool = json!({
+            "name": "lan", "kind": "container", "device": "macvlan", "parent": {"interface": "up0"},
+            "size": 1, "quarantine_seconds": 0, "policy": {"uplink": "route"},
+            "addresses": {"plan": "prefix", "ipv4": "192.0.2.64/26"},
+        });
+        world.daemon.create_pool(&pool).unwrap();
+        let patience = Duration::from_secs(60);
+        world.daemon.wait_pool("lan", 1, patience).unwrap();
+        let namespace = lab.namespace("c1");
+        let result = world.run("ADD", "c1", &json!({ "pool": "lan" })).unwrap();
+        // No interface of the host is the container's, and this network has no gateway.
+        let interfaces = result["interfaces"].as_array().unwrap();
+        assert_eq!(interfaces.len(), 1, "{result}");
+        assert_eq!(interfaces[0]["sandbox"], "/run/netns/c1");
+        let address = result["ips"][0]["address"].as_str().unwrap();
+        assert!(address.ends_with("/24"), "{result}");
+        assert_eq!(result["ips"][0].get("gateway"), None, "{result}");
+        assert_eq!(result["routes"], json!([]), "{result}");
+        namespace.run("ping -n -q -c 1 -W 10 192.0.2.2").unwrap();
+        let config = json!({ "pool": "lan", "prevResult": result });
+        assert_eq!(world.run("CHECK", "c1", &config), Ok(Value::Null));
+        assert_eq!(world.run("DEL", "c1", &config), Ok(Value::Null));
+        assert!(!namespace.run("ip -o link").unwrap().contains("eth0"));
+        assert_eq!(world.leases(), 0);
+    });
+}
