@@ -472,14 +472,11 @@ fn put_right_ebpf(
 ) -> Option<Result<(), NetworkError>> {
     let has_netns = slot.has_netns();
     match wrong {
-        Wrong::Child(_) => Some(container::restore_child(home, worker, ebpf, shared, slot)),
-        Wrong::Entry if slot.is_child() => {
-            Some(container::restore_child(home, worker, ebpf, shared, slot))
-        }
         Wrong::HostEnd if slot.is_container() => {
             Some(restore_container(home, worker, ebpf, shared, slot))
         }
         Wrong::Namespace | Wrong::Unseen(_) | Wrong::Tap(_, TapUse::Foreign) => None,
+        _ if slot.is_child() => Some(container::restore_child(home, worker, ebpf, shared, slot)),
         _ if has_netns && !netns::is_mounted(&slot.netns_name) => None,
         Wrong::Tap(nic, _) if has_netns => {
             let restored = restore_tap(home, worker, slot, *nic);
@@ -496,7 +493,7 @@ fn put_right_ebpf(
         Wrong::HostEnd | Wrong::Program(..) | Wrong::Entry => {
             Some(restore_host_ends(worker, ebpf, shared, slot))
         }
-        Wrong::Table | Wrong::HostRoute(_) => None,
+        Wrong::Table | Wrong::HostRoute(_) | Wrong::Child(_) => None,
     }
 }
 
