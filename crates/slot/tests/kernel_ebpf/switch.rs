@@ -5,15 +5,18 @@ use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 use sandwire_slot::{
     kernel::{BuildStep, KernelNetwork, Settings},
     network::{Network, Tenancy},
+    plan::Plan,
 };
 use sandwire_testlab::{
     host::{BEYOND_IPV4, Beyond, ECHO_PORT},
-    lab,
+    lab::{self, Lab},
 };
+use serde_json::Value;
 
 use crate::fixture::{
-    INSTANCE,
+    INSTANCE, IPV4, IPV6,
     failing_at::FailingAt,
+    plan,
     sandbox::{Sandbox, tenancy},
     talk::PATIENCE,
     tear_down, web,
@@ -35,12 +38,11 @@ fn has_old_maps() -> bool {
 }
 
 /// The kernel refuses to exchange the slot's programs at the start, and does it when somebody looks.
-fn is_left_behind_and_mended(kind: &str) {
+fn is_left_behind_and_mended(plan: &Plan) {
     let _beyond = Beyond::attach().unwrap();
-    let plan = web(kind, "{}");
     let network = KernelNetwork::open_with(settings(128)).unwrap();
-    network.add_pool(&plan).unwrap();
-    let sandbox = Sandbox::start(&network, &plan, 0);
+    network.add_pool(plan).unwrap();
+    let sandbox = Sandbox::start(&network, plan, 0);
     let slot = &sandbox.slot;
     let server = SocketAddr::new(BEYOND_IPV4.into(), ECHO_PORT);
     let speak = |patience| sandbox.guest.exchange_udp(server, b"ping", patience);
@@ -50,9 +52,9 @@ fn is_left_behind_and_mended(kind: &str) {
 
     let failing = Arc::new(FailingAt(BuildStep::Exchange));
     let after = KernelNetwork::with_steps(settings(256), failing).unwrap();
-    after.add_pool(&plan).unwrap();
+    after.add_pool(plan).unwrap();
     assert_eq!(after.inventory().unwrap().slots, [("web".to_owned(), 0)]);
-    let open = tenancy(&after, &plan);
+    let open = tenancy(&after, plan);
     after.adopt(slot, Some(&open)).unwrap();
     let error = after.switch_over().unwrap_err().to_string();
     assert!(error.contains("exchange the programs of"), "{error}");
@@ -84,17 +86,74 @@ fn is_left_behind_and_mended(kind: &str) {
     assert!(!has_old_maps());
     assert_eq!(counted(&after), before + 2, "by maps of both sizes");
     tear_down(&after, &[sandbox.slot]);
-    after.remove_pool(&plan).unwrap();
+    after.remove_pool(plan).unwrap();
+}
+
+/// The program of XDP on an interface.
+fn xdp_program(lab: &Lab, interface: &str) -> Value {
+    let shown = lab.run(&format!("ip -d -j link show dev {interface}"));
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert!(shown[0]["xdp"]["prog"]["id"].is_u64(), "{shown}");
+    shown[0]["xdp"]["prog"]["id"].clone()
+}
+
+fn xdp_pool() -> Plan {
+    plan(&format!(
+        r#"{{"name":"web","kind":"host","data_path":"xdp",
+            "addresses":{{"plan":"prefix","ipv4":"{IPV4}","ipv6":"{IPV6}"}}}}"#
+    ))
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_with_xdp_left_behind_by_a_switch_is_mended() {
+    lab::run(|_| is_left_behind_and_mended(&xdp_pool()));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_switch_exchanges_programs_of_xdp_too() {
+    lab::run(|lab| {
+        let _beyond = Beyond::attach().unwrap();
+        let plan = xdp_pool();
+        let network = KernelNetwork::open_with(settings(128)).unwrap();
+        network.add_pool(&plan).unwrap();
+        let sandbox = Sandbox::start(&network, &plan, 0);
+        let slot = &sandbox.slot;
+        let before = xdp_program(lab, &slot.host_interface);
+        // Another daemon's, by the same maps: it is exchanged when somebody looks.
+        let same = KernelNetwork::open_with(settings(128)).unwrap();
+        same.add_pool(&plan).unwrap();
+        same.adopt(slot, Some(&tenancy(&same, &plan))).unwrap();
+        same.switch_over().unwrap();
+        assert_eq!(xdp_program(lab, &slot.host_interface), before);
+        assert_eq!(same.inspect(slot).defects, []);
+        let exchanged = xdp_program(lab, &slot.host_interface);
+        assert_ne!(exchanged, before);
+
+        let after = KernelNetwork::open_with(settings(256)).unwrap();
+        after.add_pool(&plan).unwrap();
+        after.adopt(slot, Some(&tenancy(&after, &plan))).unwrap();
+        assert_eq!(xdp_program(lab, &slot.host_interface), exchanged, "not yet");
+        after.switch_over().unwrap();
+        assert_ne!(xdp_program(lab, &slot.host_interface), exchanged);
+        assert_eq!(after.inspect(slot).defects, []);
+        after.finish_migration();
+        assert!(!has_old_maps());
+        sandbox.guest.ping(BEYOND_IPV4.into(), PATIENCE).unwrap();
+        tear_down(&after, &[sandbox.slot]);
+        after.remove_pool(&plan).unwrap();
+    });
 }
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_netns_slot_left_behind_by_a_switch_is_mended() {
-    lab::run(|_| is_left_behind_and_mended("netns"));
+    lab::run(|_| is_left_behind_and_mended(&web("netns", "{}")));
 }
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_host_slot_left_behind_by_a_switch_is_mended() {
-    lab::run(|_| is_left_behind_and_mended("host"));
+    lab::run(|_| is_left_behind_and_mended(&web("host", "{}")));
 }
