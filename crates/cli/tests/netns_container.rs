@@ -16,7 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ebpf::{SECOND, World, addresses_of, restart_under_ping};
+use ebpf::{
+    SECOND, World, addresses_of, assert_none_lost, ping_slowly, restart_under_ping, wait_until,
+};
 use sandwire_testlab::{
     command,
     host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, answer_http, serve_tcp},
@@ -293,5 +295,42 @@ fn an_impaired_container_is_delayed_each_way_also_by_its_sibling() {
         }
         world.daemon.json("impair clear blue").unwrap();
         assert!(round_trip(red, &addresses_of(&leases[0])[0]) < 300.0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn containers_go_on_by_maps_of_another_size() {
+    lab::run(|lab| {
+        let mut world = World::with_config(lab, "nics_max = 128");
+        world.daemon.create_pool(&boxes(1, &json!({}))).unwrap();
+        let call = |space: &Namespace| {
+            let call = format!("ping -n -q -c 1 -W 5 {BEYOND_IPV4}");
+            space.run(&call).unwrap();
+        };
+        let lease = |world: &World, name: &str| {
+            world.daemon.wait_pool("boxes", 1, PATIENCE).unwrap();
+            let acquire = format!("acquire boxes {name} --netns {name}");
+            world.daemon.json(&acquire).unwrap();
+        };
+        let blue = lab.namespace("blue");
+        lease(&world, "blue");
+        call(&blue);
+        let pinger = ping_slowly(&blue);
+        world.daemon.kill().unwrap();
+        world.configure("nics_max = 256");
+        world.daemon.restart().unwrap();
+        let red = lab.namespace("red");
+        lease(&world, "red");
+        call(&red);
+        wait_until("the old maps are gone", PATIENCE, || {
+            lab.shell("ls /sys/fs/bpf/sandwire/lab") == "links\nv1\n"
+        });
+        let sent = assert_none_lost(pinger, "while maps were made anew");
+        let detail = world.daemon.json("show blue").unwrap();
+        assert_eq!(detail["defects"], json!([]));
+        let counted = &detail["traffic"]["egress"]["packets"];
+        assert_eq!(counted.as_u64(), Some(u64::from(sent) + 1));
+        call(&blue);
     });
 }

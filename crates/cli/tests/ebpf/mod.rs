@@ -177,12 +177,15 @@ pub(crate) fn addresses_of(lease: &Value) -> Vec<String> {
         .collect()
 }
 
+/// Pings the world beyond, but not so often that an emulated machine has time for nothing else.
+pub(crate) fn ping_slowly(space: &Namespace) -> Pinger {
+    Pinger::start(&space.path(), BEYOND_IPV4.into(), Duration::from_millis(20)).unwrap()
+}
+
 /// The daemon is killed and comes back while a container sends: not one packet is lost.
 #[track_caller]
 pub(crate) fn restart_under_ping(world: &mut World, space: &Namespace) {
-    // Not so many that an emulated machine has time for nothing else.
-    let interval = Duration::from_millis(20);
-    let pinger = Pinger::start(&space.path(), BEYOND_IPV4.into(), interval).unwrap();
+    let pinger = ping_slowly(space);
     world.daemon.kill().unwrap();
     world.daemon.restart().unwrap();
     assert_none_lost(pinger, "while the daemon came back");
