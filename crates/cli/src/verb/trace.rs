@@ -4,8 +4,7 @@ mod pcapng;
 mod summary;
 
 use std::{
-    fs::File,
-    io::{self, BufWriter, ErrorKind, Write},
+    io::{self, ErrorKind, Write},
     path::PathBuf,
     process::ExitCode,
 };
@@ -27,6 +26,7 @@ use crate::{
     connection::cannot,
     failure::{Failure, Outcome},
     output::note,
+    record_file::RecordFile,
     render,
 };
 
@@ -165,7 +165,7 @@ enum Sink {
     /// One array of packets.
     Json { is_first: bool },
     /// A capture file.
-    Capture(Box<pcapng::Writer<BufWriter<Box<dyn Write>>>>),
+    Capture(Box<pcapng::Writer<RecordFile>>),
 }
 
 impl Sink {
@@ -182,14 +182,9 @@ impl Sink {
         let failed = |error: io::Error| {
             Failure::refused(format!("cannot write to {}: {error}", path.display()))
         };
-        let file: Box<dyn Write> = if path.as_os_str() == "-" {
-            Box::new(io::stdout())
-        } else {
-            Box::new(File::create(path).map_err(failed)?)
-        };
-        let writer = pcapng::Writer::new(BufWriter::new(file), arguments.name.as_str())
-            .and_then(|mut writer| writer.flush().map(|()| writer));
-        Ok(Self::Capture(Box::new(writer.map_err(failed)?)))
+        let file = RecordFile::create(path, pcapng::whole_blocks).map_err(failed)?;
+        let writer = pcapng::Writer::new(file, arguments.name.as_str()).map_err(failed)?;
+        Ok(Self::Capture(Box::new(writer)))
     }
 
     fn packet(&mut self, packet: &TracePacket) -> io::Result<()> {
@@ -203,8 +198,7 @@ impl Sink {
                 };
                 print(&format!("{separator}{}", serde_json::to_string(packet)?))
             }
-            // Whole at any time, for those who look while it grows.
-            Self::Capture(writer) => writer.write(packet).and_then(|()| writer.flush()),
+            Self::Capture(writer) => writer.write(packet),
         }
     }
 
@@ -217,10 +211,9 @@ impl Sink {
 
     fn close(&mut self) -> io::Result<()> {
         match self {
-            Self::Text => Ok(()),
+            Self::Text | Self::Capture(_) => Ok(()),
             Self::Json { is_first: true } => print("]\n"),
             Self::Json { is_first: false } => print("\n]\n"),
-            Self::Capture(writer) => writer.flush(),
         }
     }
 }

@@ -86,11 +86,6 @@ impl<W: Write> Writer<W> {
         write_block(&mut self.file, ENHANCED_PACKET, &body)
     }
 
-    /// Hands everything over to the system.
-    pub(super) fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-
     fn describe_interface(&mut self, nic: u8) -> io::Result<usize> {
         let mut body = Vec::new();
         body.extend(LINK_TYPE_ETHERNET.to_le_bytes());
@@ -104,6 +99,19 @@ impl<W: Write> Writer<W> {
         self.nics.push(nic);
         Ok(self.nics.len() - 1)
     }
+}
+
+/// How many bytes, of those that begin with a block, are whole blocks.
+pub(super) fn whole_blocks(bytes: &[u8], _at_beginning: bool) -> usize {
+    let mut at = 0;
+    while let Some((_, [a, b, c, d, ..])) = bytes[at..].split_at_checked(4) {
+        let length = u32::from_le_bytes([*a, *b, *c, *d]) as usize;
+        if length == 0 || bytes.len() - at < length {
+            break;
+        }
+        at += length;
+    }
+    at
 }
 
 /// A block: type, length, body, length again.
@@ -170,7 +178,6 @@ mod tests {
         for nic in [0, 1, 0] {
             writer.write(&packet(nic, 1514)).unwrap();
         }
-        writer.flush().unwrap();
         let output = Command::new("tcpdump")
             .args(["-n", "-e", "-tt", "--nano", "-r"])
             .arg(&path)
@@ -206,6 +213,25 @@ mod tests {
             output.status.success() && output.stdout.is_empty(),
             "{complaint}"
         );
+    }
+
+    #[test]
+    fn a_capture_that_is_cut_off_anywhere_has_whole_blocks_before() {
+        let mut file = Vec::new();
+        let mut writer = Writer::new(&mut file, "a7").unwrap();
+        writer.write(&packet(0, 42)).unwrap();
+        writer.write(&packet(1, 60)).unwrap();
+        let mut ends = Vec::new();
+        for cut in 0..=file.len() {
+            let whole = whole_blocks(&file[..cut], true);
+            assert!(whole <= cut);
+            if ends.last() != Some(&whole) {
+                ends.push(whole);
+            }
+        }
+        // The section, two interfaces, two packets.
+        assert_eq!(ends.len(), 6);
+        assert_eq!((ends[0], ends[5]), (0, file.len()));
     }
 
     #[test]
