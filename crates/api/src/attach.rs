@@ -122,6 +122,8 @@ pub enum AttachedDevice {
     Netkit,
     /// A macvlan child of an interface of the host.
     Macvlan,
+    /// An ipvlan child of an interface of the host, in mode `l2`.
+    Ipvlan,
 }
 
 impl AttachedDevice {
@@ -132,13 +134,14 @@ impl AttachedDevice {
             Self::Veth => "veth",
             Self::Netkit => "netkit",
             Self::Macvlan => "macvlan",
+            Self::Ipvlan => "ipvlan",
         }
     }
 
     /// Whether it is a child of an interface of the host.
     #[must_use]
     pub fn is_child(self) -> bool {
-        matches!(self, Self::Macvlan)
+        matches!(self, Self::Macvlan | Self::Ipvlan)
     }
 }
 
@@ -157,6 +160,9 @@ pub enum DeviceChoice {
     /// A macvlan child of the interface that `parent` names: on that interface's network, with an Ethernet address of
     /// its own. Only for containers without the capabilities `CAP_NET_ADMIN` and `CAP_NET_RAW`.
     Macvlan,
+    /// The same with ipvlan in its mode `l2`: with the parent's Ethernet address, for networks that take no other from
+    /// this host.
+    Ipvlan,
 }
 
 impl DeviceChoice {
@@ -168,13 +174,14 @@ impl DeviceChoice {
             Self::Veth => "veth",
             Self::Netkit => "netkit",
             Self::Macvlan => "macvlan",
+            Self::Ipvlan => "ipvlan",
         }
     }
 
     /// Whether it is a child of an interface of the host.
     #[must_use]
     pub fn is_child(self) -> bool {
-        matches!(self, Self::Macvlan)
+        matches!(self, Self::Macvlan | Self::Ipvlan)
     }
 }
 

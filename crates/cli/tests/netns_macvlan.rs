@@ -6,6 +6,8 @@
     reason = "a test ends at the first thing that fails"
 )]
 
+#[path = "children/mod.rs"]
+mod children;
 #[path = "ebpf/mod.rs"]
 mod ebpf;
 
@@ -17,9 +19,13 @@ use std::{
     time::Duration,
 };
 
-use ebpf::{SECOND, World, addresses_of, restart_under_ping, wait_until};
+use children::{
+    PATIENCE, assert_sound, drops, fetch, live_under_policy, on_uplink, ping, routed, with_two,
+};
+use ebpf::{SECOND, World, addresses_of, wait_until};
 use sandwire_testlab::{
     command,
+    guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, HOST_IPV4, answer_http, serve_tcp},
     lab::{self, Lab},
     namespace::{self, Namespace},
@@ -27,119 +33,21 @@ use sandwire_testlab::{
 };
 use serde_json::{Value, json};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Parts of the subnets that the uplink is in.
-const IPV4: &str = "203.0.113.64/26";
-const IPV6: &str = "2001:db8:1::b0:0/112";
-
-fn on_uplink(size: u32, policy: &Value) -> Value {
-    json!({
-        "name": "lan", "kind": "container", "size": size, "device": "macvlan",
-        "parent": {"interface": "up0"}, "quarantine_seconds": 0, "policy": policy,
-        "addresses": {"plan": "prefix", "ipv4": IPV4, "ipv6": IPV6},
-    })
-}
-
-fn routed() -> Value {
-    json!({"uplink": "route"})
-}
-
-/// A world with the leases blue and red in namespaces of these names.
-fn with_two(lab: &Lab, policy: &Value) -> (World, [Namespace; 2], [Value; 2]) {
-    let world = World::without_pools(lab);
-    world.daemon.create_pool(&on_uplink(2, policy)).unwrap();
-    world.daemon.wait_pool("lan", 2, PATIENCE).unwrap();
-    let spaces = ["blue", "red"].map(|name| lab.namespace(name));
-    let leases = ["blue", "red"].map(|name| {
-        let line = format!("acquire lan {name} --netns {name}");
-        world.daemon.json(&line).unwrap()
-    });
-    (world, spaces, leases)
-}
-
-#[track_caller]
-fn ping(space: &Namespace, target: &str, answers: bool) {
-    let wait = if answers { 10 } else { 1 };
-    let answer = space.run(&format!("ping -n -q -c 1 -W {wait} {target}"));
-    assert_eq!(answer.is_ok(), answers, "{target}: {answer:?}");
-}
-
-fn drops(world: &World, lease: &str, reason: &str) -> u64 {
-    let shown = world.daemon.json(&format!("show {lease}")).unwrap();
-    shown["traffic"]["drops"][reason].as_u64().unwrap_or(0)
-}
-
-#[track_caller]
-fn assert_sound(world: &World, lease: &str) {
-    let path = format!("/v1/leases/{lease}/attached");
-    let state = world.daemon.call("GET", &path, None).unwrap();
-    assert_eq!(state["defects"], json!([]));
-}
-
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn two_children_live_under_their_policy_and_vanish_without_a_trace() {
     lab::run(|lab| {
-        let (mut world, spaces, leases) = with_two(lab, &routed());
-        let attached = &leases[0]["attached"];
-        assert_eq!(attached["device"], "macvlan", "{attached}");
-        assert_eq!(attached["host_interface"], "up0");
-        assert_eq!(attached["addresses"][0]["gateway"], BEYOND_IPV4.to_string());
-        let link = spaces[0].run("ip -d -j link show dev eth0").unwrap();
-        let link: Value = serde_json::from_str(&link).unwrap();
-        let info = &link[0]["linkinfo"];
-        assert_eq!(
-            (&info["info_kind"], &info["info_data"]["mode"]),
-            (&json!("macvlan"), &json!("bridge"))
-        );
-        for (number, space) in spaces.iter().enumerate() {
-            space.inside(|| serve_tcp(80, answer_http)).unwrap();
-            ping(space, &BEYOND_IPV4.to_string(), true);
-            ping(space, &BEYOND_IPV6.to_string(), true);
-            for own in addresses_of(&leases[number]) {
-                let host = if own.contains(':') {
-                    format!("[{own}]")
-                } else {
-                    own
-                };
-                let page = world.beyond.run(&format!("curl -sS -m 20 http://{host}/"));
-                assert!(!page.unwrap().is_empty());
-            }
-            for other in addresses_of(&leases[1 - number]) {
-                ping(space, &other, false);
-            }
-        }
-        assert!(drops(&world, "blue", "other_sandbox") >= 2);
-        for name in ["blue", "red"] {
-            let together = json!({"clone_to_clone": true, "uplink": "route"});
-            world.daemon.set_policy(name, &together).unwrap();
-        }
-        for (number, space) in spaces.iter().enumerate() {
-            for other in addresses_of(&leases[1 - number]) {
-                ping(space, &other, true);
-            }
-        }
-        restart_under_ping(&mut world, &spaces[0]);
-        for name in ["blue", "red"] {
-            assert_sound(&world, name);
-        }
-        assert_eq!(
-            world.daemon.json("show blue").unwrap()["attached"],
-            *attached
-        );
-        for lease in ["blue", "red"] {
-            world.daemon.json(&format!("release {lease}")).unwrap();
-        }
-        for space in &spaces {
-            let links = space.run("ip -o link").unwrap();
-            assert!(
-                !links.contains("eth0") && !links.contains("macvlan"),
-                "{links}"
-            );
-        }
-        world.daemon.wait_pool("lan", 2, PATIENCE).unwrap();
-        world.daemon.json("acquire lan blue --netns blue").unwrap();
-        ping(&spaces[0], &BEYOND_IPV4.to_string(), true);
+        let (mut world, spaces, leases) = with_two(lab, "macvlan", &routed());
+        live_under_policy("macvlan", "bridge", &mut world, &spaces, &leases);
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn two_children_live_under_their_policy_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, Duration::from_secs(300), |lab| {
+        let (mut world, spaces, leases) = with_two(lab, "macvlan", &routed());
+        live_under_policy("macvlan", "bridge", &mut world, &spaces, &leases);
     });
 }
 
@@ -202,7 +110,7 @@ fn send_udp(space: &Namespace, port: u16, target: &str) {
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_a_child_may_not_send_never_leaves_it_and_is_counted() {
     lab::run(|lab| {
-        let (world, spaces, leases) = with_two(lab, &routed());
+        let (world, spaces, leases) = with_two(lab, "macvlan", &routed());
         let (blue, beyond) = (&spaces[0], BEYOND_IPV4.to_string());
         ping(blue, &beyond, true);
         ping(blue, &BEYOND_IPV6.to_string(), true);
@@ -251,13 +159,8 @@ fn what_a_child_may_not_send_never_leaves_it_and_is_counted() {
             ping(blue, &beyond, false);
             ping(blue, &BEYOND_IPV6.to_string(), false);
             for own in addresses_of(&leases[0]) {
-                let host = if own.contains(':') {
-                    format!("[{own}]")
-                } else {
-                    own
-                };
-                let page = world.beyond.run(&format!("curl -sS -m 20 http://{host}/"));
-                assert!(!page.unwrap().is_empty());
+                let page = fetch(&world, &own);
+                assert!(page.contains("200 OK"), "{page}");
             }
         }
         assert!(drops(&world, "blue", "policy") >= 2);
@@ -273,7 +176,7 @@ fn nodad(address: &str) -> &'static str {
 #[ignore = "needs root: cargo xtask test netns"]
 fn limits_hold_in_both_directions_and_a_trace_tells_of_packets() {
     lab::run(|lab| {
-        let (world, spaces, leases) = with_two(lab, &routed());
+        let (world, spaces, leases) = with_two(lab, "macvlan", &routed());
         let (blue, beyond) = (&spaces[0], BEYOND_IPV4.to_string());
         ping(blue, &beyond, true);
         let file = lab.folder().join("trace.pcapng");
@@ -341,7 +244,7 @@ fn echoes(space: &Namespace, count: u64) -> u64 {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_filter_or_child_that_somebody_took_away_comes_back() {
     lab::run(|lab| {
-        let (world, spaces, leases) = with_two(lab, &routed());
+        let (world, spaces, leases) = with_two(lab, "macvlan", &routed());
         let blue = &spaces[0];
         let filters = |hook: &str| {
             blue.run(&format!("tc filter show dev eth0 {hook}"))
@@ -376,7 +279,7 @@ fn a_filter_or_child_that_somebody_took_away_comes_back() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_sibling_refuses_what_was_sent_past_the_egress_hook() {
     lab::run(|lab| {
-        let (world, spaces, leases) = with_two(lab, &routed());
+        let (world, spaces, leases) = with_two(lab, "macvlan", &routed());
         let mac = |lease: &Value| lease["attached"]["mac"].as_str().unwrap().replace(':', "");
         let octets = |lease: &Value| -> String {
             let address: Ipv4Addr = addresses_of(lease)[0].parse().unwrap();
@@ -416,7 +319,10 @@ fn a_sibling_refuses_what_was_sent_past_the_egress_hook() {
 fn sigkill_while_children_are_made_leaves_whole_leases_or_none() {
     lab::run_within(Duration::from_secs(300), |lab| {
         let mut world = World::without_pools(lab);
-        world.daemon.create_pool(&on_uplink(8, &routed())).unwrap();
+        world
+            .daemon
+            .create_pool(&on_uplink("macvlan", 8, &routed()))
+            .unwrap();
         let names: Vec<String> = (0..8).map(|number| format!("c{number}")).collect();
         let spaces: Vec<Namespace> = names.iter().map(|name| lab.namespace(name)).collect();
         for round in 0..12_u64 {
@@ -478,7 +384,7 @@ fn acquire(daemon: &Daemon, name: &str) -> Option<String> {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_child_is_deleted_in_a_namespace_that_no_path_leads_to() {
     lab::run(|lab| {
-        let (mut world, spaces, _leases) = with_two(lab, &routed());
+        let (mut world, spaces, _leases) = with_two(lab, "macvlan", &routed());
         // Holds the namespace when its name is gone.
         let mut sleeper = namespace::command_in(&spaces[0].path(), "sleep")
             .arg("600")
@@ -512,13 +418,13 @@ fn a_child_is_deleted_in_a_namespace_that_no_path_leads_to() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_cannot_be_is_refused_with_its_reason() {
     lab::run(|lab| {
-        let (world, spaces, leases) = with_two(lab, &routed());
+        let (world, spaces, leases) = with_two(lab, "macvlan", &routed());
         lab.run("ip link add br0 type bridge");
         lab.run("ip link add port0 type veth peer name port1");
         lab.run("ip link set port0 master br0");
         lab.run("ip link set port0 up");
         let refused = |change: &dyn Fn(&mut Value), reason: &str| {
-            let mut body = on_uplink(1, &routed());
+            let mut body = on_uplink("macvlan", 1, &routed());
             body["name"] = "other".into();
             body["addresses"]["ipv4"] = "203.0.113.128/26".into();
             body["addresses"]["ipv6"] = "2001:db8:1::b1:0/112".into();
@@ -547,7 +453,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
         );
         refused(
             &|body| body["device"] = "veth".into(),
-            "parent is set but device = macvlan is not",
+            "device = macvlan or ipvlan is not",
         );
         refused(
             &|body| drop(body.as_object_mut().unwrap().remove("parent")),
@@ -593,7 +499,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn children_that_nobody_owns_any_more_are_taken_away() {
     lab::run(|lab| {
-        let (mut world, spaces, _leases) = with_two(lab, &routed());
+        let (mut world, spaces, _leases) = with_two(lab, "macvlan", &routed());
         spaces[1].run("ip link add other0 type bridge").unwrap();
         world.daemon.kill().unwrap();
         let has_child = |space: &Namespace| space.run("ip -o link").unwrap().contains("eth0");
@@ -606,7 +512,10 @@ fn children_that_nobody_owns_any_more_are_taken_away() {
         for space in &spaces {
             wait_until("it is gone", PATIENCE, || !has_child(space));
         }
-        world.daemon.create_pool(&on_uplink(1, &routed())).unwrap();
+        world
+            .daemon
+            .create_pool(&on_uplink("macvlan", 1, &routed()))
+            .unwrap();
         world.daemon.wait_pool("lan", 1, PATIENCE).unwrap();
         world.daemon.json("acquire lan blue --netns blue").unwrap();
         world.daemon.kill().unwrap();
@@ -627,7 +536,7 @@ fn children_that_nobody_owns_any_more_are_taken_away() {
 fn a_child_has_the_name_mac_mtu_routes_and_gateway_that_were_asked_for() {
     lab::run(|lab| {
         let world = World::without_pools(lab);
-        let mut pool = on_uplink(2, &routed());
+        let mut pool = on_uplink("macvlan", 2, &routed());
         // Nobody on the wire has an address of the pool, so all goes by the gateway.
         pool["addresses"] =
             json!({"plan": "prefix", "ipv4": "10.70.0.0/24", "ipv6": "fd00:b0::/64"});
@@ -671,10 +580,11 @@ fn a_child_and_the_host_are_apart() {
     lab::run(|lab| {
         let (world, spaces, leases) = with_two(
             lab,
+            "macvlan",
             &json!({"uplink": "route", "clone_to_clone": true, "group": "all"}),
         );
         let policy = json!({"uplink": "route", "clone_to_clone": true, "group": "all"});
-        let mut pairs = on_uplink(1, &policy);
+        let mut pairs = on_uplink("macvlan", 1, &policy);
         pairs["name"] = "pairs".into();
         pairs["device"] = "veth".into();
         pairs.as_object_mut().unwrap().remove("parent");

@@ -129,6 +129,16 @@ static __always_inline int is_answer(struct __sk_buff *skb, const struct sender 
 	return find_answer(skb, p, s->index, bpf_ktime_get_coarse_ns(), 1);
 }
 
+/* Frames of ipvlan to the MAC that it shares go to who has the address: another child, or else the host itself. */
+static __always_inline int is_to_host(const struct __sk_buff *skb, const struct sender *s)
+{
+	const struct ethhdr *ethernet = frame_data(skb);
+
+	return s->flags & NIC_SHARED_MAC &&
+	       ((const void *)(ethernet + 1) > frame_end(skb) ||
+		same_mac(ethernet->h_dest, s->nic->guest_mac));
+}
+
 static __always_inline int send(struct __sk_buff *skb, const struct sender *s, const struct packet *p)
 {
 	const struct policy *policy = policy_of_sender(s);
@@ -142,6 +152,8 @@ static __always_inline int send(struct __sk_buff *skb, const struct sender *s, c
 	clone = bpf_map_lookup_elem(&clones, &destination);
 	if (clone) {
 		reason = judge_sibling(s->nic, clone->nic, policy->flags);
+	} else if (rarely(is_to_host(skb, s))) {
+		return refuse_egress(skb, s, DROP_HOST_SERVICE, STAGE_POLICY);
 	} else {
 		reason = judge_prefixes(p, policy_index, policy->flags);
 		if (!reason && READ_ONCE(policy->uplink) == UPLINK_DENY)

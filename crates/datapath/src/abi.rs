@@ -164,6 +164,8 @@ enums! {
         /// No host end: the sandbox's interface is a child of one of the host's, by whose network alone it is
         /// reached.
         Child = 256 "NIC_CHILD",
+        /// Its MAC is that of its parent, and of all its parent's children.
+        SharedMac = 512 "NIC_SHARED_MAC",
     }
     /// What leaves the host.
     UplinkMode = "uplink_mode" {

@@ -4,5 +4,6 @@
 //! probe may hang where the kernel is broken, so callers give it a process of its own and a time limit.
 
 pub mod bpf;
+pub mod child;
 pub mod kvm;
 pub mod netkit;

@@ -5,7 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
-    attach::{Attach, Attached, AttachedAddress, AttachedDevice, AttachedRoute, InterfaceName},
+    attach::{
+        Attach, Attached, AttachedAddress, AttachedDevice, AttachedRoute, DeviceChoice,
+        InterfaceName,
+    },
     slot::MacAddress,
 };
 use serde::{Deserialize, Serialize};
@@ -46,6 +49,9 @@ pub struct AttachRecord {
 pub struct ParentRecord {
     /// Its name.
     pub interface: InterfaceName,
+    /// Its Ethernet address, if the child has the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<MacAddress>,
     /// The network's gateways, one per family at most.
     pub gateways: Vec<IpAddr>,
     /// Subnets that are reached without one.
@@ -175,6 +181,12 @@ pub fn check(attach: &Attach, plan: &Plan, nic: &NicPlan) -> Result<(), ServiceE
             return refuse("attach.mac", mac.to_string(), "it is the gateway's");
         }
     }
+    if let Some(mac) = attach.mac
+        && plan.spec.device == DeviceChoice::Ipvlan
+    {
+        let reason = "an ipvlan child has its parent's: use a pool with device = macvlan";
+        return refuse("attach.mac", mac.to_string(), reason);
+    }
     if let Some(tap) = &attach.tap
         && tap.name == attach.interface
     {
@@ -271,6 +283,7 @@ mod tests {
         let net = |text: &str| text.parse::<IpNet>().unwrap();
         let parent = ParentRecord {
             interface: InterfaceName::default(),
+            mac: None,
             gateways: vec!["fe80::1".parse().unwrap()],
             subnets: vec![net("192.0.0.0/8"), net("192.0.2.0/24"), net("10.0.0.0/8")],
             namespace: 3,
@@ -296,6 +309,7 @@ mod tests {
     fn a_route_needs_a_gateway_of_its_family() {
         let parent = ParentRecord {
             interface: InterfaceName::default(),
+            mac: None,
             gateways: vec!["192.0.2.1".parse().unwrap()],
             subnets: Vec::new(),
             namespace: 3,

@@ -26,7 +26,6 @@ use std::{
 
 use ipnet::IpNet;
 use sandwire_api::{
-    attach::ParentSpec,
     pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
     slot::{DataPath, Defect, SlotKind},
@@ -45,8 +44,8 @@ use crate::{
     attach::ParentRecord,
     error::NetworkError,
     network::{
-        Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, Withdrawal,
-        not_attachable, untraceable, without_taps,
+        Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, WantedChild,
+        Withdrawal, not_attachable, untraceable, without_taps,
     },
     plan::{Plan, SlotPlan, names},
 };
@@ -451,17 +450,16 @@ impl Network for KernelNetwork {
         found.clone().map_err(refused)
     }
 
-    fn check_parent(&self, parent: &ParentSpec, mtu: u32) -> Result<(), NetworkError> {
-        self.with_worker(|worker| container::check_parent(worker, parent, mtu).map(drop))
+    fn check_parent(&self, wanted: &WantedChild<'_>) -> Result<(), NetworkError> {
+        self.with_worker(|worker| container::check_parent(&self.home, worker, wanted).map(drop))
     }
 
     fn find_parent(
         &self,
-        parent: &ParentSpec,
-        mtu: u32,
+        wanted: &WantedChild<'_>,
         netns: &Path,
     ) -> Result<ParentRecord, NetworkError> {
-        self.with_worker(|worker| container::find_parent(&self.home, worker, parent, mtu, netns))
+        self.with_worker(|worker| container::find_parent(&self.home, worker, wanted, netns))
     }
 
     fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {

@@ -8,7 +8,7 @@
 use std::{collections::BTreeSet, net::IpAddr, os::fd::OwnedFd, path::Path, time::Duration};
 
 use sandwire_api::{
-    attach::ParentSpec,
+    attach::{DeviceChoice, ParentSpec},
     lease::{TapHolder, TapStatus},
     pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
@@ -235,12 +235,12 @@ pub trait Network: Send + Sync {
         })
     }
 
-    /// Looks at the interface whose children a pool's containers are to get, with an MTU.
+    /// Looks at the interface whose children a pool's containers are to get.
     ///
     /// # Errors
-    /// It can't be their parent.
-    fn check_parent(&self, parent: &ParentSpec, mtu: u32) -> Result<(), NetworkError> {
-        let _ = (parent, mtu);
+    /// It can't be their parent, or the kernel makes no such children.
+    fn check_parent(&self, wanted: &WantedChild<'_>) -> Result<(), NetworkError> {
+        let _ = wanted;
         Ok(())
     }
 
@@ -250,13 +250,14 @@ pub trait Network: Send + Sync {
     /// It can't be the parent of an interface there.
     fn find_parent(
         &self,
-        parent: &ParentSpec,
-        mtu: u32,
+        wanted: &WantedChild<'_>,
         netns: &Path,
     ) -> Result<ParentRecord, NetworkError> {
-        let _ = (mtu, netns);
+        let _ = netns;
+        let parent = wanted.parent;
         Ok(ParentRecord {
             interface: parent.interface.clone(),
+            mac: None,
             gateways: parent.gateways.clone(),
             subnets: parent.subnets.clone(),
             namespace: 0,
@@ -309,6 +310,17 @@ pub trait Network: Send + Sync {
             advice: "only the eBPF data paths tell of single packets".to_owned(),
         })
     }
+}
+
+/// A child of an interface of the host.
+#[derive(Clone, Copy, Debug)]
+pub struct WantedChild<'a> {
+    /// What it is.
+    pub device: DeviceChoice,
+    /// Whose it is.
+    pub parent: &'a ParentSpec,
+    /// Its MTU.
+    pub mtu: u32,
 }
 
 /// Events of all traced slots.

@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
-    attach::ParentSpec,
+    attach::{DeviceChoice, ParentSpec},
     name::Name,
     pool::{AddressPlan, PolicySpec, PoolSpec},
     slot::{DataPath, MacAddress, Nic, NicIpv4, NicIpv6, SlotKind},
@@ -124,6 +124,7 @@ impl Plan {
             tap_owner_gid: spec.tap.owner_gid,
             tap_vnet_header: spec.tap.vnet_header,
             tap_multi_queue: spec.tap.multi_queue,
+            device: spec.device,
             parent: spec.parent.clone(),
             attach: None,
         }
@@ -324,6 +325,8 @@ pub struct SlotPlan {
     pub tap_vnet_header: bool,
     /// Whether the TAPs have several queues.
     pub tap_multi_queue: bool,
+    /// What kind of interface a container slot gets.
+    pub device: DeviceChoice,
     /// The interface of the host whose child a container slot gets, if that is what it gets.
     pub parent: Option<ParentSpec>,
     /// Where a leased container slot's interface is put.
@@ -352,7 +355,7 @@ impl SlotPlan {
     /// Whether its interface is a child of one of the host's: then it has none on the host.
     #[must_use]
     pub fn is_child(&self) -> bool {
-        self.parent.is_some()
+        self.device.is_child()
     }
 
     /// The same slot with its interface put where a lease says.
@@ -360,6 +363,10 @@ impl SlotPlan {
     pub fn attached_by(mut self, attach: Option<&AttachRecord>) -> Self {
         let Some(attach) = attach else { return self };
         if let (Some(mac), Some(nic)) = (attach.request.mac, self.nics.first_mut()) {
+            nic.guest_mac = mac;
+        }
+        let shared_mac = attach.parent.as_ref().and_then(|parent| parent.mac);
+        if let (Some(mac), Some(nic)) = (shared_mac, self.nics.first_mut()) {
             nic.guest_mac = mac;
         }
         self.mtu = attach.request.mtu.unwrap_or(self.mtu);

@@ -47,6 +47,7 @@ enum nic_flag {
 	NIC_PEER = 1 << 7,       /* the host end is one of a pair whose other end is the sandbox's own */
 	NIC_CHILD = 1 << 8,      /* no host end: the sandbox's interface is a child of one of the host's, by
 				  * whose network alone it is reached */
+	NIC_SHARED_MAC = 1 << 9, /* its MAC is that of its parent, and of all its parent's children */
 };
 
 /* One interface of a sandbox. Indexed by the class id of the filter on its host end; those of one

@@ -7,14 +7,16 @@
 
 #define MLD_HOP_LIMIT 1
 
-/* The link-local address made of its MAC (RFC 4291, appendix A), the only one that it has. */
+/* The link-local address made of its MAC (RFC 4291, appendix A), the only one that it has. With its parent's MAC it
+ * has none: that address is its parent's. */
 static __always_inline int is_own_link_local(const struct nic *nic, const struct address *a)
 {
 	const __u8 *mac = nic->guest_mac;
 	__u32 upper = (__u32)(mac[0] ^ 2) << 24 | (__u32)mac[1] << 16 | (__u32)mac[2] << 8 | 0xff;
 	__u32 lower = 0xfe000000 | (__u32)mac[3] << 16 | (__u32)mac[4] << 8 | mac[5];
 
-	return a->word[0] == bpf_htonl(0xfe800000) && !a->word[1] &&
+	return !(READ_ONCE(nic->flags) & NIC_SHARED_MAC) &&
+	       a->word[0] == bpf_htonl(0xfe800000) && !a->word[1] &&
 	       a->word[2] == bpf_htonl(upper) && a->word[3] == bpf_htonl(lower);
 }
 

@@ -1,8 +1,10 @@
-//! Children of an interface: macvlan, which share its wire and may be in other namespaces.
+//! Children of an interface: macvlan and ipvlan, which share its wire and may be in other namespaces.
 
 use super::{CREATE, Interface, InterfaceIndex, Mac, NamespaceNumber, Request, Writer, header};
 
 const IFLA_MACVLAN_MODE: u16 = 1;
+const IFLA_IPVLAN_MODE: u16 = 1;
+const IPVLAN_MODE_L2: u16 = 0;
 const MACVLAN_MODE_BRIDGE: u32 = 4;
 
 /// What a child is.
@@ -11,11 +13,13 @@ pub enum ChildDevice {
     /// macvlan in its mode `bridge`: an Ethernet address of its own, and frames to other children of that mode stay in
     /// the kernel.
     Macvlan,
+    /// ipvlan in its mode `l2`: its parent's Ethernet address, and told from other children by its addresses.
+    Ipvlan,
 }
 
 impl ChildDevice {
     /// All of them.
-    pub const ALL: [Self; 1] = [Self::Macvlan];
+    pub const ALL: [Self; 2] = [Self::Macvlan, Self::Ipvlan];
 
     /// Whether an interface is one of them.
     #[must_use]
@@ -32,12 +36,14 @@ impl ChildDevice {
     pub fn kind(self) -> &'static str {
         match self {
             Self::Macvlan => "macvlan",
+            Self::Ipvlan => "ipvlan",
         }
     }
 
     fn write_data(self, data: &mut Writer<'_>) {
         match self {
             Self::Macvlan => data.put_u32(IFLA_MACVLAN_MODE, MACVLAN_MODE_BRIDGE),
+            Self::Ipvlan => data.put_u16(IFLA_IPVLAN_MODE, IPVLAN_MODE_L2),
         }
     }
 }
@@ -51,9 +57,9 @@ pub struct ChildInterface<'a> {
     pub name: &'a str,
     /// Number of its parent.
     pub parent: InterfaceIndex,
-    /// The parent's namespace, as that of the socket knows it.
-    pub parent_namespace: NamespaceNumber,
-    /// Its Ethernet address.
+    /// The parent's namespace, as that of the socket knows it, if it is another one.
+    pub parent_namespace: Option<NamespaceNumber>,
+    /// Its Ethernet address, if it has one of its own.
     pub mac: Mac,
     /// Its MTU, at most the parent's.
     pub mtu: u32,
@@ -67,10 +73,14 @@ impl ChildInterface<'_> {
         request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
             message.raw(&header(0, None));
             message.put_text(libc::IFLA_IFNAME, self.name);
-            message.put(libc::IFLA_ADDRESS, &self.mac);
+            if self.device == ChildDevice::Macvlan {
+                message.put(libc::IFLA_ADDRESS, &self.mac);
+            }
             message.put_u32(libc::IFLA_MTU, self.mtu);
             message.put_u32(libc::IFLA_LINK, self.parent.0);
-            message.put_u32(libc::IFLA_LINK_NETNSID, self.parent_namespace.0);
+            if let Some(namespace) = self.parent_namespace {
+                message.put_u32(libc::IFLA_LINK_NETNSID, namespace.0);
+            }
             message.nest(libc::IFLA_LINKINFO, |info| {
                 info.put_text(libc::IFLA_INFO_KIND, kind);
                 info.nest(libc::IFLA_INFO_DATA, |data| self.device.write_data(data));

@@ -174,7 +174,9 @@ impl Container<'_> {
     fn device(&self) -> PairDevice {
         match self.record.device {
             AttachedDevice::Netkit => PairDevice::Netkit,
-            AttachedDevice::Veth | AttachedDevice::Macvlan => PairDevice::Veth,
+            AttachedDevice::Veth | AttachedDevice::Macvlan | AttachedDevice::Ipvlan => {
+                PairDevice::Veth
+            }
         }
     }
 
@@ -303,7 +305,7 @@ impl Container<'_> {
         for own in &addresses {
             Address::new(index, own.address).add(request);
         }
-        if self.record.parent.is_some() && self.nic.ipv6.is_some() {
+        if self.record.device == AttachedDevice::Macvlan && self.nic.ipv6.is_some() {
             // Its neighbours are asked, and answered, by this one.
             let link_local = IpNet::V6(link_local(self.nic.guest_mac.0));
             Address::new(index, link_local).add(request);

@@ -2,6 +2,7 @@
 //!
 //! All of it follows from the slot's plan and two numbers of the kernel's; what a tenant adds is not here.
 
+use sandwire_api::attach::DeviceChoice;
 use sandwire_datapath::abi::{self, NicFlag, NicState, network_order};
 use sandwire_kernel_net::interface::InterfaceIndex;
 
@@ -9,8 +10,10 @@ use super::host::SHARED_MAC;
 use crate::plan::{NicPlan, SlotPlan};
 
 /// Flags that the kind of slot decides.
-pub(super) const BY_KIND: u32 =
-    NicFlag::Netns.number() | NicFlag::Peer.number() | NicFlag::Child.number();
+pub(super) const BY_KIND: u32 = NicFlag::Netns.number()
+    | NicFlag::Peer.number()
+    | NicFlag::Child.number()
+    | NicFlag::SharedMac.number();
 
 /// The entry of one interface of a slot that nobody leases.
 pub(super) fn entry_of(
@@ -41,6 +44,9 @@ pub(super) fn entry_of(
     }
     if slot.is_child() {
         entry.flags = NicFlag::Child.number();
+        if slot.device == DeviceChoice::Ipvlan {
+            entry.flags |= NicFlag::SharedMac.number();
+        }
     } else if slot.is_container() {
         entry.flags = NicFlag::Peer.number();
     }

@@ -66,7 +66,7 @@ pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
 
 /// Children have a parent, and nobody else has; its network is one that they can be on.
 pub(super) fn check_parent(spec: &PoolSpec) -> Result<(), PlanError> {
-    let (parent, device) = ("parent", "device = macvlan");
+    let (parent, device) = ("parent", "device = macvlan or ipvlan");
     let Some(wanted) = &spec.parent else {
         return match spec.device.is_child() {
             true => Err(PlanError::OneSided {
@@ -136,7 +136,7 @@ pub(super) fn check_policy_of_child(policy: &PolicySpec) -> Result<(), PlanError
     Err(PlanError::Unsupported {
         setting,
         value,
-        reason: "is about the host's network stack, by which packets of a macvlan child don't come: \
+        reason: "is about the host's network stack, by which packets of a child don't come: \
                  its parent's network knows it by its own address; use uplink = route or deny, and nothing of the host",
     })
 }

@@ -225,6 +225,7 @@ fn a_leased_child_is_not_built_again_because_the_host_has_nothing_of_it() {
         device_reason: None,
         parent: Some(ParentRecord {
             interface: "eth1".parse().unwrap(),
+            mac: None,
             gateways: Vec::new(),
             subnets: Vec::new(),
             namespace: 0,

@@ -18,6 +18,7 @@ use super::{Caller, Shared, Slots, State, acquire::Outcome};
 use crate::{
     attach::{self, AttachRecord, ParentRecord},
     error::{NetworkError, ServiceError},
+    network::WantedChild,
     plan::{Plan, SlotNumber},
 };
 
@@ -104,8 +105,12 @@ impl Shared {
         let Some(parent) = &plan.spec.parent else {
             return Ok(None);
         };
-        let mtu = wanted.mtu.unwrap_or(plan.spec.tap.mtu);
-        let found = self.network.find_parent(parent, mtu, &wanted.netns);
+        let child = WantedChild {
+            device: plan.spec.device,
+            parent,
+            mtu: wanted.mtu.unwrap_or(plan.spec.tap.mtu),
+        };
+        let found = self.network.find_parent(&child, &wanted.netns);
         let found = found.map_err(|source| ServiceError::Network {
             operation: "attach",
             object: format!("interface of pool '{}'", plan.spec.name),
@@ -123,6 +128,7 @@ impl Shared {
         match choice {
             DeviceChoice::Veth => Ok((AttachedDevice::Veth, None)),
             DeviceChoice::Macvlan => Ok((AttachedDevice::Macvlan, None)),
+            DeviceChoice::Ipvlan => Ok((AttachedDevice::Ipvlan, None)),
             DeviceChoice::Netkit => {
                 self.check_netkit()?;
                 Ok((AttachedDevice::Netkit, None))
@@ -140,7 +146,11 @@ impl Shared {
     /// Refuses a device that this host can't make.
     pub(super) fn check_device(&self, spec: &PoolSpec) -> Result<(), ServiceError> {
         if let Some(parent) = &spec.parent {
-            let checked = self.network.check_parent(parent, spec.tap.mtu);
+            let checked = self.network.check_parent(&WantedChild {
+                device: spec.device,
+                parent,
+                mtu: spec.tap.mtu,
+            });
             return checked.map_err(|error| ServiceError::Invalid {
                 field: "parent.interface",
                 value: parent.interface.to_string(),

@@ -72,6 +72,8 @@ const MODULES: &[&str] = &[
     "tun",
     "veth",
     "bridge",
+    "macvlan",
+    "ipvlan",
     "sch_ingress",
     "sch_fq",
     "sch_netem",

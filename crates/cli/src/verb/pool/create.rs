@@ -65,10 +65,10 @@ struct Settings {
 
     /// What kind of interface containers get; auto is netkit where the kernel has it, else veth
     /// [default: veth].
-    #[arg(long, value_parser = words::<DeviceChoice>(&["auto", "veth", "netkit", "macvlan"]))]
+    #[arg(long, value_parser = words::<DeviceChoice>(&["auto", "veth", "netkit", "macvlan", "ipvlan"]))]
     device: Option<DeviceChoice>,
 
-    /// Interface of the host whose children containers get; with --device macvlan.
+    /// Interface of the host whose children containers get; with --device macvlan or ipvlan.
     #[arg(long, value_name = "INTERFACE")]
     parent: Option<InterfaceName>,
 

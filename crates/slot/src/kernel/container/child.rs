@@ -1,4 +1,4 @@
-//! A container's interface that is a child of one of the host's: macvlan.
+//! A container's interface that is a child of one of the host's: macvlan or ipvlan.
 //!
 //! There is nothing of it in the host's namespace but an entry in the data path. The programs sit on the child itself,
 //! before it is raised. It is made in the container's namespace, with its alias by one send to the kernel, and found
@@ -10,10 +10,14 @@ use std::{
     net::IpAddr,
     os::fd::{AsFd, BorrowedFd},
     path::Path,
+    sync::OnceLock,
 };
 
 use ipnet::IpNet;
-use sandwire_api::attach::{Attach, AttachedDevice, ParentSpec};
+use sandwire_api::{
+    attach::{Attach, AttachedDevice, DeviceChoice, ParentSpec},
+    slot::MacAddress,
+};
 use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     Error as KernelError, address,
@@ -22,6 +26,7 @@ use sandwire_kernel_net::{
     },
     netlink::{Request, Socket},
     netns::Home,
+    probe::child,
     route::{self, Route, Target},
     tc,
 };
@@ -36,6 +41,7 @@ use crate::{
         ebpf::Ebpf,
         filters::{Attachment, Found},
     },
+    network::WantedChild,
     plan::SlotPlan,
 };
 
@@ -46,6 +52,33 @@ const UNKNOWN: i32 = rustix::io::Errno::OPNOTSUPP.raw_os_error();
 
 /// Looks at an interface of the host that is to have children with an MTU.
 pub(in crate::kernel) fn check_parent(
+    home: &Home,
+    worker: &mut Worker,
+    wanted: &WantedChild<'_>,
+) -> Result<Interface, NetworkError> {
+    check_kernel(home, wanted.device)?;
+    find_usable(worker, wanted.parent, wanted.mtu)
+}
+
+/// Refuses what this kernel doesn't make. Tried once.
+fn check_kernel(home: &Home, choice: DeviceChoice) -> Result<(), NetworkError> {
+    static TRIED: [OnceLock<Result<(), String>>; 2] = [OnceLock::new(), OnceLock::new()];
+    let (device, tried) = match choice {
+        DeviceChoice::Ipvlan => (ChildDevice::Ipvlan, &TRIED[0]),
+        _ => (ChildDevice::Macvlan, &TRIED[1]),
+    };
+    let found = tried.get_or_init(|| {
+        let tried = child::check(home, device);
+        tried.map_err(|error| error.into_cause().to_string())
+    });
+    found.clone().map_err(|reason| NetworkError::Conflict {
+        object: format!("device = {}", choice.name()),
+        with: format!("this kernel, which makes no {}: {reason}", device.kind()),
+        advice: "use veth".to_owned(),
+    })
+}
+
+fn find_usable(
     worker: &mut Worker,
     parent: &ParentSpec,
     mtu: u32,
@@ -91,15 +124,17 @@ pub(in crate::kernel) fn check_parent(
 pub(in crate::kernel) fn find_parent(
     home: &Home,
     worker: &mut Worker,
-    parent: &ParentSpec,
-    mtu: u32,
+    wanted: &WantedChild<'_>,
     netns: &Path,
 ) -> Result<ParentRecord, NetworkError> {
-    let found = check_parent(worker, parent, mtu)?;
+    let found = check_parent(home, worker, wanted)?;
+    let parent = wanted.parent;
+    let mac = found.mac.map(MacAddress);
     let file = open(home, netns)?;
     let namespace = NamespaceNumber::of(&mut worker.route, file.as_fd())?;
     Ok(ParentRecord {
         interface: parent.interface.clone(),
+        mac: mac.filter(|_| wanted.device == DeviceChoice::Ipvlan),
         gateways: gateways(worker, parent, &found)?,
         subnets: subnets(worker, parent, &found)?,
         namespace: namespace.0,
@@ -161,7 +196,7 @@ pub(super) fn create(
     let Some(spec) = &slot.parent else {
         return Err(crate::network::not_attachable(slot));
     };
-    let found = check_parent(worker, spec, slot.mtu)?;
+    let found = find_usable(worker, spec, slot.mtu)?;
     if NamespaceNumber::of(&mut worker.route, namespace)?.0 != parent.namespace {
         return Err(target.is_another());
     }
@@ -171,7 +206,7 @@ pub(super) fn create(
         device: device(target.record.device),
         name: target.name(),
         parent: found.index,
-        parent_namespace: home,
+        parent_namespace: Some(home),
         mac: target.nic.guest_mac.0,
         mtu: slot.mtu,
     };
@@ -203,6 +238,7 @@ pub(super) fn create(
 
 fn device(device: AttachedDevice) -> ChildDevice {
     match device {
+        AttachedDevice::Ipvlan => ChildDevice::Ipvlan,
         AttachedDevice::Veth | AttachedDevice::Netkit | AttachedDevice::Macvlan => {
             ChildDevice::Macvlan
         }
