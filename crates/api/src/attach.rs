@@ -130,18 +130,25 @@ impl AttachedDevice {
     /// As the kernel names it.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::Veth => "veth",
-            Self::Netkit => "netkit",
-            Self::Macvlan => "macvlan",
-            Self::Ipvlan => "ipvlan",
-        }
+        DeviceChoice::from(self).name()
     }
 
     /// Whether it is a child of an interface of the host.
     #[must_use]
     pub fn is_child(self) -> bool {
-        matches!(self, Self::Macvlan | Self::Ipvlan)
+        DeviceChoice::from(self).is_child()
+    }
+}
+
+/// The choice that leaves nothing open.
+impl From<AttachedDevice> for DeviceChoice {
+    fn from(device: AttachedDevice) -> Self {
+        match device {
+            AttachedDevice::Veth => Self::Veth,
+            AttachedDevice::Netkit => Self::Netkit,
+            AttachedDevice::Macvlan => Self::Macvlan,
+            AttachedDevice::Ipvlan => Self::Ipvlan,
+        }
     }
 }
 
@@ -166,7 +173,7 @@ pub enum DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// As it is written.
+    /// As it is written, and as the kernel names such an interface.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

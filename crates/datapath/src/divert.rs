@@ -27,7 +27,8 @@ use crate::{
     Error,
     abi::Plain,
     map::Array,
-    open::{Object, find_bpffs, load_classifier, make_folder, remove_folder},
+    open::{Object, load_classifier},
+    pins::{find_bpffs, make_folder, remove_folder},
     sys,
 };
 

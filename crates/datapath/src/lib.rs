@@ -14,6 +14,7 @@ mod map;
 mod migrate;
 mod nic;
 mod open;
+mod pins;
 mod policies;
 pub mod policy;
 mod sys;

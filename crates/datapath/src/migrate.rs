@@ -8,9 +8,9 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
+    io,
     os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -19,12 +19,10 @@ use crate::{
     abi::{Nic, NicState, Plain},
     btf::{Btf, Place},
     map::Words,
-    open::{current, fits, map_path, remove_folder},
+    pins::{DONE, map_path, move_aside, old_folders, remove_done},
     sys,
 };
 
-const OLD: &str = "old-";
-const DONE: &str = "done-";
 /// By these a NIC is the same in old and new maps.
 const IDENTITY: [&str; 5] = ["pool", "slot", "position", "clone4", "clone6.word"];
 
@@ -140,71 +138,6 @@ fn moves(from: &BTreeMap<String, Place>, to: &BTreeMap<String, Place>) -> Vec<(u
         (0..words).map(|word| (old.offset / WORD + word, new.offset / WORD + word))
     })
     .collect()
-}
-
-/// Moves maps aside that can't be used: of another version, of other sizes, or of a migration that was
-/// cut off. Returns where old maps are.
-pub(crate) fn retire_others(
-    folder: &Path,
-    sizes: &[(&str, u32)],
-) -> Result<Option<PathBuf>, Error> {
-    if let Err(error) = remove_done(folder) {
-        tracing::warn!(%error, "what is left of old maps can't be removed");
-    }
-    let current = current(folder);
-    let is_cut_off = !old_folders(folder)?.is_empty();
-    if current.exists() && (is_cut_off || !fits(folder, sizes)?) {
-        move_aside(folder, &current, OLD)?;
-    }
-    for other in versions(folder)? {
-        if other != current {
-            move_aside(folder, &other, OLD)?;
-        }
-    }
-    Ok(old_folders(folder)?.pop())
-}
-
-/// Gives a folder another name, in one step: this and the first number that is free.
-fn move_aside(folder: &Path, maps: &Path, name: &str) -> Result<(), Error> {
-    let failed = |source| Error::system("move aside", maps.display().to_string(), source);
-    let aside = (1..)
-        .map(|number| folder.join(format!("{name}{number}")))
-        .find(|path| !path.exists());
-    let aside = aside.expect("numbers don't end");
-    fs::rename(maps, aside).map_err(failed)
-}
-
-fn remove_done(folder: &Path) -> Result<(), Error> {
-    let done = folders(folder, |name| name.starts_with(DONE))?;
-    done.iter().try_for_each(|done| remove_folder(done))
-}
-
-fn versions(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    folders(folder, |name| {
-        let number = name.strip_prefix('v');
-        number.is_some_and(|number| number.parse::<u32>().is_ok())
-    })
-}
-
-fn old_folders(folder: &Path) -> Result<Vec<PathBuf>, Error> {
-    folders(folder, |name| name.starts_with(OLD))
-}
-
-fn folders(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
-    let failed = |source| Error::system("list", folder.display().to_string(), source);
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        other => other.map_err(failed)?,
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(failed)?;
-        if is_meant(&entry.file_name().to_string_lossy()) {
-            found.push(entry.path());
-        }
-    }
-    found.sort();
-    Ok(found)
 }
 
 #[cfg(test)]

@@ -1,21 +1,9 @@
-//! Loading programs, finding or making maps, and what stays under the folder of pins.
-//!
-//! ```text
-//! /sys/fs/bpf/sandwire/INSTANCE/
-//!   v1/            maps of this layout, by name
-//!   v1/programs/   the programs of the last start
-//!   links/         attachments on uplinks and the shared interface
-//!   old-N/         maps of another layout or size, until finish_migration
-//!   done-N/        such maps of which nothing is needed any more, while they are removed
-//! ```
+//! Loading programs, and finding or making maps.
 
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::DirBuilderExt,
-    },
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
     sync::{
         Mutex,
@@ -27,25 +15,22 @@ use aya::{
     EbpfLoader,
     programs::{SchedClassifier, Xdp},
 };
-use rustix::mount::{MountFlags, mount};
 
 use crate::{
     Error,
-    abi::{self, ABI_VERSION, Address, CloneValue, GroupPair, Meters, Nic, UplinkValue},
+    abi::{self, Address, CloneValue, GroupPair, Meters, Nic, UplinkValue},
     features::{self, Features},
     map::{Array, Table},
-    migrate::retire_others,
     nic::Allocation,
+    pins::{
+        BPFFS, LINKS, MAPS, current, find_bpffs, make_folder, map_numbers, map_path, open_map,
+        remove_folder, retire_others,
+    },
     policies::Policies,
     sys,
     uplink::Wanted,
 };
 
-const BPFFS: &str = "/sys/fs/bpf";
-const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
-const FOLDER_MODE: u32 = 0o700;
-/// Folder of links.
-pub(crate) const LINKS: &str = "links";
 const PROGRAMS: &str = "programs";
 /// The kernel keeps 16 bits of a class id where programs read it.
 const NICS_LIMIT: u32 = 1 << 16;
@@ -317,77 +302,6 @@ impl Datapath {
     }
 }
 
-/// Where the maps of this layout are.
-pub(crate) fn current(folder: &Path) -> PathBuf {
-    folder.join(format!("v{ABI_VERSION}"))
-}
-
-/// Where a map of this layout is.
-pub(crate) fn map_path(folder: &Path, name: &str) -> PathBuf {
-    current(folder).join(name)
-}
-
-fn open_map(folder: &Path, name: &'static str) -> Result<OwnedFd, Error> {
-    let failed = |source| Error::system("open", format!("the map {name}"), source);
-    let found = sys::open_pin(&map_path(folder, name)).map_err(failed)?;
-    found.ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
-}
-
-fn map_numbers(folder: &Path) -> Result<BTreeSet<u32>, Error> {
-    let number = |(name, _, _)| {
-        let info = sys::map_info(open_map(folder, name)?.as_fd());
-        let info =
-            info.map_err(|source| Error::system("look at", format!("the map {name}"), source));
-        Ok(info?.id)
-    };
-    MAPS.into_iter().map(number).collect()
-}
-
-fn is_bpffs(path: &Path) -> bool {
-    // The type of the magic number depends on the machine.
-    rustix::fs::statfs(path).is_ok_and(|found| {
-        u64::try_from(found.f_type).is_ok_and(|found| found & 0xffff_ffff == BPF_FS_MAGIC)
-    })
-}
-
-pub(crate) fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
-    let existing = |path: &Path| {
-        let found = path.ancestors().find(|ancestor| ancestor.exists());
-        found.is_some_and(is_bpffs)
-    };
-    if existing(folder) {
-        return Ok(());
-    }
-    let refused = |remedy| Error::NoBpffs {
-        folder: folder.to_owned(),
-        remedy,
-    };
-    if !folder.starts_with(BPFFS) {
-        return Err(refused(
-            "name a folder below /sys/fs/bpf, or mount a bpffs there (mount -t bpf)",
-        ));
-    }
-    if !may_mount {
-        return Err(refused("mount one: mount -t bpf bpf /sys/fs/bpf"));
-    }
-    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    mount("bpf", BPFFS, "bpf", flags, Some(c"mode=0700"))
-        .map_err(|error| Error::system("mount a bpffs on", BPFFS, error.into()))
-}
-
-pub(crate) fn make_folder(folder: &Path) -> Result<(), Error> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(FOLDER_MODE)
-        .create(folder)
-        .map_err(|source| Error::system("create", folder.display().to_string(), source))
-}
-
-pub(crate) fn remove_folder(folder: &Path) -> Result<(), Error> {
-    let failed = |source| Error::system("remove", folder.display().to_string(), source);
-    fs::remove_dir_all(folder).map_err(failed)
-}
-
 /// Sizes of maps that the settings decide.
 fn sizes(settings: &Settings) -> Vec<(&'static str, u32)> {
     let nics = settings.nics_max;
@@ -403,48 +317,6 @@ fn sizes(settings: &Settings) -> Vec<(&'static str, u32)> {
         ("rule_lists", (settings.prefixes_max / 4).max(LISTS_LEAST)),
         ("answers", settings.answers_max),
     ]
-}
-
-/// All maps that are shared, with the sizes of keys and values.
-const MAPS: [(&str, usize, usize); 13] = [
-    ("nics", 4, size_of::<Nic>()),
-    ("policies", 4, size_of::<abi::Policy>()),
-    ("counters", 4, size_of::<abi::Counters>()),
-    ("meters", 4, size_of::<Meters>()),
-    ("clones", size_of::<Address>(), size_of::<CloneValue>()),
-    (
-        "prefixes",
-        size_of::<abi::PrefixKey>(),
-        size_of::<abi::PrefixValue>(),
-    ),
-    ("rule_lists", 4, size_of::<abi::RuleList>()),
-    ("group_pairs", size_of::<GroupPair>(), 1),
-    ("uplinks", 4, size_of::<UplinkValue>()),
-    (
-        "answers",
-        size_of::<abi::AnswerKey>(),
-        size_of::<abi::AnswerValue>(),
-    ),
-    ("decisions", 4, size_of::<abi::Decision>()),
-    ("trace", 0, 0),
-    ("xdp_nics", 4, 4),
-];
-
-pub(crate) fn fits(folder: &Path, sizes: &[(&str, u32)]) -> Result<bool, Error> {
-    for (name, key_size, value_size) in MAPS {
-        let failed = |source| Error::system("look at", format!("the map {name}"), source);
-        let Some(map) = sys::open_pin(&map_path(folder, name)).map_err(failed)? else {
-            continue;
-        };
-        let info = sys::map_info(map.as_fd()).map_err(failed)?;
-        let wanted = sizes.iter().find(|(other, _)| *other == name);
-        let is_as_large = wanted.is_none_or(|(_, size)| info.max_entries == *size);
-        let is_alike = (info.key_size as usize, info.value_size as usize) == (key_size, value_size);
-        if !is_as_large || !is_alike {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<OwnedFd>, Error> {

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::{
     Datapath, Error,
     abi::{Plain, TraceEvent},
-    open::map_path,
+    pins::map_path,
 };
 
 const MAP: &str = "trace";

@@ -23,7 +23,7 @@ use sandwire_kernel_net::{
 use crate::{
     Datapath, Error, Order, Program,
     abi::{UplinkFlag, UplinkValue},
-    open::LINKS,
+    pins::LINKS,
     sys,
 };
 

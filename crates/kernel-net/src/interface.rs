@@ -9,8 +9,8 @@ mod elsewhere;
 
 pub use child::{ChildDevice, ChildInterface};
 pub use elsewhere::{
-    NamespaceNumber, delete_elsewhere, delete_taps_beyond, delete_with_taps_beyond, find_elsewhere,
-    list_in,
+    NamespaceNumber, delete_children, delete_elsewhere, delete_taps_beyond,
+    delete_with_taps_beyond, find_children, list_in,
 };
 
 use std::{

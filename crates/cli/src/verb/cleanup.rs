@@ -224,7 +224,8 @@ fn remove_all(report: &mut Report) {
         match object.kind {
             Kind::Programs => remove_programs(report, object),
             Kind::Child => {
-                let removed = leftovers::delete_children(&object.name);
+                let removed = Socket::route()
+                    .and_then(|mut route| interface::delete_children(&mut route, &object.name));
                 record(report, object, removed);
             }
             Kind::Filter => {

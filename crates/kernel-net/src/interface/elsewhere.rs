@@ -3,8 +3,8 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{
-    Attributes, CHANGE, CREATE, Error, Interface, InterfaceIndex, RTEXT_FILTER_SKIP_STATS, Request,
-    Socket, attribute, header, parse,
+    Attributes, CHANGE, CREATE, ChildDevice, Error, Interface, InterfaceIndex,
+    RTEXT_FILTER_SKIP_STATS, Request, Socket, attribute, header, parse,
 };
 
 const NETNSA_NSID: u16 = 1;
@@ -78,7 +78,7 @@ impl NamespaceNumber {
 ///
 /// # Errors
 /// The kernel refuses.
-pub fn find_elsewhere(
+fn find_elsewhere(
     socket: &mut Socket,
     is_wanted: impl Fn(&Interface) -> bool,
 ) -> Result<Vec<(NamespaceNumber, Interface)>, Error> {
@@ -101,7 +101,33 @@ pub fn find_elsewhere(
     Ok(found)
 }
 
-/// Deletes an interface that [`find_elsewhere`] has found. One that is gone, or whose namespace is, is fine.
+/// The children ([`ChildDevice`]) in such namespaces whose alias is wanted.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn find_children(
+    socket: &mut Socket,
+    is_wanted: impl Fn(&str) -> bool,
+) -> Result<Vec<(NamespaceNumber, Interface)>, Error> {
+    find_elsewhere(socket, |found| {
+        ChildDevice::is_of(found) && found.alias.as_deref().is_some_and(&is_wanted)
+    })
+}
+
+/// Deletes the children that bear an alias; all of them, also if one would not go. None is fine.
+///
+/// # Errors
+/// The first that the kernel refused.
+pub fn delete_children(socket: &mut Socket, alias: &str) -> Result<(), Error> {
+    let mut done = Ok(());
+    for (namespace, child) in find_children(socket, |its| its == alias)? {
+        let deleted = delete_elsewhere(socket, namespace, child.index);
+        done = done.and(deleted);
+    }
+    done
+}
+
+/// Deletes an interface that [`find_children`] has found. One that is gone, or whose namespace is, is fine.
 ///
 /// # Errors
 /// The kernel refuses.

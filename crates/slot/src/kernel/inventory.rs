@@ -2,11 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sandwire_kernel_net::{
-    interface::{self, ChildDevice, Interface, NamespaceNumber},
-    netlink::Request,
-    netns,
-};
+use sandwire_kernel_net::{interface, netlink::Request, netns};
 
 use super::{Worker, ebpf::Ebpf};
 use crate::{
@@ -79,28 +75,12 @@ pub(super) fn inventory(
         .extend(without_netns.map(|name| Leftover::Interface(name.to_owned())));
     inventory.slots.sort();
     if may_have_children {
-        let found = find_children(worker, |alias| parse_alias(instance, alias).is_some())?;
+        let is_ours = |alias: &str| parse_alias(instance, alias).is_some();
+        let found = interface::find_children(&mut worker.route, is_ours)?;
         let aliases = found.into_iter().filter_map(|(_, child)| child.alias);
         inventory.leftovers.extend(aliases.map(Leftover::Child));
     }
     Ok(inventory)
-}
-
-fn find_children(
-    worker: &mut Worker,
-    is_wanted: impl Fn(&str) -> bool,
-) -> Result<Vec<(NamespaceNumber, Interface)>, NetworkError> {
-    let is_one = |found: &Interface| {
-        ChildDevice::is_of(found) && found.alias.as_deref().is_some_and(&is_wanted)
-    };
-    Ok(interface::find_elsewhere(&mut worker.route, is_one)?)
-}
-
-fn delete_children(worker: &mut Worker, alias: &str) -> Result<(), NetworkError> {
-    for (namespace, child) in find_children(worker, |its| its == alias)? {
-        interface::delete_elsewhere(&mut worker.route, namespace, child.index)?;
-    }
-    Ok(())
 }
 
 pub(super) fn reclaim(
@@ -112,7 +92,7 @@ pub(super) fn reclaim(
         .map(|leftover| match leftover {
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
             Leftover::Alias(alias) => delete_by_alias(worker, alias),
-            Leftover::Child(alias) => delete_children(worker, alias),
+            Leftover::Child(alias) => Ok(interface::delete_children(&mut worker.route, alias)?),
             Leftover::Interface(name) => {
                 Ok(interface::delete_with_taps_beyond(&mut worker.route, name)?)
             }

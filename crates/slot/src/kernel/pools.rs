@@ -60,7 +60,10 @@ impl KernelNetwork {
             && let Some(ebpf) = self.ebpf.get()
         {
             // Nobody's packets need it any more; it comes back with the next pool.
-            ebpf.detach()?;
+            return match (done, ebpf.detach()) {
+                (Err(error), Err(other)) => Err(NetworkError::Several(vec![error, other])),
+                (done, detached) => done.and(detached),
+            };
         }
         done
     }

@@ -11,8 +11,7 @@ use ipnet::IpNet;
 use sandwire_api::name::Name;
 use sandwire_datapath::{FILTER_HANDLE, FILTER_PRIORITY, Program};
 use sandwire_kernel_net::{
-    Error, address,
-    interface::{self, ChildDevice, Interface, NamespaceNumber},
+    Error, address, interface,
     netlink::Socket,
     netns, nft,
     route::{self, Route, Target},
@@ -98,10 +97,12 @@ pub(super) fn find(instance: &Name, programs: &Path) -> Result<Vec<Leftover>, Er
         used_by: taps.remove(&name).unwrap_or_default(),
         ..Leftover::new(Kind::Interface, name)
     }));
-    let mut children: Vec<String> = children(|alias| is_of(instance, alias))?
-        .into_iter()
-        .filter_map(|(_, child)| child.alias)
-        .collect();
+    let mut route = Socket::route()?;
+    let mut children: Vec<String> =
+        interface::find_children(&mut route, |alias| is_of(instance, alias))?
+            .into_iter()
+            .filter_map(|(_, child)| child.alias)
+            .collect();
     children.dedup();
     found.extend(
         children
@@ -170,23 +171,6 @@ pub(super) fn interfaces(instance: &Name) -> Result<Vec<String>, Error> {
         })
         .map(|found| found.name)
         .collect())
-}
-
-/// Children of the host's interfaces whose alias is wanted, in whatever namespaces.
-fn children(is_wanted: impl Fn(&str) -> bool) -> Result<Vec<(NamespaceNumber, Interface)>, Error> {
-    interface::find_elsewhere(&mut Socket::route()?, |found| {
-        ChildDevice::is_of(found) && found.alias.as_deref().is_some_and(&is_wanted)
-    })
-}
-
-/// Deletes the children with an alias.
-pub(super) fn delete_children(alias: &str) -> Result<(), Error> {
-    let mut socket = Socket::route()?;
-    children(|its| its == alias)?
-        .into_iter()
-        .try_for_each(|(namespace, child)| {
-            interface::delete_elsewhere(&mut socket, namespace, child.index)
-        })
 }
 
 /// Metric of the routes that refuse packets for clones that aren't there; nobody else uses it.

@@ -1,0 +1,224 @@
+//! The folder of pins: what is where in it, and what is moved aside.
+//!
+//! ```text
+//! /sys/fs/bpf/sandwire/INSTANCE/
+//!   v1/            maps of this layout, by name
+//!   v1/programs/   the programs of the last start
+//!   links/         attachments on uplinks and the shared interface
+//!   old-N/         maps of another layout or size, until finish_migration
+//!   done-N/        such maps of which nothing is needed any more, while they are removed
+//! ```
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
+    path::{Path, PathBuf},
+};
+
+use rustix::mount::{MountFlags, mount};
+
+use crate::{
+    Error,
+    abi::{self, ABI_VERSION, Address, CloneValue, GroupPair, Meters, Nic, UplinkValue},
+    sys,
+};
+
+pub(crate) const BPFFS: &str = "/sys/fs/bpf";
+const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
+const FOLDER_MODE: u32 = 0o700;
+/// Folder of links.
+pub(crate) const LINKS: &str = "links";
+/// Begins the names of folders of maps that can't be used.
+const OLD: &str = "old-";
+/// Begins the names of those of which nothing is needed any more.
+pub(crate) const DONE: &str = "done-";
+
+/// All maps that are shared, with the sizes of keys and values.
+pub(crate) const MAPS: [(&str, usize, usize); 13] = [
+    ("nics", 4, size_of::<Nic>()),
+    ("policies", 4, size_of::<abi::Policy>()),
+    ("counters", 4, size_of::<abi::Counters>()),
+    ("meters", 4, size_of::<Meters>()),
+    ("clones", size_of::<Address>(), size_of::<CloneValue>()),
+    (
+        "prefixes",
+        size_of::<abi::PrefixKey>(),
+        size_of::<abi::PrefixValue>(),
+    ),
+    ("rule_lists", 4, size_of::<abi::RuleList>()),
+    ("group_pairs", size_of::<GroupPair>(), 1),
+    ("uplinks", 4, size_of::<UplinkValue>()),
+    (
+        "answers",
+        size_of::<abi::AnswerKey>(),
+        size_of::<abi::AnswerValue>(),
+    ),
+    ("decisions", 4, size_of::<abi::Decision>()),
+    ("trace", 0, 0),
+    ("xdp_nics", 4, 4),
+];
+
+/// Whether the maps of this layout have the sizes that are wanted.
+fn fits(folder: &Path, sizes: &[(&str, u32)]) -> Result<bool, Error> {
+    for (name, key_size, value_size) in MAPS {
+        let failed = |source| Error::system("look at", format!("the map {name}"), source);
+        let Some(map) = sys::open_pin(&map_path(folder, name)).map_err(failed)? else {
+            continue;
+        };
+        let info = sys::map_info(map.as_fd()).map_err(failed)?;
+        let wanted = sizes.iter().find(|(other, _)| *other == name);
+        let is_as_large = wanted.is_none_or(|(_, size)| info.max_entries == *size);
+        let is_alike = (info.key_size as usize, info.value_size as usize) == (key_size, value_size);
+        if !is_as_large || !is_alike {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Where the maps of this layout are.
+pub(crate) fn current(folder: &Path) -> PathBuf {
+    folder.join(format!("v{ABI_VERSION}"))
+}
+
+/// Where a map of this layout is.
+pub(crate) fn map_path(folder: &Path, name: &str) -> PathBuf {
+    current(folder).join(name)
+}
+
+/// Opens a map of this layout.
+pub(crate) fn open_map(folder: &Path, name: &'static str) -> Result<OwnedFd, Error> {
+    let failed = |source| Error::system("open", format!("the map {name}"), source);
+    let found = sys::open_pin(&map_path(folder, name)).map_err(failed)?;
+    found.ok_or_else(|| failed(io::Error::from(io::ErrorKind::NotFound)))
+}
+
+/// The kernel's numbers of the maps that are shared.
+pub(crate) fn map_numbers(folder: &Path) -> Result<BTreeSet<u32>, Error> {
+    let number = |(name, _, _)| {
+        let info = sys::map_info(open_map(folder, name)?.as_fd());
+        let info =
+            info.map_err(|source| Error::system("look at", format!("the map {name}"), source));
+        Ok(info?.id)
+    };
+    MAPS.into_iter().map(number).collect()
+}
+
+fn is_bpffs(path: &Path) -> bool {
+    // The type of the magic number depends on the machine.
+    rustix::fs::statfs(path).is_ok_and(|found| {
+        u64::try_from(found.f_type).is_ok_and(|found| found & 0xffff_ffff == BPF_FS_MAGIC)
+    })
+}
+
+/// Sees to it that the folder is, or will be, in a bpffs.
+pub(crate) fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
+    let existing = |path: &Path| {
+        let found = path.ancestors().find(|ancestor| ancestor.exists());
+        found.is_some_and(is_bpffs)
+    };
+    if existing(folder) {
+        return Ok(());
+    }
+    let refused = |remedy| Error::NoBpffs {
+        folder: folder.to_owned(),
+        remedy,
+    };
+    if !folder.starts_with(BPFFS) {
+        return Err(refused(
+            "name a folder below /sys/fs/bpf, or mount a bpffs there (mount -t bpf)",
+        ));
+    }
+    if !may_mount {
+        return Err(refused("mount one: mount -t bpf bpf /sys/fs/bpf"));
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    mount("bpf", BPFFS, "bpf", flags, Some(c"mode=0700"))
+        .map_err(|error| Error::system("mount a bpffs on", BPFFS, error.into()))
+}
+
+/// Makes a folder, with those above it.
+pub(crate) fn make_folder(folder: &Path) -> Result<(), Error> {
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(FOLDER_MODE)
+        .create(folder)
+        .map_err(|source| Error::system("create", folder.display().to_string(), source))
+}
+
+/// Removes a folder with all pins in it.
+pub(crate) fn remove_folder(folder: &Path) -> Result<(), Error> {
+    let failed = |source| Error::system("remove", folder.display().to_string(), source);
+    fs::remove_dir_all(folder).map_err(failed)
+}
+
+/// Moves maps aside that can't be used: of another version, of other sizes, or of a migration that was
+/// cut off. Returns where old maps are.
+pub(crate) fn retire_others(
+    folder: &Path,
+    sizes: &[(&str, u32)],
+) -> Result<Option<PathBuf>, Error> {
+    if let Err(error) = remove_done(folder) {
+        tracing::warn!(%error, "what is left of old maps can't be removed");
+    }
+    let current = current(folder);
+    let is_cut_off = !old_folders(folder)?.is_empty();
+    if current.exists() && (is_cut_off || !fits(folder, sizes)?) {
+        move_aside(folder, &current, OLD)?;
+    }
+    for other in versions(folder)? {
+        if other != current {
+            move_aside(folder, &other, OLD)?;
+        }
+    }
+    Ok(old_folders(folder)?.pop())
+}
+
+/// Gives a folder another name, in one step: this and the first number that is free.
+pub(crate) fn move_aside(folder: &Path, maps: &Path, name: &str) -> Result<(), Error> {
+    let failed = |source| Error::system("move aside", maps.display().to_string(), source);
+    let aside = (1..)
+        .map(|number| folder.join(format!("{name}{number}")))
+        .find(|path| !path.exists());
+    let aside = aside.expect("numbers don't end");
+    fs::rename(maps, aside).map_err(failed)
+}
+
+/// Removes maps of which nothing is needed any more.
+pub(crate) fn remove_done(folder: &Path) -> Result<(), Error> {
+    let done = folders(folder, |name| name.starts_with(DONE))?;
+    done.iter().try_for_each(|done| remove_folder(done))
+}
+
+fn versions(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    folders(folder, |name| {
+        let number = name.strip_prefix('v');
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    })
+}
+
+/// Folders of maps that can't be used.
+pub(crate) fn old_folders(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    folders(folder, |name| name.starts_with(OLD))
+}
+
+fn folders(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
+    let failed = |source| Error::system("list", folder.display().to_string(), source);
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        other => other.map_err(failed)?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if is_meant(&entry.file_name().to_string_lossy()) {
+            found.push(entry.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
