@@ -169,15 +169,15 @@ static __always_inline int gateway_from_guest(struct __sk_buff *skb, const struc
 static __always_inline void decide_course(struct __sk_buff *skb, struct packet *p, __u32 index,
 					  __u32 generation, struct course *c)
 {
-	struct decision *d = decision_slot(p, index);
+	int holds;
+	struct decision *d = find_decision(p, index, generation, c->now, &holds);
 
 	c->verdict = VERDICT_DROP;
 	c->reason = DROP_HELPER;
 	if (!d)
 		return;
 	c->fresh = 0;
-	if (rarely(!decision_holds(d, p, index, generation, c->now) ||
-		   (d->verdict == VERDICT_SANDBOX && !decided_target(d)))) {
+	if (rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d)))) {
 		decide(skb, p, index, c->now, d);
 		c->fresh = 1;
 	}

@@ -54,13 +54,15 @@ static __always_inline int recall_course(const struct sender *s, const struct pa
 {
 	__u32 generation = READ_ONCE(s->nic->generation);
 	__u32 policy_index = READ_ONCE(s->nic->policy);
-	struct decision *d = decision_slot(p, s->index);
+	struct decision *d;
+	int holds;
 
 	c->policy = bpf_map_lookup_elem(&policies, &policy_index);
-	if (!c->policy || !d)
+	if (!c->policy)
 		return 0;
 	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
-	if (!decision_holds(d, p, s->index, generation, c->now))
+	d = find_decision(p, s->index, generation, c->now, &holds);
+	if (!d || !holds)
 		return 0;
 	c->decision = d;
 	c->verdict = d->verdict;

@@ -12,6 +12,8 @@
 
 #[path = "offload/faults.rs"]
 mod faults;
+#[path = "offload/flows.rs"]
+mod flows;
 #[path = "generator/frames.rs"]
 mod frames;
 #[path = "offload/linear.rs"]

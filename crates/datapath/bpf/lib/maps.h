@@ -99,7 +99,7 @@ struct {
 	__type(value, struct answer_value);
 } answers SEC(".maps");
 
-/* Mapped directly: two flows that fall on one entry decide anew in turn. */
+/* A flow has two entries, next to each other; three that fall on the same two decide anew in turn. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, DECISIONS_MAX);

@@ -23,7 +23,7 @@ static __always_inline __u16 decision_port(const struct packet *p)
 	return p->icmp_kind ? p->icmp_type : p->destination_port;
 }
 
-static __always_inline struct decision *decision_slot(const struct packet *p, __u32 nic)
+static __always_inline __u32 decision_slot(const struct packet *p, __u32 nic)
 {
 	const struct address *a = &p->destination;
 	__u32 slot = a->word[3] ^ a->word[0] * 3 ^ a->word[1] * 5;
@@ -32,8 +32,7 @@ static __always_inline struct decision *decision_slot(const struct packet *p, __
 	slot = (slot ^ slot >> 15 ^ decision_port(p)) * 0x85ebca6b;
 	/* An answer decides twice: first that it is denied. The two mustn't chase each other. */
 	slot = (slot ^ slot >> 13 ^ nic ^ variant_of(p) << 16) * 0xc2b2ae35;
-	slot = slot >> 20 & (DECISIONS_MAX - 1);
-	return bpf_map_lookup_elem(&decisions, &slot);
+	return slot >> 20 & (DECISIONS_MAX - 1);
 }
 
 /* The interface of the sandbox that a decision sends to, as it was decided. */
@@ -54,6 +53,27 @@ static __always_inline int decision_holds(const struct decision *d, const struct
 	return d->nic == nic && d->generation == generation &&
 	       same_address(&d->destination, &p->destination) && d->port == decision_port(p) &&
 	       d->protocol == p->protocol && d->variant == variant_of(p) && now < d->until;
+}
+
+/* What is known of where a packet goes: an entry that holds. Else `*holds` is zero, and the entry, of the
+ * two that there are for it the one that ends sooner, is to be decided anew. */
+static __always_inline struct decision *find_decision(const struct packet *p, __u32 nic,
+						      __u32 generation, __u64 now, int *holds)
+{
+	__u32 slot = decision_slot(p, nic), other = slot ^ 1;
+	struct decision *first = bpf_map_lookup_elem(&decisions, &slot), *second;
+
+	*holds = 0;
+	if (!first)
+		return 0;
+	*holds = decision_holds(first, p, nic, generation, now);
+	if (*holds)
+		return first;
+	second = bpf_map_lookup_elem(&decisions, &other);
+	if (!second)
+		return first;
+	*holds = decision_holds(second, p, nic, generation, now);
+	return *holds || second->until < first->until ? second : first;
 }
 
 #endif
