@@ -19,7 +19,7 @@ use crate::{
     host::HostFacts,
     progress::Step,
     record::Record,
-    statistics,
+    statistics, tcp,
     way::{Limit, Place, Plan, Sandbox, Switches, Way, policy},
 };
 
@@ -66,7 +66,7 @@ impl Sizes {
             probes: 10_000,
             only: Vec::new(),
             clients: Client::ALL.to_vec(),
-            congestion: CONGESTION.to_owned(),
+            congestion: tcp::CUBIC.to_owned(),
         }
     }
 
@@ -83,7 +83,7 @@ impl Sizes {
             probes: 1000,
             only: Vec::new(),
             clients: Client::ALL.to_vec(),
-            congestion: CONGESTION.to_owned(),
+            congestion: tcp::CUBIC.to_owned(),
         }
     }
 }
@@ -99,8 +99,6 @@ const WAYS: [Way; 5] = [
 const COMPARED: [Way; 2] = [Way::Kernel, Way::EbpfHost];
 /// Every guest is pinged so often.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
-/// Linux's own way to control congestion, and the seed's.
-pub(crate) const CONGESTION: &str = "cubic";
 const REACH_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a client is.

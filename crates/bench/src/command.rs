@@ -16,7 +16,7 @@ use crate::{
     record::Record,
     relay, report, rr,
     slots::{self, Case, Sizes},
-    stream, vsock,
+    stream, tcp, vsock,
     way::Way,
 };
 
@@ -118,7 +118,7 @@ struct ClonesArguments {
     #[arg(long, value_name = "WHERE")]
     client: Option<clones::Client>,
     /// How the clients' TCP controls congestion.
-    #[arg(long, value_name = "NAME", default_value = clones::CONGESTION)]
+    #[arg(long, value_name = "NAME", default_value = tcp::CUBIC)]
     congestion: String,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]

@@ -31,6 +31,7 @@ mod rig;
 mod rr;
 mod slots;
 mod stream;
+mod tcp;
 mod vsock;
 mod way;
 mod world;

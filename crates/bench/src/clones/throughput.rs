@@ -13,15 +13,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow};
-use socket2::SockRef;
 
-use crate::world;
+use crate::{tcp, world};
 
 const PORT: u16 = 5001;
 /// Bytes that a client writes at once, as iperf does.
 const WRITE: usize = 128 * 1024;
 const STACK: usize = 128 * 1024;
-const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 /// A client that can't send for so long looks at the clock.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -72,17 +70,10 @@ fn send_all(
     duration: Duration,
 ) -> Result<Vec<f64>> {
     let streams: Vec<TcpStream> = world::inside(namespace, || {
-        let connect = |target: &Ipv4Addr| {
-            let address = SocketAddr::from((*target, PORT));
-            let stream = TcpStream::connect_timeout(&address, CONNECT_PATIENCE)
-                .with_context(|| format!("cannot connect to {address}"))?;
-            // Of the socket, since a namespace other than the first may set only what is for everybody.
-            SockRef::from(&stream)
-                .set_tcp_congestion(congestion.as_bytes())
-                .with_context(|| format!("cannot have a connection controlled by {congestion}"))?;
-            Ok(stream)
-        };
-        targets.iter().map(connect).collect()
+        targets
+            .iter()
+            .map(|target| tcp::connect(SocketAddr::from((*target, PORT)), congestion))
+            .collect()
     })?;
     let barrier = Arc::new(Barrier::new(streams.len()));
     let mut clients = Vec::new();

@@ -6,7 +6,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{
         Condvar, Mutex, PoisonError,
@@ -23,7 +23,10 @@ use rustix::{
 };
 
 use super::{Size, place::Place};
-use crate::cpu::{self, Spent};
+use crate::{
+    cpu::{self, Spent},
+    tcp,
+};
 
 /// How often threads look whether it goes on.
 const LOOK: rustix::time::Timespec = rustix::time::Timespec {
@@ -222,7 +225,7 @@ pub(super) fn say(line: &str) -> Result<()> {
 
 /// The server, until it is killed.
 pub(super) fn serve(address: SocketAddr, flows: usize, threads: usize) -> Result<()> {
-    let listener = TcpListener::bind(address).context("cannot listen")?;
+    let listener = tcp::listen(address, tcp::CUBIC)?;
     say("ready")?;
     let mut shares = shares(threads);
     for number in 0..flows {
@@ -246,7 +249,7 @@ pub(super) fn call(address: SocketAddr, flows: usize, threads: usize, server: u3
     let processes = [server, std::process::id()];
     let mut shares = shares(threads);
     for number in 0..flows {
-        let mut stream = TcpStream::connect(address).context("cannot connect")?;
+        let mut stream = tcp::connect(address, tcp::CUBIC)?;
         stream.set_nodelay(true)?;
         // The first request: an answer to each is on its way from now on.
         stream.write_all(&[1])?;
