@@ -116,6 +116,10 @@ pub const SERVICES_MAX: usize = 16;
 pub const RULES_MAX: usize = 32;
 /// Room for reasons of drops.
 pub const DROP_REASONS_MAX: usize = 48;
+/// Entries of the map of [`Decision`]s that a processor has.
+pub const DECISIONS_MAX: usize = 4096;
+/// Places of [`Noted`].
+pub const NOTED_MAX: usize = 2048;
 /// Bytes of a packet that a trace event carries.
 pub const TRACE_BYTES: usize = 192;
 /// Interfaces of one sandbox.
@@ -128,6 +132,8 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[
     ("SERVICES_MAX", SERVICES_MAX),
     ("RULES_MAX", RULES_MAX),
     ("DROP_REASONS_MAX", DROP_REASONS_MAX),
+    ("DECISIONS_MAX", DECISIONS_MAX),
+    ("NOTED_MAX", NOTED_MAX),
     ("TRACE_BYTES", TRACE_BYTES),
     ("NICS_PER_SLOT", NICS_PER_SLOT as usize),
 ];
@@ -468,6 +474,13 @@ structs! {
         /// Dropped packets by number of `DropReason`.
         drops: [u64; DROP_REASONS_MAX],
     }
+    /// Flows whose answers were looked at of late, by one CPU.
+    Noted = "noted" {
+        /// Of the hashes.
+        secret: u64,
+        /// Upper half of the hash, and the moment.
+        flows: [u64; NOTED_MAX],
+    }
     /// What was decided for a destination, kept for a short time by each CPU.
     Decision = "decision" {
         /// Index of the NIC.
@@ -483,13 +496,13 @@ structs! {
         /// Kinds of packets that are decided apart.
         variant: u8,
         /// See [`Verdict`].
-        verdict: u32,
+        verdict: u16,
+        /// Of the interface to leave by.
+        mtu: u16,
         /// `CLOCK_MONOTONIC`, nanoseconds.
         until: u64,
         /// Interface to leave by.
         ifindex: u32,
-        /// Of that interface.
-        mtu: u32,
         /// A NIC or a reason.
         target: u32,
         /// Of the frame that leaves.
@@ -498,8 +511,6 @@ structs! {
         destination_mac: [u8; 6],
         /// See [`DecisionFlag`].
         flags: u32,
-        /// Padding of the C struct.
-        padding: u32,
     }
     /// Theoretical arrival times, `CLOCK_MONOTONIC` nanoseconds.
     Meter = "meter" {

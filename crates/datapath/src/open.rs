@@ -18,7 +18,7 @@ use aya::{
 
 use crate::{
     Error,
-    abi::{self, Address, CloneValue, GroupPair, Meters, Nic, UplinkValue},
+    abi::{self, Address, CloneValue, DECISIONS_MAX, GroupPair, Meters, Nic, UplinkValue},
     features::{self, Features},
     map::{Array, Table},
     nic::Allocation,
@@ -238,7 +238,7 @@ impl Datapath {
         features::check_filters()?;
         let folder = &settings.folder;
         find_bpffs(folder, settings.mount)?;
-        let sizes = sizes(settings);
+        let sizes = sizes(settings)?;
         let migrated_from = retire_others(folder, &sizes)?;
         for made in [folder.join(LINKS), current(folder).join(PROGRAMS)] {
             make_folder(&made)?;
@@ -302,10 +302,14 @@ impl Datapath {
     }
 }
 
-/// Sizes of maps that the settings decide.
-fn sizes(settings: &Settings) -> Vec<(&'static str, u32)> {
+/// Sizes of maps that the settings and the machine decide.
+fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Error> {
     let nics = settings.nics_max;
-    vec![
+    let processors = aya::util::nr_cpus()
+        .map_err(|(path, source)| Error::system("count the processors by", path, source))?;
+    let decisions = u32::try_from(processors * DECISIONS_MAX).unwrap_or(u32::MAX);
+    Ok(vec![
+        ("decisions", decisions),
         ("nics", nics),
         ("policies", nics * POLICIES_PER_NIC),
         ("counters", nics),
@@ -316,7 +320,7 @@ fn sizes(settings: &Settings) -> Vec<(&'static str, u32)> {
         // Prefixes with the same rules share a list, and the table takes 16 bytes per entry at once.
         ("rule_lists", (settings.prefixes_max / 4).max(LISTS_LEAST)),
         ("answers", settings.answers_max),
-    ]
+    ])
 }
 
 fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<OwnedFd>, Error> {

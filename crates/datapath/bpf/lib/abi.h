@@ -220,6 +220,16 @@ struct meters {
 	struct meter ingress;
 };
 
+/* Entries of `decisions` that a processor has. */
+#define DECISIONS_MAX 4096
+#define NOTED_MAX 2048
+
+/* Flows whose answers were looked at of late, by each CPU. */
+struct noted {
+	__u64 secret;           /* so that nobody outside can make two flows' hashes alike */
+	__u64 flows[NOTED_MAX]; /* upper half of the hash; CLOCK_MONOTONIC in units of 2^20 nanoseconds */
+};
+
 /* Decided once per destination, port and policy, and kept for a short time per CPU. */
 struct decision {
 	__u32 nic;
@@ -228,10 +238,10 @@ struct decision {
 	__u16 port;
 	__u8 protocol;
 	__u8 variant;   /* bits: 1 fragment after the first, 2 answer sent as UPLINK_ROUTE would be */
-	__u32 verdict;  /* enum verdict */
+	__u16 verdict;  /* enum verdict */
+	__u16 mtu;      /* of `ifindex`, or what no packet exceeds */
 	__u64 until;    /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 ifindex;  /* interface to leave by */
-	__u32 mtu;
 	__u32 target;   /* VERDICT_SANDBOX: entry of `nics`; VERDICT_DROP: enum drop_reason */
 	__u8 source_mac[6];
 	__u8 destination_mac[6];

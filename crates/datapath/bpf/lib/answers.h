@@ -61,6 +61,42 @@ __noinline int may_send_back(const struct packet *p, __u32 index)
 			      READ_ONCE(policy->uplink) != UPLINK_DENY;
 }
 
+static __always_inline __u64 mix(__u64 hash, __u64 more)
+{
+	hash = (hash ^ more) * 0xbf58476d1ce4e5b9;
+	return hash ^ hash >> 29;
+}
+
+static __always_inline __u64 hash_of(const struct answer_key *key, __u64 secret)
+{
+	const __u32 *peer = key->peer.word;
+	__u64 hash = mix(secret, (__u64)peer[0] << 32 | peer[1]);
+
+	hash = mix(hash, (__u64)peer[2] << 32 | peer[3]);
+	hash = mix(hash, (__u64)key->nic << 32 | (__u32)key->peer_port << 16 | key->guest_port);
+	return mix(hash, key->protocol);
+}
+
+/* Whether the flow's answer was looked at of late; notes that it is now. Should two flows have one hash, the
+ * one is looked at up to ANSWER_REFRESH later than it should be, of the minutes that it has. */
+static __always_inline int was_noted(const struct answer_key *key, __u64 now)
+{
+	__u32 zero = 0, moment = now >> 20;
+	struct noted *table = bpf_map_lookup_elem(&noted, &zero);
+	__u64 hash, *place;
+
+	if (!table)
+		return 0;
+	if (rarely(!table->secret))
+		table->secret = (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32() | 1;
+	hash = hash_of(key, table->secret);
+	place = &table->flows[hash & (NOTED_MAX - 1)];
+	if ((*place ^ hash) >> 32 == 0 && moment - (__u32)*place <= ANSWER_REFRESH >> 20)
+		return 1;
+	*place = hash >> 32 << 32 | moment;
+	return 0;
+}
+
 /* Notes a packet towards a guest. `learn`: any TCP packet opens, not only the first of a connection. */
 __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u64 now, __u32 learn)
 {
@@ -81,6 +117,9 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 	}
 	key.peer = p->source;
 	key.protocol = p->protocol;
+	/* What opens nothing only keeps an answer from ageing. */
+	if (!opens && was_noted(&key, now))
+		return 0;
 	known = bpf_map_lookup_elem(&answers, &key);
 	if (!known || !is_alive(known, value.lease, key.protocol, now)) {
 		if (!opens)

@@ -7,6 +7,8 @@
 
 #define AF_INET 2
 #define AF_INET6 10
+/* No packet is larger. */
+#define LARGEST_MTU 0xffff
 /* Not in every <linux/bpf.h>. */
 #define FIB_DIRECT (1U << 0)
 #define FIB_TABLE (1U << 3)
@@ -44,7 +46,7 @@ static __always_inline void decide_sandbox(struct decision *d,
 		d->verdict = VERDICT_SANDBOX;
 		d->target = target_index;
 		d->ifindex = target->ifindex;
-		d->mtu = target->mtu;
+		d->mtu = target->mtu < LARGEST_MTU ? target->mtu : LARGEST_MTU;
 		d->flags = generation;
 	}
 }
@@ -128,7 +130,7 @@ static __always_inline void decide_out(frame *f, struct decision *d, struct pack
 			bpf_check_mtu(f, ifindex, &mtu, 0, 0);
 		}
 	}
-	d->mtu = mtu;
+	d->mtu = mtu < LARGEST_MTU ? mtu : LARGEST_MTU;
 }
 
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,

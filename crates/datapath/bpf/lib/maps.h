@@ -9,7 +9,6 @@
 #include "abi.h"
 
 #define NICS_MAX 16384
-#define DECISIONS_MAX 4096
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -99,10 +98,22 @@ struct {
 	__type(value, struct answer_value);
 } answers SEC(".maps");
 
-/* A flow has two entries, next to each other; three that fall on the same two decide anew in turn. */
+/* One entry, and so one piece that stays in a processor's cache, which `answers` of many flows doesn't. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct noted);
+} noted SEC(".maps");
+
+/* DECISIONS_MAX of each processor, one after the other's: so each is a line of the cache, which it is neither in a map
+ * per CPU nor without being mapped. A flow has two entries, next to each other; three that fall on the same
+ * two decide anew in turn. The daemon loads it for the processors that there may be. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, DECISIONS_MAX);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, __u32);
 	__type(value, struct decision);

@@ -32,7 +32,7 @@ static __always_inline __u32 decision_slot(const struct packet *p, __u32 nic)
 	slot = (slot ^ slot >> 15 ^ decision_port(p)) * 0x85ebca6b;
 	/* An answer decides twice: first that it is denied. The two mustn't chase each other. */
 	slot = (slot ^ slot >> 13 ^ nic ^ variant_of(p) << 16) * 0xc2b2ae35;
-	return slot >> 20 & (DECISIONS_MAX - 1);
+	return bpf_get_smp_processor_id() * DECISIONS_MAX + (slot >> 20 & (DECISIONS_MAX - 1));
 }
 
 /* The interface of the sandbox that a decision sends to, as it was decided. */

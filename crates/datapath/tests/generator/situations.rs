@@ -260,6 +260,16 @@ pub(super) fn answer_after_question(random: &mut Random) -> Case {
     if random.chance(25) {
         case.variant = NETNS_SLOT;
     }
+    if random.chance(20)
+        && let Transport::Tcp { flags, .. } = &mut question.transport
+    {
+        // Something of a connection that isn't known comes before the one that begins with the same ports.
+        *flags = 0x10;
+        let stray = question.frame([2; 6], scene::ROUTERS[0]);
+        let mut stray = Step::new(hook, stray);
+        stray.forwarded = case.steps[1].forwarded;
+        case.steps.insert(1, stray);
+    }
     case
 }
 

@@ -9,6 +9,7 @@ pub(crate) mod sys;
 use std::{collections::BTreeMap, io, os::fd::AsFd, rc::Rc};
 
 use aya::maps::{MapData, RingBuf};
+use sandwire_datapath::abi;
 
 use crate::{
     generator::{Case, Change, Step, scene},
@@ -33,6 +34,8 @@ pub(crate) struct Harness {
     generation: u32,
     variant: Option<usize>,
     counted: Vec<Counters>,
+    /// The value of `noted` in which no flow is, of all processors.
+    nothing_noted: Vec<u8>,
     /// Whether XDP gets a frame as well, after tc has decided over it.
     by_xdp: bool,
     /// Frames that XDP has taken.
@@ -67,6 +70,7 @@ impl Harness {
         by_xdp: bool,
     ) -> Self {
         let trace = programs.trace();
+        let processors = aya::util::nr_cpus().expect("the kernel tells");
         let mut harness = Self {
             programs,
             trace,
@@ -76,6 +80,7 @@ impl Harness {
             generation: 0,
             variant: None,
             counted: vec![Counters::default(); scene::NICS],
+            nothing_noted: vec![0; size_of::<abi::Noted>() * processors],
             by_xdp,
             taken_by_xdp: 0,
             refused: 0,
@@ -254,6 +259,10 @@ impl Harness {
         }
         for key in sys::keys(self.programs.map("answers"), encode::ANSWER_KEY)? {
             sys::delete(self.programs.map("answers"), &key)?;
+        }
+        if !case.answers.is_empty() {
+            // The last case may have had the same flow, at another age.
+            self.put("noted", &encode::number(0), &self.nothing_noted)?;
         }
         let now = sys::now();
         for known in &case.answers {

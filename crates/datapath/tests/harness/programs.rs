@@ -34,7 +34,7 @@ pub(crate) struct Xdp {
     pub(crate) to_guest: OwnedFd,
 }
 
-const MAPS: [&str; 12] = [
+const MAPS: [&str; 13] = [
     "nics",
     "policies",
     "counters",
@@ -45,6 +45,7 @@ const MAPS: [&str; 12] = [
     "group_pairs",
     "uplinks",
     "answers",
+    "noted",
     "trace",
     "xdp_nics",
 ];
@@ -141,10 +142,13 @@ fn load(
     let bytes = fs::read(objects.join(object)).map_err(|error| format!("{object}: {error}"))?;
     // Linux 6.18 has both late flags of bpf_fib_lookup (table, mark) and IPv6 checksum fixes.
     let (fib_flags, has_csum_ipv6) = (0x28_u32, 1_u8);
+    let processors = aya::util::nr_cpus().expect("the kernel tells");
+    let decisions = u32::try_from(processors * abi::DECISIONS_MAX).expect("a few");
     let mut loaded = EbpfLoader::new()
         .override_global("fib_flags", &fib_flags, false)
         .override_global("has_csum_ipv6", &has_csum_ipv6, false)
         .default_map_pin_directory(folder)
+        .map_max_entries("decisions", decisions)
         .map_max_entries("answers", 1024)
         .map_max_entries("prefixes", 65_536)
         .map_max_entries("rule_lists", 65_536)

@@ -262,6 +262,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["answer-after-question"],
     ),
     mutant(
+        "questions passed over whose flow was looked at of late",
+        "lib/answers.h",
+        "if (!opens && was_noted",
+        "if (was_noted",
+        &["answer-after-question"],
+    ),
+    mutant(
+        "answers never renewed",
+        "lib/answers.h",
+        "if (!opens && was_noted(&key, now))",
+        "if (!opens)",
+        &["answer-after-question"],
+    ),
+    mutant(
         "answers that expired renewed by any packet",
         "lib/answers.h",
         "if (!known || !is_alive(known, value.lease, key.protocol, now)) {",

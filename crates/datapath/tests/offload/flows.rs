@@ -30,12 +30,7 @@ fn netns_nearly_each_of_a_thousand_flows_is_decided_once() {
         let table: serde_json::Value = serde_json::from_str(&table).expect("bpftool tells it");
         let entries = table.as_array().expect("a list").iter();
         let kept: BTreeSet<u64> = entries
-            .flat_map(|entry| {
-                entry["formatted"]["values"]
-                    .as_array()
-                    .expect("one per CPU")
-            })
-            .map(|cpu| &cpu["value"])
+            .map(|entry| &entry["formatted"]["value"])
             .filter(|decision| decision["nic"] == nic.0 && decision["until"] != 0)
             .filter_map(|decision| decision["port"].as_u64())
             .collect();
