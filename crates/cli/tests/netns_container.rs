@@ -8,9 +8,10 @@
 
 #[path = "ebpf/mod.rs"]
 mod ebpf;
+#[path = "kills/mod.rs"]
+mod kills;
 
 use std::{
-    collections::BTreeSet,
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -19,6 +20,7 @@ use std::{
 use ebpf::{
     SECOND, World, addresses_of, assert_none_lost, ping_slowly, restart_under_ping, wait_until,
 };
+use kills::{LEASES, leave_whole_leases_or_none};
 use sandwire_testlab::{
     command,
     host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, answer_http, serve_tcp},
@@ -123,80 +125,8 @@ fn two_containers_live_under_their_policy_and_vanish_without_a_trace() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn sigkill_while_interfaces_are_made_leaves_whole_leases_or_none() {
     lab::run_within(Duration::from_secs(300), |lab| {
-        let mut world = World::without_pools(lab);
-        world.daemon.create_pool(&boxes(8, &json!({}))).unwrap();
-        let names: Vec<String> = (0..8).map(|number| format!("c{number}")).collect();
-        let spaces: Vec<Namespace> = names.iter().map(|name| lab.namespace(name)).collect();
-        for round in 0..12_u64 {
-            world.daemon.wait_pool("boxes", 8, PATIENCE).unwrap();
-            let daemon = &world.daemon;
-            let answered: BTreeSet<String> = thread::scope(|scope| {
-                let askers: Vec<_> = names
-                    .iter()
-                    .map(|name| scope.spawn(move || acquire(daemon, name)))
-                    .collect();
-                // From before the first interface to after the last.
-                thread::sleep(Duration::from_micros(900 * round));
-                command::run(&format!("kill -9 {}", daemon.pid().unwrap())).unwrap();
-                let answers = askers.into_iter().filter_map(|asker| asker.join().unwrap());
-                answers.collect()
-            });
-            world.daemon.kill().unwrap();
-            world.daemon.restart().unwrap();
-            let leases = world.daemon.call("GET", "/v1/leases", None).unwrap();
-            let held: BTreeSet<String> = leases
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|lease| lease["name"].as_str().unwrap().to_owned())
-                .collect();
-            assert!(
-                held.is_superset(&answered),
-                "round {round}: {answered:?} of {held:?}"
-            );
-            for (name, space) in names.iter().zip(&spaces) {
-                await_interface(space, held.contains(name), round);
-            }
-            for name in &held {
-                let state = world
-                    .daemon
-                    .call("GET", &format!("/v1/leases/{name}/attached"), None);
-                assert_eq!(
-                    state.unwrap()["defects"],
-                    json!([]),
-                    "round {round}, {name}"
-                );
-                world.daemon.json(&format!("release {name}")).unwrap();
-            }
-            for space in &spaces {
-                await_interface(space, false, round);
-            }
-        }
+        leave_whole_leases_or_none(lab, &boxes(LEASES, &json!({})));
     });
-}
-
-/// The lease's name if the daemon answered that it is there.
-fn acquire(daemon: &sandwire_testlab::sandwire::Daemon, name: &str) -> Option<String> {
-    let body =
-        json!({"pool": "boxes", "name": name, "attach": {"netns": format!("/run/netns/{name}")}});
-    let answer = daemon.http("POST", "/v1/leases", Some(&body)).ok()?;
-    (answer.status == 201).then(|| name.to_owned())
-}
-
-#[track_caller]
-fn await_interface(space: &Namespace, is_wanted: bool, round: u64) {
-    let begun = Instant::now();
-    loop {
-        let links = space.run("ip -o link").unwrap();
-        if links.contains("eth0") == is_wanted {
-            return;
-        }
-        assert!(
-            begun.elapsed() < PATIENCE,
-            "round {round}: wanted {is_wanted}: {links}"
-        );
-        thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]

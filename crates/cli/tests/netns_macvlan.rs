@@ -10,26 +10,25 @@
 mod children;
 #[path = "ebpf/mod.rs"]
 mod ebpf;
+#[path = "kills/mod.rs"]
+mod kills;
 
 use std::{
-    collections::BTreeSet,
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     process::Stdio,
     thread,
     time::Duration,
 };
 
-use children::{
-    PATIENCE, assert_sound, drops, fetch, live_under_policy, on_uplink, ping, routed, with_two,
-};
-use ebpf::{SECOND, World, addresses_of, wait_until};
+use children::{PATIENCE, drops, fetch, live_under_policy, on_uplink, ping, routed, with_two};
+use ebpf::{SECOND, World, addresses_of, assert_sound, wait_until};
+use kills::{LEASES, leave_whole_leases_or_none};
 use sandwire_testlab::{
     command,
     guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, HOST_IPV4, answer_http, serve_tcp},
     lab::{self, Lab},
     namespace::{self, Namespace},
-    sandwire::Daemon,
 };
 use serde_json::{Value, json};
 
@@ -318,66 +317,8 @@ fn a_sibling_refuses_what_was_sent_past_the_egress_hook() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn sigkill_while_children_are_made_leaves_whole_leases_or_none() {
     lab::run_within(Duration::from_secs(300), |lab| {
-        let mut world = World::without_pools(lab);
-        world
-            .daemon
-            .create_pool(&on_uplink("macvlan", 8, &routed()))
-            .unwrap();
-        let names: Vec<String> = (0..8).map(|number| format!("c{number}")).collect();
-        let spaces: Vec<Namespace> = names.iter().map(|name| lab.namespace(name)).collect();
-        for round in 0..12_u64 {
-            world.daemon.wait_pool("lan", 8, PATIENCE).unwrap();
-            let daemon = &world.daemon;
-            let answered: BTreeSet<String> = thread::scope(|scope| {
-                let askers: Vec<_> = names
-                    .iter()
-                    .map(|name| scope.spawn(move || acquire(daemon, name)))
-                    .collect();
-                // From before the first interface to after the last.
-                thread::sleep(Duration::from_micros(900 * round));
-                command::run(&format!("kill -9 {}", daemon.pid().unwrap())).unwrap();
-                let answers = askers.into_iter().filter_map(|asker| asker.join().unwrap());
-                answers.collect()
-            });
-            world.daemon.kill().unwrap();
-            world.daemon.restart().unwrap();
-            let held = || -> BTreeSet<String> {
-                let leases = world.daemon.call("GET", "/v1/leases", None).unwrap();
-                let leases = leases.as_array().unwrap().iter();
-                leases
-                    .filter(|lease| lease["state"] == "active")
-                    .map(|lease| lease["name"].as_str().unwrap().to_owned())
-                    .collect()
-            };
-            assert!(held().is_superset(&answered), "round {round}: {answered:?}");
-            for (name, space) in names.iter().zip(&spaces) {
-                let is_held = held().contains(name);
-                wait_until(
-                    &format!("{name} is settled in round {round}"),
-                    PATIENCE,
-                    || space.run("ip -o link").unwrap().contains("eth0") == is_held,
-                );
-            }
-            for name in &held() {
-                assert_sound(&world, name);
-                world.daemon.json(&format!("release {name}")).unwrap();
-            }
-            for space in &spaces {
-                assert!(
-                    !space.run("ip -o link").unwrap().contains("eth0"),
-                    "round {round}"
-                );
-            }
-        }
+        leave_whole_leases_or_none(lab, &on_uplink("macvlan", LEASES, &routed()));
     });
-}
-
-/// The lease's name if the daemon answered that it is there.
-fn acquire(daemon: &Daemon, name: &str) -> Option<String> {
-    let body =
-        json!({"pool": "lan", "name": name, "attach": {"netns": format!("/run/netns/{name}")}});
-    let answer = daemon.http("POST", "/v1/leases", Some(&body)).ok()?;
-    (answer.status == 201).then(|| name.to_owned())
 }
 
 #[test]

@@ -15,7 +15,7 @@ use sandwire_testlab::{
 };
 use serde_json::{Value, json};
 
-use crate::ebpf::{SECOND, World, addresses_of, restart_under_ping};
+use crate::ebpf::{SECOND, World, addresses_of, assert_sound, restart_under_ping};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Parts of the subnets that the uplink is in.
@@ -62,13 +62,6 @@ pub(crate) fn ping(space: &Namespace, target: &str, answers: bool) {
 pub(crate) fn drops(world: &World, lease: &str, reason: &str) -> u64 {
     let shown = world.daemon.json(&format!("show {lease}")).unwrap();
     shown["traffic"]["drops"][reason].as_u64().unwrap_or(0)
-}
-
-#[track_caller]
-pub(crate) fn assert_sound(world: &World, lease: &str) {
-    let path = format!("/v1/leases/{lease}/attached");
-    let state = world.daemon.call("GET", &path, None).unwrap();
-    assert_eq!(state["defects"], json!([]));
 }
 
 /// What a server in a container says to the world beyond.

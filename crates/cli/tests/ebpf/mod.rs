@@ -177,6 +177,14 @@ pub(crate) fn addresses_of(lease: &Value) -> Vec<String> {
         .collect()
 }
 
+/// Wants nothing to be wrong with a container's interface.
+#[track_caller]
+pub(crate) fn assert_sound(world: &World, lease: &str) {
+    let path = format!("/v1/leases/{lease}/attached");
+    let state = world.daemon.call("GET", &path, None).unwrap();
+    assert_eq!(state["defects"], json!([]));
+}
+
 /// Pings the world beyond, but not so often that an emulated machine has time for nothing else.
 pub(crate) fn ping_slowly(space: &Namespace) -> Pinger {
     Pinger::start(&space.path(), BEYOND_IPV4.into(), Duration::from_millis(20)).unwrap()
