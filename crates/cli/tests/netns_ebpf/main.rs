@@ -24,13 +24,15 @@ mod uplinks;
 
 use std::net::IpAddr;
 
-use ebpf::SECOND;
+use ebpf::{POOLS, SECOND, World};
 use sandwire_testlab::{
     command,
     fake_guest::FakeGuest,
     host::{BEYOND_IPV4, BEYOND_IPV6},
+    lab::Lab,
     sandwire::Lease,
 };
+use serde_json::json;
 
 /// What every gateway has.
 const GATEWAY_MAC: [u8; 6] = [0x02, 0x73, 0x77, 0x00, 0x00, 0x01];
@@ -45,4 +47,23 @@ fn assert_in_touch(lease: &Lease, guest: &FakeGuest) {
     for address in [lease.ipv4, lease.ipv6] {
         command::run(&format!("ping -n -q -c 1 -W 5 {address}")).unwrap();
     }
+}
+
+/// A guest on a lease of each pool, in touch.
+#[track_caller]
+fn guests_in_touch(world: &World) -> Vec<(Lease, FakeGuest)> {
+    let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
+    for (lease, guest) in &guests {
+        assert_in_touch(lease, guest);
+    }
+    guests
+}
+
+/// A world with maps for few interfaces, and its guests.
+#[track_caller]
+fn with_small_maps(lab: &Lab) -> (World, Vec<(Lease, FakeGuest)>) {
+    let world = World::with_config(lab, "nics_max = 128");
+    world.add_pools(1, &json!({"uplink": "route"}));
+    let guests = guests_in_touch(&world);
+    (world, guests)
 }

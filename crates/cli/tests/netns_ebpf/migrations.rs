@@ -21,9 +21,10 @@ use serde_json::{Value, json};
 
 use crate::{
     assert_in_touch,
-    ebpf::{POOLS, SECOND, World, wait_until},
+    ebpf::{SECOND, World, wait_until},
     programs::host_end,
     restarts::{MAPS, old_maps, wait_until_old_maps_are_gone},
+    with_small_maps,
 };
 
 /// What a user reads of a slot that goes by maps of before.
@@ -70,12 +71,7 @@ fn filter_on(lab: &Lab, interface: &str) -> Listed {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_slot_left_with_maps_of_before_is_seen_and_mended() {
     lab::run(|lab| {
-        let mut world = World::with_config(lab, "nics_max = 128");
-        world.add_pools(1, &json!({"uplink": "route"}));
-        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
-        for (lease, guest) in &guests {
-            assert_in_touch(lease, guest);
-        }
+        let (mut world, guests) = with_small_maps(lab);
         let before: Vec<_> = guests
             .iter()
             .map(|(lease, _)| Before::of(lab, lease))
@@ -140,12 +136,7 @@ fn assert_mended(world: &World, lease: &Lease, guest: &FakeGuest) {
 #[ignore = "needs root: cargo xtask test netns"]
 fn whenever_the_daemon_is_killed_while_maps_are_made_anew_no_packet_is_counted_twice() {
     lab::run(|lab| {
-        let mut world = World::with_config(lab, "nics_max = 128");
-        world.add_pools(1, &json!({"uplink": "route"}));
-        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
-        for (lease, guest) in &guests {
-            assert_in_touch(lease, guest);
-        }
+        let (mut world, guests) = with_small_maps(lab);
         let received = |world: &World, lease: &Lease| {
             let traffic = world.detail(lease)["traffic"].clone();
             traffic["ingress"]["packets"].as_u64().unwrap()

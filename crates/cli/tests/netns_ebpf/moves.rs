@@ -20,9 +20,10 @@ use serde_json::{Value, json};
 
 use crate::{
     assert_in_touch,
-    ebpf::{HERE, POOLS, SECOND, World, assert_none_lost, ping, pool, wait_until},
+    ebpf::{HERE, SECOND, World, assert_none_lost, ping, pool, wait_until},
     programs::host_end,
     restarts::{MAPS, old_maps, wait_until_old_maps_are_gone},
+    with_small_maps,
 };
 
 #[test]
@@ -74,12 +75,7 @@ fn begin_move(world: &World, pool: &str, data_path: &str) {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_pool_moves_to_nft_while_maps_are_made_anew() {
     lab::run(|lab| {
-        let mut world = World::with_config(lab, "nics_max = 128");
-        world.add_pools(1, &json!({"uplink": "route"}));
-        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
-        for (lease, guest) in &guests {
-            assert_in_touch(lease, guest);
-        }
+        let (mut world, guests) = with_small_maps(lab);
         let pingers = guests.iter().map(|(lease, _)| {
             [
                 ping(HERE.as_ref(), lease.ipv4),

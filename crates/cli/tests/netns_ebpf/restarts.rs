@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use crate::{
     assert_in_touch,
     ebpf::{HERE, POOLS, SECOND, World, assert_none_lost, ping, wait_until},
+    guests_in_touch,
 };
 
 /// Where the daemon's maps are.
@@ -24,10 +25,7 @@ pub(crate) const MAPS: &str = "/sys/fs/bpf/sandwire/lab";
 fn killing_restarting_and_upgrading_the_daemon_loses_no_packet() {
     lab::run(|lab| {
         let mut world = World::start(lab, "route", 1);
-        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
-        for (lease, guest) in &guests {
-            assert_in_touch(lease, guest);
-        }
+        let guests = guests_in_touch(&world);
         let pingers = ping_all(&world, &guests).into_iter().flatten();
         thread::sleep(SECOND);
         world.daemon.kill().unwrap();

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use crate::{
     GATEWAY_MAC, assert_in_touch,
     ebpf::{POOLS, SECOND, StackWatch, World, assert_none_lost, ping, pool, prefixes, wait_until},
+    guests_in_touch,
 };
 
 #[test]
@@ -236,10 +237,7 @@ fn second_uplink(lab: &Lab) -> Namespace {
 fn an_uplink_that_comes_back_carries_traffic_again() {
     lab::run(|lab| {
         let world = World::start(lab, "route", 1);
-        let guests: Vec<_> = POOLS.iter().map(|pool| world.guest(pool, pool)).collect();
-        for (lease, guest) in &guests {
-            assert_in_touch(lease, guest);
-        }
+        let guests = guests_in_touch(&world);
         world.beyond.disconnect().unwrap();
         for (lease, guest) in &guests {
             guest.ping(BEYOND_IPV4.into(), SECOND / 2).unwrap_err();
