@@ -1,8 +1,14 @@
 //! A capture that can't be written ends with a reason, in the service too, and the guest notices nothing.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::{Child, Command},
+    time::Duration,
+};
 
-use sandwire_testlab::lab;
+use sandwire_testlab::lab::{self, Lab};
+use sandwire_vsock_guest::{Guest, Socket};
 
 use super::{World, echo, finish, interrupt, open_until, piped, wait_until};
 
@@ -10,11 +16,7 @@ use super::{World, echo, finish, interrupt, open_until, piped, wait_until};
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_capture_without_room_says_so_and_ends_and_the_guest_goes_on() {
     lab::run_within(Duration::from_secs(120), |lab| {
-        let world = World::start(lab);
-        let (_, mut guest) = world.lease("a");
-        world.run("vsock policy allow a 1024 host");
-        let listener = world.spawn("vsock listen a 1024 --exec cat");
-        let socket = open_until(&mut guest, 1024);
+        let (world, mut guest, listener, socket) = connected(lab);
         echo(&mut guest, socket, "before");
 
         let mut full = world.spawn("vsock capture a -w /dev/full");
@@ -62,11 +64,7 @@ fn a_capture_without_room_says_so_and_ends_and_the_guest_goes_on() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_capture_that_fills_its_disk_is_readable_to_its_end() {
     lab::run_within(Duration::from_secs(120), |lab| {
-        let world = World::start(lab);
-        let (_, mut guest) = world.lease("a");
-        world.run("vsock policy allow a 1024 host");
-        let listener = world.spawn("vsock listen a 1024 --exec cat");
-        let socket = open_until(&mut guest, 1024);
+        let (world, mut guest, listener, socket) = connected(lab);
 
         const ROOM: u64 = 256 * 1024;
         let disk = lab.folder().join("disk");
@@ -103,6 +101,16 @@ fn a_capture_that_fills_its_disk_is_readable_to_its_end() {
         let (done, _, errors) = interrupt(listener);
         assert!(done, "{errors}");
     });
+}
+
+/// A world with a guest on the lease `a` that is connected to `cat`.
+fn connected(lab: &Lab) -> (World, Guest, Child, Socket) {
+    let world = World::start(lab);
+    let (_, mut guest) = world.lease("a");
+    world.run("vsock policy allow a 1024 host");
+    let listener = world.spawn("vsock listen a 1024 --exec cat");
+    let socket = open_until(&mut guest, 1024);
+    (world, guest, listener, socket)
 }
 
 /// What tcpdump makes of a file that is still written to.
