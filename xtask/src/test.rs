@@ -8,6 +8,7 @@
 mod fuzz;
 mod harness;
 mod host_state;
+mod results;
 mod summary;
 mod tier;
 

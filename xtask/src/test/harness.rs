@@ -19,7 +19,12 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
-use super::{summary::Tally, tier::Tier, tier_of_reason};
+use super::{
+    results::{Results, Said},
+    summary::Tally,
+    tier::Tier,
+    tier_of_reason,
+};
 use crate::{command, workspace};
 
 /// A test executable that cargo built.
@@ -185,16 +190,15 @@ pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Re
         .spawn()
         .with_context(|| format!("starting {label}"))?;
     let lines = lines_of(&mut child);
-    let mut tally = Tally::default();
+    let (mut tally, mut results) = (Tally::default(), Results::default());
     loop {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 println!("{line}");
-                if let Some(result) = Tally::from_line(&line) {
-                    tally += result;
-                }
-                if let Some(name) = Tally::failed_test(&line) {
-                    tally.failures.push(format!("{label}: {name}"));
+                match results.read(&line) {
+                    Some(Said::Result(counts)) => tally += counts,
+                    Some(Said::Failed(name)) => tally.failures.push(format!("{label}: {name}")),
+                    None => {}
                 }
             }
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
@@ -248,8 +252,10 @@ mod tests {
 
     #[test]
     fn results_of_several_executables_add_up() {
-        let script = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored';
-                      echo 'test result: ok. 3 passed; 0 failed; 0 ignored'";
+        let script = "echo 'running 2 tests'
+                      echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured'
+                      echo 'running 3 tests'
+                      echo 'test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured'";
         let tally = run_watched(shell(script), "script", soon()).unwrap();
         assert_eq!((tally.passed, tally.failed), (5, 0));
     }

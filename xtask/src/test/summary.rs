@@ -21,26 +21,6 @@ impl Tally {
         self.failed += 1;
         self.failures.push(what);
     }
-
-    /// Reads a line such as `test result: ok. 3 passed; 0 failed; 1 ignored; …`.
-    pub(crate) fn from_line(line: &str) -> Option<Self> {
-        let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
-        let count = |what: &str| {
-            counts
-                .split("; ")
-                .find_map(|part| part.strip_suffix(what)?.trim_end().parse().ok())
-        };
-        Some(Self {
-            passed: count("passed")?,
-            failed: count("failed")?,
-            failures: Vec::new(),
-        })
-    }
-
-    /// Reads the name of a failed test from a line such as `test a::b ... FAILED`.
-    pub(crate) fn failed_test(line: &str) -> Option<&str> {
-        line.strip_prefix("test ")?.strip_suffix(" ... FAILED")
-    }
 }
 
 impl AddAssign for Tally {
@@ -116,37 +96,6 @@ mod tests {
             passed,
             failed,
             failures: Vec::new(),
-        }
-    }
-
-    #[test]
-    fn a_result_line_is_read() {
-        let line = "test result: FAILED. 12 passed; 3 failed; 4 ignored; 0 measured; 5 filtered out; finished in 0.10s";
-        assert_eq!(Tally::from_line(line), Some(tally(12, 3)));
-    }
-
-    #[test]
-    fn other_lines_are_not_results() {
-        for line in [
-            "",
-            "test result of a test ... ok",
-            "running 3 tests",
-            "test result: ok. passed",
-        ] {
-            assert_eq!(Tally::from_line(line), None, "{line:?}");
-        }
-    }
-
-    #[test]
-    fn a_failed_test_is_told_by_name() {
-        let name = Tally::failed_test("test pool::tests::a_pool_fills ... FAILED");
-        assert_eq!(name, Some("pool::tests::a_pool_fills"));
-        for line in [
-            "test a ... ok",
-            "FAILED",
-            "test result: FAILED. 1 passed; 2 failed",
-        ] {
-            assert_eq!(Tally::failed_test(line), None, "{line:?}");
         }
     }
 
