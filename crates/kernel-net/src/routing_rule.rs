@@ -3,6 +3,8 @@
 //!
 //! Rules are found again by their table, so whoever makes rules takes tables that nobody else uses.
 
+use std::time::Duration;
+
 use ipnet::IpNet;
 
 use crate::{
@@ -19,9 +21,16 @@ const FRA_FWMARK: u16 = 10;
 const FRA_TABLE: u16 = 15;
 const FRA_FWMASK: u16 = 16;
 const FRA_IP_PROTO: u16 = 22;
+const FRA_DPORT_RANGE: u16 = 24;
 const FR_ACT_TO_TBL: u8 = 1;
 const RTN_LOCAL: u8 = 2;
 const RTN_PROHIBIT: u8 = 8;
+
+/// The relay's table by which nothing leaves: rules that lead to it say what may leave only with its mark.
+pub const TABLE_PROHIBITED: u32 = 53_571;
+/// Of those rules, the ones that say exactly what leaves only inside TLS. Further ones prohibit more, so that nothing
+/// leaves that nobody has looked at.
+pub const PRIORITY_PROHIBITED: u32 = 5301;
 
 /// An IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +68,8 @@ pub struct RoutingRule {
     pub to: Option<IpNet>,
     /// Number of the protocol above IP.
     pub protocol: Option<u8>,
+    /// First and last port of the destination; the kernel takes 1 to 65534.
+    pub ports: Option<(u16, u16)>,
     /// Bits of the mark, and which of them count.
     pub mark: Option<(u32, u32)>,
 }
@@ -74,6 +85,7 @@ impl RoutingRule {
             from: None,
             to: None,
             protocol: None,
+            ports: None,
             mark: None,
         }
     }
@@ -121,6 +133,10 @@ impl RoutingRule {
             if let Some(protocol) = self.protocol {
                 message.put_u8(FRA_IP_PROTO, protocol);
             }
+            if let Some((first, last)) = self.ports {
+                let ends = [first.to_ne_bytes(), last.to_ne_bytes()];
+                message.put(FRA_DPORT_RANGE, ends.as_flattened());
+            }
         });
     }
 }
@@ -155,12 +171,51 @@ pub fn list(socket: &mut Socket, table: u32) -> Result<Vec<RoutingRule>, Error> 
                     protocol: attributes
                         .find(FRA_IP_PROTO)
                         .and_then(|value| value.first().copied()),
+                    ports: attributes.find(FRA_DPORT_RANGE).and_then(|value| {
+                        let [a, b, c, d] = *value.first_chunk::<4>()?;
+                        Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
+                    }),
                     mark: number(FRA_FWMASK).map(|mask| (number(FRA_FWMARK).unwrap_or(0), mask)),
                 })
             },
         )?);
     }
     Ok(rules)
+}
+
+/// Tells that rules of one namespace have changed.
+#[derive(Debug)]
+pub struct Watcher(Socket);
+
+impl Watcher {
+    /// Watches the namespace that the thread is in.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn new() -> Result<Self, Error> {
+        const RTNLGRP_IPV4_RULE: u32 = 8;
+        const RTNLGRP_IPV6_RULE: u32 = 19;
+        let mut socket = Socket::route()?;
+        for group in [RTNLGRP_IPV4_RULE, RTNLGRP_IPV6_RULE] {
+            socket
+                .join(group)
+                .map_err(|source| Error::system("watch", "routing rules", source))?;
+        }
+        Ok(Self(socket))
+    }
+
+    /// Whether any have changed, or may have, waiting at most this long.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn changed(&mut self, at_most: Duration) -> Result<bool, Error> {
+        match self.0.listen(at_most, |_| Some(())) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(true),
+            changed => changed
+                .map(|changed| !changed.is_empty())
+                .map_err(|source| Error::system("watch", "routing rules", source)),
+        }
+    }
 }
 
 /// What a table's only route does with every packet.
