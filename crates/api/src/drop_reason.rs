@@ -86,6 +86,8 @@ drop_reasons! {
     ExtensionHeaders = 27,
     /// An IP version that the pool does not have.
     NoAddress = 28,
+    /// It may leave only inside TLS, and nothing takes it there: the interface is a child of the host's.
+    NotRelayed = 29,
 }
 
 /// A reason with its meaning.

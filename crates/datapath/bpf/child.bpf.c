@@ -1,7 +1,8 @@
 /* A container's interface that is a child (macvlan, ipvlan) of one of the host's. There is no host end: both
  * programs sit on the child itself. The class id of the filters is the index into `nics`.
  *
- * The parent's network routes, and carries what passes here: nothing is translated or redirected. Frames to another
+ * The parent's network routes, and carries what passes here: nothing is translated or redirected, and what the relay
+ * would have to take is dropped. Frames to another
  * child of the same parent may never leave the kernel, and are judged all the same. */
 #include "hook_tc.h"
 #include "maps.h"
@@ -160,6 +161,10 @@ static __always_inline int send(struct __sk_buff *skb, const struct sender *s, c
 			reason = DROP_UPLINK_DENIED;
 	}
 	if (rarely(reason) && !is_answer(skb, s, p, policy, reason))
+		return refuse_egress(skb, s, reason, STAGE_POLICY);
+	/* Also answers: what goes between these addresses goes there inside TLS. */
+	reason = clone ? DROP_NONE : judge_redirects(p);
+	if (rarely(reason))
 		return refuse_egress(skb, s, reason, STAGE_POLICY);
 	return leave(skb, s, p, policy, clone ? VERDICT_SANDBOX : VERDICT_UPLINK);
 }

@@ -205,6 +205,8 @@ enums! {
         OtherGroups = 32 "POLICY_OTHER_GROUPS",
         /// Something is denied or masqueraded, so that answers must be remembered.
         Answers = 64 "POLICY_ANSWERS",
+        /// Of entry 0 alone: there are destinations that may be reached only by the relay.
+        Redirects = 128 "POLICY_REDIRECTS",
     }
     /// Flags of an uplink.
     UplinkFlag = "uplink_flag" {

@@ -14,7 +14,7 @@ use crate::{
     Datapath, Error,
     abi::{self, Address, CloneValue, GroupPair, Meters, Nic, NicFlag, NicState},
     policies::next_free,
-    policy::Compiled,
+    policy::{Compiled, Redirect},
 };
 
 /// Index of a NIC; the class id of the filter on its host end. Never 0.
@@ -293,6 +293,15 @@ impl Datapath {
     #[must_use]
     pub fn policy(&self, policy: PolicyIndex) -> abi::Policy {
         self.policies.read(policy)
+    }
+
+    /// Says what children of the host's interfaces may reach only by the relay, and so not at all: exactly this. Of
+    /// what was said before and is now, no packet leaves meanwhile.
+    ///
+    /// # Errors
+    /// A map is full, or the kernel refuses. What was said before still holds, or both.
+    pub fn set_redirects(&self, redirects: &[Redirect]) -> Result<(), Error> {
+        self.policies.set_redirects(redirects)
     }
 
     /// Counters since the NIC was activated.

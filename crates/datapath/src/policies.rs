@@ -12,11 +12,13 @@ use std::{
     },
 };
 
+mod redirects;
+
 use crate::{
     Error, PolicyIndex,
     abi::{Policy, PrefixKey, PrefixValue, RuleList},
     map::{Array, Table},
-    policy::Compiled,
+    policy::{Compiled, Redirect},
 };
 
 /// Being written or removed.
@@ -30,6 +32,8 @@ pub(crate) struct Policies {
     prefixes: Table<PrefixKey, PrefixValue>,
     lists: Table<u32, RuleList>,
     state: Mutex<State>,
+    /// What [`Policies::set_redirects`] was told last.
+    redirects: Mutex<Option<Vec<Redirect>>>,
 }
 
 #[derive(Debug)]
@@ -64,12 +68,8 @@ impl Policies {
         // Nobody's: what a NIC has that was never given a policy.
         taken[0] = true;
         let is_partial = marks.iter().any(|mark| *mark != 0);
-        let next_list = if is_partial {
-            let known = lists.entries()?;
-            known.iter().map(|(list, _)| list + 1).max().unwrap_or(1)
-        } else {
-            1
-        };
+        let known = lists.entries()?;
+        let next_list = known.iter().map(|(list, _)| list + 1).max().unwrap_or(1);
         let policies = Self {
             array,
             prefixes,
@@ -81,6 +81,7 @@ impl Policies {
                 belongings: HashMap::new(),
                 is_partial,
             }),
+            redirects: Mutex::default(),
         };
         for (index, mark) in (0..).zip(marks) {
             if mark == UNFINISHED {
@@ -241,11 +242,17 @@ impl State {
     /// An index, and numbers for so many lists.
     fn take(&mut self, lists: usize) -> Option<(u32, u32)> {
         let index = next_free(&self.taken, self.next_index, 1)?;
-        let first_list = self.next_list;
-        self.next_list = first_list.checked_add(u32::try_from(lists).ok()?)?;
+        let first_list = self.take_lists(lists)?;
         self.taken[index as usize] = true;
         self.next_index = index + 1;
         Some((index, first_list))
+    }
+
+    /// Numbers for so many lists.
+    fn take_lists(&mut self, lists: usize) -> Option<u32> {
+        let first = self.next_list;
+        self.next_list = first.checked_add(u32::try_from(lists).ok()?)?;
+        Some(first)
     }
 }
 

@@ -100,6 +100,51 @@ pub fn compile(spec: &PolicySpec, clone_prefixes: &[IpNet]) -> Result<Compiled, 
     })
 }
 
+/// What may be reached only by the relay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// Sources.
+    pub from: IpNet,
+    /// Destinations.
+    pub to: IpNet,
+    /// Number of the protocol above IP; without one, all of them.
+    pub protocol: Option<u8>,
+    /// First and last port of the destination; without, all of them.
+    pub ports: Option<(u16, u16)>,
+}
+
+/// Compiles what sources of the same redirects may not reach by themselves. Where that is more than the maps hold, they
+/// reach nothing there.
+pub(crate) fn compile_redirects(redirects: &[&Redirect]) -> Compiled {
+    let compile = |is_exact: bool| {
+        let mut table = Table::default();
+        for redirect in redirects {
+            let (first, last) = redirect.ports.unwrap_or((0, u16::MAX));
+            let rule = match is_exact {
+                true => rule(Action::Deny, redirect.protocol.unwrap_or(0), first, last),
+                false => rule(Action::Deny, 0, 0, u16::MAX),
+            };
+            table
+                .rules
+                .entry(redirect.to.trunc())
+                .or_default()
+                .push(rule);
+        }
+        table.finish(Action::Allow)
+    };
+    let (mut prefixes, lists) = compile(true)
+        .or_else(|_| compile(false))
+        .expect("one rule for each prefix fits");
+    for (_, value) in &mut prefixes {
+        value.reason = u16::from(DropReason::NotRelayed as u8);
+    }
+    Compiled {
+        policy: abi::Policy::default(),
+        prefixes,
+        lists,
+    }
+}
+
 fn fixed_part(spec: &PolicySpec, has_prefixes: bool) -> Result<abi::Policy, PolicyError> {
     let services: BTreeSet<(u8, u16, u16)> = spec
         .host_services
@@ -270,7 +315,7 @@ fn denied(reason: DropReason) -> PrefixValue {
     }
 }
 
-fn key_of(prefix: IpNet) -> PrefixKey {
+pub(crate) fn key_of(prefix: IpNet) -> PrefixKey {
     let length = match prefix {
         IpNet::V4(prefix) => 96 + prefix.prefix_len(),
         IpNet::V6(prefix) => prefix.prefix_len(),
@@ -360,10 +405,9 @@ impl Table {
             around.push((*prefix, rules));
         }
         // In the trie IPv4 lies inside IPv6: what is said of ::/0 must not hold for IPv4.
-        let all_ipv4 = IpNet::V4(Ipv4Net::default());
         if entries.keys().any(|prefix| prefix.contains(&mapped())) {
             entries
-                .entry(all_ipv4)
+                .entry(all_ipv4())
                 .or_insert_with(|| lists.value(&[rule(default, 0, 0, u16::MAX)]));
         }
         let prefixes = entries.into_iter();
@@ -433,8 +477,12 @@ fn metadata() -> [IpNet; 2] {
     [ipv4.into(), ipv6.into()]
 }
 
+pub(crate) fn all_ipv4() -> IpNet {
+    IpNet::V4(Ipv4Net::default())
+}
+
 /// Where IPv4 lies in the trie.
-fn mapped() -> IpNet {
+pub(crate) fn mapped() -> IpNet {
     let first = std::net::Ipv4Addr::UNSPECIFIED.to_ipv6_mapped();
     let prefix = Ipv6Net::new(first, 96);
     prefix.expect("96 is a length of IPv6 prefixes").into()

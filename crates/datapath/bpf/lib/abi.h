@@ -102,6 +102,7 @@ enum policy_flag {
 	POLICY_SAME_GROUP = 1 << 4,   /* sandboxes of the same group may talk */
 	POLICY_OTHER_GROUPS = 1 << 5, /* `group_pairs` is worth a look */
 	POLICY_ANSWERS = 1 << 6,      /* answers must be remembered: something is denied or masqueraded */
+	POLICY_REDIRECTS = 1 << 7,    /* only entry 0: `prefixes` has what may leave only by the relay */
 };
 
 /* Ports of one protocol. Protocol 0 is any, ports 0-65535 are all; for ICMP and others only the
@@ -135,6 +136,8 @@ struct policy {
 	struct limit ingress;
 };
 
+/* Policy 0 is nobody's. Its prefixes are sources: what they have for a list is the number by which the destinations
+ * are kept that may be reached only by the relay. */
 struct prefix_key {
 	__u32 prefix_length; /* 32 for the policy, plus that of the address (IPv4: plus 96) */
 	__u32 policy;
@@ -325,6 +328,7 @@ enum drop_reason {
 	DROP_ROUTING_HEADER = 26,
 	DROP_EXTENSION_HEADERS = 27,
 	DROP_NO_ADDRESS = 28,
+	DROP_NOT_RELAYED = 29,
 };
 
 #endif

@@ -60,6 +60,23 @@ static __always_inline int judge_prefixes(const struct packet *p, __u32 policy, 
 	return otherwise == DROP_NONE ? DROP_NONE : reason;
 }
 
+/* What may leave only by the relay, where none takes it. Returns a drop reason. */
+static __always_inline int judge_redirects(const struct packet *p)
+{
+	struct prefix_key key = {.prefix_length = 32 + 128, .address = p->source};
+	const struct prefix_value *found;
+	const struct policy *nobodys;
+	__u32 nobody = 0;
+
+	nobodys = bpf_map_lookup_elem(&policies, &nobody);
+	if (!nobodys || !(READ_ONCE(nobodys->flags) & POLICY_REDIRECTS))
+		return DROP_NONE;
+	found = bpf_map_lookup_elem(&prefixes, &key);
+	if (!found)
+		return DROP_NONE;
+	return judge_prefixes(p, found->list, POLICY_PREFIXES | POLICY_ALLOW);
+}
+
 static __always_inline int may_reach_host(const struct packet *p, const struct policy *policy)
 {
 	__u32 flags = policy->flags;

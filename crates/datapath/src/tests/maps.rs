@@ -194,6 +194,54 @@ fn netns_what_a_killed_process_wrote_of_a_policy_is_removed() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn netns_redirects_are_exchanged_beside_policies_and_leave_nothing() {
+    lab::run(|_| {
+        let settings = settings();
+        let mut datapath = open(&settings);
+        let policy = datapath.add_policy(&policy_of(10)).unwrap();
+        let before = datapath.policies.sizes().unwrap();
+        let redirects = |port: u16| {
+            [policy::Redirect {
+                from: "10.0.0.0/8".parse().unwrap(),
+                to: "198.51.100.0/24".parse().unwrap(),
+                protocol: Some(6),
+                ports: Some((port, port)),
+            }]
+        };
+        datapath.set_redirects(&redirects(1)).unwrap();
+        // A source, and a destination with its ports.
+        let one = (before.0 + 2, before.1 + 1);
+        assert_eq!(datapath.policies.sizes().unwrap(), one);
+        for port in 2..9 {
+            datapath.set_redirects(&redirects(port)).unwrap();
+            // That of before stays for packets that are under way.
+            let two = (one.0 + 1, one.1 + 1);
+            assert_eq!(datapath.policies.sizes().unwrap(), two);
+            if port == 5 {
+                drop(datapath);
+                datapath = open(&settings);
+            }
+        }
+        assert_eq!(datapath.policies(), [policy]);
+        let (prefixes, lists) = datapath.policies.sizes().unwrap();
+        let second = datapath.add_policy(&policy_of(20)).unwrap();
+        // Its own, and the two of cloud metadata.
+        let with_both = (prefixes + 22, lists + 8);
+        assert_eq!(
+            datapath.policies.sizes().unwrap(),
+            with_both,
+            "nothing is written over"
+        );
+        datapath.remove_policy(second);
+        datapath.remove_policy(policy);
+        datapath.set_redirects(&[]).unwrap();
+        assert!(datapath.policies.is_empty().unwrap());
+        assert_eq!(datapath.policies.read(PolicyIndex(0)), Policy::default());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn netns_a_policy_that_is_being_removed_denies_while_its_prefixes_are_there() {
     lab::run(|_| {
         let settings = settings();

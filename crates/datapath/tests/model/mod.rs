@@ -185,6 +185,7 @@ fn stage_of(reason: DropReason) -> Stage {
         R::Arp | R::Neighbour | R::LinkChatter => Stage::Antispoof,
         R::Multicast | R::Destination | R::GatewayService | R::OtherSandbox => Stage::Policy,
         R::Policy | R::Metadata | R::HostService | R::UplinkDenied => Stage::Policy,
+        R::NotRelayed => Stage::Policy,
         // Policy and route are one decision.
         R::NoSuchSandbox | R::NoRoute => Stage::Policy,
         R::TooBig => Stage::Route,
