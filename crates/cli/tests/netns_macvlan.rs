@@ -15,19 +15,20 @@ mod kills;
 
 use std::{
     net::{Ipv4Addr, SocketAddr, UdpSocket},
-    process::Stdio,
     thread,
     time::Duration,
 };
 
-use children::{PATIENCE, drops, fetch, live_under_policy, on_uplink, ping, routed, with_two};
+use children::{
+    Capture, PATIENCE, drops, fetch, live_under_policy, on_uplink, ping, routed, with_two,
+};
 use ebpf::{SECOND, World, addresses_of, assert_sound, wait_until};
 use kills::{LEASES, leave_whole_leases_or_none};
 use sandwire_testlab::{
     command,
     guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, HOST_IPV4, answer_http, serve_tcp},
-    lab::{self, Lab},
+    lab,
     namespace::{self, Namespace},
 };
 use serde_json::{Value, json};
@@ -48,48 +49,6 @@ fn two_children_live_under_their_policy_on_linux_6_1() {
         let (mut world, spaces, leases) = with_two(lab, "macvlan", &routed());
         live_under_policy("macvlan", "bridge", &mut world, &spaces, &leases);
     });
-}
-
-/// What the world beyond sees come, until this ends.
-struct Capture {
-    process: std::process::Child,
-    file: std::path::PathBuf,
-}
-
-impl Capture {
-    fn start(lab: &Lab, filter: &str) -> Self {
-        command::require_on_path(&["tcpdump"]).unwrap();
-        let file = lab.folder().join("beyond.pcap");
-        let process = namespace::command_in(&namespace::path_of("beyond"), "tcpdump")
-            .args([
-                "-n",
-                "-U",
-                "--immediate-mode",
-                "-i",
-                "eth0",
-                "-Q",
-                "in",
-                "-w",
-            ])
-            .arg(&file)
-            .args(filter.split_whitespace())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        // The file's header is there when the filter is.
-        wait_until("tcpdump listens", PATIENCE, || {
-            file.metadata().is_ok_and(|file| file.len() >= 24)
-        });
-        Self { process, file }
-    }
-
-    /// Its packets as tcpdump shows them.
-    fn end(mut self, lab: &Lab) -> String {
-        thread::sleep(Duration::from_millis(200));
-        command::run(&format!("kill -INT {}", self.process.id())).unwrap();
-        self.process.wait().unwrap();
-        lab.run(&format!("tcpdump -nr {}", self.file.display()))
-    }
 }
 
 /// Sends a datagram with a source port.

@@ -8,6 +8,7 @@
 //!
 //! What is steered is dropped where no relay takes it: rules of the kernel stay when this program ends.
 
+pub mod children;
 pub mod config;
 mod connection;
 pub mod credentials;

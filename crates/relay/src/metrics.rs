@@ -69,6 +69,7 @@ metrics! {
     malformed counter "sandwire_relay_malformed_total" "Packets of a peer that make no sense";
     sessions counter "sandwire_relay_sessions_total" "TLS and QUIC connections between relays";
     sessions_failed counter "sandwire_relay_sessions_failed_total" "TLS and QUIC connections that were refused or failed";
+    pools_not_relayed gauge "sandwire_relay_pools_not_relayed" "Pools, by redirect, whose containers have dropped what is redirected: their interfaces are children of the host's";
     reports_lost counter "sandwire_relay_reports_lost_total" "Lines of the report that found a full queue";
 }
 
@@ -87,6 +88,10 @@ impl Count {
 
     pub(crate) fn subtract(&self, count: u64) {
         self.0.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set(&self, count: u64) {
+        self.0.store(count, Ordering::Relaxed);
     }
 
     fn get(&self) -> u64 {

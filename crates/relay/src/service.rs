@@ -26,6 +26,7 @@ use tokio::{
 };
 
 use crate::{
+    children::{self, NamedChild},
     config::{Config, Deliver, Egress},
     credentials::{CredentialsError, Store},
     deliver::{self, Destination},
@@ -58,6 +59,9 @@ pub enum ServiceError {
     /// The kernel isn't told what to steer here.
     #[error(transparent)]
     Steering(#[from] SteeringError),
+    /// A redirect is meant for sandboxes whose packets can't be taken.
+    #[error(transparent)]
+    Child(#[from] NamedChild),
     /// Certificates can't be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
@@ -172,6 +176,11 @@ async fn serve(
         base.start_deliver(deliver, sockets.peers)?;
     }
     if let Some(egress) = &config.egress {
+        if let Some(daemon) = &egress.daemon
+            && let Ok(found) = children::ask(egress, daemon).await
+        {
+            children::check(found)?;
+        }
         base.start_egress(egress, sockets.entrances)?;
         steering::apply(egress)?;
         tokio::spawn(keep_steering(egress.clone()));
@@ -280,7 +289,12 @@ impl Base<'_> {
             });
         }
         if let Some(daemon) = egress.daemon.clone() {
-            let host = host.clone();
+            let (host, metrics) = (host.clone(), self.metrics.clone());
+            tokio::spawn(children::keep(
+                egress.clone(),
+                daemon.clone().into(),
+                metrics,
+            ));
             tokio::spawn(async move { host.senders.keep(&daemon).await });
         }
         for (entrance, tcp, udp) in sockets {

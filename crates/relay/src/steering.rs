@@ -7,7 +7,7 @@
 //! | chain `prerouting` | packets of slots, after their own address translation: those to be redirected get a mark and our socket, and are dropped if there is none |
 //! | chain `output` | packets of this host's identities and cgroups: those to be redirected get a mark |
 //! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
-//! | rules by source and destination | what isn't marked may not leave: the eBPF data path hands such packets to the host's stack, and a host whose nftables were flushed refuses them |
+//! | rules by source and destination | what isn't marked may not leave: the eBPF data path hands such packets to the host's stack, a host whose nftables were flushed refuses them, and containers that are children of an interface have them dropped |
 //!
 //! All of it stays when the relay ends. [`apply`] changes it in one step, [`clear`] takes it away.
 
@@ -26,7 +26,7 @@ use sandwire_kernel_net::{
         self, Batch, Chain, ChainKind, Direction, Element, Family, Field, Hook, Key, KeyPart,
         Policy, RELAY_MARK_MASK, Rule, Set, SetKind,
     },
-    routing_rule::{self, Fate, RoutingRule, Version},
+    routing_rule::{self, Fate, PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
 };
 
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
@@ -35,14 +35,13 @@ use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
 pub const TABLE: &str = "sandwire-relay";
 /// Routing table by which marked packets are the host's own.
 pub const TABLE_LOCAL: u32 = 53_570;
-/// Routing table by which nothing leaves.
-pub const TABLE_PROHIBITED: u32 = 53_571;
 
 /// Mark of packets that were looked at and may go their way.
 const MARK_PASS: u32 = nft::RELAY_MARK_FIRST - MARK_STEP;
 const MARK_STEP: u32 = 1 << 24;
 const PRIORITY_LOCAL: u32 = 5300;
-const PRIORITY_PROHIBITED: u32 = 5301;
+/// Rules about packets that the table hasn't looked at, behind those that say exactly what is redirected.
+const PRIORITY_UNSEEN: u32 = PRIORITY_PROHIBITED + 1;
 /// `mangle`: after connection tracking and slots' own checks, before addresses of the host's are translated.
 const PRIORITY: i32 = -150;
 
@@ -368,11 +367,32 @@ impl Part<'_> {
                     rule.to = Some(*to).filter(|prefix| prefix.prefix_len() > 0);
                     rule.protocol = *protocol;
                     rule.mark = Some((0, RELAY_MARK_MASK));
-                    rules.push(rule);
+                    rules.extend(self.of_ports(rule));
                 }
             }
         }
         rules
+    }
+
+    /// A rule for each range of ports, and one for what has none, such as fragments.
+    fn of_ports(&self, rule: RoutingRule) -> Vec<RoutingRule> {
+        let ranges = merged(&self.redirect.ports);
+        // The kernel takes neither port 0 nor 65535: then all ports.
+        if ranges
+            .iter()
+            .any(|range| range.first == 0 || range.last == u16::MAX)
+        {
+            return vec![rule];
+        }
+        let exact = ranges.into_iter().map(|range| RoutingRule {
+            ports: Some((range.first, range.last)),
+            ..rule
+        });
+        let unseen = RoutingRule {
+            priority: PRIORITY_UNSEEN,
+            ..rule
+        };
+        exact.chain([unseen]).collect()
     }
 }
 
@@ -599,6 +619,28 @@ mod tests {
             egress("from = [\"10.64.0.0/16\"]\nto = [\"198.51.100.0/24\"]\nprotocols = [\"udp\"]");
         let rules: Vec<RoutingRule> = parts(&some).iter().flat_map(Part::prohibitions).collect();
         assert_eq!(rules[0].protocol, Some(17));
+        let some = egress(
+            "from = [\"10.64.0.0/16\"]\nto = [\"198.51.100.0/24\"]\nprotocols = [\"tcp\"]\nports = [443, \"80-90\"]",
+        );
+        let rules: Vec<RoutingRule> = parts(&some).iter().flat_map(Part::prohibitions).collect();
+        let said: Vec<_> = rules
+            .iter()
+            .map(|rule| (rule.priority, rule.ports))
+            .collect();
+        let expected = [
+            (5301, Some((80, 90))),
+            (5301, Some((443, 443))),
+            (5302, None),
+        ];
+        assert_eq!(said, expected);
+        let last =
+            egress("from = [\"10.64.0.0/16\"]\nto = [\"::/0\", \"0.0.0.0/0\"]\nports = [65535]");
+        let rules: Vec<RoutingRule> = parts(&last).iter().flat_map(Part::prohibitions).collect();
+        let said: Vec<_> = rules
+            .iter()
+            .map(|rule| (rule.priority, rule.ports))
+            .collect();
+        assert_eq!(said, [(5301, None); 2]);
     }
 
     #[test]

@@ -69,6 +69,7 @@ mod moving;
 mod opening;
 mod pools;
 mod published;
+mod redirects;
 mod settings;
 mod slot_table;
 mod switch;
@@ -315,6 +316,9 @@ impl Network for KernelNetwork {
                 let shared =
                     host::inspect_ebpf(instance, worker, ebpf, wanted, wants_xdp, &mut defects)?;
                 self.shared.store(shared.0, Ordering::Relaxed);
+            }
+            if let (Some(ebpf), false) = (self.ebpf.get(), state.children.is_empty()) {
+                self.follow_redirects(ebpf, worker)?;
             }
             Ok(defects)
         })

@@ -7,7 +7,12 @@ use std::{
 };
 
 use clap::{Args, Subcommand};
-use sandwire_relay::{config::Config, keys, service, steering};
+use sandwire_api::client::Blocking;
+use sandwire_relay::{
+    children::{self, NotRelayed},
+    config::Config,
+    keys, service, steering,
+};
 use serde::Serialize;
 
 use crate::{
@@ -66,12 +71,7 @@ pub(crate) struct KeysArguments {
 pub(crate) fn run(context: &Context, verb: &Verb) -> Outcome {
     match verb {
         Verb::Serve(arguments) => serve(&arguments.config.config),
-        Verb::Check(arguments) => {
-            read(&arguments.config)?;
-            context
-                .output
-                .answer(&Checked { ok: true }, |_| "ok\n".to_owned())
-        }
+        Verb::Check(arguments) => check(context, &arguments.config),
         Verb::Clear => clear(),
         Verb::Keys(arguments) => write_keys(context, arguments),
     }
@@ -80,6 +80,8 @@ pub(crate) fn run(context: &Context, verb: &Verb) -> Outcome {
 #[derive(Serialize)]
 struct Checked {
     ok: bool,
+    /// None without a daemon that says what pools there are.
+    not_relayed: Option<Vec<NotRelayed>>,
 }
 
 #[derive(Serialize)]
@@ -89,6 +91,27 @@ struct Written {
 
 fn read(path: &Path) -> Result<Config, Failure> {
     Config::read(path).map_err(|error| Failure::refused(error.to_string()))
+}
+
+fn check(context: &Context, path: &Path) -> Outcome {
+    let config = read(path)?;
+    let mut checked = Checked {
+        ok: true,
+        not_relayed: None,
+    };
+    if let Some(egress) = &config.egress
+        && let Some(daemon) = &egress.daemon
+        && let Ok(pools) = Blocking::new(daemon).pools()
+    {
+        let found = children::check(children::find(egress, &pools))
+            .map_err(|error| Failure::refused(error.to_string()))?;
+        checked.not_relayed = Some(found);
+    }
+    context.output.answer(&checked, |checked| {
+        let notes = checked.not_relayed.iter().flatten();
+        let notes: String = notes.map(|note| format!("note: {note}\n")).collect();
+        format!("ok\n{notes}")
+    })
 }
 
 fn serve(path: &Path) -> Outcome {

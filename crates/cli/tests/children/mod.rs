@@ -5,17 +5,21 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
+    path::PathBuf,
+    process::{Child, Stdio},
+    thread,
     time::Duration,
 };
 
 use sandwire_testlab::{
+    command,
     host::{BEYOND_IPV4, BEYOND_IPV6, answer_http, serve_tcp},
     lab::Lab,
-    namespace::Namespace,
+    namespace::{self, Namespace},
 };
 use serde_json::{Value, json};
 
-use crate::ebpf::{SECOND, World, addresses_of, assert_sound, restart_under_ping};
+use crate::ebpf::{SECOND, World, addresses_of, assert_sound, restart_under_ping, wait_until};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Parts of the subnets that the uplink is in.
@@ -138,4 +142,46 @@ pub(crate) fn live_under_policy(
     world.daemon.wait_pool("lan", 2, PATIENCE).unwrap();
     world.daemon.json("acquire lan blue --netns blue").unwrap();
     ping(&spaces[0], &BEYOND_IPV4.to_string(), true);
+}
+
+/// What the world beyond sees come, until this ends.
+pub(crate) struct Capture {
+    process: Child,
+    file: PathBuf,
+}
+
+impl Capture {
+    pub(crate) fn start(lab: &Lab, filter: &str) -> Self {
+        command::require_on_path(&["tcpdump"]).unwrap();
+        let file = lab.folder().join("beyond.pcap");
+        let process = namespace::command_in(&namespace::path_of("beyond"), "tcpdump")
+            .args([
+                "-n",
+                "-U",
+                "--immediate-mode",
+                "-i",
+                "eth0",
+                "-Q",
+                "in",
+                "-w",
+            ])
+            .arg(&file)
+            .args(filter.split_whitespace())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // The file's header is there when the filter is.
+        wait_until("tcpdump listens", PATIENCE, || {
+            file.metadata().is_ok_and(|file| file.len() >= 24)
+        });
+        Self { process, file }
+    }
+
+    /// Its packets as tcpdump shows them.
+    pub(crate) fn end(mut self, lab: &Lab) -> String {
+        thread::sleep(Duration::from_millis(200));
+        command::run(&format!("kill -INT {}", self.process.id())).unwrap();
+        self.process.wait().unwrap();
+        lab.run(&format!("tcpdump -nr {}", self.file.display()))
+    }
 }

@@ -71,6 +71,8 @@ pub(super) struct Ebpf {
     pub(super) xdp: Mutex<HashMap<u32, NicIndex>>,
     /// Somebody follows the TAPs as they are opened and closed.
     pub(super) is_watched: AtomicBool,
+    /// Somebody follows the host's routing rules, for what children may reach.
+    pub(super) follows_rules: AtomicBool,
     /// Why packets don't leave by uplinks as they might.
     pub(super) refusals: Mutex<uplinks::Refusals>,
     /// Why the programs could not be put on the uplinks.
@@ -107,6 +109,7 @@ impl Ebpf {
             transit: Mutex::default(),
             xdp: Mutex::default(),
             is_watched: AtomicBool::new(false),
+            follows_rules: AtomicBool::new(false),
             refusals: Mutex::default(),
             xdp_failure: Mutex::default(),
             attached: Mutex::default(),

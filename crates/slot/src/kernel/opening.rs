@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use sandwire_kernel_net::interface::InterfaceIndex;
 
-use super::{KernelNetwork, Worker, ebpf::Ebpf, xdp};
+use super::{KernelNetwork, Worker, ebpf::Ebpf, redirects, xdp};
 use crate::{error::NetworkError, plan::SlotPlan};
 
 impl KernelNetwork {
@@ -38,6 +38,17 @@ impl KernelNetwork {
     pub(super) fn opened(&self) -> Option<(&Ebpf, InterfaceIndex)> {
         let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
         self.ebpf.get().map(|ebpf| (&**ebpf, shared))
+    }
+
+    /// Has children know what they may reach only by the relay, now and from now on.
+    pub(super) fn follow_redirects(
+        &self,
+        ebpf: &Arc<Ebpf>,
+        worker: &mut Worker,
+    ) -> Result<(), NetworkError> {
+        // Before it is read: so no change is missed.
+        redirects::watch(ebpf)?;
+        redirects::tell(ebpf, &mut worker.route)
     }
 
     /// Puts the programs on the shared interface and the uplinks.

@@ -13,7 +13,8 @@ impl KernelNetwork {
         let mut state = lock(&self.host);
         let name = plan.spec.name.to_string();
         if plan.spec.device.is_child() {
-            self.open_ebpf()?;
+            let ebpf = self.open_ebpf()?;
+            self.with_worker(|worker| self.follow_redirects(ebpf, worker))?;
             state.children.insert(name, plan.number);
             return Ok(());
         }
