@@ -4,6 +4,7 @@
 //! seed of the run, the name of the class and a number, so a case that failed is made again from
 //! what the failure prints.
 
+pub(crate) mod child;
 pub(crate) mod egress;
 pub(crate) mod fragments;
 pub(crate) mod frames;
@@ -171,6 +172,17 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("ingress-icmp-error", ingress::icmp_error),
     ("ingress-limit", ingress::limit),
     ("ingress-mtu", ingress::mtu),
+    ("child-link", child::link),
+    ("child-egress", child::egress),
+    ("child-fragments", child::parts),
+    ("child-broken", child::broken),
+    ("child-policy", child::policy),
+    ("child-answer", child::answer),
+    ("child-limit", child::limit),
+    ("child-ingress", child::ingress),
+    ("child-sibling", child::sibling),
+    ("child-neighbours", child::neighbours),
+    ("child-redirect", child::redirect),
 ];
 
 /// The random numbers of a case.

@@ -8,13 +8,14 @@ use std::{
 };
 
 use ipnet::IpNet;
+use sandwire_api::drop_reason::DropReason;
 
 use super::random::Random;
 use crate::model::{
     Mac,
     world::{
-        Addresses, Counters, Interface, Limit, Meter, Nic, Policy, PortRule, Prefix, Route, State,
-        TABLE_LOCAL, TABLE_MAIN, Uplink, Way, World,
+        Addresses, Counters, Interface, Limit, Meter, Nic, Policy, PortRule, Prefix, Redirect,
+        Route, State, TABLE_LOCAL, TABLE_MAIN, Uplink, Way, World,
     },
 };
 
@@ -30,6 +31,9 @@ pub(crate) const ONLY_IPV6: usize = 2;
 pub(crate) const NETNS_SLOT: usize = 3;
 pub(crate) const READY: usize = 4;
 pub(crate) const ABSENT: usize = 5;
+/// Interfaces of a container that are children of the host's, with MACs of their own or their parent's.
+pub(crate) const CHILD: usize = 6;
+pub(crate) const SHARED_CHILD: usize = 7;
 
 pub(crate) const GUEST_MAC: Mac = [0x06, 0, 0xac, 0x10, 0, 0x12];
 pub(crate) const GATEWAY_MAC: Mac = [0x02, 0x73, 0x77, 0x67, 0, 1];
@@ -213,7 +217,41 @@ pub(crate) fn world(variant: usize, ifindex: &[u32; 5], policies: &Rc<Vec<Policy
         .into(),
         rules: [(MARK, TABLE)].into(),
         answers: BTreeMap::new(),
+        redirects: Rc::new(redirects()),
     }
+}
+
+/// Other sandboxes that are children too: one that talks to its group, and one that talks to nobody.
+pub(crate) const SIBLING: usize = 10;
+pub(crate) const STRANGER: usize = 11;
+/// The policy of who talks to nobody.
+const APART: usize = 8;
+
+/// What the first sandboxes may send to some destinations only by the relay: with one port, with any.
+fn redirects() -> Vec<Redirect> {
+    let rules = |protocol, port| {
+        vec![PortRule {
+            protocol,
+            allow: false,
+            first: port,
+            last: port,
+        }]
+    };
+    let redirect = |from: &str, to: &str, rules| Redirect {
+        from: from.parse().expect("a network"),
+        to: Prefix {
+            net: to.parse().expect("a network"),
+            rules,
+            allow: false,
+            reason: DropReason::NotRelayed as u8,
+        },
+    };
+    vec![
+        redirect("10.64.0.8/30", "198.51.100.0/24", rules(6, 443)),
+        redirect("10.64.0.8/30", "203.0.113.0/24", Vec::new()),
+        redirect("fd00:64::/64", "2001:db8:51::/48", rules(17, 53)),
+        redirect("fd00:64::/64", "2001:db8:113::5/128", Vec::new()),
+    ]
 }
 
 fn resolve((table, net, to): &(u32, &str, To), ifindex: &[u32; 5]) -> Route {
@@ -238,8 +276,13 @@ fn resolve((table, net, to): &(u32, &str, To), ifindex: &[u32; 5]) -> Route {
 
 fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
     let pair = number < 2;
+    let child = number >= SIBLING || (pair && [CHILD, SHARED_CHILD].contains(&variant));
     let addresses = |version| Addresses {
-        guest: guest(version),
+        guest: if child {
+            clone(version, number)
+        } else {
+            guest(version)
+        },
         clone: clone(version, number),
         gateway: gateway(version),
     };
@@ -256,7 +299,13 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
         process: number == 7,
         learn: false,
         published: false,
-        policy: number % POLICIES_BY_HAND,
+        child,
+        has_parents_mac: child && variant == SHARED_CHILD,
+        policy: if number == STRANGER {
+            APART
+        } else {
+            number % POLICIES_BY_HAND
+        },
         lease: 10 + number as u32,
         ifindex: if netns && number == 1 {
             1000

@@ -45,6 +45,7 @@ pub(crate) fn compare(
     let code = match outcome.verdict {
         Verdict::Drop => ACT_SHOT,
         Verdict::Pass => ACT_UNSPEC,
+        _ if matches!(input.hook, Hook::FromChild | Hook::ToChild) => ACT_UNSPEC,
         _ => ACT_REDIRECT,
     };
     let Observed { ran, events, .. } = observed;

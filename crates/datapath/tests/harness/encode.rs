@@ -3,6 +3,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use ipnet::IpNet;
+
 use crate::model::{
     answers::{Answer, Flow, Via},
     world::{Counters, Limit, Meter, Nic, Policy, PortRule, Prefix, Traffic},
@@ -52,8 +54,10 @@ pub(crate) fn nic(nic: &Nic, generation: u32, by_xdp: bool) -> Vec<u8> {
         | u32::from(nic.process) << 1
         | u32::from(!by_xdp) << 2
         | u32::from(nic.learn) << 3
-        | u32::from(by_xdp) << 4
-        | u32::from(nic.published) << 5;
+        | u32::from(by_xdp && !nic.child) << 4
+        | u32::from(nic.published) << 5
+        | u32::from(nic.child) << 8
+        | u32::from(nic.has_parents_mac) << 9;
     let mut bytes = Vec::new();
     for field in [
         nic.state as u32,
@@ -144,6 +148,22 @@ pub(crate) fn policy(policy: &Policy) -> Vec<u8> {
     bytes.extend(limit(&policy.egress));
     bytes.extend(limit(&policy.ingress));
     bytes
+}
+
+/// `POLICY_REDIRECTS`, of policy 0.
+pub(crate) const REDIRECTS: u8 = 1 << 7;
+/// The number by which the first set of redirected destinations is kept.
+pub(crate) const SETS: u32 = 1 << 31;
+
+/// Key and value of the sources that lead to a set.
+pub(crate) fn source(net: IpNet, set: u32) -> (Vec<u8>, Vec<u8>) {
+    let sources = Prefix {
+        net,
+        rules: Vec::new(),
+        allow: false,
+        reason: 0,
+    };
+    prefix(0, &sources, set)
 }
 
 /// Key and value of a prefix. `list` names its rules, if it has any.

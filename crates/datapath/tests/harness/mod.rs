@@ -16,7 +16,7 @@ use crate::{
     model::{
         self, Hook, Input, World,
         answers::Answer,
-        world::{Counters, Meter, Policy, State},
+        world::{Counters, Meter, Policy, Prefix, State},
     },
 };
 use compare::Observed;
@@ -37,7 +37,7 @@ pub(crate) struct Harness {
     /// The value of `noted` in which no flow is, of all processors.
     nothing_noted: Vec<u8>,
     /// Whether XDP gets a frame as well, after tc has decided over it.
-    by_xdp: bool,
+    pub(crate) by_xdp: bool,
     /// Frames that XDP has taken.
     pub(crate) taken_by_xdp: u64,
     /// Frames that the kernel refuses to test-run, by class of length.
@@ -97,17 +97,13 @@ impl Harness {
         let world = scene::world(scene::HOST_SLOT, &self.ifindex, &self.policies);
         let mut list = 0;
         for (number, policy) in (0..).zip(self.policies.iter()) {
-            self.put("policies", &encode::number(number), &encode::policy(policy))?;
+            let mut bytes = encode::policy(policy);
+            if number == 0 {
+                bytes[0] |= encode::REDIRECTS;
+            }
+            self.put("policies", &encode::number(number), &bytes)?;
             for prefix in &policy.prefixes {
-                let mut own = 0;
-                if !prefix.rules.is_empty() {
-                    list += 1;
-                    own = list;
-                    let rules = encode::rule_list(&prefix.rules);
-                    self.put("rule_lists", &encode::number(list), &rules)?;
-                }
-                let (key, value) = encode::prefix(number, prefix, own);
-                self.put("prefixes", &key, &value)?;
+                self.put_prefix(number, prefix, &mut list)?;
             }
             // As the daemon does: IPv6 prefixes must not cover IPv4 as ::ffff:0:0/96 shows it.
             if policy.prefixes.iter().any(scene::covers_mapped)
@@ -116,6 +112,14 @@ impl Harness {
                 let (key, value) = encode::prefix(number, &scene::otherwise(policy), 0);
                 self.put("prefixes", &key, &value)?;
             }
+        }
+        let mut sets = BTreeMap::new();
+        for redirect in world.redirects.iter() {
+            let next = encode::SETS + 1 + sets.len() as u32;
+            let set = *sets.entry(redirect.from).or_insert(next);
+            let (key, value) = encode::source(redirect.from, set);
+            self.put("prefixes", &key, &value)?;
+            self.put_prefix(set, &redirect.to, &mut list)?;
         }
         for (from, to) in &world.group_pairs {
             let pair = [encode::number(*from), encode::number(*to)].concat();
@@ -132,6 +136,19 @@ impl Harness {
             self.write_nic(&world, number)?;
         }
         self.write_clones(&world)
+    }
+
+    /// Writes a prefix of a policy, and its rules as the next list.
+    fn put_prefix(&self, policy: u32, prefix: &Prefix, list: &mut u32) -> io::Result<()> {
+        let mut own = 0;
+        if !prefix.rules.is_empty() {
+            *list += 1;
+            own = *list;
+            let rules = encode::rule_list(&prefix.rules);
+            self.put("rule_lists", &encode::number(own), &rules)?;
+        }
+        let (key, value) = encode::prefix(policy, prefix, own);
+        self.put("prefixes", &key, &value)
     }
 
     fn write_clones(&self, world: &World) -> io::Result<()> {
@@ -171,7 +188,8 @@ impl Harness {
             }
             let input = self.input(step);
             let before = sys::now();
-            let may_learn = step.hook != Hook::HostEnd || !world.answers.is_empty();
+            let sends = matches!(step.hook, Hook::HostEnd | Hook::FromChild);
+            let may_learn = !sends || !world.answers.is_empty();
             let observed = match self.observe(&input, step, may_learn) {
                 Ok(observed) => observed,
                 // Shorter than an IP header: some kernels don't run that.
@@ -332,6 +350,8 @@ impl Harness {
             Hook::HostEnd => (&self.programs.from_guest, host::HOST_END),
             Hook::Uplink => (&self.programs.from_uplink, self.ifindex[0]),
             Hook::Shared => (&self.programs.from_host, self.ifindex[4]),
+            Hook::FromChild => (&self.programs.from_child, host::HOST_END),
+            Hook::ToChild => (&self.programs.to_child, host::HOST_END),
         };
         let segments = if step.segments_known && step.gso_size > 0 {
             (input.frame.len() as u32).div_ceil(step.gso_size).max(1)

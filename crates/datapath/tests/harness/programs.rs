@@ -22,6 +22,8 @@ pub(crate) struct Programs {
     pub(crate) from_guest: OwnedFd,
     pub(crate) from_uplink: OwnedFd,
     pub(crate) from_host: OwnedFd,
+    pub(crate) from_child: OwnedFd,
+    pub(crate) to_child: OwnedFd,
     /// The same stages on XDP, of the product's own programs only.
     pub(crate) xdp: Option<Xdp>,
     maps: BTreeMap<&'static str, MapData>,
@@ -70,6 +72,8 @@ impl Programs {
             from_guest: program(Program::FromGuest),
             from_uplink: program(Program::FromUplink),
             from_host: program(Program::FromHost),
+            from_child: program(Program::FromChild),
+            to_child: program(Program::ToChild),
             xdp: Some(Xdp {
                 from_guest: program(Program::FromGuestXdp),
                 to_guest: program(Program::ToGuestXdp),
@@ -79,7 +83,7 @@ impl Programs {
         })
     }
 
-    /// Loads `from_guest.o` and `to_guest.o` of a folder.
+    /// Loads `from_guest.o`, `to_guest.o` and `child.o` of a folder.
     ///
     /// # Errors
     /// What the verifier says.
@@ -93,12 +97,16 @@ impl Programs {
             &folder,
             &["from_uplink", "from_host"],
         )?;
+        let child = load(objects, "child.o", &folder, &["from_child", "to_child"])?;
+        let [from_child, to_child] = child.try_into().expect("two were asked for");
         let [from_guest] = from_guest.try_into().expect("one was asked for");
         let [from_uplink, from_host] = to_guest.try_into().expect("two were asked for");
         Ok(Self {
             from_guest,
             from_uplink,
             from_host,
+            from_child,
+            to_child,
             xdp: None,
             maps: maps(&folder),
             folder,

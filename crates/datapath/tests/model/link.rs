@@ -8,7 +8,7 @@ use sandwire_api::drop_reason::DropReason;
 use super::{
     Fragment, Mac, Packet, checksum,
     packet::{ETHERNET, ICMPV6, be16, ipv4, ipv6, mac},
-    world::Nic,
+    world::{Addresses, Nic},
 };
 
 /// The gateway's link-local address, the same for everybody.
@@ -21,22 +21,10 @@ const MULTICAST_LISTENERS: [u8; 4] = [130, 131, 132, 143];
 
 /// Judges an ARP packet: the answer to it, or why it is dropped.
 pub(crate) fn arp(nic: &Nic, frame: &[u8]) -> Result<Vec<u8>, DropReason> {
+    let own = arp_sender(nic, frame)?;
     let arp = &frame[ETHERNET..];
-    let ethernet_and_ipv4 = [0, 1, 8, 0, 6, 4];
-    if arp.len() < 28 || arp[..6] != ethernet_and_ipv4 {
-        return Err(DropReason::Malformed);
-    }
-    let Some(own) = nic.v4 else {
-        return Err(DropReason::NoAddress);
-    };
     let operation = be16(arp, 6);
-    let sender: IpAddr = ipv4(arp, 14).into();
     let target: IpAddr = ipv4(arp, 24).into();
-    let speaks_for_itself =
-        mac(arp, 8) == mac(frame, 6) && (sender == own.guest || sender.is_unspecified());
-    if !speaks_for_itself {
-        return Err(DropReason::Arp);
-    }
     if target == own.guest {
         return Err(DropReason::LinkChatter);
     }
@@ -45,6 +33,23 @@ pub(crate) fn arp(nic: &Nic, frame: &[u8]) -> Result<Vec<u8>, DropReason> {
         2 => Err(DropReason::LinkChatter),
         _ => Err(DropReason::Arp),
     }
+}
+
+/// Judges whether an ARP packet speaks for the guest alone, whose addresses it returns.
+pub(crate) fn arp_sender(nic: &Nic, frame: &[u8]) -> Result<Addresses, DropReason> {
+    let arp = &frame[ETHERNET..];
+    let ethernet_and_ipv4 = [0, 1, 8, 0, 6, 4];
+    if arp.len() < 28 || arp[..6] != ethernet_and_ipv4 {
+        return Err(DropReason::Malformed);
+    }
+    let own = nic.v4.ok_or(DropReason::NoAddress)?;
+    let sender: IpAddr = ipv4(arp, 14).into();
+    let speaks_for_itself =
+        mac(arp, 8) == mac(frame, 6) && (sender == own.guest || sender.is_unspecified());
+    if !speaks_for_itself {
+        return Err(DropReason::Arp);
+    }
+    Ok(own)
 }
 
 fn arp_reply(nic: &Nic, frame: &[u8]) -> Vec<u8> {
@@ -101,7 +106,7 @@ pub(crate) fn discovery(nic: &Nic, frame: &[u8], packet: &Packet) -> Result<Vec<
             DropReason::Neighbour
         });
     }
-    if !names_only(&message[24..], mac(frame, 6)) {
+    if !names_only(&message[24..], 1, mac(frame, 6)) {
         return Err(DropReason::Neighbour);
     }
     if target == own.gateway || target == IpAddr::from(GATEWAY_LINK_LOCAL) {
@@ -124,8 +129,8 @@ pub(crate) fn discovery(nic: &Nic, frame: &[u8], packet: &Packet) -> Result<Vec<
 /// Options that a solicitation may have.
 const OPTIONS_MAX: usize = 7;
 
-/// Whether the options are well formed, and each source link-layer address among them is this one.
-fn names_only(mut options: &[u8], own: Mac) -> bool {
+/// Whether the options are well formed, and each link-layer address of this kind among them is this one.
+pub(crate) fn names_only(mut options: &[u8], kind: u8, own: Mac) -> bool {
     for _ in 0..OPTIONS_MAX {
         if options.is_empty() {
             return true;
@@ -134,7 +139,7 @@ fn names_only(mut options: &[u8], own: Mac) -> bool {
         if length == 0 || options.len() < 8 {
             return false;
         }
-        if options[0] == 1 && (length != 8 || mac(options, 2) != own) {
+        if options[0] == kind && (length != 8 || mac(options, 2) != own) {
             return false;
         }
         match options.get(length..) {

@@ -3,11 +3,12 @@
 //! [`run`] takes a frame, the hook it appears on and the [`World`] as it is, and says what becomes of
 //! the frame; what the path remembers (counters, meters, answers) changes in the world. No map, no
 //! cache, no incremental checksum, no bound that only the verifier asks for. Each stage has its file;
-//! [`from_guest`] and [`to_guest`] put them in order.
+//! [`from_guest`], [`to_guest`] and [`child`] put them in order.
 
 pub(crate) mod answers;
 pub(crate) mod antispoof;
 pub(crate) mod checksum;
+pub(crate) mod child;
 pub(crate) mod from_guest;
 pub(crate) mod link;
 pub(crate) mod nat;
@@ -35,13 +36,17 @@ pub(crate) enum Hook {
     Uplink,
     /// Egress of the shared interface.
     Shared,
+    /// Egress of a container's interface that is a child of one of the host's.
+    FromChild,
+    /// Ingress of the same.
+    ToChild,
 }
 
 /// A frame and what the kernel knows of it beside its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
     pub(crate) hook: Hook,
-    /// Index in `nics` that the filter's class id names; only [`Hook::HostEnd`].
+    /// Index in `nics` that the filter's class id names; only [`Hook::HostEnd`] and those of children.
     pub(crate) class: usize,
     /// Whether the interface took the frame as its own by the destination MAC.
     pub(crate) to_this_host: bool,
@@ -151,6 +156,8 @@ pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
     match input.hook {
         Hook::HostEnd => from_guest::run(world, input),
         Hook::Uplink | Hook::Shared => to_guest::run(world, input),
+        Hook::FromChild => child::send(world, input),
+        Hook::ToChild => child::receive(world, input),
     }
 }
 
@@ -187,8 +194,8 @@ fn stage_of(reason: DropReason) -> Stage {
         R::Policy | R::Metadata | R::HostService | R::UplinkDenied => Stage::Policy,
         R::NotRelayed => Stage::Policy,
         // Policy and route are one decision.
-        R::NoSuchSandbox | R::NoRoute => Stage::Policy,
-        R::TooBig => Stage::Route,
+        R::NoSuchSandbox => Stage::Policy,
+        R::NoRoute | R::TooBig => Stage::Route,
         R::BitLimit | R::PacketLimit => Stage::Police,
         R::Helper => Stage::Redirect,
     }

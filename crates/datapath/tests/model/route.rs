@@ -60,7 +60,7 @@ pub(crate) fn decide(
     }
 }
 
-fn may_be_an_answer(reason: DropReason) -> bool {
+pub(crate) fn may_be_an_answer(reason: DropReason) -> bool {
     matches!(
         reason,
         DropReason::Policy
@@ -75,14 +75,23 @@ fn other_sandbox(world: &World, nic: &Nic, receiver: usize) -> Result<Decision, 
     if other.state != State::Active {
         return Err(DropReason::NoSuchSandbox);
     }
+    if !may_reach(world, nic, other) {
+        return Err(DropReason::OtherSandbox);
+    }
+    // Only its parent's network leads to a child.
+    if other.child {
+        return Err(DropReason::NoRoute);
+    }
+    Ok(Decision::Sandbox(receiver))
+}
+
+/// Whether one sandbox may send to another.
+pub(crate) fn may_reach(world: &World, nic: &Nic, other: &Nic) -> bool {
     let policy = &world.policies[nic.policy];
     let same_sandbox = (nic.pool, nic.slot) == (other.pool, other.slot);
     let same_group = policy.same_group && nic.group == other.group;
     let friends = policy.other_groups && world.group_pairs.contains(&(nic.group, other.group));
-    if same_sandbox || same_group || friends {
-        return Ok(Decision::Sandbox(receiver));
-    }
-    Err(DropReason::OtherSandbox)
+    same_sandbox || same_group || friends
 }
 
 enum Judged {

@@ -59,8 +59,15 @@ fn judge(
     let outside = input.hook == Hook::Uplink;
     let size = police::size(&input.frame, packet, input.gso_size);
     let nic = &world.nics[number];
+    if nic.child && outside {
+        // The kernel gives it to the uplink's child, which judges it.
+        return Ok(not_ours(input));
+    }
     if nic.state != State::Active {
         return Err(by_receiver(DropReason::NotLeased));
+    }
+    if nic.child {
+        return Err(by_receiver(DropReason::NoRoute));
     }
     if outside && world.clones.contains_key(&packet.source) {
         return Err(by_receiver(DropReason::SourceAddress));

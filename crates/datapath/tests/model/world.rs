@@ -28,6 +28,15 @@ pub(crate) struct World {
     /// Tables that a mark leads to.
     pub(crate) rules: BTreeMap<u32, u32>,
     pub(crate) answers: BTreeMap<Flow, Answer>,
+    /// What leaves only by the relay.
+    pub(crate) redirects: Rc<Vec<Redirect>>,
+}
+
+/// Destinations to which what some sources send goes only by the relay: those that the prefix denies.
+#[derive(Clone, Debug)]
+pub(crate) struct Redirect {
+    pub(crate) from: IpNet,
+    pub(crate) to: Prefix,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +55,10 @@ pub(crate) struct Nic {
     pub(crate) learn: bool,
     /// The host's stack translates ports to it.
     pub(crate) published: bool,
+    /// It is a child of one of the host's interfaces.
+    pub(crate) child: bool,
+    /// Its MAC is its parent's.
+    pub(crate) has_parents_mac: bool,
     pub(crate) policy: usize,
     /// Goes up with each lease.
     pub(crate) lease: u32,

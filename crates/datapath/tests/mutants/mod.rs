@@ -360,6 +360,62 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["ingress-mtu"],
     ),
     mutant(
+        "a child reaches a sibling that it may not",
+        "child.bpf.c",
+        "if (!may_reach_sandbox(nic, target, policy_flags))",
+        "if (0)",
+        &["child-sibling"],
+    ),
+    mutant(
+        "a child hears a sibling that may not reach it",
+        "child.bpf.c",
+        "if (!policy || !may_reach_sandbox(sender, r->nic, policy->flags))",
+        "if (!policy)",
+        &["child-sibling"],
+    ),
+    mutant(
+        "what answers a call leaves past the relay",
+        "child.bpf.c",
+        "reason = clone ? DROP_NONE : judge_redirects(p);",
+        "reason = clone || reason ? DROP_NONE : judge_redirects(p);",
+        &["child-redirect"],
+    ),
+    mutant(
+        "the host reached by the MAC that it shares",
+        "child.bpf.c",
+        "return s->flags & NIC_SHARED_MAC &&",
+        "return 0 &&",
+        &["child-egress"],
+    ),
+    mutant(
+        "a child's multicast let out",
+        "child.bpf.c",
+        "reason = is_to_many(skb) ? DROP_MULTICAST : judge_destination(&packet);",
+        "reason = judge_destination(&packet);",
+        &["child-egress"],
+    ),
+    mutant(
+        "a child speaks for the address of its parent",
+        "lib/neighbours.h",
+        "return !(READ_ONCE(nic->flags) & NIC_SHARED_MAC) &&",
+        "return",
+        &["child-link"],
+    ),
+    mutant(
+        "membership from beyond the link",
+        "lib/neighbours.h",
+        "return p->ttl == MLD_HOP_LIMIT ? DROP_NONE : DROP_NEIGHBOUR;",
+        "return DROP_NONE;",
+        &["child-link"],
+    ),
+    mutant(
+        "advertisements from beyond the link heard",
+        "lib/neighbours.h",
+        "if (!p->icmp_kind || p->ttl != NDP_HOP_LIMIT)",
+        "if (!p->icmp_kind)",
+        &["child-neighbours"],
+    ),
+    mutant(
         "any ICMP reaches the host",
         "lib/policy.h",
         "(p->icmp_kind == ICMP_REQUEST || p->fragment == FRAGMENT_LATER)",
@@ -367,6 +423,9 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["host-service"],
     ),
 ];
+
+/// Stages that only children have.
+const OF_CHILDREN: [&str; 1] = ["lib/neighbours.h"];
 
 /// A fault that only packets with an unfinished checksum show.
 #[allow(dead_code, reason = "for the test with real TAPs")]
@@ -408,9 +467,12 @@ pub(crate) fn compile(mutant: &Mutant) -> Result<PathBuf, String> {
     }
     let text = text.replacen(mutant.text, mutant.instead, 1);
     fs::write(&path, text).map_err(|error| error.to_string())?;
-    for object in ["from_guest", "to_guest"] {
-        // What the fault isn't in is as the build script made it.
-        if mutant.file.starts_with("lib/") || mutant.file.starts_with(object) {
+    for object in ["from_guest", "to_guest", "child"] {
+        // What the fault isn't in is as the build script made it. Of the stages that children share with others, one
+        // of them is enough to show a fault.
+        let is_of_stages = mutant.file.starts_with("lib/");
+        let is_childs = OF_CHILDREN.contains(&mutant.file);
+        if mutant.file.starts_with(object) || (is_of_stages && (object == "child") == is_childs) {
             run_clang(&folder, object)?;
         } else {
             let object = format!("{object}.o");
