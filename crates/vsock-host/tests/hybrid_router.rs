@@ -14,7 +14,11 @@ use std::{
 
 use hybrid::{Lab, echo, pattern, read_line, serve, to_unix, until, vmm};
 use sandwire_api::vsock::{VsockRefusal, VsockState};
-use sandwire_vsock_host::{hybrid::router::RouterError, limits::Limits, listener::ListenerError};
+use sandwire_vsock_host::{
+    hybrid::{relay::WIDE_BYTES, router::RouterError},
+    limits::Limits,
+    listener::ListenerError,
+};
 
 /// Everything until the end.
 fn rest(stream: &mut UnixStream) -> Vec<u8> {
@@ -329,12 +333,7 @@ fn a_reader_that_does_not_read_holds_its_own_connection_only_and_no_more_than_th
     )
     .expect("a guest");
     let mut stuck = lab.call("web", 1).expect("a connection");
-    stuck.set_nonblocking(true).expect("not to block");
-    until("the sockets are full", || {
-        while stuck.write(&[1; 4096]).is_ok() {}
-        thread::sleep(Duration::from_millis(20));
-        stuck.write(&[1; 4096]).is_err()
-    });
+    fill(&mut stuck);
     let buffered = lab.counters("web").buffered_bytes.load(Relaxed);
     assert!((1..=LIMIT).contains(&buffered), "{buffered}");
     let listed = lab.list();
@@ -347,6 +346,44 @@ fn a_reader_that_does_not_read_holds_its_own_connection_only_and_no_more_than_th
     // The kernel keeps what was written for a reader that may still come.
     lab.remove("web");
     assert_eq!(lab.counters("web").buffered_bytes.load(Relaxed), 0);
+}
+
+#[test]
+fn a_full_socket_takes_more_than_usual_as_long_as_its_guest_has_few_connections() {
+    let mut lab = Lab::new();
+    let deaf = lab.path("deaf");
+    let _deaf = UnixListener::bind(&deaf).expect("a service that doesn't read");
+    // Enough for the two sockets of one connection.
+    let limits = Limits {
+        guest_bytes: 2 * WIDE_BYTES as u64,
+        ..Limits::default()
+    };
+    lab.add_with("web", &[&to_unix("1", &deaf)], limits)
+        .expect("a guest");
+    let mut alone = lab.call("web", 1).expect("a connection");
+    let more = fill(&mut alone);
+    let mut second = lab.call("web", 1).expect("another connection");
+    let usual = fill(&mut second);
+    let difference = more.saturating_sub(usual);
+    assert!(
+        (WIDE_BYTES / 4..WIDE_BYTES).contains(&difference),
+        "{more} bytes alone, {usual} beside another"
+    );
+}
+
+/// Writes until nothing more is taken; how much was.
+fn fill(stream: &mut UnixStream) -> usize {
+    stream.set_nonblocking(true).expect("not to block");
+    let mut taken = 0;
+    until("the sockets are full", || {
+        let before = taken;
+        while let Ok(bytes) = stream.write(&[1; 4096]) {
+            taken += bytes;
+        }
+        thread::sleep(Duration::from_millis(20));
+        taken == before
+    });
+    taken
 }
 
 #[test]

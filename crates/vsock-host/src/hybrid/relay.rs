@@ -2,7 +2,8 @@
 //!
 //! Bytes go by `splice` through a pipe, a third of the work of copying them, unless a capture wants to see
 //! them. In one direction at most [`PIPE_BYTES`] (or the connection's limit) are on their way, and the next
-//! ones are taken only when those are gone: the sockets' own buffers hold back the sender.
+//! ones are taken only when those are gone: the sockets' own buffers hold back the sender. A Unix socket that
+//! is full gets a larger buffer, once: its reader is woken less often, and finds more.
 //!
 //! An end on one side becomes a shutdown of writing on the other, once all before it is delivered, and the
 //! other direction goes on. A side that takes no more ends its direction alone too: what it had sent before
@@ -12,7 +13,7 @@ use std::os::fd::OwnedFd;
 
 use rustix::{
     io::Errno,
-    net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown},
+    net::{AddressFamily, RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt},
 };
 
 use super::pipe::{PIPE_BYTES, Pipe, PipePool};
@@ -22,6 +23,8 @@ use crate::readiness::Ready;
 const TURN_BYTES: usize = 1024 * 1024;
 /// Bytes that are copied at once where they have to be.
 pub const COPY_BYTES: usize = 64 * 1024;
+/// Kernel memory that a full Unix socket may take, where the usual is 208 KiB.
+pub const WIDE_BYTES: usize = 512 * 1024;
 
 /// One of the two directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +51,8 @@ pub trait Carrier {
     fn ended(&mut self, direction: Direction);
     /// Bytes that may still be buffered.
     fn room(&self) -> usize;
+    /// Whether each of the two sockets may take up to [`WIDE_BYTES`].
+    fn may_widen(&self) -> bool;
 }
 
 /// What a turn came to.
@@ -80,6 +85,8 @@ struct Side {
     writable: bool,
     /// Whether it has closed altogether: bytes for it have nowhere to go.
     gone: bool,
+    /// Whether its buffer has been made larger, or can't be.
+    wide: bool,
 }
 
 #[derive(Debug, Default)]
@@ -94,6 +101,8 @@ struct Flow {
     end: bool,
     over: bool,
     bytes: u64,
+    /// What was taken first in the last turn.
+    first: usize,
 }
 
 impl Relay {
@@ -105,6 +114,7 @@ impl Relay {
             readable: true,
             writable: true,
             gone: false,
+            wide: false,
         };
         Self {
             guest: side(guest),
@@ -157,6 +167,12 @@ impl Relay {
         [&self.guest, &self.peer][socket].readable
     }
 
+    /// Bytes that waited in each socket at the last turn, as far as they fit into a pipe.
+    #[must_use]
+    pub fn waited(&self) -> [usize; 2] {
+        [self.egress.first, self.ingress.first]
+    }
+
     /// Notes that a socket (0 the guest's, 1 the other) has become ready.
     pub fn ready(&mut self, socket: usize, ready: Ready) {
         let side = if socket == 0 {
@@ -192,6 +208,20 @@ impl Relay {
     }
 }
 
+impl Side {
+    /// Gives the socket a larger buffer, if it has none yet. Whether it takes more now.
+    fn widen(&mut self) -> bool {
+        if std::mem::replace(&mut self.wide, true) {
+            return false;
+        }
+        let socket = &self.socket;
+        // TCP sizes its buffers better by itself, as long as nobody does. What is asked for, Linux doubles.
+        sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
+            && sockopt::socket_send_buffer_size(socket).is_ok_and(|bytes| bytes < WIDE_BYTES)
+            && sockopt::set_socket_send_buffer_size(socket, WIDE_BYTES / 2).is_ok()
+    }
+}
+
 impl Flow {
     fn buffered(&self) -> usize {
         self.in_pipe + self.copied.len() - self.delivered
@@ -205,6 +235,7 @@ impl Flow {
         carrier: &mut impl Carrier,
     ) -> Turn {
         let mut left = TURN_BYTES;
+        self.first = 0;
         while !self.over {
             if to.gone {
                 self.cut(direction, from, to, carrier);
@@ -216,7 +247,7 @@ impl Flow {
                 }
                 match self.deliver(direction, to, carrier) {
                     Ok(bytes) => left = left.saturating_sub(bytes),
-                    Err(Errno::AGAIN) => to.writable = false,
+                    Err(Errno::AGAIN) => to.writable = carrier.may_widen() && to.widen(),
                     Err(Errno::INTR) => {}
                     Err(_) => self.cut(direction, from, to, carrier),
                 }
@@ -236,7 +267,12 @@ impl Flow {
             }
             match self.take(direction, from, carrier) {
                 Ok(0) => self.end = true,
-                Ok(bytes) => carrier.buffered(signed(bytes)),
+                Ok(bytes) => {
+                    if self.first == 0 {
+                        self.first = bytes;
+                    }
+                    carrier.buffered(signed(bytes));
+                }
                 Err(Errno::AGAIN) => from.readable = false,
                 Err(Errno::INTR) => {}
                 Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Turn::Starved,

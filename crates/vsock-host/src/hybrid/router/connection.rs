@@ -23,7 +23,7 @@ use crate::{
     hybrid::{
         packets::{Operation, Packets},
         pipe::PipePool,
-        relay::{Carrier, Direction, Relay, Turn},
+        relay::{Carrier, Direction, Relay, Turn, WIDE_BYTES},
     },
     limits::Limits,
     readiness::{Interest, Ready},
@@ -453,6 +453,8 @@ struct Carrying<'a> {
     counters: &'a VmCounters,
     class: VsockClass,
     limits: &'a Limits,
+    /// Connections of the guest.
+    connections: usize,
     sink: Option<&'a Arc<Sink>>,
     packets: &'a mut Packets,
 }
@@ -471,6 +473,7 @@ impl<'a> Carrying<'a> {
             counters: &vm.setup.counters,
             class,
             limits: &vm.setup.limits,
+            connections: vm.connections.len(),
             sink: vm.sink.as_ref(),
             packets,
         }
@@ -522,5 +525,11 @@ impl Carrier for Carrying<'_> {
         let left = self.limits.guest_bytes.saturating_sub(buffered);
         let left = usize::try_from(left).unwrap_or(usize::MAX);
         left.min(self.limits.connection_bytes as usize)
+    }
+
+    /// As long as both sockets of all connections may: so what the kernel holds is bounded like the rest.
+    fn may_widen(&self) -> bool {
+        let all = (2 * self.connections * WIDE_BYTES) as u64;
+        WIDE_BYTES <= self.limits.connection_bytes as usize && all <= self.limits.guest_bytes
     }
 }

@@ -4,9 +4,10 @@
 //! us after each read of its own.
 //!
 //! *Rest.* A socket from which much came and that is empty then isn't looked at for [`REST`], and nothing is
-//! reported of it meanwhile: a sender in full flow has written more by then, which would have been a wake-up for
-//! each of its writes. The other direction, and all other connections, are served as ever. A sender that stops
-//! is waited for as before.
+//! reported of it meanwhile: a sender of many small writes has written more by then, and each would have been a
+//! wake-up. The other direction, and all other connections, are served as ever. A sender that stops is waited for as
+//! before. One that filled its socket's buffer meanwhile was held back: its socket is let rest no more for
+//! [`RESTLESS`] turns.
 
 use std::time::{Duration, Instant};
 
@@ -21,14 +22,23 @@ use crate::{
 
 /// Bytes in one turn that make a sender one in full flow.
 const BULK: u64 = 32 * 1024;
-/// How long its socket rests: a Unix socket of the usual size fills in about twice that.
+/// How long its socket rests; the kernel's slack makes that about 90 µs.
 const REST: Duration = Duration::from_micros(40);
+/// Bytes that wait after a rest and tell of a full buffer: a Unix socket of the usual size takes from 100 KiB, in
+/// writes of 4 KiB, to 256 KiB, in writes of 64 KiB, which are worth a wake-up each.
+const FULL: usize = 160 * 1024;
+/// Turns without a rest, then.
+const RESTLESS: u16 = 256;
 
 /// What is reported of a relay's two sockets.
 #[derive(Debug)]
 pub(super) struct Watch {
     reported: [Interest; 2],
     rests: [bool; 2],
+    /// Whether it has rested since its last turn.
+    rested: [bool; 2],
+    /// Turns until it may rest again.
+    restless: [u16; 2],
 }
 
 impl Watch {
@@ -40,6 +50,8 @@ impl Watch {
         Some(Self {
             reported: [Interest::READ; 2],
             rests: [false; 2],
+            rested: [false; 2],
+            restless: [0; 2],
         })
     }
 
@@ -68,9 +80,13 @@ impl Watch {
         let room = relay.waits_for_room();
         let mut begin = [false; 2];
         for socket in 0..2 {
+            if std::mem::take(&mut self.rested[socket]) && relay.waited()[socket] >= FULL {
+                self.restless[socket] = RESTLESS;
+            }
             if moved[socket] >= BULK && !relay.may_read(socket) && !self.rests[socket] {
-                self.rests[socket] = true;
-                begin[socket] = true;
+                begin[socket] = self.restless[socket] == 0;
+                self.rests[socket] = begin[socket];
+                self.restless[socket] = self.restless[socket].saturating_sub(1);
             }
             let interest = Interest {
                 read: !self.rests[socket],
@@ -133,6 +149,7 @@ impl Router {
             } = connection.as_mut()
             {
                 watch.rests[socket] = false;
+                watch.rested[socket] = true;
                 let ready = Ready {
                     token: tokens(number)[socket],
                     read: true,
