@@ -118,8 +118,6 @@ pub const RULES_MAX: usize = 32;
 pub const DROP_REASONS_MAX: usize = 48;
 /// Entries of the map of [`Decision`]s that a processor has.
 pub const DECISIONS_MAX: usize = 4096;
-/// Places of [`Noted`].
-pub const NOTED_MAX: usize = 2048;
 /// Bytes of a packet that a trace event carries.
 pub const TRACE_BYTES: usize = 192;
 /// Interfaces of one sandbox.
@@ -133,7 +131,6 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[
     ("RULES_MAX", RULES_MAX),
     ("DROP_REASONS_MAX", DROP_REASONS_MAX),
     ("DECISIONS_MAX", DECISIONS_MAX),
-    ("NOTED_MAX", NOTED_MAX),
     ("TRACE_BYTES", TRACE_BYTES),
     ("NICS_PER_SLOT", NICS_PER_SLOT as usize),
 ];
@@ -481,7 +478,7 @@ structs! {
         /// Of the hashes.
         secret: u64,
         /// Upper half of the hash, and the moment.
-        flows: [u64; NOTED_MAX],
+        flows: [u64; 2048],
     }
     /// What was decided for a destination, kept for a short time by each CPU.
     Decision = "decision" {

@@ -225,12 +225,11 @@ struct meters {
 
 /* Entries of `decisions` that a processor has. */
 #define DECISIONS_MAX 4096
-#define NOTED_MAX 2048
 
 /* Flows whose answers were looked at of late, by each CPU. */
 struct noted {
-	__u64 secret;           /* so that nobody outside can make two flows' hashes alike */
-	__u64 flows[NOTED_MAX]; /* upper half of the hash; CLOCK_MONOTONIC in units of 2^20 nanoseconds */
+	__u64 secret;      /* so that nobody outside can make two flows' hashes alike */
+	__u64 flows[2048]; /* upper half of the hash; CLOCK_MONOTONIC in units of 2^20 nanoseconds */
 };
 
 /* Decided once per destination, port and policy, and kept for a short time per CPU. */

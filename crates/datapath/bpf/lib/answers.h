@@ -15,6 +15,8 @@
 #define ANSWER_OTHERS (60 * NANOSECONDS)
 /* An entry is written again only when it is older: not for every packet. */
 #define ANSWER_REFRESH (5 * NANOSECONDS)
+/* A power of two. */
+#define NOTED_MAX (sizeof(((struct noted *)0)->flows) / sizeof(__u64))
 
 static __always_inline __s64 age_of(const struct answer_value *answer, __u64 now)
 {
