@@ -75,8 +75,6 @@ pub struct Connection {
     told_shutdown: u32,
     response_due: bool,
     update_wanted: bool,
-    /// The guest isn't told by a packet of its own that it may send more: the peer has much to read.
-    holds_credit: bool,
     /// The guest is out of room and there is something to send to it.
     starving: bool,
     /// It has been asked for credit since it last spoke.
@@ -107,7 +105,6 @@ impl Connection {
             told_shutdown: 0,
             response_due: false,
             update_wanted: false,
-            holds_credit: false,
             starving: false,
             credit_asked: false,
         }
@@ -189,14 +186,6 @@ impl Connection {
         self.peer_receives = false;
     }
 
-    /// Keeps the news that the guest may send more, if there is any, while the peer has much to read; whether it
-    /// does. Bytes that the peer has no room for would have to be copied, and all that lie about are in no cache
-    /// when it comes to them.
-    pub fn hold_credit(&mut self, peer_is_behind: impl FnOnce() -> bool) -> bool {
-        self.holds_credit = self.credit.update_is_due() && peer_is_behind();
-        self.holds_credit
-    }
-
     /// Whether there is something to send for which the guest has no room.
     pub fn set_starving(&mut self, starving: bool) {
         self.starving = starving;
@@ -225,8 +214,7 @@ impl Connection {
         if bits & !self.told_shutdown != 0 {
             return Some((Operation::Shutdown, bits));
         }
-        let update_is_due = self.credit.update_is_due() && !self.holds_credit;
-        if self.update_wanted || (self.guest_sends && update_is_due) {
+        if self.update_wanted || (self.guest_sends && self.credit.update_is_due()) {
             return Some((Operation::CreditUpdate, 0));
         }
         if self.starving && !self.credit_asked && self.may_send_data() {

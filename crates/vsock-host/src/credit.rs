@@ -11,8 +11,7 @@
 //! buffer size", 6.19 and the stable kernels of 2026. So what a guest may send ahead is the smaller of both
 //! buffers: its window.
 //!
-//! An update goes to the guest by itself when half a window was passed on of which it doesn't know, unless its
-//! data fills the host's socket ([`crate::connection::Connection::hold_credit`]). So a guest
+//! An update goes to the guest by itself when half a window was passed on of which it doesn't know. So a guest
 //! that still has data knows of half a window, or its data waits for the host: it can't stall. Telling it of
 //! less would make it send less at once, and that little be passed on and told again: the silly window that TCP
 //! avoids likewise (RFC 9293, 3.8.6.2.2).

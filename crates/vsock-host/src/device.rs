@@ -375,8 +375,7 @@ impl Vm {
             if connection.is_established() || connection.is_gone() {
                 peer.shut(connection.shut_peer(backlog));
             }
-            let holds_credit = flow.connection.hold_credit(|| peer.is_behind());
-            if (backlog || holds_credit) && !peer.waits_for_room {
+            if backlog && !peer.waits_for_room {
                 peer.waits_for_room = true;
                 let token = Token::Flow(self.slot, number);
                 let _ = context.watch(peer.fd(), token, PEER_FLAGS | EventFlags::OUT);

@@ -310,23 +310,6 @@ impl Peer {
         Wrote::Bytes(passed)
     }
 
-    /// Whether a stream's descriptor is more than half full, and becoming writable will be reported.
-    #[must_use]
-    pub fn is_behind(&self) -> bool {
-        let mut queued: libc::c_int = 0;
-        // SAFETY: the kernel writes an int there, if it knows the request (unix(7), tcp(7)).
-        let known = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut queued) };
-        let Ok(room) = rustix::net::sockopt::socket_send_buffer_size(&self.fd) else {
-            return false;
-        };
-        let is_full = usize::try_from(queued).is_ok_and(|queued| queued > room / 2);
-        if self.framing != Framing::Stream || known != 0 || !is_full {
-            return false;
-        }
-        let mut now = [PollFd::new(&self.fd, PollFlags::OUT)];
-        rustix::event::poll(&mut now, Some(&Timespec::default())) == Ok(0)
-    }
-
     /// Forgets what waits.
     pub fn discard(&mut self) {
         self.backlog = Vec::new();

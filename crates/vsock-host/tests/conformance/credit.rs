@@ -132,27 +132,6 @@ fn a_peer_that_does_not_read_stops_the_guest_and_goes_on_later() {
 }
 
 #[test]
-fn a_guest_is_stopped_before_the_bytes_for_a_peer_that_does_not_read_have_to_be_copied() {
-    let mut host = Host::new(1);
-    let vm = host.vm();
-    let mut guest = vm.boot();
-    let (socket, mut peer) = connected(&vm, &mut guest);
-    let content = Content::new(6);
-    let all = content.take(5_000_000);
-    let mut sent = 0;
-    for _ in 0..50 {
-        sent += guest.try_send(socket, &all[sent..]).expect("sending");
-        guest.run_for(Duration::from_millis(10)).expect("running");
-    }
-    assert!(sent < all.len(), "all was taken though nobody reads");
-    assert_eq!(vm.traffic().buffered_bytes, 0);
-    let reader = std::thread::spawn(move || read_exact(&mut peer, 5_000_000));
-    guest.send(socket, &all[sent..]).expect("sending");
-    assert_eq!(content.wrong(0, &reader.join().expect("the peer")), None);
-    clean(&guest);
-}
-
-#[test]
 fn more_than_the_credit_resets_that_connection_alone() {
     let mut host = Host::new(1);
     let limits = Limits {
