@@ -9,9 +9,11 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    thread,
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
 use sandwire_testlab::{
     command,
     fake_guest::{FakeGuest, GuestNetwork},
@@ -147,8 +149,41 @@ fn user_mode_linux_guests_serve_and_fetch() {
         }
         assert_separate_guests(&slots);
         for guest in &mut guests {
+            // Else it counts what it doesn't have as memory, and sometimes has too little to start.
+            let console = guest.console();
+            assert!(!console.contains("exec-shield gap"), "{console}");
             guest.vmm().kill().unwrap();
         }
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn a_user_mode_linux_that_aborts_at_its_start_is_started_once_more() {
+    lab::run(|lab| {
+        let (_beyond, slots) = host_with_slots(lab, 1);
+        let network = GuestNetwork::default();
+        let initramfs = UserModeLinux::initramfs(lab.folder(), &network).unwrap();
+        let path = slots[0].namespace.path();
+        let start = |name: &str| {
+            UserModeLinux::start(&path, "vmtap0", lab.folder(), name, &initramfs).unwrap()
+        };
+        let signal = |guest: &mut UserModeLinux, signal: Signal| {
+            while !guest.console().contains("Kernel command line") {
+                thread::sleep(SECOND / 100);
+            }
+            let pid = i32::try_from(guest.vmm().pid()).unwrap();
+            kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
+        };
+        let mut guest = start("aborts");
+        signal(&mut guest, Signal::ABORT);
+        guest.wait_ready(60 * SECOND).unwrap();
+        drop(guest);
+
+        let mut guest = start("killed");
+        signal(&mut guest, Signal::KILL);
+        let error = guest.wait_ready(60 * SECOND).unwrap_err().to_string();
+        assert!(error.contains("SIGKILL"), "{error}");
     });
 }
 

@@ -1,8 +1,9 @@
 //! Real guests: Linux in user mode, a kernel as a process on a TAP.
 //!
 //! Debian's package `user-mode-linux`; user space is a static busybox. `gro=1` is needed: without it
-//! the guest drops the segmented frames that a host's TCP sends. Everything that differs between guests
-//! is on the kernel's command line, so all share one initramfs.
+//! the guest drops the segmented frames that a host's TCP sends. `setarch -R` is needed: the kernel counts the
+//! gap up to its heap, where the host puts it at random, as memory, and has too little left. Everything that
+//! differs between guests is on the kernel's command line, so all share one initramfs.
 //!
 //! A guest takes TCP on port 5001 and throws it away. It also tries again and again to connect to who
 //! is beyond the uplink, on a port for each size of write, and then writes zeros.
@@ -55,7 +56,8 @@ impl Linux {
         let console = folder.join(format!("{name}.console"));
         let output = File::create(&console).context("cannot write a guest's console")?;
         let sends_to = sends_to.map_or_else(String::new, |address| address.to_string());
-        let child = world::command_in(&sandbox.namespace, KERNEL)
+        let child = world::command_in(&sandbox.namespace, "setarch")
+            .args(["-R", KERNEL])
             .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
             .arg(format!("initrd={}", folder.join(INITRAMFS).display()))
             .arg(format!("vec0:transport=tap,ifname={},gro=1", sandbox.tap))

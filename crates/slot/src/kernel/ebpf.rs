@@ -73,6 +73,8 @@ pub(super) struct Ebpf {
     pub(super) is_watched: AtomicBool,
     /// Somebody follows the host's routing rules, for what children may reach.
     pub(super) follows_rules: AtomicBool,
+    /// Whoever tells the data path what these rules say.
+    pub(super) tells_rules: Mutex<()>,
     /// Why packets don't leave by uplinks as they might.
     pub(super) refusals: Mutex<uplinks::Refusals>,
     /// Why the programs could not be put on the uplinks.
@@ -110,6 +112,7 @@ impl Ebpf {
             xdp: Mutex::default(),
             is_watched: AtomicBool::new(false),
             follows_rules: AtomicBool::new(false),
+            tells_rules: Mutex::default(),
             refusals: Mutex::default(),
             xdp_failure: Mutex::default(),
             attached: Mutex::default(),

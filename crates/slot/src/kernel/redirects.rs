@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
     routing_rule::{self, PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version, Watcher},
 };
 
-use super::ebpf::Ebpf;
+use super::{ebpf::Ebpf, lock};
 use crate::error::NetworkError;
 
 /// How soon the watcher notices that nobody needs it any more.
@@ -25,6 +25,8 @@ const WATCH_AT_MOST: Duration = Duration::from_millis(500);
 
 /// Tells the data path what the rules say now.
 pub(super) fn tell(ebpf: &Ebpf, route: &mut Socket) -> Result<(), NetworkError> {
+    // One at a time: else the inspection could tell what they said before, after the watcher has told what they say.
+    let _telling = lock(&ebpf.tells_rules);
     let rules = routing_rule::list(route, TABLE_PROHIBITED)?;
     let redirects: Vec<Redirect> = rules.iter().filter_map(redirect_of).collect();
     Ok(ebpf.datapath.set_redirects(&redirects)?)

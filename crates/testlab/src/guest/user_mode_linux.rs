@@ -1,17 +1,20 @@
 //! User-mode Linux: a real kernel as a plain process on a TAP. Needs no virtualisation.
 //!
 //! Debian's package `user-mode-linux`. One CPU, 64 MiB, about 30 MB resident. `gro=1` is needed: without
-//! it the guest drops the segmented frames that a host's TCP sends.
+//! it the guest drops the segmented frames that a host's TCP sends. `setarch -R` is needed too: the kernel counts
+//! what lies between itself and its heap as memory of its own and has a page structure for each page of it. Where the
+//! host puts the heap at random, that is up to 1 GiB, and half of the 64 MiB are gone before the first program starts.
 
 use std::{
     fs::{self, File},
-    os::unix::process::CommandExt,
+    os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
-    process::Stdio,
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
+use rustix::process::Signal;
 
 use super::{
     Vmm,
@@ -24,6 +27,7 @@ use crate::{fake_guest::GuestNetwork, namespace, sandwire};
 /// A running user-mode Linux.
 #[derive(Debug)]
 pub struct UserModeLinux {
+    command: Command,
     vmm: Vmm,
     console: Console,
 }
@@ -80,9 +84,9 @@ impl UserModeLinux {
         initramfs: &Path,
     ) -> Result<Self> {
         let console = Console::at(folder.join(format!("{name}.console")));
-        let output = File::create(console.path())
-            .with_context(|| format!("create {}", console.path().display()))?;
-        let child = namespace::command_in(netns, "linux.uml")
+        let mut command = namespace::command_in(netns, "setarch");
+        command
+            .args(["-R", "linux.uml"])
             .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
             .arg(format!("initrd={}", initramfs.display()))
             .arg(format!("vec0:transport=tap,ifname={tap},gro=1"))
@@ -91,22 +95,31 @@ impl UserModeLinux {
             .env("TMPDIR", folder)
             .env("HOME", folder)
             .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output)
-            .process_group(0)
-            .spawn()
-            .context("start user-mode Linux")?;
+            .process_group(0);
+        let vmm = spawn(&mut command, &console)?;
         Ok(Self {
-            vmm: Vmm::new(child),
+            command,
+            vmm,
             console,
         })
     }
 
-    /// Waits until the guest's web server listens.
+    /// Waits until the guest's web server listens. A kernel that panics before is started once more, and that is
+    /// told: about one start in some thousand of this kernel ends so.
     ///
     /// # Errors
-    /// If it doesn't in time, or the guest ends; the error then holds its console.
+    /// If it doesn't in time, or the guest ends; the error then holds the end of its console.
     pub fn wait_ready(&mut self, patience: Duration) -> Result<()> {
+        let Err(error) = self.console.wait_ready(&mut self.vmm, patience) else {
+            return Ok(());
+        };
+        let status = self.vmm.ended()?;
+        if status.and_then(|status| status.signal()) != Some(Signal::ABORT.as_raw()) {
+            return Err(error);
+        }
+        eprintln!("started once more: {error}");
+        self.vmm.kill()?;
+        self.vmm = spawn(&mut self.command, &self.console)?;
         self.console.wait_ready(&mut self.vmm, patience)
     }
 
@@ -120,4 +133,15 @@ impl UserModeLinux {
     pub fn vmm(&mut self) -> &mut Vmm {
         &mut self.vmm
     }
+}
+
+fn spawn(command: &mut Command, console: &Console) -> Result<Vmm> {
+    let output = File::create(console.path())
+        .with_context(|| format!("create {}", console.path().display()))?;
+    let child = command
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()
+        .context("start user-mode Linux")?;
+    Ok(Vmm::new(child))
 }
