@@ -104,8 +104,8 @@ impl UserModeLinux {
         })
     }
 
-    /// Waits until the guest's web server listens. A kernel that panics before is started once more, and that is
-    /// told: about one start in some thousand of this kernel ends so.
+    /// Waits until the guest's web server listens. A kernel that aborts before is started once more, and that is told: one
+    /// in CI did, and why isn't known.
     ///
     /// # Errors
     /// If it doesn't in time, or the guest ends; the error then holds the end of its console.
