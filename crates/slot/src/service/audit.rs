@@ -21,7 +21,7 @@ use crate::{
     reclaim::SlotKey,
 };
 
-/// How often held slots are tried, pools that the host refused, and ports.
+/// How often held slots are tried, leases that could not be ended, pools that the host refused, and ports.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// A pool comes within milliseconds, and nothing is ready before the host has been looked at.
 const GATE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
@@ -32,6 +32,8 @@ const HOST_INTERVAL_MAX: Duration = Duration::from_secs(10);
 #[derive(Default)]
 struct Schedule {
     retry_at: Duration,
+    /// Leases that are due are ended from then on: after a failure not at once.
+    expire_at: Duration,
     host_at: Duration,
     had_round: bool,
     /// Slots still to be inspected in this round.
@@ -63,8 +65,12 @@ impl Shared {
     fn audit(&self, schedule: &mut Schedule) {
         let now = self.now();
         self.end_rests(now);
-        for lease in self.expired(now) {
-            self.expire(&lease, now);
+        if now >= schedule.expire_at {
+            for lease in self.expired(now) {
+                if !self.expire(&lease, now) {
+                    schedule.expire_at = now + RETRY_INTERVAL;
+                }
+            }
         }
         if now >= schedule.host_at {
             schedule.host_at = now
@@ -134,7 +140,8 @@ impl Shared {
         due.map(|(_, lease)| lease.clone()).collect()
     }
 
-    fn expire(&self, lease: &LeaseKey, now: Duration) {
+    /// Returns false if it failed and is to be tried again.
+    fn expire(&self, lease: &LeaseKey, now: Duration) -> bool {
         match self.release(lease, Why::Expired(now)) {
             Ok(released) => {
                 self.lock().counters.expiries += 1;
@@ -143,8 +150,12 @@ impl Shared {
             }
             // Its owner was faster.
             Err(ServiceError::NotFound { .. }) => {}
-            Err(error) => tracing::error!(%lease, %error, "cannot end a lease"),
+            Err(error) => {
+                tracing::error!(%lease, %error, "cannot end a lease; trying again");
+                return false;
+            }
         }
+        true
     }
 
     /// Ends leases whose sandbox was still running when they were released.
@@ -405,7 +416,8 @@ impl State {
             .pools
             .values()
             .filter_map(|entry| entry.pool.next_rest_end());
-        let expiry = self.expiries.first().map(|(at, _)| *at);
+        let expiry = self.expiries.first();
+        let expiry = expiry.map(|(at, _)| schedule.expire_at.max(*at));
         let repair = (!self.repairs.is_empty()).then_some(Duration::ZERO);
         let scheduled = [schedule.retry_at, schedule.host_at, schedule.inspect_at];
         rests

@@ -105,6 +105,27 @@ fn a_release_that_the_kernel_fails_is_tried_again() {
 }
 
 #[test]
+fn a_lease_whose_end_can_t_be_journaled_is_tried_again_after_a_while() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take(r#"web:a "ttl_seconds": 60"#).unwrap();
+    slots.shared.lock().journal.set_read_only(true);
+    host.advance(&slots, Duration::from_secs(60));
+    slots.wait_until("it failed", |state| state.counters.journal_failures > 0);
+    // No time goes by on the host.
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(slots.counters().journal_failures, 1);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("it failed again", |state| {
+        state.counters.journal_failures > 1
+    });
+    slots.shared.lock().journal.set_read_only(false);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the lease has ended", |state| state.counters.expiries == 1);
+    assert!(slots.leases(ROOT).is_empty());
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_tear_down_that_fails_is_tried_again_and_told() {
     let (host, slots) = Host::with_pool(1);
     host.kernel.fail("tear down", true);
