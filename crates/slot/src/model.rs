@@ -25,7 +25,10 @@ use sandwire_api::{
 use crate::{
     clock::Clock,
     error::NetworkError,
-    network::{Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, Withdrawal},
+    network::{
+        Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, TracedPacket,
+        Withdrawal,
+    },
     plan::{Plan, SlotPlan},
 };
 
@@ -515,6 +518,14 @@ impl Network for ModelNetwork {
         self.leave("move")
     }
 
+    fn set_trace(&self, _: &SlotPlan, _: bool) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
+    fn trace_events(&self) -> Result<Box<dyn TraceSource>, NetworkError> {
+        Ok(Box::new(NoTraces))
+    }
+
     fn inspect_host(&self, _pools: &[PoolSpec]) -> Vec<Defect> {
         let fails = self.kernel.lock().failing.contains("host");
         if fails {
@@ -522,6 +533,16 @@ impl Network for ModelNetwork {
         } else {
             Vec::new()
         }
+    }
+}
+
+/// Of packets, of which the model has none.
+struct NoTraces;
+
+impl TraceSource for NoTraces {
+    fn next_event(&mut self, at_most: Duration) -> Result<Option<TracedPacket>, NetworkError> {
+        std::thread::sleep(at_most);
+        Ok(None)
     }
 }
 

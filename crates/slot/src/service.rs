@@ -107,7 +107,7 @@ struct Shared {
     /// Held to read while a channel is opened, closed or changed, and to write while all are compared
     /// with the journal.
     channels_gate: RwLock<()>,
-    /// Who watches packets. Locked after `state`, if both are.
+    /// Who watches packets. Locked before `state`, if both are.
     traces: Mutex<trace::Traces>,
 }
 

@@ -99,6 +99,10 @@ impl Ebpf {
         let used = opened.datapath.used();
         let firsts = used.iter().filter(|(_, nic)| nic.position == 0);
         let slots = firsts.map(|(index, nic)| ((nic.pool, nic.slot), (*index, nic.count)));
+        // Who watched an earlier daemon's does so no longer.
+        for (index, _) in &used {
+            opened.datapath.set_flag(*index, NicFlag::Trace, false);
+        }
         let learns = |nic: &abi::Nic| nic.flags & NicFlag::Learn.number() != 0;
         let until = Instant::now() + LEARN_FOR;
         let learning = used.iter().filter(|(_, nic)| learns(nic));

@@ -29,6 +29,9 @@ pub(super) struct Events {
     reader: TraceReader,
     route: Socket,
     names: HashMap<u32, String>,
+    /// When it was opened, by the kernel's clock in nanoseconds. What is older was for others, and nobody has read it;
+    /// its interface may be another slot's by now.
+    opened: u64,
     /// From the kernel's clock to that of people, in nanoseconds.
     since_epoch: u64,
 }
@@ -40,6 +43,7 @@ impl Events {
         let monotonic = clock_gettime(ClockId::Monotonic);
         let seconds = u64::try_from(monotonic.tv_sec).unwrap_or_default();
         let nanoseconds = u64::try_from(monotonic.tv_nsec).unwrap_or_default();
+        let opened = seconds * 1_000_000_000 + nanoseconds;
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
@@ -49,11 +53,15 @@ impl Events {
             reader,
             route: Socket::route()?,
             names: HashMap::new(),
-            since_epoch: now.saturating_sub(seconds * 1_000_000_000 + nanoseconds),
+            opened,
+            since_epoch: now.saturating_sub(opened),
         })
     }
 
     fn describe(&mut self, event: &TraceEvent) -> Option<TracedPacket> {
+        if event.time < self.opened {
+            return None;
+        }
         let (pool, slot, nic) = self.ebpf.owner(NicIndex(event.nic));
         let captured = usize::try_from(event.captured).unwrap_or(usize::MAX);
         let frame = &event.frame[..captured.min(event.frame.len())];

@@ -17,7 +17,7 @@ use std::{
 
 use sandwire_api::{name::Name, trace::TracePacket};
 
-use super::{Caller, Shared, Slots};
+use super::{Caller, Shared, Slots, State, no_lease};
 use crate::{
     error::ServiceError,
     lease::LeaseKey,
@@ -132,7 +132,7 @@ impl Shared {
     }
 
     /// Also returns the thread that reads the stream, if it is a new one.
-    fn watch(
+    pub(super) fn watch(
         self: &Arc<Self>,
         key: &LeaseKey,
         slot: SlotPlan,
@@ -145,6 +145,10 @@ impl Shared {
         let (sender, packets) = sync_channel(QUEUE);
         let lost = Arc::new(AtomicU64::new(0));
         let mut traces = self.traces();
+        // If the lease ends from here on, so does its trace: the slot's next tenant may be another's.
+        if !self.lock().has_slot(key, &slot) {
+            return Err(no_lease(key));
+        }
         let mut reader = None;
         if !traces.is_read {
             let source = self.network.trace_events().map_err(failed)?;
@@ -210,6 +214,14 @@ impl Shared {
     /// Ends the traces of a slot whose lease has ended.
     pub(super) fn end_traces(&self, slot: &SlotPlan) {
         self.traces().watchers.remove(&place_of(slot));
+    }
+}
+
+impl State {
+    fn has_slot(&self, key: &LeaseKey, slot: &SlotPlan) -> bool {
+        let lease = self.leases.get(key);
+        let of_lease = lease.and_then(|lease| self.slot_plan(&lease.record).ok());
+        of_lease.is_some_and(|of_lease| place_of(&of_lease) == place_of(slot))
     }
 }
 

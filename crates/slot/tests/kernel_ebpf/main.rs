@@ -11,5 +11,6 @@ mod moves;
 mod published;
 mod reach;
 mod switch;
+mod trace;
 mod uplinks;
 mod xdp;

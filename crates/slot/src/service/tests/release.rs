@@ -126,6 +126,23 @@ fn a_lease_whose_end_can_t_be_journaled_is_tried_again_after_a_while() {
 }
 
 #[test]
+fn a_lease_that_has_just_ended_can_t_be_traced() {
+    let (_host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    let (key, slot) = {
+        let state = slots.shared.lock();
+        let record = &state.leases.values().next().unwrap().record;
+        (record.key.clone(), state.slot_plan(record).unwrap())
+    };
+    let trace = slots.shared.watch(&key, slot.clone()).unwrap();
+    slots.give_back("a").unwrap();
+    assert_eq!(trace.0.next(Duration::ZERO), Traced::End);
+    // Whoever asked for it saw the lease a moment before.
+    let late = slots.shared.watch(&key, slot).err();
+    assert_eq!(late.map(|error| error.code()), Some(ErrorCode::NotFound));
+}
+
+#[test]
 fn a_tear_down_that_fails_is_tried_again_and_told() {
     let (host, slots) = Host::with_pool(1);
     host.kernel.fail("tear down", true);

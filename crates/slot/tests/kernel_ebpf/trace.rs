@@ -1,0 +1,92 @@
+//! Traces that nobody reads any more.
+
+use std::time::{Duration, Instant};
+
+use sandwire_slot::{
+    kernel::KernelNetwork,
+    network::{Network, TracedPacket},
+    plan::{Plan, SlotPlan},
+};
+use sandwire_testlab::lab;
+
+use crate::fixture::{
+    EBPF_KINDS, prepare,
+    sandbox::{Sandbox, tenancy},
+    talk::PATIENCE,
+    tear_down, web,
+};
+
+/// How long nothing must come that is on its way already.
+const QUIET: Duration = Duration::from_millis(300);
+
+fn clean_up(network: &KernelNetwork, plan: &Plan, sandbox: Sandbox) {
+    let Sandbox { slot, guest } = sandbox;
+    guest.detach().unwrap();
+    tear_down(network, &[slot]);
+    network.remove_pool(plan).unwrap();
+}
+
+/// The first packet that a new reader is told of within the time, as a watcher is who begins now.
+fn first_traced(
+    network: &KernelNetwork,
+    slot: &SlotPlan,
+    within: Duration,
+) -> Option<TracedPacket> {
+    let mut events = network.trace_events().unwrap();
+    let deadline = Instant::now() + within;
+    while Instant::now() < deadline {
+        let traced = events.next_event(Duration::from_millis(50)).unwrap();
+        let is_its =
+            |traced: &TracedPacket| (traced.pool, traced.slot) == (slot.pool_number, slot.number.0);
+        if let Some(traced) = traced.filter(is_its) {
+            return Some(traced);
+        }
+    }
+    None
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_trace_doesn_t_begin_with_what_an_earlier_one_left() {
+    lab::run(|_| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            let slot = &sandbox.slot;
+            let gateway = slot.nics[0].ipv4.unwrap().gateway.into();
+            network.set_trace(slot, true).unwrap();
+            sandbox.guest.ping(gateway, PATIENCE).unwrap();
+            // Its reader has gone before it saw that.
+            network.set_trace(slot, false).unwrap();
+            assert_eq!(first_traced(&network, slot, QUIET), None, "{kind}");
+            clean_up(&network, &plan, sandbox);
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_trace_ends_with_the_daemon() {
+    lab::run(|_| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let before = prepare(&plan);
+            let sandbox = Sandbox::start(&before, &plan, 0);
+            let slot = &sandbox.slot;
+            let gateway = slot.nics[0].ipv4.unwrap().gateway.into();
+            before.set_trace(slot, true).unwrap();
+            sandbox.guest.ping(gateway, PATIENCE).unwrap();
+            drop(before);
+
+            let after = prepare(&plan);
+            after.adopt(slot, Some(&tenancy(&after, &plan))).unwrap();
+            let mut events = after.trace_events().unwrap();
+            sandbox.guest.ping(gateway, PATIENCE).unwrap();
+            let traced = events.next_event(QUIET).unwrap();
+            assert_eq!(traced, None, "nobody watches {kind}");
+            assert_eq!(after.inspect(slot).defects, []);
+            clean_up(&after, &plan, sandbox);
+        }
+    });
+}
