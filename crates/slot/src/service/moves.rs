@@ -5,7 +5,10 @@
 //! serves both data paths, each slot is moved by itself, and moving one again is harmless: whatever
 //! interrupts a move, the auditor goes on with it. Ready slots are simply built anew.
 
-use std::sync::{Arc, PoisonError};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use sandwire_api::{
     name::Name,
@@ -13,7 +16,7 @@ use sandwire_api::{
     slot::{DataPath, SlotKind},
 };
 
-use super::{Shared, Slots, State};
+use super::{Shared, Slots, State, policies::Held};
 use crate::{
     error::{PlanError, ServiceError},
     lease::LeaseKey,
@@ -209,7 +212,12 @@ impl Shared {
             return Ok(());
         }
         let held = self.hold_policy(&plan, &plan.spec.policy)?;
-        self.lock().pool_mut(name)?.policy = Some(held);
+        let mut state = self.lock();
+        // Of an earlier try.
+        if let Some(before) = state.pool_mut(name)?.policy.replace(held) {
+            state.policies.give_up(&before, self.now());
+        }
+        drop(state);
         let keys = self.lock().leases_of(name);
         for key in keys {
             let policy = self
@@ -219,9 +227,7 @@ impl Shared {
                 .and_then(|lease| lease.record.policy.clone());
             if let Some(policy) = policy {
                 let held = self.hold_policy(&plan, &policy)?;
-                if let Some(lease) = self.lock().leases.get_mut(&key) {
-                    lease.policy = Some(held);
-                }
+                self.lock().adopt_policy(&key, held, self.now());
             }
         }
         let slots = self.lock().slots_to_adopt(name);
@@ -285,6 +291,17 @@ impl State {
             .filter(|lease| lease.record.pool == *pool)
             .map(|lease| lease.record.key.clone())
             .collect()
+    }
+
+    /// Has a lease hold a policy of its own, instead of one from an earlier try.
+    fn adopt_policy(&mut self, key: &LeaseKey, held: Held, now: Duration) {
+        let unused = match self.leases.get_mut(key) {
+            Some(lease) => lease.policy.replace(held),
+            None => Some(held),
+        };
+        if let Some(unused) = unused {
+            self.policies.give_up(&unused, now);
+        }
     }
 
     pub(super) fn slot_and_tenancy(&self, key: &LeaseKey) -> Option<(SlotPlan, Option<Tenancy>)> {

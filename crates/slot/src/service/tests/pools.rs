@@ -102,6 +102,27 @@ fn a_deletion_that_fails_leaves_a_pool_that_works() {
 }
 
 #[test]
+fn a_deletion_that_fails_leaves_a_pool_that_holds_its_policy_once() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 1);
+    spec.data_path = sandwire_api::slot::DataPath::Ebpf;
+    slots.create_pool(&spec).unwrap();
+    host.kernel.fail("remove pool", true);
+    assert_eq!(code(slots.delete_pool(&spec.name)), ErrorCode::Internal);
+    host.advance_until(&slots, "it is prepared again", |state| {
+        state.pools[&spec.name].not_added.is_none()
+    });
+    slots.await_ready("web", 1);
+    spec.policy.clone_to_clone = true;
+    slots.set_pool_policy(&spec.name, spec.policy).unwrap();
+    host.advance_until(&slots, "the old policy is gone", |_| {
+        host.kernel.lock().policies.len() == 1
+    });
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_pool_of_the_configuration_is_created_adapted_or_made_anew() {
     let host = Host::new();
     let slots = host.start();
