@@ -21,6 +21,15 @@ static __always_inline void note_peer(struct socket_state *socket, enum outcome 
 		socket->flags &= ~SOCKET_PEER_LOOPBACK;
 }
 
+/* From a socket that is bound to a multicast address, the kernel would connect by an address of the host. UDP may want to
+ * hear one sender to the group; what it sends is stopped. */
+static __always_inline int may_keep_source4(struct bpf_sock_addr *ctx, __u32 source)
+{
+	if (ctx->protocol == IPPROTO_TCP && is_multicast4(source))
+		return refuse(REFUSED_SOURCE, EADDRNOTAVAIL);
+	return 1;
+}
+
 static __always_inline int connect4(struct bpf_sock_addr *ctx, const struct identity *identity,
 				    struct socket_state *socket)
 {
@@ -37,7 +46,7 @@ static __always_inline int connect4(struct bpf_sock_addr *ctx, const struct iden
 	SET(ctx->user_ip4, ip);
 	note_peer(socket, outcome);
 	if (ctx->sk->src_ip4)
-		return 1;
+		return may_keep_source4(ctx, ctx->sk->src_ip4);
 	source.sin_addr.s_addr = source4(identity, outcome);
 	if (!source.sin_addr.s_addr)
 		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);

@@ -102,7 +102,7 @@ static __always_inline int may_reach_host(struct bpf_sk_lookup *ctx)
 		ip = ctx->remote_ip4;
 		LOADED(ip);
 		address.words[2] = MAPPED;
-		address.words[3] = ip;
+		address.words[3] = is_loopback4(ip) ? network24(ip) : ip;
 	} else {
 		address.words[0] = ctx->remote_ip6[0];
 		address.words[1] = ctx->remote_ip6[1];
