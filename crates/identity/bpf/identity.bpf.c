@@ -167,7 +167,6 @@ SEC("cgroup_skb/egress")
 int on_egress(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
-	struct socket_state *socket;
 	struct identity *identity;
 	struct counters *counted;
 
@@ -176,10 +175,9 @@ int on_egress(struct __sk_buff *skb)
 		return 1;
 	if (!is_tcp(sk)) {
 		identity = active_identity();
-		socket = identity ? socket_of(sk, identity) : 0;
-		if (!socket)
+		if (!identity || !socket_of(sk, identity))
 			return 1;
-		if (!guard_egress(skb, identity, socket, sk))
+		if (!guard_egress(skb, identity, sk))
 			return 0;
 	}
 	counted = bpf_get_local_storage(&counters, 0);

@@ -1,4 +1,4 @@
-//! Ways around a policy that an application can try without any privilege: sources of its own choice.
+//! Ways around a policy that an application can try without any privilege: sources of its own choice, and races.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 #[path = "netns_sockets/stage.rs"]
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sandwire_identity::{Identities, Refusal};
 use sandwire_testlab::lab;
+use serde_json::json;
 
 use self::stage::{Application, Cgroups, folder, new_identity, policy};
 
@@ -65,5 +66,44 @@ fn a_source_of_ones_own_choice_does_not_lead_to_services_of_the_host() {
         identities.set_policy("web", &open).unwrap();
         let reached = dial_from("127.0.0.1", "192.0.2.1");
         assert_eq!(reached, "reached as 127.0.0.1");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_peer_that_may_be_reached_is_no_pass_for_the_one_that_follows_it() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut cgroups = Cgroups::new();
+        let web = cgroups.make("web");
+        let mut new = new_identity(&web, &["10.77.0.1"]);
+        new.policy = policy(
+            r#"{"egress": {"rules": [{"action": "deny", "prefixes": ["192.0.2.2/32"], "ports": ["udp/9001"]}]}}"#,
+        );
+        Identities::new(folder()).add(&new).unwrap();
+        let mut peer = Application::start(None, Some("peer"));
+        peer.run("allowed = udp('192.0.2.2', 9000); denied = udp('192.0.2.2', 9001)");
+        let mut web = Application::start(Some(&web), None);
+        // Another process sends by the same socket meanwhile.
+        let passed = web.run(
+            "\
+import os, signal
+c = fresh(SOCK_DGRAM, AF_INET); c.settimeout(None); c.connect(('192.0.2.2', 9000))
+sender = os.fork()
+while sender == 0:
+    try: c.send(b'allowed')
+    except OSError: pass
+r = 0
+for _ in range(20000):
+    c.connect(('192.0.2.2', 9000))
+    c.connect(('192.0.2.2', 9001))
+    try:
+        c.send(b'denied')
+        r += 1
+    except PermissionError: pass
+os.kill(sender, signal.SIGKILL); os.waitpid(sender, 0)",
+        );
+        let heard = peer.run("r = hears(denied)");
+        assert_eq!((passed, heard), (json!(0), json!("TIMEOUT")));
     });
 }

@@ -78,8 +78,8 @@ struct socket_state {
 	__u32 flags;
 	/* The port that it asked for, in the host's order, if it has another instead; else 0. */
 	__u32 port;
-	/* The policy that let the peer of a connected UDP socket pass; 0 if none did. */
-	__u32 judged;
+	/* Maps that are pinned keep their size. */
+	__u32 unused;
 	/* Its own cookie, once it counts as a listener: an accepted socket has a copy of this, and another cookie. */
 	__u64 listener;
 	/* Family and port of peers at the identity's own address that it knows by its loopback address. */

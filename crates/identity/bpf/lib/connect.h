@@ -14,7 +14,6 @@ static __always_inline __u32 source4(const struct identity *identity, enum outco
 
 static __always_inline void note_peer(struct socket_state *socket, enum outcome outcome)
 {
-	socket->judged = 0;
 	if (outcome == OUTCOME_OWN)
 		socket->flags |= SOCKET_PEER_LOOPBACK;
 	else

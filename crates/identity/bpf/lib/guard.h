@@ -192,44 +192,23 @@ static __always_inline int guard_ingress(struct __sk_buff *skb, const struct ide
 	return 1;
 }
 
-/* Whether it goes to the one that the socket is connected to. */
-static __always_inline int is_to_peer(struct bpf_sock *sk, const struct packet *packet)
-{
-	__u32 peer[4] = {0, 0, MAPPED, sk->dst_ip4};
-
-	if (sk->state != BPF_TCP_ESTABLISHED || packet->destination_port != sk->dst_port)
-		return 0;
-	if (sk->family != AF_INET) {
-		peer[0] = sk->dst_ip6[0];
-		peer[1] = sk->dst_ip6[1];
-		peer[2] = sk->dst_ip6[2];
-		peer[3] = sk->dst_ip6[3];
-	}
-	return is_same6(peer, packet->destination);
-}
-
+/* Also of sockets that are connected: no program is told when the kernel has exchanged the peer, so what is remembered of
+ * one that passed, while another thread sends there, would let the next one pass. */
 static __always_inline int may_send(struct __sk_buff *skb, const struct identity *identity,
-				    struct socket_state *socket, struct bpf_sock *sk,
-				    const struct packet *packet)
+				    struct bpf_sock *sk, const struct packet *packet)
 {
-	const struct policy *policy = policy_of(identity->number);
 	struct destination to = {
 		.port = bpf_ntohs(packet->destination_port),
 		.protocol = packet->protocol,
 		.is_later = packet->is_later,
 	};
-	int is_peer = packet->protocol == IPPROTO_UDP && is_to_peer(sk, packet);
 	int verdict;
 
-	if (policy && is_peer && socket->judged == policy->index)
-		return 1;
 	__builtin_memcpy(&to.address, packet->destination, sizeof(to.address));
-	verdict = judge(identity->number, policy, &to, skb->ifindex == LOOPBACK_INTERFACE);
-	if (verdict == PASSES) {
-		if (policy && is_peer)
-			socket->judged = policy->index;
+	verdict = judge(identity->number, policy_of(identity->number), &to,
+			skb->ifindex == LOOPBACK_INTERFACE);
+	if (verdict == PASSES)
 		return 1;
-	}
 	if (packet->protocol == IPPROTO_UDP && !packet->is_later &&
 	    has_called(sk, packet->destination, packet->destination_port))
 		return 1;
@@ -239,7 +218,7 @@ static __always_inline int may_send(struct __sk_buff *skb, const struct identity
 
 /* All but TCP, which has its source from bind or connect, and was judged there. */
 static __always_inline int guard_egress(struct __sk_buff *skb, const struct identity *identity,
-					struct socket_state *socket, struct bpf_sock *sk)
+					struct bpf_sock *sk)
 {
 	struct packet packet;
 
@@ -249,7 +228,7 @@ static __always_inline int guard_egress(struct __sk_buff *skb, const struct iden
 		return 0;
 	}
 	return is_own_loopback(identity, packet.destination) ||
-	       may_send(skb, identity, socket, sk, &packet);
+	       may_send(skb, identity, sk, &packet);
 }
 
 #endif
