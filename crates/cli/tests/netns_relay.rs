@@ -154,6 +154,62 @@ fn leases_of_every_data_path_are_relayed_by_name() {
     });
 }
 
+/// A guest's clones send from one port, and a lease may have the address that another had a moment before.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn datagrams_are_of_the_lease_that_has_the_address_now() {
+    lab::run_within(Duration::from_secs(300), |lab| {
+        let world = World::without_pools(lab);
+        add_destinations(&world);
+        let mut spec = pool("boxes", "container", 0, 1, &routed());
+        spec["quarantine_seconds"] = json!(0);
+        world.daemon.create_pool(&spec).unwrap();
+        world.route_back(0);
+        let folder = lab.folder().join("relay");
+        let limits = "[limits]\nudp_idle_seconds = 20";
+        configure(&folder, &world, &prefixes(0), limits);
+        let _peer = start(&folder, "peer", Some(&world.beyond.path()));
+        let _host = start(&folder, "host", None);
+        let mut addresses = Vec::new();
+        for name in ["one", "two"] {
+            let space = lab.namespace(name);
+            world.daemon.wait_pool("boxes", 1, PATIENCE).unwrap();
+            let again = addresses
+                .first()
+                .map_or_else(String::new, |address| format!(" --clone-address {address}"));
+            let line = format!("acquire boxes {name} --netns {name}{again}");
+            addresses = addresses_of(&world.daemon.json(&line).unwrap());
+            // So long it takes until the relay has asked the daemon.
+            std::thread::sleep(2 * SECOND);
+            wait_until("datagrams come back", PATIENCE, || {
+                let exchange = || {
+                    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000))?;
+                    socket.set_read_timeout(Some(SECOND))?;
+                    drop(socket.send_to(name.as_bytes(), (DESTINATIONS[0], ECHO_PORT)));
+                    let mut room = [0; 16];
+                    Ok(socket.recv(&mut room).is_ok())
+                };
+                space.inside(exchange).unwrap()
+            });
+            world.daemon.json(&format!("release {name}")).unwrap();
+        }
+        let senders = |side: &str| -> Vec<String> {
+            let report = fs::read_to_string(folder.join(side)).unwrap_or_default();
+            let lines = report.lines();
+            let lines = lines.map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+            lines
+                .map(|line| format!("{} {}", line["sender"], line["outcome"]).replace('"', ""))
+                .collect()
+        };
+        wait_until("the flows have ended", PATIENCE, || {
+            senders("host.report").len() > 1 || senders("host.report") == ["boxes/one idle"]
+        });
+        let found = senders("host.report");
+        assert_eq!(found, ["boxes/one cut", "boxes/two idle"]);
+        assert_eq!(senders("peer.report")[..1], ["boxes/one cut"]);
+    });
+}
+
 fn add_destinations(world: &World) {
     for (address, version) in [("198.51.100.7/32", ""), ("2001:db8:5::7/128", "-6 ")] {
         let line = format!("ip {version}address add {address} dev lo");

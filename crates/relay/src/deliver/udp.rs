@@ -166,6 +166,7 @@ impl Session<'_> {
         let known = self.origins.get(&datagram.source).cloned();
         if let Some(origin) = &known
             && let Some(flow) = origin.lock().get_mut(&destination)
+            && *flow.subject.sender == *datagram.sender
         {
             flow.last = Instant::now();
             flow.bytes_out += datagram.payload.len() as u64;
@@ -201,8 +202,11 @@ impl Session<'_> {
             self.forget(&origin);
             return false;
         }
-        flows.insert(destination, flow);
         self.here.metrics.flows_open.add(1);
+        // Another sender has the address meanwhile.
+        if let Some(before) = flows.insert(destination, flow) {
+            end(self.here, &before, "cut");
+        }
         true
     }
 

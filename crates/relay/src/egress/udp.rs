@@ -97,12 +97,7 @@ impl Flows {
                 is_alive
             });
             for flow in ended {
-                host.metrics.flows_open.subtract(1);
-                let bytes = (
-                    flow.bytes_out.load(Ordering::Relaxed),
-                    flow.bytes_back.load(Ordering::Relaxed),
-                );
-                host.report.add(&flow.subject, "idle", bytes);
+                end(host, &flow, "idle");
             }
         }
     }
@@ -228,17 +223,21 @@ fn take(
 }
 
 fn find_flow(host: &Host, flows: &Flows, entrance: Entrance, pair: Pair) -> Option<Arc<Flow>> {
-    if let Some(flow) = flows.lock().get(&pair) {
-        return Some(flow.clone());
-    }
     let (source, destination) = pair;
+    let known = flows.lock().get(&pair).cloned();
+    let sender = host
+        .sender_of(entrance)
+        .or_else(|| host.senders.find(source.ip()));
+    // Another lease may have the address meanwhile, and a clone of the same guest sends from the same port.
+    if let Some(flow) = known
+        && sender.as_ref() == Some(&flow.subject.sender)
+    {
+        return Some(flow);
+    }
     let Some(via) = host.via(entrance, Protocol::Udp, source, destination) else {
         host.metrics.dropped_policy.add(1);
         return None;
     };
-    let sender = host
-        .sender_of(entrance)
-        .or_else(|| host.senders.find(source.ip()));
     let Some(sender) = sender else {
         host.metrics.dropped_unknown.add(1);
         return None;
@@ -262,9 +261,21 @@ fn find_flow(host: &Host, flows: &Flows, entrance: Entrance, pair: Pair) -> Opti
         bytes_back: AtomicU64::new(0),
         _share: share,
     });
-    flows.lock().insert(pair, flow.clone());
+    let before = flows.lock().insert(pair, flow.clone());
     host.metrics.flows_open.add(1);
+    if let Some(before) = before {
+        end(host, &before, "cut");
+    }
     Some(flow)
+}
+
+fn end(host: &Host, flow: &Flow, outcome: &'static str) {
+    let bytes = (
+        flow.bytes_out.load(Ordering::Relaxed),
+        flow.bytes_back.load(Ordering::Relaxed),
+    );
+    host.metrics.flows_open.subtract(1);
+    host.report.add(&flow.subject, outcome, bytes);
 }
 
 /// Passes answers of a peer on until its channel is gone; says why that is.
