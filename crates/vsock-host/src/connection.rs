@@ -77,7 +77,7 @@ pub struct Connection {
     update_wanted: bool,
     /// The guest is out of room and there is something to send to it.
     starving: bool,
-    /// It has been asked for credit since it last spoke.
+    /// It has been asked for credit since it last had room.
     credit_asked: bool,
 }
 
@@ -113,7 +113,6 @@ impl Connection {
     /// A packet of the guest, except REQUEST of a connection that didn't exist. `payload` is its length in
     /// bytes for RW; its buffer numbers must have been given to [`Credit::hear`] before.
     pub fn from_guest(&mut self, operation: Operation, bits: u32, payload: u32) -> Verdict {
-        self.credit_asked = false;
         match (self.phase, operation) {
             (Phase::Gone | Phase::Resetting, Operation::Reset) | (_, Operation::Reset) => {
                 self.phase = Phase::Gone;
@@ -186,9 +185,12 @@ impl Connection {
         self.peer_receives = false;
     }
 
-    /// Whether there is something to send for which the guest has no room.
+    /// Whether there is something to send for which the guest has no room. It is asked for credit once and not
+    /// again until it has had room: its answer may be that it still has none, and asking on would keep both busy
+    /// for as long as its user doesn't read. When its user does, it says so by itself.
     pub fn set_starving(&mut self, starving: bool) {
         self.starving = starving;
+        self.credit_asked &= starving;
     }
 
     /// What to tell the guest now, if anything; with the bits of SHUTDOWN. `backlog` is whether data of the

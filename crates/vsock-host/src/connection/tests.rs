@@ -141,7 +141,7 @@ fn a_peer_that_is_gone_ends_both_ways_and_data_is_dropped_with_its_credit_given_
 }
 
 #[test]
-fn a_guest_without_room_is_asked_for_credit_once_until_it_speaks() {
+fn a_guest_without_room_is_asked_for_credit_once_until_it_has_had_room() {
     let mut connection = established();
     connection.set_starving(true);
     assert_eq!(
@@ -150,6 +150,10 @@ fn a_guest_without_room_is_asked_for_credit_once_until_it_speaks() {
     );
     assert_eq!(hear(&mut connection, false), []);
     connection.from_guest(Operation::CreditUpdate, 0, 0);
+    connection.set_starving(true);
+    assert_eq!(hear(&mut connection, false), [], "it said that it has none");
+    connection.set_starving(false);
+    connection.set_starving(true);
     assert_eq!(
         hear(&mut connection, false),
         [(Operation::CreditRequest, 0)]

@@ -103,6 +103,37 @@ fn a_guest_that_does_not_read_stops_its_peer_and_goes_on_later() {
 }
 
 #[test]
+fn a_guest_that_does_not_read_is_asked_for_credit_once_and_not_without_end() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    let content = Content::new(6);
+    let length = 1_000_000;
+    let writer = std::thread::spawn(move || {
+        peer.write_all(&content.take(length)).expect("writing");
+    });
+    guest
+        .wait_until("a full buffer", |guest| {
+            guest.socket(socket).received == 256 * 1024
+        })
+        .expect("receiving");
+    let before = vm.traffic();
+    guest.run_for(Duration::from_millis(300)).expect("running");
+    let after = vm.traffic();
+    let asked = after.ingress_packets - before.ingress_packets;
+    let answered = after.egress_packets - before.egress_packets;
+    assert!(
+        asked < 10 && answered < 10,
+        "{asked} and {answered} packets"
+    );
+    let got = guest.receive_to_end(socket).expect("receiving");
+    assert_eq!((got.len(), content.wrong(0, &got)), (length, None));
+    writer.join().expect("the writer");
+    clean(&guest);
+}
+
+#[test]
 fn a_peer_that_does_not_read_stops_the_guest_and_goes_on_later() {
     let mut host = Host::new(1);
     let limits = Limits {
