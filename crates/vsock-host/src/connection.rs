@@ -183,6 +183,7 @@ impl Connection {
     /// given up by whoever has it, with [`Credit::forward`].
     pub fn peer_stopped_receiving(&mut self) {
         self.peer_receives = false;
+        self.credit.hold(0);
     }
 
     /// Whether there is something to send for which the guest has no room. It is asked for credit once and not

@@ -14,7 +14,8 @@
 //! An update goes to the guest by itself when half a window was passed on of which it doesn't know. So a guest
 //! that still has data knows of half a window, or its data waits for the host: it can't stall. Telling it of
 //! less would make it send less at once, and that little be passed on and told again: the silly window that TCP
-//! avoids likewise (RFC 9293, 3.8.6.2.2).
+//! avoids likewise (RFC 9293, 3.8.6.2.2). What is here of a message that isn't whole waits for the guest itself, so
+//! it comes off the window: half of the rest.
 
 /// Counters of one connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub struct Credit {
     forwarded: u32,
     /// What the guest knows that we passed on.
     told: u32,
+    /// Of what waits, what belongs to a message that isn't whole.
+    held: u32,
     /// What the guest takes.
     peer_buf_alloc: u32,
     /// What the guest passed on.
@@ -48,6 +51,7 @@ impl Credit {
             received: 0,
             forwarded: 0,
             told: 0,
+            held: 0,
             peer_buf_alloc: 0,
             peer_forwarded: 0,
             sent: 0,
@@ -97,6 +101,11 @@ impl Credit {
         self.forwarded = self.forwarded.wrapping_add(bytes);
     }
 
+    /// So much of what waits can't be passed on before the guest has sent the rest of a message.
+    pub fn hold(&mut self, bytes: u32) {
+        self.held = bytes;
+    }
+
     /// That much was sent to the guest.
     pub fn send(&mut self, bytes: u32) {
         debug_assert!(bytes <= self.may_send(), "sent beyond the guest's credit");
@@ -120,7 +129,13 @@ impl Credit {
     #[must_use]
     pub fn update_is_due(&self) -> bool {
         let untold = self.forwarded.wrapping_sub(self.told);
-        untold != 0 && untold >= self.window() / 2
+        untold != 0 && untold >= self.window().saturating_sub(self.held) / 2
+    }
+
+    /// What the guest takes in all; a message that is longer never is whole there.
+    #[must_use]
+    pub fn peer_buf_alloc(&self) -> u32 {
+        self.peer_buf_alloc
     }
 
     /// What the guest sends ahead at most.
@@ -158,6 +173,20 @@ mod tests {
         assert!(!credit.update_is_due(), "it would send as little again");
         credit.forward(1);
         assert!(credit.update_is_due());
+        credit.tell();
+        assert!(!credit.update_is_due());
+    }
+
+    #[test]
+    fn a_guest_in_the_middle_of_a_message_is_told_of_half_of_what_is_left() {
+        let mut credit = Credit::new(1000);
+        credit.hear(1000, 0);
+        credit.receive(10).expect("within credit");
+        credit.forward(10);
+        assert!(!credit.update_is_due());
+        credit.receive(990).expect("within credit");
+        credit.hold(990);
+        assert!(credit.update_is_due(), "it can't go on");
         credit.tell();
         assert!(!credit.update_is_due());
     }

@@ -411,7 +411,11 @@ impl Vm {
             flow.connection.reset();
         } else {
             match peer.write_message(pieces, bits) {
-                Wrote::Bytes(passed) => flow.connection.credit.forward(passed),
+                Wrote::Bytes(passed) => {
+                    let held = u32::try_from(peer.assembled()).expect("credit bounds it");
+                    flow.connection.credit.forward(passed);
+                    flow.connection.credit.hold(held);
+                }
                 Wrote::Closed => self.stop_passing(number),
                 Wrote::TooMany => {
                     self.counters.refuse(VsockRefusal::Memory);

@@ -307,6 +307,8 @@ impl Vm {
             return Fed::Done;
         };
         if peer.outgoing.is_none() {
+            // A message that is longer than all that the guest takes would never be whole there.
+            let most = most.min(flow.connection.credit.peer_buf_alloc() as usize);
             match peer.read_message(&mut scratch.bytes, most) {
                 Read::Message => {}
                 Read::Nothing => return Fed::Done,

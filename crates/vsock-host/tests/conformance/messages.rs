@@ -14,7 +14,7 @@ use rustix::net::{
 };
 use sandwire_api::vsock::{VsockDestination, VsockRefusal};
 use sandwire_vsock_guest::{
-    Content, Guest, GuestError, Kind, Operation, Socket, packet::HOST_CID, socket::State,
+    Content, Guest, GuestError, Kind, Operation, Settings, Socket, packet::HOST_CID, socket::State,
 };
 use sandwire_vsock_host::limits::Limits;
 
@@ -268,6 +268,49 @@ fn a_stream_and_messages_may_share_their_ports() {
         .expect("sending");
     assert_eq!(next(&client), b"message");
     assert_eq!(crate::host::read_exact(&mut stream_client, 5), b"bytes");
+    clean(&guest);
+}
+
+#[test]
+fn a_message_as_long_as_the_window_comes_through_behind_a_short_one() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    for short in [1, 1000, 100_000] {
+        let (socket, peer) = connected(&vm, &mut guest);
+        let window = guest.socket(socket).buf_alloc as usize;
+        let reader = std::thread::spawn(move || [next(&peer).len(), next(&peer).len()]);
+        for length in [short, window] {
+            guest
+                .send_message(socket, &vec![7; length], false)
+                .unwrap_or_else(|error| panic!("{length} after {short}: {error}"));
+        }
+        let lengths = reader.join().expect("the reader");
+        assert_eq!(lengths, [short, window]);
+    }
+    clean(&guest);
+}
+
+#[test]
+fn a_message_that_the_guest_has_no_room_for_is_refused() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot_with(&Settings {
+        buffer_bytes: 64 * 1024,
+        ..Settings::default()
+    });
+    let (socket, peer) = connected(&vm, &mut guest);
+    say(&peer, &[1; 64 * 1024]);
+    let whole = guest.receive_message(socket).expect("receiving");
+    assert_eq!(whole.map(|(message, _)| message.len()), Some(64 * 1024));
+    say(&peer, &[2; 64 * 1024 + 1]);
+    guest
+        .wait_until("the end", |guest| {
+            guest.socket(socket).state == State::Reset
+        })
+        .expect("it would wait for ever");
+    assert_eq!(vm.refused(VsockRefusal::MessageTooLong), 1);
+    works(&vm, &mut guest);
     clean(&guest);
 }
 
