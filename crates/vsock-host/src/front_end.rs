@@ -83,6 +83,8 @@ pub struct Transport {
     pub ahead: VecDeque<Ahead>,
     /// The pieces of the chain that is being taken; only its memory outlives that.
     pub taking: Vec<libc::iovec>,
+    /// Chains of [`TO_GUEST`] that may still be taken in this turn.
+    pub left: u32,
     changes: Vec<Change>,
 }
 
@@ -110,6 +112,7 @@ impl Transport {
             rings: Default::default(),
             ahead: VecDeque::new(),
             taking: Vec::new(),
+            left: 0,
             changes: Vec::new(),
         }
     }

@@ -24,8 +24,10 @@ const LARGEST_APPETITE: u32 = 256 * 1024;
 const BULK: u32 = 32 * 1024;
 /// Most buffers of one read: one or two pieces each stay below IOV_MAX.
 const MOST_BUFFERS: usize = 256;
-/// Bytes to one guest until the other guests of the worker get their turn.
+/// Bytes to one guest, and buffers of it, until the other guests of the worker get their turn: a guest may offer
+/// buffers of no use without end, and messages of no bytes may come without end.
 const TURN: u64 = 1024 * 1024;
+const TURN_BUFFERS: u32 = 1024;
 
 /// What came of serving a connection's data.
 enum Fed {
@@ -70,11 +72,16 @@ impl Vm {
             return;
         }
         let mut left = TURN;
+        transport.left = TURN_BUFFERS;
         loop {
             let served = self.tell_resets(transport)
                 && self.tell_control(transport, context)
                 && self.feed(transport, context, &mut left);
             if served {
+                break;
+            }
+            if transport.left == 0 {
+                context.again.push(self.slot);
                 break;
             }
             // Out of buffers. Whatever came between the last look and asking for a kick has no kick.
@@ -400,10 +407,12 @@ impl Vm {
             memory,
             ahead,
             taking: pieces,
+            left,
             ..
         } = transport;
         let ring = &mut rings[TO_GUEST];
-        loop {
+        while *left != 0 {
+            *left -= 1;
             pieces.clear();
             match ring.take(memory, Direction::ToGuest, pieces) {
                 Taken::Chain(head) if length(pieces) > HEADER_BYTES => {
@@ -430,6 +439,7 @@ impl Vm {
                 }
             }
         }
+        false
     }
 
     /// Puts a packet with a payload of ours into the next buffer. Whether there was one.

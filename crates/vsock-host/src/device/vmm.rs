@@ -29,6 +29,14 @@ use crate::{
 /// millisecond of each other.
 const HOLD: Duration = Duration::from_millis(50);
 
+/// Edge-triggered: a message that comes in parts must not keep the worker awake.
+const VMM_FLAGS: EventFlags = EventFlags::IN
+    .union(EventFlags::RDHUP)
+    .union(EventFlags::ET);
+
+/// Connections of VMMs accepted, and messages of one served, until the other guests of the worker get their turn.
+const TURN: u32 = 64;
+
 /// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET, little-endian.
 const TRANSPORT_RESET: [u8; 4] = 0_u32.to_le_bytes();
 
@@ -46,7 +54,10 @@ pub(super) struct History {
 impl Vm {
     /// A VMM has connected. One that is there already stays: a guest has one device.
     pub fn accept_vmm(&mut self, context: &mut Context) {
-        while let Ok((socket, _)) = self.listeners.vmm.accept() {
+        for _ in 0..TURN {
+            let Ok((socket, _)) = self.listeners.vmm.accept() else {
+                return;
+            };
             // The former one may have gone without our having looked.
             self.vmm_is_ready(context);
             if self.front_end.is_some() {
@@ -54,9 +65,7 @@ impl Vm {
                 continue;
             }
             let attached = FrontEnd::new(socket, &self.transport).and_then(|front_end| {
-                // Edge-triggered: a message that comes in parts must not keep the worker awake.
-                let flags = EventFlags::IN | EventFlags::RDHUP | EventFlags::ET;
-                context.watch(front_end.fd(), Token::FrontEnd(self.slot), flags)?;
+                context.watch(front_end.fd(), Token::FrontEnd(self.slot), VMM_FLAGS)?;
                 Ok(front_end)
             });
             match attached {
@@ -73,7 +82,18 @@ impl Vm {
 
     /// The VMM has said something.
     pub fn vmm_is_ready(&mut self, context: &mut Context) {
+        let mut left = TURN;
         while let Some(front_end) = &mut self.front_end {
+            if left == 0 {
+                // What is there already is reported once more.
+                let token = Token::FrontEnd(self.slot);
+                if let Err(error) = context.watch(front_end.fd(), token, VMM_FLAGS) {
+                    tracing::warn!(vm = %self.key, %error, "the VMM can't be waited for; it is let go");
+                    self.disconnect_vmm(context);
+                }
+                break;
+            }
+            left -= 1;
             match front_end.serve() {
                 Served::One => self.apply_changes(context),
                 Served::Nothing => break,

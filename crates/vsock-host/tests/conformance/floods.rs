@@ -2,17 +2,22 @@
 
 use std::{
     io::{ErrorKind, Write},
+    os::unix::net::UnixStream,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use sandwire_api::vsock::VsockRefusal;
 use sandwire_vsock_guest::{
-    Guest, GuestError, Header, Kind, Operation, Settings, packet::HOST_CID,
+    Guest, GuestError, Header, Kind, Operation, Settings,
+    packet::HOST_CID,
+    ring::{Descriptor, WRITE},
+    transport::RECEIVE,
+    wire::{Message, request},
 };
 use sandwire_vsock_host::limits::Limits;
 
-use crate::host::{Host, PORT, Vm, clean, connected, eventually, to_host, works};
+use crate::host::{Host, PORT, Vm, clean, connect_now, connected, eventually, to_host, works};
 
 /// Fewer packets than that are no flood. A tenth of what a slow machine sends while its neighbour transfers.
 const FLOOD: u64 = 1000;
@@ -49,6 +54,15 @@ fn transfer(vm: &Vm, guest: &mut Guest, bytes: usize) -> Duration {
     start.elapsed()
 }
 
+/// Ends what is hostile when it is dropped.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Runs something hostile beside a neighbour that transfers 32 MiB, and compares with the same alone.
 fn beside_a_neighbour(
     what: &str,
@@ -66,11 +80,11 @@ fn beside_a_neighbour(
     let over = AtomicBool::new(false);
     let (beside, after) = std::thread::scope(|threads| {
         threads.spawn(|| hostile(&vm, &over));
+        // Also if the neighbour is starved: the test should fail then, and not go on without end.
+        let _ends = Ends(&over);
         std::thread::sleep(Duration::from_millis(300));
         let beside = transfer(&neighbour, &mut guest, bytes);
-        let after = private_memory();
-        over.store(true, Ordering::Relaxed);
-        (beside, after)
+        (beside, private_memory())
     });
     // Half of the worker is fair, and the hostile guest's own thread takes a processor from the driver's, which
     // other tests take as well. A neighbour that is starved doesn't come to an end at all.
@@ -207,6 +221,94 @@ fn credit_requests_without_end_hurt_only_who_makes_them() {
         let taken = vm.traffic().egress_packets;
         assert!(taken > FLOOD, "only {taken} packets: no flood");
         assert!(vm.traffic().refusals.is_empty());
+    });
+}
+
+#[test]
+fn buffers_of_no_use_without_end_hurt_only_who_offers_them() {
+    const SIZE: u16 = 256;
+    const AT_ONCE: u16 = 32;
+    const MARK: [u8; 8] = [0xff; 8];
+    beside_a_neighbour("buffers of no use", Limits::default(), |vm, over| {
+        let mut guest = vm.boot_with(&Settings {
+            queue_size: SIZE,
+            receive_buffers: 0,
+            ..Settings::default()
+        });
+        let transport = guest.transport();
+        let (ring, memory) = transport.ring(RECEIVE);
+        // It can't even hold a header, and is offered again as soon as it has come back.
+        let useless = Descriptor {
+            address: memory.table()[0].guest_phys_addr,
+            length: 1,
+            flags: WRITE,
+            next: 0,
+        };
+        ring.set_descriptor(memory, 0, useless);
+        let [_, available, used] = ring.addresses();
+        let place = |index: u16| used + 4 + 8 * u64::from(index % SIZE);
+        for index in 0..SIZE {
+            memory.store(available + 4 + 2 * u64::from(index), 0);
+            memory.write(place(index), &MARK);
+        }
+        let mut back = 0u16;
+        ring.set_available_index(memory, SIZE);
+        transport.kick_queue(RECEIVE);
+        // Something to tell, for which a buffer is looked for.
+        guest.start_open(Kind::Stream, HOST_CID, PORT + 1);
+        let mut rounds = 0;
+        while !over.load(Ordering::Relaxed) {
+            let transport = guest.transport();
+            let (ring, memory) = transport.ring(RECEIVE);
+            let mut last = MARK;
+            memory.read(place(back.wrapping_add(AT_ONCE - 1)), &mut last);
+            if last == MARK {
+                transport.kick();
+                std::hint::spin_loop();
+                continue;
+            }
+            for index in 0..AT_ONCE {
+                memory.write(place(back.wrapping_add(index)), &MARK);
+            }
+            back = back.wrapping_add(AT_ONCE);
+            ring.set_available_index(memory, back.wrapping_add(SIZE));
+            rounds += 1;
+        }
+        assert!(rounds > FLOOD, "only {rounds} rounds: no flood");
+    });
+}
+
+#[test]
+fn messages_of_a_vmm_without_end_hurt_only_its_guest() {
+    beside_a_neighbour("messages of a VMM", Limits::default(), |vm, over| {
+        let one = Message::new(request::SET_OWNER, &[]).bytes;
+        let many = one.repeat(4096);
+        let mut stream = UnixStream::connect(vm.vhost_socket()).expect("connecting");
+        let mut said = 0;
+        while !over.load(Ordering::Relaxed) {
+            stream.write_all(&many).expect("they make sense");
+            said += 4096;
+        }
+        assert!(said > FLOOD, "only {said} messages: no flood");
+        drop(stream);
+        eventually("the VMM to be let go", || !vm.traffic().attached);
+    });
+}
+
+#[test]
+fn vmms_without_end_hurt_only_their_guest() {
+    beside_a_neighbour("VMMs", Limits::default(), |vm, over| {
+        let _guest = vm.boot();
+        std::thread::scope(|threads| {
+            for _ in 0..2 {
+                threads.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        // A full backlog is as good.
+                        drop(connect_now(&vm.vhost_socket()));
+                    }
+                });
+            }
+        });
     });
 }
 
