@@ -466,10 +466,9 @@ impl Vm {
         if self.by_key.get(&flow.key) == Some(&number) {
             self.by_key.remove(&flow.key);
         }
+        self.unqueue(number, &flow);
         if self.flows.is_empty() {
             self.by_key = HashMap::new();
-            self.control = VecDeque::new();
-            self.data = VecDeque::new();
         }
         let counters = self.counters.class(flow.class);
         counters.connections.fetch_sub(1, Relaxed);

@@ -14,12 +14,14 @@ use std::{
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sandwire_api::vsock::{
     PortRange, VsockConnection, VsockDestination, VsockPolicy, VsockRefusal, VsockRule, VsockState,
+    VsockType,
 };
 use sandwire_vsock_guest::{Guest, Kind, Settings};
 
 use super::*;
 use crate::{
     directory::{Face, Placement},
+    packet::Operation,
     worker::{self, Command, WorkerHandle, WorkerSettings},
 };
 
@@ -61,6 +63,15 @@ impl Lab {
     }
 
     fn machine(&self, name: &str, rules: Vec<VsockRule>, limits: Limits) -> Machine {
+        let (machine, setup) = self.prepare(name, rules, limits);
+        let (sender, receiver) = sync_channel(1);
+        self.worker.send(Command::AddVm(Box::new(setup), sender));
+        receiver.recv().expect("an answer").expect("being served");
+        machine
+    }
+
+    /// A guest that is in the directory, and that no worker serves yet.
+    fn prepare(&self, name: &str, rules: Vec<VsockRule>, limits: Limits) -> (Machine, VmSetup) {
         let key = VmKey {
             tenant: 1000,
             lease: name.parse().expect("a name"),
@@ -98,14 +109,12 @@ impl Lab {
                 policy: VsockPolicy { rules },
             })
             .expect("a place in the directory");
-        let (sender, receiver) = sync_channel(1);
-        self.worker.send(Command::AddVm(Box::new(setup), sender));
-        receiver.recv().expect("an answer").expect("being served");
-        Machine {
+        let machine = Machine {
             folder,
             key,
             counters,
-        }
+        };
+        (machine, setup)
     }
 
     fn connections(&self) -> Vec<VsockConnection> {
@@ -467,6 +476,43 @@ fn a_worker_that_polls_answers_with_and_without_kicks() {
     guest.close(socket).expect("closing");
     echo.join().expect("the service");
     assert_eq!(guest.violations(), [] as [String; 0]);
+}
+
+#[test]
+fn connections_that_come_and_go_unheard_leave_nothing_in_the_queues() {
+    let lab = Lab::new();
+    let (_machine, setup) = lab.prepare("web", vec![to_host(SERVICE)], Limits::default());
+    let mut context = Context {
+        epoll: epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance"),
+        timers: Timers::default(),
+        directory: Arc::clone(&lab.directory),
+        budget: Arc::new(Budget::new(1 << 30)),
+        now: Instant::now(),
+        again: Vec::new(),
+        scratch: Scratch::default(),
+    };
+    let mut vm = Vm::new(setup, 0, &context).expect("a guest");
+    let transport = Transport::new(3);
+    // Nobody listens there: RST is due for each, and the guest offers no buffer for it.
+    let open = |vm: &mut Vm, context: &mut Context, guest_port| {
+        let key = Key {
+            guest_port,
+            peer_cid: HOST_CID,
+            peer_port: SERVICE,
+            kind: VsockType::Stream,
+        };
+        vm.open_from_guest(&Header::default(), key, &transport, context);
+        vm.by_key.get(&key).copied().expect("it waits")
+    };
+    open(&mut vm, &mut context, 1);
+    for guest_port in 2..1000 {
+        let number = open(&mut vm, &mut context, guest_port);
+        let flow = vm.flows.get_mut(number).expect("it waits");
+        flow.connection.from_guest(Operation::Reset, 0, 0);
+        vm.settle(number, &mut context);
+    }
+    assert_eq!((vm.flows.len(), vm.control.len()), (1, 1));
+    vm.close(&mut context);
 }
 
 #[test]

@@ -4,11 +4,11 @@
 //! header; how many bytes came is known only afterwards, and then the headers are written. Buffers that
 //! were taken from the ring and not filled wait in [`Transport::ahead`].
 
-use std::{ptr, sync::atomic::Ordering::Relaxed};
+use std::{collections::VecDeque, ptr, sync::atomic::Ordering::Relaxed};
 
 use sandwire_api::vsock::{VsockRefusal, VsockType};
 
-use super::{Context, Scratch, Side, Vm};
+use super::{Context, Flow, Scratch, Side, Vm};
 use crate::{
     front_end::{Ahead, TO_GUEST, Transport},
     packet::{HEADER_BYTES, Header, LARGEST_PAYLOAD, Operation, flags},
@@ -93,6 +93,22 @@ impl Vm {
         }
         let Transport { rings, memory, .. } = transport;
         rings[TO_GUEST].signal(memory);
+    }
+
+    /// Takes a flow that is gone out of the queues. A guest may open and reset without end, and offer no buffer
+    /// that would empty them.
+    pub(super) fn unqueue(&mut self, number: u32, flow: &Flow) {
+        if self.flows.is_empty() {
+            self.control = VecDeque::new();
+            self.data = VecDeque::new();
+            return;
+        }
+        if flow.in_control {
+            self.control.retain(|queued| *queued != number);
+        }
+        if flow.in_data {
+            self.data.retain(|queued| *queued != number);
+        }
     }
 
     /// Whether all are told.
