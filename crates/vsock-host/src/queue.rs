@@ -2,7 +2,7 @@
 //!
 //! The ring's own rules are the crate `virtio-queue`'s. Added here: a chain is taken as the pieces of memory
 //! it names, all of the right direction and inside the guest, or it is broken; at most [`LONGEST_CHAIN`]
-//! pieces; and the state that vhost-user gives a ring (addresses of the VMM, enabled, kick and call).
+//! descriptors and pieces; and the state that vhost-user gives a ring (addresses of the VMM, enabled, kick and call).
 //!
 //! Notifications, both ways, follow EVENT_IDX where the guest has it: [`Ring::sleep`] asks the guest to kick
 //! and says if something has come meanwhile; [`Ring::signal`] interrupts the guest only if it asked for that.
@@ -23,7 +23,8 @@ use crate::memory::Memory;
 /// Most descriptors of a ring.
 pub const LARGEST_RING: u16 = 32768;
 
-/// Most pieces of one chain: a packet of 64 KiB in pages takes 17.
+/// Most descriptors and most pieces of one chain: a packet of 64 KiB in pages takes 17. A descriptor of no bytes has
+/// no piece, and is work all the same.
 pub const LONGEST_CHAIN: usize = 512;
 
 /// Who writes into the memory that a chain names.
@@ -194,11 +195,13 @@ impl Ring {
             return Taken::Lost;
         }
         let before = pieces.len();
-        let mut ended = false;
+        let (mut descriptors, mut ended) = (0, false);
         for descriptor in &mut chain {
+            descriptors += 1;
             let right = descriptor.is_write_only() == (direction == Direction::ToGuest);
             let found = right && memory.locate(descriptor.addr().0, descriptor.len(), pieces);
-            if !found || pieces.len() - before > LONGEST_CHAIN {
+            let length = descriptors.max(pieces.len() - before);
+            if !found || length > LONGEST_CHAIN {
                 ended = false;
                 break;
             }

@@ -129,6 +129,24 @@ fn broken_chains_are_told_from_whole_ones_and_append_nothing() {
     }
 }
 
+#[test]
+fn descriptors_of_no_bytes_count_too() {
+    for (length, whole) in [(LONGEST_CHAIN, true), (LONGEST_CHAIN + 1, false)] {
+        let Both {
+            mut theirs,
+            mut driver,
+            memory,
+            mut ring,
+        } = both(false);
+        let table = theirs.allocate(16 * length, 16);
+        let parts = vec![(0x1_0000, 0, false); length];
+        let head = driver.add_indirect(&theirs, table, &parts).expect("room");
+        driver.publish(&theirs, head);
+        let taken = ring.take(&memory, Direction::FromGuest, &mut Vec::new());
+        assert_eq!(taken == Taken::Chain(head), whole, "{length}: {taken:?}");
+    }
+}
+
 fn descriptor(address: u64, length: u32, flags: u16, next: u16) -> Descriptor {
     Descriptor {
         address,
