@@ -59,7 +59,7 @@ struct packet {
 	__u32 bytes;          /* of the frame */
 	__u32 segments;
 	__u32 wire_bytes;     /* of all segments, each with its headers */
-	__u32 largest;        /* IP packet that goes over the wire, bytes */
+	__u32 largest;        /* IP packet that goes over the wire, with what is behind it, bytes */
 	__u32 length;         /* of the IP packet */
 	__u16 l4;             /* offset of the L4 header in the frame */
 	__u16 payload;        /* offset of what follows it; equal to l4 where unknown */
@@ -379,7 +379,7 @@ static __always_inline void measure(const frame *f, struct packet *p)
 	p->bytes = frame_length(f);
 	p->segments = 1;
 	p->wire_bytes = p->bytes;
-	p->largest = p->length;
+	p->largest = p->bytes - ETH_HLEN;
 	if (rarely(size)) {
 		__u32 headers = p->payload;
 

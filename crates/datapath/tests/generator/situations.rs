@@ -377,6 +377,12 @@ pub(super) fn mtu(random: &mut Random) -> Case {
             step.frame = from_guest(&ip);
         }
     }
+    if case.steps[0].gso_size == 0 && random.chance(20) {
+        let behind = random.between(1, 40);
+        for step in &mut case.steps {
+            step.frame.extend(random.bytes(behind));
+        }
+    }
     case
 }
 

@@ -94,11 +94,6 @@ impl Packet {
         Ok(packet)
     }
 
-    /// Length of the IP packet, header included.
-    pub(crate) fn length(&self) -> usize {
-        self.end - ETHERNET
-    }
-
     pub(crate) fn is_fragment(&self) -> bool {
         !matches!(self.fragment, Fragment::Whole)
     }

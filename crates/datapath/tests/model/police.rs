@@ -17,7 +17,7 @@ pub(crate) struct Size {
     pub(crate) segments: u64,
     /// Bytes of all segments with their headers.
     pub(crate) wire_bytes: u64,
-    /// Length of the largest IP packet.
+    /// Length of the largest IP packet, with what is behind it in its frame.
     pub(crate) ip: usize,
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
         return Size {
             segments: 1,
             wire_bytes: frame.len() as u64,
-            ip: packet.length(),
+            ip: frame.len() - ETHERNET,
         };
     }
     let payload = frame.len().saturating_sub(headers);

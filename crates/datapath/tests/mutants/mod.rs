@@ -206,6 +206,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["mtu"],
     ),
     mutant(
+        "bytes behind the IP packet taken for none",
+        "lib/parse.h",
+        "p->largest = p->bytes - ETH_HLEN;",
+        "p->largest = p->length;",
+        &["mtu"],
+    ),
+    mutant(
         "decision kept over a change of policy",
         "lib/route.h",
         "d->generation == generation",
