@@ -120,12 +120,16 @@ impl Network for ModelNetwork {
         drop(self.hurried.wait_while(slow, |slow| *slow).unwrap());
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         if *self.is_held.lock().unwrap() {
-            return Ok(Withdrawal::Held(vec![TapHolder {
-                pid: 17,
-                command: "firecracker".to_owned(),
-            }]));
+            return Ok(Withdrawal::Held);
         }
         Ok(Withdrawal::Free)
+    }
+
+    fn tap_holders(&self, _: &SlotPlan) -> Vec<TapHolder> {
+        vec![TapHolder {
+            pid: 17,
+            command: "firecracker".to_owned(),
+        }]
     }
 
     fn tear_down(&self, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {

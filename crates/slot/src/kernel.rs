@@ -26,6 +26,7 @@ use std::{
 
 use ipnet::IpNet;
 use sandwire_api::{
+    lease::TapHolder,
     pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
     slot::{DataPath, Defect, SlotKind},
@@ -226,6 +227,14 @@ impl Network for KernelNetwork {
                 self.with_worker(|worker| container::release(&self.home, worker, slot))?;
                 Ok(Withdrawal::Free)
             }
+        }
+    }
+
+    fn tap_holders(&self, slot: &SlotPlan) -> Vec<TapHolder> {
+        match slot.kind {
+            SlotKind::Netns => withdraw::holders_inside(slot),
+            SlotKind::Host => withdraw::holders(slot),
+            SlotKind::Container => Vec::new(),
         }
     }
 

@@ -54,6 +54,10 @@ pub trait Network: Send + Sync {
     /// The namespace can't be entered.
     fn withdraw_taps(&self, slot: &SlotPlan) -> Result<Withdrawal, NetworkError>;
 
+    /// Processes that have a TAP of the slot open, as far as they can be seen from here. Looks at every open file of
+    /// the host's processes, so that it is for people who ask.
+    fn tap_holders(&self, slot: &SlotPlan) -> Vec<TapHolder>;
+
     /// Tears slots down, many at once because the kernel's waits are shared: host ends, namespaces,
     /// published ports and connections that the host tracks for their clone addresses. Missing
     /// pieces are fine.
@@ -384,8 +388,8 @@ pub struct Tenancy {
 pub enum Withdrawal {
     /// Nobody had a TAP open, and nobody finds one any more.
     Free,
-    /// These processes have one open. Empty if they can't be seen from here.
-    Held(Vec<TapHolder>),
+    /// Somebody has one open.
+    Held,
 }
 
 /// What [`Network::inspect`] saw.

@@ -5,7 +5,7 @@
 //! told that the interface is up, since that costs a walk over the host's whole routing table: until a VMM
 //! has the TAP open, it has no carrier.
 
-use sandwire_api::{lease::TapHolder, slot::DataPath};
+use sandwire_api::slot::DataPath;
 use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     Error as KernelError,
@@ -20,7 +20,7 @@ use super::{
     ebpf::Ebpf,
     filters::Attachment,
     interfaces::tap_options,
-    withdraw::{self, Withdrawn},
+    withdraw,
 };
 use crate::{
     error::NetworkError,
@@ -182,14 +182,7 @@ pub(super) fn withdraw_taps(
     }
     let taps: Vec<(usize, &Interface)> = found.iter().map(|(nic, tap)| (*nic, tap)).collect();
     let hidden = |nic: usize| names::withdrawn(&slot.nics[nic].tap);
-    match withdraw::withdraw(&mut worker.route, slot, &taps, hidden)? {
-        Withdrawn::All => Ok(Withdrawal::Free),
-        Withdrawn::None => {
-            let names: Vec<&str> = slot.nics.iter().map(|nic| &*nic.tap).collect();
-            let holders: Vec<TapHolder> = withdraw::find_holders(&names, |_| true);
-            Ok(Withdrawal::Held(holders))
-        }
-    }
+    withdraw::withdraw(&mut worker.route, slot, &taps, hidden)
 }
 
 /// Deletes the TAPs of many slots.

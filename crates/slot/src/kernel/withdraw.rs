@@ -1,4 +1,4 @@
-//! Takes TAPs away from future users, or finds who has them open.
+//! Takes TAPs away from future users, unless somebody has them open; finds who does.
 //!
 //! A single-queue TAP is opened here, which keeps everybody else out while it is renamed; if that is
 //! refused as busy, a VMM has it. A multi-queue TAP can be opened by many, so it is renamed first and
@@ -47,17 +47,23 @@ pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, 
         .collect();
     let withdrawn = withdraw(&mut route, slot, &taps, |nic| format!("withdrawn{nic}"))?;
     drop(inside);
-    if withdrawn == Withdrawn::All {
-        return Ok(Withdrawal::Free);
-    }
-    let names: Vec<&str> = taps.iter().map(|(_, tap)| tap.name.as_str()).collect();
-    // A process that was given the open TAP from outside can't be told from a user of another slot's,
-    // and isn't named.
+    Ok(withdrawn)
+}
+
+/// Processes that have a TAP of a slot without a namespace open.
+pub(super) fn holders(slot: &SlotPlan) -> Vec<TapHolder> {
+    find_holders(slot, |_| true)
+}
+
+/// The same for a slot with a namespace. A process that was given the open TAP from outside can't be told from a
+/// user of another slot's, and isn't named.
+pub(super) fn holders_inside(slot: &SlotPlan) -> Vec<TapHolder> {
     let Some(namespace) = inode(&netns::path_of(&slot.netns_name)) else {
-        return Ok(Withdrawal::Held(Vec::new()));
+        return Vec::new();
     };
-    let is_inside = |process: &Path| inode(&process.join("ns/net")) == Some(namespace);
-    Ok(Withdrawal::Held(find_holders(&names, is_inside)))
+    find_holders(slot, |process| {
+        inode(&process.join("ns/net")) == Some(namespace)
+    })
 }
 
 /// Opens the slot's TAPs as a VMM would, in order.
@@ -80,13 +86,6 @@ pub(super) fn open_taps(home: &Home, slot: &SlotPlan) -> Result<Vec<OwnedFd>, Ne
     opened
 }
 
-/// How many TAPs of a slot nobody finds any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Withdrawn {
-    All,
-    None,
-}
-
 /// Renames TAPs out of the way, each to what `hidden` makes of its position, unless somebody has one
 /// open.
 pub(super) fn withdraw(
@@ -94,28 +93,28 @@ pub(super) fn withdraw(
     slot: &SlotPlan,
     taps: &[(usize, &Interface)],
     hidden: impl Fn(usize) -> String,
-) -> Result<Withdrawn, NetworkError> {
+) -> Result<Withdrawal, NetworkError> {
     if slot.tap_multi_queue {
         rename(route, taps, &hidden, true)?;
         for (nic, _) in taps {
             let now = interface::find(route, &hidden(*nic))?;
             if now.is_some_and(|now| now.tun.is_some_and(|tun| tun.queues > 0)) {
                 rename(route, taps, &hidden, false)?;
-                return Ok(Withdrawn::None);
+                return Ok(Withdrawal::Held);
             }
         }
-        return Ok(Withdrawn::All);
+        return Ok(Withdrawal::Free);
     }
     let mut ours = Vec::with_capacity(taps.len());
     for (_, tap) in taps {
         match tap::open(&tap.name, tap_options(slot))? {
             Some(opened) => ours.push(opened),
-            None => return Ok(Withdrawn::None),
+            None => return Ok(Withdrawal::Held),
         }
     }
     rename(route, taps, &hidden, true)?;
     drop(ours);
-    Ok(Withdrawn::All)
+    Ok(Withdrawal::Free)
 }
 
 /// Renames TAPs out of the way, or back. They go down first: kernels before 6.2 insist.
@@ -150,8 +149,9 @@ fn inode(path: &Path) -> Option<u64> {
     fs::metadata(path).map(|status| status.ino()).ok()
 }
 
-/// Processes that have one of these TAPs open, of those whose folder in `/proc` passes.
-pub(super) fn find_holders(taps: &[&str], passes: impl Fn(&Path) -> bool) -> Vec<TapHolder> {
+/// Processes that have one of the slot's TAPs open, of those whose folder in `/proc` passes.
+fn find_holders(slot: &SlotPlan, passes: impl Fn(&Path) -> bool) -> Vec<TapHolder> {
+    let taps: Vec<&str> = slot.nics.iter().map(|nic| &*nic.tap).collect();
     let Ok(processes) = fs::read_dir("/proc") else {
         return Vec::new();
     };
@@ -160,7 +160,7 @@ pub(super) fn find_holders(taps: &[&str], passes: impl Fn(&Path) -> bool) -> Vec
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter_map(|pid: u32| {
             let folder = PathBuf::from(format!("/proc/{pid}"));
-            (passes(&folder) && has_open(&folder, taps)).then(|| TapHolder {
+            (passes(&folder) && has_open(&folder, &taps)).then(|| TapHolder {
                 pid,
                 command: fs::read_to_string(folder.join("comm"))
                     .map(|comm| comm.trim_end().to_owned())

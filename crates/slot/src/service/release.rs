@@ -149,10 +149,10 @@ impl Shared {
             Ok(Withdrawal::Free) => state
                 .end_lease(&record, self.now())
                 .inspect(|_| state.keep_traffic(&record.pool, counted.as_ref()))
-                .map(|had_ports| (ReleaseOutcome::Released, Vec::new(), had_ports)),
-            Ok(Withdrawal::Held(holders)) => {
+                .map(|had_ports| (ReleaseOutcome::Released, had_ports)),
+            Ok(Withdrawal::Held) => {
                 state.counters.releases_held += 1;
-                Ok((ReleaseOutcome::Held, holders, false))
+                Ok((ReleaseOutcome::Held, false))
             }
             Err(source) => Err(ServiceError::Network {
                 operation: "withdraw the TAPs of",
@@ -162,7 +162,7 @@ impl Shared {
         };
         drop(state);
         self.changed.notify_all();
-        let (outcome, held_by, had_ports) = outcome?;
+        let (outcome, had_ports) = outcome?;
         if outcome == ReleaseOutcome::Released {
             self.end_traces(&slot);
             if had_ports {
@@ -170,6 +170,11 @@ impl Shared {
             }
             self.queue_tear_down(&(record.pool.clone(), record.slot));
         }
+        // Each second for each of these leases, a search through all processes would be the auditor's whole work.
+        let held_by = match (outcome, why) {
+            (ReleaseOutcome::Held, Why::Asked) => self.network.tap_holders(&slot),
+            _ => Vec::new(),
+        };
         Ok(answer(record, outcome, held_by))
     }
 

@@ -61,6 +61,11 @@ fn a_vmm_that_runs_keeps_its_slot_until_it_ends() {
     assert_eq!(counts(&slots).held, 1);
     assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Releasing);
     assert_eq!(code(slots.take("web:a")), ErrorCode::Conflict);
+    host.advance_until(&slots, "it was tried again", |state| {
+        state.counters.releases_held > 3
+    });
+    let searches = host.kernel.lock().searches;
+    assert_eq!(searches, 1, "nobody but the owner has asked who it is");
 
     host.kernel.stop_vmm(lease.netns_name.as_deref().unwrap());
     host.advance(&slots, Duration::from_secs(1));
