@@ -210,6 +210,12 @@ impl Impairments {
         }
     }
 
+    /// Says that the service impairs a lease.
+    #[cfg(test)]
+    pub(crate) fn note(&self, lease: LeaseKey, impairment: &Impairment) {
+        self.known.insert(lease, impairment);
+    }
+
     fn connect(&self) -> Result<Client, ClientError> {
         Client::connect(&control_socket(&self.folder))
     }

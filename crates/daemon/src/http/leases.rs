@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{extract::State, http::StatusCode};
 use sandwire_api::{
     attach::AttachedState,
-    lease::{AcquireLease, Lease, LeaseDetail, Released},
+    lease::{AcquireLease, Lease, LeaseDetail, ReleaseOutcome, Released},
     name::Name,
 };
 use serde::Deserialize;
@@ -149,10 +149,12 @@ async fn release(
     Query(owner): Query<Owner>,
 ) -> Result<axum::Json<Released>, Failure> {
     let released = blocking(move || {
-        let released = app.slots.release(caller, owner.owner_uid, &name);
-        let lease = caller.lease_key(owner.owner_uid, &name);
-        app.impairments.lease_has_ended(&lease);
-        Ok(released?)
+        let released = app.slots.release(caller, owner.owner_uid, &name)?;
+        if released.outcome == ReleaseOutcome::Released {
+            let lease = caller.lease_key(owner.owner_uid, &name);
+            app.impairments.lease_has_ended(&lease);
+        }
+        Ok(released)
     })
     .await?;
     Ok(axum::Json(released))

@@ -44,3 +44,25 @@ async fn what_cannot_be_is_refused_before_a_service_is_asked() {
     assert_eq!(answer.refusal(), (503, ErrorCode::Unavailable));
     assert!(answer.text.contains("systemctl start sandwire-impair"));
 }
+
+#[tokio::test]
+async fn a_release_that_ends_nothing_leaves_the_lease_impaired() {
+    let lab = Lab::new();
+    lab.acquire(1000, "a").await;
+    let key = sandwire_slot::lease::LeaseKey {
+        owner_uid: 1000,
+        name: "a".parse().unwrap(),
+    };
+    let impairment = "delay 50ms".parse().unwrap();
+    lab.app.impairments.note(key, &impairment);
+    let of_owner = "/v1/leases/a?owner_uid=1000";
+    let answer = lab.call(1001, "DELETE", of_owner, &Value::Null).await;
+    assert_eq!(answer.refusal(), (404, ErrorCode::NotFound));
+    let summary =
+        || async { lab.get(1000, "/v1/leases").await.body[0]["impairment"]["summary"].clone() };
+    assert_eq!(summary().await, "delay 50ms", "it isn't the caller's");
+    *lab.network.is_held.lock().unwrap() = true;
+    let answer = lab.call(1000, "DELETE", of_owner, &Value::Null).await;
+    assert_eq!(answer.body["outcome"], "held", "{}", answer.text);
+    assert_eq!(summary().await, "delay 50ms", "its VMM runs");
+}
