@@ -85,6 +85,14 @@ fn source(lab: &Lab, cgroup: &Cgroup) -> String {
     lab.shell(&script).trim().to_owned()
 }
 
+/// The program that calls of `connect` go by, of the kernel's.
+fn connect4(lab: &Lab, cgroup: &Cgroup) -> Value {
+    let shown = lab.run(&format!("bpftool -j cgroup show {}", cgroup.path()));
+    let shown: Vec<Value> = serde_json::from_str(&shown).unwrap();
+    let found = shown.iter().find(|hook| hook["name"] == "on_connect4");
+    found.expect("a program on connect")["id"].clone()
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn an_identity_from_add_to_remove() {
@@ -105,6 +113,11 @@ fn an_identity_from_add_to_remove() {
         assert_eq!(shown["cgroup"], cgroup.path());
         let text = identity(&["show", "web"]).stdout;
         assert!(String::from_utf8(text).unwrap().contains("127.1.0.1"));
+
+        let before = connect4(lab, &cgroup);
+        assert_eq!(done(&["renew"]), serde_json::json!({ "identities": 1 }));
+        assert_ne!(connect4(lab, &cgroup), before);
+        assert_eq!(source(lab, &cgroup), "10.77.0.1");
 
         let again = refused(&["add", cgroup.path(), "--address", "10.77.0.2"]);
         assert!(again.contains("has an identity already, web"), "{again}");
@@ -287,7 +300,11 @@ fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
         // It outlives the daemon.
         daemon.kill().unwrap();
         assert_eq!(done(&["list"])[0]["name"], "web");
+        let before_restart = connect4(lab, &cgroup);
         daemon.restart().unwrap();
+        until("the programs are those of this daemon's version", || {
+            connect4(lab, &cgroup) != before_restart
+        });
         fs::remove_dir(&cgroup.0).unwrap();
         until("the daemon takes its address away", || {
             lab.run("ip -o addr show dev lo") == before

@@ -1,7 +1,8 @@
 //! Identities without a namespace, as the daemon sees them.
 //!
-//! They don't need it: what there is is in the kernel, and commands repair what they find. While a daemon runs it looks
-//! from time to time for those whose cgroup is gone, so that their addresses go without a command.
+//! They don't need it: what there is is in the kernel, and commands repair what they find. A daemon that starts has them
+//! run the programs of its version; while it runs it looks from time to time for those whose cgroup is gone, so that
+//! their addresses go without a command.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -29,6 +30,17 @@ impl HostIdentities {
         self.identities.list()
     }
 
+    /// Has those that are there run the programs of this version.
+    fn renew(&self) {
+        match self.identities.renew() {
+            Ok(_) | Err(Error::OtherNamespace { .. }) => {}
+            Err(error) => tracing::warn!(
+                %error,
+                "identities go on with the programs of another version; 'sandwire identity renew' tries again"
+            ),
+        }
+    }
+
     /// Takes away what has ended.
     fn look(&self) {
         match self.identities.repair() {
@@ -52,8 +64,12 @@ pub(crate) fn default_folder() -> &'static Path {
     Path::new(FOLDER)
 }
 
-/// Looks from time to time, for ever.
+/// Looks from time to time, for ever; begins with an upgrade.
 pub(crate) async fn sweep(identities: Arc<HostIdentities>) {
+    let ours = Arc::clone(&identities);
+    if let Err(error) = tokio::task::spawn_blocking(move || ours.renew()).await {
+        tracing::error!(%error, "an upgrade of identities ended early");
+    }
     let mut turns = interval(INTERVAL);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use sandwire_kernel_net::bpf::{call, call_for_descriptor};
+pub(crate) use sandwire_kernel_net::bpf::{open_pin, update_link};
 
 use crate::abi::Plain;
 
@@ -18,7 +19,6 @@ const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_OBJ_PIN: libc::c_long = 6;
-const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
@@ -26,7 +26,6 @@ const BPF_BTF_GET_FD_BY_ID: libc::c_long = 19;
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
-const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_LINK_DETACH: libc::c_long = 34;
 
 /// Before all others, unless an anchor is named.
@@ -60,7 +59,6 @@ attributes! {
     InfoQuery { descriptor: u32, length: u32, info: u64, }
     ById { id: u32, next: u32, flags: u32, }
     LinkDetach { link: u32, }
-    LinkUpdate { link: u32, program: u32, flags: u32, old: u32, }
 }
 
 /// The start of `struct bpf_map_info`.
@@ -292,21 +290,6 @@ pub(crate) fn entries<K: Plain, V: Plain>(map: BorrowedFd<'_>) -> io::Result<Vec
     }
 }
 
-/// Opens what is pinned. `None` if nothing is.
-pub(crate) fn open_pin(path: &Path) -> io::Result<Option<OwnedFd>> {
-    let path = path_of(path)?;
-    let mut attributes = Object {
-        path: path.as_ptr().addr() as u64,
-        ..Object::default()
-    };
-    // SAFETY: the path ends with a zero and outlives the call.
-    match unsafe { call_for_descriptor(BPF_OBJ_GET, &mut attributes) } {
-        Ok(descriptor) => Ok(Some(descriptor)),
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// Pins a program, map or link where nothing is yet.
 pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     let path = path_of(path)?;
@@ -402,17 +385,6 @@ pub(crate) fn btf(id: u32) -> io::Result<Vec<u8>> {
     // SAFETY: the buffer has the size that is told.
     unsafe { info(descriptor, &mut found) }?;
     Ok(bytes)
-}
-
-/// Puts another program in a link's place: no packet sees neither.
-pub(crate) fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    let mut attributes = LinkUpdate {
-        link: number(link),
-        program: number(program),
-        ..LinkUpdate::default()
-    };
-    // SAFETY: the structure holds no addresses.
-    unsafe { call(BPF_LINK_UPDATE, &mut attributes) }.map(drop)
 }
 
 /// Takes a link's program off its interface at once. One whose interface is gone has none.

@@ -273,6 +273,32 @@ impl Identities {
         Ok(last)
     }
 
+    /// Has all identities run the programs of this build, as after an upgrade. Sockets, counters and policies stay, and
+    /// every call and packet goes by the old program or by the new one. Returns how many identities there are.
+    ///
+    /// # Errors
+    /// The kernel refuses; then some run the old programs, and every other was tried.
+    pub fn renew(&self) -> Result<usize, Error> {
+        let Some(mut open) = self.open()? else {
+            return Ok(0);
+        };
+        self.repair_open(&mut open)?;
+        let mut records = open.maps.records()?;
+        records.retain(|(_, record)| is_complete(record));
+        if records.is_empty() {
+            return Ok(0);
+        }
+        let mut programs = Programs::load(&self.maps_folder())?;
+        let mut outcome = programs.renew_on_namespace(&self.maps_folder());
+        for (id, record) in &records {
+            let found = Facts::read(record).and_then(|facts| Cgroup::open(&facts.path).ok());
+            let cgroup = found.filter(|cgroup| cgroup.id == *id);
+            let renewed = programs.renew(&self.links_folder(*id), cgroup.as_ref());
+            outcome = outcome.and(renewed);
+        }
+        outcome.map(|()| records.len())
+    }
+
     /// Removes what a crash has left, and identities whose cgroup is gone.
     ///
     /// # Errors

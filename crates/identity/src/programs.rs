@@ -3,12 +3,13 @@
 //! Links are pinned by name: those of a cgroup in a folder of its own, that of the namespace beside the maps. What has
 //! a pin stays when the process ends.
 
-use std::{fs, io, path::Path};
+use std::{fs, io, os::fd::AsFd, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader,
     programs::{CgroupAttachMode, Program, ProgramError, links::FdLink},
 };
+use sandwire_kernel_net::bpf::{open_pin, update_link};
 
 use crate::{Cgroup, Error, maps};
 
@@ -81,6 +82,46 @@ impl Programs {
         Ok(())
     }
 
+    /// Has the links in a folder run these programs, whatever they ran before; every call and packet goes by the one or the other. What
+    /// has no link yet is attached to the cgroup, if that is there still; links of programs that are no more go. Every
+    /// step is tried.
+    pub(crate) fn renew(&mut self, folder: &Path, cgroup: Option<&Cgroup>) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for name in NAMES {
+            let pin = folder.join(name);
+            let renewed = self.exchange(name, &pin).and_then(|done| match cgroup {
+                Some(cgroup) if done == Exchange::NoLink => self.attach(name, cgroup, &pin),
+                _ => Ok(()),
+            });
+            outcome = outcome.and(renewed);
+        }
+        outcome.and(remove_others(folder))
+    }
+
+    /// The same on the network namespace.
+    pub(crate) fn renew_on_namespace(&mut self, folder: &Path) -> Result<(), Error> {
+        match self.exchange(STEER, &folder.join(STEER))? {
+            Exchange::NoLink => self.attach_to_namespace(folder),
+            Exchange::Done | Exchange::Gone => Ok(()),
+        }
+    }
+
+    fn exchange(&self, name: &str, pin: &Path) -> Result<Exchange, Error> {
+        let operation = || format!("exchange the program of {}", pin.display());
+        let program = self.0.program(name);
+        let program = program.ok_or_else(|| failed(&operation(), NotThere))?;
+        let program = program.fd().map_err(|error| failed(&operation(), error))?;
+        let Some(link) = open_pin(pin).map_err(|error| failed(&operation(), error))? else {
+            return Ok(Exchange::NoLink);
+        };
+        match update_link(link.as_fd(), program.as_fd()) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOLINK) => Ok(Exchange::Gone),
+            updated => updated
+                .map(|()| Exchange::Done)
+                .map_err(|error| failed(&operation(), error)),
+        }
+    }
+
     /// Attaches the program that steers connections to the calling thread's network namespace, unless that was done.
     pub(crate) fn attach_to_namespace(&mut self, folder: &Path) -> Result<(), Error> {
         const OPERATION: &str = "attach on_sk_lookup to the network namespace";
@@ -102,6 +143,16 @@ impl Programs {
     }
 }
 
+/// What came of exchanging a link's program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exchange {
+    Done,
+    /// What it was attached to is gone.
+    Gone,
+    /// Nothing is pinned there.
+    NoLink,
+}
+
 /// Takes the program off the network namespace.
 pub(crate) fn detach_from_namespace(folder: &Path) -> Result<(), Error> {
     remove_file(&folder.join(STEER))
@@ -114,6 +165,20 @@ pub(crate) fn detach(folder: &Path) -> Result<(), Error> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
         _ => Ok(()),
     }
+}
+
+/// Removes pins of links whose names this build doesn't know.
+fn remove_others(folder: &Path) -> Result<(), Error> {
+    let failed = |source| Error::system("list", folder.display().to_string(), source);
+    let mut outcome = Ok(());
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        let name = entry.file_name();
+        if !NAMES.iter().any(|known| name == *known) {
+            outcome = outcome.and(remove_file(&entry.path()));
+        }
+    }
+    outcome
 }
 
 fn remove_file(path: &Path) -> Result<(), Error> {

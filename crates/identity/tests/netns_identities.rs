@@ -6,8 +6,10 @@
 mod stage;
 
 use std::{
+    collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -287,5 +289,79 @@ fn traffic_and_refusals_are_counted() {
         identities.remove("web").unwrap();
         let added = identities.add(&new_identity(&cgroup, &["10.77.0.1"]));
         assert_eq!(added.unwrap().counters.egress.packets, 0);
+    });
+}
+
+/// What runs on a cgroup by the kernel's own word: program by hook.
+fn programs(lab: &Lab, cgroup: &Path) -> BTreeMap<String, u64> {
+    let shown = lab.run(&format!("bpftool -j cgroup show {}", cgroup.display()));
+    let shown: Vec<serde_json::Value> = serde_json::from_str(&shown).unwrap();
+    let hooks = shown.iter();
+    hooks
+        .map(|hook| {
+            let name = hook["attach_type"].as_str().unwrap().to_owned();
+            (name, hook["id"].as_u64().unwrap())
+        })
+        .collect()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn programs_are_exchanged_while_sockets_are_made_and_used() {
+    // Sockets without an identity would have the host's address, and what stays open is heard all the time.
+    const SOCKETS: &str = "\
+import time
+wrong = []; made = 0; end = time.monotonic() + 3
+while time.monotonic() < end:
+    s = fresh(SOCK_DGRAM, AF_INET); s.connect(('192.0.2.2', 9)); name = s.getsockname()[0]; s.close()
+    if name != '10.77.0.1': wrong.append(name)
+    c.send(b'x'); c.recv(1); made += 1
+r = wrong[:3] or made";
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let identities = Identities::new(folder());
+        assert_eq!(identities.renew().unwrap(), 0);
+        let added = identities
+            .add(&new_identity(&cgroup, &["10.77.0.1", "fd77::1"]))
+            .unwrap();
+        let mut web = Application::start(Some(&cgroup), None);
+        web.run("l = listen('0.0.0.0', 8080); c = dial('10.77.0.1', 8080); d = l.accept()[0]");
+        web.run(
+            "import threading; threading.Thread(daemon=True, target=lambda: [d.send(x) for x in iter(lambda: d.recv(1), b'')]).start()",
+        );
+        let before = programs(lab, &cgroup);
+        assert_eq!(before.len(), 17, "{before:?}");
+        let packets = identities.show("web").unwrap().counters.egress.packets;
+        let (made, renewals) = thread::scope(|scope| {
+            let maker = scope.spawn(|| web.run(SOCKETS));
+            let mut renewals = 0;
+            while !maker.is_finished() {
+                assert_eq!(identities.renew().unwrap(), 1);
+                renewals += 1;
+            }
+            (maker.join().unwrap(), renewals)
+        });
+        let made = made.as_u64().unwrap_or_else(|| panic!("{made}"));
+        assert!(renewals > 1 && made > 0, "{renewals} with {made} sockets");
+        let after = programs(lab, &cgroup);
+        assert_eq!(after.len(), 17, "{after:?}");
+        assert!(
+            after.iter().all(|(hook, id)| before[hook] != *id),
+            "{after:?}"
+        );
+        let counted = identities.show("web").unwrap().counters.egress.packets;
+        assert!(counted >= packets + 2 * made, "{counted}");
+
+        // A hook that this build has and the last had not; and one that is no more.
+        let links = folder().join(format!("v2/links/{}", added.cgroup_id));
+        std::fs::rename(links.join("on_connect4"), links.join("on_former")).unwrap();
+        assert_eq!(identities.renew().unwrap(), 1);
+        assert_eq!(programs(lab, &cgroup).len(), 17);
+        assert!(!links.join("on_former").exists());
+        let dial =
+            "s = fresh(SOCK_DGRAM, AF_INET); s.connect(('192.0.2.2', 9)); r = s.getsockname()[0]";
+        assert_eq!(web.run(dial), "10.77.0.1");
     });
 }

@@ -6,8 +6,13 @@
 //! Errors are the kernel's own: callers know what they were about to do.
 
 use std::{
+    ffi::CString,
     io,
-    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
 };
 
 use crate::interface::InterfaceIndex;
@@ -35,7 +40,9 @@ pub const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 pub const BPF_NOEXIST: u64 = 1;
 
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_LINK_CREATE: libc::c_long = 28;
+const BPF_LINK_UPDATE: libc::c_long = 29;
 const BPF_PROG_TYPE_SCHED_CLS: u32 = 3;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 
@@ -66,6 +73,25 @@ struct LinkCreate {
     attach_type: u32,
     flags: u32,
     more: [u64; 2],
+}
+
+/// The part of `union bpf_attr` for what is pinned.
+#[repr(C)]
+#[derive(Default)]
+struct Object {
+    path: u64,
+    descriptor: u32,
+    flags: u32,
+}
+
+/// The part of `union bpf_attr` for exchanging a link's program.
+#[repr(C)]
+#[derive(Default)]
+struct LinkUpdate {
+    link: u32,
+    program: u32,
+    flags: u32,
+    old: u32,
 }
 
 /// Bytes of a name, with the zero that ends it.
@@ -173,4 +199,36 @@ pub fn create_link(
     };
     // SAFETY: the structure holds no addresses, and the layout is the kernel's.
     unsafe { call_for_descriptor(BPF_LINK_CREATE, &mut create) }
+}
+
+/// Opens the program, map or link that is pinned there. `None` if nothing is.
+///
+/// # Errors
+/// The kernel refuses, or the path has a zero in it.
+pub fn open_pin(path: &Path) -> io::Result<Option<OwnedFd>> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut object = Object {
+        path: path.as_ptr().addr() as u64,
+        ..Object::default()
+    };
+    // SAFETY: the path ends with a zero and outlives the call.
+    match unsafe { call_for_descriptor(BPF_OBJ_GET, &mut object) } {
+        Ok(descriptor) => Ok(Some(descriptor)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Puts another program in a link's place: every packet and call sees the one or the other.
+///
+/// # Errors
+/// The program is of another kind than the link's, or what it was attached to is gone (`ENOLINK`).
+pub fn update_link(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let mut update = LinkUpdate {
+        link: link.as_raw_fd().cast_unsigned(),
+        program: program.as_raw_fd().cast_unsigned(),
+        ..LinkUpdate::default()
+    };
+    // SAFETY: the structure holds no addresses, and the layout is the kernel's.
+    unsafe { call(BPF_LINK_UPDATE, &mut update) }.map(drop)
 }

@@ -10,6 +10,7 @@ use std::{net::IpAddr, path::PathBuf};
 use clap::{Args, Subcommand};
 use sandwire_api::{error::ErrorCode, name::Name};
 use sandwire_identity::{Error, Identities, Identity, State};
+use serde_json::json;
 
 pub(crate) use self::options::{FolderArguments, Options};
 use crate::{
@@ -32,6 +33,9 @@ pub(crate) enum Verb {
     Policy(policy::Verb),
     /// Take an identity away from its cgroup.
     Remove(OneArguments),
+    /// Have all identities run the programs of this version, after an upgrade.
+    #[command(after_help = "Sockets, counters and policies stay. A daemon does it when it starts.")]
+    Renew(FolderArguments),
 }
 
 /// Command line of `sandwire identity add`.
@@ -89,6 +93,7 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
         Verb::Show(arguments) => show(context, &arguments),
         Verb::Policy(verb) => policy::run(context, verb),
         Verb::Remove(arguments) => remove(context, &arguments),
+        Verb::Renew(arguments) => renew(context, &arguments),
     }
 }
 
@@ -141,6 +146,21 @@ fn remove(context: &Context, arguments: &OneArguments) -> Outcome {
     context.output.answer(&removed, |removed| {
         format!("identity {} is gone\n", removed.name)
     })
+}
+
+fn renew(context: &Context, arguments: &FolderArguments) -> Outcome {
+    const OPERATION: &str = "renew the programs of identities";
+    let identities = arguments.open(OPERATION)?;
+    let renewed = identities.renew().map_err(failure(OPERATION))?;
+    context
+        .output
+        .answer(&json!({ "identities": renewed }), |_| {
+            let counted = match renewed {
+                1 => "1 identity runs".to_owned(),
+                count => format!("{count} identities run"),
+            };
+            format!("{counted} the programs of this version\n")
+        })
 }
 
 fn line(identity: &Identity) -> String {
