@@ -224,6 +224,11 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	/* The stack knows how to tell the sender. */
 	if ((c->verdict == VERDICT_UPLINK || c->verdict == VERDICT_SANDBOX) &&
 	    (p->ttl <= 1 || is_too_big(p, s->nic, c->decision->mtu))) {
+		if (c->verdict == VERDICT_UPLINK && c->decision->flags & DECISION_PAST_HOST) {
+			c->verdict = VERDICT_DROP;
+			c->reason = DROP_HOST_SERVICE;
+			return;
+		}
 		c->verdict = VERDICT_STACK;
 		c->target = 0;
 	}

@@ -220,6 +220,8 @@ enums! {
         Xdp = 2 "DECISION_XDP",
         /// To the stack, to be masqueraded, unless it is an answer.
         Masquerade = 4 "DECISION_MASQUERADE",
+        /// Past the stack or not at all: it would be the host's own.
+        PastHost = 8 "DECISION_PAST_HOST",
     }
     /// Which way a packet came whose answers are let through.
     AnswerVia = "answer_via" {
@@ -578,11 +580,8 @@ impl From<Ipv6Addr> for Address {
 
 impl From<Address> for IpAddr {
     fn from(address: Address) -> Self {
-        let octets: [u8; 16] = address
-            .bytes()
-            .try_into()
-            .expect("an address has sixteen bytes");
-        Ipv6Addr::from(octets).to_canonical()
+        let octets = <[u8; 16]>::try_from(address.bytes());
+        Ipv6Addr::from(octets.expect("an address has sixteen bytes")).to_canonical()
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::atomic::{AtomicU64, Ordering},
     thread,
     time::Instant,
 };
@@ -23,6 +24,10 @@ use crate::{
     ebpf::{POOLS, SECOND, StackWatch, World, assert_none_lost, ping, pool, prefixes, wait_until},
     guests_in_touch,
 };
+
+/// Where a server of the host listens, and what it has heard.
+const HOST_PORT: u16 = 7777;
+static HEARD: AtomicU64 = AtomicU64::new(0);
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -201,6 +206,71 @@ fn assert_leaves_by(
         let call = format!("ping -n -q -c 3 -i 0.05 -W 5 {source}");
         second.run(&call).expect(&what);
     }
+}
+
+/// The host's own addresses are in no other table, and what a table leads elsewhere the stack may get all the same.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_table_opens_no_service_of_the_host() {
+    lab::run(|lab| {
+        let _second = second_uplink(lab);
+        let world = World::with_config(lab, "uplinks = [\"up0\", \"up1\"]");
+        for family in &FAMILIES {
+            let (option, server) = (family.option, family.second[1]);
+            lab.run(&format!(
+                "ip {option} route add default via {server} dev up1 table 100"
+            ));
+        }
+        serve_udp(HOST_PORT, |_, _| {
+            HEARD.fetch_add(1, Ordering::SeqCst);
+            b"host".to_vec()
+        })
+        .unwrap();
+        let cases = [
+            ("masked", json!("masquerade"), json!([])),
+            ("routed", json!("route"), json!([])),
+            ("allowed", json!("masquerade"), json!(["udp/7777"])),
+        ];
+        for (number, (name, uplink, services)) in cases.iter().enumerate() {
+            let policy = json!({"uplink": uplink, "route_table": 100, "host_services": services});
+            let spec = pool(name, POOLS[number % 2], number, 1, &policy);
+            world.daemon.create_pool(&spec).unwrap();
+            let (_lease, guest) = world.guest(name, name);
+            for family in &FAMILIES {
+                let host = SocketAddr::new(family.second[0], HOST_PORT);
+                let before = HEARD.load(Ordering::SeqCst);
+                let answer = guest.exchange_udp(host, b"?", SECOND);
+                // The stack gets what has no hop left, whatever the way.
+                guest.send_frame(&last_hop(&guest, host)).unwrap();
+                thread::sleep(SECOND / 2);
+                let heard = HEARD.load(Ordering::SeqCst) - before;
+                let expected = if *name == "allowed" { 2 } else { 0 };
+                assert_eq!(heard, expected, "{name}: {host}, answered {answer:?}");
+            }
+            guest.detach().unwrap();
+        }
+    });
+}
+
+/// A packet of a guest that no router may pass on.
+fn last_hop(guest: &FakeGuest, target: SocketAddr) -> Vec<u8> {
+    let network = guest.network();
+    let source: IpAddr = match target.ip() {
+        IpAddr::V4(_) => network.ipv4.0.into(),
+        IpAddr::V6(_) => network.ipv6.0.into(),
+    };
+    let source = SocketAddr::new(source, 5000);
+    let mut frame = frame::udp(network.mac, GATEWAY_MAC, source, target, b"last");
+    if target.is_ipv6() {
+        frame[21] = 1;
+        return frame;
+    }
+    let hops = u32::from(frame[22]) - 1;
+    frame[22] = 1;
+    let checksum = u32::from(u16::from_be_bytes([frame[24], frame[25]])) + (hops << 8);
+    let checksum = u16::try_from((checksum & 0xffff) + (checksum >> 16)).expect("folded");
+    frame[24..26].copy_from_slice(&checksum.to_be_bytes());
+    frame
 }
 
 /// Lines that let a world beyond the second uplink answer the clone addresses of a pool.

@@ -254,6 +254,7 @@ enum decision_flag {
 	DECISION_FQ = 1 << 0,         /* UPLINK_FQ of the interface */
 	DECISION_XDP = 1 << 1,        /* UPLINK_XDP of the interface */
 	DECISION_MASQUERADE = 1 << 2, /* to the stack, to be masqueraded: unless it is an answer */
+	DECISION_PAST_HOST = 1 << 3,  /* past the stack or not at all: it would be the host's own */
 };
 
 enum verdict {

@@ -51,11 +51,13 @@ static __always_inline void decide_sandbox(struct decision *d,
 	}
 }
 
-/* Asks the kernel's routes. Returns what bpf_fib_lookup does. */
+/* Asks the kernel's routes; `late` are those of FIB_TABLE and FIB_MARK that the policy is followed in. Returns
+ * what bpf_fib_lookup does. */
 static __always_inline long look_up_route(frame *f, struct packet *p, const struct nic *nic,
-					  const struct policy *policy, struct bpf_fib_lookup *fib)
+					  const struct policy *policy, __u32 late,
+					  struct bpf_fib_lookup *fib)
 {
-	__u32 flags = 0;
+	__u32 flags = late;
 
 	fib->ifindex = nic->shared_ifindex;
 	fib->l4_protocol = p->protocol;
@@ -72,15 +74,13 @@ static __always_inline long look_up_route(frame *f, struct packet *p, const stru
 		__builtin_memcpy(fib->ipv6_src, &nic->clone6, sizeof(fib->ipv6_src));
 		__builtin_memcpy(fib->ipv6_dst, &p->destination, sizeof(fib->ipv6_dst));
 	}
-	if (policy->table) {
-		flags |= FIB_DIRECT | FIB_TABLE;
+	if (late & FIB_TABLE) {
+		flags |= FIB_DIRECT;
 		/* The table is read where the VLAN is written, the mark where the source MAC is. */
 		__builtin_memcpy(&fib->h_vlan_proto, &policy->table, sizeof(policy->table));
 	}
-	if (policy->mark) {
-		flags |= FIB_MARK;
+	if (late & FIB_MARK)
 		__builtin_memcpy(fib->smac, &policy->mark, sizeof(policy->mark));
-	}
 	return bpf_fib_lookup(f, fib, sizeof(*fib), flags);
 }
 
@@ -133,31 +133,42 @@ static __always_inline void decide_out(frame *f, struct decision *d, struct pack
 	d->mtu = mtu < LARGEST_MTU ? mtu : LARGEST_MTU;
 }
 
+/* A table of the policy's own says nothing of the host's addresses, and the stack goes by the host's rules: what
+ * these lead to the host itself it may not get. */
+static __always_inline void keep_from_host(frame *f, struct decision *d, struct packet *p,
+					   const struct nic *nic, const struct policy *policy,
+					   __u32 late, struct bpf_fib_lookup *fib)
+{
+	/* Not another one: stack is scarce. */
+	__builtin_memset(fib, 0, sizeof(*fib));
+	if (look_up_route(f, p, nic, policy, late, fib) != BPF_FIB_LKUP_RET_NOT_FWDED)
+		return;
+	if (d->verdict == VERDICT_UPLINK)
+		d->flags |= DECISION_PAST_HOST;
+	else
+		decide_drop(d, DROP_HOST_SERVICE);
+}
+
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
 					 const struct nic *nic, const struct policy *policy)
 {
 	struct bpf_fib_lookup fib = {};
 	__u32 wanted = (policy->table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
-	long result;
+	__u32 late = fib_flags & wanted;
+	long result = look_up_route(f, p, nic, policy, late, &fib);
 
-	if ((fib_flags & wanted) != wanted) {
-		/* The stack follows rules about marks by itself. */
-		d->verdict = VERDICT_STACK;
-		return;
-	}
-	result = look_up_route(f, p, nic, policy, &fib);
 	switch (result) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
 		decide_out(f, d, p, nic, policy, &fib, result == BPF_FIB_LKUP_RET_SUCCESS);
-		return;
+		break;
 	case BPF_FIB_LKUP_RET_NOT_FWDED:
 		/* The host's own address; or no route at all, which the kernel doesn't tell apart. */
 		if (may_reach_host(p, policy))
 			d->verdict = VERDICT_STACK;
 		else
 			decide_drop(d, DROP_HOST_SERVICE);
-		return;
+		break;
 	default:
 		if (result < 0)
 			decide_drop(d, DROP_NO_ROUTE);
@@ -167,6 +178,11 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 		else
 			d->verdict = VERDICT_STACK;
 	}
+	/* The stack follows rules about marks by itself. */
+	if (late != wanted && d->verdict == VERDICT_UPLINK)
+		d->verdict = VERDICT_STACK;
+	if (late & FIB_TABLE && d->verdict != VERDICT_DROP && !may_reach_host(p, policy))
+		keep_from_host(f, d, p, nic, policy, late & FIB_MARK, &fib);
 }
 
 /* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK. */

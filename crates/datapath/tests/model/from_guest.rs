@@ -153,7 +153,8 @@ fn deliver(
 ) -> Result<Outcome, Dropped> {
     let frame = &input.frame;
     let size = police::size(frame, packet, input.gso_size);
-    let decision = what_the_stack_must_refuse(world, number, packet, size, decision);
+    let decision = what_the_stack_must_refuse(world, number, frame, packet, size, decision)
+        .map_err(|reason| Dropped::egress(number, reason))?;
     let may_wait = match decision {
         Decision::Uplink { ifindex, .. } => world.uplinks[&ifindex],
         _ => false,
@@ -188,21 +189,26 @@ fn deliver(
 fn what_the_stack_must_refuse(
     world: &World,
     number: usize,
+    frame: &[u8],
     packet: &Packet,
     size: Size,
     decision: Decision,
-) -> Decision {
+) -> Result<Decision, DropReason> {
+    let nic = &world.nics[number];
     let mtu = match decision {
         Decision::Uplink { ifindex, .. } => world.interfaces[&ifindex].mtu,
         Decision::Sandbox(receiver) => world.nics[receiver].mtu,
-        Decision::Stack => return Decision::Stack,
+        Decision::Stack => return Ok(Decision::Stack),
     };
     // The stack puts fragments together before it cuts them anew: it gets all of a datagram or none.
-    let all_or_none = packet.is_fragment() && world.nics[number].mtu > mtu;
+    let all_or_none = packet.is_fragment() && nic.mtu > mtu;
     if packet.ttl <= 1 || size.ip > mtu as usize || all_or_none {
-        return Decision::Stack;
+        if matches!(decision, Decision::Uplink { .. }) {
+            route::stack_may_have(world, nic, frame, packet)?;
+        }
+        return Ok(Decision::Stack);
     }
-    decision
+    Ok(decision)
 }
 
 fn send(

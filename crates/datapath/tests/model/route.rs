@@ -112,8 +112,43 @@ fn judge(
     by_route(world, nic, frame, packet, way, own.uplink)
 }
 
-/// Where the route leads, and whether the policy lets it leave the host there.
+/// Where the route leads, and whether the policy lets it leave the host there. A table of the policy's own says nothing
+/// of the host's addresses.
 fn by_route(
+    world: &World,
+    nic: &Nic,
+    frame: &[u8],
+    packet: &Packet,
+    way: Way,
+    uplink: Uplink,
+) -> Result<Judged, DropReason> {
+    let judged = by_way(world, nic, frame, packet, way, uplink)?;
+    if !matches!(judged, Judged::Goes(Decision::Uplink { .. })) {
+        stack_may_have(world, nic, frame, packet)?;
+    }
+    Ok(judged)
+}
+
+/// Whether the host's stack, which goes by the host's rules, may have what a table of the policy's own leads elsewhere.
+pub(crate) fn stack_may_have(
+    world: &World,
+    nic: &Nic,
+    frame: &[u8],
+    packet: &Packet,
+) -> Result<(), DropReason> {
+    let own = &world.policies[nic.policy];
+    let by_rules = Policy {
+        table: 0,
+        ..own.clone()
+    };
+    let is_hosts = matches!(look_up(world, &by_rules, packet.destination), Way::Local);
+    match own.table != 0 && is_hosts {
+        true => policy::host_service(own, frame, packet),
+        false => Ok(()),
+    }
+}
+
+fn by_way(
     world: &World,
     nic: &Nic,
     frame: &[u8],

@@ -72,6 +72,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["icmp-error", "ingress-icmp-error"],
     ),
     mutant(
+        "what a table leads elsewhere is the host's all the same",
+        "lib/decide.h",
+        "late & FIB_TABLE && d->verdict != VERDICT_DROP",
+        "0",
+        &["host-service"],
+    ),
+    mutant(
+        "the host gets what has no hop left past it",
+        "from_guest.bpf.c",
+        "c->decision->flags & DECISION_PAST_HOST",
+        "0",
+        &["host-service"],
+    ),
+    mutant(
         "what the namespace says on its link taken for a process",
         "from_guest.bpf.c",
         "s->is_process = 1;",
