@@ -38,6 +38,13 @@ static __always_inline void charge(__u64 *arrival, __u64 now, __u64 cost)
 	}
 }
 
+/* In two parts: a super-packet of tiny segments with long headers may be many megabytes on the wire, and times the
+ * cost of a slow limit's byte that is more than 64 bits. */
+static __always_inline __u64 cost_of_bytes(const struct limit *limit, __u64 bytes)
+{
+	return (limit->byte_cost >> 20) * bytes + ((limit->byte_cost & 0xfffff) * bytes >> 20);
+}
+
 /* Returns a drop reason. What is dropped costs nothing. Up to `patience` nanoseconds the packet isn't
  * dropped but must leave later: by `wait`. */
 static __always_inline int police(const struct limit *limit, struct meter *meter,
@@ -57,7 +64,7 @@ static __always_inline int police(const struct limit *limit, struct meter *meter
 			return DROP_PACKET_LIMIT;
 	}
 	if (limit->byte_cost)
-		charge(&meter->bytes, now, p->wire_bytes * limit->byte_cost >> 20);
+		charge(&meter->bytes, now, cost_of_bytes(limit, p->wire_bytes));
 	if (limit->packet_cost)
 		charge(&meter->packets, now, p->segments * limit->packet_cost);
 	*wait = bytes > packets ? bytes : packets;
