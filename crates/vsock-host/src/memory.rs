@@ -16,6 +16,10 @@ const LARGEST_GUEST: u64 = 8 << 40;
 /// Most regions; QEMU uses up to 509, one per DIMM.
 pub const MOST_REGIONS: usize = 512;
 
+/// Regions that each guest gets while those with more have used up what they share: a VMM without pluggable
+/// memory has up to five.
+const FEW_REGIONS: usize = 8;
+
 /// Where a region is for whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placing {
@@ -129,7 +133,8 @@ impl Memory {
         if self.regions.iter().any(overlaps) {
             return Err(MemoryError::Overlap { guest });
         }
-        let mapping = Mapping::new(placing, file)?;
+        let few = self.regions.len() < FEW_REGIONS;
+        let mapping = Mapping::new(placing, file, few)?;
         self.regions.push(Region { placing, mapping });
         self.regions.sort_by_key(|region| region.placing.guest);
         self.rebuild();
@@ -243,7 +248,7 @@ impl Memory {
 }
 
 impl Mapping {
-    fn new(placing: Placing, file: &File) -> Result<Self, MemoryError> {
+    fn new(placing: Placing, file: &File, few: bool) -> Result<Self, MemoryError> {
         let Placing {
             guest,
             size,
@@ -281,7 +286,7 @@ impl Mapping {
             watched: None,
         };
         // SAFETY: the mapping is ours, nothing but guest memory, and unwatched before it is unmapped.
-        let watched = unsafe { Watched::new(mapping.pointer, size) };
+        let watched = unsafe { Watched::new(mapping.pointer, size, few) };
         mapping.watched = Some(watched.map_err(failed)?);
         Ok(mapping)
     }

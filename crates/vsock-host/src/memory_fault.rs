@@ -20,6 +20,9 @@ use std::{
 /// Most regions of all guests together.
 const REGIONS: usize = 16384;
 
+/// Of these, so many are for guests that have few: those with many can't take the last ones.
+const FOR_FEW: usize = REGIONS / 2;
+
 /// One region. Claimed by `taken`; `start` is 0 until all of it is known.
 struct Entry {
     taken: AtomicBool,
@@ -46,7 +49,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Watches over a mapping of guest memory.
+    /// Watches over a mapping of guest memory; whether its guest has `few` of them.
     ///
     /// # Errors
     /// When there are too many.
@@ -54,7 +57,7 @@ impl Watched {
     /// # Safety
     /// From now until the value is dropped, the range is a mapping of the caller that nothing but guest
     /// memory lies in: it may be replaced by empty memory at any time.
-    pub unsafe fn new(start: *mut u8, size: usize) -> io::Result<Self> {
+    pub unsafe fn new(start: *mut u8, size: usize, few: bool) -> io::Result<Self> {
         INSTALLED.call_once(install);
         let free = |entry: &Entry| {
             let claim =
@@ -63,10 +66,12 @@ impl Watched {
                     .compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed);
             claim.is_ok()
         };
-        let index = ENTRIES
-            .iter()
-            .position(free)
-            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let first = if few { 0 } else { FOR_FEW };
+        let index = first
+            + ENTRIES[first..]
+                .iter()
+                .position(free)
+                .ok_or(io::ErrorKind::OutOfMemory)?;
         let entry = &ENTRIES[index];
         entry.size.store(size, Ordering::Relaxed);
         entry.gone.store(false, Ordering::Relaxed);

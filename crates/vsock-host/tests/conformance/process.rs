@@ -16,7 +16,7 @@ use sandwire_api::vsock::{VsockKind, VsockPolicy};
 use sandwire_vsock_guest::{
     Guest, GuestError, Settings,
     socket::State,
-    wire::{Region, Wire, request, session},
+    wire::{Message, Region, Wire, request, session},
 };
 use sandwire_vsock_host::{
     address::VmKey,
@@ -300,4 +300,46 @@ fn a_policy_that_is_changed_through_the_control_socket_counts_at_once() {
     assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
     let traffic = client.traffic(Some(vm.key)).expect("the counters");
     assert_eq!(traffic[0].traffic.opened_by_guest, 1);
+}
+
+#[test]
+fn vmms_with_many_pieces_of_memory_leave_room_for_those_with_few() {
+    const HOSTILE: usize = 33;
+    const PIECES: u64 = 512;
+    const PIECE: u64 = 4096;
+    let service = Service::start();
+    let mut client = service.client();
+    let region = Region::new(0, PIECE).expect("memory");
+    let mut wires = Vec::new();
+    for number in 0..HOSTILE {
+        let vm = service.add(&mut client, &format!("hostile{number}"));
+        let mut wire = Wire::connect(&vm.vhost_socket(), PATIENCE).expect("connecting");
+        // MQ, CONFIGURE_MEM_SLOTS.
+        let features = Message::words(request::SET_PROTOCOL_FEATURES, &[1 | 1 << 15]);
+        wire.say(&Message::new(request::GET_FEATURES, &[]))
+            .expect("features");
+        wire.say(&Message::new(request::GET_PROTOCOL_FEATURES, &[]))
+            .expect("features");
+        wire.say(&Message::words(
+            request::SET_FEATURES,
+            &[1 << 32 | 1 << 30 | 1],
+        ))
+        .expect("features");
+        wire.say(&features).expect("features");
+        for piece in 0..PIECES {
+            let start = piece * PIECE;
+            let words = [0, start, PIECE, (1 << 40) + start, 0];
+            let file = region.file.try_clone().expect("a descriptor");
+            let added = wire.say(&Message::words(request::ADD_MEM_REG, &words).with(file));
+            if added.is_err() {
+                break;
+            }
+        }
+        // Until all of it is served, or the back end has hung up.
+        let _ = wire.say(&Message::new(request::GET_MAX_MEM_SLOTS, &[]));
+        wires.push(wire);
+    }
+    let vm = service.add(&mut client, "neighbour");
+    let mut guest = Guest::connect(&Settings::default(), &vm.vhost_socket()).expect("booting");
+    works(&vm, &mut guest);
 }
