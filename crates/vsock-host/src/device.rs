@@ -40,11 +40,13 @@ use crate::{
 };
 
 mod from_guest;
+mod listeners;
 mod opening;
 mod to_guest;
 mod token;
 mod vmm;
 
+use listeners::Listeners;
 pub use token::{MOST_NUMBERS, Token};
 
 /// What the guests of a worker share, for as long as an event is handled.
@@ -198,13 +200,6 @@ pub struct Vm {
     history: vmm::History,
 }
 
-#[derive(Debug)]
-struct Listeners {
-    vmm: std::os::unix::net::UnixListener,
-    stream: OwnedFd,
-    seqpacket: OwnedFd,
-}
-
 /// First port for connections that the host opens, as with Firecracker.
 const FIRST_PORT: u32 = 1 << 30;
 
@@ -232,16 +227,7 @@ impl Vm {
             stream: stream_listener,
             seqpacket: seqpacket_listener,
         };
-        let flags = EventFlags::IN;
-        context
-            .watch(&listeners.vmm, Token::VmmListener(slot), flags)
-            .map_err(|error| ("vhost-user", error))?;
-        context
-            .watch(&listeners.stream, Token::StreamListener(slot), flags)
-            .map_err(|error| ("stream", error))?;
-        context
-            .watch(&listeners.seqpacket, Token::SeqpacketListener(slot), flags)
-            .map_err(|error| ("seqpacket", error))?;
+        listeners.watch(slot, context)?;
         Ok(Self {
             key,
             slot,

@@ -7,6 +7,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::{
@@ -21,6 +22,9 @@ use sandwire_api::vsock::VsockType;
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes, the last of which is zero.
 pub const PATH_MAX: usize = 107;
+/// Pause of a listener whose caller can't be accepted: there are no descriptors or memory, and it would be
+/// reported again at once.
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
 
@@ -83,6 +87,12 @@ pub fn listen_on(path: &Path, kind: VsockType) -> Result<OwnedFd, ListenerError>
     }
     listen(&socket, BACKLOG).map_err(refused)?;
     Ok(socket)
+}
+
+/// Whether the next caller may be accepted after that error of the former.
+#[must_use]
+pub fn is_callers_own(error: Errno) -> bool {
+    matches!(error, Errno::INTR | Errno::CONNABORTED)
 }
 
 /// Removes the file of a socket that was ours.

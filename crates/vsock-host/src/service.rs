@@ -187,7 +187,7 @@ fn serve(
     channels: &mut Channels,
 ) -> io::Result<()> {
     loop {
-        let ready = poller.wait(None)?.to_vec();
+        let ready = poller.wait(server.pause())?.to_vec();
         for ready in ready {
             match ready.token {
                 SIGNAL => {
@@ -202,6 +202,7 @@ fn serve(
                 _ => server.ready(ready, poller, channels),
             }
         }
+        server.listen_again(poller);
     }
 }
 

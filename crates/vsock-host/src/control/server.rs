@@ -3,7 +3,10 @@
 //! One thread serves all of them without blocking. A connection whose answer hasn't been read is asked for
 //! nothing more until it has.
 
-use std::{collections::HashMap, io, mem::MaybeUninit, os::fd::OwnedFd, path::Path, sync::Arc};
+use std::{
+    collections::HashMap, io, mem::MaybeUninit, os::fd::OwnedFd, path::Path, sync::Arc,
+    time::Instant,
+};
 
 use rustix::{
     io::Errno,
@@ -19,7 +22,7 @@ use super::{REQUEST_MAX, RefusalCode, Request, Response};
 use crate::{
     address::VmKey,
     capture::{SNAP_LENGTH, Sink},
-    listener::{ListenerError, listen_on},
+    listener::{ACCEPT_PAUSE, ListenerError, is_callers_own, listen_on},
     readiness::{Interest, Poller, Ready},
     service::channels::{ChannelError, Channels},
 };
@@ -36,6 +39,7 @@ pub struct Server {
     /// Who may connect: root, who started us, and our own user.
     known: [u32; 3],
     peers: HashMap<u64, Peer>,
+    pause: Option<Instant>,
     next: u64,
     first_token: u64,
 }
@@ -61,6 +65,7 @@ impl Server {
             listener: listen_on(path, VsockType::Stream)?,
             known: [0, geteuid().as_raw(), geteuid().as_raw()],
             peers: HashMap::new(),
+            pause: None,
             next: first_token,
             first_token,
         })
@@ -73,6 +78,21 @@ impl Server {
     pub fn watch(&mut self, poller: &Poller) -> io::Result<()> {
         self.known[2] = geteuid().as_raw();
         poller.add(&self.listener, self.first_token, Interest::READ)
+    }
+
+    /// Until when callers wait since there were no descriptors; then [`Self::listen_again`].
+    #[must_use]
+    pub fn pause(&self) -> Option<Instant> {
+        self.pause
+    }
+
+    /// Has the listener watched again if its pause is over.
+    pub fn listen_again(&mut self, poller: &Poller) {
+        let now = Instant::now();
+        if self.pause.is_some_and(|until| until <= now) {
+            let watched = poller.add(&self.listener, self.first_token, Interest::READ);
+            self.pause = watched.is_err().then_some(now + ACCEPT_PAUSE);
+        }
     }
 
     /// Does what a ready socket asks for.
@@ -116,8 +136,15 @@ impl Server {
 
     fn accept(&mut self, poller: &Poller) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let Ok(socket) = accept_with(&self.listener, flags) else {
-            return;
+        let socket = match accept_with(&self.listener, flags) {
+            Ok(socket) => socket,
+            Err(error) => {
+                if error != Errno::AGAIN && !is_callers_own(error) {
+                    let _ = poller.remove(&self.listener);
+                    self.pause = Some(Instant::now() + ACCEPT_PAUSE);
+                }
+                return;
+            }
         };
         let uid = socket_peercred(&socket).map(|peer| peer.uid.as_raw());
         if !uid.is_ok_and(|uid| self.known.contains(&uid)) || self.peers.len() >= PEERS_MAX {

@@ -233,9 +233,16 @@ impl Vm {
                 VsockType::Stream => &self.listeners.stream,
                 VsockType::Seqpacket => &self.listeners.seqpacket,
             };
-            let Ok(socket) = accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)
-            else {
-                return;
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = match accept_with(listener, flags) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    let token = match kind {
+                        VsockType::Stream => Token::StreamListener(self.slot),
+                        VsockType::Seqpacket => Token::SeqpacketListener(self.slot),
+                    };
+                    return self.not_accepted(error, token, context);
+                }
             };
             self.make_room_for_client();
             let client = Client {

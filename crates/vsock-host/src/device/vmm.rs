@@ -13,11 +13,15 @@
 //! for them when its driver is there.
 
 use std::{
+    os::unix::net::UnixStream,
     sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
-use rustix::event::epoll::EventFlags;
+use rustix::{
+    event::epoll::EventFlags,
+    net::{SocketFlags, accept_with},
+};
 
 use super::{Context, Token, Vm};
 use crate::{
@@ -55,8 +59,12 @@ impl Vm {
     /// A VMM has connected. One that is there already stays: a guest has one device.
     pub fn accept_vmm(&mut self, context: &mut Context) {
         for _ in 0..TURN {
-            let Ok((socket, _)) = self.listeners.vmm.accept() else {
-                return;
+            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+            let socket = match accept_with(&self.listeners.vmm, flags) {
+                Ok(socket) => UnixStream::from(socket),
+                Err(error) => {
+                    return self.not_accepted(error, Token::VmmListener(self.slot), context);
+                }
             };
             // The former one may have gone without our having looked.
             self.vmm_is_ready(context);

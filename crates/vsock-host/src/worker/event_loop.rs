@@ -240,6 +240,15 @@ impl Worker {
                         vm.hold_is_due(context);
                     }
                 }
+                Some(
+                    token @ (Token::VmmListener(slot)
+                    | Token::StreamListener(slot)
+                    | Token::SeqpacketListener(slot)),
+                ) => {
+                    if let Some(vm) = vms.get_mut(slot) {
+                        vm.listen_again(token, context);
+                    }
+                }
                 _ => {}
             }
         }

@@ -4,14 +4,14 @@
 //! The process is this test's own executable, told to run [`the_service_answers_with_its_threads`].
 
 use std::{
-    io::Write,
-    os::unix::net::UnixListener,
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
-use rustix::process::{Resource, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
 use sandwire_api::vsock::{VsockKind, VsockPolicy};
 use sandwire_vsock_guest::{
     Guest, GuestError, Settings,
@@ -100,6 +100,29 @@ impl Service {
         vm
     }
 
+    /// Changes the limit of its descriptors, and tells the former one.
+    fn limit_descriptors(&self, most: Option<u64>) -> Option<u64> {
+        let pid = Pid::from_child(&self.child);
+        let maximum = getrlimit_of(pid).maximum;
+        let limit = Rlimit {
+            current: most,
+            maximum,
+        };
+        prlimit(Some(pid), Resource::Nofile, limit)
+            .expect("limiting its descriptors")
+            .current
+    }
+
+    /// How long it has run on a processor, in ticks of 10 ms.
+    fn ticks(&self) -> u64 {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let stat = std::fs::read_to_string(path).expect("reading /proc");
+        let (_, fields) = stat.rsplit_once(')').expect("its name");
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let ticks = |field: usize| -> u64 { fields[field].parse().expect("a number") };
+        ticks(11) + ticks(12)
+    }
+
     /// A line of its `/proc/PID/status`, as a number.
     fn status(&self, field: &str) -> u64 {
         let path = format!("/proc/{}/status", self.child.id());
@@ -120,6 +143,20 @@ impl Drop for Service {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
+    }
+}
+
+fn getrlimit_of(pid: Pid) -> Rlimit {
+    let path = format!("/proc/{}/limits", pid.as_raw_nonzero());
+    let limits = std::fs::read_to_string(path).expect("reading /proc");
+    let line = limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max open files"))
+        .expect("the kernel says so");
+    let mut numbers = line.split_whitespace().map(|word| word.parse().ok());
+    Rlimit {
+        current: numbers.next().flatten(),
+        maximum: numbers.next().flatten(),
     }
 }
 
@@ -300,6 +337,30 @@ fn a_policy_that_is_changed_through_the_control_socket_counts_at_once() {
     assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
     let traffic = client.traffic(Some(vm.key)).expect("the counters");
     assert_eq!(traffic[0].traffic.opened_by_guest, 1);
+}
+
+#[test]
+fn callers_wait_without_a_processor_until_there_are_descriptors_again() {
+    let service = Service::start();
+    let mut client = service.client();
+    let vm = service.add(&mut client, "scarce");
+    let mut guest = Guest::connect(&Settings::default(), &vm.vhost_socket()).expect("booting");
+    works(&vm, &mut guest);
+    let former = service.limit_descriptors(Some(3));
+    let _vmm = UnixStream::connect(vm.vhost_socket()).expect("a second VMM");
+    let mut caller = UnixStream::connect(vm.stream_socket()).expect("a client");
+    let asks = UnixStream::connect(control_socket(service.folder.path())).expect("the daemon");
+    caller.write_all(b"nonsense\n").expect("writing");
+    let before = service.ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    let spent = service.ticks() - before;
+    assert!(spent < 20, "{spent} ticks of 10 ms in 2 s");
+    service.limit_descriptors(former);
+    caller.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+    assert_eq!(caller.read(&mut [0; 8]).ok(), Some(0), "it is turned away");
+    drop(asks);
+    service.client();
+    works(&vm, &mut guest);
 }
 
 #[test]

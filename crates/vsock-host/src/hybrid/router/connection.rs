@@ -26,14 +26,13 @@ use crate::{
         relay::{Carrier, Direction, Relay, Turn, WIDE_BYTES},
     },
     limits::Limits,
+    listener::{ACCEPT_PAUSE, is_callers_own},
     readiness::{Interest, Ready},
     statistics::VmCounters,
 };
 
 /// Connections accepted from one socket in one turn.
 const ACCEPTS: usize = 64;
-/// Pause of a listener when no descriptors are left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Pause of relays that found no descriptors, or their guest's memory used up.
 const STARVED_PAUSE: Duration = Duration::from_millis(50);
 /// The guest's ports in captures and lists count from here, where Linux has its own unnamed ones too.
@@ -101,9 +100,8 @@ impl Router {
                     self.admit(&vm, port, guest);
                 }
                 Err(Errno::AGAIN) => return,
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) if is_callers_own(error) => {}
                 Err(_) => {
-                    // No descriptors or memory: it would be reported again at once.
                     let _ = self.poller.remove(socket);
                     let at = Instant::now() + ACCEPT_PAUSE;
                     self.deadlines.insert((at, number));
