@@ -134,6 +134,8 @@ impl Connection {
                 Verdict::Accept
             }
             (Phase::Dialing | Phase::Established, Operation::CreditUpdate) => Verdict::Accept,
+            // It gave up waiting, of which Linux says nothing, and tries again: it gets what is being opened.
+            (Phase::Dialing, Operation::Request) => Verdict::Accept,
             _ => self.refuse(VsockRefusal::NoConnection),
         }
     }

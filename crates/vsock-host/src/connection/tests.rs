@@ -38,6 +38,16 @@ fn a_guest_is_answered_when_the_peer_was_reached() {
 }
 
 #[test]
+fn a_guest_that_asks_again_is_answered_once() {
+    let mut connection = Connection::dialing(PROMISE);
+    let again = connection.from_guest(Operation::Request, 0, 0);
+    assert_eq!(again, Verdict::Accept);
+    assert_eq!(hear(&mut connection, false), []);
+    connection.dialed();
+    assert_eq!(hear(&mut connection, false), [(Operation::Response, 0)]);
+}
+
+#[test]
 fn a_guest_that_is_asked_answers_once() {
     let mut connection = Connection::asking(PROMISE);
     let early = connection.clone().from_guest(Operation::Response, 0, 0);
