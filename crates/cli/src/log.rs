@@ -1,18 +1,60 @@
 //! Where the services log: standard error, which systemd keeps.
 
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
 
-use tracing_subscriber::EnvFilter;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, ftruncate};
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+
+/// Bytes of a file that nobody else looks after; beyond that it begins anew.
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Logs to standard error from now on, as much as `SANDWIRE_LOG` says.
 pub(crate) fn to_standard_error() {
+    log_to(io::stderr);
+}
+
+/// The same for a service whose standard error is a file of its own, that mustn't grow for ever: what tenants do
+/// is logged too.
+pub(crate) fn to_own_file() {
+    log_to(|| OwnFile(io::stderr()));
+}
+
+fn log_to(writer: impl for<'writer> MakeWriter<'writer> + Send + Sync + 'static) {
     let filter = EnvFilter::try_from_env("SANDWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let set = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(io::stderr)
+        .with_writer(writer)
         .with_ansi(io::stderr().is_terminal())
         .try_init();
     if let Err(error) = set {
         tracing::debug!(error, "logging was set up before");
+    }
+}
+
+/// Standard error, begun anew where it is a file that has become long.
+struct OwnFile(io::Stderr);
+
+impl OwnFile {
+    fn is_long(&self) -> io::Result<bool> {
+        let found = fstat(&self.0)?;
+        // Without `O_APPEND` the next line would be written where it would have been, behind a hole.
+        Ok(
+            FileType::from_raw_mode(found.st_mode) == FileType::RegularFile
+                && u64::try_from(found.st_size).is_ok_and(|bytes| bytes > FILE_BYTES_MAX)
+                && fcntl_getfl(&self.0)?.contains(OFlags::APPEND),
+        )
+    }
+}
+
+impl Write for OwnFile {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if self.is_long().unwrap_or(false) {
+            ftruncate(&self.0, 0)?;
+        }
+        self.0.write(line)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
     }
 }

@@ -3,7 +3,7 @@
 //! Under systemd `sandwire-vsock.service` does that, and the daemon only looks.
 
 use std::{
-    fs::{self, DirBuilder, File},
+    fs::{DirBuilder, File},
     io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::Path,
@@ -12,6 +12,8 @@ use std::{
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
+
+use rustix::fs::OFlags;
 
 use super::service::Service;
 
@@ -23,8 +25,6 @@ const COMING_EVERY: Duration = Duration::from_millis(20);
 const COMING_MAX: Duration = Duration::from_secs(10);
 /// Least and longest time between two starts.
 const RESTART_AFTER: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// The service's own log, while no systemd keeps one; begun anew beyond this.
-const LOG_BYTES_MAX: u64 = 4 << 20;
 /// Set by systemd for units of type `notify`, such as ours.
 const UNDER_SYSTEMD: &str = "NOTIFY_SOCKET";
 /// Our own executable, also if the file has been replaced since.
@@ -172,13 +172,34 @@ fn spawn(service: &Service) -> io::Result<Child> {
         .spawn()
 }
 
+/// The service keeps it short. The folder is the service's, which has fewer rights than we: no link is followed.
 fn open_log(path: &Path) -> io::Result<File> {
-    let is_long = fs::metadata(path).is_ok_and(|log| log.len() > LOG_BYTES_MAX);
     File::options()
         .create(true)
-        .write(true)
-        .append(!is_long)
-        .truncate(is_long)
+        .append(true)
         .mode(0o600)
+        .custom_flags(OFlags::NOFOLLOW.bits().cast_signed())
         .open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, io::Write, os::unix::fs::symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_link_in_the_place_of_the_log_leads_nowhere() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (log, other) = (folder.path().join("log"), folder.path().join("other"));
+        symlink(&other, &log).expect("a link");
+        assert!(open_log(&log).is_err());
+        assert!(!other.exists());
+        fs::remove_file(&log).expect("removing the link");
+        for _ in 0..2 {
+            let mut log = open_log(&log).expect("the log");
+            log.write_all(b"line\n").expect("writing");
+        }
+        assert_eq!(fs::read(&log).expect("reading"), b"line\nline\n");
+    }
 }

@@ -41,7 +41,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_enum, default_value_t = Filter::Refuse)]
     seccomp: Filter,
 
-    /// Leave the session of whoever starts it.
+    /// Leave the session of whoever starts it. A file that its log is appended to begins anew at 4 MiB.
     #[arg(long)]
     detach: bool,
 }
@@ -58,7 +58,11 @@ enum Filter {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    log::to_standard_error();
+    if arguments.detach {
+        log::to_own_file();
+    } else {
+        log::to_standard_error();
+    }
     let failed = |reason: String| Failure::failed(format!("cannot serve vsock: {reason}"));
     if arguments.detach {
         rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;
