@@ -8,11 +8,12 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use sandwire_testlab::lab;
 use sandwire_vsock_guest::{Guest, Kind};
 use serde_json::Value;
 
-use super::{World, echo, finish, open_until, piped};
+use super::{World, echo, finish, interrupt, open_until, piped};
 
 /// Where the host calls the guest.
 fn socket_of(lease: &Value) -> PathBuf {
@@ -51,6 +52,43 @@ fn socat_calls_a_guest_and_answers_one() {
         guest.close(socket).unwrap();
         let (done, _, errors) = finish(server);
         assert!(done, "{errors}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_listener_goes_on_after_a_connection_that_it_cannot_serve() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut guest) = world.lease("a");
+        world.run("vsock policy allow a 1024 host");
+        let listener = world.spawn("vsock listen a 1024 --exec cat");
+        let socket = open_until(&mut guest, 1024);
+        echo(&mut guest, socket, "before");
+        guest.close(socket).unwrap();
+
+        let pid = Pid::from_child(&listener);
+        let fds = format!("/proc/{}/fd", listener.id());
+        let free = (0_u64..).find(|fd| !Path::new(&fds).join(fd.to_string()).exists());
+        let limit = |current| Rlimit {
+            current: Some(current),
+            maximum: Some(1024),
+        };
+        // Room for the connection, and for nothing that a command would take.
+        prlimit(Some(pid), Resource::Nofile, limit(free.unwrap() + 1)).unwrap();
+        for _ in 0..3 {
+            // It is accepted by the kernel, whatever becomes of it.
+            if let Ok(socket) = guest.open_stream(1024) {
+                let _ = guest.receive_to_end(socket);
+            }
+        }
+        prlimit(Some(pid), Resource::Nofile, limit(1024)).unwrap();
+        let socket = open_until(&mut guest, 1024);
+        echo(&mut guest, socket, "after");
+        guest.close(socket).unwrap();
+        let (done, _, errors) = interrupt(listener);
+        assert!(done, "{errors}");
+        assert!(errors.contains("cannot accept a connection"), "{errors}");
     });
 }
 

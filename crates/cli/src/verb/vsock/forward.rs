@@ -1,26 +1,22 @@
 //! `sandwire vsock forward`: a TCP port or Unix socket of the host joined to a port of a guest.
 
-use std::{io, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use tokio::{
     io::{AsyncRead, AsyncWrite, copy_bidirectional},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
-    time::sleep,
 };
 
 use super::{
     Which, guest,
-    listen::{Ends, PortSocket, bind, note_policy},
+    listen::{Ends, PortSocket, bind, note_policy, pause},
 };
 use crate::{
     Context,
     failure::{Failure, Outcome},
     output::note,
 };
-
-/// How long to wait after a failed accept: what is missing, mostly descriptors, has to come free.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Command line of `sandwire vsock forward`.
 #[derive(Debug, Args)]
@@ -191,11 +187,6 @@ fn told(outcome: io::Result<()>) {
         }
         _ => {}
     }
-}
-
-async fn pause(error: &io::Error) {
-    note(&format!("cannot accept a connection: {error}"));
-    sleep(ACCEPT_PAUSE).await;
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use clap::Args;
@@ -18,6 +19,7 @@ use sandwire_api::vsock::{VsockChannel, VsockDestination};
 use tokio::{
     net::{UnixListener, UnixStream},
     signal::unix::{SignalKind, signal},
+    time::sleep,
 };
 
 use super::{Which, connect, guest};
@@ -27,6 +29,8 @@ use crate::{
     output::note,
 };
 
+/// How long to wait after a failed accept: what is missing, mostly descriptors, has to come free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The folder lets in the owner and the service only; the service may be in the file's group or be others.
 const SOCKET_MODE: u32 = 0o666;
 
@@ -63,10 +67,21 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
                 accepted = socket.listener.accept() => accepted,
                 () = ends.wait() => return Ok(()),
             };
-            let (stream, _) = accepted.map_err(failed)?;
+            // What is missing, descriptors or processes, is what the guest's other connections have.
+            let (stream, _) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    pause(&error).await;
+                    continue;
+                }
+            };
             let stream = blocking(stream).map_err(failed)?;
             match exec {
-                Some(command) => execute(command, stream).map_err(failed)?,
+                Some(command) => {
+                    if let Err(error) = execute(command, stream) {
+                        pause(&error).await;
+                    }
+                }
                 None => {
                     drop(socket);
                     let joined = tokio::task::spawn_blocking(move || connect::join(&stream));
@@ -167,6 +182,12 @@ impl Ends {
             _ = self.terminate.recv() => {}
         }
     }
+}
+
+/// Waits after a connection that couldn't be accepted or served, until there may be room for the next.
+pub(super) async fn pause(error: &io::Error) {
+    note(&format!("cannot accept a connection: {error}"));
+    sleep(ACCEPT_PAUSE).await;
 }
 
 fn blocking(stream: UnixStream) -> io::Result<OwnedFd> {
