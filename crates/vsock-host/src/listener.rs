@@ -80,7 +80,7 @@ pub fn listen_on(path: &Path, kind: VsockType) -> Result<OwnedFd, ListenerError>
     fchmod(&socket, Mode::from_raw_mode(0o666)).map_err(refused)?;
     match bind_socket(&socket, &address) {
         Err(Errno::ADDRINUSE) => {
-            remove_left_over(path, &address, kind)?;
+            remove_left_over(path, &address)?;
             bind_socket(&socket, &address).map_err(refused)?;
         }
         outcome => outcome.map_err(refused)?,
@@ -106,11 +106,7 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn remove_left_over(
-    path: &Path,
-    address: &SocketAddrUnix,
-    kind: VsockType,
-) -> Result<(), ListenerError> {
+fn remove_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenerError> {
     let refused = |error: Errno| ListenerError::Refused {
         path: path.to_owned(),
         source: error.into(),
@@ -123,14 +119,17 @@ fn remove_left_over(
     if FileType::from_raw_mode(mode) != FileType::Socket {
         return Err(ListenerError::NotASocket(path.to_owned()));
     }
-    let probe = unix_socket(kind).map_err(refused)?;
+    // Of a type that nobody listens with: who is there has no connection to serve, which may be all it serves.
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let probe =
+        socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(refused)?;
     match connect(&probe, address) {
         Err(Errno::CONNREFUSED) => remove(path).map_err(|source| ListenerError::Refused {
             path: path.to_owned(),
             source,
         }),
         Err(Errno::NOENT) => Ok(()),
-        // Also a full backlog, another type of socket, or one that we may not connect to.
+        // Another type of socket, or one that we may not connect to.
         Ok(()) | Err(_) => Err(ListenerError::InUse(path.to_owned())),
     }
 }
@@ -148,6 +147,8 @@ fn unix_socket(kind: VsockType) -> Result<OwnedFd, Errno> {
 mod tests {
     use std::{fs, os::unix::net::UnixStream};
 
+    use rustix::net::accept_with;
+
     use super::*;
 
     #[test]
@@ -159,6 +160,8 @@ mod tests {
             let error = listen_on(&path, kind).expect_err("it is taken");
             assert!(matches!(error, ListenerError::InUse(_)), "{error}");
         }
+        let called = accept_with(&first, SocketFlags::CLOEXEC).err();
+        assert_eq!(called, Some(Errno::AGAIN), "it has nobody to serve");
         drop(first);
         assert!(path.exists(), "the file outlives its listener");
         let _second = listen_on(&path, VsockType::Stream).expect("a second listener");

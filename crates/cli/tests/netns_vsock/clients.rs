@@ -13,7 +13,7 @@ use sandwire_testlab::lab;
 use sandwire_vsock_guest::{Guest, Kind};
 use serde_json::Value;
 
-use super::{World, echo, finish, interrupt, open_until, piped};
+use super::{World, echo, finish, interrupt, open_until, piped, wait_until};
 
 /// Where the host calls the guest.
 fn socket_of(lease: &Value) -> PathBuf {
@@ -89,6 +89,31 @@ fn a_listener_goes_on_after_a_connection_that_it_cannot_serve() {
         let (done, _, errors) = interrupt(listener);
         assert!(done, "{errors}");
         assert!(errors.contains("cannot accept a connection"), "{errors}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_listener_is_left_alone_by_a_second_one() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (lease, mut guest) = world.lease("a");
+        world.run("vsock policy allow a 1024 host");
+        let first = world.spawn("vsock listen a 1024");
+        let path = PathBuf::from(format!("{}_1024", socket_of(&lease).display()));
+        wait_until("the first listens", || path.exists());
+        let (done, _, errors) = finish(world.spawn("vsock listen a 1024"));
+        assert!(
+            !done && errors.contains("somebody listens there already"),
+            "{errors}"
+        );
+
+        let socket = open_until(&mut guest, 1024);
+        guest.send(socket, b"for the first").unwrap();
+        guest.close(socket).unwrap();
+        let (done, output, errors) = finish(first);
+        assert!(done, "{errors}");
+        assert_eq!(output, "for the first");
     });
 }
 

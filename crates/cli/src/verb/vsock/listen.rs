@@ -7,7 +7,10 @@ use std::{
     fs, io,
     os::{
         fd::OwnedFd,
-        unix::fs::{FileTypeExt, PermissionsExt},
+        unix::{
+            fs::{FileTypeExt, PermissionsExt},
+            net::UnixDatagram,
+        },
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
@@ -149,7 +152,7 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
                 "there is a file that is no socket; remove it",
             )));
         }
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        if is_alive(path).map_err(told)? {
             return Err(told(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 "somebody listens there already",
@@ -160,6 +163,16 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path).map_err(told)?;
     fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(told)?;
     Ok(listener)
+}
+
+/// Whether somebody has the socket at a path. Asked by a socket of another type, which is refused either way: the
+/// other has no connection to serve.
+fn is_alive(path: &Path) -> io::Result<bool> {
+    match UnixDatagram::unbound()?.connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        _ => Ok(true),
+    }
 }
 
 /// Signals that mean the end.
@@ -217,6 +230,9 @@ mod tests {
         let first = bind(&path).unwrap();
         let error = bind(&path).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        let first = first.into_std().unwrap();
+        let called = first.accept().map_err(|error| error.kind());
+        assert_eq!(called.err(), Some(io::ErrorKind::WouldBlock));
         drop(first);
         let _second = bind(&path).unwrap();
         let mode = fs::metadata(&path).unwrap().permissions().mode();
