@@ -7,9 +7,9 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes, BytesMut};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf},
     sync::mpsc,
 };
 
@@ -17,6 +17,8 @@ use super::SecureTcp;
 
 /// Longest packet in TLS.
 const TLS_PACKET_MAX: usize = 16_000;
+/// Bytes that are read together.
+const READ_BYTES: usize = 64 << 10;
 /// Packets that are looked at together.
 const TOGETHER: usize = 64;
 
@@ -30,7 +32,14 @@ pub(crate) enum Outgoing {
 /// Where packets come from.
 pub(crate) enum Incoming {
     Quic(quinn::Connection),
-    Tls(ReadHalf<SecureTcp>),
+    Tls(Framed<ReadHalf<SecureTcp>>),
+}
+
+/// Packets of a stream, each after its length in two bytes.
+pub(crate) struct Framed<R> {
+    reader: R,
+    /// What has come of packets that nobody was given yet.
+    pending: BytesMut,
 }
 
 impl Outgoing {
@@ -56,7 +65,7 @@ impl Outgoing {
 }
 
 impl Incoming {
-    /// Waits for packets and appends them.
+    /// Waits for packets and appends them. Who stops waiting loses none, nor a part of one.
     ///
     /// # Errors
     /// The connection is gone.
@@ -71,14 +80,48 @@ impl Incoming {
                     }
                 }
             }
-            Self::Tls(reader) => {
-                let length = usize::from(reader.read_u16().await?);
-                let mut packet = vec![0; length];
-                reader.read_exact(&mut packet).await?;
-                packets.push(packet.into());
+            Self::Tls(framed) => {
+                packets.push(framed.next().await?);
+                while packets.len() < TOGETHER
+                    && let Some(packet) = framed.take()
+                {
+                    packets.push(packet);
+                }
             }
         }
         Ok(())
+    }
+}
+
+impl<R: AsyncRead + Unpin> Framed<R> {
+    fn new(reader: R) -> Self {
+        Self {
+            reader,
+            pending: BytesMut::new(),
+        }
+    }
+
+    async fn next(&mut self) -> io::Result<Bytes> {
+        loop {
+            if let Some(packet) = self.take() {
+                return Ok(packet);
+            }
+            self.pending.reserve(READ_BYTES);
+            if self.reader.read_buf(&mut self.pending).await? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+    }
+
+    /// A packet that has come as a whole.
+    fn take(&mut self) -> Option<Bytes> {
+        let (length, rest) = self.pending.split_first_chunk()?;
+        let length = usize::from(u16::from_be_bytes(*length));
+        if rest.len() < length {
+            return None;
+        }
+        self.pending.advance(size_of::<u16>());
+        Some(self.pending.split_to(length).freeze())
     }
 }
 
@@ -88,7 +131,7 @@ pub(crate) fn over_tls(stream: SecureTcp, queue_bytes: usize) -> (Outgoing, Inco
     // Most packets are as long as QUIC's.
     let (queue, packets) = mpsc::channel((queue_bytes / 1400).max(1));
     tokio::spawn(write(writer, packets));
-    (Outgoing::Tls(queue), Incoming::Tls(reader))
+    (Outgoing::Tls(queue), Incoming::Tls(Framed::new(reader)))
 }
 
 /// Writes packets until nobody can send any more, or the connection is gone.
@@ -118,5 +161,30 @@ fn now<F: Future>(future: F) -> Option<F::Output> {
     match future.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
         Poll::Pending => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_stops_waiting_in_the_midst_of_a_packet_loses_nothing_of_it() {
+        let (mut writer, reader) = tokio::io::duplex(1 << 20);
+        let mut framed = Framed::new(reader);
+        let long = vec![7; 65_535];
+        for packet in [&b"first"[..], b"", &long] {
+            let mut bytes = u16::try_from(packet.len()).unwrap().to_be_bytes().to_vec();
+            bytes.extend_from_slice(packet);
+            let last = bytes.len() - 1;
+            for part in [&bytes[..1], &bytes[1..last]] {
+                writer.write_all(part).await.unwrap();
+                assert!(now(framed.next()).is_none());
+            }
+            writer.write_all(&bytes[last..]).await.unwrap();
+            assert_eq!(now(framed.next()).unwrap().unwrap(), packet);
+        }
+        drop(writer);
+        assert!(now(framed.next()).unwrap().is_err());
     }
 }
