@@ -35,7 +35,7 @@ use crate::{
     privileges,
     report::Report,
     senders::{Quota, Senders},
-    steering::{self, Entrance, SteeringError},
+    steering::{self, CgroupNumber, Entrance, SteeringError},
     transport::{peer::Link, quic_socket},
 };
 
@@ -182,8 +182,9 @@ async fn serve(
             children::check(found)?;
         }
         base.start_egress(egress, sockets.entrances)?;
+        let cgroups = steering::cgroups_present(egress);
         steering::apply(egress)?;
-        tokio::spawn(keep_steering(egress.clone()));
+        tokio::spawn(keep_steering(egress.clone(), cgroups));
     }
     tracing::info!(
         host = config.egress.is_some(),
@@ -321,16 +322,16 @@ fn endpoint(
 }
 
 /// Steers anew when a cgroup was deleted and made again: it is another one then.
-async fn keep_steering(egress: Egress) {
-    let mut known = steering::cgroups(&egress).ok();
+async fn keep_steering(egress: Egress, mut known: Vec<Option<CgroupNumber>>) {
     loop {
         tokio::time::sleep(LOOK).await;
-        let now = steering::cgroups(&egress).ok();
-        // While one is missing, nobody is in it.
-        if now == known || now.is_none() {
+        let now = steering::cgroups_present(&egress);
+        // While one is missing, nobody is in it; that is no reason to wait with another one.
+        let is_new = |(now, known): (&Option<_>, _)| now.is_some() && now != known;
+        if !now.iter().zip(&known).any(is_new) {
             continue;
         }
-        match steering::apply(&egress) {
+        match steering::apply_present(&egress, &now) {
             Ok(()) => {
                 tracing::info!("a cgroup was made anew; its traffic is steered here");
                 known = now;

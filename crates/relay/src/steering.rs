@@ -111,7 +111,7 @@ pub(crate) struct CgroupNumber {
 }
 
 /// The cgroups of a configuration, in the order of their entrances.
-pub(crate) fn cgroups(egress: &Egress) -> Result<Vec<CgroupNumber>, SteeringError> {
+fn cgroups(egress: &Egress) -> impl Iterator<Item = Result<CgroupNumber, SteeringError>> {
     let paths = egress
         .senders
         .iter()
@@ -119,14 +119,17 @@ pub(crate) fn cgroups(egress: &Egress) -> Result<Vec<CgroupNumber>, SteeringErro
             Origin::Cgroup(path) => Some(path),
             _ => None,
         });
-    paths
-        .map(|path| {
-            cgroup_number(path).map_err(|source| SteeringError::Cgroup {
-                path: path.clone(),
-                source,
-            })
+    paths.map(|path| {
+        cgroup_number(path).map_err(|source| SteeringError::Cgroup {
+            path: path.clone(),
+            source,
         })
-        .collect()
+    })
+}
+
+/// The same, as far as they are there.
+pub(crate) fn cgroups_present(egress: &Egress) -> Vec<Option<CgroupNumber>> {
+    cgroups(egress).map(Result::ok).collect()
 }
 
 fn cgroup_number(path: &Path) -> io::Result<CgroupNumber> {
@@ -423,7 +426,7 @@ fn merged(ports: &[PortRange]) -> Vec<PortRange> {
 }
 
 /// Writes the whole table.
-fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[CgroupNumber]) {
+fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>]) {
     batch.recreate_table();
     for (name, kind, hook) in [
         (PREROUTING, ChainKind::Filter, Hook::Prerouting),
@@ -459,6 +462,7 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[CgroupNumber]) {
         .iter()
         .copied()
         .zip(entrances.iter().skip(1).copied())
+        .filter_map(|(cgroup, entrance)| Some((cgroup?, entrance)))
         .collect();
     for part in parts(egress) {
         part.write_forwarded(batch);
@@ -472,7 +476,15 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[CgroupNumber]) {
 /// # Errors
 /// The kernel refuses, or a cgroup isn't there. What was told before holds then, or some of both.
 pub fn apply(egress: &Egress) -> Result<(), SteeringError> {
-    let cgroups = cgroups(egress)?;
+    let cgroups = cgroups(egress).map(|found| found.map(Some));
+    apply_present(egress, &cgroups.collect::<Result<Vec<_>, _>>()?)
+}
+
+/// The same with those cgroups that are there.
+pub(crate) fn apply_present(
+    egress: &Egress,
+    cgroups: &[Option<CgroupNumber>],
+) -> Result<(), SteeringError> {
     let mut socket = Socket::route()?;
     let loopback = interface::find(&mut socket, "lo")?
         .ok_or_else(|| sandwire_kernel_net::Error::missing_interface("lo"))?
@@ -503,7 +515,7 @@ pub fn apply(egress: &Egress) -> Result<(), SteeringError> {
     }
     socket.execute(additions)?;
     let mut batch = Batch::new(TABLE);
-    write(&mut batch, egress, &cgroups);
+    write(&mut batch, egress, cgroups);
     batch.commit(&mut Socket::netfilter()?)?;
     // Last, as before that the old table may need them.
     let mut removals = Request::new();

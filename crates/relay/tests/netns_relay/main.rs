@@ -206,6 +206,25 @@ fn without_the_relay_nothing_leaves_and_with_it_all_comes_back() {
     });
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_cgroup_that_was_made_anew_is_steered_while_another_one_is_missing() {
+    lab::run_within(DEADLINE, |_| {
+        const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        stage.make_cgroup_anew_without_the_other();
+        wait_for("it is steered anew", || {
+            stage.host_log().contains("a cgroup was made anew")
+        });
+        let capture = stage.capture();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
 fn cut_and_back(transport: &str) {
     let mut stage = Stage::build(transport);
     stage.start_peer();

@@ -57,6 +57,7 @@ pub(crate) struct Stage {
     peer: Namespace,
     dest: Namespace,
     cgroup: PathBuf,
+    other_cgroup: PathBuf,
     host_relay: Option<Process>,
     peer_relay: Option<Process>,
     _servers: Vec<Process>,
@@ -81,8 +82,12 @@ impl Stage {
             let status = command_in(&peer.path(), "sh").args(["-c", &write]).status();
             assert!(status.unwrap().success());
         }
-        let cgroup = hierarchy().join(format!("sandwire-test-{}", now.as_nanos()));
-        fs::create_dir(&cgroup).unwrap();
+        let [cgroup, other_cgroup] = ["", "-other"].map(|ending| {
+            let name = format!("sandwire-test-{}{ending}", now.as_nanos());
+            let cgroup = hierarchy().join(name);
+            fs::create_dir(&cgroup).unwrap();
+            cgroup
+        });
         dest.inside(|| {
             serve_tcp(ECHO_PORT, echo)?;
             serve_udp(ECHO_PORT, |packet, _| packet.to_vec())?;
@@ -118,6 +123,7 @@ impl Stage {
             peer,
             dest,
             cgroup,
+            other_cgroup,
             host_relay: None,
             peer_relay: None,
             _servers: servers,
@@ -153,9 +159,11 @@ impl Stage {
              server_name = \"peer.example\"\ntransport = \"{transport}\"\n\
              [[sender]]\nname = \"lab\"\naddresses = [\"10.64.0.0/24\", \"fd64::/64\"]\n\
              [[sender]]\nname = \"batch\"\ncgroup = \"{}\"\n\
-             [[redirect]]\nsenders = [\"lab\", \"batch\"]\nto = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\nvia = \"beyond\"\n",
+             [[sender]]\nname = \"other\"\ncgroup = \"{}\"\n\
+             [[redirect]]\nsenders = [\"lab\", \"batch\", \"other\"]\nto = [\"198.51.100.0/24\", \"2001:db8:5::/64\"]\nvia = \"beyond\"\n",
             tls("host"),
-            self.cgroup.display()
+            self.cgroup.display(),
+            self.other_cgroup.display()
         );
         let peer = format!(
             "{}[deliver]\nlisten = [\"203.0.113.9:4433\"]\nclients = [\"host.example\"]\n\
@@ -298,6 +306,16 @@ impl Stage {
         command::shell(&script).unwrap_or_else(|error| panic!("{error:#}\n{}", self.host_log()))
     }
 
+    /// As when one service was started anew and another one has ended.
+    pub(crate) fn make_cgroup_anew_without_the_other(&self) {
+        for cgroup in [&self.cgroup, &self.other_cgroup] {
+            wait_for("the cgroup can be deleted", || {
+                fs::remove_dir(cgroup).is_ok()
+            });
+        }
+        fs::create_dir(&self.cgroup).unwrap();
+    }
+
     pub(crate) fn name_is_resolved(&self) {
         let answer = self
             .in_box("dig +short +tries=5 +time=10 @198.51.100.7 marker.example")
@@ -347,6 +365,7 @@ impl Drop for Stage {
         self.peer_relay = None;
         let _ = Command::new(executable()).args(["relay", "clear"]).status();
         for _ in 0..200 {
+            let _ = fs::remove_dir(&self.other_cgroup);
             if fs::remove_dir(&self.cgroup).is_ok() {
                 break;
             }
