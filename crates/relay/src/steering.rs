@@ -45,6 +45,9 @@ const PRIORITY_UNSEEN: u32 = PRIORITY_PROHIBITED + 1;
 /// `mangle`: after connection tracking and slots' own checks, before addresses of the host's are translated.
 const PRIORITY: i32 = -150;
 
+/// ICMPv6 types by which neighbours ask for each other's Ethernet addresses, and answer.
+const NEIGHBOURS: [u8; 2] = [135, 136];
+
 const PREROUTING: &str = "prerouting";
 const OUTPUT: &str = "output";
 const TAKE: &str = "take";
@@ -451,6 +454,11 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>
         for address in entrance.addresses() {
             batch.add_rule(GIVE, &is_marked().give_to_socket(address).accept());
         }
+    }
+    for kind in NEIGHBOURS {
+        // What there is for ARP no rule sees. What isn't for this host, routing rules refuse.
+        let found = Rule::new().icmp(nft::Protocol::Icmpv6, kind);
+        batch.add_rule(PREROUTING, &found.accept());
     }
     let without = Rule::new().comment("no relay takes it");
     batch.add_rule(GIVE, &without.counter().drop());

@@ -208,6 +208,24 @@ fn without_the_relay_nothing_leaves_and_with_it_all_comes_back() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn neighbours_are_found_where_all_destinations_are_redirected() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.redirect_everywhere();
+        stage.start_peer();
+        stage.start_host();
+        lab.run("ip neighbour flush dev box0");
+        stage.in_box("ip neighbour flush dev eth0").unwrap();
+        let capture = stage.capture();
+        everything_works(&stage);
+        capture.has_nothing_in_the_clear(true);
+        stage.kill_host();
+        stage.nothing_is_answered();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn a_cgroup_that_was_made_anew_is_steered_while_another_one_is_missing() {
     lab::run_within(DEADLINE, |_| {
         const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";

@@ -181,6 +181,15 @@ impl Stage {
         self.certify("host", "host.example", Duration::from_secs(3600));
     }
 
+    /// Has all destinations redirected that there are.
+    pub(crate) fn redirect_everywhere(&self) {
+        let path = self.folder.join("host.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let (start, _) = text.split_once("to = [").unwrap();
+        let everywhere = "to = [\"0.0.0.0/0\", \"::/0\"]\nvia = \"beyond\"\n";
+        fs::write(&path, format!("{start}{everywhere}")).unwrap();
+    }
+
     fn certify(&self, file: &str, name: &str, life: Duration) {
         let certified = self.authority.certify(name, life).unwrap();
         for (ending, text) in [("key", certified.key), ("pem", certified.certificate)] {
