@@ -224,19 +224,26 @@ pub fn check(attach: &Attach, plan: &Plan, nic: &NicPlan) -> Result<(), ServiceE
 
 /// Why an interface that is there isn't what is asked for.
 #[must_use]
-pub fn difference(asked: Option<&Attach>, held: Option<&AttachRecord>) -> Option<String> {
-    match (asked, held) {
-        (None, _) => None,
-        (Some(_), None) => Some(
-            "you have one by that name whose interface is attached nowhere: release it first".to_owned(),
-        ),
-        (Some(asked), Some(held)) => (*asked != held.request).then(|| {
-            format!(
-                "you have one by that name, attached to {} as {} or with other settings: release it first",
-                held.request.netns.display(),
-                held.request.interface
-            )
-        }),
+pub fn difference(asked: Option<&AttachRecord>, held: Option<&AttachRecord>) -> Option<String> {
+    let asked = asked?;
+    let Some(held) = held else {
+        let reason =
+            "you have one by that name whose interface is attached nowhere: release it first";
+        return Some(reason.to_owned());
+    };
+    let netns = held.request.netns.display();
+    if asked.request != held.request {
+        return Some(format!(
+            "you have one by that name, attached to {netns} as {} or with other settings: release it first",
+            held.request.interface
+        ));
+    }
+    match (asked.netns_cookie, held.netns_cookie) {
+        (Some(now), Some(then)) if now != then => Some(format!(
+            "you have one by that name, whose interface is in the network namespace that was at {netns} before the \
+             one that is there now: release it first"
+        )),
+        _ => None,
     }
 }
 

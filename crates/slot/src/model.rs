@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicI64, Ordering},
@@ -92,6 +92,8 @@ pub(crate) struct KernelState {
     pub(crate) attached: BTreeMap<String, PathBuf>,
     /// Namespaces that there are not.
     pub(crate) missing_namespaces: BTreeSet<PathBuf>,
+    /// The kernel's numbers of those that there are.
+    pub(crate) cookies: BTreeMap<PathBuf, u64>,
 }
 
 #[derive(Debug)]
@@ -415,6 +417,10 @@ impl Network for ModelNetwork {
         has_netkit.then_some(()).ok_or(NetworkError::NoNetkit {
             reason: "Operation not supported".to_owned(),
         })
+    }
+
+    fn find_namespace(&self, path: &Path) -> Result<Option<u64>, NetworkError> {
+        Ok(self.kernel.lock().cookies.get(path).copied())
     }
 
     fn attach(&self, slot: &SlotPlan) -> Result<(), NetworkError> {

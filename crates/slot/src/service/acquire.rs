@@ -122,7 +122,7 @@ impl State {
     fn acquire_any(&mut self, shared: &Shared, asked: &Asked<'_>) -> Outcome {
         let (caller, request) = (asked.caller, asked.request);
         self.check_acquire(caller, request)?;
-        if let Some(found) = self.existing(caller, request)? {
+        if let Some(found) = self.existing(asked)? {
             return Ok(found);
         }
         self.check_virtual_cid(caller, request)?;
@@ -158,9 +158,9 @@ impl State {
     /// The lease that the caller has by this name already.
     fn existing(
         &self,
-        caller: Caller,
-        request: &AcquireLease,
+        asked: &Asked<'_>,
     ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
+        let (caller, request) = (asked.caller, asked.request);
         let Some(name) = &request.name else {
             return Ok(None);
         };
@@ -192,7 +192,7 @@ impl State {
         {
             return conflict(reason);
         }
-        if let Some(reason) = attach::difference(request.attach.as_ref(), record.attach.as_ref()) {
+        if let Some(reason) = attach::difference(asked.attach, record.attach.as_ref()) {
             return conflict(reason);
         }
         let plan = &self.pool(&record.pool)?.plan;
@@ -399,7 +399,7 @@ impl State {
     ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
         let (caller, request) = (asked.caller, asked.request);
         self.check_acquire(caller, request)?;
-        if let Some(found) = self.existing(caller, request)? {
+        if let Some(found) = self.existing(asked)? {
             return Ok(Some(found));
         }
         self.check_virtual_cid(caller, request)?;

@@ -130,6 +130,28 @@ fn the_same_name_elsewhere_is_a_conflict() {
 }
 
 #[test]
+fn another_namespace_at_the_same_path_is_a_conflict() {
+    let (host, slots) = with_boxes(1);
+    let be = |cookie| {
+        let blue = PathBuf::from("/run/netns/blue");
+        host.kernel.lock().cookies.insert(blue, cookie);
+    };
+    be(7);
+    attached(&slots);
+    assert!(!slots.take(BLUE).unwrap().new);
+    be(8);
+    let error = slots.take(BLUE).unwrap_err();
+    assert!(
+        error.to_string().contains("was at /run/netns/blue before"),
+        "{error}"
+    );
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    slots.give_back("a").unwrap();
+    slots.await_ready("boxes", 1);
+    assert!(slots.take(BLUE).unwrap().new);
+}
+
+#[test]
 fn a_lease_whose_interface_can_t_be_made_is_taken_back() {
     let (host, slots) = with_boxes(1);
     let gone = PathBuf::from("/run/netns/blue");
