@@ -80,6 +80,11 @@ fn clone_addresses(port: &PublishPort, slot: &SlotPlan) -> Result<Vec<IpAddr>, S
         let reason = "name one of the host's own addresses, or none for all of them";
         return Err(invalid("host_address", host.to_string(), reason));
     }
+    if host.to_canonical().is_loopback() {
+        let reason = "no published port can be reached by the loopback: name another address of the host, or none \
+                      for all of them, and call that or the clone address";
+        return Err(invalid("host_address", host.to_string(), reason));
+    }
     let same_family: Vec<_> = all
         .filter(|clone| clone.is_ipv4() == host.is_ipv4())
         .collect();

@@ -77,6 +77,8 @@ fn ports_that_cannot_be_are_refused() {
         tcp(0, None),
         tcp(80, Some("0.0.0.0")),
         tcp(80, Some("ff02::1")),
+        tcp(80, Some("127.0.0.1")),
+        tcp(80, Some("::1")),
         second_nic,
     ] {
         assert_eq!(
