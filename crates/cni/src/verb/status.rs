@@ -2,7 +2,7 @@
 //!
 //! A pool that is being refilled is well, since `ADD` waits for it; one that can't be refilled isn't.
 
-use sandwire_api::{client::ClientError, error::ErrorCode, pool::Pool};
+use sandwire_api::{client::ClientError, error::ErrorCode, pool::Pool, slot::SlotKind};
 
 use crate::{error::Error, network::Network};
 
@@ -37,6 +37,11 @@ pub(crate) fn run(network: &Network) -> Result<String, Error> {
 /// Why nothing can be taken from a pool, neither now nor soon.
 fn obstacle(pool: &Pool) -> Option<String> {
     let name = &pool.spec.name;
+    if pool.spec.kind != SlotKind::Container {
+        return Some(format!(
+            "the slots of pool {name} are no interfaces for containers: name a pool of kind `container`"
+        ));
+    }
     let slots = &pool.slots;
     if slots.ready > 0 {
         return None;

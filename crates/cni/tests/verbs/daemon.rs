@@ -267,6 +267,7 @@ pub(crate) fn pool() -> Value {
     json!({
         "spec": {
             "name": "web",
+            "kind": "container",
             "addresses": { "plan": "prefix", "ipv4": "10.64.0.0/24", "ipv6": "fd00:c10e::/64" },
             "policy": { "group": "blue" },
         },

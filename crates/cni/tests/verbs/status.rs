@@ -28,7 +28,16 @@ fn what_keeps_an_add_from_succeeding_is_told() {
     failing["last_error"] = json!("no such uplink");
     let mut without_size = refilling.clone();
     without_size["spec"]["size"] = 0.into();
+    let mut of_microvms = pool();
+    of_microvms["spec"]["kind"] = "netns".into();
     for (request, status, body, code, word) in [
+        (
+            "GET /v1/pools",
+            200,
+            of_microvms,
+            Some(50),
+            "kind `container`",
+        ),
         ("GET /v1/pools", 200, refilling, None, ""),
         ("GET /v1/pools", 200, failing, Some(50), "no such uplink"),
         (
