@@ -104,7 +104,7 @@ async fn the_client_and_the_daemon_understand_each_other() {
 
     let port = sandwire_api::published_port::PublishPort {
         protocol: sandwire_api::published_port::Protocol::Udp,
-        host_address: Some("::1".parse().unwrap()),
+        host_address: Some("2001:db8::1".parse().unwrap()),
         host_port: 5353,
         clone_port: 53,
         nic: 0,
@@ -112,7 +112,7 @@ async fn the_client_and_the_daemon_understand_each_other() {
     let refused = client.publish(name, None, &port).await.unwrap_err();
     assert!(refused.is_refusal(), "the lease has no IPv6: {refused}");
     let port = sandwire_api::published_port::PublishPort {
-        host_address: Some("127.0.0.1".parse().unwrap()),
+        host_address: Some("192.0.2.1".parse().unwrap()),
         ..port
     };
     let published = client.publish(name, None, &port).await.unwrap();
