@@ -13,10 +13,14 @@ pub(crate) fn to_standard_error() {
     log_to(io::stderr);
 }
 
-/// The same for a service whose standard error is a file of its own, that mustn't grow for ever: what tenants do
-/// is logged too.
-pub(crate) fn to_own_file() {
-    log_to(|| OwnFile(io::stderr()));
+/// The same for a service. One that is detached has a file of its own there, if any, which mustn't grow for ever: what
+/// tenants do is logged too.
+pub(crate) fn of_service(is_detached: bool) {
+    if is_detached {
+        log_to(|| OwnFile(io::stderr()));
+    } else {
+        to_standard_error();
+    }
 }
 
 fn log_to(writer: impl for<'writer> MakeWriter<'writer> + Send + Sync + 'static) {

@@ -1,24 +1,18 @@
 //! `bpf(2)`: the commands that aya keeps to itself, on descriptors of ours.
 
 use std::{
-    ffi::CString,
     io,
-    os::{
-        fd::{AsRawFd, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt,
-    },
-    path::Path,
+    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
 };
 
 use sandwire_kernel_net::bpf::{call, call_for_descriptor};
-pub(crate) use sandwire_kernel_net::bpf::{open_pin, update_link};
+pub(crate) use sandwire_kernel_net::bpf::{open_pin, pin, update_link};
 
 use crate::abi::Plain;
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
 const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
-const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
@@ -50,7 +44,6 @@ attributes! {
         from: u64, to: u64, keys: u64, values: u64,
         count: u32, map: u32, element_flags: u64, flags: u64,
     }
-    Object { path: u64, descriptor: u32, flags: u32, }
     TestRun {
         program: u32, result: u32, size_in: u32, size_out: u32, data_in: u64, data_out: u64,
         repeat: u32, duration: u32, context_size_in: u32, context_size_out: u32,
@@ -125,10 +118,6 @@ struct BtfInfo {
 
 fn number(descriptor: BorrowedFd<'_>) -> u32 {
     descriptor.as_raw_fd().cast_unsigned()
-}
-
-fn path_of(path: &Path) -> io::Result<CString> {
-    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }
 
 /// Reads an entry.
@@ -288,18 +277,6 @@ pub(crate) fn entries<K: Plain, V: Plain>(map: BorrowedFd<'_>) -> io::Result<Vec
             return Ok(found);
         }
     }
-}
-
-/// Pins a program, map or link where nothing is yet.
-pub(crate) fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
-    let path = path_of(path)?;
-    let mut attributes = Object {
-        path: path.as_ptr().addr() as u64,
-        descriptor: number(object),
-        ..Object::default()
-    };
-    // SAFETY: the path ends with a zero and outlives the call.
-    unsafe { call(BPF_OBJ_PIN, &mut attributes) }.map(drop)
 }
 
 /// # Safety

@@ -40,6 +40,7 @@ pub const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 pub const BPF_NOEXIST: u64 = 1;
 
 const BPF_PROG_LOAD: libc::c_long = 5;
+const BPF_OBJ_PIN: libc::c_long = 6;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_LINK_UPDATE: libc::c_long = 29;
@@ -199,6 +200,21 @@ pub fn create_link(
     };
     // SAFETY: the structure holds no addresses, and the layout is the kernel's.
     unsafe { call_for_descriptor(BPF_LINK_CREATE, &mut create) }
+}
+
+/// Pins a program, map or link where nothing is yet.
+///
+/// # Errors
+/// There is something, the kernel refuses, or the path has a zero in it.
+pub fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut pinned = Object {
+        path: path.as_ptr().addr() as u64,
+        descriptor: object.as_raw_fd().cast_unsigned(),
+        ..Object::default()
+    };
+    // SAFETY: the path ends with a zero and outlives the call.
+    unsafe { call(BPF_OBJ_PIN, &mut pinned) }.map(drop)
 }
 
 /// Opens the program, map or link that is pinned there. `None` if nothing is.

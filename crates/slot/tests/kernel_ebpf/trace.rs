@@ -1,6 +1,9 @@
 //! Traces that nobody reads any more.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 use sandwire_slot::{
     kernel::KernelNetwork,
@@ -18,6 +21,15 @@ use crate::fixture::{
 
 /// How long nothing must come that is on its way already.
 const QUIET: Duration = Duration::from_millis(300);
+
+/// A sandbox that is traced, and has sent.
+fn traced_sandbox(network: &KernelNetwork, plan: &Plan) -> (Sandbox, IpAddr) {
+    let sandbox = Sandbox::start(network, plan, 0);
+    let gateway = sandbox.slot.nics[0].ipv4.unwrap().gateway.into();
+    network.set_trace(&sandbox.slot, true).unwrap();
+    sandbox.guest.ping(gateway, PATIENCE).unwrap();
+    (sandbox, gateway)
+}
 
 fn clean_up(network: &KernelNetwork, plan: &Plan, sandbox: Sandbox) {
     let Sandbox { slot, guest } = sandbox;
@@ -52,11 +64,8 @@ fn a_trace_doesn_t_begin_with_what_an_earlier_one_left() {
         for kind in EBPF_KINDS {
             let plan = web(kind, "{}");
             let network = prepare(&plan);
-            let sandbox = Sandbox::start(&network, &plan, 0);
+            let (sandbox, _) = traced_sandbox(&network, &plan);
             let slot = &sandbox.slot;
-            let gateway = slot.nics[0].ipv4.unwrap().gateway.into();
-            network.set_trace(slot, true).unwrap();
-            sandbox.guest.ping(gateway, PATIENCE).unwrap();
             // Its reader has gone before it saw that.
             network.set_trace(slot, false).unwrap();
             assert_eq!(first_traced(&network, slot, QUIET), None, "{kind}");
@@ -72,11 +81,8 @@ fn a_trace_ends_with_the_daemon() {
         for kind in EBPF_KINDS {
             let plan = web(kind, "{}");
             let before = prepare(&plan);
-            let sandbox = Sandbox::start(&before, &plan, 0);
+            let (sandbox, gateway) = traced_sandbox(&before, &plan);
             let slot = &sandbox.slot;
-            let gateway = slot.nics[0].ipv4.unwrap().gateway.into();
-            before.set_trace(slot, true).unwrap();
-            sandbox.guest.ping(gateway, PATIENCE).unwrap();
             drop(before);
 
             let after = prepare(&plan);

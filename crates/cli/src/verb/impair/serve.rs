@@ -41,13 +41,13 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FOLDER", default_value = sandwire_datapath::divert::FOLDER)]
     pins: PathBuf,
 
-    /// Leave the session of whoever starts it.
+    /// Leave the session of whoever starts it. A file that its log is appended to begins anew at 4 MiB.
     #[arg(long)]
     detach: bool,
 }
 
 pub(super) fn run(folder: &Path, arguments: &Arguments) -> Outcome {
-    log::to_standard_error();
+    log::of_service(arguments.detach);
     let failed = |reason: String| Failure::failed(format!("cannot serve impairments: {reason}"));
     if arguments.detach {
         rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;

@@ -58,11 +58,7 @@ enum Filter {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
-    if arguments.detach {
-        log::to_own_file();
-    } else {
-        log::to_standard_error();
-    }
+    log::of_service(arguments.detach);
     let failed = |reason: String| Failure::failed(format!("cannot serve vsock: {reason}"));
     if arguments.detach {
         rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;
