@@ -437,7 +437,7 @@ structs! {
         guest_port: u16,
         /// Who is answered.
         peer: Address,
-        /// Identification of a fragmented answer, or zero.
+        /// Place of a fragmented answer, from one, or zero.
         fragment: u32,
         /// IP protocol.
         protocol: u8,
@@ -452,8 +452,8 @@ structs! {
         via: u8,
         /// 1 if the guest might send there by itself when it came, and so may have begun.
         own: u8,
-        /// Zero.
-        reserved: [u8; 2],
+        /// Of a fragmented answer's identification, what its place doesn't say.
+        fragment: u16,
         /// Lease of the interface, when it came.
         lease: u32,
     }

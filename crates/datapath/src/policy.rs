@@ -199,7 +199,11 @@ fn flags_of(spec: &PolicySpec, has_prefixes: bool) -> u32 {
         (PolicyFlag::SameGroup, spec.clone_to_clone),
         // Which groups may talk changes with other pools; the look-up is rare and cheap.
         (PolicyFlag::OtherGroups, true),
-        (PolicyFlag::Answers, !everything),
+        // A table of its own doesn't lead back to the host, which may have called.
+        (
+            PolicyFlag::Answers,
+            !everything || spec.route_table.is_some(),
+        ),
     ];
     let set = flags.into_iter().filter(|(_, is_set)| *is_set);
     set.fold(0, |flags, (flag, _)| flags | flag.number())

@@ -187,7 +187,7 @@ struct answer_key {
 	__u16 peer_port;  /* network order; zero for ICMP and others */
 	__u16 guest_port; /* network order; the identifier of an echo */
 	struct address peer;
-	__u32 fragment;   /* identification of a fragmented answer, or zero */
+	__u32 fragment;   /* place of a fragmented answer, from one, or zero */
 	__u8 protocol;
 	__u8 reserved[3];
 };
@@ -196,7 +196,7 @@ struct answer_value {
 	__u64 seen; /* CLOCK_MONOTONIC, nanoseconds */
 	__u8 via;   /* enum answer_via */
 	__u8 own;   /* the guest might send there by itself when it came: it may be no call, but an answer */
-	__u8 reserved[2];
+	__u16 fragment; /* of a fragmented answer's identification, what its place doesn't say */
 	__u32 lease; /* of the interface, when it came */
 };
 

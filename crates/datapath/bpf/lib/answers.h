@@ -15,6 +15,9 @@
 #define ANSWER_OTHERS (60 * NANOSECONDS)
 /* An entry is written again only when it is older: not for every packet. */
 #define ANSWER_REFRESH (5 * NANOSECONDS)
+/* Fragmented answers at a time to one peer and by one protocol, which are all that a guest can enter by itself. A
+ * power of two; what is to come of one mostly follows at once. */
+#define ANSWER_FRAGMENTS 8
 /* A power of two. */
 #define NOTED_MAX (sizeof(((struct noted *)0)->flows) / sizeof(__u64))
 
@@ -138,13 +141,23 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 	return 0;
 }
 
+static __always_inline __u32 fragment_place(const struct packet *p)
+{
+	return p->identification % ANSWER_FRAGMENTS + 1;
+}
+
+static __always_inline __u16 fragment_rest(const struct packet *p)
+{
+	return p->identification / ANSWER_FRAGMENTS;
+}
+
 /* The flow that a packet from a guest may be the answer to. Returns zero if it can be none. */
 static __always_inline int answer_key_of(frame *f, const struct packet *p, struct answer_key *key)
 {
 	key->peer = p->destination;
 	key->protocol = p->protocol;
 	if (p->fragment == FRAGMENT_LATER) {
-		key->fragment = p->identification;
+		key->fragment = fragment_place(p);
 		return 1;
 	}
 	if (p->icmp_kind == ICMP_REPLY) {
@@ -183,13 +196,16 @@ __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 no
 	/* Who may have been called must not go on when that is denied. */
 	if (denied && known->own)
 		return 0;
+	if (p->fragment == FRAGMENT_LATER && known->fragment != fragment_rest(p))
+		return 0;
 	value.via = known->via;
 	if (p->fragment == FRAGMENT_FIRST) {
 		value.seen = now;
 		key.protocol = p->protocol;
 		key.peer_port = 0;
 		key.guest_port = 0;
-		key.fragment = p->identification;
+		key.fragment = fragment_place(p);
+		value.fragment = fragment_rest(p);
 		bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
 	}
 	return value.via;

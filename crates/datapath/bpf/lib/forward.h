@@ -27,7 +27,7 @@ static __always_inline int may_be_answer(const struct course *c, __u32 flags)
 	if (!(c->policy->flags & POLICY_ANSWERS) && !(flags & NIC_PUBLISHED))
 		return 0;
 	if (c->verdict == VERDICT_UPLINK)
-		return flags & NIC_PUBLISHED;
+		return flags & NIC_PUBLISHED || c->policy->table;
 	if (c->verdict == VERDICT_STACK)
 		return c->decision->flags & DECISION_MASQUERADE;
 	return c->verdict == VERDICT_DROP &&

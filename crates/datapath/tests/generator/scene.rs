@@ -367,7 +367,7 @@ pub(crate) fn policies(random: &mut Random) -> Vec<Policy> {
         with(|policy| (policy.uplink, policy.answers) = (Uplink::Deny, true)),
         with(|policy| (policy.uplink, policy.answers) = (Uplink::Masquerade, true)),
         with(|policy| policy.mark = MARK),
-        with(|policy| policy.table = TABLE),
+        with(|policy| (policy.table, policy.answers) = (TABLE, true)),
         with(|policy| (policy.host_icmp, policy.answers) = (true, true)),
         with(|policy| policy.host_all = true),
         with(|policy| (policy.same_group, policy.other_groups) = (false, false)),

@@ -147,7 +147,7 @@ pub(super) fn answer(random: &mut Random) -> Case {
     }
     let age = random.one_of(&[0, 1, 30, 55, 65, 290, 310, 4000]) * SECOND;
     case.answers.push(known(random, flow, age));
-    case.policy = random.one_of(&[1, 2, 3, 6]);
+    case.policy = random.one_of(&[1, 2, 3, 5, 6]);
     if random.chance(40) {
         case.policy = random.between(POLICIES_BY_HAND, POLICIES - 1);
     }
@@ -171,7 +171,8 @@ fn follow(random: &mut Random, case: &mut Case, ip: &Ip) {
     later.fragment = Some((random.one_of(&[2, 3]), false));
     case.steps
         .push(Step::new(Hook::HostEnd, from_guest(&later)));
-    later.identification ^= 0x101;
+    // Of another place, or of the same.
+    later.identification ^= random.one_of(&[0x101, 0x108]);
     case.steps
         .push(Step::new(Hook::HostEnd, from_guest(&later)));
 }

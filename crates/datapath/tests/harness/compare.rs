@@ -237,7 +237,7 @@ fn compare_answers(world: &World, answers: &[(Vec<u8>, Answer)]) -> Result<(), S
         let Some((_, known)) = known else {
             return Err(format!("the program doesn't know {flow:?}"));
         };
-        let of = |answer: &Answer| (answer.via, answer.own, answer.lease);
+        let of = |answer: &Answer| (answer.via, answer.own, answer.fragment, answer.lease);
         differ("the way of an answer", &of(answer), &of(known))?;
         if answer.seen.abs_diff(known.seen) > TOLERANCE {
             return Err(format!("{flow:?}: model {answer:?}, program {known:?}"));

@@ -201,7 +201,8 @@ pub(crate) fn answer_key(flow: &Flow) -> Vec<u8> {
 
 pub(crate) fn answer_value(answer: &Answer) -> Vec<u8> {
     let mut bytes = answer.seen.to_ne_bytes().to_vec();
-    bytes.extend([answer.via as u8, u8::from(answer.own), 0, 0]);
+    bytes.extend([answer.via as u8, u8::from(answer.own)]);
+    bytes.extend(answer.fragment.to_ne_bytes());
     bytes.extend(number(answer.lease));
     bytes
 }
@@ -219,6 +220,7 @@ pub(crate) fn read_answer(bytes: &[u8]) -> Answer {
             Via::Stack
         },
         own: bytes[9] != 0,
+        fragment: u16::from_ne_bytes(bytes[10..12].try_into().expect("two bytes")),
         lease: u32::from_ne_bytes(bytes[12..16].try_into().expect("four bytes")),
     }
 }

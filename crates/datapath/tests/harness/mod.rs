@@ -289,6 +289,7 @@ impl Harness {
                 seen: now.saturating_sub(known.age),
                 via: known.via,
                 own: known.own,
+                fragment: 0,
                 lease: world.nics[known.flow.nic].lease - u32::from(known.by_last_lease),
             };
             self.put(

@@ -15,6 +15,8 @@ const TCP_LIFE: u64 = 300_000_000_000;
 const OTHER_LIFE: u64 = 60_000_000_000;
 /// An entry is renewed when it is older than this.
 const RENEWAL: u64 = 5_000_000_000;
+/// Fragmented answers to one peer that are known at a time.
+const FRAGMENTS: u32 = 8;
 
 fn life_of(protocol: u8) -> u64 {
     if protocol == TCP {
@@ -34,7 +36,7 @@ pub(crate) struct Flow {
     pub(crate) peer_port: u16,
     /// Or the identifier of an echo.
     pub(crate) guest_port: u16,
-    /// Identification of a fragmented answer; then there are no ports.
+    /// Place of a fragmented answer, by its identification; then there are no ports.
     pub(crate) fragment: Option<u32>,
 }
 
@@ -44,6 +46,8 @@ pub(crate) struct Answer {
     pub(crate) via: Via,
     /// The sandbox might send there by itself then, and so may have begun.
     pub(crate) own: bool,
+    /// What a fragmented answer's place doesn't say of its identification.
+    pub(crate) fragment: u16,
     /// Of the sandbox's interface, when it came.
     pub(crate) lease: u32,
 }
@@ -78,6 +82,11 @@ pub(crate) fn find(
     if !answer.counts(&flow, lease, now) || (denied && answer.own) {
         return None;
     }
+    if let Fragment::Later { identification } = packet.fragment
+        && answer.fragment != rest_of(identification)
+    {
+        return None;
+    }
     let via = answer.via;
     if let Fragment::First { identification } = packet.fragment {
         let later = later_fragments(nic, packet, identification);
@@ -85,6 +94,7 @@ pub(crate) fn find(
             seen: now,
             via,
             own: false,
+            fragment: rest_of(identification),
             lease,
         };
         world.answers.insert(later, answer);
@@ -99,8 +109,12 @@ fn later_fragments(nic: usize, packet: &Packet, identification: u32) -> Flow {
         protocol: packet.protocol,
         peer_port: 0,
         guest_port: 0,
-        fragment: Some(identification),
+        fragment: Some(identification % FRAGMENTS + 1),
     }
+}
+
+fn rest_of(identification: u32) -> u16 {
+    (identification / FRAGMENTS & 0xffff) as u16
 }
 
 /// The conversation that a packet of a guest would belong to.
@@ -204,6 +218,7 @@ pub(crate) fn learn(
             seen: now,
             via,
             own,
+            fragment: 0,
             lease,
         };
         world.answers.insert(flow, answer);

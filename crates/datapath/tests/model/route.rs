@@ -37,7 +37,10 @@ pub(crate) fn decide(
     }
     let way = look_up(world, own, packet.destination);
     let unasked = match judge(world, nic, frame, packet, way) {
-        Ok(Judged::Goes(uplink @ Decision::Uplink { .. })) if nic.published => Ok(uplink),
+        // A table may lead out what is for the host.
+        Ok(Judged::Goes(uplink @ Decision::Uplink { .. })) if nic.published || own.table != 0 => {
+            Ok(uplink)
+        }
         Ok(Judged::Goes(decision)) => return Ok(decision),
         Ok(Judged::Masquerade) => Ok(Decision::Stack),
         Err(reason) if may_be_an_answer(reason) => Err(reason),

@@ -306,7 +306,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "answers of published ports sent by the uplink",
         "lib/forward.h",
-        "if (c->verdict == VERDICT_UPLINK)\n\t\treturn flags & NIC_PUBLISHED;",
+        "if (c->verdict == VERDICT_UPLINK)\n\t\treturn flags & NIC_PUBLISHED || c->policy->table;",
         "",
         &["published"],
     ),
@@ -320,8 +320,22 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "answers looked for though nothing is published",
         "lib/forward.h",
-        "return flags & NIC_PUBLISHED;",
+        "return flags & NIC_PUBLISHED || c->policy->table;",
         "return 1;",
+        &["answer", "published"],
+    ),
+    mutant(
+        "answers to the host sent where a table leads",
+        "lib/forward.h",
+        "flags & NIC_PUBLISHED || c->policy->table",
+        "flags & NIC_PUBLISHED",
+        &["answer", "answer-after-question"],
+    ),
+    mutant(
+        "later fragments let through for another answer's",
+        "lib/answers.h",
+        "known->fragment != fragment_rest(p)",
+        "0",
         &["answer", "published"],
     ),
     mutant(
