@@ -328,6 +328,8 @@ int from_guest(struct __sk_buff *skb)
 	measure(skb, &packet);
 	if (rarely(sender.is_process) && sender.nic->count > 1)
 		find_process_nic(&sender, &packet);
+	if (rarely(packet.segments > SEGMENTS_MAX))
+		return refuse(skb, sender.index, sender.flags, DROP_MALFORMED, STAGE_PARSE);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);
 	if (rarely(reason))

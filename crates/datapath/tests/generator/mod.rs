@@ -161,6 +161,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("packet-limit", situations::packet_limit),
     ("ttl", situations::ttl),
     ("mtu", situations::mtu),
+    ("segments", situations::segments),
     ("same-flow", situations::same_flow),
     ("from-uplink", ingress::from_uplink),
     ("from-uplink-not-ours", ingress::not_ours),

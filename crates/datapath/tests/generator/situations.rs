@@ -351,6 +351,25 @@ pub(super) fn ttl(random: &mut Random) -> Case {
     sent(random, &ip)
 }
 
+/// About as many segments as a guest may leave to the host, or as many bytes in fewer.
+pub(super) fn segments(random: &mut Random) -> Case {
+    let version = version(random);
+    let mut ip = if random.chance(50) {
+        let transport = tcp_segment(random);
+        outgoing(random, version, transport)
+    } else {
+        let transport = udp_datagram(random);
+        outgoing(random, version, transport)
+    };
+    let length = 2046 + random.below(5);
+    payload(&mut ip.transport).resize(length, 0x5a);
+    let mut case = sent(random, &ip);
+    for step in &mut case.steps {
+        step.gso_size = random.one_of(&[1, 1, 1, 2]);
+    }
+    case
+}
+
 /// Sizes around the MTU of each way out.
 pub(super) fn mtu(random: &mut Random) -> Case {
     let version = version(random);

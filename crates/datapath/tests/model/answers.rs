@@ -114,7 +114,7 @@ fn later_fragments(nic: usize, packet: &Packet, identification: u32) -> Flow {
 }
 
 fn rest_of(identification: u32) -> u16 {
-    (identification / FRAGMENTS & 0xffff) as u16
+    ((identification / FRAGMENTS) & 0xffff) as u16
 }
 
 /// The conversation that a packet of a guest would belong to.

@@ -14,6 +14,9 @@ use super::{
     world::State,
 };
 
+/// A guest may leave it to the host to cut a packet into so many.
+const SEGMENTS_MAX: u64 = 2048;
+
 /// Judges a frame on the ingress of a host end.
 pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
     let nic = select(world, input);
@@ -105,6 +108,9 @@ fn judge_packet(
     };
     let nic = &world.nics[number];
     let frame = &input.frame;
+    if police::size(frame, packet, input.gso_size).segments > SEGMENTS_MAX {
+        return Err(by_sender(DropReason::Malformed));
+    }
     antispoof::source(nic, frame, packet, sender).map_err(by_sender)?;
     if link::is_discovery(packet, frame) {
         if sender == Sender::Process {

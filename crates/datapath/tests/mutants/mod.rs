@@ -332,6 +332,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["answer", "answer-after-question"],
     ),
     mutant(
+        "any number of segments left to the host",
+        "from_guest.bpf.c",
+        "packet.segments > SEGMENTS_MAX",
+        "0",
+        &["segments"],
+    ),
+    mutant(
         "later fragments let through for another answer's",
         "lib/answers.h",
         "known->fragment != fragment_rest(p)",

@@ -1,4 +1,4 @@
-//! How many flows the table of decisions has room for.
+//! How many flows the table of decisions has room for, and what one packet may be cut into.
 
 use std::collections::BTreeSet;
 
@@ -35,5 +35,29 @@ fn netns_nearly_each_of_a_thousand_flows_is_decided_once() {
             .filter_map(|decision| decision["port"].as_u64())
             .collect();
         assert!(kept.len() > 950, "{} of {FLOWS}", kept.len());
+    });
+}
+
+/// A write of 64 KiB that are to be cut into single ones would keep a processor for 50 ms; in the smallest that a
+/// peer may have asked for, it passes.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_no_packet_is_cut_into_more_segments_than_any_sender_means() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (from, nic) = &setting.slots[0];
+        for version in [4, 6] {
+            let (ip, _) = packets(guest(version), peer(version, 0)).remove(3);
+            let send = |gso_size| {
+                let bytes = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), gso_size);
+                from.file().write_all(&bytes).expect("the TAP takes it");
+            };
+            send(1);
+            send(36);
+            let (header, _) = receive(&setting.uplink, clone(version, 0));
+            assert_eq!(header.gso_size, 36);
+        }
+        let drops = setting.datapath.counters(*nic).drops;
+        assert_eq!(drops[DropReason::Malformed as usize], 2);
     });
 }
