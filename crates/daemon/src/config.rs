@@ -34,8 +34,9 @@ const SOCKET_PATH_BYTES_MAX: usize = 107 - ".new".len();
 /// Most threads that build slots: beyond, they only wait for the kernel's one lock for interfaces.
 const BUILDERS_MAX: usize = 16;
 /// Room for sandboxes' interfaces in the eBPF data path, which has no numbers for more.
-const NICS_RANGE: std::ops::RangeInclusive<u32> = 64..=65_536;
-const NICS_DEFAULT: u32 = 16_384;
+const NICS: Room = (64..=65_536, 16_384);
+/// Room for callers whose answers the eBPF data path lets through.
+const ANSWERS: Room = (1024..=16_777_216, 65_536);
 /// Longest name of an interface (`IFNAMSIZ` without its final zero).
 const INTERFACE_NAME_BYTES_MAX: usize = 15;
 /// Builders unless told otherwise: as many as there are processors, up to this.
@@ -68,6 +69,9 @@ pub struct Config {
     pub pools: Vec<PoolSpec>,
 }
 
+/// What may be chosen, and what is where nothing is.
+type Room = (std::ops::RangeInclusive<u32>, u32);
+
 /// Settings of the eBPF data path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatapathConfig {
@@ -77,6 +81,8 @@ pub struct DatapathConfig {
     pub folder: PathBuf,
     /// Interfaces of sandboxes that there is room for.
     pub nics_max: u32,
+    /// Callers that there is room for whose answers are let through.
+    pub answers_max: u32,
     /// Where our programs stand among others on an uplink.
     pub uplink_order: Order,
 }
@@ -176,6 +182,7 @@ struct File {
     bpf_folder: Option<Spanned<PathBuf>>,
     identity_folder: Option<Spanned<PathBuf>>,
     nics_max: Option<Spanned<u32>>,
+    answers_max: Option<Spanned<u32>>,
     uplink_order: Option<OrderWord>,
     metrics_per_lease: Option<bool>,
     #[serde(default)]
@@ -243,7 +250,8 @@ impl Source<'_> {
                 Some(folder) => self.absolute("bpf_folder", folder)?,
                 None => sandwire_datapath::folder_for(instance.as_str()),
             },
-            nics_max: self.nics_max(file.nics_max.as_ref())?,
+            nics_max: self.room("nics_max", file.nics_max.as_ref(), &NICS)?,
+            answers_max: self.room("answers_max", file.answers_max.as_ref(), &ANSWERS)?,
             uplink_order: match file.uplink_order {
                 None | Some(OrderWord::First) => Order::First,
                 Some(OrderWord::Last) => Order::Last,
@@ -346,16 +354,21 @@ impl Source<'_> {
         Ok(Some(uplinks))
     }
 
-    fn nics_max(&self, count: Option<&Spanned<u32>>) -> Result<u32, ConfigError> {
+    fn room(
+        &self,
+        name: &str,
+        count: Option<&Spanned<u32>>,
+        (range, default): &Room,
+    ) -> Result<u32, ConfigError> {
         match count {
-            None => Ok(NICS_DEFAULT),
-            Some(count) if NICS_RANGE.contains(count.get_ref()) => Ok(*count.get_ref()),
+            None => Ok(*default),
+            Some(count) if range.contains(count.get_ref()) => Ok(*count.get_ref()),
             Some(count) => Err(self.invalid(
                 count.span(),
                 &format!(
-                    "nics_max must be between {} and {}",
-                    NICS_RANGE.start(),
-                    NICS_RANGE.end()
+                    "{name} must be between {} and {}",
+                    range.start(),
+                    range.end()
                 ),
             )),
         }
@@ -450,17 +463,19 @@ ipv6 = "fd00:c10e::/64"
             Path::new("/sys/fs/bpf/sandwire/default")
         );
         assert_eq!(config.datapath.nics_max, 16_384);
+        assert_eq!(config.datapath.answers_max, 65_536);
         assert!(!config.metrics_per_lease);
     }
 
     #[test]
     fn settings_of_the_data_path_are_read() {
-        let text = "instance = \"b\"\nuplinks = [\"eth0\", \"wg0\"]\nnics_max = 64\nmetrics_per_lease = true\nuplink_order = \"last\"";
+        let text = "instance = \"b\"\nuplinks = [\"eth0\", \"wg0\"]\nnics_max = 64\nanswers_max = 1048576\nmetrics_per_lease = true\nuplink_order = \"last\"";
         let config = parse(text).unwrap();
         assert_eq!(config.datapath.uplinks.unwrap(), ["eth0", "wg0"]);
         assert!(config.datapath.folder.ends_with("sandwire/b"));
         assert_eq!(config.datapath.uplink_order, Order::Last);
         assert!(config.metrics_per_lease && config.datapath.nics_max == 64);
+        assert_eq!(config.datapath.answers_max, 1 << 20);
         assert_eq!(
             parse("uplinks = []").unwrap().datapath.uplinks.unwrap(),
             [""; 0]
@@ -521,6 +536,11 @@ ipv6 = "fd00:c10e::/64"
             ("[impair]\nfolders = \"/a\"", "s.toml:2:1", "unknown"),
             ("nics_max = 63", "s.toml:1:12", "between 64 and 65536"),
             ("nics_max = -1", "s.toml:1:12", ""),
+            (
+                "answers_max = 9",
+                "s.toml:1:15",
+                "between 1024 and 16777216",
+            ),
             (
                 "uplink_order = \"second\"",
                 "s.toml:1:16",

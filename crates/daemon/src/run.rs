@@ -201,6 +201,7 @@ fn kernel_settings(config: &Config) -> kernel::Settings {
         ebpf: sandwire_datapath::Settings {
             folder: datapath.folder.clone(),
             nics_max: datapath.nics_max,
+            answers_max: datapath.answers_max,
             order: datapath.uplink_order,
             ..defaults.ebpf
         },

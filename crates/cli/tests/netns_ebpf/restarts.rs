@@ -114,16 +114,18 @@ fn interfaces(lab: &Lab) -> Vec<String> {
 
 /// Starts the daemon with another size of its maps, while the policy holds.
 fn start_with_maps_for(lab: &Lab, world: &mut World, guests: &[(Lease, FakeGuest)], nics: u32) {
-    world.configure(&format!("nics_max = {nics}"));
+    let answers = 16 * nics;
+    world.configure(&format!("nics_max = {nics}\nanswers_max = {answers}"));
     world.daemon.spawn().unwrap();
     wait_until("the daemon is ready", 60 * SECOND, || {
         assert_denied(guests);
         world.daemon.wait_ready(SECOND / 100).is_ok()
     });
-    let maps: Value =
-        serde_json::from_str(&lab.shell(&format!("bpftool -j map show pinned {MAPS}/v*/nics")))
-            .unwrap();
-    assert_eq!(maps["max_entries"], nics);
+    for (map, entries) in [("nics", nics), ("answers", answers)] {
+        let shown = lab.shell(&format!("bpftool -j map show pinned {MAPS}/v*/{map}"));
+        let shown: Value = serde_json::from_str(&shown).unwrap();
+        assert_eq!(shown["max_entries"], entries, "{map}: {shown}");
+    }
 }
 
 /// Waits until the daemon has let go of the old maps, while the policy holds.
