@@ -38,7 +38,7 @@ const OLD: &str = "old-";
 pub(crate) const DONE: &str = "done-";
 
 /// All maps that are shared, with the sizes of keys and values.
-pub(crate) const MAPS: [(&str, usize, usize); 14] = [
+pub(crate) const MAPS: [(&str, usize, usize); 15] = [
     ("nics", 4, size_of::<Nic>()),
     ("policies", 4, size_of::<abi::Policy>()),
     ("counters", 4, size_of::<abi::Counters>()),
@@ -60,6 +60,7 @@ pub(crate) const MAPS: [(&str, usize, usize); 14] = [
     ("noted", 4, size_of::<abi::Noted>()),
     ("decisions", 4, size_of::<abi::Decision>()),
     ("trace", 0, 0),
+    ("trace_lost", 4, size_of::<u64>()),
     ("xdp_nics", 4, 4),
 ];
 

@@ -3,6 +3,7 @@
 use std::{
     fmt, io,
     os::fd::{AsFd, BorrowedFd},
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -10,7 +11,7 @@ use aya::maps::{Map, MapData, RingBuf};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::{
-    Datapath, Error,
+    Datapath, Error, NicIndex,
     abi::{Plain, TraceEvent},
     pins::map_path,
 };
@@ -18,7 +19,7 @@ use crate::{
 const MAP: &str = "trace";
 
 /// Reads events. There is one stream for all NICs, and each event is read once: one reader at a time.
-/// What nobody reads in time is lost; the programs never wait.
+/// What nobody reads in time is lost, as [`Datapath::trace_lost`] tells; the programs never wait.
 pub struct TraceReader {
     ring: RingBuf<MapData>,
 }
@@ -58,6 +59,15 @@ impl AsFd for TraceReader {
 }
 
 impl Datapath {
+    /// Events of a NIC that the stream had no room for, since the maps were made.
+    #[must_use]
+    pub fn trace_lost(&self, index: NicIndex) -> u64 {
+        let [lost] = self.trace_lost.of(index.0) else {
+            return 0;
+        };
+        lost.load(Ordering::Relaxed)
+    }
+
     /// Opens the stream of events.
     ///
     /// # Errors

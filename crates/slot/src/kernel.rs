@@ -506,6 +506,11 @@ impl Network for KernelNetwork {
         }
     }
 
+    fn trace_lost(&self, slot: &SlotPlan) -> u64 {
+        let found = self.ebpf_of(slot).ok().flatten();
+        found.map_or(0, |(ebpf, _)| ebpf.trace_lost(slot))
+    }
+
     /// XDP comes before tc, and packets to a container don't come by its host end's egress.
     fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
         match self.ebpf_of(slot)? {

@@ -292,6 +292,12 @@ pub trait Network: Send + Sync {
         Err(untraceable(slot))
     }
 
+    /// How many packets of a slot the stream of [`Network::trace_events`] had no room for, since some moment.
+    fn trace_lost(&self, slot: &SlotPlan) -> u64 {
+        let _ = slot;
+        0
+    }
+
     /// Leaves a slot's packets to whoever diverts them at its interfaces, or takes them past that again where the
     /// data path can.
     ///

@@ -1,14 +1,19 @@
 //! What is written of packets while they pass.
 
-use std::{fs, process::Stdio};
+use std::{fs, net::SocketAddr, process::Stdio, thread};
 
 use sandwire_testlab::{
     command,
+    fake_guest::frame,
     host::{BEYOND_IPV4, HOST_IPV4},
     lab,
 };
+use serde_json::Value;
 
-use crate::ebpf::{POOLS, SECOND, World, wait_until};
+use crate::{
+    GATEWAY_MAC,
+    ebpf::{POOLS, SECOND, World, wait_until},
+};
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -54,4 +59,54 @@ fn a_written_trace_is_read_by_tcpdump() {
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
+}
+
+/// Whatever part of a flood the trace has, it says how much it hasn't.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_trace_tells_of_all_packets_or_how_many_it_missed() {
+    lab::run(|lab| {
+        let world = World::start(lab, "route", 1);
+        let (_lease, guest) = world.guest(POOLS[0], "flooded");
+        guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+        let mut trace = world
+            .daemon
+            .command("trace flooded")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        thread::sleep(SECOND);
+        let before = count_of(&world);
+        let own = guest.network();
+        let from = SocketAddr::new(own.ipv4.0.into(), 4000);
+        let to = SocketAddr::new(BEYOND_IPV4.into(), 4000);
+        let datagram = frame::udp(own.mac, GATEWAY_MAC, from, to, b"one of many");
+        let sent = guest.flood(vec![datagram], SECOND).unwrap();
+        thread::sleep(2 * SECOND);
+        let passed = count_of(&world) - before;
+        command::run(&format!("kill -INT {}", trace.id())).unwrap();
+        let said = trace.wait_with_output().unwrap().stderr;
+        let said = String::from_utf8(said).unwrap();
+        let summary = said.lines().last().unwrap();
+        let numbers = summary
+            .split([' ', ':'])
+            .filter_map(|word| word.parse::<u64>().ok());
+        let told: u64 = numbers.sum();
+        // A neighbour's question or two may fall between the two beginnings.
+        assert!(
+            passed >= sent && told.abs_diff(passed) < 20,
+            "{sent} sent, {passed} packets, {said}"
+        );
+    });
+}
+
+/// Packets of the lease `flooded`, with those that were dropped.
+fn count_of(world: &World) -> u64 {
+    let shown = world.daemon.json("show flooded").unwrap();
+    let traffic = &shown["traffic"];
+    let drops = traffic["drops"].as_object().unwrap().values();
+    let passed = ["egress", "ingress"].map(|way| traffic[way]["packets"].as_u64().unwrap());
+    let dropped: u64 = drops.filter_map(Value::as_u64).sum();
+    passed.into_iter().sum::<u64>() + dropped
 }

@@ -125,6 +125,16 @@ struct {
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } trace SEC(".maps");
 
+/* Events of each interface that found no room in `trace`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NICS_MAX);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, __u64);
+} trace_lost SEC(".maps");
+
 /* XDP has no class id: host ends in the profile `xdp`, by ifindex. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -21,7 +21,7 @@ use super::{Caller, Shared, Slots, State, no_lease};
 use crate::{
     error::ServiceError,
     lease::LeaseKey,
-    network::{TraceSource, TracedPacket},
+    network::{Network, TraceSource, TracedPacket},
     plan::SlotPlan,
 };
 
@@ -29,6 +29,8 @@ use crate::{
 const QUEUE: usize = 4096;
 /// How soon the reader notices that nobody watches any more.
 const READ_AT_MOST: Duration = Duration::from_millis(200);
+/// After how many packets without a pause it is asked what the data path has lost.
+const LOOK_EVERY: u32 = 4096;
 
 /// A lease being watched. Dropping it ends that.
 pub struct Trace {
@@ -64,6 +66,9 @@ struct Watcher {
     number: u64,
     packets: SyncSender<TracePacket>,
     lost: Arc<AtomicU64>,
+    slot: SlotPlan,
+    /// What the data path had lost of the slot when it was asked last.
+    known_lost: u64,
 }
 
 impl Slots {
@@ -163,6 +168,7 @@ impl Shared {
             reader = Some(thread);
             traces.is_read = true;
         }
+        let known_lost = self.network.trace_lost(&slot);
         self.network.set_trace(&slot, true).map_err(failed)?;
         traces.next_number += 1;
         let number = traces.next_number;
@@ -170,6 +176,8 @@ impl Shared {
             number,
             packets: sender,
             lost: Arc::clone(&lost),
+            slot: slot.clone(),
+            known_lost,
         };
         traces
             .watchers
@@ -189,13 +197,21 @@ impl Shared {
 
     /// Gives packets to their watchers until there is none, or the service stops.
     fn read_traces(&self, mut source: Box<dyn TraceSource>) {
+        let mut since_look = 0;
         loop {
             let read = source.next_event(READ_AT_MOST);
             let is_stopping = self.lock().stopping;
             let mut traces = self.traces();
             match read {
-                Ok(Some(traced)) => traces.give(traced),
-                Ok(None) => {}
+                Ok(Some(traced)) if since_look < LOOK_EVERY => {
+                    since_look += 1;
+                    traces.give(traced);
+                }
+                Ok(traced) => {
+                    since_look = 0;
+                    traced.into_iter().for_each(|traced| traces.give(traced));
+                    traces.note_lost(&*self.network);
+                }
                 Err(error) => {
                     tracing::error!(%error, "traces end");
                     traces.watchers.clear();
@@ -226,6 +242,17 @@ impl State {
 }
 
 impl Traces {
+    /// Counts what the data path's own stream had no room for.
+    fn note_lost(&mut self, network: &dyn Network) {
+        for watcher in self.watchers.values_mut().flatten() {
+            let lost = network.trace_lost(&watcher.slot);
+            // Less than before: of new maps, which count anew.
+            let more = lost.checked_sub(watcher.known_lost).unwrap_or(lost);
+            watcher.known_lost = lost;
+            watcher.lost.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
     fn give(&mut self, traced: TracedPacket) {
         let Some(watchers) = self.watchers.get(&(traced.pool, traced.slot)) else {
             return;
