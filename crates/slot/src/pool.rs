@@ -8,6 +8,9 @@
 //!               └► reserved ─────┘              (ready ─► tearing down ─► free)
 //! ```
 //!
+//! Who had a resting number may have it built anew at once. If nothing comes of that, the number rests
+//! on as if nobody had asked.
+//!
 //! Numbers that were never used are built first, then free ones in the order of their release: an
 //! old clone address stays out of use for as long as possible.
 
@@ -37,6 +40,8 @@ pub struct Pool {
     wanted: VecDeque<SlotNumber>,
     /// Numbers in state `Resting`, by the end of their rest.
     resting: BTreeSet<(Duration, SlotNumber)>,
+    /// Rests that their tenants have interrupted, until these leases end.
+    interrupted: BTreeMap<SlotNumber, Rest>,
     failures_in_a_row: u32,
     retry_at: Duration,
     last_error: Option<String>,
@@ -118,6 +123,7 @@ impl Pool {
             ready: VecDeque::new(),
             wanted: VecDeque::new(),
             resting: BTreeSet::new(),
+            interrupted: BTreeMap::new(),
             failures_in_a_row: 0,
             retry_at: Duration::ZERO,
             last_error: None,
@@ -203,16 +209,18 @@ impl Pool {
         !self.wanted.is_empty()
     }
 
-    /// A build succeeded.
-    pub fn built(&mut self, number: SlotNumber) {
+    /// A build succeeded. Returns whether the slot is to be torn down: nobody waits for it any more, and
+    /// its address rests.
+    pub fn built(&mut self, number: SlotNumber) -> bool {
         self.failures_in_a_row = 0;
         self.retry_at = Duration::ZERO;
         self.last_error = None;
         match self.states.get(&number) {
             Some(SlotState::Building { reserved: true }) => {
                 self.change(number, SlotState::Reserved);
+                false
             }
-            Some(SlotState::Building { reserved: false }) => self.change(number, SlotState::Ready),
+            Some(SlotState::Building { reserved: false }) => self.offer(number),
             other => unreachable!("slot {number} was built in state {other:?}"),
         }
     }
@@ -224,7 +232,7 @@ impl Pool {
         self.failures_in_a_row += 1;
         self.retry_at = now + (BACKOFF_FIRST * (1 << doublings)).min(BACKOFF_MAX);
         self.last_error = Some(error);
-        self.change(number, SlotState::Free);
+        self.lay_aside(number);
     }
 
     /// Hands out the slot that was ready for longest.
@@ -234,17 +242,31 @@ impl Pool {
         Some(number)
     }
 
-    /// Undoes a hand-out that was not journaled: the slot is the next to go out again.
-    pub fn put_back(&mut self, number: SlotNumber) {
-        self.change(number, SlotState::Ready);
-        // It was never seen by its user, so that its place is the front.
-        self.ready.retain(|other| *other != number);
-        self.ready.push_front(number);
+    /// Undoes a hand-out that was not journaled: the slot is the next to go out again. Returns whether
+    /// it is to be torn down instead, because its address rests.
+    pub fn put_back(&mut self, number: SlotNumber) -> bool {
+        let rests = self.offer(number);
+        if !rests {
+            // It was never seen by its user, so that its place is the front.
+            self.ready.retain(|other| *other != number);
+            self.ready.push_front(number);
+        }
+        rests
+    }
+
+    /// Undoes a hand-out of a slot that may have been used. It is to be torn down.
+    pub fn take_back(&mut self, number: SlotNumber) {
+        let rest = self.interrupted.remove(&number);
+        self.change(number, SlotState::TearingDown(rest));
     }
 
     /// Asks for a certain number. `tenant` is the lease that it is for; one that had the number
     /// before needn't wait for the end of its rest.
     pub fn claim(&mut self, number: SlotNumber, tenant: Option<&LeaseKey>) -> Claim {
+        let interrupted = self.interrupted.get(&number);
+        if interrupted.is_some_and(|rest| Some(&rest.tenant) != tenant) {
+            return Claim::InUse;
+        }
         let was = self.states.get(&number);
         let (next, claim) = match was {
             Some(SlotState::Ready) => (SlotState::Leased, Claim::Taken),
@@ -253,6 +275,7 @@ impl Pool {
                 (SlotState::Building { reserved: true }, Claim::Building)
             }
             Some(SlotState::Resting(rest)) if Some(&rest.tenant) == tenant => {
+                self.interrupted.insert(number, rest.clone());
                 (SlotState::Wanted, Claim::Building)
             }
             Some(SlotState::TearingDown(rest)) => {
@@ -286,19 +309,23 @@ impl Pool {
         }
     }
 
-    /// The caller waits no longer for the number that it claimed.
-    pub fn unreserve(&mut self, number: SlotNumber) {
-        let next = match self.states.get(&number) {
-            Some(SlotState::Wanted) => SlotState::Free,
-            Some(SlotState::Building { reserved: true }) => SlotState::Building { reserved: false },
-            Some(SlotState::Reserved) => SlotState::Ready,
-            _ => return,
-        };
-        self.change(number, next);
+    /// The caller waits no longer for the number that it claimed. Returns whether its slot is to be torn
+    /// down, because its address rests.
+    pub fn unreserve(&mut self, number: SlotNumber) -> bool {
+        match self.states.get(&number) {
+            Some(SlotState::Wanted) => self.lay_aside(number),
+            Some(SlotState::Building { reserved: true }) => {
+                self.change(number, SlotState::Building { reserved: false });
+            }
+            Some(SlotState::Reserved) => return self.offer(number),
+            _ => {}
+        }
+        false
     }
 
     /// A lease is being released; its sandbox may still run.
     pub fn hold(&mut self, number: SlotNumber) {
+        self.interrupted.remove(&number);
         self.change(number, SlotState::Held);
     }
 
@@ -356,6 +383,24 @@ impl Pool {
             ended.push(number);
         }
         ended
+    }
+
+    /// Makes a built slot ready for all, unless its address rests. Returns whether it does.
+    fn offer(&mut self, number: SlotNumber) -> bool {
+        let rest = self.interrupted.remove(&number);
+        let rests = rest.is_some();
+        let next = match rests {
+            true => SlotState::TearingDown(rest),
+            false => SlotState::Ready,
+        };
+        self.change(number, next);
+        rests
+    }
+
+    /// Puts a number away of which nothing is in the kernel.
+    fn lay_aside(&mut self, number: SlotNumber) {
+        let rest = self.interrupted.remove(&number);
+        self.change(number, rest.map_or(SlotState::Free, SlotState::Resting));
     }
 
     fn lacks_slots(&self) -> bool {

@@ -92,6 +92,63 @@ fn only_the_last_tenant_gets_a_resting_number_back() {
     assert_eq!(pool.state(number), Some(&SlotState::Leased));
 }
 
+fn build(pool: &mut Pool, number: SlotNumber) {
+    assert_eq!(pool.next_build(seconds(1)), Some(number));
+    assert!(!pool.built(number));
+}
+
+#[test]
+fn a_rest_that_was_interrupted_in_vain_goes_on() {
+    // Each returns whether a slot is to be torn down.
+    type Vain = fn(&mut Pool, SlotNumber) -> bool;
+    let ways: [(&str, Vain); 6] = [
+        ("given up before its build", |pool, number| {
+            pool.unreserve(number)
+        }),
+        ("not built", |pool, number| {
+            assert_eq!(pool.next_build(seconds(1)), Some(number));
+            pool.build_failed(number, "no".to_owned(), seconds(1));
+            false
+        }),
+        ("given up during its build", |pool, number| {
+            assert_eq!(pool.next_build(seconds(1)), Some(number));
+            assert!(!pool.unreserve(number));
+            assert_eq!(pool.claim(number, Some(&tenant("other"))), Claim::InUse);
+            pool.built(number)
+        }),
+        ("given up after its build", |pool, number| {
+            build(pool, number);
+            pool.unreserve(number)
+        }),
+        ("not journaled", |pool, number| {
+            build(pool, number);
+            assert_eq!(pool.take_reserved(number), Reserved::Taken);
+            pool.put_back(number)
+        }),
+        ("taken back", |pool, number| {
+            build(pool, number);
+            assert_eq!(pool.take_reserved(number), Reserved::Taken);
+            pool.take_back(number);
+            true
+        }),
+    ];
+    for (what, vain) in ways {
+        let mut pool = filled(1, 1);
+        let number = pool.take_ready().unwrap();
+        release(&mut pool, number, "mine", 100, seconds(1));
+        assert_eq!(pool.claim(number, Some(&tenant("mine"))), Claim::Building);
+        let is_down = vain(&mut pool, number);
+        assert_eq!(pool.take_ready(), None, "{what}");
+        if is_down {
+            assert!(pool.torn_down(number, seconds(2)), "{what}");
+        }
+        let state = SlotState::Resting(rest("mine", 100));
+        assert_eq!(pool.state(number), Some(&state), "{what}");
+        assert_eq!(pool.end_rests(seconds(100)), [number], "{what}");
+        assert_eq!(pool.state(number), Some(&SlotState::Free), "{what}");
+    }
+}
+
 #[test]
 fn a_number_that_is_being_built_goes_to_who_asked_for_it() {
     let mut pool = Pool::new(1, 10);
@@ -166,6 +223,7 @@ enum Step {
     BuildFailed(usize),
     TakeReady,
     PutBack(usize),
+    TakeBack(usize),
     Claim(u32, u8),
     TakeReserved(usize),
     Unreserve(usize),
@@ -186,6 +244,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => pick.clone().prop_map(Step::BuildFailed),
         4 => Just(Step::TakeReady),
         1 => pick.clone().prop_map(Step::PutBack),
+        1 => pick.clone().prop_map(Step::TakeBack),
         2 => (0u32..12, 0u8..3).prop_map(|(number, tenant)| Step::Claim(number, tenant)),
         2 => pick.clone().prop_map(Step::TakeReserved),
         1 => pick.clone().prop_map(Step::Unreserve),
@@ -233,7 +292,9 @@ impl Checked {
                     "{number} is built under its lease"
                 );
             }
-            Step::Built(pick) => self.pool.built(self.pick(pick, is_building)?),
+            Step::Built(pick) => {
+                self.pool.built(self.pick(pick, is_building)?);
+            }
             Step::BuildFailed(pick) => {
                 let number = self.pick(pick, is_building)?;
                 self.pool.build_failed(number, "no".to_owned(), self.now);
@@ -246,6 +307,11 @@ impl Checked {
             Step::PutBack(pick) => {
                 let number = self.pick(pick, |state| *state == SlotState::Leased)?;
                 self.pool.put_back(number);
+                self.leased.remove(&number);
+            }
+            Step::TakeBack(pick) => {
+                let number = self.pick(pick, |state| *state == SlotState::Leased)?;
+                self.pool.take_back(number);
                 self.leased.remove(&number);
             }
             Step::Claim(number, who) => {

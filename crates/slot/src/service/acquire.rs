@@ -215,7 +215,10 @@ impl State {
         let record = match journaled {
             Ok(record) => record,
             Err(error) => {
-                entry.pool.put_back(number);
+                if entry.pool.put_back(number) {
+                    entry.tear_down.push_back(number);
+                    shared.tear_down_work.notify_one();
+                }
                 self.journal_failed();
                 return Err(error);
             }
@@ -263,8 +266,7 @@ impl State {
         let Err(source) = activated else {
             return Ok(());
         };
-        entry.pool.put_back(record.slot);
-        entry.pool.retire(record.slot);
+        entry.pool.take_back(record.slot);
         entry.tear_down.push_back(record.slot);
         shared.tear_down_work.notify_one();
         shared.build_work.notify_one();
@@ -381,8 +383,10 @@ impl Shared {
         // Whoever gave up, or found the lease made by another request, leaves the slot to all.
         if let Some(number) = reserved
             && let Ok(entry) = state.pool_mut(&request.pool)
+            && entry.pool.unreserve(number)
         {
-            entry.pool.unreserve(number);
+            entry.tear_down.push_back(number);
+            self.tear_down_work.notify_one();
         }
         (state, outcome)
     }
@@ -443,14 +447,9 @@ impl State {
             Claim::Taken => Ok(true),
             Claim::Wait => Ok(false),
             Claim::Building => {
+                // If it rested, its row stays until the lease ends, which wins over it.
                 *reserved = Some(number);
                 shared.build_work.notify_one();
-                // If it rested: it does so no longer. A row that stays is harmless, because a lease
-                // wins over it.
-                let slot = (request.pool.clone(), number);
-                if self.journal.end_rests(&[slot]).is_err() {
-                    self.journal_failed();
-                }
                 Ok(false)
             }
             Claim::InUse => Err(ServiceError::Conflict {

@@ -536,8 +536,7 @@ impl State {
             self.expiries.remove(&(expiry.since_boot, key.clone()));
         }
         if let Some(entry) = self.pools.get_mut(&record.pool) {
-            entry.pool.put_back(record.slot);
-            entry.pool.retire(record.slot);
+            entry.pool.take_back(record.slot);
             entry.tear_down.push_back(record.slot);
         }
         shared.tear_down_work.notify_one();

@@ -125,9 +125,10 @@ impl State {
             Ok(()) => {
                 self.counters.builds += 1;
                 self.counters.build_seconds.observe(took);
-                entry.pool.built(slot.number);
+                let rests = entry.pool.built(slot.number);
                 // Its pool has moved to another data path meanwhile.
-                if slot.data_path != entry.plan.spec.data_path && entry.pool.retire(slot.number) {
+                let has_moved = slot.data_path != entry.plan.spec.data_path;
+                if rests || has_moved && entry.pool.retire(slot.number) {
                     entry.tear_down.push_back(slot.number);
                 }
             }

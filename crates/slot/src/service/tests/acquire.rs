@@ -190,6 +190,35 @@ fn a_lease_comes_back_at_its_old_address_before_the_end_of_its_rest() {
 }
 
 #[test]
+fn a_claim_of_an_old_address_that_comes_to_nothing_does_not_end_its_rest() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:mine").unwrap();
+    slots.give_back("mine").unwrap();
+    slots.await_quiet();
+    let mine = r#"web:mine "clone_address": "10.64.0.2""#;
+    let other = r#"web:other "clone_address": "10.64.0.2""#;
+    host.kernel.fail("build", true);
+    assert_eq!(code(slots.take(mine)), ErrorCode::PoolEmpty);
+    host.kernel.fail("build", false);
+    assert_eq!(code(slots.take(other)), ErrorCode::Conflict);
+    // Here the slot is built, but the lease can't be journaled.
+    slots.shared.lock().journal.set_read_only(true);
+    assert_eq!(code(slots.take(mine)), ErrorCode::Internal);
+    slots.shared.lock().journal.set_read_only(false);
+    slots.await_quiet();
+    assert_eq!(code(slots.take(other)), ErrorCode::Conflict);
+    drop(slots);
+    let slots = host.start();
+    assert_eq!(code(slots.take(other)), ErrorCode::Conflict);
+    host.advance(&slots, Duration::from_secs(3));
+    slots.wait_until("its rest is over", |state| {
+        state.pools[&name("web")].pool.counts().quarantined == 0
+    });
+    assert_eq!(slots.take(other).unwrap().lease.slot, 0);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn many_callers_at_once_never_share_a_slot() {
     let (host, slots) = Host::with_pool(4);
     let leased: Vec<u32> = std::thread::scope(|scope| {
