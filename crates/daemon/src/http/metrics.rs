@@ -192,6 +192,10 @@ fn register_daemon(app: &App, registry: &mut Registry) {
     let problems = Gauge::<i64>::default();
     problems.set(i64::try_from(health.problems.len()).unwrap_or(i64::MAX));
     registry.register("problems", "Problems that /healthz lists", problems);
+    let ports = Gauge::<i64>::default();
+    let count = app.slots.published_ports_count();
+    ports.set(i64::try_from(count).unwrap_or(i64::MAX));
+    registry.register("published_ports", "Published ports of all leases", ports);
     let labels = VersionLabels {
         version: env!("CARGO_PKG_VERSION"),
         instance: health.instance,

@@ -15,6 +15,10 @@ use crate::{
     published::{self, Publication},
 };
 
+/// Published ports of one user's leases, unless root publishes more. Each change tells the kernel all ports of all
+/// users anew.
+const PORTS_PER_USER_MAX: usize = 256;
+
 impl Slots {
     /// Publishes a host port to a lease. Asking again for the same one changes nothing.
     ///
@@ -40,6 +44,7 @@ impl Slots {
             return Ok(published);
         }
         state.check_port_is_free(&publication)?;
+        state.check_room_for_port(caller, &publication.published)?;
         if let Err(error) = state.journal.insert_port(&published) {
             state.journal_failed();
             return Err(error.into());
@@ -134,6 +139,12 @@ impl Slots {
             .collect()
     }
 
+    /// How many ports are published, of all users.
+    #[must_use]
+    pub fn published_ports_count(&self) -> usize {
+        self.shared.lock().ports.len()
+    }
+
     /// The published ports of a lease.
     ///
     /// # Errors
@@ -221,6 +232,26 @@ impl State {
         let lease = self.lease(caller, key)?;
         let spec = &self.pool(&lease.record.pool)?.plan.spec;
         caller.demand(AccessVerb::Publish, "publish ports of", spec)
+    }
+
+    fn check_room_for_port(
+        &self,
+        caller: Caller,
+        asked: &PublishedPort,
+    ) -> Result<(), ServiceError> {
+        let user = asked.owner_uid;
+        let ports = self.ports.iter().map(|port| &port.published);
+        let count = ports.filter(|port| port.owner_uid == user).count();
+        if caller.privileged || count < PORTS_PER_USER_MAX {
+            return Ok(());
+        }
+        Err(ServiceError::Conflict {
+            operation: "publish",
+            object: published::describe(&asked.port),
+            reason: format!(
+                "user {user} has {count} published ports, and may have {PORTS_PER_USER_MAX}: withdraw one"
+            ),
+        })
     }
 
     fn check_port_is_free(&self, publication: &Publication) -> Result<(), ServiceError> {

@@ -66,6 +66,48 @@ fn ports_that_a_packet_could_mean_both_of_are_refused() {
 }
 
 #[test]
+fn a_user_publishes_so_many_ports_and_root_more() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 3);
+    spec.access =
+        serde_json::from_str(r#"[{"verbs": ["acquire", "publish"], "gids": [100]}]"#).unwrap();
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", 3);
+    for (caller, lease) in [(ALICE, "web:a"), (ALICE, "web:b"), (BOB, "web:c")] {
+        slots.acquire(caller, &request_of(lease)).unwrap();
+    }
+    let publish = |caller, lease, port| {
+        slots.publish(caller, Some(ALICE.uid), &name(lease), &tcp(port, None))
+    };
+    for port in 1..=256 {
+        publish(ALICE, if port % 2 == 0 { "a" } else { "b" }, port).unwrap();
+    }
+    let error = publish(ALICE, "a", 257).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    let text = "cannot publish tcp port 257: user 1000 has 256 published ports, and may have 256: withdraw one";
+    assert_eq!(error.to_string(), text);
+    publish(ALICE, "b", 1).expect("it has that one");
+    slots
+        .publish(BOB, None, &name("c"), &tcp(257, None))
+        .expect("others have their own");
+    publish(ROOT, "a", 258).unwrap();
+    slots
+        .withdraw(ALICE, None, &name("a"), Protocol::Tcp, 2, None)
+        .unwrap();
+    assert_eq!(
+        code(publish(ALICE, "a", 2)),
+        ErrorCode::Conflict,
+        "root's counts too"
+    );
+    slots
+        .withdraw(ALICE, None, &name("a"), Protocol::Tcp, 4, None)
+        .unwrap();
+    publish(ALICE, "a", 2).unwrap();
+    assert_eq!(slots.published_ports_count(), 257);
+}
+
+#[test]
 fn ports_that_cannot_be_are_refused() {
     let (_host, slots) = Host::with_pool(1);
     slots.take("web:a").unwrap();
