@@ -13,7 +13,7 @@ use std::{
 };
 
 use fixture::{EBPF_KINDS, INSTANCE, IPV4, IPV6, ebpf_pool, pool_of};
-use sandwire_api::published_port::PublishPort;
+use sandwire_api::published_port::{Protocol, PublishPort};
 use sandwire_slot::{
     kernel::KernelNetwork,
     network::{Network, Tenancy},
@@ -303,5 +303,35 @@ fn the_guard_keeps_a_slot_without_its_program_from_the_host() {
         // The guard it is that does it.
         lab.run(&format!("nft delete table inet {TABLE}"));
         arrives(&sockets[1]).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn every_port_of_the_host_can_be_published() {
+    lab::run(|lab| {
+        let network = open();
+        network.add_pool(&by_nft()).unwrap();
+        let leads_to = ["10.66.0.2", "fd00:c110::2"].map(|address| address.parse().unwrap());
+        let ports: Vec<(PublishPort, Vec<IpAddr>)> = (1..=u16::MAX)
+            .map(|host_port| {
+                let port = PublishPort {
+                    protocol: Protocol::Tcp,
+                    host_address: None,
+                    host_port,
+                    clone_port: 80,
+                    nic: 0,
+                };
+                (port, leads_to.to_vec())
+            })
+            .collect();
+        network.set_published_ports(&ports).unwrap();
+        for (set, last) in [("any_ports4", "10.66.0.2"), ("any_ports6", "fd00:c110::2")] {
+            let listed = lab.run(&format!("nft -n list map inet {TABLE} {set}"));
+            assert_eq!(listed.matches(last).count(), usize::from(u16::MAX), "{set}");
+        }
+        network.set_published_ports(&ports[..1]).unwrap();
+        let listed = lab.run(&format!("nft -n list map inet {TABLE} any_ports4"));
+        assert_eq!(listed.matches("10.66.0.2").count(), 1);
     });
 }

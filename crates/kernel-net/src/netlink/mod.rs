@@ -193,11 +193,11 @@ impl Socket {
     /// Makes room for the answers to large requests. Without the right to it, the default stays.
     pub fn grow_buffers(&self) {
         use rustix::net::sockopt::{
-            set_socket_recv_buffer_size_force, set_socket_send_buffer_size,
+            set_socket_recv_buffer_size_force, set_socket_send_buffer_size_force,
         };
-        // A refusal only means smaller batches fit; a batch that doesn't reports ENOBUFS itself.
+        // A refusal only means smaller batches fit; a batch that doesn't reports that itself.
         let _ = set_socket_recv_buffer_size_force(&self.socket, SOCKET_BUFFER);
-        let _ = set_socket_send_buffer_size(&self.socket, SOCKET_BUFFER);
+        let _ = set_socket_send_buffer_size_force(&self.socket, SOCKET_BUFFER);
     }
 
     /// Sends all messages and waits for their end.

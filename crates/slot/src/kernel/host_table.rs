@@ -21,7 +21,10 @@
 //!
 //! Sets grow with pools and published ports. Names of sets end in the IP version.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
 
 use ipnet::IpNet;
 use sandwire_api::{
@@ -478,6 +481,8 @@ fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAddr>)]) {
             batch.clear_set(&set.name(family));
         }
     }
+    // Together: a message for each would be too much for one transaction.
+    let mut by_set: BTreeMap<String, Vec<Element>> = BTreeMap::new();
     for (port, clone_addresses) in ports {
         for clone_address in clone_addresses {
             let is_same_family = |address: IpAddr| address.is_ipv4() == clone_address.is_ipv4();
@@ -499,8 +504,11 @@ fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAddr>)]) {
             };
             let element = Element::exact(key.protocol(protocol).port(port.host_port))
                 .leads_to(*clone_address, port.clone_port);
-            batch.add_elements(&set.name(family), &[element]);
+            by_set.entry(set.name(family)).or_default().push(element);
         }
+    }
+    for (set, elements) in by_set {
+        batch.add_elements(&set, &elements);
     }
 }
 
