@@ -150,6 +150,8 @@ impl Shared {
             }
             // Its owner was faster.
             Err(ServiceError::NotFound { .. }) => {}
+            // Somebody works on its slot.
+            Err(ServiceError::Late { .. }) => return false,
             Err(error) => {
                 tracing::error!(%lease, %error, "cannot end a lease; trying again");
                 return false;
@@ -172,7 +174,7 @@ impl Shared {
             match self.release(&lease, Why::Begun) {
                 Ok(released) if released.outcome == ReleaseOutcome::Held => {}
                 Ok(_) => tracing::info!(%lease, "a released lease's sandbox has ended"),
-                Err(ServiceError::NotFound { .. }) => {}
+                Err(ServiceError::NotFound { .. } | ServiceError::Late { .. }) => {}
                 Err(error) => tracing::warn!(%lease, %error, "cannot release a held slot"),
             }
         }

@@ -16,7 +16,7 @@ use sandwire_api::{
     slot::{DataPath, SlotKind},
 };
 
-use super::{Shared, Slots, State, policies::Held};
+use super::{Shared, Slots, State, policies::Held, release::IDLE_WAIT};
 use crate::{
     error::{PlanError, ServiceError},
     lease::LeaseKey,
@@ -40,7 +40,7 @@ impl Slots {
         if shared.begin_move(name, data_path)? {
             shared.tear_down_work.notify_one();
             shared.build_work.notify_all();
-            shared.move_slots(name);
+            shared.move_slots(name, IDLE_WAIT);
         }
         self.pool(name)
     }
@@ -110,12 +110,13 @@ impl Shared {
         Ok(true)
     }
 
-    /// Moves what is left to be moved of a pool, and ends the move if that is all.
-    pub(super) fn move_slots(&self, name: &Name) {
+    /// Moves what is left to be moved of a pool, and ends the move if that is all. Waits so long for who works on a
+    /// lease's slot.
+    fn move_slots(&self, name: &Name, patience: Duration) {
         let mut is_done = true;
         let keys = self.lock().leases_of(name);
         for key in keys {
-            let Ok(state) = self.wait_idle(&key) else {
+            let Ok(state) = self.wait_idle_for(&key, patience) else {
                 // Ended in the meantime, or somebody works on it: to be seen by the next try.
                 is_done &= !self.lock().leases.contains_key(&key);
                 continue;
@@ -192,7 +193,8 @@ impl Shared {
             moving.map(|(name, _)| name.clone()).collect()
         };
         for name in moving {
-            self.move_slots(&name);
+            // The auditor comes again.
+            self.move_slots(&name, Duration::ZERO);
         }
     }
 

@@ -15,7 +15,7 @@ use super::{Caller, Shared, Slots, State, no_lease};
 use crate::{
     error::ServiceError,
     journal::ReleasedSlot,
-    lease::{LeaseKey, LeaseRecord},
+    lease::{Expiry, LeaseKey, LeaseRecord},
     network::Withdrawal,
     plan::SlotPlan,
     pool::Rest,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// A repair or another release of the same lease takes milliseconds.
-const IDLE_WAIT: Duration = Duration::from_secs(10);
+pub(super) const IDLE_WAIT: Duration = Duration::from_secs(10);
 
 impl Slots {
     /// Ends a lease. If a sandbox still has a TAP of the slot open it keeps the slot, and the lease
@@ -115,6 +115,14 @@ pub(super) enum Why {
 }
 
 impl Why {
+    /// How long to wait for who works on the lease's slot. The auditor has others to see to, and comes again.
+    fn patience(self) -> Duration {
+        match self {
+            Self::Asked => IDLE_WAIT,
+            Self::Expired(_) | Self::Begun => Duration::ZERO,
+        }
+    }
+
     fn applies_to(self, record: &LeaseRecord) -> bool {
         match self {
             Self::Asked => true,
@@ -184,7 +192,7 @@ impl Shared {
         key: &LeaseKey,
         why: Why,
     ) -> Result<(LeaseRecord, SlotPlan), ServiceError> {
-        let mut state = self.wait_idle(key)?;
+        let mut state = self.wait_idle_for(key, why.patience())?;
         let record = state.record(key)?;
         if !why.applies_to(&record) {
             return Err(no_lease(key));
@@ -207,9 +215,29 @@ impl Shared {
         Ok((record, slot))
     }
 
-    /// Waits until nobody works on the lease's slot.
+    /// Waits until nobody works on the lease's slot, to do so oneself. Nobody may any more once the lease's time is
+    /// over: its end would have to wait for one after the other.
     pub(super) fn wait_idle(&self, key: &LeaseKey) -> Result<MutexGuard<'_, State>, ServiceError> {
-        let deadline = Instant::now() + IDLE_WAIT;
+        let state = self.wait_idle_for(key, IDLE_WAIT)?;
+        let lease = state.leases.get(key).ok_or_else(|| no_lease(key))?;
+        let is_over = |expiry: Expiry| expiry.since_boot <= self.now();
+        if !lease.is_releasing() && lease.record.expiry.is_some_and(is_over) {
+            return Err(ServiceError::Conflict {
+                operation: "use",
+                object: format!("lease '{}'", key.name),
+                reason: "its time is over".to_owned(),
+            });
+        }
+        Ok(state)
+    }
+
+    /// Waits so long until nobody works on the lease's slot.
+    pub(super) fn wait_idle_for(
+        &self,
+        key: &LeaseKey,
+        patience: Duration,
+    ) -> Result<MutexGuard<'_, State>, ServiceError> {
+        let deadline = Instant::now() + patience;
         let mut state = self.lock();
         loop {
             let Some(lease) = state.leases.get(key) else {

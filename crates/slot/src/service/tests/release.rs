@@ -131,6 +131,46 @@ fn a_lease_whose_end_can_t_be_journaled_is_tried_again_after_a_while() {
 }
 
 #[test]
+fn a_lease_that_somebody_works_on_does_not_keep_others_from_ending() {
+    let (host, slots) = Host::with_pool(2);
+    for lease in ["a", "b"] {
+        let request = format!(r#"web:{lease} "ttl_seconds": 60"#);
+        slots.take(&request).unwrap();
+    }
+    let has_ended = |state: &State, lease: &str| {
+        let mut keys = state.leases.keys();
+        !keys.any(|key| key.name.as_str() == lease)
+    };
+    let begun = Instant::now();
+    let work = |_: &LeaseInterfaces| {
+        host.advance(&slots, Duration::from_secs(60));
+        slots.wait_until("the other has ended", |state| has_ended(state, "b"));
+        assert!(!has_ended(&slots.shared.lock(), "a"));
+    };
+    slots.with_interfaces(ROOT, None, &name("a"), work).unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(8),
+        "it was waited for"
+    );
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("it has ended, too", |state| has_ended(state, "a"));
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn nobody_begins_to_work_on_a_lease_whose_time_is_over() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take(r#"web:a "ttl_seconds": 60"#).unwrap();
+    let work = || slots.with_interfaces(ROOT, None, &name("a"), |_| ());
+    work().unwrap();
+    // So that it doesn't end at once.
+    slots.shutdown();
+    host.clock.advance(Duration::from_secs(60));
+    let error = work().unwrap_err();
+    assert_eq!(error.to_string(), "cannot use lease 'a': its time is over");
+}
+
+#[test]
 fn a_lease_that_has_just_ended_can_t_be_traced() {
     let (_host, slots) = Host::with_pool(1);
     slots.take("web:a").unwrap();
