@@ -47,6 +47,7 @@ const NETKIT_PASS: u32 = 0;
 const NETKIT_L2: u32 = 0;
 const IFLA_INET_CONF: u16 = 1;
 const IPV4_DEVCONF_FORWARDING: u16 = 1;
+const IPV4_DEVCONF_ARPFILTER: u16 = 13;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const IF_OPER_DORMANT: u8 = 5;
 const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
@@ -229,6 +230,8 @@ pub struct Change<'a> {
     pub mtu: Option<u32>,
     /// Whether IPv4 packets that arrive here may be forwarded; avoids the sysctl of the same effect.
     pub ipv4_forwarding: Option<bool>,
+    /// Has ARP hear only those senders that routes lead to by this interface.
+    pub arp_filter: bool,
     /// Keeps the kernel from making IPv6 addresses of its own.
     pub no_generated_addresses: bool,
     /// Whether neighbours are known without being asked for.
@@ -272,7 +275,7 @@ impl Change<'_> {
             if let Some(mtu) = self.mtu {
                 message.put_u32(libc::IFLA_MTU, mtu);
             }
-            if self.ipv4_forwarding.is_some() || self.no_generated_addresses {
+            if self.ipv4_forwarding.is_some() || self.arp_filter || self.no_generated_addresses {
                 message.nest(libc::IFLA_AF_SPEC, |families| self.write_families(families));
             }
         });
@@ -285,19 +288,22 @@ impl Change<'_> {
             let (flags, mask) = header[8..16].split_at_mut(4);
             for (place, bits) in (0..4).zip(flag) {
                 mask[place] |= bits;
-                if no_arp {
-                    flags[place] |= bits;
-                }
+                flags[place] |= if no_arp { bits } else { 0 };
             }
         }
         header
     }
 
     fn write_families(&self, families: &mut Writer<'_>) {
-        if let Some(forwarding) = self.ipv4_forwarding {
+        if self.ipv4_forwarding.is_some() || self.arp_filter {
             families.nest(narrow(libc::AF_INET), |inet| {
                 inet.nest(IFLA_INET_CONF, |settings| {
-                    settings.put_u32(IPV4_DEVCONF_FORWARDING, u32::from(forwarding));
+                    if let Some(forwarding) = self.ipv4_forwarding {
+                        settings.put_u32(IPV4_DEVCONF_FORWARDING, u32::from(forwarding));
+                    }
+                    if self.arp_filter {
+                        settings.put_u32(IPV4_DEVCONF_ARPFILTER, 1);
+                    }
                 });
             });
         }

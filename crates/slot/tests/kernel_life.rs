@@ -94,7 +94,11 @@ fn a_slot_comes_and_goes_without_trace() {
             assert!(link.contains("tun type tap"), "{link}");
             assert!(link.contains("02:73:77:00:00:01"), "{link}");
             let addresses = in_slot(slot, "ip -o address show dev vmtap0");
-            for address in ["192.168.241.1/29", "fd00:5eed::1/64", "fe80::1/64"] {
+            for address in [
+                "192.168.241.1 peer 192.168.241.2/32",
+                "fd00:5eed::1 peer fd00:5eed::2/128",
+                "fe80::1/128",
+            ] {
                 assert!(addresses.contains(address), "{address} in {addresses}");
             }
             assert!(!addresses.contains("tentative"), "{addresses}");

@@ -59,6 +59,11 @@ impl<'a> Writer<'a> {
         self.put(kind, &value.to_be_bytes());
     }
 
+    /// Appends a 64-bit integer in network byte order.
+    pub fn put_u64_be(&mut self, kind: u16, value: u64) {
+        self.put(kind, &value.to_be_bytes());
+    }
+
     /// Appends a text with its terminating zero.
     pub fn put_text(&mut self, kind: u16, value: &str) {
         let start = self.begin(kind);

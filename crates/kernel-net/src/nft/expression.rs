@@ -187,6 +187,10 @@ pub(super) enum Expression {
     Masquerade,
     Notrack,
     ConnectionsOver(u32),
+    AtMost {
+        per_second: u64,
+        at_once: u32,
+    },
     Counter,
     Verdict(Verdict),
 }
@@ -216,6 +220,7 @@ impl Expression {
             Self::Masquerade => "masq",
             Self::Notrack => "notrack",
             Self::ConnectionsOver(_) => "connlimit",
+            Self::AtMost { .. } => "limit",
             Self::Counter => "counter",
         }
     }
@@ -279,13 +284,29 @@ impl Expression {
             | Self::SetMark
             | Self::Tproxy { .. }
             | Self::SocketCgroup { .. } => self.write_steering(data),
-            Self::ConnectionsOver(count) => put_numbers(data, &[(1, *count), (2, 1)]),
+            Self::ConnectionsOver(_) | Self::AtMost { .. } => self.write_limit(data),
             Self::Verdict(verdict) => {
                 put_numbers(data, &[(1, NFT_REG_VERDICT)]);
                 data.nest(2, |nested| {
                     nested.nest(NFTA_DATA_VERDICT, |inner| verdict.write(inner));
                 });
             }
+        }
+    }
+
+    fn write_limit(&self, data: &mut Writer<'_>) {
+        match self {
+            Self::ConnectionsOver(count) => put_numbers(data, &[(1, *count), (2, 1)]),
+            Self::AtMost {
+                per_second,
+                at_once,
+            } => {
+                data.put_u64_be(1, *per_second);
+                data.put_u64_be(2, 1);
+                // Of packets, not of bytes.
+                put_numbers(data, &[(3, *at_once), (4, 0)]);
+            }
+            _ => {}
         }
     }
 

@@ -239,6 +239,16 @@ impl Rule {
         self
     }
 
+    /// Packets as long as there are no more than so many in a second, and so many at once.
+    #[must_use]
+    pub fn at_most(mut self, per_second: u64, at_once: u32) -> Self {
+        self.expressions.push(Expression::AtMost {
+            per_second,
+            at_once,
+        });
+        self
+    }
+
     /// Counts packets and bytes.
     #[must_use]
     pub fn counter(mut self) -> Self {

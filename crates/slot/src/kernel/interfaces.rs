@@ -9,7 +9,6 @@ use std::{
     os::fd::AsFd,
 };
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_kernel_net::{
     Error as KernelError,
     address::Address,
@@ -143,13 +142,18 @@ pub(super) fn configure_tap(request: &mut Request, slot: &SlotPlan, nic: usize) 
         mac: Some(nic.gateway_mac.0),
         mtu: Some(slot.mtu),
         ipv4_forwarding: Some(true),
+        arp_filter: true,
         no_generated_addresses: true,
         up: Some(true),
         ..Change::default()
     };
     change.apply(request);
-    let mut add = |gateway: IpNet, guest: IpAddr| {
-        Address::new(index, gateway).add(request);
+    // Nobody but the guest is here, whatever it says: a neighbour for each address that it makes up would fill a
+    // table that all namespaces share.
+    let mut add = |gateway: IpAddr, guest: IpAddr| {
+        let mut address = Address::new(index, gateway.into());
+        address.peer = Some(guest);
+        address.add(request);
         Neighbour {
             interface: index,
             address: guest,
@@ -158,14 +162,11 @@ pub(super) fn configure_tap(request: &mut Request, slot: &SlotPlan, nic: usize) 
         .add(request);
     };
     if let Some(ipv4) = nic.ipv4 {
-        let gateway = Ipv4Net::new_assert(ipv4.gateway, ipv4.guest.prefix_len());
-        add(gateway.into(), ipv4.guest.addr().into());
+        add(ipv4.gateway.into(), ipv4.guest.addr().into());
     }
     if let Some(ipv6) = nic.ipv6 {
-        let gateway = Ipv6Net::new_assert(ipv6.gateway, ipv6.guest.prefix_len());
-        add(gateway.into(), ipv6.guest.addr().into());
-        let link_local = Ipv6Net::new_assert(GATEWAY_IPV6, 64);
-        Address::new(index, link_local.into()).add(request);
+        add(ipv6.gateway.into(), ipv6.guest.addr().into());
+        Address::new(index, IpAddr::V6(GATEWAY_IPV6).into()).add(request);
     }
 }
 

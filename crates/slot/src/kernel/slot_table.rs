@@ -26,6 +26,11 @@ const PRIORITY_FILTER: i32 = 0;
 const PRIORITY_SOURCE_NAT: i32 = 100;
 const ICMPV6_NEIGHBOUR_SOLICITATION: u8 = 135;
 const ICMPV6_NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+/// Neighbour solicitations of a guest that are heard in a second, and at once. The kernel remembers the sender of each,
+/// in a table of some 1000 entries that all namespaces share; it forgets those that are older than 5 s when it
+/// lacks room.
+const SOLICITATIONS_PER_SECOND: u64 = 2;
+const SOLICITATIONS_AT_ONCE: u32 = 20;
 
 /// Adds the chains and rules of a slot to a table that has none.
 pub(super) fn write(batch: &mut Batch<'_>, slot: &SlotPlan) {
@@ -147,12 +152,11 @@ fn add_nic(rules: &mut Vec<(&'static str, Rule)>, nic: &NicPlan, uplink: &str) {
         rules.push((INPUT, from_guest().icmp(icmp, echo).jump(KNOWN)));
     }
     if nic.ipv6.is_some() {
-        for message in [
-            ICMPV6_NEIGHBOUR_SOLICITATION,
-            ICMPV6_NEIGHBOUR_ADVERTISEMENT,
-        ] {
-            rules.push((INPUT, from_tap().icmp(Protocol::Icmpv6, message).accept()));
-        }
+        let discovery = |message| from_tap().icmp(Protocol::Icmpv6, message);
+        let solicitation = discovery(ICMPV6_NEIGHBOUR_SOLICITATION)
+            .at_most(SOLICITATIONS_PER_SECOND, SOLICITATIONS_AT_ONCE);
+        let advertisement = discovery(ICMPV6_NEIGHBOUR_ADVERTISEMENT);
+        rules.extend([solicitation, advertisement].map(|rule| (INPUT, rule.accept())));
     }
 }
 

@@ -1,13 +1,14 @@
 //! Frames that no honest guest sends: forged sources, floods of connection attempts, a router's word.
 
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use smoltcp::{
     phy::ChecksumCapabilities,
     wire::{
-        EthernetAddress, EthernetFrame, EthernetProtocol, EthernetRepr, Icmpv6Packet, Icmpv6Repr,
-        IpProtocol, IpRepr, NdiscPrefixInfoFlags, NdiscPrefixInformation, NdiscRepr,
-        NdiscRouterFlags, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber, UdpPacket, UdpRepr,
+        ArpOperation, ArpPacket, ArpRepr, EthernetAddress, EthernetFrame, EthernetProtocol,
+        EthernetRepr, Icmpv6Packet, Icmpv6Repr, IpProtocol, IpRepr, NdiscPrefixInfoFlags,
+        NdiscPrefixInformation, NdiscRepr, NdiscRouterFlags, TcpControl, TcpPacket, TcpRepr,
+        TcpSeqNumber, UdpPacket, UdpRepr,
     },
 };
 
@@ -94,11 +95,50 @@ pub fn tcp_syn(
     frame
 }
 
+/// A question by ARP to all nodes, who has an address.
+#[must_use]
+pub fn arp_request(source_mac: [u8; 6], source: Ipv4Addr, target: Ipv4Addr) -> Vec<u8> {
+    let request = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Request,
+        source_hardware_addr: EthernetAddress(source_mac),
+        source_protocol_addr: source,
+        target_hardware_addr: EthernetAddress([0; 6]),
+        target_protocol_addr: target,
+    };
+    let ethernet = EthernetRepr {
+        src_addr: EthernetAddress(source_mac),
+        dst_addr: EthernetAddress::BROADCAST,
+        ethertype: EthernetProtocol::Arp,
+    };
+    let head = ethernet.buffer_len();
+    let mut frame = vec![0; head + request.buffer_len()];
+    ethernet.emit(&mut EthernetFrame::new_unchecked(&mut frame));
+    request.emit(&mut ArpPacket::new_unchecked(&mut frame[head..]));
+    frame
+}
+
+/// The same by neighbour discovery.
+#[must_use]
+pub fn neighbour_solicitation(source_mac: [u8; 6], source: Ipv6Addr, asked: Ipv6Addr) -> Vec<u8> {
+    let [.., a, b, c] = asked.octets();
+    let target = Ipv6Addr::from([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, a, b, c]);
+    let solicitation = NdiscRepr::NeighborSolicit {
+        target_addr: asked,
+        lladdr: Some(EthernetAddress(source_mac).into()),
+    };
+    ndisc(
+        source_mac,
+        [0x33, 0x33, 0xff, a, b, c],
+        (source, target),
+        solicitation,
+    )
+}
+
 /// A router advertisement to all nodes, with a default route and a prefix of 64 bits to make addresses of.
 #[must_use]
 pub fn router_advertisement(source_mac: [u8; 6], source: Ipv6Addr, prefix: Ipv6Addr) -> Vec<u8> {
     let an_hour = smoltcp::time::Duration::from_secs(3600);
-    let advertisement = Icmpv6Repr::Ndisc(NdiscRepr::RouterAdvert {
+    let advertisement = NdiscRepr::RouterAdvert {
         hop_limit: HOPS,
         flags: NdiscRouterFlags::empty(),
         router_lifetime: an_hour,
@@ -113,18 +153,34 @@ pub fn router_advertisement(source_mac: [u8; 6], source: Ipv6Addr, prefix: Ipv6A
             preferred_lifetime: an_hour,
             prefix,
         }),
-    });
+    };
     let target = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-    let length = advertisement.buffer_len();
-    let (mut frame, _) = ip_frame(
+    ndisc(
         source_mac,
         [0x33, 0x33, 0, 0, 0, 1],
+        (source, target),
+        advertisement,
+    )
+}
+
+/// A message of neighbour discovery in an Ethernet frame.
+fn ndisc(
+    source_mac: [u8; 6],
+    target_mac: [u8; 6],
+    (source, target): (Ipv6Addr, Ipv6Addr),
+    message: NdiscRepr<'_>,
+) -> Vec<u8> {
+    let message = Icmpv6Repr::Ndisc(message);
+    let length = message.buffer_len();
+    let (mut frame, _) = ip_frame(
+        source_mac,
+        target_mac,
         (source.into(), target.into()),
         (IpProtocol::Icmpv6, NDP_HOPS),
         length,
     );
     let start = frame.len() - length;
-    advertisement.emit(
+    message.emit(
         &source,
         &target,
         &mut Icmpv6Packet::new_unchecked(&mut frame[start..]),

@@ -257,6 +257,12 @@ fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
         fill(&mut batch);
         batch.commit(&mut Socket::netfilter()?)
     };
+    let with_rule = |rule: nft::Rule| {
+        trial(&|batch| {
+            batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward));
+            batch.add_rule("c", &rule);
+        })
+    };
     vec![
         (
             "nf_tables",
@@ -271,26 +277,20 @@ fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
         ),
         (
             "connection tracking",
-            trial(&|batch| {
-                batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward));
-                batch.add_rule(
-                    "c",
-                    &nft::Rule::new().state(nft::CtState::ESTABLISHED).accept(),
-                );
-            }),
+            with_rule(nft::Rule::new().state(nft::CtState::ESTABLISHED).accept()),
         ),
         (
             "connection limit",
-            trial(&|batch| {
-                batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward));
-                batch.add_rule(
-                    "c",
-                    &nft::Rule::new()
-                        .state(nft::CtState::NEW)
-                        .connections_over(9)
-                        .drop(),
-                );
-            }),
+            with_rule(
+                nft::Rule::new()
+                    .state(nft::CtState::NEW)
+                    .connections_over(9)
+                    .drop(),
+            ),
+        ),
+        (
+            "packet limit",
+            with_rule(nft::Rule::new().at_most(9, 9).drop()),
         ),
         (
             "sets of ranges with several fields",

@@ -107,6 +107,12 @@ const FEATURES: &[(&str, &str, &str, &str)] = &[
         "modprobe nft_connlimit (CONFIG_NFT_CONNLIMIT)",
     ),
     (
+        "packet limit",
+        ESSENTIAL,
+        "",
+        "modprobe nft_limit (CONFIG_NFT_LIMIT)",
+    ),
+    (
         "sets of ranges with several fields",
         ESSENTIAL,
         "",
