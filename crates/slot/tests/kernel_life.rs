@@ -512,7 +512,13 @@ fn a_process_with_a_multi_queue_tap_is_named() {
         )
         .unwrap();
         assert_eq!(ready, "open\n");
+        let known = || {
+            let addresses = in_slot(&slots[0], "ip -o address show dev vmtap0");
+            addresses + &in_slot(&slots[0], "ip neigh show dev vmtap0 nud permanent")
+        };
+        let before = known();
         assert_eq!(network.withdraw_taps(&slots[0]).unwrap(), Withdrawal::Held);
+        assert_eq!(known(), before, "the guest goes on");
         let holders = network.tap_holders(&slots[0]);
         let pids: Vec<_> = holders.iter().map(|holder| holder.pid).collect();
         assert_eq!(pids, [vmm.id()], "{holders:?}");

@@ -2,8 +2,9 @@
 //!
 //! A single-queue TAP is opened here, which keeps everybody else out while it is renamed; if that is
 //! refused as busy, a VMM has it. A multi-queue TAP can be opened by many, so it is renamed first and
-//! then asked for its open queues. A renamed TAP is deleted with its namespace: deleting it at once
-//! would cost the kernel 17 to 21 ms.
+//! then asked for its open queues; but not if it has some already, because a TAP that goes down for a
+//! moment loses its IPv6 addresses and its neighbours. A renamed TAP is deleted with its namespace:
+//! deleting it at once would cost the kernel 17 to 21 ms.
 
 use std::{
     fs,
@@ -95,10 +96,14 @@ pub(super) fn withdraw(
     hidden: impl Fn(usize) -> String,
 ) -> Result<Withdrawal, NetworkError> {
     if slot.tap_multi_queue {
+        let is_open = |tap: &Interface| tap.tun.is_some_and(|tun| tun.queues > 0);
+        if taps.iter().any(|(_, tap)| is_open(tap)) {
+            return Ok(Withdrawal::Held);
+        }
         rename(route, taps, &hidden, true)?;
         for (nic, _) in taps {
             let now = interface::find(route, &hidden(*nic))?;
-            if now.is_some_and(|now| now.tun.is_some_and(|tun| tun.queues > 0)) {
+            if now.as_ref().is_some_and(is_open) {
                 rename(route, taps, &hidden, false)?;
                 return Ok(Withdrawal::Held);
             }
