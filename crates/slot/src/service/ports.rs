@@ -202,11 +202,17 @@ impl State {
     ) -> Result<Publication, ServiceError> {
         self.demand_publish(caller, key)?;
         let lease = self.lease(caller, key)?;
-        if lease.is_releasing() {
+        let state = match (lease.is_releasing(), lease.is_opening) {
+            (true, _) => Some("released"),
+            // It may still come to nothing, and its address be another's.
+            (false, true) => Some("made"),
+            (false, false) => None,
+        };
+        if let Some(state) = state {
             return Err(ServiceError::Conflict {
                 operation: "publish",
                 object: published::describe(port),
-                reason: format!("lease '{}' is being released", key.name),
+                reason: format!("lease '{}' is being {state}", key.name),
             });
         }
         let published = PublishedPort {

@@ -181,3 +181,21 @@ fn ports_that_could_not_be_withdrawn_with_their_lease_are_withdrawn_later() {
     slots.wait_until("the kernel is told", |state| state.ports_dirty.is_none());
     assert!(in_kernel(&host).is_empty());
 }
+
+#[test]
+fn a_port_is_not_published_to_a_lease_that_is_still_being_made() {
+    let (host, slots) = Host::with_pool(1);
+    host.service.lock().refuses = true;
+    let gate = slots.shared.channels_gate.write().unwrap();
+    std::thread::scope(|scope| {
+        let acquired = scope.spawn(|| slots.take(r#"web:a "vsock": {}"#));
+        slots.wait_until("its channel is being opened", |state| {
+            state.leases.values().any(|lease| lease.is_opening)
+        });
+        let published = publish(&slots, "a", &tcp(80, None));
+        drop(gate);
+        acquired.join().unwrap().unwrap_err();
+        assert_eq!(code(published), ErrorCode::Conflict);
+    });
+    assert!(slots.leases(ROOT).is_empty() && in_kernel(&host).is_empty());
+}
