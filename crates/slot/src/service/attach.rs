@@ -18,6 +18,7 @@ use super::{Caller, Shared, Slots, State, acquire::Outcome};
 use crate::{
     attach::{self, AttachRecord, ParentRecord},
     error::{NetworkError, ServiceError},
+    lease::LeaseRecord,
     network::WantedChild,
     plan::{Plan, SlotNumber},
 };
@@ -197,9 +198,8 @@ impl Shared {
             })
             .and_then(|()| state.store_attached(&mut record));
         if let Err(error) = stored {
-            state.take_back(self, &record);
-            self.changed.notify_all();
-            return (state, Err(error));
+            drop(state);
+            return (self.undo(&plan, &record), Err(error));
         }
         let has_channel = record.channel.is_some();
         if let Some(lease) = state.leases.get_mut(&record.key) {
@@ -210,13 +210,23 @@ impl Shared {
         self.changed.notify_all();
         (state, Ok((plan, record, true)))
     }
+
+    /// Takes a lease back that nobody has been told of, and before that what its namespace has of it: a tear-down
+    /// looks at the host alone.
+    pub(super) fn undo(&self, plan: &Plan, record: &LeaseRecord) -> MutexGuard<'_, State> {
+        let is_made = record.attach.as_ref().is_some_and(|attach| attach.is_done);
+        if is_made && let Err(error) = self.network.withdraw_taps(&record.slot_of(plan)) {
+            tracing::error!(lease = %record.key, %error, "the interface of a lease that was not given stays");
+        }
+        let mut state = self.lock();
+        state.take_back(self, record);
+        self.changed.notify_all();
+        state
+    }
 }
 
 impl State {
-    fn store_attached(
-        &mut self,
-        record: &mut crate::lease::LeaseRecord,
-    ) -> Result<(), ServiceError> {
+    fn store_attached(&mut self, record: &mut LeaseRecord) -> Result<(), ServiceError> {
         let Some(attach) = &mut record.attach else {
             return Ok(());
         };

@@ -248,26 +248,25 @@ impl Shared {
             }
             None => Err(ChannelError::Disabled),
         };
-        let mut state = self.lock();
-        let outcome = match opened {
+        match opened {
             Ok(()) => {
+                let mut state = self.lock();
                 if let Some(lease) = state.leases.get_mut(&record.key) {
                     lease.is_busy = false;
                     lease.is_opening = false;
                 }
-                Ok((plan, record, true))
+                self.changed.notify_all();
+                (state, Ok((plan, record, true)))
             }
             Err(source) => {
-                state.take_back(self, &record);
-                Err(ServiceError::Channel {
+                let error = ServiceError::Channel {
                     operation: "open the vsock channel of",
                     object: format!("lease '{}'", record.key.name),
                     source,
-                })
+                };
+                (self.undo(&plan, &record), Err(error))
             }
-        };
-        self.changed.notify_all();
-        (state, outcome)
+        }
     }
 
     pub(super) fn await_opened<'a>(

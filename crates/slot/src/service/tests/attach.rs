@@ -34,6 +34,18 @@ fn attached(slots: &Slots) -> Attached {
 }
 
 #[test]
+fn an_interface_goes_at_once_if_its_lease_comes_to_nothing_after_all() {
+    let (host, slots) = with_boxes(1);
+    host.service.lock().refuses = true;
+    // It looks at the host alone, and wouldn't find a child in its namespace.
+    host.kernel.fail("tear down", true);
+    let refused = slots.take(&format!(r#"{BLUE}, "vsock": {{}}"#));
+    refused.unwrap_err();
+    assert!(host.kernel.lock().attached.is_empty());
+    assert!(slots.leases(ROOT).is_empty());
+}
+
+#[test]
 fn a_lease_says_where_its_interface_is_also_after_a_restart() {
     let (host, slots) = with_boxes(2);
     let first = attached(&slots);
