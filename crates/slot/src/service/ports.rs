@@ -89,7 +89,7 @@ impl Slots {
             .unwrap_or_else(PoisonError::into_inner);
         let key = caller.lease_key(owner_uid, name);
         let mut state = shared.lock();
-        state.demand_publish(caller, &key)?;
+        state.lease(caller, &key)?;
         let place = state.ports.iter().position(|other| {
             let port = &other.published.port;
             lease_of(&other.published) == key

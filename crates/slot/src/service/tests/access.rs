@@ -104,3 +104,30 @@ fn who_manages_a_pool_sees_and_releases_all_its_leases_but_publishes_nothing() {
     assert!(slots.published_ports(BOB).is_empty());
     slots.release(manager, alices, &name("a")).unwrap();
 }
+
+#[test]
+fn whoever_may_see_a_lease_may_withdraw_its_ports() {
+    let (_host, slots) = open_pool();
+    slots.acquire(ALICE, &request_of("web:a")).unwrap();
+    let alices = Some(ALICE.uid);
+    let port = PublishPort {
+        protocol: Protocol::Tcp,
+        host_address: None,
+        host_port: 80,
+        clone_port: 80,
+        nic: 0,
+    };
+    let manager = Caller { uid: 2000, ..BOB };
+    let withdraw = |caller| {
+        let name = &name("a");
+        slots.withdraw(caller, alices, name, Protocol::Tcp, 80, None)
+    };
+    slots.publish(ALICE, None, &name("a"), &port).unwrap();
+    assert_eq!(
+        code(slots.publish(manager, alices, &name("a"), &port)),
+        ErrorCode::Forbidden
+    );
+    assert_eq!(code(withdraw(BOB)), ErrorCode::NotFound);
+    withdraw(manager).unwrap();
+    assert_eq!(code(withdraw(ALICE)), ErrorCode::NotFound);
+}
