@@ -14,7 +14,7 @@ use sandwire_api::{
 
 use super::{
     Caller, LeaseEntry, PoolEntry, Shared, Slots, State, channels,
-    policies::{Held, check_own},
+    policies::{Held, check_own, unsupported_in_nft},
 };
 use crate::{
     attach::{self, AttachRecord},
@@ -207,6 +207,13 @@ impl State {
     /// Journals the lease of a number that has just been taken; on failure the slot is ready again.
     fn grant(&mut self, shared: &Shared, asked: &Asked<'_>, number: SlotNumber) -> Outcome {
         let request = asked.request;
+        let entry = self.pool_mut(&request.pool)?;
+        // It has moved there since the policy was looked at.
+        if asked.policy.is_some() && entry.plan.spec.data_path == DataPath::Nft {
+            let error = unsupported_in_nft(&entry.plan);
+            entry.put_back(shared, number);
+            return Err(error);
+        }
         let journaled = self.new_record(shared, asked, number).and_then(|record| {
             self.journal.insert_lease(&record)?;
             Ok(record)
@@ -215,10 +222,7 @@ impl State {
         let record = match journaled {
             Ok(record) => record,
             Err(error) => {
-                if entry.pool.put_back(number) {
-                    entry.tear_down.push_back(number);
-                    shared.tear_down_work.notify_one();
-                }
+                entry.put_back(shared, number);
                 self.journal_failed();
                 return Err(error);
             }
@@ -494,6 +498,14 @@ impl State {
 }
 
 impl PoolEntry {
+    /// Undoes a hand-out that nobody knows of.
+    fn put_back(&mut self, shared: &Shared, number: SlotNumber) {
+        if self.pool.put_back(number) {
+            self.tear_down.push_back(number);
+            shared.tear_down_work.notify_one();
+        }
+    }
+
     /// Why a pool has no slot to give.
     fn none_ready(&self) -> ServiceError {
         if self.pool.is_exhausted() {

@@ -81,6 +81,8 @@ impl Shared {
         let mut spec = plan.spec.clone();
         spec.size = size;
         let mut state = self.lock();
+        // Leases may have come meanwhile.
+        let held = held.and_then(|held| check_move(&state, name, data_path).map(|()| held));
         let journaled = held.and_then(|held| match state.journal.begin_move(&spec, from) {
             Ok(()) => Ok(held),
             Err(error) => {

@@ -332,6 +332,10 @@ impl Shared {
         let record = lease.record.clone();
         let slot = state.slot_plan(&record)?;
         let entry = state.pool(&record.pool)?;
+        // It has moved there since the policy was looked at.
+        if held.is_some() && entry.plan.spec.data_path == DataPath::Nft {
+            return Err(unsupported_in_nft(&entry.plan));
+        }
         let Some(tenancy) = held
             .as_ref()
             .or(entry.policy.as_ref())
@@ -485,7 +489,7 @@ fn uplinks_fit(own: UplinkPolicy, pools: UplinkPolicy) -> bool {
     own == pools || own == UplinkPolicy::Deny
 }
 
-fn unsupported_in_nft(plan: &Plan) -> ServiceError {
+pub(super) fn unsupported_in_nft(plan: &Plan) -> ServiceError {
     ServiceError::Plan {
         pool: plan.spec.name.clone(),
         source: crate::error::PlanError::Unsupported {

@@ -240,3 +240,32 @@ fn a_policy_that_comes_when_a_start_ends_is_not_taken_for_a_leftover() {
         );
     }
 }
+
+#[test]
+fn a_policy_that_comes_when_its_pool_has_moved_to_nft_is_refused() {
+    let (host, slots) = Host::with_ebpf_pool(2);
+    slots.take("web:old").unwrap();
+    // Both have looked at the pool and have the data path told of their policies.
+    let gate = slots.shared.policies_gate.lock().unwrap();
+    let late = std::thread::scope(|scope| {
+        let acquired = scope.spawn(|| {
+            let mut request = request_of("web:new");
+            request.policy = Some(denying("10.0.0.0/8"));
+            slots.acquire(ROOT, &request).map(|_| ())
+        });
+        let changed = scope.spawn(|| set(&slots, "old", Some(denying("10.0.0.0/8"))));
+        std::thread::sleep(Duration::from_millis(200));
+        slots.move_pool(&name("web"), DataPath::Nft).unwrap();
+        drop(gate);
+        [acquired, changed].map(|late| late.join().unwrap())
+    });
+    for refused in late {
+        assert_eq!(code(refused), ErrorCode::Unsupported);
+    }
+    let state = slots.shared.lock();
+    let has_own = |lease: &LeaseEntry| lease.record.policy.is_some();
+    assert!(!state.leases.values().any(has_own));
+    drop(state);
+    host.advance_until(&slots, "no policy is left", |_| host.policy_count() == 0);
+    host.kernel.assert_unviolated();
+}
