@@ -176,6 +176,38 @@ fn what_can_not_be_added_leaves_nothing() {
     });
 }
 
+/// With a bandwidth of 1 Mbit/s in a pod's annotations.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn bursts_that_runtimes_ask_for_at_any_rate_are_taken() {
+    lab::run(|lab| {
+        let world = World::start(lab);
+        let [containerd, crio] = [u64::from(u32::MAX), u64::from(u32::MAX) * 8 - 1];
+        for (container, bandwidth) in [
+            (
+                "c1",
+                json!({ "ingressRate": 1_000_000, "ingressBurst": crio, "egressRate": 8000, "egressBurst": crio }),
+            ),
+            (
+                "c2",
+                json!({ "IngressRate": 1_000_000, "IngressBurst": containerd, "EgressRate": 0, "EgressBurst": 0 }),
+            ),
+        ] {
+            let _namespace = lab.namespace(container);
+            let mut config = json!({ "runtimeConfig": { "bandwidth": bandwidth } });
+            config["prevResult"] = world.run("ADD", container, &config).unwrap();
+            assert_eq!(world.run("CHECK", container, &config), Ok(Value::Null));
+        }
+        for lease in world.daemon.json("list").unwrap().as_array().unwrap() {
+            let name = lease["name"].as_str().unwrap();
+            let shown = world.daemon.json(&format!("show {name}")).unwrap();
+            let ingress = &shown["policy"]["limits"]["ingress"];
+            assert_eq!(ingress["bits_per_second"], 1_000_000);
+            assert_eq!(ingress["burst_bytes"], 450_000_000, "an hour's worth");
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_container_that_is_gone_with_its_namespace_is_deleted_all_the_same() {

@@ -1,6 +1,7 @@
 //! An object of the configuration whose keys are taken one by one; what is left at the end is unknown.
 //!
-//! A `null` counts as absent: that is how Go writes an empty list or pointer.
+//! A `null` counts as absent: that is how Go writes an empty list or pointer. What a runtime makes up itself is
+//! [without case](Section::without_case): Go reads it so, and containerd writes its own names of fields, as `HostPort`.
 
 use ipnet::IpNet;
 use serde_json::{Map, Value};
@@ -13,6 +14,7 @@ pub(crate) struct Section {
     /// Place in the configuration, with a point at its end unless it is the whole.
     path: String,
     keys: Map<String, Value>,
+    is_without_case: bool,
 }
 
 impl Section {
@@ -21,7 +23,14 @@ impl Section {
         Self {
             path: String::new(),
             keys: keys.clone(),
+            is_without_case: false,
         }
+    }
+
+    /// Takes keys in whatever case they are written, and so of all that is below.
+    pub(crate) fn without_case(mut self) -> Self {
+        self.is_without_case = true;
+        self
     }
 
     /// The place of a key, for messages.
@@ -30,7 +39,13 @@ impl Section {
     }
 
     pub(crate) fn value(&mut self, key: &str) -> Option<Value> {
-        self.keys.remove(key).filter(|value| !value.is_null())
+        let found = self.keys.remove(key).or_else(|| {
+            let mut written = self.keys.keys();
+            let same = written.find(|written| written.eq_ignore_ascii_case(key))?;
+            let same = self.is_without_case.then(|| same.clone())?;
+            self.keys.remove(&same)
+        });
+        found.filter(|value| !value.is_null())
     }
 
     pub(crate) fn text(&mut self, key: &str) -> Result<Option<String>, Error> {
@@ -128,6 +143,7 @@ impl Section {
             Value::Object(keys) => Ok(Self {
                 path: format!("{}.", self.place(key)),
                 keys,
+                is_without_case: self.is_without_case,
             }),
             other => Err(self.wrong(key, &other, "an object")),
         }
@@ -138,6 +154,14 @@ impl Section {
         for key in keys {
             self.keys.remove(*key);
         }
+    }
+
+    /// Takes what is an empty text, as Go writes one that isn't set.
+    pub(crate) fn ignore_empty(&mut self, keys: &[&str]) {
+        self.keys.retain(|written, value| {
+            let is_one = keys.iter().any(|key| written.eq_ignore_ascii_case(key));
+            !is_one || value != ""
+        });
     }
 
     /// Takes the keys that begin so.

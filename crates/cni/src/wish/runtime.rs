@@ -1,4 +1,5 @@
-//! `runtimeConfig`: what the runtime passes for this one container, capability by capability.
+//! `runtimeConfig`: what the runtime passes for this one container, capability by capability. Keys are taken in whatever
+//! case they are written.
 
 use std::net::IpAddr;
 
@@ -38,7 +39,7 @@ pub(crate) struct AddressRange {
 impl Runtime {
     /// Reads `runtimeConfig`; its `dns` goes before the network's.
     pub(super) fn parse(whole: &mut Section, dns: &mut Dns) -> Result<Self, Error> {
-        let mut section = whole.section("runtimeConfig")?;
+        let mut section = whole.section("runtimeConfig")?.without_case();
         let mut runtime = Self::default();
         for entry in section.sections("portMappings")? {
             runtime.ports.push(port(entry)?);
@@ -104,7 +105,12 @@ fn port(mut entry: Section) -> Result<PublishPort, Error> {
     Ok(port)
 }
 
+/// The longest burst that the daemon takes: what the rate carries in so many seconds, and so many bytes.
+const BURST_SECONDS_MAX: u64 = 3600;
+const BURST_BYTES_MAX: u64 = 1 << 32;
+
 /// Rates in bits per second, bursts in bits; 0 is none. Ingress is what reaches the container, as we say it too.
+/// containerd and CRI-O ask for a burst of 512 MiB and 4 GiB at any rate, so longer ones than there can be are cut.
 fn limits(mut section: Section) -> Result<Option<LimitSpec>, Error> {
     let mut direction = |rate_key: &str, burst_key: &str| {
         let rate = section.number::<u64>(rate_key)?.filter(|rate| *rate != 0);
@@ -118,7 +124,10 @@ fn limits(mut section: Section) -> Result<Option<LimitSpec>, Error> {
         }
         Ok(RateLimit {
             bits_per_second: rate,
-            burst_bytes: burst.map(|bits| bits / 8),
+            burst_bytes: burst.zip(rate).map(|(burst, rate)| {
+                let longest = rate.saturating_mul(BURST_SECONDS_MAX).min(burst) / 8;
+                longest.min(BURST_BYTES_MAX)
+            }),
             ..RateLimit::default()
         })
     };
@@ -134,6 +143,7 @@ fn limits(mut section: Section) -> Result<Option<LimitSpec>, Error> {
 
 fn range(mut section: Section) -> Result<AddressRange, Error> {
     let subnet = section.parsed::<IpNet>("subnet")?;
+    section.ignore_empty(&["rangeStart", "rangeEnd", "gateway"]);
     let range = AddressRange {
         subnet: subnet.ok_or_else(|| section.invalid("subnet", "it is missing"))?,
         start: section.parsed("rangeStart")?,

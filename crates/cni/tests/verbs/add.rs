@@ -176,6 +176,41 @@ fn everything_that_can_be_asked_for_reaches_the_daemon() {
     );
 }
 
+/// containerd's library has no names for JSON in its types, so Go writes those of the fields; and the same burst whatever
+/// the rate.
+#[test]
+fn what_containerd_passes_is_understood() {
+    let daemon = Daemon::start();
+    let result = add(
+        &daemon,
+        &json!({
+            "runtimeConfig": {
+                "portMappings": [
+                    { "HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": "" },
+                ],
+                "bandwidth": {
+                    "IngressRate": 1_000_000, "IngressBurst": 4_294_967_295_u64, "EgressRate": 0, "EgressBurst": 0,
+                },
+                "ipRanges": [[{ "Subnet": "10.64.0.0/16", "RangeStart": "", "RangeEnd": "", "Gateway": "" }]],
+                "dns": { "Servers": ["10.96.0.10"], "Searches": ["svc.cluster.local"], "Options": null },
+            },
+        }),
+    );
+    let dns = json!({ "nameservers": ["10.96.0.10"], "search": ["svc.cluster.local"] });
+    assert_eq!(result["dns"], dns);
+    let requests = daemon.requests();
+    let limits = &requests[1].1["policy"]["limits"];
+    assert_eq!(limits["ingress"]["bits_per_second"], 1_000_000);
+    // What the rate carries in an hour.
+    assert_eq!(limits["ingress"]["burst_bytes"], 450_000_000);
+    assert_eq!(limits["egress"]["burst_bytes"], Value::Null);
+    let port = &requests[2].1;
+    assert_eq!(
+        (&port["host_port"], &port["clone_port"]),
+        (&json!(8080), &json!(80))
+    );
+}
+
 #[test]
 fn a_policy_of_the_network_is_the_leases_own_and_limits_are_added_to_it() {
     let daemon = Daemon::start();

@@ -194,6 +194,13 @@ fn wrong_keys_are_named_with_their_values() {
             "runtimeConfig.bandwidth.rate = 1",
         ),
         (
+            runtime(
+                json!({ "portMappings": [{ "hostPort": 1, "HostPort": 2, "containerPort": 3 }] }),
+            ),
+            2,
+            "runtimeConfig.portMappings[0].HostPort = 2",
+        ),
+        (
             runtime(json!({ "bandwidth": { "egressBurst": 9 } })),
             7,
             "runtimeConfig.bandwidth.egressRate: it is missing",
