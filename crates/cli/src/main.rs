@@ -9,6 +9,7 @@ mod failure;
 mod interruption;
 mod log;
 mod output;
+mod patient;
 mod progress;
 mod record_file;
 #[cfg(test)]

@@ -8,7 +8,10 @@ use std::{
 use serde::Serialize;
 use serde_json::json;
 
-use crate::failure::{Failure, Outcome};
+use crate::{
+    failure::{Failure, Outcome},
+    patient::Patient,
+};
 
 /// Where answers go, and in which form.
 #[derive(Clone, Copy, Debug)]
@@ -39,11 +42,7 @@ impl Output {
 
     /// Writes text to standard output. A reader that has gone away is not an error.
     pub(crate) fn write(self, text: &str) -> Outcome {
-        let mut stdout = std::io::stdout().lock();
-        match stdout
-            .write_all(text.as_bytes())
-            .and_then(|()| stdout.flush())
-        {
+        match Patient(std::io::stdout()).write_all(text.as_bytes()) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(Failure::failed(format!(
                 "cannot write to standard output: {error}"
             ))),
@@ -69,7 +68,8 @@ impl Output {
 
 /// A line of ours on standard error.
 pub(crate) fn note(message: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "sandwire: {message}");
+    let line = format!("sandwire: {message}\n");
+    let _ = Patient(std::io::stderr()).write_all(line.as_bytes());
 }
 
 /// Whether people read standard output, and want colours.

@@ -11,6 +11,8 @@ use std::{
     path::Path,
 };
 
+use crate::patient::Patient;
+
 /// How many of these bytes are whole records. They begin with one; if they are the first of the file, with
 /// whatever begins a file.
 pub(crate) type WholeRecords = fn(bytes: &[u8], at_beginning: bool) -> usize;
@@ -18,7 +20,7 @@ pub(crate) type WholeRecords = fn(bytes: &[u8], at_beginning: bool) -> usize;
 /// A file of records.
 #[derive(Debug)]
 pub(crate) struct RecordFile {
-    file: File,
+    file: Patient<File>,
     is_regular: bool,
     whole: WholeRecords,
     /// The beginning of a record that has not arrived whole.
@@ -41,7 +43,7 @@ impl RecordFile {
     fn new(file: File, whole: WholeRecords) -> io::Result<Self> {
         Ok(Self {
             is_regular: file.metadata()?.is_file(),
-            file,
+            file: Patient(file),
             whole,
             begun: Vec::new(),
             written: 0,
@@ -57,7 +59,6 @@ impl RecordFile {
             match self.file.write(&self.begun[arrived..end]) {
                 Ok(0) => return self.cut_back(arrived, ErrorKind::WriteZero.into()),
                 Ok(count) => arrived += count,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return self.cut_back(arrived, error),
             }
         }
@@ -78,9 +79,9 @@ impl RecordFile {
         self.begun.clear();
         if self.is_regular && whole < arrived {
             // Standard output may have been appended to, so the end is asked for.
-            let end = self.file.stream_position()?;
+            let end = self.file.0.stream_position()?;
             let length = end.saturating_sub((arrived - whole) as u64);
-            self.file.set_len(length).map_err(|error| {
+            self.file.0.set_len(length).map_err(|error| {
                 let text = format!("{reason}; and what was cut off can't be taken off: {error}");
                 io::Error::new(reason.kind(), text)
             })?;

@@ -11,6 +11,7 @@ use serde_json::json;
 use crate::{
     Context,
     failure::{Failure, Outcome},
+    patient::Patient,
 };
 
 #[derive(Debug, clap::Args)]
@@ -51,7 +52,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
 
 /// Carries out the operation that a container runtime asks for.
 pub(crate) fn run_plugin() -> ExitCode {
-    let (input, output) = (std::io::stdin().lock(), std::io::stdout().lock());
+    let (input, output) = (Patient(std::io::stdin()), Patient(std::io::stdout()));
     if sandwire_cni::run(&Environment::read(), input, output) {
         ExitCode::SUCCESS
     } else {

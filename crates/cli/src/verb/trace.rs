@@ -26,6 +26,7 @@ use crate::{
     connection::cannot,
     failure::{Failure, Outcome},
     output::note,
+    patient::Patient,
     record_file::RecordFile,
     render,
 };
@@ -219,9 +220,7 @@ impl Sink {
 }
 
 fn print(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
+    Patient(io::stdout()).write_all(text.as_bytes())
 }
 
 /// A packet in a line.

@@ -2,9 +2,12 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{Read, Write},
+    net::Shutdown,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -114,6 +117,45 @@ fn a_listener_is_left_alone_by_a_second_one() {
         let (done, output, errors) = finish(first);
         assert!(done, "{errors}");
         assert_eq!(output, "for the first");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn connect_waits_for_input_and_output_that_somebody_made_non_blocking() {
+    const ANSWER_BYTES: usize = 4 << 20;
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut guest) = world.lease("a");
+        guest.listen(Kind::Stream, 52);
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut command = world.daemon.command("vsock connect a 52");
+        command
+            .stdin(OwnedFd::from(theirs.try_clone().unwrap()))
+            .stdout(OwnedFd::from(theirs))
+            .stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        // It has our end of the pair too.
+        drop(command);
+        let socket = guest.accept(Kind::Stream, 52).unwrap();
+        let caller = thread::spawn(move || {
+            // Until the answer has filled all that is between.
+            thread::sleep(Duration::from_millis(500));
+            ours.write_all(b"question").unwrap();
+            ours.shutdown(Shutdown::Write).unwrap();
+            let mut answer = Vec::new();
+            ours.read_to_end(&mut answer).unwrap();
+            answer
+        });
+        guest.send(socket, &vec![7; ANSWER_BYTES]).unwrap();
+        assert_eq!(guest.receive_to_end(socket).unwrap(), b"question");
+        guest.close(socket).unwrap();
+        let (done, _, errors) = finish(child);
+        assert!(done, "{errors}");
+        let answer = caller.join().unwrap();
+        assert_eq!(answer.len(), ANSWER_BYTES);
+        assert!(answer.iter().all(|byte| *byte == 7));
     });
 }
 

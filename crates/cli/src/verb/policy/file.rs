@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, patient::Patient};
 
 /// Reads a policy from a file, TOML or JSON; `-` is standard input.
 pub(crate) fn read_policy<P: DeserializeOwned>(file: &Path, operation: &str) -> Result<P, Failure> {
@@ -12,7 +12,7 @@ pub(crate) fn read_policy<P: DeserializeOwned>(file: &Path, operation: &str) -> 
     let refuse =
         |reason: String| Failure::refused(format!("cannot {operation}: {shown}: {reason}"));
     let text = if file == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
+        std::io::read_to_string(Patient(std::io::stdin()))
     } else {
         std::fs::read_to_string(file)
     }

@@ -19,6 +19,7 @@ use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
+    patient::Patient,
     verb::policy::{
         PolicyFlags,
         flags::{self, words},
@@ -234,7 +235,7 @@ impl Settings {
 /// Reads a pool's settings from a file. Its `name` may be left out, but not contradict.
 fn read_file(file: &Path, name: &Name) -> Result<PoolSpec, Failure> {
     let text = if file == Path::new("-") {
-        std::io::read_to_string(std::io::stdin())
+        std::io::read_to_string(Patient(std::io::stdin()))
     } else {
         std::fs::read_to_string(file)
     };

@@ -4,8 +4,8 @@
 //! the other way round. It is over when both have ended, or the guest has closed.
 
 use std::{
-    io::{self, ErrorKind, Write},
-    os::fd::{AsFd, OwnedFd},
+    io::{self, ErrorKind, Read, Write},
+    os::fd::OwnedFd,
     process::ExitCode,
     thread,
 };
@@ -21,6 +21,7 @@ use super::{Which, guest};
 use crate::{
     Context,
     failure::{Failure, Outcome},
+    patient::Patient,
 };
 
 /// Bytes moved at a time; the longest message that is sent.
@@ -74,14 +75,10 @@ pub(super) fn join(stream: &OwnedFd) -> io::Result<()> {
 /// Standard input to the connection, and its end after it.
 fn send_input(stream: &OwnedFd) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
-    let stdin = io::stdin();
+    // Not through the standard library's buffer, which would join messages.
+    let mut input = Patient(io::stdin());
     loop {
-        // Not through the standard library's buffer, which would join messages.
-        let length = match rustix::io::read(stdin.as_fd(), &mut buffer) {
-            Ok(length) => length,
-            Err(Errno::INTR) => continue,
-            Err(_) => 0,
-        };
+        let length = input.read(&mut buffer).unwrap_or(0);
         if length == 0 {
             return Ok(shutdown(stream, Shutdown::Write)?);
         }
@@ -99,7 +96,8 @@ fn send_input(stream: &OwnedFd) -> io::Result<()> {
 /// The connection to standard output, to its end.
 fn receive_output(stream: &OwnedFd) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
-    let mut stdout = io::stdout().lock();
+    // Nor here, where a message would be parted at its last line.
+    let mut output = Patient(io::stdout());
     let has_messages = sockopt::socket_type(stream)? == SocketType::SEQPACKET;
     loop {
         if has_messages {
@@ -115,10 +113,7 @@ fn receive_output(stream: &OwnedFd) -> io::Result<()> {
             }
             Err(error) => return Err(error.into()),
         };
-        let written = stdout
-            .write_all(&buffer[..length])
-            .and_then(|()| stdout.flush());
-        match written {
+        match output.write_all(&buffer[..length]) {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(()),
             other => other?,
         }
