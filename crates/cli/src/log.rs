@@ -1,37 +1,57 @@
-//! Where the services log: standard error, which systemd keeps.
+//! Where the services log: standard error, which systemd keeps. Of a service nobody has more than its
+//! [share](shares).
+
+mod shares;
 
 use std::io::{self, IsTerminal, Write};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, ftruncate};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
+use self::shares::FairFormat;
+
 /// Bytes of a file that nobody else looks after; beyond that it begins anew.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Logs to standard error from now on, as much as `SANDWIRE_LOG` says.
 pub(crate) fn to_standard_error() {
-    log_to(io::stderr);
+    told(
+        tracing_subscriber::fmt()
+            .with_env_filter(filter())
+            .with_writer(io::stderr)
+            .with_ansi(io::stderr().is_terminal())
+            .try_init(),
+    );
 }
 
-/// The same for a service. One that is detached has a file of its own there, if any, which mustn't grow for ever: what
-/// tenants do is logged too.
+/// The same for a service, where what tenants do is logged too. One that is detached has a file of its own there, if any,
+/// which mustn't grow for ever.
 pub(crate) fn of_service(is_detached: bool) {
     if is_detached {
-        log_to(|| OwnFile(io::stderr()));
+        fairly_to(|| OwnFile(io::stderr()));
     } else {
-        to_standard_error();
+        fairly_to(io::stderr);
     }
 }
 
-fn log_to(writer: impl for<'writer> MakeWriter<'writer> + Send + Sync + 'static) {
-    let filter = EnvFilter::try_from_env("SANDWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let set = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(writer)
-        .with_ansi(io::stderr().is_terminal())
-        .try_init();
+fn fairly_to(writer: impl for<'writer> MakeWriter<'writer> + Send + Sync + 'static) {
+    told(
+        tracing_subscriber::fmt()
+            .with_ansi(io::stderr().is_terminal())
+            .event_format(FairFormat::default())
+            .with_env_filter(filter())
+            .with_writer(writer)
+            .try_init(),
+    );
+}
+
+fn filter() -> EnvFilter {
+    EnvFilter::try_from_env("SANDWIRE_LOG").unwrap_or_else(|_| EnvFilter::new("info"))
+}
+
+fn told(set: Result<(), impl std::fmt::Display>) {
     if let Err(error) = set {
-        tracing::debug!(error, "logging was set up before");
+        tracing::debug!(%error, "logging was set up before");
     }
 }
 

@@ -228,13 +228,14 @@ impl Vm {
             seqpacket: seqpacket_listener,
         };
         listeners.watch(slot, context)?;
+        let transport = Transport::of(&key, cid);
         Ok(Self {
             key,
             slot,
             cid,
             limits,
             counters,
-            transport: front_end::share(Transport::new(cid)),
+            transport: front_end::share(transport),
             front_end: None,
             listeners,
             flows: Slab::default(),

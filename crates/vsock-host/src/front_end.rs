@@ -27,6 +27,7 @@ use vhost::{
 };
 
 use crate::{
+    address::VmKey,
     memory::{MOST_REGIONS, Memory, MemoryError, Placing},
     queue::{Addresses, Ring},
 };
@@ -74,6 +75,8 @@ pub enum Change {
 #[derive(Debug)]
 pub struct Transport {
     cid: u32,
+    /// Whose it is, for the log.
+    vm: String,
     features: u64,
     /// The guest's memory.
     pub memory: Memory,
@@ -107,6 +110,7 @@ impl Transport {
     pub fn new(cid: u32) -> Self {
         Self {
             cid,
+            vm: String::new(),
             features: 0,
             memory: Memory::default(),
             rings: Default::default(),
@@ -114,6 +118,15 @@ impl Transport {
             taking: Vec::new(),
             left: 0,
             changes: Vec::new(),
+        }
+    }
+
+    /// The same, of a guest that the log is to name.
+    #[must_use]
+    pub fn of(vm: &VmKey, cid: u32) -> Self {
+        Self {
+            vm: vm.to_string(),
+            ..Self::new(cid)
         }
     }
 
@@ -169,6 +182,7 @@ impl Transport {
         let ring = &mut self.rings[index];
         if !ring.start(&self.memory, event_idx) {
             tracing::warn!(
+                vm = %self.vm,
                 ring = index,
                 "a guest's ring isn't in its memory, and isn't served"
             );
@@ -182,21 +196,21 @@ impl Transport {
         Ok(())
     }
 
+    fn refused(&self, error: &MemoryError) -> Error {
+        tracing::warn!(vm = %self.vm, %error, "a VMM's memory isn't taken");
+        Error::InvalidParam
+    }
+
     /// After the memory has changed: running rings are looked up anew.
     fn relocate(&mut self) {
         self.forget_ahead();
         let event_idx = self.features & RING_EVENT_IDX != 0;
         for (index, ring) in self.rings.iter_mut().enumerate() {
             if ring.is_running() && !ring.start(&self.memory, event_idx) {
-                tracing::warn!(ring = index, "a ring isn't in the guest's memory any more");
+                tracing::warn!(vm = %self.vm, ring = index, "a ring isn't in the guest's memory any more");
             }
         }
     }
-}
-
-fn refused(error: &MemoryError) -> Error {
-    tracing::warn!(%error, "a VMM's memory isn't taken");
-    Error::InvalidParam
 }
 
 fn placing(region: &VhostUserMemoryRegion) -> Placing {
@@ -243,9 +257,8 @@ impl VhostUserBackendReqHandlerMut for Transport {
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
         let regions = regions.iter().map(placing).zip(files).collect();
-        self.memory
-            .replace(regions)
-            .map_err(|error| refused(&error))?;
+        let replaced = self.memory.replace(regions);
+        replaced.map_err(|error| self.refused(&error))?;
         self.relocate();
         Ok(None)
     }
@@ -391,9 +404,8 @@ impl VhostUserBackendReqHandlerMut for Transport {
         fd: File,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
-        self.memory
-            .add(placing(region), &fd)
-            .map_err(|error| refused(&error))?;
+        let added = self.memory.add(placing(region), &fd);
+        added.map_err(|error| self.refused(&error))?;
         self.relocate();
         Ok(None)
     }
@@ -402,9 +414,8 @@ impl VhostUserBackendReqHandlerMut for Transport {
         let (guest, size) = (region.guest_phys_addr, region.memory_size);
         // Chains taken ahead may point into it.
         self.forget_ahead();
-        self.memory
-            .remove(guest, size)
-            .map_err(|error| refused(&error))?;
+        let removed = self.memory.remove(guest, size);
+        removed.map_err(|error| self.refused(&error))?;
         self.relocate();
         Ok(())
     }

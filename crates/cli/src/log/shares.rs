@@ -1,0 +1,241 @@
+//! Who may have how many lines of a service's log.
+//!
+//! A line about a guest (`vm`), a caller (`uid`) or what is impaired (`target`) is that one's doing: it has [`ITS_OWN`] share, and its
+//! tenant has [`TENANT`] for all. What is more is left out, so that nobody pushes out of the log what others have done,
+//! or what befell the service itself: lines about nobody, and errors, are always written. How many were left out is told
+//! before the next line, whoever's, once whom they were about has room again.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    fmt::{
+        FmtContext, FormatEvent, FormatFields,
+        format::{Format, Writer},
+        time::{FormatTime, SystemTime},
+    },
+    registry::LookupSpan,
+};
+
+/// So many lines at once, and then one each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Share {
+    at_once: u32,
+    each: Duration,
+}
+
+/// Some starts of a guest, each of which has three lines or four. By these alone, 4 MiB last a day.
+const ITS_OWN: Share = Share {
+    at_once: 20,
+    each: Duration::from_secs(4),
+};
+/// Many guests that start at once; 4 MiB last most of an hour.
+const TENANT: Share = Share {
+    at_once: 1000,
+    each: Duration::from_millis(100),
+};
+/// Accounts beyond which those that nothing depends on are looked for and closed.
+const ACCOUNTS_MAX: usize = 1024;
+/// Fields that say whom a line is about.
+const FIELDS: [&str; 3] = ["vm", "uid", "target"];
+/// What stands between a guest and its tenant.
+const OF_TENANT: &str = " of user ";
+
+/// Lines as usual, of everybody no more than its share.
+#[derive(Debug, Default)]
+pub(super) struct FairFormat {
+    lines: Format,
+    accounts: Mutex<Accounts>,
+}
+
+impl<S, N> FormatEvent<S, N> for FairFormat
+where
+    S: Subscriber + for<'lookup> LookupSpan<'lookup>,
+    N: for<'writer> FormatFields<'writer> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let about = About::of(event);
+        let told = {
+            let accounts = self.accounts.lock();
+            let mut accounts = accounts.unwrap_or_else(PoisonError::into_inner);
+            accounts.admit(about.as_ref(), Instant::now())
+        };
+        let Some(told) = told else {
+            return Ok(());
+        };
+        for (name, lines) in told {
+            SystemTime.format_time(&mut writer)?;
+            let place = module_path!();
+            writeln!(
+                writer,
+                "  WARN {place}: too many lines, which were left out left_out={lines} {name}"
+            )?;
+        }
+        self.lines.format_event(context, writer, event)
+    }
+}
+
+/// Whom a line is about.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct About {
+    name: String,
+    tenant: Option<String>,
+}
+
+impl About {
+    fn of(event: &Event<'_>) -> Option<Self> {
+        // What says more than usual is somebody's wish, and an error the operator's business.
+        if ![Level::WARN, Level::INFO].contains(event.metadata().level()) {
+            return None;
+        }
+        let mut about = Self::default();
+        event.record(&mut about);
+        (!about.name.is_empty()).then_some(about)
+    }
+
+    /// Whose shares it takes.
+    fn parties(&self) -> impl Iterator<Item = (&str, Share)> {
+        let tenant = self.tenant.as_deref().map(|tenant| (tenant, TENANT));
+        std::iter::once((self.name.as_str(), ITS_OWN)).chain(tenant)
+    }
+}
+
+impl Visit for About {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if FIELDS.contains(&field.name()) {
+            self.name = format!("{}={value:?}", field.name());
+            let tenant = self.name.rsplit_once(OF_TENANT);
+            self.tenant = tenant.map(|(_, tenant)| format!("user={tenant}"));
+        }
+    }
+}
+
+/// What everybody has had lately.
+#[derive(Debug, Default)]
+struct Accounts(HashMap<String, Account>);
+
+#[derive(Debug)]
+struct Account {
+    share: Share,
+    /// When it will have its whole share again.
+    whole: Instant,
+    left_out: u64,
+}
+
+impl Account {
+    /// When it would have its whole share again after one line more now, if it may have that.
+    fn after_one(&self, now: Instant) -> Option<Instant> {
+        let after = self.whole.max(now) + self.share.each;
+        (after.saturating_duration_since(now) <= self.share.each * self.share.at_once)
+            .then_some(after)
+    }
+}
+
+impl Accounts {
+    /// Whether a line is written; and before it, of whom so many were left out.
+    fn admit(&mut self, about: Option<&About>, now: Instant) -> Option<Vec<(String, u64)>> {
+        if self.0.len() > ACCOUNTS_MAX {
+            self.0
+                .retain(|_, account| account.whole > now || account.left_out > 0);
+        }
+        let parties = || about.into_iter().flat_map(About::parties);
+        for (name, _) in parties() {
+            if let Some(account) = self.0.get_mut(name)
+                && account.after_one(now).is_none()
+            {
+                account.left_out += 1;
+                return None;
+            }
+        }
+        let told = self.tell(now);
+        for (name, share) in parties() {
+            let new = Account {
+                share,
+                whole: now,
+                left_out: 0,
+            };
+            let account = self.0.entry(name.to_owned()).or_insert(new);
+            account.whole = account.after_one(now).unwrap_or(account.whole);
+        }
+        Some(told)
+    }
+
+    /// How many were left out of those who have room again.
+    fn tell(&mut self, now: Instant) -> Vec<(String, u64)> {
+        self.0
+            .iter_mut()
+            .filter(|(_, account)| account.left_out > 0 && account.after_one(now).is_some())
+            .map(|(name, account)| (name.clone(), std::mem::take(&mut account.left_out)))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(name: &str, tenant: u32) -> About {
+        About {
+            name: format!("vm={name} of user {tenant}"),
+            tenant: Some(format!("user={tenant}")),
+        }
+    }
+
+    #[test]
+    fn who_has_had_its_share_leaves_others_theirs_and_is_told_of_later() {
+        let mut accounts = Accounts::default();
+        let start = Instant::now();
+        let (loud, quiet) = (guest("a", 1), guest("b", 1));
+        let written = (0..500).filter(|_| accounts.admit(Some(&loud), start).is_some());
+        assert_eq!(written.count(), 20);
+        assert_eq!(accounts.admit(Some(&quiet), start), Some(Vec::new()));
+        assert_eq!(accounts.admit(None, start), Some(Vec::new()));
+        let later = start + ITS_OWN.each;
+        let told = vec![(loud.name.clone(), 480)];
+        assert_eq!(accounts.admit(Some(&loud), later), Some(told));
+        assert_eq!(accounts.admit(Some(&loud), later), None);
+        // Whoever's line is next.
+        let told = vec![(loud.name, 1)];
+        assert_eq!(accounts.admit(None, later + ITS_OWN.each), Some(told));
+    }
+
+    #[test]
+    fn many_guests_of_one_tenant_leave_other_tenants_their_lines() {
+        let mut accounts = Accounts::default();
+        let start = Instant::now();
+        let written = (0..5000).filter(|number| {
+            let one = guest(&format!("a{number}"), 1);
+            accounts.admit(Some(&one), start).is_some()
+        });
+        assert_eq!(written.count(), 1000);
+        assert!(accounts.admit(Some(&guest("a", 2)), start).is_some());
+        let later = start + TENANT.each;
+        let told = vec![("user=1".to_owned(), 4000)];
+        assert_eq!(accounts.admit(None, later), Some(told));
+    }
+
+    #[test]
+    fn accounts_that_nothing_depends_on_are_closed() {
+        let mut accounts = Accounts::default();
+        let mut now = Instant::now();
+        for number in 0..5000 {
+            let one = guest(&format!("a{number}"), number);
+            assert!(accounts.admit(Some(&one), now).is_some());
+            now += Duration::from_millis(100);
+        }
+        assert!(accounts.0.len() <= ACCOUNTS_MAX + 2, "{}", accounts.0.len());
+    }
+}
