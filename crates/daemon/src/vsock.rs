@@ -7,6 +7,7 @@
 
 mod folder;
 mod service;
+mod strays;
 mod watch;
 
 use std::{
@@ -18,7 +19,10 @@ use std::{
     sync::Arc,
 };
 
-use sandwire_api::vsock::{VsockConnection, VsockPolicy, VsockTraffic};
+use sandwire_api::{
+    name::Name,
+    vsock::{VsockConnection, VsockPolicy, VsockTraffic},
+};
 use sandwire_slot::{
     channel::{Capture, ChannelError, ChannelPlan, Channels},
     lease::LeaseKey,
@@ -27,6 +31,9 @@ use sandwire_vsock_host::{address::VmKey, control::VmSpec, limits::Limits};
 
 use self::{folder::Folders, service::Service, watch::Watch};
 use crate::config::VsockConfig;
+
+/// Name of the folder that has a folder for each group's service.
+const GROUPS: &str = "groups";
 
 /// All services.
 pub(crate) struct VsockServices {
@@ -48,9 +55,11 @@ impl VsockServices {
             .recursive(true)
             .mode(0o755)
             .create(&config.folder)?;
+        let names: Vec<&Name> = config.groups.iter().map(|group| &group.name).collect();
+        strays::end_all_but(&names, &config.folder.join(GROUPS));
         let everybody = Service::new(None, &[], &config.folder, &config.service);
         let groups = config.groups.iter().map(|group| {
-            let folder = config.folder.join("groups").join(group.name.as_str());
+            let folder = config.folder.join(GROUPS).join(group.name.as_str());
             Service::new(
                 Some(group.name.clone()),
                 &group.uids,

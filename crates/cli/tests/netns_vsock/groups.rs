@@ -1,18 +1,22 @@
 //! Groups of tenants, each with a service of its own.
 
-use std::{io::Write, time::Duration};
+use std::{io::Write, os::unix::net::UnixStream, path::PathBuf, time::Duration};
 
 use rustix::process::{Signal, kill_process};
 use sandwire_testlab::lab;
 use sandwire_vsock_guest::{Guest, Kind, Socket, socket::State};
 
-use super::{CONFIG, World, finish, wait_until};
+use super::{CONFIG, World, echo, finish, interrupt, open_until, wait_until};
 
-/// Two groups of tenants, of whom the first has two. They may acquire leases, and nothing else.
-const GROUPS: &str = r#"
+/// They may acquire leases, and nothing else.
+const TENANTS: &str = r#"
 [[pool.access]]
 verbs = ["acquire"]
 uids = [2001, 2002, 2003]
+"#;
+
+/// Two groups of tenants, of whom the first has two.
+const GROUPS: &str = r#"
 [[vsock.group]]
 name = "first"
 uids = [2001, 2003]
@@ -38,7 +42,7 @@ pub(super) fn call(caller: &mut Guest, port: u32, called: &mut Guest) -> (Socket
 #[ignore = "needs root: cargo xtask test netns"]
 fn groups_of_tenants_have_services_of_their_own() {
     lab::run_within(Duration::from_secs(120), |lab| {
-        let config = format!("socket_mode = \"0666\"\n{CONFIG}{GROUPS}");
+        let config = format!("socket_mode = \"0666\"\n{CONFIG}{TENANTS}{GROUPS}");
         let world = World::start_with(lab, &config, &["first", "second"]);
         let (_, mut everybodys) = world.lease("a");
         let mut caller = world.lease_of(2001, "a");
@@ -91,4 +95,44 @@ fn groups_of_tenants_have_services_of_their_own() {
         let (done, output, errors) = finish(client);
         assert!(done && output == "yes", "{errors}");
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_group_that_is_configured_no_more_leaves_its_channels_to_everybodys_service() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let config = format!("socket_mode = \"0666\"\n{CONFIG}{TENANTS}");
+        let grouped = format!("{config}{GROUPS}");
+        let mut world = World::start_with(lab, &grouped, &["first", "second"]);
+        let mut guest = world.lease_of(2001, "a");
+        world.run("vsock policy allow a --owner-uid 2001 1024 host");
+        let path = guest_socket(&world, 2001);
+        world.daemon.terminate().unwrap();
+        world.daemon.configure(&config).unwrap();
+        world.daemon.restart().unwrap();
+        wait_until("the groups' services have ended", || {
+            world.service_of("first").is_none() && world.service_of("second").is_none()
+        });
+        wait_until("its channel is there", || {
+            UnixStream::connect(&path).is_ok()
+        });
+        guest.reconnect(&path).unwrap();
+        let listener = world.spawn("vsock listen a --owner-uid 2001 1024 --exec cat");
+        let socket = open_until(&mut guest, 1024);
+        echo(&mut guest, socket, "by the other service");
+        world.run("vsock policy reset a --owner-uid 2001");
+        let reset = guest.receive_to_end(socket);
+        assert!(reset.is_err(), "the policy counts: {reset:?}");
+        let (done, _, errors) = interrupt(listener);
+        assert!(done, "{errors}");
+    });
+}
+
+/// Where the VMM of a tenant's lease `a` connects.
+fn guest_socket(world: &World, uid: u32) -> PathBuf {
+    let shown = world
+        .daemon
+        .json(&format!("show a --owner-uid {uid}"))
+        .unwrap();
+    PathBuf::from(shown["vsock"]["vhost_user_socket"].as_str().unwrap())
 }

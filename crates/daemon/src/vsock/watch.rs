@@ -30,6 +30,11 @@ const UNDER_SYSTEMD: &str = "NOTIFY_SOCKET";
 /// Our own executable, also if the file has been replaced since.
 const OURSELVES: &str = "/proc/self/exe";
 
+/// Whether nobody else starts services.
+pub(super) fn is_ours_to_start() -> bool {
+    std::env::var_os(UNDER_SYSTEMD).is_none()
+}
+
 /// A service being watched. Dropping it ends that; the service goes on.
 pub(super) struct Watch {
     service: Arc<Service>,
@@ -74,7 +79,7 @@ struct Starts {
 }
 
 fn watch(service: &Service) {
-    let is_ours_to_start = std::env::var_os(UNDER_SYSTEMD).is_none();
+    let is_ours_to_start = is_ours_to_start();
     let mut starts = Starts {
         child: None,
         at: None,

@@ -1,0 +1,86 @@
+//! Services of groups that the configuration has no more.
+//!
+//! Each outlives the daemon that started it, and would go on serving its guests by policies that nobody can change any
+//! more. So its channels are taken from it, before everybody's service has them, and it is ended; under systemd, which
+//! would start it again, it stays without channels.
+
+use std::{
+    fs, io,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::{
+    fs::{Mode, OFlags, open},
+    net::sockopt::socket_peercred,
+    process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
+};
+use sandwire_api::name::Name;
+use sandwire_vsock_host::control::{Client, ClientError, control_socket};
+
+use super::watch::is_ours_to_start;
+
+/// How long an answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+
+/// Ends the services in a folder of groups whose names aren't among these.
+pub(super) fn end_all_but(names: &[&Name], groups: &Path) {
+    let entries = match fs::read_dir(groups) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return,
+        Err(error) => {
+            tracing::warn!(%error, folder = %groups.display(), "cannot look for services of former groups");
+            return;
+        }
+    };
+    for entry in entries.flatten() {
+        let is_configured = |name: &&Name| entry.file_name() == name.as_str();
+        if !names.iter().any(is_configured) {
+            end(&entry.path());
+        }
+    }
+}
+
+fn end(folder: &Path) {
+    // The folder is the service's, which may have fewer rights than we: no link leads to a process of somebody else's.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let Ok(found) = open(control_socket(folder), flags, Mode::empty()) else {
+        return;
+    };
+    let socket = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
+    // Held, so that its process is the one that is ended. Nobody is there, if it fails.
+    let Ok(held) = UnixStream::connect(&socket) else {
+        return;
+    };
+    match take_channels(&socket) {
+        Ok(channels) => {
+            tracing::info!(folder = %folder.display(), channels, "took the channels of a group that is configured no more");
+        }
+        Err(error) => {
+            tracing::error!(folder = %folder.display(), %error, "the service of a group that is configured no more keeps its channels");
+        }
+    }
+    if is_ours_to_start()
+        && let Err(error) = terminate(&held)
+    {
+        tracing::error!(folder = %folder.display(), %error, "cannot end the service of a group that is configured no more");
+    }
+}
+
+/// How many channels it had.
+fn take_channels(socket: &Path) -> Result<usize, ClientError> {
+    let mut client = Client::connect(socket, ANSWER_MAX)?;
+    let vms = client.vms()?;
+    let count = vms.len();
+    for vm in vms {
+        client.remove_vm(vm.key)?;
+    }
+    Ok(count)
+}
+
+/// Tells the process that listens there to end. What it says of itself isn't asked for: it may have fewer rights than we.
+fn terminate(held: &UnixStream) -> io::Result<()> {
+    let process = pidfd_open(socket_peercred(held)?.pid, PidfdFlags::empty())?;
+    Ok(pidfd_send_signal(process, Signal::TERM)?)
+}
