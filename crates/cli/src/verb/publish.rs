@@ -94,7 +94,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     match (&arguments.name, arguments.port) {
         (Some(name), Some(pair)) if arguments.withdraw => withdraw(context, arguments, name, pair),
         (Some(name), Some(pair)) => publish(context, arguments, name, pair),
-        (name, _) => list(context, name.as_ref()),
+        (name, _) => list(context, name.as_ref(), arguments.owner_uid),
     }
 }
 
@@ -151,13 +151,18 @@ fn withdraw(context: &Context, arguments: &Arguments, name: &Name, pair: PortPai
     })
 }
 
-fn list(context: &Context, name: Option<&Name>) -> Outcome {
+fn list(context: &Context, name: Option<&Name>, owner_uid: Option<u32>) -> Outcome {
     let mut ports = context
         .client()
         .ports()
         .map_err(cannot("list published ports"))?;
-    ports.retain(|port| name.is_none_or(|name| port.lease == *name));
+    ports.retain(|port| is_asked_for(port, name, owner_uid));
     context.output.answer(&ports, |ports| ports_text(ports))
+}
+
+fn is_asked_for(port: &PublishedPort, name: Option<&Name>, owner_uid: Option<u32>) -> bool {
+    name.is_none_or(|name| port.lease == *name)
+        && owner_uid.is_none_or(|owner| port.owner_uid == owner)
 }
 
 fn ports_text(ports: &[PublishedPort]) -> String {
@@ -242,6 +247,32 @@ mod tests {
         ] {
             assert!(text.parse::<PortPair>().is_err(), "{text:?} was taken");
         }
+    }
+
+    #[test]
+    fn leases_of_other_owners_by_the_same_name_are_left_out() {
+        let published = |lease: &str, owner_uid| PublishedPort {
+            lease: lease.parse().unwrap(),
+            owner_uid,
+            port: PublishPort {
+                protocol: Protocol::Tcp,
+                host_address: None,
+                host_port: 80,
+                clone_port: 80,
+                nic: 0,
+            },
+        };
+        let name: Name = "a".parse().unwrap();
+        for (lease, owner, asked, expected) in [
+            ("a", 1000, Some(1000), true),
+            ("a", 1001, Some(1000), false),
+            ("b", 1000, Some(1000), false),
+            ("a", 1001, None, true),
+        ] {
+            let port = published(lease, owner);
+            assert_eq!(is_asked_for(&port, Some(&name), asked), expected);
+        }
+        assert!(!is_asked_for(&published("b", 1000), None, Some(1001)));
     }
 
     #[test]
