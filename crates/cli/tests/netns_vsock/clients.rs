@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
 use sandwire_testlab::lab;
 use sandwire_vsock_guest::{Guest, Kind};
 use serde_json::Value;
@@ -117,6 +117,30 @@ fn a_listener_is_left_alone_by_a_second_one() {
         let (done, output, errors) = finish(first);
         assert!(done, "{errors}");
         assert_eq!(output, "for the first");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn connect_goes_on_after_it_was_suspended_while_the_guest_had_not_answered() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut guest) = world.lease("a");
+        guest.listen(Kind::Stream, 52);
+        let child = world.spawn("vsock connect a 52");
+        // It has asked by then, and the guest takes no notice yet.
+        thread::sleep(Duration::from_millis(500));
+        let pid = Pid::from_child(&child);
+        for signal in [Signal::STOP, Signal::CONT] {
+            kill_process(pid, signal).unwrap();
+            thread::sleep(Duration::from_millis(100));
+        }
+        let socket = guest.accept(Kind::Stream, 52).unwrap();
+        guest.send(socket, b"hello").unwrap();
+        guest.close(socket).unwrap();
+        let (done, output, errors) = finish(child);
+        assert!(done, "{errors}");
+        assert_eq!(output, "hello");
     });
 }
 

@@ -10,9 +10,12 @@ use std::{
     time::Duration,
 };
 
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
-    send, socket_with, sockopt,
+use rustix::{
+    io::retry_on_intr,
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect,
+        recv, send, socket_with, sockopt,
+    },
 };
 use sandwire_api::vsock::VsockChannel;
 
@@ -120,7 +123,7 @@ fn read_line(stream: &OwnedFd) -> io::Result<String> {
     let mut line = Vec::with_capacity(ANSWER_BYTES_MAX);
     loop {
         let mut byte = [0];
-        if recv(stream, &mut byte, RecvFlags::empty())?.0 == 0 {
+        if read(stream, &mut byte)? == 0 {
             line.clear();
             break;
         }
@@ -134,8 +137,13 @@ fn read_line(stream: &OwnedFd) -> io::Result<String> {
 
 fn read_message(stream: &OwnedFd) -> io::Result<String> {
     let mut message = [0; ANSWER_BYTES_MAX];
-    let (length, _) = recv(stream, &mut message[..], RecvFlags::empty())?;
+    let length = read(stream, &mut message)?;
     Ok(String::from_utf8_lossy(&message[..length]).into_owned())
+}
+
+/// A read with a time limit is interrupted when we are suspended and go on (signal(7)).
+fn read(stream: &OwnedFd, bytes: &mut [u8]) -> io::Result<usize> {
+    Ok(retry_on_intr(|| recv(stream, &mut *bytes, RecvFlags::empty()))?.0)
 }
 
 /// The socket that a guest's connections to a port of its host come to.
