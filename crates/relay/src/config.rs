@@ -90,6 +90,8 @@ pub struct Limits {
     pub connections_per_sender: usize,
     /// Pairs of addresses of one sender between which datagrams go.
     pub flows_per_sender: usize,
+    /// Connections of hosts that haven't begun: not yet in TLS, or before their first bytes in it.
+    pub openings: usize,
     /// Bytes that are buffered for each direction of a connection.
     pub buffer_bytes: usize,
     /// Bytes of datagrams that wait for a peer; further ones are dropped.

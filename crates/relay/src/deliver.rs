@@ -9,7 +9,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::{
     io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     credentials::{Life, Store, name_of},
     egress::udp::describe,
     metrics::Metrics,
+    openings::{Openings, Place},
     pump::{Secure, SecureReader, SecureWriter},
     report::Report,
     senders::Quota,
@@ -36,6 +37,7 @@ pub(crate) struct Destination {
     pub(crate) store: Store,
     pub(crate) connections: Arc<Quota>,
     pub(crate) flows: Arc<Quota>,
+    pub(crate) openings: Arc<Openings>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) report: Report,
 }
@@ -64,8 +66,9 @@ pub(crate) async fn serve_tls(destination: Arc<Destination>, listener: TcpListen
         match listener.accept().await {
             Ok((stream, from)) => {
                 let destination = destination.clone();
+                let place = destination.openings.take();
                 tokio::spawn(async move {
-                    let outcome = take_tls(&destination, stream, from).await;
+                    let outcome = take_tls(&destination, stream, from, place).await;
                     note(&destination, from, outcome);
                 });
             }
@@ -79,9 +82,16 @@ pub(crate) async fn serve_tls(destination: Arc<Destination>, listener: TcpListen
 }
 
 fn note(destination: &Destination, from: SocketAddr, outcome: Result<(), TransportError>) {
-    if let Err(error) = outcome {
-        destination.metrics.sessions_failed.add(1);
-        tracing::warn!(%from, %error, "a connection is refused");
+    let Err(error) = outcome else { return };
+    let metrics = &destination.metrics;
+    metrics.sessions_failed.add(1);
+    match error {
+        // Somebody who has no certificate can have any number of them; they are counted.
+        TransportError::Displaced => tracing::debug!(%from, %error, "a connection is refused"),
+        _ => tracing::warn!(%from, %error, "a connection is refused"),
+    }
+    if matches!(error, TransportError::TimedOut(_)) {
+        metrics.openings_timed_out.add(1);
     }
 }
 
@@ -89,15 +99,16 @@ async fn take_tls(
     destination: &Arc<Destination>,
     stream: TcpStream,
     from: SocketAddr,
+    place: Place,
 ) -> Result<(), TransportError> {
-    let (mut stream, life, chain) =
-        accept_tls(stream, from, &destination.store, &destination.limits).await?;
-    destination.metrics.sessions.add(1);
-    let caller = caller(&chain, from, life);
-    let opening = tokio::time::timeout(destination.limits.connect, read_opening(&mut stream, from));
-    let opening = opening
-        .await
-        .map_err(|_| TransportError::TimedOut(from))??;
+    let begin = async {
+        let (mut stream, life, chain) =
+            accept_tls(stream, from, &destination.store, &destination.limits).await?;
+        destination.metrics.sessions.add(1);
+        let opening = read_opening(&mut stream, from, &destination.limits).await?;
+        Ok((stream, caller(&chain, from, life), opening))
+    };
+    let (mut stream, caller, opening) = place.hold(begin).await?;
     match opening {
         Opening::Tcp { .. } => {
             let (reader, writer) = tokio::io::split(stream);
@@ -136,10 +147,17 @@ fn caller(chain: &[CertificateDer<'static>], address: SocketAddr, life: Life) ->
 /// Takes QUIC connections for ever.
 pub(crate) async fn serve_quic(destination: Arc<Destination>, endpoint: quinn::Endpoint) {
     while let Some(incoming) = endpoint.accept().await {
+        // An address in a packet may be anybody's. Once many ask, who does has to show that it hears us.
+        if !incoming.remote_address_validated() && destination.openings.is_busy() {
+            // There always is a first time to ask.
+            let _ = incoming.retry();
+            continue;
+        }
         let destination = destination.clone();
+        let place = destination.openings.take();
         let from = incoming.remote_address();
         tokio::spawn(async move {
-            let outcome = take_quic(&destination, incoming).await;
+            let outcome = take_quic(&destination, incoming, place).await;
             note(&destination, from, outcome);
         });
     }
@@ -148,6 +166,7 @@ pub(crate) async fn serve_quic(destination: Arc<Destination>, endpoint: quinn::E
 async fn take_quic(
     destination: &Arc<Destination>,
     incoming: quinn::Incoming,
+    place: Place,
 ) -> Result<(), TransportError> {
     let from = incoming.remote_address();
     let failed = |reason: String| TransportError::Quic {
@@ -160,11 +179,16 @@ async fn take_quic(
     config.transport_config(Arc::new(crate::transport::quic_transport(
         &destination.limits,
     )));
-    let connection = incoming
+    let connecting = incoming
         .accept_with(Arc::new(config))
-        .map_err(|error| failed(error.to_string()))?
-        .await
         .map_err(|error| failed(error.to_string()))?;
+    let begin = async {
+        timeout(destination.limits.connect, connecting)
+            .await
+            .map_err(|_| TransportError::TimedOut(from))?
+            .map_err(|error| failed(error.to_string()))
+    };
+    let connection = place.hold(begin).await?;
     destination.metrics.sessions.add(1);
     let chain = quic_chain(&connection);
     let life = Life::of_client(&destination.store, &credentials, &chain);
@@ -190,7 +214,7 @@ async fn accept_streams(
     while let Ok((writer, mut reader)) = connection.accept_bi().await {
         let (destination, caller) = (destination.clone(), caller.clone());
         tokio::spawn(async move {
-            match read_opening(&mut reader, caller.address).await {
+            match read_opening(&mut reader, caller.address, &destination.limits).await {
                 Ok(opening @ Opening::Tcp { .. }) => {
                     let secure = Secure {
                         reader: SecureReader::Quic(reader),
@@ -199,6 +223,7 @@ async fn accept_streams(
                     };
                     tcp::deliver(&destination, &caller, &opening, secure).await;
                 }
+                Err(TransportError::TimedOut(_)) => destination.metrics.openings_timed_out.add(1),
                 // Datagrams have a way of their own in QUIC.
                 _ => destination.metrics.malformed.add(1),
             }

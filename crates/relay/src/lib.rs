@@ -16,6 +16,7 @@ mod deliver;
 mod egress;
 pub mod keys;
 pub mod metrics;
+mod openings;
 pub mod packets;
 mod privileges;
 mod pump;

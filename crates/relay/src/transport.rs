@@ -50,6 +50,8 @@ pub(crate) enum TransportError {
     },
     #[error("no answer from {0} in time")]
     TimedOut(SocketAddr),
+    #[error("it had not begun when there were too many such; newer ones come first")]
+    Displaced,
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
@@ -192,8 +194,18 @@ pub(crate) fn quic_socket(address: SocketAddr) -> io::Result<std::net::UdpSocket
     Ok(socket)
 }
 
-/// Reads how a stream begins.
+/// Reads how a stream begins, which has to be soon.
 pub(crate) async fn read_opening(
+    reader: &mut (impl AsyncRead + Unpin),
+    from: SocketAddr,
+    limits: &Limits,
+) -> Result<Opening, TransportError> {
+    timeout(limits.connect, read_beginning(reader, from))
+        .await
+        .map_err(|_| TransportError::TimedOut(from))?
+}
+
+async fn read_beginning(
     reader: &mut (impl AsyncRead + Unpin),
     from: SocketAddr,
 ) -> Result<Opening, TransportError> {

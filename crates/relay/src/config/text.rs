@@ -47,6 +47,7 @@ struct TlsText {
 struct LimitsText {
     connections_per_sender: Option<usize>,
     flows_per_sender: Option<usize>,
+    openings: Option<usize>,
     buffer_bytes: Option<usize>,
     datagram_queue_bytes: Option<usize>,
     answer_sockets: Option<usize>,
@@ -182,6 +183,7 @@ impl Checker<'_> {
                 million,
             )?,
             flows_per_sender: bounded("flows_per_sender", text.flows_per_sender, 4096, 1, million)?,
+            openings: bounded("openings", text.openings, 4096, 1, million)?,
             buffer_bytes: bounded("buffer_bytes", text.buffer_bytes, 256 << 10, 4096, 64 << 20)?,
             datagram_queue_bytes: bounded(
                 "datagram_queue_bytes",

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+mod bounds;
 mod stage;
 
 use std::{
@@ -116,7 +117,7 @@ fn carried(transport: &str) {
     ] {
         assert!(report.contains(wanted), "{wanted} is missing in {report}");
     }
-    let metrics = stage.metrics();
+    let metrics = stage.metrics("host");
     assert!(
         !metrics.contains("sandwire_relay_datagrams_to_destinations_total 0\n"),
         "{metrics}"

@@ -190,6 +190,23 @@ impl Stage {
         fs::write(&path, format!("{start}{everywhere}")).unwrap();
     }
 
+    /// Adds lines to the section `limits` of a relay.
+    pub(crate) fn limit(&self, name: &str, lines: &str) {
+        self.exchange(name, "[limits]\n", &format!("[limits]\n{lines}\n"));
+    }
+
+    fn exchange(&self, name: &str, before: &str, after: &str) {
+        let path = self.folder.join(format!("{name}.toml"));
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(before), "{text}");
+        fs::write(&path, text.replacen(before, after, 1)).unwrap();
+    }
+
+    /// A file of the relays, such as a certificate.
+    pub(crate) fn read(&self, file: &str) -> Vec<u8> {
+        fs::read(self.folder.join(file)).unwrap()
+    }
+
     fn certify(&self, file: &str, name: &str, life: Duration) {
         let certified = self.authority.certify(name, life).unwrap();
         for (ending, text) in [("key", certified.key), ("pem", certified.certificate)] {
@@ -280,8 +297,8 @@ impl Stage {
         read()
     }
 
-    pub(crate) fn metrics(&self) -> String {
-        let socket = self.folder.join("host/metrics.sock");
+    pub(crate) fn metrics(&self, name: &str) -> String {
+        let socket = self.folder.join(name).join("metrics.sock");
         let line = format!(
             "curl -sS --unix-socket {} http://relay/metrics",
             socket.display()
@@ -308,11 +325,7 @@ impl Stage {
     }
 
     pub(crate) fn in_cgroup(&self, line: &str) -> String {
-        let script = format!(
-            "echo 0 > {}/cgroup.procs; exec {line}",
-            self.cgroup.display()
-        );
-        command::shell(&script).unwrap_or_else(|error| panic!("{error:#}\n{}", self.host_log()))
+        in_cgroup(&self.cgroup, line).unwrap_or_else(|error| panic!("{error}\n{}", self.host_log()))
     }
 
     /// As when one service was started anew and another one has ended.
@@ -419,6 +432,11 @@ impl Capture {
         assert!(others.is_empty(), "{others}");
         assert_eq!(!read(&["port 4433"]).is_empty(), has_relayed);
     }
+}
+
+fn in_cgroup(cgroup: &Path, line: &str) -> Result<String, String> {
+    let script = format!("echo 0 > {}/cgroup.procs; exec {line}", cgroup.display());
+    command::shell(&script).map_err(|error| format!("{error:#}"))
 }
 
 fn echo(mut stream: std::net::TcpStream) -> std::io::Result<()> {

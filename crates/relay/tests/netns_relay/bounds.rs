@@ -1,0 +1,177 @@
+//! What others can take up of a relay is bounded, and whoever meets such a bound is told so.
+
+use std::{
+    io::ErrorKind,
+    net::{SocketAddr, TcpStream, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+
+use quinn::crypto::rustls::QuicClientConfig;
+use rustls::{
+    RootCertStore,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use sandwire_relay::wire::PROTOCOL;
+use sandwire_testlab::lab;
+
+use super::{DEADLINE, PATIENCE, fetch};
+use crate::stage::{Stage, wait_for};
+
+const PEER: &str = "203.0.113.9:4433";
+/// Connections that nobody goes on with, and the room that there is for them.
+const IDLE: usize = 64;
+const ROOM: usize = 8;
+
+fn is_closed(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    match stream.peek(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != ErrorKind::WouldBlock,
+    }
+}
+
+/// A figure of a relay.
+fn figure(stage: &Stage, relay: &str, name: &str) -> usize {
+    let metrics = stage.metrics(relay);
+    let line = metrics.lines().find(|line| line.starts_with(name));
+    let value = line.and_then(|line| line.strip_prefix(name)?.trim().parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in {metrics}"))
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn connections_that_never_begin_give_way_to_newer_ones() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("tls");
+        stage.limit("peer", &format!("openings = {ROOM}\nconnect_seconds = 600"));
+        stage.start_peer();
+        let connect = |_| TcpStream::connect_timeout(&PEER.parse().unwrap(), PATIENCE).unwrap();
+        let idle: Vec<TcpStream> = (0..IDLE).map(connect).collect();
+        wait_for("there are no more than there is room for", || {
+            idle.iter().filter(|stream| !is_closed(stream)).count() <= ROOM
+        });
+        stage.start_host();
+        fetch(&stage);
+        let displaced = figure(&stage, "peer", "sandwire_relay_openings_displaced_total ");
+        assert!(displaced >= IDLE - ROOM, "{displaced}");
+    });
+}
+
+fn client(stage: &Stage) -> quinn::ClientConfig {
+    let certificates = |file: &str| -> Vec<CertificateDer<'static>> {
+        let found: Result<_, _> = CertificateDer::pem_slice_iter(&stage.read(file)).collect();
+        found.unwrap()
+    };
+    let mut roots = RootCertStore::empty();
+    roots.add_parsable_certificates(certificates("authority.pem"));
+    let key = PrivateKeyDer::from_pem_slice(&stage.read("host.key")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(certificates("host.pem"), key)
+        .unwrap();
+    tls.alpn_protocols = vec![PROTOCOL.to_vec()];
+    let mut config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
+    let mut transport = quinn::TransportConfig::default();
+    transport.keep_alive_interval(Some(Duration::from_secs(4)));
+    config.transport_config(Arc::new(transport));
+    config
+}
+
+fn endpoint() -> quinn::Endpoint {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let runtime = Arc::new(quinn::TokioRuntime);
+    quinn::Endpoint::new(quinn::EndpointConfig::default(), None, socket, runtime).unwrap()
+}
+
+fn with_tokio<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build();
+    runtime.unwrap().block_on(work)
+}
+
+/// The first packets of QUIC connections, each of another one.
+async fn first_packets(stage: &Stage) -> Vec<Vec<u8>> {
+    let sink = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let (endpoint, config) = (endpoint(), client(stage));
+    let to = sink.local_addr().unwrap();
+    let mut packets: Vec<Vec<u8>> = Vec::new();
+    let mut attempts = Vec::new();
+    let mut room = vec![0; 2048];
+    // Flags, version, and the connection's number after its length.
+    let connection = |packet: &[u8]| packet[5..6 + usize::from(packet[5])].to_vec();
+    while packets.len() < IDLE {
+        let attempt = endpoint.connect_with(config.clone(), to, "peer.example");
+        attempts.push(attempt.unwrap());
+        // Earlier ones are sent again, too.
+        loop {
+            let length = sink.recv(&mut room).await.unwrap();
+            let packet = &room[..length];
+            let is_new = |known: &Vec<u8>| connection(known) != connection(packet);
+            if packets.iter().all(is_new) {
+                packets.push(packet.to_vec());
+                break;
+            }
+        }
+    }
+    packets
+}
+
+/// Whoever is only an address, which may be anybody's, is asked to show that it hears us, once there are several.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn first_packets_of_quic_take_up_no_room_once_there_are_many() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.limit("peer", &format!("openings = {ROOM}\nconnect_seconds = 600"));
+        stage.start_peer();
+        let packets = with_tokio(first_packets(&stage));
+        let senders: Vec<UdpSocket> = packets
+            .iter()
+            .map(|packet| {
+                let sender = UdpSocket::bind("0.0.0.0:0").unwrap();
+                sender.set_read_timeout(Some(PATIENCE)).unwrap();
+                sender.connect(PEER).unwrap();
+                sender.send(packet).unwrap();
+                sender
+            })
+            .collect();
+        let is_retry = |sender: &&UdpSocket| {
+            let mut room = [0; 2048];
+            sender.recv(&mut room).unwrap();
+            room[0] & 0xf0 == 0xf0
+        };
+        let sent_back = senders.iter().filter(is_retry).count();
+        assert!(sent_back >= IDLE - ROOM, "{sent_back} of {IDLE}");
+        stage.start_host();
+        fetch(&stage);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_stream_of_quic_that_never_begins_ends() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.limit("peer", "connect_seconds = 2");
+        stage.start_peer();
+        with_tokio(async {
+            let peer: SocketAddr = PEER.parse().unwrap();
+            let endpoint = endpoint();
+            let connecting = endpoint.connect_with(client(&stage), peer, "peer.example");
+            let connection = connecting.unwrap().await.unwrap();
+            let (mut writer, mut reader) = connection.open_bi().await.unwrap();
+            // Less than the length of what should come.
+            writer.write_all(&[0]).await.unwrap();
+            let end = tokio::time::timeout(PATIENCE, reader.read_to_end(16)).await;
+            assert!(end.expect("it waits").unwrap().is_empty());
+            assert!(connection.close_reason().is_none());
+        });
+        let late = figure(&stage, "peer", "sandwire_relay_openings_timed_out_total ");
+        assert_eq!(late, 1);
+    });
+}
