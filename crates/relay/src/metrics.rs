@@ -54,6 +54,7 @@ metrics! {
     connections counter "sandwire_relay_connections_total" "TCP connections that were carried";
     connections_open gauge "sandwire_relay_connections_open" "TCP connections that are carried now";
     connections_refused counter "sandwire_relay_connections_refused_total" "TCP connections that were reset: sender unknown or at its limit, peer away, destination denied or unreachable";
+    connections_limited counter "sandwire_relay_connections_refused_limit_total" "TCP connections of those refused that were beyond their sender's limit here";
     connections_cut counter "sandwire_relay_connections_cut_total" "TCP connections that were reset though both ends held them: peer gone, time-out, certificate expired";
     bytes_out counter "sandwire_relay_tcp_bytes_to_destinations_total" "Bytes of TCP connections towards destinations";
     bytes_in counter "sandwire_relay_tcp_bytes_from_destinations_total" "Bytes of TCP connections from destinations";

@@ -74,7 +74,10 @@ async fn connect(
     if !here.deliver.allows(destination.ip()) {
         return Err(Answer::Denied);
     }
-    let share = here.connections.take(key).ok_or(Answer::TooMany)?;
+    let share = here.connections.take(key).ok_or_else(|| {
+        here.metrics.connections_limited.add(1);
+        Answer::TooMany
+    })?;
     let connected = timeout(here.limits.connect, TcpStream::connect(destination)).await;
     let stream = connected
         .map_err(|_| Answer::TimedOut)?

@@ -63,9 +63,6 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Ent
         tracing::warn!(%source, %destination, "a connection of an unknown sender is refused");
         return refuse("its sender is unknown");
     };
-    let Some(_share) = host.connections.take(&sender) else {
-        return refuse("its sender has too many");
-    };
     let link = &host.links[via];
     let subject = Subject {
         protocol: Protocol::Tcp,
@@ -74,6 +71,11 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Ent
         source,
         destination,
         started: Instant::now(),
+    };
+    let Some(_share) = host.connections.take(&sender) else {
+        host.metrics.connections_limited.add(1);
+        host.report.add(&subject, Answer::TooMany.name(), (0, 0));
+        return refuse("its sender has too many");
     };
     let opening = Opening::Tcp {
         sender: sender.to_string(),

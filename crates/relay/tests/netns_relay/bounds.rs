@@ -1,7 +1,7 @@
 //! What others can take up of a relay is bounded, and whoever meets such a bound is told so.
 
 use std::{
-    io::ErrorKind,
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
     sync::Arc,
     time::Duration,
@@ -173,5 +173,44 @@ fn a_stream_of_quic_that_never_begins_ends() {
         });
         let late = figure(&stage, "peer", "sandwire_relay_openings_timed_out_total ");
         assert_eq!(late, 1);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_host_says_who_has_too_many_connections() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.limit("host", "connections_per_sender = 2");
+        stage.start_peer();
+        stage.start_host();
+        let answered = || -> std::io::Result<TcpStream> {
+            let to = "198.51.100.7:7".parse().unwrap();
+            let mut stream = stage.inside_box(|| TcpStream::connect_timeout(&to, PATIENCE))?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.write_all(b"?")?;
+            stream.read_exact(&mut [0])?;
+            Ok(stream)
+        };
+        let connections = [(); 3].map(|()| answered());
+        let outcomes = connections
+            .each_ref()
+            .map(|answered| answered.as_ref().err().map(std::io::Error::kind));
+        assert_eq!(outcomes, [None, None, Some(ErrorKind::ConnectionReset)]);
+        wait_for("it is reported", || {
+            let report = stage.report_of("host");
+            let of_bound = |line: &&str| line.contains(r#""outcome":"too_many""#);
+            let found: Vec<&str> = report.lines().filter(of_bound).collect();
+            assert!(found.len() < 2, "{report}");
+            found
+                .iter()
+                .any(|line| line.contains(r#""sender":"lab""#) && line.contains("198.51.100.7:7"))
+        });
+        let refused = figure(
+            &stage,
+            "host",
+            "sandwire_relay_connections_refused_limit_total ",
+        );
+        assert_eq!(refused, 1);
     });
 }

@@ -297,6 +297,11 @@ impl Stage {
         read()
     }
 
+    /// What is reported of a relay's connections until now.
+    pub(crate) fn report_of(&self, name: &str) -> String {
+        fs::read_to_string(self.folder.join(format!("{name}.report"))).unwrap_or_default()
+    }
+
     pub(crate) fn metrics(&self, name: &str) -> String {
         let socket = self.folder.join(name).join("metrics.sock");
         let line = format!(
