@@ -4,10 +4,12 @@
 //! non-blocking, and who waits for them does so elsewhere.
 
 use std::{
+    collections::HashMap,
     io, mem,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     os::fd::{AsFd, AsRawFd},
     ptr,
+    time::{Duration, Instant},
 };
 
 /// Bytes of control messages for one datagram: its destination.
@@ -16,6 +18,9 @@ const CONTROL_BYTES: usize = 64;
 const SEGMENTS_MAX: usize = 64;
 /// Most bytes of one send, whatever the headers.
 const SEND_BYTES_MAX: usize = 65_000;
+/// How long nothing is joined for an address after the kernel has refused that, and how many such addresses are known.
+const APART: Duration = Duration::from_secs(10);
+const APART_MAX: usize = 1024;
 
 /// Control messages, aligned as the kernel wants them.
 #[repr(C, align(8))]
@@ -164,6 +169,9 @@ pub struct Sender {
     /// Datagrams in each header.
     counts: Vec<usize>,
     can_join: bool,
+    /// Addresses for which nothing is joined, with the time when that was refused: what doesn't fit on the way to one
+    /// says nothing of others.
+    apart: HashMap<SocketAddr, Instant>,
 }
 
 // SAFETY: the pointers in `iovecs` and `headers` are written anew in each call, and not read after it.
@@ -178,6 +186,7 @@ impl Default for Sender {
             headers: Vec::new(),
             counts: Vec::new(),
             can_join: true,
+            apart: HashMap::new(),
         }
     }
 }
@@ -223,10 +232,10 @@ impl Sender {
                     outcome.refused += self.counts[done..].iter().sum::<usize>();
                     break;
                 }
-                // No segmentation on this way: every one by itself from now on.
+                // No segmentation on this way: every one by itself for a while.
                 Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE) if self.counts[done] > 1 => {
-                    self.can_join = false;
                     let from = self.counts[..done].iter().sum::<usize>();
+                    self.keep_apart(datagrams[from].0);
                     let rest = self.send(socket, &datagrams[from..], connected);
                     outcome.sent += rest.sent;
                     outcome.refused += rest.refused;
@@ -239,6 +248,38 @@ impl Sender {
             }
         }
         outcome
+    }
+
+    fn keep_apart(&mut self, address: SocketAddr) {
+        let now = Instant::now();
+        if self.apart.len() >= APART_MAX {
+            self.apart.retain(|_, since| now - *since < APART);
+        }
+        if self.apart.len() >= APART_MAX {
+            // Those that are still refused come back.
+            self.apart.clear();
+        }
+        self.apart.insert(address, now);
+    }
+
+    /// How many of the first datagrams are sent as one.
+    fn count_together(&mut self, datagrams: &[(SocketAddr, &[u8])]) -> usize {
+        if !self.can_join {
+            return 1;
+        }
+        let count = joined(datagrams);
+        // Mostly there is nothing to look up.
+        if count == 1 || self.apart.is_empty() {
+            return count;
+        }
+        match self.apart.get(&datagrams[0].0) {
+            Some(since) if since.elapsed() < APART => 1,
+            Some(_) => {
+                self.apart.remove(&datagrams[0].0);
+                count
+            }
+            None => count,
+        }
     }
 
     fn lay_out(&mut self, datagrams: &[(SocketAddr, &[u8])], connected: bool) {
@@ -255,7 +296,7 @@ impl Sender {
         }
         let mut rest = datagrams;
         while let Some(&(address, first)) = rest.first() {
-            let count = if self.can_join { joined(rest) } else { 1 };
+            let count = self.count_together(rest);
             self.names.push(storage_of(address));
             self.controls.push(segment_control(first.len()));
             self.counts.push(count);
@@ -435,6 +476,64 @@ mod tests {
         assert_eq!(receiver.get(0).unwrap().from, one.local_addr().unwrap());
         let nothing = receiver.receive(&other).unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn datagrams_that_can_not_be_joined_keep_no_others_apart() {
+        let (one, other) = pair();
+        let (odd, _) = pair();
+        // The kernel splits nothing for a socket without checksums.
+        leave_out_checksums(&odd);
+        let payload = [7; 200];
+        let to_other: [(SocketAddr, &[u8]); 2] = [(other.local_addr().unwrap(), &payload); 2];
+        let to_one: [(SocketAddr, &[u8]); 2] = [(one.local_addr().unwrap(), &payload); 2];
+        let mut sender = Sender::default();
+        let both = [to_one, to_other].concat();
+        let sent = sender.send(&odd, &both, false);
+        assert_eq!((sent.sent, sent.refused), (4, 0));
+        assert_eq!(sender.counts, [1, 1]);
+        let sent = sender.send(&one, &to_other, false);
+        assert_eq!(
+            (sent.sent, sender.counts.as_slice()),
+            (2, [1, 1].as_slice())
+        );
+        let third = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to_third: [(SocketAddr, &[u8]); 2] = [(third.local_addr().unwrap(), &payload); 2];
+        let sent = sender.send(&one, &to_third, false);
+        assert_eq!((sent.sent, sender.counts.as_slice()), (2, [2].as_slice()));
+        // Ten seconds later it is tried again.
+        let long_ago = Instant::now().checked_sub(APART).unwrap();
+        sender.apart.insert(to_other[0].0, long_ago);
+        let sent = sender.send(&one, &to_other, false);
+        assert_eq!((sent.sent, sender.counts.as_slice()), (2, [2].as_slice()));
+        let mut receiver = Receiver::new(16, 2048);
+        assert_eq!(receiver.receive(&other).unwrap(), 6);
+    }
+
+    #[test]
+    fn addresses_that_are_kept_apart_are_bounded() {
+        let mut sender = Sender::default();
+        for number in 0..10_000 {
+            sender.keep_apart((Ipv4Addr::from_bits(number), 1).into());
+            assert!(sender.apart.len() <= APART_MAX);
+        }
+    }
+
+    fn leave_out_checksums(socket: &UdpSocket) {
+        let on: libc::c_int = 1;
+        let length = socklen(mem::size_of_val(&on));
+        let fd = socket.as_raw_fd();
+        // SAFETY: the kernel reads one `int` behind the pointer, which lives until the call returns.
+        let outcome = unsafe {
+            libc::setsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                libc::SO_NO_CHECK,
+                (&raw const on).cast(),
+                length,
+            )
+        };
+        assert_eq!(outcome, 0);
     }
 
     #[test]
