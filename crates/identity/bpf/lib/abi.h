@@ -11,6 +11,10 @@
 #define REFUSALS_MAX 16
 /* Ports at the own loopback that an unconnected UDP socket is remembered to have asked, the last ones. */
 #define KNOWN_MAX 8
+/* The highest eight bits of marks by which packets for elsewhere come to the relay of this host, by its loopback: the first
+ * of them, and one for each of 64 cgroups. */
+#define RELAY_MARK_FIRST 92
+#define RELAY_MARK_LAST 156
 
 /* In network order; IPv4 as ::ffff:a.b.c.d. */
 struct address {

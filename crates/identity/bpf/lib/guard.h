@@ -151,6 +151,15 @@ static __always_inline int is_from_own(struct __sk_buff *skb, const struct ident
 	return is_own;
 }
 
+/* What the relay takes goes by the loopback, too, and isn't for the host. */
+static __always_inline int is_for_host(struct __sk_buff *skb)
+{
+	__u32 mark = skb->mark >> 24;
+
+	return skb->ifindex == LOOPBACK_INTERFACE &&
+	       (mark < RELAY_MARK_FIRST || mark > RELAY_MARK_LAST);
+}
+
 /* Whom the policy denies, and who calls nevertheless, may be answered. */
 static __always_inline void note_if_denied(struct __sk_buff *skb, const struct identity *identity,
 					   struct bpf_sock *sk, const struct packet *packet)
@@ -205,8 +214,7 @@ static __always_inline int may_send(struct __sk_buff *skb, const struct identity
 	int verdict;
 
 	__builtin_memcpy(&to.address, packet->destination, sizeof(to.address));
-	verdict = judge(identity->number, policy_of(identity->number), &to,
-			skb->ifindex == LOOPBACK_INTERFACE);
+	verdict = judge(identity->number, policy_of(identity->number), &to, is_for_host(skb));
 	if (verdict == PASSES)
 		return 1;
 	if (packet->protocol == IPPROTO_UDP && !packet->is_later &&

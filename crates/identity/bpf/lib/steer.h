@@ -89,6 +89,23 @@ static __always_inline int assign(struct bpf_sk_lookup *ctx, struct listener_key
 	return 0;
 }
 
+/* Whether netfilter asks whom to give a connection that leads elsewhere: the relay listens at the host's own loopback,
+ * which nobody of an identity can call. Where the connection leads, connect has judged. */
+static __always_inline int is_for_relay(struct bpf_sk_lookup *ctx, const struct owner *caller)
+{
+	__u32 ip[4];
+
+	if (caller->flags & OWNER_LOOPBACK)
+		return 0;
+	if (ctx->family == AF_INET)
+		return is_common_loopback4(ctx->local_ip4);
+	ip[0] = ctx->local_ip6[0];
+	ip[1] = ctx->local_ip6[1];
+	ip[2] = ctx->local_ip6[2];
+	ip[3] = ctx->local_ip6[3];
+	return is_loopback6(ip);
+}
+
 /* A connection that leads to a service of the host: who makes it may be an identity. */
 static __always_inline int may_reach_host(struct bpf_sk_lookup *ctx)
 {
@@ -110,7 +127,7 @@ static __always_inline int may_reach_host(struct bpf_sk_lookup *ctx)
 		address.words[3] = ctx->remote_ip6[3];
 	}
 	owner = bpf_map_lookup_elem(&addresses, &address);
-	if (!owner)
+	if (!owner || is_for_relay(ctx, owner))
 		return SK_PASS;
 	policy = policy_of(owner->number);
 	if (policy && serves(policy, IPPROTO_TCP, ctx->local_port, 0))

@@ -111,6 +111,8 @@ fn constants_are_those_of_the_header() {
     ] {
         assert_eq!(usize::try_from(in_header(name)).unwrap(), value, "{name}");
     }
+    let first = sandwire_kernel_net::nft::RELAY_MARK_FIRST >> 24;
+    assert_eq!(in_header("RELAY_MARK_FIRST"), u64::from(first));
 }
 
 #[test]

@@ -195,6 +195,19 @@ impl Stage {
         self.exchange(name, "[limits]\n", &format!("[limits]\n{lines}\n"));
     }
 
+    /// Has an identity in place of the second cgroup, and gives it to that cgroup.
+    pub(crate) fn add_identity(&self, addresses: [&str; 2]) {
+        let origin = format!("cgroup = \"{}\"", self.other_cgroup.display());
+        self.exchange("host", &origin, &format!("identity = {addresses:?}"));
+        let [ipv4, ipv6] = addresses;
+        let line = format!(
+            "{} identity add {} --name web --address {ipv4} --address {ipv6}",
+            executable().display(),
+            self.other_cgroup.display()
+        );
+        command::run(&line).unwrap();
+    }
+
     fn exchange(&self, name: &str, before: &str, after: &str) {
         let path = self.folder.join(format!("{name}.toml"));
         let text = fs::read_to_string(&path).unwrap();
@@ -331,6 +344,11 @@ impl Stage {
 
     pub(crate) fn in_cgroup(&self, line: &str) -> String {
         in_cgroup(&self.cgroup, line).unwrap_or_else(|error| panic!("{error}\n{}", self.host_log()))
+    }
+
+    /// By a process of the identity.
+    pub(crate) fn in_identity(&self, line: &str) -> Result<String, String> {
+        in_cgroup(&self.other_cgroup, line).map_err(|error| format!("{error}\n{}", self.host_log()))
     }
 
     /// As when one service was started anew and another one has ended.

@@ -1,0 +1,66 @@
+//! Processes of the host whose traffic is relayed: identities, cgroups.
+
+use std::net::TcpListener;
+
+use sandwire_testlab::{host::ECHO_PORT, lab};
+
+use super::DEADLINE;
+use crate::stage::{DESTINATIONS, MARKER, Stage};
+
+const ADDRESSES: [&str; 2] = ["10.70.0.5", "fd70::5"];
+
+/// A datagram there and back, again if it was lost while a peer is being connected.
+fn exchange(destination: &str) -> String {
+    format!(
+        "python3 -c 'import socket, sys\n\
+         s = socket.socket(socket.AF_INET6 if \":\" in \"{destination}\" else socket.AF_INET, socket.SOCK_DGRAM)\n\
+         s.settimeout(1)\n\
+         for _ in range(60):\n\
+         \x20   s.sendto(b\"{MARKER}\", (\"{destination}\", {ECHO_PORT}))\n\
+         \x20   try:\n\
+         \x20       print(s.recv(100).decode())\n\
+         \x20       sys.exit()\n\
+         \x20   except TimeoutError: pass\n\
+         sys.exit(1)'"
+    )
+}
+
+/// The way to the relay leads by the host's loopback; that doesn't make it a service of the host.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_identity_is_relayed_that_may_reach_no_service_of_the_host() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.add_identity(ADDRESSES);
+        stage.start_peer();
+        stage.start_host();
+        let capture = stage.capture();
+        for destination in DESTINATIONS {
+            let host = match destination.parse().unwrap() {
+                std::net::IpAddr::V4(address) => address.to_string(),
+                std::net::IpAddr::V6(address) => format!("[{address}]"),
+            };
+            let fetch = format!("curl -sS --max-time 20 http://{host}:8080/page");
+            assert_eq!(stage.in_identity(&fetch).as_deref(), Ok(MARKER));
+            let answer = stage.in_identity(&exchange(destination)).unwrap();
+            assert_eq!(answer.trim(), MARKER);
+        }
+        // The host itself is as far away as ever.
+        let _services = ["0.0.0.0:8099", "[::1]:8099"].map(|at| TcpListener::bind(at).unwrap());
+        for service in ["127.0.0.1:8099", "203.0.113.1:8099", "[::1]:8099"] {
+            let line = format!("curl -sS --max-time 5 http://{service}/");
+            let refused = stage.in_identity(&line).unwrap_err();
+            assert!(refused.contains("curl: (7)"), "{refused}");
+        }
+        let send = "python3 -c 'import socket; socket.socket(type=socket.SOCK_DGRAM).sendto(b\"?\", (\"203.0.113.1\", 8099))'";
+        let refused = stage.in_identity(send).unwrap_err();
+        assert!(refused.contains("PermissionError"), "{refused}");
+        capture.has_nothing_in_the_clear(true);
+        let report = stage.report();
+        for source in ["10.70.0.5:", "[fd70::5]:"] {
+            let line = report.lines().find(|line| line.contains(source));
+            let line = line.unwrap_or_else(|| panic!("{source} is missing in {report}"));
+            assert!(line.contains(r#""sender":"other""#), "{line}");
+        }
+    });
+}
