@@ -5,7 +5,7 @@ use tokio::net::TcpStream;
 use crate::{
     config::Limits,
     metrics::Metrics,
-    pump::{self, Secure},
+    pump::{self, Progress, Secure},
     report::{Report, Subject},
 };
 
@@ -26,30 +26,55 @@ pub(crate) struct Books<'a> {
     pub(crate) report: &'a Report,
 }
 
+/// A connection that is carried. It is written down when this goes, also when the relay ends.
+struct Entry<'a> {
+    books: Books<'a>,
+    subject: &'a Subject,
+    side: Plain,
+    progress: Progress,
+    outcome: &'static str,
+}
+
 impl Books<'_> {
     /// Carries bytes until both ends are closed or one is cut.
     pub(crate) async fn carry(self, subject: &Subject, plain: (Plain, TcpStream), secure: Secure) {
         let (side, stream) = plain;
         self.metrics.connections.add(1);
         self.metrics.connections_open.add(1);
-        let limits = self.limits;
-        let carried = pump::carry(stream, secure, limits.buffer_bytes, limits.tcp_idle).await;
-        self.metrics.connections_open.subtract(1);
-        let (out, back) = match side {
-            Plain::Sender => (carried.from_plain, carried.to_plain),
-            Plain::Destination => (carried.to_plain, carried.from_plain),
+        let mut entry = Entry {
+            books: self,
+            subject,
+            side,
+            progress: Progress::new(),
+            outcome: "cut",
         };
-        self.metrics.bytes_out.add(out);
-        self.metrics.bytes_in.add(back);
-        let outcome = match &carried.cut {
-            None => "closed",
-            Some(reason) => {
+        let carried = pump::carry(stream, secure, self.limits, &entry.progress).await;
+        match carried {
+            Ok(()) => entry.outcome = "closed",
+            Err(reason) => {
                 let (sender, destination) = (&subject.sender, &subject.destination);
                 tracing::debug!(%sender, %destination, reason, "a connection is cut");
-                self.metrics.connections_cut.add(1);
-                "cut"
             }
+        }
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        let metrics = self.books.metrics;
+        metrics.connections_open.subtract(1);
+        let (from_plain, to_plain) = self.progress.bytes();
+        let (out, back) = match self.side {
+            Plain::Sender => (from_plain, to_plain),
+            Plain::Destination => (to_plain, from_plain),
         };
-        self.report.add(subject, outcome, (out, back));
+        metrics.bytes_out.add(out);
+        metrics.bytes_in.add(back);
+        if self.outcome == "cut" {
+            metrics.connections_cut.add(1);
+        }
+        self.books
+            .report
+            .add(self.subject, self.outcome, (out, back));
     }
 }

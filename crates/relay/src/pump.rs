@@ -1,6 +1,8 @@
 //! Carries the bytes of a connection both ways: as fast as the slower side takes them, each direction until it ends.
 //!
-//! An end is passed on as an end of that direction, anything else as a reset: nobody takes a part for the whole.
+//! An end is passed on as an end of that direction, anything else as a reset: nobody takes a part for the whole. That
+//! holds for the end of this process too, so a connection in the clear is to be reset from its first moment on, until
+//! both directions have ended.
 
 use std::{
     io,
@@ -19,7 +21,7 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{credentials::Life, transport::SecureTcp};
+use crate::{config::Limits, credentials::Life, transport::SecureTcp};
 
 /// The side that is in TLS.
 pub(crate) struct Secure {
@@ -95,24 +97,20 @@ impl Secure {
     }
 }
 
-/// Has TCP say that the connection was cut when it is closed.
+/// Has TCP say that the connection was cut when it is closed, whoever closes it.
 pub(crate) fn reset(stream: &TcpStream) {
     // Worst case, the other side sees an end.
     let _ = rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO));
 }
 
-/// What was carried, and how it ended.
-pub(crate) struct Carried {
-    /// Bytes from the plain side.
-    pub(crate) from_plain: u64,
-    /// Bytes to the plain side.
-    pub(crate) to_plain: u64,
-    /// Why it was cut, if it was.
-    pub(crate) cut: Option<String>,
+/// Has what was sent arrive, and then the end.
+fn finish(stream: &TcpStream) {
+    // Worst case, the other side sees a cut.
+    let _ = rustix::net::sockopt::set_socket_linger(stream, None);
 }
 
 /// When something last happened, and how much has.
-struct Progress {
+pub(crate) struct Progress {
     since: Instant,
     milliseconds: AtomicU64,
     from_plain: AtomicU64,
@@ -120,6 +118,23 @@ struct Progress {
 }
 
 impl Progress {
+    pub(crate) fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            milliseconds: AtomicU64::new(0),
+            from_plain: AtomicU64::new(0),
+            to_plain: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes from the plain side, and to it.
+    pub(crate) fn bytes(&self) -> (u64, u64) {
+        (
+            self.from_plain.load(Ordering::Relaxed),
+            self.to_plain.load(Ordering::Relaxed),
+        )
+    }
+
     fn note(&self, bytes: &AtomicU64, count: usize) {
         bytes.fetch_add(count as u64, Ordering::Relaxed);
         let now = u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -140,42 +155,37 @@ impl Progress {
 }
 
 /// Carries bytes until both directions have ended, or it has to be cut.
+///
+/// # Errors
+/// Why it was cut.
 pub(crate) async fn carry(
     mut plain: TcpStream,
     mut secure: Secure,
-    buffer_bytes: usize,
-    idle: Duration,
-) -> Carried {
-    let progress = Progress {
-        since: Instant::now(),
-        milliseconds: AtomicU64::new(0),
-        from_plain: AtomicU64::new(0),
-        to_plain: AtomicU64::new(0),
-    };
+    limits: &Limits,
+    progress: &Progress,
+) -> Result<(), String> {
+    let buffer_bytes = limits.buffer_bytes;
     let life = secure.life.clone();
     let outcome = {
         let (plain_reader, plain_writer) = plain.split();
         let both = async {
             tokio::try_join!(
-                seal(plain_reader, &mut secure.writer, buffer_bytes, &progress),
-                open(&mut secure.reader, plain_writer, buffer_bytes, &progress),
+                seal(plain_reader, &mut secure.writer, buffer_bytes, progress),
+                open(&mut secure.reader, plain_writer, buffer_bytes, progress),
             )
         };
         tokio::select! {
             outcome = both => outcome.map(drop).map_err(|error| error.to_string()),
             reason = life.end() => Err(reason),
-            () = progress.idle(idle) => Err("it was silent for too long".to_owned()),
+            () = progress.idle(limits.tcp_idle) => Err("it was silent for too long".to_owned()),
         }
     };
-    if outcome.is_err() {
-        reset(&plain);
+    if outcome.is_ok() {
+        finish(&plain);
+    } else {
         secure.cut();
     }
-    Carried {
-        from_plain: progress.from_plain.into_inner(),
-        to_plain: progress.to_plain.into_inner(),
-        cut: outcome.err(),
-    }
+    outcome
 }
 
 async fn seal(

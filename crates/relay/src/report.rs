@@ -24,6 +24,12 @@ pub(crate) struct Report {
     metrics: Arc<Metrics>,
 }
 
+/// Who writes them.
+pub(crate) struct Writer {
+    /// Somebody has the other end for as long as lines are written.
+    done: mpsc::Receiver<()>,
+}
+
 /// A line of the report.
 #[derive(Debug, Serialize)]
 struct Line {
@@ -53,16 +59,18 @@ pub(crate) struct Subject {
 }
 
 impl Report {
-    pub(crate) fn open(path: Option<&Path>, metrics: Arc<Metrics>) -> io::Result<Self> {
+    pub(crate) fn open(path: Option<&Path>, metrics: Arc<Metrics>) -> io::Result<(Self, Writer)> {
         let mut output: Box<dyn Write + Send> = match path {
             Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
             None => Box::new(io::stdout()),
         };
         let (queue, lines) = mpsc::sync_channel::<Line>(WAITING_MAX);
         let lost = metrics.clone();
+        let (writing, done) = mpsc::channel();
         thread::Builder::new()
             .name("report".to_owned())
             .spawn(move || {
+                let _writing: mpsc::Sender<()> = writing;
                 for line in lines {
                     let written =
                         serde_json::to_vec(&line)
@@ -77,7 +85,7 @@ impl Report {
                     }
                 }
             })?;
-        Ok(Self { queue, metrics })
+        Ok((Self { queue, metrics }, Writer { done }))
     }
 
     pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, (out, back): (u64, u64)) {
@@ -101,5 +109,13 @@ impl Report {
         if self.queue.try_send(line).is_err() {
             self.metrics.reports_lost.add(1);
         }
+    }
+}
+
+impl Writer {
+    /// Waits until all lines are written, of which there are no more once every [`Report`] is gone.
+    pub(crate) fn finish(self, at_most: Duration) {
+        // Nobody says anything: it ends by the other end's going.
+        let _ = self.done.recv_timeout(at_most);
     }
 }

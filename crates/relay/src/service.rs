@@ -97,7 +97,7 @@ pub fn run(config: &Config) -> Result<(), ServiceError> {
         .map_err(failed("start"))?;
     let sockets = runtime_of_socket.block_on(async { open_sockets(config) })?;
     let metrics = Arc::new(Metrics::default());
-    let report = Report::open(config.report.as_deref(), metrics.clone())
+    let (report, writer) = Report::open(config.report.as_deref(), metrics.clone())
         .map_err(failed("open the report"))?;
     let kept = config.egress.as_ref().map_or(&[][..], |_| privileges::KEPT);
     keep_only(kept).map_err(failed("give up capabilities"))?;
@@ -106,8 +106,9 @@ pub fn run(config: &Config) -> Result<(), ServiceError> {
         .build()
         .map_err(failed("start threads"))?;
     let outcome = runtime.block_on(serve(config, sockets, metrics, report));
-    // Whatever is still open is reset.
+    // Whatever is still open is reset, and reported as cut.
     runtime.shutdown_timeout(Duration::from_secs(1));
+    writer.finish(Duration::from_secs(1));
     outcome
 }
 

@@ -49,8 +49,7 @@ pub(super) async fn deliver(
     let is_answered = answered.await.is_ok();
     let (plain, _share) = match outcome {
         Ok(connected) if is_answered => connected,
-        Ok((plain, _)) => {
-            reset(&plain);
+        Ok(_) => {
             here.report.add(&subject, "cut", (0, 0));
             return;
         }
@@ -89,6 +88,7 @@ async fn connect(
             io::ErrorKind::TimedOut => Answer::TimedOut,
             _ => Answer::Failed,
         })?;
+    reset(&stream);
     // What comes is passed on as it comes.
     let _ = stream.set_nodelay(true);
     Ok((stream, share))

@@ -43,10 +43,10 @@ pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, entrance: Entr
 }
 
 async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Entrance) {
+    reset(&stream);
     let refuse = |reason: &str| {
         tracing::debug!(%source, reason, "a connection is refused");
         host.metrics.connections_refused.add(1);
-        reset(&stream);
     };
     let Ok(destination) = stream.local_addr() else {
         return refuse("it is gone");

@@ -81,8 +81,9 @@ impl Flows {
         self.by_pair.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets flows that are silent, for ever.
+    /// Forgets flows that are silent, for ever. The rest ends with it.
     pub(crate) async fn keep(&self, host: &Host) {
+        let _rest = Rest { flows: self, host };
         let idle = host.limits.udp_idle;
         let bound = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
         loop {
@@ -126,6 +127,20 @@ impl Flows {
                 tracing::warn!(%error, "an answer can't be passed on");
                 None
             }
+        }
+    }
+}
+
+/// What there is when nobody looks after it any more: the relay ends.
+struct Rest<'a> {
+    flows: &'a Flows,
+    host: &'a Host,
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        for (_, flow) in self.flows.lock().drain() {
+            end(self.host, &flow, "cut");
         }
     }
 }

@@ -31,6 +31,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A process that is ended with its owner.
 struct Process(Child);
 
+impl Process {
+    fn stop(mut self) {
+        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
+        assert!(self.0.wait().unwrap().success());
+    }
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -276,6 +283,15 @@ impl Stage {
         self.host_relay = None;
     }
 
+    /// As `systemctl stop` does.
+    pub(crate) fn stop_host(&mut self) {
+        self.host_relay.take().unwrap().stop();
+    }
+
+    pub(crate) fn stop_peer(&mut self) {
+        self.peer_relay.take().unwrap().stop();
+    }
+
     pub(crate) fn kill_peer(&mut self) {
         self.peer_relay = None;
     }
@@ -340,6 +356,10 @@ impl Stage {
 
     pub(crate) fn inside_box<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.sandbox.inside(|| Ok(work())).unwrap()
+    }
+
+    pub(crate) fn inside_dest<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.dest.inside(|| Ok(work())).unwrap()
     }
 
     pub(crate) fn in_cgroup(&self, line: &str) -> String {

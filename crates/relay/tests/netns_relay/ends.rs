@@ -1,0 +1,72 @@
+//! How what is under way ends when a relay does.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+};
+
+use sandwire_testlab::lab;
+
+use super::{DEADLINE, PATIENCE};
+use crate::stage::Stage;
+
+/// Both ends of a relayed connection under way see a reset when a relay ends: nobody takes a part for the whole.
+fn cut_by(end: impl Fn(&mut Stage), reports: &str) {
+    let to: SocketAddr = "198.51.100.7:4010".parse().unwrap();
+    let mut stage = Stage::build("auto");
+    stage.start_peer();
+    stage.start_host();
+    let listener = stage.inside_dest(|| TcpListener::bind(to).unwrap());
+    let mut caller = stage.inside_box(|| TcpStream::connect_timeout(&to, PATIENCE).unwrap());
+    let (mut callee, _) = listener.accept().unwrap();
+    for stream in [&caller, &callee] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    }
+    caller.write_all(b"?").unwrap();
+    callee.read_exact(&mut [0]).unwrap();
+    callee.write_all(b"!").unwrap();
+    caller.read_exact(&mut [0]).unwrap();
+    end(&mut stage);
+    for (who, mut stream) in [("caller", caller), ("callee", callee)] {
+        let cut = stream.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(cut, Err(ErrorKind::ConnectionReset), "{who}");
+    }
+    if !reports.is_empty() {
+        let report = stage.report_of(reports);
+        let line = report
+            .lines()
+            .find(|line| line.contains("198.51.100.7:4010"));
+        let line = line.unwrap_or_else(|| panic!("not in the report of the {reports}: {report}"));
+        for wanted in [
+            r#""outcome":"cut""#,
+            r#""to_destination_bytes":1"#,
+            r#""from_destination_bytes":1"#,
+        ] {
+            assert!(line.contains(wanted), "{line}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_that_is_stopped_cuts_and_reports_what_is_under_way() {
+    lab::run_within(DEADLINE, |_| cut_by(Stage::stop_host, "host"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_peer_that_is_stopped_cuts_and_reports_what_is_under_way() {
+    lab::run_within(DEADLINE, |_| cut_by(Stage::stop_peer, "peer"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_that_is_killed_cuts_what_is_under_way() {
+    lab::run_within(DEADLINE, |_| cut_by(Stage::kill_host, ""));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_peer_that_is_killed_cuts_what_is_under_way() {
+    lab::run_within(DEADLINE, |_| cut_by(Stage::kill_peer, ""));
+}
