@@ -171,7 +171,8 @@ pub(crate) fn quic_transport(limits: &Limits) -> TransportConfig {
         .max_concurrent_bidi_streams(VarInt::from_u32(QUIC_STREAMS))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(window))
-        .receive_window(VarInt::from_u32(window.saturating_mul(4)))
+        // All senders share one connection: who doesn't read may hold up nobody but itself.
+        .receive_window(VarInt::MAX)
         .send_window(u64::from(window) * 4)
         .datagram_receive_buffer_size(Some(limits.datagram_queue_bytes))
         .datagram_send_buffer_size(limits.datagram_queue_bytes)

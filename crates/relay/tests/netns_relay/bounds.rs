@@ -13,7 +13,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 use sandwire_relay::wire::PROTOCOL;
-use sandwire_testlab::lab;
+use sandwire_testlab::{host::serve_tcp, lab};
 
 use super::{DEADLINE, PATIENCE, fetch};
 use crate::stage::{Stage, wait_for};
@@ -212,5 +212,45 @@ fn the_host_says_who_has_too_many_connections() {
             "sandwire_relay_connections_refused_limit_total ",
         );
         assert_eq!(refused, 1);
+    });
+}
+
+fn send_for_ever(mut stream: TcpStream) -> std::io::Result<()> {
+    loop {
+        stream.write_all(&[0; 65_536])?;
+    }
+}
+
+/// How many bytes have come over the wire.
+fn received(lab: &lab::Lab) -> u64 {
+    let shown = lab.run("ip -s -j link show wire0");
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    shown[0]["stats64"]["rx"]["bytes"].as_u64().unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_reads_nothing_holds_up_nobody_else_in_quic() {
+    const PORT: u16 = 4011;
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("quic");
+        stage.start_peer();
+        stage.start_host();
+        stage.inside_dest(|| serve_tcp(PORT, send_for_ever).unwrap());
+        fetch(&stage);
+        let silent = stage.inside_box(|| {
+            let to: SocketAddr = ([198, 51, 100, 7], PORT).into();
+            [(); 8].map(|()| TcpStream::connect_timeout(&to, PATIENCE).unwrap())
+        });
+        let mut before = 0;
+        wait_for("nothing more comes that nobody reads", || {
+            std::thread::sleep(Duration::from_secs(2));
+            let now = received(lab);
+            let is_still = now - before < 100_000;
+            before = now;
+            is_still
+        });
+        fetch(&stage);
+        drop(silent);
     });
 }
