@@ -25,7 +25,7 @@ use crate::{
     transport::{
         TransportError, accept_tls,
         channel::{self, Incoming, Outgoing},
-        quic_chain, read_opening,
+        end_when_silent, quic_chain, read_opening,
     },
     wire::{Answer, Opening},
 };
@@ -120,6 +120,7 @@ async fn take_tls(
             tcp::deliver(destination, &caller, &opening, secure).await;
         }
         Opening::Datagrams => {
+            end_when_silent(&stream, from)?;
             // Whoever doesn't read it isn't sent anything else either.
             let accepted = async {
                 stream.write_u8(Answer::Connected as u8).await?;

@@ -26,6 +26,9 @@ pub(crate) type SecureTcp = TlsStream<BufReader<TcpStream>>;
 /// How long a QUIC connection may be silent, and how often it isn't.
 const QUIC_IDLE: Duration = Duration::from_secs(15);
 const QUIC_KEEP_ALIVE: Duration = Duration::from_secs(4);
+/// How long a channel in TLS may be without an answer, and how often it is asked when nothing is sent.
+const TLS_SILENCE: Duration = Duration::from_secs(15);
+const TLS_PROBE: Duration = Duration::from_secs(4);
 /// How long QUIC may take to be connected before it is given up.
 const QUIC_CONNECT: Duration = Duration::from_secs(3);
 /// Streams, each a TCP connection, that a QUIC connection may have.
@@ -103,6 +106,24 @@ pub(crate) async fn connect_tls(
     let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let life = Life::of_server(store, &credentials, chain, &peer.server_name);
     Ok((stream.into(), life))
+}
+
+/// Has TCP end a connection whose other machine is gone without a word. Not for those of which the other side may
+/// leave bytes unread: they would end too.
+pub(crate) fn end_when_silent(
+    stream: &SecureTcp,
+    address: SocketAddr,
+) -> Result<(), TransportError> {
+    use rustix::net::sockopt as option;
+    let tcp = stream.get_ref().0.get_ref();
+    let silence = u32::try_from(TLS_SILENCE.as_millis()).unwrap_or(u32::MAX);
+    let set = || -> rustix::io::Result<()> {
+        option::set_socket_keepalive(tcp, true)?;
+        option::set_tcp_keepidle(tcp, TLS_PROBE)?;
+        option::set_tcp_keepintvl(tcp, TLS_PROBE)?;
+        option::set_tcp_user_timeout(tcp, silence)
+    };
+    set().map_err(|error| io_error("set up", address)(error.into()))
 }
 
 /// Takes a TLS connection from a host.

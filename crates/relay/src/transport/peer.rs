@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     TransportError,
     channel::{self, Incoming, Outgoing},
-    connect_quic, connect_tls, io_error, quic_error,
+    connect_quic, connect_tls, end_when_silent, io_error, quic_error,
 };
 use crate::{
     config::{Limits, Peer, Transport},
@@ -142,6 +142,7 @@ impl Link {
             .map_err(|_| TransportError::TimedOut(address))?
             .map_err(io_error("read from", address))?;
         Answer::decode(answer)?;
+        end_when_silent(&stream, address)?;
         let (outgoing, incoming) = channel::over_tls(stream, self.limits.datagram_queue_bytes);
         Ok((outgoing, incoming, life))
     }

@@ -7,8 +7,8 @@ use std::{
 
 use sandwire_testlab::lab;
 
-use super::{DEADLINE, PATIENCE};
-use crate::stage::Stage;
+use super::{DEADLINE, PATIENCE, ask};
+use crate::stage::{DESTINATIONS, MARKER, Stage, wait_for};
 
 /// Both ends of a relayed connection under way see a reset when a relay ends: nobody takes a part for the whole.
 fn cut_by(end: impl Fn(&mut Stage), reports: &str) {
@@ -69,4 +69,34 @@ fn a_host_that_is_killed_cuts_what_is_under_way() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_peer_that_is_killed_cuts_what_is_under_way() {
     lab::run_within(DEADLINE, |_| cut_by(Stage::kill_peer, ""));
+}
+
+/// As when the other machine has lost its power.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_channel_in_tls_ends_when_nothing_is_heard_any_more() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("tls");
+        stage.start_peer();
+        stage.start_host();
+        let server = SocketAddr::new(DESTINATIONS[0].parse().unwrap(), 7);
+        let socket = stage.inside_box(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        ask(&socket, server, MARKER.as_bytes());
+        stage.in_peer("nft add table inet wall");
+        stage.in_peer("nft add chain inet wall input { type filter hook input priority 0 ; }");
+        stage.in_peer("nft add chain inet wall output { type filter hook output priority 0 ; }");
+        stage.in_peer("nft add rule inet wall input tcp dport 4433 drop");
+        stage.in_peer("nft add rule inet wall output tcp sport 4433 drop");
+        wait_for("the host notices", || {
+            let _ = socket.send_to(b"anybody there?", server);
+            stage
+                .host_log()
+                .contains("the channel to the peer has ended")
+        });
+        wait_for("the peer notices", || {
+            stage.peer_log().contains("a host's channel has ended")
+        });
+        stage.in_peer("nft delete table inet wall");
+        ask(&socket, server, MARKER.as_bytes());
+    });
 }
