@@ -40,6 +40,8 @@ use crate::{
     transport::{peer::Link, quic_socket},
 };
 
+/// How long it may take to tell others by QUIC that we end. Who doesn't hear it notices by our silence, later.
+const LEAVE: Duration = Duration::from_millis(500);
 /// How often it is looked whether cgroups are still the same.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -174,8 +176,9 @@ async fn serve(
         metrics,
         report,
     };
+    let mut channels = Channels::default();
     if let Some(deliver) = &config.deliver {
-        base.start_deliver(deliver, sockets.peers)?;
+        base.start_deliver(deliver, sockets.peers, &mut channels)?;
     }
     if let Some(egress) = &config.egress {
         if let Some(daemon) = &egress.daemon
@@ -183,7 +186,7 @@ async fn serve(
         {
             children::check(found)?;
         }
-        base.start_egress(egress, sockets.entrances)?;
+        base.start_egress(egress, sockets.entrances, &mut channels)?;
         let cgroups = steering::cgroups_present(egress);
         steering::apply(egress)?;
         tokio::spawn(keep_steering(egress.clone(), cgroups));
@@ -206,11 +209,38 @@ async fn serve(
     }
     tracing::info!("the relay ends; what is steered to it is dropped until it comes back");
     notify(sd_notify::NotifyState::Stopping);
+    channels.leave().await;
     let socket = metrics::socket(&config.folder);
     if let Err(error) = std::fs::remove_file(&socket) {
         tracing::warn!(%error, "removing the socket for metrics failed");
     }
     Ok(())
+}
+
+/// What other relays have to be told of when we end.
+#[derive(Default)]
+struct Channels {
+    endpoints: Vec<quinn::Endpoint>,
+    /// Who makes a channel again that has ended.
+    keepers: Vec<tokio::task::AbortHandle>,
+}
+
+impl Channels {
+    /// Ends all QUIC connections so that the other sides know: they would wait for us otherwise.
+    async fn leave(self) {
+        for keeper in &self.keepers {
+            keeper.abort();
+        }
+        for endpoint in &self.endpoints {
+            endpoint.close(quinn::VarInt::from_u32(0), b"the relay ends");
+        }
+        let all_know = async {
+            for endpoint in &self.endpoints {
+                endpoint.wait_idle().await;
+            }
+        };
+        let _ = tokio::time::timeout(LEAVE, all_know).await;
+    }
 }
 
 /// What both roles have.
@@ -226,6 +256,7 @@ impl Base<'_> {
         &self,
         deliver: &Deliver,
         sockets: Vec<(TcpListener, UdpSocket)>,
+        channels: &mut Channels,
     ) -> Result<(), ServiceError> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
@@ -244,6 +275,7 @@ impl Base<'_> {
             let credentials = self.store.current()?;
             let server = quinn::ServerConfig::with_crypto(credentials.quic_server.clone());
             let endpoint = endpoint(udp, Some(server))?;
+            channels.endpoints.push(endpoint.clone());
             tokio::spawn(deliver::serve_quic(destination.clone(), endpoint));
         }
         Ok(())
@@ -253,6 +285,7 @@ impl Base<'_> {
         &self,
         egress: &Egress,
         sockets: Vec<(Entrance, TcpListener, UdpSocket)>,
+        channels: &mut Channels,
     ) -> Result<(), ServiceError> {
         let limits = self.config.limits.clone();
         let mut links = Vec::new();
@@ -263,9 +296,11 @@ impl Base<'_> {
                 Ipv6Addr::UNSPECIFIED.into()
             };
             let socket = quic_socket(SocketAddr::new(any, 0)).map_err(failed("open a socket"))?;
+            let endpoint = endpoint(socket, None)?;
+            channels.endpoints.push(endpoint.clone());
             links.push(Arc::new(Link::new(
                 peer.clone(),
-                endpoint(socket, None)?,
+                endpoint,
                 self.store.clone(),
                 limits.clone(),
                 self.metrics.clone(),
@@ -285,12 +320,13 @@ impl Base<'_> {
         for (via, link) in host.links.iter().enumerate() {
             let (link, host, flows) = (link.clone(), host.clone(), flows.clone());
             let seed = egress.seed;
-            tokio::spawn(async move {
+            let keeper = tokio::spawn(async move {
                 link.keep(seed, |incoming| {
                     egress::udp::answer(host.clone(), flows.clone(), via, incoming)
                 })
                 .await;
             });
+            channels.keepers.push(keeper.abort_handle());
         }
         if let Some(daemon) = egress.daemon.clone() {
             let (host, metrics) = (host.clone(), self.metrics.clone());

@@ -100,3 +100,39 @@ fn a_channel_in_tls_ends_when_nothing_is_heard_any_more() {
         ask(&socket, server, MARKER.as_bytes());
     });
 }
+
+/// Without that, it would be noticed by its silence, after a quarter of a minute in which all that is sent is lost.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_relay_that_is_stopped_tells_the_other_one_by_quic() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let server = SocketAddr::new(DESTINATIONS[0].parse().unwrap(), 7);
+        let socket = stage.inside_box(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
+        ask(&socket, server, MARKER.as_bytes());
+        stage.stop_peer();
+        wait_for("the host notices", || {
+            stage
+                .host_log()
+                .contains("the channel to the peer has ended")
+        });
+        let log = stage.host_log();
+        assert!(log.contains("closed by peer"), "{log}");
+        stage.start_peer();
+        ask(&socket, server, MARKER.as_bytes());
+        let before = stage.host_log().len();
+        stage.stop_host();
+        let last = stage.host_log().split_off(before);
+        assert!(
+            !last.contains("WARN") && !last.contains("the peer"),
+            "{last}"
+        );
+        wait_for("the peer notices", || {
+            stage.peer_log().contains("a host's channel has ended")
+        });
+        let log = stage.peer_log();
+        assert!(log.contains("closed by peer"), "{log}");
+    });
+}
