@@ -235,8 +235,12 @@ impl Config {
 
 impl Redirect {
     /// Whether it covers that destination.
+    ///
+    /// The loopback is each machine's own: only a prefix that has nothing else in it means that of the peer.
     #[must_use]
     pub fn covers(&self, protocol: Protocol, destination: SocketAddr) -> bool {
+        let ip = destination.ip();
+        let loopback = LOOPBACK.iter().find(|prefix| prefix.contains(&ip));
         self.protocols.contains(&protocol)
             && self
                 .ports
@@ -245,7 +249,13 @@ impl Redirect {
             && self
                 .to
                 .iter()
-                .any(|prefix| prefix.contains(&destination.ip()))
+                .filter(|prefix| prefix.contains(&ip))
+                .any(|prefix| loopback.is_none_or(|loopback| loopback.contains(prefix)))
+    }
+
+    /// Destinations of who has a loopback in common with us.
+    pub(crate) fn to_from_here(&self) -> Vec<IpNet> {
+        self.to.iter().copied().flat_map(without_loopback).collect()
     }
 
     /// Whether nothing of what its senders have for its destinations may go another way.
@@ -270,6 +280,29 @@ impl Deliver {
             .any(|allowed| special.is_none_or(|special| special.contains(allowed)))
     }
 }
+
+/// A prefix as smaller ones that have nothing of the loopback in them, unless it has nothing else.
+fn without_loopback(prefix: IpNet) -> Vec<IpNet> {
+    let Some(hole) = LOOPBACK
+        .iter()
+        .find(|hole| prefix.contains(*hole) && prefix != **hole)
+    else {
+        return vec![prefix];
+    };
+    let mut rest = Vec::new();
+    let mut around = prefix;
+    while around != *hole {
+        let Ok(halves) = around.subnets(around.prefix_len() + 1) else {
+            break;
+        };
+        let (with, beside): (Vec<IpNet>, Vec<IpNet>) = halves.partition(|half| half.contains(hole));
+        rest.extend(beside);
+        around = with.first().copied().unwrap_or(*hole);
+    }
+    rest
+}
+
+const LOOPBACK: [IpNet; 2] = [ipv4([127, 0, 0, 0], 8), ipv6([0, 0, 0, 0, 0, 0, 0, 1], 128)];
 
 /// Where nobody wants to be delivered by mistake.
 const SPECIAL: [IpNet; 12] = [

@@ -165,6 +165,8 @@ struct Part<'a> {
     /// Sources of the host's own packets.
     own: Vec<IpNet>,
     to: Vec<IpNet>,
+    /// The same for cgroups.
+    to_from_here: Vec<IpNet>,
     name: String,
 }
 
@@ -188,6 +190,7 @@ fn parts(egress: &Egress) -> Vec<Part<'_>> {
                 forwarded: of_family(&forwarded, family),
                 own: of_family(&own, family),
                 to: of_family(&redirect.to, family),
+                to_from_here: of_family(&redirect.to_from_here(), family),
                 name: format!("{number}_{version}"),
             });
         }
@@ -220,9 +223,9 @@ impl Part<'_> {
     }
 
     /// Destinations, protocols and ports that are redirected, behind what a key begins with.
-    fn ends(&self, start: &Key) -> Vec<Element> {
+    fn ends(&self, start: &Key, destinations: &[IpNet]) -> Vec<Element> {
         let mut elements = Vec::new();
-        for to in &self.to {
+        for to in destinations {
             for protocol in Protocol::ALL {
                 if !self.redirect.protocols.contains(&protocol) {
                     continue;
@@ -247,7 +250,7 @@ impl Part<'_> {
         add_set(batch, &name, &key);
         let elements = sources
             .iter()
-            .flat_map(|source| self.ends(&Key::default().prefix(*source)));
+            .flat_map(|source| self.ends(&Key::default().prefix(*source), &self.to));
         batch.add_elements(&name, &elements.collect::<Vec<_>>());
         name
     }
@@ -309,7 +312,7 @@ impl Part<'_> {
             .iter()
             .filter(|(_, entrance)| of_redirect(entrance))
             .collect();
-        if wanted.is_empty() || self.to.is_empty() {
+        if wanted.is_empty() || self.to_from_here.is_empty() {
             return;
         }
         let flows = format!("to{}", self.name);
@@ -318,11 +321,15 @@ impl Part<'_> {
             &flows,
             &[self.address(), Field::Protocol, Field::Port],
         );
-        batch.add_elements(&flows, &self.ends(&Key::default()));
+        batch.add_elements(&flows, &self.ends(&Key::default(), &self.to_from_here));
         let all = format!("to_all{}", self.name);
         add_set(batch, &all, &[self.address()]);
-        let destinations: Vec<Element> =
-            self.to.iter().copied().flat_map(Element::prefix).collect();
+        let destinations: Vec<Element> = self
+            .to_from_here
+            .iter()
+            .copied()
+            .flat_map(Element::prefix)
+            .collect();
         batch.add_elements(&all, &destinations);
         for (cgroup, entrance) in wanted {
             let of_cgroup = || Rule::new().socket_cgroup(cgroup.id, cgroup.depth);
@@ -622,7 +629,7 @@ mod tests {
             .collect();
         assert_eq!(ends, [(80, 80), (400, 600)]);
         // Two protocols with two ranges each.
-        assert_eq!(v4.ends(&Key::default()).len(), 4);
+        assert_eq!(v4.ends(&Key::default(), &v4.to).len(), 4);
     }
 
     #[test]

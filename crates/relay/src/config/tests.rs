@@ -151,3 +151,37 @@ fn loopback_and_metadata_are_delivered_to_only_where_that_is_said() {
     let deliver = parse(&own).unwrap().deliver.unwrap();
     assert!(allows(&deliver, "127.0.0.1") && !allows(&deliver, "127.0.0.2"));
 }
+
+#[test]
+fn everything_leaves_the_loopback_where_it_is_and_what_names_it_does_not() {
+    let redirect = |to: &str| {
+        let text = HOST.replace("\"198.51.100.0/24\", \"2001:db8::1\"", to);
+        let text = text.replace("ports = [443, \"8000-8100\"]", "");
+        let egress = parse(&text).unwrap().egress.unwrap();
+        egress.redirects[0].clone()
+    };
+    let all = redirect("\"0.0.0.0/0\", \"::/0\"");
+    let named = redirect("\"127.0.0.1\", \"::1\"");
+    let local = ["127.0.0.1", "127.255.0.1", "::1"];
+    let beyond = [
+        "126.255.255.255",
+        "128.0.0.0",
+        "0.0.0.1",
+        "255.255.255.255",
+        "::2",
+        "ff::",
+    ];
+    let covers = |redirect: &Redirect, ip: &str| {
+        let ip: IpAddr = ip.parse().unwrap();
+        let steered = redirect.to_from_here();
+        let holders = steered.iter().filter(|prefix| prefix.contains(&ip)).count();
+        assert!(holders < 2, "{ip} is in {holders}");
+        let is_covered = redirect.covers(Protocol::Tcp, (ip, 80).into());
+        assert_eq!(is_covered, holders == 1, "{ip}");
+        is_covered
+    };
+    assert!(local.iter().all(|ip| !covers(&all, ip)));
+    assert!(beyond.iter().all(|ip| covers(&all, ip)));
+    assert!(covers(&named, "127.0.0.1") && covers(&named, "::1"));
+    assert!(!covers(&named, "127.0.0.2"));
+}

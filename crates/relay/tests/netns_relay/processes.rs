@@ -64,3 +64,25 @@ fn an_identity_is_relayed_that_may_reach_no_service_of_the_host() {
         }
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_cgroup_of_which_everything_is_redirected_keeps_its_loopback() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.redirect_everywhere();
+        stage.start_peer();
+        stage.start_host();
+        let page = stage.in_cgroup("curl -sS --max-time 60 http://198.51.100.7:8080/page");
+        assert_eq!(page, MARKER);
+        sandwire_testlab::host::serve_tcp(8099, sandwire_testlab::host::answer_http).unwrap();
+        for here in ["127.0.0.1", "127.0.0.53", "[::1]"] {
+            let fetch = format!("curl -sS --max-time 5 http://{here}:8099/");
+            assert!(stage.in_cgroup(&fetch).contains("hello"), "{here}");
+        }
+        // Who calls the relay itself is nobody of the cgroup.
+        let call = "curl -sS --max-time 5 http://127.0.0.1:15002/";
+        assert!(sandwire_testlab::command::run(call).is_err());
+        assert!(!stage.report_of("host").contains("127.0.0.1:15002"));
+    });
+}
