@@ -62,13 +62,16 @@ impl Cgroup {
 /// Whether a cgroup is gone, or nobody is in it, and nobody holds a lock on its folder, as who made it for a command
 /// does.
 pub(crate) fn is_abandoned(path: &Path, id: u64) -> bool {
-    if !Cgroup::is_there(path, id) {
-        return true;
-    }
-    let Ok(folder) = File::open(path) else {
-        return false;
-    };
-    !is_populated(path) && flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok()
+    !Cgroup::is_there(path, id) || claim(path, id).is_some()
+}
+
+/// The lock on the folder of a cgroup that nobody is in and nobody has locked. Whoever removes it keeps that until it is
+/// gone: who has just made it may be about to lock it.
+pub(crate) fn claim(path: &Path, id: u64) -> Option<File> {
+    let folder = File::open(path).ok()?;
+    let is_meant = folder.metadata().is_ok_and(|found| found.ino() == id);
+    let is_free = || flock(&folder, FlockOperation::NonBlockingLockExclusive).is_ok();
+    (is_meant && is_free() && !is_populated(path)).then_some(folder)
 }
 
 /// Whether a process is in a cgroup or below it, or might be.

@@ -16,9 +16,10 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{FlockOperation, flock},
+    io::retry_on_intr,
 };
 
-use crate::{Error, cgroup};
+use crate::{Cgroup, Error, cgroup};
 
 /// How the folders begin.
 const PREFIX: &str = "sandwire-run-";
@@ -54,7 +55,7 @@ impl OwnCgroup {
                 }
                 made => made.map_err(failed)?,
             }
-            // Somebody who sweeps may take it for abandoned until it is locked.
+            // Somebody who sweeps may take it for abandoned until it is locked; then it is gone, or stays.
             if let Some(lock) = lock(&path) {
                 return Ok(Self { path, lock });
             }
@@ -79,11 +80,20 @@ impl OwnCgroup {
         Ok(opened.map_err(failed)?.into())
     }
 
+    /// Whether it is still there: another of that name is another's.
+    fn is_there(&self) -> bool {
+        let found = self.lock.metadata();
+        found.is_ok_and(|found| Cgroup::is_there(&self.path, found.ino()))
+    }
+
     /// Ends all processes in it by SIGKILL, and waits until they are gone.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn kill(&self) -> Result<(), Error> {
+        if !self.is_there() {
+            return Ok(());
+        }
         let kill = self.path.join("cgroup.kill");
         let failed =
             |source| Error::system("kill what is in", self.path.display().to_string(), source);
@@ -112,10 +122,10 @@ impl Drop for OwnCgroup {
     }
 }
 
-/// Locks a folder that is still the one at its path.
+/// Locks a folder that is still the one at its path. Who sweeps has it for a moment.
 fn lock(path: &Path) -> Option<File> {
     let folder = File::open(path).ok()?;
-    flock(folder.as_fd(), FlockOperation::NonBlockingLockExclusive).ok()?;
+    retry_on_intr(|| flock(folder.as_fd(), FlockOperation::LockExclusive)).ok()?;
     let is_there = |found: fs::Metadata| fs::metadata(path).is_ok_and(|at| at.ino() == found.ino());
     folder.metadata().is_ok_and(is_there).then_some(folder)
 }
@@ -127,7 +137,10 @@ fn sweep(parent: &Path) {
         let Ok(found) = entry.metadata() else {
             continue;
         };
-        if is_ours && found.is_dir() && cgroup::is_abandoned(&entry.path(), found.ino()) {
+        if is_ours
+            && found.is_dir()
+            && let Some(_lock) = cgroup::claim(&entry.path(), found.ino())
+        {
             cgroup::remove_if_empty(&entry.path(), found.ino());
         }
     }

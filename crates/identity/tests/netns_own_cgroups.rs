@@ -1,0 +1,60 @@
+//! Cgroups for commands, made by several at once.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+#[path = "netns_sockets/stage.rs"]
+#[allow(dead_code, reason = "the other tests have more players")]
+mod stage;
+
+use std::{fs, process::Command, thread, time::Duration};
+
+use sandwire_identity::OwnCgroup;
+use sandwire_testlab::lab;
+
+use self::stage::Cgroups;
+
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Each that is made looks for what killed commands have left, and must not take others' for that.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cgroups_that_are_made_at_once_stay() {
+    lab::run_within(DEADLINE, |_| {
+        let cgroups = Cgroups::new();
+        let make = |maker: usize| {
+            for round in 0..300 {
+                let name = format!("{maker}-{round}");
+                let made = OwnCgroup::create(Some(cgroups.root()), &name).unwrap();
+                thread::yield_now();
+                assert!(made.path().is_dir(), "{name} is gone");
+            }
+        };
+        thread::scope(|scope| {
+            for maker in 0..8 {
+                scope.spawn(move || make(maker));
+            }
+        });
+        let left = fs::read_dir(cgroups.root()).unwrap().flatten();
+        let left = left.filter(|entry| entry.file_type().unwrap().is_dir());
+        assert_eq!(left.count(), 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nobody_is_killed_who_has_the_name_of_a_cgroup_that_is_gone() {
+    lab::run_within(DEADLINE, |_| {
+        let mut cgroups = Cgroups::new();
+        let made = OwnCgroup::create(Some(cgroups.root()), "one").unwrap();
+        let path = made.path().to_owned();
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(cgroups.make("sandwire-run-one"), path);
+        let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+        fs::write(path.join("cgroup.procs"), other.id().to_string()).unwrap();
+        drop(made);
+        // Who is killed is gone by then.
+        assert_eq!(other.try_wait().unwrap(), None);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert!(path.is_dir());
+    });
+}
