@@ -72,6 +72,7 @@ metrics! {
     sessions_failed counter "sandwire_relay_sessions_failed_total" "TLS and QUIC connections that were refused or failed";
     openings_displaced counter "sandwire_relay_openings_displaced_total" "Connections of those that failed that were given up before they had begun, for newer ones";
     openings_timed_out counter "sandwire_relay_openings_timed_out_total" "Connections of those that failed, and streams in QUIC, that did not begin in time";
+    steering_restored counter "sandwire_relay_steering_restored_total" "Times that the rules in nftables were gone and were made again";
     pools_not_relayed gauge "sandwire_relay_pools_not_relayed" "Pools, by redirect, whose containers have dropped what is redirected: their interfaces are children of the host's";
     reports_lost counter "sandwire_relay_reports_lost_total" "Lines of the report that found a full queue";
 }

@@ -36,14 +36,12 @@ use crate::{
     privileges,
     report::Report,
     senders::{Quota, Senders},
-    steering::{self, CgroupNumber, Entrance, SteeringError},
+    steering::{self, Entrance, SteeringError},
     transport::{peer::Link, quic_socket},
 };
 
 /// How long it may take to tell others by QUIC that we end. Who doesn't hear it notices by our silence, later.
 const LEAVE: Duration = Duration::from_millis(500);
-/// How often it is looked whether cgroups are still the same.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// Why the relay doesn't run.
 #[derive(Debug, thiserror::Error)]
@@ -189,7 +187,8 @@ async fn serve(
         base.start_egress(egress, sockets.entrances, &mut channels)?;
         let cgroups = steering::cgroups_present(egress);
         steering::apply(egress)?;
-        tokio::spawn(keep_steering(egress.clone(), cgroups));
+        let metrics = base.metrics.clone();
+        tokio::spawn(steering::upkeep::keep(egress.clone(), cgroups, metrics));
     }
     tracing::info!(
         host = config.egress.is_some(),
@@ -358,26 +357,6 @@ fn endpoint(
     let runtime = Arc::new(quinn::TokioRuntime);
     quinn::Endpoint::new(quinn::EndpointConfig::default(), server, socket, runtime)
         .map_err(failed("start QUIC"))
-}
-
-/// Steers anew when a cgroup was deleted and made again: it is another one then.
-async fn keep_steering(egress: Egress, mut known: Vec<Option<CgroupNumber>>) {
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let now = steering::cgroups_present(&egress);
-        // While one is missing, nobody is in it; that is no reason to wait with another one.
-        let is_new = |(now, known): (&Option<_>, _)| now.is_some() && now != known;
-        if !now.iter().zip(&known).any(is_new) {
-            continue;
-        }
-        match steering::apply_present(&egress, &now) {
-            Ok(()) => {
-                tracing::info!("a cgroup was made anew; its traffic is steered here");
-                known = now;
-            }
-            Err(error) => tracing::error!(%error, "a cgroup was made anew"),
-        }
-    }
 }
 
 /// Tells systemd, if it asked.

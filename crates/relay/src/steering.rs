@@ -11,6 +11,8 @@
 //!
 //! All of it stays when the relay ends. [`apply`] changes it in one step, [`clear`] takes it away.
 
+pub(crate) mod upkeep;
+
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},

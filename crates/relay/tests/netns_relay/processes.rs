@@ -1,11 +1,11 @@
 //! Processes of the host whose traffic is relayed: identities, cgroups.
 
-use std::net::TcpListener;
+use std::{net::TcpListener, time::Duration};
 
 use sandwire_testlab::{host::ECHO_PORT, lab};
 
-use super::DEADLINE;
-use crate::stage::{DESTINATIONS, MARKER, Stage};
+use super::{DEADLINE, everything_works};
+use crate::stage::{DESTINATIONS, MARKER, Stage, executable, wait_for};
 
 const ADDRESSES: [&str; 2] = ["10.70.0.5", "fd70::5"];
 
@@ -84,5 +84,35 @@ fn a_cgroup_of_which_everything_is_redirected_keeps_its_loopback() {
         let call = "curl -sS --max-time 5 http://127.0.0.1:15002/";
         assert!(sandwire_testlab::command::run(call).is_err());
         assert!(!stage.report_of("host").contains("127.0.0.1:15002"));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn rules_that_were_flushed_come_back_and_those_that_were_cleared_do_not() {
+    const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let is_there = || lab.run("nft list tables").contains("sandwire-relay");
+        let rules = || lab.run("ip rule") + &lab.run("ip -6 rule");
+        let before = rules();
+        lab.run("nft flush ruleset");
+        wait_for("the rules are there again", is_there);
+        let capture = stage.capture();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        everything_works(&stage);
+        capture.has_nothing_in_the_clear(true);
+        assert_eq!(rules(), before);
+        let restored = "sandwire_relay_steering_restored_total 1\n";
+        assert!(stage.metrics("host").contains(restored));
+        lab.run(&format!("{} relay clear", executable().display()));
+        let cleared = rules();
+        stage.make_cgroup_anew_without_the_other();
+        std::thread::sleep(Duration::from_secs(4));
+        assert!(!is_there(), "what was cleared came back");
+        assert_eq!(rules(), cleared);
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
     });
 }
