@@ -185,3 +185,11 @@ fn everything_leaves_the_loopback_where_it_is_and_what_names_it_does_not() {
     assert!(covers(&named, "127.0.0.1") && covers(&named, "::1"));
     assert!(!covers(&named, "127.0.0.2"));
 }
+
+#[test]
+fn ipv4_that_is_written_as_ipv6_is_refused() {
+    for to in ["::ffff:198.51.100.0/120", "::ffff:198.51.100.7"] {
+        let error = error(&HOST.replace("198.51.100.0/24", to));
+        assert!(error.contains("write it as 192.0.2.0/24"), "{error}");
+    }
+}

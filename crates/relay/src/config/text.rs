@@ -125,6 +125,12 @@ impl TryFrom<String> for PrefixText {
                 prefix.trunc()
             ));
         }
+        // Packets of IPv4 aren't of IPv6, so nothing would fit it, and what it is meant for would leave in the clear.
+        if let IpNet::V6(prefix) = prefix
+            && prefix.addr().to_ipv4_mapped().is_some()
+        {
+            return Err(format!("'{text}' is IPv4: write it as 192.0.2.0/24"));
+        }
         Ok(Self(prefix))
     }
 }
