@@ -36,7 +36,7 @@ drop_reasons! {
     VlanTag = 2,
     /// The frame is neither IPv4, IPv6 nor ARP.
     Ethertype = 3,
-    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into too many segments.
+    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into more than 2048 segments.
     Malformed = 4,
     /// The source MAC address is not the guest's.
     SourceMac = 5,

@@ -69,7 +69,7 @@ fn a_trace_tells_of_all_packets_or_how_many_it_missed() {
         let world = World::start(lab, "route", 1);
         let (_lease, guest) = world.guest(POOLS[0], "flooded");
         guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
-        let mut trace = world
+        let trace = world
             .daemon
             .command("trace flooded")
             .stdout(Stdio::null())
