@@ -476,13 +476,14 @@ impl Ebpf {
         Ok(index)
     }
 
-    /// Counted at all interfaces of a slot.
+    /// Of all interfaces of a slot.
     pub(super) fn trace_lost(&self, slot: &SlotPlan) -> u64 {
         let entries = self.entries(slot).unwrap_or_default();
         let lost = entries.iter().map(|index| self.datapath.trace_lost(*index));
         lost.sum()
     }
 
+    /// Counted at all interfaces of a slot.
     pub(super) fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
         let mut sum = Traffic::default();
         for index in self.entries(slot).ok()? {
