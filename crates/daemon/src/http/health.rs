@@ -6,7 +6,7 @@ use axum::{extract::State, http::StatusCode};
 use sandwire_api::health::Health;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::App;
+use super::{App, extract::Peer};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(show))
@@ -15,7 +15,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 impl App {
     /// What the slot service says, and what is wrong with the pools of the configuration.
     pub(crate) fn health(&self) -> Health {
-        let mut health = self.slots.health();
+        self.complete(self.slots.health())
+    }
+
+    fn complete(&self, mut health: Health) -> Health {
         health.version = env!("CARGO_PKG_VERSION").to_owned();
         health.problems.extend(self.problems());
         health.ready &= !health.problems.iter().any(|problem| problem.blocking);
@@ -23,7 +26,8 @@ impl App {
     }
 }
 
-/// Says whether the daemon and its data path work. For everybody who may connect.
+/// Says whether the daemon and its data path work. For everybody who may connect; who may not see a lease isn't told its
+/// name.
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -34,8 +38,8 @@ impl App {
         (status = 503, description = "Not ready; `problems` says why", body = Health)
     )
 )]
-async fn show(State(app): State<Arc<App>>) -> (StatusCode, axum::Json<Health>) {
-    let health = app.health();
+async fn show(State(app): State<Arc<App>>, Peer(caller): Peer) -> (StatusCode, axum::Json<Health>) {
+    let health = app.complete(app.slots.health_for(caller));
     let status = if health.ready {
         StatusCode::OK
     } else {

@@ -265,7 +265,7 @@ impl Shared {
         for defect in found.iter().filter(|defect| is_repaired(defect)) {
             state
                 .defects
-                .repaired(now, "host".to_owned(), defect.clone());
+                .repaired(now, health::Subject::Host, defect.clone());
         }
         let unrepaired: Vec<Defect> = found
             .iter()
@@ -307,7 +307,8 @@ impl Shared {
         state.count_defects(&found);
         let subject = format!("slot {number} of pool {pool}");
         for defect in found.iter().cloned() {
-            state.defects.repaired(self.now(), subject.clone(), defect);
+            let of = health::Subject::Slot(slot.clone(), None);
+            state.defects.repaired(self.now(), of, defect);
         }
         drop(state);
         log_defects(&subject, &found);
@@ -345,7 +346,8 @@ impl Shared {
             found.into_iter().partition(is_repaired);
         let subject = format!("lease {lease}");
         for defect in &repaired {
-            state.defects.repaired(now, subject.clone(), defect.clone());
+            let of = health::Subject::Slot(slot.clone(), Some(lease.clone()));
+            state.defects.repaired(now, of, defect.clone());
         }
         let is_news = state.defects.of_slot(slot, &unrepaired);
         drop(state);

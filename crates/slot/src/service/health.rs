@@ -10,8 +10,8 @@ use sandwire_api::{
     slot::Defect,
 };
 
-use super::{PoolEntry, Slots, State};
-use crate::reclaim::SlotKey;
+use super::{Caller, PoolEntry, Slots, State};
+use crate::{lease::LeaseKey, reclaim::SlotKey};
 
 /// What was found wrong with kernel objects.
 #[derive(Debug, Default)]
@@ -21,9 +21,17 @@ pub(super) struct Defects {
     /// Of the host's side, as of its last inspection; none before the first.
     host: Option<Vec<Defect>>,
     /// What was repaired lately: when, what it was about, and what was wrong.
-    recent: VecDeque<(Duration, String, Defect)>,
+    recent: VecDeque<(Duration, Subject, Defect)>,
     /// Why objects that belong to no pool are still there.
     leftovers: Vec<String>,
+}
+
+/// What a defect was of.
+#[derive(Clone, Debug)]
+pub(super) enum Subject {
+    Host,
+    /// A slot, and whose it was.
+    Slot(SlotKey, Option<LeaseKey>),
 }
 
 /// [`Defect::action`] of what is in order again.
@@ -41,9 +49,19 @@ impl Slots {
     /// Whether leases can be handed out and their packets pass, and what is or was wrong.
     #[must_use]
     pub fn health(&self) -> Health {
+        self.health_seen_by(None)
+    }
+
+    /// The same, without the names of leases that the caller may not see.
+    #[must_use]
+    pub fn health_for(&self, caller: Caller) -> Health {
+        self.health_seen_by(Some(caller))
+    }
+
+    fn health_seen_by(&self, caller: Option<Caller>) -> Health {
         let now = self.shared.now();
         let state = self.shared.lock();
-        let mut problems = state.problems(now);
+        let mut problems = state.problems(caller, now);
         drop(state);
         let of_channels = self.shared.channels.problems().into_iter();
         problems.extend(of_channels.map(|(subject, message)| problem(&subject, message, false)));
@@ -57,7 +75,7 @@ impl Slots {
 }
 
 impl State {
-    fn problems(&self, now: Duration) -> Vec<Problem> {
+    fn problems(&self, caller: Option<Caller>, now: Duration) -> Vec<Problem> {
         let mut problems = Vec::new();
         if self.stopping {
             problems.push(problem("daemon", "it is stopping".to_owned(), true));
@@ -73,8 +91,26 @@ impl State {
             let message = format!("they are not as the leases say, trying again: {error}");
             problems.push(problem("vsock channels", message, false));
         }
-        problems.extend(self.defects.problems(self, now));
+        problems.extend(self.defects.problems(self, caller, now));
         problems
+    }
+
+    /// What a defect was of, as this caller may know it; without one, as it is.
+    fn describe_subject(&self, caller: Option<Caller>, subject: &Subject) -> String {
+        let Subject::Slot(slot, lease) = subject else {
+            return "host".to_owned();
+        };
+        let (pool, number) = slot;
+        let may_see = |lease: &LeaseKey| {
+            caller.is_none_or(|caller| match self.pools.get(pool) {
+                Some(entry) => caller.may_see(lease, &entry.plan.spec),
+                None => caller.privileged,
+            })
+        };
+        match lease.as_ref().filter(|lease| may_see(lease)) {
+            Some(lease) => format!("lease {lease} (slot {number} of pool {pool})"),
+            None => format!("slot {number} of pool {pool}"),
+        }
     }
 }
 
@@ -117,7 +153,7 @@ impl Defects {
     }
 
     /// Notes something that is in order again.
-    pub(super) fn repaired(&mut self, now: Duration, subject: String, defect: Defect) {
+    pub(super) fn repaired(&mut self, now: Duration, subject: Subject, defect: Defect) {
         if self.recent.len() == RECENT_MAX {
             self.recent.pop_front();
         }
@@ -134,7 +170,7 @@ impl Defects {
         self.slots.remove(slot);
     }
 
-    fn problems(&self, state: &State, now: Duration) -> Vec<Problem> {
+    fn problems(&self, state: &State, caller: Option<Caller>, now: Duration) -> Vec<Problem> {
         let mut problems = Vec::new();
         match &self.host {
             None => {
@@ -147,11 +183,8 @@ impl Defects {
             })),
         }
         for (slot, found) in &self.slots {
-            let (pool, number) = slot;
-            let subject = match state.tenants.get(slot) {
-                Some(lease) => format!("lease {lease} (slot {number} of pool {pool})"),
-                None => format!("slot {number} of pool {pool}"),
-            };
+            let subject = Subject::Slot(slot.clone(), state.tenants.get(slot).cloned());
+            let subject = state.describe_subject(caller, &subject);
             problems.extend(
                 found
                     .iter()
@@ -162,7 +195,10 @@ impl Defects {
         problems.extend(
             recent
                 .filter(|(at, ..)| now.saturating_sub(*at) < RECENT_FOR)
-                .map(|(_, subject, defect)| problem(subject, describe(defect), false)),
+                .map(|(_, subject, defect)| {
+                    let subject = state.describe_subject(caller, subject);
+                    problem(&subject, describe(defect), false)
+                }),
         );
         problems.extend(self.leftovers.iter().map(|error| {
             let message = format!("{error}; run 'sandwire cleanup' when the daemon is stopped");

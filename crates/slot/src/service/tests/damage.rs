@@ -47,6 +47,13 @@ fn a_damaged_leased_slot_is_repaired_and_stays() {
             .is_empty()
     );
     assert_eq!(slots.leases(ROOT), [lease]);
+    // Who sees no leases of root's isn't told their names, either.
+    let told = |caller| format!("{:?}", slots.health_for(caller).problems);
+    for (caller, sees) in [(ROOT, true), (BOB, false)] {
+        let told = told(caller);
+        assert!(told.contains("slot 0 of pool web"), "{told}");
+        assert_eq!(told.contains("lease"), sees, "{told}");
+    }
 }
 
 #[test]
