@@ -16,6 +16,7 @@ const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
+const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
 const BPF_BTF_GET_FD_BY_ID: libc::c_long = 19;
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
@@ -73,6 +74,13 @@ pub(crate) struct MapInfo {
     btf_key: u32,
     btf_value: u32,
     padding: u32,
+}
+
+impl MapInfo {
+    /// Whether it was made of a section of an object (`.rodata`), which a name of C's has no point for.
+    pub(crate) fn is_section(&self) -> bool {
+        self.name.contains(&b'.')
+    }
 }
 
 /// The start of `struct bpf_prog_info`.
@@ -311,6 +319,11 @@ pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
 /// A loaded program by its number; needs `CAP_SYS_ADMIN`.
 pub(crate) fn program_of(id: u32) -> io::Result<OwnedFd> {
     by_id(BPF_PROG_GET_FD_BY_ID, id)
+}
+
+/// A map by its number; needs `CAP_SYS_ADMIN`.
+pub(crate) fn map_of(id: u32) -> io::Result<OwnedFd> {
+    by_id(BPF_MAP_GET_FD_BY_ID, id)
 }
 
 /// The numbers of the maps that a program uses.

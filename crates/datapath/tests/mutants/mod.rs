@@ -489,6 +489,16 @@ pub(crate) const GREEDY: Mutant = mutant(
     &[],
 );
 
+/// No fault: programs as a version had them that lacks a map of this one.
+#[allow(dead_code, reason = "for the test with real TAPs")]
+pub(crate) const OLDER: Mutant = mutant(
+    "older than a map",
+    "lib/trace.h",
+    "count_lost(nic);",
+    "",
+    &[],
+);
+
 /// Puts a fault into a copy of the programs and compiles them. Returns the folder of the objects.
 ///
 /// # Errors

@@ -1,22 +1,55 @@
 //! Faults that need real TAPs to show, put into the programs on purpose.
 
-use aya::{EbpfLoader, programs::SchedClassifier};
+use aya::{Ebpf, EbpfLoader, programs::SchedClassifier};
 
 use super::*;
 
-/// Puts a faulty program in the place of ours on the first slot.
-fn attach_mutant(setting: &Setting, mutant: &mutants::Mutant) {
+/// Loads a faulty program that goes by the maps in a folder.
+fn load(mutant: &mutants::Mutant, maps: &str) -> Ebpf {
     let objects = mutants::compile(mutant).expect("it compiles");
     let bytes = std::fs::read(objects.join("from_guest.o")).expect("it is there");
     let mut loaded = EbpfLoader::new()
-        .default_map_pin_directory(format!("{FOLDER}/v{}", abi::ABI_VERSION))
+        .default_map_pin_directory(maps)
         .load(&bytes)
         .expect("it loads");
+    from_guest(&mut loaded)
+        .load()
+        .expect("the verifier takes it");
+    loaded
+}
+
+fn from_guest(loaded: &mut Ebpf) -> &mut SchedClassifier {
     let program = loaded.program_mut("from_guest").expect("it has that name");
-    let program: &mut SchedClassifier = program.try_into().expect("a program of tc");
-    program.load().expect("the verifier takes it");
-    let fd = program.fd().expect("it is loaded").as_fd();
+    program.try_into().expect("a program of tc")
+}
+
+fn maps_in_use() -> String {
+    format!("{FOLDER}/v{}", abi::ABI_VERSION)
+}
+
+/// Puts a faulty program in the place of ours on the first slot.
+fn attach_mutant(setting: &Setting, mutant: &mutants::Mutant) {
+    let mut loaded = load(mutant, &maps_in_use());
+    let fd = from_guest(&mut loaded).fd().expect("it is loaded").as_fd();
     attach(fd, "swa", setting.slots[0].1, true);
+}
+
+/// A start with a version that has a map more exchanges programs in place; else they would count as ones by which
+/// nobody goes any more.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_program_that_is_older_than_a_map_goes_by_those_in_use() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let shares = |loaded: &mut Ebpf| {
+            let id = from_guest(loaded).info().expect("the kernel tells").id();
+            setting.datapath.shares_maps(id).expect("the kernel tells")
+        };
+        assert!(shares(&mut load(&mutants::OLDER, &maps_in_use())));
+        let others = format!("{FOLDER}/others");
+        std::fs::create_dir(&others).expect("a folder of the bpffs");
+        assert!(!shares(&mut load(&mutants::OLDER, &others)));
+    });
 }
 
 /// The tests here would see it if the path forgot that a checksum may be unfinished …

@@ -244,7 +244,7 @@ impl Attachment {
         let (id, tag) = ebpf.program_known_as(self.program);
         if let Some(number) = found.program_id
             && found.program_id != id
-            && !ebpf.datapath.shares_maps(self.program, number)?
+            && !ebpf.datapath.shares_maps(number)?
         {
             return Ok(Found::OtherMaps);
         }

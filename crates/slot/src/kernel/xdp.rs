@@ -46,7 +46,7 @@ pub(super) fn look(
     match xdp::find(route, tap)? {
         None => return Ok(Found::Nothing),
         found if found == ebpf.program_known_as(program).0 => {}
-        Some(found) if !ebpf.datapath.shares_maps(program, found)? => return Ok(Found::OtherMaps),
+        Some(found) if !ebpf.datapath.shares_maps(found)? => return Ok(Found::OtherMaps),
         Some(_) => exchange(route, ebpf, tap)?,
     }
     Ok(Found::Itself)
