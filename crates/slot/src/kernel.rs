@@ -289,6 +289,10 @@ impl Network for KernelNetwork {
             })
     }
 
+    fn unprivileged_port_start(&self) -> u16 {
+        published::unprivileged_port_start()
+    }
+
     fn set_published_ports(
         &self,
         ports: &[(PublishPort, Vec<IpAddr>)],

@@ -86,6 +86,11 @@ pub trait Network: Send + Sync {
     /// Removes objects of this instance that no pool owns, going on after errors.
     fn reclaim(&self, leftovers: &[Leftover]) -> Vec<Result<(), NetworkError>>;
 
+    /// The first port that a user who isn't root may have on the host.
+    fn unprivileged_port_start(&self) -> u16 {
+        1024
+    }
+
     /// Makes the host's published ports exactly these.
     ///
     /// # Errors

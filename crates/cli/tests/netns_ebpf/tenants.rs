@@ -29,7 +29,7 @@ fn a_tenant_sees_and_traces_its_own_leases_and_no_others() {
         let users = TENANTS.map(|uid| Tenant::new(lab, &world, uid));
         for (number, kind) in POOLS.into_iter().enumerate() {
             let mut spec = pool(kind, kind, number, 2, &json!({"uplink": "route"}));
-            spec["access"] = json!([{"verbs": ["acquire"], "uids": TENANTS}]);
+            spec["access"] = json!([{"verbs": ["acquire", "publish"], "uids": TENANTS}]);
             world.daemon.create_pool(&spec).unwrap();
             world.route_back(number);
             let [mine, theirs] = [("mine", &users[0]), ("theirs", &users[1])]
@@ -38,6 +38,7 @@ fn a_tenant_sees_and_traces_its_own_leases_and_no_others() {
             assert_top_has_own_lease(&world, &users[0], &mine.0);
             users[0].assert_refused(&theirs.0.name, users[1].uid);
             assert_figures_agree(&world, &users[0], &mine);
+            assert_low_ports_are_roots(lab, &users[0], &mine.0);
         }
     });
 }
@@ -146,6 +147,32 @@ fn assert_trace_has_own_packets(
     }
     let of_other = format!("> {} ", other.ipv4);
     assert!(!text.contains(&of_other), "{text}");
+}
+
+/// The host's own services are there, unless the kernel has been told otherwise.
+fn assert_low_ports_are_roots(lab: &Lab, tenant: &Tenant<'_>, lease: &Lease) {
+    let publish = |port: u16| tenant.output(&format!("publish {} {port}:7", lease.name));
+    let withdraw = |port: u16| {
+        let verb = format!("publish {} {port} --withdraw", lease.name);
+        assert!(tenant.output(&verb).status.success(), "{verb}");
+    };
+    let refused = publish(22);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("ip_unprivileged_port_start"),
+        "{said}"
+    );
+    assert!(publish(1024).status.success());
+    withdraw(1024);
+    let set = |first: u16| {
+        lab.run(&format!(
+            "sysctl -q net.ipv4.ip_unprivileged_port_start={first}"
+        ))
+    };
+    set(22);
+    assert!(publish(22).status.success());
+    withdraw(22);
+    set(1024);
 }
 
 /// While a kernel pings it.

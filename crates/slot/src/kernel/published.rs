@@ -4,7 +4,7 @@
 //! the answer back. Where the sandbox's packets leave by an uplink past the stack, its answers must not:
 //! its entries bear a flag for that, as long as a published port leads to one of their addresses.
 
-use std::net::IpAddr;
+use std::{fs, net::IpAddr};
 
 use sandwire_api::published_port::PublishPort;
 use sandwire_datapath::{
@@ -63,6 +63,14 @@ impl Ebpf {
             self.datapath.set_flag(index, NicFlag::Published, true);
         }
     }
+}
+
+/// The first port that a user who isn't root may listen at, in the namespace of the calling thread.
+pub(super) fn unprivileged_port_start() -> u16 {
+    let told = fs::read_to_string("/proc/sys/net/ipv4/ip_unprivileged_port_start").ok();
+    // What the kernel begins with.
+    told.and_then(|text| text.trim().parse().ok())
+        .unwrap_or(1024)
 }
 
 fn clone_addresses(nic: &abi::Nic) -> impl Iterator<Item = IpAddr> + use<> {

@@ -43,6 +43,7 @@ impl Slots {
         if state.ports.contains(&publication) {
             return Ok(published);
         }
+        shared.check_port_may_be_taken(caller, port)?;
         state.check_port_is_free(&publication)?;
         state.check_room_for_port(caller, &publication.published)?;
         if let Err(error) = state.journal.insert_port(&published) {
@@ -175,6 +176,28 @@ impl Shared {
             tracing::error!(%error, "cannot bring the published ports up to date; trying again");
         }
         self.lock().ports_dirty = told.err().map(|error| error.to_string());
+    }
+}
+
+impl Shared {
+    /// What a published port leads away from the host may be a service of the host itself.
+    fn check_port_may_be_taken(
+        &self,
+        caller: Caller,
+        port: &PublishPort,
+    ) -> Result<(), ServiceError> {
+        let first = self.network.unprivileged_port_start();
+        if caller.privileged || port.host_port >= first {
+            return Ok(());
+        }
+        Err(ServiceError::Forbidden {
+            uid: caller.uid,
+            operation: "publish",
+            object: format!(
+                "{}: those below {first} are root's (net.ipv4.ip_unprivileged_port_start)",
+                published::describe(port)
+            ),
+        })
     }
 }
 

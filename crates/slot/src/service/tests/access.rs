@@ -92,7 +92,7 @@ fn who_manages_a_pool_sees_and_releases_all_its_leases_but_publishes_nothing() {
     let port = PublishPort {
         protocol: Protocol::Tcp,
         host_address: None,
-        host_port: 80,
+        host_port: 8080,
         clone_port: 80,
         nic: 0,
     };
@@ -113,14 +113,14 @@ fn whoever_may_see_a_lease_may_withdraw_its_ports() {
     let port = PublishPort {
         protocol: Protocol::Tcp,
         host_address: None,
-        host_port: 80,
+        host_port: 8080,
         clone_port: 80,
         nic: 0,
     };
     let manager = Caller { uid: 2000, ..BOB };
     let withdraw = |caller| {
         let name = &name("a");
-        slots.withdraw(caller, alices, name, Protocol::Tcp, 80, None)
+        slots.withdraw(caller, alices, name, Protocol::Tcp, 8080, None)
     };
     slots.publish(ALICE, None, &name("a"), &port).unwrap();
     assert_eq!(

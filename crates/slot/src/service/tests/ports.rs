@@ -77,23 +77,24 @@ fn a_user_publishes_so_many_ports_and_root_more() {
     for (caller, lease) in [(ALICE, "web:a"), (ALICE, "web:b"), (BOB, "web:c")] {
         slots.acquire(caller, &request_of(lease)).unwrap();
     }
-    let publish = |caller, lease, port| {
-        slots.publish(caller, Some(ALICE.uid), &name(lease), &tcp(port, None))
+    let publish = |caller, lease, port: u16| {
+        let port = tcp(5000 + port, None);
+        slots.publish(caller, Some(ALICE.uid), &name(lease), &port)
     };
     for port in 1..=256 {
         publish(ALICE, if port % 2 == 0 { "a" } else { "b" }, port).unwrap();
     }
     let error = publish(ALICE, "a", 257).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Conflict);
-    let text = "cannot publish tcp port 257: user 1000 has 256 published ports, and may have 256: withdraw one";
+    let text = "cannot publish tcp port 5257: user 1000 has 256 published ports, and may have 256: withdraw one";
     assert_eq!(error.to_string(), text);
     publish(ALICE, "b", 1).expect("it has that one");
     slots
-        .publish(BOB, None, &name("c"), &tcp(257, None))
+        .publish(BOB, None, &name("c"), &tcp(5257, None))
         .expect("others have their own");
     publish(ROOT, "a", 258).unwrap();
     slots
-        .withdraw(ALICE, None, &name("a"), Protocol::Tcp, 2, None)
+        .withdraw(ALICE, None, &name("a"), Protocol::Tcp, 5002, None)
         .unwrap();
     assert_eq!(
         code(publish(ALICE, "a", 2)),
@@ -101,10 +102,32 @@ fn a_user_publishes_so_many_ports_and_root_more() {
         "root's counts too"
     );
     slots
-        .withdraw(ALICE, None, &name("a"), Protocol::Tcp, 4, None)
+        .withdraw(ALICE, None, &name("a"), Protocol::Tcp, 5004, None)
         .unwrap();
     publish(ALICE, "a", 2).unwrap();
     assert_eq!(slots.published_ports_count(), 257);
+}
+
+#[test]
+fn ports_of_the_hosts_own_services_are_roots_to_publish() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 1);
+    spec.access =
+        serde_json::from_str(r#"[{"verbs": ["acquire", "publish"], "uids": [1000]}]"#).unwrap();
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", 1);
+    slots.acquire(ALICE, &request_of("web:a")).unwrap();
+    let publish =
+        |caller, port| slots.publish(caller, Some(ALICE.uid), &name("a"), &tcp(port, None));
+    let error = publish(ALICE, 22).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Forbidden);
+    let text = "uid 1000 may not publish tcp port 22: those below 1024 are root's (net.ipv4.ip_unprivileged_port_start)";
+    assert_eq!(error.to_string(), text);
+    assert_eq!(code(publish(ALICE, 1023)), ErrorCode::Forbidden);
+    publish(ALICE, 1024).unwrap();
+    publish(ROOT, 22).unwrap();
+    publish(ALICE, 22).expect("it has that one");
 }
 
 #[test]
