@@ -38,7 +38,7 @@ fn netns_nearly_each_of_a_thousand_flows_is_decided_once() {
     });
 }
 
-/// A write of 64 KiB that are to be cut into single ones would keep a processor for 50 ms; in the smallest that a
+/// A write of 64 KiB that are to be cut into single ones would keep a processor from all others; in the smallest that a
 /// peer may have asked for, it passes.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

@@ -2,6 +2,14 @@ use sandwire_api::pool::{AccessRule, AccessVerb};
 
 use super::*;
 
+const PORT: PublishPort = PublishPort {
+    protocol: Protocol::Tcp,
+    host_address: None,
+    host_port: 8080,
+    clone_port: 80,
+    nic: 0,
+};
+
 /// A pool that Alice may use, Bob's group may not, and uid 2000 manages.
 fn open_pool() -> (Host, Arc<Slots>) {
     let host = Host::new();
@@ -89,17 +97,10 @@ fn who_manages_a_pool_sees_and_releases_all_its_leases_but_publishes_nothing() {
     };
     slots.acquire(ALICE, &request_of("web:a")).unwrap();
     assert_eq!(slots.leases(manager).len(), 1);
-    let port = PublishPort {
-        protocol: Protocol::Tcp,
-        host_address: None,
-        host_port: 8080,
-        clone_port: 80,
-        nic: 0,
-    };
     let alices = Some(ALICE.uid);
-    let published = slots.publish(manager, alices, &name("a"), &port);
+    let published = slots.publish(manager, alices, &name("a"), &PORT);
     assert_eq!(code(published), ErrorCode::Forbidden);
-    slots.publish(ALICE, None, &name("a"), &port).unwrap();
+    slots.publish(ALICE, None, &name("a"), &PORT).unwrap();
     assert_eq!(slots.published_ports(manager).len(), 1);
     assert!(slots.published_ports(BOB).is_empty());
     slots.release(manager, alices, &name("a")).unwrap();
@@ -110,21 +111,14 @@ fn whoever_may_see_a_lease_may_withdraw_its_ports() {
     let (_host, slots) = open_pool();
     slots.acquire(ALICE, &request_of("web:a")).unwrap();
     let alices = Some(ALICE.uid);
-    let port = PublishPort {
-        protocol: Protocol::Tcp,
-        host_address: None,
-        host_port: 8080,
-        clone_port: 80,
-        nic: 0,
-    };
     let manager = Caller { uid: 2000, ..BOB };
     let withdraw = |caller| {
         let name = &name("a");
         slots.withdraw(caller, alices, name, Protocol::Tcp, 8080, None)
     };
-    slots.publish(ALICE, None, &name("a"), &port).unwrap();
+    slots.publish(ALICE, None, &name("a"), &PORT).unwrap();
     assert_eq!(
-        code(slots.publish(manager, alices, &name("a"), &port)),
+        code(slots.publish(manager, alices, &name("a"), &PORT)),
         ErrorCode::Forbidden
     );
     assert_eq!(code(withdraw(BOB)), ErrorCode::NotFound);

@@ -10,6 +10,18 @@ fn tcp(host_port: u16, host_address: Option<&str>) -> PublishPort {
     }
 }
 
+/// A pool whose leases Alice and Bob may have, with ports.
+fn for_users(size: u32) -> (Host, Arc<Slots>) {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", size);
+    spec.access =
+        serde_json::from_str(r#"[{"verbs": ["acquire", "publish"], "gids": [100]}]"#).unwrap();
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", size);
+    (host, slots)
+}
+
 fn publish(slots: &Slots, lease: &str, port: &PublishPort) -> Result<(), ServiceError> {
     slots.publish(ROOT, None, &name(lease), port).map(|_| ())
 }
@@ -67,13 +79,7 @@ fn ports_that_a_packet_could_mean_both_of_are_refused() {
 
 #[test]
 fn a_user_publishes_so_many_ports_and_root_more() {
-    let host = Host::new();
-    let slots = host.start();
-    let mut spec = spec("web", 3);
-    spec.access =
-        serde_json::from_str(r#"[{"verbs": ["acquire", "publish"], "gids": [100]}]"#).unwrap();
-    slots.create_pool(&spec).unwrap();
-    slots.await_ready("web", 3);
+    let (_host, slots) = for_users(3);
     for (caller, lease) in [(ALICE, "web:a"), (ALICE, "web:b"), (BOB, "web:c")] {
         slots.acquire(caller, &request_of(lease)).unwrap();
     }
@@ -110,13 +116,7 @@ fn a_user_publishes_so_many_ports_and_root_more() {
 
 #[test]
 fn ports_of_the_hosts_own_services_are_roots_to_publish() {
-    let host = Host::new();
-    let slots = host.start();
-    let mut spec = spec("web", 1);
-    spec.access =
-        serde_json::from_str(r#"[{"verbs": ["acquire", "publish"], "uids": [1000]}]"#).unwrap();
-    slots.create_pool(&spec).unwrap();
-    slots.await_ready("web", 1);
+    let (_host, slots) = for_users(1);
     slots.acquire(ALICE, &request_of("web:a")).unwrap();
     let publish =
         |caller, port| slots.publish(caller, Some(ALICE.uid), &name("a"), &tcp(port, None));
