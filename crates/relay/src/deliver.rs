@@ -198,12 +198,12 @@ async fn take_quic(
     let streams = accept_streams(destination, &caller, &connection);
     let outgoing = Outgoing::Quic(connection.clone());
     let incoming = Incoming::Quic(connection.clone());
-    let datagrams = deliver_datagrams(destination, &caller, outgoing, incoming);
-    tokio::select! {
-        () = streams => {}
-        () = datagrams => {}
-    }
-    connection.close(quinn::VarInt::from_u32(0), b"");
+    // Both notice when the connection has ended; that of datagrams, which says why, decides.
+    let datagrams = async {
+        deliver_datagrams(destination, &caller, outgoing, incoming).await;
+        connection.close(quinn::VarInt::from_u32(0), b"");
+    };
+    tokio::join!(streams, datagrams);
     Ok(())
 }
 
