@@ -202,14 +202,15 @@ impl Sender {
     }
 
     /// Sends datagrams, each to its address; what there is no room for is not sent. On a connected socket all
-    /// of them go to its peer (`connected`).
+    /// of them go to its peer (`connected`). `now` says for how long joining has been refused.
     pub fn send(
         &mut self,
         socket: impl AsFd,
         datagrams: &[(SocketAddr, &[u8])],
         connected: bool,
+        now: Instant,
     ) -> Sent {
-        self.lay_out(datagrams, connected);
+        self.lay_out(datagrams, connected, now);
         let fd = socket.as_fd().as_raw_fd();
         let mut done = 0;
         let mut outcome = Sent::default();
@@ -235,8 +236,8 @@ impl Sender {
                 // No segmentation on this way: every one by itself for a while.
                 Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE) if self.counts[done] > 1 => {
                     let from = self.counts[..done].iter().sum::<usize>();
-                    self.keep_apart(datagrams[from].0);
-                    let rest = self.send(socket, &datagrams[from..], connected);
+                    self.keep_apart(datagrams[from].0, now);
+                    let rest = self.send(socket, &datagrams[from..], connected, now);
                     outcome.sent += rest.sent;
                     outcome.refused += rest.refused;
                     break;
@@ -250,8 +251,7 @@ impl Sender {
         outcome
     }
 
-    fn keep_apart(&mut self, address: SocketAddr) {
-        let now = Instant::now();
+    fn keep_apart(&mut self, address: SocketAddr, now: Instant) {
         if self.apart.len() >= APART_MAX {
             self.apart.retain(|_, since| now - *since < APART);
         }
@@ -263,7 +263,7 @@ impl Sender {
     }
 
     /// How many of the first datagrams are sent as one.
-    fn count_together(&mut self, datagrams: &[(SocketAddr, &[u8])]) -> usize {
+    fn count_together(&mut self, datagrams: &[(SocketAddr, &[u8])], now: Instant) -> usize {
         if !self.can_join {
             return 1;
         }
@@ -273,7 +273,7 @@ impl Sender {
             return count;
         }
         match self.apart.get(&datagrams[0].0) {
-            Some(since) if since.elapsed() < APART => 1,
+            Some(since) if now - *since < APART => 1,
             Some(_) => {
                 self.apart.remove(&datagrams[0].0);
                 count
@@ -282,7 +282,7 @@ impl Sender {
         }
     }
 
-    fn lay_out(&mut self, datagrams: &[(SocketAddr, &[u8])], connected: bool) {
+    fn lay_out(&mut self, datagrams: &[(SocketAddr, &[u8])], connected: bool, now: Instant) {
         self.names.clear();
         self.controls.clear();
         self.iovecs.clear();
@@ -296,7 +296,7 @@ impl Sender {
         }
         let mut rest = datagrams;
         while let Some(&(address, first)) = rest.first() {
-            let count = self.count_together(rest);
+            let count = self.count_together(rest, now);
             self.names.push(storage_of(address));
             self.controls.push(segment_control(first.len()));
             self.counts.push(count);
@@ -465,7 +465,7 @@ mod tests {
             .iter()
             .map(|payload| (to, payload.as_slice()))
             .collect();
-        let sent = Sender::default().send(&one, &datagrams, false);
+        let sent = Sender::default().send(&one, &datagrams, false, Instant::now());
         assert_eq!((sent.sent, sent.refused), (sizes.len(), 0));
         let mut receiver = Receiver::new(16, 2048);
         let count = receiver.receive(&other).unwrap();
@@ -488,23 +488,22 @@ mod tests {
         let to_other: [(SocketAddr, &[u8]); 2] = [(other.local_addr().unwrap(), &payload); 2];
         let to_one: [(SocketAddr, &[u8]); 2] = [(one.local_addr().unwrap(), &payload); 2];
         let mut sender = Sender::default();
+        let now = Instant::now();
         let both = [to_one, to_other].concat();
-        let sent = sender.send(&odd, &both, false);
+        let sent = sender.send(&odd, &both, false, now);
         assert_eq!((sent.sent, sent.refused), (4, 0));
         assert_eq!(sender.counts, [1, 1]);
-        let sent = sender.send(&one, &to_other, false);
+        let sent = sender.send(&one, &to_other, false, now);
         assert_eq!(
             (sent.sent, sender.counts.as_slice()),
             (2, [1, 1].as_slice())
         );
         let third = UdpSocket::bind("127.0.0.1:0").unwrap();
         let to_third: [(SocketAddr, &[u8]); 2] = [(third.local_addr().unwrap(), &payload); 2];
-        let sent = sender.send(&one, &to_third, false);
+        let sent = sender.send(&one, &to_third, false, now);
         assert_eq!((sent.sent, sender.counts.as_slice()), (2, [2].as_slice()));
         // Ten seconds later it is tried again.
-        let long_ago = Instant::now().checked_sub(APART).unwrap();
-        sender.apart.insert(to_other[0].0, long_ago);
-        let sent = sender.send(&one, &to_other, false);
+        let sent = sender.send(&one, &to_other, false, now + APART);
         assert_eq!((sent.sent, sender.counts.as_slice()), (2, [2].as_slice()));
         let mut receiver = Receiver::new(16, 2048);
         assert_eq!(receiver.receive(&other).unwrap(), 6);
@@ -513,8 +512,9 @@ mod tests {
     #[test]
     fn addresses_that_are_kept_apart_are_bounded() {
         let mut sender = Sender::default();
+        let now = Instant::now();
         for number in 0..10_000 {
-            sender.keep_apart((Ipv4Addr::from_bits(number), 1).into());
+            sender.keep_apart((Ipv4Addr::from_bits(number), 1).into(), now);
             assert!(sender.apart.len() <= APART_MAX);
         }
     }

@@ -84,7 +84,7 @@ fn offer(
                 thread::sleep(Duration::from_micros(50));
                 continue;
             }
-            let outcome = sender.send(source, &together, false);
+            let outcome = sender.send(source, &together, false, Instant::now());
             // What finds no room is as good as lost.
             sent += f64::from(TOGETHER);
             if outcome.sent == 0 {

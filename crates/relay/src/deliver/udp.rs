@@ -148,7 +148,7 @@ impl Session<'_> {
                 .iter()
                 .map(|(_, to, payload)| (*to, &bytes[payload.clone()]))
                 .collect();
-            let sent = sender.send(&origin.socket, &datagrams, false);
+            let sent = sender.send(&origin.socket, &datagrams, false, Instant::now());
             self.here.metrics.datagrams_out.add_many(sent.sent);
             self.here.metrics.dropped_full.add_many(sent.refused);
         }

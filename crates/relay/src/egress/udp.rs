@@ -339,7 +339,7 @@ pub(crate) async fn answer(
                 .iter()
                 .map(|(_, to, payload)| (*to, &bytes[payload.clone()]))
                 .collect();
-            let sent = sender.send(&*socket, &datagrams, false);
+            let sent = sender.send(&*socket, &datagrams, false, Instant::now());
             host.metrics.datagrams_in.add_many(sent.sent);
             host.metrics.dropped_full.add_many(sent.refused);
         }
