@@ -221,14 +221,16 @@ async fn serve(
 struct Channels {
     endpoints: Vec<quinn::Endpoint>,
     /// Who makes a channel again that has ended.
-    keepers: Vec<tokio::task::AbortHandle>,
+    keepers: Vec<tokio::task::JoinHandle<()>>,
 }
 
 impl Channels {
     /// Ends all QUIC connections so that the other sides know: they would wait for us otherwise.
     async fn leave(self) {
-        for keeper in &self.keepers {
+        for keeper in self.keepers {
             keeper.abort();
+            // One that is at work at this moment would otherwise still warn of what we do next.
+            let _ = keeper.await;
         }
         for endpoint in &self.endpoints {
             endpoint.close(quinn::VarInt::from_u32(0), b"the relay ends");
@@ -325,7 +327,7 @@ impl Base<'_> {
                 })
                 .await;
             });
-            channels.keepers.push(keeper.abort_handle());
+            channels.keepers.push(keeper);
         }
         if let Some(daemon) = egress.daemon.clone() {
             let (host, metrics) = (host.clone(), self.metrics.clone());
