@@ -15,6 +15,7 @@ mod sender;
 mod slots;
 
 use std::cell::Cell;
+use std::io;
 use std::os::fd::AsFd;
 
 use rustix::net::sockopt;
@@ -190,7 +191,13 @@ impl RingApp {
 
     /// Brings in the frame that was too long for its slot. They wait at the socket in the order of their slots.
     fn receive_long(&mut self, ports: &mut Ports<'_>) {
-        let Ok(Some(received)) = self.socket.receive(&mut self.buffer) else {
+        let mut received = self.socket.receive(&mut self.buffer);
+        if is_down(&received) {
+            // The socket says so before it hands over what it holds, and what stays there is taken for the next slot's.
+            self.went_down.set(self.went_down.get() + 1);
+            received = self.socket.receive(&mut self.buffer);
+        }
+        let Ok(Some(received)) = received else {
             self.inbound.refuse_too_long();
             return;
         };
@@ -214,6 +221,11 @@ impl RingApp {
             self.went_down.set(self.went_down.get() + 1);
         }
     }
+}
+
+fn is_down<T>(received: &io::Result<T>) -> bool {
+    let error = received.as_ref().err();
+    error.is_some_and(|error| error.raw_os_error() == Some(libc::ENETDOWN))
 }
 
 impl App for RingApp {

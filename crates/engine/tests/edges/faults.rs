@@ -1,12 +1,15 @@
 //! What an engine must outlive: interfaces that go down, away, or by another name, and peers that take nothing.
 
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
-use sandwire_engine::apps::{Sink, Source};
+use sandwire_engine::apps::{Filter, Sink, Source};
 use sandwire_engine::io::{Raw, Ring};
-use sandwire_engine::{Engine, Graph, PoolLimits, Runner};
+use sandwire_engine::{Engine, Graph, Packet, PoolLimits, Runner};
 use sandwire_testlab::lab;
 
+use crate::offloads;
 use crate::world::{EDGES, Edge, Forwarder, LEFT, RIGHT, World, run};
 
 fn on_sockets() -> impl Iterator<Item = &'static Edge> {
@@ -58,6 +61,51 @@ fn an_interface_that_is_deleted_costs_only_its_own_packets() {
             assert!(reports.figure("right", "send_drop_interface_gone") >= 1);
             assert!(reports.figure("left", "received") >= 6, "the other goes on");
         }
+    });
+}
+
+/// A super-packet comes by the socket, which says first that its interface went down.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_super_packet_that_waits_while_the_interface_goes_down_is_not_taken_for_the_next() {
+    lab::run(|_lab| {
+        let edge = on_sockets().find(|edge| edge.name == "ring").unwrap();
+        let world = World::new(edge, edge);
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let marks = Rc::clone(&seen);
+        let mut graph = Graph::new();
+        (edge.add)(&LEFT, &mut graph).unwrap();
+        let look = move |packet: &mut Packet| {
+            let bytes = packet.bytes();
+            if bytes.len() > 1000 {
+                marks.borrow_mut().push(bytes[1000]);
+            }
+            true
+        };
+        graph.app("look", Filter::new(look)).unwrap();
+        graph.app("sink", Sink).unwrap();
+        graph.link("left.output -> look.input").unwrap();
+        graph.link("look.output -> sink.input").unwrap();
+        let mut engine = Engine::new();
+        engine.configure(&graph).unwrap();
+        let socket = world
+            .left
+            .inside(|| Ok(std::net::UdpSocket::bind("0.0.0.0:0")?))
+            .unwrap();
+        socket.set_broadcast(true).unwrap();
+        offloads::segment_datagrams(&socket, 1000).unwrap();
+        let mut runner = Runner::new();
+        for mark in 1..=3 {
+            socket.send_to(&[mark; 4000], "10.9.0.255:9").unwrap();
+            if mark == 1 {
+                run("ip link set left0 down");
+            }
+            runner.run_for(&mut engine, Duration::from_millis(100));
+            run("ip link set left0 up");
+        }
+        assert_eq!(*seen.borrow(), [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]);
+        assert_eq!(engine.figure("left", "interface_went_down"), Some(1));
+        assert_eq!(engine.figure("left", "receive_drop_too_long"), Some(0));
     });
 }
 
