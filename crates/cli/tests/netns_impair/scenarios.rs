@@ -44,3 +44,23 @@ fn a_scenario_changes_the_impairment_by_the_clock_and_ends_it() {
         assert!(said.contains("line 9"), "{said}");
     });
 }
+
+/// What a scenario isn't allowed to begin it doesn't end either.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_scenario_that_is_refused_leaves_the_impairment_that_there_is() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        let file = lab.folder().join("scenario.toml");
+        std::fs::write(&file, SCENARIO).unwrap();
+        service.run("--netns far --both 'delay 10ms'");
+        let output = service.output(&format!("run {} --netns far --side host", file.display()));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("the other way round"), "{said}");
+        assert_eq!(service.shown()["state"]["state"], "impaired");
+        let (least, _) = round_trip(lab);
+        assert!(least >= 20.0, "{least}");
+    });
+}

@@ -16,7 +16,7 @@ use rustix::{
     process::getuid,
 };
 use sandwire_impair::scenario::{Change, Scenario};
-use sandwire_impair_host::control::{Cleared, Client, Owner, Target};
+use sandwire_impair_host::control::{Cleared, Client, ClientError, Owner, Target};
 use serde::Serialize;
 
 use super::{service, target::Which};
@@ -73,18 +73,23 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
         completed: false,
         cleared: Cleared::default(),
     };
+    let mut begun = false;
     let ran = carry_out(
         &scenario,
         &mut client,
         &signals,
         arguments.force,
         &mut answer,
+        &mut begun,
     );
-    // Whatever happened: what was begun ends.
-    answer.cleared = client
-        .clear(&answer.target, false)
-        .map_err(service::failure)?;
+    // Whatever happened: what was begun ends, and what others have begun doesn't.
+    let cleared = if begun {
+        client.clear(&answer.target, false)
+    } else {
+        Ok(Cleared::default())
+    };
     ran?;
+    answer.cleared = cleared.map_err(service::failure)?;
     context.output.answer(&answer, text)
 }
 
@@ -94,6 +99,7 @@ fn carry_out(
     signals: &SignalFd,
     force: bool,
     answer: &mut Answer,
+    begun: &mut bool,
 ) -> Result<(), Failure> {
     let owner = Owner::User {
         uid: getuid().as_raw(),
@@ -104,9 +110,9 @@ fn carry_out(
         if is_ended(signals, due.saturating_sub(start.elapsed()))? {
             return Ok(());
         }
-        client
-            .set_with(&answer.target, &owner, &impairment, force)
-            .map_err(service::failure)?;
+        let set = client.set_with(&answer.target, &owner, &impairment, force);
+        *begun |= !matches!(set, Err(ClientError::Refused { .. }));
+        set.map_err(service::failure)?;
         let late = start.elapsed().saturating_sub(due).as_millis();
         answer.latest_milliseconds = answer
             .latest_milliseconds
