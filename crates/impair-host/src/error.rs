@@ -77,6 +77,12 @@ pub enum Error {
         /// Which.
         target: Target,
     },
+    /// All are.
+    #[error("impair {target}: the service is ending; try again")]
+    Ending {
+        /// Which.
+        target: Target,
+    },
     /// Frames of it don't fit.
     #[error(
         "impair {target}: its MTU is {mtu}, and the engine takes frames of at most {frame_bytes_max} bytes; start the \
@@ -170,6 +176,7 @@ impl Error {
             Self::Namespace { .. }
             | Self::Enter { .. }
             | Self::EngineGone
+            | Self::Ending { .. }
             | Self::Kernel(_)
             | Self::Datapath(_)
             | Self::State { .. } => RefusalCode::Failed,

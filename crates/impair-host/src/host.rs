@@ -57,6 +57,8 @@ pub(crate) struct Host {
     own_inode: u64,
     next: Id,
     entries: BTreeMap<Key, Entry>,
+    /// Whether all end, and none begins any more.
+    is_ending: bool,
 }
 
 #[derive(Debug)]
@@ -106,6 +108,7 @@ impl Host {
             workers,
             next: 1,
             entries: BTreeMap::new(),
+            is_ending: false,
         })
     }
 
@@ -125,6 +128,11 @@ impl Host {
             target: target.clone(),
             reason: error.to_string(),
         })?;
+        if self.is_ending {
+            return Err(Error::Ending {
+                target: target.clone(),
+            });
+        }
         let namespace = Namespace::open(target.netns.as_deref())?;
         let index = index_in(&namespace, target)?.ok_or_else(|| Error::NoInterface {
             target: target.clone(),
@@ -357,8 +365,9 @@ impl Host {
         detached.and(removed).and(forgotten)
     }
 
-    /// Begins to end all; with those that can't, goes on.
+    /// Begins to end all; with those that can't, goes on. What somebody else asks for from then on would be left behind.
     pub(crate) fn begin_clear_all(&mut self) -> Vec<Leaving> {
+        self.is_ending = true;
         let keys: Vec<Key> = self.entries.keys().copied().collect();
         keys.into_iter()
             .filter_map(|key| self.begin_leaving(key, false).ok().flatten())

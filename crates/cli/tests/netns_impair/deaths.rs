@@ -2,6 +2,7 @@
 
 use std::{thread, time::Duration};
 
+use sandwire_impair_host::control::{Client, Owner, Side, State, Target};
 use sandwire_testlab::{
     iperf3::Server,
     lab::{self, Lab},
@@ -106,6 +107,41 @@ fn a_service_that_is_told_to_end_leaves_nothing() {
         lab.assert_unchanged(&before);
         service.restart();
         assert_eq!(service.run("show"), "nothing is impaired\n");
+    });
+}
+
+/// It ends when the packets have gone that are under way, and who is connected may go on asking until then.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_service_that_ends_impairs_nothing_more() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let mut service = Service::start(lab);
+        service.run("--netns far --both 'delay 30s'");
+        let mut client = Client::connect(&service.folder.join("control.sock")).unwrap();
+        client.hello().unwrap();
+        lab.shell("ip netns exec far ping -n -q -c 1 -W 0.1 10.9.0.1 || true");
+        let refusal = thread::scope(|scope| {
+            let ending = scope.spawn(|| service.terminate());
+            let far = client.list().unwrap().pop().unwrap().target;
+            wait_until("it ends", || {
+                let status = client.list().unwrap().pop().unwrap();
+                status.state == State::Draining
+            });
+            let near = Target {
+                netns: None,
+                interface: "near0".to_owned(),
+                side: Side::Host,
+            };
+            let impairment = "delay 10ms".parse().unwrap();
+            let set = client.set(&near, &Owner::User { uid: 0 }, &impairment);
+            client.clear(&far, true).unwrap();
+            ending.join().unwrap();
+            set
+        });
+        assert!(is_reached(lab), "{refusal:?}");
+        let refusal = refusal.unwrap_err().to_string();
+        assert!(refusal.contains("is ending"), "{refusal}");
     });
 }
 
