@@ -169,7 +169,7 @@ pub enum RefusalCode {
     NotFound,
     /// It would take the machine's own default route.
     DefaultRoute,
-    /// There is no room for more targets.
+    /// There is no room for more targets, or for more who wait.
     Full,
     /// The kernel or the disk refused.
     Failed,

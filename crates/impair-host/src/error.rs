@@ -83,6 +83,15 @@ pub enum Error {
         /// Which.
         target: Target,
     },
+    /// Too many wait for packets under way.
+    #[error(
+        "wait for the packets of {target}: those of as many others as possible are waited for; try again, or have them \
+         dropped with --flush"
+    )]
+    Waiting {
+        /// Which.
+        target: Target,
+    },
     /// Frames of it don't fit.
     #[error(
         "impair {target}: its MTU is {mtu}, and the engine takes frames of at most {frame_bytes_max} bytes; start the \
@@ -172,7 +181,7 @@ impl Error {
             Self::Diverted { .. } | Self::Owned { .. } | Self::Draining { .. } => {
                 RefusalCode::InUse
             }
-            Self::Full { .. } => RefusalCode::Full,
+            Self::Full { .. } | Self::Waiting { .. } => RefusalCode::Full,
             Self::Namespace { .. }
             | Self::Enter { .. }
             | Self::EngineGone

@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
 };
 
 use crate::{
-    control::{Cleared, Owner, RefusalCode, State, Status, Target, Way},
+    control::{Cleared, Owner, RefusalCode, State, Status, Target, Way, server::PEERS_MAX},
     diversion::{DivertedTap, Making, Prepared, hooks_of, through},
     error::Error,
     fitness::Demands,
@@ -88,6 +88,9 @@ impl Leaving {
 }
 
 const HOOKS: [Hook; 2] = [Hook::Ingress, Hook::Egress];
+
+/// Targets whose last packets are waited for at once: each takes a control connection, and so do other questions.
+const WAITING_MAX: usize = PEERS_MAX - 16;
 
 impl Host {
     /// Starts the engines, without targets.
@@ -310,6 +313,13 @@ impl Host {
         target: &Target,
         flush: bool,
     ) -> Result<Option<Leaving>, Error> {
+        let waited_for = self.entries.values();
+        let waited_for = waited_for.filter(|entry| entry.state == State::Draining);
+        if !flush && waited_for.count() >= WAITING_MAX {
+            return Err(Error::Waiting {
+                target: target.clone(),
+            });
+        }
         let by_name = self.entries.iter().find(|(_, entry)| {
             let known = &entry.remembered.target;
             known.netns == target.netns && known.interface == target.interface

@@ -17,7 +17,7 @@ use super::{Cleared, REQUEST_MAX, RefusalCode, Request, Response, Target};
 use crate::{error::Error, host::Host};
 
 /// Control connections at once; further ones are closed.
-const PEERS_MAX: usize = 64;
+pub(crate) const PEERS_MAX: usize = 64;
 
 /// All targets, for all connections.
 pub(crate) type SharedHost = Arc<Mutex<Host>>;
