@@ -77,6 +77,7 @@ struct Entry {
 #[derive(Debug)]
 pub(crate) struct Leaving {
     key: Key,
+    id: Id,
     done: mpsc::Receiver<Cleared>,
 }
 
@@ -324,16 +325,11 @@ impl Host {
             let known = &entry.remembered.target;
             known.netns == target.netns && known.interface == target.interface
         });
-        let key = match by_name {
-            Some((key, _)) => *key,
-            // The same namespace may have another file.
-            None => {
-                let namespace = Namespace::open(target.netns.as_deref())?;
-                match index_in(&namespace, target)? {
-                    Some(index) => (namespace.inode, index.0),
-                    None => return Ok(None),
-                }
-            }
+        let key = match (key_of(target), by_name) {
+            // The same namespace may have another file, and another interface the name that this one had.
+            (Ok(Some(key)), _) if self.entries.contains_key(&key) => key,
+            (_, Some((key, _))) => *key,
+            (found, None) => return found.map(|_| None),
         };
         self.begin_leaving(key, flush)
     }
@@ -354,12 +350,17 @@ impl Host {
             }
             _ => entry.state = State::Draining,
         }
-        let done = self.workers[entry.worker].drain(entry.id, flush)?;
-        Ok(Some(Leaving { key, done }))
+        let id = entry.id;
+        let done = self.workers[entry.worker].drain(id, flush)?;
+        Ok(Some(Leaving { key, id, done }))
     }
 
-    /// Takes the diversion away whose packets have gone.
+    /// Takes the diversion away whose packets have gone, unless somebody else who waited for that has.
     pub(crate) fn finish_clear(&mut self, leaving: &Leaving) -> Result<(), Error> {
+        let found = self.entries.get(&leaving.key);
+        if found.is_none_or(|entry| entry.id != leaving.id) {
+            return Ok(());
+        }
         match self.entries.remove(&leaving.key) {
             Some(entry) => self.take_away(&entry),
             None => Ok(()),
@@ -546,6 +547,13 @@ impl Entry {
     }
 }
 
+/// The interface that has the target's name now, if there is one.
+fn key_of(target: &Target) -> Result<Option<Key>, Error> {
+    let namespace = Namespace::open(target.netns.as_deref())?;
+    let index = index_in(&namespace, target)?;
+    Ok(index.map(|index| (namespace.inode, index.0)))
+}
+
 /// Number of the target's interface, if there is one.
 fn index_in(namespace: &Namespace, target: &Target) -> Result<Option<InterfaceIndex>, Error> {
     namespace.inside(|| {
@@ -572,3 +580,6 @@ fn ways_of(target: &Target, taps: [DivertedTap; 2]) -> [LaneWay; 2] {
         }
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+use sandwire_datapath::{divert, features};
+use sandwire_testlab::lab::{self, Lab};
+
+use super::*;
+use crate::control::Side;
+
+/// Targets in the lab's own namespace, at most two.
+struct Bench<'a> {
+    lab: &'a Lab,
+    host: Host,
+}
+
+impl<'a> Bench<'a> {
+    fn new(lab: &'a Lab) -> Self {
+        let settings = Settings {
+            memory: lab.folder().join("targets"),
+            pins: divert::FOLDER.into(),
+            threads: 1,
+            targets_max: 2,
+            limits: PoolLimits::default(),
+            uses_links: features::probe().unwrap().tcx,
+        };
+        let host = Host::start(settings).unwrap();
+        Self { lab, host }
+    }
+
+    fn make(&self, name: &str) {
+        self.lab.run(&format!(
+            "ip link add name {name} type veth peer name {name}-peer"
+        ));
+    }
+
+    fn set(&mut self, name: &str) -> Result<(), Error> {
+        let impairment = "delay 1ms".parse().unwrap();
+        let owner = Owner::User { uid: 0 };
+        self.host.set(&target(name), &owner, &impairment, false)
+    }
+
+    fn begin_clear(&mut self, name: &str, flush: bool) -> Leaving {
+        let leaving = self.host.begin_clear(&target(name), flush);
+        let leaving = leaving.unwrap().unwrap();
+        leaving.wait().unwrap();
+        leaving
+    }
+
+    /// What they are called now.
+    fn listed(&self) -> Vec<String> {
+        let listed = self.host.list().unwrap().into_iter();
+        listed.map(|status| status.target.interface).collect()
+    }
+}
+
+fn target(name: &str) -> Target {
+    Target {
+        netns: None,
+        interface: name.to_owned(),
+        side: Side::Host,
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_has_waited_for_an_end_does_not_end_what_came_after_it() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.set("a").unwrap();
+        let slow = bench.begin_clear("a", false);
+        let quick = bench.begin_clear("a", true);
+        bench.host.finish_clear(&quick).unwrap();
+        bench.set("a").unwrap();
+        bench.host.finish_clear(&slow).unwrap();
+        assert_eq!(bench.listed(), ["a"]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_name_means_the_interface_that_has_it_now() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.set("a").unwrap();
+        lab.run("ip link set dev a name before");
+        bench.make("b");
+        lab.run("ip link set dev b name a");
+        bench.set("a").unwrap();
+        let leaving = bench.begin_clear("a", true);
+        bench.host.finish_clear(&leaving).unwrap();
+        assert_eq!(bench.listed(), ["before"]);
+        // Nobody else is called so any more.
+        let leaving = bench.begin_clear("a", true);
+        bench.host.finish_clear(&leaving).unwrap();
+        assert_eq!(bench.listed(), [""; 0]);
+    });
+}
