@@ -157,13 +157,21 @@ impl Host {
         if self.entries.contains_key(&key) {
             return self.change(key, remembered);
         }
-        if self.entries.len() >= self.settings.targets_max {
+        if self.entries.len() >= self.settings.targets_max && !self.drop_ended() {
             return Err(Error::Full {
                 target: target.clone(),
                 count: self.entries.len(),
             });
         }
         self.begin(namespace, remembered)
+    }
+
+    /// Forgets the target that began first of those that have ended by themselves; whether there was one.
+    fn drop_ended(&mut self) -> bool {
+        let ended = self.entries.iter().filter(|(_, entry)| entry.has_ended());
+        let first = ended.min_by_key(|(_, entry)| entry.id);
+        let first = first.map(|(key, _)| *key);
+        first.is_some_and(|key| self.entries.remove(&key).is_some())
     }
 
     /// Takes away what was impaired by the target's name, for a lease, before that led to another interface.

@@ -14,7 +14,7 @@ pub enum State {
     Impaired,
     /// Those that are under way are let go; then it ends.
     Draining,
-    /// The diversion has ended by itself; it is listed until it is cleared.
+    /// The diversion has ended by itself; it is listed until it is cleared, or others need its place.
     Ended {
         /// Why.
         reason: String,

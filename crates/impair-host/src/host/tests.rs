@@ -96,3 +96,23 @@ fn a_name_means_the_interface_that_has_it_now() {
         assert_eq!(bench.listed(), [""; 0]);
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_has_ended_by_itself_takes_no_place_from_others() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        for name in ["a", "b", "c", "d"] {
+            bench.make(name);
+        }
+        bench.set("a").unwrap();
+        bench.set("b").unwrap();
+        assert!(matches!(bench.set("c"), Err(Error::Full { .. })));
+        lab.run("ip link del dev a");
+        bench.host.look();
+        assert_eq!(bench.listed(), ["a", "b"]);
+        bench.set("c").unwrap();
+        assert_eq!(bench.listed(), ["b", "c"]);
+        assert!(matches!(bench.set("d"), Err(Error::Full { .. })));
+    });
+}
