@@ -68,7 +68,11 @@ impl Power {
 
 /// What survives a crash of the service.
 #[derive(Debug, Default)]
-pub(crate) struct Kernel(Mutex<KernelState>);
+pub(crate) struct Kernel {
+    state: Mutex<KernelState>,
+    /// No build goes on while somebody has it.
+    pub(crate) builds_gate: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct KernelState {
@@ -140,7 +144,7 @@ impl KernelState {
 
 impl Kernel {
     pub(crate) fn lock(&self) -> MutexGuard<'_, KernelState> {
-        self.0.lock().unwrap()
+        self.state.lock().unwrap()
     }
 
     /// Makes an operation fail from now on, or work again.
@@ -280,6 +284,7 @@ impl Network for ModelNetwork {
     }
 
     fn build(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
+        drop(self.kernel.builds_gate.lock());
         let mut state = self.enter("build")?;
         if slot.is_container() {
             // Nothing that can be seen is made of it yet.
@@ -501,7 +506,13 @@ impl Network for ModelNetwork {
     }
 
     fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
-        self.enter("activate")?.set_tenancy(slot, Some(*tenancy));
+        let mut state = self.enter("activate")?;
+        let found = state.slots.get(&slot.netns_name);
+        if found.is_some_and(|found| found.data_path == DataPath::Nft) {
+            return Err(failed("activate"));
+        }
+        state.set_tenancy(slot, Some(*tenancy));
+        drop(state);
         self.leave("activate")
     }
 

@@ -343,6 +343,20 @@ impl Pool {
         is_ready
     }
 
+    /// Takes a slot out of use that was built and that no lease has, for who waits for it as well. It is to be torn
+    /// down.
+    pub fn discard(&mut self, number: SlotNumber) -> bool {
+        let is_built = matches!(
+            self.states.get(&number),
+            Some(SlotState::Ready | SlotState::Reserved)
+        );
+        if is_built {
+            let rest = self.interrupted.remove(&number);
+            self.change(number, SlotState::TearingDown(rest));
+        }
+        is_built
+    }
+
     /// Takes ready slots beyond the size out of use, oldest first. They are to be torn down.
     pub fn trim(&mut self) -> Vec<SlotNumber> {
         let mut trimmed = Vec::new();

@@ -385,7 +385,7 @@ impl Shared {
             state = self.wait(&self.changed, state, Some(deadline - now));
         };
         // Whoever gave up, or found the lease made by another request, leaves the slot to all.
-        if let Some(number) = reserved
+        if let Some((number, _)) = reserved
             && let Ok(entry) = state.pool_mut(&request.pool)
             && entry.pool.unreserve(number)
         {
@@ -398,12 +398,12 @@ impl Shared {
 
 impl State {
     /// One try: done, or to be tried again after a change. `reserved` is the number that the
-    /// builders work on for this request.
+    /// builders work on for this request, and the data path that the pool had then.
     fn try_certain(
         &mut self,
         shared: &Shared,
         asked: &Asked<'_>,
-        reserved: &mut Option<SlotNumber>,
+        reserved: &mut Option<(SlotNumber, DataPath)>,
     ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
         let (caller, request) = (asked.caller, asked.request);
         self.check_acquire(caller, request)?;
@@ -412,17 +412,20 @@ impl State {
         }
         self.check_virtual_cid(caller, request)?;
         let number = self.number_of(request)?;
-        let is_taken = match *reserved {
-            Some(_) => {
-                let entry = self.pool_mut(&request.pool)?;
-                match entry.pool.take_reserved(number) {
-                    Reserved::Taken => true,
-                    Reserved::Building => return Ok(None),
-                    Reserved::Failed => return Err(entry.none_ready()),
-                }
+        let mut is_taken = false;
+        if let Some((_, data_path)) = *reserved {
+            let entry = self.pool_mut(&request.pool)?;
+            match entry.pool.take_reserved(number) {
+                Reserved::Taken => is_taken = true,
+                Reserved::Building => return Ok(None),
+                // What was built for this request was of no use after the pool's move.
+                Reserved::Failed if entry.plan.spec.data_path != data_path => *reserved = None,
+                Reserved::Failed => return Err(entry.none_ready()),
             }
-            None => self.claim(shared, caller, request, number, reserved)?,
-        };
+        }
+        if !is_taken {
+            is_taken = self.claim(shared, caller, request, number, reserved)?;
+        }
         if !is_taken {
             return Ok(None);
         }
@@ -437,7 +440,7 @@ impl State {
         caller: Caller,
         request: &AcquireLease,
         number: SlotNumber,
-        reserved: &mut Option<SlotNumber>,
+        reserved: &mut Option<(SlotNumber, DataPath)>,
     ) -> Result<bool, ServiceError> {
         let tenant = request
             .name
@@ -452,7 +455,7 @@ impl State {
             Claim::Wait => Ok(false),
             Claim::Building => {
                 // If it rested, its row stays until the lease ends, which wins over it.
-                *reserved = Some(number);
+                *reserved = Some((number, entry.plan.spec.data_path));
                 shared.build_work.notify_one();
                 Ok(false)
             }

@@ -108,7 +108,7 @@ impl Shared {
         if let Some(held) = held {
             entry.policy = Some(held);
         }
-        entry.retire_ready();
+        entry.discard_built();
         Ok(true)
     }
 

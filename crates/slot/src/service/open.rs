@@ -298,7 +298,7 @@ impl State {
         for entry in self.pools.values_mut() {
             if entry.moving_from.is_some() {
                 // Nobody knows which data path they have.
-                entry.retire_ready();
+                entry.discard_built();
             }
             entry.trim();
         }

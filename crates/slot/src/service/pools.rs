@@ -16,7 +16,7 @@ use super::{PoolEntry, Shared, Slots, State, policies::Held};
 use crate::{
     error::ServiceError,
     plan::{Plan, choose_data_path},
-    pool::{Pool, SlotState},
+    pool::Pool,
 };
 
 /// Tearing a pool of thousands of slots down takes seconds.
@@ -386,18 +386,11 @@ impl PoolEntry {
         !trimmed.is_empty()
     }
 
-    /// Queues all ready slots to be torn down: they are built anew.
-    pub(super) fn retire_ready(&mut self) {
-        let ready: Vec<_> = self
-            .pool
-            .states()
-            .filter(|(_, state)| **state == SlotState::Ready)
-            .map(|(number, _)| number)
-            .collect();
-        for number in ready {
-            self.pool.retire(number);
-            self.tear_down.push_back(number);
-        }
+    /// Queues all slots that no lease has to be torn down: they are built anew.
+    pub(super) fn discard_built(&mut self) {
+        let mut numbers: Vec<_> = self.pool.states().map(|(number, _)| number).collect();
+        numbers.retain(|number| self.pool.discard(*number));
+        self.tear_down.extend(numbers);
     }
 
     fn resize(&mut self, size: u32) {

@@ -128,7 +128,7 @@ impl State {
                 let rests = entry.pool.built(slot.number);
                 // Its pool has moved to another data path meanwhile.
                 let has_moved = slot.data_path != entry.plan.spec.data_path;
-                if rests || has_moved && entry.pool.retire(slot.number) {
+                if rests || has_moved && entry.pool.discard(slot.number) {
                     entry.tear_down.push_back(slot.number);
                 }
             }

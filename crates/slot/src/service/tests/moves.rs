@@ -3,6 +3,7 @@
 use sandwire_api::slot::DataPath;
 
 use super::*;
+use crate::pool::{Claim, SlotState};
 
 impl Host {
     /// Data paths of the slots in the kernel, by number, with whether eBPF lets their packets pass.
@@ -121,4 +122,45 @@ fn the_configuration_moves_a_pool_and_changes_its_policy() {
     assert_eq!(slots.ensure_pool(&wanted).unwrap().spec, wanted);
     assert_eq!(slots.leases(ROOT).len(), 1);
     host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_certain_address_is_handed_out_while_its_pool_moves() {
+    let (host, slots) = Host::with_pool(0);
+    let number = SlotNumber(0);
+    for (data_path, passes) in [(DataPath::Ebpf, true), (DataPath::Nft, false)] {
+        let gate = host.kernel.builds_gate.lock().unwrap();
+        let acquired = std::thread::scope(|scope| {
+            let acquired = scope.spawn(|| slots.take(r#"web:a "clone_address": "10.64.0.2""#));
+            slots.wait_until("its slot is being built", |state| {
+                let state = state.pools[&name("web")].pool.state(number);
+                state == Some(&SlotState::Building { reserved: true })
+            });
+            slots.move_pool(&name("web"), data_path).unwrap();
+            drop(gate);
+            acquired.join().unwrap()
+        });
+        assert_eq!(acquired.unwrap().lease.slot, number.0);
+        assert_eq!(host.data_paths(), [(number.0, data_path, passes)]);
+        slots.give_back("a").unwrap();
+        host.advance_until(&slots, "the move is done", is_settled);
+    }
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_slot_that_waits_for_who_asked_for_it_does_not_stay_on_the_old_data_path() {
+    let (host, slots) = Host::with_pool(0);
+    let web = name("web");
+    let mut state = slots.shared.lock();
+    let pool = &mut state.pool_mut(&web).unwrap().pool;
+    assert_eq!(pool.claim(SlotNumber(0), None), Claim::Building);
+    drop(state);
+    slots.shared.build_work.notify_one();
+    slots.wait_until("it is built", |state| {
+        state.pools[&web].pool.state(SlotNumber(0)) == Some(&SlotState::Reserved)
+    });
+    slots.move_pool(&web, DataPath::Ebpf).unwrap();
+    slots.await_quiet();
+    assert_eq!(host.data_paths(), []);
 }
