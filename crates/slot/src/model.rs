@@ -132,6 +132,17 @@ impl KernelState {
         }
     }
 
+    /// Whoever has the slot's addresses next must not be reached by what was published of it.
+    fn check_unpublished(&mut self, slot: &SlotPlan) {
+        let nics = slot.api_nics();
+        let mut own = nics.iter().flat_map(|nic| nic.clone_addresses());
+        if own.any(|own| self.ports.iter().any(|(_, led)| led.contains(&own))) {
+            let name = &slot.netns_name;
+            self.violations
+                .push(format!("{name} torn down while a port leads to it"));
+        }
+    }
+
     fn check_unused(&mut self, policy: u32) {
         let uses = |slot: &&ModelSlot| slot.tenancy.is_some_and(|own| own.policy.0 == policy);
         if let Some(slot) = self.slots.values().find(uses) {
@@ -232,6 +243,7 @@ impl ModelNetwork {
 
     fn tear_down_one(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
         let mut state = self.enter("tear down")?;
+        state.check_unpublished(slot);
         state.attached.remove(&slot.host_interface);
         let Some(found) = state.slots.get_mut(&slot.netns_name) else {
             return Ok(());
@@ -462,7 +474,12 @@ impl Network for ModelNetwork {
         &self,
         ports: &[(PublishPort, Vec<IpAddr>)],
     ) -> Result<(), NetworkError> {
-        self.enter("publish")?.ports = ports.to_vec();
+        let mut state = self.enter("publish")?;
+        state.ports = ports.to_vec();
+        if state.failing.contains("confirm ports") {
+            return Err(failed("confirm ports"));
+        }
+        drop(state);
         self.leave("publish")
     }
 

@@ -15,7 +15,8 @@
 //! [`Slots::open`] finds everything as SIGKILL would have left it.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    net::IpAddr,
     ops::Range,
     path::PathBuf,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock},
@@ -126,6 +127,10 @@ struct State {
     ports: Vec<Publication>,
     /// The kernel may have other ports than `ports`: to be told again.
     ports_dirty: Option<String>,
+    /// Clone addresses to which published ports may lead in the kernel.
+    published_to: HashSet<IpAddr>,
+    /// Slots in state `TearingDown` that nobody may take up before the kernel knows that no port leads to them.
+    unpublishing: Vec<SlotKey>,
     /// Numbers for names of leases that the journal has set aside.
     lease_numbers: Range<u64>,
     /// Leased slots that lack pieces, for the auditor.

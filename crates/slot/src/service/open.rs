@@ -87,8 +87,10 @@ impl Slots {
             traces: Mutex::default(),
         });
         shared.adopt_pools();
-        if !shared.lock().pools.is_empty() {
-            shared.sync_ports();
+        let has_pools = !shared.lock().pools.is_empty();
+        if has_pools && !shared.sync_ports() {
+            // The kernel may have ports of leases that have ended.
+            shared.lock().hold_tear_downs();
         }
         let slots = Arc::new(Self {
             shared,
@@ -196,6 +198,8 @@ fn recover(
         adoption_ends: None,
         ports: Vec::new(),
         ports_dirty: None,
+        published_to: std::collections::HashSet::new(),
+        unpublishing: Vec::new(),
         lease_numbers: 0..0,
         repairs: std::collections::VecDeque::new(),
         defects: super::health::Defects::default(),

@@ -1,6 +1,6 @@
 //! Publishing host ports to leases.
 
-use std::sync::PoisonError;
+use std::{collections::HashSet, net::IpAddr, sync::PoisonError};
 
 use sandwire_api::{
     name::Name,
@@ -10,8 +10,9 @@ use sandwire_api::{
 
 use super::{Caller, Shared, Slots, State};
 use crate::{
-    error::ServiceError,
+    error::{NetworkError, ServiceError},
     lease::LeaseKey,
+    plan::SlotPlan,
     published::{self, Publication},
 };
 
@@ -54,8 +55,7 @@ impl Slots {
         let wanted = state.ports_for_kernel();
         drop(state);
 
-        let told = shared.network.set_published_ports(&wanted);
-        told.map_err(|source| {
+        shared.tell_ports(&wanted).map_err(|source| {
             let mut state = shared.lock();
             state.ports.retain(|other| *other != publication);
             if state.journal.remove_port(&published).is_err() {
@@ -81,7 +81,7 @@ impl Slots {
         name: &Name,
         protocol: Protocol,
         host_port: u16,
-        host_address: Option<std::net::IpAddr>,
+        host_address: Option<IpAddr>,
     ) -> Result<(), ServiceError> {
         let shared = &self.shared;
         let _gate = shared
@@ -111,11 +111,10 @@ impl Slots {
         let wanted = state.ports_for_kernel();
         drop(state);
 
-        let told = shared.network.set_published_ports(&wanted);
-        told.map_err(|source| {
+        shared.tell_ports(&wanted).map_err(|source| {
             let mut state = shared.lock();
-            // The lease may have ended meanwhile, and its ports with it.
-            if state.leases.contains_key(&key) {
+            // The lease may have ended meanwhile, and its ports with it; another may have its name.
+            if state.is_of_a_lease(&publication) {
                 if state.journal.insert_port(&publication.published).is_err() {
                     state.journal_failed();
                 }
@@ -164,19 +163,48 @@ impl Slots {
 }
 
 impl Shared {
-    /// Tells the kernel the published ports; on failure it is told again later.
-    pub(super) fn sync_ports(&self) {
+    /// Tells the kernel the published ports; on failure it is told again later. Returns whether it knows them.
+    pub(super) fn sync_ports(&self) -> bool {
         let _gate = self
             .ports_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let wanted = self.lock().ports_for_kernel();
-        let told = self.network.set_published_ports(&wanted);
-        if let Err(error) = &told {
-            tracing::error!(%error, "cannot bring the published ports up to date; trying again");
-        }
-        self.lock().ports_dirty = told.err().map(|error| error.to_string());
+        self.tell_ports(&wanted)
+            .inspect_err(|error| {
+                tracing::error!(%error, "cannot bring the published ports up to date; trying again");
+            })
+            .is_ok()
     }
+
+    /// Makes the kernel's ports exactly these, by who has the gate. On failure nobody knows which it has, so that it is
+    /// told again later; slots of leases that have ended wait for that.
+    fn tell_ports(&self, wanted: &PortsForKernel) -> Result<(), NetworkError> {
+        let told = self.network.set_published_ports(wanted);
+        let mut state = self.lock();
+        match &told {
+            Ok(()) => {
+                state.ports_dirty = None;
+                state.published_to = clone_addresses(wanted);
+                state.tear_down_unpublished();
+            }
+            Err(error) => state.ports_dirty = Some(error.to_string()),
+        }
+        drop(state);
+        self.tear_down_work.notify_one();
+        told
+    }
+}
+
+/// Ports that the host publishes: what was asked for, and the clone addresses that it leads to.
+type PortsForKernel = [(PublishPort, Vec<IpAddr>)];
+
+fn clone_addresses(ports: &PortsForKernel) -> HashSet<IpAddr> {
+    ports
+        .iter()
+        .flat_map(|(_, addresses)| addresses)
+        .copied()
+        .collect()
 }
 
 impl Shared {
@@ -210,11 +238,51 @@ impl State {
             .collect()
     }
 
-    pub(super) fn ports_for_kernel(&self) -> Vec<(PublishPort, Vec<std::net::IpAddr>)> {
-        self.ports
+    /// What the kernel is about to be told.
+    pub(super) fn ports_for_kernel(&mut self) -> Vec<(PublishPort, Vec<IpAddr>)> {
+        let wanted: Vec<_> = self
+            .ports
             .iter()
             .map(|port| (port.published.port.clone(), port.clone_addresses.clone()))
-            .collect()
+            .collect();
+        self.published_to.extend(clone_addresses(&wanted));
+        wanted
+    }
+
+    /// Ends the ports of a lease that has ended. Returns whether the kernel may still have some, and is to be told: the
+    /// slot is torn down after that.
+    pub(super) fn end_ports(&mut self, key: &LeaseKey, slot: &SlotPlan) -> bool {
+        let before = self.ports.len();
+        self.ports.retain(|port| lease_of(&port.published) != *key);
+        let nics = slot.api_nics();
+        let mut addresses = nics.iter().flat_map(|nic| nic.clone_addresses());
+        self.ports.len() < before || addresses.any(|address| self.published_to.contains(&address))
+    }
+
+    /// Queues the slots to which no port leads any more.
+    fn tear_down_unpublished(&mut self) {
+        for (pool, number) in std::mem::take(&mut self.unpublishing) {
+            if let Some(entry) = self.pools.get_mut(&pool) {
+                entry.tear_down.push_back(number);
+            }
+        }
+    }
+
+    /// Lets all slots that are out of use wait until the kernel knows the published ports.
+    pub(super) fn hold_tear_downs(&mut self) {
+        for (pool, entry) in &mut self.pools {
+            let numbers = entry.tear_down.drain(..);
+            self.unpublishing
+                .extend(numbers.map(|number| (pool.clone(), number)));
+        }
+    }
+
+    /// Whether there is the lease that the port was published to.
+    fn is_of_a_lease(&self, publication: &Publication) -> bool {
+        let lease = self.leases.get(&lease_of(&publication.published));
+        let slot = lease.and_then(|lease| self.slot_plan(&lease.record).ok());
+        let now = slot.map(|slot| Publication::new(publication.published.clone(), &slot));
+        matches!(now, Some(Ok(now)) if now == *publication)
     }
 
     fn new_publication(

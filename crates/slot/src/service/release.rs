@@ -175,8 +175,9 @@ impl Shared {
             self.end_traces(&slot);
             if had_ports {
                 self.sync_ports();
+            } else {
+                self.queue_tear_down(&(record.pool.clone(), record.slot));
             }
-            self.queue_tear_down(&(record.pool.clone(), record.slot));
         }
         // Each second for each of these leases, a search through all processes would be the auditor's whole work.
         let held_by = match (outcome, why) {
@@ -332,7 +333,7 @@ impl State {
     }
 
     /// Turns a lease whose TAPs are withdrawn into a slot to tear down. Returns whether it had
-    /// published ports, which the kernel is still to be told.
+    /// published ports: the kernel is still to be told, and the slot waits for that.
     fn end_lease(&mut self, record: &LeaseRecord, now: Duration) -> Result<bool, ServiceError> {
         let key = &record.key;
         let entry = self.pool_mut(&record.pool)?;
@@ -351,7 +352,11 @@ impl State {
             self.journal_failed();
             return Err(error.into());
         }
+        let had_ports = self.end_ports(key, &self.slot_plan(record)?);
         let slot = (record.pool.clone(), record.slot);
+        if had_ports {
+            self.unpublishing.push(slot.clone());
+        }
         self.pool_mut(&record.pool)?
             .pool
             .release(record.slot, released.rest);
@@ -360,11 +365,8 @@ impl State {
         }
         self.tenants.remove(&slot);
         self.defects.forget(&slot);
-        let ports_before = self.ports.len();
-        self.ports
-            .retain(|port| super::ports::lease_of(&port.published) != *key);
         self.counters.releases += 1;
-        Ok(self.ports.len() < ports_before)
+        Ok(had_ports)
     }
 }
 

@@ -256,7 +256,7 @@ impl Run {
     fn check_kernel(&self, slots: &Slots, leases: &[sandwire_api::lease::Lease]) {
         self.host.kernel.assert_unviolated();
         let mut expected: Vec<u32> = leases.iter().map(|lease| lease.slot).collect();
-        let state = slots.shared.lock();
+        let mut state = slots.shared.lock();
         let numbers = state.pools[&name("web")].pool.states();
         let ready = numbers.filter(|(_, state)| **state == crate::pool::SlotState::Ready);
         expected.extend(ready.map(|(number, _)| number.0));

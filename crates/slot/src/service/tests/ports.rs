@@ -206,6 +206,63 @@ fn ports_that_could_not_be_withdrawn_with_their_lease_are_withdrawn_later() {
 }
 
 #[test]
+fn an_address_is_not_handed_on_while_a_port_leads_to_it() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 1);
+    spec.quarantine_seconds = 0;
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", 1);
+    slots.take("web:a").unwrap();
+    publish(&slots, "a", &tcp(80, None)).unwrap();
+    host.kernel.fail("publish", true);
+    slots.give_back("a").unwrap();
+    std::thread::scope(|scope| {
+        let next = scope.spawn(|| slots.take(r#"web:a "clone_address": "10.64.0.2""#));
+        std::thread::sleep(Duration::from_millis(200));
+        host.kernel.fail("publish", false);
+        host.advance(&slots, Duration::from_secs(1));
+        next.join().unwrap().unwrap();
+    });
+    assert!(in_kernel(&host).is_empty());
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_port_that_the_kernel_has_although_it_refused_it_ends_with_its_lease() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    host.kernel.fail("confirm ports", true);
+    publish(&slots, "a", &tcp(80, None)).unwrap_err();
+    assert_eq!(in_kernel(&host).len(), 1);
+    slots.give_back("a").unwrap();
+    host.kernel.fail("confirm ports", false);
+    host.advance_until(&slots, "the kernel is told", |_| {
+        in_kernel(&host).is_empty()
+    });
+    slots.await_quiet();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_start_that_cannot_tell_the_kernel_its_ports_hands_no_address_on() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    publish(&slots, "a", &tcp(80, None)).unwrap();
+    host.kernel.fail("publish", true);
+    slots.give_back("a").unwrap();
+    drop(slots);
+    let slots = host.start();
+    std::thread::sleep(Duration::from_millis(200));
+    host.kernel.fail("publish", false);
+    host.advance_until(&slots, "the kernel is told", |_| {
+        in_kernel(&host).is_empty()
+    });
+    slots.await_quiet();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_port_is_not_published_to_a_lease_that_is_still_being_made() {
     let (host, slots) = Host::with_pool(1);
     host.service.lock().refuses = true;
