@@ -256,6 +256,7 @@ fn a_policy_that_comes_when_its_pool_has_moved_to_nft_is_refused() {
         let changed = scope.spawn(|| set(&slots, "old", Some(denying("10.0.0.0/8"))));
         std::thread::sleep(Duration::from_millis(200));
         slots.move_pool(&name("web"), DataPath::Nft).unwrap();
+        slots.await_ready("web", 2);
         drop(gate);
         [acquired, changed].map(|late| late.join().unwrap())
     });
