@@ -333,14 +333,19 @@ impl Client {
         self.json(Call::new(Method::GET, path)).await
     }
 
-    /// Publishes a host port to a lease.
+    /// Publishes a host port to a lease. Root may hide a service of the host that listens there.
     pub async fn publish(
         &self,
         name: &Name,
         owner_uid: Option<u32>,
         port: &PublishPort,
+        hide_host_service: bool,
     ) -> Result<PublishedPort, ClientError> {
-        let path = lease_path(name, "/ports", owner_uid);
+        let mut path = lease_path(name, "/ports", owner_uid);
+        if hide_host_service {
+            let separator = if owner_uid.is_some() { '&' } else { '?' };
+            path = format!("{path}{separator}hide_host_service=true");
+        }
         self.json(Call::with_body(Method::POST, path, port)).await
     }
 

@@ -14,6 +14,7 @@ pub mod conntrack;
 pub mod datagrams;
 pub mod error;
 pub mod interface;
+pub mod listener;
 pub mod neighbour;
 pub mod netlink;
 pub mod netns;

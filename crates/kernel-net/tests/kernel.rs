@@ -2,12 +2,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::{collections::HashSet, fs, net::IpAddr, os::unix::fs::MetadataExt, thread};
+use std::{
+    collections::HashSet,
+    fs,
+    net::{IpAddr, TcpListener, TcpStream, UdpSocket},
+    os::unix::fs::MetadataExt,
+    thread,
+};
 
 use sandwire_kernel_net::{
     address::Address,
     conntrack,
     interface::{self, Change, InterfaceIndex},
+    listener::{self, Listener, Transport},
     netlink::{Request, Socket},
     netns::{self, Home},
     nft::{Batch, Chain, Direction, Rule, tables},
@@ -278,4 +285,46 @@ fn add_many(lab: &Lab, socket: &mut Socket) {
     socket.execute(request).unwrap();
     let shown = lab.run("ip -o address show dev many7");
     assert!(shown.contains("192.0.2.9/24"), "{shown}");
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn listeners_are_those_that_take_what_comes_from_anybody() {
+    lab::run(|lab| {
+        lab.run("ip link set lo up");
+        let mut socket = Socket::diagnosis().unwrap();
+        let mut at = |transport, port| listener::at_port(&mut socket, transport, port).unwrap();
+        for (bound, address, takes_ipv4) in [
+            ("0.0.0.0", "0.0.0.0", true),
+            ("127.0.0.2", "127.0.0.2", true),
+            ("[::]", "::", true),
+            ("[::1]", "::1", false),
+            ("[::ffff:127.0.0.3]", "127.0.0.3", true),
+        ] {
+            let expected = [Listener {
+                address: address.parse().unwrap(),
+                takes_ipv4,
+            }];
+            let tcp = TcpListener::bind(format!("{bound}:8080")).unwrap();
+            let udp = UdpSocket::bind(format!("{bound}:8080")).unwrap();
+            assert_eq!(at(Transport::Tcp, 8080), expected, "{bound}");
+            assert_eq!(at(Transport::Udp, 8080), expected, "{bound}");
+            assert_eq!(at(Transport::Udp, 8081), []);
+            drop((tcp, udp));
+            assert_eq!(at(Transport::Tcp, 8080), []);
+        }
+        lab.run("sysctl -q net.ipv6.bindv6only=1");
+        let _only_ipv6 = TcpListener::bind("[::]:8080").unwrap();
+        assert!(!at(Transport::Tcp, 8080)[0].takes_ipv4);
+
+        let server = TcpListener::bind("127.0.0.1:8082").unwrap();
+        let client = TcpStream::connect("127.0.0.1:8082").unwrap();
+        let port = client.local_addr().unwrap().port();
+        assert_eq!(at(Transport::Tcp, port), []);
+        assert_eq!(at(Transport::Tcp, 8082).len(), 1, "the accepted one isn't");
+        drop(server);
+        let connected = UdpSocket::bind("127.0.0.1:8083").unwrap();
+        connected.connect("127.0.0.1:9").unwrap();
+        assert_eq!(at(Transport::Udp, 8083), []);
+    });
 }

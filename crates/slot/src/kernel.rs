@@ -45,8 +45,8 @@ use crate::{
     attach::ParentRecord,
     error::NetworkError,
     network::{
-        Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, WantedChild,
-        Withdrawal, not_attachable, untraceable, without_taps,
+        Inspection, Inventory, Leftover, Listener, Network, PolicyIndex, Tenancy, TraceSource,
+        WantedChild, Withdrawal, not_attachable, untraceable, without_taps,
     },
     plan::{Plan, SlotPlan, names},
 };
@@ -291,6 +291,10 @@ impl Network for KernelNetwork {
 
     fn unprivileged_port_start(&self) -> u16 {
         published::unprivileged_port_start()
+    }
+
+    fn listeners(&self, port: &PublishPort) -> Vec<Listener> {
+        published::listeners(port)
     }
 
     fn set_published_ports(

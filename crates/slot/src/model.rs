@@ -8,10 +8,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::{Path, PathBuf},
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicI64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -23,48 +20,20 @@ use sandwire_api::{
 };
 
 use crate::{
-    clock::Clock,
     error::NetworkError,
     network::{
-        Inspection, Inventory, Leftover, Network, PolicyIndex, Tenancy, TraceSource, TracedPacket,
-        Withdrawal,
+        Inspection, Inventory, Leftover, Listener, Network, PolicyIndex, Tenancy, TraceSource,
+        TracedPacket, Withdrawal,
     },
     plan::{Plan, SlotPlan},
 };
 
 pub(crate) mod channels;
+mod clock;
+mod power;
 
-/// A number of steps after which nothing works any more.
-#[derive(Clone, Debug)]
-pub(crate) struct Power(Arc<AtomicI64>);
-
-impl Power {
-    pub(crate) fn for_steps(steps: i64) -> Self {
-        Self(Arc::new(AtomicI64::new(steps)))
-    }
-
-    pub(crate) fn unlimited() -> Self {
-        Self::for_steps(i64::MAX)
-    }
-
-    /// Takes a step. Returns whether there was power for it.
-    pub(crate) fn step(&self) -> bool {
-        self.0.fetch_sub(1, Ordering::SeqCst) > 0
-    }
-
-    pub(crate) fn is_off(&self) -> bool {
-        self.0.load(Ordering::SeqCst) <= 0
-    }
-
-    /// Leaves power for this many steps.
-    pub(crate) fn set(&self, steps: i64) {
-        self.0.store(steps, Ordering::SeqCst);
-    }
-
-    pub(crate) fn cut(&self) {
-        self.0.store(0, Ordering::SeqCst);
-    }
-}
+pub(crate) use clock::ManualClock;
+pub(crate) use power::Power;
 
 /// What survives a crash of the service.
 #[derive(Debug, Default)]
@@ -80,6 +49,8 @@ pub(crate) struct KernelState {
     pub(crate) slots: BTreeMap<String, ModelSlot>,
     pub(crate) pools: BTreeSet<String>,
     pub(crate) ports: Vec<(PublishPort, Vec<IpAddr>)>,
+    /// Sockets of the host at any port.
+    pub(crate) listeners: Vec<Listener>,
     /// Operations that fail until told otherwise.
     pub(crate) failing: BTreeSet<&'static str>,
     /// Things that must never happen, but did.
@@ -470,6 +441,10 @@ impl Network for ModelNetwork {
         leftovers.iter().map(one).collect()
     }
 
+    fn listeners(&self, _: &PublishPort) -> Vec<Listener> {
+        self.kernel.lock().listeners.clone()
+    }
+
     fn set_published_ports(
         &self,
         ports: &[(PublishPort, Vec<IpAddr>)],
@@ -592,29 +567,5 @@ fn defect(action: &str) -> Defect {
         object: "tap vmtap0".to_owned(),
         problem: "is not as it was made".to_owned(),
         action: action.to_owned(),
-    }
-}
-
-/// A clock that goes on when it is told to.
-#[derive(Debug)]
-pub(crate) struct ManualClock(Mutex<Duration>);
-
-impl ManualClock {
-    pub(crate) fn new() -> Self {
-        Self(Mutex::new(Duration::from_secs(1000)))
-    }
-
-    pub(crate) fn advance(&self, by: Duration) {
-        *self.0.lock().unwrap() += by;
-    }
-}
-
-impl Clock for ManualClock {
-    fn since_boot(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn since_epoch(&self) -> Duration {
-        Duration::from_secs(1_700_000_000) + *self.0.lock().unwrap()
     }
 }

@@ -17,6 +17,7 @@ use sandwire_api::{
     traffic::Traffic,
 };
 pub use sandwire_datapath::PolicyIndex;
+pub use sandwire_kernel_net::listener::Listener;
 
 use crate::{
     attach::ParentRecord,
@@ -89,6 +90,12 @@ pub trait Network: Send + Sync {
     /// The first port that a user who isn't root may have on the host.
     fn unprivileged_port_start(&self) -> u16 {
         1024
+    }
+
+    /// Who on the host itself takes what comes to a port. None where the kernel can't tell.
+    fn listeners(&self, port: &PublishPort) -> Vec<Listener> {
+        let _ = port;
+        Vec::new()
     }
 
     /// Makes the host's published ports exactly these.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use sandwire_api::published_port::{PublishPort, PublishedPort};
 
-use crate::{error::ServiceError, plan::SlotPlan};
+use crate::{error::ServiceError, network::Listener, plan::SlotPlan};
 
 /// A published port with the clone addresses that it leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +44,23 @@ impl Publication {
             _ => true,
         };
         share_family && share_address
+    }
+
+    /// Whether callers from elsewhere would get to the sandbox instead of this socket of the host. None do by the
+    /// loopback, and multicast isn't translated.
+    #[must_use]
+    pub fn hides(&self, listener: &Listener) -> bool {
+        let bound = listener.address;
+        if bound.is_loopback() || bound.is_multicast() {
+            return false;
+        }
+        let host = self.published.port.host_address;
+        let is_of_address = bound.is_unspecified() || host.is_none_or(|host| host == bound);
+        let takes = |clone: &IpAddr| match clone {
+            IpAddr::V4(_) => listener.takes_ipv4,
+            IpAddr::V6(_) => bound.is_ipv6(),
+        };
+        is_of_address && self.clone_addresses.iter().any(takes)
     }
 }
 

@@ -191,8 +191,12 @@ impl Blocking {
         name: &Name,
         owner_uid: Option<u32>,
         port: &PublishPort,
+        hide_host_service: bool,
     ) -> Result<PublishedPort, ClientError> {
-        self.wait(self.client.publish(name, owner_uid, port))
+        self.wait(
+            self.client
+                .publish(name, owner_uid, port, hide_host_service),
+        )
     }
 
     pub fn withdraw(

@@ -34,6 +34,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS")]
     host_address: Option<IpAddr>,
 
+    /// Publish the port also where the host itself listens; nobody elsewhere reaches that any more. For root.
+    #[arg(long, conflicts_with = "withdraw")]
+    hide_host_service: bool,
+
     /// Interface of the sandbox, from 0.
     #[arg(long, default_value_t = 0, value_name = "NUMBER")]
     nic: u8,
@@ -47,7 +51,7 @@ pub(crate) struct Arguments {
     withdraw: bool,
 
     /// List published ports, of all leases that you may see or of the named one.
-    #[arg(long, conflicts_with_all = ["port", "withdraw", "host_address"])]
+    #[arg(long, conflicts_with_all = ["port", "withdraw", "host_address", "hide_host_service"])]
     list: bool,
 }
 
@@ -115,7 +119,12 @@ fn publish(context: &Context, arguments: &Arguments, name: &Name, pair: PortPair
     };
     let published = context
         .client()
-        .publish(name, arguments.owner_uid, &request)
+        .publish(
+            name,
+            arguments.owner_uid,
+            &request,
+            arguments.hide_host_service,
+        )
         .map_err(cannot(format!("publish port {host_port} to lease {name}")))?;
     context.output.answer(&published, |published| {
         format!(

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    net::TcpListener,
     process::{Command, Output, Stdio},
 };
 
@@ -39,6 +40,7 @@ fn a_tenant_sees_and_traces_its_own_leases_and_no_others() {
             users[0].assert_refused(&theirs.0.name, users[1].uid);
             assert_figures_agree(&world, &users[0], &mine);
             assert_low_ports_are_roots(lab, &users[0], &mine.0);
+            assert_services_of_the_host_stay(&world, &users[0], &mine.0);
         }
     });
 }
@@ -173,6 +175,37 @@ fn assert_low_ports_are_roots(lab: &Lab, tenant: &Tenant<'_>, lease: &Lease) {
     assert!(publish(22).status.success());
     withdraw(22);
     set(1024);
+}
+
+/// Unless root says otherwise.
+fn assert_services_of_the_host_stay(world: &World, tenant: &Tenant<'_>, lease: &Lease) {
+    let (name, owner) = (&lease.name, tenant.uid);
+    let root = |more: &str| {
+        let verb = format!("publish {name} --owner-uid {owner} 8100{more}");
+        world.daemon.command(&verb).output().unwrap()
+    };
+    let said = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    let tcp = TcpListener::bind("[::]:8100").unwrap();
+    for refused in [
+        tenant.output(&format!("publish {name} 8100:7")),
+        tenant.output(&format!("publish {name} 8100:7 --hide-host-service")),
+        root(":7"),
+    ] {
+        let said = said(&refused);
+        assert!(!refused.status.success(), "{said}");
+        let wanted = "tcp port 8100: the host itself listens there, at [::]:8100";
+        assert!(said.contains(wanted), "{said}");
+    }
+    let udp = root(":7/udp");
+    assert!(udp.status.success(), "{}", said(&udp));
+    assert!(root("/udp --withdraw").status.success());
+    let hidden = root(":7 --hide-host-service");
+    assert!(hidden.status.success(), "{}", said(&hidden));
+    assert!(root(" --withdraw").status.success());
+    drop(tcp);
+    let free = tenant.output(&format!("publish {name} 8100:7"));
+    assert!(free.status.success(), "{}", said(&free));
+    assert!(root(" --withdraw").status.success());
 }
 
 /// While a kernel pings it.

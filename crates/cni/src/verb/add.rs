@@ -176,8 +176,9 @@ fn settle(
         });
     }
     for port in &wish.ports {
+        // Some runtimes listen at the port themselves while the container is there, to reserve it.
         client
-            .publish(lease, None, port)
+            .publish(lease, None, port, true)
             .map_err(|source| of_pool(operation.to_owned(), source))?;
     }
     Ok(attached)

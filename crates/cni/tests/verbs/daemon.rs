@@ -233,7 +233,7 @@ impl State {
             }
             ("GET", "attached") => (200, json!({ "attached": lease["attached"], "defects": [] })),
             ("GET", "ports") => (200, json!(ports)),
-            ("POST", "ports") => {
+            ("POST", "ports?hide_host_service=true") => {
                 let mut port = body.clone();
                 port["lease"] = name.into();
                 port["owner_uid"] = 0.into();

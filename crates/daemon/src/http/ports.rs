@@ -37,6 +37,18 @@ struct Which {
     host_address: Option<IpAddr>,
 }
 
+/// Whose lease it is, and what may be done to the host.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+struct How {
+    /// Numeric user that acquired the lease. Default: the caller.
+    owner_uid: Option<u32>,
+    /// Publish the port also where the host itself listens, whose service nobody elsewhere reaches any more. For root.
+    #[serde(default)]
+    hide_host_service: bool,
+}
+
 /// Lists the published ports of all leases that the caller may see.
 #[utoipa::path(
     get,
@@ -77,7 +89,7 @@ async fn list(
     path = "/v1/leases/{name}/ports",
     operation_id = "publish_port",
     tag = "ports",
-    params(("name" = Name, Path, description = "Name of the lease"), Owner),
+    params(("name" = Name, Path, description = "Name of the lease"), How),
     request_body = PublishPort,
     responses((status = 201, description = "The published port", body = PublishedPort), Failures)
 )]
@@ -85,11 +97,14 @@ async fn publish(
     State(app): State<Arc<App>>,
     Peer(caller): Peer,
     Path(name): Path<Name>,
-    Query(owner): Query<Owner>,
+    Query(how): Query<How>,
     Json(port): Json<PublishPort>,
 ) -> Result<(StatusCode, axum::Json<PublishedPort>), Failure> {
-    let published =
-        blocking(move || Ok(app.slots.publish(caller, owner.owner_uid, &name, &port)?)).await?;
+    let published = blocking(move || {
+        let (owner, hide) = (how.owner_uid, how.hide_host_service);
+        Ok(app.slots.publish(caller, owner, &name, &port, hide)?)
+    })
+    .await?;
     Ok((StatusCode::CREATED, axum::Json(published)))
 }
 

@@ -109,13 +109,13 @@ async fn the_client_and_the_daemon_understand_each_other() {
         clone_port: 53,
         nic: 0,
     };
-    let refused = client.publish(name, None, &port).await.unwrap_err();
+    let refused = client.publish(name, None, &port, false).await.unwrap_err();
     assert!(refused.is_refusal(), "the lease has no IPv6: {refused}");
     let port = sandwire_api::published_port::PublishPort {
         host_address: Some("192.0.2.1".parse().unwrap()),
         ..port
     };
-    let published = client.publish(name, None, &port).await.unwrap();
+    let published = client.publish(name, None, &port, true).await.unwrap();
     assert_eq!(
         client.ports().await.unwrap(),
         std::slice::from_ref(&published)

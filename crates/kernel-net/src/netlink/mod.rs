@@ -151,6 +151,14 @@ impl Socket {
         Self::open(libc::NETLINK_GENERIC, "generic netlink socket")
     }
 
+    /// Opens a socket that asks about the sockets of the network namespace that the thread is in.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn diagnosis() -> Result<Self, Error> {
+        Self::open(libc::NETLINK_INET_DIAG, "sock_diag socket")
+    }
+
     /// Has the kernel tell this socket, unasked, of what happens to the objects of a group.
     pub(crate) fn join(&mut self, group: u32) -> io::Result<()> {
         self.socket.add_membership(group)

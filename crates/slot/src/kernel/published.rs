@@ -6,10 +6,15 @@
 
 use std::{fs, net::IpAddr};
 
-use sandwire_api::published_port::PublishPort;
+use sandwire_api::published_port::{Protocol, PublishPort};
 use sandwire_datapath::{
     NicIndex,
     abi::{self, NicFlag},
+};
+
+use sandwire_kernel_net::{
+    listener::{self, Listener, Transport},
+    netlink::Socket,
 };
 
 use super::{HostState, KernelNetwork, ebpf::Ebpf, hosted::Hosted, lock};
@@ -71,6 +76,21 @@ pub(super) fn unprivileged_port_start() -> u16 {
     // What the kernel begins with.
     told.and_then(|text| text.trim().parse().ok())
         .unwrap_or(1024)
+}
+
+/// Who takes what comes to a port, in the namespace of the calling thread.
+pub(super) fn listeners(port: &PublishPort) -> Vec<Listener> {
+    let transport = match port.protocol {
+        Protocol::Tcp => Transport::Tcp,
+        Protocol::Udp => Transport::Udp,
+    };
+    let found = Socket::diagnosis()
+        .and_then(|mut socket| listener::at_port(&mut socket, transport, port.host_port));
+    found.unwrap_or_else(|error| {
+        // A kernel without `inet_diag` is no reason to publish nothing.
+        tracing::warn!(%error, "can't tell whether the host itself listens at a port that is to be published");
+        Vec::new()
+    })
 }
 
 fn clone_addresses(nic: &abi::Nic) -> impl Iterator<Item = IpAddr> + use<> {

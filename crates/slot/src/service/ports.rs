@@ -1,6 +1,10 @@
 //! Publishing host ports to leases.
 
-use std::{collections::HashSet, net::IpAddr, sync::PoisonError};
+use std::{
+    collections::HashSet,
+    net::{IpAddr, SocketAddr},
+    sync::PoisonError,
+};
 
 use sandwire_api::{
     name::Name,
@@ -21,7 +25,8 @@ use crate::{
 const PORTS_PER_USER_MAX: usize = 256;
 
 impl Slots {
-    /// Publishes a host port to a lease. Asking again for the same one changes nothing.
+    /// Publishes a host port to a lease. Asking again for the same one changes nothing. Where the host itself listens,
+    /// its service is hidden from callers elsewhere only if root says so.
     ///
     /// # Errors
     /// Nothing changed.
@@ -31,6 +36,7 @@ impl Slots {
         owner_uid: Option<u32>,
         name: &Name,
         port: &PublishPort,
+        hide_host_service: bool,
     ) -> Result<PublishedPort, ServiceError> {
         let shared = &self.shared;
         let _gate = shared
@@ -38,7 +44,7 @@ impl Slots {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let key = caller.lease_key(owner_uid, name);
-        let mut state = shared.lock();
+        let state = shared.lock();
         let publication = state.new_publication(caller, &key, port)?;
         let published = publication.published.clone();
         if state.ports.contains(&publication) {
@@ -47,6 +53,12 @@ impl Slots {
         shared.check_port_may_be_taken(caller, port)?;
         state.check_port_is_free(&publication)?;
         state.check_room_for_port(caller, &publication.published)?;
+        drop(state);
+        shared.check_hides_nobody(caller, &publication, hide_host_service)?;
+
+        let mut state = shared.lock();
+        // The lease may have ended meanwhile.
+        let publication = state.new_publication(caller, &key, port)?;
         if let Err(error) = state.journal.insert_port(&published) {
             state.journal_failed();
             return Err(error.into());
@@ -224,6 +236,34 @@ impl Shared {
             object: format!(
                 "{}: those below {first} are root's (net.ipv4.ip_unprivileged_port_start)",
                 published::describe(port)
+            ),
+        })
+    }
+}
+
+impl Shared {
+    /// A service of the host that begins to listen later is hidden all the same.
+    fn check_hides_nobody(
+        &self,
+        caller: Caller,
+        publication: &Publication,
+        hide_host_service: bool,
+    ) -> Result<(), ServiceError> {
+        if hide_host_service && caller.privileged {
+            return Ok(());
+        }
+        let port = &publication.published.port;
+        let listeners = self.network.listeners(port);
+        let Some(hidden) = listeners.iter().find(|one| publication.hides(one)) else {
+            return Ok(());
+        };
+        let at = SocketAddr::new(hidden.address, port.host_port);
+        Err(ServiceError::Conflict {
+            operation: "publish",
+            object: published::describe(port),
+            reason: format!(
+                "the host itself listens there, at {at}, and nobody elsewhere would reach that any more: publish \
+                 another port or address, or end that service; root may hide it (--hide-host-service)"
             ),
         })
     }

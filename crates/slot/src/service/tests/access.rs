@@ -98,9 +98,11 @@ fn who_manages_a_pool_sees_and_releases_all_its_leases_but_publishes_nothing() {
     slots.acquire(ALICE, &request_of("web:a")).unwrap();
     assert_eq!(slots.leases(manager).len(), 1);
     let alices = Some(ALICE.uid);
-    let published = slots.publish(manager, alices, &name("a"), &PORT);
+    let published = slots.publish(manager, alices, &name("a"), &PORT, false);
     assert_eq!(code(published), ErrorCode::Forbidden);
-    slots.publish(ALICE, None, &name("a"), &PORT).unwrap();
+    slots
+        .publish(ALICE, None, &name("a"), &PORT, false)
+        .unwrap();
     assert_eq!(slots.published_ports(manager).len(), 1);
     assert!(slots.published_ports(BOB).is_empty());
     slots.release(manager, alices, &name("a")).unwrap();
@@ -116,9 +118,11 @@ fn whoever_may_see_a_lease_may_withdraw_its_ports() {
         let name = &name("a");
         slots.withdraw(caller, alices, name, Protocol::Tcp, 8080, None)
     };
-    slots.publish(ALICE, None, &name("a"), &PORT).unwrap();
+    slots
+        .publish(ALICE, None, &name("a"), &PORT, false)
+        .unwrap();
     assert_eq!(
-        code(slots.publish(manager, alices, &name("a"), &PORT)),
+        code(slots.publish(manager, alices, &name("a"), &PORT, false)),
         ErrorCode::Forbidden
     );
     assert_eq!(code(withdraw(BOB)), ErrorCode::NotFound);

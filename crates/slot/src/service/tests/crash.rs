@@ -158,7 +158,7 @@ impl Run {
                 nic: 0,
             };
             self.next_port += 1;
-            let _ = slots.publish(ROOT, None, &name(lease), &port);
+            let _ = slots.publish(ROOT, None, &name(lease), &port, false);
         }
     }
 

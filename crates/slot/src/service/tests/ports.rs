@@ -1,4 +1,5 @@
 use super::*;
+use crate::network::Listener;
 
 fn tcp(host_port: u16, host_address: Option<&str>) -> PublishPort {
     PublishPort {
@@ -23,7 +24,9 @@ fn for_users(size: u32) -> (Host, Arc<Slots>) {
 }
 
 fn publish(slots: &Slots, lease: &str, port: &PublishPort) -> Result<(), ServiceError> {
-    slots.publish(ROOT, None, &name(lease), port).map(|_| ())
+    slots
+        .publish(ROOT, None, &name(lease), port, false)
+        .map(|_| ())
 }
 
 /// Host ports that the kernel has, with where they lead.
@@ -85,7 +88,7 @@ fn a_user_publishes_so_many_ports_and_root_more() {
     }
     let publish = |caller, lease, port: u16| {
         let port = tcp(5000 + port, None);
-        slots.publish(caller, Some(ALICE.uid), &name(lease), &port)
+        slots.publish(caller, Some(ALICE.uid), &name(lease), &port, false)
     };
     for port in 1..=256 {
         publish(ALICE, if port % 2 == 0 { "a" } else { "b" }, port).unwrap();
@@ -96,7 +99,7 @@ fn a_user_publishes_so_many_ports_and_root_more() {
     assert_eq!(error.to_string(), text);
     publish(ALICE, "b", 1).expect("it has that one");
     slots
-        .publish(BOB, None, &name("c"), &tcp(5257, None))
+        .publish(BOB, None, &name("c"), &tcp(5257, None), false)
         .expect("others have their own");
     publish(ROOT, "a", 258).unwrap();
     slots
@@ -119,7 +122,7 @@ fn ports_of_the_hosts_own_services_are_roots_to_publish() {
     let (_host, slots) = for_users(1);
     slots.acquire(ALICE, &request_of("web:a")).unwrap();
     let publish =
-        |caller, port| slots.publish(caller, Some(ALICE.uid), &name("a"), &tcp(port, None));
+        |caller, port| slots.publish(caller, Some(ALICE.uid), &name("a"), &tcp(port, None), false);
     let error = publish(ALICE, 22).unwrap_err();
     assert_eq!(error.code(), ErrorCode::Forbidden);
     let text = "uid 1000 may not publish tcp port 22: those below 1024 are root's (net.ipv4.ip_unprivileged_port_start)";
@@ -128,6 +131,70 @@ fn ports_of_the_hosts_own_services_are_roots_to_publish() {
     publish(ALICE, 1024).unwrap();
     publish(ROOT, 22).unwrap();
     publish(ALICE, 22).expect("it has that one");
+}
+
+#[test]
+fn a_service_of_the_host_is_hidden_only_if_root_says_so() {
+    let (host, slots) = for_users(1);
+    slots.acquire(ALICE, &request_of("web:a")).unwrap();
+    let publish = |caller, hide| {
+        let (owner, port) = (Some(ALICE.uid), tcp(8080, None));
+        slots.publish(caller, owner, &name("a"), &port, hide)
+    };
+    host.kernel.lock().listeners = vec![listener("192.0.2.1", true)];
+    for (caller, hide) in [(ALICE, false), (ALICE, true), (ROOT, false)] {
+        let error = publish(caller, hide).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Conflict);
+        let text = error.to_string();
+        assert!(
+            text.contains("tcp port 8080") && text.contains("at 192.0.2.1:8080"),
+            "{text}"
+        );
+    }
+    publish(ROOT, true).unwrap();
+    publish(ALICE, false).expect("it has that one");
+}
+
+fn listener(address: &str, takes_ipv4: bool) -> Listener {
+    Listener {
+        address: address.parse().unwrap(),
+        takes_ipv4,
+    }
+}
+
+#[test]
+fn only_what_a_caller_from_elsewhere_would_miss_is_hidden() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    let (any, ipv4, ipv6) = (None, Some("192.0.2.1"), Some("2001:db8::1"));
+    for (address, takes_ipv4, published, is_hidden) in [
+        ("0.0.0.0", true, any, true),
+        ("0.0.0.0", true, ipv4, true),
+        ("0.0.0.0", true, ipv6, false),
+        ("::", true, any, true),
+        ("::", true, ipv4, true),
+        ("::", true, ipv6, true),
+        ("::", false, any, true),
+        ("::", false, ipv4, false),
+        ("::", false, ipv6, true),
+        ("192.0.2.1", true, any, true),
+        ("192.0.2.1", true, ipv4, true),
+        ("192.0.2.2", true, ipv4, false),
+        ("192.0.2.1", true, ipv6, false),
+        ("2001:db8::1", false, ipv6, true),
+        ("2001:db8::2", false, ipv6, false),
+        ("2001:db8::1", false, ipv4, false),
+        ("127.0.0.1", true, any, false),
+        ("127.0.0.53", true, any, false),
+        ("::1", false, any, false),
+        ("224.0.0.251", true, any, false),
+    ] {
+        host.kernel.lock().listeners = vec![listener(address, takes_ipv4)];
+        let refused = publish(&slots, "a", &tcp(80, published)).is_err();
+        assert_eq!(refused, is_hidden, "{address} and {published:?}");
+        let published = published.map(|address| address.parse().unwrap());
+        let _ = slots.withdraw(ROOT, None, &name("a"), Protocol::Tcp, 80, published);
+    }
 }
 
 #[test]
