@@ -102,6 +102,10 @@ fn clone_addresses(port: &PublishPort, slot: &SlotPlan) -> Result<Vec<IpAddr>, S
                       for all of them, and call that or the clone address";
         return Err(invalid("host_address", host.to_string(), reason));
     }
+    if host.to_canonical() != host {
+        let reason = format!("write it as IPv4: {}", host.to_canonical());
+        return Err(invalid("host_address", host.to_string(), &reason));
+    }
     let same_family: Vec<_> = all
         .filter(|clone| clone.is_ipv4() == host.is_ipv4())
         .collect();

@@ -211,6 +211,8 @@ fn ports_that_cannot_be_are_refused() {
         tcp(80, Some("ff02::1")),
         tcp(80, Some("127.0.0.1")),
         tcp(80, Some("::1")),
+        // No packet has such a destination.
+        tcp(80, Some("::ffff:192.0.2.1")),
         second_nic,
     ] {
         assert_eq!(
