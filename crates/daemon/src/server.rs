@@ -3,7 +3,8 @@
 //! Each connection is a task of its own, so nothing that one caller does stops the others. Beyond
 //! [`CONNECTIONS_MAX`] connections further ones wait in the socket's queue; a user other than root
 //! has at most [`CONNECTIONS_PER_USER_MAX`] of them and is told if it wants more, so one tenant
-//! can't lock the others out. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`],
+//! can't lock the others out. All of these together have at most [`CONNECTIONS_OF_USERS_MAX`], so they
+//! can't lock root out. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`],
 //! or leaves a connection idle for that long, is disconnected.
 
 use std::{
@@ -32,6 +33,8 @@ use crate::http::Peer;
 pub(crate) const CONNECTIONS_MAX: u32 = 1024;
 /// Most connections at a time of one user who isn't root.
 pub(crate) const CONNECTIONS_PER_USER_MAX: u32 = 128;
+/// Most connections at a time of all users who aren't root.
+const CONNECTIONS_OF_USERS_MAX: u32 = CONNECTIONS_MAX - CONNECTIONS_PER_USER_MAX;
 /// How long the head of a request may take, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long requests that run when the daemon stops may still take.
@@ -39,11 +42,11 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait after a failed accept: what is missing, mostly descriptors, has to come free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a user gets who has too many connections. Written before any request is read.
+/// What a user gets who has too many connections, or whose like have. Written before any request is read.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
     content-type: application/json\r\nconnection: close\r\nretry-after: 1\r\n\
-    content-length: 107\r\n\r\n\
-    {\"code\":\"unavailable\",\"message\":\"this user has too many connections: close some\",\"request_id\":\"connection\"}";
+    content-length: 126\r\n\r\n\
+    {\"code\":\"unavailable\",\"message\":\"this user, or all together, have too many connections: close some\",\"request_id\":\"connection\"}";
 
 /// Serves until `stop` is true, then finishes the requests that run.
 pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
@@ -116,7 +119,7 @@ fn admit(stream: &UnixStream, users: &Arc<Users>) -> io::Result<(Caller, Option<
             // The socket's buffer is empty, so this never waits; if it fails, the end says enough.
             let _ = stream.try_write(TOO_MANY);
             Err(io::Error::other(format!(
-                "user {} has {CONNECTIONS_PER_USER_MAX} connections already",
+                "user {} has {CONNECTIONS_PER_USER_MAX} connections already, or all users {CONNECTIONS_OF_USERS_MAX}",
                 caller.uid
             )))
         }
@@ -164,11 +167,12 @@ struct Admission {
 impl Users {
     fn admit(users: &Arc<Self>, uid: u32) -> Option<Admission> {
         let mut counts = users.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(uid).or_default();
-        if *count >= CONNECTIONS_PER_USER_MAX {
+        let of_user = counts.get(&uid).copied().unwrap_or(0);
+        let of_all: u32 = counts.values().sum();
+        if of_user >= CONNECTIONS_PER_USER_MAX || of_all >= CONNECTIONS_OF_USERS_MAX {
             return None;
         }
-        *count += 1;
+        counts.insert(uid, of_user + 1);
         let users = Arc::clone(users);
         Some(Admission { users, uid })
     }

@@ -453,6 +453,17 @@ fn a_user_has_so_many_connections_and_no_more() {
 }
 
 #[test]
+fn users_together_leave_connections_to_root() {
+    let users = Arc::new(Users::default());
+    let user = |number: u32| 1000 + number / CONNECTIONS_PER_USER_MAX;
+    let held: Vec<Admission> = (0..CONNECTIONS_MAX)
+        .filter_map(|number| Users::admit(&users, user(number)))
+        .collect();
+    let left = CONNECTIONS_MAX as usize - held.len();
+    assert!(left >= 100, "{left}");
+}
+
+#[test]
 fn what_a_user_with_too_many_connections_gets_is_an_error_of_the_api() {
     let text = std::str::from_utf8(TOO_MANY).unwrap();
     let (head, body) = text.split_once("\r\n\r\n").unwrap();
