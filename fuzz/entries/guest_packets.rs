@@ -11,6 +11,7 @@ use std::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixListener, UnixStream},
     },
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -40,6 +41,7 @@ use sandwire_vsock_host::{
     budget::Budget,
     device::{Context, Scratch, Token, Vm},
     directory::{Directory, Face, Placement},
+    disposal::Disposal,
     limits::Limits,
     statistics::VmCounters,
     timers::Timers,
@@ -158,6 +160,8 @@ impl Stage {
             now: Instant::now(),
             again: Vec::new(),
             scratch: Scratch::default(),
+            bell: Rc::default(),
+            disposal: Disposal::default(),
         };
         let (vhost_listener, stream) = vmm();
         let setup = VmSetup {

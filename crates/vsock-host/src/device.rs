@@ -11,6 +11,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     os::fd::{AsFd, OwnedFd},
+    rc::Rc,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
@@ -23,11 +24,13 @@ use sandwire_api::vsock::{HOST_CID, VsockClass, VsockConnection, VsockRefusal};
 
 use crate::{
     address::VmKey,
+    bell::Bell,
     budget::Budget,
     capture::Sink,
     connection::{Connection, Key},
     dial::Dial,
     directory::{Directory, Route},
+    disposal::Disposal,
     front_end::{self, FrontEnd, SharedTransport, Transport, lock},
     hybrid::handshake::Handshake,
     limits::Limits,
@@ -66,6 +69,10 @@ pub struct Context {
     pub again: Vec<u32>,
     /// Memory for lists that live only for a call.
     pub scratch: Scratch,
+    /// By what guests are interrupted.
+    pub bell: Rc<Bell>,
+    /// Where ends what VMMs handed over.
+    pub disposal: Disposal,
 }
 
 /// See [`Context::scratch`].
@@ -228,7 +235,7 @@ impl Vm {
             seqpacket: seqpacket_listener,
         };
         listeners.watch(slot, context)?;
-        let transport = Transport::of(&key, cid);
+        let transport = Transport::of(&key, cid, &context.bell, context.disposal.for_another());
         Ok(Self {
             key,
             slot,

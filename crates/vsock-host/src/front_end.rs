@@ -10,6 +10,8 @@
 use std::{
     collections::VecDeque,
     fs::File,
+    os::unix::net::UnixStream,
+    rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -28,12 +30,15 @@ use vhost::{
 
 use crate::{
     address::VmKey,
+    bell::{Bell, Call},
+    disposal::Disposal,
     memory::{MOST_REGIONS, Memory, MemoryError, Placing},
     queue::{Addresses, Ring},
 };
 
 mod connection;
 
+use connection::hang_up;
 pub use connection::{FrontEnd, Served};
 
 /// Number of the ring that carries packets to the guest.
@@ -89,6 +94,8 @@ pub struct Transport {
     /// Chains of [`TO_GUEST`] that may still be taken in this turn.
     pub left: u32,
     changes: Vec<Change>,
+    bell: Rc<Bell>,
+    disposal: Disposal,
 }
 
 /// A chain for a packet to the guest, taken ahead.
@@ -118,14 +125,19 @@ impl Transport {
             taking: Vec::new(),
             left: 0,
             changes: Vec::new(),
+            bell: Rc::default(),
+            disposal: Disposal::default(),
         }
     }
 
-    /// The same, of a guest that the log is to name.
+    /// The same, of a guest that the log is to name; interrupted by that bell, and with what its VMMs leave ending there.
     #[must_use]
-    pub fn of(vm: &VmKey, cid: u32) -> Self {
+    pub fn of(vm: &VmKey, cid: u32, bell: &Rc<Bell>, disposal: Disposal) -> Self {
         Self {
             vm: vm.to_string(),
+            bell: Rc::clone(bell),
+            memory: Memory::new(disposal.clone()),
+            disposal,
             ..Self::new(cid)
         }
     }
@@ -139,6 +151,17 @@ impl Transport {
     #[must_use]
     pub fn has_seqpacket(&self) -> bool {
         self.features & SEQPACKET != 0
+    }
+
+    /// Whether what a former VMM left isn't closed yet, so that there can't be another one.
+    #[must_use]
+    pub fn is_held_up(&self) -> bool {
+        self.disposal.is_held_up()
+    }
+
+    /// Ends a connection that isn't served.
+    pub fn turn_away(&self, socket: &UnixStream) {
+        hang_up(socket, &self.disposal);
     }
 
     /// Whether packets flow both ways.
@@ -157,7 +180,7 @@ impl Transport {
     pub fn disconnect(&mut self) {
         self.reset_rings();
         self.features = 0;
-        self.memory = Memory::default();
+        self.memory.clear();
     }
 
     fn reset_rings(&mut self) {
@@ -333,7 +356,8 @@ impl VhostUserBackendReqHandlerMut for Transport {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
-        self.rings[Self::index(u32::from(index))?].set_call(fd);
+        let call = fd.map(|file| Call::new(file, &self.bell));
+        self.rings[Self::index(u32::from(index))?].call = call;
         Ok(())
     }
 

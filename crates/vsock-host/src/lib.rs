@@ -5,6 +5,7 @@
 //! may reach what, by policy, denied unless a rule allows it.
 
 pub mod address;
+pub mod bell;
 pub mod budget;
 pub mod capture;
 pub mod connection;
@@ -13,6 +14,7 @@ pub mod credit;
 pub mod device;
 pub mod dial;
 pub mod directory;
+pub mod disposal;
 pub mod front_end;
 pub mod hybrid;
 pub mod limits;

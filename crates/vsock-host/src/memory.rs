@@ -6,7 +6,7 @@
 
 use std::{fs::File, io, os::fd::AsRawFd, ptr};
 
-use crate::memory_fault::Watched;
+use crate::{disposal::Disposal, memory_fault::Watched};
 
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
@@ -78,6 +78,7 @@ pub struct Memory {
     // Before the mappings that it points into.
     map: GuestMemoryMmap,
     regions: Vec<Region>,
+    disposal: Disposal,
 }
 
 #[derive(Debug)]
@@ -91,15 +92,30 @@ struct Mapping {
     pointer: *mut u8,
     size: usize,
     watched: Option<Watched>,
+    disposal: Disposal,
 }
 
 impl Memory {
+    /// None yet; what is no longer needed is unmapped there.
+    #[must_use]
+    pub fn new(disposal: Disposal) -> Self {
+        Self {
+            disposal,
+            ..Self::default()
+        }
+    }
+
+    /// Has no regions any more.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.disposal.clone());
+    }
+
     /// Replaces all regions. If it fails, the former ones stay.
     ///
     /// # Errors
     /// See [`MemoryError`].
     pub fn replace(&mut self, regions: Vec<(Placing, File)>) -> Result<(), MemoryError> {
-        let mut new = Self::default();
+        let mut new = Self::new(self.disposal.clone());
         for (placing, file) in regions {
             new.add(placing, &file)?;
         }
@@ -134,7 +150,7 @@ impl Memory {
             return Err(MemoryError::Overlap { guest });
         }
         let few = self.regions.len() < FEW_REGIONS;
-        let mapping = Mapping::new(placing, file, few)?;
+        let mapping = Mapping::new(placing, file, few, &self.disposal)?;
         self.regions.push(Region { placing, mapping });
         self.regions.sort_by_key(|region| region.placing.guest);
         self.rebuild();
@@ -248,7 +264,12 @@ impl Memory {
 }
 
 impl Mapping {
-    fn new(placing: Placing, file: &File, few: bool) -> Result<Self, MemoryError> {
+    fn new(
+        placing: Placing,
+        file: &File,
+        few: bool,
+        disposal: &Disposal,
+    ) -> Result<Self, MemoryError> {
         let Placing {
             guest,
             size,
@@ -284,6 +305,7 @@ impl Mapping {
             pointer: pointer.cast(),
             size,
             watched: None,
+            disposal: disposal.clone(),
         };
         // SAFETY: the mapping is ours, nothing but guest memory, and unwatched before it is unmapped.
         let watched = unsafe { Watched::new(mapping.pointer, size, few) };
@@ -296,7 +318,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         self.watched = None;
         // SAFETY: it is ours, made in `new`, and whatever pointed into it has been rebuilt or dropped.
-        unsafe { libc::munmap(self.pointer.cast(), self.size) };
+        unsafe { self.disposal.unmap(self.pointer, self.size) };
     }
 }
 

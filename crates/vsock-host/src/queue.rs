@@ -11,14 +11,13 @@
 
 use std::{
     fs::File,
-    os::fd::{AsFd, AsRawFd},
     sync::atomic::{Ordering, fence},
 };
 
 use virtio_queue::{Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::memory::Memory;
+use crate::{bell::Call, memory::Memory};
 
 /// Most descriptors of a ring.
 pub const LARGEST_RING: u16 = 32768;
@@ -70,7 +69,7 @@ pub struct Ring {
     /// By which the guest says that there is something.
     pub kick: Option<File>,
     /// By which the guest is told so.
-    pub call: Option<File>,
+    pub call: Option<Call>,
     /// The guest's wish that it be served.
     pub enabled: bool,
     /// Whether the VMM has started it and it makes sense.
@@ -285,8 +284,7 @@ impl Ring {
         let wanted = self.is_signal_wanted(memory);
         self.unsignalled = 0;
         if wanted {
-            // A full counter means that the guest is being told already; a closed one that nobody is there.
-            let _ = rustix::io::write(call, &1_u64.to_ne_bytes());
+            call.ring();
         }
     }
 
@@ -308,20 +306,6 @@ impl Ring {
             });
         let next = self.queue.next_used();
         event.is_none_or(|event| next.wrapping_sub(event).wrapping_sub(1) < self.unsignalled)
-    }
-
-    /// Takes the call descriptor over. It is made non-blocking: its counter is the VMM's to fill.
-    pub fn set_call(&mut self, call: Option<File>) {
-        if let Some(call) = &call {
-            let flags = rustix::fs::fcntl_getfl(call.as_fd());
-            let nonblocking = |flags| flags | rustix::fs::OFlags::NONBLOCK;
-            if let Err(error) =
-                flags.and_then(|flags| rustix::fs::fcntl_setfl(call, nonblocking(flags)))
-            {
-                tracing::debug!(fd = call.as_raw_fd(), %error, "a call descriptor stays as it is");
-            }
-        }
-        self.call = call;
     }
 }
 

@@ -89,6 +89,7 @@ const ALLOWED: &[i64] = &[
     // Bytes.
     libc::SYS_read,
     libc::SYS_readv,
+    libc::SYS_preadv2,
     libc::SYS_write,
     libc::SYS_writev,
     libc::SYS_splice,
@@ -118,6 +119,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_ioctl,
     libc::SYS_lseek,
+    libc::SYS_readlinkat,
     // Files: sockets and what is remembered. Creating is above.
     libc::SYS_newfstatat,
     libc::SYS_statx,
@@ -140,6 +142,9 @@ const ALLOWED: &[i64] = &[
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_pwait2,
     libc::SYS_eventfd2,
+    libc::SYS_io_destroy,
+    libc::SYS_io_getevents,
+    libc::SYS_io_submit,
     libc::SYS_nanosleep,
     libc::SYS_ppoll,
     libc::SYS_timerfd_create,

@@ -56,6 +56,11 @@ impl Vm {
         if error == Errno::AGAIN || is_callers_own(error) {
             return;
         }
+        self.pause(token, context);
+    }
+
+    /// Leaves a listener alone for a while.
+    pub(super) fn pause(&self, token: Token, context: &mut Context) {
         if let Some(listener) = self.listeners.of(token) {
             context.unwatch(listener);
             context.timers.set(context.now + ACCEPT_PAUSE, token.pack());

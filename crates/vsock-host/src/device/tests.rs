@@ -490,6 +490,8 @@ fn connections_that_come_and_go_unheard_leave_nothing_in_the_queues() {
         now: Instant::now(),
         again: Vec::new(),
         scratch: Scratch::default(),
+        bell: Rc::default(),
+        disposal: Disposal::default(),
     };
     let mut vm = Vm::new(setup, 0, &context).expect("a guest");
     let transport = Transport::new(3);

@@ -59,6 +59,10 @@ impl Vm {
     /// A VMM has connected. One that is there already stays: a guest has one device.
     pub fn accept_vmm(&mut self, context: &mut Context) {
         for _ in 0..TURN {
+            if lock(&self.transport).is_held_up() {
+                // What a former one left waits to be closed; the next may leave as much.
+                return self.pause(Token::VmmListener(self.slot), context);
+            }
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             let socket = match accept_with(&self.listeners.vmm, flags) {
                 Ok(socket) => UnixStream::from(socket),
@@ -70,6 +74,7 @@ impl Vm {
             self.vmm_is_ready(context);
             if self.front_end.is_some() {
                 tracing::warn!(vm = %self.key, "a second VMM connected while one is there; it is turned away");
+                lock(&self.transport).turn_away(&socket);
                 continue;
             }
             let attached = FrontEnd::new(socket, &self.transport).and_then(|front_end| {

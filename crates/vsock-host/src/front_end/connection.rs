@@ -1,10 +1,11 @@
 //! A VMM's connection: messages are let through to the crate `vhost` only when they are whole.
 
 use std::{
-    io,
-    mem::size_of,
+    io::{self, IoSliceMut},
+    mem::{MaybeUninit, size_of},
+    net::Shutdown,
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     sync::{Arc, Mutex},
@@ -12,22 +13,29 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-    net::{RecvFlags, recv},
+    io::{Errno, retry_on_intr},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
 };
 use vhost::vhost_user::{BackendReqHandler, Error, Result};
 
-use super::{SharedTransport, Transport};
+use super::{SharedTransport, Transport, lock};
+use crate::disposal::{Disposal, is_known};
 
 /// Length of a message's header, and where in it the length of the rest is.
 const MESSAGE_HEADER: usize = 12;
 /// Longest rest of a message that is served.
 const LONGEST_MESSAGE: usize = 4096;
+/// Most descriptors of a message: the crate takes no more, and none has a reason for that many.
+const DESCRIPTORS: usize = 32;
+/// Most that the kernel passes on at once: SCM_MAX_FD.
+const MOST_DESCRIPTORS: usize = 253;
 
 /// A VMM's connection.
 pub struct FrontEnd {
     socket: UnixStream,
     handler: BackendReqHandler<Mutex<Transport>>,
+    vm: String,
+    disposal: Disposal,
 }
 
 impl std::fmt::Debug for FrontEnd {
@@ -59,7 +67,16 @@ impl FrontEnd {
         // The crate expects it so; it never waits, see above.
         socket.set_nonblocking(false)?;
         let handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(transport));
-        Ok(Self { socket, handler })
+        let (vm, disposal) = {
+            let transport = lock(transport);
+            (transport.vm.clone(), transport.disposal.clone())
+        };
+        Ok(Self {
+            socket,
+            handler,
+            vm,
+            disposal,
+        })
     }
 
     /// The socket, to wait until it is readable.
@@ -71,16 +88,22 @@ impl FrontEnd {
     /// Serves a message if a whole one is there.
     pub fn serve(&mut self) -> Served {
         match self.message_is_there() {
-            Ok(true) => match self.handler.handle_request() {
-                Ok(()) => Served::One,
-                Err(error) => Served::Over(error),
-            },
-            Ok(false) => Served::Nothing,
+            Ok(Some(descriptors)) => {
+                let handled = self.handler.handle_request();
+                // After it, so that what it closes is never the last of its kind.
+                self.disposal.close(descriptors);
+                match handled {
+                    Ok(()) => Served::One,
+                    Err(error) => Served::Over(error),
+                }
+            }
+            Ok(None) => Served::Nothing,
             Err(error) => Served::Over(error),
         }
     }
 
-    fn message_is_there(&self) -> Result<bool> {
+    /// If the whole of a message is there, the descriptors that come with it.
+    fn message_is_there(&self) -> Result<Option<Vec<OwnedFd>>> {
         let broken = |error: Errno| Error::SocketBroken(error.into());
         let Some(header) = self.peek_header()? else {
             return self.wait_for_more();
@@ -96,7 +119,8 @@ impl FrontEnd {
         if there < (MESSAGE_HEADER + rest) as u64 {
             return self.wait_for_more();
         }
-        self.room_for_answer().map(|()| true)
+        self.room_for_answer()?;
+        self.peek_descriptors(MESSAGE_HEADER + rest).map(Some)
     }
 
     /// Looks at the header of the next message, if all of it is there. Looking stops at descriptors, and
@@ -126,15 +150,50 @@ impl FrontEnd {
         result
     }
 
+    /// The descriptors of a message of that length, all of it there, if all are of kinds that VMMs hand over.
+    fn peek_descriptors(&self, length: usize) -> Result<Vec<OwnedFd>> {
+        let broken = |error: Errno| Error::SocketBroken(error.into());
+        let mut descriptors = Vec::new();
+        set_peek_offset(&self.socket, 0).map_err(broken)?;
+        let mut seen = 0;
+        let looked = loop {
+            if seen == length || descriptors.len() > DESCRIPTORS {
+                break Ok(());
+            }
+            match receive(&self.socket, length - seen, RecvFlags::PEEK) {
+                Ok((0, _)) => break Err(Error::Disconnected),
+                Ok((bytes, more)) => {
+                    seen += bytes;
+                    descriptors.extend(more);
+                }
+                Err(error) => break Err(broken(error)),
+            }
+        };
+        let looked = looked.and_then(|()| set_peek_offset(&self.socket, -1).map_err(broken));
+        let known =
+            descriptors.len() <= DESCRIPTORS && descriptors.iter().all(|fd| is_known(fd.as_fd()));
+        if known && looked.is_ok() {
+            return Ok(descriptors);
+        }
+        self.disposal.close(descriptors);
+        looked?;
+        tracing::warn!(
+            vm = %self.vm,
+            "a VMM hands over a descriptor that is neither an eventfd nor memory (memfd, tmpfs, hugetlbfs or a file of a \
+             local file system, as ext4, XFS, Btrfs); it is let go"
+        );
+        Err(Error::InvalidParam)
+    }
+
     /// Part of a message is there; the rest will come only if somebody is there to send it.
-    fn wait_for_more(&self) -> Result<bool> {
+    fn wait_for_more<T>(&self) -> Result<Option<T>> {
         let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
         match poll(&mut fds, Some(&now)) {
-            Ok(0) => Ok(false),
+            Ok(0) => Ok(None),
             _ => Err(Error::Disconnected),
         }
     }
@@ -154,6 +213,49 @@ impl FrontEnd {
             )),
         }
     }
+}
+
+impl Drop for FrontEnd {
+    fn drop(&mut self) {
+        hang_up(&self.socket, &self.disposal);
+    }
+}
+
+/// Ends a connection. Closing its socket closes the descriptors that wait in it unread too, so they are taken out.
+pub(super) fn hang_up(socket: &UnixStream, disposal: &Disposal) {
+    // Nothing is put in any more.
+    let _ = socket.shutdown(Shutdown::Both);
+    while let Ok((1.., descriptors)) = receive(socket, LONGEST_MESSAGE, RecvFlags::empty()) {
+        if !disposal.close(descriptors) {
+            // There may be thousands of those.
+            if let Ok(socket) = socket.try_clone() {
+                disposal.close(vec![socket.into()]);
+            }
+            break;
+        }
+    }
+}
+
+/// Takes up to that many bytes out of a socket, or looks at them, with the descriptors that came along.
+fn receive(
+    socket: &UnixStream,
+    most: usize,
+    flags: RecvFlags,
+) -> std::result::Result<(usize, Vec<OwnedFd>), Errno> {
+    let mut bytes = [0; LONGEST_MESSAGE];
+    let most = most.min(bytes.len());
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut along = RecvAncillaryBuffer::new(&mut space);
+    let mut pieces = [IoSliceMut::new(&mut bytes[..most])];
+    let flags = flags | RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = retry_on_intr(|| recvmsg(socket, &mut pieces, &mut along, flags))?;
+    let mut descriptors = Vec::new();
+    for message in along.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            descriptors.extend(fds);
+        }
+    }
+    Ok((received.bytes, descriptors))
 }
 
 /// From where looking at a socket begins; -1 for its beginning, each time.

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     io,
+    rc::Rc,
     sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -20,9 +21,11 @@ use sandwire_api::vsock::VsockType;
 use super::{Command, VmError, VmSetup, WorkerHandle, WorkerSettings, patience::Patience};
 use crate::{
     address::VmKey,
+    bell::Bell,
     budget::Budget,
     device::{Context, MOST_NUMBERS, Scratch, Token, Vm},
     directory::Directory,
+    disposal::Disposal,
     front_end::{FROM_GUEST, TO_GUEST},
     readiness::timespec,
     slab::Slab,
@@ -50,6 +53,8 @@ pub fn spawn(
     settings: WorkerSettings,
 ) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
     let handle = WorkerHandle::new()?;
+    let disposal = Disposal::spawn(index)?;
+    let bell = Bell::new();
     let epoll = epoll::create(CreateFlags::CLOEXEC)?;
     let wake = EventData::new_u64(Token::Wake.pack());
     epoll::add(
@@ -71,6 +76,8 @@ pub fn spawn(
                 now: Instant::now(),
                 again: Vec::new(),
                 scratch: Scratch::default(),
+                bell: Rc::new(bell),
+                disposal,
             };
             let mut worker = Worker {
                 handle: for_thread,

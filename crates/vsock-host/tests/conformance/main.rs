@@ -9,6 +9,7 @@ mod descriptors;
 mod ending;
 mod floods;
 mod front_end;
+mod hold_ups;
 mod host;
 mod hybrid_face;
 mod malformed;

@@ -1,0 +1,160 @@
+//! VMMs that hand over descriptors at which somebody could wait for ever.
+//!
+//! One worker serves the hostile guest and its neighbour, who must not notice.
+
+use std::{
+    net::{TcpListener, TcpStream},
+    os::fd::OwnedFd,
+    time::Duration,
+};
+
+use rustix::{
+    event::epoll,
+    fs::{OFlags, fcntl_setfl},
+    net::sockopt::set_socket_linger,
+};
+use sandwire_vsock_guest::{
+    Guest,
+    wire::{Message, Region, Wire, request, session},
+};
+
+use crate::host::{Host, PATIENCE, Vm, eventually, works};
+
+/// SET_VRING_ERR, whose descriptor nobody has a use for.
+const SET_VRING_ERR: u32 = 14;
+/// The ring of packets from the guest.
+const TRANSMIT: u64 = 1;
+
+struct Scene {
+    host: Host,
+    hostile: Vm,
+    neighbour: Vm,
+    guest: Guest,
+    region: Region,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let mut host = Host::new(1);
+        let (hostile, neighbour) = (host.vm(), host.vm());
+        let guest = neighbour.boot();
+        let region = Region::new(0, 1 << 20).expect("memory");
+        Self {
+            host,
+            hostile,
+            neighbour,
+            guest,
+            region,
+        }
+    }
+
+    fn wire(&self) -> Wire {
+        Wire::connect(&self.hostile.vhost_socket(), PATIENCE).expect("connecting")
+    }
+
+    fn neighbour_works(&mut self) {
+        for _ in 0..3 {
+            works(&self.neighbour, &mut self.guest);
+        }
+    }
+}
+
+#[test]
+fn an_interrupt_that_is_full_and_blocks() {
+    let mut scene = Scene::new();
+    let mut wire = scene.wire();
+    let messages = session(&scene.region, 256).expect("messages");
+    for message in &messages[..messages.len() - 4] {
+        wire.say(message).expect("the back end goes along");
+    }
+    wire.say(&Message::new(request::GET_QUEUE_NUM, &[]))
+        .expect("all of it is served");
+    let of = |number: u32| {
+        let of_ring = |message: &&Message| {
+            message.bytes[..4] == number.to_le_bytes()
+                && message.bytes[12..20] == TRANSMIT.to_le_bytes()
+        };
+        &messages.iter().find(of_ring).expect("there is one").fds[0]
+    };
+    let (call, kick) = (of(request::SET_VRING_CALL), of(request::SET_VRING_KICK));
+    fcntl_setfl(call, OFlags::empty()).expect("making it block");
+    rustix::io::write(call, &(u64::MAX - 1).to_ne_bytes()).expect("filling it");
+    // A chain of one empty descriptor, the first: it is given back, and the guest told so.
+    let (available, used) = (0x1_8000, 0x1_c000);
+    rustix::io::pwrite(&scene.region.file, &1_u16.to_le_bytes(), available + 2).expect("a chain");
+    rustix::io::write(kick, &1_u64.to_ne_bytes()).expect("a kick");
+    eventually("the chain to be given back", || {
+        let mut index = [0; 2];
+        rustix::io::pread(&scene.region.file, &mut index, used + 2).expect("reading");
+        u16::from_le_bytes(index) == 1
+    });
+    scene.neighbour_works();
+    // Else what waits there waits for ever, and the test with it.
+    rustix::io::read(call, &mut [0; 8]).expect("emptying it");
+}
+
+/// A connection whose end takes as long as the other side likes: it has bytes to send, and lingers.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("listening");
+    let address = listener.local_addr().expect("its address");
+    let stream = TcpStream::connect(address).expect("connecting");
+    let (peer, _) = listener.accept().expect("a connection");
+    stream.set_nonblocking(true).expect("not waiting here");
+    while std::io::Write::write(&mut &stream, &[0; 1 << 16]).is_ok() {}
+    stream.set_nonblocking(false).expect("waiting");
+    set_socket_linger(&stream, Some(Duration::from_secs(60))).expect("lingering");
+    (stream.into(), peer)
+}
+
+#[test]
+fn a_descriptor_whose_close_waits() {
+    let mut scene = Scene::new();
+    let served = [
+        request::SET_VRING_CALL,
+        SET_VRING_ERR,
+        request::SET_VRING_KICK,
+    ];
+    let mut peers = Vec::new();
+    for (number, part) in served
+        .into_iter()
+        .map(|number| (number, 20))
+        .chain([(SET_VRING_ERR, 5), (SET_VRING_ERR, 13)])
+    {
+        let (fd, peer) = lingering();
+        peers.push(peer);
+        let mut wire = scene.wire();
+        let message = Message::words(number, &[0]).with(fd);
+        wire.write(&message, part).expect("saying it");
+        drop((message, wire));
+        scene.neighbour_works();
+    }
+    // Somebody who connects while another VMM is there is turned away, with what it sent.
+    let third = scene.host.vm();
+    let _vmm = third.boot();
+    let (fd, peer) = lingering();
+    let mut wire = Wire::connect(&third.vhost_socket(), PATIENCE).expect("connecting");
+    let message = Message::words(SET_VRING_ERR, &[0]).with(fd);
+    // It may have been turned away already; then the last end of it is ours.
+    let kept = wire.write(&message, 20).err().map(|_| message);
+    drop(wire);
+    scene.neighbour_works();
+    // A guest whose VMM did such a thing waits until all of it is closed.
+    drop((peers, peer, kept));
+    works(&scene.hostile, &mut scene.hostile.boot());
+}
+
+#[test]
+fn descriptors_that_no_vmm_has_a_reason_for() {
+    let mut scene = Scene::new();
+    let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
+    let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance");
+    let null = std::fs::File::open("/dev/null").expect("opening it");
+    for fd in [reader, epoll, null.into()] {
+        let mut wire = scene.wire();
+        let message = Message::words(request::SET_VRING_CALL, &[0]).with(fd);
+        wire.write(&message, 20).expect("saying it");
+        assert!(wire.hung_up(), "it is taken");
+        scene.neighbour_works();
+    }
+    works(&scene.hostile, &mut scene.hostile.boot());
+}
