@@ -17,7 +17,7 @@ use crate::{
     published_port::{Protocol, PublishPort, PublishedPort},
     trace::TraceLine,
     traffic::LeaseTraffic,
-    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy},
+    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy, VsockRule},
 };
 
 /// A [`Client`] with a runtime of its own on the calling thread. Not for use inside a runtime.
@@ -252,6 +252,15 @@ impl Blocking {
         policy: &VsockPolicy,
     ) -> Result<LeaseVsockPolicy, ClientError> {
         self.wait(self.client.set_vsock_policy(name, owner_uid, policy))
+    }
+
+    pub fn add_vsock_rule(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        rule: &VsockRule,
+    ) -> Result<LeaseVsockPolicy, ClientError> {
+        self.wait(self.client.add_vsock_rule(name, owner_uid, rule))
     }
 
     pub fn reset_vsock_policy(

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{Call, Client, ClientError, lease_path};
 use crate::{
     name::Name,
-    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy},
+    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy, VsockRule},
 };
 
 /// A running capture: bytes of a pcap file (LINKTYPE_VSOCK) as packets come. Dropping it ends the capture.
@@ -77,6 +77,17 @@ impl Client {
     ) -> Result<LeaseVsockPolicy, ClientError> {
         let path = lease_path(name, "/vsock/policy", owner_uid);
         self.json(Call::with_body(Method::PUT, path, policy)).await
+    }
+
+    /// Adds a rule to what a lease's guest may reach by vsock, at once.
+    pub async fn add_vsock_rule(
+        &self,
+        name: &Name,
+        owner_uid: Option<u32>,
+        rule: &VsockRule,
+    ) -> Result<LeaseVsockPolicy, ClientError> {
+        let path = lease_path(name, "/vsock/policy", owner_uid);
+        self.json(Call::with_body(Method::POST, path, rule)).await
     }
 
     /// Gives a lease's channel its pool's policy again.

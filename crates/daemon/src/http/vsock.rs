@@ -12,7 +12,7 @@ use hyper::body::Bytes;
 use sandwire_api::{
     error::ErrorCode,
     name::Name,
-    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy},
+    vsock::{LeaseVsock, LeaseVsockPolicy, VsockConnection, VsockPolicy, VsockRule},
 };
 use sandwire_slot::{channel::Capture, service::Caller};
 use serde::Deserialize;
@@ -41,7 +41,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(connections))
         .routes(routes!(show))
         .routes(routes!(lease_connections))
-        .routes(routes!(show_policy, set_policy, reset_policy))
+        .routes(routes!(show_policy, set_policy, add_rule, reset_policy))
         .routes(routes!(capture))
 }
 
@@ -157,6 +157,31 @@ async fn set_policy(
     Json(policy): Json<VsockPolicy>,
 ) -> Result<axum::Json<LeaseVsockPolicy>, Failure> {
     change_policy(app, caller, owner, name, Some(policy)).await
+}
+
+/// Adds a rule to what a lease's guest may reach by vsock, at once; the policy is the lease's own from then on. Rules
+/// that lead to services of the host or to other owners' sandboxes are for who may manage the pool.
+#[utoipa::path(
+    post,
+    path = "/v1/leases/{name}/vsock/policy",
+    operation_id = "add_vsock_rule",
+    tag = "vsock",
+    params(("name" = Name, Path, description = "Name of the lease"), Owner),
+    request_body = VsockRule,
+    responses((status = 200, description = "The policy that it has now", body = LeaseVsockPolicy), Failures)
+)]
+async fn add_rule(
+    State(app): State<Arc<App>>,
+    Peer(caller): Peer,
+    Path(name): Path<Name>,
+    Query(owner): Query<Owner>,
+    Json(rule): Json<VsockRule>,
+) -> Result<axum::Json<LeaseVsockPolicy>, Failure> {
+    let changed = blocking(move || {
+        let slots = &app.slots;
+        Ok(slots.add_channel_rule(caller, owner.owner_uid, &name, rule)?)
+    });
+    Ok(axum::Json(changed.await?))
 }
 
 /// Gives a lease's channel its pool's policy again, at once.

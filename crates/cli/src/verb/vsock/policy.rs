@@ -141,17 +141,13 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
         Verb::Allow(arguments) => {
             let Which { name, owner_uid } = arguments.which;
             let operation = format!("change the vsock policy of lease {name}");
-            let mut policy = client
-                .vsock_policy(&name, owner_uid)
-                .map_err(cannot(&operation))?
-                .policy;
-            policy.rules.push(VsockRule {
+            let rule = VsockRule {
                 port: arguments.port,
                 to: arguments.destination.0,
                 identity: arguments.identity,
-            });
+            };
             let policy = client
-                .set_vsock_policy(&name, owner_uid, &policy)
+                .add_vsock_rule(&name, owner_uid, &rule)
                 .map_err(cannot(operation))?;
             answer(context, &name, &policy)
         }

@@ -166,6 +166,13 @@ fn operations() -> Vec<Operation> {
             is::<LeaseVsockPolicy>,
         ),
         operation(
+            "add_vsock_rule",
+            "/v1/leases/a7/vsock/policy",
+            json!({"port": "1025", "to": {"kind": "host"}}),
+            200,
+            is::<LeaseVsockPolicy>,
+        ),
+        operation(
             "reset_vsock_policy",
             "/v1/leases/a7/vsock/policy",
             none.clone(),

@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError};
 use sandwire_api::{
     name::Name,
     pool::{AccessVerb, Pool as ApiPool},
-    vsock::{LeaseVsockPolicy, VsockPolicy},
+    vsock::{LeaseVsockPolicy, VsockPolicy, VsockRule},
 };
 
 use super::{
@@ -62,7 +62,34 @@ impl Slots {
             demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
         }
         let _gate = shared.channels_gate_read();
-        shared.change_channel_policy(&record.key, &seen.pool, policy)?;
+        shared.change_channel_policy(&record.key, |_| Ok(policy))?;
+        self.channel_policy(caller, owner_uid, name)
+    }
+
+    /// Adds a rule to what a lease's guest may reach, at once; two that are added at the same time are both there. The
+    /// policy is the lease's own from then on. Who may name which rules is as above.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn add_channel_rule(
+        &self,
+        caller: Caller,
+        owner_uid: Option<u32>,
+        name: &Name,
+        rule: VsockRule,
+    ) -> Result<LeaseVsockPolicy, ServiceError> {
+        let shared = &self.shared;
+        let (record, seen) = shared.channel_of(caller, owner_uid, name)?;
+        let alone = VsockPolicy {
+            rules: vec![rule.clone()],
+        };
+        demand_rules(caller, record.key.owner_uid, &alone, &seen.pool)?;
+        let _gate = shared.channels_gate_read();
+        shared.change_channel_policy(&record.key, |mut policy| {
+            policy.rules.push(rule);
+            checks::check_policy(&policy, seen.channel.kind)?;
+            Ok(Some(policy))
+        })?;
         self.channel_policy(caller, owner_uid, name)
     }
 
@@ -119,11 +146,11 @@ impl Slots {
 }
 
 impl Shared {
+    /// Gives a lease's channel what `change` makes of the policy that holds for it; none: its pool's.
     fn change_channel_policy(
         &self,
         key: &LeaseKey,
-        plan: &Plan,
-        policy: Option<VsockPolicy>,
+        change: impl FnOnce(VsockPolicy) -> Result<Option<VsockPolicy>, ServiceError>,
     ) -> Result<(), ServiceError> {
         let mut state = self.wait_idle(key)?;
         let lease = state.leases.get(key).ok_or_else(|| no_lease(key))?;
@@ -132,6 +159,9 @@ impl Shared {
             .channel
             .clone()
             .ok_or_else(|| no_channel(key))?;
+        let of_pool = state.pool(&lease.record.pool)?.plan.spec.vsock.clone();
+        let of_pool = of_pool.unwrap_or_default();
+        let policy = change(before.policy.clone().unwrap_or_else(|| of_pool.clone()))?;
         let after = ChannelRecord {
             policy: policy.clone(),
             ..before.clone()
@@ -143,7 +173,7 @@ impl Shared {
         state.set_channel(key, after);
         state.set_busy(key, true);
         drop(state);
-        let wanted = policy.unwrap_or_else(|| plan.spec.vsock.clone().unwrap_or_default());
+        let wanted = policy.unwrap_or(of_pool);
         let told = self.channels.set_policy(key, &wanted);
         let mut state = self.lock();
         state.set_busy(key, false);

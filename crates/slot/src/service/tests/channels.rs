@@ -1,6 +1,6 @@
 //! Leases with vsock channels.
 
-use sandwire_api::vsock::{VsockDestination, VsockKind, VsockPolicy};
+use sandwire_api::vsock::{VsockDestination, VsockKind, VsockPolicy, VsockRule};
 
 use super::*;
 
@@ -206,6 +206,55 @@ fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
     assert!(slots.set_pool_vsock(&web, policy(many)).is_err());
     let kind = slots.channel(ROOT, None, &name("h")).unwrap().channel.kind;
     assert_eq!(kind, VsockKind::Hybrid);
+}
+
+#[test]
+fn rules_that_are_added_at_the_same_time_are_all_there() {
+    const CALLERS: u32 = 8;
+    let (host, slots) = open_to_alice(1);
+    slots
+        .set_pool_vsock(&name("web"), policy(TCP_RULE))
+        .unwrap();
+    let request: AcquireLease =
+        serde_json::from_str(r#"{"pool": "web", "name": "a", "vsock": {}}"#).unwrap();
+    slots.acquire(ALICE, &request).unwrap();
+    let a = name("a");
+    let rule = |port: u32| {
+        let text = format!(r#"{{"port": "{port}", "to": {{"kind": "host"}}}}"#);
+        serde_json::from_str(&text).unwrap()
+    };
+    std::thread::scope(|threads| {
+        for port in 1000..1000 + CALLERS {
+            let (slots, a) = (&slots, &a);
+            threads.spawn(move || slots.add_channel_rule(ALICE, None, a, rule(port)).unwrap());
+        }
+    });
+    let found = slots.channel_policy(ALICE, None, &a).unwrap();
+    assert!(found.own);
+    assert_eq!(
+        found.policy.rules.len(),
+        1 + CALLERS as usize,
+        "and its pool's"
+    );
+    let told = host
+        .service
+        .lock()
+        .channels
+        .values()
+        .next()
+        .unwrap()
+        .policy
+        .clone();
+    assert_eq!(told, found.policy);
+    // Not twice, nor what isn't hers to open.
+    assert!(slots.add_channel_rule(ALICE, None, &a, rule(1000)).is_err());
+    let tcp = VsockRule {
+        port: "81".parse().unwrap(),
+        ..policy(TCP_RULE).rules.remove(0)
+    };
+    let error = slots.add_channel_rule(ALICE, None, &a, tcp).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Forbidden);
+    assert_eq!(slots.channel_policy(ALICE, None, &a).unwrap(), found);
 }
 
 #[test]
