@@ -34,6 +34,7 @@ use sandwire_api::vsock::{VsockRefusal, VsockType};
 use crate::{
     directory::{Route, Target},
     hybrid::line::{Heard, Line},
+    listener::refuse_descriptors,
     readiness::{Interest, Timer, timespec},
     worker::Command,
 };
@@ -278,7 +279,11 @@ impl Dial {
 
     fn socket(&self, family: AddressFamily) -> Result<OwnedFd, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        socket_with(family, socket_type(self.kind), flags, None)
+        let socket = socket_with(family, socket_type(self.kind), flags, None)?;
+        if family == AddressFamily::UNIX {
+            refuse_descriptors(&socket);
+        }
+        Ok(socket)
     }
 
     /// What comes after the connection: the identity line, if there is one.

@@ -5,7 +5,7 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -27,6 +27,8 @@ pub const PATH_MAX: usize = 107;
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Connections that wait to be accepted; the kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 4096;
+/// Of `asm-generic/socket.h`.
+const SO_PASSRIGHTS: libc::c_int = 83;
 
 /// Why there is no listener.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +89,24 @@ pub fn listen_on(path: &Path, kind: VsockType) -> Result<OwnedFd, ListenerError>
     }
     listen(&socket, BACKLOG).map_err(refused)?;
     Ok(socket)
+}
+
+/// Has the kernel refuse descriptors that somebody sends along, before they are ours to close: closing one may wait for as
+/// long as its sender likes (a TCP socket that lingers, a file of its own FUSE). Who is accepted by a listener is asked
+/// the same. Whether the kernel does; before 6.16 it has no such option.
+pub fn refuse_descriptors(socket: impl AsFd) -> bool {
+    let refuse: libc::c_int = 0;
+    // SAFETY: the option takes an int, which lives through the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const refuse).cast(),
+            libc::socklen_t::try_from(size_of::<libc::c_int>()).expect("four"),
+        )
+    };
+    done == 0
 }
 
 /// Whether the next caller may be accepted after that error of the former.

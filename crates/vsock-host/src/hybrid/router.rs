@@ -28,7 +28,7 @@ use crate::{
     capture::Sink,
     directory::{Directory, DirectoryError, host_path},
     limits::Limits,
-    listener::{self, ListenerError, listen_on},
+    listener::{self, ListenerError, listen_on, refuse_descriptors},
     rate::Rate,
     readiness::{Interest, Poller, Waker},
     statistics::VmCounters,
@@ -318,6 +318,7 @@ impl Router {
             Ok(socket) => socket,
             Err(source) => return Err(RouterError::Listen { vm, port, source }),
         };
+        refuse_descriptors(&socket);
         let number = self.number();
         if let Err(source) = self.poller.add(&socket, number * 2, Interest::READ) {
             let _ = listener::remove(&path);

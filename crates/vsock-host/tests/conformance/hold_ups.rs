@@ -4,7 +4,7 @@
 
 use std::{
     net::{TcpListener, TcpStream},
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     time::Duration,
 };
 
@@ -15,10 +15,11 @@ use rustix::{
 };
 use sandwire_vsock_guest::{
     Guest,
-    wire::{Message, Region, Wire, request, session},
+    wire::{Message, Region, Wire, event, request, session},
 };
+use sandwire_vsock_host::listener::refuse_descriptors;
 
-use crate::host::{Host, PATIENCE, Vm, eventually, works};
+use crate::host::{Host, PATIENCE, PORT, Vm, accept, eventually, works};
 
 /// SET_VRING_ERR, whose descriptor nobody has a use for.
 const SET_VRING_ERR: u32 = 14;
@@ -141,6 +142,50 @@ fn a_descriptor_whose_close_waits() {
     // A guest whose VMM did such a thing waits until all of it is closed.
     drop((peers, peer, kept));
     works(&scene.hostile, &mut scene.hostile.boot());
+}
+
+#[test]
+fn a_descriptor_from_a_client_or_a_service_of_the_host() {
+    let mut scene = Scene::new();
+    let mut guest = scene.hostile.boot();
+    let call = Message {
+        bytes: b"CONNECT 5\n".to_vec(),
+        fds: Vec::new(),
+        answered: false,
+    };
+    // What can only be refused by the kernel.
+    let (one, _other) = UnixStream::pair().expect("a pair");
+    let can_refuse = refuse_descriptors(&one);
+    let mut client = UnixStream::connect(scene.hostile.stream_socket()).expect("connecting");
+    let (fd, peer) = if can_refuse {
+        let (fd, peer) = lingering();
+        (fd, Some(peer))
+    } else {
+        (event().expect("an eventfd"), None)
+    };
+    let call = call.with(fd);
+    let mut wire = Wire::from(client.try_clone().expect("a descriptor"));
+    let refused = wire.write(&call, call.bytes.len()).is_err();
+    // The last one to close it isn't to be this thread.
+    drop(peer);
+    assert_eq!(refused, can_refuse);
+    if refused {
+        std::io::Write::write_all(&mut client, &call.bytes).expect("without it");
+    }
+    scene.neighbour_works();
+    works(&scene.hostile, &mut guest);
+    // The service that the guest reaches says something.
+    std::fs::remove_file(scene.hostile.port_socket(PORT)).expect("removing what is left");
+    let listener = scene.hostile.service(PORT);
+    let socket = guest.open_stream(PORT).expect("connecting");
+    let said = Message {
+        bytes: b"x".to_vec(),
+        fds: vec![event().expect("an eventfd")],
+        answered: false,
+    };
+    let written = Wire::from(accept(&listener)).write(&said, 1);
+    assert_eq!(written.is_err(), can_refuse);
+    guest.close(socket).expect("closing");
 }
 
 #[test]
