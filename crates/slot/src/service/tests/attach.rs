@@ -47,7 +47,7 @@ fn an_interface_goes_at_once_if_its_lease_comes_to_nothing_after_all() {
 
 #[test]
 fn a_lease_says_where_its_interface_is_also_after_a_restart() {
-    let (host, slots) = with_boxes(2);
+    let (host, slots) = with_boxes(1);
     let first = attached(&slots);
     assert_eq!(first.interface.as_str(), "eth0");
     let addresses: Vec<String> = first
@@ -66,7 +66,7 @@ fn a_lease_says_where_its_interface_is_also_after_a_restart() {
         .map(|route| route.destination.to_string())
         .collect();
     assert_eq!(routes, ["0.0.0.0/0", "::/0"]);
-    slots.await_ready("boxes", 2);
+    slots.await_ready("boxes", 1);
     drop(slots);
 
     let slots = host.start();
@@ -75,7 +75,7 @@ fn a_lease_says_where_its_interface_is_also_after_a_restart() {
     assert_eq!(detail.defects, []);
     let again = slots.take(BLUE).unwrap();
     assert!(!again.new && again.lease.attached == Some(first));
-    slots.await_ready("boxes", 2);
+    slots.await_ready("boxes", 1);
     slots.await_health(true);
     let health = slots.health();
     assert!(health.problems.is_empty(), "{health:?}");
