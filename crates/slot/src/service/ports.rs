@@ -294,15 +294,25 @@ impl State {
     pub(super) fn end_ports(&mut self, key: &LeaseKey, slot: &SlotPlan) -> bool {
         let before = self.ports.len();
         self.ports.retain(|port| lease_of(&port.published) != *key);
-        let nics = slot.api_nics();
-        let mut addresses = nics.iter().flat_map(|nic| nic.clone_addresses());
-        self.ports.len() < before || addresses.any(|address| self.published_to.contains(&address))
+        self.ports.len() < before || self.is_published_to(slot)
     }
 
-    /// Queues the slots to which no port leads any more.
-    fn tear_down_unpublished(&mut self) {
+    /// Whether ports may lead to it in the kernel.
+    fn is_published_to(&self, slot: &SlotPlan) -> bool {
+        let mut addresses = slot.clone_addresses();
+        addresses.any(|address| self.published_to.contains(&address))
+    }
+
+    /// Queues the slots to which no port leads any more. Of a lease that ended while the kernel was told, it still knows
+    /// the ports: who ended it tells it next.
+    pub(super) fn tear_down_unpublished(&mut self) {
         for (pool, number) in std::mem::take(&mut self.unpublishing) {
-            if let Some(entry) = self.pools.get_mut(&pool) {
+            let Some(plan) = self.pools.get(&pool).map(|entry| &entry.plan) else {
+                continue;
+            };
+            if self.is_published_to(&plan.slot(number)) {
+                self.unpublishing.push((pool, number));
+            } else if let Some(entry) = self.pools.get_mut(&pool) {
                 entry.tear_down.push_back(number);
             }
         }

@@ -298,6 +298,27 @@ fn an_address_is_not_handed_on_while_a_port_leads_to_it() {
 }
 
 #[test]
+fn who_tells_the_kernel_of_ports_from_before_a_lease_ended_hands_no_address_on() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    publish(&slots, "a", &tcp(80, None)).unwrap();
+    let gate = slots.shared.ports_gate.lock().unwrap();
+    std::thread::scope(|scope| {
+        let released = scope.spawn(|| slots.give_back("a"));
+        slots.wait_until("the lease has ended", |state| state.leases.is_empty());
+        // As somebody does who has the gate, and published another port meanwhile.
+        let mut state = slots.shared.lock();
+        state.tear_down_unpublished();
+        assert_eq!(state.unpublishing.len(), 1);
+        drop(state);
+        drop(gate);
+        released.join().unwrap().unwrap();
+    });
+    slots.await_quiet();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_port_that_the_kernel_has_although_it_refused_it_ends_with_its_lease() {
     let (host, slots) = Host::with_pool(1);
     slots.take("web:a").unwrap();
