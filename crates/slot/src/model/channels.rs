@@ -126,6 +126,10 @@ impl Channels for ModelChannels {
 
     fn sweep(&self, wanted: &[ChannelPlan]) {
         let mut state = self.service.lock();
+        // Who has crashed knows other channels than the journal.
+        if !self.power.step() {
+            return;
+        }
         state
             .folders
             .retain(|folder| wanted.iter().any(|channel| channel.folder == *folder));
