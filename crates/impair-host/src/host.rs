@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
 };
 
 use crate::{
-    control::{Cleared, Owner, RefusalCode, State, Status, Target, Way, server::PEERS_MAX},
+    control::{Cleared, Owner, PEERS_MAX, RefusalCode, State, Status, Target, Way},
     diversion::{DivertedTap, Making, Prepared, hooks_of, through},
     error::Error,
     fitness::Demands,

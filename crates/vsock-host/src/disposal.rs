@@ -28,7 +28,13 @@ pub struct Disposal {
     threads: Option<Threads>,
     /// Strange descriptors of that guest that are being closed.
     strange: Arc<AtomicUsize>,
+    /// Its descriptors of memory, and mappings, that wait for their end.
+    memory: Arc<AtomicUsize>,
 }
+
+/// Most descriptors and mappings of a guest's memory that may wait for their end; its VMM has to wait then. More than one
+/// that means well hands over at once.
+const WAITING_MAX: usize = 2048;
 
 #[derive(Clone, Debug)]
 struct Threads {
@@ -55,11 +61,25 @@ impl Drop for Mapped {
     }
 }
 
-struct Counted(Arc<AtomicUsize>);
+/// So many things that wait.
+struct Counted {
+    counter: Arc<AtomicUsize>,
+    things: usize,
+}
+
+impl Counted {
+    fn new(counter: &Arc<AtomicUsize>, things: usize) -> Self {
+        counter.fetch_add(things, Ordering::Relaxed);
+        Self {
+            counter: Arc::clone(counter),
+            things,
+        }
+    }
+}
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        self.counter.fetch_sub(self.things, Ordering::Release);
     }
 }
 
@@ -82,6 +102,7 @@ impl Disposal {
         Ok(Self {
             threads: Some(threads),
             strange: Arc::default(),
+            memory: Arc::default(),
         })
     }
 
@@ -91,13 +112,20 @@ impl Disposal {
         Self {
             threads: self.threads.clone(),
             strange: Arc::default(),
+            memory: Arc::default(),
         }
     }
 
-    /// Whether strange descriptors aren't closed yet.
+    /// Whether strange descriptors aren't closed yet, or too much memory waits.
     #[must_use]
     pub fn is_held_up(&self) -> bool {
-        self.strange.load(Ordering::Acquire) != 0
+        self.strange.load(Ordering::Acquire) != 0 || self.is_full()
+    }
+
+    /// Whether a guest's VMM hands memory over faster than it is freed.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.memory.load(Ordering::Acquire) >= WAITING_MAX
     }
 
     /// Closes what came from a VMM. Whether all of it was what a VMM has a reason to hand over.
@@ -108,12 +136,12 @@ impl Disposal {
             .filter(|fd| !is_eventfd(fd.as_fd()))
             .partition(|fd| is_memory(fd.as_fd()));
         if !known.is_empty() {
-            self.give(|threads| &threads.memory, known);
+            let counted = Counted::new(&self.memory, known.len());
+            self.give(|threads| &threads.memory, (known, counted));
         }
         let all_known = strange.is_empty();
         if !all_known {
-            self.strange.fetch_add(1, Ordering::Relaxed);
-            let counted = Counted(Arc::clone(&self.strange));
+            let counted = Counted::new(&self.strange, 1);
             self.give(|threads| &threads.strange, (strange, counted));
         }
         all_known
@@ -125,7 +153,8 @@ impl Disposal {
     /// It is a mapping of the caller's that nothing points into.
     pub unsafe fn unmap(&self, start: *mut u8, size: usize) {
         let mapped = Mapped { start, size };
-        self.give(|threads| &threads.memory, mapped);
+        let counted = Counted::new(&self.memory, 1);
+        self.give(|threads| &threads.memory, (mapped, counted));
     }
 
     fn give(&self, which: impl Fn(&Threads) -> &Sender<Remains>, remains: impl Send + 'static) {
@@ -207,6 +236,28 @@ mod tests {
     }
 
     #[test]
+    fn what_waits_for_its_end_is_bounded() {
+        let (memory, receiver) = channel();
+        let disposal = Disposal {
+            threads: Some(Threads {
+                strange: memory.clone(),
+                memory,
+            }),
+            strange: Arc::default(),
+            memory: Arc::default(),
+        };
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+        for _ in 0..WAITING_MAX {
+            assert!(!disposal.is_full());
+            assert!(disposal.close(vec![file.try_clone().expect("a descriptor")]));
+        }
+        assert!(disposal.is_full() && disposal.is_held_up());
+        assert!(!disposal.for_another().is_held_up());
+        drop(receiver);
+        assert!(!disposal.is_held_up());
+    }
+
+    #[test]
     fn memory_is_unmapped_by_the_thread_and_not_by_who_is_done_with_it() {
         const NAME: &str = "memory-that-another-thread-unmaps";
         let (memory, receiver) = channel();
@@ -216,6 +267,7 @@ mod tests {
                 memory,
             }),
             strange: Arc::default(),
+            memory: Arc::default(),
         };
         let is_mapped = || {
             let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings");

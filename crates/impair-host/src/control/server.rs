@@ -13,11 +13,8 @@ use std::{
 
 use rustix::{net::sockopt::socket_peercred, process::geteuid};
 
-use super::{Cleared, REQUEST_MAX, RefusalCode, Request, Response, Target};
+use super::{Cleared, PEERS_MAX, REQUEST_MAX, RefusalCode, Request, Response, Target};
 use crate::{error::Error, host::Host};
-
-/// Control connections at once; further ones are closed.
-pub(crate) const PEERS_MAX: usize = 64;
 
 /// All targets, for all connections.
 pub(crate) type SharedHost = Arc<Mutex<Host>>;

@@ -87,6 +87,10 @@ impl FrontEnd {
 
     /// Serves a message if a whole one is there.
     pub fn serve(&mut self) -> Served {
+        if self.disposal.is_full() {
+            tracing::warn!(vm = %self.vm, "a VMM hands over memory faster than it can be freed; it is let go");
+            return Served::Over(Error::InvalidParam);
+        }
         match self.message_is_there() {
             Ok(Some(descriptors)) => {
                 let handled = self.handler.handle_request();
