@@ -258,8 +258,7 @@ impl Shared {
         }
     }
 
-    /// Makes a lease busy once nobody else works on its slot, so that no release, repair or tear-down comes between,
-    /// and reads what the work needs.
+    /// Makes a caller's lease busy, as [`Self::make_busy`] does.
     ///
     /// # Errors
     /// There is no such lease for this caller, or it is being released.
@@ -271,8 +270,25 @@ impl Shared {
         read: impl FnOnce(&State, &LeaseRecord) -> Result<T, ServiceError>,
     ) -> Result<(T, Busy<'a>), ServiceError> {
         self.lock().lease(caller, key)?;
+        self.make_busy(key, operation, |state, record| {
+            state.lease(caller, key)?;
+            read(state, record)
+        })
+    }
+
+    /// Makes a lease busy once nobody else works on its slot, so that no release, repair or tear-down comes between,
+    /// and reads what the work needs.
+    ///
+    /// # Errors
+    /// There is no such lease, or it is being released.
+    pub(super) fn make_busy<'a, T>(
+        &'a self,
+        key: &'a LeaseKey,
+        operation: &'static str,
+        read: impl FnOnce(&State, &LeaseRecord) -> Result<T, ServiceError>,
+    ) -> Result<(T, Busy<'a>), ServiceError> {
         let mut state = self.wait_idle(key)?;
-        let lease = state.lease(caller, key)?;
+        let lease = state.leases.get(key).ok_or_else(|| no_lease(key))?;
         if lease.is_releasing() {
             return Err(ServiceError::Conflict {
                 operation,

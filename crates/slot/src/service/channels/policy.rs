@@ -1,6 +1,9 @@
 //! What guests may reach by vsock: of leases and of pools, changed while they run.
 
-use std::sync::{Arc, PoisonError};
+use std::{
+    sync::{Arc, PoisonError},
+    time::Duration,
+};
 
 use sandwire_api::{
     name::Name,
@@ -9,13 +12,13 @@ use sandwire_api::{
 };
 
 use super::{
-    super::{Caller, Shared, Slots, no_lease},
+    super::{Caller, Shared, Slots, State, no_lease},
     no_channel,
 };
 use crate::{
-    channel::{ChannelRecord, checks},
+    channel::{ChannelError, ChannelRecord, checks},
     error::{PlanError, ServiceError},
-    lease::LeaseKey,
+    lease::{LeaseKey, LeaseRecord},
     plan::Plan,
 };
 
@@ -61,8 +64,7 @@ impl Slots {
             checks::check_policy(policy, seen.channel.kind)?;
             demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
         }
-        let _gate = shared.channels_gate_read();
-        shared.change_channel_policy(&record.key, |_| Ok(policy))?;
+        shared.change_channel_policy(caller, &record.key, |_| Ok(policy))?;
         self.channel_policy(caller, owner_uid, name)
     }
 
@@ -84,8 +86,7 @@ impl Slots {
             rules: vec![rule.clone()],
         };
         demand_rules(caller, record.key.owner_uid, &alone, &seen.pool)?;
-        let _gate = shared.channels_gate_read();
-        shared.change_channel_policy(&record.key, |mut policy| {
+        shared.change_channel_policy(caller, &record.key, |mut policy| {
             policy.rules.push(rule);
             checks::check_policy(&policy, seen.channel.kind)?;
             Ok(Some(policy))
@@ -108,7 +109,6 @@ impl Slots {
             .pools_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let _gate = shared.channels_gate_read();
         let mut state = shared.lock();
         let entry = state.pool(name)?;
         let plan_error = |source| ServiceError::Plan {
@@ -137,9 +137,7 @@ impl Slots {
         state.pool_mut(name)?.plan = Arc::new(plan);
         drop(state);
         for key in affected {
-            if let Err(error) = shared.channels.set_policy(&key, &policy) {
-                shared.lock().channels_differ(&error);
-            }
+            shared.tell_pools_policy(&key);
         }
         self.pool(name)
     }
@@ -149,18 +147,41 @@ impl Shared {
     /// Gives a lease's channel what `change` makes of the policy that holds for it; none: its pool's.
     fn change_channel_policy(
         &self,
+        caller: Caller,
         key: &LeaseKey,
         change: impl FnOnce(VsockPolicy) -> Result<Option<VsockPolicy>, ServiceError>,
     ) -> Result<(), ServiceError> {
-        let mut state = self.wait_idle(key)?;
-        let lease = state.leases.get(key).ok_or_else(|| no_lease(key))?;
-        let before = lease
-            .record
-            .channel
-            .clone()
-            .ok_or_else(|| no_channel(key))?;
-        let of_pool = state.pool(&lease.record.pool)?.plan.spec.vsock.clone();
-        let of_pool = of_pool.unwrap_or_default();
+        const OPERATION: &str = "change the vsock policy of";
+        let (before, _busy) = self.hold_busy(caller, key, OPERATION, |_, record| {
+            record.channel.clone().ok_or_else(|| no_channel(key))
+        })?;
+        let wanted = self.note_channel_policy(key, &before, change)?;
+        let told = self.tell_policy(key, &wanted);
+        if let Err(error) = &told {
+            let mut state = self.lock();
+            if state.journal.set_lease_channel(key, Some(&before)).is_err() {
+                state.journal_failed();
+            }
+            state.set_channel(key, before);
+            state.channels_differ(error);
+        }
+        told.map_err(|source| ServiceError::Channel {
+            operation: OPERATION,
+            object: format!("lease '{}'", key.name),
+            source,
+        })
+    }
+
+    /// Writes down a lease's changed policy. Returns the one that holds for it now; the pool's is read under the same
+    /// lock, so that a change of that either comes before or finds a lease that it has to tell.
+    fn note_channel_policy(
+        &self,
+        key: &LeaseKey,
+        before: &ChannelRecord,
+        change: impl FnOnce(VsockPolicy) -> Result<Option<VsockPolicy>, ServiceError>,
+    ) -> Result<VsockPolicy, ServiceError> {
+        let mut state = self.lock();
+        let of_pool = state.policy_of_pool(key)?;
         let policy = change(before.policy.clone().unwrap_or_else(|| of_pool.clone()))?;
         let after = ChannelRecord {
             policy: policy.clone(),
@@ -171,25 +192,42 @@ impl Shared {
             return Err(error.into());
         }
         state.set_channel(key, after);
-        state.set_busy(key, true);
-        drop(state);
-        let wanted = policy.unwrap_or(of_pool);
-        let told = self.channels.set_policy(key, &wanted);
-        let mut state = self.lock();
-        state.set_busy(key, false);
-        if told.is_err() {
-            if state.journal.set_lease_channel(key, Some(&before)).is_err() {
-                state.journal_failed();
+        Ok(policy.unwrap_or(of_pool))
+    }
+
+    /// Tells the service the pool's policy for a lease, unless that has ended or has got one of its own meanwhile.
+    fn tell_pools_policy(&self, key: &LeaseKey) {
+        let follows = |state: &State, record: &LeaseRecord| {
+            let channel = record.channel.as_ref().ok_or_else(|| no_channel(key))?;
+            let of_pool = state.policy_of_pool(key)?;
+            Ok(channel.policy.is_none().then_some(of_pool))
+        };
+        match self.make_busy(key, "change the vsock policy of", follows) {
+            Ok((None, _)) => {}
+            Ok((Some(policy), _busy)) => {
+                if let Err(error) = self.tell_policy(key, &policy) {
+                    self.lock().channels_differ(&error);
+                }
             }
-            state.set_channel(key, before);
+            // It ends, or somebody works on it for long: the next comparison sees to it.
+            Err(_) => self.lock().channels.due = Duration::ZERO,
         }
-        drop(state);
-        self.changed.notify_all();
-        told.map_err(|source| ServiceError::Channel {
-            operation: "change the vsock policy of",
-            object: format!("lease '{}'", key.name),
-            source,
-        })
+    }
+
+    /// Of a lease that is busy. Only then the gate: whoever opens or closes a channel takes them in this order too,
+    /// and with a comparison waiting for the gate the two would else wait for each other.
+    fn tell_policy(&self, key: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
+        let _gate = self.channels_gate_read();
+        self.channels.set_policy(key, policy)
+    }
+}
+
+impl State {
+    /// What the pool of a lease lets guests without a policy of their own reach.
+    fn policy_of_pool(&self, key: &LeaseKey) -> Result<VsockPolicy, ServiceError> {
+        let lease = self.leases.get(key).ok_or_else(|| no_lease(key))?;
+        let plan = &self.pool(&lease.record.pool)?.plan;
+        Ok(plan.spec.vsock.clone().unwrap_or_default())
     }
 }
 

@@ -209,6 +209,61 @@ fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
 }
 
 #[test]
+fn a_pools_policy_does_not_overwrite_one_that_a_lease_gets_at_that_moment() {
+    let (host, slots) = Host::with_pool(1);
+    let web = name("web");
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    let (key, a) = (
+        LeaseKey {
+            owner_uid: ROOT.uid,
+            name: name("a"),
+        },
+        name("a"),
+    );
+    for _ in 0..50 {
+        slots.set_channel_policy(ROOT, None, &a, None).unwrap();
+        let service = host.service.lock();
+        std::thread::scope(|scope| {
+            let of_pool = scope.spawn(|| slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap());
+            let own = || slots.set_channel_policy(ROOT, None, &a, Some(policy(TCP_RULE)));
+            let own = scope.spawn(move || own().unwrap());
+            // Both have begun, and one of them at least waits for the service.
+            std::thread::sleep(Duration::from_millis(2));
+            drop(service);
+            of_pool.join().unwrap();
+            own.join().unwrap();
+        });
+        let told = &host.service.lock().channels;
+        assert_eq!(told[&key].policy, policy(TCP_RULE));
+    }
+}
+
+#[test]
+fn who_waits_for_a_lease_keeps_no_other_channel_waiting() {
+    let (_host, slots) = Host::with_pool(1);
+    slots.await_compared();
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    let key = LeaseKey {
+        owner_uid: ROOT.uid,
+        name: name("a"),
+    };
+    slots.shared.lock().set_busy(&key, true);
+    let a = name("a");
+    std::thread::scope(|scope| {
+        let change = || slots.set_channel_policy(ROOT, None, &a, Some(policy(TCP_RULE)));
+        let changed = scope.spawn(change);
+        // A comparison that waits for the gate keeps everybody else from it.
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(slots.shared.channels_gate.try_write().is_ok());
+        }
+        slots.shared.lock().set_busy(&key, false);
+        slots.shared.changed.notify_all();
+        assert!(changed.join().unwrap().unwrap().own);
+    });
+}
+
+#[test]
 fn rules_that_are_added_at_the_same_time_are_all_there() {
     const CALLERS: u32 = 8;
     let (host, slots) = open_to_alice(1);
