@@ -316,19 +316,37 @@ impl fmt::Display for Measured {
     }
 }
 
-/// Wants both figures to be as far from what was asked for as this, at most.
-#[track_caller]
-fn assert_both(what: &str, figures: [f64; 2], wanted: f64, tolerance: f64) {
+/// Whether both figures are as far from what was asked for as this, at most; else what is wrong.
+fn both_are(what: &str, figures: [f64; 2], wanted: f64, tolerance: f64) -> Result<(), String> {
     println!(
         "          {what}: netem {:.3}, sandwire {:.3}",
         figures[0], figures[1]
     );
-    for figure in figures {
-        assert!(
-            (figure - wanted).abs() <= tolerance,
-            "{what}: {figures:?}, not {wanted} ± {tolerance}"
-        );
+    if figures
+        .iter()
+        .all(|figure| (figure - wanted).abs() <= tolerance)
+    {
+        return Ok(());
     }
+    Err(format!("{what}: {figures:?}, not {wanted} ± {tolerance}"))
+}
+
+#[track_caller]
+fn assert_both(what: &str, figures: [f64; 2], wanted: f64, tolerance: f64) {
+    both_are(what, figures, wanted, tolerance).unwrap_or_else(|wrong| panic!("{wrong}"));
+}
+
+/// For what measures time: an emulated guest that the machine leaves none is late with everything, by chance. What is
+/// wrong of itself is so each time.
+#[track_caller]
+fn assert_once_of_four(measure: impl Fn() -> Result<(), String>) {
+    for _ in 0..3 {
+        match measure() {
+            Ok(()) => return,
+            Err(wrong) => println!("once more: {wrong}"),
+        }
+    }
+    measure().unwrap_or_else(|wrong| panic!("{wrong}"));
 }
 
 #[test]
@@ -353,14 +371,16 @@ fn impair_measures_as_netem_does_or_differs_as_documented() {
 /// At a pace at which no packet can overtake another.
 fn delays_agree(world: &World<'_>) {
     let traffic = Traffic::paced(200, 21 * MILLISECOND);
-    let both = world.compare("delay 50ms 10ms", "delay 50ms 10ms", traffic);
-    let all = both.map(|measured| measured.quartiles());
-    for [least, ..] in all {
-        assert!(least >= 40.0 - BREATH, "too early: {all:?}");
-    }
-    assert_both("median delay", all.map(|all| all[2]), 50.0, 6.0);
-    // Half of what is uniform over 20 ms lies within 10 ms.
-    assert_both("its spread", all.map(|all| all[3] - all[1]), 10.0, 3.5);
+    assert_once_of_four(|| {
+        let both = world.compare("delay 50ms 10ms", "delay 50ms 10ms", traffic);
+        let all = both.map(|measured| measured.quartiles());
+        for [least, ..] in all {
+            assert!(least >= 40.0 - BREATH, "too early: {all:?}");
+        }
+        both_are("median delay", all.map(|all| all[2]), 50.0, 6.0)?;
+        // Half of what is uniform over 20 ms lies within 10 ms.
+        both_are("its spread", all.map(|all| all[3] - all[1]), 10.0, 3.5)
+    });
 }
 
 /// Five standard deviations of a share of 10% of 600 packets are 6.1%.
@@ -389,38 +409,40 @@ fn rates_agree(world: &World<'_>) {
         gap: Duration::ZERO,
         bytes: 1000,
     };
-    let both = world.compare("rate 1mbit", "rate 1mbit", traffic);
-    let rates = [0, 1].map(|which| both[which].rate());
-    assert_both("rate", rates, 1e6, 0.1e6);
-    assert_both("loss", both.map(|measured| measured.loss()), 0.0, 0.0);
+    assert_once_of_four(|| {
+        let both = world.compare("rate 1mbit", "rate 1mbit", traffic);
+        let rates = [0, 1].map(|which| both[which].rate());
+        assert_both("loss", both.map(|measured| measured.loss()), 0.0, 0.0);
+        both_are("rate", rates, 1e6, 0.1e6)
+    });
     // 250 more make 1292 bytes of 1042.
-    let both = world.compare("rate 1mbit 250", "rate 1mbit overhead 250", traffic);
-    let rates = both.map(|measured| measured.rate());
-    assert_both("rate with overhead", rates, 1042e6 / 1292.0, 0.07e6);
+    assert_once_of_four(|| {
+        let both = world.compare("rate 1mbit 250", "rate 1mbit overhead 250", traffic);
+        let rates = both.map(|measured| measured.rate());
+        both_are("rate with overhead", rates, 1042e6 / 1292.0, 0.07e6)
+    });
 }
 
 /// Jitter reorders under netem, and here only if so asked. What is chosen for reordering is early there, late here.
 fn order_differs(world: &World<'_>) {
     let dense = Traffic::paced(300, 5 * MILLISECOND);
-    let [netem, kept] = world.compare("delay 50ms 20ms", "delay 50ms 20ms", dense);
-    assert!(netem.late() > 0.2, "{netem}");
-    assert!(kept.late() == 0.0, "{kept}");
     let median = |measured: &Measured| measured.quartiles()[2];
-    // Order is paid for with delay.
-    assert!(median(&kept) > median(&netem) + 2.0, "{netem}; {kept}");
-    // An emulated guest that the machine leaves no time is late with everything: then once more.
-    let mut both = world.compare("delay 50ms 20ms", "delay 50ms 20ms order any", dense);
-    for _ in 0..2 {
-        if both.iter().all(|measured| median(measured) < 55.0) {
-            break;
-        }
-        both = world.compare("delay 50ms 20ms", "delay 50ms 20ms order any", dense);
-    }
-    let [netem, any] = both;
-    assert!(any.late() > 0.2, "{any}");
-    assert!((netem.late() - any.late()).abs() < 0.2, "{netem}; {any}");
-    let medians = [median(&netem), median(&any)];
-    assert_both("median delay, any order", medians, 50.0, 8.0);
+    assert_once_of_four(|| {
+        let [netem, kept] = world.compare("delay 50ms 20ms", "delay 50ms 20ms", dense);
+        assert!(netem.late() > 0.2, "{netem}");
+        assert!(kept.late() == 0.0, "{kept}");
+        // Order is paid for with delay.
+        let is_paid = median(&kept) > median(&netem) + 2.0;
+        is_paid.then_some(()).ok_or(format!("{netem}; {kept}"))
+    });
+    assert_once_of_four(|| {
+        let [netem, any] = world.compare("delay 50ms 20ms", "delay 50ms 20ms order any", dense);
+        let medians = [median(&netem), median(&any)];
+        both_are("median delay, any order", medians, 50.0, 8.0)?;
+        assert!(any.late() > 0.2, "{any}");
+        assert!((netem.late() - any.late()).abs() < 0.2, "{netem}; {any}");
+        Ok(())
+    });
 
     let reorder = "delay 50ms reorder 10%";
     let traffic = Traffic::paced(300, 10 * MILLISECOND);
@@ -439,20 +461,22 @@ fn limits_differ(world: &World<'_>) {
     assert!(netem.loss() > 0.5, "{netem}");
     assert!(ours.loss() == 0.0, "{ours}");
     // Where a limit was asked for, both drop; here that is no loss.
-    world.clear();
     let traffic = Traffic {
         count: 90,
         gap: Duration::ZERO,
         bytes: 1000,
     };
     let queue = ["rate 1mbit limit 20", "rate 1mbit limit 20 packets"];
-    let both = world.compare(queue[0], queue[1], traffic);
-    let came = [0, 1].map(|which| both[which].share(both[which].came.len()) * 90.0);
-    // Beside the 20, what has left while the burst came: an emulated guest needs some time for it.
-    assert_both("through a queue of 20", came, 27.0, 8.0);
-    let dropped = world.dropped();
-    assert_eq!(dropped["queue_full"], both[1].lost().len(), "{dropped}");
-    assert!(dropped.get("loss").is_none(), "{dropped}");
+    assert_once_of_four(|| {
+        world.clear();
+        let both = world.compare(queue[0], queue[1], traffic);
+        let dropped = world.dropped();
+        assert_eq!(dropped["queue_full"], both[1].lost().len(), "{dropped}");
+        assert!(dropped.get("loss").is_none(), "{dropped}");
+        let came = [0, 1].map(|which| both[which].share(both[which].came.len()) * 90.0);
+        // Beside the 20, what has left while the burst came: an emulated guest needs some time for it.
+        both_are("through a queue of 20", came, 27.0, 8.0)
+    });
 }
 
 /// netem first doubles, then takes one of the two away.
@@ -473,13 +497,17 @@ fn directions_differ(world: &World<'_>) {
         .lab
         .run("tc -n netem qdisc add dev eth0 root netem delay 50ms");
     let median = |from, to| traffic.run(from, to).quartiles()[2];
-    let (netem, ours) = (&world.netem, &world.ours);
-    let netem = [
-        median(&netem.near, &netem.far),
-        median(&netem.far, &netem.near),
-    ];
-    let ours = [median(&ours.near, &ours.far), median(&ours.far, &ours.near)];
-    println!("in and out: netem {netem:.1?}, sandwire --ingress {ours:.1?}");
-    assert_both("delayed", [netem[1], ours[0]], 50.0, 8.0);
-    assert!(netem[0] < 25.0 && ours[1] < 25.0, "{netem:?} {ours:?}");
+    assert_once_of_four(|| {
+        let (netem, ours) = (&world.netem, &world.ours);
+        let netem = [
+            median(&netem.near, &netem.far),
+            median(&netem.far, &netem.near),
+        ];
+        let ours = [median(&ours.near, &ours.far), median(&ours.far, &ours.near)];
+        println!("in and out: netem {netem:.1?}, sandwire --ingress {ours:.1?}");
+        both_are("delayed", [netem[1], ours[0]], 50.0, 8.0)?;
+        let is_undelayed = netem[0] < 25.0 && ours[1] < 25.0;
+        let wrong = format!("delayed the other way too: {netem:?} {ours:?}");
+        is_undelayed.then_some(()).ok_or(wrong)
+    });
 }
