@@ -60,7 +60,7 @@ fn a_source_of_ones_own_choice_does_not_lead_to_services_of_the_host() {
         assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
         let shown = identities.show("web").unwrap().counters.refused;
         assert_eq!(shown[&Refusal::HostService], 6);
-        assert_eq!(shown[&Refusal::Source], 2);
+        assert_eq!(shown[&Refusal::Source], 4);
         // What the policy allows is reached by the loopback's addresses, too.
         let open = policy(r#"{"host_services": ["tcp/7000"]}"#);
         identities.set_policy("web", &open).unwrap();
@@ -105,5 +105,93 @@ os.kill(sender, signal.SIGKILL); os.waitpid(sender, 0)",
         );
         let heard = peer.run("r = hears(denied)");
         assert_eq!((passed, heard), (json!(0), json!("TIMEOUT")));
+    });
+}
+
+/// An identity of both families with an application in it, and one of the host's beside it.
+struct Pair {
+    web: Application,
+    host: Application,
+    identities: Identities,
+    _cgroups: Cgroups,
+}
+
+impl Pair {
+    fn set(text: &str) -> Self {
+        let mut cgroups = Cgroups::new();
+        let web = cgroups.make("web");
+        let mut new = new_identity(&web, &["10.77.0.1", "fd77::1"]);
+        new.policy = policy(text);
+        let identities = Identities::new(folder());
+        identities.add(&new).unwrap();
+        Self {
+            web: Application::start(Some(&web), None),
+            host: Application::start(None, None),
+            identities,
+            _cgroups: cgroups,
+        }
+    }
+
+    fn refused(&self, refusal: Refusal) -> u64 {
+        let shown = self.identities.show("web").unwrap();
+        shown.counters.refused.get(&refusal).copied().unwrap_or(0)
+    }
+}
+
+/// The kernel takes AF_UNSPEC for AF_INET where a socket of IPv4 sends.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_destination_of_no_family_leads_to_the_own_loopback_too() {
+    const SEND: &str = "\
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def unspecified(client, address, port):
+    to = struct.pack('=HH4s8x', 0, htons(port), inet_aton(address))
+    if libc.sendto(client.fileno(), b'question', 8, 0, to, 16) < 0:
+        raise OSError(ctypes.get_errno(), 'sendto')
+c = fresh(SOCK_DGRAM, AF_INET)";
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut pair = Pair::set(r#"{"host_services": ["all"]}"#);
+        pair.host
+            .run("u = udp('127.0.0.1', 7000); v = udp('127.9.9.9', 7000)");
+        assert_eq!(pair.web.run(SEND), json!(null));
+        let sent = pair.web.run("unspecified(c, '127.0.0.1', 7000)");
+        let heard = pair.host.run("hears(u)");
+        assert_eq!((sent, heard), (json!(null), json!("TIMEOUT")));
+        let sent = pair.web.run("unspecified(c, '127.9.9.9', 7000)");
+        assert_eq!(sent, json!("ECONNREFUSED"));
+        let heard = pair
+            .web
+            .run("s = udp('127.0.0.1', 7001); unspecified(c, '127.0.0.1', 7001); r = heard(s)");
+        assert_eq!(heard, json!(["question", "127.0.0.1"]));
+        // What has no destination at all is that of a connected socket.
+        let heard = pair.web.run(
+            "d = dial('127.0.0.1', 7001, kind=SOCK_DGRAM); \
+             d.sendmsg([b'question'], [(IPPROTO_IP, IP_PKTINFO, struct.pack('=I4s4s', 0, inet_aton('127.0.0.1'), bytes(4)))]); \
+             r = heard(s)",
+        );
+        assert_eq!(heard, json!(["question", "127.0.0.1"]));
+    });
+}
+
+/// The kernel notes 127.0.0.6 as the IPv4 address of a socket that is bound to one of IPv6.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_address_of_ipv6_is_no_source_for_ipv4() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut pair = Pair::set("{}");
+        pair.host.run("l = listen('::', 7000)");
+        // IP_BIND_ADDRESS_NO_PORT: without a port the socket may still be opened to IPv4.
+        let attempts = ["fd77::1", "::1"].map(|source| {
+            pair.web.run(&format!(
+                "c = fresh(SOCK_STREAM, AF_INET6); c.setsockopt(IPPROTO_IP, 24, 1); c.bind(({source:?}, 0)); \
+                 c.setsockopt(SOL_IPV6, IPV6_V6ONLY, 0); \
+                 c.connect(('::ffff:192.0.2.1', 7000)); r = 'reached as ' + c.getsockname()[0]"
+            ))
+        });
+        assert_eq!(attempts, [json!("ENETUNREACH"), json!("ENETUNREACH")]);
+        assert_eq!(pair.refused(Refusal::Source), 2);
     });
 }

@@ -61,6 +61,16 @@ static __always_inline int has_source6(struct bpf_sock_addr *ctx)
 	return !!(sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
 }
 
+/* From a socket that is bound to an address of IPv6, the kernel would call by 127.0.0.6, which is nobody's. */
+static __always_inline int may_keep_mapped_source(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (sk->src_ip6[0] | sk->src_ip6[1] || sk->src_ip6[2] != MAPPED)
+		return refuse(REFUSED_SOURCE, ENETUNREACH);
+	return 1;
+}
+
 static __always_inline int set_source6(struct bpf_sock_addr *ctx, const __u32 *ip)
 {
 	struct sockaddr_in6 source = {.sin6_family = AF_INET6};
@@ -90,7 +100,7 @@ static __always_inline int connect_mapped(struct bpf_sock_addr *ctx,
 	SET(ctx->user_ip6[3], ip);
 	note_peer(socket, outcome);
 	if (has_source6(ctx))
-		return 1;
+		return may_keep_mapped_source(ctx);
 	source[3] = source4(identity, outcome);
 	if (!source[3])
 		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);

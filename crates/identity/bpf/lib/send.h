@@ -14,10 +14,11 @@ static __always_inline void remember(struct bpf_sock_addr *ctx, struct socket_st
 		socket->known[socket->known_next++ % KNOWN_MAX] = known;
 }
 
-/* Whether a message without a destination of its own: that of a connected socket with a source of its own. */
+/* Whether it isn't a message of a connected socket that has just a source of its own. The family doesn't say so: the kernel
+ * takes a destination without one for IPv4. */
 static __always_inline int has_destination(struct bpf_sock_addr *ctx)
 {
-	return ctx->user_family != 0;
+	return ctx->user_port != 0;
 }
 
 static __always_inline int send4(struct bpf_sock_addr *ctx, const struct identity *identity,
