@@ -195,3 +195,42 @@ fn an_address_of_ipv6_is_no_source_for_ipv4() {
         assert_eq!(pair.refused(Refusal::Source), 2);
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nobody_on_the_wire_reaches_the_loopback() {
+    lab::run_within(DEADLINE, |lab| {
+        let wire = stage::wire(lab);
+        wire.run("ip -6 route add fd53:7764:6c6f:6f70::/64 via 2001:db8::1")
+            .unwrap();
+        let mut pair = Pair::set("{}");
+        let mut peer = Application::start(None, Some("peer"));
+        // A port that the identity asks from, which whom it asks knows.
+        let port = pair
+            .web
+            .run("s = udp('::1', 5000); c = udp('::', 0); r = c.getsockname()[1]");
+        peer.run(&format!(
+            "d = udp('2001:db8::2', {port}); d.sendto(b'x', ('fd53:7764:6c6f:6f70::100', 5000))"
+        ));
+        assert_eq!(pair.web.run("hears(s)"), json!("TIMEOUT"));
+        assert_eq!(pair.refused(Refusal::IngressLoopback), 1);
+        // `allow_loopback` is for the host alone.
+        pair.identities.remove("web").unwrap();
+        drop(pair);
+        let mut cgroups = Cgroups::new();
+        let mut new = new_identity(&cgroups.make("open"), &["10.77.0.1", "fd77::1"]);
+        new.allowed.loopback = true;
+        let added = Identities::new(folder()).add(&new).unwrap();
+        let mut open = Application::start(Some(&added.cgroup), None);
+        open.run("l = listen('::1', 5000)");
+        let dial = |patience| {
+            format!(
+                "r = dial('{}', 5000, patience={patience}).getpeername()[1]",
+                added.loopback[1]
+            )
+        };
+        assert_eq!(peer.run(&dial(1)), json!("TIMEOUT"));
+        let mut host = Application::start(None, None);
+        assert_eq!(host.run(&dial(60)), json!(5000));
+    });
+}

@@ -186,8 +186,10 @@ static __always_inline int guard_ingress(struct __sk_buff *skb, const struct ide
 		return 0;
 	}
 	if (is_own_loopback(identity, packet.destination)) {
-		if (identity->flags & IDENTITY_ALLOW_LOOPBACK ||
-		    is_from_own(skb, identity, &packet))
+		/* From the wire, the kernel takes in what is for any address of the host. */
+		if (skb->ifindex == LOOPBACK_INTERFACE &&
+		    (identity->flags & IDENTITY_ALLOW_LOOPBACK ||
+		     is_from_own(skb, identity, &packet)))
 			return 1;
 		count_refusal(REFUSED_INGRESS_LOOPBACK);
 		return 0;
