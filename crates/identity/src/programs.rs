@@ -7,9 +7,11 @@ use std::{fs, io, os::fd::AsFd, path::Path};
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{CgroupAttachMode, Program, ProgramError, links::FdLink},
+    programs::{CgroupAttachMode, CgroupSockopt, Program, ProgramError, links::FdLink},
 };
-use sandwire_kernel_net::bpf::{open_pin, update_link};
+use sandwire_kernel_net::bpf::{
+    BPF_CGROUP_SETSOCKOPT, create_cgroup_link, open_pin, pin, update_link,
+};
 
 use crate::{Cgroup, Error, maps};
 
@@ -19,7 +21,7 @@ const STEER: &str = "on_sk_lookup";
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/identity.o"));
 
 /// Programs of a cgroup, in the order in which they are attached. All do nothing until the identity is active.
-pub(crate) const NAMES: [&str; 17] = [
+pub(crate) const NAMES: [&str; 18] = [
     "on_sock_create",
     "on_sock_release",
     "on_bind4",
@@ -34,6 +36,7 @@ pub(crate) const NAMES: [&str; 17] = [
     "on_getsockname6",
     "on_getpeername4",
     "on_getpeername6",
+    "on_setsockopt",
     "on_sock_ops",
     "on_ingress",
     "on_egress",
@@ -77,6 +80,10 @@ impl Programs {
         let operation = || format!("attach {name} to cgroup {}", cgroup.path.display());
         let program = self.0.program_mut(name);
         let program = program.ok_or_else(|| failed(&operation(), NotThere))?;
+        if let Program::CgroupSockopt(program) = program {
+            let attached = attach_to_options(program, cgroup, pin);
+            return attached.map_err(|error| failed(&operation(), error));
+        }
         let link = link(program, cgroup).map_err(|error| failed(&operation(), error))?;
         link.pin(pin).map_err(|error| failed(&operation(), error))?;
         Ok(())
@@ -194,6 +201,7 @@ fn load(program: &mut Program) -> Result<(), ProgramError> {
     match program {
         Program::CgroupSock(program) => program.load(),
         Program::CgroupSockAddr(program) => program.load(),
+        Program::CgroupSockopt(program) => program.load(),
         Program::CgroupSkb(program) => program.load(),
         Program::SockOps(program) => program.load(),
         Program::SkLookup(program) => program.load(),
@@ -228,6 +236,21 @@ fn link(program: &mut Program, cgroup: &Cgroup) -> Result<FdLink, ProgramError> 
         _ => return Err(ProgramError::UnexpectedProgramType),
     };
     made.map_err(|_| ProgramError::UnexpectedProgramType)
+}
+
+/// The same for a kind of program whose links aya can't pin.
+fn attach_to_options(
+    program: &CgroupSockopt,
+    cgroup: &Cgroup,
+    at: &Path,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let program = program.fd()?;
+    let link = create_cgroup_link(
+        program.as_fd(),
+        cgroup.folder.as_fd(),
+        BPF_CGROUP_SETSOCKOPT,
+    )?;
+    Ok(pin(link.as_fd(), at)?)
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -47,7 +47,7 @@ fn an_identity_leaves_nothing_behind() {
             assert!(now.contains(address), "{now}");
         }
         let tree = lab.run(&format!("bpftool cgroup show {}", cgroup.display()));
-        assert_eq!(tree.matches("on_").count(), 17, "{tree}");
+        assert_eq!(tree.matches("on_").count(), 18, "{tree}");
         assert_eq!(identities.show("web").unwrap(), added);
         identities.remove(cgroup.to_str().unwrap()).unwrap();
         assert_eq!(addresses(lab), before);
@@ -332,7 +332,7 @@ r = wrong[:3] or made";
             "import threading; threading.Thread(daemon=True, target=lambda: [d.send(x) for x in iter(lambda: d.recv(1), b'')]).start()",
         );
         let before = programs(lab, &cgroup);
-        assert_eq!(before.len(), 17, "{before:?}");
+        assert_eq!(before.len(), 18, "{before:?}");
         let packets = identities.show("web").unwrap().counters.egress.packets;
         let (made, renewals) = thread::scope(|scope| {
             let maker = scope.spawn(|| web.run(SOCKETS));
@@ -346,7 +346,7 @@ r = wrong[:3] or made";
         let made = made.as_u64().unwrap_or_else(|| panic!("{made}"));
         assert!(renewals > 1 && made > 0, "{renewals} with {made} sockets");
         let after = programs(lab, &cgroup);
-        assert_eq!(after.len(), 17, "{after:?}");
+        assert_eq!(after.len(), 18, "{after:?}");
         assert!(
             after.iter().all(|(hook, id)| before[hook] != *id),
             "{after:?}"
@@ -358,7 +358,7 @@ r = wrong[:3] or made";
         let links = folder().join(format!("v2/links/{}", added.cgroup_id));
         std::fs::rename(links.join("on_connect4"), links.join("on_former")).unwrap();
         assert_eq!(identities.renew().unwrap(), 1);
-        assert_eq!(programs(lab, &cgroup).len(), 17);
+        assert_eq!(programs(lab, &cgroup).len(), 18);
         assert!(!links.join("on_former").exists());
         let dial =
             "s = fresh(SOCK_DGRAM, AF_INET); s.connect(('192.0.2.2', 9)); r = s.getsockname()[0]";

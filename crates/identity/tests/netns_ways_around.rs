@@ -196,6 +196,74 @@ fn an_address_of_ipv6_is_no_source_for_ipv4() {
     });
 }
 
+/// The kernel gives the host's own sockets a copy of what is sent to many.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_is_sent_to_many_reaches_no_service_of_the_host_that_is_denied() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut pair = Pair::set("{}");
+        pair.host
+            .run("u = udp('0.0.0.0', 7000); v = udp('::', 7001)");
+        pair.web.run(
+            "\
+def many(of):
+    made = fresh(SOCK_DGRAM, of)
+    made.setsockopt(IPPROTO_IP, 32, inet_aton('192.0.2.1'))
+    made.setsockopt(SOL_SOCKET, SO_BROADCAST, 1)
+    return made
+link = socket.if_nametoindex('uplink')",
+        );
+        let attempts = [
+            ("many(AF_INET).sendto(b'x', ('224.0.0.1', 7000))", "EPERM"),
+            (
+                "c = many(AF_INET); c.connect(('224.0.0.1', 7000)); c.send(b'x')",
+                "EPERM",
+            ),
+            (
+                "many(AF_INET6).sendto(b'x', ('::ffff:224.0.0.1', 7000))",
+                "EPERM",
+            ),
+            (
+                "c = many(AF_INET6); c.connect(('::ffff:224.0.0.1', 7000)); c.send(b'x')",
+                "EPERM",
+            ),
+            (
+                "many(AF_INET6).sendto(b'x', ('ff02::1', 7001, 0, link))",
+                "EPERM",
+            ),
+            (
+                "many(AF_INET).sendto(b'x', ('192.0.2.255', 7000))",
+                "EACCES",
+            ),
+        ];
+        let mut wrong = Vec::new();
+        for (code, expected) in attempts {
+            let sent = pair.web.run(code);
+            let heard = pair.host.run("r = [hears(u, 0.2)]");
+            let other = pair.host.run("r = [hears(v, 0.2)]");
+            let found = (sent, heard, other);
+            if found != (json!(expected), json!("TIMEOUT"), json!("TIMEOUT")) {
+                wrong.push(format!("{code}: {found:?}"));
+            }
+        }
+        assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+        assert_eq!(pair.refused(Refusal::HostService), 5);
+        // What the policy allows.
+        let open = policy(r#"{"host_services": ["udp/7000-7001"]}"#);
+        pair.identities.set_policy("web", &open).unwrap();
+        for (code, heard) in [
+            (attempts[0].0, "r = heard(u)[1]"),
+            (attempts[4].0, "r = heard(v)[1]"),
+        ] {
+            assert_eq!(pair.web.run(code), json!(null));
+            pair.host.run("u.settimeout(60); v.settimeout(60)");
+            let from = pair.host.run(heard);
+            assert!(from == "10.77.0.1" || from == "fd77::1", "{from}");
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn nobody_on_the_wire_reaches_the_loopback() {

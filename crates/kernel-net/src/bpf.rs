@@ -28,6 +28,8 @@ pub enum ProgramType {
 
 /// Attach type of native and generic XDP.
 pub const BPF_XDP: u32 = 37;
+/// Attach type of programs on `setsockopt` of a cgroup's sockets.
+pub const BPF_CGROUP_SETSOCKOPT: u32 = 22;
 /// Attach type of TCX on the way in.
 pub const BPF_TCX_INGRESS: u32 = 46;
 /// Attach type of TCX on the way out.
@@ -191,9 +193,30 @@ pub fn create_link(
     attach_type: u32,
     flags: u32,
 ) -> io::Result<OwnedFd> {
+    attach(program, interface.0, attach_type, flags)
+}
+
+/// Attaches a program to a cgroup, beside those of others, for as long as the link lives.
+///
+/// # Errors
+/// The kernel has no such hook, or refuses.
+pub fn create_cgroup_link(
+    program: BorrowedFd<'_>,
+    cgroup: BorrowedFd<'_>,
+    attach_type: u32,
+) -> io::Result<OwnedFd> {
+    attach(program, cgroup.as_raw_fd().cast_unsigned(), attach_type, 0)
+}
+
+fn attach(
+    program: BorrowedFd<'_>,
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
     let mut create = LinkCreate {
         program: program.as_raw_fd().cast_unsigned(),
-        target: interface.0,
+        target,
         attach_type,
         flags,
         ..LinkCreate::default()

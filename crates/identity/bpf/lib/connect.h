@@ -40,7 +40,7 @@ static __always_inline int connect4(struct bpf_sock_addr *ctx, const struct iden
 	outcome = destination4(ctx, identity, &ip);
 	if (outcome == OUTCOME_REFUSED)
 		return 0;
-	if (outcome == OUTCOME_PASS && !may_connect(ctx, identity, &address))
+	if (outcome == OUTCOME_PASS && !may_call(ctx, identity, &address))
 		return 0;
 	SET(ctx->user_ip4, ip);
 	note_peer(socket, outcome);
@@ -95,7 +95,7 @@ static __always_inline int connect_mapped(struct bpf_sock_addr *ctx,
 	outcome = destination4(ctx, identity, &ip);
 	if (outcome == OUTCOME_REFUSED)
 		return 0;
-	if (outcome == OUTCOME_PASS && !may_connect(ctx, identity, &address))
+	if (outcome == OUTCOME_PASS && !may_call(ctx, identity, &address))
 		return 0;
 	SET(ctx->user_ip6[3], ip);
 	note_peer(socket, outcome);
@@ -119,7 +119,7 @@ static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct iden
 	outcome = destination6(ctx, identity, ip);
 	if (outcome == OUTCOME_REFUSED)
 		return 0;
-	if (outcome == OUTCOME_PASS && !may_connect(ctx, identity, &address))
+	if (outcome == OUTCOME_PASS && !may_call(ctx, identity, &address))
 		return 0;
 	if (outcome != OUTCOME_PASS)
 		set_user_ip6(ctx, ip);

@@ -216,7 +216,9 @@ static __always_inline int may_send(struct __sk_buff *skb, const struct identity
 	int verdict;
 
 	__builtin_memcpy(&to.address, packet->destination, sizeof(to.address));
-	verdict = judge(identity->number, policy_of(identity->number), &to, is_for_host(skb));
+	/* Of what is for many, the host's own sockets get a copy. */
+	verdict = judge(identity->number, policy_of(identity->number), &to,
+			is_for_host(skb) || is_for_many(packet->destination));
 	if (verdict == PASSES)
 		return 1;
 	if (packet->protocol == IPPROTO_UDP && !packet->is_later &&

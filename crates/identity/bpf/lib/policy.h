@@ -132,20 +132,22 @@ static __always_inline int judge(__u32 number, const struct policy *policy,
 	return serves(policy, to->protocol, to->port, to->is_later) ? PASSES : REFUSED_HOST_SERVICE;
 }
 
-/* connect(2) of TCP; afterwards nothing is judged any more. Whether the destination is the host's isn't known yet. */
-static __always_inline int may_connect(struct bpf_sock_addr *ctx, const struct identity *identity,
-				       const struct address *address)
+/* What no other hook judges: connect(2) of TCP, where it isn't known yet whether the destination is the host's; and what is
+ * sent to a group of IPv4, of which the host's own sockets get a copy that egress isn't told of. */
+static __always_inline int may_call(struct bpf_sock_addr *ctx, const struct identity *identity,
+				    const struct address *address)
 {
+	int is_group = is_mapped(address->words) && is_multicast4(address->words[3]);
 	struct destination to = {
 		.address = *address,
 		.port = bpf_ntohs(ctx->user_port),
-		.protocol = IPPROTO_TCP,
+		.protocol = ctx->protocol,
 	};
 	int verdict;
 
-	if (ctx->protocol != IPPROTO_TCP)
+	if (ctx->protocol != IPPROTO_TCP && !is_group)
 		return 1;
-	verdict = judge(identity->number, policy_of(identity->number), &to, 0);
+	verdict = judge(identity->number, policy_of(identity->number), &to, is_group);
 	return verdict == PASSES ? 1 : refuse(verdict, EPERM);
 }
 

@@ -24,12 +24,15 @@ static __always_inline int has_destination(struct bpf_sock_addr *ctx)
 static __always_inline int send4(struct bpf_sock_addr *ctx, const struct identity *identity,
 				 struct socket_state *socket)
 {
+	struct address address = {.words = {0, 0, MAPPED, ctx->user_ip4}};
 	__u32 source = ctx->msg_src_ip4, ip = ctx->user_ip4;
 	enum outcome outcome = OUTCOME_PASS;
 
 	if (has_destination(ctx)) {
 		outcome = destination4(ctx, identity, &ip);
 		if (outcome == OUTCOME_REFUSED)
+			return 0;
+		if (outcome == OUTCOME_PASS && !may_call(ctx, identity, &address))
 			return 0;
 		SET(ctx->user_ip4, ip);
 		if (outcome == OUTCOME_OWN)
