@@ -4,9 +4,6 @@
 
 #include "owner.h"
 
-#define SOL_SOCKET 1
-#define SO_REUSEPORT 15
-
 /* Exchanges the address; returns whether it may be. */
 static __always_inline int confine4(const struct identity *identity, struct socket_state *socket,
 				    __u32 *ip)
@@ -47,8 +44,8 @@ static __always_inline void set_user_ip6(struct bpf_sock_addr *ctx, const __u32 
 	SET(ctx->user_ip6[3], ip[3]);
 }
 
-/* Whether another socket of the identity listens on this port for both families. */
-static __always_inline int is_taken(const struct identity *identity, __u32 port)
+/* The port that the kernel knows of a socket of the identity that listens on this one for both families; 0 if none does. */
+static __always_inline __u32 port_of_listener(const struct identity *identity, __u32 port)
 {
 	struct listener_key key = {
 		.number = identity->number,
@@ -56,13 +53,15 @@ static __always_inline int is_taken(const struct identity *identity, __u32 port)
 		.family = AF_INET6,
 	};
 	struct bpf_sock *found;
+	__u32 known;
 
 	for (int i = 0; i < LISTENERS_MAX; i++) {
 		key.position = i;
 		found = bpf_map_lookup_elem(&listeners, &key);
 		if (found) {
+			known = found->src_port;
 			bpf_sk_release(found);
-			return 1;
+			return known;
 		}
 	}
 	return 0;
@@ -70,12 +69,14 @@ static __always_inline int is_taken(const struct identity *identity, __u32 port)
 
 /* A socket bound to :: hears IPv4 too, unless it was told not to, which nobody tells us; bound to an address of IPv6 it
  * never would. So where the identity has both, the socket stays on the wildcard, with a port that the kernel chooses.
- * TCP that comes to the identity's addresses and the port that was asked for is steered to it. UDP can't be. */
+ * TCP that comes to the identity's addresses and the port that was asked for is steered to it. UDP can't be.
+ *
+ * Where another socket listens on the port asked for, this one asks for the same port of the kernel's: whether they may
+ * share it, by SO_REUSEPORT of both, and who gets which connection then, is for the kernel to say. */
 static __always_inline int bind6_both(struct bpf_sock_addr *ctx, const struct identity *identity,
 				      struct socket_state *socket)
 {
 	__u32 port = bpf_ntohs(ctx->user_port);
-	int may_share = 0;
 
 	if (ctx->protocol != IPPROTO_TCP) {
 		if (!port)
@@ -86,13 +87,8 @@ static __always_inline int bind6_both(struct bpf_sock_addr *ctx, const struct id
 	}
 	if (!port)
 		return 1;
-	bpf_getsockopt(ctx, SOL_SOCKET, SO_REUSEPORT, &may_share, sizeof(may_share));
-	if (!may_share && is_taken(identity, port)) {
-		bpf_set_retval(-EADDRINUSE);
-		return 0;
-	}
 	socket->port = port;
-	SET(ctx->user_port, 0);
+	SET(ctx->user_port, bpf_htons(port_of_listener(identity, port)));
 	return 1;
 }
 

@@ -211,6 +211,14 @@ pub(crate) const ROWS: &[Row] = rows! {
         a "m.close()" => "null";
         peer "c = dial('10.77.0.9', 8080)" => "null";
         a "l.settimeout(60); r = accepted(l)[0]" => r#""10.77.0.9""#;
+    "SO_REUSEPORT shares a port of both families, if all who have it say so":
+        a "l = listen('::', 8080, reuseport=1); m = listen('::', 8080, reuseport=1)" => "null";
+        peer "c = [dial(to, 8080) for to in ('10.77.0.9', 'fd77::1') for each in range(8)]" => "null";
+        a "m.settimeout(0.2); l.settimeout(0.2); count = []\nfor each in (l, m):\n found = 0\n try:\n  while True: accepted(each); found += 1\n except OSError: count.append(found)\nr = [sum(count), min(count) > 0]" => "[16,true]";
+        a "m.close(); l.settimeout(60)" => "null";
+        peer "c = dial('10.77.0.9', 8080)" => "null";
+        a "r = accepted(l)[0]" => r#""::ffff:10.77.0.9""#;
+        a "l = listen('::', 8081); listen('::', 8081, reuseport=1)" => r#""EADDRINUSE""#;
     "a UDP server on the wildcard is at the loopback too":
         a "s = udp('0.0.0.0', 5353); c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('127.0.0.1', 5353)); r = heard(s)[0]" => r#""question""#;
         a "r = answer(c)" => r#"["answer","127.0.0.1"]"#;
