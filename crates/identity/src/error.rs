@@ -53,6 +53,18 @@ pub enum Error {
         /// Whose it is.
         path: PathBuf,
     },
+    /// What was asked for is that of an identity whose cgroup is gone.
+    #[error(
+        "identity {name} of {path}, a cgroup that is gone, is in the way: sockets of it are still open; end it with \
+         them, or at once: sandwire identity remove {name}",
+        path = .path.display()
+    )]
+    Dying {
+        /// Its name.
+        name: String,
+        /// Where its cgroup was.
+        path: PathBuf,
+    },
     /// The address is another identity's.
     #[error(
         "{address} is an address of identity {name} already; choose another, or remove that identity first"

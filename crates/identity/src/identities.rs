@@ -14,6 +14,8 @@ use std::{
     net::IpAddr,
     os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::fs::FlockOperation;
@@ -33,6 +35,9 @@ use crate::{
 
 const BPF_FS_MAGIC: u64 = 0xcafe_4a11;
 const FOLDER_MODE: u32 = 0o700;
+/// How long one whose cgroup is gone is waited for, if it is in the way.
+const PATIENCE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(20);
 /// Maps of this layout.
 const VERSION: &str = "v2";
 const LINKS: &str = "links";
@@ -93,8 +98,7 @@ impl Identities {
         let mut programs = Programs::load(&self.maps_folder())?;
         let maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
         let mut open = Open { maps, _lock: lock };
-        self.repair_open(&mut open)?;
-        let facts = plan(&open.maps, new, &cgroup, netns)?;
+        let facts = self.plan(&mut open, new, &cgroup, netns)?;
         let policy = Prepared::new(&facts.name, &new.policy)?;
         check_groups(&open.maps, facts.number, &facts.name, &new.policy)?;
         let done = self.build(&mut open, &mut programs, &cgroup, &facts, &policy, watch);
@@ -104,6 +108,24 @@ impl Identities {
             return Err(error);
         }
         self.describe(&open.maps, cgroup.id, &facts)
+    }
+
+    /// What is to be built. One whose cgroup was removed a moment ago is waited for: the kernel lets go of it by and by.
+    fn plan(
+        &self,
+        open: &mut Open,
+        new: &NewIdentity,
+        cgroup: &Cgroup,
+        netns: u64,
+    ) -> Result<Facts, Error> {
+        let begun = Instant::now();
+        loop {
+            self.repair_open(open)?;
+            match plan(&open.maps, new, cgroup, netns) {
+                Err(Error::Dying { .. }) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+                planned => return planned,
+            }
+        }
     }
 
     fn build(

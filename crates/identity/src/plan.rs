@@ -139,6 +139,16 @@ fn check_others(
                 name: other_name,
             });
         }
+        let taken = addresses.iter().find(|one| other.addresses.contains(one));
+        if !Cgroup::is_there(&other.path, *id) {
+            if cgroup.path == other.path || other_name == name || taken.is_some() {
+                return Err(Error::Dying {
+                    name: other_name,
+                    path: other.path.clone(),
+                });
+            }
+            continue;
+        }
         if cgroup.path.starts_with(&other.path) || other.path.starts_with(&cgroup.path) {
             return Err(Error::Nested {
                 path: cgroup.path.clone(),
@@ -152,7 +162,7 @@ fn check_others(
                 path: other.path.clone(),
             });
         }
-        if let Some(address) = addresses.iter().find(|one| other.addresses.contains(one)) {
+        if let Some(address) = taken {
             return Err(Error::AddressTaken {
                 address: *address,
                 name: other_name,

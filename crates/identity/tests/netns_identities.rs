@@ -212,6 +212,45 @@ fn an_identity_ends_with_its_cgroup() {
     });
 }
 
+/// As a service that is started anew: the kernel lets go of the cgroup of before by and by.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_cgroup_that_is_made_anew_has_its_identity_at_once() {
+    lab::run_within(DEADLINE, |_| {
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let identities = Identities::new(folder());
+        let new = new_identity(&cgroup, &["10.77.0.1"]);
+        identities.add(&new).unwrap();
+        let again = || {
+            std::fs::remove_dir(&cgroup).unwrap();
+            std::fs::create_dir(&cgroup).unwrap();
+            identities.add(&new)
+        };
+        for round in 0..10 {
+            let added = again().unwrap_or_else(|error| panic!("round {round}: {error}"));
+            assert_eq!(added.state, State::Active);
+        }
+        // While a socket of before is open, it can't be had; what to do is said.
+        let mut application = Application::start(Some(&cgroup), None);
+        application.run("l = listen('0.0.0.0', 8080)");
+        let parent = cgroup.parent().unwrap();
+        std::fs::write(parent.join("cgroup.procs"), application.id().to_string()).unwrap();
+        let error = again().unwrap_err();
+        let text = error.to_string();
+        assert!(error.is_refusal(), "{text}");
+        assert!(text.contains("sandwire identity remove web"), "{text}");
+        // One below the path of a cgroup that is gone isn't in it.
+        let inner = cgroups.make("web/inner");
+        identities
+            .add(&new_identity(&inner, &["10.77.0.2"]))
+            .unwrap();
+        identities.remove("inner").unwrap();
+        identities.remove("web").unwrap();
+        identities.add(&new).unwrap();
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn one_that_cannot_be_removed_is_in_nobody_s_way() {

@@ -212,6 +212,7 @@ pub(crate) fn failure(operation: &str) -> impl Fn(Error) -> Failure {
             Error::NoIdentity { .. } => ErrorCode::NotFound,
             Error::CgroupTaken { .. }
             | Error::NameTaken { .. }
+            | Error::Dying { .. }
             | Error::AddressTaken { .. }
             | Error::AddressOnHost { .. }
             | Error::CgroupInUse { .. }
