@@ -106,6 +106,12 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
+    /// A path that nobody could write in an answer.
+    #[error("the path {path} isn't UTF-8; rename the folder", path = .path.display())]
+    PathBytes {
+        /// The path.
+        path: PathBuf,
+    },
     /// No name was given, and the cgroup's own isn't one.
     #[error("{text} is not a name for an identity: {reason}; give one by --name")]
     BadName {

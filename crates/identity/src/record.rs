@@ -108,13 +108,15 @@ impl Facts {
         let count = u32::try_from(count).expect("at most 16");
         record.set_word(Record::address_count(), count);
         put_text(&mut record, Record::name(), self.name.as_str().as_bytes());
-        let path = self.path.as_os_str().as_encoded_bytes();
+        let path = self.path.to_str().ok_or_else(|| Error::PathBytes {
+            path: self.path.clone(),
+        })?;
         if path.len() > RECORD_PATH_MAX {
             return Err(Error::LongPath {
                 path: self.path.clone(),
             });
         }
-        put_text(&mut record, Record::path(), path);
+        put_text(&mut record, Record::path(), path.as_bytes());
         Ok(record)
     }
 
@@ -241,6 +243,8 @@ fn text(record: &Record, place: Place) -> Option<String> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 mod tests {
+    use std::{ffi::OsString, os::unix::ffi::OsStringExt};
+
     use super::*;
 
     fn facts() -> Facts {
@@ -283,10 +287,13 @@ mod tests {
     }
 
     #[test]
-    fn too_long_a_path_and_too_many_addresses_are_refused() {
+    fn what_a_record_cannot_hold_is_refused() {
         let mut long = facts();
         long.path = PathBuf::from("/".repeat(RECORD_PATH_MAX + 1));
         assert!(long.record(1).unwrap_err().to_string().contains("512"));
+        let mut strange = facts();
+        strange.path = PathBuf::from(OsString::from_vec(b"/sys/fs/cgroup/\xff".to_vec()));
+        assert!(strange.record(1).unwrap_err().is_refusal());
         let mut many = facts();
         many.addresses = vec!["192.0.2.1".parse().unwrap(); 17];
         assert!(many.record(1).unwrap_err().is_refusal());

@@ -7,6 +7,8 @@ mod stage;
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
+    os::unix::ffi::OsStrExt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     thread,
@@ -209,6 +211,27 @@ fn an_identity_ends_with_its_cgroup() {
             std::thread::sleep(Duration::from_millis(20));
         }
         assert_eq!(addresses(lab), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_cgroup_whose_path_is_no_text_is_refused() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let name = OsStr::from_bytes(b"web\xff");
+        let cgroup = cgroups.make("parent").join(name);
+        std::fs::create_dir(&cgroup).unwrap();
+        let before = addresses(lab);
+        let identities = Identities::new(folder());
+        let mut new = new_identity(&cgroup, &["10.77.0.1"]);
+        new.name = Some("web".parse().unwrap());
+        let added = identities.add(&new);
+        // Not one that the next command forgets.
+        assert_eq!(identities.list().unwrap().len(), usize::from(added.is_ok()));
+        assert!(added.unwrap_err().is_refusal());
+        assert_eq!(addresses(lab), before);
+        std::fs::remove_dir(&cgroup).unwrap();
     });
 }
 
