@@ -59,10 +59,10 @@ impl Cgroup {
     }
 }
 
-/// Whether a cgroup is gone, or nobody is in it, and nobody holds a lock on its folder, as who made it for a command
-/// does.
+/// Whether nobody is in a cgroup, and nobody holds a lock on its folder, as who made it for a command does. One that
+/// isn't at its path may be at another for who has another view of cgroups.
 pub(crate) fn is_abandoned(path: &Path, id: u64) -> bool {
-    !Cgroup::is_there(path, id) || claim(path, id).is_some()
+    claim(path, id).is_some()
 }
 
 /// The lock on the folder of a cgroup that nobody is in and nobody has locked. Whoever removes it keeps that until it is

@@ -7,10 +7,10 @@ mod stage;
 
 use std::{fs, process::Command, thread, time::Duration};
 
-use sandwire_identity::OwnCgroup;
+use sandwire_identity::{Identities, OwnCgroup};
 use sandwire_testlab::lab;
 
-use self::stage::Cgroups;
+use self::stage::{Cgroups, folder, new_identity};
 
 const DEADLINE: Duration = Duration::from_secs(300);
 
@@ -56,5 +56,24 @@ fn nobody_is_killed_who_has_the_name_of_a_cgroup_that_is_gone() {
         other.kill().unwrap();
         other.wait().unwrap();
         assert!(path.is_dir());
+    });
+}
+
+/// As for a daemon in a container, which has its own view of cgroups and the host's bpffs.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_cannot_see_a_cgroup_does_not_take_its_identity_away() {
+    lab::run_within(DEADLINE, |lab| {
+        let cgroups = Cgroups::new();
+        let identities = Identities::new(folder());
+        let made = OwnCgroup::create(Some(cgroups.root()), "one").unwrap();
+        let mut new = new_identity(made.path(), &["10.77.0.1"]);
+        new.own_cgroup = true;
+        let added = identities.add(&new).unwrap();
+        lab.run("mount -t tmpfs none /sys/fs/cgroup");
+        identities.repair().unwrap();
+        lab.run("umount /sys/fs/cgroup");
+        assert_eq!(identities.list().unwrap(), [added]);
+        identities.remove("sandwire-run-one").unwrap();
     });
 }
