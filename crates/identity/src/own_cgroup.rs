@@ -4,11 +4,11 @@
 //! whoever comes next removes it, and its identity.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, DirBuilder, File, OpenOptions},
     io,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::MetadataExt,
+        unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Path, PathBuf},
 };
@@ -23,6 +23,8 @@ use crate::{Cgroup, Error, cgroup};
 
 /// How the folders begin.
 const PREFIX: &str = "sandwire-run-";
+/// Its files may be read by all, as is usual. The folder itself may not: who can open it can lock it.
+const FOLDER_MODE: u32 = 0o711;
 /// How often making one is tried again when others remove it meanwhile as abandoned.
 const ATTEMPTS: usize = 100;
 
@@ -49,7 +51,7 @@ impl OwnCgroup {
         let shown = path.display().to_string();
         let failed = |source| Error::system("create", shown.clone(), source);
         for _ in 0..ATTEMPTS {
-            match fs::create_dir(&path) {
+            match DirBuilder::new().mode(FOLDER_MODE).create(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                     return Err(Error::CgroupInUse { path });
                 }

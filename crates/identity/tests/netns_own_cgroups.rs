@@ -5,7 +5,14 @@
 #[allow(dead_code, reason = "the other tests have more players")]
 mod stage;
 
-use std::{fs, process::Command, thread, time::Duration};
+use std::{
+    fs,
+    io::Read,
+    process::{Command, Stdio},
+    sync::mpsc,
+    thread,
+    time::Duration,
+};
 
 use sandwire_identity::{Identities, OwnCgroup};
 use sandwire_testlab::lab;
@@ -75,5 +82,56 @@ fn who_cannot_see_a_cgroup_does_not_take_its_identity_away() {
         lab.run("umount /sys/fs/cgroup");
         assert_eq!(identities.list().unwrap(), [added]);
         identities.remove("sandwire-run-one").unwrap();
+    });
+}
+
+/// Anybody may lock what he may read; who makes a cgroup, and who looks whether it is abandoned, would wait for him.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn no_stranger_holds_up_who_makes_a_cgroup() {
+    const STRANGER: &str = "\
+import fcntl, os, sys, time
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+print('ready', flush=True)
+while True:
+    try: folder = os.open(sys.argv[1], os.O_RDONLY)
+    except OSError: continue
+    try:
+        fcntl.flock(folder, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        time.sleep(600)
+    except OSError: os.close(folder)";
+    lab::run_within(DEADLINE, |_| {
+        let cgroups = Cgroups::new();
+        let path = cgroups.root().join("sandwire-run-one");
+        let mut stranger = Command::new("python3")
+            .args(["-c", STRANGER])
+            .arg(&path)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 6];
+        stranger
+            .stdout
+            .take()
+            .unwrap()
+            .read_exact(&mut ready)
+            .unwrap();
+        let root = cgroups.root().to_owned();
+        let (made, rounds) = mpsc::channel();
+        thread::spawn(move || {
+            for round in 0..2000 {
+                drop(OwnCgroup::create(Some(&root), "one").unwrap());
+                let _ = made.send(round);
+            }
+        });
+        while let Ok(round) = rounds.recv_timeout(Duration::from_secs(10)) {
+            if round == 1999 {
+                break;
+            }
+        }
+        let held_up = path.is_dir();
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+        assert!(!held_up, "it waits for a stranger");
     });
 }
