@@ -20,11 +20,14 @@ const FRA_PRIORITY: u16 = 6;
 const FRA_FWMARK: u16 = 10;
 const FRA_TABLE: u16 = 15;
 const FRA_FWMASK: u16 = 16;
+const FRA_PROTOCOL: u16 = 21;
 const FRA_IP_PROTO: u16 = 22;
 const FRA_DPORT_RANGE: u16 = 24;
 const FR_ACT_TO_TBL: u8 = 1;
 const RTN_LOCAL: u8 = 2;
 const RTN_PROHIBIT: u8 = 8;
+/// Who says to have made a rule: systemd-networkd deletes all others that it doesn't know.
+const RTPROT_KERNEL: u8 = 2;
 
 /// The relay's table by which nothing leaves: rules that lead to it say what may leave only with its mark.
 pub const TABLE_PROHIBITED: u32 = 53_571;
@@ -92,15 +95,22 @@ impl RoutingRule {
 
     /// Adds the rule. One that is there already is refused.
     pub fn add(&self, request: &mut Request) {
-        self.write(request, (libc::RTM_NEWRULE, CREATE), "add");
+        let kind = (libc::RTM_NEWRULE, CREATE);
+        self.write(request, kind, "add", Some(RTPROT_KERNEL));
     }
 
-    /// Deletes the rule, which must be there.
+    /// Deletes the rule, which must be there, whoever made it.
     pub fn delete(&self, request: &mut Request) {
-        self.write(request, (libc::RTM_DELRULE, 0), "delete");
+        self.write(request, (libc::RTM_DELRULE, 0), "delete", None);
     }
 
-    fn write(&self, request: &mut Request, kind: (u16, u16), operation: &'static str) {
+    fn write(
+        &self,
+        request: &mut Request,
+        kind: (u16, u16),
+        operation: &'static str,
+        maker: Option<u8>,
+    ) {
         let object = format!("routing rule {} for table {}", self.priority, self.table);
         request.message(kind, operation, object, |message| {
             let length = |prefix: Option<IpNet>| prefix.map_or(0, |prefix| prefix.prefix_len());
@@ -136,6 +146,9 @@ impl RoutingRule {
             if let Some((first, last)) = self.ports {
                 let ends = [first.to_ne_bytes(), last.to_ne_bytes()];
                 message.put(FRA_DPORT_RANGE, ends.as_flattened());
+            }
+            if let Some(maker) = maker {
+                message.put_u8(FRA_PROTOCOL, maker);
             }
         });
     }
@@ -255,6 +268,33 @@ pub fn set_default(request: &mut Request, version: Version, table: u32, fate: Fa
             message.put_u32(libc::RTA_OIF, loopback.0);
         }
     });
+}
+
+/// Whether a table has a route. The kernel looks at that table alone, however many routes others have.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn has_route(version: Version, table: u32) -> Result<bool, Error> {
+    let object = format!("routes of table {table}");
+    let mut socket = Socket::route()?;
+    socket
+        .filter_dumps()
+        .map_err(|source| Error::system("list", &object, source))?;
+    let found = socket.query(
+        libc::RTM_GETROUTE,
+        true,
+        ("list", &object),
+        |message| {
+            message.raw(&[version.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+            message.put_u32(libc::RTA_TABLE, table);
+        },
+        |_| Some(()),
+    );
+    match found {
+        // Nobody has ever had such a table.
+        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(false),
+        found => Ok(!found?.is_empty()),
+    }
 }
 
 /// Deletes the default route of a table, which must be there.

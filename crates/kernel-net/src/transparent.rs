@@ -29,7 +29,7 @@ const BACKLOG: i32 = 4096;
 /// The address is taken, or the capability is missing.
 pub fn tcp_listener(address: SocketAddr) -> Result<TcpListener, Error> {
     let listener = || -> io::Result<OwnedFd> {
-        let socket = open(address, SocketType::STREAM)?;
+        let socket = open(address, SocketType::STREAM, 0)?;
         listen(&socket, BACKLOG)?;
         Ok(socket)
     };
@@ -46,10 +46,10 @@ pub fn tcp_listener(address: SocketAddr) -> Result<TcpListener, Error> {
 /// The address is taken, or the capability is missing.
 pub fn udp_listener(address: SocketAddr) -> Result<UdpSocket, Error> {
     let listener = || -> io::Result<OwnedFd> {
-        let socket = open(address, SocketType::DGRAM)?;
+        let socket = open(address, SocketType::DGRAM, 0)?;
         match address {
-            SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR)?,
-            SocketAddr::V6(_) => set(&socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR)?,
+            SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR, 1)?,
+            SocketAddr::V6(_) => set(&socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR, 1)?,
         }
         Ok(socket)
     };
@@ -59,18 +59,18 @@ pub fn udp_listener(address: SocketAddr) -> Result<UdpSocket, Error> {
         .into())
 }
 
-/// A socket that sends datagrams from an address that isn't this host's.
+/// A socket that sends datagrams from an address that isn't this host's, with this mark.
 ///
 /// # Errors
 /// The capability is missing, or there are no more descriptors.
-pub fn udp_sender(from: SocketAddr) -> Result<UdpSocket, Error> {
+pub fn udp_sender(from: SocketAddr, mark: u32) -> Result<UdpSocket, Error> {
     let object = format!("transparent UDP socket {from}");
-    Ok(open(from, SocketType::DGRAM)
+    Ok(open(from, SocketType::DGRAM, mark)
         .map_err(|source| Error::system("open", object, source))?
         .into())
 }
 
-fn open(address: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
+fn open(address: SocketAddr, kind: SocketType, mark: u32) -> io::Result<OwnedFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
@@ -80,27 +80,35 @@ fn open(address: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
     // A restart finds connections of the one before; several senders may have one address.
     set_socket_reuseaddr(&socket, true)?;
     match address {
-        SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_TRANSPARENT)?,
+        SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_TRANSPARENT, 1)?,
         SocketAddr::V6(_) => {
             set_ipv6_v6only(&socket, true)?;
-            set(&socket, libc::SOL_IPV6, libc::IPV6_TRANSPARENT)?;
+            set(&socket, libc::SOL_IPV6, libc::IPV6_TRANSPARENT, 1)?;
         }
+    }
+    if mark != 0 {
+        let mark = mark.cast_signed();
+        set(&socket, libc::SOL_SOCKET, libc::SO_MARK, mark)?;
     }
     bind(&socket, &address)?;
     Ok(socket)
 }
 
-/// Turns an option on that rustix doesn't have.
-fn set(socket: &OwnedFd, level: libc::c_int, option: libc::c_int) -> io::Result<()> {
-    let on: libc::c_int = 1;
-    let length = libc::socklen_t::try_from(mem::size_of_val(&on)).expect("four bytes");
+/// Sets an option that rustix doesn't have.
+fn set(
+    socket: &OwnedFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(mem::size_of_val(&value)).expect("four bytes");
     // SAFETY: the kernel reads one `int` behind the pointer, which lives until the call returns.
     let outcome = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             level,
             option,
-            (&raw const on).cast(),
+            (&raw const value).cast(),
             length,
         )
     };

@@ -1,9 +1,9 @@
 //! The relay as a process: from its start to its end.
 //!
-//! Start: configuration, folder, sockets, then all privileges away that aren't needed, certificates, peers, and last
-//! the kernel is told what to steer here. SIGHUP has certificates read again; SIGTERM and SIGINT end it. What the
-//! kernel was told stays, so that nothing leaves in the clear until the next start; [`crate::steering::clear`] takes
-//! it away.
+//! Start: configuration, then the kernel is told what to steer here, so that nothing leaves in the clear whatever fails
+//! after that; folder, sockets, then all privileges away that aren't needed, certificates, peers. SIGHUP has
+//! certificates read again; SIGTERM and SIGINT end it. What the kernel was told stays until the next start;
+//! [`crate::steering::clear`] takes it away.
 
 use std::{
     fs::DirBuilder,
@@ -36,7 +36,7 @@ use crate::{
     privileges,
     report::Report,
     senders::{Quota, Senders},
-    steering::{self, Entrance, SteeringError},
+    steering::{self, Entrance, SteeringError, Told},
     transport::{peer::Link, quic_socket},
 };
 
@@ -73,11 +73,19 @@ fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> ServiceErro
     move |source| ServiceError::Start { operation, source }
 }
 
+/// An entrance's sockets of one IP version.
+type EntranceSockets = (Entrance, TcpListener, UdpSocket);
+
 /// Sockets that are opened while there are all privileges.
 struct Sockets {
     metrics: std::os::unix::net::UnixListener,
-    entrances: Vec<(Entrance, TcpListener, UdpSocket)>,
     peers: Vec<(TcpListener, UdpSocket)>,
+}
+
+/// What is steered here: the sockets that it comes to, and what the kernel was told.
+struct Steered {
+    entrances: Vec<EntranceSockets>,
+    told: Told,
 }
 
 /// Runs the relay in this process until it is told to end by SIGTERM or SIGINT. Its capabilities are the relay's
@@ -87,14 +95,35 @@ struct Sockets {
 /// See [`ServiceError`]; only before it is ready.
 pub fn run(config: &Config) -> Result<(), ServiceError> {
     raise_descriptor_limit(privileges::DESCRIPTORS);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(failed("start"))?;
+    let steered = config
+        .egress
+        .as_ref()
+        .map(|egress| runtime.block_on(steer(egress, config)));
+    let is_host = steered.is_some();
+    let outcome = steered
+        .transpose()
+        .and_then(|steered| run_steered(config, &runtime, steered));
+    if outcome.is_err() && is_host && steering::is_told().unwrap_or(false) {
+        tracing::error!(
+            "what is redirected is dropped until the relay runs, or until `sandwire relay clear`"
+        );
+    }
+    outcome
+}
+
+fn run_steered(
+    config: &Config,
+    runtime_of_socket: &tokio::runtime::Runtime,
+    steered: Option<Steered>,
+) -> Result<(), ServiceError> {
     make_folder(&config.folder).map_err(failed(format!(
         "make the folder {}",
         config.folder.display()
     )))?;
-    let runtime_of_socket = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(failed("start"))?;
     let sockets = runtime_of_socket.block_on(async { open_sockets(config) })?;
     let metrics = Arc::new(Metrics::default());
     let (report, writer) = Report::open(config.report.as_deref(), metrics.clone())
@@ -105,11 +134,53 @@ pub fn run(config: &Config) -> Result<(), ServiceError> {
         .enable_all()
         .build()
         .map_err(failed("start threads"))?;
-    let outcome = runtime.block_on(serve(config, sockets, metrics, report));
+    let outcome = runtime.block_on(serve(config, sockets, steered, metrics, report));
     // Whatever is still open is reset, and reported as cut.
     runtime.shutdown_timeout(Duration::from_secs(1));
     writer.finish(Duration::from_secs(1));
     outcome
+}
+
+/// Has what is redirected come here, before anything can fail that has to do with the relay's other work.
+async fn steer(egress: &Egress, config: &Config) -> Result<Steered, ServiceError> {
+    if let Some(daemon) = &egress.daemon
+        && let Ok(found) = children::ask(egress, daemon).await
+    {
+        children::check(found)?;
+    }
+    let entrances = match open_entrances(egress, config.limits.datagram_queue_bytes) {
+        // Where another relay has the ports, what the kernel was told is that one's.
+        Err(error) if steering::is_told()? => return Err(error),
+        entrances => entrances,
+    };
+    let told = steering::apply(egress)?;
+    for path in steering::missing(egress) {
+        tracing::warn!(
+            cgroup = %path.display(),
+            "a cgroup isn't there: once it is made, what is sent in it leaves in the clear until that is seen, within a second"
+        );
+    }
+    Ok(Steered {
+        entrances: entrances?,
+        told,
+    })
+}
+
+fn open_entrances(
+    egress: &Egress,
+    buffer_bytes: usize,
+) -> Result<Vec<EntranceSockets>, ServiceError> {
+    let mut entrances = Vec::new();
+    for entrance in steering::entrances(egress) {
+        for address in entrance.addresses() {
+            let tcp = transparent::tcp_listener(address)?;
+            let udp = transparent::udp_listener(address)?;
+            // Bursts wait here. Without the right to more, the usual has to do.
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, buffer_bytes);
+            entrances.push((entrance, tcp, udp));
+        }
+    }
+    Ok(entrances)
 }
 
 fn make_folder(folder: &Path) -> io::Result<()> {
@@ -121,19 +192,6 @@ fn open_sockets(config: &Config) -> Result<Sockets, ServiceError> {
     let metrics = metrics::listen(&config.folder)
         .and_then(UnixListener::into_std)
         .map_err(failed(format!("listen at {}", socket.display())))?;
-    let mut entrances = Vec::new();
-    for entrance in config.egress.iter().flat_map(steering::entrances) {
-        for address in entrance.addresses() {
-            let tcp = transparent::tcp_listener(address)?;
-            let udp = transparent::udp_listener(address)?;
-            // Bursts wait here. Without the right to more, the usual has to do.
-            let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(
-                &udp,
-                config.limits.datagram_queue_bytes,
-            );
-            entrances.push((entrance, tcp, udp));
-        }
-    }
     let mut peers = Vec::new();
     for address in config.deliver.iter().flat_map(|deliver| &deliver.listen) {
         let tcp = TcpListener::bind(address)
@@ -142,16 +200,13 @@ fn open_sockets(config: &Config) -> Result<Sockets, ServiceError> {
         let udp = quic_socket(*address).map_err(failed(format!("listen at {address} by UDP")))?;
         peers.push((tcp, udp));
     }
-    Ok(Sockets {
-        metrics,
-        entrances,
-        peers,
-    })
+    Ok(Sockets { metrics, peers })
 }
 
 async fn serve(
     config: &Config,
     sockets: Sockets,
+    steered: Option<Steered>,
     metrics: Arc<Metrics>,
     report: Report,
 ) -> Result<(), ServiceError> {
@@ -178,17 +233,14 @@ async fn serve(
     if let Some(deliver) = &config.deliver {
         base.start_deliver(deliver, sockets.peers, &mut channels)?;
     }
-    if let Some(egress) = &config.egress {
-        if let Some(daemon) = &egress.daemon
-            && let Ok(found) = children::ask(egress, daemon).await
-        {
-            children::check(found)?;
-        }
-        base.start_egress(egress, sockets.entrances, &mut channels)?;
-        let cgroups = steering::cgroups_present(egress);
-        steering::apply(egress)?;
+    if let (Some(egress), Some(steered)) = (&config.egress, steered) {
+        base.start_egress(egress, steered.entrances, &mut channels)?;
         let metrics = base.metrics.clone();
-        tokio::spawn(steering::upkeep::keep(egress.clone(), cgroups, metrics));
+        tokio::spawn(steering::upkeep::keep(
+            egress.clone(),
+            steered.told,
+            metrics,
+        ));
     }
     tracing::info!(
         host = config.egress.is_some(),
@@ -285,7 +337,7 @@ impl Base<'_> {
     fn start_egress(
         &self,
         egress: &Egress,
-        sockets: Vec<(Entrance, TcpListener, UdpSocket)>,
+        sockets: Vec<EntranceSockets>,
         channels: &mut Channels,
     ) -> Result<(), ServiceError> {
         let limits = self.config.limits.clone();

@@ -6,19 +6,18 @@
 //! |---|---|
 //! | chain `prerouting` | packets of slots, after their own address translation: those to be redirected get a mark and our socket, and are dropped if there is none |
 //! | chain `output` | packets of this host's identities and cgroups: those to be redirected get a mark |
+//! | chain `postrouting` | marked packets that leave after all, as the rules by mark are gone, are dropped |
 //! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
 //! | rules by source and destination | what isn't marked may not leave: the eBPF data path hands such packets to the host's stack, a host whose nftables were flushed refuses them, and containers that are children of an interface have them dropped |
 //!
-//! All of it stays when the relay ends. [`apply`] changes it in one step, [`clear`] takes it away.
+//! All of it stays when the relay ends. `apply` changes it in one step, [`clear`] takes it away.
 
+mod cgroups;
+mod clear;
+mod entrance;
 pub(crate) mod upkeep;
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf};
 
 use ipnet::IpNet;
 use sandwire_kernel_net::{
@@ -33,13 +32,18 @@ use sandwire_kernel_net::{
 
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
 
+use cgroups::CgroupNumber;
+pub use cgroups::missing;
+pub use clear::clear;
+pub(crate) use entrance::{Entrance, entrances};
+
 /// Name of the table.
 pub const TABLE: &str = "sandwire-relay";
 /// Routing table by which marked packets are the host's own.
 pub const TABLE_LOCAL: u32 = 53_570;
 
 /// Mark of packets that were looked at and may go their way.
-const MARK_PASS: u32 = nft::RELAY_MARK_FIRST - MARK_STEP;
+pub(crate) const MARK_PASS: u32 = nft::RELAY_MARK_FIRST - MARK_STEP;
 const MARK_STEP: u32 = 1 << 24;
 const PRIORITY_LOCAL: u32 = 5300;
 /// Rules about packets that the table hasn't looked at, behind those that say exactly what is redirected.
@@ -52,6 +56,7 @@ const NEIGHBOURS: [u8; 2] = [135, 136];
 
 const PREROUTING: &str = "prerouting";
 const OUTPUT: &str = "output";
+const POSTROUTING: &str = "postrouting";
 const TAKE: &str = "take";
 const GIVE: &str = "give";
 
@@ -69,93 +74,19 @@ pub enum SteeringError {
         /// Why.
         source: io::Error,
     },
-}
-
-/// A pair of sockets, TCP and UDP of both versions, to which packets are given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Entrance {
-    /// Port on the loopback.
-    pub(crate) port: u16,
-    /// Mark of its packets.
-    mark: u32,
-    /// The sender whose alone it is, by its place; without one, senders are known by address.
-    pub(crate) sender: Option<usize>,
-}
-
-impl Entrance {
-    /// Where its sockets listen.
-    pub(crate) fn addresses(self) -> [SocketAddr; 2] {
-        [
-            IpAddr::from(Ipv4Addr::LOCALHOST),
-            Ipv6Addr::LOCALHOST.into(),
-        ]
-        .map(|ip| SocketAddr::new(ip, self.port))
-    }
-}
-
-/// The entrances of a configuration: one for all senders with addresses, and one for each cgroup.
-pub(crate) fn entrances(egress: &Egress) -> Vec<Entrance> {
-    let cgroups = egress.senders.iter().enumerate();
-    let cgroups = cgroups.filter(|(_, sender)| matches!(sender.origin, Origin::Cgroup(_)));
-    std::iter::once(None)
-        .chain(cgroups.map(|(index, _)| Some(index)))
-        .zip(0_u16..)
-        .map(|(sender, number)| Entrance {
-            port: egress.listen_port + number,
-            mark: nft::RELAY_MARK_FIRST + u32::from(number) * MARK_STEP,
-            sender,
-        })
-        .collect()
-}
-
-/// A cgroup as rules name it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CgroupNumber {
-    id: u64,
-    depth: u32,
-}
-
-/// The cgroups of a configuration, in the order of their entrances.
-fn cgroups(egress: &Egress) -> impl Iterator<Item = Result<CgroupNumber, SteeringError>> {
-    let paths = egress
-        .senders
-        .iter()
-        .filter_map(|sender| match &sender.origin {
-            Origin::Cgroup(path) => Some(path),
-            _ => None,
-        });
-    paths.map(|path| {
-        cgroup_number(path).map_err(|source| SteeringError::Cgroup {
-            path: path.clone(),
-            source,
-        })
-    })
-}
-
-/// The same, as far as they are there.
-pub(crate) fn cgroups_present(egress: &Egress) -> Vec<Option<CgroupNumber>> {
-    cgroups(egress).map(Result::ok).collect()
-}
-
-fn cgroup_number(path: &Path) -> io::Result<CgroupNumber> {
-    let path = path.canonicalize()?;
-    if !path.join("cgroup.procs").exists() || !path.join("cgroup.type").exists() {
-        let reason = "it is no cgroup of version 2 below the root of the hierarchy";
-        return Err(io::Error::other(reason));
-    }
-    let found = path.metadata()?;
-    let mut depth = 0;
-    for folder in path.ancestors() {
-        let parent = folder.parent().map(Path::metadata).transpose()?;
-        if parent.is_none_or(|parent| parent.dev() != found.dev()) {
-            break;
-        }
-        depth += 1;
-    }
-    Ok(CgroupNumber {
-        id: found.ino(),
-        depth,
-    })
+    /// What it does would come back to it.
+    #[error(
+        "redirect {redirect} takes what the relay itself sends to the peer {peer}, since it runs in the cgroup {path}: \
+         run it in another one, or leave the peer's address out of `to`"
+    )]
+    OwnCgroup {
+        /// The cgroup's folder.
+        path: PathBuf,
+        /// Which redirect of the configuration, from 1.
+        redirect: usize,
+        /// Name of the peer.
+        peer: String,
+    },
 }
 
 /// What one redirect is for one IP version.
@@ -233,11 +164,17 @@ impl Part<'_> {
                     continue;
                 }
                 for ports in merged(&self.redirect.ports) {
+                    // Nobody means port 0, and whoever sends there must not get past what takes all ports.
+                    let first = if ports == PortRange::ALL {
+                        0
+                    } else {
+                        ports.first
+                    };
                     let key = start
                         .clone()
                         .prefix(*to)
                         .protocol(number(protocol))
-                        .ports(ports.first, ports.last);
+                        .ports(first, ports.last);
                     elements.push(Element::ranges(key));
                 }
             }
@@ -279,6 +216,32 @@ impl Part<'_> {
         ]
     }
 
+    /// The same for what the answer to it had that an ICMP error quotes.
+    fn quoted_key(&self) -> [KeyPart; 4] {
+        [
+            self.source(),
+            self.destination(),
+            KeyPart::QuotedProtocol(self.family),
+            KeyPart::QuotedSourcePort(self.family),
+        ]
+    }
+
+    fn icmp(&self) -> nft::Protocol {
+        match self.family {
+            Family::Ipv4 => nft::Protocol::Icmp,
+            Family::Ipv6 => nft::Protocol::Icmpv6,
+        }
+    }
+
+    /// Types of ICMP errors that might quote what came inside TLS. Where all is redirected, none leaves anyway.
+    fn errors(&self) -> &'static [u8] {
+        match self.family {
+            _ if self.redirect.takes_all() => &[],
+            Family::Ipv4 => &[3, 11, 12],
+            Family::Ipv6 => &[1, 2, 3, 4],
+        }
+    }
+
     fn write_forwarded(&self, batch: &mut Batch<'_>) {
         if self.forwarded.is_empty() || self.to.is_empty() {
             return;
@@ -287,6 +250,12 @@ impl Part<'_> {
         let pairs = self.add_pairs(batch, "from_pairs", &self.forwarded);
         let taken = Rule::new().key_in(&self.flow_key(), &flows);
         batch.add_rule(PREROUTING, &taken.jump(TAKE));
+        for kind in self.errors() {
+            let quoting = Rule::new().icmp(self.icmp(), *kind);
+            let quoting = quoting.key_in(&self.quoted_key(), &flows);
+            let quoting = quoting.comment("it quotes what came inside TLS");
+            batch.add_rule(PREROUTING, &quoting.counter().drop());
+        }
         let rest = Rule::new().key_in(&[self.source(), self.destination()], &pairs);
         batch.add_rule(PREROUTING, &self.rest(rest));
     }
@@ -384,6 +353,17 @@ impl Part<'_> {
                     rule.mark = Some((0, RELAY_MARK_MASK));
                     rules.extend(self.of_ports(rule));
                 }
+                if let Some(rule) = rules.last().copied()
+                    && rule.protocol.is_some()
+                {
+                    // Errors that quote it are to be looked at, too.
+                    rules.push(RoutingRule {
+                        priority: PRIORITY_UNSEEN,
+                        protocol: Some(self.icmp().number()),
+                        ports: None,
+                        ..rule
+                    });
+                }
             }
         }
         rules
@@ -469,6 +449,10 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>
         let found = Rule::new().icmp(nft::Protocol::Icmpv6, kind);
         batch.add_rule(PREROUTING, &found.accept());
     }
+    if has_own(egress) {
+        write_guard(batch, &entrances);
+        write_silence(batch);
+    }
     let without = Rule::new().comment("no relay takes it");
     batch.add_rule(GIVE, &without.counter().drop());
     let elsewhere = Rule::new().comment("foreign source").from_elsewhere();
@@ -488,13 +472,70 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>
     }
 }
 
-/// Tells the kernel what is to come to our sockets; nothing of it can leave otherwise from then on.
+/// Whether processes of this host are senders.
+fn has_own(egress: &Egress) -> bool {
+    let is_own = |origin: &Origin| matches!(origin, Origin::Identity(_) | Origin::Cgroup(_));
+    egress.senders.iter().any(|sender| is_own(&sender.origin))
+}
+
+/// Keeps marked packets of this host from leaving where no rule leads them to the loopback: somebody has deleted it.
+fn write_guard(batch: &mut Batch<'_>, entrances: &[Entrance]) {
+    batch.add_chain(&Chain::Base {
+        name: POSTROUTING,
+        kind: ChainKind::Filter,
+        hook: Hook::Postrouting,
+        priority: PRIORITY,
+        policy: Policy::Accept,
+    });
+    // Most packets end here.
+    let unmarked = Rule::new().mark_is(0, RELAY_MARK_MASK);
+    batch.add_rule(POSTROUTING, &unmarked.accept());
+    let comes_back = Rule::new().interface(Direction::Destination, "lo");
+    batch.add_rule(POSTROUTING, &comes_back.accept());
+    for entrance in entrances {
+        let astray = Rule::new().comment("no routing rule leads it to the relay");
+        let astray = astray.mark_is(entrance.mark, RELAY_MARK_MASK);
+        batch.add_rule(POSTROUTING, &astray.counter().drop());
+    }
+}
+
+/// Drops datagrams of ours to processes of this host for which there is no socket any more. The kernel would answer them by
+/// an ICMP error that quotes them, and nobody could tell whose that is: it would leave.
+fn write_silence(batch: &mut Batch<'_>) {
+    let answer = || {
+        let ours = Rule::new().mark_is(MARK_PASS, RELAY_MARK_MASK);
+        ours.interface(Direction::Source, "lo")
+    };
+    batch.add_rule(PREROUTING, &answer().for_a_socket().accept());
+    let late = answer().comment("nobody waits for it");
+    batch.add_rule(PREROUTING, &late.counter().drop());
+}
+
+/// What the kernel was told of that may change without us.
+pub(crate) struct Told {
+    cgroups: Vec<Option<CgroupNumber>>,
+}
+
+/// Tells the kernel what is to come to our sockets; nothing of it can leave otherwise from then on. Cgroups that aren't
+/// there are left out: nobody is in them.
 ///
 /// # Errors
-/// The kernel refuses, or a cgroup isn't there. What was told before holds then, or some of both.
-pub fn apply(egress: &Egress) -> Result<(), SteeringError> {
-    let cgroups = cgroups(egress).map(|found| found.map(Some));
-    apply_present(egress, &cgroups.collect::<Result<Vec<_>, _>>()?)
+/// The kernel refuses: what was told before holds then, or some of both. Or what is said to be a cgroup is none: all
+/// else is told.
+pub(crate) fn apply(egress: &Egress) -> Result<Told, SteeringError> {
+    let cgroups = cgroups::present(egress);
+    apply_present(egress, &cgroups)?;
+    cgroups::check(egress)?;
+    cgroups::check_own(egress)?;
+    Ok(Told { cgroups })
+}
+
+/// Whether the kernel has been told anything that holds still.
+///
+/// # Errors
+/// It can't be asked.
+pub(crate) fn is_told() -> Result<bool, SteeringError> {
+    Ok(upkeep::known(&[])? != upkeep::Known::Nothing)
 }
 
 /// The same with those cgroups that are there.
@@ -512,23 +553,11 @@ pub(crate) fn apply_present(
         routing_rule::set_default(&mut routes, version, TABLE_PROHIBITED, Fate::Prohibited);
     }
     socket.execute(routes)?;
-    let marks = entrances(egress).into_iter().flat_map(|entrance| {
-        Version::ALL.map(|version| {
-            let mut rule = RoutingRule::new(version, PRIORITY_LOCAL, TABLE_LOCAL);
-            rule.mark = Some((entrance.mark, RELAY_MARK_MASK));
-            rule
-        })
-    });
-    let prohibitions = parts(egress)
-        .into_iter()
-        .flat_map(|part| part.prohibitions());
-    let wanted: Vec<RoutingRule> = marks.chain(prohibitions).collect();
+    let wanted = rules(egress);
     let there = listed(&mut socket)?;
     let mut additions = Request::new();
-    for (index, rule) in wanted.iter().enumerate() {
-        if !there.contains(rule) && !wanted[..index].contains(rule) {
-            rule.add(&mut additions);
-        }
+    for rule in wanted.iter().filter(|rule| !there.contains(rule)) {
+        rule.add(&mut additions);
     }
     socket.execute(additions)?;
     let mut batch = Batch::new(TABLE);
@@ -542,56 +571,32 @@ pub(crate) fn apply_present(
     Ok(socket.execute(removals)?)
 }
 
+/// All routing rules of a configuration, each once.
+fn rules(egress: &Egress) -> Vec<RoutingRule> {
+    let marks = entrances(egress).into_iter().flat_map(|entrance| {
+        Version::ALL.map(|version| {
+            let mut rule = RoutingRule::new(version, PRIORITY_LOCAL, TABLE_LOCAL);
+            rule.mark = Some((entrance.mark, RELAY_MARK_MASK));
+            rule
+        })
+    });
+    let prohibitions = parts(egress)
+        .into_iter()
+        .flat_map(|part| part.prohibitions());
+    let mut rules: Vec<RoutingRule> = Vec::new();
+    for rule in marks.chain(prohibitions) {
+        if !rules.contains(&rule) {
+            rules.push(rule);
+        }
+    }
+    rules
+}
+
 fn listed(socket: &mut Socket) -> Result<Vec<RoutingRule>, SteeringError> {
     let mut rules = routing_rule::list(socket, TABLE_LOCAL)?;
     rules.extend(routing_rule::list(socket, TABLE_PROHIBITED)?);
     Ok(rules)
 }
-
-/// Takes it all away: what was redirected leaves as it is from then on.
-///
-/// # Errors
-/// What the kernel refuses to remove; the rest is gone.
-pub fn clear() -> Result<(), Vec<SteeringError>> {
-    let mut errors: Vec<SteeringError> = Vec::new();
-    let remove_table = || -> Result<(), SteeringError> {
-        let mut batch = Batch::new(TABLE);
-        // One that isn't there can't be deleted.
-        batch.add_table();
-        batch.delete_table();
-        Ok(batch.commit(&mut Socket::netfilter()?)?)
-    };
-    errors.extend(remove_table().err());
-    let remove_routes = || -> Result<(), SteeringError> {
-        let mut socket = Socket::route()?;
-        let mut request = Request::new();
-        for rule in listed(&mut socket)? {
-            rule.delete(&mut request);
-        }
-        socket.execute(request)?;
-        let mut request = Request::new();
-        for version in Version::ALL {
-            for table in [TABLE_LOCAL, TABLE_PROHIBITED] {
-                routing_rule::delete_default(&mut request, version, table);
-            }
-        }
-        let failures = socket.execute_all(request);
-        // ESRCH: there was none.
-        let failed = failures
-            .into_iter()
-            .map(|(_, error)| error)
-            .find(|error| error.errno() != Some(NO_SUCH_ROUTE));
-        failed.map_or(Ok(()), |error| Err(error.into()))
-    };
-    errors.extend(remove_routes().err());
-    if errors.is_empty() {
-        Ok(())
-    } else {
-        Err(errors)
-    }
-}
-
-const NO_SUCH_ROUTE: i32 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -647,7 +652,8 @@ mod tests {
         let some =
             egress("from = [\"10.64.0.0/16\"]\nto = [\"198.51.100.0/24\"]\nprotocols = [\"udp\"]");
         let rules: Vec<RoutingRule> = parts(&some).iter().flat_map(Part::prohibitions).collect();
-        assert_eq!(rules[0].protocol, Some(17));
+        let protocols: Vec<_> = rules.iter().map(|rule| rule.protocol).collect();
+        assert_eq!(protocols, [Some(17), Some(1)]);
         let some = egress(
             "from = [\"10.64.0.0/16\"]\nto = [\"198.51.100.0/24\"]\nprotocols = [\"tcp\"]\nports = [443, \"80-90\"]",
         );
@@ -660,6 +666,7 @@ mod tests {
             (5301, Some((80, 90))),
             (5301, Some((443, 443))),
             (5302, None),
+            (5302, None),
         ];
         assert_eq!(said, expected);
         let last =
@@ -669,7 +676,7 @@ mod tests {
             .iter()
             .map(|rule| (rule.priority, rule.ports))
             .collect();
-        assert_eq!(said, [(5301, None); 2]);
+        assert_eq!(said, [(5301, None), (5301, None), (5302, None)]);
     }
 
     #[test]

@@ -82,6 +82,8 @@ struct Checked {
     ok: bool,
     /// None without a daemon that says what pools there are.
     not_relayed: Option<Vec<NotRelayed>>,
+    /// Cgroups of senders that aren't there.
+    missing_cgroups: Vec<PathBuf>,
 }
 
 #[derive(Serialize)]
@@ -98,7 +100,12 @@ fn check(context: &Context, path: &Path) -> Outcome {
     let mut checked = Checked {
         ok: true,
         not_relayed: None,
+        missing_cgroups: Vec::new(),
     };
+    if let Some(egress) = &config.egress {
+        let missing = steering::missing(egress).into_iter();
+        checked.missing_cgroups = missing.map(Path::to_owned).collect();
+    }
     if let Some(egress) = &config.egress
         && let Some(daemon) = &egress.daemon
         && let Ok(pools) = Blocking::new(daemon).pools()
@@ -110,7 +117,11 @@ fn check(context: &Context, path: &Path) -> Outcome {
     context.output.answer(&checked, |checked| {
         let notes = checked.not_relayed.iter().flatten();
         let notes: String = notes.map(|note| format!("note: {note}\n")).collect();
-        format!("ok\n{notes}")
+        let missing = checked.missing_cgroups.iter().map(|path| {
+            let path = path.display();
+            format!("note: there is no cgroup {path}; it is steered once it is made\n")
+        });
+        format!("ok\n{notes}{}", missing.collect::<String>())
     })
 }
 

@@ -164,6 +164,11 @@ impl Socket {
         self.socket.add_membership(group)
     }
 
+    /// Has the kernel list only what fits all that a question says.
+    pub(crate) fn filter_dumps(&mut self) -> io::Result<()> {
+        self.socket.set_netlink_get_strict_chk(true)
+    }
+
     /// What the kernel told unasked, waiting at most this long.
     pub(crate) fn listen<T>(
         &mut self,

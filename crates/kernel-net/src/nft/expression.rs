@@ -19,6 +19,7 @@ pub(super) const NFT_META_IIFNAME: u32 = 6;
 pub(super) const NFT_META_OIFNAME: u32 = 7;
 pub(super) const NFT_META_NFPROTO: u32 = 15;
 pub(super) const NFT_META_L4PROTO: u32 = 16;
+const NFT_SOCKET_MARK: u32 = 1;
 const NFT_SOCKET_CGROUPV2: u32 = 3;
 pub(super) const NFT_CT_STATE: u32 = 0;
 pub(super) const NFT_CT_STATUS: u32 = 2;
@@ -170,6 +171,8 @@ pub(super) enum Expression {
         family: Family,
         port_register: u32,
     },
+    /// Mark of the socket that the packet is for, which has to be there.
+    SocketMark,
     /// Number of the cgroup at this depth that the packet's socket belongs to.
     SocketCgroup {
         depth: u32,
@@ -211,7 +214,7 @@ impl Expression {
             Self::Mask { .. } | Self::MaskAndFlip { .. } => "bitwise",
             Self::SetMark => "meta",
             Self::Tproxy { .. } => "tproxy",
-            Self::SocketCgroup { .. } => "socket",
+            Self::SocketMark | Self::SocketCgroup { .. } => "socket",
             Self::Compare { .. } => "cmp",
             Self::Lookup { .. } | Self::LookupMap { .. } => "lookup",
             Self::Fib(_) => "fib",
@@ -283,6 +286,7 @@ impl Expression {
             Self::MaskAndFlip { .. }
             | Self::SetMark
             | Self::Tproxy { .. }
+            | Self::SocketMark
             | Self::SocketCgroup { .. } => self.write_steering(data),
             Self::ConnectionsOver(_) | Self::AtMost { .. } => self.write_limit(data),
             Self::Verdict(verdict) => {
@@ -330,6 +334,7 @@ impl Expression {
                     (3, *port_register),
                 ],
             ),
+            Self::SocketMark => put_numbers(data, &[(1, NFT_SOCKET_MARK), (2, REGISTER)]),
             Self::SocketCgroup { depth } => {
                 put_numbers(
                     data,

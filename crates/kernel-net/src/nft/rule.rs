@@ -17,6 +17,8 @@ const NFTA_RULE_USERDATA: u16 = 7;
 const NFTNL_UDATA_RULE_COMMENT: u8 = 0;
 const NAME_LENGTH: usize = libc::IFNAMSIZ;
 const RTN_LOCAL: u32 = 2;
+/// Behind it an ICMP error has what it is about, in both versions of IP.
+const ICMP_HEADER_BYTES: u32 = 8;
 
 /// One part of the key that a rule looks up in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +29,10 @@ pub enum KeyPart {
     Protocol,
     /// The destination port.
     DestinationPort,
+    /// The protocol above IP of the packet that an ICMP error quotes.
+    QuotedProtocol(Family),
+    /// The source port of that packet.
+    QuotedSourcePort(Family),
 }
 
 /// A rule: conditions, then what happens to packets that meet them all.
@@ -197,6 +203,14 @@ impl Rule {
         self
     }
 
+    /// Packets for which there is a socket of this host that hasn't ended.
+    #[must_use]
+    pub fn for_a_socket(mut self) -> Self {
+        // Without one, the rule ends here.
+        self.expressions.push(Expression::SocketMark);
+        self
+    }
+
     /// Gives packets these bits under this mask as their mark; its other bits stay.
     #[must_use]
     pub fn set_mark(mut self, bits: u32, mask: u32) -> Self {
@@ -354,7 +368,10 @@ impl Rule {
         let mut rule = self;
         let mut register = REGISTER;
         for part in parts {
-            if let KeyPart::Address(family, _) = part {
+            if let KeyPart::Address(family, _)
+            | KeyPart::QuotedProtocol(family)
+            | KeyPart::QuotedSourcePort(family) = part
+            {
                 rule = rule.family(*family);
             }
         }
@@ -370,6 +387,16 @@ impl Rule {
                 }
                 KeyPart::DestinationPort => {
                     rule.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, register);
+                    1
+                }
+                KeyPart::QuotedProtocol(family) => {
+                    let place = if family == Family::Ipv4 { 9 } else { 6 };
+                    rule.quoted(place, 1, register);
+                    1
+                }
+                KeyPart::QuotedSourcePort(family) => {
+                    let header = if family == Family::Ipv4 { 20 } else { 40 };
+                    rule.quoted(header, 2, register);
                     1
                 }
             };
@@ -396,6 +423,12 @@ impl Rule {
             length,
             register,
         });
+    }
+
+    /// What stands so far in the packet that an ICMP error quotes.
+    fn quoted(&mut self, offset: u32, length: u32, register: u32) {
+        let offset = ICMP_HEADER_BYTES + offset;
+        self.payload(NFT_PAYLOAD_TRANSPORT_HEADER, offset, length, register);
     }
 
     fn interface_name(&mut self, direction: Direction) {

@@ -28,7 +28,7 @@ use crate::{
     packets::{Packer, Unpacker},
     report::Subject,
     senders::Share,
-    steering::Entrance,
+    steering::{Entrance, MARK_PASS},
     transport::channel::{Incoming, Outgoing},
     wire::Datagram,
 };
@@ -117,7 +117,7 @@ impl Flows {
             let middle = times[times.len() / 2];
             answers.by_address.retain(|_, (_, last)| *last > middle);
         }
-        match transparent::udp_sender(from) {
+        match transparent::udp_sender(from, MARK_PASS) {
             Ok(socket) => {
                 let socket = Arc::new(socket);
                 answers.by_address.insert(from, (socket.clone(), now));

@@ -1,76 +1,90 @@
 //! Looks each second whether the kernel still does what it was told, while the relay runs.
 //!
 //! A cgroup that was deleted and made again is another one. Who loads a firewall anew often begins by flushing all of
-//! nftables, our table too: from then on processes of the host send in the clear, and nothing else at all. What
+//! nftables, our table too: from then on processes of the host send in the clear, and nothing else at all. Who sets up
+//! the network anew may delete routing rules: from then on the eBPF data path sends in the clear. What
 //! [`super::clear`] took away stays away.
 
 use std::{sync::Arc, time::Duration};
 
-use sandwire_kernel_net::{netlink::Socket, nft};
+use sandwire_kernel_net::{
+    netlink::Socket,
+    nft,
+    routing_rule::{RoutingRule, TABLE_PROHIBITED, Version, has_route},
+};
 
-use super::{CgroupNumber, SteeringError, TABLE, apply_present, cgroups_present, listed};
+use super::{
+    SteeringError, TABLE, TABLE_LOCAL, Told, apply_present, cgroups::present, listed, rules,
+};
 use crate::{config::Egress, metrics::Metrics};
 
 const LOOK: Duration = Duration::from_secs(1);
 
 /// What the kernel still knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Known {
+pub(super) enum Known {
     All,
-    /// Routing alone: somebody has flushed nftables.
-    Routing,
+    /// Somebody has taken some of it away, who isn't [`super::clear`].
+    Part,
     Nothing,
 }
 
-fn known() -> Result<Known, SteeringError> {
+/// What the kernel knows of the table, these rules, and the routes that they lead to.
+pub(super) fn known(wanted: &[RoutingRule]) -> Result<Known, SteeringError> {
     let tables = nft::tables(&mut Socket::netfilter()?)?;
-    if tables.iter().any(|table| table == TABLE) {
+    let has_table = tables.iter().any(|table| table == TABLE);
+    // Looked at in the order in which `clear` takes it away.
+    let there = listed(&mut Socket::route()?)?;
+    let has_rules = wanted.iter().all(|rule| there.contains(rule));
+    let mut routes = 0;
+    for version in Version::ALL {
+        for table in [TABLE_LOCAL, TABLE_PROHIBITED] {
+            routes += usize::from(has_route(version, table)?);
+        }
+    }
+    if has_table && has_rules && routes == 2 * Version::ALL.len() {
         return Ok(Known::All);
     }
-    // Looked at second, as `clear` takes it away second.
-    let is_there = !listed(&mut Socket::route()?)?.is_empty();
-    Ok(if is_there {
-        Known::Routing
-    } else {
+    let is_nothing = !has_table && there.is_empty() && routes == 0;
+    Ok(if is_nothing {
         Known::Nothing
+    } else {
+        Known::Part
     })
 }
 
-/// Tells the kernel again what it has lost, for ever. `cgroups` are those that it was told of.
-pub(crate) async fn keep(
-    egress: Egress,
-    mut cgroups: Vec<Option<CgroupNumber>>,
-    metrics: Arc<Metrics>,
-) {
-    let mut was_flushed = false;
+/// Tells the kernel again what it has lost, for ever.
+pub(crate) async fn keep(egress: Egress, mut told: Told, metrics: Arc<Metrics>) {
+    let wanted = rules(&egress);
+    let mut was_part = false;
     loop {
         tokio::time::sleep(LOOK).await;
-        let now = cgroups_present(&egress);
+        let now = present(&egress);
         // While one is missing, nobody is in it; that is no reason to wait with another one.
         let is_new = |(now, known): (&Option<_>, _)| now.is_some() && now != known;
-        let has_new = now.iter().zip(&cgroups).any(is_new);
-        let known = known().unwrap_or_else(|error| {
+        let has_new = now.iter().zip(&told.cgroups).any(is_new);
+        let known = known(&wanted).unwrap_or_else(|error| {
             tracing::error!(%error, "it can't be seen whether the rules are there");
             Known::All
         });
-        // `clear` works in two steps: what it has begun is over at the next look.
-        let is_routing_alone = known == Known::Routing;
-        let is_flushed = is_routing_alone && was_flushed;
-        was_flushed = is_routing_alone;
-        if known == Known::Nothing || !(has_new || is_flushed) {
+        // `clear` works in steps: what it has begun is over at the next look.
+        let is_part = known == Known::Part;
+        let is_lost = is_part && was_part;
+        was_part = is_part;
+        if known == Known::Nothing || !(has_new || is_lost) {
             continue;
         }
         match apply_present(&egress, &now) {
             Ok(()) => {
-                if is_flushed {
+                if is_lost {
                     metrics.steering_restored.add(1);
                     tracing::warn!(
-                        "the rules in nftables were gone, as after `nft flush ruleset`; they are there again"
+                        "rules in nftables or of routing were gone, as after `nft flush ruleset`; they are there again"
                     );
                 } else {
                     tracing::info!("a cgroup was made anew; its traffic is steered here");
                 }
-                cgroups = now;
+                told.cgroups = now;
             }
             Err(error) => tracing::error!(%error, "the rules can't be told anew"),
         }

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
 mod bounds;
+mod closed;
 mod ends;
 mod processes;
 mod stage;

@@ -215,6 +215,12 @@ impl Stage {
         command::run(&line).unwrap();
     }
 
+    /// Has UDP alone redirected.
+    pub(crate) fn redirect_udp(&self) {
+        let via = "via = \"beyond\"\n";
+        self.exchange("host", via, &format!("protocols = [\"udp\"]\n{via}"));
+    }
+
     fn exchange(&self, name: &str, before: &str, after: &str) {
         let path = self.folder.join(format!("{name}.toml"));
         let text = fs::read_to_string(&path).unwrap();
@@ -307,6 +313,17 @@ impl Stage {
         String::from_utf8(output.stderr).unwrap()
     }
 
+    /// The same in the cgroup that is redirected.
+    pub(crate) fn host_refuses_in_cgroup(&self) -> String {
+        let (program, config) = (executable(), self.folder.join("host.toml"));
+        let line = format!(
+            "timeout 10 {} relay serve --config {}",
+            program.display(),
+            config.display()
+        );
+        in_cgroup(&self.cgroup, &line).unwrap_err()
+    }
+
     fn log(&self, name: &str) -> String {
         fs::read_to_string(self.folder.join(format!("{name}.log"))).unwrap_or_default()
     }
@@ -369,6 +386,26 @@ impl Stage {
     /// By a process of the identity.
     pub(crate) fn in_identity(&self, line: &str) -> Result<String, String> {
         in_cgroup(&self.other_cgroup, line).map_err(|error| format!("{error}\n{}", self.host_log()))
+    }
+
+    /// Neither by TCP nor by UDP does a process of the cgroup get an answer.
+    pub(crate) fn cgroup_is_cut_off(&self) {
+        for line in [
+            "curl -sS --max-time 3 http://198.51.100.7:8080/page",
+            "curl -sS --max-time 3 http://[2001:db8:5::7]:8080/page",
+            "dig +short +tries=1 +time=2 @198.51.100.7 marker.example",
+        ] {
+            assert!(in_cgroup(&self.cgroup, line).is_err(), "{line}");
+        }
+    }
+
+    pub(crate) fn make_other_cgroup(&self) {
+        fs::create_dir(&self.other_cgroup).unwrap();
+    }
+
+    /// By a process of the second cgroup.
+    pub(crate) fn in_other_cgroup(&self, line: &str) -> String {
+        in_cgroup(&self.other_cgroup, line).unwrap()
     }
 
     /// As when one service was started anew and another one has ended.

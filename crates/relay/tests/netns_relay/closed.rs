@@ -1,0 +1,193 @@
+//! What is redirected never leaves in the clear, whatever becomes of the relay and of what it has told the kernel.
+
+use std::{
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
+
+use sandwire_testlab::{command, host::ECHO_PORT, lab};
+
+use super::{DEADLINE, ask, everything_works, fetch};
+use crate::stage::{DESTINATIONS, MARKER, Stage, wait_for};
+
+const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
+
+/// Datagrams get through.
+fn by_udp() {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let server = SocketAddr::new(DESTINATIONS[0].parse().unwrap(), ECHO_PORT);
+    ask(&socket, server, MARKER.as_bytes());
+}
+
+/// As at the host's start, when nothing has been steered yet.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_relay_that_can_not_start_lets_nothing_out() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.certify_host("host.example", Duration::from_secs(1));
+        std::thread::sleep(Duration::from_secs(2));
+        let capture = stage.capture();
+        let refused = stage.host_refuses();
+        stage.nothing_is_answered();
+        stage.cgroup_is_cut_off();
+        capture.has_nothing_in_the_clear(false);
+        assert!(
+            refused.contains("has expired") && refused.contains("sandwire relay clear"),
+            "{refused}"
+        );
+        stage.certify_host("host.example", Duration::from_secs(3600));
+        stage.start_host();
+        fetch(&stage);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cgroups_that_changed_while_the_relay_was_away_are_steered_when_it_comes_back() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        stage.kill_host();
+        stage.make_cgroup_anew_without_the_other();
+        stage.start_host();
+        let capture = stage.capture();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        everything_works(&stage);
+        stage.make_other_cgroup();
+        wait_for("it is steered, too", || {
+            stage.host_log().contains("a cgroup was made anew")
+        });
+        assert_eq!(stage.in_other_cgroup(FETCH), MARKER);
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
+/// As systemd-networkd does at its start.
+fn delete_rules() {
+    for version in ["-4", "-6"] {
+        for table in [53_570, 53_571] {
+            let line = format!("ip {version} rule delete table {table}");
+            while command::run(&line).is_ok() {}
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn routing_rules_that_somebody_deletes_come_back_and_nothing_leaves_without_them() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        let rules = || lab.run("ip rule") + &lab.run("ip -6 rule");
+        let before = rules();
+        let capture = stage.capture();
+        delete_rules();
+        wait_for("the rules are there again", || rules() == before);
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        everything_works(&stage);
+        stage.kill_host();
+        delete_rules();
+        stage.cgroup_is_cut_off();
+        stage.nothing_is_answered();
+        stage.start_host();
+        assert_eq!(rules(), before);
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        capture.has_nothing_in_the_clear(true);
+        // All at once, as when firewall and network are set up anew.
+        lab.run("nft flush ruleset");
+        delete_rules();
+        wait_for("the rules are there again", || rules() == before);
+        wait_for("the table is there again", || {
+            lab.run("nft list tables").contains("sandwire-relay")
+        });
+        let capture = stage.capture();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        everything_works(&stage);
+        capture.has_nothing_in_the_clear(true);
+        let restored = "sandwire_relay_steering_restored_total 1\n";
+        assert!(stage.metrics("host").contains(restored));
+    });
+}
+
+/// What it sends to its peer would come back to it, for ever.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_relay_that_would_carry_its_own_connections_says_so() {
+    lab::run_within(DEADLINE, |_| {
+        let stage = Stage::build("auto");
+        stage.redirect_everywhere();
+        let refused = stage.host_refuses_in_cgroup();
+        assert!(
+            refused.contains("takes what the relay itself sends to the peer beyond"),
+            "{refused}"
+        );
+    });
+}
+
+/// An ICMP error has the beginning of what it is about, which is an answer that came inside TLS.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn errors_about_late_answers_take_nothing_of_them_out() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.redirect_udp();
+        stage.start_peer();
+        stage.start_host();
+        stage.inside_box(by_udp);
+        let capture = stage.capture();
+        let leave = format!(
+            "python3 -c 'import socket, time\n\
+             for family, to in ((socket.AF_INET, \"198.51.100.7\"), (socket.AF_INET6, \"2001:db8:5::7\")):\n\
+             \x20   s = socket.socket(family, socket.SOCK_DGRAM)\n\
+             \x20   s.sendto(b\"{MARKER}\", (to, 7))\n\
+             \x20   s.close()\n\
+             time.sleep(2)'"
+        );
+        stage.inside_box(|| command::shell(&leave).unwrap());
+        stage.in_cgroup(&leave);
+        stage.name_is_resolved();
+        for (sender, flows) in [("lab", 3), ("batch", 2)] {
+            let of_it = format!("\"sender\":\"{sender}\"");
+            let is_its = |line: &&str| {
+                let was_answered = !line.contains("\"from_destination_bytes\":0");
+                line.contains(&of_it) && line.contains(":7\"") && was_answered
+            };
+            wait_for("all is delivered and answered", || {
+                let report = stage.report_of("peer");
+                report.lines().filter(is_its).count() >= flows
+            });
+        }
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
+/// No application means it, but whoever wants to get something out past the relay might.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn port_0_is_no_way_past_a_redirect_of_all_ports() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.redirect_udp();
+        stage.start_peer();
+        stage.start_host();
+        stage.inside_box(by_udp);
+        let capture = stage.capture();
+        let send = format!(
+            "python3 -c 'import socket, struct\n\
+             payload = b\"{MARKER}\"\n\
+             for family, to in ((socket.AF_INET, \"198.51.100.7\"), (socket.AF_INET6, \"2001:db8:5::7\")):\n\
+             \x20   s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_UDP)\n\
+             \x20   if family == socket.AF_INET6: s.setsockopt(socket.IPPROTO_IPV6, 7, 6)\n\
+             \x20   s.sendto(struct.pack(\"!HHHH\", 4000, 0, 8 + len(payload), 0) + payload, (to, 0))'"
+        );
+        stage.inside_box(|| command::shell(&send).unwrap());
+        stage.inside_box(by_udp);
+        capture.has_nothing_in_the_clear(true);
+    });
+}
