@@ -15,6 +15,7 @@ pub mod credentials;
 mod deliver;
 mod egress;
 pub mod keys;
+mod liveness;
 pub mod metrics;
 mod openings;
 pub mod packets;

@@ -17,6 +17,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use crate::{
     config::{Limits, Peer},
     credentials::{CredentialsError, Life, Store},
+    liveness::end_when_gone,
     wire::{Malformed, OPENING_BYTES_MAX, Opening},
 };
 
@@ -93,7 +94,9 @@ pub(crate) async fn connect_tls(
         let tcp = TcpStream::connect(address)
             .await
             .map_err(io_error("connect to", address))?;
-        tcp.set_nodelay(true).map_err(io_error("set up", address))?;
+        tcp.set_nodelay(true)
+            .and_then(|()| end_when_gone(&tcp))
+            .map_err(io_error("set up", address))?;
         let buffered = BufReader::with_capacity(limits.buffer_bytes, tcp);
         TlsConnector::from(credentials.tls_client.clone())
             .connect(peer.server_name.clone(), buffered)
@@ -108,8 +111,8 @@ pub(crate) async fn connect_tls(
     Ok((stream.into(), life))
 }
 
-/// Has TCP end a connection whose other machine is gone without a word. Not for those of which the other side may
-/// leave bytes unread: they would end too.
+/// Has TCP end a connection whose other machine is gone without a word, also while something is on its way. Not for
+/// those of which the other side may leave bytes unread: they would end too.
 pub(crate) fn end_when_silent(
     stream: &SecureTcp,
     address: SocketAddr,
@@ -134,7 +137,9 @@ pub(crate) async fn accept_tls(
     limits: &Limits,
 ) -> Result<(SecureTcp, Life, Vec<CertificateDer<'static>>), TransportError> {
     let credentials = store.current()?;
-    tcp.set_nodelay(true).map_err(io_error("set up", from))?;
+    tcp.set_nodelay(true)
+        .and_then(|()| end_when_gone(&tcp))
+        .map_err(io_error("set up", from))?;
     let buffered = BufReader::with_capacity(limits.buffer_bytes, tcp);
     let acceptor = TlsAcceptor::from(credentials.tls_server.clone());
     let stream = timeout(limits.connect, acceptor.accept(buffered))

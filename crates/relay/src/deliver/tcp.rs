@@ -8,6 +8,7 @@ use super::{Caller, Destination};
 use crate::{
     config::Protocol,
     connection::Plain,
+    liveness::end_when_gone,
     pump::{Secure, reset},
     report::Subject,
     senders::Share,
@@ -91,5 +92,6 @@ async fn connect(
     reset(&stream);
     // What comes is passed on as it comes.
     let _ = stream.set_nodelay(true);
+    end_when_gone(&stream).map_err(|_| Answer::Failed)?;
     Ok((stream, share))
 }

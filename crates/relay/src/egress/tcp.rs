@@ -12,6 +12,7 @@ use super::Host;
 use crate::{
     config::Protocol,
     connection::Plain,
+    liveness::end_when_gone,
     pump::reset,
     report::Subject,
     steering::Entrance,
@@ -48,7 +49,8 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Ent
         tracing::debug!(%source, reason, "a connection is refused");
         host.metrics.connections_refused.add(1);
     };
-    let Ok(destination) = stream.local_addr() else {
+    let address = end_when_gone(&stream).and_then(|()| stream.local_addr());
+    let Ok(destination) = address else {
         return refuse("it is gone");
     };
     let (source, destination) = (canonical(source), canonical(destination));

@@ -10,12 +10,9 @@ use sandwire_testlab::lab;
 use super::{DEADLINE, PATIENCE, ask};
 use crate::stage::{DESTINATIONS, MARKER, Stage, wait_for};
 
-/// Both ends of a relayed connection under way see a reset when a relay ends: nobody takes a part for the whole.
-fn cut_by(end: impl Fn(&mut Stage), reports: &str) {
+/// A connection under way in the box and at its destination.
+fn connection(stage: &Stage) -> [TcpStream; 2] {
     let to: SocketAddr = "198.51.100.7:4010".parse().unwrap();
-    let mut stage = Stage::build("auto");
-    stage.start_peer();
-    stage.start_host();
     let listener = stage.inside_dest(|| TcpListener::bind(to).unwrap());
     let mut caller = stage.inside_box(|| TcpStream::connect_timeout(&to, PATIENCE).unwrap());
     let (mut callee, _) = listener.accept().unwrap();
@@ -26,11 +23,28 @@ fn cut_by(end: impl Fn(&mut Stage), reports: &str) {
     callee.read_exact(&mut [0]).unwrap();
     callee.write_all(b"!").unwrap();
     caller.read_exact(&mut [0]).unwrap();
+    [caller, callee]
+}
+
+fn is_reset(who: &str, mut stream: &TcpStream) {
+    let cut = stream.read(&mut [0]).map_err(|error| error.kind());
+    assert_eq!(cut, Err(ErrorKind::ConnectionReset), "{who}");
+}
+
+fn running(transport: &str) -> Stage {
+    let mut stage = Stage::build(transport);
+    stage.start_peer();
+    stage.start_host();
+    stage
+}
+
+/// Both ends of a relayed connection under way see a reset when a relay ends: nobody takes a part for the whole.
+fn cut_by(end: impl Fn(&mut Stage), reports: &str) {
+    let mut stage = running("auto");
+    let [caller, callee] = connection(&stage);
     end(&mut stage);
-    for (who, mut stream) in [("caller", caller), ("callee", callee)] {
-        let cut = stream.read(&mut [0]).map_err(|error| error.kind());
-        assert_eq!(cut, Err(ErrorKind::ConnectionReset), "{who}");
-    }
+    is_reset("caller", &caller);
+    is_reset("callee", &callee);
     if !reports.is_empty() {
         let report = stage.report_of(reports);
         let line = report
@@ -72,21 +86,58 @@ fn a_peer_that_is_killed_cuts_what_is_under_way() {
 }
 
 /// As when the other machine has lost its power.
+fn part_the_relays(stage: &Stage) {
+    stage.in_peer("nft add table inet wall");
+    stage.in_peer("nft add chain inet wall input { type filter hook input priority 0 ; }");
+    stage.in_peer("nft add chain inet wall output { type filter hook output priority 0 ; }");
+    stage.in_peer("nft add rule inet wall input tcp dport 4433 drop");
+    stage.in_peer("nft add rule inet wall output tcp sport 4433 drop");
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_idle_connection_ends_when_the_other_relay_is_gone_without_a_word() {
+    lab::run_within(DEADLINE, |_| {
+        let stage = running("tls");
+        let [caller, callee] = connection(&stage);
+        part_the_relays(&stage);
+        is_reset("caller", &caller);
+        is_reset("callee", &callee);
+    });
+}
+
+/// As when a microVM is killed.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_idle_connection_ends_when_its_sandbox_is_gone_without_a_word() {
+    lab::run_within(DEADLINE, |lab| {
+        let stage = running("auto");
+        let [_caller, callee] = connection(&stage);
+        lab.run("ip -n box link set eth0 down");
+        is_reset("callee", &callee);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_idle_connection_ends_when_its_destination_is_gone_without_a_word() {
+    lab::run_within(DEADLINE, |lab| {
+        let stage = running("auto");
+        let [caller, _callee] = connection(&stage);
+        lab.run("ip -n dest link set eth0 down");
+        is_reset("caller", &caller);
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_channel_in_tls_ends_when_nothing_is_heard_any_more() {
     lab::run_within(DEADLINE, |_| {
-        let mut stage = Stage::build("tls");
-        stage.start_peer();
-        stage.start_host();
+        let stage = running("tls");
         let server = SocketAddr::new(DESTINATIONS[0].parse().unwrap(), 7);
         let socket = stage.inside_box(|| std::net::UdpSocket::bind("0.0.0.0:0").unwrap());
         ask(&socket, server, MARKER.as_bytes());
-        stage.in_peer("nft add table inet wall");
-        stage.in_peer("nft add chain inet wall input { type filter hook input priority 0 ; }");
-        stage.in_peer("nft add chain inet wall output { type filter hook output priority 0 ; }");
-        stage.in_peer("nft add rule inet wall input tcp dport 4433 drop");
-        stage.in_peer("nft add rule inet wall output tcp sport 4433 drop");
+        part_the_relays(&stage);
         wait_for("the host notices", || {
             let _ = socket.send_to(b"anybody there?", server);
             stage
