@@ -73,7 +73,12 @@ impl Packer {
 
     fn close(&mut self) {
         if !self.current.is_empty() {
-            self.full.push(std::mem::take(&mut self.current).into());
+            let mut packet = std::mem::take(&mut self.current);
+            // What waits is to take up no more than what is in it.
+            if packet.len() < packet.capacity() / 2 {
+                packet.shrink_to_fit();
+            }
+            self.full.push(packet.into());
         }
     }
 }

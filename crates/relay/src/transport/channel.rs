@@ -4,6 +4,10 @@ use std::{
     future::Future,
     io,
     pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll, Waker},
 };
 
@@ -26,7 +30,21 @@ const TOGETHER: usize = 64;
 #[derive(Clone)]
 pub(crate) enum Outgoing {
     Quic(quinn::Connection),
-    Tls(mpsc::Sender<Bytes>),
+    Tls(Queue),
+}
+
+/// Packets that wait to be written, of so many bytes at most.
+#[derive(Clone)]
+pub(crate) struct Queue {
+    packets: mpsc::UnboundedSender<Bytes>,
+    waiting: Arc<AtomicUsize>,
+    bytes_max: usize,
+}
+
+/// The queue's other end.
+struct Waiting {
+    packets: mpsc::UnboundedReceiver<Bytes>,
+    bytes: Arc<AtomicUsize>,
 }
 
 /// Where packets come from.
@@ -59,9 +77,52 @@ impl Outgoing {
                 connection.datagram_send_buffer_space() >= packet.len()
                     && connection.send_datagram(packet).is_ok()
             }
-            Self::Tls(queue) => queue.try_send(packet).is_ok(),
+            Self::Tls(queue) => queue.add(packet),
         }
     }
+}
+
+impl Queue {
+    fn new(bytes_max: usize) -> (Self, Waiting) {
+        let (sender, packets) = mpsc::unbounded_channel();
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let queue = Self {
+            packets: sender,
+            waiting: bytes.clone(),
+            bytes_max,
+        };
+        (queue, Waiting { packets, bytes })
+    }
+
+    /// Adds a packet, if there is room for it.
+    fn add(&self, packet: Bytes) -> bool {
+        let length = cost(&packet);
+        let room = self.bytes_max.checked_sub(length);
+        let has_room = |waiting: usize| {
+            let fits = room.is_some_and(|room| waiting <= room);
+            fits.then_some(waiting + length)
+        };
+        let taken = self
+            .waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, has_room);
+        taken.is_ok() && self.packets.send(packet).is_ok()
+    }
+}
+
+impl Waiting {
+    /// Waits for packets and appends some; false if there will be none any more.
+    async fn take(&mut self, packets: &mut Vec<Bytes>) -> bool {
+        let before = packets.len();
+        let count = self.packets.recv_many(packets, TOGETHER).await;
+        let taken: usize = packets[before..].iter().map(cost).sum();
+        self.bytes.fetch_sub(taken, Ordering::Relaxed);
+        count > 0
+    }
+}
+
+/// What a packet takes up, with what is around it.
+fn cost(packet: &Bytes) -> usize {
+    packet.len() + size_of::<Bytes>()
 }
 
 impl Incoming {
@@ -128,19 +189,18 @@ impl<R: AsyncRead + Unpin> Framed<R> {
 /// Both ends of a TLS connection that carries packets; what is sent waits in a queue of so many bytes.
 pub(crate) fn over_tls(stream: SecureTcp, queue_bytes: usize) -> (Outgoing, Incoming) {
     let (reader, writer) = tokio::io::split(stream);
-    // Most packets are as long as QUIC's.
-    let (queue, packets) = mpsc::channel((queue_bytes / 1400).max(1));
-    tokio::spawn(write(writer, packets));
+    let (queue, waiting) = Queue::new(queue_bytes);
+    tokio::spawn(write(writer, waiting));
     (Outgoing::Tls(queue), Incoming::Tls(Framed::new(reader)))
 }
 
 /// Writes packets until nobody can send any more, or the connection is gone.
-async fn write(mut writer: WriteHalf<SecureTcp>, mut packets: mpsc::Receiver<Bytes>) {
-    let mut waiting = Vec::new();
+async fn write(mut writer: WriteHalf<SecureTcp>, mut waiting: Waiting) {
+    let mut packets = Vec::new();
     let mut bytes = Vec::new();
-    while packets.recv_many(&mut waiting, TOGETHER).await > 0 {
+    while waiting.take(&mut packets).await {
         bytes.clear();
-        for packet in waiting.drain(..) {
+        for packet in packets.drain(..) {
             let Ok(length) = u16::try_from(packet.len()) else {
                 continue;
             };
@@ -167,6 +227,26 @@ fn now<F: Future>(future: F) -> Option<F::Output> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn no_more_waits_than_there_is_room_for_however_long_packets_are() {
+        for length in [0, 100, 1400, TLS_PACKET_MAX] {
+            let (queue, mut waiting) = Queue::new(1 << 20);
+            let packet = Bytes::from(vec![0; length]);
+            for _ in 0..2 {
+                let taken = (0..1 << 20)
+                    .take_while(|_| queue.add(packet.clone()))
+                    .count();
+                let bytes = taken * cost(&packet);
+                assert!(bytes <= 1 << 20 && bytes + cost(&packet) > 1 << 20);
+                let mut packets = Vec::new();
+                while waiting.bytes.load(Ordering::Relaxed) > 0 {
+                    assert!(waiting.take(&mut packets).await);
+                    packets.clear();
+                }
+            }
+        }
+    }
 
     #[tokio::test]
     async fn who_stops_waiting_in_the_midst_of_a_packet_loses_nothing_of_it() {
