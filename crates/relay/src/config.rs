@@ -90,6 +90,10 @@ pub struct Limits {
     pub connections_per_sender: usize,
     /// Pairs of addresses of one sender between which datagrams go.
     pub flows_per_sender: usize,
+    /// TCP connections of one host at once, at the peer, whatever senders it names.
+    pub connections_per_host: usize,
+    /// Pairs of addresses of one host, at the peer, whatever senders it names.
+    pub flows_per_host: usize,
     /// Connections of hosts that haven't begun: not yet in TLS, or before their first bytes in it.
     pub openings: usize,
     /// Bytes that are buffered for each direction of a connection.

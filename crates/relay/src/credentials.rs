@@ -107,9 +107,11 @@ impl Store {
             files: files.clone(),
             clients: clients.to_vec(),
         };
+        // Before they are read: what changes meanwhile is read again.
+        let seen = source.stamps();
         let first = Arc::new(source.load(0)?);
         let (sender, state) = watch::channel(Ok(first.clone()));
-        tokio::spawn(source.keep(first, sender, reload));
+        tokio::spawn(source.keep(first, seen, sender, reload));
         Ok(Self { state })
     }
 
@@ -127,6 +129,9 @@ impl Store {
     }
 }
 
+/// When each file was last changed.
+type Stamps = Vec<Option<SystemTime>>;
+
 struct Source {
     files: TlsFiles,
     clients: Vec<ServerName<'static>>,
@@ -136,11 +141,11 @@ impl Source {
     async fn keep(
         self,
         mut current: Arc<Credentials>,
+        mut seen: Stamps,
         sender: watch::Sender<State>,
         mut reload: watch::Receiver<u64>,
     ) {
         let mut number = 0;
-        let mut seen = self.stamps();
         let mut failing_since: Option<SystemTime> = None;
         loop {
             tokio::select! {
@@ -181,7 +186,7 @@ impl Source {
         }
     }
 
-    fn stamps(&self) -> Vec<Option<SystemTime>> {
+    fn stamps(&self) -> Stamps {
         let files = [
             &self.files.certificate,
             &self.files.key,
@@ -330,21 +335,18 @@ fn end_of(chain: &[CertificateDer<'_>]) -> Option<SystemTime> {
         .min()?
 }
 
-/// The name by which a certificate's owner is reported: the first of its alternative names.
-pub(crate) fn name_of(chain: &[CertificateDer<'_>]) -> String {
-    let name = chain.first().and_then(|certificate| {
-        let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
-        let names = parsed.subject_alternative_name().ok()??;
-        names
-            .value
-            .general_names
-            .iter()
-            .find_map(|name| match name {
-                x509_parser::extensions::GeneralName::DNSName(name) => Some((*name).to_owned()),
-                _ => None,
-            })
-    });
-    name.unwrap_or_else(|| "unnamed".to_owned())
+/// The name by which a certificate's owner is reported: the first of these that it has. It may have others, in common
+/// with somebody else.
+pub(crate) fn name_of(chain: &[CertificateDer<'_>], names: &[ServerName<'static>]) -> String {
+    let parsed = chain
+        .first()
+        .and_then(|certificate| ParsedCertificate::try_from(certificate).ok());
+    let name = parsed.and_then(|parsed| names.iter().find(|name| has_name(&parsed, name)));
+    name.map_or_else(|| "unnamed".to_owned(), |name| name.to_str().into_owned())
+}
+
+fn has_name(certificate: &ParsedCertificate<'_>, name: &ServerName<'_>) -> bool {
+    verify_server_name(certificate, name).is_ok()
 }
 
 /// Callers with a certificate of our authorities and one of these names.
@@ -369,8 +371,7 @@ impl ClientCertVerifier for NamedClients {
             .by_chain
             .verify_client_cert(end_entity, intermediates, now)?;
         let parsed = ParsedCertificate::try_from(end_entity)?;
-        let is_known = |name: &ServerName<'_>| verify_server_name(&parsed, name).is_ok();
-        if self.names.iter().any(is_known) {
+        if self.names.iter().any(|name| has_name(&parsed, name)) {
             return Ok(verified);
         }
         Err(CertificateError::NotValidForName.into())
@@ -492,5 +493,54 @@ impl Life {
         verified.map_err(|error| format!("the other relay's certificate: {error}"))?;
         self.number = credentials.number;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::Authority;
+
+    fn write(folder: &Path, authority: &Authority) {
+        let made = authority
+            .certify("host.example", Duration::from_secs(3600))
+            .unwrap();
+        fs::write(folder.join("pem"), made.certificate).unwrap();
+        fs::write(folder.join("key"), made.key).unwrap();
+    }
+
+    #[tokio::test]
+    async fn files_that_change_while_they_are_first_read_are_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::new("tests").unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("authorities"), authority.certificate()).unwrap();
+        write(folder.path(), &authority);
+        let files = TlsFiles {
+            certificate: path("pem"),
+            key: path("key"),
+            authorities: path("authorities"),
+        };
+        let reload = watch::Sender::new(0);
+        let store = Store::open(&files, &[], reload.subscribe()).unwrap();
+        // The kernel's clock for files is coarse; nothing else runs until we wait.
+        std::thread::sleep(Duration::from_millis(50));
+        write(folder.path(), &authority);
+        sleep(3 * LOOK).await;
+        assert_ne!(store.current().unwrap().number, 0);
+    }
+
+    #[test]
+    fn a_host_is_called_by_the_name_that_it_is_known_by() {
+        let names = ["fleet.example", "host-a.example", "192.0.2.7"].map(str::to_owned);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let parameters = rcgen::CertificateParams::new(names).unwrap();
+        let chain = [parameters.self_signed(&key).unwrap().der().clone()];
+        let [host, other, address] = ["host-a.example", "host-b.example", "192.0.2.7"]
+            .map(|name| ServerName::try_from(name).unwrap());
+        assert_eq!(name_of(&chain, &[other.clone(), host]), "host-a.example");
+        assert_eq!(name_of(&chain, &[other.clone(), address]), "192.0.2.7");
+        assert_eq!(name_of(&chain, &[other]), "unnamed");
+        assert_eq!(name_of(&[], &[]), "unnamed");
     }
 }

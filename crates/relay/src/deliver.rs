@@ -21,7 +21,7 @@ use crate::{
     openings::{Openings, Place},
     pump::{Secure, SecureReader, SecureWriter},
     report::Report,
-    senders::Quota,
+    senders::{Quota, Share},
     transport::{
         TransportError, accept_tls,
         channel::{self, Incoming, Outgoing},
@@ -30,13 +30,18 @@ use crate::{
     wire::{Answer, Opening},
 };
 
+/// Channels for datagrams that a host may have, each with memory of its own. One is enough; who is killed again and again
+/// leaves some behind that haven't been missed yet.
+pub(crate) const CHANNELS_MAX: usize = 128;
+
 /// What all connections need.
 pub(crate) struct Destination {
     pub(crate) deliver: Deliver,
     pub(crate) limits: Limits,
     pub(crate) store: Store,
-    pub(crate) connections: Arc<Quota>,
-    pub(crate) flows: Arc<Quota>,
+    pub(crate) connections: Quotas,
+    pub(crate) flows: Quotas,
+    pub(crate) channels: Arc<Quota>,
     pub(crate) openings: Arc<Openings>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) report: Report,
@@ -50,6 +55,51 @@ impl Destination {
             report: &self.report,
         }
     }
+
+    fn caller(&self, chain: &[CertificateDer<'static>], address: SocketAddr, life: Life) -> Caller {
+        Caller {
+            name: name_of(chain, &self.deliver.clients).into(),
+            address,
+            life,
+        }
+    }
+
+    fn channel_of(&self, caller: &Caller) -> Result<Share, TransportError> {
+        let share = self.channels.take(&caller.name);
+        share.ok_or_else(|| TransportError::TooMany {
+            host: caller.name.clone(),
+            most: CHANNELS_MAX,
+        })
+    }
+}
+
+/// How many of something each sender may have, and each host with whatever senders it names.
+pub(crate) struct Quotas {
+    senders: Arc<Quota>,
+    hosts: Arc<Quota>,
+}
+
+impl Quotas {
+    pub(crate) fn new(per_sender: usize, per_host: usize) -> Self {
+        Self {
+            senders: Quota::new(per_sender),
+            hosts: Quota::new(per_host),
+        }
+    }
+
+    /// Takes one, unless the sender or the host has as many as it may.
+    fn take(&self, host: &Arc<str>, sender: &str) -> Option<Shares> {
+        let of_host = self.hosts.take(host)?;
+        let of_sender = self.senders.take(&format!("{host}\n{sender}").into())?;
+        Some(Shares {
+            _of: [of_host, of_sender],
+        })
+    }
+}
+
+/// One of them; given back when dropped.
+struct Shares {
+    _of: [Share; 2],
 }
 
 /// A host that is connected.
@@ -106,7 +156,7 @@ async fn take_tls(
             accept_tls(stream, from, &destination.store, &destination.limits).await?;
         destination.metrics.sessions.add(1);
         let opening = read_opening(&mut stream, from, &destination.limits).await?;
-        Ok((stream, caller(&chain, from, life), opening))
+        Ok((stream, destination.caller(&chain, from, life), opening))
     };
     let (mut stream, caller, opening) = place.hold(begin).await?;
     match opening {
@@ -120,6 +170,7 @@ async fn take_tls(
             tcp::deliver(destination, &caller, &opening, secure).await;
         }
         Opening::Datagrams => {
+            let _share = destination.channel_of(&caller)?;
             end_when_silent(&stream, from)?;
             // Whoever doesn't read it isn't sent anything else either.
             let accepted = async {
@@ -135,14 +186,6 @@ async fn take_tls(
         }
     }
     Ok(())
-}
-
-fn caller(chain: &[CertificateDer<'static>], address: SocketAddr, life: Life) -> Caller {
-    Caller {
-        name: name_of(chain).into(),
-        address,
-        life,
-    }
 }
 
 /// Takes QUIC connections for ever.
@@ -193,7 +236,11 @@ async fn take_quic(
     destination.metrics.sessions.add(1);
     let chain = quic_chain(&connection);
     let life = Life::of_client(&destination.store, &credentials, &chain);
-    let caller = caller(&chain, from, life);
+    let caller = destination.caller(&chain, from, life);
+    let _share = destination.channel_of(&caller).inspect_err(|error| {
+        let reason = error.to_string();
+        connection.close(quinn::VarInt::from_u32(0), reason.as_bytes());
+    })?;
     tracing::info!(host = %caller.name, %from, "a host is connected");
     let streams = accept_streams(destination, &caller, &connection);
     let outgoing = Outgoing::Quic(connection.clone());

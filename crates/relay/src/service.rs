@@ -29,7 +29,7 @@ use crate::{
     children::{self, NamedChild},
     config::{Config, Deliver, Egress},
     credentials::{CredentialsError, Store},
-    deliver::{self, Destination},
+    deliver::{self, Destination, Quotas},
     egress::{self, Host, udp::Flows},
     metrics::{self, Metrics},
     openings::Openings,
@@ -314,8 +314,9 @@ impl Base<'_> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
             deliver: deliver.clone(),
-            connections: Quota::new(limits.connections_per_sender),
-            flows: Quota::new(limits.flows_per_sender),
+            connections: Quotas::new(limits.connections_per_sender, limits.connections_per_host),
+            flows: Quotas::new(limits.flows_per_sender, limits.flows_per_host),
+            channels: Quota::new(deliver::CHANNELS_MAX),
             openings: Openings::new(limits.openings, self.metrics.clone()),
             limits,
             store: self.store.clone(),

@@ -56,6 +56,8 @@ pub(crate) enum TransportError {
     TimedOut(SocketAddr),
     #[error("it had not begun when there were too many such; newer ones come first")]
     Displaced,
+    #[error("{host} has {most} channels already")]
+    TooMany { host: Arc<str>, most: usize },
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }

@@ -47,6 +47,8 @@ struct TlsText {
 struct LimitsText {
     connections_per_sender: Option<usize>,
     flows_per_sender: Option<usize>,
+    connections_per_host: Option<usize>,
+    flows_per_host: Option<usize>,
     openings: Option<usize>,
     buffer_bytes: Option<usize>,
     datagram_queue_bytes: Option<usize>,
@@ -189,6 +191,14 @@ impl Checker<'_> {
                 million,
             )?,
             flows_per_sender: bounded("flows_per_sender", text.flows_per_sender, 4096, 1, million)?,
+            connections_per_host: bounded(
+                "connections_per_host",
+                text.connections_per_host,
+                16_384,
+                1,
+                million,
+            )?,
+            flows_per_host: bounded("flows_per_host", text.flows_per_host, 32_768, 1, million)?,
             openings: bounded("openings", text.openings, 4096, 1, million)?,
             buffer_bytes: bounded("buffer_bytes", text.buffer_bytes, 256 << 10, 4096, 64 << 20)?,
             datagram_queue_bytes: bounded(

@@ -4,14 +4,13 @@ use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
 
-use super::{Caller, Destination};
+use super::{Caller, Destination, Shares};
 use crate::{
     config::Protocol,
     connection::Plain,
     liveness::end_when_gone,
     pump::{Secure, reset},
     report::Subject,
-    senders::Share,
     wire::{Answer, Opening},
 };
 
@@ -30,7 +29,6 @@ pub(super) async fn deliver(
     else {
         return;
     };
-    let key: Arc<str> = format!("{}\n{sender}", caller.name).into();
     let subject = Subject {
         protocol: Protocol::Tcp,
         host: caller.name.clone(),
@@ -39,7 +37,7 @@ pub(super) async fn deliver(
         destination: *destination,
         started: Instant::now(),
     };
-    let outcome = connect(here, &key, *destination).await;
+    let outcome = connect(here, (&caller.name, sender), *destination).await;
     let answer = outcome
         .as_ref()
         .map_or_else(|answer| *answer, |_| Answer::Connected);
@@ -48,7 +46,7 @@ pub(super) async fn deliver(
         secure.writer.flush().await
     };
     let is_answered = answered.await.is_ok();
-    let (plain, _share) = match outcome {
+    let (plain, _shares) = match outcome {
         Ok(connected) if is_answered => connected,
         Ok(_) => {
             here.report.add(&subject, "cut", (0, 0));
@@ -68,13 +66,13 @@ pub(super) async fn deliver(
 
 async fn connect(
     here: &Destination,
-    key: &Arc<str>,
+    (host, sender): (&Arc<str>, &str),
     destination: SocketAddr,
-) -> Result<(TcpStream, Share), Answer> {
+) -> Result<(TcpStream, Shares), Answer> {
     if !here.deliver.allows(destination.ip()) {
         return Err(Answer::Denied);
     }
-    let share = here.connections.take(key).ok_or_else(|| {
+    let shares = here.connections.take(host, sender).ok_or_else(|| {
         here.metrics.connections_limited.add(1);
         Answer::TooMany
     })?;
@@ -93,5 +91,5 @@ async fn connect(
     // What comes is passed on as it comes.
     let _ = stream.set_nodelay(true);
     end_when_gone(&stream).map_err(|_| Answer::Failed)?;
-    Ok((stream, share))
+    Ok((stream, shares))
 }

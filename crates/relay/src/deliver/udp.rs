@@ -19,13 +19,12 @@ use bytes::Bytes;
 use sandwire_kernel_net::datagrams::{Receiver, Sender};
 use tokio::{io::Interest, task::JoinSet, time::sleep};
 
-use super::{Caller, Destination};
+use super::{Caller, Destination, Shares};
 use crate::{
     config::Protocol,
     egress::tcp::canonical,
     packets::{Packer, Unpacker},
     report::Subject,
-    senders::Share,
     transport::channel::{Incoming, Outgoing},
     wire::Datagram,
 };
@@ -47,7 +46,7 @@ struct Flow {
     last: Instant,
     bytes_out: u64,
     bytes_back: u64,
-    _share: Share,
+    _shares: Shares,
 }
 
 impl Origin {
@@ -172,8 +171,7 @@ impl Session<'_> {
             flow.bytes_out += datagram.payload.len() as u64;
             return true;
         }
-        let key: Arc<str> = format!("{}\n{}", self.caller.name, datagram.sender).into();
-        let Some(share) = self.here.flows.take(&key) else {
+        let Some(shares) = self.here.flows.take(&self.caller.name, datagram.sender) else {
             metrics.dropped_limit.add(1);
             return false;
         };
@@ -193,7 +191,7 @@ impl Session<'_> {
             last: Instant::now(),
             bytes_out: datagram.payload.len() as u64,
             bytes_back: 0,
-            _share: share,
+            _shares: shares,
         };
         let mut flows = origin.lock();
         if origin.is_closed.load(Ordering::Relaxed) {

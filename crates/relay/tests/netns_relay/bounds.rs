@@ -12,7 +12,7 @@ use rustls::{
     RootCertStore,
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
-use sandwire_relay::wire::PROTOCOL;
+use sandwire_relay::wire::{Answer, Datagram, Opening, PROTOCOL};
 use sandwire_testlab::{host::serve_tcp, lab};
 
 use super::{DEADLINE, PATIENCE, fetch};
@@ -173,6 +173,61 @@ fn a_stream_of_quic_that_never_begins_ends() {
         });
         let late = figure(&stage, "peer", "sandwire_relay_openings_timed_out_total ");
         assert_eq!(late, 1);
+    });
+}
+
+/// A host's certificate says nothing of the senders that it names: it may make up any number of them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_has_no_more_by_naming_ever_new_senders() {
+    const MOST: usize = 3;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        let limits = format!("connections_per_host = {MOST}\nflows_per_host = {MOST}");
+        stage.limit("peer", &limits);
+        stage.start_peer();
+        let destination: SocketAddr = ([198, 51, 100, 7], 7).into();
+        let source = |port| SocketAddr::from(([10, 64, 0, 2], port));
+        let (answers, datagrams) = with_tokio(async {
+            let endpoint = endpoint();
+            let connecting =
+                endpoint.connect_with(client(&stage), PEER.parse().unwrap(), "peer.example");
+            let connection = connecting.unwrap().await.unwrap();
+            let (mut answers, mut streams) = (Vec::new(), Vec::new());
+            for number in 0..2 * MOST {
+                let (mut writer, mut reader) = connection.open_bi().await.unwrap();
+                let opening = Opening::Tcp {
+                    sender: format!("sender {number}"),
+                    source: source(4000),
+                    destination,
+                };
+                writer.write_all(&opening.encode()).await.unwrap();
+                let mut answer = [0];
+                reader.read_exact(&mut answer).await.unwrap();
+                answers.push(Answer::decode(answer[0]).unwrap());
+                streams.push((writer, reader));
+            }
+            for (number, port) in (0..2 * MOST).zip(5000..) {
+                let mut packet = Vec::new();
+                let datagram = Datagram {
+                    sender: &format!("sender {number}"),
+                    source: source(port),
+                    destination,
+                    payload: b"?",
+                };
+                datagram.encode(&mut packet);
+                connection.send_datagram(packet.into()).unwrap();
+            }
+            let mut datagrams = 0;
+            let one = || tokio::time::timeout(Duration::from_secs(2), connection.read_datagram());
+            while one().await.is_ok() {
+                datagrams += 1;
+            }
+            (answers, datagrams)
+        });
+        let expected = [[Answer::Connected; MOST], [Answer::TooMany; MOST]].concat();
+        assert_eq!(answers, expected);
+        assert_eq!(datagrams, MOST);
     });
 }
 
