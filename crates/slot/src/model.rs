@@ -69,6 +69,8 @@ pub(crate) struct KernelState {
     pub(crate) missing_namespaces: BTreeSet<PathBuf>,
     /// The kernel's numbers of those that there are.
     pub(crate) cookies: BTreeMap<PathBuf, u64>,
+    /// The host refuses pools whose TAPs have this MTU.
+    pub(crate) refused_mtu: Option<u32>,
 }
 
 #[derive(Debug)]
@@ -243,9 +245,11 @@ fn failed(operation: &'static str) -> NetworkError {
 
 impl Network for ModelNetwork {
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
-        self.enter("add pool")?
-            .pools
-            .insert(plan.spec.name.to_string());
+        let mut state = self.enter("add pool")?;
+        if state.refused_mtu == Some(plan.spec.tap.mtu) {
+            return Err(failed("add pool"));
+        }
+        state.pools.insert(plan.spec.name.to_string());
         self.leave("add pool")
     }
 

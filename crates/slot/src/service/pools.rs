@@ -48,15 +48,19 @@ impl Slots {
                 "a pool by that name exists".to_owned(),
             ));
         }
-        shared.create(state.check_new(&plan).map(|()| state)?, plan)
+        shared.create(state.check_apart("create", &plan).map(|()| state)?, plan)
     }
 
     /// Makes sure that a pool of the configuration exists: creates it, or adapts the size of one
     /// that exists. One with other settings is made anew if nobody has a lease of it.
     ///
     /// # Errors
-    /// The settings can't work, or differ from those of a pool with leases.
+    /// The settings can't work, or differ from those of a pool with leases, which goes on with the settings that it has;
+    /// or the service is stopping.
     pub fn ensure_pool(&self, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
+        if self.shared.lock().stopping {
+            return Err(ServiceError::Stopping);
+        }
         let spec = &self.choose_data_path(spec);
         let current = self
             .shared
@@ -64,16 +68,14 @@ impl Slots {
             .pools
             .get(&spec.name)
             .map(PoolEntry::current_spec);
-        let Some(mut current) = current else {
+        let Some(current) = current else {
             return self.create_pool(spec);
         };
-        current.size = spec.size;
-        if current == *spec {
+        if differs_in_size_at_most(&current, spec) {
             return self.resize_pool(&spec.name, spec.size);
         }
         // Nothing may be lost to a mistake in the new settings.
-        self.shared.plan(spec)?;
-        self.shared.check_device(spec)?;
+        self.shared.check_changed(spec)?;
         if can_change_live(&current, spec) {
             return self.change_live(&current, spec);
         }
@@ -87,6 +89,17 @@ impl Slots {
             other => other,
         })?;
         self.create_pool(spec)
+            .inspect_err(|_| self.bring_back(&current))
+    }
+
+    /// Creates a pool again that was deleted for the sake of settings that the host refuses.
+    fn bring_back(&self, spec: &PoolSpec) {
+        match self.create_pool(spec) {
+            Ok(_) => tracing::warn!(pool = %spec.name, "the pool goes on with its old settings"),
+            Err(error) => {
+                tracing::error!(pool = %spec.name, %error, "the pool can't go on with its old settings either");
+            }
+        }
     }
 
     /// Settings with `auto` replaced by the data path that this host can have.
@@ -231,6 +244,14 @@ impl Shared {
         })
     }
 
+    /// Refuses settings that a pool which exists can't have.
+    fn check_changed(&self, spec: &PoolSpec) -> Result<(), ServiceError> {
+        let plan = self.plan(spec)?;
+        self.check_device(spec)?;
+        self.check_channel_paths(&plan)?;
+        self.lock().check_apart("change", &plan)
+    }
+
     /// Journals a pool that passed all checks, prepares the host, and has it filled.
     fn create(
         &self,
@@ -321,8 +342,11 @@ impl Shared {
             if left == 0 {
                 return Ok(());
             }
+            if state.stopping {
+                return Err(ServiceError::Stopping);
+            }
             let now = Instant::now();
-            if now >= deadline || state.stopping {
+            if now >= deadline {
                 return Err(ServiceError::Late {
                     object: format!("deleting pool '{name}'"),
                     state: format!("{left} slots are left; the pool stays: try again"),
@@ -338,18 +362,18 @@ impl Shared {
 
 impl State {
     /// Refuses a pool that would meet another one on the host.
-    fn check_new(&self, plan: &Plan) -> Result<(), ServiceError> {
-        for other in self.pools.values() {
-            let other_name = &other.plan.spec.name;
+    fn check_apart(&self, operation: &'static str, plan: &Plan) -> Result<(), ServiceError> {
+        let name = &plan.spec.name;
+        for (other_name, other) in self.pools.iter().filter(|(other, _)| *other != name) {
             if let Some((ours, theirs)) = plan.overlaps(&other.plan) {
                 let reason = format!("{ours} overlaps {theirs} of pool '{other_name}'");
-                return Err(conflict("create", &plan.spec, reason));
+                return Err(conflict(operation, &plan.spec, reason));
             }
             if plan.tag == other.plan.tag {
                 let reason = format!(
                     "its name gives interfaces the same names as pool '{other_name}': choose another"
                 );
-                return Err(conflict("create", &plan.spec, reason));
+                return Err(conflict(operation, &plan.spec, reason));
             }
         }
         Ok(())
@@ -407,6 +431,14 @@ impl PoolEntry {
             last_error: error.map(ToOwned::to_owned),
         }
     }
+}
+
+fn differs_in_size_at_most(current: &PoolSpec, spec: &PoolSpec) -> bool {
+    let resized = PoolSpec {
+        size: spec.size,
+        ..current.clone()
+    };
+    resized == *spec
 }
 
 /// Whether settings differ in nothing that slots are built by: policies, data path and size.

@@ -1,5 +1,10 @@
 use super::*;
 
+fn prefixes(ipv4: &str, ipv6: &str) -> sandwire_api::pool::AddressPlan {
+    let text = format!(r#"{{"plan": "prefix", "ipv4": "{ipv4}", "ipv6": "{ipv6}"}}"#);
+    serde_json::from_str(&text).unwrap()
+}
+
 #[test]
 fn a_pool_is_created_once() {
     let (host, slots) = Host::with_pool(2);
@@ -144,6 +149,40 @@ fn a_pool_of_the_configuration_is_created_adapted_or_made_anew() {
     assert_eq!(slots.ensure_pool(&changed).unwrap().spec, changed);
     slots.await_ready("web", 2);
     host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_pool_is_not_given_up_for_settings_that_are_refused() {
+    let (host, slots) = Host::with_pool(2);
+    let mut other = spec("db", 1);
+    other.addresses = prefixes("10.65.0.0/28", "fd00:db::/64");
+    slots.create_pool(&other).unwrap();
+    let mut changed = spec("web", 2);
+    changed.addresses = prefixes("10.65.0.0/24", "fd00:c10e::/64");
+    let error = slots.ensure_pool(&changed).unwrap_err();
+    let text = "cannot change pool 'web': 10.65.0.0/24 overlaps 10.65.0.0/28 of pool 'db'";
+    assert_eq!(error.to_string(), text);
+    // Nothing of it was touched.
+    assert_eq!(slots.pool(&name("web")).unwrap().slots.ready, 2);
+    slots.take("web:a").unwrap();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_pool_goes_on_with_its_old_settings_if_the_host_refuses_the_new_ones() {
+    let (host, slots) = Host::with_pool(2);
+    slots.resize_pool(&name("web"), 3).unwrap();
+    slots.await_ready("web", 3);
+    let mut changed = spec("web", 3);
+    changed.tap.mtu = 9000;
+    host.kernel.lock().refused_mtu = Some(9000);
+    assert_eq!(code(slots.ensure_pool(&changed)), ErrorCode::Internal);
+    slots.await_ready("web", 3);
+    assert_eq!(slots.pool_spec(&name("web")).unwrap(), spec("web", 3));
+    slots.take("web:a").unwrap();
+    host.kernel.assert_unviolated();
+    drop(slots);
+    assert_eq!(host.start().pools().len(), 1);
 }
 
 #[test]
