@@ -271,6 +271,19 @@ pub enum JournalError {
         /// The schema of this version.
         ours: &'static str,
     },
+    /// The journal is sound, and says what this version doesn't know.
+    #[error(
+        "journal {path} was written by another version, of which this one doesn't know everything: {reason}. Running \
+         sandboxes keep their network. Start the version that wrote it; to go on with this one, release all leases and \
+         delete the pools with that first",
+        path = .path.display()
+    )]
+    ForeignWords {
+        /// The journal's file.
+        path: PathBuf,
+        /// What isn't known.
+        reason: String,
+    },
     /// A change could not be written, because the disk is full for example.
     #[error("cannot {operation} in journal {}: {source}", .path.display())]
     Write {

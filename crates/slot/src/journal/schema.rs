@@ -216,8 +216,15 @@ fn discard(path: &Path) -> Result<(), JournalError> {
     Ok(())
 }
 
-/// Tells damage, which the operator must decide about, from a folder that can't be used.
+/// Tells damage, which the operator must decide about, from a folder that can't be used and from a journal of another
+/// version.
 pub(super) fn cannot_open(path: &Path, error: rusqlite::Error) -> JournalError {
+    if let Some(unknown) = unknown_word(&error) {
+        return JournalError::ForeignWords {
+            path: path.to_owned(),
+            reason: unknown.to_string(),
+        };
+    }
     let is_unusable = matches!(
         error.sqlite_error_code(),
         Some(
@@ -238,6 +245,15 @@ pub(super) fn cannot_open(path: &Path, error: rusqlite::Error) -> JournalError {
     } else {
         damaged(path, error.to_string())
     }
+}
+
+/// JSON that is sound, but isn't what this version would have written.
+fn unknown_word(error: &rusqlite::Error) -> Option<&serde_json::Error> {
+    let rusqlite::Error::FromSqlConversionFailure(_, _, source) = error else {
+        return None;
+    };
+    let source = source.downcast_ref::<serde_json::Error>()?;
+    source.is_data().then_some(source)
 }
 
 fn damaged(path: &Path, reason: String) -> JournalError {

@@ -320,6 +320,49 @@ fn a_journal_of_another_instance_or_version_is_refused() {
 }
 
 #[test]
+fn a_journal_of_a_newer_version_is_not_called_damaged() {
+    for (change, word) in [
+        (
+            "UPDATE pools SET spec = json_set(spec, '$.colour', 'red')",
+            "colour",
+        ),
+        (
+            "UPDATE pools SET spec = json_set(spec, '$.data_path', 'beam')",
+            "beam",
+        ),
+        (
+            "UPDATE leases SET policy = '{\"colour\": \"red\"}'",
+            "colour",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        write_some(folder.path());
+        let path = folder.path().join(DATABASE_FILE);
+        Connection::open(&path)
+            .unwrap()
+            .execute_batch(change)
+            .unwrap();
+        let error = open(folder.path()).unwrap_err();
+        assert!(
+            matches!(error, JournalError::ForeignWords { .. }),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains(word) && text.contains("the version that wrote it"),
+            "{text}"
+        );
+        // To damage it is still told.
+        Connection::open(&path)
+            .unwrap()
+            .execute_batch("UPDATE pools SET spec = '{'; UPDATE leases SET policy = '{'")
+            .unwrap();
+        let error = open(folder.path()).unwrap_err();
+        assert!(matches!(error, JournalError::Damaged { .. }), "{error}");
+    }
+}
+
+#[test]
 fn a_folder_that_cannot_be_written_is_refused() {
     // Neither can be written by root either.
     for folder in ["/proc/sandwire", "/dev/null/sandwire"] {
