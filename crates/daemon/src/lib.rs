@@ -10,6 +10,7 @@ pub mod config;
 mod http;
 mod identities;
 mod impair;
+pub mod instance;
 #[cfg(test)]
 mod model;
 mod run;

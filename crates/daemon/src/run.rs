@@ -13,6 +13,7 @@ use sandwire_slot::{
     channel::{Channels, NoChannels},
     clock::SystemClock,
     error::{JournalError, NetworkError, ServiceError},
+    journal::Journal,
     kernel::{self, KernelNetwork},
     service::{Settings, Slots},
 };
@@ -31,6 +32,7 @@ use crate::{
     http::{self, App},
     identities::{self, HostIdentities},
     impair::{self, Impairments},
+    instance::{InstanceError, InstanceLock},
     server,
     socket::{self, SocketError},
     vsock::VsockServices,
@@ -52,6 +54,9 @@ pub enum DaemonError {
     /// The socket can't be had.
     #[error(transparent)]
     Socket(#[from] SocketError),
+    /// Another daemon has that name.
+    #[error(transparent)]
+    Instance(#[from] InstanceError),
     /// The slot service can't start: another daemon on the state folder, or the folder is unusable.
     #[error(transparent)]
     Slots(#[from] ServiceError),
@@ -73,7 +78,7 @@ impl DaemonError {
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         match self {
-            Self::Config(_) => true,
+            Self::Config(_) | Self::Instance(_) => true,
             Self::Socket(error) => error.is_refusal(),
             Self::Slots(ServiceError::Journal(JournalError::Locked { .. })) => true,
             Self::Slots(error) => error.code().is_refusal(),
@@ -95,13 +100,16 @@ pub fn run(config: Option<&Path>) -> Result<(), DaemonError> {
     let file = config.map(Path::to_owned);
     let config = Config::load(config)?;
     raise_descriptor_limit();
-    runtime::Builder::new_multi_thread()
+    let runtime = runtime::Builder::new_multi_thread()
         .thread_name("sandwire")
         .on_thread_start(answer_promptly)
         .enable_all()
         .build()
-        .map_err(DaemonError::system("start threads"))?
-        .block_on(live(config, file))
+        .map_err(DaemonError::system("start threads"))?;
+    let outcome = runtime.block_on(live(config, file));
+    // What still waits for another process is of no use to anybody.
+    runtime.shutdown_background();
+    outcome
 }
 
 /// Best effort: it only matters on a busy host.
@@ -114,8 +122,27 @@ fn answer_promptly() {
 async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> {
     // Before anything else, so that a signal that comes early ends the daemon in order.
     let mut signals = Signals::new().map_err(DaemonError::system("receive signals"))?;
-    socket::prepare_folder(&config.socket)?;
+    socket::prepare(&config.socket)?;
+    let _lock = InstanceLock::take(&config.instance)?;
     let app = start(&config).await?;
+    if make_pools(&app, config.pools.clone(), &mut signals).await == Told::GoOn {
+        serve(&app, &config, file.as_deref(), &mut signals).await?;
+    }
+    tracing::info!("stopping; slots and leases stay as they are");
+    let slots = Arc::clone(&app.slots);
+    if let Err(error) = tokio::task::spawn_blocking(move || slots.shutdown()).await {
+        tracing::error!(%error, "the slot service ended early");
+    }
+    Ok(())
+}
+
+/// Answers requests until the daemon is told to stop, and then those that run.
+async fn serve(
+    app: &Arc<App>,
+    config: &Config,
+    file: Option<&Path>,
+    signals: &mut Signals,
+) -> Result<(), DaemonError> {
     let listener = socket::bind(&config.socket)?;
     let listener = listener
         .set_nonblocking(true)
@@ -124,40 +151,41 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
     tracing::info!(socket = %config.socket.path.display(), instance = %config.instance, "serving");
 
     let (stop, stopped) = watch::channel(false);
-    let server = tokio::spawn(server::serve(
-        listener,
-        http::router(Arc::clone(&app)),
-        stopped,
-    ));
-    let announcer = tokio::spawn(announce(Arc::clone(&app)));
+    let router = http::router(Arc::clone(app));
+    let server = tokio::spawn(server::serve(listener, router, stopped));
+    let announcer = tokio::spawn(announce(Arc::clone(app)));
     let sweeper = impair::sweep(Arc::clone(&app.impairments), Arc::clone(&app.slots));
     let sweeper = tokio::spawn(sweeper);
     let looker = tokio::spawn(identities::sweep(Arc::clone(&app.identities)));
-    while let Told::Reload = signals.next().await {
-        reload(&app, file.as_deref()).await;
+    loop {
+        let told = match signals.next().await {
+            Signalled::Stop => Told::Stop,
+            Signalled::Reload => reload(app, file, signals).await,
+        };
+        if told == Told::Stop {
+            break;
+        }
     }
-    tracing::info!("stopping; slots and leases stay as they are");
     announcer.abort();
     sweeper.abort();
     looker.abort();
     notify(&[NotifyState::Stopping]);
     app.traces.stop();
+    app.slots.begin_shutdown();
     stop.send_replace(true);
     if let Err(error) = server.await {
         tracing::error!(%error, "the server ended early");
-    }
-    let slots = Arc::clone(&app.slots);
-    if let Err(error) = tokio::task::spawn_blocking(move || slots.shutdown()).await {
-        tracing::error!(%error, "the slot service ended early");
     }
     socket::remove(&config.socket);
     Ok(())
 }
 
-/// Opens the slot service, which adopts what is there, and makes the pools of the configuration.
+/// Opens the slot service, which adopts what is there.
 async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
     let config = config.clone();
     let started = tokio::task::spawn_blocking(move || {
+        // Services for vsock are started and ended before the folder is locked for good.
+        Journal::check_free(&config.state_dir).map_err(ServiceError::from)?;
         let network = KernelNetwork::open_with(kernel_settings(&config))?;
         let settings = Settings {
             instance: config.instance,
@@ -172,9 +200,12 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         let starts = std::env::var_os("NOTIFY_SOCKET").is_none();
         let impairments = Impairments::new(config.impair_folder, starts);
         let identities = HostIdentities::new(&config.identity_folder);
-        let app = App::with_services(slots, config.metrics_per_lease, impairments, identities);
-        ensure_pools(&app, &config.pools);
-        Ok(app)
+        Ok(App::with_services(
+            slots,
+            config.metrics_per_lease,
+            impairments,
+            identities,
+        ))
     });
     match started.await {
         Ok(result) => result,
@@ -212,20 +243,41 @@ fn kernel_settings(config: &Config) -> kernel::Settings {
 
 /// Reads the configuration again and makes its pools. Pools that it no longer has stay: deleting
 /// one takes an explicit request. Other settings need a restart.
-async fn reload(app: &Arc<App>, file: Option<&Path>) {
+async fn reload(app: &Arc<App>, file: Option<&Path>, signals: &mut Signals) -> Told {
     notify(&[NotifyState::Status("reloading the configuration")]);
-    match Config::load(file) {
+    let told = match Config::load(file) {
         Ok(config) => {
-            let app = Arc::clone(app);
-            let done = tokio::task::spawn_blocking(move || ensure_pools(&app, &config.pools));
-            match done.await {
-                Ok(()) => tracing::info!("read the pools of the configuration again"),
-                Err(error) => tracing::error!(%error, "the reload ended early"),
+            let told = make_pools(app, config.pools, signals).await;
+            if told == Told::GoOn {
+                tracing::info!("read the pools of the configuration again");
             }
+            told
         }
-        Err(error) => tracing::error!(%error, "kept the old configuration"),
-    }
+        Err(error) => {
+            tracing::error!(%error, "kept the old configuration");
+            Told::GoOn
+        }
+    };
     notify(&[NotifyState::Status("serving")]);
+    told
+}
+
+/// Makes the pools of a configuration. Some may have to be deleted first, which can take minutes: who is told to stop
+/// doesn't wait for that. The next start finds such a pool half torn down, and goes on with it.
+async fn make_pools(app: &Arc<App>, specs: Vec<PoolSpec>, signals: &mut Signals) -> Told {
+    let ours = Arc::clone(app);
+    let mut making = tokio::task::spawn_blocking(move || ensure_pools(&ours, &specs));
+    let (told, made) = tokio::select! {
+        made = &mut making => (Told::GoOn, made),
+        () = signals.stop() => {
+            app.slots.begin_shutdown();
+            (Told::Stop, making.await)
+        }
+    };
+    if let Err(error) = made {
+        tracing::error!(%error, "making the pools of the configuration ended early");
+    }
+    told
 }
 
 /// Makes each pool be as the configuration says. What can't be done becomes a problem that
@@ -233,14 +285,18 @@ async fn reload(app: &Arc<App>, file: Option<&Path>) {
 fn ensure_pools(app: &App, specs: &[PoolSpec]) {
     let mut problems = Vec::new();
     for spec in specs {
-        if let Err(error) = app.slots.ensure_pool(spec) {
-            tracing::error!(pool = %spec.name, %error, "the configured pool can't be made");
-            problems.push(Problem {
-                subject: format!("pool {}", spec.name),
-                message: format!("not as the configuration says: {error}"),
-                // A pool that exists goes on with its old settings.
-                blocking: app.slots.pool(&spec.name).is_err(),
-            });
+        match app.slots.ensure_pool(spec) {
+            Ok(_) => {}
+            Err(ServiceError::Stopping) => return,
+            Err(error) => {
+                tracing::error!(pool = %spec.name, %error, "the configured pool can't be made");
+                problems.push(Problem {
+                    subject: format!("pool {}", spec.name),
+                    message: format!("not as the configuration says: {error}"),
+                    // A pool that exists goes on with its old settings.
+                    blocking: app.slots.pool(&spec.name).is_err(),
+                });
+            }
         }
     }
     app.set_problems(problems);
@@ -303,8 +359,16 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-enum Told {
+/// What a signal asks for.
+enum Signalled {
     Reload,
+    Stop,
+}
+
+/// Whether the daemon was told to stop meanwhile.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    GoOn,
     Stop,
 }
 
@@ -323,11 +387,19 @@ impl Signals {
         })
     }
 
-    async fn next(&mut self) -> Told {
+    async fn next(&mut self) -> Signalled {
         tokio::select! {
-            _ = self.terminate.recv() => Told::Stop,
-            _ = self.interrupt.recv() => Told::Stop,
-            _ = self.hang_up.recv() => Told::Reload,
+            _ = self.terminate.recv() => Signalled::Stop,
+            _ = self.interrupt.recv() => Signalled::Stop,
+            _ = self.hang_up.recv() => Signalled::Reload,
+        }
+    }
+
+    /// Waits for the end. A reload that is asked for meanwhile is kept for [`Signals::next`].
+    async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
     }
 }

@@ -47,11 +47,17 @@ impl SocketError {
     }
 }
 
+/// Makes the socket's folder, and refuses a socket that can't be had, before anything else is done: after the start of the
+/// daemon it would be too late for a refusal.
+pub(crate) fn prepare(config: &SocketConfig) -> Result<(), SocketError> {
+    prepare_folder(config)?;
+    check_free(&config.path)
+}
+
 /// Listens on the configured socket. A socket that a dead daemon left is replaced.
 pub(crate) fn bind(config: &SocketConfig) -> Result<UnixListener, SocketError> {
     let path = &config.path;
-    prepare_folder(config)?;
-    check_free(path)?;
+    prepare(config)?;
 
     // It gets its permissions under a name that nobody connects to, then its own name.
     let mut temporary = OsString::from(path);
@@ -76,7 +82,7 @@ pub(crate) fn bind(config: &SocketConfig) -> Result<UnixListener, SocketError> {
 
 /// Makes the socket's folder, which tenants may enter. Mostly this is the state folder too, so it is
 /// done before the journal makes that for itself alone.
-pub(crate) fn prepare_folder(config: &SocketConfig) -> Result<(), SocketError> {
+fn prepare_folder(config: &SocketConfig) -> Result<(), SocketError> {
     let Some(folder) = config.path.parent() else {
         return Ok(());
     };

@@ -115,6 +115,14 @@ impl Journal {
         Ok((journal, contents))
     }
 
+    /// Whether nobody else has the state folder, for who has something to do before it is opened.
+    ///
+    /// # Errors
+    /// Another daemon has the folder, or it can't be written.
+    pub fn check_free(folder: &Path) -> Result<(), JournalError> {
+        lock(folder).map(drop)
+    }
+
     /// Adds a pool, or changes its settings.
     ///
     /// # Errors

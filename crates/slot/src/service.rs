@@ -189,6 +189,12 @@ impl Slots {
         self.shared.lock().counters.clone()
     }
 
+    /// Has requests that wait for slots to be built or torn down end with [`ServiceError::Stopping`], and hands no
+    /// more slots out.
+    pub fn begin_shutdown(&self) {
+        self.shared.stop();
+    }
+
     /// Stops building, tearing down and auditing, and waits until that has stopped. Slots and
     /// leases stay, for the next daemon to adopt.
     pub fn shutdown(&self) {

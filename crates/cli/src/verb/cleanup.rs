@@ -16,6 +16,7 @@ use std::{
 use clap::Args;
 use rustix::fs::{FlockOperation, flock};
 use sandwire_api::{error::ErrorCode, name::Name};
+use sandwire_daemon::instance::InstanceLock;
 use sandwire_datapath::Datapath;
 use sandwire_kernel_net::{
     Error, interface,
@@ -81,6 +82,14 @@ const DESTRUCTION_PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let instance = &arguments.instance;
     refuse_beside_daemon(context, arguments)?;
+    // Wherever its socket and its state folder are; and none starts before all is removed.
+    let _lock = InstanceLock::take(instance).map_err(|error| {
+        let process = error.pid.map(|pid| format!(", process {pid}"));
+        refusal(
+            instance,
+            &format!("its daemon runs{}", process.unwrap_or_default()),
+        )
+    })?;
     let programs = match &arguments.bpf_folder {
         Some(folder) => folder.clone(),
         None => sandwire_datapath::folder_for(instance.as_str()),
@@ -116,12 +125,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
 /// A daemon would find its slots damaged and fight for them.
 fn refuse_beside_daemon(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
     let instance = &arguments.instance;
-    let refuse = |reason: String| {
-        Err(Failure::new(
-            ErrorCode::Conflict,
-            format!("cannot clean up instance {instance}: {reason}; stop the daemon first"),
-        ))
-    };
+    let refuse = |reason: String| Err(refusal(instance, &reason));
     let health = context
         .client()
         .with_timeout(Duration::from_secs(5))
@@ -148,6 +152,13 @@ fn refuse_beside_daemon(context: &Context, arguments: &Arguments) -> Result<(), 
         ));
     }
     Ok(())
+}
+
+fn refusal(instance: &Name, reason: &str) -> Failure {
+    Failure::new(
+        ErrorCode::Conflict,
+        format!("cannot clean up instance {instance}: {reason}; stop the daemon first"),
+    )
 }
 
 /// Whether another process holds the lock.
