@@ -5,7 +5,8 @@
 //! has at most [`CONNECTIONS_PER_USER_MAX`] of them and is told if it wants more, so one tenant
 //! can't lock the others out. All of these together have at most [`CONNECTIONS_OF_USERS_MAX`], so they
 //! can't lock root out. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`],
-//! or leaves a connection idle for that long, is disconnected.
+//! or leaves a connection idle for that long, is disconnected. No request has a use for descriptors, so where the kernel
+//! can it refuses to hand any over: closing one may take as long as its sender likes, in a thread that serves others too.
 
 use std::{
     collections::HashMap,
@@ -20,6 +21,7 @@ use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::geteuid;
 use sandwire_slot::service::Caller;
+use sandwire_vsock_host::listener::refuse_descriptors;
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -50,6 +52,11 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
 
 /// Serves until `stop` is true, then finishes the requests that run.
 pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
+    if !refuse_descriptors(&listener) {
+        tracing::debug!(
+            "callers can send descriptors along, which this kernel closes as they are read"
+        );
+    }
     let permits = usize::try_from(CONNECTIONS_MAX).expect("a small number");
     let slots = Arc::new(Semaphore::new(permits));
     let users = Arc::new(Users::default());

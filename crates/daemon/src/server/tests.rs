@@ -1,14 +1,22 @@
 //! The server on a real socket, with the client of the API and with callers that behave badly.
 
 use std::{
+    fs::File,
     io::{Read, Write},
-    os::unix::net::UnixStream as Stream,
+    net::{TcpListener, TcpStream},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream as Stream,
+    },
     path::PathBuf,
     thread,
     time::Instant,
 };
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::{
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
 use sandwire_api::{
     client::{Client, ClientError},
     error::{ApiError, ErrorCode},
@@ -436,6 +444,59 @@ async fn thirty_clients_at_once_get_a_lease_each() {
     .unwrap();
     let slots: std::collections::BTreeSet<u32> = leases.iter().map(|lease| lease.slot).collect();
     assert_eq!(slots.len(), 30);
+}
+
+/// A TCP socket whose close waits, since nobody takes what was written to it.
+fn lingering() -> (OwnedFd, Option<TcpListener>) {
+    let peer = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let mut stream = TcpStream::connect(peer.local_addr().unwrap()).unwrap();
+    rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::from_secs(20))).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    while stream.write(&[0; 65_536]).is_ok() {}
+    (stream.into(), Some(peer))
+}
+
+fn send_along(stream: &Stream, bytes: &[u8], descriptor: OwnedFd) -> rustix::io::Result<usize> {
+    let mut room = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    let descriptors = [descriptor.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let bytes = [std::io::IoSlice::new(bytes)];
+    sendmsg(stream, &bytes, &mut control, SendFlags::NOSIGNAL)
+}
+
+/// Before Linux 6.16 nothing can refuse them, and they are closed when they are read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn descriptors_that_a_caller_sends_along_hold_up_nobody() {
+    const BEGIN: &[u8] = b"GET /healthz HTTP/1.1\r\n";
+    let lab = Lab::new();
+    let (one, _other) = Stream::pair().unwrap();
+    let can_refuse = refuse_descriptors(&one);
+    let mut callers = Vec::new();
+    for _ in 0..4 {
+        let stream = Stream::connect(&lab.socket).unwrap();
+        let (descriptor, peer) = match can_refuse {
+            true => lingering(),
+            false => (File::open("/dev/null").unwrap().into(), None),
+        };
+        let sent = send_along(&stream, BEGIN, descriptor);
+        callers.push((stream, peer, sent));
+    }
+    let answered = timeout(Duration::from_secs(5), lab.client.health()).await;
+    assert!(answered.expect("it waits for the callers").unwrap().ready);
+    for (mut stream, peer, sent) in callers {
+        drop(peer);
+        assert_eq!(sent.is_err(), can_refuse, "{sent:?}");
+        if can_refuse {
+            stream.write_all(BEGIN).unwrap();
+        }
+        stream
+            .write_all(b"host: x\r\nconnection: close\r\n\r\n")
+            .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    }
 }
 
 #[test]
