@@ -42,6 +42,7 @@ mod blocking;
 mod impairment;
 mod taps;
 mod trace;
+mod versions;
 mod vsock;
 
 pub use blocking::{Blocking, BlockingCapture, BlockingTrace};
@@ -184,7 +185,7 @@ impl Client {
     /// The daemon's metrics in the text format of Prometheus.
     pub async fn metrics(&self) -> Result<String, ClientError> {
         let call = Call::new(Method::GET, "/metrics");
-        let answer = self.send(&call).await?.checked(&call)?;
+        let answer = self.ask(&call).await?;
         String::from_utf8(answer.body.to_vec()).map_err(|error| call.undecodable(200, &error))
     }
 
@@ -229,7 +230,7 @@ impl Client {
     /// Deletes a pool that has no leases, with its slots.
     pub async fn delete_pool(&self, name: &Name) -> Result<(), ClientError> {
         let call = Call::new(Method::DELETE, format!("/v1/pools/{name}"));
-        self.send(&call).await?.checked(&call).map(|_| ())
+        self.ask(&call).await.map(|_| ())
     }
 
     /// The leases that the caller may see.
@@ -240,7 +241,7 @@ impl Client {
     /// Acquires a slot.
     pub async fn acquire(&self, request: &AcquireLease) -> Result<Acquired, ClientError> {
         let call = Call::with_body(Method::POST, "/v1/leases", request);
-        let answer = self.send(&call).await?.checked(&call)?;
+        let answer = self.ask(&call).await?;
         Ok(Acquired {
             new: answer.status == StatusCode::CREATED,
             lease: answer.json(&call)?,
@@ -364,7 +365,7 @@ impl Client {
             path = format!("{path}{separator}host_address={address}");
         }
         let call = Call::new(Method::DELETE, path);
-        self.send(&call).await?.checked(&call).map(|_| ())
+        self.ask(&call).await.map(|_| ())
     }
 
     /// All published host ports that the caller may see.
@@ -373,7 +374,18 @@ impl Client {
     }
 
     async fn json<T: DeserializeOwned>(&self, call: Call) -> Result<T, ClientError> {
-        self.send(&call).await?.checked(&call)?.json(&call)
+        match self.ask(&call).await?.json(&call) {
+            Err(error) => Err(self.with_versions(error).await),
+            read => read,
+        }
+    }
+
+    /// Sends a request that has to succeed.
+    async fn ask(&self, call: &Call) -> Result<Answer, ClientError> {
+        match self.send(call).await?.checked(call) {
+            Err(error) => Err(self.with_versions(error).await),
+            answer => answer,
+        }
     }
 
     async fn send(&self, call: &Call) -> Result<Answer, ClientError> {

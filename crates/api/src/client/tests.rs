@@ -7,7 +7,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use super::*;
+use super::{versions::OWN_VERSION, *};
 
 /// Answers `answers` one by one. Each connection carries `per_connection` of them and is closed.
 fn serve(
@@ -90,6 +90,56 @@ fn a_refusal_arrives_with_its_code_and_number() {
     assert_eq!(error.to_string(), "no lease a7");
     let (_, requests) = server.join().unwrap();
     assert!(requests[0].starts_with("DELETE /v1/leases/a7?owner_uid=1000 HTTP/1.1\r\n"));
+}
+
+/// What a client says of a port that a daemon of that version refuses.
+fn refusal_by(version: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let refusal = r#"{"code":"invalid_request","message":"query: unknown field `hide_host_service`","request_id":"1"}"#;
+    let health =
+        format!(r#"{{"ready":true,"version":"{version}","instance":"default","problems":[]}}"#);
+    let answers = vec![(400, refusal), (200, &*health.leak())];
+    serve(&socket, 2, answers.leak());
+    let port = PublishPort {
+        protocol: Protocol::Tcp,
+        host_address: None,
+        host_port: 80,
+        clone_port: 80,
+        nic: 0,
+    };
+    let lease = "a7".parse().unwrap();
+    let client = Blocking::new(&socket);
+    let error = client.publish(&lease, None, &port, true).unwrap_err();
+    assert!(error.is_refusal());
+    error.to_string()
+}
+
+#[test]
+fn what_a_daemon_of_another_version_does_not_know_is_told_with_both_versions() {
+    let said = refusal_by("0.0.1");
+    let needed = format!("of version 0.0.1 and this program of {OWN_VERSION}");
+    assert!(
+        said.contains("unknown field") && said.contains(&needed),
+        "{said}"
+    );
+    let said = refusal_by(OWN_VERSION);
+    assert!(said.ends_with("`hide_host_service`"), "{said}");
+}
+
+#[test]
+fn an_answer_of_another_version_that_cannot_be_read_is_told_with_both_versions() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let health = r#"{"ready":true,"version":"9.0.0","instance":"default","problems":[]}"#;
+    serve(
+        &socket,
+        2,
+        vec![(200, r#"[{"new":1}]"#), (200, health)].leak(),
+    );
+    let error = Blocking::new(&socket).leases().unwrap_err().to_string();
+    assert!(error.contains("missing field"), "{error}");
+    assert!(error.contains("of version 9.0.0"), "{error}");
 }
 
 #[test]
