@@ -111,7 +111,7 @@ pub(super) fn probe_all() -> Results {
 /// Whether the programs of identities load.
 fn identities() -> Probed {
     let mut probed = Probed::of_trial(sandwire_identity::probe(), |error| {
-        matches!(error, sandwire_identity::Error::Forbidden { .. })
+        may_be_others_right() && matches!(error, sandwire_identity::Error::Forbidden { .. })
     });
     // The verifier's words are many; the first line says which program it is.
     if let Some((first, _)) = probed.detail.split_once('\n') {
@@ -120,17 +120,23 @@ fn identities() -> Probed {
     probed
 }
 
+/// Whether what is refused to us may be granted to the daemon. Root is refused what a container, for example, may not do,
+/// and the daemon neither.
+fn may_be_others_right() -> bool {
+    !rustix::process::geteuid().is_root()
+}
+
 fn probed<E: std::borrow::Borrow<Error> + std::fmt::Display>(trial: Result<(), E>) -> Probed {
     let is_refused_to_us = |error: &E| {
         let errno = error.borrow().errno();
-        errno == Some(libc::EPERM) || errno == Some(libc::EACCES)
+        may_be_others_right() && (errno == Some(libc::EPERM) || errno == Some(libc::EACCES))
     };
     Probed::of_trial(trial, is_refused_to_us)
 }
 
 fn probed_io(trial: Result<(), io::Error>) -> Probed {
     Probed::of_trial(trial, |error| {
-        error.kind() == io::ErrorKind::PermissionDenied
+        may_be_others_right() && error.kind() == io::ErrorKind::PermissionDenied
     })
 }
 

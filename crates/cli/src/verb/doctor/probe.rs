@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     io::Read,
     process::{Command, Stdio},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -79,29 +80,56 @@ fn kvm_runs() -> Probed {
 pub(super) fn apart(probe: Probe) -> Result<Results, String> {
     let name = probe.name();
     let failed = |reason: String| format!("the probe '{name}' {reason}");
-    let mut child = Command::new("/proc/self/exe")
-        .args(["doctor", "--probe", name])
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["doctor", "--probe", name]);
+    let text = output_within(&mut command, TIME_MAX).map_err(failed)?;
+    serde_json::from_str(&text).map_err(|_| failed("ended without an answer".to_owned()))
+}
+
+/// What a command prints, if it ends in time.
+fn output_within(command: &mut Command, time_max: Duration) -> Result<String, String> {
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .map_err(|error| failed(format!("can't be started: {error}")))?;
-    let deadline = Instant::now() + TIME_MAX;
-    // Its answer is smaller than a pipe's buffer: it never waits for us to read.
+        .map_err(|error| format!("can't be started: {error}"))?;
+    // A verifier's words are more than a pipe holds: it would wait for us, and we for it.
+    let reader = child.stdout.take().map(|mut stdout| {
+        thread::spawn(move || {
+            let mut text = String::new();
+            let _ = stdout.read_to_string(&mut text);
+            text
+        })
+    });
+    let deadline = Instant::now() + time_max;
     while child.try_wait().is_ok_and(|ended| ended.is_none()) {
         if Instant::now() > deadline {
             let _ = child.kill();
             let _ = child.wait();
-            return Err(failed(format!(
-                "hung and was ended after {} s",
-                TIME_MAX.as_secs()
-            )));
+            let seconds = time_max.as_secs();
+            return Err(format!("hung and was ended after {seconds} s"));
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
-    let mut text = String::new();
-    if let Some(mut stdout) = child.stdout.take() {
-        let _ = stdout.read_to_string(&mut text);
+    let text = reader.and_then(|reader| reader.join().ok());
+    Ok(text.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_longer_than_a_pipe_is_read_and_a_probe_that_hangs_is_ended() {
+        let shell = |line: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", line]);
+            output_within(&mut command, Duration::from_secs(2))
+        };
+        let text = shell("head -c 300000 /dev/zero | tr '\\0' x").unwrap();
+        assert_eq!(text.len(), 300_000);
+        let reason = shell("exec sleep 60").unwrap_err();
+        assert_eq!(reason, "hung and was ended after 2 s");
     }
-    serde_json::from_str(&text).map_err(|_| failed("ended without an answer".to_owned()))
 }
