@@ -36,6 +36,8 @@ pub use crate::watch::{Readiness, Watch};
 pub struct Waiter {
     clock: Clock,
     epoll: OwnedFd,
+    /// For the next configuration, which may come when there are no more descriptors.
+    spare: Option<OwnedFd>,
     events: Vec<epoll::Event>,
     waker: Waker,
     /// Descriptors of the caller, by number.
@@ -115,6 +117,7 @@ impl Waiter {
         Ok(Self {
             clock,
             epoll: new_epoll()?,
+            spare: Some(new_epoll()?),
             events: Vec::with_capacity(EVENTS_MAX),
             waker: Waker(Arc::new(event)),
             others: Vec::new(),
@@ -202,7 +205,8 @@ impl Waiter {
     ///
     /// # Errors
     ///
-    /// If the system lets nobody wait: there are no more descriptors or no memory. The engine is as it was.
+    /// If the system lets nobody wait: there are no more descriptors or no memory. The engine is as it was, and it may be
+    /// tried again.
     pub fn run(
         &mut self,
         engine: &mut Engine,
@@ -238,7 +242,10 @@ impl Waiter {
             return Ok(());
         }
         // A new epoll forgets descriptors of apps that are gone, even if somebody has duplicates of them.
-        let epoll = new_epoll()?;
+        let epoll = match self.spare.take() {
+            Some(spare) => spare,
+            None => new_epoll()?,
+        };
         add(&epoll, &self.waker.0, WAKER, false)?;
         for (number, other) in self.others.iter().enumerate() {
             if let Some(other) = other {
@@ -256,7 +263,9 @@ impl Waiter {
                 self.watched.push(watch.readiness.clone());
             }
         }
+        // The old one is closed by then, and makes room for it.
         self.epoll = epoll;
+        self.spare = new_epoll().ok();
         self.configuration = Some(Rc::clone(configuration));
         Ok(())
     }
