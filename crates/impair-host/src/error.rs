@@ -124,9 +124,7 @@ pub enum Error {
         reason: String,
     },
     /// The engine's thread has ended.
-    #[error(
-        "the engine's thread has ended; restart the service, which then takes its targets up again"
-    )]
+    #[error("an engine of the service has failed and is being started anew; try again")]
     EngineGone,
     /// The kernel refused.
     #[error(transparent)]

@@ -27,6 +27,7 @@ use crate::{
 };
 
 mod recall;
+mod revive;
 
 /// How all targets are served.
 #[derive(Clone, Debug)]
@@ -387,6 +388,7 @@ impl Host {
     /// Begins to end all; with those that can't, goes on. What somebody else asks for from then on would be left behind.
     pub(crate) fn begin_clear_all(&mut self) -> Vec<Leaving> {
         self.is_ending = true;
+        self.revive();
         let keys: Vec<Key> = self.entries.keys().copied().collect();
         keys.into_iter()
             .filter_map(|key| self.begin_leaving(key, false).ok().flatten())
@@ -406,8 +408,9 @@ impl Host {
         }
     }
 
-    /// Looks whether interfaces are still there; ends the diversions of those that aren't.
+    /// Looks whether engines and interfaces are still there; starts the former anew, and ends the diversions of the latter.
     pub(crate) fn look(&mut self) {
+        self.revive();
         // A slot's namespace would live as long as it is held here.
         let torn_down = self
             .entries

@@ -27,6 +27,8 @@ use crate::{control::Cleared, diversion::DivertedTap, error::Error};
 
 /// How often lanes are looked at whose packets are let go.
 const LOOK: Duration = Duration::from_millis(1);
+/// How soon an engine that the system lets not wait tries again. Meanwhile packets wait in the TAPs.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// The number of every target among random streams: the same seed gives the same losses whichever interface is
 /// impaired, and when.
@@ -72,6 +74,8 @@ enum Order {
     Remove(Id, Answer<()>),
     Report(Answer<BTreeMap<Id, [LaneReport; 2]>>),
     End,
+    #[cfg(test)]
+    Panic,
 }
 
 /// The handle of an engine's thread.
@@ -105,6 +109,21 @@ impl Worker {
             waker,
             thread: Some(thread),
         })
+    }
+
+    /// Whether the thread is gone, though nobody told it to end: it has panicked.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Has the thread panic.
+    #[cfg(test)]
+    pub(crate) fn panic(&self) {
+        let _ = self.orders.send(Order::Panic);
+        self.waker.wake();
+        while !self.has_ended() {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Begins to carry a target's packets.
@@ -193,6 +212,7 @@ impl Running {
         if let Err(error) = answer_promptly() {
             tracing::debug!(%error, "the engine is scheduled as everybody");
         }
+        let mut is_stuck = false;
         loop {
             while let Ok(order) = self.orders.try_recv() {
                 if matches!(order, Order::End) {
@@ -200,9 +220,15 @@ impl Running {
                 }
                 self.obey(order);
             }
-            if let Err(error) = self.carry() {
-                tracing::error!(%error, "the engine can't wait for packets, and ends");
-                return;
+            match self.carry() {
+                Ok(()) => is_stuck = false,
+                Err(error) => {
+                    if !is_stuck {
+                        tracing::error!(%error, "the engine can't wait for packets, and carries none until it can");
+                    }
+                    is_stuck = true;
+                    thread::sleep(RETRY);
+                }
             }
         }
     }
@@ -242,6 +268,8 @@ impl Running {
             }
             Order::Report(answer) => drop(answer.send(self.report())),
             Order::End => {}
+            #[cfg(test)]
+            Order::Panic => panic!("a test says so"),
         }
     }
 

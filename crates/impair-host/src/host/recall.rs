@@ -31,7 +31,7 @@ impl Host {
         Ok(())
     }
 
-    fn take_up(&mut self, remembered: &Remembered) -> Result<(), Error> {
+    pub(super) fn take_up(&mut self, remembered: &Remembered) -> Result<(), Error> {
         let (namespace, name) = self.find(remembered)?;
         let mut remembered = remembered.clone();
         remembered.target.interface = name;

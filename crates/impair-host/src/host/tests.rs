@@ -116,3 +116,87 @@ fn what_has_ended_by_itself_takes_no_place_from_others() {
         assert!(matches!(bench.set("d"), Err(Error::Full { .. })));
     });
 }
+
+/// Whether the far end of a target's pair is reached by way of the target.
+fn passes(lab: &Lab) -> bool {
+    lab.shell("ip netns exec far ping -n -q -c 3 -i 0.05 -W 1 10.9.0.1 || true")
+        .contains(" 0% packet loss")
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_engine_that_has_panicked_is_started_anew_with_its_targets() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        lab.shell(
+            "ip netns add far
+             ip link add name a type veth peer name far0 netns far
+             ip addr add 10.9.0.1/24 dev a; ip link set dev a up
+             ip -n far addr add 10.9.0.2/24 dev far0; ip -n far link set far0 up",
+        );
+        bench.make("b");
+        bench.set("a").unwrap();
+        bench.set("b").unwrap();
+        assert!(passes(lab));
+        let leaving = bench.host.begin_clear(&target("b"), false).unwrap();
+        leaving.unwrap().wait().unwrap();
+
+        bench.host.workers[0].panic();
+        assert!(!passes(lab));
+        assert!(matches!(bench.host.list(), Err(Error::EngineGone)));
+        bench.host.look();
+        assert!(passes(lab));
+        assert_eq!(bench.listed(), ["a"]);
+        let state = &bench.host.list().unwrap()[0].state;
+        assert_eq!(*state, State::Impaired);
+        // Of the one that was about to end nothing is left.
+        assert_eq!(lab.run("ip -o link").matches(": swd").count(), 2);
+        let leaving = bench.begin_clear("a", false);
+        bench.host.finish_clear(&leaving).unwrap();
+        assert!(passes(lab));
+        assert!(!std::path::Path::new(divert::FOLDER).exists());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_service_that_ends_after_a_panic_leaves_no_interface_closed() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.set("a").unwrap();
+        bench.host.workers[0].panic();
+        for leaving in bench.host.begin_clear_all() {
+            leaving.wait().unwrap();
+            bench.host.finish_clear(&leaving).unwrap();
+        }
+        assert_eq!(lab.run("ip -o link").matches(": swd").count(), 0);
+        assert!(!std::path::Path::new(divert::FOLDER).exists());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_engine_goes_on_when_no_descriptor_is_left() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.set("a").unwrap();
+        let limit = rustix::process::Rlimit {
+            current: Some(256),
+            ..rustix::process::getrlimit(rustix::process::Resource::Nofile)
+        };
+        rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
+        let open = || std::fs::File::open("/dev/null").ok();
+        let all: Vec<_> = std::iter::from_fn(open).collect();
+        // Each change is another configuration for the engine to wait by.
+        let id = bench.host.entries.values().next().unwrap().id;
+        for text in ["delay 2ms", "delay 3ms", "delay 4ms"] {
+            let changed = bench.host.workers[0].change(id, &text.parse().unwrap());
+            changed.unwrap().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            bench.host.workers[0].report().unwrap();
+        }
+        assert!(!all.is_empty() && !bench.host.workers[0].has_ended());
+    });
+}
