@@ -157,7 +157,7 @@ async fn steer(egress: &Egress, config: &Config) -> Result<Steered, ServiceError
     for path in steering::missing(egress) {
         tracing::warn!(
             cgroup = %path.display(),
-            "a cgroup isn't there: once it is made, what is sent in it leaves in the clear until that is seen, within a second"
+            "a cgroup isn't there: once it is made, what is sent in it leaves in the clear until that is seen, some milliseconds later"
         );
     }
     Ok(Steered {

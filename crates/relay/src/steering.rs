@@ -16,6 +16,7 @@ mod cgroups;
 mod clear;
 mod entrance;
 pub(crate) mod upkeep;
+mod watch;
 
 use std::{io, path::PathBuf};
 
@@ -30,9 +31,8 @@ use sandwire_kernel_net::{
     routing_rule::{self, Fate, PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
 };
 
+use self::cgroups::CgroupNumber;
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
-
-use cgroups::CgroupNumber;
 pub use cgroups::missing;
 pub use clear::clear;
 pub(crate) use entrance::{Entrance, entrances};

@@ -17,7 +17,7 @@ pub(crate) struct CgroupNumber {
 }
 
 /// Those of a configuration, in the order of their entrances.
-fn paths(egress: &Egress) -> impl Iterator<Item = &PathBuf> {
+pub(super) fn paths(egress: &Egress) -> impl Iterator<Item = &PathBuf> {
     egress
         .senders
         .iter()

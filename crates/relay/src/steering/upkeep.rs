@@ -1,4 +1,4 @@
-//! Looks each second whether the kernel still does what it was told, while the relay runs.
+//! Looks each second, and when a cgroup is made, whether the kernel still does what it was told, while the relay runs.
 //!
 //! A cgroup that was deleted and made again is another one. Who loads a firewall anew often begins by flushing all of
 //! nftables, our table too: from then on processes of the host send in the clear, and nothing else at all. Who sets up
@@ -12,13 +12,17 @@ use sandwire_kernel_net::{
     nft,
     routing_rule::{RoutingRule, TABLE_PROHIBITED, Version, has_route},
 };
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{
     SteeringError, TABLE, TABLE_LOCAL, Told, apply_present, cgroups::present, listed, rules,
+    watch::Watch,
 };
 use crate::{config::Egress, metrics::Metrics};
 
 const LOOK: Duration = Duration::from_secs(1);
+/// Between looks for cgroups while others' are being made, so that whoever makes many doesn't keep us busy.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// What the kernel still knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,21 +60,38 @@ pub(super) fn known(wanted: &[RoutingRule]) -> Result<Known, SteeringError> {
 /// Tells the kernel again what it has lost, for ever.
 pub(crate) async fn keep(egress: Egress, mut told: Told, metrics: Arc<Metrics>) {
     let wanted = rules(&egress);
+    let watch = Watch::new(&egress).inspect_err(|error| {
+        tracing::warn!(%error, "it isn't told when a cgroup is made; that is looked for each second");
+    });
+    let watch = watch.ok();
+    // At once: something may have been made before it was listened for.
+    let mut due = Instant::now();
     let mut was_part = false;
     loop {
-        tokio::time::sleep(LOOK).await;
+        let is_due = wait(watch.as_ref(), due).await;
+        if let Some(watch) = &watch {
+            // First: what is made from now on is heard of.
+            watch.cover(&egress);
+        }
         let now = present(&egress);
         // While one is missing, nobody is in it; that is no reason to wait with another one.
         let is_new = |(now, known): (&Option<_>, _)| now.is_some() && now != known;
         let has_new = now.iter().zip(&told.cgroups).any(is_new);
+        if !is_due && !has_new {
+            sleep(PAUSE).await;
+            continue;
+        }
         let known = known(&wanted).unwrap_or_else(|error| {
             tracing::error!(%error, "it can't be seen whether the rules are there");
             Known::All
         });
-        // `clear` works in steps: what it has begun is over at the next look.
+        // `clear` works in steps: what it has begun is over a second later.
         let is_part = known == Known::Part;
-        let is_lost = is_part && was_part;
-        was_part = is_part;
+        let is_lost = is_due && is_part && was_part;
+        if is_due {
+            was_part = is_part;
+            due = Instant::now() + LOOK;
+        }
         if known == Known::Nothing || !(has_new || is_lost) {
             continue;
         }
@@ -88,5 +109,17 @@ pub(crate) async fn keep(egress: Egress, mut told: Told, metrics: Arc<Metrics>) 
             }
             Err(error) => tracing::error!(%error, "the rules can't be told anew"),
         }
+    }
+}
+
+/// Waits until it is time to look at all, which is true, or a cgroup may have been made.
+async fn wait(watch: Option<&Watch>, due: Instant) -> bool {
+    let Some(watch) = watch else {
+        sleep_until(due).await;
+        return true;
+    };
+    tokio::select! {
+        () = sleep_until(due) => true,
+        () = watch.heard() => false,
     }
 }

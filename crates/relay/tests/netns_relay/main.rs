@@ -19,6 +19,8 @@ use std::{
 use sandwire_testlab::{host::ECHO_PORT, lab, namespace::command_in};
 use stage::{DESTINATIONS, MARKER, Stage, wait_for};
 
+const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
+
 const DEADLINE: Duration = Duration::from_secs(600);
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -232,7 +234,6 @@ fn neighbours_are_found_where_all_destinations_are_redirected() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_cgroup_that_was_made_anew_is_steered_while_another_one_is_missing() {
     lab::run_within(DEADLINE, |_| {
-        const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
         let mut stage = Stage::build("auto");
         stage.start_peer();
         stage.start_host();
@@ -241,6 +242,32 @@ fn a_cgroup_that_was_made_anew_is_steered_while_another_one_is_missing() {
         wait_for("it is steered anew", || {
             stage.host_log().contains("a cgroup was made anew")
         });
+        let capture = stage.capture();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
+/// Looks each second would take ten seconds at least.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_cgroup_is_steered_at_the_moment_when_it_is_made() {
+    lab::run_within(DEADLINE, |_| {
+        const ROUNDS: usize = 10;
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        stage.make_cgroup_anew_without_the_other();
+        let is_steered =
+            |times| stage.host_log().matches("a cgroup was made anew").count() >= times;
+        wait_for("it is steered", || is_steered(1));
+        let begun = Instant::now();
+        for round in 0..ROUNDS {
+            stage.make_cgroup_anew();
+            wait_for("it is steered anew", || is_steered(round + 2));
+        }
+        let taken = begun.elapsed();
+        assert!(taken < Duration::from_secs(5), "{taken:?}");
         let capture = stage.capture();
         assert_eq!(stage.in_cgroup(FETCH), MARKER);
         capture.has_nothing_in_the_clear(true);

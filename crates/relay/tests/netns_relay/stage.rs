@@ -418,6 +418,14 @@ impl Stage {
         fs::create_dir(&self.cgroup).unwrap();
     }
 
+    /// As when a service was started anew.
+    pub(crate) fn make_cgroup_anew(&self) {
+        wait_for("the cgroup can be deleted", || {
+            fs::remove_dir(&self.cgroup).is_ok()
+        });
+        fs::create_dir(&self.cgroup).unwrap();
+    }
+
     pub(crate) fn name_is_resolved(&self) {
         let answer = self
             .in_box("dig +short +tries=5 +time=10 @198.51.100.7 marker.example")
