@@ -17,6 +17,7 @@ pub mod directory;
 pub mod disposal;
 pub mod front_end;
 pub mod hybrid;
+pub mod lifeline;
 pub mod limits;
 pub mod listener;
 pub mod memory;

@@ -43,7 +43,8 @@ use crate::{
 const THREADS_MAX: usize = 4;
 const SIGNAL: u64 = 0;
 const CAPTURE_ENDED: u64 = 1;
-const CONTROL: u64 = 2;
+const FAILED: u64 = 2;
+const CONTROL: u64 = 3;
 
 /// What the service is told at its start.
 #[derive(Clone, Debug)]
@@ -122,6 +123,11 @@ pub enum ServiceError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// A thread has failed, and with it the channels of its guests.
+    #[error(
+        "a thread that serves guests has failed; the daemon, or systemd, starts the service anew, and guests connect again"
+    )]
+    Thread,
 }
 
 /// Runs the service in this process until it is told to end by SIGTERM or SIGINT.
@@ -130,7 +136,7 @@ pub enum ServiceError {
 /// from then on.
 ///
 /// # Errors
-/// See [`ServiceError`]; only before it is ready.
+/// See [`ServiceError`]; once it is ready, only when a thread has failed.
 pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     let descriptors = privileges::raise_descriptor_limit();
     let memory = prepare_folder(settings)?;
@@ -153,12 +159,15 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     let worker = WorkerSettings {
         busy_poll: settings.busy_poll,
     };
-    let mut channels = Channels::start(threads, settings.total_bytes, &worker, state, captures)
+    let failed = Arc::new(Waker::new().map_err(start("make an eventfd"))?);
+    let total = settings.total_bytes;
+    let mut channels = Channels::start(threads, total, &worker, state, captures, &failed)
         .map_err(start("start the worker threads"))?;
     let mut poller = Poller::new().map_err(start("make an epoll instance"))?;
     poller
         .add(&signals, SIGNAL, Interest::READ)
         .and_then(|()| poller.add(&*ended, CAPTURE_ENDED, Interest::READ))
+        .and_then(|()| poller.add(&*failed, FAILED, Interest::READ))
         .and_then(|()| server.watch(&poller))
         .map_err(start("watch the control socket"))?;
     seccomp::install(settings.seccomp)?;
@@ -176,7 +185,7 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
         tracing::warn!(%error, "removing the control socket failed");
     }
     channels.end();
-    outcome.map_err(start("wait for the control socket"))
+    outcome
 }
 
 /// Until a signal says that it is enough.
@@ -185,9 +194,14 @@ fn serve(
     ended: &Waker,
     server: &mut Server,
     channels: &mut Channels,
-) -> io::Result<()> {
+) -> Result<(), ServiceError> {
     loop {
-        let ready = poller.wait(server.pause())?.to_vec();
+        let ready = poller.wait(server.pause());
+        let ready = ready.map_err(|source| ServiceError::Start {
+            operation: "wait for the control socket",
+            source,
+        })?;
+        let ready = ready.to_vec();
         for ready in ready {
             match ready.token {
                 SIGNAL => {
@@ -195,6 +209,7 @@ fn serve(
                     notify(sd_notify::NotifyState::Stopping);
                     return Ok(());
                 }
+                FAILED => return Err(ServiceError::Thread),
                 CAPTURE_ENDED => {
                     ended.clear();
                     server.tell_ended_captures(poller, channels);

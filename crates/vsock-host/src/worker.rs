@@ -51,6 +51,9 @@ pub enum Command {
     List(SyncSender<Vec<VsockConnection>>),
     /// End, closing everything.
     Stop,
+    /// Fail.
+    #[cfg(test)]
+    Panic,
 }
 
 /// Why a worker didn't take a guest.

@@ -21,6 +21,7 @@ use sandwire_vsock_guest::{Guest, Kind, Settings};
 use super::*;
 use crate::{
     directory::{Face, Placement},
+    lifeline::Lifeline,
     packet::Operation,
     worker::{self, Command, WorkerHandle, WorkerSettings},
 };
@@ -51,8 +52,14 @@ impl Lab {
         let directory = Arc::new(Directory::new());
         let budget = Arc::new(Budget::new(1 << 30));
         let settings = WorkerSettings { busy_poll };
-        let (worker, thread) =
-            worker::spawn(0, Arc::clone(&directory), budget, settings).expect("a worker");
+        let (worker, thread) = worker::spawn(
+            0,
+            Arc::clone(&directory),
+            budget,
+            settings,
+            Lifeline::default(),
+        )
+        .expect("a worker");
         let folder = tempfile::tempdir().expect("a folder");
         Self {
             folder,

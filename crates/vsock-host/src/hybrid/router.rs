@@ -27,6 +27,7 @@ use crate::{
     address::VmKey,
     capture::Sink,
     directory::{Directory, DirectoryError, host_path},
+    lifeline::Lifeline,
     limits::Limits,
     listener::{self, ListenerError, listen_on, refuse_descriptors},
     rate::Rate,
@@ -49,6 +50,9 @@ pub enum RouterCommand {
     List(SyncSender<Vec<VsockConnection>>),
     /// End, closing everything.
     Stop,
+    /// Fail.
+    #[cfg(test)]
+    Panic,
 }
 
 /// A guest whose VMM owns the device.
@@ -124,7 +128,10 @@ impl RouterHandle {
 ///
 /// # Errors
 /// When the kernel has no descriptors or threads.
-pub fn spawn(directory: Arc<Directory>) -> io::Result<(RouterHandle, JoinHandle<()>)> {
+pub fn spawn(
+    directory: Arc<Directory>,
+    lifeline: Lifeline,
+) -> io::Result<(RouterHandle, JoinHandle<()>)> {
     let handle = RouterHandle {
         inbox: Arc::new(Inbox {
             commands: Mutex::new(Vec::new()),
@@ -150,7 +157,11 @@ pub fn spawn(directory: Arc<Directory>) -> io::Result<(RouterHandle, JoinHandle<
     };
     let thread = thread::Builder::new()
         .name("vsock-router".to_owned())
-        .spawn(move || router.run())?;
+        .spawn(move || {
+            if router.run() {
+                lifeline.let_go();
+            }
+        })?;
     Ok((handle, thread))
 }
 
@@ -197,20 +208,21 @@ enum Entry {
 }
 
 impl Router {
-    fn run(&mut self) {
+    /// Until it is told to end, which is true, or can't go on.
+    fn run(&mut self) -> bool {
         loop {
             let ready = match self.poller.wait(self.next_deadline()) {
                 Ok(ready) => ready.to_vec(),
                 Err(error) => {
                     tracing::error!(%error, "the vsock router can't wait for its sockets; it ends");
-                    return;
+                    return false;
                 }
             };
             for ready in ready {
                 if ready.token == WAKE {
                     self.handle.inbox.wake.clear();
                     if !self.obey() {
-                        return;
+                        return true;
                     }
                 } else {
                     self.ready(ready);
@@ -264,6 +276,8 @@ impl Router {
                     all.iter().for_each(|vm| self.remove(vm));
                     return false;
                 }
+                #[cfg(test)]
+                RouterCommand::Panic => panic!("a test says so"),
             }
         }
         true

@@ -26,9 +26,11 @@ use crate::{
     control::{RefusalCode, VmSpec, VmTraffic},
     directory::{Directory, DirectoryError, Face, Placement},
     hybrid::router::{self, HybridSetup, RouterCommand, RouterError, RouterHandle},
+    lifeline::Lifeline,
     limits::LimitsError,
     listener::{self, ListenerError, PATH_MAX, listen_on},
     policy::{self, PolicyError},
+    readiness::Waker,
     state::{State, StateError},
     statistics::VmCounters,
     worker::{self, Command, VmError, VmSetup, WorkerHandle, WorkerSettings},
@@ -163,18 +165,21 @@ impl Channels {
         settings: &WorkerSettings,
         state: State,
         captures: Captures,
+        failed: &Arc<Waker>,
     ) -> io::Result<Self> {
         let directory = Arc::new(Directory::new());
         let budget = Arc::new(Budget::new(total_bytes));
         let workers: io::Result<Vec<_>> = (0..threads)
             .map(|index| {
+                let (directory, budget) = (directory.clone(), budget.clone());
+                let lifeline = Lifeline::of(failed.clone());
                 let (handle, thread) =
-                    worker::spawn(index, directory.clone(), budget.clone(), settings.clone())?;
+                    worker::spawn(index, directory, budget, settings.clone(), lifeline)?;
                 Ok(Thread { handle, thread })
             })
             .collect();
         let workers = workers?;
-        let (handle, thread) = router::spawn(directory.clone())?;
+        let (handle, thread) = router::spawn(directory.clone(), Lifeline::of(failed.clone()))?;
         Ok(Self {
             directory,
             state,

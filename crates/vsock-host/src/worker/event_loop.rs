@@ -27,6 +27,7 @@ use crate::{
     directory::Directory,
     disposal::Disposal,
     front_end::{FROM_GUEST, TO_GUEST},
+    lifeline::Lifeline,
     readiness::timespec,
     slab::Slab,
     timers::Timers,
@@ -51,6 +52,7 @@ pub fn spawn(
     directory: Arc<Directory>,
     budget: Arc<Budget>,
     settings: WorkerSettings,
+    lifeline: Lifeline,
 ) -> io::Result<(WorkerHandle, JoinHandle<()>)> {
     let handle = WorkerHandle::new()?;
     let disposal = Disposal::spawn(index)?;
@@ -90,7 +92,11 @@ pub fn spawn(
                 stopping: false,
             };
             worker.run();
+            let was_told = worker.stopping;
             worker.end();
+            if was_told {
+                lifeline.let_go();
+            }
         })?;
     Ok((handle, thread))
 }
@@ -326,6 +332,8 @@ impl Worker {
                     let _ = answer.send(list);
                 }
                 Command::Stop => self.stopping = true,
+                #[cfg(test)]
+                Command::Panic => panic!("a test says so"),
             }
         }
     }

@@ -24,6 +24,7 @@ use sandwire_vsock_host::{
     address::VmKey,
     budget::Budget,
     directory::{Directory, Face, Placement},
+    lifeline::Lifeline,
     limits::Limits,
     listener::listen_on,
     statistics::VmCounters,
@@ -65,9 +66,14 @@ impl Host {
         let budget = Arc::new(Budget::new(bytes));
         let workers = (0..count)
             .map(|index| {
-                let (handle, thread) =
-                    worker::spawn(index, directory.clone(), budget.clone(), settings.clone())
-                        .expect("starting a worker");
+                let (handle, thread) = worker::spawn(
+                    index,
+                    directory.clone(),
+                    budget.clone(),
+                    settings.clone(),
+                    Lifeline::default(),
+                )
+                .expect("starting a worker");
                 (handle, Some(thread))
             })
             .collect();

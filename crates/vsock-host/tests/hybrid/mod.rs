@@ -23,6 +23,7 @@ use sandwire_vsock_host::{
     capture::Sink,
     directory::{Directory, Face, Placement},
     hybrid::router::{self, HybridSetup, RouterCommand, RouterError, RouterHandle},
+    lifeline::Lifeline,
     limits::Limits,
     statistics::VmCounters,
 };
@@ -68,7 +69,8 @@ pub(crate) fn to_unix(port: &str, path: &Path) -> String {
 impl Lab {
     pub(crate) fn new() -> Self {
         let directory = Arc::new(Directory::new());
-        let (router, thread) = router::spawn(directory.clone()).expect("a router");
+        let (router, thread) =
+            router::spawn(directory.clone(), Lifeline::default()).expect("a router");
         Self {
             folder: tempfile::tempdir().expect("a folder"),
             directory,
