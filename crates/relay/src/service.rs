@@ -7,6 +7,7 @@
 
 use std::{
     fs::DirBuilder,
+    future::pending,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     os::unix::fs::DirBuilderExt,
@@ -23,6 +24,7 @@ use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
+    task::JoinSet,
 };
 
 use crate::{
@@ -66,6 +68,9 @@ pub enum ServiceError {
     /// Certificates can't be used.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
+    /// A part that runs as long as the relay does has failed.
+    #[error("a part of the relay has failed, which ends it: {0}")]
+    Part(String),
 }
 
 fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> ServiceError {
@@ -92,7 +97,7 @@ struct Steered {
 /// from then on.
 ///
 /// # Errors
-/// See [`ServiceError`]; only before it is ready.
+/// See [`ServiceError`]; once it is ready, only when a part of it has failed.
 pub fn run(config: &Config) -> Result<(), ServiceError> {
     raise_descriptor_limit(privileges::DESCRIPTORS);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -222,21 +227,21 @@ async fn serve(
         .map_or(&[][..], |deliver| &deliver.clients);
     let store = Store::open(&config.tls, clients, reload.subscribe())?;
     let listener = UnixListener::from_std(sockets.metrics).map_err(failed("serve metrics"))?;
-    tokio::spawn(metrics::serve(listener, metrics.clone()));
+    let mut running = Running::default();
+    running.spawn(metrics::serve(listener, metrics.clone()));
     let base = Base {
         config,
         store,
         metrics,
         report,
     };
-    let mut channels = Channels::default();
     if let Some(deliver) = &config.deliver {
-        base.start_deliver(deliver, sockets.peers, &mut channels)?;
+        base.start_deliver(deliver, sockets.peers, &mut running)?;
     }
     if let (Some(egress), Some(steered)) = (&config.egress, steered) {
-        base.start_egress(egress, steered.entrances, &mut channels)?;
+        base.start_egress(egress, steered.entrances, &mut running)?;
         let metrics = base.metrics.clone();
-        tokio::spawn(steering::upkeep::keep(
+        running.spawn(steering::upkeep::keep(
             egress.clone(),
             steered.told,
             metrics,
@@ -251,39 +256,50 @@ async fn serve(
     let [terminate, interrupt] = &mut ends[..] else {
         return Ok(());
     };
-    loop {
+    let outcome = loop {
         tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            _ = terminate.recv() => break Ok(()),
+            _ = interrupt.recv() => break Ok(()),
             _ = hangup.recv() => reload.send_modify(|count| *count += 1),
+            error = running.failed() => break Err(error),
         }
-    }
+    };
     tracing::info!("the relay ends; what is steered to it is dropped until it comes back");
     notify(sd_notify::NotifyState::Stopping);
-    channels.leave().await;
+    running.leave().await;
     let socket = metrics::socket(&config.folder);
     if let Err(error) = std::fs::remove_file(&socket) {
         tracing::warn!(%error, "removing the socket for metrics failed");
     }
-    Ok(())
+    outcome
 }
 
-/// What other relays have to be told of when we end.
+/// What runs as long as the relay does.
 #[derive(Default)]
-struct Channels {
+struct Running {
+    /// None of them ends by itself.
+    tasks: JoinSet<()>,
     endpoints: Vec<quinn::Endpoint>,
-    /// Who makes a channel again that has ended.
-    keepers: Vec<tokio::task::JoinHandle<()>>,
 }
 
-impl Channels {
-    /// Ends all QUIC connections so that the other sides know: they would wait for us otherwise.
-    async fn leave(self) {
-        for keeper in self.keepers {
-            keeper.abort();
-            // One that is at work at this moment would otherwise still warn of what we do next.
-            let _ = keeper.await;
+impl Running {
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task);
+    }
+
+    /// Waits until a part has failed: whoever looks after the process starts it anew, with all parts.
+    async fn failed(&mut self) -> ServiceError {
+        match self.tasks.join_next().await {
+            Some(Err(error)) => ServiceError::Part(error.to_string()),
+            Some(Ok(())) => ServiceError::Part("it has ended".to_owned()),
+            None => pending().await,
         }
+    }
+
+    /// Ends all, and the QUIC connections so that the other sides know: they would wait for us otherwise.
+    async fn leave(mut self) {
+        // Also waits for them: one that is at work at this moment would otherwise still warn of what we do next.
+        self.tasks.shutdown().await;
         for endpoint in &self.endpoints {
             endpoint.close(quinn::VarInt::from_u32(0), b"the relay ends");
         }
@@ -309,7 +325,7 @@ impl Base<'_> {
         &self,
         deliver: &Deliver,
         sockets: Vec<(TcpListener, UdpSocket)>,
-        channels: &mut Channels,
+        running: &mut Running,
     ) -> Result<(), ServiceError> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
@@ -325,12 +341,12 @@ impl Base<'_> {
         });
         for (tcp, udp) in sockets {
             let listener = tokio::net::TcpListener::from_std(tcp).map_err(failed("listen"))?;
-            tokio::spawn(deliver::serve_tls(destination.clone(), listener));
+            running.spawn(deliver::serve_tls(destination.clone(), listener));
             let credentials = self.store.current()?;
             let server = quinn::ServerConfig::with_crypto(credentials.quic_server.clone());
             let endpoint = endpoint(udp, Some(server))?;
-            channels.endpoints.push(endpoint.clone());
-            tokio::spawn(deliver::serve_quic(destination.clone(), endpoint));
+            running.endpoints.push(endpoint.clone());
+            running.spawn(deliver::serve_quic(destination.clone(), endpoint));
         }
         Ok(())
     }
@@ -339,7 +355,7 @@ impl Base<'_> {
         &self,
         egress: &Egress,
         sockets: Vec<EntranceSockets>,
-        channels: &mut Channels,
+        running: &mut Running,
     ) -> Result<(), ServiceError> {
         let limits = self.config.limits.clone();
         let mut links = Vec::new();
@@ -351,7 +367,7 @@ impl Base<'_> {
             };
             let socket = quic_socket(SocketAddr::new(any, 0)).map_err(failed("open a socket"))?;
             let endpoint = endpoint(socket, None)?;
-            channels.endpoints.push(endpoint.clone());
+            running.endpoints.push(endpoint.clone());
             links.push(Arc::new(Link::new(
                 peer.clone(),
                 endpoint,
@@ -374,33 +390,32 @@ impl Base<'_> {
         for (via, link) in host.links.iter().enumerate() {
             let (link, host, flows) = (link.clone(), host.clone(), flows.clone());
             let seed = egress.seed;
-            let keeper = tokio::spawn(async move {
+            running.spawn(async move {
                 link.keep(seed, |incoming| {
                     egress::udp::answer(host.clone(), flows.clone(), via, incoming)
                 })
                 .await;
             });
-            channels.keepers.push(keeper);
         }
         if let Some(daemon) = egress.daemon.clone() {
             let (host, metrics) = (host.clone(), self.metrics.clone());
-            tokio::spawn(children::keep(
+            running.spawn(children::keep(
                 egress.clone(),
                 daemon.clone().into(),
                 metrics,
             ));
-            tokio::spawn(async move { host.senders.keep(&daemon).await });
+            running.spawn(async move { host.senders.keep(&daemon).await });
         }
         for (entrance, tcp, udp) in sockets {
-            tokio::spawn(egress::tcp::serve(host.clone(), tcp, entrance));
-            tokio::spawn(egress::udp::serve(
+            running.spawn(egress::tcp::serve(host.clone(), tcp, entrance));
+            running.spawn(egress::udp::serve(
                 host.clone(),
                 flows.clone(),
                 udp,
                 entrance,
             ));
         }
-        tokio::spawn(async move { flows.keep(&host).await });
+        running.spawn(async move { flows.keep(&host).await });
         Ok(())
     }
 }
@@ -418,5 +433,28 @@ fn endpoint(
 fn notify(state: sd_notify::NotifyState) {
     if let Err(error) = sd_notify::notify(false, &[state]) {
         tracing::warn!(%error, "systemd couldn't be told how the relay is");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_part_that_fails_is_told_and_one_that_runs_is_ended() {
+        let mut running = Running::default();
+        let (sender, receiver) = tokio::sync::oneshot::channel::<()>();
+        running.spawn(async move {
+            let _kept = sender;
+            pending().await
+        });
+        running.spawn(async { panic!("a test says so") });
+        let error = running.failed().await.to_string();
+        assert!(
+            error.contains("which ends it") && error.contains("a test says so"),
+            "{error}"
+        );
+        running.leave().await;
+        assert!(receiver.await.is_err(), "it still runs");
     }
 }
