@@ -135,7 +135,8 @@ fn a_service_that_ends_impairs_nothing_more() {
             };
             let impairment = "delay 10ms".parse().unwrap();
             let set = client.set(&near, &Owner::User { uid: 0 }, &impairment);
-            client.clear(&far, true).unwrap();
+            // With the last one the process ends, perhaps before it has answered.
+            let _ = client.clear(&far, true);
             ending.join().unwrap();
             set
         });
