@@ -174,7 +174,7 @@ fn a_second_daemon_on_one_state_folder_is_refused() {
         let daemon = start(lab);
         let config = lab.folder().join("second.toml");
         let text = format!(
-            "socket = {:?}\nstate_dir = {:?}\ninstance = \"refusals\"\n",
+            "socket = {:?}\nstate_dir = {:?}\ninstance = \"others\"\n",
             lab.folder().join("second.sock"),
             daemon.state_folder()
         );

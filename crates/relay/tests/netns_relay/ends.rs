@@ -5,7 +5,7 @@ use std::{
     net::{SocketAddr, TcpListener, TcpStream},
 };
 
-use sandwire_testlab::lab;
+use sandwire_testlab::{command, lab};
 
 use super::{DEADLINE, PATIENCE, ask};
 use crate::stage::{DESTINATIONS, MARKER, Stage, wait_for};
@@ -23,6 +23,12 @@ fn connection(stage: &Stage) -> [TcpStream; 2] {
     callee.read_exact(&mut [0]).unwrap();
     callee.write_all(b"!").unwrap();
     caller.read_exact(&mut [0]).unwrap();
+    // What is on its way when the other end goes is TCP's to send again, for a quarter of an hour.
+    wait_for("all is acknowledged", || {
+        let sockets = command::run("ss -Htn").unwrap() + &stage.in_peer("ss -Htn");
+        let unacknowledged = |line: &str| line.split_whitespace().nth(2) != Some("0");
+        !sockets.lines().any(unacknowledged)
+    });
     [caller, callee]
 }
 
