@@ -130,16 +130,22 @@ fn a_relay_that_would_carry_its_own_connections_says_so() {
     });
 }
 
+/// Both relays run, and datagrams pass.
+fn with_udp_redirected() -> Stage {
+    let mut stage = Stage::build("auto");
+    stage.redirect_udp();
+    stage.start_peer();
+    stage.start_host();
+    stage.inside_box(by_udp);
+    stage
+}
+
 /// An ICMP error has the beginning of what it is about, which is an answer that came inside TLS.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn errors_about_late_answers_take_nothing_of_them_out() {
     lab::run_within(DEADLINE, |_| {
-        let mut stage = Stage::build("auto");
-        stage.redirect_udp();
-        stage.start_peer();
-        stage.start_host();
-        stage.inside_box(by_udp);
+        let stage = with_udp_redirected();
         let capture = stage.capture();
         let leave = format!(
             "python3 -c 'import socket, time\n\
@@ -172,11 +178,7 @@ fn errors_about_late_answers_take_nothing_of_them_out() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn port_0_is_no_way_past_a_redirect_of_all_ports() {
     lab::run_within(DEADLINE, |_| {
-        let mut stage = Stage::build("auto");
-        stage.redirect_udp();
-        stage.start_peer();
-        stage.start_host();
-        stage.inside_box(by_udp);
+        let stage = with_udp_redirected();
         let capture = stage.capture();
         let send = format!(
             "python3 -c 'import socket, struct\n\
