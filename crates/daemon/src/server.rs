@@ -21,7 +21,6 @@ use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::process::geteuid;
 use sandwire_slot::service::Caller;
-use sandwire_vsock_host::listener::refuse_descriptors;
 use tokio::{
     net::{UnixListener, UnixStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
@@ -52,11 +51,6 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\n\
 
 /// Serves until `stop` is true, then finishes the requests that run.
 pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
-    if !refuse_descriptors(&listener) {
-        tracing::debug!(
-            "callers can send descriptors along, which this kernel closes as they are read"
-        );
-    }
     let permits = usize::try_from(CONNECTIONS_MAX).expect("a small number");
     let slots = Arc::new(Semaphore::new(permits));
     let users = Arc::new(Users::default());

@@ -10,6 +10,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use sandwire_vsock_host::listener::refuse_descriptors;
+
 use crate::config::SocketConfig;
 
 /// Why the daemon can't listen.
@@ -59,7 +61,7 @@ pub(crate) fn bind(config: &SocketConfig) -> Result<UnixListener, SocketError> {
     let path = &config.path;
     prepare(config)?;
 
-    // It gets its permissions under a name that nobody connects to, then its own name.
+    // It gets its permissions, and refuses descriptors, under a name that nobody connects to, then its own name.
     let mut temporary = OsString::from(path);
     temporary.push(".new");
     let temporary = PathBuf::from(temporary);
@@ -70,6 +72,11 @@ pub(crate) fn bind(config: &SocketConfig) -> Result<UnixListener, SocketError> {
         _ => {}
     }
     let listener = UnixListener::bind(&temporary).map_err(cannot("listen on", &temporary))?;
+    if !refuse_descriptors(&listener) {
+        tracing::debug!(
+            "callers can send descriptors along, which this kernel closes as they are read"
+        );
+    }
     fs::set_permissions(&temporary, fs::Permissions::from_mode(config.mode))
         .map_err(cannot("change the mode of", &temporary))?;
     if config.uid.is_some() || config.gid.is_some() {

@@ -59,12 +59,25 @@ pub enum ListenerError {
     },
 }
 
+/// What becomes of descriptors that a caller sends along.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Descriptors {
+    /// They are part of the protocol.
+    Taken,
+    /// [`refuse_descriptors`], from the first caller on.
+    Refused,
+}
+
 /// Listens on a path, without blocking. A socket file that nobody listens on any more is replaced.
 ///
 /// # Errors
 /// A path that is too long or taken, and whatever else the kernel says. Nothing was removed then but such a
 /// left-over.
-pub fn listen_on(path: &Path, kind: VsockType) -> Result<OwnedFd, ListenerError> {
+pub fn listen_on(
+    path: &Path,
+    kind: VsockType,
+    descriptors: Descriptors,
+) -> Result<OwnedFd, ListenerError> {
     let length = path.as_os_str().len();
     if length > PATH_MAX {
         return Err(ListenerError::TooLong {
@@ -87,13 +100,17 @@ pub fn listen_on(path: &Path, kind: VsockType) -> Result<OwnedFd, ListenerError>
         }
         outcome => outcome.map_err(refused)?,
     }
+    // Who connects is asked what the listener was asked by then.
+    if descriptors == Descriptors::Refused {
+        refuse_descriptors(&socket);
+    }
     listen(&socket, BACKLOG).map_err(refused)?;
     Ok(socket)
 }
 
 /// Has the kernel refuse descriptors that somebody sends along, before they are ours to close: closing one may wait for as
-/// long as its sender likes (a TCP socket that lingers, a file of its own FUSE). Who is accepted by a listener is asked
-/// the same. Whether the kernel does; before 6.16 it has no such option.
+/// long as its sender likes (a TCP socket that lingers, a file of its own FUSE). Who connects to a listener from then on is
+/// asked the same, so it comes before `listen`. Whether the kernel does; before 6.16 it has no such option.
 pub fn refuse_descriptors(socket: impl AsFd) -> bool {
     let refuse: libc::c_int = 0;
     // SAFETY: the option takes an int, which lives through the call.
@@ -175,16 +192,18 @@ mod tests {
     fn a_left_over_is_replaced_and_a_listener_is_not() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("s");
-        let first = listen_on(&path, VsockType::Stream).expect("a first listener");
+        let first =
+            listen_on(&path, VsockType::Stream, Descriptors::Refused).expect("a first listener");
         for kind in [VsockType::Stream, VsockType::Seqpacket] {
-            let error = listen_on(&path, kind).expect_err("it is taken");
+            let error = listen_on(&path, kind, Descriptors::Refused).expect_err("it is taken");
             assert!(matches!(error, ListenerError::InUse(_)), "{error}");
         }
         let called = accept_with(&first, SocketFlags::CLOEXEC).err();
         assert_eq!(called, Some(Errno::AGAIN), "it has nobody to serve");
         drop(first);
         assert!(path.exists(), "the file outlives its listener");
-        let _second = listen_on(&path, VsockType::Stream).expect("a second listener");
+        let _second =
+            listen_on(&path, VsockType::Stream, Descriptors::Refused).expect("a second listener");
         UnixStream::connect(&path).expect("connecting to the second");
     }
 
@@ -193,7 +212,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("s");
         fs::write(&path, "precious").expect("writing it");
-        let error = listen_on(&path, VsockType::Stream).expect_err("it is no socket");
+        let error =
+            listen_on(&path, VsockType::Stream, Descriptors::Refused).expect_err("it is no socket");
         assert!(matches!(error, ListenerError::NotASocket(_)), "{error}");
         assert_eq!(fs::read(&path).expect("reading it"), b"precious");
     }
@@ -201,7 +221,8 @@ mod tests {
     #[test]
     fn a_path_that_does_not_fit_is_refused_with_its_length() {
         let path = PathBuf::from(format!("/{}", "x".repeat(107)));
-        let error = listen_on(&path, VsockType::Stream).expect_err("it doesn't fit");
+        let error =
+            listen_on(&path, VsockType::Stream, Descriptors::Refused).expect_err("it doesn't fit");
         assert!(error.to_string().contains("108 bytes long, 107"), "{error}");
     }
 }

@@ -23,13 +23,16 @@ use sandwire_api::{
     lease::{AcquireLease, ReleaseOutcome},
     trace::TraceLine,
 };
+use sandwire_vsock_host::listener::refuse_descriptors;
 use tempfile::TempDir;
 use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
+    config::SocketConfig,
     http::{self, App},
     model::{self, ModelNetwork},
+    socket,
 };
 
 struct Lab {
@@ -52,7 +55,15 @@ impl Lab {
         let (slots, network) = model::open(folder.path());
         model::fill(&slots, spec);
         let socket = folder.path().join("s.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
+        let config = SocketConfig {
+            path: socket.clone(),
+            mode: 0o600,
+            uid: None,
+            gid: None,
+        };
+        let listener = socket::bind(&config).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let listener = UnixListener::from_std(listener).unwrap();
         let (stop, stopped) = watch::channel(false);
         let router = http::router(App::new(slots, false));
         Self {

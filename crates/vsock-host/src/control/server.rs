@@ -22,7 +22,7 @@ use super::{REQUEST_MAX, RefusalCode, Request, Response};
 use crate::{
     address::VmKey,
     capture::{SNAP_LENGTH, Sink},
-    listener::{ACCEPT_PAUSE, ListenerError, is_callers_own, listen_on},
+    listener::{ACCEPT_PAUSE, Descriptors, ListenerError, is_callers_own, listen_on},
     readiness::{Interest, Poller, Ready},
     service::channels::{ChannelError, Channels},
 };
@@ -62,7 +62,7 @@ impl Server {
     /// Another service there, mostly.
     pub fn listen(path: &Path, first_token: u64) -> Result<Self, ListenerError> {
         Ok(Self {
-            listener: listen_on(path, VsockType::Stream)?,
+            listener: listen_on(path, VsockType::Stream, Descriptors::Taken)?,
             known: [0, geteuid().as_raw(), geteuid().as_raw()],
             peers: HashMap::new(),
             pause: None,

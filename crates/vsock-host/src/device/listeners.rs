@@ -8,7 +8,7 @@ use std::os::{
 use rustix::{event::epoll::EventFlags, io::Errno};
 
 use super::{Context, Token, Vm};
-use crate::listener::{ACCEPT_PAUSE, is_callers_own, refuse_descriptors};
+use crate::listener::{ACCEPT_PAUSE, is_callers_own};
 
 /// The three sockets of a guest.
 #[derive(Debug)]
@@ -21,8 +21,6 @@ pub(super) struct Listeners {
 impl Listeners {
     /// Has all of them reported; which one can't be, and why.
     pub(super) fn watch(&self, slot: u32, context: &Context) -> Result<(), (&'static str, Errno)> {
-        refuse_descriptors(&self.stream);
-        refuse_descriptors(&self.seqpacket);
         for (which, token) in [
             ("vhost-user", Token::VmmListener(slot)),
             ("stream", Token::StreamListener(slot)),

@@ -29,7 +29,7 @@ use crate::{
     directory::{Directory, DirectoryError, host_path},
     lifeline::Lifeline,
     limits::Limits,
-    listener::{self, ListenerError, listen_on, refuse_descriptors},
+    listener::{self, Descriptors, ListenerError, listen_on},
     rate::Rate,
     readiness::{Interest, Poller, Waker},
     statistics::VmCounters,
@@ -328,11 +328,10 @@ impl Router {
     fn bind_one(&mut self, setup: &HybridSetup, port: u32) -> Result<u64, RouterError> {
         let vm = setup.key.clone();
         let path = host_path(&setup.socket, port);
-        let socket = match listen_on(&path, VsockType::Stream) {
+        let socket = match listen_on(&path, VsockType::Stream, Descriptors::Refused) {
             Ok(socket) => socket,
             Err(source) => return Err(RouterError::Listen { vm, port, source }),
         };
-        refuse_descriptors(&socket);
         let number = self.number();
         if let Err(source) = self.poller.add(&socket, number * 2, Interest::READ) {
             let _ = listener::remove(&path);

@@ -28,7 +28,7 @@ use crate::{
     hybrid::router::{self, HybridSetup, RouterCommand, RouterError, RouterHandle},
     lifeline::Lifeline,
     limits::LimitsError,
-    listener::{self, ListenerError, PATH_MAX, listen_on},
+    listener::{self, Descriptors, ListenerError, PATH_MAX, listen_on},
     policy::{self, PolicyError},
     readiness::Waker,
     state::{State, StateError},
@@ -523,15 +523,24 @@ fn check(spec: &VmSpec) -> Result<(), ChannelError> {
 
 /// Makes the three sockets of a guest, or none.
 fn listen(spec: &VmSpec, counters: Arc<VmCounters>) -> Result<VmSetup, ChannelError> {
-    let one = |path: PathBuf, kind| {
-        listen_on(&path, kind).map_err(|source| ChannelError::Listen {
+    let one = |path: PathBuf, kind, descriptors| {
+        listen_on(&path, kind, descriptors).map_err(|source| ChannelError::Listen {
             vm: spec.key.clone(),
             source,
         })
     };
-    let vhost = one(spec.vhost_socket(), VsockType::Stream)?;
-    let rest = one(spec.stream_socket(), VsockType::Stream).and_then(|stream| {
-        let seqpacket = one(spec.seqpacket_socket(), VsockType::Seqpacket);
+    let vhost = one(spec.vhost_socket(), VsockType::Stream, Descriptors::Taken)?;
+    let rest = one(
+        spec.stream_socket(),
+        VsockType::Stream,
+        Descriptors::Refused,
+    )
+    .and_then(|stream| {
+        let seqpacket = one(
+            spec.seqpacket_socket(),
+            VsockType::Seqpacket,
+            Descriptors::Refused,
+        );
         if seqpacket.is_err() {
             remove_socket(&spec.stream_socket());
         }

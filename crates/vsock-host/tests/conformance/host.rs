@@ -26,7 +26,7 @@ use sandwire_vsock_host::{
     directory::{Directory, Face, Placement},
     lifeline::Lifeline,
     limits::Limits,
-    listener::listen_on,
+    listener::{Descriptors, listen_on},
     statistics::VmCounters,
     worker::{self, Command, VmSetup, WorkerHandle, WorkerSettings},
 };
@@ -205,15 +205,17 @@ impl Drop for Host {
 
 impl Vm {
     fn serve(&self, limits: Limits) {
-        let listener =
-            |path: PathBuf, kind| listen_on(&path, kind).expect("listening on a guest's socket");
+        let listener = |path: PathBuf, kind, descriptors| {
+            listen_on(&path, kind, descriptors).expect("listening on a guest's socket")
+        };
+        let (taken, refused) = (Descriptors::Taken, Descriptors::Refused);
         let setup = VmSetup {
             key: self.key.clone(),
             cid: 3,
             limits,
-            vhost_listener: listener(self.vhost_socket(), VsockType::Stream).into(),
-            stream_listener: listener(self.stream_socket(), VsockType::Stream),
-            seqpacket_listener: listener(self.seqpacket_socket(), VsockType::Seqpacket),
+            vhost_listener: listener(self.vhost_socket(), VsockType::Stream, taken).into(),
+            stream_listener: listener(self.stream_socket(), VsockType::Stream, refused),
+            seqpacket_listener: listener(self.seqpacket_socket(), VsockType::Seqpacket, refused),
             counters: self.counters.clone(),
         };
         let (sender, receiver) = mpsc::sync_channel(1);
@@ -391,7 +393,7 @@ pub(crate) fn echo(stream: UnixStream) -> JoinHandle<()> {
 }
 
 pub(crate) fn seqpacket_listener(path: &Path) -> OwnedFd {
-    listen_on(path, VsockType::Seqpacket).expect("listening for messages")
+    listen_on(path, VsockType::Seqpacket, Descriptors::Refused).expect("listening for messages")
 }
 
 /// A listener whose backlog is full after one connection.
