@@ -22,7 +22,7 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerifier},
         verify_server_name,
     },
-    crypto::{CryptoProvider, ring},
+    crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject},
     server::{
         ParsedCertificate, WebPkiClientVerifier,
@@ -236,7 +236,7 @@ impl Source {
         key: PrivateKeyDer<'static>,
         roots: Arc<RootCertStore>,
     ) -> Result<Credentials, String> {
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(aws_lc_rs::default_provider());
         let text = |error: rustls::Error| error.to_string();
         let server_verifier =
             WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone())

@@ -66,7 +66,7 @@ fn client(stage: &Stage) -> quinn::ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(certificates("authority.pem"));
     let key = PrivateKeyDer::from_pem_slice(&stage.read("host.key")).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .unwrap()
