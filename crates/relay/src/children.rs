@@ -13,7 +13,7 @@ use sandwire_api::{
     pool::{AddressPlan, Pool, PoolSpec},
 };
 use serde::Serialize;
-use tokio::time::sleep;
+use tokio::{sync::watch, time::sleep};
 
 use crate::{
     config::{Egress, Origin, Redirect},
@@ -115,11 +115,16 @@ pub async fn ask(egress: &Egress, daemon: &Path) -> Result<Vec<NotRelayed>, Clie
 }
 
 /// Logs each once, and counts them, for ever.
-pub(crate) async fn keep(egress: Egress, daemon: Arc<Path>, metrics: Arc<Metrics>) {
+pub(crate) async fn keep(
+    egress: watch::Receiver<Arc<Egress>>,
+    daemon: Arc<Path>,
+    metrics: Arc<Metrics>,
+) {
     let mut told = BTreeSet::new();
     loop {
         // Who asks for leases says why the daemon doesn't answer.
-        if let Ok(found) = ask(&egress, &daemon).await {
+        let now = egress.borrow().clone();
+        if let Ok(found) = ask(&now, &daemon).await {
             metrics.pools_not_relayed.set(found.len() as u64);
             for found in found {
                 if !told.contains(&found) {

@@ -3,12 +3,14 @@
 //! Texts become checked values here, and each error names the key that it is about. What is in other files
 //! (certificates, cgroups) is looked at when it is used.
 
+mod change;
 mod ports;
 mod text;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -56,7 +58,7 @@ pub enum ConfigError {
 }
 
 /// Everything that the relay is told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Folder of the socket for metrics.
     pub folder: PathBuf,
@@ -111,7 +113,7 @@ pub struct Limits {
 }
 
 /// The host's side.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Egress {
     /// Ports of ours, TCP and UDP, on the loopback: this one for senders with addresses, those after it for
     /// cgroups.
@@ -129,7 +131,7 @@ pub struct Egress {
 }
 
 /// A relay that delivers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Its name here.
     pub name: String,
@@ -155,10 +157,10 @@ pub enum Transport {
 }
 
 /// A sender that is no lease.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sender {
     /// What it is called.
-    pub name: String,
+    pub name: Arc<str>,
     /// How it is known.
     pub origin: Origin,
 }
@@ -170,8 +172,13 @@ pub enum Origin {
     Forwarded(Vec<IpNet>),
     /// Processes of this host send from these addresses: an identity.
     Identity(Vec<IpNet>),
-    /// Processes of this cgroup, or of one below it.
-    Cgroup(PathBuf),
+    /// Processes of a cgroup, or of one below it.
+    Cgroup {
+        /// The cgroup.
+        path: PathBuf,
+        /// Which of the ports after [`Egress::listen_port`] is its own, from 1. It keeps it as long as the relay runs.
+        place: u16,
+    },
 }
 
 impl Origin {
@@ -182,13 +189,13 @@ impl Origin {
             Self::Forwarded(prefixes) | Self::Identity(prefixes) => {
                 prefixes.iter().any(|prefix| prefix.contains(&address))
             }
-            Self::Cgroup(_) => false,
+            Self::Cgroup { .. } => false,
         }
     }
 }
 
 /// What is redirected, and by whom it is delivered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redirect {
     /// Sources of packets that come in.
     pub from: Vec<IpNet>,
@@ -205,7 +212,7 @@ pub struct Redirect {
 }
 
 /// The peer's side.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Deliver {
     /// Where to listen, by UDP and TCP.
     pub listen: Vec<SocketAddr>,

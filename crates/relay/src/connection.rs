@@ -36,8 +36,14 @@ struct Entry<'a> {
 }
 
 impl Books<'_> {
-    /// Carries bytes until both ends are closed or one is cut.
-    pub(crate) async fn carry(self, subject: &Subject, plain: (Plain, TcpStream), secure: Secure) {
+    /// Carries bytes until both ends are closed, one is cut, or there is a reason to cut it.
+    pub(crate) async fn carry(
+        self,
+        subject: &Subject,
+        plain: (Plain, TcpStream),
+        secure: Secure,
+        reason: impl Future<Output = String>,
+    ) {
         let (side, stream) = plain;
         self.metrics.connections.add(1);
         self.metrics.connections_open.add(1);
@@ -48,7 +54,7 @@ impl Books<'_> {
             progress: Progress::new(),
             outcome: "cut",
         };
-        let carried = pump::carry(stream, secure, self.limits, &entry.progress).await;
+        let carried = pump::carry(stream, secure, self.limits, &entry.progress, reason).await;
         match carried {
             Ok(()) => entry.outcome = "closed",
             Err(reason) => {

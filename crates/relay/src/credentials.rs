@@ -84,6 +84,9 @@ pub struct Credentials {
     pub(crate) quic_server: Arc<QuicServerConfig>,
 }
 
+/// Names of which a caller must have one.
+pub type Clients = Arc<[ServerName<'static>]>;
+
 type State = Result<Arc<Credentials>, CredentialsError>;
 
 /// The credentials of now.
@@ -93,25 +96,23 @@ pub struct Store {
 }
 
 impl Store {
-    /// Reads the files and goes on looking at them, in a task of its own. `clients` are the names of which a
-    /// caller must have one.
+    /// Reads the files and goes on looking at them, in a task of its own, and at once when `clients` are told.
     ///
     /// # Errors
     /// What is in the files can't be used now.
     pub fn open(
         files: &TlsFiles,
-        clients: &[ServerName<'static>],
-        reload: watch::Receiver<u64>,
+        clients: watch::Receiver<Clients>,
     ) -> Result<Self, CredentialsError> {
         let source = Source {
             files: files.clone(),
-            clients: clients.to_vec(),
+            clients,
         };
         // Before they are read: what changes meanwhile is read again.
         let seen = source.stamps();
         let first = Arc::new(source.load(0)?);
         let (sender, state) = watch::channel(Ok(first.clone()));
-        tokio::spawn(source.keep(first, seen, sender, reload));
+        tokio::spawn(source.keep(first, seen, sender));
         Ok(Self { state })
     }
 
@@ -134,23 +135,22 @@ type Stamps = Vec<Option<SystemTime>>;
 
 struct Source {
     files: TlsFiles,
-    clients: Vec<ServerName<'static>>,
+    clients: watch::Receiver<Clients>,
 }
 
 impl Source {
     async fn keep(
-        self,
+        mut self,
         mut current: Arc<Credentials>,
         mut seen: Stamps,
         sender: watch::Sender<State>,
-        mut reload: watch::Receiver<u64>,
     ) {
         let mut number = 0;
         let mut failing_since: Option<SystemTime> = None;
         loop {
             tokio::select! {
                 () = sleep(LOOK) => {}
-                changed = reload.changed() => if changed.is_ok() { seen.clear() },
+                changed = self.clients.changed() => if changed.is_ok() { seen.clear() },
                 () = sender.closed() => return,
             }
             let now = SystemTime::now();
@@ -247,7 +247,7 @@ impl Source {
             .map_err(|error| error.to_string())?;
         let client_verifier: Arc<dyn ClientCertVerifier> = Arc::new(NamedClients {
             by_chain,
-            names: self.clients.clone(),
+            names: self.clients.borrow().clone(),
         });
         let mut client = client_builder(&provider)
             .map_err(text)?
@@ -353,7 +353,7 @@ fn has_name(certificate: &ParsedCertificate<'_>, name: &ServerName<'_>) -> bool 
 #[derive(Debug)]
 struct NamedClients {
     by_chain: Arc<dyn ClientCertVerifier>,
-    names: Vec<ServerName<'static>>,
+    names: Clients,
 }
 
 impl ClientCertVerifier for NamedClients {
@@ -521,8 +521,8 @@ mod tests {
             key: path("key"),
             authorities: path("authorities"),
         };
-        let reload = watch::Sender::new(0);
-        let store = Store::open(&files, &[], reload.subscribe()).unwrap();
+        let clients = watch::Sender::new(Clients::default());
+        let store = Store::open(&files, clients.subscribe()).unwrap();
         // The kernel's clock for files is coarse; nothing else runs until we wait.
         std::thread::sleep(Duration::from_millis(50));
         write(folder.path(), &authority);

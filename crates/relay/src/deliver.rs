@@ -9,6 +9,7 @@ use rustls::pki_types::CertificateDer;
 use tokio::{
     io::AsyncWriteExt,
     net::{TcpListener, TcpStream},
+    sync::watch,
     time::{sleep, timeout},
 };
 
@@ -36,7 +37,8 @@ pub(crate) const CHANNELS_MAX: usize = 128;
 
 /// What all connections need.
 pub(crate) struct Destination {
-    pub(crate) deliver: Deliver,
+    /// Where it may deliver now, and for whom.
+    pub(crate) deliver: watch::Sender<Arc<Deliver>>,
     pub(crate) limits: Limits,
     pub(crate) store: Store,
     pub(crate) connections: Quotas,
@@ -48,6 +50,11 @@ pub(crate) struct Destination {
 }
 
 impl Destination {
+    /// Where it may deliver now, and for whom.
+    fn now(&self) -> Arc<Deliver> {
+        self.deliver.borrow().clone()
+    }
+
     fn books(&self) -> Books<'_> {
         Books {
             limits: &self.limits,
@@ -58,7 +65,7 @@ impl Destination {
 
     fn caller(&self, chain: &[CertificateDer<'static>], address: SocketAddr, life: Life) -> Caller {
         Caller {
-            name: name_of(chain, &self.deliver.clients).into(),
+            name: name_of(chain, &self.now().clients).into(),
             address,
             life,
         }

@@ -154,7 +154,7 @@ impl Progress {
     }
 }
 
-/// Carries bytes until both directions have ended, or it has to be cut.
+/// Carries bytes until both directions have ended, or it has to be cut; also where there is a reason from outside.
 ///
 /// # Errors
 /// Why it was cut.
@@ -163,6 +163,7 @@ pub(crate) async fn carry(
     mut secure: Secure,
     limits: &Limits,
     progress: &Progress,
+    reason: impl Future<Output = String>,
 ) -> Result<(), String> {
     let buffer_bytes = limits.buffer_bytes;
     let life = secure.life.clone();
@@ -177,6 +178,7 @@ pub(crate) async fn carry(
         tokio::select! {
             outcome = both => outcome.map(drop).map_err(|error| error.to_string()),
             reason = life.end() => Err(reason),
+            reason = reason => Err(reason),
             () = progress.idle(limits.tcp_idle) => Err("it was silent for too long".to_owned()),
         }
     };

@@ -27,7 +27,7 @@ const REFRESH_MIN: Duration = Duration::from_millis(50);
 
 /// Who has which address.
 pub(crate) struct Senders {
-    fixed: Vec<(IpNet, Arc<str>)>,
+    fixed: RwLock<Vec<(IpNet, Arc<str>)>>,
     leases: RwLock<HashMap<IpAddr, Arc<str>>>,
     has_daemon: bool,
     wanted: Notify,
@@ -36,17 +36,8 @@ pub(crate) struct Senders {
 
 impl Senders {
     pub(crate) fn new(egress: &Egress) -> Self {
-        let mut fixed = Vec::new();
-        for sender in &egress.senders {
-            let name: Arc<str> = sender.name.as_str().into();
-            if let Origin::Forwarded(prefixes) | Origin::Identity(prefixes) = &sender.origin {
-                fixed.extend(prefixes.iter().map(|prefix| (*prefix, name.clone())));
-            }
-        }
-        // The longest prefix is the one that counts.
-        fixed.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.prefix_len()));
         Self {
-            fixed,
+            fixed: RwLock::new(fixed(egress)),
             leases: RwLock::default(),
             has_daemon: egress.daemon.is_some(),
             wanted: Notify::new(),
@@ -54,16 +45,20 @@ impl Senders {
         }
     }
 
+    /// Goes by the senders of another configuration from now on.
+    pub(crate) fn change(&self, egress: &Egress) {
+        *self.fixed.write().unwrap_or_else(PoisonError::into_inner) = fixed(egress);
+    }
+
     /// Who has an address, as far as is known now.
     pub(crate) fn find(&self, address: IpAddr) -> Option<Arc<str>> {
         let address = address.to_canonical();
-        let fixed = self
-            .fixed
-            .iter()
-            .find(|(prefix, _)| prefix.contains(&address));
-        if let Some((_, name)) = fixed {
+        let fixed = self.fixed.read().unwrap_or_else(PoisonError::into_inner);
+        let found = fixed.iter().find(|(prefix, _)| prefix.contains(&address));
+        if let Some((_, name)) = found {
             return Some(name.clone());
         }
+        drop(fixed);
         let leases = self.leases.read().unwrap_or_else(PoisonError::into_inner);
         let found = leases.get(&address).cloned();
         if found.is_none() && self.has_daemon {
@@ -111,6 +106,18 @@ impl Senders {
             let _ = timeout(REFRESH, self.wanted.notified()).await;
         }
     }
+}
+
+/// Senders of a configuration by address. The longest prefix comes first: it is the one that counts.
+fn fixed(egress: &Egress) -> Vec<(IpNet, Arc<str>)> {
+    let mut fixed = Vec::new();
+    for sender in &egress.senders {
+        if let Origin::Forwarded(prefixes) | Origin::Identity(prefixes) = &sender.origin {
+            fixed.extend(prefixes.iter().map(|prefix| (*prefix, sender.name.clone())));
+        }
+    }
+    fixed.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.prefix_len()));
+    fixed
 }
 
 fn by_address(leases: &[Lease]) -> HashMap<IpAddr, Arc<str>> {

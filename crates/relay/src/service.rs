@@ -2,8 +2,10 @@
 //!
 //! Start: configuration, then the kernel is told what to steer here, so that nothing leaves in the clear whatever fails
 //! after that; folder, sockets, then all privileges away that aren't needed, certificates, peers. SIGHUP has
-//! certificates read again; SIGTERM and SIGINT end it. What the kernel was told stays until the next start;
+//! certificates and configuration read again; SIGTERM and SIGINT end it. What the kernel was told stays until the next start;
 //! [`crate::steering::clear`] takes it away.
+
+mod reload;
 
 use std::{
     fs::DirBuilder,
@@ -22,22 +24,23 @@ use sandwire_kernel_net::{
 };
 use tokio::{
     net::UnixListener,
-    signal::unix::{SignalKind, signal},
-    sync::watch,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::{mpsc, watch},
     task::JoinSet,
 };
 
+use self::reload::{Live, LiveHost};
 use crate::{
     children::{self, NamedChild},
     config::{Config, Deliver, Egress},
     credentials::{CredentialsError, Store},
     deliver::{self, Destination, Quotas},
-    egress::{self, Host, udp::Flows},
+    egress::{Host, udp, udp::Flows},
     metrics::{self, Metrics},
     openings::Openings,
     privileges,
     report::Report,
-    senders::{Quota, Senders},
+    senders::Quota,
     steering::{self, Entrance, SteeringError, Told},
     transport::{peer::Link, quic_socket},
 };
@@ -78,8 +81,8 @@ fn failed(operation: impl Into<String>) -> impl FnOnce(io::Error) -> ServiceErro
     move |source| ServiceError::Start { operation, source }
 }
 
-/// An entrance's sockets of one IP version.
-type EntranceSockets = (Entrance, TcpListener, UdpSocket);
+/// An entrance's sockets of one IP version, by its place.
+type EntranceSockets = (u16, TcpListener, UdpSocket);
 
 /// Sockets that are opened while there are all privileges.
 struct Sockets {
@@ -94,11 +97,11 @@ struct Steered {
 }
 
 /// Runs the relay in this process until it is told to end by SIGTERM or SIGINT. Its capabilities are the relay's
-/// from then on.
+/// from then on. The configuration is of that file, which SIGHUP has read again.
 ///
 /// # Errors
 /// See [`ServiceError`]; once it is ready, only when a part of it has failed.
-pub fn run(config: &Config) -> Result<(), ServiceError> {
+pub fn run(config: &Config, path: &Path) -> Result<(), ServiceError> {
     raise_descriptor_limit(privileges::DESCRIPTORS);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -111,7 +114,7 @@ pub fn run(config: &Config) -> Result<(), ServiceError> {
     let is_host = steered.is_some();
     let outcome = steered
         .transpose()
-        .and_then(|steered| run_steered(config, &runtime, steered));
+        .and_then(|steered| run_steered((config, path), &runtime, steered));
     if outcome.is_err() && is_host && steering::is_told().unwrap_or(false) {
         tracing::error!(
             "what is redirected is dropped until the relay runs, or until `sandwire relay clear`"
@@ -121,7 +124,7 @@ pub fn run(config: &Config) -> Result<(), ServiceError> {
 }
 
 fn run_steered(
-    config: &Config,
+    (config, path): (&Config, &Path),
     runtime_of_socket: &tokio::runtime::Runtime,
     steered: Option<Steered>,
 ) -> Result<(), ServiceError> {
@@ -139,7 +142,7 @@ fn run_steered(
         .enable_all()
         .build()
         .map_err(failed("start threads"))?;
-    let outcome = runtime.block_on(serve(config, sockets, steered, metrics, report));
+    let outcome = runtime.block_on(serve((config, path), sockets, steered, metrics, report));
     // Whatever is still open is reset, and reported as cut.
     runtime.shutdown_timeout(Duration::from_secs(1));
     writer.finish(Duration::from_secs(1));
@@ -177,15 +180,24 @@ fn open_entrances(
 ) -> Result<Vec<EntranceSockets>, ServiceError> {
     let mut entrances = Vec::new();
     for entrance in steering::entrances(egress) {
-        for address in entrance.addresses() {
-            let tcp = transparent::tcp_listener(address)?;
-            let udp = transparent::udp_listener(address)?;
-            // Bursts wait here. Without the right to more, the usual has to do.
-            let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, buffer_bytes);
-            entrances.push((entrance, tcp, udp));
-        }
+        entrances.extend(open_entrance(entrance, buffer_bytes)?);
     }
     Ok(entrances)
+}
+
+fn open_entrance(
+    entrance: Entrance,
+    buffer_bytes: usize,
+) -> Result<Vec<EntranceSockets>, ServiceError> {
+    let mut sockets = Vec::new();
+    for address in entrance.addresses() {
+        let tcp = transparent::tcp_listener(address)?;
+        let udp = transparent::udp_listener(address)?;
+        // Bursts wait here. Without the right to more, the usual has to do.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, buffer_bytes);
+        sockets.push((entrance.place, tcp, udp));
+    }
+    Ok(sockets)
 }
 
 fn make_folder(folder: &Path) -> io::Result<()> {
@@ -209,23 +221,20 @@ fn open_sockets(config: &Config) -> Result<Sockets, ServiceError> {
 }
 
 async fn serve(
-    config: &Config,
+    (config, path): (&Config, &Path),
     sockets: Sockets,
     steered: Option<Steered>,
     metrics: Arc<Metrics>,
     report: Report,
 ) -> Result<(), ServiceError> {
-    let mut ends = Vec::new();
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        ends.push(signal(kind).map_err(failed("catch signals"))?);
-    }
-    let mut hangup = signal(SignalKind::hangup()).map_err(failed("catch signals"))?;
-    let reload = watch::Sender::new(0_u64);
-    let clients = config
-        .deliver
-        .as_ref()
-        .map_or(&[][..], |deliver| &deliver.clients);
-    let store = Store::open(&config.tls, clients, reload.subscribe())?;
+    let catch = |kind| signal(kind).map_err(failed("catch signals"));
+    let mut ends = [
+        catch(SignalKind::terminate())?,
+        catch(SignalKind::interrupt())?,
+    ];
+    let mut hangup = catch(SignalKind::hangup())?;
+    let clients = watch::Sender::new(reload::clients(config));
+    let store = Store::open(&config.tls, clients.subscribe())?;
     let listener = UnixListener::from_std(sockets.metrics).map_err(failed("serve metrics"))?;
     let mut running = Running::default();
     running.spawn(metrics::serve(listener, metrics.clone()));
@@ -235,17 +244,12 @@ async fn serve(
         metrics,
         report,
     };
+    let mut live = Live::new(path, config, clients);
     if let Some(deliver) = &config.deliver {
-        base.start_deliver(deliver, sockets.peers, &mut running)?;
+        live.destination = Some(base.start_deliver(deliver, sockets.peers, &mut running)?);
     }
     if let (Some(egress), Some(steered)) = (&config.egress, steered) {
-        base.start_egress(egress, steered.entrances, &mut running)?;
-        let metrics = base.metrics.clone();
-        running.spawn(steering::upkeep::keep(
-            egress.clone(),
-            steered.told,
-            metrics,
-        ));
+        live.host = Some(base.start_egress(egress, steered, &mut running)?);
     }
     tracing::info!(
         host = config.egress.is_some(),
@@ -253,15 +257,15 @@ async fn serve(
         "the relay is ready"
     );
     notify(sd_notify::NotifyState::Ready);
-    let [terminate, interrupt] = &mut ends[..] else {
-        return Ok(());
-    };
     let outcome = loop {
         tokio::select! {
-            _ = terminate.recv() => break Ok(()),
-            _ = interrupt.recv() => break Ok(()),
-            _ = hangup.recv() => reload.send_modify(|count| *count += 1),
+            () = told_to_end(&mut ends) => break Ok(()),
             error = running.failed() => break Err(error),
+            _ = hangup.recv() => {}
+        }
+        tokio::select! {
+            () = told_to_end(&mut ends) => break Ok(()),
+            () = live.reload(&mut running) => {}
         }
     };
     tracing::info!("the relay ends; what is steered to it is dropped until it comes back");
@@ -272,6 +276,13 @@ async fn serve(
         tracing::warn!(%error, "removing the socket for metrics failed");
     }
     outcome
+}
+
+async fn told_to_end([terminate, interrupt]: &mut [Signal; 2]) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
 }
 
 /// What runs as long as the relay does.
@@ -326,10 +337,10 @@ impl Base<'_> {
         deliver: &Deliver,
         sockets: Vec<(TcpListener, UdpSocket)>,
         running: &mut Running,
-    ) -> Result<(), ServiceError> {
+    ) -> Result<Arc<Destination>, ServiceError> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
-            deliver: deliver.clone(),
+            deliver: watch::Sender::new(Arc::new(deliver.clone())),
             connections: Quotas::new(limits.connections_per_sender, limits.connections_per_host),
             flows: Quotas::new(limits.flows_per_sender, limits.flows_per_host),
             channels: Quota::new(deliver::CHANNELS_MAX),
@@ -348,15 +359,15 @@ impl Base<'_> {
             running.endpoints.push(endpoint.clone());
             running.spawn(deliver::serve_quic(destination.clone(), endpoint));
         }
-        Ok(())
+        Ok(destination)
     }
 
     fn start_egress(
         &self,
         egress: &Egress,
-        sockets: Vec<EntranceSockets>,
+        steered: Steered,
         running: &mut Running,
-    ) -> Result<(), ServiceError> {
+    ) -> Result<LiveHost, ServiceError> {
         let limits = self.config.limits.clone();
         let mut links = Vec::new();
         for peer in &egress.peers {
@@ -376,47 +387,35 @@ impl Base<'_> {
                 self.metrics.clone(),
             )));
         }
-        let host = Arc::new(Host {
-            senders: Senders::new(egress),
-            connections: Quota::new(limits.connections_per_sender),
-            flows: Quota::new(limits.flows_per_sender),
-            limits,
-            links,
-            metrics: self.metrics.clone(),
-            report: self.report.clone(),
-            egress: egress.clone(),
-        });
+        let (metrics, report) = (self.metrics.clone(), self.report.clone());
+        let host = Arc::new(Host::new(egress.clone(), links, limits, metrics, report));
         let flows = Arc::new(Flows::new());
         for (via, link) in host.links.iter().enumerate() {
             let (link, host, flows) = (link.clone(), host.clone(), flows.clone());
             let seed = egress.seed;
             running.spawn(async move {
                 link.keep(seed, |incoming| {
-                    egress::udp::answer(host.clone(), flows.clone(), via, incoming)
+                    udp::answer(host.clone(), flows.clone(), via, incoming)
                 })
                 .await;
             });
         }
         if let Some(daemon) = egress.daemon.clone() {
             let (host, metrics) = (host.clone(), self.metrics.clone());
-            running.spawn(children::keep(
-                egress.clone(),
-                daemon.clone().into(),
-                metrics,
-            ));
+            let changes = host.changes();
+            running.spawn(children::keep(changes, daemon.clone().into(), metrics));
             running.spawn(async move { host.senders.keep(&daemon).await });
         }
-        for (entrance, tcp, udp) in sockets {
-            running.spawn(egress::tcp::serve(host.clone(), tcp, entrance));
-            running.spawn(egress::udp::serve(
-                host.clone(),
-                flows.clone(),
-                udp,
-                entrance,
-            ));
+        let (steering, changes) = mpsc::channel(1);
+        let keep = steering::upkeep::keep(host.now(), steered.told, changes, host.metrics.clone());
+        running.spawn(keep);
+        {
+            let (host, flows) = (host.clone(), flows.clone());
+            running.spawn(async move { flows.keep(&host).await });
         }
-        running.spawn(async move { flows.keep(&host).await });
-        Ok(())
+        let mut live = LiveHost::new(host, flows, steering);
+        live.take_entrances(steered.entrances, running);
+        Ok(live)
     }
 }
 

@@ -97,6 +97,8 @@ struct Part<'a> {
     forwarded: Vec<IpNet>,
     /// Sources of the host's own packets.
     own: Vec<IpNet>,
+    /// Places of cgroups that are senders.
+    places: Vec<u16>,
     to: Vec<IpNet>,
     /// The same for cgroups.
     to_from_here: Vec<IpNet>,
@@ -107,12 +109,12 @@ fn parts(egress: &Egress) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     for (redirect, number) in egress.redirects.iter().zip(1..) {
         let mut forwarded = redirect.from.clone();
-        let mut own = Vec::new();
+        let (mut own, mut places) = (Vec::new(), Vec::new());
         for sender in &redirect.senders {
             match &egress.senders[*sender].origin {
                 Origin::Forwarded(prefixes) => forwarded.extend(prefixes),
                 Origin::Identity(prefixes) => own.extend(prefixes),
-                Origin::Cgroup(_) => {}
+                Origin::Cgroup { place, .. } => places.push(*place),
             }
         }
         for family in Family::ALL {
@@ -122,6 +124,7 @@ fn parts(egress: &Egress) -> Vec<Part<'_>> {
                 family,
                 forwarded: of_family(&forwarded, family),
                 own: of_family(&own, family),
+                places: places.clone(),
                 to: of_family(&redirect.to, family),
                 to_from_here: of_family(&redirect.to_from_here(), family),
                 name: format!("{number}_{version}"),
@@ -275,10 +278,7 @@ impl Part<'_> {
     }
 
     fn write_cgroups(&self, batch: &mut Batch<'_>, cgroups: &[(CgroupNumber, Entrance)]) {
-        let of_redirect = |entrance: &Entrance| {
-            let sender = entrance.sender;
-            sender.is_some_and(|sender| self.redirect.senders.contains(&sender))
-        };
+        let of_redirect = |entrance: &Entrance| self.places.contains(&entrance.place);
         let wanted: Vec<_> = cgroups
             .iter()
             .filter(|(_, entrance)| of_redirect(entrance))
@@ -474,7 +474,7 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>
 
 /// Whether processes of this host are senders.
 fn has_own(egress: &Egress) -> bool {
-    let is_own = |origin: &Origin| matches!(origin, Origin::Identity(_) | Origin::Cgroup(_));
+    let is_own = |origin: &Origin| matches!(origin, Origin::Identity(_) | Origin::Cgroup { .. });
     egress.senders.iter().any(|sender| is_own(&sender.origin))
 }
 
@@ -525,9 +525,17 @@ pub(crate) struct Told {
 pub(crate) fn apply(egress: &Egress) -> Result<Told, SteeringError> {
     let cgroups = cgroups::present(egress);
     apply_present(egress, &cgroups)?;
-    cgroups::check(egress)?;
-    cgroups::check_own(egress)?;
+    check(egress)?;
     Ok(Told { cgroups })
+}
+
+/// Looks for what [`apply`] would find wrong after it has told the rest.
+///
+/// # Errors
+/// What is said to be a cgroup is none, or what the relay sends would come back to it.
+pub(crate) fn check(egress: &Egress) -> Result<(), SteeringError> {
+    cgroups::check(egress)?;
+    cgroups::check_own(egress)
 }
 
 /// Whether the kernel has been told anything that holds still.
@@ -684,7 +692,7 @@ mod tests {
         let egress = egress("senders = [\"batch\"]\nto = [\"0.0.0.0/0\"]");
         let entrances = entrances(&egress);
         assert_eq!(entrances.len(), 2);
-        assert_eq!((entrances[0].sender, entrances[1].sender), (None, Some(1)));
+        assert_eq!((entrances[0].place, entrances[1].place), (0, 1));
         assert_eq!(entrances[1].port, egress.listen_port + 1);
         assert_ne!(entrances[0].mark, entrances[1].mark);
         assert_ne!(entrances[0].mark, MARK_PASS);

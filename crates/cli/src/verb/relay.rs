@@ -37,8 +37,8 @@ pub(crate) enum Verb {
 /// Command line of `sandwire relay serve`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Logs go to standard error; the environment variable SANDWIRE_LOG says how much. SIGHUP has certificates \
-    read again, SIGTERM ends it. What is steered to it is dropped until it is started anew; `sandwire relay clear` \
+    after_help = "Logs go to standard error; the environment variable SANDWIRE_LOG says how much. SIGHUP has certificates and \
+    configuration read again, SIGTERM ends it. What is steered to it is dropped until it is started anew; `sandwire relay clear` \
     ends that."
 )]
 pub(crate) struct ServeArguments {
@@ -128,7 +128,7 @@ fn check(context: &Context, path: &Path) -> Outcome {
 fn serve(path: &Path) -> Outcome {
     let config = read(path)?;
     log::to_standard_error();
-    service::run(&config)
+    service::run(&config, path)
         .map_err(|error| Failure::failed(format!("cannot serve the relay: {error}")))?;
     Ok(ExitCode::SUCCESS)
 }

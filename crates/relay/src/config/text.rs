@@ -226,7 +226,7 @@ impl Checker<'_> {
         let origin = match (text.addresses, text.identity, text.cgroup) {
             (Some(of), None, None) if !of.is_empty() => Origin::Forwarded(prefixes(of)),
             (None, Some(of), None) if !of.is_empty() => Origin::Identity(prefixes(of)),
-            (None, None, Some(path)) if path.is_absolute() => Origin::Cgroup(path),
+            (None, None, Some(path)) if path.is_absolute() => Origin::Cgroup { path, place: 0 },
             (None, None, Some(_)) => {
                 return Err(self.error(format!("{key}.cgroup"), "the path has to begin with /"));
             }
@@ -236,7 +236,7 @@ impl Checker<'_> {
             }
         };
         Ok(Sender {
-            name: text.name,
+            name: text.name.into(),
             origin,
         })
     }
@@ -272,7 +272,7 @@ impl Checker<'_> {
             .senders
             .iter()
             .map(|name| {
-                let found = senders.iter().position(|sender| sender.name == *name);
+                let found = senders.iter().position(|sender| *sender.name == **name);
                 found.ok_or_else(|| {
                     self.error(key("senders"), format!("there is no sender '{name}'"))
                 })
@@ -396,19 +396,16 @@ fn check_egress(
     redirects: Vec<RedirectText>,
 ) -> Result<Egress, ConfigError> {
     let peers = numbered(peers, |index, peer| checker.peer(index, peer))?;
-    let senders = numbered(senders, |index, sender| checker.sender(index, sender))?;
+    let mut senders = numbered(senders, |index, sender| checker.sender(index, sender))?;
     checker.unique("peer", peers.iter().map(|peer| peer.name.as_str()))?;
-    checker.unique("sender", senders.iter().map(|sender| sender.name.as_str()))?;
+    checker.unique("sender", senders.iter().map(|sender| &*sender.name))?;
     let redirects = numbered(redirects, |index, redirect| {
         checker.redirect(index, redirect, &senders, &peers)
     })?;
     if redirects.is_empty() {
         return Err(checker.error("redirect", "the host's side needs at least one"));
     }
-    let cgroups = senders
-        .iter()
-        .filter(|sender| matches!(sender.origin, Origin::Cgroup(_)))
-        .count();
+    let cgroups = number_cgroups(&mut senders);
     if cgroups > CGROUPS_MAX {
         return Err(checker.error("sender", format!("at most {CGROUPS_MAX} may have a cgroup")));
     }
@@ -427,6 +424,22 @@ fn check_egress(
         senders,
         redirects,
     })
+}
+
+/// Gives each cgroup a place of its own, in the file's order; how many there are.
+fn number_cgroups(senders: &mut [Sender]) -> usize {
+    let cgroups = senders
+        .iter_mut()
+        .filter_map(|sender| match &mut sender.origin {
+            Origin::Cgroup { place, .. } => Some(place),
+            _ => None,
+        });
+    let mut count = 0;
+    for (place, number) in cgroups.zip(1..) {
+        *place = number;
+        count += 1;
+    }
+    count
 }
 
 fn numbered<T, U>(

@@ -1,12 +1,12 @@
 //! TCP connections for destinations.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{future::pending, io, net::SocketAddr, sync::Arc, time::Instant};
 
-use tokio::{io::AsyncWriteExt, net::TcpStream, time::timeout};
+use tokio::{io::AsyncWriteExt, net::TcpStream, sync::watch, time::timeout};
 
 use super::{Caller, Destination, Shares};
 use crate::{
-    config::Protocol,
+    config::{Deliver, Protocol},
     connection::Plain,
     liveness::end_when_gone,
     pump::{Secure, reset},
@@ -37,6 +37,7 @@ pub(super) async fn deliver(
         destination: *destination,
         started: Instant::now(),
     };
+    let changes = here.deliver.subscribe();
     let outcome = connect(here, (&caller.name, sender), *destination).await;
     let answer = outcome
         .as_ref()
@@ -61,7 +62,22 @@ pub(super) async fn deliver(
         }
     };
     let plain = (Plain::Destination, plain);
-    here.books().carry(&subject, plain, secure).await;
+    let denied = until_denied(changes, *destination);
+    here.books().carry(&subject, plain, secure, denied).await;
+}
+
+/// Waits until a new configuration doesn't allow it any more, and says so.
+async fn until_denied(
+    mut changes: watch::Receiver<Arc<Deliver>>,
+    destination: SocketAddr,
+) -> String {
+    while changes.borrow_and_update().allows(destination.ip()) {
+        if changes.changed().await.is_err() {
+            // The relay ends, which ends whoever waits here.
+            pending::<()>().await;
+        }
+    }
+    "it may not be delivered there any more".to_owned()
 }
 
 async fn connect(
@@ -69,7 +85,7 @@ async fn connect(
     (host, sender): (&Arc<str>, &str),
     destination: SocketAddr,
 ) -> Result<(TcpStream, Shares), Answer> {
-    if !here.deliver.allows(destination.ip()) {
+    if !here.now().allows(destination.ip()) {
         return Err(Answer::Denied);
     }
     let shares = here.connections.take(host, sender).ok_or_else(|| {

@@ -21,7 +21,7 @@ use tokio::{io::Interest, task::JoinSet, time::sleep};
 
 use super::{Caller, Destination, Shares};
 use crate::{
-    config::Protocol,
+    config::{Deliver, Protocol},
     egress::tcp::canonical,
     packets::{Packer, Unpacker},
     report::Subject,
@@ -126,9 +126,10 @@ impl Session<'_> {
         // Payloads one after the other: less to allocate than one by one.
         let mut bytes: Vec<u8> = Vec::with_capacity(packets.iter().map(Bytes::len).sum());
         let mut wanted: Vec<(SocketAddr, SocketAddr, Range<usize>)> = Vec::new();
+        let deliver = self.here.now();
         for packet in packets {
             let is_sound = unpacker.take_apart(packet, |datagram| {
-                if self.admit(&datagram) {
+                if self.admit(&deliver, &datagram) {
                     let start = bytes.len();
                     bytes.extend_from_slice(datagram.payload);
                     let to = canonical(datagram.destination);
@@ -154,10 +155,10 @@ impl Session<'_> {
     }
 
     /// Whether a datagram may be passed on; then there is a socket and a flow for it.
-    fn admit(&mut self, datagram: &Datagram<'_>) -> bool {
+    fn admit(&mut self, deliver: &Deliver, datagram: &Datagram<'_>) -> bool {
         let metrics = &self.here.metrics;
         let destination = canonical(datagram.destination);
-        let is_denied = !self.here.deliver.allows(destination.ip());
+        let is_denied = !deliver.allows(destination.ip());
         if is_denied || destination.is_ipv4() != datagram.source.is_ipv4() {
             metrics.dropped_policy.add(1);
             return false;
@@ -268,12 +269,17 @@ async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing)
         if looked.elapsed() >= look {
             looked = Instant::now();
             let mut flows = origin.lock();
-            flows.retain(|_, flow| {
-                let is_alive = flow.last.elapsed() < idle;
-                if !is_alive {
-                    end(&here, flow, "idle");
-                }
-                is_alive
+            let deliver = here.now();
+            flows.retain(|destination, flow| {
+                let outcome = if !deliver.allows(destination.ip()) {
+                    "cut"
+                } else if flow.last.elapsed() >= idle {
+                    "idle"
+                } else {
+                    return true;
+                };
+                end(&here, flow, outcome);
+                false
             });
             if flows.is_empty() {
                 origin.is_closed.store(true, Ordering::Relaxed);

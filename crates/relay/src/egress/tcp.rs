@@ -15,12 +15,11 @@ use crate::{
     liveness::end_when_gone,
     pump::reset,
     report::Subject,
-    steering::Entrance,
     wire::{Answer, Opening},
 };
 
 /// Takes connections for ever.
-pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, entrance: Entrance) {
+pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, place: u16) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(error) => {
@@ -32,7 +31,7 @@ pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, entrance: Entr
         match listener.accept().await {
             Ok((stream, source)) => {
                 let host = host.clone();
-                tokio::spawn(async move { relay(&host, stream, source, entrance).await });
+                tokio::spawn(async move { relay(&host, stream, source, place).await });
             }
             Err(error) => {
                 // No descriptors, mostly: some are given back soon.
@@ -43,7 +42,7 @@ pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, entrance: Entr
     }
 }
 
-async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Entrance) {
+async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     reset(&stream);
     let refuse = |reason: &str| {
         tracing::debug!(%source, reason, "a connection is refused");
@@ -54,18 +53,21 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Ent
         return refuse("it is gone");
     };
     let (source, destination) = (canonical(source), canonical(destination));
-    let Some(via) = host.via(entrance, Protocol::Tcp, source, destination) else {
+    let Some(ticket) = host.carried.enter(host, place, (source, destination)) else {
         return refuse("its destination isn't redirected");
     };
-    let sender = match host.sender_of(entrance) {
-        Some(sender) => Some(sender),
-        None => host.senders.ask(source.ip()).await,
+    let sender = match place {
+        0 => host.senders.ask(source.ip()).await,
+        place => host
+            .now()
+            .sender_at(place)
+            .map(|sender| sender.name.clone()),
     };
     let Some(sender) = sender else {
         tracing::warn!(%source, %destination, "a connection of an unknown sender is refused");
         return refuse("its sender is unknown");
     };
-    let link = &host.links[via];
+    let link = &host.links[ticket.via];
     let subject = Subject {
         protocol: Protocol::Tcp,
         host: "".into(),
@@ -84,7 +86,11 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Ent
         source,
         destination,
     };
-    let secure = match link.open(&opening).await {
+    let opened = tokio::select! {
+        opened = link.open(&opening) => opened,
+        reason = ticket.cut() => return refuse(&reason),
+    };
+    let secure = match opened {
         Ok((secure, Answer::Connected)) => secure,
         Ok((_, answer)) => {
             host.report.add(&subject, answer.name(), (0, 0));
@@ -97,7 +103,9 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, entrance: Ent
         }
     };
     let plain = (Plain::Sender, stream);
-    host.books().carry(&subject, plain, secure).await;
+    host.books()
+        .carry(&subject, plain, secure, ticket.cut())
+        .await;
 }
 
 /// IPv4 as IPv4, whatever kind of socket it came by.

@@ -28,7 +28,7 @@ use crate::{
     packets::{Packer, Unpacker},
     report::Subject,
     senders::Share,
-    steering::{Entrance, MARK_PASS},
+    steering::MARK_PASS,
     transport::channel::{Incoming, Outgoing},
     wire::Datagram,
 };
@@ -50,6 +50,8 @@ pub(crate) struct Flows {
 
 struct Flow {
     subject: Subject,
+    /// Where it comes to us.
+    place: u16,
     via: usize,
     /// When something last happened, in milliseconds since the start.
     last: AtomicU64,
@@ -89,17 +91,31 @@ impl Flows {
         loop {
             sleep((idle / 4).clamp(Duration::from_millis(250), Duration::from_secs(5))).await;
             let now = self.now();
-            let mut ended = Vec::new();
-            self.lock().retain(|_, flow| {
-                let is_alive = now.saturating_sub(flow.last.load(Ordering::Relaxed)) < bound;
-                if !is_alive {
-                    ended.push(flow.clone());
-                }
-                is_alive
-            });
-            for flow in ended {
-                end(host, &flow, "idle");
+            let is_alive =
+                |flow: &Flow| now.saturating_sub(flow.last.load(Ordering::Relaxed)) < bound;
+            self.retain(host, "idle", |_, flow| is_alive(flow));
+        }
+    }
+
+    /// Ends flows that the configuration of now doesn't lead to the peer that they went to.
+    pub(crate) fn judge_anew(&self, host: &Host) {
+        let egress = host.now();
+        self.retain(host, "cut", |(source, destination), flow| {
+            egress.via(flow.place, Protocol::Udp, *source, *destination) == Some(flow.via)
+        });
+    }
+
+    fn retain(&self, host: &Host, outcome: &'static str, is_kept: impl Fn(&Pair, &Flow) -> bool) {
+        let mut ended = Vec::new();
+        self.lock().retain(|pair, flow| {
+            let is_kept = is_kept(pair, flow);
+            if !is_kept {
+                ended.push(flow.clone());
             }
+            is_kept
+        });
+        for flow in ended {
+            end(host, &flow, outcome);
         }
     }
 
@@ -146,12 +162,7 @@ impl Drop for Rest<'_> {
 }
 
 /// Takes datagrams for ever.
-pub(crate) async fn serve(
-    host: Arc<Host>,
-    flows: Arc<Flows>,
-    socket: UdpSocket,
-    entrance: Entrance,
-) {
+pub(crate) async fn serve(host: Arc<Host>, flows: Arc<Flows>, socket: UdpSocket, place: u16) {
     let socket = match tokio::net::UdpSocket::from_std(socket) {
         Ok(socket) => socket,
         Err(error) => {
@@ -169,7 +180,7 @@ pub(crate) async fn serve(
         let received = socket.try_io(Interest::READABLE, || receiver.receive(&socket));
         // Nothing there after all, or an error of ICMP about an answer that didn't arrive.
         let Ok(received) = received else { continue };
-        take(&host, &flows, &receiver, received, entrance, &mut packers);
+        take(&host, &flows, &receiver, received, place, &mut packers);
         // Others want to run too.
         tokio::task::yield_now().await;
     }
@@ -180,7 +191,7 @@ fn take(
     flows: &Flows,
     receiver: &Receiver,
     received: usize,
-    entrance: Entrance,
+    place: u16,
     packers: &mut [Packer],
 ) {
     let channels: Vec<Option<Outgoing>> = host.links.iter().map(|link| link.outgoing()).collect();
@@ -201,7 +212,7 @@ fn take(
         let pair = (canonical(datagram.from), canonical(to));
         let flow = match &last {
             Some((known, flow)) if *known == pair => flow.clone(),
-            _ => match find_flow(host, flows, entrance, pair) {
+            _ => match find_flow(host, flows, place, pair) {
                 Some(flow) => flow,
                 None => continue,
             },
@@ -237,19 +248,25 @@ fn take(
     }
 }
 
-fn find_flow(host: &Host, flows: &Flows, entrance: Entrance, pair: Pair) -> Option<Arc<Flow>> {
+fn find_flow(host: &Host, flows: &Flows, place: u16, pair: Pair) -> Option<Arc<Flow>> {
     let (source, destination) = pair;
     let known = flows.lock().get(&pair).cloned();
-    let sender = host
-        .sender_of(entrance)
-        .or_else(|| host.senders.find(source.ip()));
+    let sender = match place {
+        0 => host.senders.find(source.ip()),
+        place => host
+            .now()
+            .sender_at(place)
+            .map(|sender| sender.name.clone()),
+    };
     // Another lease may have the address meanwhile, and a clone of the same guest sends from the same port.
     if let Some(flow) = known
         && sender.as_ref() == Some(&flow.subject.sender)
     {
         return Some(flow);
     }
-    let Some(via) = host.via(entrance, Protocol::Udp, source, destination) else {
+    let mut by_pair = flows.lock();
+    // Held: a new configuration goes through all flows that there are, and this one would be missed.
+    let Some(via) = host.now().via(place, Protocol::Udp, source, destination) else {
         host.metrics.dropped_policy.add(1);
         return None;
     };
@@ -270,13 +287,15 @@ fn find_flow(host: &Host, flows: &Flows, entrance: Entrance, pair: Pair) -> Opti
             destination,
             started: Instant::now(),
         },
+        place,
         via,
         last: AtomicU64::new(flows.now()),
         bytes_out: AtomicU64::new(0),
         bytes_back: AtomicU64::new(0),
         _share: share,
     });
-    let before = flows.lock().insert(pair, flow.clone());
+    let before = by_pair.insert(pair, flow.clone());
+    drop(by_pair);
     host.metrics.flows_open.add(1);
     if let Some(before) = before {
         end(host, &before, "cut");

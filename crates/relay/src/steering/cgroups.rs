@@ -18,13 +18,7 @@ pub(crate) struct CgroupNumber {
 
 /// Those of a configuration, in the order of their entrances.
 pub(super) fn paths(egress: &Egress) -> impl Iterator<Item = &PathBuf> {
-    egress
-        .senders
-        .iter()
-        .filter_map(|sender| match &sender.origin {
-            Origin::Cgroup(path) => Some(path),
-            _ => None,
-        })
+    egress.cgroups().map(|(path, _)| path)
 }
 
 /// Their numbers, as far as they are there.
@@ -74,7 +68,7 @@ pub(super) fn check_own(egress: &Egress) -> Result<(), SteeringError> {
         };
         let senders = redirect.senders.iter();
         for sender in senders.map(|sender| &egress.senders[*sender].origin) {
-            if let Origin::Cgroup(path) = sender
+            if let Origin::Cgroup { path, .. } = sender
                 && holds(path, Path::new(own))
             {
                 return Err(SteeringError::OwnCgroup {

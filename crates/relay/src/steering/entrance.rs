@@ -5,17 +5,17 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use sandwire_kernel_net::nft;
 
 use super::MARK_STEP;
-use crate::config::{Egress, Origin};
+use crate::config::Egress;
 
 /// A pair of sockets, TCP and UDP of both versions, to which packets are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entrance {
+    /// Zero where senders are known by address; else the place of the cgroup whose alone it is.
+    pub(crate) place: u16,
     /// Port on the loopback.
-    pub(crate) port: u16,
+    pub(super) port: u16,
     /// Mark of its packets.
     pub(super) mark: u32,
-    /// The sender whose alone it is, by its place; without one, senders are known by address.
-    pub(crate) sender: Option<usize>,
 }
 
 impl Entrance {
@@ -29,17 +29,15 @@ impl Entrance {
     }
 }
 
-/// The entrances of a configuration: one for all senders with addresses, and one for each cgroup.
+/// The entrances of a configuration: one for all senders with addresses, and one for each cgroup in the file's order.
 pub(crate) fn entrances(egress: &Egress) -> Vec<Entrance> {
-    let cgroups = egress.senders.iter().enumerate();
-    let cgroups = cgroups.filter(|(_, sender)| matches!(sender.origin, Origin::Cgroup(_)));
-    std::iter::once(None)
-        .chain(cgroups.map(|(index, _)| Some(index)))
-        .zip(0_u16..)
-        .map(|(sender, number)| Entrance {
-            port: egress.listen_port + number,
-            mark: nft::RELAY_MARK_FIRST + u32::from(number) * MARK_STEP,
-            sender,
+    let cgroups = egress.cgroups().map(|(_, place)| place);
+    std::iter::once(0)
+        .chain(cgroups)
+        .map(|place| Entrance {
+            place,
+            port: egress.listen_port + place,
+            mark: nft::RELAY_MARK_FIRST + u32::from(place) * MARK_STEP,
         })
         .collect()
 }

@@ -5,17 +5,20 @@
 //! the network anew may delete routing rules: from then on the eBPF data path sends in the clear. What
 //! [`super::clear`] took away stays away.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use sandwire_kernel_net::{
     netlink::Socket,
     nft,
     routing_rule::{RoutingRule, TABLE_PROHIBITED, Version, has_route},
 };
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, sleep_until},
+};
 
 use super::{
-    SteeringError, TABLE, TABLE_LOCAL, Told, apply_present, cgroups::present, listed, rules,
+    SteeringError, TABLE, TABLE_LOCAL, Told, apply, apply_present, cgroups::present, listed, rules,
     watch::Watch,
 };
 use crate::{config::Egress, metrics::Metrics};
@@ -57,9 +60,29 @@ pub(super) fn known(wanted: &[RoutingRule]) -> Result<Known, SteeringError> {
     })
 }
 
-/// Tells the kernel again what it has lost, for ever.
-pub(crate) async fn keep(egress: Egress, mut told: Told, metrics: Arc<Metrics>) {
-    let wanted = rules(&egress);
+/// Another configuration to tell the kernel, and who waits for it to be told.
+pub(crate) struct Change {
+    pub(crate) egress: Arc<Egress>,
+    pub(crate) done: oneshot::Sender<Result<(), SteeringError>>,
+}
+
+/// Why it is looked what the kernel knows.
+enum Reason {
+    /// It is time to look at all.
+    Due,
+    /// A cgroup may have been made.
+    Heard,
+    Change(Change),
+}
+
+/// Tells the kernel again what it has lost, and what changes, for ever.
+pub(crate) async fn keep(
+    mut egress: Arc<Egress>,
+    mut told: Told,
+    mut changes: mpsc::Receiver<Change>,
+    metrics: Arc<Metrics>,
+) {
+    let mut wanted = rules(&egress);
     let watch = Watch::new(&egress).inspect_err(|error| {
         tracing::warn!(%error, "it isn't told when a cgroup is made; that is looked for each second");
     });
@@ -68,7 +91,20 @@ pub(crate) async fn keep(egress: Egress, mut told: Told, metrics: Arc<Metrics>) 
     let mut due = Instant::now();
     let mut was_part = false;
     loop {
-        let is_due = wait(watch.as_ref(), due).await;
+        let is_due = match wait(watch.as_ref(), due, &mut changes).await {
+            Reason::Due => true,
+            Reason::Heard => false,
+            Reason::Change(change) => {
+                let outcome = exchange(&egress, &told, &change.egress);
+                let outcome = outcome.map(|now| {
+                    wanted = rules(&change.egress);
+                    (egress, told) = (change.egress, now);
+                });
+                // Who waited is gone where the relay ends.
+                let _ = change.done.send(outcome);
+                true
+            }
+        };
         if let Some(watch) = &watch {
             // First: what is made from now on is heard of.
             watch.cover(&egress);
@@ -112,14 +148,25 @@ pub(crate) async fn keep(egress: Egress, mut told: Told, metrics: Arc<Metrics>) 
     }
 }
 
-/// Waits until it is time to look at all, which is true, or a cgroup may have been made.
-async fn wait(watch: Option<&Watch>, due: Instant) -> bool {
-    let Some(watch) = watch else {
-        sleep_until(due).await;
-        return true;
+/// Tells the kernel another configuration; the former again, if it takes only a part of that.
+fn exchange(former: &Egress, told: &Told, new: &Egress) -> Result<Told, SteeringError> {
+    apply(new).inspect_err(|_| {
+        if let Err(error) = apply_present(former, &told.cgroups) {
+            tracing::error!(%error, "the former rules can't be told anew");
+        }
+    })
+}
+
+async fn wait(watch: Option<&Watch>, due: Instant, changes: &mut mpsc::Receiver<Change>) -> Reason {
+    let heard = async {
+        match watch {
+            Some(watch) => watch.heard().await,
+            None => pending().await,
+        }
     };
     tokio::select! {
-        () = sleep_until(due) => true,
-        () = watch.heard() => false,
+        () = sleep_until(due) => Reason::Due,
+        () = heard => Reason::Heard,
+        Some(change) = changes.recv() => Reason::Change(change),
     }
 }

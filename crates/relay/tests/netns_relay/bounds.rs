@@ -4,7 +4,7 @@ use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use quinn::crypto::rustls::QuicClientConfig;
@@ -228,6 +228,51 @@ fn a_host_has_no_more_by_naming_ever_new_senders() {
         let expected = [[Answer::Connected; MOST], [Answer::TooMany; MOST]].concat();
         assert_eq!(answers, expected);
         assert_eq!(datagrams, MOST);
+    });
+}
+
+/// Each has memory of its own, so a valid certificate alone isn't enough for any number of them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_has_no_more_than_128_channels() {
+    const MOST: usize = 128;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.start_peer();
+        with_tokio(async {
+            let endpoint = endpoint();
+            let config = client(&stage);
+            let connect = async || {
+                let peer = PEER.parse().unwrap();
+                let connecting = endpoint.connect_with(config.clone(), peer, "peer.example");
+                connecting.unwrap().await.unwrap()
+            };
+            let closed = async |connection: &quinn::Connection| {
+                let closed = tokio::time::timeout(PATIENCE, connection.closed()).await;
+                closed.expect("it is open").to_string()
+            };
+            let mut open = Vec::new();
+            for _ in 0..MOST {
+                open.push(connect().await);
+            }
+            let beyond = closed(&connect().await).await;
+            assert!(beyond.contains("has 128 channels already"), "{beyond}");
+            assert!(
+                open.iter()
+                    .all(|connection| connection.close_reason().is_none())
+            );
+            // One that goes makes room.
+            open.pop().unwrap().close(quinn::VarInt::from_u32(0), b"");
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let next = connect().await;
+                let end = tokio::time::timeout(Duration::from_millis(300), next.closed()).await;
+                if end.is_err() {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "there is no room");
+            }
+        });
     });
 }
 

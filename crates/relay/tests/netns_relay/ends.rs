@@ -12,7 +12,12 @@ use crate::stage::{DESTINATIONS, MARKER, Stage, wait_for};
 
 /// A connection under way in the box and at its destination.
 fn connection(stage: &Stage) -> [TcpStream; 2] {
-    let to: SocketAddr = "198.51.100.7:4010".parse().unwrap();
+    connection_to(stage, "198.51.100.7:4010")
+}
+
+/// The same to another port.
+pub(crate) fn connection_to(stage: &Stage, to: &str) -> [TcpStream; 2] {
+    let to: SocketAddr = to.parse().unwrap();
     let listener = stage.inside_dest(|| TcpListener::bind(to).unwrap());
     let mut caller = stage.inside_box(|| TcpStream::connect_timeout(&to, PATIENCE).unwrap());
     let (mut callee, _) = listener.accept().unwrap();
@@ -32,12 +37,12 @@ fn connection(stage: &Stage) -> [TcpStream; 2] {
     [caller, callee]
 }
 
-fn is_reset(who: &str, mut stream: &TcpStream) {
+pub(crate) fn is_reset(who: &str, mut stream: &TcpStream) {
     let cut = stream.read(&mut [0]).map_err(|error| error.kind());
     assert_eq!(cut, Err(ErrorKind::ConnectionReset), "{who}");
 }
 
-fn running(transport: &str) -> Stage {
+pub(crate) fn running(transport: &str) -> Stage {
     let mut stage = Stage::build(transport);
     stage.start_peer();
     stage.start_host();

@@ -7,6 +7,7 @@ mod bounds;
 mod closed;
 mod ends;
 mod processes;
+mod reload;
 mod stage;
 
 use std::{

@@ -221,7 +221,8 @@ impl Stage {
         self.exchange("host", via, &format!("protocols = [\"udp\"]\n{via}"));
     }
 
-    fn exchange(&self, name: &str, before: &str, after: &str) {
+    /// Exchanges a part of a relay's configuration.
+    pub(crate) fn exchange(&self, name: &str, before: &str, after: &str) {
         let path = self.folder.join(format!("{name}.toml"));
         let text = fs::read_to_string(&path).unwrap();
         assert!(text.contains(before), "{text}");
@@ -283,6 +284,26 @@ impl Stage {
 
     pub(crate) fn start_peer(&mut self) {
         self.peer_relay = Some(self.relay("peer", Some(&self.peer.path())));
+    }
+
+    /// Has a relay read its configuration again; what it says of that.
+    pub(crate) fn reload(&self, name: &str) -> String {
+        let outcomes = |log: &str| -> Vec<String> {
+            let is_one = |line: &&str| line.contains("the configuration ");
+            log.lines().filter(is_one).map(str::to_owned).collect()
+        };
+        let before = outcomes(&self.log(name)).len();
+        let relay = if name == "host" {
+            &self.host_relay
+        } else {
+            &self.peer_relay
+        };
+        let process = &relay.as_ref().unwrap().0;
+        kill_process(Pid::from_child(process), Signal::HUP).unwrap();
+        wait_for("the configuration is read", || {
+            outcomes(&self.log(name)).len() > before
+        });
+        outcomes(&self.log(name)).pop().unwrap()
     }
 
     pub(crate) fn kill_host(&mut self) {
@@ -406,6 +427,12 @@ impl Stage {
     /// By a process of the second cgroup.
     pub(crate) fn in_other_cgroup(&self, line: &str) -> String {
         in_cgroup(&self.other_cgroup, line).unwrap()
+    }
+
+    /// Lines of a configuration that name the second cgroup's sender.
+    pub(crate) fn other_sender(&self) -> String {
+        let cgroup = self.other_cgroup.display();
+        format!("[[sender]]\nname = \"other\"\ncgroup = \"{cgroup}\"\n")
     }
 
     /// As when one service was started anew and another one has ended.
