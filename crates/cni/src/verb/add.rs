@@ -15,6 +15,7 @@ use sandwire_api::{
     client::{Acquired, Blocking, ClientError},
     error::ErrorCode,
     name::Name,
+    policy::RateLimit,
     pool::{AddressPlan, Pool},
 };
 
@@ -97,10 +98,20 @@ fn fit_to_pool(client: &Blocking, wish: &mut Wish) -> Result<(), Error> {
         }
     }
     if let (Some(limits), Some(policy)) = (limits, &mut wish.lease.policy) {
-        policy.limits = limits;
+        set_rate(&mut policy.limits.ingress, limits.ingress);
+        set_rate(&mut policy.limits.egress, limits.egress);
     }
     wish.limits = limits;
     Ok(())
+}
+
+/// Puts a rate with its burst in the place of the one that there is. A runtime that names none of a direction has
+/// nothing against the one that there is, nor has it a word for packets.
+fn set_rate(limit: &mut RateLimit, wanted: RateLimit) {
+    if wanted.bits_per_second.is_some() {
+        limit.bits_per_second = wanted.bits_per_second;
+        limit.burst_bytes = wanted.burst_bytes;
+    }
 }
 
 fn check_ranges(sets: &[RangeSet], pool: &Pool) -> Result<(), Error> {

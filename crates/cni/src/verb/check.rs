@@ -9,6 +9,7 @@ use sandwire_api::{
     client::{Blocking, ClientError},
     error::ErrorCode,
     name::Name,
+    policy::RateLimit,
     slot::Defect,
 };
 
@@ -146,7 +147,8 @@ impl Expectation {
             ("ingress", wanted.ingress, now.ingress),
             ("egress", wanted.egress, now.egress),
         ] {
-            if wanted != now {
+            let rate = |limit: RateLimit| (limit.bits_per_second, limit.burst_bytes);
+            if wanted.bits_per_second.is_some() && rate(wanted) != rate(now) {
                 found.push(format!(
                     "limit of {direction}: it is {} bits per second, and not {}",
                     shown(now.bits_per_second),

@@ -238,6 +238,31 @@ fn a_policy_of_the_network_is_the_leases_own_and_limits_are_added_to_it() {
     assert_eq!(policy["limits"]["egress"]["bits_per_second"], 10_000);
 }
 
+/// One direction's rate says nothing of the other, nor of packets.
+#[test]
+fn a_bandwidth_leaves_the_limits_that_it_does_not_name() {
+    let daemon = Daemon::start();
+    let mut config = json!({
+        "policy": { "limits": {
+            "egress": { "bits_per_second": 9000, "burst_bytes": 3000, "packets_per_second": 50 },
+            "ingress": { "bits_per_second": 8000, "burst_bytes": 4000, "packets_per_second": 70 },
+        } },
+        "runtimeConfig": { "bandwidth": { "ingressRate": 1_000_000 } },
+    });
+    config["prevResult"] = add(&daemon, &config);
+    let limits = &asked(&daemon)["policy"]["limits"];
+    let egress = json!({
+        "bits_per_second": 9000, "burst_bytes": 3000, "packets_per_second": 50, "burst_packets": null,
+    });
+    assert_eq!(limits["egress"], egress);
+    // The burst belonged to the other rate.
+    let ingress = json!({
+        "bits_per_second": 1_000_000, "burst_bytes": null, "packets_per_second": 70, "burst_packets": null,
+    });
+    assert_eq!(limits["ingress"], ingress);
+    assert_eq!(daemon.run("CHECK", &config).unwrap(), "");
+}
+
 #[test]
 fn addresses_come_by_capability_else_by_args_else_by_variable() {
     let daemon = Daemon::start();
