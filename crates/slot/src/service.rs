@@ -119,6 +119,8 @@ struct State {
     leases: HashMap<LeaseKey, LeaseEntry>,
     /// Lease of each leased or held slot.
     tenants: HashMap<SlotKey, LeaseKey>,
+    /// Leases that callers ask for who may have to wait, and how many do.
+    acquiring: HashMap<LeaseKey, u32>,
     /// Leases with a time to live, by its end.
     expiries: BTreeSet<(Duration, LeaseKey)>,
     policies: policies::Policies,

@@ -20,7 +20,7 @@ use crate::{
     attach::{self, AttachRecord},
     channel::ChannelRecord,
     error::{NetworkError, ServiceError},
-    lease::{Expiry, LeaseRecord},
+    lease::{Expiry, LeaseKey, LeaseRecord},
     plan::{Plan, SlotNumber},
     pool::{Claim, Reserved},
 };
@@ -54,6 +54,7 @@ impl Slots {
     ) -> Result<Acquired, ServiceError> {
         let begun = Instant::now();
         let shared = &self.shared;
+        let _acquiring = shared.begin_acquire(caller, request);
         shared.check_channel(caller, request)?;
         let attach = shared.check_attach(caller, request)?;
         let held = shared.hold_own_policy(caller, request)?;
@@ -102,6 +103,27 @@ impl Slots {
         let channel = shared.channel_plan(&plan, &record);
         let lease = record.to_api(&record.slot_of(&plan), channel.as_ref());
         Ok(Acquired { lease, new })
+    }
+}
+
+/// A lease that may come to be before this is dropped. Whoever asked for it may have been killed meanwhile, and a
+/// release that found nothing would leave it to nobody.
+struct Acquiring<'a> {
+    shared: &'a Shared,
+    key: LeaseKey,
+}
+
+impl Drop for Acquiring<'_> {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if let Some(count) = state.acquiring.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                state.acquiring.remove(&self.key);
+            }
+        }
+        drop(state);
+        self.shared.changed.notify_all();
     }
 }
 
@@ -335,6 +357,18 @@ impl State {
 }
 
 impl Shared {
+    /// Notes a request that may take longer than a moment.
+    fn begin_acquire(&self, caller: Caller, request: &AcquireLease) -> Option<Acquiring<'_>> {
+        let may_wait = request.clone_address.is_some()
+            || request.policy.is_some()
+            || request.vsock.is_some()
+            || request.attach.is_some();
+        let name = request.name.as_ref().filter(|_| may_wait)?;
+        let key = caller.lease_key(None, name);
+        *self.lock().acquiring.entry(key.clone()).or_default() += 1;
+        Some(Acquiring { shared: self, key })
+    }
+
     /// Has the data path know the policy that a lease is to have for itself. Whoever may acquire could
     /// otherwise allow itself anything, so that it takes the right to manage the pool.
     fn hold_own_policy(

@@ -193,6 +193,7 @@ fn recover(
         pools,
         leases: HashMap::new(),
         tenants: HashMap::new(),
+        acquiring: HashMap::new(),
         expiries: std::collections::BTreeSet::new(),
         policies: super::policies::Policies::default(),
         adoption_ends: None,

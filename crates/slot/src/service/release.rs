@@ -27,7 +27,7 @@ pub(super) const IDLE_WAIT: Duration = Duration::from_secs(10);
 
 impl Slots {
     /// Ends a lease. If a sandbox still has a TAP of the slot open it keeps the slot, and the lease
-    /// ends when the sandbox does. Blocks for some milliseconds.
+    /// ends when the sandbox does. Blocks for some milliseconds; longer if the lease is just being acquired.
     ///
     /// # Errors
     /// If the kernel or the journal fails once the release has begun, it is tried again in the
@@ -39,6 +39,9 @@ impl Slots {
         name: &Name,
     ) -> Result<Released, ServiceError> {
         let key = caller.lease_key(owner_uid, name);
+        if caller.privileged || key.owner_uid == caller.uid {
+            self.shared.await_acquired(&key)?;
+        }
         self.shared.lock().lease(caller, &key)?;
         self.shared.release(&key, Why::Asked)
     }
@@ -214,6 +217,23 @@ impl Shared {
             lease.is_busy = true;
         }
         Ok((record, slot))
+    }
+
+    /// Waits until a lease is there, or nobody is just acquiring it.
+    fn await_acquired(&self, key: &LeaseKey) -> Result<(), ServiceError> {
+        let deadline = Instant::now() + IDLE_WAIT;
+        let mut state = self.lock();
+        while state.acquiring.contains_key(key) && !state.leases.contains_key(key) {
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(ServiceError::Late {
+                    object: format!("acquiring lease '{}'", key.name),
+                    state: "try again".to_owned(),
+                });
+            }
+            state = self.wait(&self.changed, state, Some(deadline - now));
+        }
+        Ok(())
     }
 
     /// Waits until nobody works on the lease's slot, to do so oneself. Nobody may any more once the lease's time is

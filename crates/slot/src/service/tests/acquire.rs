@@ -218,6 +218,30 @@ fn a_claim_of_an_old_address_that_comes_to_nothing_does_not_end_its_rest() {
     host.kernel.assert_unviolated();
 }
 
+/// Who waited for the answer may have been killed, and another takes back what it asked for.
+#[test]
+fn a_release_waits_for_the_lease_that_is_just_being_acquired() {
+    let (host, slots) = Host::with_pool(1);
+    let gate = host.kernel.builds_gate.lock().unwrap();
+    std::thread::scope(|scope| {
+        let acquiring = scope.spawn(|| slots.take(r#"web:a "clone_address": "10.64.0.9""#));
+        slots.wait_until("its slot is being built", |state| {
+            state.pools[&name("web")].pool.counts().building > 0
+        });
+        let releasing = scope.spawn(|| slots.give_back("a"));
+        assert_eq!(code(slots.give_back("b")), ErrorCode::NotFound);
+        let stranger = slots.release(BOB, Some(0), &name("a"));
+        assert_eq!(code(stranger), ErrorCode::NotFound);
+        std::thread::sleep(Duration::from_millis(50));
+        drop(gate);
+        acquiring.join().unwrap().unwrap();
+        let released = releasing.join().unwrap().unwrap();
+        assert_eq!(released.outcome, ReleaseOutcome::Released);
+    });
+    assert!(slots.leases(ROOT).is_empty());
+    assert_eq!(code(slots.give_back("a")), ErrorCode::NotFound);
+}
+
 #[test]
 fn many_callers_at_once_never_share_a_slot() {
     let (host, slots) = Host::with_pool(4);
