@@ -53,6 +53,16 @@ impl World {
         netns: &Path,
         more: &Value,
     ) -> Result<Value, Value> {
+        self.run_for(verb, (container, "eth0"), netns, more)
+    }
+
+    fn run_for(
+        &self,
+        verb: &str,
+        (container, interface): (&str, &str),
+        netns: &Path,
+        more: &Value,
+    ) -> Result<Value, Value> {
         let mut config = json!({
             "cniVersion": "1.1.0", "name": "blue", "pool": "boxes", "socket": self.daemon.socket(),
         });
@@ -63,7 +73,7 @@ impl World {
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", container)
             .env("CNI_NETNS", netns)
-            .env("CNI_IFNAME", "eth0")
+            .env("CNI_IFNAME", interface)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -205,6 +215,48 @@ fn bursts_that_runtimes_ask_for_at_any_rate_are_taken() {
             assert_eq!(ingress["bits_per_second"], 1_000_000);
             assert_eq!(ingress["burst_bytes"], 450_000_000, "an hour's worth");
         }
+    });
+}
+
+/// Everything goes by one of them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_second_network_of_a_container_is_told_to_leave_out_the_routes_of_the_first() {
+    lab::run(|lab| {
+        let world = World::start(lab);
+        let namespace = lab.namespace("c1");
+        let before = lab.snapshot();
+        world.run("ADD", "c1", &json!({})).unwrap();
+        let second = |verb: &str, more: &Value| {
+            let mut config = json!({ "name": "red" });
+            for (key, value) in more.as_object().unwrap() {
+                config[key] = value.clone();
+            }
+            let netns = Path::new("/run/netns/c1");
+            world.run_for(verb, ("c1", "eth1"), netns, &config)
+        };
+        let refused = second("ADD", &json!({})).unwrap_err();
+        assert_eq!(refused["code"], 100, "{refused}");
+        let details = refused["details"].as_str().unwrap();
+        for word in ["route 0.0.0.0/0", "/run/netns/c1", "`routes`"] {
+            assert!(details.contains(word), "no {word} in {details}");
+        }
+        namespace.run("ip link show eth1").unwrap_err();
+        assert_eq!(second("DEL", &json!({})), Ok(Value::Null));
+
+        let mut config = json!({ "routes": [] });
+        config["prevResult"] = Value::Null;
+        let result = second("ADD", &config).unwrap();
+        config["prevResult"] = result;
+        assert_eq!(second("CHECK", &config), Ok(Value::Null));
+        let routes = namespace.run("ip -j route show default").unwrap();
+        let routes: Value = serde_json::from_str(&routes).unwrap();
+        assert_eq!(routes.as_array().unwrap().len(), 1);
+        assert_eq!(routes[0]["dev"], "eth0");
+        assert_eq!(second("DEL", &json!({})), Ok(Value::Null));
+        assert_eq!(world.leases(), 1);
+        world.run("DEL", "c1", &json!({})).unwrap();
+        before.wait_unchanged(Duration::from_secs(60)).unwrap();
     });
 }
 

@@ -268,7 +268,8 @@ impl Container<'_> {
         build.step(BuildStep::Addresses, || {
             let mut request = Request::new();
             self.configure(&mut request, own);
-            Ok(route.execute(request)?)
+            let done = route.execute(request);
+            done.map_err(|error| self.cannot_configure(error))
         })?;
         match tap::Beside::of(slot) {
             Some(beside) => beside.make(build, route, ebpf, own),
@@ -343,6 +344,20 @@ impl Container<'_> {
             };
             // Never in somebody else's place.
             Route::new(wanted.destination, target).create(request);
+        }
+    }
+
+    /// What is there belongs to whoever made it, and stays.
+    fn cannot_configure(&self, error: KernelError) -> NetworkError {
+        let (_, object) = error.subject();
+        match object.starts_with("route ") && error.is_existing() {
+            true => NetworkError::Conflict {
+                object: format!("{object} in {}", self.object()),
+                with: "one that is there".to_owned(),
+                advice: "only one interface can have it: leave it out of this one's `routes`, which may be none"
+                    .to_owned(),
+            },
+            false => error.into(),
         }
     }
 

@@ -274,7 +274,8 @@ pub(super) fn make(
     build.step(BuildStep::Addresses, || {
         let mut request = Request::new();
         target.configure(&mut request, own.index);
-        Ok(route.execute(request)?)
+        let done = route.execute(request);
+        done.map_err(|error| target.cannot_configure(error))
     })
 }
 
