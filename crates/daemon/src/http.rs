@@ -106,10 +106,10 @@ impl App {
             .expect("the document has string keys only");
         let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_be_bytes();
         Arc::new(Self {
+            totals: LeaseTotals::new(metrics_per_lease, &slots),
+            channel_totals: ChannelTotals::new(metrics_per_lease, &slots),
             slots,
             traffic: Traffic::default(),
-            totals: LeaseTotals::new(metrics_per_lease),
-            channel_totals: ChannelTotals::new(metrics_per_lease),
             impairments: Arc::new(impairments),
             identities: Arc::new(identities),
             traces: Arc::default(),

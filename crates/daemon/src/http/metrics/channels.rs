@@ -4,7 +4,7 @@
 //! none goes down.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     sync::{Mutex, PoisonError},
 };
 
@@ -22,19 +22,36 @@ use serde::Serialize;
 use super::leases::{Labels, SELF};
 
 /// Sums that only grow.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ChannelTotals {
     /// Whether each lease has figures of its own.
     per_lease: bool,
+    told: Mutex<Told>,
+}
+
+#[derive(Debug, Default)]
+struct Told {
     /// What was told of each pool the last time.
-    told: Mutex<BTreeMap<Name, VsockTraffic>>,
+    last: BTreeMap<Name, VsockTraffic>,
+    /// What an earlier daemon told of each pool's channels.
+    before: BTreeMap<Name, VsockTraffic>,
+    /// Owner and lease of channels of an earlier daemon that have not been looked at yet. Their service may not answer
+    /// before the first look.
+    earlier: HashSet<(u32, Name)>,
 }
 
 impl ChannelTotals {
-    pub(crate) fn new(per_lease: bool) -> Self {
+    /// To be made when the daemon starts.
+    pub(crate) fn new(per_lease: bool, slots: &Slots) -> Self {
+        let leases = slots.leases(SELF).into_iter();
+        let earlier = leases.filter(|lease| lease.vsock.is_some());
+        let told = Told {
+            earlier: earlier.map(|lease| (lease.owner_uid, lease.name)).collect(),
+            ..Told::default()
+        };
         Self {
             per_lease,
-            ..Self::default()
+            told: Mutex::new(told),
         }
     }
 
@@ -44,15 +61,12 @@ impl ChannelTotals {
         let ended = slots.ended_channels();
         let channels = slots.channels(SELF);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        for (pool, sum) in sums(ended, &channels) {
-            let before = told.entry(pool).or_default();
-            *before = larger(sum, before);
-        }
-        if told.is_empty() && channels.is_empty() {
+        told.look(ended, &channels);
+        if told.last.is_empty() && channels.is_empty() {
             return;
         }
         let figures = Figures::default();
-        for (pool, traffic) in told.iter() {
+        for (pool, traffic) in &told.last {
             figures.add(&vec![("pool", pool.to_string())], traffic);
         }
         figures.register("vsock", "of all leases of a pool", registry);
@@ -70,6 +84,29 @@ impl ChannelTotals {
                 }
             }
             figures.register("lease_vsock", "of a lease", registry);
+        }
+    }
+}
+
+impl Told {
+    fn look(&mut self, ended: BTreeMap<Name, VsockTraffic>, channels: &[LeaseVsock]) {
+        for channel in channels {
+            let Some(traffic) = &channel.traffic else {
+                continue;
+            };
+            let lease = (channel.owner_uid, channel.lease.clone());
+            if self.earlier.remove(&lease) {
+                let before = self.before.entry(channel.pool.clone()).or_default();
+                before.add(traffic);
+            }
+        }
+        for (pool, sum) in sums(ended, channels) {
+            let sum = match self.before.get(&pool) {
+                Some(before) => without(sum, before),
+                None => sum,
+            };
+            let last = self.last.entry(pool).or_default();
+            *last = larger(sum, last);
         }
     }
 }
@@ -93,6 +130,29 @@ fn sums(
         }
     }
     sums
+}
+
+/// Counter by counter, what is more than it was; what there is now is as it is now.
+fn without(mut sum: VsockTraffic, before: &VsockTraffic) -> VsockTraffic {
+    let less = |count: &mut u64, before: u64| *count = count.saturating_sub(before);
+    less(&mut sum.opened_by_guest, before.opened_by_guest);
+    less(&mut sum.opened_by_peers, before.opened_by_peers);
+    less(&mut sum.egress_bytes, before.egress_bytes);
+    less(&mut sum.ingress_bytes, before.ingress_bytes);
+    less(&mut sum.egress_packets, before.egress_packets);
+    less(&mut sum.ingress_packets, before.ingress_packets);
+    for (reason, count) in &mut sum.refusals {
+        less(count, before.refusals.get(reason).copied().unwrap_or(0));
+    }
+    sum.refusals.retain(|_, count| *count > 0);
+    for (class, now) in &mut sum.classes {
+        let before = before.classes.get(class).copied().unwrap_or_default();
+        less(&mut now.opened_by_guest, before.opened_by_guest);
+        less(&mut now.opened_by_peers, before.opened_by_peers);
+        less(&mut now.egress_bytes, before.egress_bytes);
+        less(&mut now.ingress_bytes, before.ingress_bytes);
+    }
+    sum
 }
 
 /// Counter by counter, the larger one; what there is now is as it is now.

@@ -26,10 +26,13 @@ pub(super) const SELF: Caller = Caller {
 };
 
 /// Sums that only grow.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct LeaseTotals {
     /// Whether each lease has figures of its own: as many time series as there are leases.
     per_lease: bool,
+    /// What the leases that there were at the daemon's start had counted then, by pool. An earlier daemon told of it: whoever
+    /// sees a counter go down takes all that it shows then for new.
+    before: BTreeMap<Name, Traffic>,
     /// What was told of each pool the last time.
     told: Mutex<BTreeMap<Name, Traffic>>,
 }
@@ -38,10 +41,12 @@ pub(crate) struct LeaseTotals {
 pub(super) type Labels = Vec<(&'static str, String)>;
 
 impl LeaseTotals {
-    pub(crate) fn new(per_lease: bool) -> Self {
+    /// To be made when the daemon starts.
+    pub(crate) fn new(per_lease: bool, slots: &Slots) -> Self {
         Self {
             per_lease,
-            ..Self::default()
+            before: sums(BTreeMap::new(), &slots.traffic(SELF)),
+            told: Mutex::default(),
         }
     }
 
@@ -57,6 +62,10 @@ impl LeaseTotals {
         let leases = slots.traffic(SELF);
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         for (pool, sum) in sums(ended, &leases) {
+            let sum = match self.before.get(&pool) {
+                Some(before) => without(&sum, before),
+                None => sum,
+            };
             let before = told.entry(pool).or_default();
             *before = larger(&sum, before);
         }
@@ -88,6 +97,24 @@ fn sums(ended: BTreeMap<Name, Traffic>, leases: &[LeaseTraffic]) -> BTreeMap<Nam
         }
     }
     sums
+}
+
+/// What is more than it was; of a lease that is just missing in the sum that may be nothing.
+fn without(sum: &Traffic, before: &Traffic) -> Traffic {
+    let total = |sum: &TrafficTotal, before: &TrafficTotal| TrafficTotal {
+        packets: sum.packets.saturating_sub(before.packets),
+        bytes: sum.bytes.saturating_sub(before.bytes),
+        segments: sum.segments.saturating_sub(before.segments),
+    };
+    let drops = sum.drops.iter().map(|(reason, count)| {
+        let before = before.drops.get(reason).copied().unwrap_or(0);
+        (*reason, count.saturating_sub(before))
+    });
+    Traffic {
+        egress: total(&sum.egress, &before.egress),
+        ingress: total(&sum.ingress, &before.ingress),
+        drops: drops.filter(|(_, count)| *count > 0).collect(),
+    }
 }
 
 /// Figure by figure, the larger one.

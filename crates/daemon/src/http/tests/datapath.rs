@@ -240,6 +240,41 @@ async fn metrics_sum_over_a_pool_and_outlast_its_leases() {
     );
 }
 
+/// Whoever sees a counter go down takes all that it shows then for new.
+#[tokio::test]
+async fn sums_of_a_pool_begin_anew_with_the_daemon_while_its_leases_go_on() {
+    let lab = Lab::ebpf();
+    lab.acquire(1000, "a").await;
+    *lab.network.traffic.lock().unwrap() = counted();
+    let app = App::new(Arc::clone(&lab.app.slots), true);
+    let router = router(Arc::clone(&app));
+    let next = Lab { app, router, ..lab };
+    let has = |text: &str, packets: u32, drops: Option<u32>| {
+        let line = "sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"}";
+        assert!(text.contains(&format!("{line} {packets}\n")), "{text}");
+        let line = "sandwire_pool_drops_total{pool=\"web\",reason=\"arp\"}";
+        match drops {
+            Some(drops) => assert!(text.contains(&format!("{line} {drops}\n")), "{text}"),
+            None => assert!(!text.contains(line), "{text}"),
+        }
+    };
+    let text = next.get(0, "/metrics").await.text;
+    has(&text, 0, None);
+    let line = "sandwire_lease_packets_total{pool=\"web\",owner=\"1000\",lease=\"a\",direction=\"egress\"} 3\n";
+    assert!(text.contains(line), "{text}");
+
+    let mut more = counted();
+    more.add(&counted());
+    *next.network.traffic.lock().unwrap() = more;
+    has(&next.get(0, "/metrics").await.text, 3, Some(2));
+    next.call(1000, "DELETE", "/v1/leases/a", &Value::Null)
+        .await;
+    has(&next.get(0, "/metrics").await.text, 3, Some(2));
+    // All of it is new.
+    next.acquire(1000, "b").await;
+    has(&next.get(0, "/metrics").await.text, 9, Some(6));
+}
+
 #[tokio::test]
 async fn a_trace_tells_of_each_packet_until_the_lease_ends() {
     let lab = Lab::ebpf();

@@ -159,6 +159,28 @@ async fn a_capture_is_streamed_until_the_reader_goes() {
 }
 
 #[tokio::test]
+async fn sums_of_channels_begin_anew_with_the_daemon_and_what_there_is_is_told() {
+    let lab = VsockLab::new();
+    lab.acquire(1000, "a", &json!({})).await;
+    let app = App::new(Arc::clone(&lab.lab.app.slots), true);
+    let router = router(Arc::clone(&app));
+    let next = Lab {
+        app,
+        router,
+        ..lab.lab
+    };
+    let text = next.get(0, "/metrics").await.text;
+    for line in [
+        "sandwire_vsock_bytes_total{pool=\"web\",class=\"guest_to_host\",direction=\"egress\"} 0",
+        "sandwire_vsock_opened_total{pool=\"web\",class=\"guest_to_host\",by=\"guest\"} 0",
+        "sandwire_vsock_connections{pool=\"web\",class=\"guest_to_host\"} 1",
+        "sandwire_lease_vsock_bytes_total{pool=\"web\",owner=\"1000\",lease=\"a\",class=\"guest_to_host\",direction=\"egress\"} 1000",
+    ] {
+        assert!(text.contains(line), "{line} is missing in\n{text}");
+    }
+}
+
+#[tokio::test]
 async fn metrics_have_the_channels_of_pools_and_leases() {
     let lab = VsockLab::new();
     let before = lab.lab.get(0, "/metrics").await.text;
