@@ -69,6 +69,8 @@ pub(crate) struct KernelState {
     pub(crate) missing_namespaces: BTreeSet<PathBuf>,
     /// The kernel's numbers of those that there are.
     pub(crate) cookies: BTreeMap<PathBuf, u64>,
+    /// Slots whose packets are told of.
+    pub(crate) traced: BTreeSet<String>,
     /// The host refuses pools whose TAPs have this MTU.
     pub(crate) refused_mtu: Option<u32>,
 }
@@ -513,7 +515,10 @@ impl Network for ModelNetwork {
     }
 
     fn deactivate(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
-        self.enter("deactivate")?.set_tenancy(slot, None);
+        let mut state = self.enter("deactivate")?;
+        state.set_tenancy(slot, None);
+        state.traced.remove(&slot.netns_name);
+        drop(state);
         self.leave("deactivate")
     }
 
@@ -538,7 +543,13 @@ impl Network for ModelNetwork {
         self.leave("move")
     }
 
-    fn set_trace(&self, _: &SlotPlan, _: bool) -> Result<(), NetworkError> {
+    fn set_trace(&self, slot: &SlotPlan, traced: bool) -> Result<(), NetworkError> {
+        let mut state = self.enter("trace")?;
+        if traced {
+            state.traced.insert(slot.netns_name.clone());
+        } else {
+            state.traced.remove(&slot.netns_name);
+        }
         Ok(())
     }
 

@@ -6,13 +6,14 @@ use sandwire_testlab::{
     command,
     fake_guest::frame,
     host::{BEYOND_IPV4, HOST_IPV4},
-    lab,
+    lab::{self, Lab},
 };
 use serde_json::Value;
 
 use crate::{
     GATEWAY_MAC,
     ebpf::{POOLS, SECOND, World, wait_until},
+    restarts::MAPS,
 };
 
 #[test]
@@ -99,6 +100,62 @@ fn a_trace_tells_of_all_packets_or_how_many_it_missed() {
             "{sent} sent, {passed} packets, {said}"
         );
     });
+}
+
+/// Each packet would go on to be told of, though nobody reads any more.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_trace_ends_with_its_daemon_amid_packets_and_sums_begin_anew_with_the_next() {
+    lab::run(|lab| {
+        let mut world = World::start(lab, "route", 1);
+        let (lease, guest) = world.guest(POOLS[0], "flooded");
+        guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+        let own = guest.network();
+        let from = SocketAddr::new(own.ipv4.0.into(), 4000);
+        let to = SocketAddr::new(BEYOND_IPV4.into(), 4000);
+        let datagram = frame::udp(own.mac, GATEWAY_MAC, from, to, b"one of many");
+        let trace = world
+            .daemon
+            .command("trace flooded")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        thread::scope(|scope| {
+            let flooding = scope.spawn(|| guest.flood(vec![datagram.clone()], 3 * SECOND));
+            thread::sleep(SECOND);
+            assert!(world.daemon.terminate().unwrap().success());
+            flooding.join().unwrap().unwrap();
+        });
+        let ended = trace.wait_with_output().unwrap();
+        let said = String::from_utf8(ended.stderr).unwrap();
+        assert!(ended.status.success(), "{said}");
+        assert!(said.contains("the daemon is stopping"), "{said}");
+        let before = events_lost(lab);
+        let sent = guest.flood(vec![datagram], SECOND).unwrap();
+        assert!(sent > 10_000, "more than the stream has room for: {sent}");
+        assert_eq!(events_lost(lab), before);
+
+        world.daemon.restart().unwrap();
+        guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+        let metrics = world.daemon.http("GET", "/metrics", None).unwrap().body;
+        let start = "sandwire_pool_packets_total{pool=\"netns\",direction=\"egress\"} ";
+        let found = metrics.lines().find_map(|line| line.strip_prefix(start));
+        let told: u64 = found.unwrap().parse().unwrap();
+        let counted = &world.detail(&lease)["traffic"]["egress"]["packets"];
+        assert!(counted.as_u64().unwrap() > 10_000, "{counted}");
+        assert!((1..100).contains(&told), "{told}");
+    });
+}
+
+/// Events of packets that found no room, of all interfaces, as the kernel has them.
+fn events_lost(lab: &Lab) -> u64 {
+    let shown = lab.shell(&format!("bpftool -j map dump pinned {MAPS}/v1/trace_lost"));
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    let entries = shown.as_array().unwrap().iter();
+    entries
+        .map(|entry| entry["formatted"]["value"].as_u64().unwrap())
+        .sum()
 }
 
 /// Packets of the lease `flooded`, with those that were dropped.

@@ -117,9 +117,8 @@ impl Drop for Trace {
     fn drop(&mut self) {
         let mut traces = self.shared.traces();
         let place = place_of(&self.slot);
-        let Some(watchers) = traces.watchers.get_mut(&place) else {
-            return;
-        };
+        // There are none if the reader has stopped before.
+        let watchers = traces.watchers.entry(place).or_default();
         watchers.retain(|watcher| watcher.number != self.number);
         if watchers.is_empty() {
             traces.watchers.remove(&place);

@@ -188,6 +188,18 @@ fn a_lease_that_has_just_ended_can_t_be_traced() {
 }
 
 #[test]
+fn packets_are_not_told_of_any_more_once_the_service_has_stopped() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    let trace = slots.trace(ROOT, None, &name("a")).unwrap();
+    assert_eq!(host.kernel.lock().traced.len(), 1);
+    slots.begin_shutdown();
+    while trace.next(Duration::from_millis(10)) != Traced::End {}
+    drop(trace);
+    assert_eq!(host.kernel.lock().traced.len(), 0);
+}
+
+#[test]
 fn a_tear_down_that_fails_is_tried_again_and_told() {
     let (host, slots) = Host::with_pool(1);
     host.kernel.fail("tear down", true);
