@@ -37,6 +37,8 @@ use super::{
 const TRACES_MAX: u32 = 16;
 /// Traces at a time of one user who isn't root.
 const TRACES_PER_USER_MAX: u32 = 4;
+/// Traces at a time of all users who aren't root: they can't keep root from looking.
+const TRACES_OF_USERS_MAX: u32 = TRACES_MAX - TRACES_PER_USER_MAX;
 /// How soon it is noticed that the reader has gone, or the daemon stops, while no packet comes.
 const QUIET_MAX: Duration = Duration::from_millis(100);
 /// How long a line may wait for others to come with it.
@@ -52,8 +54,14 @@ const ENDED: &str = "the lease has ended, or its packets can't be followed any m
 /// The traces that run.
 #[derive(Default)]
 pub(crate) struct Traces {
-    counts: Mutex<HashMap<u32, u32>>,
+    counts: Mutex<Counts>,
     stopping: AtomicBool,
+}
+
+#[derive(Default)]
+struct Counts {
+    of_root: u32,
+    of_users: HashMap<u32, u32>,
 }
 
 impl Traces {
@@ -80,37 +88,45 @@ impl Traces {
             return refuse("the daemon is stopping: try again when it is back");
         }
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if counts.values().sum::<u32>() >= TRACES_MAX {
+        let of_users: u32 = counts.of_users.values().sum();
+        let of_user = counts.of_users.get(&caller.uid).copied().unwrap_or(0);
+        if of_users + counts.of_root >= TRACES_MAX
+            || (of_users >= TRACES_OF_USERS_MAX && !caller.privileged)
+        {
             return refuse("too many traces and captures are running: end one");
         }
-        let count = counts.entry(caller.uid).or_default();
-        if *count >= TRACES_PER_USER_MAX && !caller.privileged {
+        if of_user >= TRACES_PER_USER_MAX && !caller.privileged {
             return refuse("this user has too many traces and captures running: end one");
         }
-        *count += 1;
+        *counts.of(caller) += 1;
         Ok(Admission {
             traces: Arc::clone(self),
-            uid: caller.uid,
+            caller,
         })
+    }
+}
+
+impl Counts {
+    fn of(&mut self, caller: Caller) -> &mut u32 {
+        match caller.privileged {
+            true => &mut self.of_root,
+            false => self.of_users.entry(caller.uid).or_default(),
+        }
     }
 }
 
 /// One running trace or capture; ends when dropped.
 pub(super) struct Admission {
     traces: Arc<Traces>,
-    uid: u32,
+    caller: Caller,
 }
 
 impl Drop for Admission {
     fn drop(&mut self) {
         let counts = &self.traces.counts;
         let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.uid);
-            }
-        }
+        *counts.of(self.caller) -= 1;
+        counts.of_users.retain(|_, count| *count > 0);
     }
 }
 
@@ -224,5 +240,33 @@ impl Lines {
         let reason = reason.to_owned();
         self.push(&TraceLine::End { reason })?;
         self.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_leave_root_some_traces() {
+        let traces = Arc::new(Traces::default());
+        let caller = |uid| Caller {
+            uid,
+            gid: uid,
+            privileged: uid == 0,
+        };
+        let admit = |uid| traces.admit(caller(uid)).ok();
+        let of_users: Vec<Admission> = (1000..1100).map_while(admit).collect();
+        let of_root: Vec<Admission> = std::iter::from_fn(|| admit(0)).collect();
+        assert_eq!((of_users.len(), of_root.len()), (12, 4));
+        drop(of_users);
+        let of_one: Vec<Admission> = std::iter::from_fn(|| admit(1000)).collect();
+        assert_eq!(of_one.len(), 4);
+        drop((of_one, of_root));
+        assert_eq!(
+            std::iter::from_fn(|| admit(0)).take(99).count(),
+            99,
+            "each ends at once"
+        );
     }
 }
