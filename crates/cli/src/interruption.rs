@@ -3,14 +3,24 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
+    process, thread,
+    time::Duration,
 };
 
 use nix::sys::{
     signal::{SigSet, Signal},
     signalfd::{SfdFlags, SignalFd},
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::{
+    runtime,
+    signal::unix::{SignalKind, signal},
+};
 
-use crate::failure::Failure;
+use crate::{failure::Failure, output::note};
+
+/// How long a verb that was asked to end may take.
+const END_MAX: Duration = Duration::from_secs(1);
 
 /// SIGINT, SIGTERM and SIGHUP, caught from here on.
 #[derive(Debug)]
@@ -46,4 +56,61 @@ impl AsFd for Interruption {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Signals that ask a verb to end which waits for other things meanwhile: SIGINT and SIGTERM.
+pub(crate) struct Ends {
+    interrupt: tokio::signal::unix::Signal,
+    terminate: tokio::signal::unix::Signal,
+}
+
+impl Ends {
+    /// Catches them from here on. To be called within a runtime.
+    pub(crate) fn new() -> io::Result<Self> {
+        Ok(Self {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// Until one has come.
+    pub(crate) async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+/// The failure of what was asked to end before it began.
+pub(crate) fn interrupted(operation: &str) -> Failure {
+    Failure::failed(format!("cannot {operation}: interrupted before it began"))
+}
+
+/// Ends the process with status 2 if it is there a moment after it was asked to end. A write or an open waits without
+/// end for a reader that has stopped or never comes, and a signal that is caught doesn't cut it off.
+pub(crate) fn end_in_any_case(operation: &str) -> io::Result<()> {
+    let message =
+        format!("cannot {operation}: it was asked to end, and nobody reads what it writes");
+    let runtime = runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let entered = runtime.enter();
+    let mut ends = Ends::new()?;
+    drop(entered);
+    thread::Builder::new().spawn(move || {
+        runtime.block_on(ends.wait());
+        thread::sleep(END_MAX);
+        if takes_more(io::stderr()) {
+            note(&message);
+        }
+        process::exit(2);
+    })?;
+    Ok(())
+}
+
+/// Whether a write would not wait.
+fn takes_more(output: impl AsFd) -> bool {
+    let mut asked = [PollFd::new(&output, PollFlags::OUT)];
+    poll(&mut asked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

@@ -56,6 +56,12 @@ impl Output {
         self.fail_quietly(failure)
     }
 
+    /// As [`Output::fail`], where a document has been written already: there is only one.
+    pub(crate) fn fail_by_status(self, failure: &Failure) -> ExitCode {
+        note(&failure.message);
+        ExitCode::from(failure.exit_status)
+    }
+
     /// As [`Output::fail`], where the text has been written already.
     pub(crate) fn fail_quietly(self, failure: &Failure) -> ExitCode {
         if self.json {

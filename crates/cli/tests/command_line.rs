@@ -3,8 +3,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
 use std::{
-    io::Read,
-    process::{Command, Output, Stdio},
+    io::{Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc::{Sender, channel},
+    thread,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -287,4 +292,179 @@ fn the_doctor_prints_no_colour_into_a_pipe() {
         text.contains("essential") && !text.contains('\x1b'),
         "{text}"
     );
+}
+
+const TRACE_HEAD: &str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+const TRACE_BEGIN: &str = r#"{"event":"begin"}"#;
+const TRACED: &str = r#"{"event":"packet","time":1,"nic":0,"direction":"egress","verdict":"drop","stage":"policy","reason":"metadata","target":null,"length":14,"segments":1,"frame":"0273770000010600c0a8f1020800"}"#;
+
+/// A daemon of one socket, which serves each connection by a function.
+fn daemon(folder: &Path, serve: impl Fn(UnixStream) + Send + 'static) -> PathBuf {
+    let path = folder.join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            serve(stream.unwrap());
+        }
+    });
+    path
+}
+
+fn read_head(stream: &mut UnixStream) -> Option<String> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        head.extend(byte);
+    }
+    String::from_utf8(head).ok()
+}
+
+fn chunk(text: &str) -> String {
+    format!("{:x}\r\n{text}\r\n", text.len())
+}
+
+/// A daemon whose traces have packets without end, as long as somebody reads them. Sends word of each that begins.
+fn tracing_daemon(folder: &Path, begun: Sender<()>) -> PathBuf {
+    daemon(folder, move |mut stream| {
+        read_head(&mut stream).unwrap();
+        let lines = format!("{TRACED}\n").repeat(100);
+        let first = format!("{TRACE_HEAD}{}", chunk(&format!("{TRACE_BEGIN}\n")));
+        stream.write_all(first.as_bytes()).unwrap();
+        begun.send(()).unwrap();
+        while stream.write_all(chunk(&lines).as_bytes()).is_ok() {}
+    })
+}
+
+#[test]
+fn a_trace_that_the_daemon_cuts_off_is_still_one_document() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = daemon(folder.path(), |mut stream| {
+        read_head(&mut stream).unwrap();
+        let lines = chunk(&format!("{TRACE_BEGIN}\n{TRACED}\n"));
+        // Without the chunk that is the last.
+        stream
+            .write_all(format!("{TRACE_HEAD}{lines}").as_bytes())
+            .unwrap();
+    });
+    let output = sandwire(&format!("--json --socket {} trace a7", socket.display()));
+    assert_eq!(status(&output), 2, "{}", stderr(&output));
+    let packets: Value = serde_json::from_str(&stdout(&output))
+        .unwrap_or_else(|error| panic!("{error}: {}", stdout(&output)));
+    assert_eq!(packets.as_array().unwrap().len(), 1);
+    assert_eq!(packets[0]["reason"], "metadata");
+    let said = stderr(&output);
+    assert!(said.contains("cannot trace lease a7"), "{said}");
+}
+
+/// Waits for the end of a process, and ends it where it doesn't come.
+fn end_of(mut child: Child) -> Option<Output> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > deadline {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return None;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Some(child.wait_with_output().unwrap())
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill")
+        .args(["-s", name, &child.id().to_string()])
+        .status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
+fn a_trace_that_nobody_reads_can_be_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let fifo = folder.path().join("fifo");
+    let made = Command::new("mkfifo").arg(&fifo).status();
+    assert!(made.unwrap().success());
+    let (begun, begins) = channel();
+    let socket = tracing_daemon(folder.path(), begun);
+    for (line, name) in [
+        ("trace a7".to_owned(), "TERM"),
+        ("--json trace a7".to_owned(), "INT"),
+        ("trace a7 -w -".to_owned(), "TERM"),
+        (format!("trace a7 -w {}", fifo.display()), "INT"),
+    ] {
+        // A pipe that is full before long; nobody opens the other.
+        let child = Command::new(EXECUTABLE)
+            .args(line.split_whitespace())
+            .env("SANDWIRE_SOCKET", &socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        begins.recv_timeout(Duration::from_secs(20)).unwrap();
+        thread::sleep(Duration::from_millis(300));
+        signal(&child, name);
+        let output = end_of(child).unwrap_or_else(|| panic!("'{line}' did not end by SIG{name}"));
+        let said = stderr(&output);
+        assert_eq!(status(&output), 2, "'{line}': {said}");
+        assert!(said.contains("cannot trace lease a7"), "'{line}': {said}");
+    }
+}
+
+/// Leases with long names and many limits, so that a row of them takes several lines of a small terminal.
+fn traffic_of(leases: usize) -> String {
+    let limit = r#"{"bits_per_second":100000000,"burst_bytes":65536,"packets_per_second":20000,"burst_packets":64}"#;
+    let rows: Vec<String> = (0..leases)
+        .map(|number| {
+            format!(
+                r#"{{"name":"a-lease-with-a-long-name-{number}","pool":"a-pool-of-many","owner_uid":1000,"slot":{number},"kind":"host","data_path":"ebpf","limits":{{"egress":{limit},"ingress":{limit}}},"traffic":{{"egress":{{"packets":3,"bytes":4000,"segments":5}},"ingress":{{"packets":0,"bytes":0,"segments":0}},"drops":{{"arp":2,"metadata":7,"policy":9}}}}}}"#
+            )
+        })
+        .collect();
+    format!("[{}]", rows.join(","))
+}
+
+#[test]
+fn a_live_table_fits_the_terminal_with_its_head() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = daemon(folder.path(), |mut stream| {
+        let body = traffic_of(60);
+        while read_head(&mut stream).is_some() {
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    // A terminal that doesn't know its size is taken for one of 24 lines.
+    for (rows, columns, lines_min, lines_max) in [
+        (24, 80, 10, 23),
+        (24, 200, 15, 23),
+        (50, 80, 30, 49),
+        (0, 0, 15, 23),
+    ] {
+        let line = format!(
+            "stty rows {rows} cols {columns}; timeout --foreground 3 {EXECUTABLE} --socket {} top",
+            socket.display()
+        );
+        let output = Command::new("script")
+            .args(["-qc", &line, "/dev/null"])
+            .stdin(Stdio::null())
+            .output()
+            .expect("script is installed");
+        let text = stdout(&output);
+        let screens: Vec<&str> = text.split("\x1b[H\x1b[J").collect();
+        assert!(screens.len() >= 3, "{rows} x {columns}: {text}");
+        // The first says that it measures.
+        let screen = screens[2];
+        let head = screen.lines().next().unwrap_or_default();
+        assert!(head.starts_with("LEASE"), "{rows} x {columns}: {screen}");
+        let lines = screen.matches('\n').count();
+        assert!(
+            (lines_min..=lines_max).contains(&lines),
+            "{rows} x {columns}: {lines} lines\n{screen}"
+        );
+        assert!(screen.contains(" more"), "{rows} x {columns}: {screen}");
+    }
 }

@@ -31,10 +31,10 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const REASONS_SHOWN_MAX: usize = 3;
 /// Cursor to the upper left, and everything below it cleared.
 const REPAINT: &str = "\x1b[H\x1b[J";
-/// Lines that the head and the prompt take.
-const LINES_RESERVED: usize = 3;
+/// Lines that a row has at most in a live table, where it can't be in one; what is longer is cut.
+const ROW_LINES_MAX: usize = 3;
 /// Lines of a terminal that doesn't say.
-const LINES_DEFAULT: usize = 24;
+const LINES_DEFAULT: u16 = 24;
 
 /// Command line of `sandwire top`.
 #[derive(Debug, Args)]
@@ -104,9 +104,11 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
                 .output
                 .answer(&sample, |sample| sample_text(sample, usize::MAX));
         }
-        let lines = rustix::termios::tcgetwinsize(std::io::stdout())
-            .map_or(LINES_DEFAULT, |size| usize::from(size.ws_row));
-        let text = sample_text(&sample, lines.saturating_sub(LINES_RESERVED));
+        let size = rustix::termios::tcgetwinsize(std::io::stdout());
+        let lines = size.map_or(0, |size| size.ws_row);
+        let lines = if lines == 0 { LINES_DEFAULT } else { lines };
+        // The cursor waits in the last one.
+        let text = sample_text(&sample, usize::from(lines).saturating_sub(1));
         if context.output.write(&format!("{REPAINT}{text}"))? != ExitCode::SUCCESS {
             return Ok(ExitCode::SUCCESS);
         }
@@ -197,10 +199,24 @@ impl Rates {
     }
 }
 
-fn sample_text(sample: &Sample, rows_max: usize) -> String {
+/// As many rows as so many lines have room for: a row takes several in a narrow terminal.
+fn sample_text(sample: &Sample, lines_max: usize) -> String {
     if sample.leases.is_empty() {
         return "no leases\n".to_owned();
     }
+    let mut shown = sample.leases.len().min(lines_max).max(1);
+    loop {
+        let row_lines_max = (lines_max < usize::MAX).then_some(ROW_LINES_MAX);
+        let text = rows_text(sample, shown, row_lines_max);
+        let lines = text.lines().count();
+        if lines <= lines_max || shown == 1 {
+            return text;
+        }
+        shown -= 1;
+    }
+}
+
+fn rows_text(sample: &Sample, shown: usize, row_lines_max: Option<usize>) -> String {
     let mut headings = vec![
         "LEASE",
         "POOL",
@@ -220,14 +236,17 @@ fn sample_text(sample: &Sample, rows_max: usize) -> String {
         headings.push("IMPAIRED");
     }
     let mut table = render::table(&headings);
-    let shown = sample.leases.len().min(rows_max.max(1));
     for row in &sample.leases[..shown] {
         let mut cells = cells(row);
         if any_impaired {
             let impairment = row.lease.impairment.as_ref();
             cells.push(impairment.map_or("-".to_owned(), ToString::to_string));
         }
-        table.add_row(cells);
+        let mut row = comfy_table::Row::from(cells);
+        if let Some(lines) = row_lines_max {
+            row.max_height(lines);
+        }
+        table.add_row(row);
     }
     let mut text = render::table_text(&table);
     if shown < sample.leases.len() {
@@ -395,8 +414,8 @@ mod tests {
         let mut leases = vec![lease("a", 1, &[]), lease("b", 1, &[]), lease("c", 1, &[])];
         leases[2].data_path = DataPath::Nft;
         leases[2].traffic = None;
-        let text = sample_text(&sample(vec![], leases, 1), 2);
-        assert!(text.contains("and 1 more"), "{text}");
+        let text = sample_text(&sample(vec![], leases, 1), 4);
+        assert!(text.contains("and 2 more"), "{text}");
         assert!(text.contains("nft data path"), "{text}");
         assert_eq!(sample_text(&sample(vec![], vec![], 1), 5), "no leases\n");
     }

@@ -15,16 +15,14 @@ use sandwire_api::{
     name::Name,
     trace::{Direction, TraceLine, TracePacket, Verdict},
 };
-use tokio::{
-    runtime,
-    signal::unix::{SignalKind, signal},
-};
+use tokio::runtime;
 
 use self::summary::summary;
 use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
+    interruption::{Ends, end_in_any_case, interrupted},
     output::note,
     patient::Patient,
     record_file::RecordFile,
@@ -71,7 +69,14 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         .enable_all()
         .build()
         .map_err(failed)?;
-    let summary = runtime.block_on(follow(context, arguments))?;
+    end_in_any_case(&format!("trace lease {name}")).map_err(failed)?;
+    let mut is_answered = false;
+    let summary = match runtime.block_on(follow(context, arguments, &mut is_answered)) {
+        Ok(summary) => summary,
+        // The array is the document.
+        Err(failure) if is_answered => return Ok(context.output.fail_by_status(&failure)),
+        Err(failure) => return Err(failure),
+    };
     let mut text = format!(
         "{} traced",
         render::count(
@@ -89,23 +94,27 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn follow(context: &Context, arguments: &Arguments) -> Result<Summary, Failure> {
+/// Also says whether a document has begun.
+async fn follow(
+    context: &Context,
+    arguments: &Arguments,
+    is_answered: &mut bool,
+) -> Result<Summary, Failure> {
     let name = &arguments.name;
     let operation = format!("trace lease {name}");
     let failed = |error: io::Error| Failure::failed(format!("cannot {operation}: {error}"));
-    let mut interrupted = signal(SignalKind::interrupt()).map_err(failed)?;
-    let mut terminated = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut ends = Ends::new().map_err(failed)?;
     let client = Client::new(&context.socket);
-    let mut trace = client
-        .trace(name, arguments.owner_uid)
-        .await
-        .map_err(cannot(&operation))?;
+    let mut trace = tokio::select! {
+        trace = client.trace(name, arguments.owner_uid) => trace.map_err(cannot(&operation))?,
+        () = ends.wait() => return Err(interrupted(&operation)),
+    };
     let mut sink = Sink::open(context, arguments)?;
+    *is_answered = matches!(sink, Sink::Json { .. });
     let mut summary = Summary::default();
     let outcome = tokio::select! {
         outcome = copy(&mut trace, &mut sink, arguments.count, &mut summary, &operation) => outcome,
-        _ = interrupted.recv() => Ok(()),
-        _ = terminated.recv() => Ok(()),
+        () = ends.wait() => Ok(()),
     };
     // What was written is made whole whatever happened.
     let closed = sink.close().or_else(gone_is_fine).map_err(failed);

@@ -9,11 +9,12 @@ use clap::Args;
 use sandwire_api::client::{Capture, Client};
 use sandwire_vsock_host::capture::whole_records;
 
-use super::{Which, guest, listen::Ends};
+use super::{Which, guest};
 use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
+    interruption::{Ends, end_in_any_case, interrupted},
     output::note,
     record_file::RecordFile,
     render,
@@ -45,13 +46,16 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         let file = write.display();
         Failure::failed(format!("cannot {operation}: {file}: {error}"))
     };
+    end_in_any_case(&operation).map_err(failed)?;
     let work = async {
         let mut ends = Ends::new().map_err(failed)?;
         let client = Client::new(&context.socket);
-        let mut capture = client
-            .vsock_capture(&which.name, which.owner_uid, *snap)
-            .await
-            .map_err(cannot(&operation))?;
+        let mut capture = tokio::select! {
+            capture = client.vsock_capture(&which.name, which.owner_uid, *snap) => {
+                capture.map_err(cannot(&operation))?
+            }
+            () = ends.wait() => return Err(interrupted(&operation)),
+        };
         // Only now: a refusal leaves the file as it is.
         let mut file = RecordFile::create(write, whole_records).map_err(failed)?;
         note("capturing; interrupt to end");

@@ -10,11 +10,12 @@ use tokio::{
 
 use super::{
     Which, guest,
-    listen::{Ends, PortSocket, bind, note_policy, pause},
+    listen::{PortSocket, bind, note_policy, pause},
 };
 use crate::{
     Context,
     failure::{Failure, Outcome},
+    interruption::Ends,
     output::note,
 };
 

@@ -21,7 +21,6 @@ use clap::Args;
 use sandwire_api::vsock::{VsockChannel, VsockDestination};
 use tokio::{
     net::{UnixListener, UnixStream},
-    signal::unix::{SignalKind, signal},
     time::sleep,
 };
 
@@ -29,6 +28,7 @@ use super::{Which, connect, guest};
 use crate::{
     Context,
     failure::{Failure, Outcome},
+    interruption::Ends,
     output::note,
 };
 
@@ -172,28 +172,6 @@ fn is_alive(path: &Path) -> io::Result<bool> {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         _ => Ok(true),
-    }
-}
-
-/// Signals that mean the end.
-pub(super) struct Ends {
-    interrupt: tokio::signal::unix::Signal,
-    terminate: tokio::signal::unix::Signal,
-}
-
-impl Ends {
-    pub(super) fn new() -> io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-        })
-    }
-
-    pub(super) async fn wait(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
     }
 }
 
