@@ -1,14 +1,28 @@
-//! What a new process starts with.
+//! What a new process starts with, and what a process is called.
 
 use std::{
-    io,
+    fs, io,
     mem::MaybeUninit,
     os::{
         fd::{AsRawFd, OwnedFd},
         unix::process::CommandExt,
     },
+    path::Path,
     process::Command,
 };
+
+/// What a process calls itself, by its folder in `/proc`; empty if it has ended. It may have chosen anything, so what a
+/// terminal would obey is told as U+FFFD.
+#[must_use]
+pub fn name(folder: &Path) -> String {
+    let name = fs::read(folder.join("comm")).unwrap_or_default();
+    let name = name.strip_suffix(b"\n").unwrap_or(&name);
+    let shown = |character: char| match character.is_control() {
+        true => char::REPLACEMENT_CHARACTER,
+        false => character,
+    };
+    String::from_utf8_lossy(name).chars().map(shown).collect()
+}
 
 /// Lets the process receive all signals, although the thread that starts it has some blocked.
 pub fn unblock_signals(command: &mut Command) {
@@ -44,4 +58,23 @@ pub fn join_cgroup(command: &mut Command, entrance: OwnedFd) {
     };
     // SAFETY: between fork and exec only async-signal-safe functions are called, and nothing is allocated.
     unsafe { command.pre_exec(join) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_says_nothing_to_a_terminal() {
+        for (own, told) in [
+            (&b"qemu-system-x86"[..], "qemu-system-x86"),
+            (b"\x1b[2Jx\ny", "\u{fffd}[2Jx\u{fffd}y"),
+            (b"a\xffb\xc2\x9b", "a\u{fffd}b\u{fffd}"),
+        ] {
+            let folder = Path::new("/proc/thread-self");
+            fs::write(folder.join("comm"), own).unwrap();
+            assert_eq!(name(folder), told);
+        }
+        assert_eq!(name(Path::new("/proc/0")), "");
+    }
 }

@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
     interface::{self, Change, Interface},
     netlink::{Request, Socket},
     netns::{self, Home},
-    tap,
+    process, tap,
 };
 
 use super::interfaces::tap_options;
@@ -167,9 +167,7 @@ fn find_holders(slot: &SlotPlan, passes: impl Fn(&Path) -> bool) -> Vec<TapHolde
             let folder = PathBuf::from(format!("/proc/{pid}"));
             (passes(&folder) && has_open(&folder, &taps)).then(|| TapHolder {
                 pid,
-                command: fs::read_to_string(folder.join("comm"))
-                    .map(|comm| comm.trim_end().to_owned())
-                    .unwrap_or_default(),
+                command: process::name(&folder),
             })
         })
         .collect()

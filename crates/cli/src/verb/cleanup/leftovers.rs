@@ -13,7 +13,7 @@ use sandwire_datapath::{FILTER_HANDLE, FILTER_PRIORITY, Program};
 use sandwire_kernel_net::{
     Error, address, interface,
     netlink::Socket,
-    netns, nft,
+    netns, nft, process,
     route::{self, Route, Target},
     tc,
 };
@@ -254,8 +254,7 @@ fn processes_seen() -> impl Iterator<Item = (User, PathBuf)> {
     let entries = fs::read_dir("/proc").into_iter().flatten();
     entries.filter_map(Result::ok).filter_map(|entry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
-        let command = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let command = command.trim().to_owned();
+        let command = process::name(&entry.path());
         Some((User { pid, command }, entry.path()))
     })
 }
