@@ -20,7 +20,7 @@ pub struct IdentityPolicy {
     /// Services on the host itself, as `tcp/PORT`, `udp/PORT`, `tcp/FIRST-LAST`, `icmp` or `all`.
     /// Default: none.
     pub host_services: Vec<HostService>,
-    /// Cloud metadata at 169.254.169.254 and fd00:ec2::254. Default: false.
+    /// Cloud metadata: 169.254.169.254, fd00:ec2::254, and where other clouds have theirs. Default: false.
     pub cloud_metadata: bool,
     /// Group of the identity; those of one group may talk if `clone_to_clone` is set. Default: its own name.
     pub group: Option<Name>,

@@ -1,10 +1,29 @@
 //! What a sandbox may send where, and how much: the parts of a policy that only the eBPF data paths have.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::pool::HostService;
+
+/// Where clouds hand out credentials and what else is a machine's own, to whoever asks from it.
+pub const CLOUD_METADATA: [IpAddr; 9] = [
+    // Amazon, Azure, Google, Oracle, OpenStack and others.
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    // Amazon's credentials for tasks (ECS) and pods (EKS).
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)),
+    // Tencent, and Alibaba.
+    IpAddr::V4(Ipv4Addr::new(169, 254, 0, 23)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    // Amazon's by IPv6, for pods too; Google's; Oracle's.
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe)),
+];
 
 /// Where a sandbox may send packets beyond the host.
 ///

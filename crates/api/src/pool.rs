@@ -154,7 +154,7 @@ pub struct PolicySpec {
     /// Services on the host itself, as `tcp/PORT`, `udp/PORT`, `tcp/FIRST-LAST`, `icmp` or `all`.
     /// Default: none.
     pub host_services: Vec<HostService>,
-    /// Cloud metadata at 169.254.169.254 and fd00:ec2::254. Default: false.
+    /// Cloud metadata: 169.254.169.254, fd00:ec2::254, and where other clouds have theirs. Default: false.
     pub cloud_metadata: bool,
     /// Most connections that one sandbox may have tracked at a time. Default: 4096. Only in the `nft`
     /// data path; the others track none.

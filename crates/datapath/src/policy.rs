@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
     drop_reason::DropReason,
-    policy::{EgressPolicy, PolicyAction, RateLimit},
+    policy::{CLOUD_METADATA, EgressPolicy, PolicyAction, RateLimit},
     pool::{HostService, PolicySpec, UplinkPolicy},
 };
 
@@ -350,9 +350,9 @@ impl Table {
             self.clone_prefixes.push(prefix);
         }
         if !spec.cloud_metadata {
-            for prefix in metadata() {
-                self.reserved.insert(prefix, denied(DropReason::Metadata));
-            }
+            let metadata =
+                CLOUD_METADATA.map(|address| (address.into(), denied(DropReason::Metadata)));
+            self.reserved.extend(metadata);
         }
     }
 
@@ -473,12 +473,6 @@ impl Lists {
             reason,
         }
     }
-}
-
-fn metadata() -> [IpNet; 2] {
-    let ipv4 = Ipv4Net::from(std::net::Ipv4Addr::new(169, 254, 169, 254));
-    let ipv6 = Ipv6Net::from(std::net::Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254));
-    [ipv4.into(), ipv6.into()]
 }
 
 pub(crate) fn all_ipv4() -> IpNet {

@@ -347,6 +347,13 @@ fn cloud_metadata_is_closed_unless_the_pool_opens_it() {
         beyond
             .run("ip address add fd00:ec2::254/128 dev eth0 nodad")
             .unwrap();
+        // Other clouds', and what else the same one has.
+        beyond
+            .run("ip address add 169.254.170.2/32 dev eth0")
+            .unwrap();
+        beyond
+            .run("ip address add fd20:ce::254/128 dev eth0 nodad")
+            .unwrap();
         let closed = pool_of("closed", "{}", "{}", "10.1.0.0/24", "fd00:1::/64");
         let policy = r#"{"cloud_metadata":true}"#;
         let open = pool_of("open", policy, "{}", "10.2.0.0/24", "fd00:2::/64");
@@ -354,7 +361,13 @@ fn cloud_metadata_is_closed_unless_the_pool_opens_it() {
         network.add_pool(&open).unwrap();
         let outcast = Sandbox::start(&network, &closed, 0);
         let friend = Sandbox::start(&network, &open, 0);
-        for server in ["169.254.169.254:80", "[fd00:ec2::254]:80"] {
+        let servers = [
+            "169.254.169.254:80",
+            "[fd00:ec2::254]:80",
+            "169.254.170.2:80",
+            "[fd20:ce::254]:80",
+        ];
+        for server in servers {
             let server: SocketAddr = server.parse().unwrap();
             let before = host_counter(lab, "cloud metadata");
             outcast.guest.fetch(server, IN_VAIN).unwrap_err();

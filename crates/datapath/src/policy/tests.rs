@@ -219,12 +219,16 @@ proptest! {
     ) {
         let mut spec = spec(egress);
         spec.cloud_metadata = false;
+        let metadata = [
+            "169.254.169.254", "169.254.170.2", "169.254.170.23", "169.254.0.23", "100.100.100.200",
+            "fd00:ec2::254", "fd00:ec2::23", "fd20:ce::254", "fd00:c1::a9fe:a9fe",
+        ];
         let all = ["0.0.0.0/0", "::/0", "169.254.169.254/32", "fd00:ec2::254/128"];
         spec.egress.rules.insert(0, one_rule(PolicyAction::Allow, &all, &[]));
         let Ok(compiled) = compile(&spec, &clone_prefixes) else {
             return Err(TestCaseError::reject("too many rules"));
         };
-        for address in ["169.254.169.254", "fd00:ec2::254"] {
+        for address in metadata {
             let reason = u16::from(DropReason::Metadata as u8);
             prop_assert_eq!(interpreted(&compiled, to(address)), Err(reason));
         }

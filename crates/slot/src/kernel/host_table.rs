@@ -28,6 +28,7 @@ use std::{
 
 use ipnet::IpNet;
 use sandwire_api::{
+    policy::CLOUD_METADATA,
     pool::{HostService, UplinkPolicy},
     published_port::{Protocol as PublishedProtocol, PublishPort},
 };
@@ -55,10 +56,6 @@ const FORWARD: &str = "forward";
 const UPLINK: &str = "uplink";
 /// Interfaces of the host that lead to slots.
 const HOST_ENDS: &str = "host_ends";
-
-/// Where clouds serve their metadata.
-const METADATA_IPV4: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
-const METADATA_IPV6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
 
 /// Name of the table.
 pub(super) fn name(instance: &str) -> String {
@@ -274,11 +271,11 @@ fn publish_rules() -> Vec<(&'static str, Rule)> {
 }
 
 fn metadata_rules(chain: &'static str) -> Vec<(&'static str, Rule)> {
-    Family::ALL
-        .map(|family| {
-            let address: IpAddr = match family {
-                Family::Ipv4 => METADATA_IPV4.into(),
-                Family::Ipv6 => METADATA_IPV6.into(),
+    CLOUD_METADATA
+        .map(|address| {
+            let family = match address {
+                IpAddr::V4(_) => Family::Ipv4,
+                IpAddr::V6(_) => Family::Ipv6,
             };
             let rule = Rule::new()
                 .comment("cloud metadata")

@@ -242,6 +242,7 @@ fn the_host_s_services_and_metadata_are_closed_but_for_those_allowed() {
         let _beyond = Beyond::attach().unwrap();
         // The cloud's metadata service, played by the host itself.
         lab.run("ip address add 169.254.169.254/32 dev lo");
+        lab.run("ip address add 169.254.170.2/32 dev lo");
         serve_on_host();
         for kind in EBPF_KINDS {
             let closed = ebpf_pool("closed", kind, "{}", "10.1.0.0/24", "fd00:1::/64");
@@ -272,14 +273,15 @@ fn the_host_s_services_and_metadata_are_closed_but_for_those_allowed() {
                 guest.ping(host, PATIENCE).unwrap();
                 guest.exchange_udp(service, b"?", IN_VAIN).unwrap_err();
             }
-            let metadata = SocketAddr::new([169, 254, 169, 254].into(), 7000);
-            outcast
-                .guest
-                .exchange_tcp(metadata, b"", IN_VAIN)
-                .unwrap_err();
-            assert!(outcast.dropped(&network, DropReason::Metadata) > 0);
-            let answer = friend.guest.exchange_tcp(metadata, b"", PATIENCE).unwrap();
-            assert_eq!(answer, b"host");
+            for address in [[169, 254, 169, 254], [169, 254, 170, 2]] {
+                let metadata = SocketAddr::new(address.into(), 7000);
+                let before = outcast.dropped(&network, DropReason::Metadata);
+                let guest = &outcast.guest;
+                guest.exchange_tcp(metadata, b"", IN_VAIN).unwrap_err();
+                assert!(outcast.dropped(&network, DropReason::Metadata) > before);
+                let answer = friend.guest.exchange_tcp(metadata, b"", PATIENCE).unwrap();
+                assert_eq!(answer, b"host");
+            }
             let slots = [outcast.slot, friend.slot];
             drop((outcast.guest, friend.guest));
             tear_down(&network, &slots);
