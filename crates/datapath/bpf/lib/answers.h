@@ -127,7 +127,9 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 		return 0;
 	known = bpf_map_lookup_elem(&answers, &key);
 	if (!known || !is_alive(known, value.lease, key.protocol, now)) {
-		if (!opens)
+		/* Between sandboxes groups decide, not what has come: else they could push out what others are to answer,
+		 * and even one could by itself, by datagrams to itself that the stack has to cut. */
+		if (!opens || bpf_map_lookup_elem(&clones, &key.peer))
 			return 0;
 		value.own = p->protocol == PROTOCOL_UDP && may_send_back(p, nic);
 		bpf_map_update_elem(&answers, &key, &value, BPF_ANY);

@@ -84,7 +84,19 @@ pub(super) fn from_uplink(random: &mut Random) -> Case {
 }
 
 pub(super) fn from_host(random: &mut Random) -> Case {
+    if random.chance(15) {
+        return from_sandbox(random);
+    }
     of_transports(random, Hook::Shared)
+}
+
+/// From a sandbox to another or itself, of what the stack has cut or was to answer.
+fn from_sandbox(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = incoming(random, version, transport);
+    ip.source = scene::clone(version, random.below(NICS));
+    case(random, Hook::Shared, frame(&ip))
 }
 
 /// To other hosts, other addresses, with tags, or not IP.

@@ -211,7 +211,8 @@ pub(crate) fn learn(
             // What the sandbox may have begun, and is denied since, runs out.
             (is_stale && (!answer.own || may_go_back)).then_some(answer.own)
         }
-        None => opens.then_some(may_go_back),
+        // Sandboxes answer each other where their groups may talk.
+        None => (opens && !world.clones.contains_key(&packet.source)).then_some(may_go_back),
     };
     if let Some(own) = own {
         let answer = Answer {
