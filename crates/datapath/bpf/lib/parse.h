@@ -22,6 +22,7 @@
 #define SEGMENTS_MAX 2048
 #define IPV4_L4 (ETH_HLEN + sizeof(struct iphdr))
 #define IPV6_L4 (ETH_HLEN + sizeof(struct ipv6hdr))
+#define IPV4_OPTIONS_MAX 40
 #define IPV4_MORE_FRAGMENTS 0x2000
 #define IPV4_OFFSET 0x1fff
 #define MAPPED_PREFIX bpf_htonl(0x0000ffff)
@@ -40,6 +41,13 @@ enum protocol {
 	PROTOCOL_NONE = 59,
 	PROTOCOL_DESTINATION = 60,
 	PROTOCOL_UDP_LITE = 136,
+};
+
+enum ipv4_option {
+	OPTION_END = 0,
+	OPTION_NOTHING = 1,
+	OPTION_LOOSE_ROUTE = 131,
+	OPTION_STRICT_ROUTE = 137,
 };
 
 enum fragment {
@@ -217,6 +225,27 @@ __noinline int walk_extensions(frame *f, __u32 end, struct extensions *out)
 	return DROP_NONE;
 }
 
+/* Whether an IPv4 header that ends at `end` of the frame has a source route: the destination is only the next of
+ * those that it leads to. Linux itself drops such packets unless it is told otherwise. */
+__noinline int has_source_route(frame *f, __u32 end)
+{
+	__u32 offset = IPV4_L4;
+	__u8 option, length;
+
+	for (int i = 0; i < IPV4_OPTIONS_MAX; i++) {
+		if (offset >= end || frame_load(f, offset, &option, 1) || option == OPTION_END)
+			return 0;
+		if (option == OPTION_LOOSE_ROUTE || option == OPTION_STRICT_ROUTE)
+			return 1;
+		length = 1;
+		if (option != OPTION_NOTHING &&
+		    (frame_load(f, offset + 1, &length, 1) || length < 2))
+			return 0;
+		offset += length;
+	}
+	return 0;
+}
+
 static __always_inline __u8 icmp_kind_of(__u8 version, __u8 type)
 {
 	if (version == 4) {
@@ -317,6 +346,8 @@ static __always_inline int parse_ipv4(frame *f, struct packet *p)
 		if (p->protocol == PROTOCOL_TCP && (place & IPV4_OFFSET) == 1)
 			return DROP_MALFORMED;
 	}
+	if (rarely(p->l4 != IPV4_L4) && has_source_route(f, p->l4))
+		return DROP_ROUTING_HEADER;
 	return parse_l4(f, p, IPV4_L4);
 }
 

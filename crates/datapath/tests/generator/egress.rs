@@ -125,7 +125,21 @@ fn spoil_checksum(random: &mut Random, case: &mut Case, ip: &Ip) {
 
 pub(super) fn options(random: &mut Random) -> Vec<u8> {
     let words = random.between(1, 10);
-    match random.below(3) {
+    match random.below(5) {
+        // Source route, loose or strict, at the start or behind others.
+        3 if words > 3 => {
+            let mut options = vec![1; random.one_of(&[0, 1, 5])];
+            options.extend([random.one_of(&[131, 137]), 7, 4, 192, 0, 2, 7]);
+            options.resize(words * 4, 0);
+            options
+        }
+        // The same bytes inside another option, or behind the end.
+        4 if words > 3 => {
+            let mut options = random.one_of(&[[7, 11, 4], [0, 0, 0]]).to_vec();
+            options.extend([random.one_of(&[131, 137]), 7, 4, 192, 0, 2, 7]);
+            options.resize(words * 4, 0);
+            options
+        }
         // Record route.
         0 if words > 1 => {
             let mut options = vec![7, (words * 4 - 1) as u8, 4];

@@ -161,6 +161,9 @@ fn parse_ipv4(frame: &[u8]) -> Result<Packet, DropReason> {
     if offset == 1 && protocol == TCP {
         return Err(DropReason::Malformed);
     }
+    if has_source_route(&ip[20..header]) {
+        return Err(DropReason::RoutingHeader);
+    }
     Ok(Packet {
         version: 4,
         source: ipv4(ip, 12).into(),
@@ -171,6 +174,21 @@ fn parse_ipv4(frame: &[u8]) -> Result<Packet, DropReason> {
         transport: ETHERNET + header,
         end: ETHERNET + total,
     })
+}
+
+/// Whether one of the options says by where the packet goes.
+fn has_source_route(mut options: &[u8]) -> bool {
+    while let [kind, rest @ ..] = options {
+        options = match (kind, rest.first()) {
+            (0, _) => return false,
+            (1, _) => rest,
+            (131 | 137, _) => return true,
+            // Without a length that makes sense nothing can follow.
+            (_, Some(length @ 2..)) => options.get(usize::from(*length)..).unwrap_or_default(),
+            _ => return false,
+        };
+    }
+    false
 }
 
 fn fragment(offset: u16, more: bool, identification: u32) -> Fragment {
