@@ -36,7 +36,7 @@ drop_reasons! {
     VlanTag = 2,
     /// The frame is neither IPv4, IPv6 nor ARP.
     Ethertype = 3,
-    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into more than 2048 segments.
+    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into more than 2048 segments, or to write a checksum before where the packet's own is.
     Malformed = 4,
     /// The source MAC address is not the guest's.
     SourceMac = 5,
@@ -54,7 +54,7 @@ drop_reasons! {
     LinkChatter = 11,
     /// Multicast or broadcast.
     Multicast = 12,
-    /// The destination is no address that can be routed: unspecified, loopback, link-local or reserved.
+    /// The destination is no address that can be routed: unspecified, loopback, IPv6 link-local or reserved.
     Destination = 13,
     /// A service of the gateway address other than echo: there is none.
     GatewayService = 14,
@@ -80,7 +80,7 @@ drop_reasons! {
     TooBig = 24,
     /// The kernel could not change the packet.
     Helper = 25,
-    /// An IPv6 routing header with hops left.
+    /// An IPv6 routing header with hops left, or an IPv4 source route.
     RoutingHeader = 26,
     /// More than eight IPv6 extension headers.
     ExtensionHeaders = 27,

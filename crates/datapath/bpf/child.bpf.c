@@ -9,6 +9,7 @@
 #include "parse.h"
 #include "antispoof.h"
 #include "neighbours.h"
+#include "unfinished.h"
 #include "answers.h"
 #include "deliver.h"
 #include "policy.h"
@@ -196,12 +197,14 @@ int from_child(struct __sk_buff *skb)
 	if (rarely(skb->protocol != ethertype))
 		return refuse_egress(skb, &sender, DROP_ETHERTYPE, STAGE_PARSE);
 	if (rarely(ethertype == bpf_htons(ETH_P_ARP))) {
-		reason = judge_arp_sender(skb, sender.nic);
+		reason = is_unfinished(skb) ? DROP_MALFORMED : judge_arp_sender(skb, sender.nic);
 		if (reason)
 			return refuse_egress(skb, &sender, reason, STAGE_ANTISPOOF);
 		return leave_link(skb, &sender, &packet);
 	}
 	reason = parse_of_family(skb, sender.nic, ethertype, &packet);
+	if (!reason && rarely(is_forged(skb, &packet)))
+		reason = DROP_MALFORMED;
 	if (rarely(reason))
 		return refuse_egress(skb, &sender, reason, STAGE_PARSE);
 	is_link = is_link_packet(&packet);

@@ -4,6 +4,7 @@
 #include "parse.h"
 #include "antispoof.h"
 #include "link.h"
+#include "unfinished.h"
 #include "decide.h"
 #include "forward.h"
 #include "peer.h"
@@ -328,7 +329,7 @@ int from_guest(struct __sk_buff *skb)
 	measure(skb, &packet);
 	if (rarely(sender.is_process) && sender.nic->count > 1)
 		find_process_nic(&sender, &packet);
-	if (rarely(packet.segments > SEGMENTS_MAX))
+	if (rarely(packet.segments > SEGMENTS_MAX || is_forged(skb, &packet)))
 		return refuse(skb, sender.index, sender.flags, DROP_MALFORMED, STAGE_PARSE);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);

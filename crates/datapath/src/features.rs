@@ -2,12 +2,14 @@
 
 use std::{
     io,
+    net::{Ipv4Addr, UdpSocket},
     os::fd::{AsFd, OwnedFd},
+    time::Duration,
 };
 
 use sandwire_kernel_net::{
     bpf::{self, BPF_TCX_INGRESS, ProgramType, instruction},
-    interface::InterfaceIndex,
+    interface::{self, InterfaceIndex},
     netlink::{Request, Socket},
     netns::Home,
     tc,
@@ -36,6 +38,13 @@ const BPF_F_IPV6: u32 = 1 << 7;
 const FIELD_OF_TWO_BYTES: u32 = 2;
 const L4_CSUM_REPLACE: i32 = 11;
 const FIB_LOOKUP: i32 = 69;
+const SKB_CHANGE_TAIL: i32 = 38;
+const CSUM_LEVEL: i32 = 135;
+const CSUM_LEVEL_QUERY: u32 = 0;
+const CSUM_LEVEL_INCREASE: u32 = 1;
+const TC_ACT_SHOT: u32 = 2;
+/// On the loopback a datagram is there at once, or never.
+const PROBE_PATIENCE: Duration = Duration::from_millis(200);
 /// `struct bpf_fib_lookup`.
 const FIB_PARAMETERS: i16 = 64;
 
@@ -95,6 +104,43 @@ pub(crate) fn check_filters() -> Result<(), Error> {
     socket
         .execute(request)
         .map_err(failed("no filters that are eBPF programs", classifier))
+}
+
+/// Whether the kernel tells where an unfinished checksum is by what `lib/unfinished.h` asks: else all that it leaves to be
+/// finished would be dropped. A datagram on the loopback has such a checksum.
+pub(crate) fn tells_unfinished() -> bool {
+    judged_datagram_passes().unwrap_or(false)
+}
+
+fn judged_datagram_passes() -> Result<bool, Box<dyn std::error::Error>> {
+    let program = load(&judge_unfinished())?;
+    let _inside = Home::here()?.unshare()?;
+    let mut request = Request::new();
+    interface::Change {
+        name: "lo",
+        up: Some(true),
+        ..interface::Change::default()
+    }
+    .apply(&mut request);
+    tc::add_clsact(&mut request, LOOPBACK);
+    let place = tc::Place {
+        interface: LOOPBACK,
+        hook: tc::Hook::Ingress,
+        priority: 1,
+        handle: 1,
+    };
+    let filter = tc::Filter {
+        place,
+        class_id: None,
+        program: program.as_fd(),
+        name: "sandwire_probe",
+    };
+    filter.add(&mut request);
+    Socket::route()?.execute(request)?;
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+    socket.set_read_timeout(Some(PROBE_PATIENCE))?;
+    socket.send_to(b"probe", socket.local_addr()?)?;
+    Ok(socket.recv(&mut [0; 8]).is_ok())
 }
 
 fn lacks_filters(what: &str, source: &sandwire_kernel_net::Error, remedy: &'static str) -> Error {
@@ -159,6 +205,28 @@ fn checksum_replace(flags: u32) -> Vec<Instruction> {
     ]
 }
 
+/// Lets pass what has an unfinished checksum that ends where UDP's in IPv4 does.
+fn judge_unfinished() -> Vec<Instruction> {
+    let level = |what| [move_register(1, 6), move_number(2, what), call(CSUM_LEVEL)];
+    let mut program = vec![move_register(6, 1)];
+    program.extend(level(CSUM_LEVEL_INCREASE));
+    program.extend(level(CSUM_LEVEL_QUERY));
+    program.extend([
+        // Not unfinished: to the end.
+        jump_if_positive(0, 5),
+        move_register(1, 6),
+        move_number(2, 14 + 20 + 8 - 1),
+        move_number(3, 0),
+        call(SKB_CHANGE_TAIL),
+        jump_if_equal(0, -libc::EINVAL, 2),
+        move_number(0, TC_ACT_SHOT),
+        EXIT,
+        move_number(0, 0),
+        EXIT,
+    ]);
+    program
+}
+
 /// Looks a route up for no address family: flags are judged before that.
 fn fib_lookup(flags: u32) -> Vec<Instruction> {
     let mut program: Vec<Instruction> = (1..=FIB_PARAMETERS / 8)
@@ -194,6 +262,16 @@ fn store_zero(offset: i16) -> Instruction {
     instruction(0x7a, 10, 0, offset, 0)
 }
 
+/// Goes on so many instructions further if a register is zero or more, signed.
+fn jump_if_positive(register: u8, further: i16) -> Instruction {
+    instruction(0x75, register, 0, further, 0)
+}
+
+/// Goes on so many instructions further if a register is a number.
+fn jump_if_equal(register: u8, number: i32, further: i16) -> Instruction {
+    instruction(0x15, register, 0, further, number)
+}
+
 fn call(function: i32) -> Instruction {
     instruction(0x85, 0, 0, 0, function)
 }
@@ -213,5 +291,6 @@ mod tests {
         assert_eq!(returned(&fib_lookup(1 << 20)), Some(-libc::EINVAL));
         probe().expect("root may load programs");
         check_filters().expect("this kernel has filters");
+        assert!(tells_unfinished());
     }
 }

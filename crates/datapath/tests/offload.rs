@@ -10,10 +10,14 @@
     reason = "the differential test uses the rest of what the two share"
 )]
 
+#[path = "offload/crowding.rs"]
+mod crowding;
 #[path = "offload/faults.rs"]
 mod faults;
 #[path = "offload/flows.rs"]
 mod flows;
+#[path = "offload/forged.rs"]
+mod forged;
 #[path = "generator/frames.rs"]
 mod frames;
 #[path = "offload/linear.rs"]

@@ -70,6 +70,24 @@ fn netns_a_fault_with_unfinished_checksums_is_caught() {
     });
 }
 
+/// … or believed where it is, as the kernel does: the packet would go elsewhere than policy has judged …
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_fault_with_forged_checksums_is_caught() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        lab.shell("ethtool -K up0 tx off");
+        attach_mutant(&setting, &mutants::TRUSTING);
+        let (slot, _) = &setting.slots[0];
+        let sent = forged::forged(4, 20, forged::DESTINATION4 + 2);
+        slot.file().write_all(&sent).expect("the TAP takes it");
+        let (header, frame) = receive(&setting.uplink, clone(4, 0));
+        let packet = Packet::parse(&frame).expect("a right packet");
+        assert_eq!(header.flags & NEEDS_CHECKSUM, 0);
+        assert_ne!(packet.destination, peer(4, 0));
+    });
+}
+
 /// … or made payload linear.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
