@@ -15,6 +15,7 @@
 mod cgroups;
 mod clear;
 mod entrance;
+mod processes;
 pub(crate) mod upkeep;
 mod watch;
 
@@ -449,9 +450,9 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>
         let found = Rule::new().icmp(nft::Protocol::Icmpv6, kind);
         batch.add_rule(PREROUTING, &found.accept());
     }
-    if has_own(egress) {
-        write_guard(batch, &entrances);
-        write_silence(batch);
+    if processes::has_own(egress) {
+        processes::write_guard(batch, &entrances);
+        processes::write_silence(batch);
     }
     let without = Rule::new().comment("no relay takes it");
     batch.add_rule(GIVE, &without.counter().drop());
@@ -470,45 +471,6 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>
         part.write_own(batch, of_addresses);
         part.write_cgroups(batch, &cgroups);
     }
-}
-
-/// Whether processes of this host are senders.
-fn has_own(egress: &Egress) -> bool {
-    let is_own = |origin: &Origin| matches!(origin, Origin::Identity(_) | Origin::Cgroup { .. });
-    egress.senders.iter().any(|sender| is_own(&sender.origin))
-}
-
-/// Keeps marked packets of this host from leaving where no rule leads them to the loopback: somebody has deleted it.
-fn write_guard(batch: &mut Batch<'_>, entrances: &[Entrance]) {
-    batch.add_chain(&Chain::Base {
-        name: POSTROUTING,
-        kind: ChainKind::Filter,
-        hook: Hook::Postrouting,
-        priority: PRIORITY,
-        policy: Policy::Accept,
-    });
-    // Most packets end here.
-    let unmarked = Rule::new().mark_is(0, RELAY_MARK_MASK);
-    batch.add_rule(POSTROUTING, &unmarked.accept());
-    let comes_back = Rule::new().interface(Direction::Destination, "lo");
-    batch.add_rule(POSTROUTING, &comes_back.accept());
-    for entrance in entrances {
-        let astray = Rule::new().comment("no routing rule leads it to the relay");
-        let astray = astray.mark_is(entrance.mark, RELAY_MARK_MASK);
-        batch.add_rule(POSTROUTING, &astray.counter().drop());
-    }
-}
-
-/// Drops datagrams of ours to processes of this host for which there is no socket any more. The kernel would answer them by
-/// an ICMP error that quotes them, and nobody could tell whose that is: it would leave.
-fn write_silence(batch: &mut Batch<'_>) {
-    let answer = || {
-        let ours = Rule::new().mark_is(MARK_PASS, RELAY_MARK_MASK);
-        ours.interface(Direction::Source, "lo")
-    };
-    batch.add_rule(PREROUTING, &answer().for_a_socket().accept());
-    let late = answer().comment("nobody waits for it");
-    batch.add_rule(PREROUTING, &late.counter().drop());
 }
 
 /// What the kernel was told of that may change without us.

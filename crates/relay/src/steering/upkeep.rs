@@ -95,13 +95,8 @@ pub(crate) async fn keep(
             Reason::Due => true,
             Reason::Heard => false,
             Reason::Change(change) => {
-                let outcome = exchange(&egress, &told, &change.egress);
-                let outcome = outcome.map(|now| {
-                    wanted = rules(&change.egress);
-                    (egress, told) = (change.egress, now);
-                });
-                // Who waited is gone where the relay ends.
-                let _ = change.done.send(outcome);
+                exchange(&mut egress, &mut told, change);
+                wanted = rules(&egress);
                 true
             }
         };
@@ -149,12 +144,21 @@ pub(crate) async fn keep(
 }
 
 /// Tells the kernel another configuration; the former again, if it takes only a part of that.
-fn exchange(former: &Egress, told: &Told, new: &Egress) -> Result<Told, SteeringError> {
-    apply(new).inspect_err(|_| {
-        if let Err(error) = apply_present(former, &told.cgroups) {
-            tracing::error!(%error, "the former rules can't be told anew");
+fn exchange(egress: &mut Arc<Egress>, told: &mut Told, change: Change) {
+    let outcome = match apply(&change.egress) {
+        Ok(now) => {
+            (*egress, *told) = (change.egress, now);
+            Ok(())
         }
-    })
+        Err(error) => {
+            if let Err(error) = apply_present(egress, &told.cgroups) {
+                tracing::error!(%error, "the former rules can't be told anew");
+            }
+            Err(error)
+        }
+    };
+    // Who waited is gone where the relay ends.
+    let _ = change.done.send(outcome);
 }
 
 async fn wait(watch: Option<&Watch>, due: Instant, changes: &mut mpsc::Receiver<Change>) -> Reason {
