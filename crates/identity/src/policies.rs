@@ -350,6 +350,8 @@ fn put_rules(places: &mut [u8], rules: &[Rule]) {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 mod tests {
+    use sandwire_api::policy::CLOUD_METADATA;
+
     use super::*;
 
     fn prepared(text: &str) -> Result<Prepared, Error> {
@@ -365,7 +367,7 @@ mod tests {
         let flags = prepared.value.word(Policy::flags());
         // The prefixes are those of cloud metadata.
         assert_eq!(flags, policy_flag::ALLOW | policy_flag::PREFIXES);
-        assert_eq!(prepared.compiled.prefixes.len(), 2);
+        assert_eq!(prepared.compiled.prefixes.len(), CLOUD_METADATA.len());
         assert_eq!(prepared.value.word(Policy::group()), group_number("web"));
     }
 
