@@ -301,7 +301,7 @@ fn what_stands_in_the_way_is_named_and_left_alone() {
         let before = state_of(lab, &blue);
         let error = attempt(r#", "interface": "net1""#);
         assert!(
-            error.contains("route 0.0.0.0/0") && error.contains("exists"),
+            error.contains("route 0.0.0.0/0") && error.contains("one that is there"),
             "{error}"
         );
         assert_eq!(state_of(lab, &blue), before, "their default route stays");
