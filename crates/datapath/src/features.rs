@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{Ipv4Addr, UdpSocket},
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
 
@@ -86,6 +86,16 @@ pub(crate) fn check_filters() -> Result<(), Error> {
     socket
         .execute(request)
         .map_err(failed("no filters on interfaces", qdisc))?;
+    let mut request = Request::new();
+    add_filter(&mut request, program.as_fd());
+    let classifier = "load the module cls_bpf (CONFIG_NET_CLS_BPF), or use the data path nft";
+    socket
+        .execute(request)
+        .map_err(failed("no filters that are eBPF programs", classifier))
+}
+
+/// Has a program judge what comes in by the loopback.
+fn add_filter(request: &mut Request, program: BorrowedFd<'_>) {
     let place = tc::Place {
         interface: LOOPBACK,
         hook: tc::Hook::Ingress,
@@ -95,15 +105,10 @@ pub(crate) fn check_filters() -> Result<(), Error> {
     let filter = tc::Filter {
         place,
         class_id: None,
-        program: program.as_fd(),
+        program,
         name: "sandwire_probe",
     };
-    let mut request = Request::new();
-    filter.add(&mut request);
-    let classifier = "load the module cls_bpf (CONFIG_NET_CLS_BPF), or use the data path nft";
-    socket
-        .execute(request)
-        .map_err(failed("no filters that are eBPF programs", classifier))
+    filter.add(request);
 }
 
 /// Whether the kernel tells where an unfinished checksum is by what `lib/unfinished.h` asks: else all that it leaves to be
@@ -123,19 +128,7 @@ fn judged_datagram_passes() -> Result<bool, Box<dyn std::error::Error>> {
     }
     .apply(&mut request);
     tc::add_clsact(&mut request, LOOPBACK);
-    let place = tc::Place {
-        interface: LOOPBACK,
-        hook: tc::Hook::Ingress,
-        priority: 1,
-        handle: 1,
-    };
-    let filter = tc::Filter {
-        place,
-        class_id: None,
-        program: program.as_fd(),
-        name: "sandwire_probe",
-    };
-    filter.add(&mut request);
+    add_filter(&mut request, program.as_fd());
     Socket::route()?.execute(request)?;
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
     socket.set_read_timeout(Some(PROBE_PATIENCE))?;

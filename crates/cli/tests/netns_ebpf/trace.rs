@@ -1,10 +1,15 @@
 //! What is written of packets while they pass.
 
-use std::{fs, net::SocketAddr, process::Stdio, thread};
+use std::{
+    fs,
+    net::SocketAddr,
+    process::{Child, Stdio},
+    thread,
+};
 
 use sandwire_testlab::{
     command,
-    fake_guest::frame,
+    fake_guest::{FakeGuest, frame},
     host::{BEYOND_IPV4, HOST_IPV4},
     lab::{self, Lab},
 };
@@ -70,19 +75,10 @@ fn a_trace_tells_of_all_packets_or_how_many_it_missed() {
         let world = World::start(lab, "route", 1);
         let (_lease, guest) = world.guest(POOLS[0], "flooded");
         guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
-        let trace = world
-            .daemon
-            .command("trace flooded")
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let trace = trace_unread(&world);
         thread::sleep(SECOND);
         let before = count_of(&world);
-        let own = guest.network();
-        let from = SocketAddr::new(own.ipv4.0.into(), 4000);
-        let to = SocketAddr::new(BEYOND_IPV4.into(), 4000);
-        let datagram = frame::udp(own.mac, GATEWAY_MAC, from, to, b"one of many");
+        let datagram = one_of_many(&guest);
         let sent = guest.flood(vec![datagram], SECOND).unwrap();
         thread::sleep(2 * SECOND);
         let passed = count_of(&world) - before;
@@ -110,17 +106,8 @@ fn a_trace_ends_with_its_daemon_amid_packets_and_sums_begin_anew_with_the_next()
         let mut world = World::start(lab, "route", 1);
         let (lease, guest) = world.guest(POOLS[0], "flooded");
         guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
-        let own = guest.network();
-        let from = SocketAddr::new(own.ipv4.0.into(), 4000);
-        let to = SocketAddr::new(BEYOND_IPV4.into(), 4000);
-        let datagram = frame::udp(own.mac, GATEWAY_MAC, from, to, b"one of many");
-        let trace = world
-            .daemon
-            .command("trace flooded")
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let datagram = one_of_many(&guest);
+        let trace = trace_unread(&world);
         thread::scope(|scope| {
             let flooding = scope.spawn(|| guest.flood(vec![datagram.clone()], 3 * SECOND));
             thread::sleep(SECOND);
@@ -146,6 +133,21 @@ fn a_trace_ends_with_its_daemon_amid_packets_and_sums_begin_anew_with_the_next()
         assert!(counted.as_u64().unwrap() > 10_000, "{counted}");
         assert!((1..100).contains(&told), "{told}");
     });
+}
+
+/// What a guest floods with.
+fn one_of_many(guest: &FakeGuest) -> Vec<u8> {
+    let own = guest.network();
+    let from = SocketAddr::new(own.ipv4.0.into(), 4000);
+    let to = SocketAddr::new(BEYOND_IPV4.into(), 4000);
+    frame::udp(own.mac, GATEWAY_MAC, from, to, b"one of many")
+}
+
+/// A trace of which only the summary is kept.
+fn trace_unread(world: &World) -> Child {
+    let mut trace = world.daemon.command("trace flooded");
+    let trace = trace.stdout(Stdio::null()).stderr(Stdio::piped());
+    trace.spawn().unwrap()
 }
 
 /// Events of packets that found no room, of all interfaces, as the kernel has them.
