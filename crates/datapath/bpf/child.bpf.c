@@ -197,7 +197,7 @@ int from_child(struct __sk_buff *skb)
 	if (rarely(skb->protocol != ethertype))
 		return refuse_egress(skb, &sender, DROP_ETHERTYPE, STAGE_PARSE);
 	if (rarely(ethertype == bpf_htons(ETH_P_ARP))) {
-		reason = is_unfinished(skb) ? DROP_MALFORMED : judge_arp_sender(skb, sender.nic);
+		reason = unfinished_end(skb) ? DROP_MALFORMED : judge_arp_sender(skb, sender.nic);
 		if (reason)
 			return refuse_egress(skb, &sender, reason, STAGE_ANTISPOOF);
 		return leave_link(skb, &sender, &packet);

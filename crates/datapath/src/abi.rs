@@ -118,6 +118,8 @@ pub const RULES_MAX: usize = 32;
 pub const DROP_REASONS_MAX: usize = 48;
 /// Entries of the map of [`Decision`]s that a processor has.
 pub const DECISIONS_MAX: usize = 4096;
+/// Bytes of `struct sk_buff` that [`SkbPlaces`] may span.
+pub const SKB_SPAN_MAX: usize = 96;
 /// Bytes of a packet that a trace event carries.
 pub const TRACE_BYTES: usize = 192;
 /// Interfaces of one sandbox.
@@ -131,6 +133,7 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[
     ("RULES_MAX", RULES_MAX),
     ("DROP_REASONS_MAX", DROP_REASONS_MAX),
     ("DECISIONS_MAX", DECISIONS_MAX),
+    ("SKB_SPAN_MAX", SKB_SPAN_MAX),
     ("TRACE_BYTES", TRACE_BYTES),
     ("NICS_PER_SLOT", NICS_PER_SLOT as usize),
 ];
@@ -553,6 +556,23 @@ structs! {
         reserved: u16,
         /// As it came, before translation.
         frame: [u8; TRACE_BYTES],
+    }
+    /// Where the kernel's `struct sk_buff` says which checksum of a packet is to be finished. Zeros: that isn't known.
+    SkbPlaces = "skb_places" {
+        /// Of what is read, in `struct sk_buff`; the others are counted from there.
+        first: u16,
+        /// From the first of these fields to the end of the last.
+        length: u16,
+        /// The byte with `ip_summed`.
+        state: u16,
+        /// The bits of `ip_summed`, all set in a packet with an unfinished checksum (`CHECKSUM_PARTIAL`).
+        state_mask: u16,
+        /// `csum_start`: from the buffer's head, like `mac_header`.
+        checksum_start: u16,
+        /// `csum_offset`: from `csum_start`.
+        checksum_offset: u16,
+        /// `mac_header`.
+        mac_header: u16,
     }
 }
 

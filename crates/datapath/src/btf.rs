@@ -32,15 +32,25 @@ pub(crate) struct Place {
     pub(crate) size: usize,
 }
 
+/// A range of bits in a struct.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Bits {
+    pub(crate) position: u32,
+    pub(crate) width: u32,
+}
+
 /// Types by number; 0 is `void`.
 #[derive(Debug)]
 pub(crate) struct Btf {
     types: Vec<Type>,
+    /// Names, each ended by a zero. A kernel has a hundred thousand: they are not copied.
+    strings: Vec<u8>,
 }
 
 #[derive(Debug)]
 struct Type {
-    name: String,
+    /// Offset in the strings, as a member's.
+    name: u32,
     kind: u32,
     /// Size in bytes, or the number of another type.
     size_or_type: u32,
@@ -50,11 +60,13 @@ struct Type {
 
 #[derive(Debug)]
 struct Member {
-    name: String,
+    name: u32,
     /// Type of a member of a struct, value of an enum's, element type of an array.
     number: u32,
     /// Offset in bits, or the count of an array.
     position: u32,
+    /// Width in bits of a bit field, else zero.
+    width: u32,
 }
 
 impl Btf {
@@ -72,13 +84,27 @@ impl Btf {
         };
         let types = section(header.word(8)?, header.word(12)?)?;
         let strings = section(header.word(16)?, header.word(20)?)?;
+        let types = parse_types(types, strings)?;
         Some(Self {
-            types: parse_types(types, strings)?,
+            types,
+            strings: strings.to_vec(),
         })
     }
 
+    fn name_at(&self, offset: u32) -> &[u8] {
+        let rest = self.strings.get(offset as usize..).unwrap_or_default();
+        let end = rest.iter().position(|byte| *byte == 0);
+        &rest[..end.unwrap_or(rest.len())]
+    }
+
+    fn text_at(&self, offset: u32) -> String {
+        String::from_utf8_lossy(self.name_at(offset)).into_owned()
+    }
+
     fn find(&self, name: &str, kinds: &[u32]) -> Option<&Type> {
-        let is_it = |found: &&Type| found.name == name && kinds.contains(&found.kind);
+        let is_it = |found: &&Type| {
+            kinds.contains(&found.kind) && self.name_at(found.name) == name.as_bytes()
+        };
         self.types.iter().find(is_it)
     }
 
@@ -91,7 +117,7 @@ impl Btf {
                 offset: member.position as usize / 8,
                 size: self.size_of(member.number, 0)?,
             };
-            Some((member.name.clone(), place))
+            Some((self.text_at(member.name), place))
         });
         Some((found.size_or_type as usize, fields.collect::<Option<_>>()?))
     }
@@ -103,6 +129,35 @@ impl Btf {
         Some(leaves)
     }
 
+    /// Where the field of this name is in a struct, or in one without a name inside it.
+    pub(crate) fn bits(&self, struct_name: &str, field: &str) -> Option<Bits> {
+        self.bits_in(self.find(struct_name, &[STRUCT])?, field, 0)
+    }
+
+    fn bits_in(&self, found: &Type, field: &str, depth: usize) -> Option<Bits> {
+        let mut members = found.members.iter();
+        members.find_map(|member| {
+            let name = self.name_at(member.name);
+            if name == field.as_bytes() {
+                let width = match member.width {
+                    0 => u32::try_from(self.size_of(member.number, 0)?.checked_mul(8)?).ok()?,
+                    width => width,
+                };
+                let position = member.position;
+                return Some(Bits { position, width });
+            }
+            if !name.is_empty() || depth > DEPTH_MAX {
+                return None;
+            }
+            let inner = self.resolve(member.number, 0)?;
+            let found = self.bits_in(inner, field, depth + 1)?;
+            Some(Bits {
+                position: found.position.checked_add(member.position)?,
+                ..found
+            })
+        })
+    }
+
     fn add_leaves(
         &self,
         found: &Type,
@@ -112,7 +167,7 @@ impl Btf {
         leaves: &mut BTreeMap<String, Place>,
     ) -> Option<()> {
         for member in &found.members {
-            let path = format!("{path}{}", member.name);
+            let path = format!("{path}{}", self.text_at(member.name));
             let offset = base + member.position as usize / 8;
             let inner = self.resolve(member.number, depth)?;
             if inner.kind == STRUCT {
@@ -160,7 +215,7 @@ impl Btf {
         let values = found.members.iter();
         Some(
             values
-                .map(|member| (member.name.clone(), member.number))
+                .map(|member| (self.text_at(member.name), member.number))
                 .collect(),
         )
     }
@@ -176,11 +231,18 @@ impl Btf {
 
 fn parse_types(types: &[u8], strings: &[u8]) -> Option<Vec<Type>> {
     let mut found = vec![Type {
-        name: String::new(),
+        name: 0,
         kind: 0,
         size_or_type: 0,
         members: Vec::new(),
     }];
+    if strings.last() != Some(&0) {
+        return None;
+    }
+    let name = |reader: &Reader<'_>| {
+        let offset = reader.word(0)?;
+        ((offset as usize) < strings.len()).then_some(offset)
+    };
     let mut at = 0;
     while at < types.len() {
         let reader = Reader(types.get(at..)?);
@@ -195,17 +257,19 @@ fn parse_types(types: &[u8], strings: &[u8]) -> Option<Vec<Type>> {
         let member = |position: usize| {
             let reader = Reader(types.get(at + 12 + position * 12..)?);
             Some(Member {
-                name: text(strings, reader.word(0)?)?,
+                name: name(&reader)?,
                 number: reader.word(4)?,
                 position: reader.word(8)? & offset_mask,
+                width: (reader.word(8)? & !offset_mask) >> 24,
             })
         };
         let value = |position: usize| {
             let reader = Reader(types.get(at + 12 + position * 8..)?);
             Some(Member {
-                name: text(strings, reader.word(0)?)?,
+                name: name(&reader)?,
                 number: reader.word(4)?,
                 position: 0,
+                width: 0,
             })
         };
         let (members, length) = match kind {
@@ -213,9 +277,10 @@ fn parse_types(types: &[u8], strings: &[u8]) -> Option<Vec<Type>> {
             ENUM => ((0..count).map(value).collect::<Option<_>>()?, count * 8),
             ARRAY => {
                 let element = Member {
-                    name: String::new(),
+                    name: 0,
                     number: reader.word(12)?,
                     position: reader.word(20)?,
+                    width: 0,
                 };
                 (vec![element], 12)
             }
@@ -225,7 +290,7 @@ fn parse_types(types: &[u8], strings: &[u8]) -> Option<Vec<Type>> {
             _ => (Vec::new(), 0),
         };
         found.push(Type {
-            name: text(strings, reader.word(0)?)?,
+            name: name(&reader)?,
             kind,
             size_or_type: reader.word(8)?,
             members,
@@ -233,12 +298,6 @@ fn parse_types(types: &[u8], strings: &[u8]) -> Option<Vec<Type>> {
         at += 12 + length;
     }
     Some(found)
-}
-
-fn text(strings: &[u8], offset: u32) -> Option<String> {
-    let rest = strings.get(offset as usize..)?;
-    let end = rest.iter().position(|byte| *byte == 0)?;
-    Some(String::from_utf8_lossy(&rest[..end]).into_owned())
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -252,8 +311,40 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path, process::Command};
+
     use super::Btf;
     use crate::open::OBJECTS;
+
+    impl Btf {
+        /// What clang tells of the types in a source, which may include the programs' headers.
+        pub(crate) fn compiled(source: &str) -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let (input, output) = (folder.path().join("types.c"), folder.path().join("types.o"));
+            fs::write(&input, source).unwrap();
+            let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+            let result = Command::new(env!("SANDWIRE_CLANG"))
+                .args(["-target", "bpf", "-O2", "-g", "-c", "-I"])
+                .arg(package.join("bpf/lib"))
+                .arg(format!(
+                    "-I/usr/include/{}-linux-gnu",
+                    std::env::consts::ARCH
+                ))
+                .arg(&input)
+                .arg("-o")
+                .arg(&output)
+                .output()
+                .unwrap();
+            assert!(
+                result.status.success(),
+                "{}",
+                String::from_utf8_lossy(&result.stderr)
+            );
+            let object = fs::read(&output).unwrap();
+            let types = aya_obj::Object::parse(&object).unwrap().btf.unwrap();
+            Self::parse(&types.to_bytes()).unwrap()
+        }
+    }
 
     fn section() -> Vec<u8> {
         let object = aya_obj::Object::parse(OBJECTS[0].bytes).unwrap();
@@ -267,6 +358,22 @@ mod tests {
         assert_eq!((place.offset, place.size), (32, 8));
         assert_eq!(leaves["drops"].size, 48 * 8);
         assert!(!leaves.contains_key("ingress"));
+    }
+
+    #[test]
+    fn fields_are_found_in_what_has_no_name() {
+        let types = Btf::compiled(
+            "struct outer { int first; union { long whole; struct { char low; char bits: 3, more: 2; }; }; } outer;",
+        );
+        let found = |field| {
+            types
+                .bits("outer", field)
+                .map(|bits| (bits.position, bits.width))
+        };
+        assert_eq!(found("first"), Some((0, 32)));
+        assert_eq!(found("whole"), Some((64, 64)));
+        assert_eq!(found("more"), Some((64 + 8 + 3, 2)));
+        assert_eq!(found("nothing"), None);
     }
 
     #[test]
@@ -288,6 +395,7 @@ mod tests {
             if let Some(types) = Btf::parse(&section) {
                 // Whatever it says, asking for it ends.
                 let _ = (types.leaves("nic"), types.fields("counters"));
+                let _ = types.bits("skb_places", "nothing");
             }
             section[at] = before;
         }

@@ -2,20 +2,18 @@
 
 use std::{
     io,
-    net::{Ipv4Addr, UdpSocket},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    time::Duration,
 };
 
 use sandwire_kernel_net::{
     bpf::{self, BPF_TCX_INGRESS, ProgramType, instruction},
-    interface::{self, InterfaceIndex},
+    interface::InterfaceIndex,
     netlink::{Request, Socket},
     netns::Home,
     tc,
 };
 
-use crate::{Error, sys};
+use crate::{Error, abi::SkbPlaces, skb, sys};
 
 /// What the programs may use beyond Linux 6.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +25,9 @@ pub struct Features {
     /// Programs of several owners on one interface in a stated order (Linux 6.6); without it, `cls_bpf`
     /// filters are used on uplinks too.
     pub tcx: bool,
+    /// Where a packet says which of its checksums is to be finished; zeros where the kernel doesn't tell its types
+    /// (`CONFIG_DEBUG_INFO_BTF`), or forbids programs to read its memory (lockdown for confidentiality).
+    pub skb_places: SkbPlaces,
 }
 
 /// `bpf_fib_lookup` looks at the table that it is told.
@@ -38,13 +39,7 @@ const BPF_F_IPV6: u32 = 1 << 7;
 const FIELD_OF_TWO_BYTES: u32 = 2;
 const L4_CSUM_REPLACE: i32 = 11;
 const FIB_LOOKUP: i32 = 69;
-const SKB_CHANGE_TAIL: i32 = 38;
-const CSUM_LEVEL: i32 = 135;
-const CSUM_LEVEL_QUERY: u32 = 0;
-const CSUM_LEVEL_INCREASE: u32 = 1;
-const TC_ACT_SHOT: u32 = 2;
-/// On the loopback a datagram is there at once, or never.
-const PROBE_PATIENCE: Duration = Duration::from_millis(200);
+const PROBE_READ_KERNEL: i32 = 113;
 /// `struct bpf_fib_lookup`.
 const FIB_PARAMETERS: i16 = 64;
 
@@ -67,7 +62,13 @@ pub fn probe() -> Result<Features, Error> {
         fib_flags,
         // A kernel that knows the hook looks for the interface.
         tcx: tcx.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV)),
+        skb_places: skb_places(),
     })
+}
+
+fn skb_places() -> SkbPlaces {
+    let can_read = returned(&read_kernel()) == Some(0);
+    can_read.then(skb::places).flatten().unwrap_or_default()
 }
 
 /// Tries whether interfaces can have a filter: on the loopback of a namespace that nobody else knows and that goes at
@@ -109,31 +110,6 @@ fn add_filter(request: &mut Request, program: BorrowedFd<'_>) {
         name: "sandwire_probe",
     };
     filter.add(request);
-}
-
-/// Whether the kernel tells where an unfinished checksum is by what `lib/unfinished.h` asks: else all that it leaves to be
-/// finished would be dropped. A datagram on the loopback has such a checksum.
-pub(crate) fn tells_unfinished() -> bool {
-    judged_datagram_passes().unwrap_or(false)
-}
-
-fn judged_datagram_passes() -> Result<bool, Box<dyn std::error::Error>> {
-    let program = load(&judge_unfinished())?;
-    let _inside = Home::here()?.unshare()?;
-    let mut request = Request::new();
-    interface::Change {
-        name: "lo",
-        up: Some(true),
-        ..interface::Change::default()
-    }
-    .apply(&mut request);
-    tc::add_clsact(&mut request, LOOPBACK);
-    add_filter(&mut request, program.as_fd());
-    Socket::route()?.execute(request)?;
-    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
-    socket.set_read_timeout(Some(PROBE_PATIENCE))?;
-    socket.send_to(b"probe", socket.local_addr()?)?;
-    Ok(socket.recv(&mut [0; 8]).is_ok())
 }
 
 fn lacks_filters(what: &str, source: &sandwire_kernel_net::Error, remedy: &'static str) -> Error {
@@ -198,26 +174,16 @@ fn checksum_replace(flags: u32) -> Vec<Instruction> {
     ]
 }
 
-/// Lets pass what has an unfinished checksum that ends where UDP's in IPv4 does.
-fn judge_unfinished() -> Vec<Instruction> {
-    let level = |what| [move_register(1, 6), move_number(2, what), call(CSUM_LEVEL)];
-    let mut program = vec![move_register(6, 1)];
-    program.extend(level(CSUM_LEVEL_INCREASE));
-    program.extend(level(CSUM_LEVEL_QUERY));
-    program.extend([
-        // Not unfinished: to the end.
-        jump_if_positive(0, 5),
-        move_register(1, 6),
-        move_number(2, 14 + 20 + 8 - 1),
-        move_number(3, 0),
-        call(SKB_CHANGE_TAIL),
-        jump_if_equal(0, -libc::EINVAL, 2),
-        move_number(0, TC_ACT_SHOT),
+/// Reads the start of the kernel's own struct of the packet.
+fn read_kernel() -> Vec<Instruction> {
+    vec![
+        move_register(3, 1),
+        move_register(1, 10),
+        add_number(1, -8),
+        move_number(2, 8),
+        call(PROBE_READ_KERNEL),
         EXIT,
-        move_number(0, 0),
-        EXIT,
-    ]);
-    program
+    ]
 }
 
 /// Looks a route up for no address family: flags are judged before that.
@@ -255,16 +221,6 @@ fn store_zero(offset: i16) -> Instruction {
     instruction(0x7a, 10, 0, offset, 0)
 }
 
-/// Goes on so many instructions further if a register is zero or more, signed.
-fn jump_if_positive(register: u8, further: i16) -> Instruction {
-    instruction(0x75, register, 0, further, 0)
-}
-
-/// Goes on so many instructions further if a register is a number.
-fn jump_if_equal(register: u8, number: i32, further: i16) -> Instruction {
-    instruction(0x15, register, 0, further, number)
-}
-
 fn call(function: i32) -> Instruction {
     instruction(0x85, 0, 0, 0, function)
 }
@@ -284,6 +240,6 @@ mod tests {
         assert_eq!(returned(&fib_lookup(1 << 20)), Some(-libc::EINVAL));
         probe().expect("root may load programs");
         check_filters().expect("this kernel has filters");
-        assert!(tells_unfinished());
+        assert_ne!(skb_places(), SkbPlaces::default());
     }
 }

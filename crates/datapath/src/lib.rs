@@ -17,6 +17,7 @@ mod open;
 mod pins;
 mod policies;
 pub mod policy;
+mod skb;
 mod sys;
 mod trace;
 mod uplink;

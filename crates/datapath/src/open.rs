@@ -18,7 +18,9 @@ use aya::{
 
 use crate::{
     Error,
-    abi::{self, Address, CloneValue, DECISIONS_MAX, GroupPair, Meters, Nic, UplinkValue},
+    abi::{
+        self, Address, CloneValue, DECISIONS_MAX, GroupPair, Meters, Nic, Plain as _, UplinkValue,
+    },
     features::{self, Features},
     map::{Array, Table, Words},
     nic::Allocation,
@@ -340,8 +342,7 @@ fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<
     // A program that has no use for one of these doesn't declare it.
     loader.override_global("has_csum_ipv6", &has_csum_ipv6, false);
     loader.override_global("fib_flags", &features.fib_flags, false);
-    let tells_unfinished = u8::from(features::tells_unfinished());
-    loader.override_global("tells_unfinished", &tells_unfinished, false);
+    loader.override_global("skb_places", features.skb_places.bytes(), false);
     let mut programs = Vec::new();
     for object in &OBJECTS {
         programs.extend(load_object(&mut loader, object)?);

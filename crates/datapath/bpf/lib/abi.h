@@ -225,6 +225,8 @@ struct meters {
 
 /* Entries of `decisions` that a processor has. */
 #define DECISIONS_MAX 4096
+/* Bytes of struct sk_buff that skb_places may span. */
+#define SKB_SPAN_MAX 96
 
 /* Flows whose answers were looked at of late, by each CPU. */
 struct noted {
@@ -295,6 +297,17 @@ struct trace_event {
 	__u8 stage;     /* enum stage: where the verdict fell */
 	__u16 reserved;
 	__u8 frame[TRACE_BYTES]; /* as it came, before translation */
+};
+
+/* Where the kernel's struct sk_buff says which checksum of a packet is to be finished. Zeros: that isn't known. */
+struct skb_places {
+	__u16 first;           /* in struct sk_buff; the others are counted from there */
+	__u16 length;          /* from the first of these fields to the last */
+	__u16 state;           /* ip_summed */
+	__u16 state_mask;      /* its bits, all set in a packet with an unfinished checksum */
+	__u16 checksum_start;  /* from the buffer's head, like mac_header */
+	__u16 checksum_offset; /* from checksum_start */
+	__u16 mac_header;
 };
 
 /* Why a packet was dropped. Names and texts are in crates/api/src/drop_reason.rs; a test compares. */

@@ -8,40 +8,49 @@
 
 #include "nat.h"
 
-#define EINVAL 22
+/* Set by the loader, from the types that the kernel tells of itself. */
+const volatile struct skb_places skb_places = {};
 
-/* Whether this kernel answers as is expected below. Set by the loader. */
-const volatile __u8 tells_unfinished = 1;
-
-/* No field of a packet tells. A checksum that nobody has looked at can be declared right, and that be taken back; one
- * that is unfinished can't, and neither can a sum of the whole packet, which can be changed instead. */
-static __always_inline int is_unfinished(struct __sk_buff *skb)
+static __always_inline __u32 skb_field(const __u8 *span, __u16 place)
 {
-	if (!tells_unfinished)
-		return 0;
-	bpf_csum_level(skb, BPF_CSUM_LEVEL_INC);
-	if (bpf_csum_level(skb, BPF_CSUM_LEVEL_QUERY) >= 0) {
-		bpf_csum_level(skb, BPF_CSUM_LEVEL_DEC);
-		return 0;
-	}
-	return bpf_csum_update(skb, 0) < 0;
+	return *(const __u16 *)(span + place);
 }
 
-/* Where the last byte of the packet's own checksum is, or of the least that may be written instead: a tunnel's packet
- * has an unfinished one further in. */
-static __always_inline __u32 last_of_checksum(const struct packet *p)
+/* Where in the frame the checksum ends that the kernel is to finish; zero if there is none. No field of a packet that
+ * programs have tells, but they may read the kernel's memory. Not inlined: the callers' stacks have no room for it. */
+static __noinline __u32 unfinished_end(struct __sk_buff *skb)
+{
+	__u8 span[SKB_SPAN_MAX] __attribute__((aligned(8)));
+	__u16 state_mask = skb_places.state_mask;
+
+	if (!skb_places.length)
+		return 0;
+	/* What can't be read is taken for the worst. */
+	if (bpf_probe_read_kernel(span, skb_places.length, (void *)skb + skb_places.first))
+		return 1;
+	if ((span[skb_places.state] & state_mask) != state_mask)
+		return 0;
+	return skb_field(span, skb_places.checksum_start) - skb_field(span, skb_places.mac_header) +
+	       skb_field(span, skb_places.checksum_offset) + sizeof(__sum16);
+}
+
+/* Where the packet's own checksum ends, or the least that may be written instead: a tunnel's packet has an unfinished
+ * one further in. */
+static __always_inline __u32 end_of_checksum(const struct packet *p)
 {
 	if (p->fragment == FRAGMENT_LATER)
-		return p->l4 + 1;
-	return p->l4 + 1 + (p->icmp_kind ? 2 : checksum_place(p->version, p->protocol));
+		return p->l4 + sizeof(__sum16);
+	return p->l4 + sizeof(__sum16) +
+	       (p->icmp_kind ? 2 : checksum_place(p->version, p->protocol));
 }
 
-/* Whether an unfinished checksum lies before the packet's own. The kernel takes off no tail that one is in: that it
- * refuses to is how it should be, and leaves the packet as it is. */
+/* Whether an unfinished checksum lies before the packet's own. */
 static __always_inline int is_forged(struct __sk_buff *skb, struct packet *p)
 {
-	p->unfinished = is_unfinished(skb);
-	return p->unfinished && bpf_skb_change_tail(skb, last_of_checksum(p), 0) != -EINVAL;
+	__u32 end = unfinished_end(skb);
+
+	p->unfinished = end != 0;
+	return p->unfinished && end < end_of_checksum(p);
 }
 
 #endif

@@ -1,6 +1,6 @@
 //! The mirror against the header as clang compiles it, and against the programs that are embedded.
 
-use std::{fmt::Write as _, fs, path::Path, process::Command};
+use std::{fmt::Write as _, fs};
 
 use sandwire_api::drop_reason::DropReason;
 
@@ -20,28 +20,7 @@ fn header() -> Btf {
     for (name, _) in CONSTANTS {
         writeln!(source, "char constant_{name}[{name}];").unwrap();
     }
-    let folder = tempfile::tempdir().unwrap();
-    let (input, output) = (folder.path().join("abi.c"), folder.path().join("abi.o"));
-    fs::write(&input, source).unwrap();
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let result = Command::new(env!("SANDWIRE_CLANG"))
-        .args(["-target", "bpf", "-O2", "-g", "-c", "-I"])
-        .arg(package.join("bpf/lib"))
-        .arg(format!(
-            "-I/usr/include/{}-linux-gnu",
-            std::env::consts::ARCH
-        ))
-        .arg(&input)
-        .arg("-o")
-        .arg(&output)
-        .output()
-        .unwrap();
-    assert!(
-        result.status.success(),
-        "{}",
-        String::from_utf8_lossy(&result.stderr)
-    );
-    types_of(&fs::read(&output).unwrap())
+    Btf::compiled(&source)
 }
 
 fn types_of(object: &[u8]) -> Btf {
@@ -49,7 +28,6 @@ fn types_of(object: &[u8]) -> Btf {
     Btf::parse(&object.btf.unwrap().to_bytes()).unwrap()
 }
 
-/// Compares a struct with its mirror. Padding is declared in the mirror only.
 fn compare(types: &Btf, layout: &Layout) {
     let (size, fields) = types.fields(layout.name).unwrap();
     assert_eq!(size, layout.size, "size of {}", layout.name);

@@ -1,7 +1,13 @@
 //! A guest says where the kernel is to write a checksum. It writes what comes out after everything was judged, so where it
 //! pleases would be into the addresses.
 
+use std::time::Duration;
+
+use sandwire_testlab::guest::kernel::Series;
+
 use super::*;
+
+const DEADLINE: Duration = Duration::from_secs(200);
 
 /// Where an IPv4 packet's addresses are in a frame.
 const SOURCE4: usize = 26;
@@ -28,6 +34,23 @@ pub(super) fn forged(version: u8, start: usize, place: usize) -> Vec<u8> {
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_a_checksum_is_written_nowhere_but_where_one_is() {
     lab::run(|lab| {
+        assert_none_is_written_elsewhere(lab);
+    });
+}
+
+/// Debian's kernels keep it at other places of their packets than this machine's.
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn a_checksum_is_written_nowhere_else_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
+        assert_none_is_written_elsewhere(lab);
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn a_checksum_is_written_nowhere_else_on_linux_6_12() {
+    lab::run_on(Series::Linux6_12, DEADLINE, |lab| {
         assert_none_is_written_elsewhere(lab);
     });
 }

@@ -10,6 +10,7 @@ use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
 use sandwire_daemon::config::Config;
 use sandwire_datapath::{
     Datapath, Settings,
+    abi::SkbPlaces,
     features::{FIB_LOOKUP_MARK, FIB_LOOKUP_TABLE, Features},
 };
 use sandwire_kernel_net::{interface, netlink::Socket};
@@ -44,6 +45,8 @@ pub(super) fn probe_all() -> Results {
             let has = |flag| features.fib_flags & flag != 0;
             results.insert("marks".to_owned(), answer(has(FIB_LOOKUP_MARK)));
             results.insert("tables".to_owned(), answer(has(FIB_LOOKUP_TABLE)));
+            let places = features.skb_places != SkbPlaces::default();
+            results.insert("checksums".to_owned(), answer(places));
         }
         Err(detail) => {
             let found = rustix::process::geteuid().is_root().then_some(false);
@@ -134,6 +137,13 @@ fn program_findings(results: &Result<Results, String>, circumstances: &str) -> V
             "routing tables (`route_table`)",
             "nothing: the host's rules decide",
             "Linux 6.5 or later",
+        ),
+        (
+            "checksums",
+            "checksums are finished only where they belong",
+            "nothing: a guest can have one written into addresses that were judged",
+            "a kernel with CONFIG_DEBUG_INFO_BTF that isn't locked down for confidentiality; or VMMs that open the TAP \
+             without virtio-net headers",
         ),
     ] {
         if let Some(probed) = find(key) {
