@@ -332,6 +332,22 @@ fn a_peer_that_moved_or_is_beside_us_gets_its_offloads_back() {
     });
 }
 
+/// The kernel is not done with a queue when its socket is closed.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_queue_can_be_taken_again_at_once() {
+    lab::run(|lab| {
+        lab.run("ip link add if1 type veth peer name peer");
+        lab.run("ip link set if1 up");
+        lab.run("ip link set peer up");
+        let mut graph = Graph::new();
+        graph.app("one", Xdp::interface("if1")).unwrap();
+        for _ in 0..100 {
+            Engine::new().configure(&graph).unwrap();
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_cannot_be_made_sure_of_is_refused_and_nothing_changes() {

@@ -19,10 +19,16 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::thread;
+use std::time::Duration;
 
 use sandwire_kernel_net::interface::InterfaceIndex;
 
 use super::ring::{Consumer, Mapping, Producer};
+
+/// How many times, a millisecond apart, a queue is asked for that is taken: a grace period and a task of the kernel
+/// that waits its turn take less.
+const RELEASE_TRIES: u32 = 200;
 
 /// How a socket came to be bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +116,7 @@ impl Socket {
             .map_err(step("map rings"))?
             .into_socket(sizes, memory, descriptor);
         this.relax_limits();
-        this.bound = bind(this.descriptor.as_fd(), interface, queue, may_zero_copy)
+        this.bound = bind_in_time(this.descriptor.as_fd(), interface, queue, may_zero_copy)
             .map_err(step("bind the socket"))?;
         this.share_buffers();
         Ok(this)
@@ -408,6 +414,25 @@ fn register(socket: BorrowedFd<'_>, memory: &Mapping, buffer_bytes: u32) -> io::
         tx_metadata_len: 0,
     };
     set(socket, libc::SOL_XDP, libc::XDP_UMEM_REG, &registration)
+}
+
+/// Binds, also right after another socket was closed: the kernel lets go of its queue later, in a task of its own
+/// (`xp_release_deferred`).
+fn bind_in_time(
+    socket: BorrowedFd<'_>,
+    interface: InterfaceIndex,
+    queue: u32,
+    may_zero_copy: bool,
+) -> io::Result<Bound> {
+    for _ in 0..RELEASE_TRIES {
+        match bind(socket, interface, queue, may_zero_copy) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            answer => return answer,
+        }
+    }
+    bind(socket, interface, queue, may_zero_copy)
 }
 
 /// Binds as well as the driver can: without copies, else with, and without wake-ups before Linux 5.4.
