@@ -2,6 +2,7 @@
 //! sends later.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::atomic::{AtomicU64, Ordering},
     thread,
@@ -12,7 +13,7 @@ use sandwire_testlab::{
     command,
     fake_guest::{FakeGuest, frame},
     guest::kernel::Series,
-    host::{BEYOND_IPV4, ECHO_PORT, WHO_AM_I_PORT, serve_udp},
+    host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, WHO_AM_I_PORT, serve_udp},
     lab::{self, Lab},
     namespace::Namespace,
     sandwire::Lease,
@@ -206,6 +207,83 @@ fn assert_leaves_by(
         let call = format!("ping -n -q -c 3 -i 0.05 -W 5 {source}");
         second.run(&call).expect(&what);
     }
+}
+
+/// Where the kernel shares a route's flows among uplinks by their ports, too, those of one sandbox to one server's port go
+/// the same way: a decision is kept for all of them, whoever comes first.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_flow_keeps_its_uplink_where_several_share_a_route() {
+    lab::run(|lab| {
+        let second = second_uplink(lab);
+        let world = World::with_config(lab, "uplinks = [\"up0\", \"up1\"]");
+        let policy = json!({"uplink": "route"});
+        world
+            .daemon
+            .create_pool(&pool("shared", POOLS[0], 0, 1, &policy))
+            .unwrap();
+        let (_lease, guest) = world.guest("shared", "shared");
+        world.route_back(0);
+        for route in routes_back(0) {
+            second.run(&route).unwrap();
+        }
+        for family in &FAMILIES {
+            world.beyond.run(&family.add_anywhere("lo")).unwrap();
+            second.run(&family.add_anywhere("lo")).unwrap();
+            share_route(lab, family);
+            let target = SocketAddr::new(family.anywhere, WHO_AM_I_PORT);
+            guest.exchange_udp(target, b"?", 5 * SECOND).unwrap();
+            assert_flows_keep_their_way(&guest, target);
+        }
+    });
+}
+
+/// What is anywhere is reached by both uplinks, by a hash of addresses and ports.
+fn share_route(lab: &Lab, family: &Family) {
+    let (option, prefix) = (family.option, family.anywhere_prefix);
+    let (family_name, first) = match family.anywhere {
+        IpAddr::V4(_) => ("ipv4", IpAddr::V4(BEYOND_IPV4)),
+        IpAddr::V6(_) => ("ipv6", IpAddr::V6(BEYOND_IPV6)),
+    };
+    let server = family.second[1];
+    lab.run(&format!(
+        "sysctl -q net.{family_name}.fib_multipath_hash_policy=1"
+    ));
+    lab.run(&format!(
+        "ip {option} route replace {prefix} nexthop via {first} dev up0 nexthop via {server} dev up1"
+    ));
+}
+
+fn assert_flows_keep_their_way(guest: &FakeGuest, target: SocketAddr) {
+    let network = guest.network();
+    let source: IpAddr = match target.ip() {
+        IpAddr::V4(_) => network.ipv4.0.into(),
+        IpAddr::V6(_) => network.ipv6.0.into(),
+    };
+    guest.received_frames().unwrap();
+    // Longer than decisions are kept, and in turn: each flow is at some time the first.
+    for packet in 0..400_u16 {
+        let source = SocketAddr::new(source, 5000 + packet % 7);
+        let frame = frame::udp(network.mac, GATEWAY_MAC, source, target, b"?");
+        guest.send_frame(&frame).unwrap();
+        thread::sleep(SECOND / 250);
+    }
+    thread::sleep(SECOND / 4);
+    let mut ways = BTreeMap::<u16, BTreeSet<bool>>::new();
+    for frame in guest.received_frames().unwrap() {
+        let text = String::from_utf8_lossy(&frame);
+        let port = text.rsplit(':').next().and_then(|end| end.parse().ok());
+        if let Some(port) = port {
+            ways.entry(port)
+                .or_default()
+                .insert(text.contains("second "));
+        }
+    }
+    assert_eq!(ways.len(), 7, "{target}: {ways:?}");
+    assert!(
+        ways.values().all(|ways| ways.len() == 1),
+        "{target}: {ways:?}"
+    );
 }
 
 /// The host's own addresses are in no other table, and what a table leads elsewhere the stack may get all the same. What

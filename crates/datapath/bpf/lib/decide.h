@@ -61,7 +61,7 @@ static __always_inline long look_up_route(frame *f, struct packet *p, const stru
 
 	fib->ifindex = nic->shared_ifindex;
 	fib->l4_protocol = p->protocol;
-	fib->sport = p->source_port;
+	/* No port of the source: the decision is for all of them, and would be of whoever came first. */
 	fib->dport = p->destination_port;
 	/* Any length but zero: so the answer has the route's MTU. */
 	fib->tot_len = 1;
