@@ -156,8 +156,8 @@ pub struct PolicySpec {
     pub host_services: Vec<HostService>,
     /// Cloud metadata: 169.254.169.254, fd00:ec2::254, and where other clouds have theirs. Default: false.
     pub cloud_metadata: bool,
-    /// Most connections that one sandbox may have tracked at a time. Default: 4096. Only in the `nft`
-    /// data path; the others track none.
+    /// Most connections that one sandbox may have open at a time through the host's stack, which tracks them: in the
+    /// `nft` data path all, in the others those that are masqueraded or for the host itself. Default: 4096.
     pub connections_max: u32,
     /// Group of the sandboxes; those of one group may talk if `clone_to_clone` is set. Default: the
     /// pool's name. Only in the eBPF data paths, as all that follows.

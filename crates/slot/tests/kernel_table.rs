@@ -33,6 +33,7 @@ const ROUTE: &str = r#"{"uplink":"route","host_services":["all"]}"#;
 const MASQUERADE: &str = r#"{"uplink":"masquerade"}"#;
 const GUARD: &[&str] = &["raw"];
 const FULL: &[&str] = &[
+    "connections_4096",
     "forward",
     "input",
     "publish",
@@ -260,6 +261,50 @@ fn a_start_takes_the_table_over_as_it_is() {
         network.set_published_ports(&[]).unwrap();
         assert_eq!(network.inspect_host(&pools), []);
         assert_eq!(rules(), before);
+    });
+}
+
+/// Takes everything that bounds connections out of the table, as it is before there was such a thing.
+const UNBOUND: &str = r"
+    for chain in input forward; do
+        nft -a list chain inet sandwire-test $chain | sed -n 's/.*vmap @bounds.*# handle //p' |
+            while read -r handle; do nft delete rule inet sandwire-test $chain handle $handle; done
+    done
+    for version in 4 6; do nft delete map inet sandwire-test bounds$version; done
+    nft delete chain inet sandwire-test connections_4096
+    for set in open4 open6 begun4 begun6; do nft delete set inet sandwire-test $set; done
+";
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_table_of_an_earlier_version_gets_its_bounds_from_the_audit() {
+    lab::run(|lab| {
+        let plans = [first("host", MASQUERADE), second(MASQUERADE)];
+        let pools = plans.each_ref().map(|plan| plan.spec.clone());
+        let network = open();
+        network.add_pool(&plans[0]).unwrap();
+        network.add_pool(&plans[1]).unwrap();
+        lab.shell(UNBOUND);
+        drop(network);
+
+        let network = open();
+        for plan in &plans {
+            network.add_pool(plan).unwrap();
+        }
+        assert_eq!(chains(lab), FULL[1..], "packets go on as before");
+        let defects = network.inspect_host(&pools);
+        assert_eq!(defects.len(), 1, "{defects:?}");
+        assert_eq!(defects[0].action, "repaired", "{defects:?}");
+        assert_eq!(chains(lab), FULL);
+        for prefix in ["10.64.0.0/24", "10.65.0.0/24"] {
+            let listed = lab.run(&format!("nft list map inet {TABLE} bounds4"));
+            let leads = format!("{prefix} : jump connections_4096");
+            assert!(listed.contains(&leads), "{listed}");
+        }
+        assert_eq!(network.inspect_host(&pools), []);
+        network.remove_pool(&plans[1]).unwrap();
+        network.remove_pool(&plans[0]).unwrap();
+        assert_eq!(chains(lab), NONE);
     });
 }
 

@@ -10,7 +10,6 @@ use sandwire_api::{
     client::Blocking,
     name::Name,
     pool::{AddressPlan, Pool},
-    slot::DataPath,
 };
 use serde_json::json;
 
@@ -211,7 +210,7 @@ fn pool_text(pool: &Pool) -> String {
         ("addresses", addresses_text(&spec.addresses)),
     ];
     rows.extend(policy_rows(&spec.policy));
-    if spec.data_path == DataPath::Nft {
+    if !spec.device.is_child() {
         let most = spec.policy.connections_max;
         rows.push(("connections", format!("at most {most} per sandbox")));
     }

@@ -12,6 +12,8 @@ pub(super) const NFTA_LIST_ELEM: u16 = 1;
 const NFTA_DATA_VALUE: u16 = 1;
 const NFTA_DATA_VERDICT: u16 = 2;
 const NFT_REG_VERDICT: u32 = 0;
+/// A key that is there lives on.
+const NFT_DYNSET_OP_UPDATE: u32 = 1;
 /// The first 32-bit register; it and its three followers share their bytes with register 1.
 pub(super) const REGISTER: u32 = 8;
 pub(super) const NFT_META_MARK: u32 = 3;
@@ -32,6 +34,8 @@ pub const ICMP_ECHO_REQUEST: u8 = 8;
 pub const ICMPV6_ECHO_REQUEST: u8 = 128;
 /// Bit of a connection's status: its destination was rewritten.
 pub const CT_STATUS_DNAT: u32 = 1 << 5;
+/// Bit of a connection's status: its first packet has passed all rules, and it is in the kernel's table.
+pub const CT_STATUS_CONFIRMED: u32 = 1 << 3;
 
 /// An IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -160,6 +164,15 @@ pub(super) enum Expression {
     LookupMap {
         map: String,
     },
+    /// Goes where a map leads to.
+    LookupVerdict {
+        map: String,
+    },
+    /// Enters the key into a set unless it is there, and asks the bound that the key has there.
+    Enter {
+        set: String,
+        bound: Box<Expression>,
+    },
     /// Keeps the bits of a mask, then flips others.
     MaskAndFlip {
         mask: u32,
@@ -190,8 +203,10 @@ pub(super) enum Expression {
     Masquerade,
     Notrack,
     ConnectionsOver(u32),
+    ConnectionsWithin(u32),
     AtMost {
-        per_second: u64,
+        packets: u64,
+        seconds: u64,
         at_once: u32,
     },
     Counter,
@@ -200,10 +215,12 @@ pub(super) enum Expression {
 
 impl Expression {
     pub(super) fn write(&self, list: &mut Writer<'_>) {
-        list.nest(NFTA_LIST_ELEM, |element| {
-            element.put_text(NFTA_EXPR_NAME, self.name());
-            element.nest(NFTA_EXPR_DATA, |data| self.write_data(data));
-        });
+        list.nest(NFTA_LIST_ELEM, |element| self.write_inside(element));
+    }
+
+    fn write_inside(&self, element: &mut Writer<'_>) {
+        element.put_text(NFTA_EXPR_NAME, self.name());
+        element.nest(NFTA_EXPR_DATA, |data| self.write_data(data));
     }
 
     fn name(&self) -> &'static str {
@@ -216,13 +233,14 @@ impl Expression {
             Self::Tproxy { .. } => "tproxy",
             Self::SocketMark | Self::SocketCgroup { .. } => "socket",
             Self::Compare { .. } => "cmp",
-            Self::Lookup { .. } | Self::LookupMap { .. } => "lookup",
+            Self::Lookup { .. } | Self::LookupMap { .. } | Self::LookupVerdict { .. } => "lookup",
+            Self::Enter { .. } => "dynset",
             Self::Fib(_) => "fib",
             Self::Immediate { .. } | Self::Verdict(_) => "immediate",
             Self::Nat { .. } => "nat",
             Self::Masquerade => "masq",
             Self::Notrack => "notrack",
-            Self::ConnectionsOver(_) => "connlimit",
+            Self::ConnectionsOver(_) | Self::ConnectionsWithin(_) => "connlimit",
             Self::AtMost { .. } => "limit",
             Self::Counter => "counter",
         }
@@ -259,6 +277,15 @@ impl Expression {
                 data.put_text(1, map);
                 put_numbers(data, &[(2, REGISTER), (3, REGISTER)]);
             }
+            Self::LookupVerdict { map } => {
+                data.put_text(1, map);
+                put_numbers(data, &[(2, REGISTER), (3, NFT_REG_VERDICT)]);
+            }
+            Self::Enter { set, bound } => {
+                data.put_text(1, set);
+                put_numbers(data, &[(3, NFT_DYNSET_OP_UPDATE), (4, REGISTER)]);
+                data.nest(7, |nested| bound.write_inside(nested));
+            }
             Self::Fib(FibResult::ReversePath) => {
                 // Source address, restricted to the incoming interface; the answer is an index.
                 put_numbers(data, &[(1, REGISTER), (2, 1), (3, 1 | 8)]);
@@ -288,7 +315,9 @@ impl Expression {
             | Self::Tproxy { .. }
             | Self::SocketMark
             | Self::SocketCgroup { .. } => self.write_steering(data),
-            Self::ConnectionsOver(_) | Self::AtMost { .. } => self.write_limit(data),
+            Self::ConnectionsOver(_) | Self::ConnectionsWithin(_) | Self::AtMost { .. } => {
+                self.write_limit(data);
+            }
             Self::Verdict(verdict) => {
                 put_numbers(data, &[(1, NFT_REG_VERDICT)]);
                 data.nest(2, |nested| {
@@ -301,12 +330,14 @@ impl Expression {
     fn write_limit(&self, data: &mut Writer<'_>) {
         match self {
             Self::ConnectionsOver(count) => put_numbers(data, &[(1, *count), (2, 1)]),
+            Self::ConnectionsWithin(count) => put_numbers(data, &[(1, *count)]),
             Self::AtMost {
-                per_second,
+                packets,
+                seconds,
                 at_once,
             } => {
-                data.put_u64_be(1, *per_second);
-                data.put_u64_be(2, 1);
+                data.put_u64_be(1, *packets);
+                data.put_u64_be(2, *seconds);
                 // Of packets, not of bytes.
                 put_numbers(data, &[(3, *at_once), (4, 0)]);
             }
@@ -347,7 +378,7 @@ impl Expression {
 }
 
 impl Verdict {
-    fn write(&self, attributes: &mut Writer<'_>) {
+    pub(super) fn write(&self, attributes: &mut Writer<'_>) {
         let code = match self {
             Self::Accept => libc::NF_ACCEPT,
             Self::Drop => libc::NF_DROP,

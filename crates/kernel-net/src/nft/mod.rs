@@ -18,10 +18,11 @@ use crate::{
 };
 
 pub use expression::{
-    CT_STATUS_DNAT, CtState, Direction, Family, ICMP_ECHO_REQUEST, ICMPV6_ECHO_REQUEST, Protocol,
+    CT_STATUS_CONFIRMED, CT_STATUS_DNAT, CtState, Direction, Family, ICMP_ECHO_REQUEST,
+    ICMPV6_ECHO_REQUEST, Protocol,
 };
 pub use inspect::{count_elements, rules, tables};
-pub use rule::{KeyPart, Rule};
+pub use rule::{Bound, KeyPart, Rule};
 pub use set::{Element, Field, Key, Set, SetKind};
 
 /// Capabilities for nftables.
@@ -195,6 +196,17 @@ impl<'a> Batch<'a> {
                 };
                 message.put_text(NFTA_CHAIN_TYPE, kind);
             }
+        });
+    }
+
+    /// Creates a chain that rules jump to unless it is there.
+    pub fn ensure_chain(&mut self, name: &str) {
+        let table = self.table;
+        let object = format!("nft chain {table} {name}");
+        let flags = narrow(libc::NLM_F_CREATE);
+        self.message((NFT_MSG_NEWCHAIN, flags), "create", object, |message| {
+            message.put_text(NFTA_CHAIN_TABLE, table);
+            message.put_text(NFTA_CHAIN_NAME, name);
         });
     }
 

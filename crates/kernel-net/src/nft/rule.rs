@@ -35,6 +35,15 @@ pub enum KeyPart {
     QuotedSourcePort(Family),
 }
 
+/// How much there may be of one source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// Connections that are open, this packet's included.
+    Connections(u32),
+    /// Packets in a minute, and at once.
+    PacketsPerMinute(u64, u32),
+}
+
 /// A rule: conditions, then what happens to packets that meet them all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
@@ -257,10 +266,40 @@ impl Rule {
     #[must_use]
     pub fn at_most(mut self, per_second: u64, at_once: u32) -> Self {
         self.expressions.push(Expression::AtMost {
-            per_second,
+            packets: per_second,
+            seconds: 1,
             at_once,
         });
         self
+    }
+
+    /// Packets whose source is within a bound of its own, which a set keeps ([`super::SetKind::Entered`]). Nor do
+    /// those of a source go on that the set has no room for.
+    #[must_use]
+    pub fn each_source_within(self, family: Family, set: &str, bound: Bound) -> Self {
+        let mut rule = self.load_key(&[KeyPart::Address(family, Direction::Source)]);
+        let bound = match bound {
+            Bound::Connections(count) => Expression::ConnectionsWithin(count),
+            Bound::PacketsPerMinute(packets, at_once) => Expression::AtMost {
+                packets,
+                seconds: 60,
+                at_once,
+            },
+        };
+        rule.expressions.push(Expression::Enter {
+            set: set.to_owned(),
+            bound: Box::new(bound),
+        });
+        rule
+    }
+
+    /// Goes through the chain that a map has for the packet's key, and on here if that comes to no verdict.
+    #[must_use]
+    pub fn jump_by_map(self, parts: &[KeyPart], map: &str) -> Self {
+        let mut rule = self.load_key(parts);
+        let map = map.to_owned();
+        rule.expressions.push(Expression::LookupVerdict { map });
+        rule
     }
 
     /// Counts packets and bytes.

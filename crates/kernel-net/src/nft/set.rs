@@ -1,10 +1,10 @@
 //! Sets and maps: what rules look up, so that their number does not grow with what they match.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use ipnet::IpNet;
 
-use super::expression::{Family, NFTA_LIST_ELEM, Protocol};
+use super::expression::{Family, NFTA_LIST_ELEM, Protocol, Verdict};
 use crate::netlink::attribute::Writer;
 
 const NFTA_SET_TABLE: u16 = 1;
@@ -16,6 +16,8 @@ const NFTA_SET_DATA_TYPE: u16 = 6;
 const NFTA_SET_DATA_LEN: u16 = 7;
 const NFTA_SET_DESC: u16 = 9;
 const NFTA_SET_ID: u16 = 10;
+const NFTA_SET_TIMEOUT: u16 = 11;
+const NFTA_SET_DESC_SIZE: u16 = 1;
 const NFTA_SET_DESC_CONCAT: u16 = 2;
 const NFTA_SET_FIELD_LEN: u16 = 1;
 const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
@@ -26,9 +28,14 @@ const NFTA_SET_ELEM_DATA: u16 = 2;
 const NFTA_SET_ELEM_FLAGS: u16 = 3;
 const NFTA_SET_ELEM_KEY_END: u16 = 10;
 const NFTA_DATA_VALUE: u16 = 1;
+const NFTA_DATA_VERDICT: u16 = 2;
 const NFT_SET_INTERVAL: u32 = 0x4;
 const NFT_SET_MAP: u32 = 0x8;
+const NFT_SET_TIMEOUT: u32 = 0x10;
+const NFT_SET_EVAL: u32 = 0x20;
 const NFT_SET_CONCAT: u32 = 0x80;
+/// Type of the data of a map that leads to verdicts.
+const NFT_DATA_VERDICT: u32 = 0xffff_ff00;
 const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 /// Bits by which `nft` separates the types of a key's fields.
 const TYPE_BITS: u32 = 6;
@@ -79,6 +86,15 @@ pub enum SetKind {
     Ranges,
     /// From a key to an address and a port.
     MapToPort(Family),
+    /// From ranges of keys to chains.
+    RangesToChains,
+    /// Keys that rules enter by themselves, each with a bound of its own.
+    Entered {
+        /// Most keys.
+        keys_max: u32,
+        /// After how long a key goes that nothing has met. Without it keys of connections go with these.
+        idle: Option<Duration>,
+    },
 }
 
 /// A set or map.
@@ -101,6 +117,9 @@ impl Set<'_> {
             SetKind::Exact => 0,
             SetKind::Ranges => NFT_SET_INTERVAL,
             SetKind::MapToPort(_) => NFT_SET_MAP,
+            SetKind::RangesToChains => NFT_SET_INTERVAL | NFT_SET_MAP,
+            SetKind::Entered { idle: None, .. } => NFT_SET_EVAL,
+            SetKind::Entered { idle: Some(_), .. } => NFT_SET_EVAL | NFT_SET_TIMEOUT,
         };
         if is_concatenation {
             flags |= NFT_SET_CONCAT;
@@ -114,6 +133,18 @@ impl Set<'_> {
             let (data_type, data_length) = describe(&[Field::Address(family), Field::Port]);
             message.put_u32_be(NFTA_SET_DATA_TYPE, data_type);
             message.put_u32_be(NFTA_SET_DATA_LEN, data_length);
+        }
+        if self.kind == SetKind::RangesToChains {
+            message.put_u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT);
+        }
+        if let SetKind::Entered { keys_max, idle } = self.kind {
+            if let Some(idle) = idle {
+                let milliseconds = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+                message.put_u64_be(NFTA_SET_TIMEOUT, milliseconds);
+            }
+            message.nest(NFTA_SET_DESC, |description| {
+                description.put_u32_be(NFTA_SET_DESC_SIZE, keys_max);
+            });
         }
         if is_concatenation {
             message.nest(NFTA_SET_DESC, |description| {
@@ -146,7 +177,14 @@ pub struct Element {
     key: Vec<u8>,
     key_end: Option<Vec<u8>>,
     is_end: bool,
-    data: Option<Vec<u8>>,
+    data: Option<Data>,
+}
+
+/// What a key of a map leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Data {
+    Value(Vec<u8>),
+    Chain(String),
 }
 
 impl Element {
@@ -232,8 +270,17 @@ impl Element {
     #[must_use]
     pub fn leads_to(mut self, address: IpAddr, port: u16) -> Self {
         let data = Key::default().address(address).port(port);
-        self.data = Some(data.first);
+        self.data = Some(Data::Value(data.first));
         self
+    }
+
+    /// A prefix in a map that leads to chains.
+    #[must_use]
+    pub fn prefix_to_chain(prefix: IpNet, chain: &str) -> Vec<Self> {
+        let mut elements = Self::prefix(prefix);
+        // The end of a range leads nowhere.
+        elements[0].data = Some(Data::Chain(chain.to_owned()));
+        elements
     }
 
     pub(super) fn write_list(message: &mut Writer<'_>, table: &str, set: &str, elements: &[Self]) {
@@ -257,8 +304,16 @@ impl Element {
         if self.is_end {
             entry.put_u32_be(NFTA_SET_ELEM_FLAGS, NFT_SET_ELEM_INTERVAL_END);
         }
-        if let Some(value) = &self.data {
-            entry.nest(NFTA_SET_ELEM_DATA, |data| data.put(NFTA_DATA_VALUE, value));
+        match &self.data {
+            None => {}
+            Some(Data::Value(value)) => {
+                entry.nest(NFTA_SET_ELEM_DATA, |data| data.put(NFTA_DATA_VALUE, value));
+            }
+            Some(Data::Chain(chain)) => entry.nest(NFTA_SET_ELEM_DATA, |data| {
+                data.nest(NFTA_DATA_VERDICT, |verdict| {
+                    Verdict::Jump(chain.clone()).write(verdict);
+                });
+            }),
         }
     }
 }

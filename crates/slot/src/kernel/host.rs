@@ -72,7 +72,7 @@ pub(super) fn change_pool(
     let all = beside.with(after);
     match host_table::falls_short(instance, worker, &all)? {
         true => host_table::make_anew(instance, worker, &all)?,
-        false => change_elements(instance, worker, before, after, beside)?,
+        false => host_table::change_elements(instance, worker, (before, after), beside)?,
     }
     let shared = add_interface_and_routes(instance, worker, after)?;
     // What is no longer needed goes when the new way is there.
@@ -94,40 +94,13 @@ pub(super) fn change_pool(
     Ok(shared)
 }
 
-/// Exchanges a pool's elements of the table in one step.
-fn change_elements(
-    instance: &str,
-    worker: &mut Worker,
-    before: &Hosted,
-    after: &Hosted,
-    beside: &Served<'_>,
-) -> Result<(), NetworkError> {
-    let table = host_table::name(instance);
-    let mut batch = Batch::new(&table);
-    let others_need_shared = beside.need_shared();
-    let keeps_shared = others_need_shared || after.serves_ebpf();
-    for (set, mut elements) in host_table::elements(instance, before) {
-        if keeps_shared {
-            host_table::keep_shared(instance, &set, &mut elements);
-        }
-        batch.delete_elements(&set, &elements);
-    }
-    for (set, mut elements) in host_table::elements(instance, after) {
-        if keeps_shared && (others_need_shared || before.serves_ebpf()) {
-            host_table::keep_shared(instance, &set, &mut elements);
-        }
-        batch.add_elements(&set, &elements);
-    }
-    Ok(batch.commit(&mut worker.netfilter)?)
-}
-
 pub(super) fn remove_pool(
     instance: &str,
     worker: &mut Worker,
     pool: &Hosted,
     beside: &Served<'_>,
 ) -> Result<(), NetworkError> {
-    let mut errors = remove_elements(instance, worker, pool, beside.need_shared());
+    let mut errors = host_table::remove_elements(instance, worker, pool, beside.need_shared());
     errors.extend(remove_interface_and_routes(instance, worker, &pool.plan));
     let table = host_table::name(instance);
     match host_table::has_no_pool(instance, worker) {
@@ -333,33 +306,7 @@ fn write_table(
     if host_table::falls_short(instance, worker, &all)? {
         return host_table::make_anew(instance, worker, &all);
     }
-    let table = host_table::name(instance);
-    let mut batch = Batch::new(&table);
-    for (set, elements) in host_table::elements(instance, pool) {
-        batch.add_elements(&set, &elements);
-    }
-    Ok(batch.commit(&mut worker.netfilter)?)
-}
-
-fn remove_elements(
-    instance: &str,
-    worker: &mut Worker,
-    pool: &Hosted,
-    others_need_shared: bool,
-) -> Vec<NetworkError> {
-    let table = host_table::name(instance);
-    let mut errors = Vec::new();
-    // One transaction per set: a set that lacks its elements must not keep the others.
-    for (set, mut elements) in host_table::elements(instance, pool) {
-        if others_need_shared {
-            host_table::keep_shared(instance, &set, &mut elements);
-        }
-        let mut batch = Batch::new(&table);
-        batch.delete_elements(&set, &elements);
-        let failed = batch.commit(&mut worker.netfilter).err();
-        errors.extend(failed.filter(|error| !error.is_missing()).map(Into::into));
-    }
-    errors
+    host_table::add_elements(instance, worker, pool, &all)
 }
 
 fn add_interface_and_routes(

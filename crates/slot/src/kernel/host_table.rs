@@ -41,11 +41,13 @@ use sandwire_kernel_net::nft::{
 use super::hosted::Hosted;
 use crate::plan::names;
 
+mod connections;
 mod extent;
 
 use extent::Extent;
 pub(super) use extent::{
-    cut_back, falls_short, has_no_pool, is_sound, make_anew, publish, same_rules,
+    add_elements, change_elements, cut_back, falls_short, has_no_pool, is_sound, make_anew,
+    publish, remove_elements, same_rules,
 };
 
 const RAW: &str = "raw";
@@ -83,10 +85,16 @@ enum PerFamily {
     Ports,
     /// Published ports of all addresses of the host.
     AnyPorts,
+    /// Prefixes, and the chains that bound their connections.
+    Bounds,
+    /// How many connections an address has.
+    Open,
+    /// How many connections an address begins.
+    Begun,
 }
 
 impl PerFamily {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 12] = [
         Self::Siblings,
         Self::Trusted,
         Self::Pingers,
@@ -96,7 +104,15 @@ impl PerFamily {
         Self::Masqueraded,
         Self::Ports,
         Self::AnyPorts,
+        Self::Bounds,
+        Self::Open,
+        Self::Begun,
     ];
+
+    /// Whether the table has it to that extent. What counts connections has them tracked.
+    fn is_part_of(self, extent: Extent) -> bool {
+        extent == Extent::Full || !matches!(self, Self::Bounds | Self::Open | Self::Begun)
+    }
 
     fn name(self, family: Family) -> String {
         let name = match self {
@@ -109,6 +125,9 @@ impl PerFamily {
             Self::Masqueraded => "masqueraded",
             Self::Ports => "ports",
             Self::AnyPorts => "any_ports",
+            Self::Bounds => "bounds",
+            Self::Open => "open",
+            Self::Begun => "begun",
         };
         let version = if family == Family::Ipv4 { 4 } else { 6 };
         format!("{name}{version}")
@@ -124,6 +143,8 @@ impl PerFamily {
                 &[address, Field::Protocol, Field::Port],
             ),
             Self::AnyPorts => (SetKind::MapToPort(family), &[Field::Protocol, Field::Port]),
+            Self::Bounds => (SetKind::RangesToChains, &[address]),
+            Self::Open | Self::Begun => (connections::set_kind(self), &[address]),
             _ => (SetKind::Ranges, &[address]),
         };
         let name = &self.name(family);
@@ -139,7 +160,8 @@ fn write(batch: &mut Batch<'_>, instance: &str, extent: Extent) {
         key: &[Field::InterfaceName],
     });
     for family in Family::ALL {
-        for set in PerFamily::ALL {
+        let sets = PerFamily::ALL.into_iter();
+        for set in sets.filter(|set| set.is_part_of(extent)) {
             set.add(batch, family);
         }
     }
@@ -296,6 +318,7 @@ fn input_rules() -> Vec<(&'static str, Rule)> {
     )];
     rules.extend(metadata_rules(INPUT));
     rules.push((INPUT, Rule::new().state(answered).accept()));
+    rules.extend(connections::rules_of(INPUT));
     for family in Family::ALL {
         // What the relay takes leaves by another way, and only if it may leave.
         let relayed = Rule::new()
@@ -350,6 +373,7 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
     rules.extend(metadata_rules(FORWARD));
     let answered = CtState::ESTABLISHED | CtState::RELATED;
     rules.push((FORWARD, Rule::new().state(answered).accept()));
+    rules.extend(connections::rules_of(FORWARD));
     for family in Family::ALL {
         // Such a packet would leave with its clone address, past the masquerade. One that is to leave
         // with it may be an answer to a call that came past the stack, by the eBPF data path.
@@ -369,16 +393,16 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
 }
 
 /// Leaves out what other pools need as well: the shared interface.
-pub(super) fn keep_shared(instance: &str, set: &str, elements: &mut Vec<Element>) {
+fn keep_shared(instance: &str, set: &str, elements: &mut Vec<Element>) {
     if set == HOST_ENDS {
         let shared = Element::interface_name(&names::shared_interface(instance));
         elements.retain(|element| !shared.contains(element));
     }
 }
 
-/// The elements that a pool has in each set. Of eBPF slots, what reaches the host's stack has passed
-/// its policy already.
-pub(super) fn elements(instance: &str, pool: &Hosted) -> Vec<(String, Vec<Element>)> {
+/// The elements that a pool has in each set of a table of that extent. Of eBPF slots, what reaches the host's stack
+/// has passed its policy already.
+fn elements(instance: &str, pool: &Hosted, extent: Extent) -> Vec<(String, Vec<Element>)> {
     let plan = &pool.plan;
     let policy = &plan.spec.policy;
     let is_judged = pool.serves_ebpf() && !pool.serves_nft();
@@ -424,6 +448,9 @@ pub(super) fn elements(instance: &str, pool: &Hosted) -> Vec<(String, Vec<Elemen
         }
         if policy.uplink == UplinkPolicy::Masquerade {
             add(PerFamily::Masqueraded, single());
+        }
+        if extent == Extent::Full {
+            add(PerFamily::Bounds, connections::elements(pool, &prefixes));
         }
         if policy.host_services.contains(&HostService::All) || is_judged {
             add(PerFamily::Trusted, single());

@@ -1,8 +1,8 @@
 //! How much of the host's table there has to be, and bringing it there.
 //!
 //! The full table tracks every connection of the host. It is there from the first pool or published port that
-//! needs it to the last one; otherwise there is the guard alone. Both have the same sets with the same elements, so
-//! that pools come and go alike. Each change of extent is one transaction: no packet meets half a table.
+//! needs it to the last one; otherwise there is the guard alone. Both have the same sets with the same elements, but for
+//! those that count connections, so that pools come and go alike. Each change of extent is one transaction: no packet meets half a table.
 //!
 //! A start adds one pool after the other to a table that already serves all of them, so adding never takes
 //! anything away.
@@ -10,8 +10,11 @@
 use sandwire_kernel_net::nft::{self, Batch, Element, Rule};
 
 use super::{
-    super::{Worker, hosted::Served},
-    HOST_ENDS, elements, keep_shared, name, rules, write, write_ports,
+    super::{
+        Worker,
+        hosted::{Hosted, Served},
+    },
+    HOST_ENDS, connections, elements, keep_shared, name, rules, write, write_ports,
 };
 use crate::error::NetworkError;
 
@@ -63,7 +66,13 @@ pub(in super::super) fn make_anew(
     let table = name(instance);
     let mut batch = Batch::new(&table);
     batch.recreate_table();
-    write(&mut batch, instance, Extent::for_all(served));
+    let extent = Extent::for_all(served);
+    write(&mut batch, instance, extent);
+    if extent == Extent::Full {
+        for most in connections::bounds_of(served) {
+            connections::write(&mut batch, most);
+        }
+    }
     for (set, of_set) in all_elements(instance, served) {
         batch.add_elements(&set, &of_set);
     }
@@ -76,7 +85,7 @@ fn all_elements(instance: &str, served: &Served<'_>) -> Vec<(String, Vec<Element
     let mut all = Vec::new();
     let mut has_shared = false;
     for pool in &served.pools {
-        let mut of_pool = elements(instance, pool);
+        let mut of_pool = elements(instance, pool, Extent::for_all(served));
         for (set, of_set) in of_pool.iter_mut().filter(|_| has_shared) {
             keep_shared(instance, set, of_set);
         }
@@ -84,6 +93,92 @@ fn all_elements(instance: &str, served: &Served<'_>) -> Vec<(String, Vec<Element
         all.extend(of_pool);
     }
     all
+}
+
+/// Adds a pool's elements to a table that has as much as is needed.
+pub(in super::super) fn add_elements(
+    instance: &str,
+    worker: &mut Worker,
+    pool: &Hosted,
+    all: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    let mut batch = Batch::new(&table);
+    let extent = prepare_bounds(instance, worker, &mut batch, all)?;
+    for (set, of_set) in elements(instance, pool, extent) {
+        batch.add_elements(&set, &of_set);
+    }
+    Ok(batch.commit(&mut worker.netfilter)?)
+}
+
+/// Exchanges a pool's elements in one step, in a table that has as much as is needed.
+pub(in super::super) fn change_elements(
+    instance: &str,
+    worker: &mut Worker,
+    (before, after): (&Hosted, &Hosted),
+    beside: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    let mut batch = Batch::new(&table);
+    let extent = prepare_bounds(instance, worker, &mut batch, &beside.with(after))?;
+    let others_need_shared = beside.need_shared();
+    let keeps_shared = others_need_shared || after.serves_ebpf();
+    for (set, mut of_set) in elements(instance, before, extent) {
+        if keeps_shared {
+            keep_shared(instance, &set, &mut of_set);
+        }
+        batch.delete_elements(&set, &of_set);
+    }
+    for (set, mut of_set) in elements(instance, after, extent) {
+        if keeps_shared && (others_need_shared || before.serves_ebpf()) {
+            keep_shared(instance, &set, &mut of_set);
+        }
+        batch.add_elements(&set, &of_set);
+    }
+    if extent == Extent::Full {
+        connections::begin_anew(&mut batch, before, after);
+    }
+    Ok(batch.commit(&mut worker.netfilter)?)
+}
+
+/// Takes a pool's elements out, as far as they are there.
+pub(in super::super) fn remove_elements(
+    instance: &str,
+    worker: &mut Worker,
+    pool: &Hosted,
+    others_need_shared: bool,
+) -> Vec<NetworkError> {
+    let table = name(instance);
+    let mut errors = Vec::new();
+    // One transaction per set: a set that lacks its elements must not keep the others.
+    for (set, mut of_set) in elements(instance, pool, Extent::Full) {
+        if others_need_shared {
+            keep_shared(instance, &set, &mut of_set);
+        }
+        let mut batch = Batch::new(&table);
+        batch.delete_elements(&set, &of_set);
+        let failed = batch.commit(&mut worker.netfilter).err();
+        errors.extend(failed.filter(|error| !error.is_missing()).map(Into::into));
+    }
+    errors
+}
+
+/// Makes the bounds of connections that a full table lacks. Says for which extent elements are to be: to the table
+/// of an earlier version, which has no bounds, the inspection adds them with all else.
+fn prepare_bounds(
+    instance: &str,
+    worker: &mut Worker,
+    batch: &mut Batch<'_>,
+    all: &Served<'_>,
+) -> Result<Extent, NetworkError> {
+    if !has_extent(instance, worker, Extent::Full)? {
+        return Ok(Extent::Guard);
+    }
+    let found = nft::rules(&mut worker.netfilter, &name(instance))?;
+    for most in connections::missing(&found, connections::bounds_of(all)) {
+        connections::write(batch, most);
+    }
+    Ok(Extent::Full)
 }
 
 /// Whether there is no table, or not as much of it as is needed.
@@ -125,12 +220,19 @@ pub(in super::super) fn is_sound(
     served: &Served<'_>,
 ) -> Result<bool, NetworkError> {
     let may_be_guard = !served.need_judge();
-    Ok(has_extent(instance, worker, Extent::Full)?
-        || may_be_guard && has_extent(instance, worker, Extent::Guard)?)
+    if may_be_guard && has_extent(instance, worker, Extent::Guard)? {
+        return Ok(true);
+    }
+    let found = nft::rules(&mut worker.netfilter, &name(instance))?;
+    Ok(
+        connections::are_sound(&found, &connections::bounds_of(served))
+            && has_extent(instance, worker, Extent::Full)?,
+    )
 }
 
 fn has_extent(instance: &str, worker: &mut Worker, extent: Extent) -> Result<bool, NetworkError> {
-    let found = nft::rules(&mut worker.netfilter, &name(instance))?;
+    let mut found = nft::rules(&mut worker.netfilter, &name(instance))?;
+    found.retain(|(chain, _)| !connections::is_chain(chain));
     Ok(same_rules(found, &rules(instance, extent)))
 }
 
