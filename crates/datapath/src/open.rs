@@ -38,6 +38,9 @@ const PROGRAMS: &str = "programs";
 const NICS_LIMIT: u32 = 1 << 16;
 /// As many lists as one policy may need at most.
 const LISTS_LEAST: u32 = 1 << 17;
+/// Interfaces that together may fill the table of answers within a minute and a bit: one alone can't within the five
+/// minutes that an answer lives.
+const ANSWERS_SHARES: u32 = 32;
 /// While a lease's policy is exchanged there are two of it.
 const POLICIES_PER_NIC: u32 = 2;
 
@@ -325,7 +328,15 @@ fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Error> {
         // Prefixes with the same rules share a list, and the table takes 16 bytes per entry at once.
         ("rule_lists", (settings.prefixes_max / 4).max(LISTS_LEAST)),
         ("answers", settings.answers_max),
+        ("answers_crowd", settings.answers_max),
+        ("answer_shares", nics),
     ])
+}
+
+/// What one interface may enter of the answers in the time that the programs count in, a minute and a bit.
+fn answers_share(sizes: &[(&str, u32)]) -> u32 {
+    let answers = sizes.iter().find(|(name, _)| *name == "answers");
+    (answers.map_or(0, |(_, size)| *size) / ANSWERS_SHARES).max(1)
 }
 
 fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<OwnedFd>, Error> {
@@ -343,6 +354,8 @@ fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<
     loader.override_global("has_csum_ipv6", &has_csum_ipv6, false);
     loader.override_global("fib_flags", &features.fib_flags, false);
     loader.override_global("skb_places", features.skb_places.bytes(), false);
+    let answers_share = answers_share(sizes);
+    loader.override_global("answers_share", &answers_share, false);
     let mut programs = Vec::new();
     for object in &OBJECTS {
         programs.extend(load_object(&mut loader, object)?);

@@ -38,7 +38,7 @@ const OLD: &str = "old-";
 pub(crate) const DONE: &str = "done-";
 
 /// All maps that are shared, with the sizes of keys and values.
-pub(crate) const MAPS: [(&str, usize, usize); 15] = [
+pub(crate) const MAPS: [(&str, usize, usize); 17] = [
     ("nics", 4, size_of::<Nic>()),
     ("policies", 4, size_of::<abi::Policy>()),
     ("counters", 4, size_of::<abi::Counters>()),
@@ -57,6 +57,12 @@ pub(crate) const MAPS: [(&str, usize, usize); 15] = [
         size_of::<abi::AnswerKey>(),
         size_of::<abi::AnswerValue>(),
     ),
+    (
+        "answers_crowd",
+        size_of::<abi::AnswerKey>(),
+        size_of::<abi::AnswerValue>(),
+    ),
+    ("answer_shares", 4, size_of::<abi::AnswerShare>()),
     ("noted", 4, size_of::<abi::Noted>()),
     ("decisions", 4, size_of::<abi::Decision>()),
     ("trace", 0, 0),

@@ -18,8 +18,13 @@
 /* Fragmented answers at a time to one peer and by one protocol, which are all that a guest can enter by itself. A
  * power of two; what is to come of one mostly follows at once. */
 #define ANSWER_FRAGMENTS 8
+/* An interface's share of `answers` is for a piece of time of 2^36 nanoseconds, 69 s. */
+#define ANSWER_SHARE_SHIFT 36
 /* A power of two. */
 #define NOTED_MAX (sizeof(((struct noted *)0)->flows) / sizeof(__u64))
+
+/* What an interface may enter into `answers` in a piece of time; the daemon says how much, by the map's size. */
+const volatile __u32 answers_share = 2048;
 
 static __always_inline __s64 age_of(const struct answer_value *answer, __u64 now)
 {
@@ -102,6 +107,41 @@ static __always_inline int was_noted(const struct answer_key *key, __u64 now)
 	return 0;
 }
 
+static __always_inline struct answer_value *known_answer(const struct answer_key *key)
+{
+	struct answer_value *known = bpf_map_lookup_elem(&answers, key);
+
+	return known ? known : bpf_map_lookup_elem(&answers_crowd, key);
+}
+
+static __always_inline int is_within_share(__u32 nic, __u64 now)
+{
+	struct answer_share *share = bpf_map_lookup_elem(&answer_shares, &nic);
+	__u32 window = now >> ANSWER_SHARE_SHIFT;
+
+	if (!share)
+		return 0;
+	/* Two processors at the turn may count a few too few. */
+	if (READ_ONCE(share->window) != window) {
+		share->window = window;
+		share->entered = 0;
+	}
+	if (READ_ONCE(share->entered) >= answers_share)
+		return 0;
+	__sync_fetch_and_add(&share->entered, 1);
+	return 1;
+}
+
+/* Whoever is called by very many, or has very many answer it, must not push out what others are to answer. */
+static __always_inline void enter_answer(const struct answer_key *key,
+					 const struct answer_value *value, __u64 now)
+{
+	if (bpf_map_lookup_elem(&answers, key) || is_within_share(key->nic, now))
+		bpf_map_update_elem(&answers, key, value, BPF_ANY);
+	else
+		bpf_map_update_elem(&answers_crowd, key, value, BPF_ANY);
+}
+
 /* Notes a packet towards a guest. `learn`: any TCP packet opens, not only the first of a connection. */
 __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u64 now, __u32 learn)
 {
@@ -125,14 +165,14 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 	/* What opens nothing only keeps an answer from ageing. */
 	if (!opens && was_noted(&key, now))
 		return 0;
-	known = bpf_map_lookup_elem(&answers, &key);
+	known = known_answer(&key);
 	if (!known || !is_alive(known, value.lease, key.protocol, now)) {
 		/* Between sandboxes groups decide, not what has come: else they could push out what others are to answer,
 		 * and even one could by itself, by datagrams to itself that the stack has to cut. */
 		if (!opens || bpf_map_lookup_elem(&clones, &key.peer))
 			return 0;
 		value.own = p->protocol == PROTOCOL_UDP && may_send_back(p, nic);
-		bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
+		enter_answer(&key, &value, now);
 	} else if (age_of(known, now) > (__s64)ANSWER_REFRESH || (opens && known->via != via)) {
 		/* A conversation that is denied since runs out, whatever still comes of it. */
 		if (known->own && !may_send_back(p, nic))
@@ -192,7 +232,7 @@ __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 no
 
 	if (!p || !answer_key_of(f, p, &key))
 		return 0;
-	known = bpf_map_lookup_elem(&answers, &key);
+	known = known_answer(&key);
 	if (!known || !is_alive(known, value.lease, key.protocol, now))
 		return 0;
 	/* Who may have been called must not go on when that is denied. */
@@ -208,7 +248,7 @@ __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 no
 		key.guest_port = 0;
 		key.fragment = fragment_place(p);
 		value.fragment = fragment_rest(p);
-		bpf_map_update_elem(&answers, &key, &value, BPF_ANY);
+		enter_answer(&key, &value, now);
 	}
 	return value.via;
 }

@@ -98,6 +98,23 @@ struct {
 	__type(value, struct answer_value);
 } answers SEC(".maps");
 
+/* Of those that enter more than their share, which push out each other's alone. As many as in `answers`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, struct answer_key);
+	__type(value, struct answer_value);
+} answers_crowd SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NICS_MAX);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct answer_share);
+} answer_shares SEC(".maps");
+
 /* One entry, and so one piece that stays in a processor's cache, which `answers` of many flows doesn't. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

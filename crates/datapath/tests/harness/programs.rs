@@ -36,7 +36,7 @@ pub(crate) struct Xdp {
     pub(crate) to_guest: OwnedFd,
 }
 
-const MAPS: [&str; 13] = [
+const MAPS: [&str; 15] = [
     "nics",
     "policies",
     "counters",
@@ -47,6 +47,8 @@ const MAPS: [&str; 13] = [
     "group_pairs",
     "uplinks",
     "answers",
+    "answers_crowd",
+    "answer_shares",
     "noted",
     "trace",
     "xdp_nics",
@@ -158,6 +160,7 @@ fn load(
         .default_map_pin_directory(folder)
         .map_max_entries("decisions", decisions)
         .map_max_entries("answers", 1024)
+        .map_max_entries("answers_crowd", 1024)
         .map_max_entries("prefixes", 65_536)
         .map_max_entries("rule_lists", 65_536)
         .load(&bytes)
