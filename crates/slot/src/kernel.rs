@@ -435,9 +435,13 @@ impl Network for KernelNetwork {
         self.with_worker(|worker| switch::switch_over(steps, &self.home, worker, path))
     }
 
-    fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+    fn move_slot(
+        &self,
+        slot: &SlotPlan,
+        tenancy: Option<&Tenancy>,
+    ) -> Result<Option<Traffic>, NetworkError> {
         let Some(ebpf) = self.ebpf.get() else {
-            return Ok(());
+            return Ok(None);
         };
         let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
         let talks = {
@@ -448,13 +452,14 @@ impl Network for KernelNetwork {
         };
         let transit = ebpf.transit_policy(talks)?;
         self.with_worker(|worker| match slot.is_ebpf() {
-            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy, transit),
+            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy, transit)
+                .map(|()| None),
             false => moving::to_nft(&self.home, worker, ebpf, slot, transit),
         })
     }
 
     fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
-        slot.is_ebpf().then_some(())?;
+        // Also of one that is still to leave for nft.
         self.ebpf.get()?.traffic(slot)
     }
 

@@ -17,6 +17,7 @@ use sandwire_api::{
     pool::{PolicySpec, PoolSpec},
     published_port::PublishPort,
     slot::{DataPath, Defect, TapUse},
+    traffic::Traffic,
 };
 
 use crate::{
@@ -532,7 +533,11 @@ impl Network for ModelNetwork {
         self.leave("adopt")
     }
 
-    fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+    fn move_slot(
+        &self,
+        slot: &SlotPlan,
+        tenancy: Option<&Tenancy>,
+    ) -> Result<Option<Traffic>, NetworkError> {
         let mut state = self.enter("move")?;
         let tenancy = tenancy.copied().filter(|_| slot.is_ebpf());
         state.set_tenancy(slot, tenancy);
@@ -540,7 +545,7 @@ impl Network for ModelNetwork {
             found.data_path = slot.data_path;
         }
         drop(state);
-        self.leave("move")
+        self.leave("move").map(|()| None)
     }
 
     fn set_trace(&self, slot: &SlotPlan, traced: bool) -> Result<(), NetworkError> {

@@ -207,13 +207,17 @@ pub trait Network: Send + Sync {
     }
 
     /// Brings a slot that was built for another data path to that of its plan, under traffic. May be
-    /// repeated, and stopped half-way.
+    /// repeated, and stopped half-way. Returns what the data path had counted that has left it, and counts no more.
     ///
     /// # Errors
-    /// The slot may be half-way; its packets pass.
-    fn move_slot(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
+    /// The slot may be half-way; its packets pass, and what was counted stays.
+    fn move_slot(
+        &self,
+        slot: &SlotPlan,
+        tenancy: Option<&Tenancy>,
+    ) -> Result<Option<Traffic>, NetworkError> {
         let _ = (slot, tenancy);
-        Ok(())
+        Ok(None)
     }
 
     /// What the data path counted of a slot since it was handed out, all interfaces together. None in

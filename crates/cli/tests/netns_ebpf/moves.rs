@@ -12,7 +12,7 @@ use sandwire_kernel_net::{
     tc::{self, Hook},
 };
 use sandwire_testlab::{
-    host::ECHO_PORT,
+    host::{BEYOND_IPV4, ECHO_PORT},
     lab::{self, Lab},
     sandwire::Lease,
 };
@@ -61,6 +61,51 @@ fn a_pool_moves_between_data_paths_under_traffic() {
             connection.assert_alive();
         }
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn sums_of_a_pool_go_on_from_where_they_were_after_a_move() {
+    lab::run(|lab| {
+        let world = World::without_pools(lab);
+        let spec = pool("web", "netns", 0, 1, &json!({"uplink": "route"}));
+        world.daemon.create_pool(&spec).unwrap();
+        world.route_back(0);
+        let (lease, guest) = world.guest("web", "one");
+        let ping = |count: u64| {
+            for _ in 0..count {
+                guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+            }
+        };
+        ping(50);
+        let before = packets_of_web(&world);
+        assert!(before >= 50, "{before}");
+        for data_path in ["nft", "ebpf"] {
+            begin_move(&world, "web", data_path);
+            wait_until("the lease has moved", 20 * SECOND, || {
+                world.detail(&lease)["data_path"] == data_path
+            });
+            let moved = packets_of_web(&world);
+            assert!(moved >= before, "to {data_path}: {moved} after {before}");
+        }
+        let moved = packets_of_web(&world);
+        ping(10);
+        let after = packets_of_web(&world);
+        assert!(
+            (moved + 10..before + 30).contains(&after),
+            "{before} before the moves, {moved} after them, then {after}"
+        );
+        world.daemon.call("DELETE", "/v1/leases/one", None).unwrap();
+        assert!(packets_of_web(&world) >= after);
+    });
+}
+
+/// What the guests of pool `web` have sent, as the metrics have it.
+fn packets_of_web(world: &World) -> u64 {
+    let metrics = world.daemon.http("GET", "/metrics", None).unwrap().body;
+    let start = "sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} ";
+    let found = metrics.lines().find_map(|line| line.strip_prefix(start));
+    found.unwrap().parse().unwrap()
 }
 
 /// Refused while the slots that wait for sandboxes are still built anew after the move before.

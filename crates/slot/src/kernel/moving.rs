@@ -12,7 +12,7 @@
 //! connections came from outside, and learns it only from packets that pass its programs.
 //!
 //! Back, the same from its end: rules and routes first, then packets from uplinks are left to them, then
-//! the programs go from the TAPs on, and the entries last. Connection tracking has missed what went by
+//! the programs go from the TAPs on, and the entries with their counters last. Connection tracking has missed what went by
 //! eBPF, and must not mind.
 //!
 //! The answer to a call must leave by what knows of the call. So each move waits for guests that are
@@ -20,6 +20,7 @@
 
 use std::{collections::HashSet, net::IpAddr, thread, time::Duration};
 
+use sandwire_api::traffic::Traffic;
 use sandwire_datapath::{PolicyIndex, abi::NicFlag};
 use sandwire_kernel_net::{
     conntrack, interface::InterfaceIndex, netlink::Socket, netns::Home, nft::Batch,
@@ -126,7 +127,7 @@ pub(super) fn to_nft(
     ebpf: &Ebpf,
     slot: &SlotPlan,
     transit: PolicyIndex,
-) -> Result<(), NetworkError> {
+) -> Result<Option<Traffic>, NetworkError> {
     let index = interfaces::host_end_index(&mut worker.route, slot)?;
     ebpf.set_policy_only(slot, transit);
     let inside = home.enter(&slot.netns_name)?;
@@ -156,13 +157,16 @@ pub(super) fn to_nft(
     done?;
     // Also where the maps have nothing of the slot: they may be newer than the program.
     Attachment::clear(index, &mut worker.route)?;
-    ebpf.free(slot);
     let inside = home.enter(&slot.netns_name)?;
     let done = attachments
         .first()
         .map_or(Ok(()), |uplink| uplink.remove(&mut route));
     drop(inside);
-    Ok(done?)
+    done?;
+    // Last: what was counted is told once, when nothing can fail any more.
+    let counted = ebpf.traffic(slot);
+    ebpf.free(slot);
+    Ok(counted)
 }
 
 fn recreate_table(slot: &SlotPlan) -> Result<(), NetworkError> {

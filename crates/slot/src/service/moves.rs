@@ -137,13 +137,22 @@ impl Shared {
         let Some((slot, tenancy)) = state.slot_and_tenancy(key) else {
             return true;
         };
+        let Some(pool) = state.leases.get(key).map(|lease| lease.record.pool.clone()) else {
+            return true;
+        };
         state.set_busy(key, true);
         drop(state);
         let moved = self.network.move_slot(&slot, tenancy.as_ref());
-        self.lock().set_busy(key, false);
+        let mut state = self.lock();
+        if let Ok(counted) = &moved {
+            // The slot begins to count anew when it comes back.
+            state.keep_traffic(&pool, counted.as_ref());
+        }
+        state.set_busy(key, false);
+        drop(state);
         self.changed.notify_all();
         match moved {
-            Ok(()) => true,
+            Ok(_) => true,
             Err(error) => {
                 tracing::error!(lease = %key, %error, "cannot move a slot to its pool's data path; trying again");
                 false

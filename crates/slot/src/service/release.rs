@@ -347,7 +347,8 @@ impl Drop for Busy<'_> {
 }
 
 impl State {
-    fn keep_traffic(&mut self, pool: &Name, counted: Option<&Traffic>) {
+    /// Adds to a pool's sums what nothing will count any more.
+    pub(super) fn keep_traffic(&mut self, pool: &Name, counted: Option<&Traffic>) {
         if let Some(counted) = counted {
             self.ended.entry(pool.clone()).or_default().add(counted);
         }
