@@ -85,6 +85,16 @@ pub enum Owner {
     },
 }
 
+impl Owner {
+    /// The user, numerically.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        match self {
+            Self::User { uid } | Self::Lease { uid, .. } => *uid,
+        }
+    }
+}
+
 impl fmt::Display for Owner {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

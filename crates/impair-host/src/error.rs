@@ -85,12 +85,14 @@ pub enum Error {
     },
     /// Too many wait for packets under way.
     #[error(
-        "wait for the packets of {target}: those of as many others as possible are waited for; try again, or have them \
-         dropped with --flush"
+        "wait for the packets of {target}: those of as many others as possible are waited for, of user {} or of all; \
+         try again, or have them dropped with --flush", owner.uid()
     )]
     Waiting {
         /// Which.
         target: Target,
+        /// On whose behalf it is impaired.
+        owner: Owner,
     },
     /// Frames of it don't fit.
     #[error(

@@ -93,6 +93,10 @@ const HOOKS: [Hook; 2] = [Hook::Ingress, Hook::Egress];
 
 /// Targets whose last packets are waited for at once: each takes a control connection, and so do other questions.
 const WAITING_MAX: usize = PEERS_MAX - 16;
+/// Of these, those of one user who isn't root.
+const WAITING_PER_USER_MAX: usize = 12;
+/// Those of all users who aren't root: they leave some to root.
+const WAITING_OF_USERS_MAX: usize = WAITING_MAX - WAITING_PER_USER_MAX;
 
 impl Host {
     /// Starts the engines, without targets.
@@ -323,13 +327,6 @@ impl Host {
         target: &Target,
         flush: bool,
     ) -> Result<Option<Leaving>, Error> {
-        let waited_for = self.entries.values();
-        let waited_for = waited_for.filter(|entry| entry.state == State::Draining);
-        if !flush && waited_for.count() >= WAITING_MAX {
-            return Err(Error::Waiting {
-                target: target.clone(),
-            });
-        }
         let by_name = self.entries.iter().find(|(_, entry)| {
             let known = &entry.remembered.target;
             known.netns == target.netns && known.interface == target.interface
@@ -340,7 +337,29 @@ impl Host {
             (_, Some((key, _))) => *key,
             (found, None) => return found.map(|_| None),
         };
+        let waits = !flush && self.entries.get(&key).is_some_and(Entry::is_impaired);
+        if waits && !self.may_wait(&key) {
+            return Err(Error::Waiting {
+                target: target.clone(),
+                owner: self.entries[&key].remembered.owner.clone(),
+            });
+        }
         self.begin_leaving(key, flush)
+    }
+
+    /// Whether a target's last packets may be waited for, besides those that are.
+    fn may_wait(&self, key: &Key) -> bool {
+        let uid = self.entries[key].remembered.owner.uid();
+        let (mut of_all, mut of_users, mut of_user) = (0, 0, 0);
+        for entry in self.entries.values() {
+            let other = entry.remembered.owner.uid();
+            let count = usize::from(entry.state == State::Draining);
+            of_all += count;
+            of_users += if other == 0 { 0 } else { count };
+            of_user += if other == uid { count } else { 0 };
+        }
+        let is_within = of_users < WAITING_OF_USERS_MAX && of_user < WAITING_PER_USER_MAX;
+        of_all < WAITING_MAX && (uid == 0 || is_within)
     }
 
     fn begin_leaving(&mut self, key: Key, flush: bool) -> Result<Option<Leaving>, Error> {
@@ -479,6 +498,10 @@ impl Host {
 }
 
 impl Entry {
+    fn is_impaired(&self) -> bool {
+        self.state == State::Impaired
+    }
+
     fn has_ended(&self) -> bool {
         matches!(self.state, State::Ended { .. })
     }

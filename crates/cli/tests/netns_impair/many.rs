@@ -1,12 +1,13 @@
 //! Many targets on one thread.
 
 use std::{
+    sync::mpsc::channel,
     thread,
     time::{Duration, Instant},
 };
 
 use sandwire_impair_host::control::{Client, Owner, Side, State, Target};
-use sandwire_testlab::lab;
+use sandwire_testlab::lab::{self, Lab};
 
 use crate::lab::{Service, wait_until};
 
@@ -60,46 +61,60 @@ fn a_hundred_targets_share_a_thread() {
     });
 }
 
+/// As many as may be waited for at once of one user, who isn't root.
+const WAITING_PER_USER: usize = 12;
+
+/// A far namespace with so many interfaces, impaired for these users, whose packets will be under way for an hour.
+fn hold_packets(lab: &Lab, users: &[u32]) -> (Service, Client) {
+    let mut script = "ip netns add far\n".to_owned();
+    for number in 0..users.len() {
+        script += &format!(
+            "ip -n far link add d{number} type veth peer name p{number}; ip -n far link set p{number} up\n"
+        );
+    }
+    lab.shell(&script);
+    let service = Service::start(lab);
+    let mut client = Client::connect(&service.folder.join("control.sock")).unwrap();
+    let impairment = "delay 1h".parse().unwrap();
+    for (number, uid) in users.iter().enumerate() {
+        let owner = Owner::User { uid: *uid };
+        client.set(&target(number), &owner, &impairment).unwrap();
+        // What the kernel says by a new interface is under way from then on.
+        lab.run(&format!("ip -n far link set d{number} up"));
+    }
+    wait_until("every target holds packets", || {
+        let all = client.list().unwrap();
+        all.iter().all(|target| target.egress.line.inside > 0)
+    });
+    (service, client)
+}
+
+fn target(number: usize) -> Target {
+    Target {
+        netns: Some("/run/netns/far".into()),
+        interface: format!("d{number}"),
+        side: Side::Sandbox,
+    }
+}
+
+fn waited_for(client: &mut Client) -> usize {
+    let all = client.list().unwrap().into_iter();
+    all.filter(|target| target.state == State::Draining).count()
+}
+
 /// Packets may be under way for an hour, and as long is waited for them.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn who_waits_for_packets_under_way_holds_up_nobody_else() {
     lab::run(|lab| {
-        let mut script = "ip netns add far\n".to_owned();
-        for number in 0..=WAITING {
-            script += &format!(
-                "ip -n far link add d{number} type veth peer name p{number}; ip -n far link set p{number} up\n"
-            );
-        }
-        lab.shell(&script);
-        let service = Service::start(lab);
+        let (service, mut client) = hold_packets(lab, &[0; WAITING + 1]);
         let socket = service.folder.join("control.sock");
-        let mut client = Client::connect(&socket).unwrap();
-        let target = |number: usize| Target {
-            netns: Some("/run/netns/far".into()),
-            interface: format!("d{number}"),
-            side: Side::Sandbox,
-        };
-        let impairment = "delay 1h".parse().unwrap();
-        for number in 0..=WAITING {
-            let owner = Owner::User { uid: 0 };
-            client.set(&target(number), &owner, &impairment).unwrap();
-            // What the kernel says by a new interface is under way from then on.
-            lab.run(&format!("ip -n far link set d{number} up"));
-        }
-        wait_until("every target holds packets", || {
-            let all = client.list().unwrap();
-            all.iter().all(|target| target.egress.line.inside > 0)
-        });
         thread::scope(|scope| {
             for number in 0..WAITING {
                 let mut waiting = Client::connect(&socket).unwrap();
                 scope.spawn(move || waiting.clear(&target(number), false).unwrap());
             }
-            wait_until("all are waited for", || {
-                let all = client.list().unwrap().into_iter();
-                all.filter(|target| target.state == State::Draining).count() == WAITING
-            });
+            wait_until("all are waited for", || waited_for(&mut client) == WAITING);
             let refused = Client::connect(&socket)
                 .unwrap()
                 .clear(&target(WAITING), false);
@@ -109,6 +124,53 @@ fn who_waits_for_packets_under_way_holds_up_nobody_else() {
             }
             assert_eq!(another.unwrap().len(), WAITING + 1);
             assert!(refused.unwrap_err().to_string().contains("--flush"));
+        });
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_user_who_waits_for_packets_leaves_others_and_root_their_part() {
+    lab::run(|lab| {
+        // One more of each than may be waited for, and then one of a fourth user, and one of root.
+        let of_users = [1000, 1001, 1002].map(|uid| [uid; WAITING_PER_USER + 1]);
+        let users = [of_users.as_flattened(), &[1003, 0]].concat();
+        let (service, mut client) = hold_packets(lab, &users);
+        let socket = service.folder.join("control.sock");
+        let (refused, refusals) = channel();
+        thread::scope(|scope| {
+            let mut clear = |number: usize| {
+                let mut waiting = Client::connect(&socket).unwrap();
+                let refused = refused.clone();
+                scope.spawn(move || {
+                    if let Err(error) = waiting.clear(&target(number), false) {
+                        refused.send((number, error.to_string())).unwrap();
+                    }
+                });
+            };
+            let of_one = WAITING_PER_USER + 1;
+            (0..of_one).for_each(&mut clear);
+            let (_, reason) = refusals.recv_timeout(Duration::from_secs(20)).unwrap();
+            wait_until("the others are waited for", || {
+                waited_for(&mut client) == WAITING_PER_USER
+            });
+            (of_one..users.len() - 2).for_each(&mut clear);
+            let more: Vec<_> = refusals.iter().take(2).collect();
+            wait_until("those of others are waited for", || {
+                waited_for(&mut client) == 3 * WAITING_PER_USER
+            });
+            // Users together leave the rest to root.
+            (users.len() - 2..users.len()).for_each(&mut clear);
+            let (last, _) = refusals.recv_timeout(Duration::from_secs(20)).unwrap();
+            wait_until("that of root is waited for", || {
+                waited_for(&mut client) == 3 * WAITING_PER_USER + 1
+            });
+            for number in 0..users.len() {
+                client.clear(&target(number), true).unwrap();
+            }
+            assert!(reason.contains("user 1000"), "{reason}");
+            assert_eq!(more.len(), 2);
+            assert_eq!(users[last], 1003);
         });
     });
 }
