@@ -316,3 +316,72 @@ fn a_network_of_macvlan_children_is_told_of_as_it_is() {
         assert_eq!(world.leases(), 0);
     });
 }
+
+/// What was there stays whole, and what can't be whole isn't there.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_installation_on_a_full_disk_leaves_no_part_of_a_file() {
+    lab::run(|lab| {
+        let disk = lab.folder().join("disk");
+        fs::create_dir(&disk).unwrap();
+        lab.run(&format!(
+            "mount -t tmpfs -o size=64k disk {}",
+            disk.display()
+        ));
+        let (bin, conf) = (disk.join("bin"), disk.join("conf"));
+        for folder in [&bin, &conf] {
+            fs::create_dir(folder).unwrap();
+        }
+        let given = lab.folder().join("20-mine.conflist");
+        fs::write(&given, "x".repeat(6000)).unwrap();
+        fs::write(conf.join("20-mine.conflist"), "the old one").unwrap();
+        fs::write(bin.join("sandwire-cni"), "the old one").unwrap();
+        let install = |options: &str| {
+            let mut command = Command::new(sandwire::executable().unwrap());
+            let line = format!("cni install {options}");
+            command.args(line.split_whitespace());
+            command
+                .arg("--bin-dir")
+                .arg(&bin)
+                .arg("--conf-dir")
+                .arg(&conf);
+            command.output().unwrap()
+        };
+        let refused = |options: &str| {
+            let output = install(options);
+            assert_eq!(output.status.code(), Some(2), "{options}");
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert!(said.contains("No space left"), "{options}: {said}");
+        };
+        let listed = |folder: &Path| {
+            let entries = fs::read_dir(folder).unwrap();
+            let mut names: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        let is_old = |path: PathBuf| fs::read_to_string(path).unwrap() == "the old one";
+
+        // The executable is larger than the disk.
+        refused("--copy");
+        assert!(is_old(bin.join("sandwire-cni")));
+        assert_eq!((listed(&bin).len(), listed(&conf).len()), (1, 1));
+
+        // So that nothing is left to be done for the plugin, which would make room.
+        fs::remove_file(bin.join("sandwire-cni")).unwrap();
+        symlink(sandwire::executable().unwrap(), bin.join("sandwire-cni")).unwrap();
+        let rest = disk.join("rest");
+        lab.shell(&format!("cat /dev/zero >{} || true", rest.display()));
+        refused("");
+        assert_eq!(listed(&conf), ["20-mine.conflist"], "a part of the example");
+        refused(&format!("--conflist {}", given.display()));
+        assert_eq!(listed(&conf), ["20-mine.conflist"]);
+        assert!(is_old(conf.join("20-mine.conflist")));
+
+        fs::remove_file(rest).unwrap();
+        assert!(install("").status.success());
+        assert_eq!(listed(&conf), ["10-sandwire.conflist", "20-mine.conflist"]);
+        assert_eq!(listed(&bin), ["sandwire-cni"]);
+        let example = fs::read(conf.join("10-sandwire.conflist")).unwrap();
+        assert!(serde_json::from_slice::<Value>(&example).is_ok());
+    });
+}

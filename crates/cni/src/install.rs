@@ -1,7 +1,8 @@
 //! Puts the plugin where runtimes look for it, and a network configuration.
 
 use std::{
-    env, fs, io,
+    env, fs,
+    io::{self, Write},
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
 };
@@ -82,9 +83,21 @@ pub fn install(wanted: &Install) -> Result<Installed, InstallError> {
 
 fn put_example(wanted: &Install) -> Result<(PathBuf, Placed), InstallError> {
     let conflist = wanted.conf_dir.join(EXAMPLE_NAME);
-    let created = fs::File::create_new(&conflist)
-        .and_then(|mut file| io::Write::write_all(&mut file, EXAMPLE.as_bytes()));
-    match created {
+    // Before anything is written: a folder that can't be written to may have one, too.
+    if fs::symlink_metadata(&conflist).is_ok() {
+        return Ok((conflist, Placed::Kept));
+    }
+    // Unlike a rename, a link never takes the place of a file.
+    let put = put_whole(
+        &wanted.conf_dir,
+        |fresh| write(fresh, EXAMPLE.as_bytes()),
+        |fresh| {
+            let linked = fs::hard_link(fresh, &conflist);
+            let _ = fs::remove_file(fresh);
+            linked
+        },
+    );
+    match put {
         Ok(()) => Ok((conflist, Placed::Example)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok((conflist, Placed::Kept)),
         Err(source) => Err(at("write", &conflist)(source)),
@@ -98,39 +111,55 @@ fn put_given(wanted: &Install, given: &Path) -> Result<PathBuf, InstallError> {
     let name = name.map_err(at("read", given))?;
     let text = fs::read(given).map_err(at("read", given))?;
     let conflist = wanted.conf_dir.join(name);
-    let fresh = fresh(&wanted.conf_dir);
-    fs::write(&fresh, text)
-        .and_then(|()| fs::rename(&fresh, &conflist))
-        .map_err(|source| {
-            // The first error says it all.
-            let _ = fs::remove_file(&fresh);
-            at("write", &conflist)(source)
-        })?;
+    put_whole(
+        &wanted.conf_dir,
+        |fresh| write(fresh, &text),
+        |fresh| fs::rename(fresh, &conflist),
+    )
+    .map_err(at("write", &conflist))?;
     Ok(conflist)
 }
 
-/// A name that nobody looks at, of what gets another one when it is whole.
-fn fresh(folder: &Path) -> PathBuf {
-    folder.join(format!(".{PLUGIN_NAME}.{}", std::process::id()))
+fn place(wanted: &Install, executable: &Path, plugin: &Path) -> Result<(), InstallError> {
+    let make = |fresh: &Path| match wanted.copy {
+        true => copy(executable, fresh),
+        false => symlink(executable, fresh),
+    };
+    put_whole(&wanted.bin_dir, make, |fresh| fs::rename(fresh, plugin))
+        .map_err(at("put the plugin at", plugin))
 }
 
-/// Under another name first: whoever starts the plugin finds the old one or the new one.
-fn place(wanted: &Install, executable: &Path, plugin: &Path) -> Result<(), InstallError> {
-    let fresh = wanted
-        .bin_dir
-        .join(format!(".{PLUGIN_NAME}.{}", std::process::id()));
-    let made = if wanted.copy {
-        fs::copy(executable, &fresh)
-            .and_then(|_| fs::set_permissions(&fresh, fs::Permissions::from_mode(0o755)))
-    } else {
-        symlink(executable, &fresh)
-    };
-    made.and_then(|()| fs::rename(&fresh, plugin))
-        .map_err(|source| {
-            // The first error says it all.
-            let _ = fs::remove_file(&fresh);
-            at("put the plugin at", plugin)(source)
-        })
+/// Makes a file under a name that nobody looks at, and has it settle under its own one when it is whole and on its disk:
+/// who starts a plugin or reads a network finds the old one or the new one, also after a crash.
+fn put_whole(
+    folder: &Path,
+    make: impl FnOnce(&Path) -> io::Result<()>,
+    settle: impl FnOnce(&Path) -> io::Result<()>,
+) -> io::Result<()> {
+    let fresh = folder.join(format!(".{PLUGIN_NAME}.{}", std::process::id()));
+    // In a container the number may be that of one that was killed.
+    let _ = fs::remove_file(&fresh);
+    let put = make(&fresh).and_then(|()| settle(&fresh));
+    match put {
+        // Not every file system can have a folder written down.
+        Ok(()) => drop(fs::File::open(folder).and_then(|folder| folder.sync_all())),
+        // The first error says it all.
+        Err(_) => drop(fs::remove_file(&fresh)),
+    }
+    put
+}
+
+fn write(path: &Path, text: &[u8]) -> io::Result<()> {
+    let mut file = fs::File::create_new(path)?;
+    file.write_all(text)?;
+    file.sync_all()
+}
+
+fn copy(executable: &Path, path: &Path) -> io::Result<()> {
+    fs::copy(executable, path)?;
+    let file = fs::File::open(path)?;
+    file.set_permissions(fs::Permissions::from_mode(0o755))?;
+    file.sync_all()
 }
 
 fn at(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> InstallError {
