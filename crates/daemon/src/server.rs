@@ -5,7 +5,8 @@
 //! has at most [`CONNECTIONS_PER_USER_MAX`] of them and is told if it wants more, so one tenant
 //! can't lock the others out. All of these together have at most [`CONNECTIONS_OF_USERS_MAX`], so they
 //! can't lock root out. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`],
-//! or leaves a connection idle for that long, is disconnected. No request has a use for descriptors, so where the kernel
+//! or leaves a connection idle for that long, is disconnected. When the daemon stops, it waits for what it does itself, and only a
+//! moment for callers that don't read their answers. No request has a use for descriptors, so where the kernel
 //! can it refuses to hand any over: closing one may take as long as its sender likes, in a thread that serves others too.
 
 use std::{
@@ -28,7 +29,7 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::http::Peer;
+use crate::http::{Peer, Stopping};
 
 /// Most connections at a time.
 pub(crate) const CONNECTIONS_MAX: u32 = 1024;
@@ -40,6 +41,8 @@ const CONNECTIONS_OF_USERS_MAX: u32 = CONNECTIONS_MAX - CONNECTIONS_PER_USER_MAX
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long requests that run when the daemon stops may still take.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a caller may then take to say the rest of its request, or to read its answer.
+pub(crate) const CALLER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait after a failed accept: what is missing, mostly descriptors, has to come free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -128,12 +131,18 @@ fn admit(stream: &UnixStream, users: &Arc<Users>) -> io::Result<(Caller, Option<
 }
 
 async fn converse(stream: UnixStream, caller: Caller, router: Router, stop: watch::Receiver<bool>) {
+    let running = Arc::new(watch::Sender::new(false));
+    let runs = running.subscribe();
+    let stopping = Stopping(stop.clone());
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(caller));
+        request.extensions_mut().insert(stopping.clone());
         let router = router.clone();
+        let run = Running::begin(&running);
         async move {
             let response: Result<axum::http::Response<Body>, Infallible> =
                 router.oneshot(request).await;
+            drop(run);
             response
         }
     });
@@ -147,11 +156,45 @@ async fn converse(stream: UnixStream, caller: Caller, router: Router, stop: watc
         result = connection.as_mut() => result,
         () = until(stop) => {
             connection.as_mut().graceful_shutdown();
-            connection.await
+            tokio::select! {
+                result = connection => result,
+                () = nothing_runs(runs) => {
+                    tracing::debug!(uid = caller.uid, "a caller that the stop doesn't wait for is cut off");
+                    Ok(())
+                }
+            }
         }
     };
     if let Err(error) = result {
         tracing::debug!(%error, uid = caller.uid, "a connection broke");
+    }
+}
+
+/// Waits until no request has run for a while: what there is left is for the caller to do.
+async fn nothing_runs(mut runs: watch::Receiver<bool>) {
+    loop {
+        // That the connection is gone means the same.
+        let _ = runs.wait_for(|runs| !runs).await;
+        let next = timeout(CALLER_TIMEOUT, runs.wait_for(|runs| *runs)).await;
+        if !matches!(next, Ok(Ok(_))) {
+            return;
+        }
+    }
+}
+
+/// A request that is carried out; ends when dropped.
+struct Running(Arc<watch::Sender<bool>>);
+
+impl Running {
+    fn begin(running: &Arc<watch::Sender<bool>>) -> Self {
+        running.send_replace(true);
+        Self(Arc::clone(running))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.send_replace(false);
     }
 }
 

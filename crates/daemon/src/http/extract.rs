@@ -1,7 +1,7 @@
 //! What handlers take from a request: the caller, the path, the query, the body. All refuse with a
 //! [`Failure`], and a body is never held beyond its limit.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use axum::{
     body::Body,
@@ -13,9 +13,13 @@ use hyper::body::Bytes;
 use sandwire_api::error::ErrorCode;
 use sandwire_slot::service::Caller;
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use super::failure::Failure;
+use crate::server::CALLER_TIMEOUT;
 
 /// Largest body that is read.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
@@ -41,6 +45,22 @@ impl<S: Sync> FromRequestParts<S> for Peer {
                 "the connection came without credentials",
             )
         })
+    }
+}
+
+/// Whether the daemon stops. Put into each request by the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Stopping(pub(crate) watch::Receiver<bool>);
+
+impl Stopping {
+    /// Waits until the daemon has waited for a caller that should say something as long as it does when it stops.
+    async fn patience_is_over(stopping: Option<Self>) {
+        let Some(Self(mut stopping)) = stopping else {
+            return pending().await;
+        };
+        // That the one who would tell is gone means the same.
+        let _ = stopping.wait_for(|stops| *stops).await;
+        sleep(CALLER_TIMEOUT).await;
     }
 }
 
@@ -85,9 +105,10 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Failure> {
-        let body = match timeout(BODY_TIMEOUT, read(request)).await {
-            Ok(body) => body?,
-            Err(_) => return Err(took_too_long()),
+        let stopping = request.extensions().get::<Stopping>().cloned();
+        let body = tokio::select! {
+            body = timeout(BODY_TIMEOUT, read(request)) => body.map_err(|_| took_too_long())??,
+            () = Stopping::patience_is_over(stopping) => return Err(stops()),
         };
         serde_json::from_slice(&body)
             .map(Self)
@@ -135,6 +156,13 @@ fn too_large(most: usize) -> Failure {
         format!("the body is larger than {most} bytes"),
     )
     .with_status(StatusCode::PAYLOAD_TOO_LARGE)
+}
+
+fn stops() -> Failure {
+    Failure::new(
+        ErrorCode::Unavailable,
+        "the daemon is stopping, and the body is not there: try again when it is back",
+    )
 }
 
 fn took_too_long() -> Failure {

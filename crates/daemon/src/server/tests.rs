@@ -21,7 +21,7 @@ use sandwire_api::{
     client::{Client, ClientError},
     error::{ApiError, ErrorCode},
     lease::{AcquireLease, ReleaseOutcome},
-    trace::TraceLine,
+    trace::{Direction, Frame, Stage, TraceLine, TracePacket, Verdict},
 };
 use sandwire_vsock_host::listener::refuse_descriptors;
 use tempfile::TempDir;
@@ -413,6 +413,49 @@ async fn requests_that_run_when_the_daemon_stops_are_finished() {
         .await
         .unwrap()
         .unwrap();
+}
+
+/// Whoever may connect could otherwise hold up each restart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_does_not_wait_for_callers_that_neither_read_nor_go_on() {
+    let packet = TracePacket {
+        time: 1,
+        nic: 0,
+        direction: Direction::Egress,
+        verdict: Verdict::Drop,
+        stage: Stage::Policy,
+        reason: None,
+        target: None,
+        length: 192,
+        segments: 1,
+        frame: Frame(vec![2; 192]),
+    };
+    let unread_answers = "GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n".repeat(200);
+    for said in [
+        "GET /v1/leases/a/trace HTTP/1.1\r\nhost: x\r\n\r\n",
+        &unread_answers,
+        "GET /healthz HT",
+        "POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{",
+        "POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: 9000000\r\n\r\n{",
+    ] {
+        let lab = Lab::with_pool(&model::ebpf_pool("web", 1));
+        lab.client.acquire(&acquire("a")).await.unwrap();
+        let mut stuck = UnixStream::connect(&lab.socket).await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut stuck, said.as_bytes())
+            .await
+            .unwrap();
+        for _ in 0..100 {
+            for _ in 0..100 {
+                lab.network.send(&packet);
+            }
+            sleep(Duration::from_millis(2)).await;
+        }
+        let begun = Instant::now();
+        lab.stop.send_replace(true);
+        lab.server.await.unwrap();
+        let first = said.lines().next().unwrap();
+        assert!(begun.elapsed() < STOP_TIMEOUT / 3, "{first}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
