@@ -139,6 +139,35 @@ fn a_signal_to_us_reaches_the_command_once_and_its_status_comes_back() {
     });
 }
 
+/// Nothing of what was asked may be carried out once nobody waits for it.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_waits_for_a_daemon_that_stands_still_can_be_ended_and_leaves_no_lease() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        for (signal, flags, expected) in [
+            ("INT", "--pool web --name a1", 130),
+            ("TERM", "--pool web", 143),
+            ("INT", "", 130),
+        ] {
+            let pid = daemon.pid().unwrap();
+            lab.run(&format!("kill -STOP {pid}"));
+            let child = run_script(&daemon, flags, "touch /run/lab/has-begun");
+            thread::sleep(Duration::from_millis(500));
+            let asked = Instant::now();
+            lab.run(&format!("kill -{signal} {}", child.id()));
+            let (status, _, stderr) = finish(child);
+            assert_eq!(status, expected, "{flags}: {stderr}");
+            assert!(asked.elapsed() < Duration::from_secs(5), "{flags}");
+            assert!(stderr.contains("before a slot was there"), "{stderr}");
+            lab.run(&format!("kill -CONT {pid}"));
+            thread::sleep(Duration::from_millis(500));
+            assert_eq!(leases(&daemon), 0, "{flags}");
+        }
+        assert!(!lab.folder().join("has-begun").exists());
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_command_that_cannot_start_leaves_no_lease() {

@@ -49,7 +49,7 @@ use sandwire_slot::service::Slots;
 use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 
-pub(crate) use self::extract::{Peer, Stopping};
+pub(crate) use self::extract::{Connection, Peer, Stopping};
 use self::{
     failure::Failure,
     metrics::{ChannelTotals, LeaseTotals, Traffic},

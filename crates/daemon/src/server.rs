@@ -13,6 +13,7 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     io,
+    os::fd::AsFd,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -29,7 +30,7 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::http::{Peer, Stopping};
+use crate::http::{Connection, Peer, Stopping};
 
 /// Most connections at a time.
 pub(crate) const CONNECTIONS_MAX: u32 = 1024;
@@ -134,9 +135,13 @@ async fn converse(stream: UnixStream, caller: Caller, router: Router, stop: watc
     let running = Arc::new(watch::Sender::new(false));
     let runs = running.subscribe();
     let stopping = Stopping(stop.clone());
+    // None if there are no more descriptors.
+    let socket = stream.as_fd().try_clone_to_owned().ok();
+    let asked_by = Connection(socket.map(Arc::new));
     let service = service_fn(move |mut request: Request<Incoming>| {
         request.extensions_mut().insert(Peer(caller));
         request.extensions_mut().insert(stopping.clone());
+        request.extensions_mut().insert(asked_by.clone());
         let router = router.clone();
         let run = Running::begin(&running);
         async move {

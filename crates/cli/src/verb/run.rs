@@ -12,19 +12,23 @@ mod watch;
 
 use std::{
     ffi::OsString,
-    io::ErrorKind,
+    io::{self, ErrorKind},
     os::fd::AsFd,
+    pin::pin,
     process::{Command, ExitCode, Stdio},
+    time::Duration,
 };
 
 use clap::Args;
+use nix::sys::signal::Signal;
 use sandwire_api::{
-    client::Blocking,
+    client::{Acquired, Blocking, Client},
     error::ErrorCode,
     lease::{AcquireLease, Lease, ReleaseOutcome, Released},
     name::Name,
 };
 use serde_json::json;
+use tokio::{runtime, time::timeout};
 
 use self::watch::Watch;
 pub(crate) use self::watch::tap_of_fdinfo;
@@ -35,6 +39,9 @@ use crate::{
     output::note,
     verb::release::released_text,
 };
+
+/// How long an answer is waited for by who was asked to end meanwhile.
+const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 /// Command line of `sandwire run`.
 #[derive(Debug, Args)]
@@ -193,25 +200,18 @@ struct HeldLease {
 }
 
 impl HeldLease {
+    /// The signals must be blocked: who is asked to end meanwhile does so at once, and leaves no lease.
     fn acquire(context: &Context, arguments: &Arguments, shown: &str) -> Result<Self, Failure> {
-        let client = context.client();
-        let pool = match &arguments.pool {
-            Some(pool) => pool.clone(),
-            None => only_pool(&client, shown)?,
-        };
-        let request = AcquireLease {
-            pool: pool.clone(),
-            name: arguments.name.clone(),
-            clone_address: None,
-            ttl_seconds: None,
-            policy: None,
-            process: true,
-            vsock: None,
-            attach: None,
-        };
-        let acquired = client
-            .acquire(&request)
-            .map_err(cannot(format!("run {shown}: no slot of pool {pool}")))?;
+        let failed = |error: io::Error| Failure::failed(format!("cannot run {shown}: {error}"));
+        let runtime = runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let acquired = runtime.block_on(async {
+            let ending = supervise::Ending::new().map_err(failed)?;
+            let client = Client::new(&context.socket);
+            acquire(&client, arguments, &ending, shown).await
+        })?;
         if !acquired.new {
             return Err(Failure::new(
                 ErrorCode::Conflict,
@@ -223,7 +223,7 @@ impl HeldLease {
             ));
         }
         Ok(Self {
-            client,
+            client: context.client(),
             lease: acquired.lease,
             released: false,
         })
@@ -249,9 +249,85 @@ impl Drop for HeldLease {
     }
 }
 
+/// Asks for a lease until there is an answer, or a signal.
+async fn acquire(
+    client: &Client,
+    arguments: &Arguments,
+    ending: &supervise::Ending,
+    shown: &str,
+) -> Result<Acquired, Failure> {
+    let pool = match &arguments.pool {
+        Some(pool) => pool.clone(),
+        None => tokio::select! {
+            pool = only_pool(client, shown) => pool?,
+            signal = ending.next() => return Err(interrupted(shown, signal, "")),
+        },
+    };
+    let request = AcquireLease {
+        pool: pool.clone(),
+        name: arguments.name.clone(),
+        clone_address: None,
+        ttl_seconds: None,
+        policy: None,
+        process: true,
+        vsock: None,
+        attach: None,
+    };
+    let mut acquiring = pin!(client.acquire(&request));
+    let signal = tokio::select! {
+        acquired = &mut acquiring => {
+            return acquired.map_err(cannot(format!("run {shown}: no slot of pool {pool}")));
+        }
+        signal = ending.next() => signal,
+    };
+    // An answer that is on its way says what to give back.
+    let left = match timeout(ANSWER_MAX, acquiring).await {
+        Ok(Ok(acquired)) if acquired.new => give_back(client, &acquired.lease).await,
+        Ok(_) => String::new(),
+        Err(_) => {
+            "; the daemon didn't answer: if it hands out a slot after all, 'sandwire list' shows the lease"
+                .to_owned()
+        }
+    };
+    Err(interrupted(shown, signal, &left))
+}
+
+/// Releases a lease that nobody waits for any more; what there is to say if that fails.
+async fn give_back(client: &Client, lease: &Lease) -> String {
+    let name = &lease.name;
+    match timeout(ANSWER_MAX, client.release(name, None)).await {
+        Ok(Ok(_)) => String::new(),
+        Ok(Err(error)) => format!(
+            "; {}",
+            cannot(format!("release lease {name}"))(error).message
+        ),
+        Err(_) => format!(
+            "; the daemon didn't say whether it has released lease {name}: 'sandwire release {name}' does"
+        ),
+    }
+}
+
+/// The failure of a command that was not started: as a shell's status for one that the signal ended.
+fn interrupted(shown: &str, signal: io::Result<Signal>, left: &str) -> Failure {
+    match signal {
+        Ok(signal) => Failure {
+            exit_status: supervise::End::Killed(signal as i32).exit_status(),
+            ..Failure::failed(format!(
+                "cannot run {shown}: ended by {signal} before a slot was there{left}"
+            ))
+        },
+        Err(error) => Failure::failed(format!(
+            "cannot run {shown}: cannot take signals: {error}{left}"
+        )),
+    }
+}
+
 /// The pool, if there is no choice.
-fn only_pool(client: &Blocking, shown: &str) -> Result<Name, Failure> {
-    let pools = client.pools().map_err(cannot(format!("run {shown}")))?;
+async fn only_pool(client: &Client, shown: &str) -> Result<Name, Failure> {
+    let pools = client
+        .pools()
+        .await
+        .map_err(cannot(format!("run {shown}")))?;
     let names: Vec<&str> = pools.iter().map(|pool| pool.spec.name.as_str()).collect();
     match pools.as_slice() {
         [pool] => Ok(pool.spec.name.clone()),

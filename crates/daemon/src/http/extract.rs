@@ -1,7 +1,7 @@
 //! What handlers take from a request: the caller, the path, the query, the body. All refuse with a
 //! [`Failure`], and a body is never held beyond its limit.
 
-use std::{future::pending, time::Duration};
+use std::{future::pending, os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use axum::{
     body::Body,
@@ -10,6 +10,7 @@ use axum::{
 };
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sandwire_api::error::ErrorCode;
 use sandwire_slot::service::Caller;
 use serde::de::DeserializeOwned;
@@ -45,6 +46,38 @@ impl<S: Sync> FromRequestParts<S> for Peer {
                 "the connection came without credentials",
             )
         })
+    }
+}
+
+/// The connection that the request came by. Put into each request by the server.
+#[derive(Clone, Debug)]
+pub(crate) struct Connection(pub(crate) Option<Arc<OwnedFd>>);
+
+impl Connection {
+    /// Refuses to give anything to a caller that has gone: it was killed while the daemon stood still, say. Nobody would
+    /// know that it is there.
+    pub(super) fn demand(&self) -> Result<(), Failure> {
+        let Some(connection) = &self.0 else {
+            return Ok(());
+        };
+        let mut asked = [PollFd::new(connection, PollFlags::empty())];
+        // One that can't be asked is taken to be there.
+        let _ = poll(&mut asked, Some(&Timespec::default()));
+        if asked[0].revents().contains(PollFlags::HUP) {
+            return Err(Failure::new(
+                ErrorCode::Unavailable,
+                "the caller has gone before its request was carried out",
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for Connection {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
+        Ok(parts.extensions.get().cloned().unwrap_or(Self(None)))
     }
 }
 

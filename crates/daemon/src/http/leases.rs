@@ -14,7 +14,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
     App, blocking,
-    extract::{Json, Path, Peer, Query},
+    extract::{Connection, Json, Path, Peer, Query},
     failure::{Failure, Failures},
 };
 
@@ -67,6 +67,7 @@ async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec
 async fn acquire(
     State(app): State<Arc<App>>,
     Peer(caller): Peer,
+    connection: Connection,
     Json(request): Json<AcquireLease>,
 ) -> Result<(StatusCode, axum::Json<Lease>), Failure> {
     // A ready slot costs a lock and a row in the journal, less than a change of threads. A certain
@@ -77,8 +78,13 @@ async fn acquire(
         || request.vsock.is_some()
         || request.attach.is_some();
     let acquired = if may_wait {
-        blocking(move || Ok(app.slots.acquire(caller, &request)?)).await?
+        blocking(move || {
+            connection.demand()?;
+            Ok(app.slots.acquire(caller, &request)?)
+        })
+        .await?
     } else {
+        connection.demand()?;
         app.slots.acquire(caller, &request)?
     };
     let status = if acquired.new {

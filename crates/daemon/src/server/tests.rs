@@ -458,6 +458,23 @@ async fn a_stop_does_not_wait_for_callers_that_neither_read_nor_go_on() {
     }
 }
 
+/// As of somebody who was killed while the daemon stood still.
+#[tokio::test]
+async fn nothing_is_handed_out_to_a_caller_that_has_gone() {
+    let lab = Lab::new();
+    let mut gone = Stream::connect(&lab.socket).unwrap();
+    let body = r#"{"pool":"web","name":"a"}"#;
+    let request = format!(
+        "POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    gone.write_all(request.as_bytes()).unwrap();
+    // The server is a task of this thread, and hasn't run yet.
+    drop(gone);
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(lab.client.leases().await.unwrap(), []);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn thirty_clients_at_once_get_a_lease_each() {
     let lab = Lab::new();

@@ -4,13 +4,14 @@
 //! Ctrl-\, a changed window, hang-up) has reached it already; one that a process sent to us alone
 //! has not. The two are told apart by the signal's code. Ctrl-Z stops both and `fg` continues both.
 
-use std::io;
+use std::{io, time::Duration};
 
 use nix::sys::{
     signal::{SigSet, Signal},
     signalfd::{SfdFlags, SignalFd, siginfo},
 };
 use rustix::process::{Pid, WaitOptions, WaitStatus, kill_process, waitpid};
+use tokio::time::sleep;
 
 /// Signals that are passed on.
 const FORWARDED: [Signal; 8] = [
@@ -24,11 +25,27 @@ const FORWARDED: [Signal; 8] = [
     Signal::SIGCONT,
 ];
 
+/// Of these, what asks us to end where there is no command yet that it could be passed on to.
+const ENDING: [Signal; 4] = [
+    Signal::SIGINT,
+    Signal::SIGTERM,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+];
+
+/// How often it is looked for one of these.
+const LOOK: Duration = Duration::from_millis(20);
+
 /// `si_code` of a signal that the kernel made, as for a key pressed at the terminal.
 const SI_KERNEL: i32 = 0x80;
 
 /// The signals, caught from here on: none is lost between here and the start of the command.
 pub(super) struct Signals {
+    descriptor: SignalFd,
+}
+
+/// Signals that ask us to end, taken before there is a command; all others wait for it.
+pub(super) struct Ending {
     descriptor: SignalFd,
 }
 
@@ -84,6 +101,28 @@ impl Signals {
                 Ok(None) | Err(nix::errno::Errno::EINTR) => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+    }
+}
+
+impl Ending {
+    /// To be called once the signals are blocked.
+    pub(super) fn new() -> io::Result<Self> {
+        let set: SigSet = ENDING.into_iter().collect();
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        Ok(Self {
+            descriptor: SignalFd::with_flags(&set, flags)?,
+        })
+    }
+
+    /// Waits for one, in a runtime.
+    pub(super) async fn next(&self) -> io::Result<Signal> {
+        loop {
+            if let Some(signal) = self.descriptor.read_signal()? {
+                let number = i32::try_from(signal.ssi_signo).map_err(io::Error::other)?;
+                return Ok(Signal::try_from(number)?);
+            }
+            sleep(LOOK).await;
         }
     }
 }
