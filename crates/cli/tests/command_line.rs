@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
 use std::{
+    fs,
     io::{Read, Write},
     os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
@@ -424,18 +425,61 @@ fn traffic_of(leases: usize) -> String {
     format!("[{}]", rows.join(","))
 }
 
+/// Answers each request of a connection with the traffic of so many leases, at most so many times.
+fn answer_with_traffic(mut stream: UnixStream, leases: usize, times: usize) {
+    let body = traffic_of(leases);
+    for _ in 0..times {
+        if read_head(&mut stream).is_none() {
+            return;
+        }
+        let length = body.len();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
+        stream.write_all(answer.as_bytes()).unwrap();
+    }
+}
+
+#[test]
+fn a_live_table_stays_while_the_daemon_is_started_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let place = socket.clone();
+    let listener = UnixListener::bind(&place).unwrap();
+    thread::spawn(move || {
+        answer_with_traffic(listener.accept().unwrap().0, 1, 2);
+        fs::remove_file(&place).unwrap();
+        drop(listener);
+        thread::sleep(Duration::from_millis(2500));
+        let listener = UnixListener::bind(&place).unwrap();
+        answer_with_traffic(listener.accept().unwrap().0, 2, usize::MAX);
+    });
+    let line = format!(
+        "stty rows 24 cols 200; timeout --foreground 8 {EXECUTABLE} --socket {} top",
+        socket.display()
+    );
+    let output = Command::new("script")
+        .args(["-qc", &line, "/dev/null"])
+        .stdin(Stdio::null())
+        .output()
+        .expect("script is installed");
+    let text = stdout(&output);
+    let screens: Vec<&str> = text.split("\x1b[H\x1b[J").collect();
+    let (away, there): (Vec<&str>, Vec<&str>) = screens[2..]
+        .iter()
+        .copied()
+        .partition(|screen| screen.contains("no answer from the daemon"));
+    assert!(!away.is_empty(), "{text}");
+    for screen in &away {
+        assert!(screen.contains("long-name-0"), "the last table: {screen}");
+    }
+    assert!(!there[0].contains("long-name-1"), "{text}");
+    assert!(there.last().unwrap().contains("long-name-1"), "{text}");
+}
+
 #[test]
 fn a_live_table_fits_the_terminal_with_its_head() {
     let folder = tempfile::tempdir().unwrap();
-    let socket = daemon(folder.path(), |mut stream| {
-        let body = traffic_of(60);
-        while read_head(&mut stream).is_some() {
-            let answer = format!(
-                "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
-                body.len()
-            );
-            stream.write_all(answer.as_bytes()).unwrap();
-        }
+    let socket = daemon(folder.path(), |stream| {
+        answer_with_traffic(stream, 60, usize::MAX);
     });
     // A terminal that doesn't know its size is taken for one of 24 lines.
     for (rows, columns, lines_min, lines_max) in [

@@ -9,8 +9,9 @@ use std::{
 
 use clap::Args;
 use sandwire_api::{
-    client::Blocking,
+    client::{Blocking, ClientError},
     drop_reason::DropReason,
+    error::ErrorCode,
     name::Name,
     slot::DataPath,
     traffic::{LeaseTraffic, Traffic, TrafficTotal},
@@ -18,15 +19,12 @@ use sandwire_api::{
 use serde::Serialize;
 
 use super::policy::limits_text;
-use crate::{
-    Context,
-    connection::cannot,
-    failure::{Failure, Outcome},
-    render,
-};
+use crate::{Context, connection::cannot, failure::Outcome, render};
 
 /// Time between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// How long a live table waits for the daemon until it says that there is no answer.
+const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// Reasons that a row names before it only counts.
 const REASONS_SHOWN_MAX: usize = 3;
 /// Cursor to the upper left, and everything below it cleared.
@@ -89,35 +87,64 @@ struct Reading {
 }
 
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
-    let client = context.client();
     let is_live = std::io::stdout().is_terminal() && !arguments.once && !context.output.json;
-    let mut before = read(&client, arguments)?;
     if is_live {
-        context.output.write(&format!("{REPAINT}measuring …\n"))?;
+        return renew(context, arguments);
     }
+    let client = context.client();
+    let read = || read(&client, arguments).map_err(cannot("read the traffic"));
+    let before = read()?;
+    std::thread::sleep(INTERVAL);
+    let sample = compare(&before, &read()?);
+    context
+        .output
+        .answer(&sample, |sample| sample_text(sample, usize::MAX))
+}
+
+/// The table that renews itself, also past the end of one daemon and the start of the next.
+fn renew(context: &Context, arguments: &Arguments) -> Outcome {
+    let client = context.client().with_timeout(ANSWER_MAX);
+    let mut before = read(&client, arguments).map_err(cannot("read the traffic"))?;
+    let mut shown = None;
+    let mut text = "measuring …\n".to_owned();
     loop {
+        if context.output.write(&format!("{REPAINT}{text}"))? != ExitCode::SUCCESS {
+            return Ok(ExitCode::SUCCESS);
+        }
         std::thread::sleep(INTERVAL);
-        let now = read(&client, arguments)?;
-        let sample = compare(&before, &now);
-        if !is_live {
-            return context
-                .output
-                .answer(&sample, |sample| sample_text(sample, usize::MAX));
+        let mut note = String::new();
+        match read(&client, arguments) {
+            Ok(now) => {
+                shown = Some(compare(&before, &now));
+                before = now;
+            }
+            Err(error) if is_away(&error) => {
+                let seconds = before.at.elapsed().as_secs();
+                note = format!("no answer from the daemon for {seconds} s: the last figures\n");
+            }
+            Err(error) => return Err(cannot("read the traffic")(error)),
         }
         let size = rustix::termios::tcgetwinsize(std::io::stdout());
         let lines = size.map_or(0, |size| size.ws_row);
         let lines = if lines == 0 { LINES_DEFAULT } else { lines };
         // The cursor waits in the last one.
-        let text = sample_text(&sample, usize::from(lines).saturating_sub(1));
-        if context.output.write(&format!("{REPAINT}{text}"))? != ExitCode::SUCCESS {
-            return Ok(ExitCode::SUCCESS);
-        }
-        before = now;
+        let lines_max = usize::from(lines).saturating_sub(1 + note.lines().count());
+        let table = shown.as_ref().map(|shown| sample_text(shown, lines_max));
+        text = table.unwrap_or_default() + &note;
     }
 }
 
-fn read(client: &Blocking, arguments: &Arguments) -> Result<Reading, Failure> {
-    let mut leases = client.traffic().map_err(cannot("read the traffic"))?;
+/// Whether the daemon may be back soon: it is started anew, say. What it answers is no such thing, unless that it stops.
+fn is_away(error: &ClientError) -> bool {
+    match error {
+        ClientError::Connect { .. } | ClientError::Transport { .. } => true,
+        ClientError::Api(answer) => answer.code == ErrorCode::Unavailable,
+        ClientError::Decode { .. } => false,
+    }
+}
+
+fn read(client: &Blocking, arguments: &Arguments) -> Result<Reading, ClientError> {
+    let mut leases = client.traffic()?;
     leases.retain(|lease| {
         arguments
             .pool
