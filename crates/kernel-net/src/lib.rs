@@ -28,6 +28,7 @@ pub mod route;
 pub mod routing_rule;
 pub mod tap;
 pub mod tc;
+pub mod tcp;
 pub mod thread;
 pub mod transparent;
 pub mod xdp;

@@ -106,6 +106,8 @@ pub struct Limits {
     pub answer_sockets: usize,
     /// How long a TCP connection may be silent.
     pub tcp_idle: Duration,
+    /// How long what was sent on a TCP connection may go unanswered.
+    pub tcp_unanswered: Duration,
     /// How long datagrams between two addresses may be silent.
     pub udp_idle: Duration,
     /// How long a connection may take to be made, to a peer and to a destination.

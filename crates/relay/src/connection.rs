@@ -5,7 +5,7 @@ use tokio::net::TcpStream;
 use crate::{
     config::Limits,
     metrics::Metrics,
-    pump::{self, Progress, Secure},
+    pump::{self, Cut, Progress, Secure},
     report::{Report, Subject},
 };
 
@@ -59,7 +59,14 @@ impl Books<'_> {
             Ok(()) => entry.outcome = "closed",
             Err(reason) => {
                 let (sender, destination) = (&subject.sender, &subject.destination);
-                tracing::debug!(%sender, %destination, reason, "a connection is cut");
+                match reason {
+                    Cut::Unanswered(..) => {
+                        tracing::info!(%sender, %destination, %reason, "a connection is cut");
+                    }
+                    Cut::Other(reason) => {
+                        tracing::debug!(%sender, %destination, reason, "a connection is cut");
+                    }
+                }
             }
         }
     }

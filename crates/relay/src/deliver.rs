@@ -26,7 +26,7 @@ use crate::{
     transport::{
         TransportError, accept_tls,
         channel::{self, Incoming, Outgoing},
-        end_when_silent, quic_chain, read_opening,
+        end_when_silent, quic_chain, read_opening, socket_of,
     },
     wire::{Answer, Opening},
 };
@@ -168,11 +168,13 @@ async fn take_tls(
     let (mut stream, caller, opening) = place.hold(begin).await?;
     match opening {
         Opening::Tcp { .. } => {
+            let tcp = socket_of(&stream);
             let (reader, writer) = tokio::io::split(stream);
             let secure = Secure {
                 reader: SecureReader::Tls(reader),
                 writer: SecureWriter::Tls(writer),
                 life: caller.life.clone(),
+                tcp,
             };
             tcp::deliver(destination, &caller, &opening, secure).await;
         }
@@ -275,6 +277,7 @@ async fn accept_streams(
                         reader: SecureReader::Quic(reader),
                         writer: SecureWriter::Quic(writer),
                         life: caller.life.clone(),
+                        tcp: None,
                     };
                     tcp::deliver(&destination, &caller, &opening, secure).await;
                 }

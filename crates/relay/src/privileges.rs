@@ -14,5 +14,5 @@ pub(crate) const KEPT: &[Kept] = &[
     ),
 ];
 
-/// Descriptors that are wanted: three for each connection.
+/// Descriptors that are wanted: three or four for each connection.
 pub(crate) const DESCRIPTORS: u64 = 262_144;

@@ -5,7 +5,10 @@
 //! both directions have ended.
 
 use std::{
+    fmt,
+    future::pending,
     io,
+    os::fd::OwnedFd,
     pin::Pin,
     sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll},
@@ -14,20 +17,19 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf},
-    net::{
-        TcpStream,
-        tcp::{ReadHalf as PlainReader, WriteHalf as PlainWriter},
-    },
+    net::TcpStream,
     time::sleep,
 };
 
-use crate::{config::Limits, credentials::Life, transport::SecureTcp};
+use crate::{config::Limits, credentials::Life, liveness::unanswered, transport::SecureTcp};
 
 /// The side that is in TLS.
 pub(crate) struct Secure {
     pub(crate) reader: SecureReader,
     pub(crate) writer: SecureWriter,
     pub(crate) life: Life,
+    /// The connection of TCP below it, if there is one, to be asked what it has heard.
+    pub(crate) tcp: Option<OwnedFd>,
 }
 
 pub(crate) enum SecureReader {
@@ -83,6 +85,8 @@ impl AsyncWrite for SecureWriter {
 impl Secure {
     /// Ends it so that the other side sees no proper end.
     fn cut(self) {
+        // The reset comes when the last one is closed.
+        drop(self.tcp);
         match (self.reader, self.writer) {
             (SecureReader::Tls(reader), SecureWriter::Tls(writer)) => {
                 // Without the notice of TLS, and with a reset of TCP.
@@ -107,6 +111,30 @@ pub(crate) fn reset(stream: &TcpStream) {
 fn finish(stream: &TcpStream) {
     // Worst case, the other side sees a cut.
     let _ = rustix::net::sockopt::set_socket_linger(stream, None);
+}
+
+/// Why a connection was cut.
+#[derive(Debug)]
+pub(crate) enum Cut {
+    /// This end has not answered for so long what was sent to it.
+    Unanswered(&'static str, Duration),
+    /// Anything else.
+    Other(String),
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unanswered(end, time) => {
+                let seconds = time.as_secs();
+                write!(
+                    formatter,
+                    "{end} has not acknowledged what was sent to it for {seconds} s"
+                )
+            }
+            Self::Other(reason) => formatter.write_str(reason),
+        }
+    }
 }
 
 /// When something last happened, and how much has.
@@ -159,27 +187,33 @@ impl Progress {
 /// # Errors
 /// Why it was cut.
 pub(crate) async fn carry(
-    mut plain: TcpStream,
+    plain: TcpStream,
     mut secure: Secure,
     limits: &Limits,
     progress: &Progress,
     reason: impl Future<Output = String>,
-) -> Result<(), String> {
+) -> Result<(), Cut> {
     let buffer_bytes = limits.buffer_bytes;
     let life = secure.life.clone();
+    let at_most = limits.tcp_unanswered;
     let outcome = {
-        let (plain_reader, plain_writer) = plain.split();
         let both = async {
             tokio::try_join!(
-                seal(plain_reader, &mut secure.writer, buffer_bytes, progress),
-                open(&mut secure.reader, plain_writer, buffer_bytes, progress),
+                seal(&plain, &mut secure.writer, buffer_bytes, progress),
+                open(&mut secure.reader, &plain, buffer_bytes, progress),
             )
         };
         tokio::select! {
-            outcome = both => outcome.map(drop).map_err(|error| error.to_string()),
-            reason = life.end() => Err(reason),
-            reason = reason => Err(reason),
-            () = progress.idle(limits.tcp_idle) => Err("it was silent for too long".to_owned()),
+            outcome = both => outcome.map(drop).map_err(|error| Cut::Other(error.to_string())),
+            reason = life.end() => Err(Cut::Other(reason)),
+            reason = reason => Err(Cut::Other(reason)),
+            () = progress.idle(limits.tcp_idle) => {
+                Err(Cut::Other("it was silent for too long".to_owned()))
+            }
+            () = unanswered(&plain, at_most) => Err(Cut::Unanswered("its end in the clear", at_most)),
+            () = of_relay_unanswered(secure.tcp.as_ref(), at_most) => {
+                Err(Cut::Unanswered("the other relay", at_most))
+            }
         }
     };
     if outcome.is_ok() {
@@ -190,15 +224,23 @@ pub(crate) async fn carry(
     outcome
 }
 
+async fn of_relay_unanswered(tcp: Option<&OwnedFd>, at_most: Duration) {
+    match tcp {
+        Some(tcp) => unanswered(tcp, at_most).await,
+        // QUIC has a patience of its own.
+        None => pending().await,
+    }
+}
+
 async fn seal(
-    mut from: PlainReader<'_>,
+    from: &TcpStream,
     to: &mut SecureWriter,
     buffer_bytes: usize,
     progress: &Progress,
 ) -> io::Result<()> {
     let mut buffer = vec![0; buffer_bytes];
     loop {
-        let count = from.read(&mut buffer).await?;
+        let count = read(from, &mut buffer).await?;
         if count == 0 {
             return to.shutdown().await;
         }
@@ -210,19 +252,41 @@ async fn seal(
 
 async fn open(
     from: &mut SecureReader,
-    to: PlainWriter<'_>,
+    to: &TcpStream,
     buffer_bytes: usize,
     progress: &Progress,
 ) -> io::Result<()> {
     let mut buffer = vec![0; buffer_bytes];
-    let mut to = to;
     loop {
         let count = from.read(&mut buffer).await?;
         if count == 0 {
-            let socket = rustix::net::shutdown(to.as_ref(), rustix::net::Shutdown::Write);
+            let socket = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
             return socket.map_err(Into::into);
         }
-        to.write_all(&buffer[..count]).await?;
+        write_all(to, &buffer[..count]).await?;
         progress.note(&progress.to_plain, count);
     }
+}
+
+/// Reads from a stream that others use, too.
+async fn read(from: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        match from.try_read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => from.readable().await?,
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Writes to a stream that others use, too.
+async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match to.try_write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
 }

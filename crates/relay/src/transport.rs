@@ -3,7 +3,13 @@
 pub(crate) mod channel;
 pub(crate) mod peer;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    os::fd::{AsFd, OwnedFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use quinn::{TransportConfig, VarInt, congestion};
 use rustls::pki_types::CertificateDer;
@@ -129,6 +135,12 @@ pub(crate) fn end_when_silent(
         option::set_tcp_user_timeout(tcp, silence)
     };
     set().map_err(|error| io_error("set up", address)(error.into()))
+}
+
+/// The connection of TCP below one in TLS, to be asked about; none if there are no more descriptors.
+pub(crate) fn socket_of(stream: &SecureTcp) -> Option<OwnedFd> {
+    let tcp = stream.get_ref().0.get_ref();
+    tcp.as_fd().try_clone_to_owned().ok()
 }
 
 /// Takes a TLS connection from a host.

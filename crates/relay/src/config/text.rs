@@ -54,6 +54,7 @@ struct LimitsText {
     datagram_queue_bytes: Option<usize>,
     answer_sockets: Option<usize>,
     tcp_idle_seconds: Option<u64>,
+    tcp_unanswered_seconds: Option<u64>,
     udp_idle_seconds: Option<u64>,
     connect_seconds: Option<u64>,
 }
@@ -210,6 +211,7 @@ impl Checker<'_> {
             )?,
             answer_sockets: bounded("answer_sockets", text.answer_sockets, 1024, 1, million)?,
             tcp_idle: seconds("tcp_idle_seconds", text.tcp_idle_seconds, 3600)?,
+            tcp_unanswered: seconds("tcp_unanswered_seconds", text.tcp_unanswered_seconds, 60)?,
             udp_idle: seconds("udp_idle_seconds", text.udp_idle_seconds, 60)?,
             connect: seconds("connect_seconds", text.connect_seconds, 10)?,
         })

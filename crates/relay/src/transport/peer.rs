@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     TransportError,
     channel::{self, Incoming, Outgoing},
-    connect_quic, connect_tls, end_when_silent, io_error, quic_error,
+    connect_quic, connect_tls, end_when_silent, io_error, quic_error, socket_of,
 };
 use crate::{
     config::{Limits, Peer, Transport},
@@ -172,11 +172,13 @@ impl Link {
             let made = connect_tls(&self.peer, &self.store, &self.limits).await;
             let (stream, life) = made.inspect_err(|_| self.metrics.sessions_failed.add(1))?;
             self.metrics.sessions.add(1);
+            let tcp = socket_of(&stream);
             let (reader, writer) = tokio::io::split(stream);
             Secure {
                 reader: SecureReader::Tls(reader),
                 writer: SecureWriter::Tls(writer),
                 life,
+                tcp,
             }
         };
         let ask = async {
@@ -214,6 +216,7 @@ impl Link {
             reader: SecureReader::Quic(reader),
             writer: SecureWriter::Quic(writer),
             life: Life::of_server(&self.store, &credentials, &chain, &self.peer.server_name),
+            tcp: None,
         })
     }
 }

@@ -3,6 +3,8 @@
 use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    thread,
+    time::Duration,
 };
 
 use sandwire_testlab::{command, lab};
@@ -137,6 +139,76 @@ fn an_idle_connection_ends_when_its_destination_is_gone_without_a_word() {
         let [caller, _callee] = connection(&stage);
         lab.run("ip -n dest link set eth0 down");
         is_reset("caller", &caller);
+    });
+}
+
+/// Relays that wait two seconds for an answer to what they have sent.
+fn running_with_little_patience(transport: &str) -> Stage {
+    let mut stage = Stage::build(transport);
+    for relay in ["host", "peer"] {
+        stage.limit(relay, "tcp_unanswered_seconds = 2");
+    }
+    stage.start_peer();
+    stage.start_host();
+    stage
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_connection_with_bytes_on_their_way_ends_when_its_destination_is_gone_without_a_word() {
+    lab::run_within(DEADLINE, |lab| {
+        let stage = running_with_little_patience("auto");
+        let [mut caller, _callee] = connection(&stage);
+        lab.run("ip -n dest link set eth0 down");
+        caller.write_all(b"anybody there?").unwrap();
+        is_reset("caller", &caller);
+        wait_for("the peer says why", || {
+            let said = "its end in the clear has not acknowledged what was sent to it for 2 s";
+            stage.peer_log().contains(said)
+        });
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_connection_with_bytes_on_their_way_ends_when_the_other_relay_is_gone_without_a_word() {
+    lab::run_within(DEADLINE, |_| {
+        let stage = running_with_little_patience("tls");
+        let [mut caller, mut callee] = connection(&stage);
+        part_the_relays(&stage);
+        for stream in [&mut caller, &mut callee] {
+            stream.write_all(b"anybody there?").unwrap();
+        }
+        is_reset("caller", &caller);
+        is_reset("callee", &callee);
+        let said = "the other relay has not acknowledged what was sent to it for 2 s";
+        for log in [stage.host_log(), stage.peer_log()] {
+            assert!(log.contains(said), "{log}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_connection_whose_destination_does_not_read_goes_on() {
+    lab::run_within(DEADLINE, |_| {
+        let stage = running_with_little_patience("tls");
+        let [mut caller, mut callee] = connection(&stage);
+        // Until nobody on the way takes any more.
+        caller
+            .set_write_timeout(Some(Duration::from_secs(1)))
+            .unwrap();
+        let mut sent = 0;
+        while let Ok(count) = caller.write(&[7; 65_536]) {
+            sent += count;
+        }
+        thread::sleep(Duration::from_secs(12));
+        let mut buffer = vec![0; 65_536];
+        while sent > 0 {
+            let count = callee.read(&mut buffer).unwrap();
+            assert!(count > 0, "an end, and {sent} bytes are missing");
+            sent -= count;
+        }
     });
 }
 
