@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
 };
 
 use crate::{
-    control::{Cleared, Owner, PEERS_MAX, RefusalCode, State, Status, Target, Way},
+    control::{Cleared, Owner, RefusalCode, State, Status, Target, Way},
     diversion::{DivertedTap, Making, Prepared, hooks_of, through},
     error::Error,
     fitness::Demands,
@@ -28,6 +28,7 @@ use crate::{
 
 mod recall;
 mod revive;
+mod waiting;
 
 /// How all targets are served.
 #[derive(Clone, Debug)]
@@ -90,13 +91,6 @@ impl Leaving {
 }
 
 const HOOKS: [Hook; 2] = [Hook::Ingress, Hook::Egress];
-
-/// Targets whose last packets are waited for at once: each takes a control connection, and so do other questions.
-const WAITING_MAX: usize = PEERS_MAX - 16;
-/// Of these, those of one user who isn't root.
-const WAITING_PER_USER_MAX: usize = 12;
-/// Those of all users who aren't root: they leave some to root.
-const WAITING_OF_USERS_MAX: usize = WAITING_MAX - WAITING_PER_USER_MAX;
 
 impl Host {
     /// Starts the engines, without targets.
@@ -345,21 +339,6 @@ impl Host {
             });
         }
         self.begin_leaving(key, flush)
-    }
-
-    /// Whether a target's last packets may be waited for, besides those that are.
-    fn may_wait(&self, key: &Key) -> bool {
-        let uid = self.entries[key].remembered.owner.uid();
-        let (mut of_all, mut of_users, mut of_user) = (0, 0, 0);
-        for entry in self.entries.values() {
-            let other = entry.remembered.owner.uid();
-            let count = usize::from(entry.state == State::Draining);
-            of_all += count;
-            of_users += if other == 0 { 0 } else { count };
-            of_user += if other == uid { count } else { 0 };
-        }
-        let is_within = of_users < WAITING_OF_USERS_MAX && of_user < WAITING_PER_USER_MAX;
-        of_all < WAITING_MAX && (uid == 0 || is_within)
     }
 
     fn begin_leaving(&mut self, key: Key, flush: bool) -> Result<Option<Leaving>, Error> {
