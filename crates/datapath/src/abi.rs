@@ -460,13 +460,6 @@ structs! {
         /// Lease of the interface, when it came.
         lease: u32,
     }
-    /// What a NIC has entered into `answers` in the current piece of time.
-    AnswerShare = "answer_share" {
-        /// Number of the piece.
-        window: u32,
-        /// Entries.
-        entered: u32,
-    }
     /// Traffic in one direction.
     Traffic = "traffic" {
         /// As the driver hands them over.

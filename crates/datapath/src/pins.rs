@@ -62,7 +62,7 @@ pub(crate) const MAPS: [(&str, usize, usize); 17] = [
         size_of::<abi::AnswerKey>(),
         size_of::<abi::AnswerValue>(),
     ),
-    ("answer_shares", 4, size_of::<abi::AnswerShare>()),
+    ("answer_shares", 4, size_of::<u64>()),
     ("noted", 4, size_of::<abi::Noted>()),
     ("decisions", 4, size_of::<abi::Decision>()),
     ("trace", 0, 0),

@@ -200,12 +200,6 @@ struct answer_value {
 	__u32 lease; /* of the interface, when it came */
 };
 
-/* What an interface has entered into `answers` in the current piece of time. */
-struct answer_share {
-	__u32 window; /* number of the piece */
-	__u32 entered;
-};
-
 struct traffic {
 	__u64 packets;  /* as the driver hands them over */
 	__u64 bytes;

@@ -107,12 +107,13 @@ struct {
 	__type(value, struct answer_value);
 } answers_crowd SEC(".maps");
 
+/* What each interface has entered into `answers`: the upper half is the number of a piece of time, the lower one how many in it. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NICS_MAX);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 	__type(key, __u32);
-	__type(value, struct answer_share);
+	__type(value, __u64);
 } answer_shares SEC(".maps");
 
 /* One entry, and so one piece that stays in a processor's cache, which `answers` of many flows doesn't. */

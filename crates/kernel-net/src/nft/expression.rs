@@ -269,23 +269,10 @@ impl Expression {
                 put_numbers(data, &[(1, REGISTER), (2, u32::from(!equal))]);
                 data.nest(3, |nested| nested.put(NFTA_DATA_VALUE, value));
             }
-            Self::Lookup { set, inverted } => {
-                data.put_text(1, set);
-                put_numbers(data, &[(2, REGISTER), (5, u32::from(*inverted))]);
-            }
-            Self::LookupMap { map } => {
-                data.put_text(1, map);
-                put_numbers(data, &[(2, REGISTER), (3, REGISTER)]);
-            }
-            Self::LookupVerdict { map } => {
-                data.put_text(1, map);
-                put_numbers(data, &[(2, REGISTER), (3, NFT_REG_VERDICT)]);
-            }
-            Self::Enter { set, bound } => {
-                data.put_text(1, set);
-                put_numbers(data, &[(3, NFT_DYNSET_OP_UPDATE), (4, REGISTER)]);
-                data.nest(7, |nested| bound.write_inside(nested));
-            }
+            Self::Lookup { .. }
+            | Self::LookupMap { .. }
+            | Self::LookupVerdict { .. }
+            | Self::Enter { .. } => self.write_key_use(data),
             Self::Fib(FibResult::ReversePath) => {
                 // Source address, restricted to the incoming interface; the answer is an index.
                 put_numbers(data, &[(1, REGISTER), (2, 1), (3, 1 | 8)]);
@@ -324,6 +311,30 @@ impl Expression {
                     nested.nest(NFTA_DATA_VERDICT, |inner| verdict.write(inner));
                 });
             }
+        }
+    }
+
+    /// What asks a set or map for the key in the registers.
+    fn write_key_use(&self, data: &mut Writer<'_>) {
+        match self {
+            Self::Lookup { set, inverted } => {
+                data.put_text(1, set);
+                put_numbers(data, &[(2, REGISTER), (5, u32::from(*inverted))]);
+            }
+            Self::LookupMap { map } => {
+                data.put_text(1, map);
+                put_numbers(data, &[(2, REGISTER), (3, REGISTER)]);
+            }
+            Self::LookupVerdict { map } => {
+                data.put_text(1, map);
+                put_numbers(data, &[(2, REGISTER), (3, NFT_REG_VERDICT)]);
+            }
+            Self::Enter { set, bound } => {
+                data.put_text(1, set);
+                put_numbers(data, &[(3, NFT_DYNSET_OP_UPDATE), (4, REGISTER)]);
+                data.nest(7, |nested| bound.write_inside(nested));
+            }
+            _ => {}
         }
     }
 

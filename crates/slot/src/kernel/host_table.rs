@@ -39,7 +39,7 @@ use sandwire_kernel_net::nft::{
 };
 
 use super::hosted::Hosted;
-use crate::plan::names;
+use crate::plan::{Plan, names};
 
 mod connections;
 mod extent;
@@ -412,12 +412,7 @@ fn elements(instance: &str, pool: &Hosted, extent: Extent) -> Vec<(String, Vec<E
     }
     let mut elements = vec![(HOST_ENDS.to_owned(), ends)];
     for family in Family::ALL {
-        let prefixes: Vec<IpNet> = plan
-            .clone_prefixes
-            .iter()
-            .copied()
-            .filter(|prefix| matches!(prefix, IpNet::V4(_)) == (family == Family::Ipv4))
-            .collect();
+        let prefixes = clone_prefixes(plan, family);
         if prefixes.is_empty() {
             continue;
         }
@@ -472,6 +467,12 @@ fn elements(instance: &str, pool: &Hosted, extent: Extent) -> Vec<(String, Vec<E
     }
     elements.retain(|(_, of_set)| !of_set.is_empty());
     elements
+}
+
+fn clone_prefixes(plan: &Plan, family: Family) -> Vec<IpNet> {
+    let of_family = |prefix: &&IpNet| matches!(prefix, IpNet::V4(_)) == (family == Family::Ipv4);
+    let prefixes = plan.clone_prefixes.iter().filter(of_family);
+    prefixes.copied().collect()
 }
 
 /// Port ranges of each protocol, joined where they overlap: the kernel refuses elements that do.
