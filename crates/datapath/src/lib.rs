@@ -27,7 +27,7 @@ pub use error::Error;
 pub use nic::{NicIndex, PolicyIndex};
 pub use open::{Datapath, Opened, Order, Program, Settings, folder_for};
 pub use trace::TraceReader;
-pub use uplink::{Defect, FILTER_HANDLE, FILTER_PRIORITY, Uplink};
+pub use uplink::{Defect, FILTER_HANDLE, FILTER_PRIORITY, Uplink, filtered_uplinks};
 
 /// The number of a group in maps: a hash of its name that stays the same. Two names of one number
 /// must not be used together.

@@ -9,7 +9,7 @@ use std::{
     collections::BTreeSet,
     fs,
     os::fd::{AsFd, BorrowedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{MutexGuard, PoisonError},
 };
 
@@ -23,6 +23,7 @@ use sandwire_kernel_net::{
 use crate::{
     Datapath, Error, Order, Program,
     abi::{UplinkFlag, UplinkValue},
+    group_number,
     pins::LINKS,
     sys,
 };
@@ -30,8 +31,9 @@ use crate::{
 /// Priority of our filters: behind those of lower number, before those of higher number, which see
 /// only what ours passes on.
 pub const FILTER_PRIORITY: u16 = 0xc000;
-/// Handle of our filters.
+/// Handle of our filters on interfaces that no other instance has to do with.
 pub const FILTER_HANDLE: u32 = 1;
+
 
 const SHARED_PIN: &str = "shared";
 const UPLINK_PIN: &str = "uplink-";
@@ -66,6 +68,8 @@ pub struct Defect {
 pub(crate) struct Wanted {
     shared: Option<InterfaceIndex>,
     uplinks: Vec<Uplink>,
+    /// Whether filters of an earlier start have been looked for.
+    has_looked: bool,
 }
 
 /// Where a program is attached by a link.
@@ -145,11 +149,15 @@ impl Datapath {
         for (index, _) in known.iter().filter(|(index, _)| !present.contains(index)) {
             self.uplinks.remove(index)?;
         }
+        let mut others: BTreeSet<u32> = known.iter().map(|(index, _)| *index).collect();
+        if !self.features.tcx && !wanted.has_looked {
+            // New maps know nothing of those that the old ones had.
+            let found = filtered_uplinks(&self.folder)?.into_iter();
+            others.extend(found.map(|(_, place)| place.interface.0));
+            wanted.has_looked = true;
+        }
         let is_wanted = |index: &u32| uplinks.iter().any(|uplink| uplink.index.0 == *index);
-        let others = known
-            .iter()
-            .map(|(index, _)| *index)
-            .filter(|index| !is_wanted(index));
+        others.retain(|index| !is_wanted(index));
         self.detach_others(&keep, others)?;
         failure.map_or(Ok(()), Err)
     }
@@ -265,9 +273,9 @@ impl Datapath {
     fn put_filter_right(&self, spot: &Spot, hook: tc::Hook) -> Result<Found, Error> {
         let program = self.program(spot.program);
         let mut socket = Socket::route()?;
-        let place = place_of(spot.index, hook);
+        let place = self.place_of(spot, hook);
         let listed = tc::list(&mut socket, spot.index, hook)?;
-        let ours = listed.into_iter().find(|filter| filter.place == place);
+        let ours = listed.iter().find(|filter| filter.place == place);
         let id = sys::program_id(program)
             .map_err(|source| Error::system("look at", "a program", source))?;
         let found = match ours {
@@ -286,8 +294,32 @@ impl Datapath {
         }
         let mut request = Request::new();
         self.filter(spot, place, program).replace(&mut request);
+        // Earlier versions had one place for all instances.
+        let earlier = tc::Place {
+            handle: FILTER_HANDLE,
+            ..place
+        };
+        let is_earlier = |filter: &&tc::Listed| filter.place == earlier && earlier != place;
+        let id = listed.iter().find(is_earlier).and_then(|filter| filter.program_id);
+        if let Some(id) = id
+            && self.shares_maps(id)?
+        {
+            earlier.delete(&mut request);
+        }
         socket.execute(request)?;
         Ok(found)
+    }
+
+    fn place_of(&self, spot: &Spot, hook: tc::Hook) -> tc::Place {
+        if spot.pin != SHARED_PIN {
+            return place_on_uplink(&self.folder, spot.index);
+        }
+        tc::Place {
+            interface: spot.index,
+            hook,
+            priority: FILTER_PRIORITY,
+            handle: FILTER_HANDLE,
+        }
     }
 
     fn filter<'a>(&self, spot: &Spot, place: tc::Place, program: BorrowedFd<'a>) -> tc::Filter<'a> {
@@ -303,7 +335,7 @@ impl Datapath {
     fn detach_others(
         &self,
         keep: &BTreeSet<String>,
-        others: impl Iterator<Item = u32>,
+        others: BTreeSet<u32>,
     ) -> Result<(), Error> {
         let folder = self.folder.join(LINKS);
         let failed = |source| {
@@ -325,7 +357,7 @@ impl Datapath {
         }
         for index in others {
             let mut request = Request::new();
-            place_of(InterfaceIndex(index), tc::Hook::Ingress).delete(&mut request);
+            place_on_uplink(&self.folder, InterfaceIndex(index)).delete(&mut request);
             match Socket::route()?.execute(request) {
                 // The filter, its qdisc or the interface is gone.
                 Err(error) if error.is_missing() || error.errno() == Some(libc::EINVAL) => {}
@@ -336,12 +368,38 @@ impl Datapath {
     }
 }
 
-fn place_of(interface: InterfaceIndex, hook: tc::Hook) -> tc::Place {
+/// Interfaces that have an instance's filter for uplinks, as on kernels without TCX, and where. `folder` is that of its
+/// pins.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn filtered_uplinks(
+    folder: &Path,
+) -> Result<Vec<(String, tc::Place)>, sandwire_kernel_net::Error> {
+    let mut socket = Socket::route()?;
+    let mut found = Vec::new();
+    for interface in interface::list(&mut socket)? {
+        let place = place_on_uplink(folder, interface.index);
+        // It may go while we look.
+        let filters = tc::list(&mut socket, interface.index, place.hook).unwrap_or_default();
+        if filters.iter().any(|filter| filter.place == place) {
+            found.push((interface.name, place));
+        }
+    }
+    Ok(found)
+}
+
+/// Where an instance's filter on an uplink is. Instances may have an uplink in common, so the handle is a number of the
+/// folder, by which each finds its own, whatever has become of its maps.
+fn place_on_uplink(folder: &Path, interface: InterfaceIndex) -> tc::Place {
+    // Without a slash at its end.
+    let folder = folder.components().as_path().to_string_lossy();
     tc::Place {
         interface,
-        hook,
+        hook: tc::Hook::Ingress,
         priority: FILTER_PRIORITY,
-        handle: FILTER_HANDLE,
+        // The kernel itself gives out lower ones.
+        handle: group_number(&folder) & 0x3fff_ffff | 0x4000_0000,
     }
 }
 

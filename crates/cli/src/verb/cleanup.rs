@@ -17,7 +17,7 @@ use clap::Args;
 use rustix::fs::{FlockOperation, flock};
 use sandwire_api::{error::ErrorCode, name::Name};
 use sandwire_daemon::instance::InstanceLock;
-use sandwire_datapath::Datapath;
+use sandwire_datapath::{Datapath, filtered_uplinks};
 use sandwire_kernel_net::{
     Error, interface,
     netlink::{Request, Socket},
@@ -106,7 +106,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     };
     if !arguments.dry_run {
         refuse_in_use(&report, arguments.force)?;
-        remove_all(&mut report);
+        remove_all(&mut report, &programs);
         if let Some(folder) = &arguments.state_dir {
             remove_journal(folder, &mut report.failures);
         }
@@ -197,7 +197,7 @@ fn refuse_in_use(report: &Report, force: bool) -> Result<(), Failure> {
 }
 
 /// Removes everything that was found, going on after errors.
-fn remove_all(report: &mut Report) {
+fn remove_all(report: &mut Report, programs: &Path) {
     let bar = progress::bar(report.found.len() as u64, "cleaning up");
     let (namespaces, rest): (Vec<Leftover>, Vec<Leftover>) = report
         .found
@@ -240,7 +240,7 @@ fn remove_all(report: &mut Report) {
                 record(report, object, removed);
             }
             Kind::Filter => {
-                let removed = delete_filter(&object.name);
+                let removed = delete_filter(&object.name, programs);
                 record(report, object, removed);
             }
             _ => {
@@ -296,9 +296,9 @@ fn delete_table(name: &str) -> Result<(), Error> {
 }
 
 /// The qdisc stays: others may have filters there.
-fn delete_filter(uplink: &str) -> Result<(), Error> {
+fn delete_filter(uplink: &str, programs: &Path) -> Result<(), Error> {
     let mut request = Request::new();
-    for (name, place) in leftovers::filtered_uplinks()? {
+    for (name, place) in filtered_uplinks(programs)? {
         if name == uplink {
             place.delete(&mut request);
         }

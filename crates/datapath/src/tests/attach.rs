@@ -231,7 +231,6 @@ fn netns_without_tcx_filters_do_the_same() {
             .unwrap();
         let filter = bpf_filter("up0", "ingress").unwrap();
         assert_eq!(filter["pref"], FILTER_PRIORITY);
-        assert_eq!(filter["options"]["handle"], "0x1");
         assert_eq!(filter["options"]["bpf_name"], "from_uplink");
         assert_eq!(filter["options"]["direct-action"], true);
         let id = |filter: &serde_json::Value| filter["options"]["prog"]["id"].as_u64().unwrap();
@@ -264,6 +263,92 @@ fn netns_without_tcx_filters_do_the_same() {
         lab.run("ip link del up0");
         assert_eq!(datapath.inspect(), []);
         datapath.set_uplinks(&[]).unwrap();
+    });
+}
+
+/// A data path as on a kernel without TCX.
+fn without_tcx(settings: &Settings) -> Datapath {
+    let opened = Datapath::open(settings).unwrap();
+    let mut datapath = opened.datapath;
+    datapath.features.tcx = false;
+    datapath
+}
+
+/// Numbers of the programs that filters have on the way in.
+fn filters_on(interface: &str) -> Vec<u32> {
+    let mut socket = Socket::route().unwrap();
+    let listed = tc::list(&mut socket, index_of(interface), tc::Hook::Ingress).unwrap();
+    let mut ids: Vec<u32> = listed
+        .iter()
+        .map(|filter| filter.program_id.unwrap())
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_without_tcx_instances_share_an_uplink() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let folders = ["one", "two"].map(crate::folder_for);
+        let [one, two] = folders.map(|folder| {
+            without_tcx(&Settings {
+                folder,
+                ..settings()
+            })
+        });
+        let id = |datapath: &Datapath| {
+            sys::program_id(datapath.program(Program::FromUplink)).unwrap()
+        };
+        let up0 = [uplink("up0")];
+        // As an earlier version of the first one left it.
+        lab.run("tc qdisc add dev up0 clsact");
+        let earlier = tc::Filter {
+            place: tc::Place {
+                interface: index_of("up0"),
+                hook: tc::Hook::Ingress,
+                priority: FILTER_PRIORITY,
+                handle: FILTER_HANDLE,
+            },
+            class_id: None,
+            program: one.program(Program::FromUplink),
+            name: "from_uplink",
+        };
+        let mut request = Request::new();
+        earlier.add(&mut request);
+        Socket::route().unwrap().execute(request).unwrap();
+        two.set_uplinks(&up0).unwrap();
+        one.set_uplinks(&up0).unwrap();
+        let mut both = vec![id(&one), id(&two)];
+        both.sort_unstable();
+        for datapath in [&one, &two, &one] {
+            assert_eq!(datapath.inspect(), [], "they take each other's place");
+            assert_eq!(filters_on("up0"), both);
+        }
+        two.set_uplinks(&[]).unwrap();
+        assert_eq!(filters_on("up0"), [id(&one)]);
+        assert_eq!(one.inspect(), []);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_without_tcx_new_maps_leave_no_filter_on_a_former_uplink() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let datapath = without_tcx(&settings());
+        datapath
+            .set_uplinks(&[uplink("up0"), uplink("up1")])
+            .unwrap();
+        drop(datapath);
+        let datapath = without_tcx(&Settings {
+            nics_max: 128,
+            ..settings()
+        });
+        datapath.set_uplinks(&[uplink("up1")]).unwrap();
+        assert_eq!(filters_on("up0"), [0; 0]);
+        assert_eq!(filters_on("up1").len(), 1);
     });
 }
 

@@ -9,13 +9,12 @@ use std::{
 
 use ipnet::IpNet;
 use sandwire_api::name::Name;
-use sandwire_datapath::{FILTER_HANDLE, FILTER_PRIORITY, Program};
+use sandwire_datapath::filtered_uplinks;
 use sandwire_kernel_net::{
     Error, address, interface,
     netlink::Socket,
     netns, nft, process,
     route::{self, Route, Target},
-    tc,
 };
 use serde::Serialize;
 
@@ -119,41 +118,11 @@ pub(super) fn find(instance: &Name, programs: &Path) -> Result<Vec<Leftover>, Er
     if nft::tables(&mut Socket::netfilter()?)?.contains(&table) {
         found.push(Leftover::new(Kind::Table, table));
     }
-    if !has_siblings(programs) {
-        let names = filtered_uplinks()?.into_iter();
-        found.extend(names.map(|(name, _)| Leftover::new(Kind::Filter, name)));
-    }
+    let filtered = filtered_uplinks(programs)?.into_iter();
+    found.extend(filtered.map(|(name, _)| Leftover::new(Kind::Filter, name)));
     if programs.exists() {
         let name = programs.display().to_string();
         found.push(Leftover::new(Kind::Programs, name));
-    }
-    Ok(found)
-}
-
-/// Whether another instance keeps programs beside ours: filters on uplinks may then be that one's.
-fn has_siblings(programs: &Path) -> bool {
-    let folder = programs
-        .parent()
-        .and_then(|folder| fs::read_dir(folder).ok());
-    let mut entries = folder.into_iter().flatten().filter_map(Result::ok);
-    entries.any(|entry| entry.path() != programs)
-}
-
-/// Interfaces that have a filter of ours beside other people's, as on kernels without TCX, and where.
-pub(super) fn filtered_uplinks() -> Result<Vec<(String, tc::Place)>, Error> {
-    let mut socket = Socket::route()?;
-    let is_ours = |filter: &tc::Listed| {
-        filter.place.priority == FILTER_PRIORITY
-            && filter.place.handle == FILTER_HANDLE
-            && filter.name == Program::FromUplink.name()
-    };
-    let mut found = Vec::new();
-    for interface in interface::list(&mut socket)? {
-        // It may go while we look.
-        let filters = tc::list(&mut socket, interface.index, tc::Hook::Ingress);
-        for filter in filters.unwrap_or_default().into_iter().filter(is_ours) {
-            found.push((interface.name.clone(), filter.place));
-        }
     }
     Ok(found)
 }
