@@ -34,7 +34,6 @@ pub const FILTER_PRIORITY: u16 = 0xc000;
 /// Handle of our filters on interfaces that no other instance has to do with.
 pub const FILTER_HANDLE: u32 = 1;
 
-
 const SHARED_PIN: &str = "shared";
 const UPLINK_PIN: &str = "uplink-";
 const XDP_PIN: &str = "xdp-";
@@ -300,7 +299,10 @@ impl Datapath {
             ..place
         };
         let is_earlier = |filter: &&tc::Listed| filter.place == earlier && earlier != place;
-        let id = listed.iter().find(is_earlier).and_then(|filter| filter.program_id);
+        let id = listed
+            .iter()
+            .find(is_earlier)
+            .and_then(|filter| filter.program_id);
         if let Some(id) = id
             && self.shares_maps(id)?
         {
@@ -332,11 +334,7 @@ impl Datapath {
     }
 
     /// Removes the attachments on interfaces that are no uplinks any more.
-    fn detach_others(
-        &self,
-        keep: &BTreeSet<String>,
-        others: BTreeSet<u32>,
-    ) -> Result<(), Error> {
+    fn detach_others(&self, keep: &BTreeSet<String>, others: BTreeSet<u32>) -> Result<(), Error> {
         let folder = self.folder.join(LINKS);
         let failed = |source| {
             let object = format!("attachments in {}", folder.display());

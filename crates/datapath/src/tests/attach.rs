@@ -298,9 +298,8 @@ fn netns_without_tcx_instances_share_an_uplink() {
                 ..settings()
             })
         });
-        let id = |datapath: &Datapath| {
-            sys::program_id(datapath.program(Program::FromUplink)).unwrap()
-        };
+        let id =
+            |datapath: &Datapath| sys::program_id(datapath.program(Program::FromUplink)).unwrap();
         let up0 = [uplink("up0")];
         // As an earlier version of the first one left it.
         lab.run("tc qdisc add dev up0 clsact");
