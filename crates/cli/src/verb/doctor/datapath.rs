@@ -23,6 +23,8 @@ use super::{
 use crate::verb::run::effective_capabilities;
 
 const BPFFS: &str = "/sys/fs/bpf";
+/// Why an interface is an uplink, if nobody says which are.
+const DEFAULT_ROUTE: &str = "a default route leads there";
 /// Room for a few sandboxes is enough to try it.
 const ENTRIES: u32 = 64;
 const NFT_INSTEAD: &str = "the data path nft; pools with ebpf or xdp, and host slots, are refused";
@@ -86,7 +88,10 @@ pub(super) fn findings() -> Vec<Finding> {
     ));
     let (names, why) = uplink_names();
     if names.is_empty() {
-        let detail = format!("none: {why}");
+        let detail = match why {
+            DEFAULT_ROUTE => "there is no default route".to_owned(),
+            _ => format!("{why} names none"),
+        };
         let how = "a default route, or `uplinks` in the configuration";
         let instead = "the host's own network stack for every packet that leaves";
         findings.push(Finding::new(EBPF, "uplinks", Some(false), detail).or(instead, how));
@@ -129,7 +134,7 @@ fn program_findings(results: &Result<Results, String>, circumstances: &str) -> V
         (
             "marks",
             "routing marks (`route_mark`)",
-            "nothing: the mark is not looked at by routing rules",
+            "the host's own network stack for packets with a mark, by the same rules",
             "Linux 6.10 or later",
         ),
         (
@@ -173,7 +178,7 @@ fn uplink_names() -> (Vec<String>, &'static str) {
         .and_then(|config| config.datapath.uplinks);
     match configured {
         Some(names) => (names, "`uplinks` of the configuration"),
-        None => (host::own_uplinks(), "a default route leads there"),
+        None => (host::own_uplinks(), DEFAULT_ROUTE),
     }
 }
 

@@ -195,10 +195,13 @@ fn create_plain(socket: &mut Socket, kind: &str) -> Result<(), Error> {
 }
 
 fn create_above_veth(socket: &mut Socket, kind: &str) -> Result<(), Error> {
+    let name = format!("probe{kind}");
     create_interface(socket, kind, |message| {
-        message.put_text(libc::IFLA_IFNAME, &format!("probe{kind}"));
+        message.put_text(libc::IFLA_IFNAME, &name);
         message.put_u32(libc::IFLA_LINK, VETH_INDEX.0);
-    })
+    })?;
+    // An interface has children of one kind: beside this one the next would be refused.
+    send(socket, |request| interface::delete(request, &name))
 }
 
 /// Header of a traffic control message.
