@@ -1,17 +1,25 @@
 //! What must hold on every kernel that we support.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream},
+};
 
 use sandwire_testlab::{
     fake_guest::FakeGuest,
     guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, WHO_AM_I_PORT},
     lab::{self, Lab},
+    pinger::Pinger,
+    sandwire::Lease,
 };
+use serde_json::json;
 
 use crate::{
     assert_in_touch,
-    ebpf::{POOLS, SECOND, StackWatch, World},
+    ebpf::{POOLS, SECOND, StackWatch, World, assert_none_lost, wait_until},
+    moves::begin_move,
+    uplinks::assert_fq_sends_later,
 };
 
 #[test]
@@ -25,23 +33,25 @@ fn slots_of_both_kinds_work_from_the_first_packet_on() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn slots_of_both_kinds_work_on_linux_6_1() {
-    lab::run_on(Series::Linux6_1, 150 * SECOND, |lab| {
-        assert_works_from_the_first_packet_on(lab);
+    lab::run_on(Series::Linux6_1, 240 * SECOND, |lab| {
+        let mut world = assert_works_from_the_first_packet_on(lab);
         assert_all_programs_load(lab);
+        assert_a_life_goes_well(lab, &mut world);
     });
 }
 
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn slots_of_both_kinds_work_on_linux_6_12() {
-    lab::run_on(Series::Linux6_12, 150 * SECOND, |lab| {
-        assert_works_from_the_first_packet_on(lab);
+    lab::run_on(Series::Linux6_12, 240 * SECOND, |lab| {
+        let mut world = assert_works_from_the_first_packet_on(lab);
         assert_all_programs_load(lab);
+        assert_a_life_goes_well(lab, &mut world);
     });
 }
 
 /// What must hold on every kernel that we support.
-fn assert_works_from_the_first_packet_on(lab: &Lab) {
+fn assert_works_from_the_first_packet_on(lab: &Lab) -> World {
     let world = World::start(lab, "route", 2);
     let watch = StackWatch::start();
     for pool in POOLS {
@@ -65,6 +75,117 @@ fn assert_works_from_the_first_packet_on(lab: &Lab) {
         assert!(drops.contains("host_service"), "{drops}");
     }
     assert_eq!(watch.packets(), 0, "packets went through the host's stack");
+    world
+}
+
+/// What comes between the first packet and the last trace of sandwire on a host.
+fn assert_a_life_goes_well(lab: &Lab, world: &mut World) {
+    assert_the_doctor_is_right(world);
+    let spec = json!({"name": "web", "size": 1, "data_path": "nft", "policy": {"uplink": "route"},
+        "addresses": {"plan": "prefix", "ipv4": "10.66.0.0/24", "ipv6": "fd00:c10e:2::/64"}});
+    world.daemon.create_pool(&spec).unwrap();
+    world.route_back(2);
+    let (lease, guest) = world.guest("web", "moved");
+    assert_in_touch(&lease, &guest);
+    for data_path in ["ebpf", "nft", "ebpf"] {
+        let pinger = ping_slowly_to(world, &lease);
+        begin_move(world, "web", data_path);
+        wait_until("the lease has moved", 60 * SECOND, || {
+            world.detail(&lease)["data_path"] == data_path
+        });
+        assert_none_lost(pinger, &format!("to {data_path}"));
+        assert_in_touch(&lease, &guest);
+    }
+    assert_a_port_is_published(world, "moved");
+    assert_a_group_is_among_itself(world);
+    lab.run("tc qdisc replace dev up0 root fq");
+    let pinger = ping_slowly_to(world, &lease);
+    world.daemon.kill().unwrap();
+    world.daemon.restart().unwrap();
+    assert_none_lost(pinger, "while the daemon came back");
+    assert_in_touch(&lease, &guest);
+    assert_eq!(world.detail(&lease)["defects"], json!([]));
+    assert_fq_sends_later(world);
+    guest.detach().unwrap();
+    assert_nothing_is_left(lab, world);
+}
+
+/// Debian's kernels have all of these.
+fn assert_the_doctor_is_right(world: &World) {
+    let report = world.daemon.json("doctor").unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    for name in [
+        "programs load",
+        "routing tables (`route_table`)",
+        "uplink up0",
+        "cls_bpf",
+        "identities",
+        "macvlan",
+        "ipvlan",
+        "fq",
+    ] {
+        let mut named = findings.iter().filter(|finding| finding["name"] == name);
+        let finding = named.next().unwrap();
+        assert_eq!(finding["found"], true, "{finding}");
+    }
+}
+
+fn ping_slowly_to(world: &World, lease: &Lease) -> Pinger {
+    Pinger::start(&world.beyond.path(), lease.ipv4, SECOND / 50).unwrap()
+}
+
+fn assert_a_port_is_published(world: &World, name: &str) {
+    world
+        .daemon
+        .json(&format!("publish {name} 8080:7"))
+        .unwrap();
+    let target = SocketAddr::new(HOST_IPV4.into(), 8080);
+    let answer = world.beyond.inside(|| {
+        let mut stream = TcpStream::connect_timeout(&target, 20 * SECOND)?;
+        stream.set_read_timeout(Some(20 * SECOND))?;
+        stream.write_all(b"published")?;
+        let mut answer = [0; 9];
+        stream.read_exact(&mut answer)?;
+        Ok(answer)
+    });
+    assert_eq!(&answer.unwrap(), b"published");
+}
+
+/// A policy changes under two sandboxes that could not reach each other.
+fn assert_a_group_is_among_itself(world: &World) {
+    let (one, first) = world.guest("netns", "first");
+    let (two, second) = world.guest("host", "second");
+    assert_in_touch(&one, &first);
+    assert_in_touch(&two, &second);
+    first.ping(two.ipv4, SECOND).unwrap_err();
+    let together = json!({"uplink": "route", "group": "together", "clone_to_clone": true});
+    for lease in [&one, &two] {
+        world.daemon.set_policy(&lease.name, &together).unwrap();
+    }
+    for address in [two.ipv4, two.ipv6] {
+        first.ping(address, 5 * SECOND).unwrap();
+    }
+}
+
+/// `cleanup` takes away what a daemon that was killed left, and nothing of it is seen then.
+fn assert_nothing_is_left(lab: &Lab, world: &mut World) {
+    world.daemon.kill().unwrap();
+    world.daemon.json("cleanup --instance lab").unwrap();
+    let again = world.daemon.json("cleanup --instance lab").unwrap();
+    assert_eq!(again["found"], json!([]));
+    assert!(!lab.run("nft list tables").contains("sandwire"));
+    for interface in ["up0", "lo"] {
+        for hook in ["ingress", "egress"] {
+            let filters = lab.shell(&format!("tc filter show dev {interface} {hook} || true"));
+            assert_eq!(filters, "", "{interface}");
+        }
+    }
+    assert_eq!(lab.run("ls /sys/fs/bpf"), "");
+    let names = lab.run("ip -o link");
+    assert!(!names.contains("sandwire"), "{names}");
+    wait_until("the programs are gone", 20 * SECOND, || {
+        !lab.run("bpftool prog show").contains("from_")
+    });
 }
 
 /// By what address a guest is seen beyond, with its port.

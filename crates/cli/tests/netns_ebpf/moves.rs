@@ -109,7 +109,7 @@ fn packets_of_web(world: &World) -> u64 {
 }
 
 /// Refused while the slots that wait for sandboxes are still built anew after the move before.
-fn begin_move(world: &World, pool: &str, data_path: &str) {
+pub(crate) fn begin_move(world: &World, pool: &str, data_path: &str) {
     let (path, change) = (format!("/v1/pools/{pool}"), json!({"data_path": data_path}));
     wait_until("the pool can be moved", 20 * SECOND, || {
         world.daemon.call("PATCH", &path, Some(&change)).is_ok()

@@ -12,7 +12,6 @@ use std::{
 use sandwire_testlab::{
     command,
     fake_guest::{FakeGuest, frame},
-    guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, WHO_AM_I_PORT, serve_udp},
     lab::{self, Lab},
     namespace::Namespace,
@@ -466,43 +465,34 @@ fn a_next_hop_that_never_resolves_harms_nobody_else() {
     });
 }
 
-#[test]
-#[ignore = "needs root and guests: cargo xtask test guest"]
-fn an_uplink_with_fq_sends_later_instead_of_dropping() {
-    lab::run_on(Series::Linux6_12, 150 * SECOND, |lab| {
-        let world = World::without_pools(lab);
-        lab.run("tc qdisc replace dev up0 root fq");
-        // 20 frames of 1242 bytes a second, and one at once. They wait two seconds at most.
-        let limits = json!({"egress": {"bits_per_second": 200_000, "burst_bytes": 2_000}});
-        let policy = json!({"uplink": "route", "limits": limits});
-        world
-            .daemon
-            .create_pool(&pool("host", "host", 0, 1, &policy))
-            .unwrap();
-        world.route_back(0);
-        let (lease, guest) = world.guest("host", "slow");
-        assert_in_touch(&lease, &guest);
-        let before = received_beyond(&world);
-        let frame = frame::udp(
-            guest.network().mac,
-            GATEWAY_MAC,
-            SocketAddr::new(guest.network().ipv4.0.into(), 5000),
-            SocketAddr::new(BEYOND_IPV4.into(), 5000),
-            &[0; 1200],
-        );
-        let started = Instant::now();
-        for _ in 0..30 {
-            guest.send_frame(&frame).unwrap();
-        }
-        assert!(started.elapsed() < SECOND / 2, "sent too slowly to tell");
-        wait_until("the last packet came", 10 * SECOND, || {
-            received_beyond(&world) - before >= 30
-        });
-        let took = started.elapsed();
-        assert!(took > SECOND, "all 30 packets came within {took:?}");
-        let drops = world.detail(&lease)["traffic"]["drops"].to_string();
-        assert!(!drops.contains("bit_limit"), "{drops}");
+/// An uplink with `fq` sends later what exceeds a limit, instead of dropping it.
+pub(crate) fn assert_fq_sends_later(world: &World) {
+    // 20 frames of 1242 bytes a second, and one at once. They wait two seconds at most.
+    let limits = json!({"egress": {"bits_per_second": 200_000, "burst_bytes": 2_000}});
+    let policy = json!({"uplink": "route", "limits": limits});
+    let (lease, guest) = world.guest("host", "slow");
+    assert_in_touch(&lease, &guest);
+    world.daemon.set_policy("slow", &policy).unwrap();
+    let before = received_beyond(world);
+    let frame = frame::udp(
+        guest.network().mac,
+        GATEWAY_MAC,
+        SocketAddr::new(guest.network().ipv4.0.into(), 5000),
+        SocketAddr::new(BEYOND_IPV4.into(), 5000),
+        &[0; 1200],
+    );
+    let started = Instant::now();
+    for _ in 0..30 {
+        guest.send_frame(&frame).unwrap();
+    }
+    assert!(started.elapsed() < SECOND / 2, "sent too slowly to tell");
+    wait_until("the last packet came", 10 * SECOND, || {
+        received_beyond(world) - before >= 30
     });
+    let took = started.elapsed();
+    assert!(took > SECOND, "all 30 packets came within {took:?}");
+    let drops = world.detail(&lease)["traffic"]["drops"].to_string();
+    assert!(!drops.contains("bit_limit"), "{drops}");
 }
 
 /// Packets that have arrived beyond the uplink.
