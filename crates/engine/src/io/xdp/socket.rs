@@ -418,6 +418,10 @@ fn register(socket: BorrowedFd<'_>, memory: &Mapping, buffer_bytes: u32) -> io::
 
 /// Binds, also right after another socket was closed: the kernel lets go of its queue later, in a task of its own
 /// (`xp_release_deferred`).
+#[expect(
+    clippy::disallowed_methods,
+    reason = "nothing tells when the queue is free"
+)]
 fn bind_in_time(
     socket: BorrowedFd<'_>,
     interface: InterfaceIndex,
