@@ -299,6 +299,10 @@ fn check(daemon: &sandwire::Daemon, model: &BTreeMap<String, Known>) {
 
 fn release_everything(daemon: &sandwire::Daemon) {
     for lease in daemon.json("list").unwrap().as_array().unwrap() {
+        // A release that a kill has cut off ends by itself, perhaps before it is asked for again.
+        if lease["state"] == "releasing" {
+            continue;
+        }
         let name = lease["name"].as_str().unwrap();
         daemon.json(&format!("release {name}")).unwrap();
     }

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use sandwire_kernel_net::tcp;
 use sandwire_testlab::lab;
 
 use super::{DEADLINE, everything_works, fetch};
@@ -70,6 +71,11 @@ fn what_is_not_redirected_any_more_is_cut_before_it_can_leave_and_the_rest_goes_
         let relayed = stage.report_of("host").matches("198.51.100.7:4011").count();
         let beside = connection_to(&stage, "198.51.100.7:4012");
         is_alive(&beside);
+        // Else the server would send it again, in the clear as it came.
+        wait_for("what was sent beside the relay is acknowledged", || {
+            let unacknowledged = |end| tcp::sent(end).unwrap().unacknowledged;
+            beside.iter().all(|end| unacknowledged(end) == 0)
+        });
         stage.exchange("host", &narrower, LAST);
         assert!(stage.reload("host").contains(READ), "{}", stage.host_log());
         assert_eq!(rules(), before);
