@@ -25,6 +25,8 @@ pub const DROP_REASONS_MAX: usize = 48;
 pub const DECISIONS_MAX: usize = 4096;
 /// Bytes of `struct sk_buff` that [`SkbPlaces`] may span.
 pub const SKB_SPAN_MAX: usize = 96;
+/// Stands in a call for the kernel's number of `bpf_cast_to_kern_ctx`.
+pub(crate) const SKB_CAST: usize = 0x7377_6b63;
 /// Bytes of a packet that a trace event carries.
 pub const TRACE_BYTES: usize = 192;
 /// Interfaces of one sandbox.
@@ -39,6 +41,7 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[
     ("DROP_REASONS_MAX", DROP_REASONS_MAX),
     ("DECISIONS_MAX", DECISIONS_MAX),
     ("SKB_SPAN_MAX", SKB_SPAN_MAX),
+    ("SKB_CAST", SKB_CAST),
     ("TRACE_BYTES", TRACE_BYTES),
     ("NICS_PER_SLOT", NICS_PER_SLOT as usize),
 ];

@@ -18,6 +18,7 @@ const TYPEDEF: u32 = 8;
 const VOLATILE: u32 = 9;
 const CONST: u32 = 10;
 const RESTRICT: u32 = 11;
+const FUNCTION: u32 = 12;
 const FUNCTION_PROTOTYPE: u32 = 13;
 const VARIABLE: u32 = 14;
 const SECTION: u32 = 15;
@@ -127,6 +128,13 @@ impl Btf {
         let mut leaves = BTreeMap::new();
         self.add_leaves(self.find(name, &[STRUCT])?, "", 0, 0, &mut leaves)?;
         Some(leaves)
+    }
+
+    /// Number of the function of this name.
+    pub(crate) fn function(&self, name: &str) -> Option<u32> {
+        let is_it =
+            |found: &Type| found.kind == FUNCTION && self.name_at(found.name) == name.as_bytes();
+        u32::try_from(self.types.iter().position(is_it)?).ok()
     }
 
     /// Where the field of this name is in a struct, or in one without a name inside it.
@@ -374,6 +382,15 @@ mod tests {
         assert_eq!(found("whole"), Some((64, 64)));
         assert_eq!(found("more"), Some((64 + 8 + 3, 2)));
         assert_eq!(found("nothing"), None);
+    }
+
+    #[test]
+    fn functions_are_found_by_their_names() {
+        let types = Btf::compiled("int third(void) { return 3; } int fourth(void) { return 4; }");
+        let (third, fourth) = (types.function("third"), types.function("fourth"));
+        assert!(third.is_some() && fourth.is_some() && third != fourth);
+        // A type of this name is no function.
+        assert_eq!(types.function("int"), None);
     }
 
     #[test]

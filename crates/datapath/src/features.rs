@@ -26,8 +26,10 @@ pub struct Features {
     /// filters are used on uplinks too.
     pub tcx: bool,
     /// Where a packet says which of its checksums is to be finished; zeros where the kernel doesn't tell its types
-    /// (`CONFIG_DEBUG_INFO_BTF`), or forbids programs to read its memory (lockdown for confidentiality).
+    /// (`CONFIG_DEBUG_INFO_BTF`), or forbids programs to read its memory (before Linux 6.2, lockdown for confidentiality).
     pub skb_places: SkbPlaces,
+    /// The kernel's number of `bpf_cast_to_kern_ctx`, by which programs read that without a copy (Linux 6.2).
+    pub skb_cast: Option<u32>,
 }
 
 /// `bpf_fib_lookup` looks at the table that it is told.
@@ -57,18 +59,31 @@ pub fn probe() -> Result<Features, Error> {
         .into_iter()
         .filter(|flag| returned(&fib_lookup(*flag)).is_some_and(|answer| answer != -libc::EINVAL))
         .fold(0, |flags, flag| flags | flag);
+    let (skb_places, skb_cast) = skb_fields();
     Ok(Features {
         checksum_ipv6: returned(&checksum_replace(BPF_F_IPV6)) == Some(0),
         fib_flags,
         // A kernel that knows the hook looks for the interface.
         tcx: tcx.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV)),
-        skb_places: skb_places(),
+        skb_places,
+        skb_cast,
     })
 }
 
-fn skb_places() -> SkbPlaces {
-    let can_read = returned(&read_kernel()) == Some(0);
-    can_read.then(skb::places).flatten().unwrap_or_default()
+/// Where the fields of packets are that programs can read, and by which cast.
+fn skb_fields() -> (SkbPlaces, Option<u32>) {
+    let Some(told) = skb::told() else {
+        return (SkbPlaces::default(), None);
+    };
+    let can_cast = |cast: &u32| returned(&read_fields(&told.places, *cast)) == Some(0);
+    let cast = told.cast.filter(can_cast);
+    let can_read = cast.is_some() || returned(&read_kernel()) == Some(0);
+    let places = if can_read {
+        told.places
+    } else {
+        SkbPlaces::default()
+    };
+    (places, cast)
 }
 
 /// Tries whether interfaces can have a filter: on the loopback of a namespace that nobody else knows and that goes at
@@ -186,6 +201,20 @@ fn read_kernel() -> Vec<Instruction> {
     ]
 }
 
+/// Reads the fields by the kernel's own struct of the packet.
+fn read_fields(places: &SkbPlaces, cast: u32) -> Vec<Instruction> {
+    let place = |field: u16| i16::try_from(places.first + field).unwrap_or(i16::MAX);
+    let mut program = vec![skb::call_kernel(cast), load_byte(1, 0, place(places.state))];
+    let numbers = [
+        places.checksum_start,
+        places.checksum_offset,
+        places.mac_header,
+    ];
+    program.extend(numbers.map(|field| load_half(1, 0, place(field))));
+    program.extend([move_number(0, 0), EXIT]);
+    program
+}
+
 /// Looks a route up for no address family: flags are judged before that.
 fn fib_lookup(flags: u32) -> Vec<Instruction> {
     let mut program: Vec<Instruction> = (1..=FIB_PARAMETERS / 8)
@@ -216,6 +245,15 @@ fn add_number(to: u8, number: i32) -> Instruction {
     instruction(0x07, to, 0, 0, number)
 }
 
+fn load_byte(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x71, to, from, offset, 0)
+}
+
+/// Two bytes.
+fn load_half(to: u8, from: u8, offset: i16) -> Instruction {
+    instruction(0x69, to, from, offset, 0)
+}
+
 /// Eight bytes on the stack.
 fn store_zero(offset: i16) -> Instruction {
     instruction(0x7a, 10, 0, offset, 0)
@@ -240,6 +278,18 @@ mod tests {
         assert_eq!(returned(&fib_lookup(1 << 20)), Some(-libc::EINVAL));
         probe().expect("root may load programs");
         check_filters().expect("this kernel has filters");
-        assert_ne!(skb_places(), SkbPlaces::default());
+        let (places, cast) = skb_fields();
+        assert_ne!(places, SkbPlaces::default());
+        // What is behind the struct can't be read so.
+        let elsewhere = SkbPlaces {
+            first: 0,
+            checksum_start: i16::MAX.cast_unsigned(),
+            ..places
+        };
+        // Since Linux 6.2 there is one.
+        assert_eq!(cast, skb::told().unwrap().cast);
+        if let Some(cast) = cast {
+            assert_eq!(returned(&read_fields(&elsewhere, cast)), None);
+        }
     }
 }

@@ -29,7 +29,7 @@ use crate::{
         remove_folder, retire_others,
     },
     policies::Policies,
-    sys,
+    skb, sys,
     uplink::Wanted,
 };
 
@@ -354,11 +354,13 @@ fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<
     loader.override_global("has_csum_ipv6", &has_csum_ipv6, false);
     loader.override_global("fib_flags", &features.fib_flags, false);
     loader.override_global("skb_places", features.skb_places.bytes(), false);
+    let has_skb_cast = u8::from(features.skb_cast.is_some());
+    loader.override_global("has_skb_cast", &has_skb_cast, false);
     let answers_share = answers_share(sizes);
     loader.override_global("answers_share", &answers_share, false);
     let mut programs = Vec::new();
     for object in &OBJECTS {
-        programs.extend(load_object(&mut loader, object)?);
+        programs.extend(load_object(&mut loader, object, features.skb_cast)?);
     }
     let in_order = Program::ALL.map(|program| {
         let position = programs.iter().position(|(found, _)| *found == program);
@@ -374,13 +376,14 @@ fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<
 fn load_object(
     loader: &mut EbpfLoader<'_>,
     object: &Object,
+    skb_cast: Option<u32>,
 ) -> Result<Vec<(Program, OwnedFd)>, Error> {
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Load {
         object: object.name,
         source,
     };
     let mut loaded = loader
-        .load(object.bytes)
+        .load(&skb::with_cast(object.bytes, skb_cast))
         .map_err(|error| failed(error.into()))?;
     let mut programs = Vec::new();
     for program in Program::ALL {

@@ -1,10 +1,12 @@
 //! Where this kernel's `struct sk_buff` says which checksum of a packet is to be finished, by the types that the kernel
-//! tells of itself (`CONFIG_DEBUG_INFO_BTF`).
+//! tells of itself (`CONFIG_DEBUG_INFO_BTF`), and how programs get at it.
 
-use std::fs;
+use std::{borrow::Cow, fs};
+
+use sandwire_kernel_net::bpf::instruction;
 
 use crate::{
-    abi::{SKB_SPAN_MAX, SkbPlaces},
+    abi::{SKB_CAST, SKB_SPAN_MAX, SkbPlaces},
     btf::{Bits, Btf},
 };
 
@@ -12,9 +14,50 @@ const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// `CHECKSUM_PARTIAL` is all bits of the field `ip_summed`, which has two (`linux/skbuff.h`).
 const STATE_BITS: u32 = 2;
 
-/// What the kernel says of itself; `None` where it says nothing, or nothing that is understood.
-pub(crate) fn places() -> Option<SkbPlaces> {
-    places_by(&Btf::parse(&fs::read(KERNEL_TYPES).ok()?)?)
+/// Gives the programs the kernel's own struct of a packet, to be read without a copy (Linux 6.2).
+const CAST: &str = "bpf_cast_to_kern_ctx";
+const CALL: u8 = 0x85;
+/// `BPF_PSEUDO_KFUNC_CALL`: the number is that of a function of the kernel.
+const OF_KERNEL: u8 = 2;
+const INSTRUCTION_LENGTH: usize = 8;
+
+/// What the kernel says of itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Told {
+    pub(crate) places: SkbPlaces,
+    /// Number of [`CAST`].
+    pub(crate) cast: Option<u32>,
+}
+
+/// `None` where the kernel says nothing, or nothing that is understood.
+pub(crate) fn told() -> Option<Told> {
+    let types = Btf::parse(&fs::read(KERNEL_TYPES).ok()?)?;
+    Some(Told {
+        places: places_by(&types)?,
+        cast: types.function(CAST),
+    })
+}
+
+/// The call of a function of the kernel.
+pub(crate) fn call_kernel(function: u32) -> [u8; INSTRUCTION_LENGTH] {
+    instruction(CALL, 0, OF_KERNEL, 0, function.cast_signed())
+}
+
+/// An object whose calls of [`SKB_CAST`] are of this number of the kernel's. The loader's library knows no functions of
+/// the kernel.
+pub(crate) fn with_cast(object: &[u8], cast: Option<u32>) -> Cow<'_, [u8]> {
+    let Some(number) = cast else {
+        return Cow::Borrowed(object);
+    };
+    let placeholder = i32::try_from(SKB_CAST).expect("it is an immediate value");
+    let stands_for_it = instruction(CALL, 0, 0, 0, placeholder);
+    let mut object = object.to_vec();
+    for found in object.chunks_exact_mut(INSTRUCTION_LENGTH) {
+        if found == stands_for_it {
+            found.copy_from_slice(&call_kernel(number));
+        }
+    }
+    Cow::Owned(object)
 }
 
 fn places_by(types: &Btf) -> Option<SkbPlaces> {
@@ -49,7 +92,8 @@ fn byte_of(bits: Bits) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Btf, SkbPlaces, places_by};
+    use super::{Btf, SkbPlaces, call_kernel, places_by, with_cast};
+    use crate::open::OBJECTS;
 
     fn told(fields: &str) -> Option<SkbPlaces> {
         places_by(&Btf::compiled(&format!(
@@ -73,6 +117,20 @@ mod tests {
             mac_header: 0,
         };
         assert_eq!(places, Some(expected));
+    }
+
+    #[test]
+    fn the_cast_is_called_where_the_programs_of_guests_ask_for_it() {
+        let cast = call_kernel(0x0102_0304);
+        for object in &OBJECTS {
+            let changed = with_cast(object.bytes, Some(0x0102_0304));
+            let is_asked = ["from_guest", "child"].contains(&object.name);
+            let calls = changed
+                .chunks_exact(cast.len())
+                .filter(|call| *call == cast);
+            assert_eq!(calls.count() > 0, is_asked, "{}", object.name);
+            assert_eq!(with_cast(object.bytes, None), object.bytes);
+        }
     }
 
     #[test]

@@ -227,6 +227,8 @@ struct meters {
 #define DECISIONS_MAX 4096
 /* Bytes of struct sk_buff that skb_places may span. */
 #define SKB_SPAN_MAX 96
+/* Stands in a call for the kernel's number of bpf_cast_to_kern_ctx. */
+#define SKB_CAST 0x73776b63
 
 /* Flows whose answers were looked at of late, by each CPU. */
 struct noted {

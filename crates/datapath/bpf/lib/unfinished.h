@@ -10,28 +10,46 @@
 
 /* Set by the loader, from the types that the kernel tells of itself. */
 const volatile struct skb_places skb_places = {};
+/* Set by the loader where the kernel has bpf_cast_to_kern_ctx (Linux 6.2). */
+const volatile __u8 has_skb_cast = 0;
 
-static __always_inline __u32 skb_field(const __u8 *span, __u16 place)
+/* bpf_cast_to_kern_ctx, which costs nothing: in place of this number the loader puts the kernel's own. */
+static const void *(*const skb_cast)(const struct __sk_buff *skb) = (void *)SKB_CAST;
+
+static __always_inline __u32 skb_field(const __u8 *fields, __u16 place)
 {
-	return *(const __u16 *)(span + place);
+	return *(const __u16 *)(fields + place);
+}
+
+static __always_inline __u32 end_told_by(const __u8 *fields)
+{
+	__u16 state_mask = skb_places.state_mask;
+
+	if (!rarely((fields[skb_places.state] & state_mask) == state_mask))
+		return 0;
+	return skb_field(fields, skb_places.checksum_start) -
+	       skb_field(fields, skb_places.mac_header) +
+	       skb_field(fields, skb_places.checksum_offset) + sizeof(__sum16);
+}
+
+/* Not inlined: the callers' stacks have no room for it. */
+static __noinline __u32 copied_end(struct __sk_buff *skb)
+{
+	__u8 fields[SKB_SPAN_MAX] __attribute__((aligned(8)));
+
+	/* What can't be read is taken for the worst. */
+	if (bpf_probe_read_kernel(fields, skb_places.length, (void *)skb + skb_places.first))
+		return 1;
+	return end_told_by(fields);
 }
 
 /* Where in the frame the checksum ends that the kernel is to finish; zero if there is none. No field of a packet that
- * programs have tells, but they may read the kernel's memory. Not inlined: the callers' stacks have no room for it. */
-static __noinline __u32 unfinished_end(struct __sk_buff *skb)
+ * programs have tells, but they may read the kernel's own. */
+static __always_inline __u32 unfinished_end(struct __sk_buff *skb)
 {
-	__u8 span[SKB_SPAN_MAX] __attribute__((aligned(8)));
-	__u16 state_mask = skb_places.state_mask;
-
-	if (!skb_places.length)
-		return 0;
-	/* What can't be read is taken for the worst. */
-	if (bpf_probe_read_kernel(span, skb_places.length, (void *)skb + skb_places.first))
-		return 1;
-	if ((span[skb_places.state] & state_mask) != state_mask)
-		return 0;
-	return skb_field(span, skb_places.checksum_start) - skb_field(span, skb_places.mac_header) +
-	       skb_field(span, skb_places.checksum_offset) + sizeof(__sum16);
+	if (has_skb_cast)
+		return end_told_by(skb_cast(skb) + skb_places.first);
+	return skb_places.length ? copied_end(skb) : 0;
 }
 
 /* Where the packet's own checksum ends, or the least that may be written instead: a tunnel's packet has an unfinished

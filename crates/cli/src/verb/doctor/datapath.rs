@@ -147,8 +147,8 @@ fn program_findings(results: &Result<Results, String>, circumstances: &str) -> V
             "checksums",
             "checksums are finished only where they belong",
             "nothing: a guest can have one written into addresses that were judged",
-            "a kernel with CONFIG_DEBUG_INFO_BTF that isn't locked down for confidentiality; or VMMs that open the TAP \
-             without virtio-net headers",
+            "a kernel with CONFIG_DEBUG_INFO_BTF, and before 6.2 not locked down for confidentiality; or VMMs that open \
+             the TAP without virtio-net headers",
         ),
     ] {
         if let Some(probed) = find(key) {
