@@ -73,6 +73,11 @@ const PACKAGES: &[Package] = &[
         "plays the applications in the tests of identities",
     ),
     package(
+        "python3-prometheus-client",
+        Sign::File("/usr/lib/python3/dist-packages/prometheus_client/openmetrics/parser.py"),
+        "the tests' second opinion on metrics",
+    ),
+    package(
         "iproute2",
         Sign::Program("ip"),
         "the tests' second opinion on interfaces; the benchmark's recipe",

@@ -12,6 +12,7 @@ use std::{
 
 use sandwire_testlab::{
     lab::{self, Lab},
+    openmetrics,
     sandwire::{self, Daemon},
 };
 use serde_json::Value;
@@ -297,6 +298,11 @@ fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
         let metrics = metrics.body;
         let figure = "sandwire_identity_packets_total{identity=\"web\",direction=\"egress\"} 0";
         assert!(metrics.contains(figure), "{metrics}");
+        let families = openmetrics::families(&metrics).unwrap();
+        assert!(
+            families.contains("sandwire_identity_packets"),
+            "{families:?}"
+        );
         // It outlives the daemon.
         daemon.kill().unwrap();
         assert_eq!(done(&["list"])[0]["name"], "web");

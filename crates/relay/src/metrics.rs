@@ -33,11 +33,12 @@ macro_rules! metrics {
         }
 
         impl Metrics {
-            /// As Prometheus reads it.
+            /// In the OpenMetrics text format, which Prometheus reads.
             #[must_use]
             pub fn text(&self) -> String {
                 let mut text = String::new();
                 $(put(&mut text, $name, stringify!($kind), $help, &self.$field);)+
+                text.push_str("# EOF\n");
                 text
             }
 
@@ -105,10 +106,12 @@ impl Count {
 
 fn put(text: &mut String, name: &str, kind: &str, help: &str, count: &Count) {
     let value = count.get();
+    // Only a counter's value has the suffix.
+    let family = name.strip_suffix("_total").unwrap_or(name);
     // Writing to a text doesn't fail.
     let _ = writeln!(
         text,
-        "# HELP {name} {help}.\n# TYPE {name} {kind}\n{name} {value}"
+        "# HELP {family} {help}.\n# TYPE {family} {kind}\n{name} {value}"
     );
 }
 
@@ -160,7 +163,7 @@ async fn answer(mut stream: UnixStream, metrics: &Metrics) -> io::Result<()> {
     }
     let body = metrics.text();
     let head = format!(
-        "HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        "HTTP/1.1 200 OK\r\nContent-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).await?;

@@ -36,8 +36,20 @@ pub fn shell(script: &str) -> Result<String> {
 pub fn run_with_input(line: &str, input: &str) -> Result<String> {
     let mut words = line.split_whitespace();
     let program = words.next().context("an empty command line")?;
-    let mut child = Command::new(program)
-        .args(words)
+    feed(Command::new(program).args(words), input)
+}
+
+/// Runs a script with `sh -e` and a text as its standard input.
+///
+/// # Errors
+/// Also if the script ends with a status other than 0; the error then holds what it said.
+pub fn shell_with_input(script: &str, input: &str) -> Result<String> {
+    feed(Command::new("sh").args(["-e", "-c", script]), input)
+}
+
+fn feed(command: &mut Command, input: &str) -> Result<String> {
+    let line = line_of(command);
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -51,7 +63,7 @@ pub fn run_with_input(line: &str, input: &str) -> Result<String> {
     let output = child
         .wait_with_output()
         .with_context(|| format!("wait for '{line}'"))?;
-    text_of(line, &output)
+    text_of(&line, &output)
 }
 
 /// Runs a prepared command and returns its standard output.

@@ -8,7 +8,7 @@
 //!
 //! [`other_program`] is an eBPF program that somebody else put on an interface.
 //!
-//! [`podman`] runs real containers.
+//! [`podman`] runs real containers, [`openmetrics`] reads metrics as Prometheus does.
 //!
 //! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes; [`iperf3`] runs
 //! that program; [`tun`] makes a tunnel without Ethernet.
@@ -26,6 +26,7 @@ pub mod iperf3;
 pub mod kept_program;
 pub mod lab;
 pub mod namespace;
+pub mod openmetrics;
 pub mod other_program;
 pub mod pinger;
 pub mod podman;

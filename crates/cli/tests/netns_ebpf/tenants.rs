@@ -10,6 +10,7 @@ use sandwire_testlab::{
     fake_guest::FakeGuest,
     host::{BEYOND_IPV4, HOST_IPV4},
     lab::{self, Lab},
+    openmetrics,
     sandwire::{self, Lease},
 };
 use serde_json::{Value, json};
@@ -254,6 +255,8 @@ fn assert_figures_agree(world: &World, tenant: &Tenant<'_>, (lease, guest): &(Le
     );
     let (_, total) = traffic(None);
     let metrics = world.daemon.http("GET", "/metrics", None).unwrap().body;
+    let families = openmetrics::families(&metrics).unwrap();
+    assert!(families.contains("sandwire_lease_drops"), "{families:?}");
     let labels = |last: &str| vec![format!("lease=\"{}\"", lease.name), last.to_owned()];
     for (name, label, wanted) in [
         ("packets", "direction=\"egress\"", total[0]),

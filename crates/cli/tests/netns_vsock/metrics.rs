@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandwire_testlab::lab;
+use sandwire_testlab::{lab, openmetrics};
 use sandwire_vsock_guest::{Guest, Kind, Socket};
 
 use super::{CONFIG, World, echo, finish, groups::call, interrupt, open_until, wait_until};
@@ -179,6 +179,17 @@ fn metrics_tell_whose_bytes_they_are_and_between_whom() {
             class("b", "guest_to_guest", [72, 5040, 0, 2, 0]),
         ];
         wait_for(&world, &[pool.concat(), leases.concat()].concat());
+        let metrics = world.daemon.http("GET", "/metrics", None).unwrap().body;
+        let families = openmetrics::families(&metrics).unwrap();
+        for wanted in [
+            "vsock_bytes",
+            "lease_vsock_bytes",
+            "lease_packets",
+            "daemon",
+        ] {
+            let wanted = format!("sandwire_{wanted}");
+            assert!(families.contains(&wanted), "{wanted} isn't in {families:?}");
+        }
 
         // As many series as before for each, but for the reasons of refusals; and what ended is not lost.
         let lasting = |series: &BTreeMap<String, u64>, of: &str| {

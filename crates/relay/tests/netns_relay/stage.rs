@@ -19,7 +19,7 @@ use sandwire_testlab::{
     command,
     host::{ECHO_PORT, serve_tcp, serve_udp},
     namespace::{Namespace, command_in},
-    sandwire,
+    openmetrics, sandwire,
 };
 
 pub(crate) const MARKER: &str = "this-is-not-to-be-seen-on-the-wire";
@@ -375,7 +375,9 @@ impl Stage {
             "curl -sS --unix-socket {} http://relay/metrics",
             socket.display()
         );
-        command::run(&line).unwrap()
+        let metrics = command::run(&line).unwrap();
+        openmetrics::families(&metrics).unwrap();
+        metrics
     }
 
     pub(crate) fn box_path(&self) -> PathBuf {

@@ -2,7 +2,7 @@
 //!
 //! Each makes the thing itself; version numbers say nothing about what a kernel was built with.
 
-use std::io;
+use std::{io, net::Ipv4Addr};
 
 use nix::sched::CloneFlags;
 use rustix::net::{AddressFamily, SocketType};
@@ -252,14 +252,27 @@ fn queue_discipline(socket: &mut Socket, kind: &str) -> Probed {
     }
 }
 
-fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
-    let chain = |name, kind, hook| Chain::Base {
+fn base_chain(name: &'static str, kind: ChainKind, hook: Hook) -> Chain<'static> {
+    Chain::Base {
         name,
         kind,
         hook,
         priority: 0,
         policy: Policy::Accept,
-    };
+    }
+}
+
+/// As the relay's rules: what it takes, and from whom.
+fn add_transparent_proxy(batch: &mut Batch<'_>) {
+    batch.add_chain(&base_chain("in", ChainKind::Filter, Hook::Prerouting));
+    batch.add_rule("in", &nft::Rule::new().for_a_socket().accept());
+    let listener = (Ipv4Addr::LOCALHOST, 9).into();
+    batch.add_rule("in", &nft::Rule::new().give_to_socket(listener).accept());
+    batch.add_chain(&base_chain("out", ChainKind::Filter, Hook::Output));
+    batch.add_rule("out", &nft::Rule::new().socket_cgroup(1, 1).accept());
+}
+
+fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
     let trial = |fill: &dyn Fn(&mut Batch<'_>)| {
         let mut batch = Batch::new("probe");
         batch.recreate_table();
@@ -268,19 +281,19 @@ fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
     };
     let with_rule = |rule: nft::Rule| {
         trial(&|batch| {
-            batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward));
+            batch.add_chain(&base_chain("c", ChainKind::Filter, Hook::Forward));
             batch.add_rule("c", &rule);
         })
     };
     vec![
         (
             "nf_tables",
-            trial(&|batch| batch.add_chain(&chain("c", ChainKind::Filter, Hook::Forward))),
+            trial(&|batch| batch.add_chain(&base_chain("c", ChainKind::Filter, Hook::Forward))),
         ),
         (
             "nf_tables NAT",
             trial(&|batch| {
-                batch.add_chain(&chain("c", ChainKind::Nat, Hook::Postrouting));
+                batch.add_chain(&base_chain("c", ChainKind::Nat, Hook::Postrouting));
                 batch.add_rule("c", &nft::Rule::new().masquerade());
             }),
         ),
@@ -317,6 +330,7 @@ fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
             }),
         ),
         ("flow tables", trial(&|batch| batch.add_flowtable("f"))),
+        ("transparent proxy", trial(&add_transparent_proxy)),
     ]
 }
 

@@ -222,6 +222,12 @@ const FEATURES: &[(&str, &str, &str, &str)] = &[
         "modprobe sch_htb (CONFIG_NET_SCH_HTB)",
     ),
     (
+        "transparent proxy",
+        KERNEL,
+        "no traffic over TLS (`sandwire relay`)",
+        "modprobe nft_tproxy nft_socket (CONFIG_NFT_TPROXY, CONFIG_NFT_SOCKET)",
+    ),
+    (
         "flow tables",
         KERNEL,
         "rules for every packet",
