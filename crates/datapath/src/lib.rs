@@ -10,6 +10,7 @@ mod btf;
 pub mod divert;
 mod error;
 pub mod features;
+mod former;
 mod map;
 mod migrate;
 mod nic;

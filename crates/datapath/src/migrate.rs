@@ -27,15 +27,15 @@ use crate::{
 const IDENTITY: [&str; 5] = ["pool", "slot", "position", "clone4", "clone6.word"];
 
 /// An array as it was made by an older program.
-struct OldArray {
+pub(crate) struct OldArray {
     descriptor: OwnedFd,
-    entries: u32,
+    pub(crate) entries: u32,
     value_size: usize,
     leaves: BTreeMap<String, Place>,
 }
 
 impl OldArray {
-    fn open(path: &Path, struct_name: &str) -> io::Result<Self> {
+    pub(crate) fn open(path: &Path, struct_name: &str) -> io::Result<Self> {
         let descriptor = sys::open_pin(path)?.ok_or(io::ErrorKind::NotFound)?;
         let info = sys::map_info(descriptor.as_fd())?;
         let types = sys::btf(info.btf)?;
@@ -48,13 +48,29 @@ impl OldArray {
         })
     }
 
-    fn read(&self, index: u32) -> io::Result<Vec<u8>> {
+    pub(crate) fn read(&self, index: u32) -> io::Result<Vec<u8>> {
         sys::lookup_bytes(self.descriptor.as_fd(), index, self.value_size)
     }
 
     fn field<'a>(&self, value: &'a [u8], name: &str) -> Option<&'a [u8]> {
         let place = self.leaves.get(name)?;
         value.get(place.offset..place.offset.checked_add(place.size)?)
+    }
+
+    /// A field of four bytes.
+    pub(crate) fn number(&self, value: &[u8], name: &str) -> io::Result<u32> {
+        self.bytes(value, name).map(u32::from_ne_bytes)
+    }
+
+    /// A field of one byte.
+    pub(crate) fn byte(&self, value: &[u8], name: &str) -> io::Result<u8> {
+        self.bytes(value, name).map(u8::from_ne_bytes)
+    }
+
+    fn bytes<const N: usize>(&self, value: &[u8], name: &str) -> io::Result<[u8; N]> {
+        let field = self.field(value, name);
+        let bytes = field.and_then(|field| field.try_into().ok());
+        bytes.ok_or(io::ErrorKind::InvalidData.into())
     }
 
     /// The fields that say which NIC it is.
@@ -79,6 +95,7 @@ impl Datapath {
             }
             move_aside(&self.folder, &old, DONE)?;
         }
+        self.forget_former();
         remove_done(&self.folder)
     }
 

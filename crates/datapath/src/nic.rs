@@ -1,7 +1,7 @@
 //! Entries of sandbox interfaces: life, policy, counters.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     mem::offset_of,
     sync::{
@@ -13,6 +13,7 @@ use std::{
 use crate::{
     Datapath, Error,
     abi::{self, Address, CloneValue, GroupPair, Meters, Nic, NicFlag, NicState},
+    former::SlotKey,
     policies::next_free,
     policy::{Compiled, Redirect},
 };
@@ -36,23 +37,60 @@ pub struct PolicyIndex(pub u32);
 pub(crate) struct Allocation {
     taken: Vec<bool>,
     next: u32,
+    /// Places of slots in the maps of before, for them alone. They are taken.
+    kept: BTreeMap<SlotKey, (NicIndex, u8)>,
 }
 
 impl Allocation {
-    /// Takes what the entries say of themselves.
-    pub(crate) fn new(states: impl Iterator<Item = u32>) -> Self {
+    /// Takes what the entries say of themselves. `kept` are places that slots had before.
+    pub(crate) fn new(
+        states: impl Iterator<Item = u32>,
+        mut kept: BTreeMap<SlotKey, (NicIndex, u8)>,
+    ) -> Self {
         let mut taken: Vec<bool> = states
             .map(|state| state != NicState::Absent.number())
             .collect();
         taken[0] = true;
-        Self { taken, next: 1 }
+        kept.retain(|_, (first, count)| {
+            let start = first.0 as usize;
+            let place = taken.get_mut(start..start + usize::from(*count));
+            // There may be fewer entries now, or slots may be told to have had the same ones.
+            let free = place.filter(|place| !place.is_empty() && place.iter().all(|taken| !taken));
+            free.map(|place| place.fill(true)).is_some()
+        });
+        Self {
+            taken,
+            next: 1,
+            kept,
+        }
     }
 
     fn take(&mut self, count: u8) -> Option<NicIndex> {
-        let first = next_free(&self.taken, self.next, count.into())?;
-        self.next = first + u32::from(count);
-        self.set(NicIndex(first), count, true);
-        Some(NicIndex(first))
+        if let Some(first) = next_free(&self.taken, self.next, count.into()) {
+            self.next = first + u32::from(count);
+            self.set(NicIndex(first), count, true);
+            return Some(NicIndex(first));
+        }
+        // Rather than none at all, somebody gets what was kept for slots that haven't come.
+        let had_kept = !self.kept.is_empty();
+        self.end_keeping();
+        had_kept.then(|| self.take(count)).flatten()
+    }
+
+    /// The place that a slot had before, if it is as large.
+    fn take_kept(&mut self, slot: SlotKey, count: u8) -> Option<NicIndex> {
+        let (first, had) = self.kept.remove(&slot)?;
+        if had == count {
+            return Some(first);
+        }
+        self.set(first, had, false);
+        None
+    }
+
+    fn end_keeping(&mut self) {
+        for (first, count) in std::mem::take(&mut self.kept).into_values() {
+            self.set(first, count, false);
+        }
     }
 
     fn set(&mut self, first: NicIndex, count: u8, is_taken: bool) {
@@ -89,6 +127,17 @@ impl Datapath {
             map: "nics",
             entries: self.nics.entries(),
         })
+    }
+
+    /// Reserves for a slot the entries that it had in maps of before, if it was leased and answers are remembered by
+    /// them: then [`Self::resume`] it. `None`: it has none, or another number of them.
+    pub fn allocate_former(&self, pool: u32, slot: u32, count: u8) -> Option<NicIndex> {
+        self.allocation().take_kept((pool, slot), count)
+    }
+
+    /// Lets others have what [`Self::allocate_former`] was not asked for.
+    pub(crate) fn forget_former(&self) {
+        self.allocation().end_keeping();
     }
 
     /// Gives entries back. What is in them becomes absent.
@@ -151,14 +200,22 @@ impl Datapath {
         policy: PolicyIndex,
         process: bool,
     ) -> Result<(), Error> {
+        self.field(index, offset_of!(Nic, lease))
+            .fetch_add(1, Ordering::Relaxed);
+        self.resume(index, policy, process)
+    }
+
+    /// As [`Self::activate`], of the lease that maps of before had at this entry: what it may answer stays so.
+    ///
+    /// # Errors
+    /// As of [`Self::activate`].
+    pub fn resume(&self, index: NicIndex, policy: PolicyIndex, process: bool) -> Result<(), Error> {
         let nic = self.nic(index);
         self.counters.clear(index.0);
         self.meters.set(&index.0, &Meters::default())?;
         self.field(index, offset_of!(Nic, policy))
             .store(policy.0, Ordering::Relaxed);
         self.set_flag(index, NicFlag::Process, process);
-        self.field(index, offset_of!(Nic, lease))
-            .fetch_add(1, Ordering::Relaxed);
         self.forget_decisions(index);
         // Active before its addresses are known: packets towards a slot that moves to eBPF under traffic
         // go by the host's routes until then, and by the NIC as soon as it is found.

@@ -22,6 +22,7 @@ use crate::{
         self, Address, CloneValue, DECISIONS_MAX, GroupPair, Meters, Nic, Plain as _, UplinkValue,
     },
     features::{self, Features},
+    former::Former,
     map::{Array, Table, Words},
     nic::Allocation,
     pins::{
@@ -215,6 +216,7 @@ pub struct Datapath {
     pub(crate) folder: PathBuf,
     pub(crate) order: Order,
     pub(crate) features: Features,
+    shares_answers: bool,
     /// By [`Program::position`].
     programs: Vec<OwnedFd>,
     /// Numbers of the maps that programs share.
@@ -245,21 +247,29 @@ impl Datapath {
         let folder = &settings.folder;
         find_bpffs(folder, settings.mount)?;
         let sizes = sizes(settings)?;
-        let migrated_from = retire_others(folder, &sizes)?;
+        let retired = retire_others(folder, &sizes)?;
         for made in [folder.join(LINKS), current(folder).join(PROGRAMS)] {
             make_folder(&made)?;
         }
+        let former = retired
+            .last
+            .and_then(|last| Former::take_over(folder, &last, &sizes));
         let programs = load(folder, &sizes, features)?;
         let nics: Array<Nic, AtomicU32> = Array::new("nics", open_map(folder, "nics")?.as_fd())?;
+        if let Some(former) = &former {
+            former.carry_leases(&nics);
+        }
         let states = (0..nics.entries()).map(|index| {
             let state = nics.field(index, std::mem::offset_of!(Nic, state));
             state.load(std::sync::atomic::Ordering::Acquire)
         });
-        let allocation = Mutex::new(Allocation::new(states));
+        let kept = former.iter().flat_map(|former| former.slots.clone());
+        let allocation = Mutex::new(Allocation::new(states, kept.collect()));
         let datapath = Self {
             folder: folder.clone(),
             order: settings.order,
             features,
+            shares_answers: former.is_some(),
             programs,
             maps: map_numbers(folder)?,
             nics,
@@ -280,7 +290,7 @@ impl Datapath {
         };
         Ok(Opened {
             datapath,
-            migrated_from,
+            migrated_from: retired.any,
         })
     }
 
@@ -288,6 +298,12 @@ impl Datapath {
     #[must_use]
     pub fn program(&self, program: Program) -> BorrowedFd<'_> {
         self.programs[program.position()].as_fd()
+    }
+
+    /// Whether the maps were made anew, and what was remembered of calls is the same for old and new programs.
+    #[must_use]
+    pub fn shares_answers(&self) -> bool {
+        self.shares_answers
     }
 
     /// What this kernel's eBPF can do.

@@ -13,7 +13,7 @@ use std::{
     collections::BTreeSet,
     fs, io,
     os::{
-        fd::{AsFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::DirBuilderExt,
     },
     path::{Path, PathBuf},
@@ -72,20 +72,28 @@ pub(crate) const MAPS: [(&str, usize, usize); 17] = [
 
 /// Whether the maps of this layout have the sizes that are wanted.
 fn fits(folder: &Path, sizes: &[(&str, u32)]) -> Result<bool, Error> {
-    for (name, key_size, value_size) in MAPS {
+    for (name, _, _) in MAPS {
         let failed = |source| Error::system("look at", format!("the map {name}"), source);
         let Some(map) = sys::open_pin(&map_path(folder, name)).map_err(failed)? else {
             continue;
         };
-        let info = sys::map_info(map.as_fd()).map_err(failed)?;
-        let wanted = sizes.iter().find(|(other, _)| *other == name);
-        let is_as_large = wanted.is_none_or(|(_, size)| info.max_entries == *size);
-        let is_alike = (info.key_size as usize, info.value_size as usize) == (key_size, value_size);
-        if !is_as_large || !is_alike {
+        if !has_form(name, map.as_fd(), sizes).map_err(failed)? {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// Whether a map has the sizes that are wanted of the one of this name.
+pub(crate) fn has_form(name: &str, map: BorrowedFd<'_>, sizes: &[(&str, u32)]) -> io::Result<bool> {
+    let info = sys::map_info(map)?;
+    let wanted = sizes.iter().find(|(other, _)| *other == name);
+    let is_as_large = wanted.is_none_or(|(_, size)| info.max_entries == *size);
+    let found = (info.key_size as usize, info.value_size as usize);
+    let is_alike = MAPS
+        .iter()
+        .any(|(other, key_size, value_size)| *other == name && found == (*key_size, *value_size));
+    Ok(is_as_large && is_alike)
 }
 
 /// Where the maps of this layout are.
@@ -164,36 +172,44 @@ pub(crate) fn remove_folder(folder: &Path) -> Result<(), Error> {
     fs::remove_dir_all(folder).map_err(failed)
 }
 
+/// Maps that were moved aside.
+pub(crate) struct Retired {
+    /// Where old maps are.
+    pub(crate) any: Option<PathBuf>,
+    /// Those of this version, if they were in use until now.
+    pub(crate) last: Option<PathBuf>,
+}
+
 /// Moves maps aside that can't be used: of another version, of other sizes, or of a migration that was
-/// cut off. Returns where old maps are.
-pub(crate) fn retire_others(
-    folder: &Path,
-    sizes: &[(&str, u32)],
-) -> Result<Option<PathBuf>, Error> {
+/// cut off.
+pub(crate) fn retire_others(folder: &Path, sizes: &[(&str, u32)]) -> Result<Retired, Error> {
     if let Err(error) = remove_done(folder) {
         tracing::warn!(%error, "what is left of old maps can't be removed");
     }
     let current = current(folder);
     let is_cut_off = !old_folders(folder)?.is_empty();
+    let mut last = None;
     if current.exists() && (is_cut_off || !fits(folder, sizes)?) {
-        move_aside(folder, &current, OLD)?;
+        last = Some(move_aside(folder, &current, OLD)?);
     }
     for other in versions(folder)? {
         if other != current {
             move_aside(folder, &other, OLD)?;
         }
     }
-    Ok(old_folders(folder)?.pop())
+    let any = old_folders(folder)?.pop();
+    Ok(Retired { any, last })
 }
 
-/// Gives a folder another name, in one step: this and the first number that is free.
-pub(crate) fn move_aside(folder: &Path, maps: &Path, name: &str) -> Result<(), Error> {
+/// Gives a folder another name, in one step: this and the first number that is free. Returns where it is then.
+pub(crate) fn move_aside(folder: &Path, maps: &Path, name: &str) -> Result<PathBuf, Error> {
     let failed = |source| Error::system("move aside", maps.display().to_string(), source);
     let aside = (1..)
         .map(|number| folder.join(format!("{name}{number}")))
         .find(|path| !path.exists());
     let aside = aside.expect("numbers don't end");
-    fs::rename(maps, aside).map_err(failed)
+    fs::rename(maps, &aside).map_err(failed)?;
+    Ok(aside)
 }
 
 /// Removes maps of which nothing is needed any more.

@@ -66,6 +66,7 @@ mod hosted;
 mod inspect;
 mod interfaces;
 mod inventory;
+mod learning;
 mod moving;
 mod opening;
 mod pools;

@@ -1,11 +1,16 @@
 //! From maps of one size to those of another, by processes that are killed on the way.
 
-use std::{fs, path::Path};
+use std::{fs, mem::offset_of, os::fd::AsFd, path::Path, sync::atomic::Ordering};
 
 use sandwire_testlab::lab;
 
 use super::{NOWHERE, clone_of, names_in, nic, open, settings};
-use crate::{Datapath, NicIndex, PolicyIndex, Settings, abi::Counters};
+use crate::{
+    Datapath, NicIndex, PolicyIndex, Settings,
+    abi::{Counters, Nic},
+    pins::open_map,
+    sys,
+};
 
 const SLOTS: std::ops::RangeInclusive<u32> = 1..=3;
 
@@ -132,6 +137,99 @@ fn netns_counters_of_another_sandbox_stay_behind() {
         // The third was handed out anew meanwhile.
         datapath.finish_migration(|nic| nic.slot != 3).unwrap();
         assert_eq!(counted(&datapath), [(1, 1000, 1000), (2, 0, 0), (3, 0, 0)]);
+    });
+}
+
+/// The kernel's number of the table of answers.
+fn answers_of(datapath: &Datapath) -> u32 {
+    let map = open_map(&datapath.folder, "answers").unwrap();
+    sys::map_info(map.as_fd()).unwrap().id
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_answers_and_the_leases_that_they_name_stay_where_they_are() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let [first, second, third] = [1, 2, 3].map(|slot| enter(&datapath, slot));
+        // Leased a second time.
+        datapath.deactivate(first).unwrap();
+        datapath.activate(first, PolicyIndex(0), false).unwrap();
+        datapath.deactivate(third).unwrap();
+        let answers = answers_of(&datapath);
+        drop(datapath);
+        for _ in 0..2 {
+            let datapath = Datapath::open(&larger()).unwrap().datapath;
+            assert_eq!(answers_of(&datapath), answers);
+            let places = [first, second, third];
+            let leases = places.map(|index| datapath.nic(index).lease);
+            assert_eq!(leases, [2, 1, 1]);
+            // As if it had been killed before it wrote them.
+            for index in places {
+                let lease = datapath.nics.field(index.0, offset_of!(Nic, lease));
+                lease.store(0, Ordering::Relaxed);
+            }
+        }
+        let datapath = Datapath::open(&larger()).unwrap().datapath;
+        // Nobody gets what is kept for others.
+        let other = datapath.allocate(1).unwrap();
+        assert!(![first, second].contains(&other), "{other}");
+        assert_eq!(datapath.allocate_former(0, 1, 2), None, "it had one");
+        assert_eq!(datapath.allocate_former(0, 2, 1), Some(second));
+        assert_eq!(datapath.allocate_former(0, 2, 1), None, "it has it");
+        assert_eq!(datapath.allocate_former(0, 3, 1), None, "nobody leased it");
+        datapath.write_nic(second, &nic(NOWHERE, NOWHERE, clone_of(2)));
+        datapath.resume(second, PolicyIndex(0), false).unwrap();
+        assert_eq!(datapath.nic(second).lease, 1, "the same");
+        datapath.deactivate(second).unwrap();
+        datapath.activate(second, PolicyIndex(0), false).unwrap();
+        assert_eq!(datapath.nic(second).lease, 2, "another");
+        drop(datapath);
+        Datapath::remove(&settings().folder).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_answers_of_another_size_are_made_anew() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        enter(&datapath, 1);
+        let answers = answers_of(&datapath);
+        drop(datapath);
+        let other = Settings {
+            answers_max: 2048,
+            ..settings()
+        };
+        let datapath = Datapath::open(&other).unwrap().datapath;
+        assert_ne!(answers_of(&datapath), answers);
+        assert_eq!(datapath.allocate_former(0, 1, 1), None);
+        drop(datapath);
+        Datapath::remove(&other.folder).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_places_that_are_kept_are_given_away_when_nobody_comes() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        for slot in 1..=200 {
+            enter(&datapath, slot);
+        }
+        drop(datapath);
+        // Fewer than before: of those beyond nothing can be kept.
+        let fewer = Settings {
+            nics_max: 128,
+            ..settings()
+        };
+        let datapath = Datapath::open(&fewer).unwrap().datapath;
+        assert_eq!(datapath.allocate_former(0, 200, 1), None);
+        assert_eq!(datapath.allocate_former(0, 100, 1), Some(NicIndex(100)));
+        let others = std::iter::from_fn(|| datapath.allocate(1).ok());
+        assert_eq!(others.count(), 126, "all but none and that one");
+        drop(datapath);
+        Datapath::remove(&fewer.folder).unwrap();
     });
 }
 

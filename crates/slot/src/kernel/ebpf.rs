@@ -10,7 +10,7 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use sandwire_api::{
@@ -19,7 +19,7 @@ use sandwire_api::{
     traffic::{Traffic, TrafficTotal},
 };
 use sandwire_datapath::{
-    Datapath, NicIndex, PolicyIndex, Program, Settings, Uplink,
+    Datapath, Error as DatapathError, NicIndex, PolicyIndex, Program, Settings, Uplink,
     abi::{self, NicFlag, NicState},
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
@@ -28,14 +28,14 @@ use super::{
     Worker,
     entry::{BY_KIND, entry_of},
     filters::{KnownAs, known_as},
-    lock,
+    learning, lock,
     switch::Switch,
     uplinks,
 };
 use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
 
-/// How long any packet towards a slot that has moved may open the way for answers.
-const LEARN_FOR: Duration = Duration::from_secs(60);
+/// Lets the packets of an entry pass.
+type Enter = fn(&Datapath, NicIndex, PolicyIndex, bool) -> Result<(), DatapathError>;
 
 /// Programs on slots' interfaces.
 const PROGRAMS: [Program; 7] = [
@@ -58,11 +58,13 @@ pub(super) struct Ebpf {
     /// The programs of [`PROGRAMS`].
     programs: [KnownAs; PROGRAMS.len()],
     /// First entry of each slot, and how many it has.
-    slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
+    pub(super) slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
     /// Slots that somebody has taken over since the start.
     adopted: Mutex<BTreeSet<Place>>,
     /// Slots that have the tenant whom they had before the start, so that what was counted then is theirs.
     continued: Mutex<BTreeSet<Place>>,
+    /// Slots whose entries are where old maps had them, as the answers that are remembered have it.
+    resumed: Mutex<BTreeSet<Place>>,
     /// Policies of slots that move.
     transit: Mutex<HashMap<bool, PolicyIndex>>,
     /// Shared interface and uplinks that have programs.
@@ -80,7 +82,7 @@ pub(super) struct Ebpf {
     /// Why the programs could not be put on the uplinks.
     pub(super) xdp_failure: Mutex<Option<String>>,
     /// Entries that learn, and until when.
-    learning: Mutex<Vec<(Instant, Place)>>,
+    pub(super) learning: Mutex<Vec<(Instant, Place)>>,
     /// Clone addresses that published ports lead to.
     pub(super) published: Mutex<HashSet<IpAddr>>,
 }
@@ -103,15 +105,12 @@ impl Ebpf {
         for (index, _) in &used {
             opened.datapath.set_flag(*index, NicFlag::Trace, false);
         }
-        let learns = |nic: &abi::Nic| nic.flags & NicFlag::Learn.number() != 0;
-        let until = Instant::now() + LEARN_FOR;
-        let learning = used.iter().filter(|(_, nic)| learns(nic));
-        let learning = learning.map(|(_, nic)| (until, (nic.pool, nic.slot)));
         Ok(Self {
             slots: Mutex::new(slots.collect()),
-            learning: Mutex::new(learning.collect()),
+            learning: Mutex::new(learning::of_before(&used)),
             adopted: Mutex::default(),
             continued: Mutex::default(),
+            resumed: Mutex::default(),
             transit: Mutex::default(),
             xdp: Mutex::default(),
             is_watched: AtomicBool::new(false),
@@ -168,7 +167,14 @@ impl Ebpf {
             }
             self.datapath.free(*first, *had);
         }
-        let first = self.datapath.allocate(count)?;
+        let (pool, number) = place_of(slot);
+        let first = match self.datapath.allocate_former(pool, number, count) {
+            Some(former) => {
+                lock(&self.resumed).insert(place_of(slot));
+                former
+            }
+            None => self.datapath.allocate(count)?,
+        };
         slots.insert(place_of(slot), (first, count));
         Ok(first)
     }
@@ -177,6 +183,7 @@ impl Ebpf {
     pub(super) fn free(&self, slot: &SlotPlan) {
         self.switch.catch_up(slot);
         lock(&self.continued).remove(&place_of(slot));
+        lock(&self.resumed).remove(&place_of(slot));
         if let Some((first, count)) = lock(&self.slots).remove(&place_of(slot)) {
             for number in first.0..first.0 + u32::from(count) {
                 self.forget_xdp(NicIndex(number));
@@ -260,6 +267,16 @@ impl Ebpf {
     }
 
     pub(super) fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
+        lock(&self.resumed).remove(&place_of(slot));
+        self.enter_lease(slot, tenancy, Datapath::activate)
+    }
+
+    fn enter_lease(
+        &self,
+        slot: &SlotPlan,
+        tenancy: &Tenancy,
+        enter: Enter,
+    ) -> Result<(), NetworkError> {
         let entries = self.entries(slot)?;
         for (done, index) in entries.iter().enumerate() {
             let mut entry = self.datapath.nic(*index);
@@ -269,10 +286,8 @@ impl Ebpf {
                 self.datapath.write_nic(*index, &entry);
             }
             self.mark_published(*index);
-            let activated = self
-                .datapath
-                .activate(*index, tenancy.policy, tenancy.is_process);
-            if let Err(error) = activated {
+            let entered = enter(&self.datapath, *index, tenancy.policy, tenancy.is_process);
+            if let Err(error) = entered {
                 for index in &entries[..done] {
                     self.datapath.deactivate(*index)?;
                 }
@@ -334,6 +349,7 @@ impl Ebpf {
         tenancy: Option<&Tenancy>,
     ) -> Result<(), NetworkError> {
         lock(&self.adopted).insert(place_of(slot));
+        let is_resumed = lock(&self.resumed).remove(&place_of(slot));
         let Some(tenancy) = tenancy else {
             return self.deactivate(slot);
         };
@@ -341,10 +357,14 @@ impl Ebpf {
             self.set_policy(slot, tenancy)
         } else {
             self.deactivate(slot)?;
-            self.activate(slot, tenancy)?;
+            let enter = match is_resumed {
+                true => Datapath::resume,
+                false => Datapath::activate,
+            };
+            self.enter_lease(slot, tenancy, enter)?;
             lock(&self.continued).insert(place_of(slot));
             // Activation closes what was open for answers, and this is the same lease still.
-            self.learn(slot)
+            if is_resumed { Ok(()) } else { self.learn(slot) }
         }
     }
 
@@ -385,29 +405,6 @@ impl Ebpf {
             self.datapath.set_flag(index, flag, value);
         }
         Ok(())
-    }
-
-    /// Lets any packet towards a slot open the way for answers, for a while.
-    pub(super) fn learn(&self, slot: &SlotPlan) -> Result<(), NetworkError> {
-        self.set_flag(slot, NicFlag::Learn, true)?;
-        lock(&self.learning).push((Instant::now() + LEARN_FOR, place_of(slot)));
-        Ok(())
-    }
-
-    /// Ends learning where its time is over.
-    pub(super) fn end_learning(&self) {
-        let now = Instant::now();
-        let due: Vec<_> = lock(&self.learning)
-            .extract_if(.., |(until, _)| *until <= now)
-            .collect();
-        for (_, place) in due {
-            if let Some((first, count)) = lock(&self.slots).get(&place).copied() {
-                for number in first.0..first.0 + u32::from(count) {
-                    self.datapath
-                        .set_flag(NicIndex(number), NicFlag::Learn, false);
-                }
-            }
-        }
     }
 
     /// Removes what nobody has taken over since the start.

@@ -2,8 +2,9 @@
 //!
 //! Maps of another layout or size begin empty, so packets go on by the old programs and maps until the new ones
 //! know every slot. Then programs are exchanged, first where packets come from, on the uplinks and the shared
-//! interface, and then on the slots: an answer is judged by what has seen the call, or another packet of its
-//! flow. What was remembered of calls is not carried over; for a while any packet towards a slot counts as one.
+//! interface, and then on the slots. What is remembered of calls is the same table for both, so that it doesn't matter
+//! which of the two sees a call, and which its answer. Where that can't be (another size, another version), an answer is
+//! judged by what has seen the call, or another packet of its flow: for a while any packet towards a slot counts as one.
 //!
 //! What the kernel refuses to exchange is left behind: the inspection of its slot finds and mends that, and until it has
 //! seen the slot sound the old maps stay, whose counters then are complete.
@@ -181,7 +182,9 @@ pub(super) fn switch_over(
     let mut failures = Vec::new();
     if let Some((shared, uplinks)) = waiting.host {
         failures.extend(ebpf.attach(shared, &uplinks).err());
-        thread::sleep(ANSWER_TIME);
+        if !ebpf.datapath.shares_answers() {
+            thread::sleep(ANSWER_TIME);
+        }
     }
     for slot in &waiting.slots {
         let build = Build {

@@ -1,0 +1,110 @@
+//! What new maps take over of those before them, so that what was remembered of calls still holds: the table of answers
+//! itself.
+//!
+//! An entry there names the NIC by its index, and the lease by the number that the NIC had then. So leased NICs keep
+//! both. Then old and new programs go by one table while the ones take the places of the others, one after the other:
+//! whichever sees a call, either lets its answer through, and who is killed meanwhile leaves it so.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    mem::offset_of,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use crate::{
+    abi::{Nic, NicState},
+    map::Array,
+    migrate::OldArray,
+    nic::NicIndex,
+    pins::{has_form, map_path, old_folders},
+    sys,
+};
+
+const ANSWERS: [&str; 2] = ["answers", "answers_crowd"];
+
+/// Which slot: the number of its pool, and its own.
+pub(crate) type SlotKey = (u32, u32);
+
+/// Leased NICs of old maps.
+#[derive(Debug, Default)]
+pub(crate) struct Former {
+    /// First NIC of each slot, and how many it has.
+    pub(crate) slots: BTreeMap<SlotKey, (NicIndex, u8)>,
+    /// By index: no lease there had a higher number.
+    leases: Vec<u32>,
+}
+
+impl Former {
+    /// Has new maps, which are still to be made, share the answers of `last`, the last maps of the same version. `None`
+    /// where these are to be of another size, or it can't be done: then nothing is remembered.
+    pub(crate) fn take_over(folder: &Path, last: &Path, sizes: &[(&str, u32)]) -> Option<Self> {
+        let take_over = || {
+            let former = Self::read(folder, last)?;
+            Ok(share(folder, last, sizes)?.then_some(former))
+        };
+        take_over().unwrap_or_else(|error: io::Error| {
+            tracing::warn!(maps = %last.display(), %error, "what was remembered of calls is lost");
+            for name in ANSWERS {
+                // Best effort. Without the numbers of leases, who leases next might answer for who leased last.
+                let _ = fs::remove_file(map_path(folder, name));
+            }
+            None
+        })
+    }
+
+    /// A migration that was cut off leaves several kinds of old maps, of which the last ones may know less.
+    fn read(folder: &Path, last: &Path) -> io::Result<Self> {
+        let mut former = Self::default();
+        former.add(last)?;
+        let all = old_folders(folder).map_err(io::Error::other)?;
+        for other in all.iter().filter(|other| *other != last) {
+            former.add(other)?;
+        }
+        Ok(former)
+    }
+
+    fn add(&mut self, maps: &Path) -> io::Result<()> {
+        let nics = OldArray::open(&maps.join("nics"), "nic")?;
+        let entries = nics.entries as usize;
+        self.leases.resize(self.leases.len().max(entries), 0);
+        for index in 1..nics.entries {
+            let nic = nics.read(index)?;
+            let number = |name| nics.number(&nic, name);
+            let byte = |name| nics.byte(&nic, name);
+            let lease = &mut self.leases[index as usize];
+            *lease = number("lease")?.max(*lease);
+            if number("state")? == NicState::Active.number() && byte("position")? == 0 {
+                let slot = (number("pool")?, number("slot")?);
+                let place = (NicIndex(index), byte("count")?);
+                self.slots.entry(slot).or_insert(place);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has new NICs count leases on.
+    pub(crate) fn carry_leases(&self, nics: &Array<Nic, AtomicU32>) {
+        for (index, lease) in (0..nics.entries()).zip(&self.leases) {
+            let field = nics.field(index, offset_of!(Nic, lease));
+            field.store(*lease, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Gives the tables of answers names among the new maps. Returns whether they are what is wanted there.
+fn share(folder: &Path, last: &Path, sizes: &[(&str, u32)]) -> io::Result<bool> {
+    let mut found: Vec<(&str, OwnedFd)> = Vec::new();
+    for name in ANSWERS {
+        match sys::open_pin(&last.join(name))? {
+            Some(map) if has_form(name, map.as_fd(), sizes)? => found.push((name, map)),
+            _ => return Ok(false),
+        }
+    }
+    for (name, map) in &found {
+        sys::pin(map.as_fd(), &map_path(folder, name))?;
+    }
+    Ok(true)
+}
