@@ -39,10 +39,15 @@ pub(crate) struct Former {
 
 impl Former {
     /// Has new maps, which are still to be made, share the answers of `last`, the last maps of the same version. `None`
-    /// where these are to be of another size, or it can't be done: then nothing is remembered.
+    /// where these are to be of another size, there are to be fewer NICs, or it can't be done: then nothing is remembered.
     pub(crate) fn take_over(folder: &Path, last: &Path, sizes: &[(&str, u32)]) -> Option<Self> {
         let take_over = || {
             let former = Self::read(folder, last)?;
+            let nics = sizes.iter().find(|(name, _)| *name == "nics");
+            // Of entries that are given up nobody would count leases on, should there be as many again.
+            if nics.is_some_and(|(_, entries)| (*entries as usize) < former.leases.len()) {
+                return Ok(None);
+            }
             Ok(share(folder, last, sizes)?.then_some(former))
         };
         take_over().unwrap_or_else(|error: io::Error| {

@@ -54,7 +54,7 @@ impl Allocation {
         kept.retain(|_, (first, count)| {
             let start = first.0 as usize;
             let place = taken.get_mut(start..start + usize::from(*count));
-            // There may be fewer entries now, or slots may be told to have had the same ones.
+            // Of a migration that was cut off, two kinds of maps may tell of two slots in one entry.
             let free = place.filter(|place| !place.is_empty() && place.iter().all(|taken| !taken));
             free.map(|place| place.fill(true)).is_some()
         });
