@@ -9,7 +9,10 @@ mod stage;
 
 use std::time::Duration;
 
-use sandwire_testlab::lab;
+use sandwire_testlab::{
+    guest::kernel::Series,
+    lab::{self, Lab},
+};
 
 use self::{
     rows::ROWS,
@@ -23,23 +26,43 @@ const DEADLINE: Duration = Duration::from_secs(600);
 #[ignore = "needs root: cargo xtask test netns"]
 fn every_case_is_as_the_table_says() {
     lab::run_within(DEADLINE, |lab| {
-        let mut stage = Stage::set(lab);
-        let mut wrong = Vec::new();
-        for row in ROWS {
-            for (who, code, expected) in row.steps {
-                let found = stage.run(who, code).to_string();
-                if expected.split('|').all(|expected| found != expected) {
-                    wrong.push(format!(
-                        "{}: {who}: {code}\n    gives {found} instead of {expected}",
-                        row.case
-                    ));
-                    break;
-                }
-            }
-            stage.reset();
-        }
-        assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+        assert_every_case_is_as_the_table_says(lab);
     });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn every_case_is_as_the_table_says_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
+        assert_every_case_is_as_the_table_says(lab);
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn every_case_is_as_the_table_says_on_linux_6_12() {
+    lab::run_on(Series::Linux6_12, DEADLINE, |lab| {
+        assert_every_case_is_as_the_table_says(lab);
+    });
+}
+
+fn assert_every_case_is_as_the_table_says(lab: &Lab) {
+    let mut stage = Stage::set(lab);
+    let mut wrong = Vec::new();
+    for row in ROWS {
+        for (who, code, expected) in row.steps {
+            let found = stage.run(who, code).to_string();
+            if expected.split('|').all(|expected| found != expected) {
+                wrong.push(format!(
+                    "{}: {who}: {code}\n    gives {found} instead of {expected}",
+                    row.case
+                ));
+                break;
+            }
+        }
+        stage.reset();
+    }
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
 }
 
 #[test]

@@ -19,6 +19,7 @@ pub mod firecracker;
 pub mod initramfs;
 pub mod kernel;
 pub mod machine;
+mod python;
 pub mod qemu;
 pub mod qmp;
 pub mod systemd;

@@ -217,7 +217,13 @@ fn assert_top_has_own_lease(world: &World, tenant: &Tenant<'_>, lease: &Lease) {
     let leases = sample["leases"].as_array().unwrap();
     let is_own = |row: &Value| row["owner_uid"] == tenant.uid;
     assert!(leases.iter().all(is_own), "{sample}");
-    let row = leases.iter().find(|row| row["name"] == *lease.name);
+    assert_packets_both_ways(&sample, &lease.name);
+}
+
+/// In a sample of `top`.
+pub(crate) fn assert_packets_both_ways(sample: &Value, lease: &str) {
+    let leases = sample["leases"].as_array().unwrap();
+    let row = leases.iter().find(|row| row["name"] == lease);
     let rates = &row.expect("the lease is in the sample")["rates"];
     for direction in ["egress", "ingress"] {
         let rate = rates[direction]["packets_per_second"].as_u64();

@@ -12,6 +12,7 @@ use super::{
     emulation::Boot,
     initramfs::{self, add_programs, stripped},
     kernel::Kernel,
+    python,
 };
 use crate::{command, sandwire};
 
@@ -67,6 +68,9 @@ const PROGRAMS: &[&str] = &[
     "tcpdump", "umount", "unshare",
 ];
 
+/// `tcpdump` becomes a user of its own before it reads anything.
+const USERS: &[u8] = b"root:x:0:0::/root:/bin/sh\ntcpdump:x:100:100::/:/bin/false\n";
+
 /// What the product and its tests need of the kernel.
 const MODULES: &[&str] = &[
     "tun",
@@ -89,6 +93,8 @@ const MODULES: &[&str] = &[
     "nft_nat",
     "nft_redir",
     "nft_reject_inet",
+    "nft_socket",
+    "nft_tproxy",
     "nf_conntrack_netlink",
     "vsock_loopback",
 ];
@@ -99,6 +105,7 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
         archive.folder(path);
     }
     archive.symlink("var/run", "/run");
+    archive.file("etc/passwd", USERS);
     let load = initramfs::add_modules(&mut archive, &kernel.modules_for(MODULES)?)?;
     let mut executables = vec![(JOB.to_owned(), stripped(job.executable, folder, "job")?)];
     let mut variables = String::new();
@@ -110,7 +117,9 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
         let path = command::find(program).with_context(|| format!("no {program} on the PATH"))?;
         executables.push(((*program).to_owned(), path));
     }
+    executables.push(("python3".to_owned(), python::INTERPRETER.into()));
     add_programs(&mut archive, &executables)?;
+    python::add_modules(&mut archive)?;
     for (name, value) in job.variables {
         let _ = write!(variables, "{name}='{value}' ");
     }
@@ -118,6 +127,7 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
         "{}export PATH=/usr/bin:/bin\n\
          {load}\
          ip link set lo up\n\
+         mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
          {variables} RUST_BACKTRACE=1 unshare --net --mount --pid --uts --ipc --propagation private \
          --mount-proc --fork -- /usr/bin/{JOB} {}\n\
          status=$?\n\
