@@ -14,7 +14,10 @@ use anyhow::{Context, Result, ensure};
 use sandwire_relay::{keys, steering};
 use tempfile::TempDir;
 
-use crate::private_host::{run, wait_until};
+use crate::{
+    private_host::{run, wait_until},
+    tcp,
+};
 
 /// Where streams and datagrams go.
 pub(super) const DESTINATION: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7));
@@ -96,7 +99,8 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn build() -> Result<Self> {
         let folder = tempfile::tempdir_in("/run").context("cannot make a folder")?;
-        for line in WIRES.lines().filter(|line| !line.is_empty()) {
+        let wires = WIRES.replace("CONTROL", tcp::CUBIC);
+        for line in wires.lines().filter(|line| !line.is_empty()) {
             let words: Vec<&str> = line.split(' ').collect();
             run(words[0], &words[1..])?;
         }
@@ -278,6 +282,8 @@ const HOST: &str = "[egress]\n[[peer]]\nname = \"beyond\"\naddress = \"203.0.113
 const PEER: &str = "[deliver]\nlisten = [\"203.0.113.9:4433\"]\nclients = [\"host.example\"]\n\
     allow = [\"198.51.100.0/24\"]\n";
 
+/// How connections control congestion is said by routes: `stunnel` can't be told, and a namespace other than the first may not
+/// choose what isn't for everybody.
 const WIRES: &str = "
 ip netns add box
 ip netns add peer
@@ -297,8 +303,11 @@ ip -n box link set eth0 up
 ip -n peer link set wire1 up
 ip -n peer link set far0 up
 ip -n dest link set eth0 up
-ip route add default via 203.0.113.9
-ip -n box route add default via 10.64.0.1
+ip route replace 203.0.113.0/24 dev wire0 src 203.0.113.1 congctl CONTROL
+ip route add default via 203.0.113.9 congctl CONTROL
+ip -n box route replace 10.64.0.0/24 dev eth0 src 10.64.0.2 congctl CONTROL
+ip -n box route add default via 10.64.0.1 congctl CONTROL
+ip -n peer route replace 198.51.100.0/24 dev far0 src 198.51.100.1 congctl CONTROL
 ip -n peer route add 10.64.0.0/24 via 203.0.113.1
 ip -n dest route add default via 198.51.100.1
 sysctl -qw net.ipv4.ip_forward=1
