@@ -12,7 +12,7 @@ mod results;
 mod summary;
 mod tier;
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Instant};
 
 use anyhow::Result;
 
@@ -62,15 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     let mut summary = Summary::default();
     for tier in tiers {
         eprintln!("\n==== {} ====", tier.name());
-        let outcome = match tier.obstacle() {
-            Some(obstacle) => Outcome::NotRun(obstacle),
-            None => Outcome::Ran(run_tier(tier, &arguments.filters).unwrap_or_else(|error| {
-                let mut tally = Tally::default();
-                tally.fail(format!("{}: {error:#}", tier.name()));
-                tally
-            })),
-        };
-        summary.add(tier, outcome);
+        summary.add(tier, outcome_of(tier, &arguments.filters));
     }
     let may_be_missing = |tier: Tier| {
         let required = arguments.require && tier.is_for_all();
@@ -82,6 +74,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     } else {
         ExitCode::FAILURE
     })
+}
+
+fn outcome_of(tier: Tier, filters: &[String]) -> Outcome {
+    if let Some(obstacle) = tier.obstacle() {
+        return Outcome::NotRun(obstacle);
+    }
+    let start = Instant::now();
+    let tally = run_tier(tier, filters).unwrap_or_else(|error| {
+        let mut tally = Tally::default();
+        tally.fail(format!("{}: {error:#}", tier.name()));
+        tally
+    });
+    Outcome::Ran(tally, start.elapsed())
 }
 
 fn run_tier(tier: Tier, filters: &[String]) -> Result<Tally> {

@@ -1,6 +1,6 @@
 //! Counts of tests, and the closing lines of a run.
 
-use std::{fmt, ops::AddAssign};
+use std::{fmt, ops::AddAssign, time::Duration};
 
 use super::tier::Tier;
 
@@ -33,8 +33,8 @@ impl AddAssign for Tally {
 
 /// What came of a tier.
 pub(crate) enum Outcome {
-    /// It ran.
-    Ran(Tally),
+    /// It ran, for so long.
+    Ran(Tally, Duration),
     /// It could not run, for this reason.
     NotRun(String),
 }
@@ -54,7 +54,7 @@ impl Summary {
     /// Whether nothing failed, and nothing is missing that may not be.
     pub(crate) fn is_good(&self, may_be_missing: impl Fn(Tier) -> bool) -> bool {
         self.tiers.iter().all(|(tier, outcome)| match outcome {
-            Outcome::Ran(tally) => tally.failed == 0,
+            Outcome::Ran(tally, _) => tally.failed == 0,
             Outcome::NotRun(_) => may_be_missing(*tier),
         })
     }
@@ -66,13 +66,18 @@ impl fmt::Display for Summary {
         writeln!(formatter)?;
         for (tier, outcome) in &self.tiers {
             match outcome {
-                Outcome::Ran(tally) => {
+                Outcome::Ran(tally, took) => {
                     total += tally.clone();
                     for failure in &tally.failures {
                         writeln!(formatter, "failed: {failure}")?;
                     }
                     let (name, passed, failed) = (tier.name(), tally.passed, tally.failed);
-                    writeln!(formatter, "{name}: {passed} passed, {failed} failed")?;
+                    let minutes = |time: Duration| time.as_secs_f64() / 60.0;
+                    let (took, allowed) = (minutes(*took), minutes(tier.deadline()));
+                    writeln!(
+                        formatter,
+                        "{name}: {passed} passed, {failed} failed, in {took:.1} of {allowed:.0} min"
+                    )?;
                 }
                 Outcome::NotRun(reason) => {
                     writeln!(formatter, "not run: {} ({reason})", tier.name())?;
@@ -102,17 +107,19 @@ mod tests {
     #[test]
     fn the_last_line_is_the_total_alone() {
         let mut summary = Summary::default();
-        summary.add(Tier::Unit, Outcome::Ran(tally(7, 0)));
-        summary.add(Tier::Netns, Outcome::Ran(tally(2, 1)));
+        let took = Duration::from_secs(90);
+        summary.add(Tier::Unit, Outcome::Ran(tally(7, 0), took));
+        summary.add(Tier::Netns, Outcome::Ran(tally(2, 1), took));
         summary.add(Tier::Guest, Outcome::NotRun("no cpio".to_owned()));
         let mut broken = Tally::default();
         broken.fail("tests/netns_crash.rs: a_crash".to_owned());
-        summary.add(Tier::Netns, Outcome::Ran(broken));
+        summary.add(Tier::Netns, Outcome::Ran(broken, took));
         let text = summary.to_string();
         assert!(
             text.contains("failed: tests/netns_crash.rs: a_crash\n"),
             "{text}"
         );
+        assert!(text.contains("7 passed, 0 failed, in 1.5 of "), "{text}");
         assert_eq!(text.lines().last(), Some("9 passed, 2 failed"));
         assert!(text.contains("not run: guest (no cpio)"), "{text}");
         assert!(!summary.is_good(|_| true));

@@ -46,15 +46,15 @@ impl Tier {
         }
     }
 
-    /// How long the tier may take, builds included; what still runs then is ended and counts as
-    /// failed.
+    /// How long the tier's tests may take, of the first tier with its build: half as much again as two slow cores need. What
+    /// still runs then is ended and counts as failed.
     pub(crate) fn deadline(self) -> Duration {
         let minutes = match self {
-            Self::Unit => 18,
+            Self::Unit => 20,
             Self::Fuzz => 10,
-            Self::Netns => 20,
+            Self::Netns => 30,
             Self::Container | Self::Firecracker => 10,
-            Self::Guest => 15,
+            Self::Guest => 25,
         };
         Duration::from_secs(60 * minutes)
     }
