@@ -58,6 +58,11 @@ const PACKAGES: &[Package] = &[
         "compiles the eBPF programs",
     ),
     package(
+        "clang-19",
+        Sign::Program("clang-19"),
+        "the compiler of another Debian, whose programs the tests have kernels judge",
+    ),
+    package(
         "libbpf-dev",
         Sign::File("/usr/include/bpf/bpf_helpers.h"),
         "headers for the eBPF programs",

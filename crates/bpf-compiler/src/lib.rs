@@ -62,14 +62,20 @@ impl Compiler {
     /// If none works.
     pub fn find() -> Result<Self, Error> {
         let named = env::var("CLANG").ok();
-        let works = |name: &String| {
-            let version = Command::new(name).arg("--version").output();
-            version.is_ok_and(|output| output.status.success())
-        };
         let known = COMPILERS.map(str::to_owned);
-        let found = named.into_iter().chain(known).find(works);
+        let found = named.into_iter().chain(known).find(|name| works(name));
         let name = found.ok_or(Error::NoCompiler)?;
         Ok(Self { name })
+    }
+
+    /// Every clang of a version of its own on the PATH, such as `clang-14`, oldest first.
+    #[must_use]
+    pub fn versions() -> Vec<Self> {
+        let names = (OLDEST..NEWEST).map(|version| format!("clang-{version}"));
+        names
+            .filter(|name| works(name))
+            .map(|name| Self { name })
+            .collect()
     }
 
     /// Its name, as the shell knows it.
@@ -133,8 +139,16 @@ impl Compiler {
     }
 }
 
-/// Any of these will do; the newest first.
+fn works(name: &str) -> bool {
+    let version = Command::new(name).arg("--version").output();
+    version.is_ok_and(|output| output.status.success())
+}
+
+/// Any of these will do; after the one that is the machine's own, the newest first.
 const COMPILERS: [&str; 5] = ["clang", "clang-19", "clang-16", "clang-15", "clang-14"];
+/// Versions that are looked for by name.
+const OLDEST: u32 = 14;
+const NEWEST: u32 = 40;
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that can't go on fails")]

@@ -150,25 +150,7 @@ impl Diversion {
         find_bpffs(folder, true)?;
         remove_if_other(folder)?;
         make_folder(folder)?;
-        let failed = |source| Error::Load {
-            object: OBJECT.name,
-            source,
-        };
-        let mut loader = EbpfLoader::new();
-        // Nothing is relocated against the kernel's own types.
-        loader.btf(None);
-        loader.map_pin_path(MAP, folder.join(MAP));
-        let mut loaded = loader
-            .load(OBJECT.bytes)
-            .map_err(|error| failed(error.into()))?;
-        let mut programs = Vec::new();
-        for program in Program::ALL {
-            let found = loaded.program_mut(program.name());
-            let Some(aya::programs::Program::SchedClassifier(found)) = found else {
-                return Err(failed(format!("it has no {}", program.name()).into()));
-            };
-            programs.push(load_classifier(found).map_err(failed)?);
-        }
+        let programs = load(folder, &OBJECT)?;
         let map = sys::open_pin(&folder.join(MAP))
             .and_then(|found| found.ok_or_else(|| std::io::ErrorKind::NotFound.into()))
             .map_err(|source| Error::system("open", format!("the map {MAP}"), source))?;
@@ -375,6 +357,29 @@ impl Diversion {
         let position = Program::ALL.iter().position(|known| *known == program);
         self.programs[position.expect("ALL has every program")].as_fd()
     }
+}
+
+/// The programs, in the order of [`Program::ALL`]; their map is the one in the folder, and is made where there is none.
+pub(crate) fn load(folder: &Path, object: &Object) -> Result<Vec<OwnedFd>, Error> {
+    let failed = |source| Error::Load {
+        object: object.name,
+        source,
+    };
+    let mut loader = EbpfLoader::new();
+    // Nothing is relocated against the kernel's own types.
+    loader.btf(None);
+    loader.map_pin_path(MAP, folder.join(MAP));
+    let mut loaded = loader
+        .load(object.bytes)
+        .map_err(|error| failed(error.into()))?;
+    let load = |program: Program| {
+        let found = loaded.program_mut(program.name());
+        let Some(aya::programs::Program::SchedClassifier(found)) = found else {
+            return Err(failed(format!("it has no {}", program.name()).into()));
+        };
+        load_classifier(found).map_err(failed)
+    };
+    Program::ALL.into_iter().map(load).collect()
 }
 
 /// Removes what a diversion has pinned: its programs leave the interface, whatever namespace that is in, unless they

@@ -195,6 +195,7 @@ macro_rules! object {
 }
 
 /// A compiled C file.
+#[derive(Debug)]
 pub(crate) struct Object {
     pub(crate) name: &'static str,
     pub(crate) bytes: &'static [u8],
@@ -254,7 +255,7 @@ impl Datapath {
         let former = retired
             .last
             .and_then(|last| Former::take_over(folder, &last, &sizes));
-        let programs = load(folder, &sizes, features)?;
+        let programs = load(folder, &sizes, features, &OBJECTS)?;
         let nics: Array<Nic, AtomicU32> = Array::new("nics", open_map(folder, "nics")?.as_fd())?;
         if let Some(former) = &former {
             former.carry_leases(&nics);
@@ -326,7 +327,7 @@ impl Datapath {
 }
 
 /// Sizes of maps that the settings and the machine decide.
-fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Error> {
+pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Error> {
     let nics = settings.nics_max;
     let processors = aya::util::nr_cpus()
         .map_err(|(path, source)| Error::system("count the processors by", path, source))?;
@@ -355,7 +356,12 @@ fn answers_share(sizes: &[(&str, u32)]) -> u32 {
     (answers.map_or(0, |(_, size)| *size) / ANSWERS_SHARES).max(1)
 }
 
-fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<OwnedFd>, Error> {
+pub(crate) fn load(
+    folder: &Path,
+    sizes: &[(&str, u32)],
+    features: Features,
+    objects: &[Object],
+) -> Result<Vec<OwnedFd>, Error> {
     let mut loader = EbpfLoader::new();
     // Nothing is relocated against the kernel's own types.
     loader.btf(None);
@@ -375,7 +381,7 @@ fn load(folder: &Path, sizes: &[(&str, u32)], features: Features) -> Result<Vec<
     let answers_share = answers_share(sizes);
     loader.override_global("answers_share", &answers_share, false);
     let mut programs = Vec::new();
-    for object in &OBJECTS {
+    for object in objects {
         programs.extend(load_object(&mut loader, object, features.skb_cast)?);
     }
     let in_order = Program::ALL.map(|program| {

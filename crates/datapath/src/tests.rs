@@ -1,6 +1,7 @@
 //! The data path in a lab: maps, pins, attachments and packets, judged by `tc`, `bpftool` and sockets.
 
 mod attach;
+mod compilers;
 mod divert;
 mod maps;
 mod migrate;

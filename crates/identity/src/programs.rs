@@ -65,9 +65,13 @@ impl Programs {
 
     /// Loads all programs with maps of their own, which are gone afterwards.
     pub(crate) fn probe() -> Result<(), Error> {
+        Self::probe_object(OBJECT)
+    }
+
+    fn probe_object(object: &[u8]) -> Result<(), Error> {
         let mut loader = EbpfLoader::new();
         loader.btf(None);
-        let loaded = loader.load(OBJECT);
+        let loaded = loader.load(object);
         let mut loaded = loaded.map_err(|error| failed("load the programs", error))?;
         for (name, program) in loaded.programs_mut() {
             load(program).map_err(|error| failed(&format!("load the program {name}"), error))?;
@@ -298,4 +302,35 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         current = found.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use sandwire_bpf_compiler::Compiler;
+    use sandwire_testlab::lab;
+
+    use super::Programs;
+
+    /// The verifier judges what a compiler makes of the programs, and the next Debian has another one.
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn the_kernel_takes_what_every_clang_makes_of_the_programs() {
+        lab::run(|_| {
+            let compilers = Compiler::versions();
+            assert!(!compilers.is_empty(), "no clang-14, clang-19 or other");
+            let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("bpf");
+            let headers = format!("-I{}", sources.display());
+            for compiler in compilers {
+                let objects = tempfile::tempdir().unwrap();
+                compiler
+                    .compile_all(&sources, objects.path(), &[&headers])
+                    .unwrap();
+                let object = fs::read(objects.path().join("identity.o")).unwrap();
+                let probed = Programs::probe_object(&object);
+                probed.unwrap_or_else(|error| panic!("{}: {error:?}", compiler.name()));
+            }
+        });
+    }
 }

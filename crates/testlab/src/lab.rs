@@ -94,12 +94,29 @@ where
     F: FnOnce(&Lab) -> R,
     R: Outcome,
 {
+    run_on_with(series, deadline, |_| {}, body);
+}
+
+/// Where a guest has the files of [`run_on_with`].
+pub const FILES: &str = "/files";
+
+/// Like [`run_on`], with files: what `prepare` puts into the folder that it is given is in [`FILES`] there.
+///
+/// # Panics
+/// As [`run_on`].
+pub fn run_on_with<F, R>(series: Series, deadline: Duration, prepare: impl FnOnce(&Path), body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
     let test = test_of(type_name::<F>());
     if env::var(INSIDE).is_ok_and(|inside| inside == test) {
         run_within(deadline, body);
         return;
     }
-    if let Err(error) = run_in_machine(series, &test, deadline) {
+    let files = tempfile::tempdir().expect("a temporary folder");
+    prepare(files.path());
+    if let Err(error) = run_in_machine(series, &test, deadline, files.path()) {
         panic!("{error:#}");
     }
 }
@@ -283,7 +300,7 @@ fn run_in_child(test: &str, deadline: Duration) -> Result<()> {
     clippy::print_stdout,
     reason = "what a test printed there belongs here"
 )]
-fn run_in_machine(series: Series, test: &str, deadline: Duration) -> Result<()> {
+fn run_in_machine(series: Series, test: &str, deadline: Duration, files: &Path) -> Result<()> {
     let kernel = Kernel::fetch_series(series)?;
     let scratch = tempfile::tempdir().context("make a temporary folder")?;
     let executable = env::current_exe().context("find the test executable")?;
@@ -298,6 +315,7 @@ fn run_in_machine(series: Series, test: &str, deadline: Duration) -> Result<()> 
             "1",
         ],
         variables: &[(INSIDE, test), (MARKER, "/tmp/passed")],
+        files,
     };
     let ended = machine::run(&kernel, scratch.path(), &job, deadline)?;
     // As in `run_in_child`, a filter that matches no test would also exit with 0.

@@ -24,9 +24,11 @@
 /* Interfaces of one sandbox. */
 #define NICS_PER_SLOT 8
 
+/* Read by halves. In packets and maps that may be anywhere; on the stack the verifier insists on its alignment, and where a
+ * compiler puts it there is its own choice. */
 struct address {
 	__u32 word[4];
-};
+} __attribute__((aligned(8)));
 
 /* Where an entry of `nics` is in its life. */
 enum nic_state {

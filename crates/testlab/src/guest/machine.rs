@@ -4,17 +4,18 @@
 //! use, and every library that these ask for, all copied from this machine. So whatever a lab can do
 //! here it can do there, as far as the kernel lets it. [`crate::lab::run_on`] is how tests use it.
 
-use std::{fmt::Write as _, path::Path, time::Duration};
+use std::{fmt::Write as _, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 
 use super::{
+    cpio::Archive,
     emulation::Boot,
     initramfs::{self, add_programs, stripped},
     kernel::Kernel,
     python,
 };
-use crate::{command, sandwire};
+use crate::{command, lab::FILES, sandwire};
 
 /// What the guest is to run: one test of an executable, in namespaces of its own.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub struct Job<'a> {
     pub arguments: &'a [&'a str],
     /// Environment variables, for it alone.
     pub variables: &'a [(&'a str, &'a str)],
+    /// A folder whose files it finds in [`crate::lab::FILES`].
+    pub files: &'a Path,
 }
 
 /// How a job ended.
@@ -101,7 +104,7 @@ const MODULES: &[&str] = &[
 
 fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     let mut archive = initramfs::base()?;
-    for path in ["run", "etc", "root", "var"] {
+    for path in ["run", "etc", "root", "var", FILES.trim_start_matches('/')] {
         archive.folder(path);
     }
     archive.symlink("var/run", "/run");
@@ -120,6 +123,7 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     executables.push(("python3".to_owned(), python::INTERPRETER.into()));
     add_programs(&mut archive, &executables)?;
     python::add_modules(&mut archive)?;
+    add_files(&mut archive, job.files)?;
     for (name, value) in job.variables {
         let _ = write!(variables, "{name}='{value}' ");
     }
@@ -139,6 +143,20 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     );
     archive.executable("init", init.as_bytes());
     Ok(archive.finish())
+}
+
+fn add_files(archive: &mut Archive, folder: &Path) -> Result<()> {
+    let listed = fs::read_dir(folder).with_context(|| format!("list {}", folder.display()))?;
+    for entry in listed {
+        let path = entry?.path();
+        let content = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+        let name = path.file_name().unwrap_or_default().display().to_string();
+        archive.file(
+            &format!("{}/{name}", FILES.trim_start_matches('/')),
+            &content,
+        );
+    }
+    Ok(())
 }
 
 /// Name of the test executable in the guest.
