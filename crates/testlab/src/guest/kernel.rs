@@ -257,6 +257,7 @@ fn download(apt: &Apt, cache: &Path, root: &Path) -> Result<()> {
     let package = only_entry(&fresh)?;
     command::output_of(Command::new("dpkg").arg("-x").arg(&package).arg(&fresh))?;
     fs::remove_file(&package).context("remove the kernel's package")?;
+    move_out_of_usr(&fresh)?;
     // busybox neither lists nor loads packed modules.
     command::shell(&format!(
         "find '{}' -name '*.ko.xz' -print0 | xargs -0 -r xz -d",
@@ -266,6 +267,15 @@ fn download(apt: &Apt, cache: &Path, root: &Path) -> Result<()> {
     write_dependencies(&fresh, &modules)?;
     File::create(fresh.join(COMPLETE)).context("complete the guest cache")?;
     fs::rename(&fresh, root).context("complete the guest cache")
+}
+
+/// Modules are below `lib`; since Debian 13 the package has them below `usr/lib`.
+fn move_out_of_usr(root: &Path) -> Result<()> {
+    let (merged, plain) = (root.join("usr/lib"), root.join("lib"));
+    if merged.join("modules").exists() {
+        fs::rename(&merged, &plain).with_context(|| format!("move {}", merged.display()))?;
+    }
+    Ok(())
 }
 
 /// Has busybox write `modules.dep`, which Debian's package leaves to its installation.
@@ -345,6 +355,18 @@ fn only_entry(folder: &Path) -> Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn modules_are_found_in_packages_of_any_debian() {
+        for folder in ["lib/modules", "usr/lib/modules"] {
+            let root = tempfile::tempdir().unwrap();
+            fs::create_dir_all(root.path().join(folder).join("6.12")).unwrap();
+            move_out_of_usr(root.path()).unwrap();
+            let kernel = Kernel::unpacked(root.path()).unwrap();
+            assert_eq!(kernel.version(), "6.12");
+            assert!(kernel.modules.exists());
+        }
+    }
 
     #[test]
     fn modules_come_after_what_they_need() {
