@@ -372,7 +372,7 @@ impl Vm {
         {
             match peer.write(&scratch.pieces[..batch.pieces]) {
                 Wrote::Bytes(passed) => flow.connection.credit.forward(passed),
-                Wrote::Closed | Wrote::TooMany => self.stop_passing(number),
+                Wrote::Closed | Wrote::TooMany | Wrote::TooLong => self.stop_passing(number),
                 Wrote::Fault => {
                     self.counters.refuse(VsockRefusal::BadDescriptors);
                     flow.connection.reset();
@@ -419,6 +419,10 @@ impl Vm {
                 Wrote::Closed => self.stop_passing(number),
                 Wrote::TooMany => {
                     self.counters.refuse(VsockRefusal::Memory);
+                    flow.connection.reset();
+                }
+                Wrote::TooLong => {
+                    self.counters.refuse(VsockRefusal::MessageTooLong);
                     flow.connection.reset();
                 }
                 Wrote::Fault => flow.connection.reset(),
