@@ -81,7 +81,8 @@ pub struct Scratch {
     pieces: Vec<libc::iovec>,
     heads: Vec<u16>,
     bytes: Vec<u8>,
-    /// Bytes taken from a guest since others last had the processor.
+    /// Bytes taken from a guest in its turn, and since others last had the processor.
+    taken: usize,
     moved: usize,
     /// Whether much has been moved at once since [`Context::take_bulk`].
     bulk: bool,
