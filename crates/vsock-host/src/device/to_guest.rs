@@ -368,7 +368,10 @@ impl Vm {
             }
             Read::Message => {
                 // Promised by the guest for this message, whatever it says while that is on its way.
-                let length = peer.outgoing.as_ref().map_or(0, |message| message.bytes.len());
+                let length = peer
+                    .outgoing
+                    .as_ref()
+                    .map_or(0, |message| message.bytes.len());
                 credit.send(u32::try_from(length).expect("no more than its buffer"));
                 return None;
             }

@@ -410,5 +410,8 @@ fn a_neighbour_gets_its_turn_before_a_full_ring_is_emptied() {
         .wait_until("an answer", |other| !other.take_log().is_empty())
         .expect("it is served");
     let before_it = vm.traffic().egress_bytes;
-    assert!(before_it <= (MANY * EACH) as u64 / 2, "{before_it} bytes were before it");
+    assert!(
+        before_it <= (MANY * EACH) as u64 / 2,
+        "{before_it} bytes were before it"
+    );
 }
