@@ -284,6 +284,8 @@ impl Vm {
                 let counters = self.counters.class(flow.class);
                 counters.egress_bytes.fetch_add(u64::from(payload), Relaxed);
                 if payload == 0 && key.kind == VsockType::Stream {
+                    // It may have told of credit.
+                    self.settle(number, context);
                     return Next::Done;
                 }
                 if flow.readable {
