@@ -11,6 +11,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -164,7 +165,9 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
 /// The file gets its mode as it comes to be. Given by its name, the mode would go to whatever the folder's owner has put
 /// there by then, a link to a file of root's for one.
 fn bind_for_service(path: &Path) -> io::Result<UnixListener> {
-    // Of the whole process, which makes no other files meanwhile.
+    // The umask is the whole process's, which makes no other files meanwhile.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let usual = umask(Mode::from_raw_mode(!SOCKET_MODE & 0o777));
     let listener = UnixListener::bind(path);
     umask(usual);
