@@ -81,7 +81,8 @@ pub struct Scratch {
     pieces: Vec<libc::iovec>,
     heads: Vec<u16>,
     bytes: Vec<u8>,
-    /// Bytes taken from a guest since others last had the processor.
+    /// Bytes taken from a guest in its turn, and since others last had the processor.
+    taken: usize,
     moved: usize,
     /// Whether much has been moved at once since [`Context::take_bulk`].
     bulk: bool,
@@ -145,6 +146,8 @@ struct Flow {
     ended: bool,
     /// Bytes to ask the peer for at once.
     appetite: u32,
+    /// Bytes of the peer's next message, if it had to wait for room.
+    next_message: u32,
     /// What it holds of the budgets.
     promise: u32,
     /// Bytes that [`VmCounters::buffered_bytes`] has of it.
@@ -331,19 +334,23 @@ impl Vm {
         let Side::Connected(peer) = &mut flow.peer else {
             return;
         };
-        let wrote = peer.flush();
-        if let Wrote::Bytes(passed) = wrote {
-            flow.connection.credit.forward(passed);
-            if passed != 0 && flow.deadline.is_some() {
-                flow.deadline = Some(context.now + self.limits.shutdown_timeout);
+        match peer.flush() {
+            Wrote::Bytes(passed) => {
+                flow.connection.credit.forward(passed);
+                if passed != 0 && flow.deadline.is_some() {
+                    flow.deadline = Some(context.now + self.limits.shutdown_timeout);
+                }
+                if !peer.became_writable(passed != 0) {
+                    peer.waits_for_room = false;
+                    let token = Token::Flow(self.slot, number);
+                    let _ = context.watch(peer.fd(), token, PEER_FLAGS);
+                }
             }
-            if !peer.became_writable(passed != 0) {
-                peer.waits_for_room = false;
-                let token = Token::Flow(self.slot, number);
-                let _ = context.watch(peer.fd(), token, PEER_FLAGS);
+            Wrote::TooLong => {
+                self.counters.refuse(VsockRefusal::MessageTooLong);
+                flow.connection.reset();
             }
-        } else {
-            self.stop_passing(number);
+            _ => self.stop_passing(number),
         }
     }
 
@@ -392,7 +399,7 @@ impl Vm {
             && flow.connection.may_read_peer()
             && (flow.readable || peer.outgoing.is_some())
         {
-            let room = flow.connection.credit.may_send() != 0;
+            let room = flow.has_room();
             flow.connection.set_starving(!room);
             if room && !flow.in_data {
                 flow.in_data = true;

@@ -20,7 +20,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll::EventFlags},
     io::Errno,
-    net::Shutdown,
+    net::{RecvFlags, Shutdown, recv},
 };
 
 use self::waiting::Waiting;
@@ -63,6 +63,8 @@ pub enum Read {
     Message,
     /// A message above the limit; it is gone.
     TooLong,
+    /// A message of that many bytes, more than there is room for; it is still there.
+    NoRoom(usize),
     /// There is nothing now.
     Nothing,
     /// There will be nothing more.
@@ -84,6 +86,8 @@ pub enum Wrote {
     Fault,
     /// Too many messages of no bytes wait.
     TooMany,
+    /// A message is longer than the descriptor ever takes.
+    TooLong,
 }
 
 /// The host's end of a connection.
@@ -240,7 +244,7 @@ impl Peer {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {
                 self.keep_message(&message)
             }
-            Err(_) => Wrote::Closed,
+            Err(error) => ended(error),
         }
     }
 
@@ -284,7 +288,7 @@ impl Peer {
                     self.messages.pop(sent as usize);
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => break,
-                Err(_) => return Wrote::Closed,
+                Err(error) => return ended(error),
             }
         }
         if self.backlog_start < self.backlog.len() {
@@ -332,8 +336,22 @@ impl Peer {
         }
     }
 
-    /// Reads a message of at most `most` bytes into [`Self::outgoing`].
-    pub fn read_message(&mut self, scratch: &mut Vec<u8>, most: usize) -> Read {
+    /// Payload of the message that comes next; 0 at the end too.
+    fn next_message(&self) -> Result<usize, Errno> {
+        let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
+        let (_, length) = recv(&self.fd, &mut [0; 0], flags)?;
+        Ok(length.saturating_sub(self.mark_bytes()))
+    }
+
+    /// Reads a message of at most `most` bytes into [`Self::outgoing`], if it is no longer than `room`.
+    pub fn read_message(&mut self, scratch: &mut Vec<u8>, most: usize, room: usize) -> Read {
+        if room < most {
+            match self.next_message() {
+                Ok(length) if room < length && length <= most => return Read::NoRoom(length),
+                Ok(_) => {}
+                Err(error) => return failed_read(error),
+            }
+        }
         let room = most + self.mark_bytes();
         scratch.clear();
         scratch.reserve(room);
@@ -408,6 +426,14 @@ impl Peer {
 #[must_use]
 pub fn length(pieces: &[libc::iovec]) -> usize {
     pieces.iter().map(|piece| piece.iov_len).sum()
+}
+
+/// What a message that wasn't sent says of the descriptor.
+fn ended(error: Errno) -> Wrote {
+    match error {
+        Errno::MSGSIZE => Wrote::TooLong,
+        _ => Wrote::Closed,
+    }
 }
 
 fn failed_read(error: Errno) -> Read {

@@ -3,11 +3,12 @@
 mod hybrid;
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{ErrorKind, Read, Write},
     net::Shutdown,
     os::unix::net::{UnixListener, UnixStream},
-    sync::atomic::Ordering::Relaxed,
+    path::Path,
+    sync::{Arc, atomic::Ordering::Relaxed, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -15,9 +16,14 @@ use std::{
 use hybrid::{Lab, echo, pattern, read_line, serve, to_unix, until, vmm};
 use sandwire_api::vsock::{VsockRefusal, VsockState};
 use sandwire_vsock_host::{
-    hybrid::{relay::WIDE_BYTES, router::RouterError},
+    capture::Captures,
+    hybrid::{
+        relay::WIDE_BYTES,
+        router::{RouterCommand, RouterError},
+    },
     limits::Limits,
     listener::ListenerError,
+    readiness::Waker,
 };
 
 /// Everything until the end.
@@ -430,4 +436,68 @@ fn a_guest_that_is_removed_leaves_no_socket_and_no_connection() {
     for port in 1..=5 {
         assert!(!lab.path(&format!("web.sock_{port}")).exists());
     }
+}
+
+/// Ports and lengths of the data packets of a capture that keeps nothing of them, in order.
+fn data_packets(file: &Path) -> Vec<(u32, u64)> {
+    // The file's header; a record's, the monitor's and the packet's own.
+    const FILE: usize = 24;
+    const RECORD: usize = 16 + 32 + 44;
+    let bytes = fs::read(file).expect("the capture");
+    let word = |record: &[u8], at: usize| {
+        u32::from_le_bytes(record[at..at + 4].try_into().expect("four bytes"))
+    };
+    bytes[FILE..]
+        .chunks_exact(RECORD)
+        .filter(|record| record[78] == 5)
+        .map(|record| (word(record, 68), word(record, 72).into()))
+        .collect()
+}
+
+#[test]
+fn a_guest_with_many_full_sockets_does_not_hold_up_its_neighbour() {
+    const MANY: usize = 100;
+    const EACH: usize = 64 * 1024;
+    let mut lab = Lab::new();
+    for (lease, port) in [("flood", "7"), ("web", "8")] {
+        let service = lab.path(lease);
+        lab.add(lease, &[&to_unix(port, &service)])
+            .expect("a guest");
+    }
+    let listener = |lease| UnixListener::bind(lab.path(lease)).expect("a service");
+    let (flooded, called) = (listener("flood"), listener("web"));
+    let open = |lease, port, listener: &UnixListener| {
+        let stream = lab.call(lease, port).expect("a connection");
+        (stream, listener.accept().expect("the service's side").0)
+    };
+    let mut flood: Vec<_> = (0..MANY).map(|_| open("flood", 7, &flooded)).collect();
+    let (mut stream, mut peer) = open("web", 8, &called);
+    until("all are established", || lab.list().len() == MANY + 1);
+    // One capture of both tells who was served when.
+    let captures = Captures::spawn(Arc::new(Waker::new().expect("an eventfd")));
+    let captures = captures.expect("the capture thread");
+    let file = lab.path("both.pcap");
+    let output = File::create(&file).expect("a file").into();
+    let sink = captures.start(output, 0).expect("a capture");
+    for lease in ["flood", "web"] {
+        lab.capture(lease, Some(Arc::clone(&sink)));
+    }
+    // The router waits for whoever asked it, and finds all of this afterwards.
+    let (sender, answer) = mpsc::sync_channel(0);
+    lab.router.send(RouterCommand::List(sender));
+    for (stream, _) in &mut flood {
+        stream.write_all(&[1; EACH]).expect("writing");
+    }
+    stream.write_all(b"hello").expect("writing");
+    answer.recv().expect("the router goes on");
+    peer.read_exact(&mut [0; 5]).expect("the neighbour's");
+    until("the flood is through", || {
+        lab.counters("flood").snapshot().egress_bytes == (MANY * EACH) as u64
+    });
+    sink.end();
+    drop(captures);
+    let before_it = data_packets(&file).into_iter();
+    let before_it = before_it.take_while(|(port, _)| *port != 8);
+    let before_it: u64 = before_it.map(|(_, bytes)| bytes).sum();
+    assert!(before_it <= 3 << 20, "{before_it} bytes were before it");
 }

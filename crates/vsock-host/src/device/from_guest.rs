@@ -22,8 +22,9 @@ use crate::{
 const BATCH_PIECES: usize = 512;
 /// Most bytes of a batch.
 const BATCH_BYTES: usize = 256 * 1024;
-/// Packets of one guest until the other guests of the worker get their turn.
+/// Packets of one guest, and bytes in them, until the other guests of the worker get their turn.
 const TURN: u32 = 1024;
+const TURN_BYTES: usize = 1024 * 1024;
 /// Bytes that make a bulk transfer of what came in one go.
 const BULK: usize = 64 * 1024;
 /// Resets that may wait to be told; beyond, no more packets are taken from the guest.
@@ -89,7 +90,7 @@ impl Vm {
         }
         let mut left = TURN;
         let mut scratch = std::mem::take(&mut context.scratch);
-        scratch.moved = 0;
+        (scratch.taken, scratch.moved) = (0, 0);
         loop {
             transport.rings[FROM_GUEST].wake(&transport.memory);
             let emptied = self.take_packets(transport, context, &mut scratch, &mut left);
@@ -132,7 +133,7 @@ impl Vm {
         let mut batch = Batch::default();
         scratch.pieces.clear();
         let emptied = loop {
-            if *left == 0 {
+            if *left == 0 || scratch.taken >= TURN_BYTES {
                 break false;
             }
             if self.resets.len() >= MOST_RESETS {
@@ -190,6 +191,7 @@ impl Vm {
             let there = length(&scratch.pieces[batch.pieces..]);
             match self.judge(&header, there, transport, context) {
                 Next::Data { flow, payload } => {
+                    scratch.taken += payload;
                     let end = trim(&mut scratch.pieces, batch.pieces, payload);
                     scratch.pieces.truncate(end);
                     Some((flow, header))
@@ -282,6 +284,8 @@ impl Vm {
                 let counters = self.counters.class(flow.class);
                 counters.egress_bytes.fetch_add(u64::from(payload), Relaxed);
                 if payload == 0 && key.kind == VsockType::Stream {
+                    // It may have told of credit.
+                    self.settle(number, context);
                     return Next::Done;
                 }
                 if flow.readable {
@@ -372,7 +376,7 @@ impl Vm {
         {
             match peer.write(&scratch.pieces[..batch.pieces]) {
                 Wrote::Bytes(passed) => flow.connection.credit.forward(passed),
-                Wrote::Closed | Wrote::TooMany => self.stop_passing(number),
+                Wrote::Closed | Wrote::TooMany | Wrote::TooLong => self.stop_passing(number),
                 Wrote::Fault => {
                     self.counters.refuse(VsockRefusal::BadDescriptors);
                     flow.connection.reset();
@@ -419,6 +423,10 @@ impl Vm {
                 Wrote::Closed => self.stop_passing(number),
                 Wrote::TooMany => {
                     self.counters.refuse(VsockRefusal::Memory);
+                    flow.connection.reset();
+                }
+                Wrote::TooLong => {
+                    self.counters.refuse(VsockRefusal::MessageTooLong);
                     flow.connection.reset();
                 }
                 Wrote::Fault => flow.connection.reset(),

@@ -142,6 +142,7 @@ impl Vm {
             readable: false,
             ended: false,
             appetite: FIRST_APPETITE,
+            next_message: 0,
             promise,
             counted: 0,
         }));
@@ -210,7 +211,8 @@ impl Vm {
             .map_or(0, |flow| flow.promise as usize);
         let prepared = match framing {
             Framing::Stream => peer.prepare_stream(promise),
-            _ => peer.prepare_messages(self.limits.message_bytes as usize),
+            // A longer one than was promised never becomes whole.
+            _ => peer.prepare_messages(promise.min(self.limits.message_bytes as usize)),
         };
         if let Err(error) = prepared {
             tracing::debug!(vm = %self.key, %error, "a socket's buffer stays as it is; long messages may be refused");

@@ -48,6 +48,18 @@ fn appetite_after(appetite: u32, read: u32, was_filled: bool) -> u32 {
     }
 }
 
+impl Flow {
+    /// Whether the guest has room for what comes next: a byte, or all of a message, since what is read of one has to
+    /// be kept until it can go on.
+    pub(super) fn has_room(&self) -> bool {
+        let credit = &self.connection.credit;
+        let begun = matches!(&self.peer, Side::Connected(peer) if peer.outgoing.is_some());
+        // The guest may have made its buffer smaller meanwhile: then it is refused.
+        let never = self.next_message > credit.peer_buf_alloc();
+        begun || never || credit.may_send() >= self.next_message.max(1)
+    }
+}
+
 impl Vm {
     /// Tells the guest all that there is to tell, as far as it has room.
     pub(super) fn serve_to_guest(&mut self, context: &mut Context) {
@@ -247,7 +259,7 @@ impl Vm {
                 self.counters.refuse(VsockRefusal::BadDescriptors);
                 Fed::Done
             }
-            Read::Broken | Read::Message | Read::TooLong => {
+            Read::Broken | Read::Message | Read::TooLong | Read::NoRoom(_) => {
                 flow.connection.reset();
                 Fed::Done
             }
@@ -321,39 +333,60 @@ impl Vm {
         transport: &mut Transport,
         scratch: &mut Scratch,
     ) -> Fed {
-        let most = self.limits.message_bytes as usize;
+        // Before a message is read, so that no more than one of a guest is ever here.
+        if !self.offer(transport) {
+            return Fed::Starved;
+        }
+        match self.read_message(number, &mut scratch.bytes) {
+            Some(fed) => fed,
+            None => self.send_message(number, transport),
+        }
+    }
+
+    /// Reads the next message, unless one is on its way, if the guest has room for all of it; what came of it if
+    /// there is none to send.
+    fn read_message(&mut self, number: u32, bytes: &mut Vec<u8>) -> Option<Fed> {
+        let most = self.limits.message_bytes;
         let Some(flow) = self.flows.get_mut(number) else {
-            return Fed::Done;
+            return Some(Fed::Done);
         };
         let (Side::Connected(peer), true) = (&mut flow.peer, flow.connection.may_send_data())
         else {
-            return Fed::Done;
+            return Some(Fed::Done);
         };
-        if peer.outgoing.is_none() {
-            // A message that is longer than all that the guest takes would never be whole there.
-            let most = most.min(flow.connection.credit.peer_buf_alloc() as usize);
-            match peer.read_message(&mut scratch.bytes, most) {
-                Read::Message => {}
-                Read::Nothing => return Fed::Done,
-                Read::End => {
-                    flow.connection.peer_ended();
-                    return Fed::Done;
-                }
-                Read::TooLong => {
-                    flow.connection.reset();
-                    self.counters.refuse(VsockRefusal::MessageTooLong);
-                    return Fed::Done;
-                }
-                _ => {
-                    flow.connection.reset();
-                    return Fed::Done;
-                }
-            }
+        if peer.outgoing.is_some() {
+            return None;
         }
-        self.send_message(number, transport)
+        let credit = &mut flow.connection.credit;
+        // A message that is longer than all that the guest takes would never be whole there.
+        let most = most.min(credit.peer_buf_alloc());
+        flow.next_message = 0;
+        match peer.read_message(bytes, most as usize, credit.may_send() as usize) {
+            Read::NoRoom(length) => {
+                flow.next_message = u32::try_from(length).expect("no more than its buffer");
+                return Some(Fed::More);
+            }
+            Read::Message => {
+                // Promised by the guest for this message, whatever it says while that is on its way.
+                let length = peer
+                    .outgoing
+                    .as_ref()
+                    .map_or(0, |message| message.bytes.len());
+                credit.send(u32::try_from(length).expect("no more than its buffer"));
+                return None;
+            }
+            Read::Nothing => {}
+            Read::End => flow.connection.peer_ended(),
+            Read::TooLong => {
+                flow.connection.reset();
+                self.counters.refuse(VsockRefusal::MessageTooLong);
+            }
+            _ => flow.connection.reset(),
+        }
+        Some(Fed::Done)
     }
 
-    /// Sends as much of the message on its way as room and credit allow.
+    /// Sends as much of the message on its way as there are buffers for.
     fn send_message(&mut self, number: u32, transport: &mut Transport) -> Fed {
         loop {
             if !self.offer(transport) {
@@ -370,14 +403,8 @@ impl Vm {
                 return Fed::More;
             };
             let left = message.bytes.len() - message.sent;
-            let credit = flow.connection.credit.may_send();
-            let now = left.min(room as usize).min(credit as usize);
-            if now == 0 && left != 0 {
-                peer.outgoing = Some(message);
-                return Fed::More;
-            }
+            let now = left.min(room as usize);
             let len = u32::try_from(now).expect("at most a payload");
-            flow.connection.credit.send(len);
             flow.ingress += u64::from(len);
             let counters = self.counters.class(flow.class);
             counters.ingress_bytes.fetch_add(u64::from(len), Relaxed);

@@ -7,6 +7,7 @@
 //! allowed.
 
 mod connection;
+mod turns;
 mod watch;
 
 use std::{
@@ -21,7 +22,7 @@ use std::{
 
 use sandwire_api::vsock::{VsockConnection, VsockDestination, VsockPolicy, VsockType};
 
-use self::connection::Connection;
+use self::{connection::Connection, turns::Turns};
 use super::{pipe::PipePool, relay::COPY_BYTES};
 use crate::{
     address::VmKey,
@@ -148,7 +149,7 @@ pub fn spawn(
         entries: HashMap::new(),
         next: 1,
         deadlines: BTreeSet::new(),
-        run: VecDeque::new(),
+        run: Turns::default(),
         resting: VecDeque::new(),
         starved: Vec::new(),
         fed: None,
@@ -177,7 +178,7 @@ struct Router {
     /// When a dial is over or a listener tries again, by number.
     deadlines: BTreeSet<(Instant, u64)>,
     /// Relays that have something to do.
-    run: VecDeque<u64>,
+    run: Turns,
     /// Sockets (0 or 1 of a relay) that rest, and until when; see [`watch`].
     resting: VecDeque<(Instant, u64, usize)>,
     /// Relays that wait for what other relays have, and when they try again.
@@ -232,7 +233,7 @@ impl Router {
             self.end_rests(Instant::now());
             if self.fed.is_some_and(|at| at <= Instant::now()) {
                 self.fed = None;
-                self.run.extend(self.starved.drain(..));
+                self.feed();
             }
             self.turns();
         }

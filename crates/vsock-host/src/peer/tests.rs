@@ -83,23 +83,23 @@ fn messages_keep_their_bounds_and_nothing_is_no_end() {
     );
     assert_eq!(received(&theirs, 100), b"hello");
     let mut scratch = Vec::new();
-    assert_eq!(peer.read_message(&mut scratch, 10), Read::Nothing);
+    assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::Nothing);
     for message in [b"".as_slice(), b"0123456789", b"0123456789a", b"x"] {
         send(&theirs, message, SendFlags::empty()).expect("sending");
     }
     drop(theirs);
-    assert_eq!(peer.read_message(&mut scratch, 10), Read::Message);
+    assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::Message);
     let empty = peer.outgoing.take().expect("a message of nothing");
     assert_eq!((empty.bytes.len(), empty.marks), (0, flags::END_OF_MESSAGE));
-    assert_eq!(peer.read_message(&mut scratch, 10), Read::Message);
+    assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::Message);
     assert_eq!(
         peer.outgoing.take().expect("a message").bytes,
         b"0123456789"
     );
-    assert_eq!(peer.read_message(&mut scratch, 10), Read::TooLong);
-    assert_eq!(peer.read_message(&mut scratch, 10), Read::Message);
+    assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::TooLong);
+    assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::Message);
     assert_eq!(peer.outgoing.take().expect("a message").bytes, b"x");
-    assert_eq!(peer.read_message(&mut scratch, 10), Read::End);
+    assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::End);
 }
 
 #[test]
@@ -122,12 +122,12 @@ fn siblings_keep_the_marks() {
             one.write_message(&[piece(message)], bits),
             Wrote::Bytes(sent)
         );
-        assert_eq!(two.read_message(&mut Vec::new(), 10), Read::Message);
+        assert_eq!(two.read_message(&mut Vec::new(), 10, 10), Read::Message);
         let outgoing = two.outgoing.take().expect("a message");
         assert_eq!((outgoing.bytes.as_slice(), outgoing.marks), (message, bits));
     }
     drop(one);
-    assert_eq!(two.read_message(&mut Vec::new(), 10), Read::End);
+    assert_eq!(two.read_message(&mut Vec::new(), 10, 10), Read::End);
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn descriptors_that_come_with_a_message_are_closed() {
     let bytes = [io::IoSlice::new(b"\x01hello")];
     rustix::net::sendmsg(&theirs, &bytes, &mut control, SendFlags::empty()).expect("sending");
     drop(write);
-    assert_eq!(peer.read_message(&mut Vec::new(), 10), Read::Message);
+    assert_eq!(peer.read_message(&mut Vec::new(), 10, 10), Read::Message);
     let end = rustix::io::read(&read, &mut [0]).expect("the pipe has no writer left");
     assert_eq!(end, 0);
 }

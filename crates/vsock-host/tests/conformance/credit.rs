@@ -54,6 +54,31 @@ fn a_small_buffer_is_never_overrun() {
 }
 
 #[test]
+fn a_packet_of_no_bytes_tells_of_credit_like_any_other() {
+    const BUFFER: u32 = 4096;
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot_with(&Settings {
+        buffer_bytes: BUFFER,
+        ..Settings::default()
+    });
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    peer.write_all(&[7; 2 * BUFFER as usize]).expect("writing");
+    guest.run_for(Duration::from_millis(50)).expect("running");
+    assert_eq!(guest.socket(socket).received, u64::from(BUFFER));
+    // As if its user had read all of it.
+    guest.socket_mut(socket).fwd_cnt = BUFFER;
+    let nothing = guest.header(socket, Operation::ReadWrite);
+    guest.put(nothing);
+    guest
+        .wait_until("the rest", |guest| {
+            guest.socket(socket).received == u64::from(2 * BUFFER)
+        })
+        .expect("there is room for it");
+    clean(&guest);
+}
+
+#[test]
 fn a_buffer_that_shrinks_below_what_is_on_its_way_stops_the_peer() {
     let mut host = Host::new(1);
     let vm = host.vm();

@@ -369,3 +369,49 @@ fn connects_per_second_are_limited_and_come_back() {
     }
     clean(&guest);
 }
+
+#[test]
+fn a_neighbour_gets_its_turn_before_a_full_ring_is_emptied() {
+    const MANY: usize = 24;
+    const EACH: usize = 1 << 20;
+    let mut host = Host::new(1);
+    let limits = Limits {
+        guest_bytes: 128 << 20,
+        ..Limits::default()
+    };
+    let vm = host.vm_with(limits, to_host(&[PORT]));
+    let neighbour = host.vm();
+    let mut other = neighbour.boot();
+    let (waiting, _peer) = connected(&neighbour, &mut other);
+    let mut guest = vm.boot_with(&Settings {
+        queue_size: 1024,
+        memory: vec![(0, 64 << 20)],
+        transmit_slots: 512,
+        buffer_bytes: u32::try_from(EACH).expect("1 MiB"),
+        ..Settings::default()
+    });
+    let listener = vm.service(PORT);
+    let sockets: Vec<_> = (0..MANY)
+        .map(|_| {
+            let socket = guest.open_stream(PORT).expect("connecting");
+            (socket, crate::host::accept(&listener))
+        })
+        .collect();
+    let block = vec![1; EACH];
+    for (socket, _) in &sockets {
+        assert_eq!(guest.try_send(*socket, &block).expect("sending"), EACH);
+    }
+    let header = other.header(waiting, Operation::CreditRequest);
+    other.keep_log();
+    guest.kick();
+    other.put(header);
+    other.kick();
+    other
+        .wait_until("an answer", |other| !other.take_log().is_empty())
+        .expect("it is served");
+    let before_it = vm.traffic().egress_bytes;
+    assert!(
+        before_it <= (MANY * EACH) as u64 / 2,
+        "{before_it} bytes were before it"
+    );
+}

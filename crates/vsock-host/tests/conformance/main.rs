@@ -4,6 +4,7 @@
 //! the guest is a decent one. Nothing here needs a VM, a privilege or the network.
 
 mod bulk;
+mod ceilings;
 mod credit;
 mod descriptors;
 mod ending;

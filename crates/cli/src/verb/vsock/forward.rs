@@ -1,6 +1,6 @@
 //! `sandwire vsock forward`: a TCP port or Unix socket of the host joined to a port of a guest.
 
-use std::{io, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{fmt::Display, io, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use tokio::{
@@ -82,7 +82,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
             match (from_guest, host) {
                 (true, host) => to_host(PortSocket::bind(&channel, *port)?, host).await,
                 (false, HostEnd::Tcp(address)) => {
-                    let listener = TcpListener::bind(address).await?;
+                    let listener = TcpListener::bind(address).await;
+                    let listener = listener.map_err(at("listen on", address))?;
                     from_tcp(&listener, &socket, *port).await
                 }
                 (false, HostEnd::Unix(path)) => {
@@ -124,9 +125,13 @@ async fn to_host(socket: PortSocket, host: &HostEnd) -> io::Result<()> {
                 tokio::spawn(async move {
                     told(match host {
                         HostEnd::Tcp(address) => {
-                            join(guest, TcpStream::connect(address).await).await
+                            let service = TcpStream::connect(address).await;
+                            join(guest, service.map_err(at("connect to", address))).await
                         }
-                        HostEnd::Unix(path) => join(guest, UnixStream::connect(path).await).await,
+                        HostEnd::Unix(path) => {
+                            let service = UnixStream::connect(&path).await;
+                            join(guest, service.map_err(at("connect to", path.display()))).await
+                        }
                     });
                 });
             }
@@ -181,6 +186,11 @@ async fn join(
     copy_bidirectional(&mut from, &mut to?).await.map(|_| ())
 }
 
+/// Says what failed, and where.
+fn at(what: &str, place: impl Display) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{what} {place}: {error}"))
+}
+
 fn told(outcome: io::Result<()>) {
     match outcome {
         Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
@@ -193,6 +203,17 @@ fn told(outcome: io::Result<()>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn who_cannot_be_reached_is_named() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = taken.local_addr().unwrap();
+        let error = TcpListener::bind(address).await.unwrap_err();
+        let error = at("listen on", address)(error);
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        let expected = format!("listen on {address}: ");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+    }
 
     #[test]
     fn an_end_on_the_host_is_an_address_or_a_path() {

@@ -7,17 +7,16 @@ use std::{
     fs, io,
     os::{
         fd::OwnedFd,
-        unix::{
-            fs::{FileTypeExt, PermissionsExt},
-            net::UnixDatagram,
-        },
+        unix::{fs::FileTypeExt, net::UnixDatagram},
     },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use clap::Args;
+use rustix::{fs::Mode, process::umask};
 use sandwire_api::vsock::{VsockChannel, VsockDestination};
 use tokio::{
     net::{UnixListener, UnixStream},
@@ -160,9 +159,19 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
         }
         fs::remove_file(path).map_err(told)?;
     }
-    let listener = UnixListener::bind(path).map_err(told)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(SOCKET_MODE)).map_err(told)?;
-    Ok(listener)
+    bind_for_service(path).map_err(told)
+}
+
+/// The file gets its mode as it comes to be. Given by its name, the mode would go to whatever the folder's owner has put
+/// there by then, a link to a file of root's for one.
+fn bind_for_service(path: &Path) -> io::Result<UnixListener> {
+    // The umask is the whole process's, which makes no other files meanwhile.
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let usual = umask(Mode::from_raw_mode(!SOCKET_MODE & 0o777));
+    let listener = UnixListener::bind(path);
+    umask(usual);
+    listener
 }
 
 /// Whether somebody has the socket at a path. Asked by a socket of another type, which is refused either way: the
@@ -199,7 +208,44 @@ fn execute(command: &str, stream: OwnedFd) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        os::unix::fs::{PermissionsExt, symlink},
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
     use super::*;
+
+    /// The folder's owner may put anything there, at any moment.
+    #[tokio::test]
+    async fn a_link_in_the_place_of_the_socket_changes_nothing_that_it_leads_to() {
+        const MODE: u32 = 0o600;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let (path, link, file) = (at("vsock.sock_5"), at("link"), at("file"));
+        fs::write(&file, "ours").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(MODE)).unwrap();
+        let over = AtomicBool::new(false);
+        thread::scope(|threads| {
+            threads.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    if fs::symlink_metadata(&path).is_ok_and(|found| found.file_type().is_socket())
+                    {
+                        symlink(&file, &link).unwrap();
+                        fs::rename(&link, &path).unwrap();
+                    }
+                }
+            });
+            for _ in 0..2000 {
+                // Refused whenever the other one was quicker.
+                drop(bind(&path));
+                let _ = fs::remove_file(&path);
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+        let mode = fs::metadata(&file).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, MODE);
+    }
 
     #[tokio::test]
     async fn a_listener_that_runs_is_not_replaced_and_one_that_is_gone_is() {

@@ -40,7 +40,7 @@ const FIRST_GUEST_PORT: u32 = 1 << 30;
 
 /// A guest's connection to one of its ports on CID 2.
 pub(super) struct Connection {
-    vm: VmKey,
+    pub(super) vm: VmKey,
     route: Route,
     packets: Packets,
     begun: Instant,
@@ -78,7 +78,7 @@ impl Router {
                     watch.heard(&self.poller, relay, number, ready);
                     relay.ready(usize::from(ready.token % 2 == 1), ready);
                     if !std::mem::replace(queued, true) {
-                        self.run.push_back(number);
+                        self.run.push(&connection.vm, number);
                     }
                 }
                 Stage::Over => {}
@@ -224,7 +224,7 @@ impl Router {
                 packets.record(sink, Direction::Ingress, Operation::Response, &[]);
             }
         }
-        self.run.push_back(number);
+        self.run.push(&connection.vm, number);
     }
 
     /// Ends dials whose time is over, and lets listeners try again that had to pause.
@@ -245,58 +245,54 @@ impl Router {
         }
     }
 
-    /// Gives each relay that has something to do one turn.
-    pub(super) fn turns(&mut self) {
-        for _ in 0..self.run.len() {
-            let Some(number) = self.run.pop_front() else {
-                return;
-            };
-            let Some(Entry::Connection(connection)) = self.entries.get_mut(&number) else {
-                continue;
-            };
-            let Some(vm) = self.vms.get(&connection.vm) else {
-                continue;
-            };
-            let Stage::Relaying {
-                relay,
-                queued,
-                watch,
-            } = &mut connection.stage
-            else {
-                continue;
-            };
-            *queued = false;
-            let mut carrying = Carrying::new(
-                &mut self.pipes,
-                &mut self.scratch,
-                vm,
-                connection.route.class(),
-                &mut connection.packets,
-            );
-            let before = relay.bytes();
-            let turn = relay.turn(&mut carrying);
-            let after = relay.bytes();
-            let moved = [after.0 - before.0, after.1 - before.1];
-            let Some(rests) = watch.after_turn(&self.poller, relay, number, moved) else {
-                self.refuse(number, VsockRefusal::Memory);
-                continue;
-            };
-            match turn {
-                Turn::Idle => {}
-                Turn::More => {
-                    *queued = true;
-                    self.run.push_back(number);
-                }
-                Turn::Starved => {
-                    *queued = true;
-                    self.starved.push(number);
-                    self.fed
-                        .get_or_insert_with(|| Instant::now() + STARVED_PAUSE);
-                }
-                Turn::Over => self.end(number),
+    /// Gives a relay one turn. How many bytes that moved.
+    pub(super) fn turn(&mut self, number: u64) -> u64 {
+        let Some(Entry::Connection(connection)) = self.entries.get_mut(&number) else {
+            return 0;
+        };
+        let Some(vm) = self.vms.get(&connection.vm) else {
+            return 0;
+        };
+        let Stage::Relaying {
+            relay,
+            queued,
+            watch,
+        } = &mut connection.stage
+        else {
+            return 0;
+        };
+        *queued = false;
+        let mut carrying = Carrying::new(
+            &mut self.pipes,
+            &mut self.scratch,
+            vm,
+            connection.route.class(),
+            &mut connection.packets,
+        );
+        let before = relay.bytes();
+        let turn = relay.turn(&mut carrying);
+        let after = relay.bytes();
+        let moved = [after.0 - before.0, after.1 - before.1];
+        let Some(rests) = watch.after_turn(&self.poller, relay, number, moved) else {
+            self.refuse(number, VsockRefusal::Memory);
+            return 0;
+        };
+        match turn {
+            Turn::Idle => {}
+            Turn::More => {
+                *queued = true;
+                self.run.push(&connection.vm, number);
             }
-            self.rest(number, rests);
+            Turn::Starved => {
+                *queued = true;
+                self.starved.push(number);
+                self.fed
+                    .get_or_insert_with(|| Instant::now() + STARVED_PAUSE);
+            }
+            Turn::Over => self.end(number),
         }
+        self.rest(number, rests);
+        moved.iter().sum()
     }
 
     /// Closes a connection that has come to its end.

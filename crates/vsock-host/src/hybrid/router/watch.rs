@@ -145,6 +145,7 @@ impl Router {
                         queued,
                         watch,
                     },
+                vm,
                 ..
             } = connection.as_mut()
             {
@@ -158,7 +159,7 @@ impl Router {
                 };
                 relay.ready(socket, ready);
                 if !std::mem::replace(queued, true) {
-                    self.run.push_back(number);
+                    self.run.push(vm, number);
                 }
             }
         }

@@ -1,0 +1,85 @@
+//! Whose turn it is: guest by guest, so that one with many connections holds up no other.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{Entry, Router};
+use crate::address::VmKey;
+
+/// Bytes and relays of one guest, until it is the next one's turn. A relay begun is ended, after 1 MiB each way.
+const TURN_BYTES: u64 = 1024 * 1024;
+const TURN_RELAYS: usize = 64;
+
+/// Relays that have something to do.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    /// Guests that have any, each once, and which.
+    guests: VecDeque<VmKey>,
+    relays: HashMap<VmKey, VecDeque<u64>>,
+}
+
+impl Turns {
+    pub(super) fn is_empty(&self) -> bool {
+        self.guests.is_empty()
+    }
+
+    /// Puts a relay behind its guest's others.
+    pub(super) fn push(&mut self, vm: &VmKey, number: u64) {
+        match self.relays.get_mut(vm) {
+            Some(relays) => relays.push_back(number),
+            None => {
+                self.relays.insert(vm.clone(), VecDeque::from([number]));
+                self.guests.push_back(vm.clone());
+            }
+        }
+    }
+
+    /// Takes the next guest out, with its relays.
+    fn take(&mut self) -> Option<(VmKey, VecDeque<u64>)> {
+        let vm = self.guests.pop_front()?;
+        let relays = self.relays.remove(&vm)?;
+        Some((vm, relays))
+    }
+
+    /// Puts those back whose turn hasn't come, before what has come meanwhile.
+    fn put_back(&mut self, vm: &VmKey, mut relays: VecDeque<u64>) {
+        if relays.is_empty() {
+            return;
+        }
+        if let Some(newer) = self.relays.get_mut(vm) {
+            relays.append(newer);
+            *newer = relays;
+        } else {
+            self.relays.insert(vm.clone(), relays);
+            self.guests.push_back(vm.clone());
+        }
+    }
+}
+
+impl Router {
+    /// Gives each guest that has something to do one turn.
+    pub(super) fn turns(&mut self) {
+        for _ in 0..self.run.guests.len() {
+            let Some((vm, mut relays)) = self.run.take() else {
+                return;
+            };
+            let (mut bytes, mut turned) = (0, 0);
+            while bytes < TURN_BYTES
+                && turned < TURN_RELAYS
+                && let Some(number) = relays.pop_front()
+            {
+                bytes += self.turn(number);
+                turned += 1;
+            }
+            self.run.put_back(&vm, relays);
+        }
+    }
+
+    /// Relays that waited for what others had go on.
+    pub(super) fn feed(&mut self) {
+        for number in std::mem::take(&mut self.starved) {
+            if let Some(Entry::Connection(connection)) = self.entries.get(&number) {
+                self.run.push(&connection.vm, number);
+            }
+        }
+    }
+}
