@@ -62,6 +62,8 @@ pub(crate) struct KernelState {
     pub(crate) has_netkit: bool,
     /// Policies that the data path knows, by number.
     pub(crate) policies: BTreeMap<u32, PolicySpec>,
+    /// Pools that there were when the data path got to know a policy.
+    pub(crate) pools_of_policies: BTreeMap<u32, BTreeSet<String>>,
     next_policy: u32,
     pub(crate) group_pairs: BTreeSet<(u32, u32)>,
     /// Interfaces in others' namespaces, by name of their host end.
@@ -475,6 +477,8 @@ impl Network for ModelNetwork {
         state.next_policy += 1;
         let number = state.next_policy;
         state.policies.insert(number, policy.clone());
+        let pools = state.pools.clone();
+        state.pools_of_policies.insert(number, pools);
         drop(state);
         self.leave("add policy")?;
         Ok(PolicyIndex(number))

@@ -85,6 +85,7 @@ impl Shared {
             self.retry_moves();
             self.retry_held();
             self.sync_group_pairs();
+            self.renew_routed_policies();
             self.remove_unused_policies(now);
             self.end_adoption(now);
             if self.lock().ports_dirty.is_some() {
@@ -209,6 +210,9 @@ impl Shared {
                 Err(error) => Err(error.to_string()),
             };
             let mut state = self.lock();
+            if added.is_ok() {
+                state.policies.pools_have_changed();
+            }
             if let Some(entry) = state.pools.get_mut(name) {
                 entry.not_added = added.err();
             }
@@ -341,6 +345,7 @@ impl Shared {
         let now = self.now();
         let mut state = self.lock();
         state.set_busy(&lease, false);
+        self.set_policy_since(&state, &lease, (&plan, tenancy));
         state.count_defects(&found);
         let (repaired, unrepaired): (Vec<Defect>, Vec<Defect>) =
             found.into_iter().partition(is_repaired);
@@ -355,6 +360,21 @@ impl Shared {
         log_defects(&subject, &repaired);
         if is_news {
             log_defects(&subject, &unrepaired);
+        }
+    }
+
+    /// Gives a slot that was repaired for a tenancy the policy that its lease has got meanwhile.
+    fn set_policy_since(
+        &self,
+        state: &State,
+        lease: &LeaseKey,
+        (plan, before): (&SlotPlan, Option<Tenancy>),
+    ) {
+        let Some(tenancy) = state.tenancy(lease).filter(|now| Some(*now) != before) else {
+            return;
+        };
+        if let Err(error) = self.network.set_policy(plan, &tenancy) {
+            tracing::error!(%lease, %error, "cannot set the policy of a lease that was repaired");
         }
     }
 
