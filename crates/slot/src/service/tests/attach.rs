@@ -46,6 +46,20 @@ fn an_interface_goes_at_once_if_its_lease_comes_to_nothing_after_all() {
 }
 
 #[test]
+fn an_interface_goes_with_a_lease_whose_caller_has_gone_meanwhile() {
+    let (host, slots) = with_boxes(1);
+    for request in [BLUE.to_owned(), format!(r#"{BLUE}, "vsock": {{}}"#)] {
+        let refused = slots.acquire_while(ROOT, &request_of(&request), &|| false);
+        assert_eq!(code(refused), ErrorCode::Unavailable);
+        assert!(host.kernel.lock().attached.is_empty());
+        assert!(host.service.lock().channels.is_empty());
+        assert!(slots.leases(ROOT).is_empty());
+        slots.await_quiet();
+    }
+    attached(&slots);
+}
+
+#[test]
 fn a_lease_says_where_its_interface_is_also_after_a_restart() {
     let (host, slots) = with_boxes(1);
     let first = attached(&slots);
