@@ -74,6 +74,8 @@ pub(crate) struct KernelState {
     pub(crate) cookies: BTreeMap<PathBuf, u64>,
     /// Slots whose packets are told of.
     pub(crate) traced: BTreeSet<String>,
+    /// Slots that were moved to another data path, by name of the namespace.
+    pub(crate) moved: Vec<String>,
     /// The host refuses pools whose TAPs have this MTU.
     pub(crate) refused_mtu: Option<u32>,
 }
@@ -543,6 +545,7 @@ impl Network for ModelNetwork {
         tenancy: Option<&Tenancy>,
     ) -> Result<Option<Traffic>, NetworkError> {
         let mut state = self.enter("move")?;
+        state.moved.push(slot.netns_name.clone());
         let tenancy = tenancy.copied().filter(|_| slot.is_ebpf());
         state.set_tenancy(slot, tenancy);
         if let Some(found) = state.slots.get_mut(&slot.netns_name) {
