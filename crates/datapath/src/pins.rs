@@ -212,7 +212,9 @@ pub(crate) fn retire_others(folder: &Path, sizes: &[(&str, u32)]) -> Result<Reti
     if any.is_some() && !current.exists() {
         make_unused(folder)?;
     }
-    let last = any.clone().filter(|maps| version_of(maps) == version_of(&current));
+    let last = any
+        .clone()
+        .filter(|maps| version_of(maps) == version_of(&current));
     Ok(Retired { any, last })
 }
 

@@ -341,7 +341,10 @@ fn a_table_opens_no_service_of_the_host_and_hides_no_sandbox_from_it() {
 fn a_table_of_its_own_leads_to_no_clone_address_of_pools_that_come_later() {
     lab::run(|lab| {
         let world = World::without_pools(lab);
-        for (option, server) in [("-4", IpAddr::from(BEYOND_IPV4)), ("-6", BEYOND_IPV6.into())] {
+        for (option, server) in [
+            ("-4", IpAddr::from(BEYOND_IPV4)),
+            ("-6", BEYOND_IPV6.into()),
+        ] {
             let route = format!("default via {server} dev up0 table 100");
             lab.run(&format!("ip {option} route add {route}"));
         }

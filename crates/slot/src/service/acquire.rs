@@ -488,7 +488,9 @@ impl State {
 
     /// Whether a lease is asked for by more than one request at a time.
     pub(super) fn others_ask_for(&self, key: &LeaseKey) -> bool {
-        self.acquiring.get(key).is_some_and(|requests| *requests > 1)
+        self.acquiring
+            .get(key)
+            .is_some_and(|requests| *requests > 1)
     }
 
     /// Claims the number. Returns whether it was ready.

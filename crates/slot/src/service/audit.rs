@@ -81,6 +81,7 @@ impl Shared {
         }
         self.repair_queued();
         if now >= schedule.retry_at {
+            self.retry_journal();
             self.retry_pools();
             self.retry_moves();
             self.retry_held();
@@ -159,6 +160,14 @@ impl Shared {
             }
         }
         true
+    }
+
+    /// Looks whether a journal that could not be written can be again: nobody may ask for anything while it can't.
+    fn retry_journal(&self) {
+        let mut state = self.lock();
+        if state.journal.failure().is_some() && state.journal.try_again().is_ok() {
+            tracing::info!("the journal can be written again");
+        }
     }
 
     /// Ends leases whose sandbox was still running when they were released.

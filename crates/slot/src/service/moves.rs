@@ -50,7 +50,11 @@ impl Slots {
 impl Shared {
     /// Prepares the host for the other data path and journals that. Returns whether there is
     /// something to move.
-    pub(super) fn begin_move(&self, name: &Name, data_path: DataPath) -> Result<bool, ServiceError> {
+    pub(super) fn begin_move(
+        &self,
+        name: &Name,
+        data_path: DataPath,
+    ) -> Result<bool, ServiceError> {
         let (before, size) = {
             let state = self.lock();
             let entry = state.pool(name)?;
