@@ -229,6 +229,11 @@ impl Shared {
             state.take_back(self, record);
             return (state, Err(ServiceError::CallerGone));
         }
+        // A start that finds it goes on from here.
+        if let Err(error) = state.journal.mark_releasing(&record.key) {
+            state.journal_failed();
+            tracing::error!(lease = %record.key, %error, "a lease that is taken back is not marked so");
+        }
         // Who finds it waits for it as while it was made.
         if let Some(lease) = state.leases.get_mut(&record.key) {
             (lease.is_busy, lease.is_opening) = (true, true);
