@@ -174,6 +174,14 @@ pub struct PolicySpec {
     pub route_table: Option<u32>,
 }
 
+impl PolicySpec {
+    /// Whether packets may leave by other routes than those that the host's rules lead to without a mark.
+    #[must_use]
+    pub fn has_own_routes(&self) -> bool {
+        self.route_table.or(self.route_mark).is_some()
+    }
+}
+
 /// See [`PolicySpec::uplink`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]

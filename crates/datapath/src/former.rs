@@ -38,7 +38,7 @@ pub(crate) struct Former {
 }
 
 impl Former {
-    /// Has new maps, which are still to be made, share the answers of `last`, the last maps of the same version. `None`
+    /// Has new maps, which are still to be made, share the answers of `last`, by which packets go, of the same version. `None`
     /// where these are to be of another size, there are to be fewer NICs, or it can't be done: then nothing is remembered.
     pub(crate) fn take_over(folder: &Path, last: &Path, sizes: &[(&str, u32)]) -> Option<Self> {
         let take_over = || {

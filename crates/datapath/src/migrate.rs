@@ -1,6 +1,8 @@
 //! From maps of another layout or size to those in use.
 //!
-//! Maps that can't be used are moved aside (`old-N`) before new ones are made. When nothing goes by them any more,
+//! Maps that can't be used are moved aside (`old-N`) before new ones are made. These are marked as unused until the
+//! first program goes by them: whoever is killed or gives up before that leaves all as it was, since the next process
+//! throws them away and begins anew. When nothing goes by the old ones any more,
 //! their counters move to the new maps, and renaming the folder (`done-N`) says that nothing in it is needed. Whoever
 //! is killed before that leaves two kinds of old maps to the next process, which begins anew with both; whoever is
 //! killed later leaves pins to be removed. A figure is always in one map alone: it is taken before it is added.
@@ -8,7 +10,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
@@ -19,7 +21,7 @@ use crate::{
     abi::{Nic, NicState, Plain},
     btf::{Btf, Place},
     map::Words,
-    pins::{DONE, map_path, move_aside, old_folders, remove_done},
+    pins::{DONE, UNUSED, current, map_path, move_aside, old_folders, remove_done},
     sys,
 };
 
@@ -82,6 +84,21 @@ impl OldArray {
 }
 
 impl Datapath {
+    /// Says that packets go by these maps from now on. To be called before the first of the new programs takes the place
+    /// of an old one.
+    ///
+    /// # Errors
+    /// The mark of maps that are unused stays, and the next start takes these for such.
+    pub fn take_into_use(&self) -> Result<(), Error> {
+        let mark = current(&self.folder).join(UNUSED);
+        match fs::remove_dir(&mark) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::system("remove", mark.display().to_string(), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Moves the counters of old maps to the same NICs (pool, slot, position, clone addresses) of which `is_same`
     /// says that their sandbox is the same too, and removes the old maps. To be called once no filter runs an old
     /// program.

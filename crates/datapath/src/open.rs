@@ -118,9 +118,9 @@ pub struct Opened {
     /// The data path.
     pub datapath: Datapath,
     /// Set if maps of another layout or size were found, and where they are now: the maps in use are new
-    /// and empty. The caller writes every policy and NIC anew from its journal, replaces the filters on
-    /// host ends and the programs on uplinks, and then calls [`Datapath::finish_migration`]. Until
-    /// then packets go on by the old programs and maps.
+    /// and empty. The caller writes every policy and NIC anew from its journal, calls
+    /// [`Datapath::take_into_use`], replaces the filters on host ends and the programs on uplinks, and then calls
+    /// [`Datapath::finish_migration`]. Until then packets go on by the old programs and maps.
     pub migrated_from: Option<PathBuf>,
 }
 

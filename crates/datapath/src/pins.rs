@@ -4,9 +4,11 @@
 //! /sys/fs/bpf/sandwire/INSTANCE/
 //!   v1/            maps of this layout, by name
 //!   v1/programs/   the programs of the last start
+//!   v1/unused/     only while no packet goes by these maps, but by older ones
 //!   links/         attachments on uplinks and the shared interface
-//!   old-N/         maps of another layout or size, until finish_migration
-//!   done-N/        such maps of which nothing is needed any more, while they are removed
+//!   old-N-v1/      maps that packets went by before, of another size or (by its number) layout, until finish_migration
+//!   done-N-v1/     maps of which nothing is needed any more, while they are removed
+//!   new/           what becomes `v1`, with `unused` in it, in one step
 //! ```
 
 use std::{
@@ -36,6 +38,10 @@ pub(crate) const LINKS: &str = "links";
 const OLD: &str = "old-";
 /// Begins the names of those of which nothing is needed any more.
 pub(crate) const DONE: &str = "done-";
+/// Is in a folder of maps that no packet goes by yet.
+pub(crate) const UNUSED: &str = "unused";
+/// Where such a folder is made.
+const NEW: &str = "new";
 
 /// All maps that are shared, with the sizes of keys and values.
 pub(crate) const MAPS: [(&str, usize, usize); 17] = [
@@ -176,21 +182,26 @@ pub(crate) fn remove_folder(folder: &Path) -> Result<(), Error> {
 pub(crate) struct Retired {
     /// Where old maps are.
     pub(crate) any: Option<PathBuf>,
-    /// Those of this version, if they were in use until now.
+    /// The last ones that packets went by, if they are of this version.
     pub(crate) last: Option<PathBuf>,
 }
 
 /// Moves maps aside that can't be used: of another version, of other sizes, or of a migration that was
-/// cut off.
+/// cut off. Those that no packet went by yet are thrown away: what a start wrote that failed early must not pass
+/// for what was known before.
 pub(crate) fn retire_others(folder: &Path, sizes: &[(&str, u32)]) -> Result<Retired, Error> {
+    let is_cut_off = !old_folders(folder)?.is_empty();
+    for version in versions(folder)? {
+        if is_cut_off && version.join(UNUSED).exists() {
+            move_aside(folder, &version, DONE)?;
+        }
+    }
     if let Err(error) = remove_done(folder) {
         tracing::warn!(%error, "what is left of old maps can't be removed");
     }
     let current = current(folder);
-    let is_cut_off = !old_folders(folder)?.is_empty();
-    let mut last = None;
     if current.exists() && (is_cut_off || !fits(folder, sizes)?) {
-        last = Some(move_aside(folder, &current, OLD)?);
+        move_aside(folder, &current, OLD)?;
     }
     for other in versions(folder)? {
         if other != current {
@@ -198,18 +209,46 @@ pub(crate) fn retire_others(folder: &Path, sizes: &[(&str, u32)]) -> Result<Reti
         }
     }
     let any = old_folders(folder)?.pop();
+    if any.is_some() && !current.exists() {
+        make_unused(folder)?;
+    }
+    let last = any
+        .clone()
+        .filter(|maps| version_of(maps) == version_of(&current));
     Ok(Retired { any, last })
 }
 
-/// Gives a folder another name, in one step: this and the first number that is free. Returns where it is then.
+/// Makes the folder for maps that no packet goes by yet.
+fn make_unused(folder: &Path) -> Result<(), Error> {
+    let (new, current) = (folder.join(NEW), current(folder));
+    make_folder(&new.join(UNUSED))?;
+    fs::rename(&new, &current)
+        .map_err(|source| Error::system("create", current.display().to_string(), source))
+}
+
+/// The version of a folder of maps, as it is written in its name.
+fn version_of(maps: &Path) -> Option<&str> {
+    maps.file_name()?.to_str()?.rsplit('-').next()
+}
+
+/// Gives a folder another name, in one step: this, a number above all that there are, and its version. Returns where it
+/// is then.
 pub(crate) fn move_aside(folder: &Path, maps: &Path, name: &str) -> Result<PathBuf, Error> {
     let failed = |source| Error::system("move aside", maps.display().to_string(), source);
-    let aside = (1..)
-        .map(|number| folder.join(format!("{name}{number}")))
-        .find(|path| !path.exists());
-    let aside = aside.expect("numbers don't end");
+    let others = folders(folder, |other| other.starts_with(name))?;
+    let number = others.iter().map(|other| number_of(other)).max();
+    let number = number.unwrap_or(0).saturating_add(1);
+    let version = version_of(maps).unwrap_or_default();
+    let aside = folder.join(format!("{name}{number}-{version}"));
     fs::rename(maps, &aside).map_err(failed)?;
     Ok(aside)
+}
+
+/// The number that [`move_aside`] gave a folder.
+fn number_of(aside: &Path) -> u32 {
+    let name = aside.file_name().and_then(|name| name.to_str());
+    let number = name.and_then(|name| name.split('-').nth(1)?.parse().ok());
+    number.unwrap_or(0)
 }
 
 /// Removes maps of which nothing is needed any more.
@@ -225,7 +264,7 @@ fn versions(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     })
 }
 
-/// Folders of maps that can't be used.
+/// Folders of maps that can't be used, in the order in which they were in use.
 pub(crate) fn old_folders(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     folders(folder, |name| name.starts_with(OLD))
 }
@@ -244,5 +283,6 @@ fn folders(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Result<Vec<PathBuf
         }
     }
     found.sort();
+    found.sort_by_key(|path| number_of(path));
     Ok(found)
 }

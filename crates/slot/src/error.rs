@@ -410,6 +410,9 @@ pub enum ServiceError {
     /// The daemon is stopping.
     #[error("the daemon is stopping: try again when it is back")]
     Stopping,
+    /// Whoever asked is not there any more.
+    #[error("the caller has gone before it could be told of a lease, so there is none")]
+    CallerGone,
 }
 
 impl ServiceError {
@@ -442,7 +445,7 @@ impl ServiceError {
             Self::PoolEmpty { .. } => ErrorCode::PoolEmpty,
             Self::PoolExhausted { .. } => ErrorCode::PoolExhausted,
             Self::Network { .. } | Self::Journal(_) | Self::System { .. } => ErrorCode::Internal,
-            Self::Late { .. } | Self::Stopping => ErrorCode::Unavailable,
+            Self::Late { .. } | Self::Stopping | Self::CallerGone => ErrorCode::Unavailable,
         }
     }
 

@@ -40,6 +40,8 @@ mod schema;
 pub struct Journal {
     connection: Connection,
     path: PathBuf,
+    /// Why the last write failed, if it did.
+    failure: Option<String>,
     /// Held, not read: the kernel unlocks it when it is closed, however the process ends.
     _lock: File,
     #[cfg(test)]
@@ -108,6 +110,7 @@ impl Journal {
         let journal = Self {
             connection,
             path,
+            failure: None,
             _lock: lock,
             #[cfg(test)]
             power: crate::model::Power::unlimited(),
@@ -121,6 +124,20 @@ impl Journal {
     /// Another daemon has the folder, or it can't be written.
     pub fn check_free(folder: &Path) -> Result<(), JournalError> {
         lock(folder).map(drop)
+    }
+
+    /// Why the last write failed, if it did.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Writes something that changes nothing, to see whether it can be written again.
+    ///
+    /// # Errors
+    /// It can't.
+    pub fn try_again(&mut self) -> Result<(), JournalError> {
+        self.write("write", row::write_nothing_new)
     }
 
     /// Adds a pool, or changes its settings.
@@ -310,6 +327,7 @@ impl Journal {
         #[cfg(test)]
         self.step(operation)?;
         let written = change(&self.connection).map_err(|source| self.failed(operation, source));
+        self.failure = written.as_ref().err().map(ToString::to_string);
         #[cfg(test)]
         self.step(operation)?;
         written

@@ -349,8 +349,7 @@ impl Network for KernelNetwork {
     fn add_policy(&self, policy: &PolicySpec) -> Result<PolicyIndex, NetworkError> {
         // By the host's rules every clone address leads to the shared interface, which the data path
         // knows; by other tables it might lead anywhere.
-        let has_own_routes = policy.route_table.or(policy.route_mark).is_some();
-        let prefixes: Vec<IpNet> = match has_own_routes {
+        let prefixes: Vec<IpNet> = match policy.has_own_routes() {
             true => {
                 let state = lock(&self.host);
                 let pools = state.pools.values();

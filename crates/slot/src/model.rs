@@ -62,6 +62,8 @@ pub(crate) struct KernelState {
     pub(crate) has_netkit: bool,
     /// Policies that the data path knows, by number.
     pub(crate) policies: BTreeMap<u32, PolicySpec>,
+    /// Pools that there were when the data path got to know a policy.
+    pub(crate) pools_of_policies: BTreeMap<u32, BTreeSet<String>>,
     next_policy: u32,
     pub(crate) group_pairs: BTreeSet<(u32, u32)>,
     /// Interfaces in others' namespaces, by name of their host end.
@@ -72,6 +74,8 @@ pub(crate) struct KernelState {
     pub(crate) cookies: BTreeMap<PathBuf, u64>,
     /// Slots whose packets are told of.
     pub(crate) traced: BTreeSet<String>,
+    /// Slots that were moved to another data path, by name of the namespace.
+    pub(crate) moved: Vec<String>,
     /// The host refuses pools whose TAPs have this MTU.
     pub(crate) refused_mtu: Option<u32>,
 }
@@ -475,6 +479,8 @@ impl Network for ModelNetwork {
         state.next_policy += 1;
         let number = state.next_policy;
         state.policies.insert(number, policy.clone());
+        let pools = state.pools.clone();
+        state.pools_of_policies.insert(number, pools);
         drop(state);
         self.leave("add policy")?;
         Ok(PolicyIndex(number))
@@ -539,6 +545,7 @@ impl Network for ModelNetwork {
         tenancy: Option<&Tenancy>,
     ) -> Result<Option<Traffic>, NetworkError> {
         let mut state = self.enter("move")?;
+        state.moved.push(slot.netns_name.clone());
         let tenancy = tenancy.copied().filter(|_| slot.is_ebpf());
         state.set_tenancy(slot, tenancy);
         if let Some(found) = state.slots.get_mut(&slot.netns_name) {

@@ -127,7 +127,7 @@ pub trait Network: Send + Sync {
     }
 
     /// Makes a policy known to the eBPF data path, as a whole or not at all. May take a second if it
-    /// has 100,000 prefixes.
+    /// has 100,000 prefixes. One with routes of its own knows the clone prefixes of the pools that there are then.
     ///
     /// # Errors
     /// The policy is more than the data path holds, or there is no room for it.

@@ -91,6 +91,8 @@ pub enum Claim {
     Building,
     /// The caller may have it when its tear-down is done: ask again.
     Wait,
+    /// It is being built for another request.
+    OfAnother,
     /// Somebody else has it.
     InUse,
 }
@@ -285,13 +287,11 @@ impl Pool {
                 return if other { Claim::InUse } else { Claim::Wait };
             }
             Some(
-                SlotState::Wanted
-                | SlotState::Building { reserved: true }
-                | SlotState::Reserved
-                | SlotState::Leased
-                | SlotState::Held
-                | SlotState::Resting(_),
-            ) => return Claim::InUse,
+                SlotState::Wanted | SlotState::Building { reserved: true } | SlotState::Reserved,
+            ) => return Claim::OfAnother,
+            Some(SlotState::Leased | SlotState::Held | SlotState::Resting(_)) => {
+                return Claim::InUse;
+            }
         };
         self.change(number, next);
         claim

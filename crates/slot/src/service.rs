@@ -175,6 +175,8 @@ struct LeaseEntry {
     is_busy: bool,
     /// Its channel is being opened or its interface attached: nobody has been told of the lease yet.
     is_opening: bool,
+    /// Its slot may still have the data path that its pool is moved from.
+    is_to_move: bool,
 }
 
 /// How much of a leased slot is missing.

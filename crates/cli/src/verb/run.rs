@@ -284,10 +284,8 @@ async fn acquire(
     let left = match timeout(ANSWER_MAX, acquiring).await {
         Ok(Ok(acquired)) if acquired.new => give_back(client, &acquired.lease).await,
         Ok(_) => String::new(),
-        Err(_) => {
-            "; the daemon didn't answer: if it hands out a slot after all, 'sandwire list' shows the lease"
-                .to_owned()
-        }
+        Err(_) => "; the daemon didn't answer, and takes back what it hands out to who has gone"
+            .to_owned(),
     };
     Err(interrupted(shown, signal, &left))
 }

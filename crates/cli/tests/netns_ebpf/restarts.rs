@@ -79,7 +79,7 @@ fn an_upgrade_with_other_maps_loses_no_packet_and_keeps_policies_and_counters() 
         world.daemon.kill().unwrap();
         start_with_maps_for(lab, &mut world, &guests, 256);
         // Cut off: the next one begins anew, with the maps of two daemons before it.
-        assert!(fs::exists(format!("{MAPS}/old-1")).unwrap());
+        assert!(fs::exists(format!("{MAPS}/old-1-v1")).unwrap());
         world.daemon.kill().unwrap();
         start_with_maps_for(lab, &mut world, &guests, 64);
         wait_for_the_end(&guests);

@@ -336,6 +336,52 @@ fn a_table_opens_no_service_of_the_host_and_hides_no_sandbox_from_it() {
     });
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_table_of_its_own_leads_to_no_clone_address_of_pools_that_come_later() {
+    lab::run(|lab| {
+        let world = World::without_pools(lab);
+        for (option, server) in [
+            ("-4", IpAddr::from(BEYOND_IPV4)),
+            ("-6", BEYOND_IPV6.into()),
+        ] {
+            let route = format!("default via {server} dev up0 table 100");
+            lab.run(&format!("ip {option} route add {route}"));
+        }
+        let policy = json!({"uplink": "route", "route_table": 100});
+        let early = pool("early", "host", 0, 1, &policy);
+        world.daemon.create_pool(&early).unwrap();
+        world.route_back(0);
+        let (lease, guest) = world.guest("early", "early");
+        guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+        let nobody = [
+            IpAddr::from(Ipv4Addr::new(10, 65, 0, 200)),
+            Ipv6Addr::new(0xfd00, 0xc10e, 1, 0, 0, 0, 0, 200).into(),
+        ];
+        // How many of two packets to addresses that nobody has were dropped as such.
+        let dropped = || {
+            let count = || {
+                let drops = world.detail(&lease)["traffic"]["drops"].clone();
+                drops["no_such_sandbox"].as_u64().unwrap_or(0)
+            };
+            let before = count();
+            for address in nobody {
+                let target = SocketAddr::new(address, ECHO_PORT);
+                guest.exchange_udp(target, b"?", SECOND / 2).unwrap_err();
+            }
+            count() - before
+        };
+        assert_eq!(dropped(), 0, "there is no such pool");
+        let late = pool("late", "netns", 1, 0, &policy);
+        world.daemon.create_pool(&late).unwrap();
+        assert_eq!(dropped(), 2);
+        guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
+        world.daemon.json("pool delete late").unwrap();
+        assert_eq!(dropped(), 0, "there is no such pool any more");
+        assert_eq!(world.detail(&lease)["defects"], json!([]));
+    });
+}
+
 /// A packet of a guest that no router may pass on.
 fn last_hop(guest: &FakeGuest, target: SocketAddr) -> Vec<u8> {
     let network = guest.network();

@@ -57,19 +57,23 @@ impl Connection {
     /// Refuses to give anything to a caller that has gone: it was killed while the daemon stood still, say. Nobody would
     /// know that it is there.
     pub(super) fn demand(&self) -> Result<(), Failure> {
-        let Some(connection) = &self.0 else {
+        if self.is_there() {
             return Ok(());
+        }
+        Err(Failure::new(
+            ErrorCode::Unavailable,
+            "the caller has gone before its request was carried out",
+        ))
+    }
+
+    /// Whether the caller still has its end. One that can't be asked is taken to be there.
+    pub(super) fn is_there(&self) -> bool {
+        let Some(connection) = &self.0 else {
+            return true;
         };
         let mut asked = [PollFd::new(connection, PollFlags::empty())];
-        // One that can't be asked is taken to be there.
         let _ = poll(&mut asked, Some(&Timespec::default()));
-        if asked[0].revents().contains(PollFlags::HUP) {
-            return Err(Failure::new(
-                ErrorCode::Unavailable,
-                "the caller has gone before its request was carried out",
-            ));
-        }
-        Ok(())
+        !asked[0].revents().contains(PollFlags::HUP)
     }
 }
 

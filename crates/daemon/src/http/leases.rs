@@ -80,12 +80,14 @@ async fn acquire(
     let acquired = if may_wait {
         blocking(move || {
             connection.demand()?;
-            Ok(app.slots.acquire(caller, &request)?)
+            let is_there = || connection.is_there();
+            Ok(app.slots.acquire_while(caller, &request, &is_there)?)
         })
         .await?
     } else {
         connection.demand()?;
-        app.slots.acquire(caller, &request)?
+        app.slots
+            .acquire_while(caller, &request, &|| connection.is_there())?
     };
     let status = if acquired.new {
         StatusCode::CREATED

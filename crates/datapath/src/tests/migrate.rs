@@ -66,7 +66,8 @@ fn finish_after(done: impl FnOnce(&Datapath, &Path), begins_anew: bool) {
         let index = enter(&datapath, slot);
         count(&datapath, index, 7);
     }
-    done(&datapath, &folder.join("old-1"));
+    datapath.take_into_use().unwrap();
+    done(&datapath, &folder.join("old-1-v1"));
     drop(datapath);
     let opened = Datapath::open(&larger()).unwrap();
     assert_eq!(opened.migrated_from.is_some(), begins_anew);
@@ -107,7 +108,7 @@ fn netns_whoever_is_killed_while_old_maps_are_removed_leaves_nothing() {
         let finish = |pins: &'static [&str]| {
             move |datapath: &Datapath, old: &Path| {
                 datapath.take_counters(old, |_| true).unwrap();
-                let done = old.with_file_name("done-1");
+                let done = old.with_file_name("done-1-v1");
                 fs::rename(old, &done).unwrap();
                 for pin in pins {
                     fs::remove_file(done.join(pin)).unwrap();
@@ -164,6 +165,7 @@ fn netns_answers_and_the_leases_that_they_name_stay_where_they_are() {
             let places = [first, second, third];
             let leases = places.map(|index| datapath.nic(index).lease);
             assert_eq!(leases, [2, 1, 1]);
+            datapath.take_into_use().unwrap();
             // As if it had been killed before it wrote them.
             for index in places {
                 let lease = datapath.nics.field(index.0, offset_of!(Nic, lease));
@@ -206,6 +208,56 @@ fn netns_answers_of_another_size_are_made_anew() {
         assert_eq!(datapath.allocate_former(0, 1, 1), None);
         drop(datapath);
         Datapath::remove(&other.folder).unwrap();
+    });
+}
+
+/// A start that ends before packets go by its maps, and one after it with the sizes of `settings`.
+fn start_after(failed: &Settings, settings: &Settings) -> Datapath {
+    drop(Datapath::open(failed).unwrap());
+    Datapath::open(settings).unwrap().datapath
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_start_that_ends_before_packets_go_by_its_maps_takes_nothing_away() {
+    lab::run(|_| {
+        let more_answers = Settings {
+            answers_max: 2048,
+            ..settings()
+        };
+        let fewer = Settings {
+            nics_max: 128,
+            ..settings()
+        };
+        for failed in [&more_answers, &fewer, &larger()] {
+            let datapath = open(&settings());
+            let [first, second] = [1, 2].map(|slot| enter(&datapath, slot));
+            datapath.deactivate(second).unwrap();
+            datapath.activate(second, PolicyIndex(0), false).unwrap();
+            count(&datapath, first, 1000);
+            let answers = answers_of(&datapath);
+            drop(datapath);
+            for after in [settings(), larger()] {
+                let datapath = start_after(failed, &after);
+                assert_eq!(answers_of(&datapath), answers, "{failed:?}, {after:?}");
+                assert!(datapath.shares_answers());
+                assert_eq!(datapath.allocate_former(0, 2, 1), Some(second));
+                assert_eq!(datapath.nic(second).lease, 2);
+            }
+            let folder = settings().folder;
+            // Killed as soon as it had moved them aside.
+            Datapath::remove(&folder.join("v1")).unwrap();
+            let datapath = Datapath::open(&larger()).unwrap().datapath;
+            assert_eq!(answers_of(&datapath), answers);
+            datapath.take_into_use().unwrap();
+            enter(&datapath, 1);
+            datapath.finish_migration(|_| true).unwrap();
+            assert_eq!(counted(&datapath), [(1, 1000, 1000)]);
+            assert_eq!(names_in(&folder), ["links", "v1"]);
+            assert!(!names_in(&folder.join("v1")).contains(&"unused".to_owned()));
+            drop(datapath);
+            Datapath::remove(&folder).unwrap();
+        }
     });
 }
 
@@ -259,7 +311,7 @@ fn netns_other_sizes_make_new_maps_and_keep_counters() {
         };
         let opened = Datapath::open(&larger).unwrap();
         let folder = larger.folder.clone();
-        assert_eq!(opened.migrated_from, Some(folder.join("old-1")));
+        assert_eq!(opened.migrated_from, Some(folder.join("old-1-v1")));
         let datapath = opened.datapath;
         assert!(datapath.used().is_empty());
         // In another order than before.
@@ -268,9 +320,10 @@ fn netns_other_sizes_make_new_maps_and_keep_counters() {
         datapath.activate(index, PolicyIndex(0), false).unwrap();
         datapath.counters.add(index.0, &counted);
         // Killed before it was done: the next process begins anew.
+        datapath.take_into_use().unwrap();
         drop(datapath);
         let opened = Datapath::open(&larger).unwrap();
-        assert_eq!(opened.migrated_from, Some(folder.join("old-2")));
+        assert_eq!(opened.migrated_from, Some(folder.join("old-2-v1")));
         let datapath = opened.datapath;
         let index = datapath.allocate(1).unwrap();
         datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));

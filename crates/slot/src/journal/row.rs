@@ -236,6 +236,14 @@ pub(super) fn remove_port(connection: &Connection, published: &PublishedPort) ->
     Ok(())
 }
 
+pub(super) fn write_nothing_new(connection: &Connection) -> Sql {
+    connection.execute(
+        "UPDATE meta SET value = value WHERE key = 'next_lease_number'",
+        [],
+    )?;
+    Ok(())
+}
+
 pub(super) fn reserve_lease_numbers(connection: &Connection, count: u32) -> Sql<u64> {
     let query = "SELECT value FROM meta WHERE key = 'next_lease_number'";
     let next: u64 = connection.query_row(query, [], |row| parsed(row, 0))?;

@@ -98,6 +98,9 @@ impl Ebpf {
     /// With `waits`, maps that were made anew get no packets before the [`Switch`].
     pub(super) fn open(settings: &Settings, waits: bool) -> Result<Self, NetworkError> {
         let opened = Datapath::open(settings)?;
+        if !waits {
+            opened.datapath.take_into_use()?;
+        }
         let used = opened.datapath.used();
         let firsts = used.iter().filter(|(_, nic)| nic.position == 0);
         let slots = firsts.map(|(index, nic)| ((nic.pool, nic.slot), (*index, nic.count)));

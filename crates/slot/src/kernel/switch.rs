@@ -179,7 +179,8 @@ pub(super) fn switch_over(
     let Some(waiting) = ebpf.switch.end() else {
         return Ok(());
     };
-    let mut failures = Vec::new();
+    let mut failures: Vec<NetworkError> = Vec::new();
+    failures.extend(ebpf.datapath.take_into_use().err().map(NetworkError::from));
     if let Some((shared, uplinks)) = waiting.host {
         failures.extend(ebpf.attach(shared, &uplinks).err());
         if !ebpf.datapath.shares_answers() {

@@ -154,7 +154,7 @@ fn a_number_that_is_being_built_goes_to_who_asked_for_it() {
     let mut pool = Pool::new(1, 10);
     let number = pool.next_build(seconds(0)).unwrap();
     assert_eq!(pool.claim(number, None), Claim::Building);
-    assert_eq!(pool.claim(number, None), Claim::InUse);
+    assert_eq!(pool.claim(number, None), Claim::OfAnother);
     pool.built(number);
     assert_eq!(pool.take_ready(), None, "it is not for all");
     pool.unreserve(number);
@@ -319,7 +319,7 @@ impl Checked {
                 match self.pool.claim(number, Some(&tenant(&name(who)))) {
                     Claim::Taken => self.lease(number),
                     Claim::Building => assert!(self.reserved.insert(number), "{number}"),
-                    Claim::Wait | Claim::InUse => {}
+                    Claim::Wait | Claim::OfAnother | Claim::InUse => {}
                 }
             }
             Step::TakeReserved(pick) => {

@@ -52,6 +52,19 @@ impl Slots {
         caller: Caller,
         request: &AcquireLease,
     ) -> Result<Acquired, ServiceError> {
+        self.acquire_while(caller, request, &|| true)
+    }
+
+    /// The same for a caller that may go away before it is told: then there is no such lease.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn acquire_while(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+        is_there: &dyn Fn() -> bool,
+    ) -> Result<Acquired, ServiceError> {
         let begun = Instant::now();
         let shared = &self.shared;
         let _acquiring = shared.begin_acquire(caller, request);
@@ -83,6 +96,11 @@ impl Slots {
             let (after, opened) = shared.settle_channel(state, outcome);
             state = after;
             outcome = opened;
+        }
+        if matches!(outcome, Ok((_, _, true))) && !is_there() {
+            let (after, taken_back) = shared.take_back_unwanted(state, outcome);
+            state = after;
+            outcome = taken_back;
         }
         if let (Some(held), false) = (&held, matches!(outcome, Ok((_, _, true)))) {
             state.policies.give_up(held, shared.now());
@@ -265,6 +283,7 @@ impl State {
             // Until its channel and its interface are there.
             is_busy: record.channel.is_some() || record.attach.is_some(),
             is_opening: record.channel.is_some() || record.attach.is_some(),
+            is_to_move: false,
         };
         self.leases.insert(record.key.clone(), lease);
         Ok((plan, record, true))
@@ -467,6 +486,13 @@ impl State {
         self.grant(shared, asked, number).map(Some)
     }
 
+    /// Whether a lease is asked for by more than one request at a time.
+    pub(super) fn others_ask_for(&self, key: &LeaseKey) -> bool {
+        self.acquiring
+            .get(key)
+            .is_some_and(|requests| *requests > 1)
+    }
+
     /// Claims the number. Returns whether it was ready.
     fn claim(
         &mut self,
@@ -480,6 +506,7 @@ impl State {
             .name
             .as_ref()
             .map(|name| caller.lease_key(None, name));
+        let is_of_ours = tenant.as_ref().is_some_and(|key| self.others_ask_for(key));
         let entry = self.pool_mut(&request.pool)?;
         if let Some(error) = &entry.not_added {
             return Err(entry.empty(format!(": {error}")));
@@ -493,7 +520,9 @@ impl State {
                 shared.build_work.notify_one();
                 Ok(false)
             }
-            Claim::InUse => Err(ServiceError::Conflict {
+            // The caller asks again for what it asks for already.
+            Claim::OfAnother if is_of_ours => Ok(false),
+            Claim::OfAnother | Claim::InUse => Err(ServiceError::Conflict {
                 operation: "acquire",
                 object: format!("a slot of pool '{}'", request.pool),
                 reason: format!(

@@ -211,6 +211,41 @@ impl Shared {
         (state, Ok((plan, record, true)))
     }
 
+    /// Takes a new lease back whose caller has gone: nobody would know of it. Not if another request for it waits, which
+    /// is told of it next.
+    pub(super) fn take_back_unwanted<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        outcome: Outcome,
+    ) -> (MutexGuard<'a, State>, Outcome) {
+        let Ok((plan, record, _)) = &outcome else {
+            return (state, outcome);
+        };
+        if state.others_ask_for(&record.key) {
+            return (state, outcome);
+        }
+        if record.channel.is_none() && record.attach.is_none() {
+            // Without letting go of the lock, so that nobody finds it.
+            state.take_back(self, record);
+            return (state, Err(ServiceError::CallerGone));
+        }
+        // A start that finds it goes on from here.
+        if let Err(error) = state.journal.mark_releasing(&record.key) {
+            state.journal_failed();
+            tracing::error!(lease = %record.key, %error, "a lease that is taken back is not marked so");
+        }
+        // Who finds it waits for it as while it was made.
+        if let Some(lease) = state.leases.get_mut(&record.key) {
+            (lease.is_busy, lease.is_opening) = (true, true);
+        }
+        drop(state);
+        if let Some(channel) = &record.channel {
+            self.close_channel(record, channel);
+        }
+        let state = self.undo(plan, record);
+        (state, Err(ServiceError::CallerGone))
+    }
+
     /// Takes a lease back that nobody has been told of, and before that what its namespace has of it: a tear-down
     /// looks at the host alone.
     pub(super) fn undo(&self, plan: &Plan, record: &LeaseRecord) -> MutexGuard<'_, State> {

@@ -81,10 +81,12 @@ impl Shared {
         }
         self.repair_queued();
         if now >= schedule.retry_at {
+            self.retry_journal();
             self.retry_pools();
             self.retry_moves();
             self.retry_held();
             self.sync_group_pairs();
+            self.renew_routed_policies();
             self.remove_unused_policies(now);
             self.end_adoption(now);
             if self.lock().ports_dirty.is_some() {
@@ -160,6 +162,14 @@ impl Shared {
         true
     }
 
+    /// Looks whether a journal that could not be written can be again: nobody may ask for anything while it can't.
+    fn retry_journal(&self) {
+        let mut state = self.lock();
+        if state.journal.failure().is_some() && state.journal.try_again().is_ok() {
+            tracing::info!("the journal can be written again");
+        }
+    }
+
     /// Ends leases whose sandbox was still running when they were released.
     fn retry_held(&self) {
         let held: Vec<LeaseKey> = {
@@ -209,6 +219,9 @@ impl Shared {
                 Err(error) => Err(error.to_string()),
             };
             let mut state = self.lock();
+            if added.is_ok() {
+                state.policies.pools_have_changed();
+            }
             if let Some(entry) = state.pools.get_mut(name) {
                 entry.not_added = added.err();
             }
@@ -341,6 +354,7 @@ impl Shared {
         let now = self.now();
         let mut state = self.lock();
         state.set_busy(&lease, false);
+        self.set_policy_since(&state, &lease, (&plan, tenancy));
         state.count_defects(&found);
         let (repaired, unrepaired): (Vec<Defect>, Vec<Defect>) =
             found.into_iter().partition(is_repaired);
@@ -355,6 +369,21 @@ impl Shared {
         log_defects(&subject, &repaired);
         if is_news {
             log_defects(&subject, &unrepaired);
+        }
+    }
+
+    /// Gives a slot that was repaired for a tenancy the policy that its lease has got meanwhile.
+    fn set_policy_since(
+        &self,
+        state: &State,
+        lease: &LeaseKey,
+        (plan, before): (&SlotPlan, Option<Tenancy>),
+    ) {
+        let Some(tenancy) = state.tenancy(lease).filter(|now| Some(*now) != before) else {
+            return;
+        };
+        if let Err(error) = self.network.set_policy(plan, &tenancy) {
+            tracing::error!(%lease, %error, "cannot set the policy of a lease that was repaired");
         }
     }
 

@@ -80,6 +80,10 @@ impl State {
         if self.stopping {
             problems.push(problem("daemon", "it is stopping".to_owned(), true));
         }
+        if let Some(error) = self.journal.failure() {
+            let message = format!("no lease can be acquired or released, trying again: {error}");
+            problems.push(problem("journal", message, true));
+        }
         for entry in self.pools.values() {
             problems.extend(entry.problems());
         }

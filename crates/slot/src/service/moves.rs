@@ -2,8 +2,9 @@
 //! over what the data path had before a start.
 //!
 //! A move is journaled before it begins and forgotten when every leased slot has arrived. Until then the host
-//! serves both data paths, each slot is moved by itself, and moving one again is harmless: whatever
-//! interrupts a move, the auditor goes on with it. Ready slots are simply built anew.
+//! serves both data paths, and each slot is moved by itself: whatever interrupts a move, the auditor goes on with it.
+//! No slot is moved twice, but after a start, which can't tell: for a moment the host's rules alone judge its packets.
+//! Ready slots are simply built anew.
 
 use std::{
     sync::{Arc, PoisonError},
@@ -49,7 +50,11 @@ impl Slots {
 impl Shared {
     /// Prepares the host for the other data path and journals that. Returns whether there is
     /// something to move.
-    fn begin_move(&self, name: &Name, data_path: DataPath) -> Result<bool, ServiceError> {
+    pub(super) fn begin_move(
+        &self,
+        name: &Name,
+        data_path: DataPath,
+    ) -> Result<bool, ServiceError> {
         let (before, size) = {
             let state = self.lock();
             let entry = state.pool(name)?;
@@ -109,18 +114,27 @@ impl Shared {
             entry.policy = Some(held);
         }
         entry.discard_built();
+        let leases = state.leases.values_mut();
+        for lease in leases.filter(|lease| lease.record.pool == *name) {
+            lease.is_to_move = true;
+        }
         Ok(true)
     }
 
     /// Moves what is left to be moved of a pool, and ends the move if that is all. Waits so long for who works on a
     /// lease's slot.
-    fn move_slots(&self, name: &Name, patience: Duration) {
+    pub(super) fn move_slots(&self, name: &Name, patience: Duration) {
         let mut is_done = true;
-        let keys = self.lock().leases_of(name);
+        let keys = {
+            let state = self.lock();
+            let mut keys = state.leases_of(name);
+            keys.retain(|key| state.is_to_move(key));
+            keys
+        };
         for key in keys {
             let Ok(state) = self.wait_idle_for(&key, patience) else {
                 // Ended in the meantime, or somebody works on it: to be seen by the next try.
-                is_done &= !self.lock().leases.contains_key(&key);
+                is_done &= !self.lock().is_to_move(&key);
                 continue;
             };
             is_done &= self.move_lease(state, &key);
@@ -134,6 +148,10 @@ impl Shared {
     }
 
     fn move_lease(&self, mut state: std::sync::MutexGuard<'_, State>, key: &LeaseKey) -> bool {
+        // Another lease by the same name has a slot of its pool's data path.
+        if !state.is_to_move(key) {
+            return true;
+        }
         let Some((slot, tenancy)) = state.slot_and_tenancy(key) else {
             return true;
         };
@@ -147,6 +165,9 @@ impl Shared {
         if let Ok(counted) = &moved {
             // The slot begins to count anew when it comes back.
             state.keep_traffic(&pool, counted.as_ref());
+            if let Some(lease) = state.leases.get_mut(key) {
+                lease.is_to_move = false;
+            }
         }
         state.set_busy(key, false);
         drop(state);
@@ -304,6 +325,10 @@ impl State {
             .filter(|lease| lease.record.pool == *pool)
             .map(|lease| lease.record.key.clone())
             .collect()
+    }
+
+    fn is_to_move(&self, lease: &LeaseKey) -> bool {
+        self.leases.get(lease).is_some_and(|lease| lease.is_to_move)
     }
 
     /// Has a lease hold a policy of its own, instead of one from an earlier try.

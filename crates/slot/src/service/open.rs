@@ -331,7 +331,9 @@ impl State {
             self.expiries
                 .insert((expiry.since_boot, record.key.clone()));
         }
+        let pool = self.pools.get(&record.pool);
         let lease = LeaseEntry {
+            is_to_move: pool.is_some_and(|pool| pool.moving_from.is_some()),
             record,
             policy: None,
             is_busy: false,

@@ -3,9 +3,14 @@
 //! A policy is compiled once, however many sandboxes have it. Its old place is given back a second
 //! after its last user left: until then packets under way may look at it.
 
+mod routed;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -39,28 +44,35 @@ pub(super) struct Policies {
     groups: BTreeMap<u32, Name>,
     /// What the data path was told last.
     pairs: BTreeSet<(u32, u32)>,
+    /// Pools have come or gone, of which policies with routes of their own don't know.
+    have_pools_changed: bool,
 }
 
 #[derive(Debug)]
 struct Known {
-    index: PolicyIndex,
+    index: Place,
     users: u32,
+    /// What it is compiled from again, if it has routes of its own.
+    routed: Option<PolicySpec>,
     group: Name,
     talks_to: Vec<Name>,
 }
+
+/// Where the data path has a policy, for all that hold it.
+type Place = Arc<AtomicU32>;
 
 /// A hold on a policy that the data path knows. To be given back with [`Policies::give_up`].
 #[derive(Clone, Debug)]
 pub(super) struct Held {
     key: Arc<str>,
-    index: PolicyIndex,
+    index: Place,
     group: u32,
 }
 
 impl Held {
     pub(super) fn tenancy(&self, is_process: bool) -> Tenancy {
         Tenancy {
-            policy: self.index,
+            policy: index_of(&self.index),
             group: self.group,
             is_process,
         }
@@ -73,7 +85,7 @@ impl Policies {
         known.users += 1;
         Some(Held {
             key: Arc::clone(key),
-            index: known.index,
+            index: Arc::clone(&known.index),
             group: group_number(known.group.as_str()),
         })
     }
@@ -84,7 +96,7 @@ impl Policies {
         };
         known.users -= 1;
         if known.users == 0 {
-            self.unused.push((now + GRACE, known.index));
+            self.unused.push((now + GRACE, index_of(&known.index)));
             self.known.remove(&held.key);
         }
     }
@@ -126,7 +138,7 @@ impl Policies {
     }
 
     pub(super) fn in_use(&self) -> BTreeSet<PolicyIndex> {
-        let known = self.known.values().map(|known| known.index);
+        let known = self.known.values().map(|known| index_of(&known.index));
         let unused = self.unused.iter().map(|(_, index)| *index);
         known.chain(unused).collect()
     }
@@ -265,8 +277,9 @@ impl Shared {
                 source,
             })?;
         let known = Known {
-            index,
+            index: Arc::new(AtomicU32::new(index.0)),
             users: 0,
+            routed: policy.has_own_routes().then(|| policy.clone()),
             group: group.clone(),
             talks_to: policy.talks_to.clone(),
         };
@@ -423,10 +436,19 @@ impl Shared {
 impl State {
     /// What the data path is to know of a lease; none in the nft data path.
     pub(super) fn tenancy(&self, key: &LeaseKey) -> Option<Tenancy> {
+        let is_process = self.leases.get(key)?.record.is_process;
+        Some(self.held_by(key)?.tenancy(is_process))
+    }
+
+    /// The policy of a lease, its own or its pool's.
+    fn held_by(&self, key: &LeaseKey) -> Option<&Held> {
         let lease = self.leases.get(key)?;
         let pool = self.pools.get(&lease.record.pool)?;
-        let held = lease.policy.as_ref().or(pool.policy.as_ref())?;
-        Some(held.tenancy(lease.record.is_process))
+        lease.policy.as_ref().or(pool.policy.as_ref())
+    }
+
+    fn policy_key(&self, lease: &LeaseKey) -> Option<&Arc<str>> {
+        Some(&self.held_by(lease)?.key)
     }
 
     fn leases_with_pool_policy(&self, pool: &Name) -> Vec<LeaseRecord> {
@@ -505,6 +527,10 @@ fn plan_error(plan: &Plan, source: crate::error::PlanError) -> ServiceError {
         pool: plan.spec.name.clone(),
         source,
     }
+}
+
+fn index_of(place: &Place) -> PolicyIndex {
+    PolicyIndex(place.load(Ordering::Relaxed))
 }
 
 fn key_of(group: &Name, policy: &PolicySpec) -> Arc<str> {

@@ -224,6 +224,7 @@ impl Slots {
             if let Some(held) = held {
                 state.policies.give_up(&held, shared.now());
             }
+            state.policies.pools_have_changed();
         } else if let Some(entry) = state.pools.get_mut(name) {
             // It stays: filled again, and what of the host's side is gone is made again.
             entry.is_deleting = false;
@@ -231,6 +232,7 @@ impl Slots {
             entry.not_added = Some("its deletion failed half-way; preparing it again".to_owned());
         }
         drop(state);
+        shared.renew_routed_policies();
         shared.audit_work.notify_one();
         deleted
     }
@@ -280,7 +282,9 @@ impl Shared {
         entry.policy = policy;
         let answer = entry.to_api();
         state.pools.insert(name, entry);
+        state.policies.pools_have_changed();
         drop(state);
+        self.renew_routed_policies();
         self.build_work.notify_all();
         Ok(answer)
     }

@@ -268,3 +268,62 @@ fn many_callers_at_once_never_share_a_slot() {
     assert!(leased.len() >= 4, "the ready ones at least: {leased:?}");
     host.kernel.assert_unviolated();
 }
+
+#[test]
+fn a_lease_whose_caller_has_gone_meanwhile_is_taken_back() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 2);
+    spec.data_path = DataPath::Ebpf;
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", 2);
+    let gone = || false;
+    for request in [
+        "web",
+        r#"web:plain "ttl_seconds": 5"#,
+        r#"web:own "policy": {"uplink": "deny"}"#,
+        r#"web:certain "clone_address": "10.64.0.12""#,
+        r#"web:called "vsock": {}"#,
+    ] {
+        let request = request_of(request);
+        let refused = slots.acquire_while(ROOT, &request, &gone);
+        assert_eq!(code(refused), ErrorCode::Unavailable, "{request:?}");
+        assert!(slots.leases(ROOT).is_empty(), "{request:?}");
+        assert!(host.service.lock().channels.is_empty());
+        slots.await_quiet();
+    }
+    host.advance_until(&slots, "only the pool has a policy", |_| {
+        host.kernel.lock().policies.len() == 1
+    });
+    drop(slots);
+    let slots = host.start();
+    assert!(slots.leases(ROOT).is_empty(), "the journal has none");
+    // Who is there again gets what it had.
+    slots.take("web:plain").unwrap();
+    let again = slots.acquire_while(ROOT, &request_of("web:plain"), &gone);
+    assert!(!again.unwrap().new);
+    assert_eq!(slots.leases(ROOT).len(), 1);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_lease_for_which_somebody_else_waits_stays_when_its_caller_goes() {
+    for round in 0..20 {
+        let (host, slots) = Host::with_pool(0);
+        let request = request_of(r#"web:a "clone_address": "10.64.0.12""#);
+        let gate = host.kernel.builds_gate.lock().unwrap();
+        std::thread::scope(|scope| {
+            let gone = scope.spawn(|| slots.acquire_while(ROOT, &request, &|| false));
+            let waits = scope.spawn(|| slots.acquire(ROOT, &request));
+            slots.wait_until("both have asked", |state| {
+                state.acquiring.values().sum::<u32>() == 2
+            });
+            drop(gate);
+            // Told or not, it has no lease for itself.
+            let _ = gone.join().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        assert_eq!(slots.leases(ROOT).len(), 1, "round {round}");
+        host.kernel.assert_unviolated();
+    }
+}

@@ -46,6 +46,45 @@ fn an_interface_goes_at_once_if_its_lease_comes_to_nothing_after_all() {
 }
 
 #[test]
+fn an_interface_goes_with_a_lease_whose_caller_has_gone_meanwhile() {
+    let (host, slots) = with_boxes(1);
+    for request in [BLUE.to_owned(), format!(r#"{BLUE}, "vsock": {{}}"#)] {
+        let refused = slots.acquire_while(ROOT, &request_of(&request), &|| false);
+        assert_eq!(code(refused), ErrorCode::Unavailable);
+        assert!(host.kernel.lock().attached.is_empty());
+        assert!(host.service.lock().channels.is_empty());
+        assert!(slots.leases(ROOT).is_empty());
+        slots.await_quiet();
+    }
+    attached(&slots);
+}
+
+#[test]
+fn a_lease_that_was_being_taken_back_when_the_daemon_died_is_nobodys() {
+    for steps in 2..14 {
+        let (host, slots) = with_boxes(1);
+        drop(slots);
+        let power = Power::unlimited();
+        let slots = host.start_with(&power).unwrap();
+        slots.await_ready("boxes", 1);
+        slots.await_quiet();
+        let goes = || {
+            power.set(steps);
+            false
+        };
+        let request = request_of(&format!(r#"{BLUE}, "vsock": {{}}"#));
+        slots.acquire_while(ROOT, &request, &goes).unwrap_err();
+        power.cut();
+        drop(slots);
+        let slots = host.start();
+        host.advance_until(&slots, "the lease is gone", |state| state.leases.is_empty());
+        slots.await_quiet();
+        assert!(host.kernel.lock().attached.is_empty(), "{steps} steps");
+        host.kernel.assert_unviolated();
+    }
+}
+
+#[test]
 fn a_lease_says_where_its_interface_is_also_after_a_restart() {
     let (host, slots) = with_boxes(1);
     let first = attached(&slots);

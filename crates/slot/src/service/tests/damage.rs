@@ -102,3 +102,30 @@ fn slots_of_no_pool_are_reclaimed_at_a_start() {
     slots.await_ready("web", 2);
     host.kernel.assert_unviolated();
 }
+
+#[test]
+fn a_journal_that_can_not_be_written_is_a_problem_until_it_can_be() {
+    let (host, slots) = Host::with_pool(2);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.await_health(true);
+    slots.shared.lock().journal.set_read_only(true);
+    slots.take("web:a").unwrap_err();
+    let health = slots.health();
+    let problem = &health.problems[0];
+    assert!(!health.ready && problem.blocking, "{health:?}");
+    assert_eq!(problem.subject, "journal");
+    let reason = "cannot store lease in journal";
+    assert!(problem.message.contains(reason), "{problem:?}");
+    host.advance_until(&slots, "it was tried again, in vain", |state| {
+        let failure = state.journal.failure();
+        failure.is_some_and(|failure| !failure.contains(reason))
+    });
+    assert!(!slots.health().ready);
+    slots.shared.lock().journal.set_read_only(false);
+    // Nobody has to ask for a lease first.
+    host.advance_until(&slots, "it is found to be well", |state| {
+        state.journal.failure().is_none()
+    });
+    slots.await_health(true);
+    slots.take("web").unwrap();
+}

@@ -164,3 +164,39 @@ fn a_slot_that_waits_for_who_asked_for_it_does_not_stay_on_the_old_data_path() {
     slots.await_quiet();
     assert_eq!(host.data_paths(), []);
 }
+
+/// While a slot is moved the host's rules alone judge its packets, not those of its own policy.
+#[test]
+fn each_slot_of_before_is_moved_once_and_no_other() {
+    let (host, slots) = Host::with_pool(2);
+    let mut other = spec("db", 1);
+    other.data_path = DataPath::Ebpf;
+    let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
+    other.addresses = serde_json::from_str(addresses).unwrap();
+    slots.create_pool(&other).unwrap();
+    let [first, second] = ["web:a", "web:b"].map(|request| slots.take(request).unwrap());
+    slots.await_ready("web", 2);
+    slots.take("web:c").unwrap();
+    // The first is moved, and somebody works on the second.
+    let key = ROOT.lease_key(None, &name("b"));
+    slots.shared.lock().set_busy(&key, true);
+    let (web, shared) = (name("web"), &slots.shared);
+    assert!(shared.begin_move(&web, DataPath::Ebpf).unwrap());
+    shared.build_work.notify_all();
+    shared.tear_down_work.notify_all();
+    // Handed out anew, by the new data path and from another pool.
+    slots.give_back("c").unwrap();
+    slots.await_ready("db", 1);
+    slots.take("db:c").unwrap();
+    slots.await_ready("web", 2);
+    slots.take("web:d").unwrap();
+    for _ in 0..2 {
+        shared.move_slots(&web, Duration::ZERO);
+    }
+    let netns = |lease: &Acquired| lease.lease.netns_name.clone().unwrap();
+    assert_eq!(host.kernel.lock().moved, [netns(&first)]);
+    shared.lock().set_busy(&key, false);
+    host.advance_until(&slots, "the move is done", is_settled);
+    assert_eq!(host.kernel.lock().moved, [netns(&first), netns(&second)]);
+    host.kernel.assert_unviolated();
+}

@@ -26,6 +26,14 @@ impl Host {
         kernel.policies.get(&tenancy.policy.0).cloned()
     }
 
+    /// The pools that this policy knows.
+    fn pools_known_to(&self, slot: u32) -> Vec<String> {
+        let kernel = self.kernel.lock();
+        let found = kernel.slots.values().find(|found| found.number == slot);
+        let policy = found.and_then(|found| found.tenancy).unwrap().policy.0;
+        kernel.pools_of_policies[&policy].iter().cloned().collect()
+    }
+
     fn policy_count(&self) -> usize {
         self.kernel.lock().policies.len()
     }
@@ -213,6 +221,51 @@ fn groups_talk_if_each_lists_the_other() {
     );
     set(&slots, "a", None).unwrap();
     assert!(host.kernel.lock().group_pairs.is_empty());
+}
+
+#[test]
+fn policies_with_routes_of_their_own_know_pools_that_come_and_go() {
+    let (host, slots) = Host::with_ebpf_pool(4);
+    let routed: PolicySpec = serde_json::from_str(r#"{"route_table":100}"#).unwrap();
+    let marked: PolicySpec = serde_json::from_str(r#"{"route_mark":7}"#).unwrap();
+    let policies = [Some(routed.clone()), Some(routed), Some(marked), None];
+    let leases = policies.clone().map(|policy| {
+        let mut request = request_of("web:new");
+        request.name = None;
+        request.policy = policy;
+        slots.acquire(ROOT, &request).unwrap().lease.slot
+    });
+    let known = |expected: [&[&str]; 4]| {
+        for (slot, expected) in leases.into_iter().zip(expected) {
+            assert_eq!(host.pools_known_to(slot), expected);
+        }
+    };
+    let (alone, both): (&[&str], &[&str]) = (&["web"], &["db", "web"]);
+    known([alone; 4]);
+    let mut other = spec("db", 0);
+    let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
+    other.addresses = serde_json::from_str(addresses).unwrap();
+    slots.create_pool(&other).unwrap();
+    known([both, both, both, alone]);
+    host.advance_until(&slots, "the places of before are free", |_| {
+        host.policy_count() == 3
+    });
+    for (slot, policy) in leases.into_iter().zip(policies) {
+        assert_eq!(host.policy_of(slot), Some(policy.unwrap_or_default()));
+    }
+    // What fails is tried again.
+    host.kernel.fail("add policy", true);
+    slots.delete_pool(&name("db")).unwrap();
+    known([both, both, both, alone]);
+    host.kernel.fail("add policy", false);
+    host.advance_until(&slots, "they know that the other is gone", |_| {
+        host.pools_known_to(leases[2]) == alone
+    });
+    known([alone; 4]);
+    host.advance_until(&slots, "the places of before are free", |_| {
+        host.policy_count() == 3
+    });
+    host.kernel.assert_unviolated();
 }
 
 /// The data path knows a policy a moment before the service does.
