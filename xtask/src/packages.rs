@@ -113,6 +113,11 @@ const PACKAGES: &[Package] = &[
         "first packets in tests",
     ),
     package(
+        "procps",
+        Sign::Program("sysctl"),
+        "kernel settings in guests and in the benchmarks' namespaces",
+    ),
+    package(
         "tcpdump",
         Sign::Program("tcpdump"),
         "the tests' second opinion on packets",
