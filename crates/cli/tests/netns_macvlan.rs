@@ -272,6 +272,117 @@ fn a_sibling_refuses_what_was_sent_past_the_egress_hook() {
     });
 }
 
+/// Frames of a container that makes them itself, each with a number as the last octet of where it goes. The first is in order.
+const FORGED: &str = r#"
+import socket, struct, sys
+own_mac, own4, own6, red4, red6, gate4, gate6 = sys.argv[1:]
+mac = lambda text: bytes.fromhex(text.replace(":", ""))
+four = lambda text: socket.inet_pton(socket.AF_INET, text)
+six = lambda text: socket.inet_pton(socket.AF_INET6, text)
+own, other = mac(own_mac), mac("02:00:00:00:00:99")
+beyond4, beyond6 = "198.51.100.9", "2001:db8:99::9"
+
+def total(data):
+    data += b"\0" * (len(data) % 2)
+    value = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while value >> 16: value = (value & 0xffff) + (value >> 16)
+    return ~value & 0xffff
+
+def udp(sport=7, dport=7): return struct.pack("!HHHH", sport, dport, 12, 0) + b"mine"
+def ipv4(source, to=beyond4, body=udp(), fragment=0, first=0x45, length=None, protocol=17):
+    length = 20 + len(body) if length is None else length
+    head = struct.pack("!BBHHHBBH4s4s", first, 0, length, 1, fragment, 64, protocol, 0, four(source), four(to))
+    return head[:10] + struct.pack("!H", total(head)) + head[12:] + body
+def ipv6(source, to=beyond6, body=udp(), kind=17, hops=64):
+    return struct.pack("!IHBB", 6 << 28, len(body), kind, hops) + six(source) + six(to) + body
+def icmp6(source, to, kind, body, hops=255, before=b""):
+    message = bytes([kind, 0, 0, 0]) + body
+    pseudo = six(source) + six(to) + struct.pack("!II", len(message), 58)
+    message = message[:2] + struct.pack("!H", total(pseudo + message)) + message[4:]
+    return ipv6(source, to, before + message, 0 if before else 58, hops)
+def arp(kind, hardware, sender, target):
+    return struct.pack("!HHBBH", 1, 0x800, 6, 4, kind) + hardware + four(sender) + b"\xff" * 6 + four(target)
+def advert(source, target, hardware=own, **more):
+    body = b"\x20\0\0\0" + six(target) + b"\2\1" + hardware
+    return icmp6(source, "ff02::1", 136, body, **more)
+def tagged(kind, inner): return struct.pack("!HH", 5, kind) + inner
+
+local = six("fe80::")[:8] + bytes([own[0] ^ 2]) + own[1:3] + b"\xff\xfe" + own[3:]
+local = socket.inet_ntop(socket.AF_INET6, local)
+pad = b"\1\4\0\0\0\0"
+rows = [
+    (0x800, ipv4(own4)),
+    (0x800, ipv4(red4)), (0x800, ipv4(gate4)), (0x800, ipv4("0.0.0.0")), (0x800, ipv4("127.0.0.1")),
+    (0x800, ipv4("224.0.0.1")), (0x800, ipv4(red4, fragment=0x2000)), (0x800, ipv4(red4, fragment=100)),
+    (0x800, ipv4(red4, first=0x46, body=b"\1" * 4 + udp())), (0x800, ipv4(own4, first=0x44)), (0x800, ipv4(own4, length=10)),
+    (0x800, ipv4(own4, length=200)), (0x800, ipv4(own4, body=udp(67, 68))), (0x800, ipv4(own4, "255.255.255.255")),
+    (0x800, ipv4(own4, "169.254.169.254")), (0x800, ipv4(red4, protocol=4, body=ipv4(own4))),
+    (0x86dd, ipv6(red6)), (0x86dd, ipv6(gate6)), (0x86dd, ipv6("::")), (0x86dd, ipv6("::1")), (0x86dd, ipv6("ff02::1")),
+    (0x86dd, ipv6("::ffff:" + own4)), (0x86dd, ipv6("fe80::1")), (0x86dd, ipv6(red6, kind=44, body=b"\x11\0\0\1\0\0\0\1" + udp())),
+    (0x86dd, ipv6(own6, body=udp(547, 546))),
+    (0x806, arp(2, own, gate4, gate4)), (0x806, arp(1, own, red4, gate4)), (0x806, arp(2, other, own4, gate4)),
+    (0x806, arp(1, own, gate4, gate4)), (0x806, arp(2, own, red4, red4)),
+    (0x86dd, advert(own6, gate6)), (0x86dd, advert(own6, red6)), (0x86dd, advert(local, red6)), (0x86dd, advert(gate6, own6)),
+    (0x86dd, advert(own6, own6, hardware=other)), (0x86dd, advert(own6, own6, hops=64)),
+    (0x86dd, advert(own6, gate6, before=b"\x3a\0" + pad)),
+    (0x86dd, icmp6(own6, "ff02::1:ff00:1", 135, b"\0" * 4 + six(gate6) + b"\1\1" + other)),
+    (0x86dd, icmp6("::", "ff02::1:ff00:1", 135, b"\0" * 4 + six(gate6))),
+    (0x86dd, icmp6(local, "ff02::1", 134, b"\x40\0\x07\x08" + b"\0" * 8)),
+    (0x86dd, icmp6(local, "ff02::1", 134, b"\x40\0\x07\x08" + b"\0" * 8, before=b"\x3a\0" + pad)),
+    (0x86dd, icmp6(local, red6, 137, b"\0" * 4 + six(own6) + six(gate6))),
+    (0x86dd, icmp6(local, "ff02::1", 130, b"\0" * 20, hops=1)),
+    (0x8100, tagged(0x800, ipv4(own4))), (0x88a8, tagged(0x8100, tagged(0x800, ipv4(own4)))), (0x8100, tagged(0x806, arp(2, own, gate4, gate4))),
+    (0x88cc, b"\2\7\4" + own + b"\0" * 40), (0x8847, b"\0\0\x11\x40" + ipv4(red4)), (0x8864, b"\x11\0\0\0\0\0\0!" + ipv4(red4)),
+    (0x26, b"\x42\x42\3" + b"\0" * 35), (0x888e, b"\1\1\0\0" + b"\0" * 40),
+    (0x86dd, ipv4(own4)), (0x800, ipv6(own6)), (0x806, ipv4(red4)),
+]
+sent = 0
+for as_kind in (None, 0x800, 0x806, 0x86dd, 0x3):
+    for number, (kind, body) in enumerate(rows):
+        for hardware in (own, other):
+            if number == 0 and (hardware == own) != (as_kind is None): continue
+            s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+            s.bind(("eth0", kind if as_kind is None else as_kind))
+            to = b"\x02\xaa\xaa\xaa\xaa" + bytes([number])
+            try: s.send((to + hardware + struct.pack("!H", kind) + body).ljust(60, b"\0"))
+            except OSError: pass
+            s.close()
+            sent += 1
+print(sent)
+"#;
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn forged_frames_of_a_child_never_reach_the_network() {
+    lab::run(|lab| {
+        let (world, spaces, leases) = with_two(lab, "macvlan", &routed());
+        let blue = &spaces[0];
+        ping(blue, &BEYOND_IPV4.to_string(), true);
+        let capture = Capture::start(lab, "ether[0:4] = 0x02aaaaaa");
+        let (own, red) = (addresses_of(&leases[0]), addresses_of(&leases[1]));
+        let gateways = [BEYOND_IPV4.to_string(), BEYOND_IPV6.to_string()];
+        let mac = leases[0]["attached"]["mac"].as_str().unwrap();
+        let sent = namespace::command_in(&blue.path(), "python3")
+            .args(["-c", FORGED, mac, &own[0], &own[1], &red[0], &red[1]])
+            .args(gateways)
+            .output()
+            .unwrap();
+        assert!(sent.status.success(), "{sent:?}");
+        let sent: u64 = String::from_utf8(sent.stdout)
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        let seen = capture.end(lab);
+        let is_in_order = seen.lines().count() == 1 && seen.contains("> 198.51.100.9.7: UDP");
+        assert!(is_in_order, "{seen}");
+        let shown = world.daemon.json("show blue").unwrap();
+        let drops = shown["traffic"]["drops"].as_object().unwrap();
+        let dropped: u64 = drops.values().filter_map(Value::as_u64).sum();
+        assert!(dropped > sent / 2, "{sent}: {drops:?}");
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn sigkill_while_children_are_made_leaves_whole_leases_or_none() {

@@ -165,7 +165,8 @@ async fn steer(egress: &Egress, config: &Config) -> Result<Steered, ServiceError
     for path in steering::missing(egress) {
         tracing::warn!(
             cgroup = %path.display(),
-            "a cgroup isn't there: once it is made, what is sent in it leaves in the clear until that is seen, some milliseconds later"
+            "a cgroup isn't there: once it is made, what is sent in it leaves in the clear until that is seen, some milliseconds later; \
+             `sandwire relay steer` waits for that"
         );
     }
     Ok(Steered {

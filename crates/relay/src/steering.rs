@@ -12,9 +12,11 @@
 //!
 //! All of it stays when the relay ends. `apply` changes it in one step, [`clear`] takes it away.
 
+mod ahead;
 mod cgroups;
 mod clear;
 mod entrance;
+mod former;
 mod processes;
 pub(crate) mod upkeep;
 mod watch;
@@ -32,8 +34,9 @@ use sandwire_kernel_net::{
     routing_rule::{self, Fate, PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
 };
 
-use self::cgroups::CgroupNumber;
+use self::{cgroups::CgroupNumber, former::Steered};
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
+pub use ahead::{Ahead, AheadError, ahead};
 pub use cgroups::missing;
 pub use clear::clear;
 pub(crate) use entrance::{Entrance, entrances};
@@ -278,11 +281,10 @@ impl Part<'_> {
         }
     }
 
-    fn write_cgroups(&self, batch: &mut Batch<'_>, cgroups: &[(CgroupNumber, Entrance)]) {
-        let of_redirect = |entrance: &Entrance| self.places.contains(&entrance.place);
+    fn write_cgroups(&self, batch: &mut Batch<'_>, cgroups: &[Steered]) {
         let wanted: Vec<_> = cgroups
             .iter()
-            .filter(|(_, entrance)| of_redirect(entrance))
+            .filter(|steered| self.places.contains(&steered.entrance.place))
             .collect();
         if wanted.is_empty() || self.to_from_here.is_empty() {
             return;
@@ -303,16 +305,19 @@ impl Part<'_> {
             .flat_map(Element::prefix)
             .collect();
         batch.add_elements(&all, &destinations);
-        for (cgroup, entrance) in wanted {
-            let of_cgroup = || Rule::new().socket_cgroup(cgroup.id, cgroup.depth);
+        for steered in wanted {
+            let of_cgroup = || {
+                let rule = Rule::new().socket_cgroup(steered.number.id, steered.number.depth);
+                rule.comment(steered.label.clone())
+            };
             let key = [
                 self.destination(),
                 KeyPart::Protocol,
                 KeyPart::DestinationPort,
             ];
             let taken = of_cgroup().key_in(&key, &flows);
-            let taken = taken.set_mark(entrance.mark, RELAY_MARK_MASK).accept();
-            batch.add_rule(OUTPUT, &taken);
+            let taken = taken.set_mark(steered.entrance.mark, RELAY_MARK_MASK);
+            batch.add_rule(OUTPUT, &taken.accept());
             if self.redirect.takes_all() {
                 let rest = of_cgroup().key_in(&[self.destination()], &all);
                 batch.add_rule(OUTPUT, &self.rest(rest));
@@ -419,7 +424,7 @@ fn merged(ports: &[PortRange]) -> Vec<PortRange> {
 }
 
 /// Writes the whole table.
-fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>]) {
+fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Steered]) {
     batch.recreate_table();
     for (name, kind, hook) in [
         (PREROUTING, ChainKind::Filter, Hook::Prerouting),
@@ -460,16 +465,10 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Option<CgroupNumber>
     batch.add_rule(TAKE, &elsewhere.counter().drop());
     let marked = Rule::new().set_mark(of_addresses, RELAY_MARK_MASK);
     batch.add_rule(TAKE, &marked.jump(GIVE));
-    let cgroups: Vec<_> = cgroups
-        .iter()
-        .copied()
-        .zip(entrances.iter().skip(1).copied())
-        .filter_map(|(cgroup, entrance)| Some((cgroup?, entrance)))
-        .collect();
     for part in parts(egress) {
         part.write_forwarded(batch);
         part.write_own(batch, of_addresses);
-        part.write_cgroups(batch, &cgroups);
+        part.write_cgroups(batch, cgroups);
     }
 }
 
@@ -508,7 +507,7 @@ pub(crate) fn is_told() -> Result<bool, SteeringError> {
     Ok(upkeep::known(&[])? != upkeep::Known::Nothing)
 }
 
-/// The same with those cgroups that are there.
+/// The same with those cgroups that are there. What is left of those that were told before is steered on.
 pub(crate) fn apply_present(
     egress: &Egress,
     cgroups: &[Option<CgroupNumber>],
@@ -530,9 +529,15 @@ pub(crate) fn apply_present(
         rule.add(&mut additions);
     }
     socket.execute(additions)?;
+    let mut netfilter = Socket::netfilter()?;
+    let before = nft::cgroup_rules(&mut netfilter, TABLE)?;
     let mut batch = Batch::new(TABLE);
-    write(&mut batch, egress, cgroups);
-    batch.commit(&mut Socket::netfilter()?)?;
+    write(
+        &mut batch,
+        egress,
+        &former::steered(egress, cgroups, &before),
+    );
+    batch.commit(&mut netfilter)?;
     // Last, as before that the old table may need them.
     let mut removals = Request::new();
     for rule in there.iter().filter(|rule| !wanted.contains(rule)) {

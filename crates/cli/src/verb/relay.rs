@@ -11,7 +11,8 @@ use sandwire_api::client::Blocking;
 use sandwire_relay::{
     children::{self, NotRelayed},
     config::Config,
-    keys, service, steering,
+    keys, service,
+    steering::{self, Ahead, AheadError},
 };
 use serde::Serialize;
 
@@ -28,6 +29,8 @@ pub(crate) enum Verb {
     Serve(ServeArguments),
     /// Say whether a configuration is right, and change nothing.
     Check(ConfigArguments),
+    /// Have what is redirected steered now, also where no relay runs: it is dropped then.
+    Steer(SteerArguments),
     /// Take the steering away: what was redirected leaves in the clear from then on.
     Clear,
     /// Make an authority and certificates to try the relay with.
@@ -42,6 +45,19 @@ pub(crate) enum Verb {
     ends that."
 )]
 pub(crate) struct ServeArguments {
+    #[command(flatten)]
+    config: ConfigArguments,
+}
+
+/// Command line of `sandwire relay steer`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "For what starts a sender in a cgroup that is made anew each time, before it starts it: as \
+    ExecStartPre=+/usr/bin/sandwire relay steer of the service's unit. Where a relay runs, it is waited for until it has steered \
+    all cgroups that are there, for ten seconds; else the kernel is told what the configuration says, and what is redirected is \
+    dropped until a relay runs. Needs root."
+)]
+pub(crate) struct SteerArguments {
     #[command(flatten)]
     config: ConfigArguments,
 }
@@ -72,6 +88,7 @@ pub(crate) fn run(context: &Context, verb: &Verb) -> Outcome {
     match verb {
         Verb::Serve(arguments) => serve(&arguments.config.config),
         Verb::Check(arguments) => check(context, &arguments.config),
+        Verb::Steer(arguments) => steer(context, &arguments.config.config),
         Verb::Clear => clear(),
         Verb::Keys(arguments) => write_keys(context, arguments),
     }
@@ -131,6 +148,37 @@ fn serve(path: &Path) -> Outcome {
     service::run(&config, path)
         .map_err(|error| Failure::failed(format!("cannot serve the relay: {error}")))?;
     Ok(ExitCode::SUCCESS)
+}
+
+#[derive(Serialize)]
+struct Steered {
+    /// `relay`: the one that runs has done it; `kernel`: told by us; `cleared`: not at all.
+    steered: &'static str,
+}
+
+fn steer(context: &Context, path: &Path) -> Outcome {
+    let config = read(path)?;
+    let ahead = steering::ahead(&config).map_err(|error| {
+        let text = format!("cannot steer to the relay: {error}");
+        match error {
+            AheadError::NoEgress => Failure::refused(text),
+            _ => Failure::failed(text),
+        }
+    })?;
+    let (steered, text) = match ahead {
+        Ahead::ByRelay => ("relay", "steered by the relay that runs\n"),
+        Ahead::Told => (
+            "kernel",
+            "steered: what is redirected is dropped until a relay runs\n",
+        ),
+        Ahead::Cleared => (
+            "cleared",
+            "note: `sandwire relay clear` has ended the steering: what is redirected leaves in the clear until the relay is started anew\n",
+        ),
+    };
+    context
+        .output
+        .answer(&Steered { steered }, |_| text.to_owned())
 }
 
 fn clear() -> Outcome {

@@ -6,11 +6,14 @@
 
 use crate::{netlink::attribute::Writer, number::octet};
 
-const NFTA_EXPR_NAME: u16 = 1;
-const NFTA_EXPR_DATA: u16 = 2;
+pub(super) const NFTA_EXPR_NAME: u16 = 1;
+pub(super) const NFTA_EXPR_DATA: u16 = 2;
 pub(super) const NFTA_LIST_ELEM: u16 = 1;
-const NFTA_DATA_VALUE: u16 = 1;
+pub(super) const NFTA_DATA_VALUE: u16 = 1;
 const NFTA_DATA_VERDICT: u16 = 2;
+pub(super) const NFTA_CMP_DATA: u16 = 3;
+pub(super) const NFTA_SOCKET_KEY: u16 = 1;
+pub(super) const NFTA_SOCKET_LEVEL: u16 = 3;
 const NFT_REG_VERDICT: u32 = 0;
 /// A key that is there lives on.
 const NFT_DYNSET_OP_UPDATE: u32 = 1;
@@ -22,7 +25,7 @@ pub(super) const NFT_META_OIFNAME: u32 = 7;
 pub(super) const NFT_META_NFPROTO: u32 = 15;
 pub(super) const NFT_META_L4PROTO: u32 = 16;
 const NFT_SOCKET_MARK: u32 = 1;
-const NFT_SOCKET_CGROUPV2: u32 = 3;
+pub(super) const NFT_SOCKET_CGROUPV2: u32 = 3;
 pub(super) const NFT_CT_STATE: u32 = 0;
 pub(super) const NFT_CT_STATUS: u32 = 2;
 pub(super) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
@@ -267,7 +270,7 @@ impl Expression {
             }
             Self::Compare { equal, value } => {
                 put_numbers(data, &[(1, REGISTER), (2, u32::from(!equal))]);
-                data.nest(3, |nested| nested.put(NFTA_DATA_VALUE, value));
+                data.nest(NFTA_CMP_DATA, |nested| nested.put(NFTA_DATA_VALUE, value));
             }
             Self::Lookup { .. }
             | Self::LookupMap { .. }
@@ -380,7 +383,11 @@ impl Expression {
             Self::SocketCgroup { depth } => {
                 put_numbers(
                     data,
-                    &[(1, NFT_SOCKET_CGROUPV2), (2, REGISTER), (3, *depth)],
+                    &[
+                        (NFTA_SOCKET_KEY, NFT_SOCKET_CGROUPV2),
+                        (2, REGISTER),
+                        (NFTA_SOCKET_LEVEL, *depth),
+                    ],
                 );
             }
             _ => {}

@@ -1,9 +1,20 @@
 //! What nftables has: enough to see that a table is as it was made.
 
-use super::{GENERIC_HEADER, NFPROTO_INET, SUBSYSTEM, generic_header};
+use super::{
+    GENERIC_HEADER, NFPROTO_INET, SUBSYSTEM,
+    expression::{
+        NFT_SOCKET_CGROUPV2, NFTA_CMP_DATA, NFTA_DATA_VALUE, NFTA_EXPR_DATA, NFTA_EXPR_NAME,
+        NFTA_SOCKET_KEY, NFTA_SOCKET_LEVEL,
+    },
+    generic_header,
+    rule::{NFTA_RULE_USERDATA, NFTNL_UDATA_RULE_COMMENT},
+};
 use crate::{
     Error,
-    netlink::{Socket, attribute},
+    netlink::{
+        Socket,
+        attribute::{self, Attributes},
+    },
 };
 
 const NFT_MSG_GETTABLE: u16 = 1;
@@ -73,11 +84,67 @@ pub fn rules(socket: &mut Socket, table: &str) -> Result<Vec<(String, usize)>, E
     )
 }
 
+/// A rule about packets of a cgroup's sockets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CgroupRule {
+    /// Number of the cgroup.
+    pub id: u64,
+    /// How deep it is below the root.
+    pub depth: u32,
+    /// The rule's comment.
+    pub comment: String,
+}
+
+/// All rules of an `inet` table that are about packets of a cgroup's sockets ([`super::Rule::socket_cgroup`]) and have a
+/// comment, in order.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn cgroup_rules(socket: &mut Socket, table: &str) -> Result<Vec<CgroupRule>, Error> {
+    names(
+        socket,
+        NFT_MSG_GETRULE,
+        ("list", "nft rules"),
+        |attributes| {
+            let of = attributes.find(NFTA_RULE_TABLE).map(attribute::text_of)?;
+            (of == table).then(|| cgroup_rule(attributes)).flatten()
+        },
+    )
+}
+
+fn cgroup_rule(rule: Attributes<'_>) -> Option<CgroupRule> {
+    let mut depth = None;
+    let mut id = None;
+    for (_, expression) in rule.nested(NFTA_RULE_EXPRESSIONS) {
+        let expression = Attributes::new(expression);
+        let data = expression.nested(NFTA_EXPR_DATA);
+        let number = |kind| data.find(kind).and_then(attribute::u32_be_of);
+        match attribute::text_of(expression.find(NFTA_EXPR_NAME)?).as_str() {
+            "socket" if number(NFTA_SOCKET_KEY) == Some(NFT_SOCKET_CGROUPV2) => {
+                depth = number(NFTA_SOCKET_LEVEL);
+            }
+            // What is compared next is what was loaded.
+            "cmp" if depth.is_some() && id.is_none() => {
+                id = data.nested(NFTA_CMP_DATA).find(NFTA_DATA_VALUE);
+            }
+            _ => {}
+        }
+    }
+    let [NFTNL_UDATA_RULE_COMMENT, _, comment @ ..] = rule.find(NFTA_RULE_USERDATA)? else {
+        return None;
+    };
+    Some(CgroupRule {
+        id: id?.try_into().ok().map(u64::from_ne_bytes)?,
+        depth: depth?,
+        comment: attribute::text_of(comment),
+    })
+}
+
 fn names<T>(
     socket: &mut Socket,
     kind: u16,
     label: (&'static str, &str),
-    read: impl Fn(attribute::Attributes<'_>) -> Option<T>,
+    read: impl Fn(Attributes<'_>) -> Option<T>,
 ) -> Result<Vec<T>, Error> {
     socket.query(
         SUBSYSTEM << 8 | kind,

@@ -21,7 +21,7 @@ pub use expression::{
     CT_STATUS_CONFIRMED, CT_STATUS_DNAT, CtState, Direction, Family, ICMP_ECHO_REQUEST,
     ICMPV6_ECHO_REQUEST, Protocol,
 };
-pub use inspect::{count_elements, rules, tables};
+pub use inspect::{CgroupRule, cgroup_rules, count_elements, rules, tables};
 pub use rule::{Bound, KeyPart, Rule};
 pub use set::{Element, Field, Key, Set, SetKind};
 

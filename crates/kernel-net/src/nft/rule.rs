@@ -1,6 +1,9 @@
 //! Rules, written as one would write them for `nft`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    borrow::Cow,
+    net::{IpAddr, SocketAddr},
+};
 
 use super::expression::{
     CtState, Direction, Expression, Family, FibResult, NFT_CT_STATE, NFT_CT_STATUS,
@@ -12,9 +15,9 @@ use crate::netlink::attribute::Writer;
 const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
-const NFTA_RULE_USERDATA: u16 = 7;
+pub(super) const NFTA_RULE_USERDATA: u16 = 7;
 /// Kind of user data that `nft` shows as a rule's comment.
-const NFTNL_UDATA_RULE_COMMENT: u8 = 0;
+pub(super) const NFTNL_UDATA_RULE_COMMENT: u8 = 0;
 const NAME_LENGTH: usize = libc::IFNAMSIZ;
 const RTN_LOCAL: u32 = 2;
 /// Behind it an ICMP error has what it is about, in both versions of IP.
@@ -48,7 +51,7 @@ pub enum Bound {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     expressions: Vec<Expression>,
-    comment: Option<&'static str>,
+    comment: Option<Cow<'static, str>>,
     family: Option<Family>,
 }
 
@@ -61,8 +64,8 @@ impl Rule {
 
     /// Explains the rule to whoever lists it.
     #[must_use]
-    pub fn comment(mut self, comment: &'static str) -> Self {
-        self.comment = Some(comment);
+    pub fn comment(mut self, comment: impl Into<Cow<'static, str>>) -> Self {
+        self.comment = Some(comment.into());
         self
     }
 
@@ -394,7 +397,7 @@ impl Rule {
                 expression.write(list);
             }
         });
-        if let Some(comment) = self.comment {
+        if let Some(comment) = &self.comment {
             let length = u8::try_from(comment.len() + 1).expect("comments are short");
             let mut data = vec![NFTNL_UDATA_RULE_COMMENT, length];
             data.extend_from_slice(comment.as_bytes());

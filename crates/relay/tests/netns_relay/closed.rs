@@ -5,7 +5,11 @@ use std::{
     time::Duration,
 };
 
-use sandwire_testlab::{command, host::ECHO_PORT, lab};
+use sandwire_testlab::{
+    command,
+    host::{self, ECHO_PORT},
+    lab,
+};
 
 use super::{DEADLINE, ask, everything_works, fetch};
 use crate::stage::{DESTINATIONS, MARKER, Stage, wait_for};
@@ -63,6 +67,98 @@ fn cgroups_that_changed_while_the_relay_was_away_are_steered_when_it_comes_back(
         });
         assert_eq!(stage.in_other_cgroup(FETCH), MARKER);
         capture.has_nothing_in_the_clear(true);
+    });
+}
+
+/// Rules name a cgroup by its number: no rule can wait for the next one of that name. Whoever makes it can.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_steers_a_cgroup_before_anything_runs_in_it_lets_nothing_out() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        // As at the host's start, and after a restart of the service while the relay is away.
+        for restart in [false, true] {
+            if restart {
+                stage.make_cgroup_anew();
+            }
+            let capture = stage.capture();
+            let said = stage.steer_in_cgroup().unwrap();
+            assert!(said.contains("dropped until a relay runs"), "{said}");
+            stage.cgroup_is_cut_off();
+            stage.nothing_is_answered();
+            capture.has_nothing_in_the_clear(false);
+        }
+        stage.start_peer();
+        stage.start_host();
+        everything_works(&stage);
+        let capture = stage.capture();
+        for _ in 0..20 {
+            stage.make_cgroup_anew();
+            assert_eq!(stage.steer_and_run_in_cgroup(FETCH), MARKER);
+        }
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
+/// As when a service is started anew that had more to say than its destination has taken: the kernel goes on with that.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_a_former_cgroup_has_left_to_send_does_not_leave_in_the_clear() {
+    const PORT: u16 = 9999;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let never_reads = |_| {
+            std::thread::sleep(DEADLINE);
+            Ok(())
+        };
+        stage
+            .inside_dest(|| host::serve_tcp(PORT, never_reads))
+            .unwrap();
+        let capture = stage.capture();
+        let leave = format!(
+            "python3 -c 'import socket\n\
+             s = socket.create_connection((\"198.51.100.7\", {PORT}))\n\
+             s.settimeout(2)\n\
+             try:\n\
+             \x20   while True: s.send(b\"{MARKER}\" * 1000)\n\
+             except TimeoutError: pass'"
+        );
+        stage.in_cgroup(&leave);
+        for _ in 0..3 {
+            stage.make_cgroup_anew();
+            assert_eq!(stage.steer_and_run_in_cgroup(FETCH), MARKER);
+        }
+        // The kernel asks for room ever more rarely.
+        std::thread::sleep(Duration::from_secs(5));
+        capture.has_nothing_in_the_clear(true);
+    });
+}
+
+/// What is told belongs to the relay that runs, and to what it has read.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn steering_ahead_changes_nothing_that_a_running_relay_has_told() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let told = || lab.run("nft list table inet sandwire-relay") + &lab.run("ip rule");
+        let before = told();
+        stage.redirect_udp();
+        let said = stage.steer_in_cgroup().unwrap();
+        assert!(said.contains("the relay that runs"), "{said}");
+        assert_eq!(told(), before);
+        // A relay that stands can't steer what is new: who asks hears of it.
+        stage.make_cgroup_anew_while_the_relay_stands(|stage| {
+            let refused = stage.steer_in_cgroup().unwrap_err();
+            assert!(refused.contains("hasn't steered the cgroup"), "{refused}");
+        });
+        stage.clear();
+        let said = stage.steer_in_cgroup().unwrap();
+        assert!(said.contains("in the clear"), "{said}");
+        assert!(!lab.run("nft list tables").contains("sandwire-relay"));
     });
 }
 

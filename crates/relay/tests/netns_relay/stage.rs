@@ -411,6 +411,24 @@ impl Stage {
         in_cgroup(&self.other_cgroup, line).map_err(|error| format!("{error}\n{}", self.host_log()))
     }
 
+    /// As a unit's `ExecStartPre=` does: in the cgroup, before anything else runs in it.
+    pub(crate) fn steer_in_cgroup(&self) -> Result<String, String> {
+        in_cgroup(&self.cgroup, &self.steering())
+    }
+
+    /// The same, and a line right behind it, which has nothing to wait for.
+    pub(crate) fn steer_and_run_in_cgroup(&self, line: &str) -> String {
+        let line = format!("sh -c '{} >&2 && exec {line}'", self.steering());
+        self.in_cgroup(&line)
+    }
+
+    fn steering(&self) -> String {
+        let config = self.folder.join("host.toml");
+        let program = executable();
+        let (program, config) = (program.display(), config.display());
+        format!("{program} relay steer --config {config}")
+    }
+
     /// Neither by TCP nor by UDP does a process of the cgroup get an answer.
     pub(crate) fn cgroup_is_cut_off(&self) {
         for line in [
@@ -453,6 +471,20 @@ impl Stage {
             fs::remove_dir(&self.cgroup).is_ok()
         });
         fs::create_dir(&self.cgroup).unwrap();
+    }
+
+    /// The same, while the host's relay is stopped as by Ctrl-Z.
+    pub(crate) fn make_cgroup_anew_while_the_relay_stands(&self, then: impl FnOnce(&Self)) {
+        let relay = Pid::from_child(&self.host_relay.as_ref().unwrap().0);
+        kill_process(relay, Signal::STOP).unwrap();
+        self.make_cgroup_anew();
+        then(self);
+        kill_process(relay, Signal::CONT).unwrap();
+    }
+
+    /// Ends the steering.
+    pub(crate) fn clear(&self) {
+        command::run(&format!("{} relay clear", executable().display())).unwrap();
     }
 
     pub(crate) fn name_is_resolved(&self) {

@@ -1,0 +1,95 @@
+//! Steering without a relay: what is redirected is told, and dropped until one runs.
+//!
+//! For what starts a sender in a cgroup of its own. Rules name a cgroup by its number, so no rule can be there before the
+//! cgroup is; whoever has just made it waits here before it lets anything run in it.
+
+use std::{
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use sandwire_kernel_net::{netlink::Socket, nft};
+
+use super::{SteeringError, TABLE, apply_present, cgroups, parts, upkeep};
+use crate::{
+    config::{Config, Egress},
+    metrics,
+};
+
+/// How long a relay that runs may take; it needs some milliseconds.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// What holds now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ahead {
+    /// The relay that runs has told the kernel of all cgroups that are there.
+    ByRelay,
+    /// None runs; we have told the kernel.
+    Told,
+    /// One runs, and `sandwire relay clear` has ended its steering: all leaves in the clear.
+    Cleared,
+}
+
+/// Why what is redirected may leave in the clear.
+#[derive(Debug, thiserror::Error)]
+pub enum AheadError {
+    /// Nothing is redirected here.
+    #[error("the configuration has no section [egress]: nothing is redirected on this host")]
+    NoEgress,
+    /// The kernel refuses.
+    #[error(transparent)]
+    Steering(#[from] SteeringError),
+    /// The relay that runs doesn't.
+    #[error(
+        "the relay that runs hasn't steered the cgroup {} in {} s: its log may say why; if the cgroup is new in the \
+         configuration, have that read again (`systemctl reload sandwire-relay`)",
+        .0.display(), PATIENCE.as_secs()
+    )]
+    NotSteered(PathBuf),
+}
+
+/// Has the kernel know what is redirected, with the cgroups that are there now. Where a relay runs, it is waited for: the
+/// file may have changed since it was read, and what is told is the relay's to say.
+///
+/// # Errors
+/// See [`AheadError`].
+pub fn ahead(config: &Config) -> Result<Ahead, AheadError> {
+    let egress = config.egress.as_ref().ok_or(AheadError::NoEgress)?;
+    let end = Instant::now() + PATIENCE;
+    // Each time: it may end while it is waited for.
+    while UnixStream::connect(metrics::socket(&config.folder)).is_ok() {
+        if upkeep::known(&[])? == upkeep::Known::Nothing {
+            return Ok(Ahead::Cleared);
+        }
+        let Some(missing) = unsteered(egress)? else {
+            return Ok(Ahead::ByRelay);
+        };
+        if Instant::now() >= end {
+            return Err(AheadError::NotSteered(missing));
+        }
+        sleep(PAUSE);
+    }
+    apply_present(egress, &cgroups::present(egress))?;
+    cgroups::check(egress)?;
+    Ok(Ahead::Told)
+}
+
+/// A cgroup that is there, is redirected, and isn't known to the kernel's rules.
+fn unsteered(egress: &Egress) -> Result<Option<PathBuf>, SteeringError> {
+    cgroups::check(egress)?;
+    let parts = parts(egress);
+    let is_redirected = |place: &u16| {
+        let mut parts = parts.iter();
+        parts.any(|part| part.places.contains(place) && !part.to_from_here.is_empty())
+    };
+    // First: one that is made anew meanwhile is another one's to wait for.
+    let present = cgroups::present(egress);
+    let told = nft::cgroup_rules(&mut Socket::netfilter()?, TABLE)?;
+    let missing = egress.cgroups().zip(present).find(|((_, place), now)| {
+        is_redirected(place) && now.is_some_and(|now| told.iter().all(|rule| rule.id != now.id))
+    });
+    Ok(missing.map(|((path, _), _)| path.clone()))
+}
