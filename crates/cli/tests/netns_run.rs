@@ -150,8 +150,7 @@ fn who_waits_for_a_daemon_that_stands_still_can_be_ended_and_leaves_no_lease() {
             ("TERM", "--pool web", 143),
             ("INT", "", 130),
         ] {
-            let pid = daemon.pid().unwrap();
-            lab.run(&format!("kill -STOP {pid}"));
+            let suspended = daemon.suspend().unwrap();
             let child = run_script(&daemon, flags, "touch /run/lab/has-begun");
             thread::sleep(Duration::from_millis(500));
             let asked = Instant::now();
@@ -160,7 +159,7 @@ fn who_waits_for_a_daemon_that_stands_still_can_be_ended_and_leaves_no_lease() {
             assert_eq!(status, expected, "{flags}: {stderr}");
             assert!(asked.elapsed() < Duration::from_secs(5), "{flags}");
             assert!(stderr.contains("before a slot was there"), "{stderr}");
-            lab.run(&format!("kill -CONT {pid}"));
+            drop(suspended);
             thread::sleep(Duration::from_millis(500));
             assert_eq!(leases(&daemon), 0, "{flags}");
         }

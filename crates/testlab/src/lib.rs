@@ -11,7 +11,7 @@
 //! [`podman`] runs real containers, [`openmetrics`] reads metrics as Prometheus does.
 //!
 //! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes; [`iperf3`] runs
-//! that program; [`tun`] makes a tunnel without Ethernet.
+//! that program; [`tun`] makes a tunnel without Ethernet; [`suspend`] stops a program as Ctrl-Z does.
 //!
 //! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
 //! here imports the product. A development dependency only; the demo uses it too.
@@ -32,5 +32,6 @@ pub mod pinger;
 pub mod podman;
 pub mod sandwire;
 pub mod snapshot;
+pub mod suspend;
 pub mod traffic;
 pub mod tun;

@@ -18,7 +18,10 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::http::{self, Answer};
+use crate::{
+    http::{self, Answer},
+    suspend::Suspended,
+};
 
 /// A daemon in the calling process's namespaces.
 #[derive(Debug)]
@@ -128,6 +131,15 @@ impl Daemon {
             "the daemon isn't ready after {patience:?} ({last}); its log:\n{}",
             self.log()
         )
+    }
+
+    /// Stops the daemon as Ctrl-Z does, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// If it doesn't run, or doesn't stand within half a minute.
+    pub fn suspend(&self) -> Result<Suspended> {
+        let child = self.child.as_ref().context("the daemon doesn't run")?;
+        Suspended::new(pid_of(child))
     }
 
     /// Ends the daemon by SIGKILL.

@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process, prlimit};
-use sandwire_testlab::lab;
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
+use sandwire_testlab::{lab, suspend::Suspended};
 use sandwire_vsock_guest::{Guest, Kind};
 use serde_json::Value;
 
@@ -131,10 +131,8 @@ fn connect_goes_on_after_it_was_suspended_while_the_guest_had_not_answered() {
         // It has asked by then, and the guest takes no notice yet.
         thread::sleep(Duration::from_millis(500));
         let pid = Pid::from_child(&child);
-        for signal in [Signal::STOP, Signal::CONT] {
-            kill_process(pid, signal).unwrap();
-            thread::sleep(Duration::from_millis(100));
-        }
+        drop(Suspended::new(pid).unwrap());
+        thread::sleep(Duration::from_millis(100));
         let socket = guest.accept(Kind::Stream, 52).unwrap();
         guest.send(socket, b"hello").unwrap();
         guest.close(socket).unwrap();

@@ -20,6 +20,7 @@ use sandwire_testlab::{
     host::{ECHO_PORT, serve_tcp, serve_udp},
     namespace::{Namespace, command_in},
     openmetrics, sandwire,
+    suspend::Suspended,
 };
 
 pub(crate) const MARKER: &str = "this-is-not-to-be-seen-on-the-wire";
@@ -476,10 +477,10 @@ impl Stage {
     /// The same, while the host's relay is stopped as by Ctrl-Z.
     pub(crate) fn make_cgroup_anew_while_the_relay_stands(&self, then: impl FnOnce(&Self)) {
         let relay = Pid::from_child(&self.host_relay.as_ref().unwrap().0);
-        kill_process(relay, Signal::STOP).unwrap();
+        let suspended = Suspended::new(relay).unwrap();
         self.make_cgroup_anew();
         then(self);
-        kill_process(relay, Signal::CONT).unwrap();
+        drop(suspended);
     }
 
     /// Ends the steering.

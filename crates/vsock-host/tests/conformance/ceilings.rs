@@ -160,8 +160,10 @@ fn a_message_that_waits_for_room_is_refused_if_the_guest_takes_less_by_then() {
         send(&peer, &[7; 200_000], SendFlags::NOSIGNAL).expect("sending");
     }
     guest
-        .run_for(Duration::from_millis(50))
-        .expect("the first arrives");
+        .wait_until("the first", |guest| {
+            guest.socket(socket).received == 200_000
+        })
+        .expect("receiving");
     guest.socket_mut(socket).buf_alloc = 100_000;
     let got = guest.receive_message(socket).expect("receiving");
     assert_eq!(got.map(|(message, _)| message.len()), Some(200_000));

@@ -64,8 +64,11 @@ fn a_packet_of_no_bytes_tells_of_credit_like_any_other() {
     });
     let (socket, mut peer) = connected(&vm, &mut guest);
     peer.write_all(&[7; 2 * BUFFER as usize]).expect("writing");
-    guest.run_for(Duration::from_millis(50)).expect("running");
-    assert_eq!(guest.socket(socket).received, u64::from(BUFFER));
+    guest
+        .wait_until("a full buffer", |guest| {
+            guest.socket(socket).received == u64::from(BUFFER)
+        })
+        .expect("receiving");
     // As if its user had read all of it.
     guest.socket_mut(socket).fwd_cnt = BUFFER;
     let nothing = guest.header(socket, Operation::ReadWrite);
@@ -91,9 +94,15 @@ fn a_buffer_that_shrinks_below_what_is_on_its_way_stops_the_peer() {
         })
         .expect("receiving");
     guest.socket_mut(socket).buf_alloc = 10;
-    let header = guest.header(socket, Operation::CreditUpdate);
+    guest.keep_log();
+    let header = guest.header(socket, Operation::CreditRequest);
     guest.put(header);
-    guest.run_for(Duration::from_millis(50)).expect("running");
+    guest
+        .wait_until("what the host says once it knows", |guest| {
+            let update = Operation::CreditUpdate as u16;
+            guest.take_log().iter().any(|(answer, _)| answer.op == update)
+        })
+        .expect("an answer");
     peer.write_all(&[8; 1000]).expect("writing");
     guest.run_for(Duration::from_millis(100)).expect("running");
     assert_eq!(guest.socket(socket).received, 100_000);
@@ -118,6 +127,11 @@ fn a_guest_that_does_not_read_stops_its_peer_and_goes_on_later() {
     let writer = std::thread::spawn(move || {
         peer.write_all(&content.take(length)).expect("writing");
     });
+    guest
+        .wait_until("a full buffer", |guest| {
+            guest.socket(socket).received == 256 * 1024
+        })
+        .expect("receiving");
     guest.run_for(Duration::from_millis(300)).expect("running");
     assert_eq!(guest.socket(socket).received, 256 * 1024);
     assert!(!writer.is_finished());
