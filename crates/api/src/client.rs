@@ -3,8 +3,8 @@
 //! [`Client`] has one method for each operation of the API. It keeps connections open between
 //! requests: one for a caller that asks one thing after another, as many as requests run at once
 //! otherwise. A connection that the daemon closed in between is replaced without the caller
-//! noticing, as long as the request had not been sent; a request that may have reached the daemon
-//! is never repeated. [`Blocking`] is the same for programs that aren't asynchronous.
+//! noticing. A request that may have reached the daemon is repeated only if it changes nothing there
+//! (GET, as RFC 9110 §9.2.2 allows). [`Blocking`] is the same for programs that aren't asynchronous.
 
 use std::{
     error::Error,
@@ -417,9 +417,13 @@ impl Client {
                     self.keep(connection);
                     return Ok(Answer { status, body });
                 }
-                // An idle connection that the daemon has closed gives the request back unsent.
+                // An idle connection that the daemon has closed gives the request back unsent, unless it
+                // was closed while the request was being written.
                 Err(mut error) => match error.take_message() {
                     Some(unsent) if !fresh => request = unsent,
+                    None if !fresh && call.method == Method::GET => {
+                        request = call.request(&self.socket)?;
+                    }
                     _ => return Err(call.unanswered(&self.socket, error.into_error())),
                 },
             }

@@ -76,6 +76,51 @@ fn a_connection_that_was_closed_in_between_is_replaced() {
     assert_eq!(server.join().unwrap().0, 2);
 }
 
+/// A server that closes its first connection when the second request has come, and answers one question on
+/// another one.
+fn serve_with_one_break(socket: &Path) -> JoinHandle<()> {
+    let listener = UnixListener::bind(socket).unwrap();
+    thread::spawn(move || {
+        let answer = |stream: &mut UnixStream, body: &str| {
+            read_request(stream);
+            let length = body.len();
+            write!(stream, "HTTP/1.1 200 x\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+        };
+        let (mut first, _) = listener.accept().unwrap();
+        answer(&mut first, "[]");
+        read_request(&mut first);
+        drop(first);
+        let (mut second, _) = listener.accept().unwrap();
+        answer(&mut second, "[]");
+    })
+}
+
+#[test]
+fn a_question_that_was_under_way_on_a_broken_connection_is_asked_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let server = serve_with_one_break(&socket);
+    let client = Blocking::new(&socket);
+    assert_eq!(client.leases().unwrap(), []);
+    assert_eq!(client.leases().unwrap(), []);
+    server.join().unwrap();
+}
+
+#[test]
+fn a_change_that_may_have_been_made_is_never_asked_for_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let server = serve_with_one_break(&socket);
+    let client = Blocking::new(&socket);
+    assert_eq!(client.leases().unwrap(), []);
+    let error = client.release(&"a7".parse().unwrap(), None).unwrap_err();
+    assert!(matches!(error, ClientError::Transport { .. }), "{error:?}");
+    // The second connection is only made by the next question.
+    assert!(!server.is_finished());
+    assert_eq!(client.leases().unwrap(), []);
+    server.join().unwrap();
+}
+
 #[test]
 fn a_refusal_arrives_with_its_code_and_number() {
     let folder = tempfile::tempdir().unwrap();
