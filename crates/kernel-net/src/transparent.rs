@@ -27,9 +27,9 @@ const BACKLOG: i32 = 4096;
 ///
 /// # Errors
 /// The address is taken, or the capability is missing.
-pub fn tcp_listener(address: SocketAddr) -> Result<TcpListener, Error> {
+pub fn tcp_listener(address: SocketAddr, mark: u32) -> Result<TcpListener, Error> {
     let listener = || -> io::Result<OwnedFd> {
-        let socket = open(address, SocketType::STREAM, 0)?;
+        let socket = open(address, SocketType::STREAM, mark)?;
         listen(&socket, BACKLOG)?;
         Ok(socket)
     };

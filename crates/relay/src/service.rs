@@ -192,7 +192,7 @@ fn open_entrance(
 ) -> Result<Vec<EntranceSockets>, ServiceError> {
     let mut sockets = Vec::new();
     for address in entrance.addresses() {
-        let tcp = transparent::tcp_listener(address)?;
+        let tcp = transparent::tcp_listener(address, entrance.answers_mark())?;
         let udp = transparent::udp_listener(address)?;
         // Bursts wait here. Without the right to more, the usual has to do.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, buffer_bytes);

@@ -10,11 +10,14 @@
 //! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
 //! | rules by source and destination | what isn't marked may not leave: the eBPF data path hands such packets to the host's stack, a host whose nftables were flushed refuses them, and containers that are children of an interface have them dropped |
 //!
+//! Where cgroups are senders, [`ends`] is a second table.
+//!
 //! All of it stays when the relay ends. `apply` changes it in one step, [`clear`] takes it away.
 
 mod ahead;
 mod cgroups;
 mod clear;
+mod ends;
 mod entrance;
 mod former;
 mod processes;
@@ -504,7 +507,7 @@ pub(crate) fn check(egress: &Egress) -> Result<(), SteeringError> {
 /// # Errors
 /// It can't be asked.
 pub(crate) fn is_told() -> Result<bool, SteeringError> {
-    Ok(upkeep::known(&[])? != upkeep::Known::Nothing)
+    Ok(upkeep::known(&[], false)? != upkeep::Known::Nothing)
 }
 
 /// The same with those cgroups that are there. What is left of those that were told before is steered on.
@@ -530,6 +533,8 @@ pub(crate) fn apply_present(
     }
     socket.execute(additions)?;
     let mut netfilter = Socket::netfilter()?;
+    // First: what is redirected from then on is noted down when it ends.
+    ends::tell(egress, &mut netfilter)?;
     let before = nft::cgroup_rules(&mut netfilter, TABLE)?;
     let mut batch = Batch::new(TABLE);
     write(

@@ -84,7 +84,11 @@ fn serve_with_one_break(socket: &Path) -> JoinHandle<()> {
         let answer = |stream: &mut UnixStream, body: &str| {
             read_request(stream);
             let length = body.len();
-            write!(stream, "HTTP/1.1 200 x\r\ncontent-length: {length}\r\n\r\n{body}").unwrap();
+            write!(
+                stream,
+                "HTTP/1.1 200 x\r\ncontent-length: {length}\r\n\r\n{body}"
+            )
+            .unwrap();
         };
         let (mut first, _) = listener.accept().unwrap();
         answer(&mut first, "[]");

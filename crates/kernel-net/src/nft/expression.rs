@@ -22,6 +22,7 @@ pub(super) const REGISTER: u32 = 8;
 pub(super) const NFT_META_MARK: u32 = 3;
 pub(super) const NFT_META_IIFNAME: u32 = 6;
 pub(super) const NFT_META_OIFNAME: u32 = 7;
+pub(super) const NFT_META_SKUID: u32 = 10;
 pub(super) const NFT_META_NFPROTO: u32 = 15;
 pub(super) const NFT_META_L4PROTO: u32 = 16;
 const NFT_SOCKET_MARK: u32 = 1;
@@ -171,10 +172,10 @@ pub(super) enum Expression {
     LookupVerdict {
         map: String,
     },
-    /// Enters the key into a set unless it is there, and asks the bound that the key has there.
+    /// Enters the key into a set unless it is there, and asks the bound that the key has there, if any.
     Enter {
         set: String,
-        bound: Box<Expression>,
+        bound: Option<Box<Expression>>,
     },
     /// Keeps the bits of a mask, then flips others.
     MaskAndFlip {
@@ -335,7 +336,9 @@ impl Expression {
             Self::Enter { set, bound } => {
                 data.put_text(1, set);
                 put_numbers(data, &[(3, NFT_DYNSET_OP_UPDATE), (4, REGISTER)]);
-                data.nest(7, |nested| bound.write_inside(nested));
+                if let Some(bound) = bound {
+                    data.nest(7, |nested| bound.write_inside(nested));
+                }
             }
             _ => {}
         }

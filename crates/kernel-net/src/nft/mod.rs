@@ -46,10 +46,13 @@ const NFT_MSG_NEWTABLE: u16 = 0;
 const NFT_MSG_DELTABLE: u16 = 2;
 const NFT_MSG_NEWCHAIN: u16 = 3;
 const NFT_MSG_NEWRULE: u16 = 6;
+const NFT_MSG_DELRULE: u16 = 8;
 const NFT_MSG_NEWSET: u16 = 9;
 const NFT_MSG_NEWSETELEM: u16 = 12;
 const NFT_MSG_DELSETELEM: u16 = 14;
 const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_RULE_TABLE: u16 = 1;
+const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_CHAIN_TABLE: u16 = 1;
 const NFTA_CHAIN_NAME: u16 = 3;
 const NFTA_CHAIN_HOOK: u16 = 4;
@@ -166,10 +169,19 @@ impl<'a> Batch<'a> {
 
     /// Creates a chain.
     pub fn add_chain(&mut self, chain: &Chain<'_>) {
+        self.chain_message(chain, CREATE);
+    }
+
+    /// Creates a chain unless it is there.
+    pub fn ensure_chain(&mut self, chain: &Chain<'_>) {
+        self.chain_message(chain, narrow(libc::NLM_F_CREATE));
+    }
+
+    fn chain_message(&mut self, chain: &Chain<'_>, flags: u16) {
         let table = self.table;
         let (Chain::Base { name, .. } | Chain::Regular(name)) = *chain;
         let object = format!("nft chain {table} {name}");
-        self.message((NFT_MSG_NEWCHAIN, CREATE), "create", object, |message| {
+        self.message((NFT_MSG_NEWCHAIN, flags), "create", object, |message| {
             message.put_text(NFTA_CHAIN_TABLE, table);
             message.put_text(NFTA_CHAIN_NAME, name);
             if let Chain::Base {
@@ -199,14 +211,13 @@ impl<'a> Batch<'a> {
         });
     }
 
-    /// Creates a chain that rules jump to unless it is there.
-    pub fn ensure_chain(&mut self, name: &str) {
+    /// Deletes all rules of a chain, which must be there.
+    pub fn clear_chain(&mut self, name: &str) {
         let table = self.table;
         let object = format!("nft chain {table} {name}");
-        let flags = narrow(libc::NLM_F_CREATE);
-        self.message((NFT_MSG_NEWCHAIN, flags), "create", object, |message| {
-            message.put_text(NFTA_CHAIN_TABLE, table);
-            message.put_text(NFTA_CHAIN_NAME, name);
+        self.message((NFT_MSG_DELRULE, CHANGE), "clear", object, |message| {
+            message.put_text(NFTA_RULE_TABLE, table);
+            message.put_text(NFTA_RULE_CHAIN, name);
         });
     }
 

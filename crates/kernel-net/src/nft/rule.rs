@@ -8,7 +8,8 @@ use std::{
 use super::expression::{
     CtState, Direction, Expression, Family, FibResult, NFT_CT_STATE, NFT_CT_STATUS,
     NFT_META_IIFNAME, NFT_META_L4PROTO, NFT_META_MARK, NFT_META_NFPROTO, NFT_META_OIFNAME,
-    NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, Protocol, REGISTER, Verdict,
+    NFT_META_SKUID, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER, Protocol, REGISTER,
+    Verdict,
 };
 use crate::netlink::attribute::Writer;
 
@@ -22,6 +23,8 @@ const NAME_LENGTH: usize = libc::IFNAMSIZ;
 const RTN_LOCAL: u32 = 2;
 /// Behind it an ICMP error has what it is about, in both versions of IP.
 const ICMP_HEADER_BYTES: u32 = 8;
+/// Where TCP's flags stand (RFC 9293 section 3.1).
+const TCP_FLAGS_OFFSET: u32 = 13;
 
 /// One part of the key that a rule looks up in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub enum KeyPart {
     Address(Family, Direction),
     /// The protocol above IP.
     Protocol,
+    /// The source port.
+    SourcePort,
     /// The destination port.
     DestinationPort,
     /// The protocol above IP of the packet that an ICMP error quotes.
@@ -164,6 +169,28 @@ impl Rule {
         rule
     }
 
+    /// TCP packets that have any of these flags.
+    #[must_use]
+    pub fn with_tcp_flags(self, flags: u8) -> Self {
+        self.tcp_flags(flags, false)
+    }
+
+    /// TCP packets that have none of these flags.
+    #[must_use]
+    pub fn without_tcp_flags(self, flags: u8) -> Self {
+        self.tcp_flags(flags, true)
+    }
+
+    fn tcp_flags(self, flags: u8, equal: bool) -> Self {
+        let mut rule = self.protocol(Protocol::Tcp);
+        rule.payload(NFT_PAYLOAD_TRANSPORT_HEADER, TCP_FLAGS_OFFSET, 1, REGISTER);
+        rule.expressions
+            .push(Expression::Mask { mask: vec![flags] });
+        let value = vec![0];
+        rule.expressions.push(Expression::Compare { equal, value });
+        rule
+    }
+
     /// Packets in one of these states.
     #[must_use]
     pub fn state(mut self, state: CtState) -> Self {
@@ -198,11 +225,30 @@ impl Rule {
 
     /// Packets whose mark has these bits under this mask.
     #[must_use]
-    pub fn mark_is(mut self, bits: u32, mask: u32) -> Self {
+    pub fn mark_is(self, bits: u32, mask: u32) -> Self {
+        self.mark(bits, mask, true)
+    }
+
+    /// Packets whose mark has other bits under this mask.
+    #[must_use]
+    pub fn mark_is_not(self, bits: u32, mask: u32) -> Self {
+        self.mark(bits, mask, false)
+    }
+
+    fn mark(mut self, bits: u32, mask: u32, equal: bool) -> Self {
         self.meta(NFT_META_MARK);
         let mask = mask.to_ne_bytes().to_vec();
         self.expressions.push(Expression::Mask { mask });
-        self.equals(bits.to_ne_bytes().to_vec());
+        let value = bits.to_ne_bytes().to_vec();
+        self.expressions.push(Expression::Compare { equal, value });
+        self
+    }
+
+    /// Packets that a process of this host sends, by a socket that it hasn't closed.
+    #[must_use]
+    pub fn of_a_process(mut self) -> Self {
+        // Without one, the rule ends here.
+        self.meta(NFT_META_SKUID);
         self
     }
 
@@ -280,7 +326,7 @@ impl Rule {
     /// those of a source go on that the set has no room for.
     #[must_use]
     pub fn each_source_within(self, family: Family, set: &str, bound: Bound) -> Self {
-        let mut rule = self.load_key(&[KeyPart::Address(family, Direction::Source)]);
+        let rule = self.load_key(&[KeyPart::Address(family, Direction::Source)]);
         let bound = match bound {
             Bound::Connections(count) => Expression::ConnectionsWithin(count),
             Bound::PacketsPerMinute(packets, at_once) => Expression::AtMost {
@@ -289,11 +335,20 @@ impl Rule {
                 at_once,
             },
         };
-        rule.expressions.push(Expression::Enter {
-            set: set.to_owned(),
-            bound: Box::new(bound),
-        });
-        rule
+        rule.enter(set, Some(Box::new(bound)))
+    }
+
+    /// Enters packets' keys into a set ([`super::SetKind::Entered`]), or keeps those longer that are there. Packets
+    /// that it has no room for don't go on.
+    #[must_use]
+    pub fn enter_key(self, parts: &[KeyPart], set: &str) -> Self {
+        self.load_key(parts).enter(set, None)
+    }
+
+    fn enter(mut self, set: &str, bound: Option<Box<Expression>>) -> Self {
+        let set = set.to_owned();
+        self.expressions.push(Expression::Enter { set, bound });
+        self
     }
 
     /// Goes through the chain that a map has for the packet's key, and on here if that comes to no verdict.
@@ -425,6 +480,10 @@ impl Rule {
                 KeyPart::Protocol => {
                     let key = NFT_META_L4PROTO;
                     rule.expressions.push(Expression::Meta { key, register });
+                    1
+                }
+                KeyPart::SourcePort => {
+                    rule.payload(NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, register);
                     1
                 }
                 KeyPart::DestinationPort => {

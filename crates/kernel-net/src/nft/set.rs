@@ -88,7 +88,7 @@ pub enum SetKind {
     MapToPort(Family),
     /// From ranges of keys to chains.
     RangesToChains,
-    /// Keys that rules enter by themselves, each with a bound of its own.
+    /// Keys that rules enter by themselves; each may have a bound of its own.
     Entered {
         /// Most keys.
         keys_max: u32,
@@ -137,26 +137,34 @@ impl Set<'_> {
         if self.kind == SetKind::RangesToChains {
             message.put_u32_be(NFTA_SET_DATA_TYPE, NFT_DATA_VERDICT);
         }
+        let mut most = None;
         if let SetKind::Entered { keys_max, idle } = self.kind {
             if let Some(idle) = idle {
                 let milliseconds = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
                 message.put_u64_be(NFTA_SET_TIMEOUT, milliseconds);
             }
+            most = Some(keys_max);
+        }
+        if is_concatenation || most.is_some() {
             message.nest(NFTA_SET_DESC, |description| {
-                description.put_u32_be(NFTA_SET_DESC_SIZE, keys_max);
+                if let Some(most) = most {
+                    description.put_u32_be(NFTA_SET_DESC_SIZE, most);
+                }
+                if is_concatenation {
+                    self.write_fields(description);
+                }
             });
         }
-        if is_concatenation {
-            message.nest(NFTA_SET_DESC, |description| {
-                description.nest(NFTA_SET_DESC_CONCAT, |list| {
-                    for field in self.key {
-                        list.nest(NFTA_LIST_ELEM, |entry| {
-                            entry.put_u32_be(NFTA_SET_FIELD_LEN, field.length());
-                        });
-                    }
+    }
+
+    fn write_fields(&self, description: &mut Writer<'_>) {
+        description.nest(NFTA_SET_DESC_CONCAT, |list| {
+            for field in self.key {
+                list.nest(NFTA_LIST_ELEM, |entry| {
+                    entry.put_u32_be(NFTA_SET_FIELD_LEN, field.length());
                 });
-            });
-        }
+            }
+        });
     }
 }
 

@@ -61,7 +61,7 @@ pub fn ahead(config: &Config) -> Result<Ahead, AheadError> {
     let end = Instant::now() + PATIENCE;
     // Each time: it may end while it is waited for.
     while UnixStream::connect(metrics::socket(&config.folder)).is_ok() {
-        if upkeep::known(&[])? == upkeep::Known::Nothing {
+        if upkeep::known(&[], false)? == upkeep::Known::Nothing {
             return Ok(Ahead::Cleared);
         }
         let Some(missing) = unsteered(egress)? else {

@@ -6,7 +6,7 @@ use sandwire_kernel_net::{
     routing_rule::{self, TABLE_PROHIBITED, Version},
 };
 
-use super::{SteeringError, TABLE, TABLE_LOCAL, listed};
+use super::{SteeringError, TABLE, TABLE_LOCAL, ends::TABLE_ENDS, listed};
 
 /// Takes it all away: what was redirected leaves as it is from then on.
 ///
@@ -14,14 +14,15 @@ use super::{SteeringError, TABLE, TABLE_LOCAL, listed};
 /// What the kernel refuses to remove; the rest is gone.
 pub fn clear() -> Result<(), Vec<SteeringError>> {
     let mut errors: Vec<SteeringError> = Vec::new();
-    let remove_table = || -> Result<(), SteeringError> {
-        let mut batch = Batch::new(TABLE);
+    let remove_table = |table| -> Result<(), SteeringError> {
+        let mut batch = Batch::new(table);
         // One that isn't there can't be deleted.
         batch.add_table();
         batch.delete_table();
         Ok(batch.commit(&mut Socket::netfilter()?)?)
     };
-    errors.extend(remove_table().err());
+    errors.extend(remove_table(TABLE).err());
+    errors.extend(remove_table(TABLE_ENDS).err());
     let remove_routes = || -> Result<(), SteeringError> {
         let mut socket = Socket::route()?;
         let mut request = Request::new();

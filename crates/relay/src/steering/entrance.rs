@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use sandwire_kernel_net::nft;
 
-use super::MARK_STEP;
+use super::{MARK_PASS, MARK_STEP};
 use crate::config::Egress;
 
 /// A pair of sockets, TCP and UDP of both versions, to which packets are given.
@@ -19,6 +19,12 @@ pub(crate) struct Entrance {
 }
 
 impl Entrance {
+    /// Mark of what its TCP sockets send to processes of this host, by which that is told from other packets on the
+    /// loopback.
+    pub(crate) fn answers_mark(self) -> u32 {
+        if self.place == 0 { 0 } else { MARK_PASS }
+    }
+
     /// Where its sockets listen.
     pub(crate) fn addresses(self) -> [SocketAddr; 2] {
         [

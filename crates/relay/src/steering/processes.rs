@@ -1,7 +1,7 @@
 //! Rules beside those that redirect, for where processes of this host are senders.
 
 use sandwire_kernel_net::nft::{
-    Batch, Chain, ChainKind, Direction, Hook, Policy, RELAY_MARK_MASK, Rule,
+    Batch, Chain, ChainKind, Direction, Hook, Policy, Protocol, RELAY_MARK_MASK, Rule,
 };
 
 use super::{Entrance, MARK_PASS, POSTROUTING, PREROUTING, PRIORITY};
@@ -35,11 +35,13 @@ pub(super) fn write_guard(batch: &mut Batch<'_>, entrances: &[Entrance]) {
 }
 
 /// Drops datagrams of ours to processes of this host for which there is no socket any more. The kernel would answer them by
-/// an ICMP error that quotes them, and nobody could tell whose that is: it would leave.
+/// an ICMP error that quotes them, and nobody could tell whose that is: it would leave. What there is for TCP is in
+/// [`super::ends`].
 pub(super) fn write_silence(batch: &mut Batch<'_>) {
     let answer = || {
         let ours = Rule::new().mark_is(MARK_PASS, RELAY_MARK_MASK);
-        ours.interface(Direction::Source, "lo")
+        let ours = ours.interface(Direction::Source, "lo");
+        ours.protocol(Protocol::Udp)
     };
     batch.add_rule(PREROUTING, &answer().for_a_socket().accept());
     let late = answer().comment("nobody waits for it");

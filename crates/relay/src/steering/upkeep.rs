@@ -18,7 +18,10 @@ use tokio::{
 };
 
 use super::{
-    SteeringError, TABLE, TABLE_LOCAL, Told, apply, apply_present, cgroups::present, listed, rules,
+    SteeringError, TABLE, TABLE_LOCAL, Told, apply, apply_present,
+    cgroups::present,
+    ends::{self, TABLE_ENDS},
+    listed, rules,
     watch::Watch,
 };
 use crate::{config::Egress, metrics::Metrics};
@@ -36,10 +39,11 @@ pub(super) enum Known {
     Nothing,
 }
 
-/// What the kernel knows of the table, these rules, and the routes that they lead to.
-pub(super) fn known(wanted: &[RoutingRule]) -> Result<Known, SteeringError> {
+/// What the kernel knows of the table, the other one where it is needed, these rules, and the routes that they lead to.
+pub(super) fn known(wanted: &[RoutingRule], needs_ends: bool) -> Result<Known, SteeringError> {
     let tables = nft::tables(&mut Socket::netfilter()?)?;
-    let has_table = tables.iter().any(|table| table == TABLE);
+    let has = |name: &str| tables.iter().any(|table| table == name);
+    let has_tables = has(TABLE) && (!needs_ends || has(TABLE_ENDS));
     // Looked at in the order in which `clear` takes it away.
     let there = listed(&mut Socket::route()?)?;
     let has_rules = wanted.iter().all(|rule| there.contains(rule));
@@ -49,10 +53,10 @@ pub(super) fn known(wanted: &[RoutingRule]) -> Result<Known, SteeringError> {
             routes += usize::from(has_route(version, table)?);
         }
     }
-    if has_table && has_rules && routes == 2 * Version::ALL.len() {
+    if has_tables && has_rules && routes == 2 * Version::ALL.len() {
         return Ok(Known::All);
     }
-    let is_nothing = !has_table && there.is_empty() && routes == 0;
+    let is_nothing = !has(TABLE) && !has(TABLE_ENDS) && there.is_empty() && routes == 0;
     Ok(if is_nothing {
         Known::Nothing
     } else {
@@ -112,7 +116,7 @@ pub(crate) async fn keep(
             sleep(PAUSE).await;
             continue;
         }
-        let known = known(&wanted).unwrap_or_else(|error| {
+        let known = known(&wanted, ends::is_needed(&egress)).unwrap_or_else(|error| {
             tracing::error!(%error, "it can't be seen whether the rules are there");
             Known::All
         });

@@ -1,7 +1,8 @@
 //! What is redirected never leaves in the clear, whatever becomes of the relay and of what it has told the kernel.
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    io::Write,
+    net::{SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
@@ -133,6 +134,70 @@ fn what_a_former_cgroup_has_left_to_send_does_not_leave_in_the_clear() {
         // The kernel asks for room ever more rarely.
         std::thread::sleep(Duration::from_secs(5));
         capture.has_nothing_in_the_clear(true);
+    });
+}
+
+/// What still comes for a connection that its process has closed, the kernel answers in nobody's name and of no cgroup.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_the_kernel_says_of_a_closed_connection_is_said_to_the_relay() {
+    const SLOW_PORT: u16 = 9998;
+    const BULK_PORT: u16 = 9997;
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let slowly = |mut stream: TcpStream| loop {
+            stream.write_all(MARKER.as_bytes())?;
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let in_bulk = |mut stream: TcpStream| loop {
+            stream.write_all(&MARKER.as_bytes().repeat(1000))?;
+        };
+        stage.inside_dest(|| {
+            host::serve_tcp(SLOW_PORT, slowly).unwrap();
+            host::serve_tcp(BULK_PORT, in_bulk).unwrap();
+        });
+        let capture = stage.capture();
+        let rounds = [
+            // It awaits the end: acknowledgements.
+            (
+                ECHO_PORT,
+                "c.send(b\"x\"); c.recv(1); c.close(); time.sleep(1)",
+            ),
+            // More comes instead: resets.
+            (SLOW_PORT, "c.recv(100); c.close(); time.sleep(1)"),
+            // It is gone at once, with much under way to it.
+            (BULK_PORT, "c.recv(100); os.kill(os.getpid(), 9)"),
+        ];
+        for (count, (port, then)) in rounds.into_iter().enumerate() {
+            for ip in DESTINATIONS {
+                stage.in_cgroup(&format!(
+                    "sh -c 'python3 -c \"$0\" || true' 'import os, socket, time\n\
+                     c = socket.create_connection((\"{ip}\", {port}))\n{then}'"
+                ));
+            }
+            // Long before it would give up.
+            wait_for("the relay hears of it", || {
+                stage.report_of("host").lines().count() == 2 * (count + 1)
+            });
+            // As when the service is started anew, whose last connections are just over.
+            stage.make_cgroup_anew();
+            stage.steer_in_cgroup().unwrap();
+        }
+        wait_for("the kernel keeps no connection of the relay", || {
+            let all = lab.run("ss -Htan");
+            !all.lines()
+                .any(|line| !line.starts_with("TIME-WAIT") && line.contains("198.51.100.7:"))
+        });
+        capture.has_nothing_in_the_clear(true);
+        let table = lab.run("nft list table inet sandwire-relay-ends");
+        assert!(
+            table.contains("what the kernel says of a closed connection"),
+            "{table}"
+        );
+        stage.clear();
+        assert!(!lab.run("nft list tables").contains("sandwire-relay"));
     });
 }
 

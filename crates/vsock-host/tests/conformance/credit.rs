@@ -100,7 +100,10 @@ fn a_buffer_that_shrinks_below_what_is_on_its_way_stops_the_peer() {
     guest
         .wait_until("what the host says once it knows", |guest| {
             let update = Operation::CreditUpdate as u16;
-            guest.take_log().iter().any(|(answer, _)| answer.op == update)
+            guest
+                .take_log()
+                .iter()
+                .any(|(answer, _)| answer.op == update)
         })
         .expect("an answer");
     peer.write_all(&[8; 1000]).expect("writing");

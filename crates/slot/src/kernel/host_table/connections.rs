@@ -19,7 +19,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use ipnet::IpNet;
 use sandwire_kernel_net::nft::{
-    Batch, Bound, CT_STATUS_CONFIRMED, CtState, Element, Family, Rule, SetKind,
+    Batch, Bound, CT_STATUS_CONFIRMED, Chain, CtState, Element, Family, Rule, SetKind,
 };
 
 use super::{FORWARD, INPUT, PerFamily, source};
@@ -103,7 +103,7 @@ fn bound_of(pool: &Hosted) -> u32 {
 /// Makes the chain of a bound, which the table doesn't have or has without rules.
 pub(super) fn write(batch: &mut Batch<'_>, most: u32) {
     let chain = chain(most);
-    batch.ensure_chain(&chain);
+    batch.ensure_chain(&Chain::Regular(&chain));
     for rule in rules(most) {
         batch.add_rule(&chain, &rule);
     }
