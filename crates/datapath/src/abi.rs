@@ -379,12 +379,23 @@ structs! {
     }
     /// Counters of a NIC.
     Counters = "counters" {
+        /// What left the sandbox. In the map, only what isn't in the ledgers.
+        egress: Traffic,
+        /// What reached it. Likewise.
+        ingress: Traffic,
+        /// Dropped packets by number of `DropReason`.
+        drops: [u64; DROP_REASONS_MAX],
+    }
+    /// What one processor has let through of one NIC; in the daemon's own line, the sum from which it counts.
+    Ledger = "ledger" {
         /// What left the sandbox.
         egress: Traffic,
         /// What reached it.
         ingress: Traffic,
-        /// Dropped packets by number of `DropReason`.
-        drops: [u64; DROP_REASONS_MAX],
+        /// Only the daemon's: lease of the NIC, when it was written.
+        lease: u64,
+        /// Zero.
+        reserved: u64,
     }
     /// Flows whose answers were looked at of late, by one CPU.
     Noted = "noted" {

@@ -11,6 +11,7 @@ pub mod divert;
 mod error;
 pub mod features;
 mod former;
+mod ledgers;
 mod map;
 mod migrate;
 mod nic;

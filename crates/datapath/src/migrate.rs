@@ -3,7 +3,7 @@
 //! Maps that can't be used are moved aside (`old-N`) before new ones are made. These are marked as unused until the
 //! first program goes by them: whoever is killed or gives up before that leaves all as it was, since the next process
 //! throws them away and begins anew. When nothing goes by the old ones any more,
-//! their counters move to the new maps, and renaming the folder (`done-N`) says that nothing in it is needed. Whoever
+//! their counters, and what is in their ledgers, move to the counters of the new maps, and renaming the folder (`done-N`) says that nothing in it is needed. Whoever
 //! is killed before that leaves two kinds of old maps to the next process, which begins anew with both; whoever is
 //! killed later leaves pins to be removed. A figure is always in one map alone: it is taken before it is added.
 //! Fields are found by their names, since offsets may differ.
@@ -20,6 +20,7 @@ use crate::{
     Datapath, Error,
     abi::{Nic, NicState, Plain},
     btf::{Btf, Place},
+    ledgers::Ledgers,
     map::Words,
     pins::{DONE, UNUSED, current, map_path, move_aside, old_folders, remove_done},
     sys,
@@ -27,6 +28,8 @@ use crate::{
 
 /// By these a NIC is the same in old and new maps.
 const IDENTITY: [&str; 5] = ["pool", "slot", "position", "clone4", "clone6.word"];
+
+const WORD: usize = size_of::<u64>();
 
 /// An array as it was made by an older program.
 pub(crate) struct OldArray {
@@ -83,6 +86,49 @@ impl OldArray {
     }
 }
 
+/// Ledgers as they were made by an older program.
+struct OldLedgers {
+    ledgers: Ledgers,
+    /// Which word of a line is which of the counters'.
+    moves: Vec<(usize, usize)>,
+    /// The word that says of which lease they are.
+    lease: usize,
+}
+
+impl OldLedgers {
+    /// `None`: of a version that had none.
+    fn open(
+        old: &Path,
+        nics: &OldArray,
+        counters: &BTreeMap<String, Place>,
+    ) -> Result<Option<Self>, Error> {
+        let failed = |source| Error::system("read", old.display().to_string(), source);
+        let array = match OldArray::open(&old.join("ledgers"), "ledger") {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            other => other.map_err(failed)?,
+        };
+        let lease = array.leaves.get("lease");
+        let lease = lease.ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+        Ok(Some(Self {
+            ledgers: Ledgers::new(array.descriptor.as_fd(), nics.entries)?,
+            moves: moves(&array.leaves, counters),
+            lease: lease.offset / WORD,
+        }))
+    }
+
+    /// Moves what was let through of a lease. What is there of an earlier one, since the last was begun by a daemon of
+    /// before ledgers, stays.
+    fn take(&self, nic: u32, lease: u32, to: &[AtomicU64]) {
+        if self.ledgers.daemons(nic)[self.lease].load(Ordering::Relaxed) != u64::from(lease) {
+            return;
+        }
+        for (old, new) in &self.moves {
+            let taken = self.ledgers.take(nic, *old);
+            to[*new].fetch_add(taken, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Datapath {
     /// Says that packets go by these maps from now on. To be called before the first of the new programs takes the place
     /// of an old one.
@@ -131,6 +177,7 @@ impl Datapath {
         };
         let (new_nics, new_counters) = (new("nics", "nic")?, new("counters", "counters")?);
         let moves = moves(&counters.leaves, &new_counters.leaves);
+        let ledgers = OldLedgers::open(old, &nics, &new_counters.leaves)?;
         let mut known = HashMap::new();
         for (index, nic) in self.used().into_iter().filter(|(_, nic)| is_same(nic)) {
             known.insert(new_nics.identity(nic.bytes()).map_err(failed)?, index);
@@ -143,8 +190,11 @@ impl Datapath {
                 continue;
             }
             let same = known.get(&nics.identity(&nic).map_err(failed)?);
-            if let Some(same) = same {
-                take(&moves, words.of(index), self.counters.words(same.0));
+            let Some(same) = same else { continue };
+            let to = self.counters.words(same.0);
+            take(&moves, words.of(index), to);
+            if let Some(ledgers) = &ledgers {
+                ledgers.take(index, nics.number(&nic, "lease").map_err(failed)?, to);
             }
         }
         Ok(())
@@ -163,7 +213,6 @@ fn take(moves: &[(usize, usize)], from: &[AtomicU64], to: &[AtomicU64]) {
 
 /// Which word of a value is which of another layout's: the fields that both have, and of arrays as much as both have.
 fn moves(from: &BTreeMap<String, Place>, to: &BTreeMap<String, Place>) -> Vec<(usize, usize)> {
-    const WORD: usize = size_of::<u64>();
     let both = to
         .iter()
         .filter_map(|(name, new)| Some((from.get(name)?, new)));

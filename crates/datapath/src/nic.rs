@@ -12,7 +12,7 @@ use std::{
 
 use crate::{
     Datapath, Error,
-    abi::{self, Address, CloneValue, GroupPair, Meters, Nic, NicFlag, NicState},
+    abi::{self, Address, CloneValue, GroupPair, Meters, Nic, NicFlag, NicState, Traffic},
     former::SlotKey,
     policies::next_free,
     policy::{Compiled, Redirect},
@@ -211,6 +211,7 @@ impl Datapath {
     /// As of [`Self::activate`].
     pub fn resume(&self, index: NicIndex, policy: PolicyIndex, process: bool) -> Result<(), Error> {
         let nic = self.nic(index);
+        self.ledgers.begin(index.0, nic.lease);
         self.counters.clear(index.0);
         self.meters.set(&index.0, &Meters::default())?;
         self.field(index, offset_of!(Nic, policy))
@@ -364,7 +365,21 @@ impl Datapath {
     /// Counters since the NIC was activated.
     #[must_use]
     pub fn counters(&self, index: NicIndex) -> abi::Counters {
-        self.counters.read(index.0)
+        let mut counted = self.counters.read(index.0);
+        let let_through = self.ledgers.read(index.0);
+        add(&mut counted.egress, let_through.egress);
+        add(&mut counted.ingress, let_through.ingress);
+        counted
+    }
+
+    /// Zeroes the ledgers of leases that began by a daemon of before them, whose programs didn't count there: what is in
+    /// them is an earlier lease's.
+    pub(crate) fn begin_overlooked_ledgers(&self) {
+        for (index, nic) in self.used() {
+            if self.ledgers.lease(index.0) != u64::from(nic.lease) {
+                self.ledgers.begin(index.0, nic.lease);
+            }
+        }
     }
 
     /// Says which groups may talk to which others: exactly these.
@@ -391,6 +406,12 @@ impl Datapath {
             self.forget_decisions(index);
         }
     }
+}
+
+fn add(to: &mut Traffic, more: Traffic) {
+    to.packets = to.packets.wrapping_add(more.packets);
+    to.bytes = to.bytes.wrapping_add(more.bytes);
+    to.segments = to.segments.wrapping_add(more.segments);
 }
 
 fn clone_addresses(nic: &Nic) -> impl Iterator<Item = Address> + use<> {

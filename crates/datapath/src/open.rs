@@ -23,6 +23,7 @@ use crate::{
     },
     features::{self, Features},
     former::Former,
+    ledgers::Ledgers,
     map::{Array, Table, Words},
     nic::Allocation,
     pins::{
@@ -224,6 +225,7 @@ pub struct Datapath {
     pub(crate) maps: BTreeSet<u32>,
     pub(crate) nics: Array<Nic, AtomicU32>,
     pub(crate) counters: Array<abi::Counters, AtomicU64>,
+    pub(crate) ledgers: Ledgers,
     pub(crate) trace_lost: Words<AtomicU64>,
     pub(crate) meters: Table<u32, Meters>,
     pub(crate) clones: Table<Address, CloneValue>,
@@ -266,6 +268,7 @@ impl Datapath {
         });
         let kept = former.iter().flat_map(|former| former.slots.clone());
         let allocation = Mutex::new(Allocation::new(states, kept.collect()));
+        let ledgers = Ledgers::new(open_map(folder, "ledgers")?.as_fd(), nics.entries())?;
         let datapath = Self {
             folder: folder.clone(),
             order: settings.order,
@@ -275,6 +278,7 @@ impl Datapath {
             maps: map_numbers(folder)?,
             nics,
             counters: Array::new("counters", open_map(folder, "counters")?.as_fd())?,
+            ledgers,
             trace_lost: Words::new("trace_lost", open_map(folder, "trace_lost")?.as_fd())?,
             meters: Table::new("meters", open_map(folder, "meters")?)?,
             clones: Table::new("clones", open_map(folder, "clones")?)?,
@@ -289,6 +293,7 @@ impl Datapath {
             allocation,
             wanted: Mutex::default(),
         };
+        datapath.begin_overlooked_ledgers();
         Ok(Opened {
             datapath,
             migrated_from: retired.any,
@@ -332,8 +337,11 @@ pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Err
     let processors = aya::util::nr_cpus()
         .map_err(|(path, source)| Error::system("count the processors by", path, source))?;
     let decisions = u32::try_from(processors * DECISIONS_MAX).unwrap_or(u32::MAX);
+    // One more line of each than there are processors is the daemon's.
+    let ledgers = u32::try_from((processors + 1) * nics as usize).unwrap_or(u32::MAX);
     Ok(vec![
         ("decisions", decisions),
+        ("ledgers", ledgers),
         ("nics", nics),
         ("policies", nics * POLICIES_PER_NIC),
         ("counters", nics),
@@ -350,10 +358,15 @@ pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Err
     ])
 }
 
+/// Entries that a map is to have; zero if they are not decided here.
+fn entries_of(sizes: &[(&str, u32)], map: &str) -> u32 {
+    let found = sizes.iter().find(|(name, _)| *name == map);
+    found.map_or(0, |(_, entries)| *entries)
+}
+
 /// What one interface may enter of the answers in the time that the programs count in, a minute and a bit.
 fn answers_share(sizes: &[(&str, u32)]) -> u32 {
-    let answers = sizes.iter().find(|(name, _)| *name == "answers");
-    (answers.map_or(0, |(_, size)| *size) / ANSWERS_SHARES).max(1)
+    (entries_of(sizes, "answers") / ANSWERS_SHARES).max(1)
 }
 
 pub(crate) fn load(
@@ -380,6 +393,8 @@ pub(crate) fn load(
     loader.override_global("has_skb_cast", &has_skb_cast, false);
     let answers_share = answers_share(sizes);
     loader.override_global("answers_share", &answers_share, false);
+    let nics_max = entries_of(sizes, "nics");
+    loader.override_global("nics_max", &nics_max, false);
     let mut programs = Vec::new();
     for object in objects {
         programs.extend(load_object(&mut loader, object, features.skb_cast)?);

@@ -44,10 +44,11 @@ pub(crate) const UNUSED: &str = "unused";
 const NEW: &str = "new";
 
 /// All maps that are shared, with the sizes of keys and values.
-pub(crate) const MAPS: [(&str, usize, usize); 17] = [
+pub(crate) const MAPS: [(&str, usize, usize); 18] = [
     ("nics", 4, size_of::<Nic>()),
     ("policies", 4, size_of::<abi::Policy>()),
     ("counters", 4, size_of::<abi::Counters>()),
+    ("ledgers", 4, size_of::<abi::Ledger>()),
     ("meters", 4, size_of::<Meters>()),
     ("clones", size_of::<Address>(), size_of::<CloneValue>()),
     (

@@ -208,10 +208,21 @@ struct traffic {
 	__u64 segments; /* as they are on the wire */
 };
 
+/* `egress` and `ingress` are what programs of before `ledgers` have let through, or what was at other maps. Today's add
+ * drops alone. All processors add here, and so atomically. */
 struct counters {
-	struct traffic egress;  /* what was let through */
+	struct traffic egress;
 	struct traffic ingress;
 	__u64 drops[DROP_REASONS_MAX];
+};
+
+/* What one processor has let through of one interface: a line of the cache, which no other processor writes. It never goes
+ * down. In the daemon's own line: what the sum of the others was when the lease began, or when it was moved elsewhere. */
+struct ledger {
+	struct traffic egress;
+	struct traffic ingress;
+	__u64 lease; /* only the daemon's: of the interface, when it was written */
+	__u64 reserved;
 };
 
 /* Theoretical arrival times, CLOCK_MONOTONIC nanoseconds. */

@@ -28,7 +28,7 @@ struct {
 	__type(value, struct policy);
 } policies SEC(".maps");
 
-/* Not per CPU: with 64 CPUs and 16,384 interfaces that would be 430 MiB. */
+/* Drops aren't per processor: with 64 of them and 16,384 interfaces that would be 384 MiB, and they are few. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NICS_MAX);
@@ -115,6 +115,17 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } answer_shares SEC(".maps");
+
+/* For each processor there may be a line of each interface, and after them the daemon's: it alone writes that, and none of theirs.
+ * So no two processors write to a line. The daemon loads it for the processors that there may be. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NICS_MAX);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct ledger);
+} ledgers SEC(".maps");
 
 /* One entry, and so one piece that stays in a processor's cache, which `answers` of many flows doesn't. */
 struct {

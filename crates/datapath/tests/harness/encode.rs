@@ -12,6 +12,8 @@ use crate::model::{
 
 /// Length of `struct counters`.
 pub(crate) const COUNTERS: usize = 432;
+/// Length of `struct ledger`.
+pub(crate) const LEDGER: usize = 64;
 /// Length of `struct meters`.
 pub(crate) const METERS: usize = 32;
 /// Length of `struct answer_key`.
@@ -225,21 +227,25 @@ pub(crate) fn read_answer(bytes: &[u8]) -> Answer {
     }
 }
 
+/// From a `struct counters`, which has the drops.
 pub(crate) fn read_counters(bytes: &[u8]) -> Counters {
-    let traffic = |at| Traffic {
-        packets: long(bytes, at),
-        bytes: long(bytes, at + 8),
-        segments: long(bytes, at + 16),
-    };
-    let mut drops = [0; 48];
-    for (reason, count) in drops.iter_mut().enumerate() {
+    let mut counters = Counters::default();
+    add_traffic(&mut counters, bytes);
+    for (reason, count) in counters.drops.iter_mut().enumerate() {
         *count = long(bytes, 48 + reason * 8);
     }
-    Counters {
-        egress: traffic(0),
-        ingress: traffic(24),
-        drops,
-    }
+    counters
+}
+
+/// Adds what a `struct ledger` says, or the start of a `struct counters`.
+pub(crate) fn add_traffic(counters: &mut Counters, bytes: &[u8]) {
+    let add = |traffic: &mut Traffic, at| {
+        traffic.packets += long(bytes, at);
+        traffic.bytes += long(bytes, at + 8);
+        traffic.segments += long(bytes, at + 16);
+    };
+    add(&mut counters.egress, 0);
+    add(&mut counters.ingress, 24);
 }
 
 pub(crate) fn meters(egress: Meter, ingress: Meter) -> Vec<u8> {

@@ -379,14 +379,9 @@ impl Harness {
         while let Some(item) = self.trace.next() {
             events.push(encode::read_event(&item));
         }
-        let map = self.programs.map("counters");
-        let counters = sys::first_values(map, scene::NICS, encode::COUNTERS)?;
-        self.counted = counters
-            .iter()
-            .map(|one| encode::read_counters(one))
-            .collect();
+        self.counted = self.read_counted()?;
         let map = self.programs.map("meters");
-        let meters = sys::first_values(map, scene::NICS, encode::METERS)?;
+        let meters = sys::values(map, 0, scene::NICS, encode::METERS)?;
         let metered = meters.iter().map(|one| encode::read_meters(one)).collect();
         let mut answers = Vec::new();
         // The list is long to walk; one that was empty changes only by what comes in.
@@ -411,5 +406,24 @@ impl Harness {
             answers,
             process: encode::is_process(&nic),
         })
+    }
+
+    /// What was counted, by all processors together.
+    fn read_counted(&self) -> io::Result<Vec<Counters>> {
+        let map = self.programs.map("counters");
+        let counters = sys::values(map, 0, scene::NICS, encode::COUNTERS)?;
+        let mut counted: Vec<Counters> = counters
+            .iter()
+            .map(|one| encode::read_counters(one))
+            .collect();
+        let map = self.programs.map("ledgers");
+        for processor in 0..aya::util::nr_cpus().expect("the kernel tells") as u32 {
+            let first = processor * self.programs.nics_max;
+            let ledgers = sys::values(map, first, scene::NICS, encode::LEDGER)?;
+            for (counters, ledger) in counted.iter_mut().zip(&ledgers) {
+                encode::add_traffic(counters, ledger);
+            }
+        }
+        Ok(counted)
     }
 }

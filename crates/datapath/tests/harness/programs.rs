@@ -26,6 +26,8 @@ pub(crate) struct Programs {
     pub(crate) to_child: OwnedFd,
     /// The same stages on XDP, of the product's own programs only.
     pub(crate) xdp: Option<Xdp>,
+    /// Interfaces that there may be.
+    pub(crate) nics_max: u32,
     maps: BTreeMap<&'static str, MapData>,
     folder: String,
 }
@@ -36,10 +38,14 @@ pub(crate) struct Xdp {
     pub(crate) to_guest: OwnedFd,
 }
 
-const MAPS: [&str; 15] = [
+/// `NICS_MAX` of the header, where nobody says otherwise.
+const NICS_MAX: u32 = 16_384;
+
+const MAPS: [&str; 16] = [
     "nics",
     "policies",
     "counters",
+    "ledgers",
     "meters",
     "clones",
     "prefixes",
@@ -80,6 +86,7 @@ impl Programs {
                 from_guest: program(Program::FromGuestXdp),
                 to_guest: program(Program::ToGuestXdp),
             }),
+            nics_max: settings.nics_max,
             maps: maps(&format!("{folder}/v{}", abi::ABI_VERSION)),
             folder,
         })
@@ -110,6 +117,7 @@ impl Programs {
             from_child,
             to_child,
             xdp: None,
+            nics_max: NICS_MAX,
             maps: maps(&folder),
             folder,
         })
@@ -154,11 +162,13 @@ fn load(
     let (fib_flags, has_csum_ipv6) = (0x28_u32, 1_u8);
     let processors = aya::util::nr_cpus().expect("the kernel tells");
     let decisions = u32::try_from(processors * abi::DECISIONS_MAX).expect("a few");
+    let ledgers = u32::try_from(processors).expect("a few") * NICS_MAX;
     let mut loaded = EbpfLoader::new()
         .override_global("fib_flags", &fib_flags, false)
         .override_global("has_csum_ipv6", &has_csum_ipv6, false)
         .default_map_pin_directory(folder)
         .map_max_entries("decisions", decisions)
+        .map_max_entries("ledgers", ledgers)
         .map_max_entries("answers", 1024)
         .map_max_entries("answers_crowd", 1024)
         .map_max_entries("prefixes", 65_536)

@@ -106,18 +106,22 @@ impl Batch {
     }
 }
 
-/// The first `count` values of an array, each `size` bytes long.
-pub(crate) fn first_values(
+/// `count` values of an array from `first` on, each `size` bytes long.
+pub(crate) fn values(
     map: BorrowedFd<'_>,
+    first: u32,
     count: usize,
     size: usize,
 ) -> io::Result<Vec<Vec<u8>>> {
     let (mut keys, mut values, mut out) = (vec![0; count], vec![0; count * size], 0);
     let address = values.as_mut_ptr().addr() as u64;
-    bpf(
-        MAP_LOOKUP_BATCH,
-        &mut Batch::new(map, &mut keys, address, &mut out),
-    )?;
+    let mut batch = Batch::new(map, &mut keys, address, &mut out);
+    // Where the kernel was told to go on behind.
+    let before = first.wrapping_sub(1);
+    if first > 0 {
+        batch.in_batch = std::ptr::from_ref(&before).addr() as u64;
+    }
+    bpf(MAP_LOOKUP_BATCH, &mut batch)?;
     Ok(values.chunks(size).map(<[u8]>::to_vec).collect())
 }
 

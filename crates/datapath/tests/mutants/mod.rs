@@ -222,9 +222,23 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "super-packets counted as one segment",
         "lib/count.h",
-        "__sync_fetch_and_add(&traffic->segments, segments);",
-        "__sync_fetch_and_add(&traffic->segments, 1);",
+        "traffic->segments += segments;",
+        "traffic->segments += 1;",
         &["mtu", "from-uplink"],
+    ),
+    mutant(
+        "all interfaces counted at the first",
+        "lib/count.h",
+        "bpf_get_smp_processor_id() * nics_max + nic",
+        "bpf_get_smp_processor_id() * nics_max",
+        &["groups", "segments"],
+    ),
+    mutant(
+        "what comes counted as what leaves",
+        "lib/count.h",
+        "count_traffic(&own->ingress, bytes, segments);",
+        "count_traffic(&own->egress, bytes, segments);",
+        &["from-uplink"],
     ),
     mutant(
         "size of a super-packet taken for that of its segments",
