@@ -3,6 +3,7 @@
 mod attach;
 mod compilers;
 mod divert;
+mod ledgers;
 mod maps;
 mod migrate;
 mod packets;

@@ -7,14 +7,18 @@ use sandwire_testlab::lab;
 use super::{NOWHERE, clone_of, names_in, nic, open, settings};
 use crate::{
     Datapath, NicIndex, PolicyIndex, Settings,
-    abi::{Counters, Nic},
+    abi::{Counters, Ledger, Nic, Traffic},
     pins::open_map,
     sys,
 };
 
+/// Word of a line.
+pub(super) const INGRESS_BYTES: usize =
+    (offset_of!(Ledger, ingress) + offset_of!(Traffic, bytes)) / size_of::<u64>();
+
 const SLOTS: std::ops::RangeInclusive<u32> = 1..=3;
 
-fn larger() -> Settings {
+pub(super) fn larger() -> Settings {
     Settings {
         nics_max: 512,
         ..settings()
@@ -22,7 +26,7 @@ fn larger() -> Settings {
 }
 
 /// Enters a slot and leases it.
-fn enter(datapath: &Datapath, slot: u32) -> NicIndex {
+pub(super) fn enter(datapath: &Datapath, slot: u32) -> NicIndex {
     let index = datapath.allocate(1).unwrap();
     let mut entry = nic(NOWHERE, NOWHERE, clone_of(slot));
     entry.slot = slot;
@@ -31,16 +35,22 @@ fn enter(datapath: &Datapath, slot: u32) -> NicIndex {
     index
 }
 
-/// As the programs do.
-fn count(datapath: &Datapath, index: NicIndex, bytes: u64) {
+/// As programs do: of before ledgers and of today, on two processors.
+pub(super) fn count(datapath: &Datapath, index: NicIndex, bytes: u64) {
     let mut counted = Counters::default();
-    counted.ingress.bytes = bytes;
+    counted.ingress.bytes = bytes / 2;
     counted.drops[17] = bytes;
     datapath.counters.add(index.0, &counted);
+    let today = bytes - bytes / 2;
+    let last = datapath.ledgers.processors() - 1;
+    for (processor, share) in [(0, today / 2), (last, today - today / 2)] {
+        let word = &datapath.ledgers.line(processor, index.0)[INGRESS_BYTES];
+        word.fetch_add(share, Ordering::Relaxed);
+    }
 }
 
-/// What is counted of each slot.
-fn counted(datapath: &Datapath) -> Vec<(u32, u64, u64)> {
+/// What is counted of each slot: bytes that reached it, and drops.
+pub(super) fn counted(datapath: &Datapath) -> Vec<(u32, u64, u64)> {
     let used = datapath.used().into_iter();
     let mut all: Vec<_> = used
         .map(|(index, nic)| {
@@ -115,7 +125,12 @@ fn netns_whoever_is_killed_while_old_maps_are_removed_leaves_nothing() {
                 }
             }
         };
-        for pins in [&[][..], &["nics"], &["counters", "programs/from_guest"]] {
+        for pins in [
+            &[][..],
+            &["nics"],
+            &["ledgers"],
+            &["counters", "programs/from_guest"],
+        ] {
             finish_after(finish(pins), false);
         }
     });

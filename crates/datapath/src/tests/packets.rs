@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use sandwire_api::{
     drop_reason::DropReason,
     policy::{EgressPolicy, EgressRule, PolicyAction},
@@ -23,7 +24,7 @@ use sandwire_testlab::lab::{self, Lab};
 use super::{GATEWAY_MAC, GUEST, GUEST_MAC, index_of, nic, open, settings};
 use crate::{
     Datapath, FILTER_HANDLE, FILTER_PRIORITY, NicIndex, PolicyIndex, Program, Uplink,
-    abi::{Direction, NicFlag, Verdict},
+    abi::{Counters, Direction, NicFlag, Verdict},
     policy,
 };
 
@@ -435,5 +436,57 @@ fn netns_no_packet_is_lost_while_programs_are_replaced() {
         let counters = open(&settings()).counters(index);
         assert_eq!(counters.egress.packets, PACKETS as u64);
         assert_eq!(counters.drops, [0; 48]);
+    });
+}
+
+/// Keeps this thread on the processor that is this many behind the first of those that it may use.
+fn stay_on(number: usize) {
+    let usable = sched_getaffinity(None).unwrap();
+    let processors = (0..CpuSet::MAX_CPU).filter(|processor| usable.is_set(*processor));
+    let processors: Vec<usize> = processors.collect();
+    let mut only = CpuSet::new();
+    only.set(processors[number % processors.len()]);
+    sched_setaffinity(None, &only).unwrap();
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_processors_that_count_at_once_lose_nothing() {
+    const PACKETS: u32 = 40_000;
+    const PROCESSORS: u32 = 2;
+    lab::run(|lab| {
+        let Path {
+            uplink,
+            guest,
+            datapath,
+            index,
+            policy,
+        } = Path::open(lab);
+        datapath.activate(index, policy, false).unwrap();
+        let out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (PEER, 2000));
+        let back = datagram((ROUTER_MAC, UPLINK_MAC), (PEER, 2000), (CLONE, 1000));
+        // The kernel runs the program before the write returns. What finds no room behind it was counted.
+        let packets = |processor: usize| {
+            stay_on(processor);
+            for _ in 0..PACKETS {
+                guest.file().write_all(&out).unwrap();
+                uplink.file().write_all(&back).unwrap();
+            }
+        };
+        thread::scope(|scope| {
+            for processor in 0..PROCESSORS as usize {
+                scope.spawn(move || packets(processor));
+            }
+        });
+        let all = u64::from(PROCESSORS * PACKETS);
+        let counters = datapath.counters(index);
+        for (traffic, frame) in [(counters.egress, &out), (counters.ingress, &back)] {
+            let counted = (traffic.packets, traffic.bytes, traffic.segments);
+            assert_eq!(counted, (all, all * frame.len() as u64, all));
+        }
+        assert_eq!(counters.drops, [0; 48]);
+        // Today's programs leave to those of before what they share.
+        let shared = datapath.counters.read(index.0);
+        assert_eq!(shared, Counters::default());
     });
 }
