@@ -36,7 +36,11 @@ pub(crate) fn missing() -> Option<String> {
             return Some(format!("there is no {path}, of the package {package}"));
         }
     }
-    None
+    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    // Their vector registers are more bytes than it has room for, and the kernel takes no part of them.
+    processor
+        .contains(" amx_tile")
+        .then(|| "Debian's user-mode Linux doesn't run on processors with AMX".to_owned())
 }
 
 /// A running guest. It is killed when dropped.

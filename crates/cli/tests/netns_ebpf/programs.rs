@@ -168,8 +168,12 @@ fn detach_from_uplink(lab: &Lab) {
     let links: Value = serde_json::from_str(&lab.run("bpftool -j link show")).unwrap();
     let mut detached = 0;
     for link in links.as_array().unwrap() {
+        // The program of another lab's link may be gone by now.
+        if !link_is_of_this_lab(lab, link) {
+            continue;
+        }
         let program = lab.run(&format!("bpftool -j prog show id {}", link["prog_id"]));
-        if program.contains("\"from_uplink\"") && link_is_of_this_lab(lab, link) {
+        if program.contains("\"from_uplink\"") {
             lab.run(&format!("bpftool link detach id {}", link["id"]));
             detached += 1;
         }
