@@ -2,10 +2,10 @@
 //!
 //! Maps that can't be used are moved aside (`old-N`) before new ones are made. These are marked as unused until the
 //! first program goes by them: whoever is killed or gives up before that leaves all as it was, since the next process
-//! throws them away and begins anew. When nothing goes by the old ones any more,
-//! their counters, and what is in their ledgers, move to the counters of the new maps, and renaming the folder (`done-N`) says that nothing in it is needed. Whoever
-//! is killed before that leaves two kinds of old maps to the next process, which begins anew with both; whoever is
-//! killed later leaves pins to be removed. A figure is always in one map alone: it is taken before it is added.
+//! throws them away and begins anew. When nothing goes by the old ones any more, their counters, and what is in their
+//! ledgers, move to the counters of the new maps, and renaming the folder (`done-N`) says that nothing in it is needed.
+//! Whoever is killed before that leaves two kinds of old maps to the next process, which begins anew with both; whoever
+//! is killed later leaves pins to be removed. A figure is always in one map alone: it is taken before it is added.
 //! Fields are found by their names, since offsets may differ.
 
 use std::{

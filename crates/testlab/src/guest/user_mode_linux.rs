@@ -117,8 +117,8 @@ impl UserModeLinux {
     }
 
     /// Waits until the guest's web server listens. A kernel that aborts before is started anew a few times, and that is
-    /// told: beside busy neighbours one in some boots of Debian's can't fork its first program (`EAGAIN`), and why isn't
-    /// known.
+    /// told: where two tests booted guests at once, Debian's sometimes couldn't fork its first program (`EAGAIN`). Why
+    /// isn't known; the host's `clone` hadn't failed.
     ///
     /// # Errors
     /// If it doesn't in time, or the guest ends; the error then holds the end of its console.

@@ -1,9 +1,9 @@
 /* For a user-mode Linux, by LD_PRELOAD: lets it set the vector registers of its processes also where these are more than
  * it knows of.
  *
- * The kernel takes them as a whole or not at all (xstateregs_set in arch/x86/kernel/fpu/regset.c). User-mode Linux 6.1 has
- * room for 2696 bytes, and processors with AMX have 11,008: it panics at its first process ("ptrace set fp regs failed"). What
- * it doesn't know of is left as it is. */
+ * The kernel takes them as a whole or not at all (EFAULT; seen on Linux 6.18, where processors with AMX have 11,008 bytes).
+ * User-mode Linux 6.1 has room for fewer, and panics at its first process ("ptrace set fp regs failed"). What it doesn't know
+ * of is left as it is. */
 #define _GNU_SOURCE
 #include <elf.h>
 #include <errno.h>
