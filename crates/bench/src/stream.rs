@@ -348,7 +348,7 @@ fn real_guests(sizes: &Sizes, lanes: &[Lane], record: &mut Record) -> Result<()>
             continue;
         }
         let folder = tempfile::tempdir_in("/run")?;
-        linux::write_initramfs(folder.path())?;
+        linux::prepare(folder.path())?;
         let sandbox = place.sandboxes.first().context("no guest")?;
         let _step = Step::begin(&format!("a real guest by {}", way.name()), 1);
         let target = Some(world::BEYOND_VETH);

@@ -40,7 +40,7 @@ pub fn missing_for_containers() -> Option<String> {
 /// Why tests with user-mode Linux guests can't run here.
 #[must_use]
 pub fn missing_for_user_mode_linux() -> Option<String> {
-    missing_for_namespaces().or_else(|| missing_programs(&["linux.uml", "busybox"]))
+    missing_for_namespaces().or_else(sandwire_user_mode_linux::missing)
 }
 
 /// Why tests with QEMU guests can't run here.

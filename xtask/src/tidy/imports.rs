@@ -67,6 +67,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "sandwire-impair",
             "sandwire-kernel-net",
             "sandwire-relay",
+            "sandwire-user-mode-linux",
             "sandwire-vsock-guest",
             "sandwire-vsock-host",
         ],
@@ -91,7 +92,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("sandwire-relay", &["sandwire-api", "sandwire-kernel-net"]),
-    ("sandwire-testlab", &[]),
+    ("sandwire-testlab", &["sandwire-user-mode-linux"]),
+    ("sandwire-user-mode-linux", &[]),
     ("sandwire-vsock-guest", &[]),
     (
         "sandwire-vsock-host",

@@ -36,7 +36,7 @@ pub(super) fn run(
         return Ok(());
     }
     let folder = tempfile::tempdir_in("/run")?;
-    linux::write_initramfs(folder.path())?;
+    linux::prepare(folder.path())?;
     let mut kept = Vec::new();
     for (way, place) in places {
         let guests = boot(*way, place, active, folder.path())?;

@@ -1,9 +1,7 @@
 //! Real guests: Linux in user mode, a kernel as a process on a TAP.
 //!
-//! Debian's package `user-mode-linux`; user space is a static busybox. `gro=1` is needed: without it
-//! the guest drops the segmented frames that a host's TCP sends. `setarch -R` is needed: the kernel counts the
-//! gap up to its heap, where the host puts it at random, as memory, and has too little left. Everything that
-//! differs between guests is on the kernel's command line, so all share one initramfs.
+//! How it is started, and what it needs for that, is in [`sandwire_user_mode_linux`]; user space is a static busybox.
+//! Everything that differs between guests is on the kernel's command line, so all share one initramfs.
 //!
 //! A guest takes TCP on port 5001 and throws it away. It also tries again and again to connect to who
 //! is beyond the uplink, on a port for each size of write, and then writes zeros.
@@ -12,7 +10,6 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     net::Ipv4Addr,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Child,
     thread,
@@ -21,27 +18,13 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+pub(crate) use sandwire_user_mode_linux::missing;
+use sandwire_user_mode_linux::{self as user_mode_linux, BUSYBOX, Start};
 
 use crate::{way::Sandbox, way::mac_text, world};
 
-const KERNEL: &str = "/usr/bin/linux.uml";
-const BUSYBOX: &str = "/bin/busybox";
 /// The last line that a guest prints when all is well.
 pub(crate) const READY: &str = "guest: ready";
-
-/// Why there can be no such guests here, if so.
-pub(crate) fn missing() -> Option<String> {
-    for (path, package) in [(KERNEL, "user-mode-linux"), (BUSYBOX, "busybox-static")] {
-        if !Path::new(path).exists() {
-            return Some(format!("there is no {path}, of the package {package}"));
-        }
-    }
-    let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    // Their vector registers are more bytes than it has room for, and the kernel takes no part of them.
-    processor
-        .contains(" amx_tile")
-        .then(|| "Debian's user-mode Linux doesn't run on processors with AMX".to_owned())
-}
 
 /// A running guest. It is killed when dropped.
 pub(crate) struct Linux {
@@ -60,15 +43,15 @@ impl Linux {
         let console = folder.join(format!("{name}.console"));
         let output = File::create(&console).context("cannot write a guest's console")?;
         let sends_to = sends_to.map_or_else(String::new, |address| address.to_string());
-        let child = world::command_in(&sandbox.namespace, "setarch")
-            .args(["-R", KERNEL])
-            .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
-            .arg(format!("initrd={}", folder.join(INITRAMFS).display()))
-            .arg(format!("vec0:transport=tap,ifname={},gro=1", sandbox.tap))
-            .args([
-                format!("umid={name}"),
-                format!("uml_dir={}", folder.display()),
-            ])
+        let start = Start {
+            tap: &sandbox.tap,
+            folder,
+            name,
+            initramfs: &folder.join(INITRAMFS),
+        };
+        let mut command = world::command_in(&sandbox.namespace, user_mode_linux::PROGRAM);
+        start.complete(&mut command);
+        let child = command
             .arg(format!("guest_mac={}", mac_text(sandbox.mac)))
             .arg(format!(
                 "guest_address={}/{}",
@@ -76,11 +59,8 @@ impl Linux {
             ))
             .arg(format!("guest_gateway={}", sandbox.gateway))
             .arg(format!("guest_sends_to={sends_to}"))
-            .env("TMPDIR", folder)
-            .env("HOME", folder)
             .stdout(output.try_clone()?)
             .stderr(output)
-            .process_group(0)
             .spawn()
             .context("cannot start user-mode Linux")?;
         Ok(Self { child, console })
@@ -138,8 +118,8 @@ const INITRAMFS: &str = "guest.cpio";
 /// The ports that a guest connects to, and the size of its writes there.
 pub(crate) const SIZES: [(u16, u32); 2] = [(5064, 64), (5016, 16_384)];
 
-/// Writes the guests' user space into their folder.
-pub(crate) fn write_initramfs(folder: &Path) -> Result<()> {
+/// Writes the guests' user space into their folder, and what else they need.
+pub(crate) fn prepare(folder: &Path) -> Result<()> {
     let busybox = fs::read(BUSYBOX).context("cannot read busybox")?;
     let is_dynamic = busybox.windows(10).any(|window| window == b"/ld-linux-");
     ensure!(
@@ -159,7 +139,8 @@ pub(crate) fn write_initramfs(folder: &Path) -> Result<()> {
         let pour = format!("#!/bin/sh\nexec dd if=/dev/zero bs={size} 2>/dev/null\n");
         archive.entry(&format!("bin/pour{size}"), 0o100_755, pour.as_bytes());
     }
-    fs::write(folder.join(INITRAMFS), archive.finish()).context("cannot write an initramfs")
+    fs::write(folder.join(INITRAMFS), archive.finish()).context("cannot write an initramfs")?;
+    user_mode_linux::prepare(folder)
 }
 
 fn init() -> String {

@@ -1,14 +1,10 @@
 //! User-mode Linux: a real kernel as a plain process on a TAP. Needs no virtualisation.
 //!
-//! Debian's package `user-mode-linux`. One CPU, 64 MiB, about 30 MB resident. `gro=1` is needed: without
-//! it the guest drops the segmented frames that a host's TCP sends. `setarch -R` is needed too: the kernel counts
-//! what lies between itself and its heap as memory of its own and has a page structure for each page of it. Where the
-//! host puts the heap at random, that is up to 1 GiB, and half of the 64 MiB are gone before the first program starts.
-//! On processors with AMX it needs what `whole_registers.c` says.
+//! How it is started, and what it needs for that, is in [`sandwire_user_mode_linux`].
 
 use std::{
     fs::{self, File},
-    os::unix::process::{CommandExt, ExitStatusExt},
+    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -16,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
+use sandwire_user_mode_linux::{self as user_mode_linux, Start};
 
 use super::{
     Vmm,
@@ -23,11 +20,8 @@ use super::{
     initramfs,
     kernel::{dependencies, in_order},
 };
-use crate::{command, fake_guest::GuestNetwork, namespace, sandwire};
+use crate::{fake_guest::GuestNetwork, namespace, sandwire};
 
-const WHOLE_REGISTERS: &str = include_str!("whole_registers.c");
-/// Name of that library, beside the initramfs.
-const LIBRARY: &str = "whole-registers.so";
 /// How often a kernel is started anew that aborts before it is ready.
 const MORE_STARTS: usize = 5;
 
@@ -76,9 +70,7 @@ impl UserModeLinux {
             initramfs::build_with(network, &modules, programs, "")?,
         )
         .with_context(|| format!("write {}", path.display()))?;
-        let library = path.with_file_name(LIBRARY);
-        let compile = format!("cc -O2 -shared -fPIC -x c - -o {}", library.display());
-        command::run_with_input(&compile, WHOLE_REGISTERS)?;
+        user_mode_linux::prepare(folder)?;
         Ok(path)
     }
 
@@ -95,19 +87,15 @@ impl UserModeLinux {
         initramfs: &Path,
     ) -> Result<Self> {
         let console = Console::at(folder.join(format!("{name}.console")));
-        let mut command = namespace::command_in(netns, "setarch");
-        command
-            .args(["-R", "linux.uml"])
-            .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
-            .arg(format!("initrd={}", initramfs.display()))
-            .arg(format!("vec0:transport=tap,ifname={tap},gro=1"))
-            .arg(format!("umid={name}"))
-            .arg(format!("uml_dir={}", folder.display()))
-            .env("LD_PRELOAD", initramfs.with_file_name(LIBRARY))
-            .env("TMPDIR", folder)
-            .env("HOME", folder)
-            .stdin(Stdio::null())
-            .process_group(0);
+        let mut command = namespace::command_in(netns, user_mode_linux::PROGRAM);
+        let start = Start {
+            tap,
+            folder,
+            name,
+            initramfs,
+        };
+        start.complete(&mut command);
+        command.stdin(Stdio::null());
         let vmm = spawn(&mut command, &console)?;
         Ok(Self {
             command,
