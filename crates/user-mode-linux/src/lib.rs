@@ -121,10 +121,15 @@ impl Start<'_> {
     /// too: the kernel counts what lies between itself and its heap as memory of its own and has a page structure for each
     /// page of it. Where the host puts the heap at random, that is up to 1 GiB, and half of the 64 MiB are gone before the
     /// first program starts.
+    ///
+    /// `pty.legacy_count=0` leaves 512 devices out that nobody opens. For each device the kernel begins a thread that looks
+    /// for `/sbin/hotplug`, and these wait until the initramfs is unpacked. With all of them as many were there as 64 MiB
+    /// allow (some 300), and where the host was busy, they still were when the first program forked, which failed (EAGAIN).
     pub fn complete(&self, command: &mut Command) {
         command
             .args(["-R", KERNEL])
-            .args(["mem=64M", "root=/dev/ram0", "con=null", "con0=null,fd:1"])
+            .args(["mem=64M", "root=/dev/ram0", "pty.legacy_count=0"])
+            .args(["con=null", "con0=null,fd:1"])
             .arg(format!("initrd={}", self.initramfs.display()))
             .arg(format!("vec0:transport=tap,ifname={},gro=1", self.tap))
             .arg(format!("umid={}", self.name))

@@ -4,14 +4,12 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::ExitStatusExt,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-use rustix::process::Signal;
 use sandwire_user_mode_linux::{self as user_mode_linux, Start};
 
 use super::{
@@ -22,13 +20,9 @@ use super::{
 };
 use crate::{fake_guest::GuestNetwork, namespace, sandwire};
 
-/// How often a kernel is started anew that aborts before it is ready.
-const MORE_STARTS: usize = 5;
-
 /// A running user-mode Linux.
 #[derive(Debug)]
 pub struct UserModeLinux {
-    command: Command,
     vmm: Vmm,
     console: Console,
 }
@@ -95,34 +89,25 @@ impl UserModeLinux {
             initramfs,
         };
         start.complete(&mut command);
-        command.stdin(Stdio::null());
-        let vmm = spawn(&mut command, &console)?;
+        let output = File::create(console.path())
+            .with_context(|| format!("create {}", console.path().display()))?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .context("start user-mode Linux")?;
         Ok(Self {
-            command,
-            vmm,
+            vmm: Vmm::new(child),
             console,
         })
     }
 
-    /// Waits until the guest's web server listens. A kernel that aborts before is started anew a few times, and that is
-    /// told: where two tests booted guests at once, Debian's sometimes couldn't fork its first program (`EAGAIN`). Why
-    /// isn't known; the host's `clone` hadn't failed.
+    /// Waits until the guest's web server listens.
     ///
     /// # Errors
     /// If it doesn't in time, or the guest ends; the error then holds the end of its console.
     pub fn wait_ready(&mut self, patience: Duration) -> Result<()> {
-        for _ in 0..MORE_STARTS {
-            let Err(error) = self.console.wait_ready(&mut self.vmm, patience) else {
-                return Ok(());
-            };
-            let status = self.vmm.ended()?;
-            if status.and_then(|status| status.signal()) != Some(Signal::ABORT.as_raw()) {
-                return Err(error);
-            }
-            eprintln!("started once more: {error}");
-            self.vmm.kill()?;
-            self.vmm = spawn(&mut self.command, &self.console)?;
-        }
         self.console.wait_ready(&mut self.vmm, patience)
     }
 
@@ -136,15 +121,4 @@ impl UserModeLinux {
     pub fn vmm(&mut self) -> &mut Vmm {
         &mut self.vmm
     }
-}
-
-fn spawn(command: &mut Command, console: &Console) -> Result<Vmm> {
-    let output = File::create(console.path())
-        .with_context(|| format!("create {}", console.path().display()))?;
-    let child = command
-        .stdout(output.try_clone()?)
-        .stderr(output)
-        .spawn()
-        .context("start user-mode Linux")?;
-    Ok(Vmm::new(child))
 }
