@@ -166,21 +166,44 @@ static __always_inline int gateway_from_guest(struct __sk_buff *skb, const struc
 	return send_back(s, p->bytes, answer_echo(skb, p));
 }
 
-/* Takes the decision from the cache, or decides. */
+/* Not inlined: it is long, and seldom needed. */
+static __noinline struct decision *find_decision_of_port(struct packet *p, __u32 nic,
+							 __u32 generation, __u64 now, int *holds)
+{
+	p->any_port = 0;
+	return find_decision(p, nic, generation, now, holds);
+}
+
+/* Decides anew unless the decision holds. */
+static __always_inline void renew(struct __sk_buff *skb, struct packet *p, __u32 index, int holds,
+				  struct decision *d, struct course *c)
+{
+	if (!rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d))))
+		return;
+	decide(skb, p, index, c->now, d);
+	c->fresh = 1;
+}
+
+/* Takes the decision from the cache, or decides: for all ports, or for the packet's where they have a say. */
 static __always_inline void decide_course(struct __sk_buff *skb, struct packet *p, __u32 index,
 					  __u32 generation, struct course *c)
 {
+	struct decision *d;
 	int holds;
-	struct decision *d = find_decision(p, index, generation, c->now, &holds);
 
 	c->verdict = VERDICT_DROP;
 	c->reason = DROP_HELPER;
+	c->fresh = 0;
+	ask_for_any_port(p);
+	d = find_decision(p, index, generation, c->now, &holds);
 	if (!d)
 		return;
-	c->fresh = 0;
-	if (rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d)))) {
-		decide(skb, p, index, c->now, d);
-		c->fresh = 1;
+	renew(skb, p, index, holds, d, c);
+	if (rarely(d->verdict == LEFT_TO_PORTS)) {
+		d = find_decision_of_port(p, index, generation, c->now, &holds);
+		if (!d)
+			return;
+		renew(skb, p, index, holds, d, c);
 	}
 	c->decision = d;
 	c->verdict = d->verdict;
@@ -203,6 +226,9 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	}
 	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
 	decide_course(skb, p, s->index, generation, c);
+	/* There always is one, but Linux 6.1 forgets what that says of the verdict. */
+	if (!c->decision)
+		return;
 	if (rarely(may_be_answer(c, s->flags))) {
 		switch (find_answer(skb, p, s->index, c->now, c->verdict == VERDICT_DROP)) {
 		case ANSWER_UPLINK:

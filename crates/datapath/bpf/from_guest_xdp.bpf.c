@@ -49,7 +49,7 @@ static __always_inline int is_plain(const struct sender *s, const struct packet 
 }
 
 /* Takes the decision from the cache. Returns zero if there is none for XDP. */
-static __always_inline int recall_course(const struct sender *s, const struct packet *p,
+static __always_inline int recall_course(const struct sender *s, struct packet *p,
 					 struct course *c)
 {
 	__u32 generation = READ_ONCE(s->nic->generation);
@@ -61,7 +61,12 @@ static __always_inline int recall_course(const struct sender *s, const struct pa
 	if (!c->policy)
 		return 0;
 	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
+	ask_for_any_port(p);
 	d = find_decision(p, s->index, generation, c->now, &holds);
+	if (d && holds && d->verdict == LEFT_TO_PORTS) {
+		p->any_port = 0;
+		d = find_decision(p, s->index, generation, c->now, &holds);
+	}
 	if (!d || !holds)
 		return 0;
 	c->decision = d;

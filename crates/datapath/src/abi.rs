@@ -493,6 +493,21 @@ structs! {
         /// `mac_header`.
         mac_header: u16,
     }
+    /// Where the kernel says whether its routes depend on ports. Zeros: that isn't known.
+    NetnsPlaces = "netns_places" {
+        /// `dev` in `struct sk_buff`.
+        device: u16,
+        /// `nd_net` in `struct net_device`.
+        netns: u16,
+        /// In `struct net`, for IPv4: how many rules look at protocol or ports, four bytes.
+        rules4: u16,
+        /// The same for IPv6.
+        rules6: u16,
+        /// In `struct net`: the sysctl `fib_multipath_hash_policy` of IPv4, one byte.
+        multipath4: u16,
+        /// The same for IPv6.
+        multipath6: u16,
+    }
 }
 
 impl From<IpAddr> for Address {

@@ -2,8 +2,9 @@
 //!
 //! The format: <https://docs.kernel.org/bpf/btf.html>. Only the machine's own byte order is understood.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs};
 
+const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;
 /// Types inside types inside types end somewhere, if the data is sound.
 const DEPTH_MAX: usize = 16;
@@ -71,6 +72,11 @@ struct Member {
 }
 
 impl Btf {
+    /// The kernel's own types, where it tells them (`CONFIG_DEBUG_INFO_BTF`).
+    pub(crate) fn of_kernel() -> Option<Self> {
+        Self::parse(&fs::read(KERNEL_TYPES).ok()?)
+    }
+
     /// Reads the content of a section `.BTF`. `None` if it is malformed.
     pub(crate) fn parse(bytes: &[u8]) -> Option<Self> {
         let header = Reader(bytes);

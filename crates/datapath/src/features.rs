@@ -13,7 +13,12 @@ use sandwire_kernel_net::{
     tc,
 };
 
-use crate::{Error, abi::SkbPlaces, skb, sys};
+use crate::{
+    Error,
+    abi::{NetnsPlaces, SkbPlaces},
+    btf::Btf,
+    routes, skb, sys,
+};
 
 /// What the programs may use beyond Linux 6.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,6 +35,9 @@ pub struct Features {
     pub skb_places: SkbPlaces,
     /// The kernel's number of `bpf_cast_to_kern_ctx`, by which programs read that without a copy (Linux 6.2).
     pub skb_cast: Option<u32>,
+    /// Where the kernel says whether its routes depend on ports; zeros where it doesn't tell its types, or forbids
+    /// programs to read its memory (lockdown for confidentiality).
+    pub netns_places: NetnsPlaces,
 }
 
 /// `bpf_fib_lookup` looks at the table that it is told.
@@ -59,7 +67,10 @@ pub fn probe() -> Result<Features, Error> {
         .into_iter()
         .filter(|flag| returned(&fib_lookup(*flag)).is_some_and(|answer| answer != -libc::EINVAL))
         .fold(0, |flags, flag| flags | flag);
-    let (skb_places, skb_cast) = skb_fields();
+    let types = Btf::of_kernel();
+    let can_read = returned(&read_kernel()) == Some(0);
+    let (skb_places, skb_cast) = skb_fields(types.as_ref(), can_read);
+    let netns_places = types.as_ref().filter(|_| can_read);
     Ok(Features {
         checksum_ipv6: returned(&checksum_replace(BPF_F_IPV6)) == Some(0),
         fib_flags,
@@ -67,18 +78,19 @@ pub fn probe() -> Result<Features, Error> {
         tcx: tcx.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV)),
         skb_places,
         skb_cast,
+        netns_places: netns_places.and_then(routes::places_by).unwrap_or_default(),
     })
 }
 
-/// Where the fields of packets are that programs can read, and by which cast.
-fn skb_fields() -> (SkbPlaces, Option<u32>) {
-    let Some(told) = skb::told() else {
+/// Where the fields of packets are that programs can read, and by which cast. The kernel's memory can be read in other
+/// ways, or not.
+fn skb_fields(types: Option<&Btf>, can_read: bool) -> (SkbPlaces, Option<u32>) {
+    let Some(told) = types.and_then(skb::told_by) else {
         return (SkbPlaces::default(), None);
     };
     let can_cast = |cast: &u32| returned(&read_fields(&told.places, *cast)) == Some(0);
     let cast = told.cast.filter(can_cast);
-    let can_read = cast.is_some() || returned(&read_kernel()) == Some(0);
-    let places = if can_read {
+    let places = if cast.is_some() || can_read {
         told.places
     } else {
         SkbPlaces::default()
@@ -278,8 +290,10 @@ mod tests {
         assert_eq!(returned(&fib_lookup(1 << 20)), Some(-libc::EINVAL));
         probe().expect("root may load programs");
         check_filters().expect("this kernel has filters");
-        let (places, cast) = skb_fields();
+        let types = Btf::of_kernel().expect("this kernel tells its types");
+        let (places, cast) = skb_fields(Some(&types), true);
         assert_ne!(places, SkbPlaces::default());
+        assert_ne!(probe().unwrap().netns_places, NetnsPlaces::default());
         // What is behind the struct can't be read so.
         let elsewhere = SkbPlaces {
             first: 0,
@@ -287,7 +301,7 @@ mod tests {
             ..places
         };
         // Since Linux 6.2 there is one.
-        assert_eq!(cast, skb::told().unwrap().cast);
+        assert_eq!(cast, skb::told_by(&types).unwrap().cast);
         if let Some(cast) = cast {
             assert_eq!(returned(&read_fields(&elsewhere, cast)), None);
         }

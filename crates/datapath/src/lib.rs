@@ -19,6 +19,7 @@ mod open;
 mod pins;
 mod policies;
 pub mod policy;
+mod routes;
 mod skb;
 mod sys;
 mod trace;

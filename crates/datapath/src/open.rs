@@ -389,6 +389,7 @@ pub(crate) fn load(
     loader.override_global("has_csum_ipv6", &has_csum_ipv6, false);
     loader.override_global("fib_flags", &features.fib_flags, false);
     loader.override_global("skb_places", features.skb_places.bytes(), false);
+    loader.override_global("netns_places", features.netns_places.bytes(), false);
     let has_skb_cast = u8::from(features.skb_cast.is_some());
     loader.override_global("has_skb_cast", &has_skb_cast, false);
     let answers_share = answers_share(sizes);

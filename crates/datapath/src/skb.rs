@@ -1,7 +1,7 @@
 //! Where this kernel's `struct sk_buff` says which checksum of a packet is to be finished, by the types that the kernel
 //! tells of itself (`CONFIG_DEBUG_INFO_BTF`), and how programs get at it.
 
-use std::{borrow::Cow, fs};
+use std::borrow::Cow;
 
 use sandwire_kernel_net::bpf::instruction;
 
@@ -10,7 +10,6 @@ use crate::{
     btf::{Bits, Btf},
 };
 
-const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// `CHECKSUM_PARTIAL` is all bits of the field `ip_summed`, which has two (`linux/skbuff.h`).
 const STATE_BITS: u32 = 2;
 
@@ -29,11 +28,10 @@ pub(crate) struct Told {
     pub(crate) cast: Option<u32>,
 }
 
-/// `None` where the kernel says nothing, or nothing that is understood.
-pub(crate) fn told() -> Option<Told> {
-    let types = Btf::parse(&fs::read(KERNEL_TYPES).ok()?)?;
+/// `None` where the kernel's types say nothing that is understood.
+pub(crate) fn told_by(types: &Btf) -> Option<Told> {
     Some(Told {
-        places: places_by(&types)?,
+        places: places_by(types)?,
         cast: types.function(CAST),
     })
 }

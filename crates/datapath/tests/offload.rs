@@ -41,6 +41,7 @@ use model::{
 };
 use sandwire_api::{
     drop_reason::DropReason,
+    policy::{EgressPolicy, EgressRule, PolicyAction},
     pool::{HostService, PolicySpec, UplinkPolicy},
 };
 use sandwire_datapath::{

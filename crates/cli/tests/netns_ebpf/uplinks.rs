@@ -27,6 +27,8 @@ use crate::{
 
 /// Where a server of the host listens, and what it has heard.
 const HOST_PORT: u16 = 7777;
+/// Another port of the servers beyond the uplinks.
+const OTHER_PORT: u16 = 7778;
 static HEARD: AtomicU64 = AtomicU64::new(0);
 
 #[test]
@@ -105,6 +107,14 @@ impl Family {
     fn add_anywhere(&self, interface: &str) -> String {
         let length = if self.anywhere.is_ipv6() { 128 } else { 32 };
         self.add_address(self.anywhere, length, interface)
+    }
+
+    /// The server on the first uplink's link.
+    fn first(&self) -> IpAddr {
+        match self.anywhere {
+            IpAddr::V4(_) => BEYOND_IPV4.into(),
+            IpAddr::V6(_) => BEYOND_IPV6.into(),
+        }
     }
 
     pub(crate) fn clone_address(&self, lease: &Lease) -> IpAddr {
@@ -208,6 +218,73 @@ fn assert_leaves_by(
     }
 }
 
+/// What was decided for all of a server's ports must not outlive a rule that names one of them: the daemon, which could
+/// tell of it, isn't there.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_rule_that_names_a_port_leads_that_port_elsewhere() {
+    lab::run(|lab| {
+        let second = second_uplink(lab);
+        let mut world = World::with_config(lab, "uplinks = [\"up0\", \"up1\"]");
+        let policy = json!({"uplink": "route"});
+        let spec = pool("ports", POOLS[0], 0, 1, &policy);
+        world.daemon.create_pool(&spec).unwrap();
+        let (_lease, guest) = world.guest("ports", "ports");
+        world.route_back(0);
+        for route in routes_back(0) {
+            second.run(&route).unwrap();
+        }
+        second.inside(|| serve_udp(OTHER_PORT, in_second)).unwrap();
+        let in_first = |_: &[u8], _| b"first".to_vec();
+        world
+            .beyond
+            .inside(|| serve_udp(OTHER_PORT, in_first))
+            .unwrap();
+        world.daemon.kill().unwrap();
+        for family in &FAMILIES {
+            world.beyond.run(&family.add_anywhere("lo")).unwrap();
+            second.run(&family.add_anywhere("lo")).unwrap();
+            let (option, server) = (family.option, family.second[1]);
+            let ip = |line: &str| lab.run(&format!("ip {option} {line}"));
+            let via = family.first();
+            ip(&format!("route add default via {server} dev up1 table 100"));
+            ip(&format!(
+                "route replace {} via {via} dev up0",
+                family.anywhere_prefix
+            ));
+            assert_eq!(by_second(&guest, family), [false, false]);
+            for rule in [
+                format!("ipproto udp dport {OTHER_PORT} lookup 100"),
+                format!("dport {WHO_AM_I_PORT} lookup 100"),
+            ] {
+                let is_other = rule.starts_with("ipproto");
+                ip(&format!("rule add {rule}"));
+                thread::sleep(SECOND / 5);
+                assert_eq!(by_second(&guest, family), [!is_other, is_other], "{rule}");
+                ip(&format!("rule delete {rule}"));
+                thread::sleep(SECOND / 5);
+                assert_eq!(by_second(&guest, family), [false, false], "without {rule}");
+            }
+        }
+    });
+}
+
+/// Whether the second uplink leads to a server's two ports, asked in turn.
+fn by_second(guest: &FakeGuest, family: &Family) -> [bool; 2] {
+    let mut ways = [BTreeSet::new(), BTreeSet::new()];
+    for _ in 0..3 {
+        for (port, ways) in [WHO_AM_I_PORT, OTHER_PORT].into_iter().zip(&mut ways) {
+            let target = SocketAddr::new(family.anywhere, port);
+            let answer = guest.exchange_udp(target, b"?", 5 * SECOND).unwrap();
+            ways.insert(answer.starts_with(b"second "));
+        }
+    }
+    ways.map(|ways| {
+        assert_eq!(ways.len(), 1, "{}", family.anywhere);
+        ways.contains(&true)
+    })
+}
+
 /// Where the kernel shares a route's flows among uplinks by their ports, too, those of one sandbox to one server's port go
 /// the same way: a decision is kept for all of them, whoever comes first.
 #[test]
@@ -240,11 +317,11 @@ fn a_flow_keeps_its_uplink_where_several_share_a_route() {
 /// What is anywhere is reached by both uplinks, by a hash of addresses and ports.
 fn share_route(lab: &Lab, family: &Family) {
     let (option, prefix) = (family.option, family.anywhere_prefix);
-    let (family_name, first) = match family.anywhere {
-        IpAddr::V4(_) => ("ipv4", IpAddr::V4(BEYOND_IPV4)),
-        IpAddr::V6(_) => ("ipv6", IpAddr::V6(BEYOND_IPV6)),
+    let family_name = match family.anywhere {
+        IpAddr::V4(_) => "ipv4",
+        IpAddr::V6(_) => "ipv6",
     };
-    let server = family.second[1];
+    let (first, server) = (family.first(), family.second[1]);
     lab.run(&format!(
         "sysctl -q net.{family_name}.fib_multipath_hash_policy=1"
     ));
@@ -424,12 +501,15 @@ fn second_uplink(lab: &Lab) -> Namespace {
     }
     lab.run("ip link set up1 up");
     second.run("ip link set eth0 up").unwrap();
-    let answer = |_: &[u8], caller: SocketAddr| {
-        let caller = SocketAddr::new(caller.ip().to_canonical(), caller.port());
-        format!("second {caller}").into_bytes()
-    };
-    second.inside(|| serve_udp(WHO_AM_I_PORT, answer)).unwrap();
     second
+        .inside(|| serve_udp(WHO_AM_I_PORT, in_second))
+        .unwrap();
+    second
+}
+
+fn in_second(_: &[u8], caller: SocketAddr) -> Vec<u8> {
+    let caller = SocketAddr::new(caller.ip().to_canonical(), caller.port());
+    format!("second {caller}").into_bytes()
 }
 
 #[test]

@@ -249,15 +249,15 @@ struct noted {
 	__u64 flows[2048]; /* upper half of the hash; CLOCK_MONOTONIC in units of 2^20 nanoseconds */
 };
 
-/* Decided once per destination, port and policy, and kept for a short time per CPU. */
+/* Decided once per destination and policy, and port where that has a say, and kept for a short time per CPU. */
 struct decision {
 	__u32 nic;
 	__u32 generation;
 	struct address destination;
 	__u16 port;
 	__u8 protocol;
-	__u8 variant;   /* bits: 1 fragment after the first, 2 answer sent as UPLINK_ROUTE would be */
-	__u16 verdict;  /* enum verdict */
+	__u8 variant;   /* bits: 1 fragment after the first, 2 answer sent as UPLINK_ROUTE would be, 4 all ports */
+	__u16 verdict;  /* enum verdict; or, of all ports: LEFT_TO_PORTS */
 	__u16 mtu;      /* of `ifindex`, or what no packet exceeds */
 	__u64 until;    /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 ifindex;  /* interface to leave by */
@@ -323,6 +323,16 @@ struct skb_places {
 	__u16 checksum_start;  /* from the buffer's head, like mac_header */
 	__u16 checksum_offset; /* from checksum_start */
 	__u16 mac_header;
+};
+
+/* Where the kernel says whether its routes depend on ports. Zeros: that isn't known. */
+struct netns_places {
+	__u16 device;     /* in struct sk_buff */
+	__u16 netns;      /* in struct net_device */
+	__u16 rules4;     /* in struct net: how many rules look at protocol or ports */
+	__u16 rules6;
+	__u16 multipath4; /* in struct net: fib_multipath_hash_policy, one byte */
+	__u16 multipath6;
 };
 
 /* Why a packet was dropped. Names and texts are in crates/api/src/drop_reason.rs; a test compares. */

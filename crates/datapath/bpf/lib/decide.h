@@ -3,6 +3,7 @@
 #define SANDWIRE_DECIDE_H
 
 #include "policy.h"
+#include "ports.h"
 #include "route.h"
 
 #define AF_INET 2
@@ -22,6 +23,13 @@ static __always_inline void decide_drop(struct decision *d, __u32 reason)
 {
 	d->verdict = VERDICT_DROP;
 	d->target = reason;
+}
+
+/* Asked for all ports, and they have a say. */
+static __always_inline void leave_to_ports(struct decision *d, __u64 now)
+{
+	d->verdict = LEFT_TO_PORTS;
+	d->until = now + DECISION_LIFE;
 }
 
 static __always_inline void decide_sandbox(struct decision *d,
@@ -150,7 +158,8 @@ static __always_inline void keep_from_host(frame *f, struct decision *d, struct 
 }
 
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
-					 const struct nic *nic, const struct policy *policy)
+					 const struct nic *nic, const struct policy *policy,
+					 __u64 now)
 {
 	struct bpf_fib_lookup fib = {};
 	__u32 wanted = (policy->table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
@@ -164,7 +173,9 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 		break;
 	case BPF_FIB_LKUP_RET_NOT_FWDED:
 		/* The host's own address; or no route at all, which the kernel doesn't tell apart. */
-		if (may_reach_host(p, policy))
+		if (p->any_port && services_have_ports(policy))
+			leave_to_ports(d, now);
+		else if (may_reach_host(p, policy))
 			d->verdict = VERDICT_STACK;
 		else
 			decide_drop(d, DROP_HOST_SERVICE);
@@ -181,7 +192,11 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 	/* The stack follows rules about marks by itself. */
 	if (late != wanted && d->verdict == VERDICT_UPLINK)
 		d->verdict = VERDICT_STACK;
-	if (late & FIB_TABLE && d->verdict != VERDICT_DROP && !may_reach_host(p, policy))
+	if (!(late & FIB_TABLE) || d->verdict == VERDICT_DROP)
+		return;
+	if (p->any_port && services_have_ports(policy))
+		leave_to_ports(d, now);
+	else if (!may_reach_host(p, policy))
 		keep_from_host(f, d, p, nic, policy, late & FIB_MARK, &fib);
 }
 
@@ -189,6 +204,7 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct decision *d)
 {
 	const struct clone_value *clone;
+	const struct prefix_value *found;
 	struct address destination;
 	const struct policy *policy;
 	struct nic *nic;
@@ -227,13 +243,21 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 			decide_sandbox(d, nic, clone->nic, policy->flags);
 			return 0;
 		}
-		reason = judge_prefixes(p, policy_index, policy->flags);
+		found = find_prefix(p, policy_index, policy->flags);
+		if (p->any_port && found && found->list) {
+			leave_to_ports(d, now);
+			return 0;
+		}
+		reason = judge_by(found, p, policy->flags);
 		if (reason) {
 			decide_drop(d, reason);
 			return 0;
 		}
 	}
-	decide_route(f, d, p, nic, policy);
+	if (p->any_port && routes_have_ports(f, p->version))
+		leave_to_ports(d, now);
+	else
+		decide_route(f, d, p, nic, policy, now);
 	return 0;
 }
 

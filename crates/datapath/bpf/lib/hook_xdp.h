@@ -64,12 +64,15 @@ enum checksum_kind {
 static __always_inline long frame_fix_checksum(frame *f, __u32 offset, __u32 difference,
 					       enum checksum_kind kind)
 {
+	__u64 place = offset;
 	__u16 *at;
 	__u32 sum;
 
 	if (offset > FRAME_OFFSET_MAX)
 		return -1;
-	at = frame_data(f) + offset;
+	/* Once more, where it is used: what the compiler keeps on the stack has no bound for Linux 6.1. */
+	asm volatile("%[place] &= %[most]" : [place] "+r"(place) : [most] "i"(FRAME_OFFSET_MAX));
+	at = frame_data(f) + place;
 	if ((void *)(at + 1) > frame_end(f))
 		return -1;
 	if (kind == CHECKSUM_UDP && !*at)

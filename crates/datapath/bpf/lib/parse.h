@@ -86,6 +86,7 @@ struct packet {
 	__u8 icmp_kind;       /* enum icmp_kind */
 	__u8 opens;           /* TCP: SYN without ACK */
 	__u8 as_answer;       /* routed as UPLINK_ROUTE would be */
+	__u8 any_port;        /* a decision for all ports of the destination is asked for */
 	__u8 from_host;       /* towards a guest: the host itself has made it */
 	__u8 unfinished;      /* from a guest: a checksum is left to be finished, its own or one further in */
 	/* Where a new decision says that the packet must go; the neighbour may be unknown yet. */

@@ -32,19 +32,26 @@ static __always_inline int may_reach_sandbox(const struct nic *from, const struc
 	return policy_flags & POLICY_OTHER_GROUPS && bpf_map_lookup_elem(&group_pairs, &pair);
 }
 
-/* Returns a drop reason. */
-static __always_inline int judge_prefixes(const struct packet *p, __u32 policy, __u32 policy_flags)
+/* The longest prefix of a policy that has the destination, or none. */
+static __always_inline const struct prefix_value *find_prefix(const struct packet *p, __u32 policy,
+							      __u32 policy_flags)
+{
+	struct prefix_key key = {.prefix_length = 32 + 128, .policy = policy};
+
+	if (!(policy_flags & POLICY_PREFIXES))
+		return 0;
+	key.address = p->destination;
+	return bpf_map_lookup_elem(&prefixes, &key);
+}
+
+/* Returns a drop reason. Protocol and port have a say only where the prefix has a list. */
+static __always_inline int judge_by(const struct prefix_value *found, const struct packet *p,
+				    __u32 policy_flags)
 {
 	int otherwise = policy_flags & POLICY_ALLOW ? DROP_NONE : DROP_POLICY;
-	struct prefix_key key = {.prefix_length = 32 + 128, .policy = policy};
-	const struct prefix_value *found;
 	const struct rule_list *list;
 	int reason;
 
-	if (!(policy_flags & POLICY_PREFIXES))
-		return otherwise;
-	key.address = p->destination;
-	found = bpf_map_lookup_elem(&prefixes, &key);
 	if (!found)
 		return otherwise;
 	reason = found->reason ? found->reason : DROP_POLICY;
@@ -58,6 +65,12 @@ static __always_inline int judge_prefixes(const struct packet *p, __u32 policy, 
 			return list->rules[i].action == ACTION_ALLOW ? DROP_NONE : reason;
 	}
 	return otherwise == DROP_NONE ? DROP_NONE : reason;
+}
+
+/* Returns a drop reason. */
+static __always_inline int judge_prefixes(const struct packet *p, __u32 policy, __u32 policy_flags)
+{
+	return judge_by(find_prefix(p, policy, policy_flags), p, policy_flags);
 }
 
 /* What may leave only by the relay, where none takes it. Returns a drop reason. */
@@ -75,6 +88,12 @@ static __always_inline int judge_redirects(const struct packet *p)
 	if (!found)
 		return DROP_NONE;
 	return judge_prefixes(p, found->list, POLICY_PREFIXES | POLICY_ALLOW);
+}
+
+/* Whether ports have a say in what may_reach_host answers. */
+static __always_inline int services_have_ports(const struct policy *policy)
+{
+	return policy->service_count && !(policy->flags & POLICY_HOST_ALL);
 }
 
 static __always_inline int may_reach_host(const struct packet *p, const struct policy *policy)

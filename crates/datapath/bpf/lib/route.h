@@ -9,17 +9,22 @@
 #define DECISION_LIFE (NANOSECONDS / 10)
 #define VARIANT_LATER_FRAGMENT 1
 #define VARIANT_ANSWER 2
+#define VARIANT_ANY_PORT 4
+/* Verdict of a decision for all ports: they have a say, so each has a decision of its own. */
+#define LEFT_TO_PORTS 0x8000
 
 /* What a decision depends on besides interface, generation and address. */
 static __always_inline __u32 variant_of(const struct packet *p)
 {
 	return (p->fragment == FRAGMENT_LATER ? VARIANT_LATER_FRAGMENT : 0) |
-	       (p->as_answer ? VARIANT_ANSWER : 0);
+	       (p->as_answer ? VARIANT_ANSWER : 0) | (p->any_port ? VARIANT_ANY_PORT : 0);
 }
 
 /* Port of the destination; of ICMP the type, because only echo requests may reach the host. */
 static __always_inline __u16 decision_port(const struct packet *p)
 {
+	if (p->any_port)
+		return 0;
 	return p->icmp_kind ? p->icmp_type : p->destination_port;
 }
 
@@ -74,6 +79,12 @@ static __always_inline struct decision *find_decision(const struct packet *p, __
 		return first;
 	*holds = decision_holds(second, p, nic, generation, now);
 	return *holds || second->until < first->until ? second : first;
+}
+
+/* First what was decided for all ports of the destination is asked for, then, where ports have a say, what was for this one. */
+static __always_inline void ask_for_any_port(struct packet *p)
+{
+	p->any_port = p->destination_port != 0;
 }
 
 #endif

@@ -11,7 +11,9 @@ use super::{
     },
     frames::{Ip, Transport},
     random::Random,
-    scene::{self, HOST, METADATA, NETNS_SLOT, NICS, OUTSIDE, POLICIES, POLICIES_BY_HAND, SECOND},
+    scene::{
+        self, HOST, METADATA, NETNS_SLOT, NICS, OUTSIDE, POLICIES, POLICIES_BY_HAND, PORTS, SECOND,
+    },
 };
 use crate::model::{
     answers::{Flow, Via},
@@ -448,13 +450,20 @@ pub(super) fn same_flow(random: &mut Random) -> Case {
 
 fn varied(random: &mut Random, ip: &Ip) -> Step {
     let mut ip = ip.clone();
-    match random.below(7) {
+    match random.below(9) {
         0 => payload(&mut ip.transport).resize(1600, 7),
         1 => ip.ttl = random.one_of(&[0, 1, 2]),
         2 => ip.fragment = Some((random.one_of(&[0, 2]), true)),
         3 => ip.transport = echo(random),
         4 if !ip.is_ipv4() => ip.extensions.push((60, vec![0; 8])),
         5 => payload(&mut ip.transport).resize(1395, 7),
+        // What is decided for all ports must not be taken where a policy's rules name some.
+        6 | 7 => match &mut ip.transport {
+            Transport::Tcp { ports, .. } | Transport::Udp { ports, .. } => {
+                ports.1 = random.one_of(&PORTS);
+            }
+            _ => {}
+        },
         _ => {}
     }
     let mut step = Step::new(Hook::HostEnd, from_guest(&ip));

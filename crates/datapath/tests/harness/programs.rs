@@ -12,7 +12,7 @@ use aya::{
     maps::{Map, MapData, RingBuf},
     programs::SchedClassifier,
 };
-use sandwire_datapath::{Datapath, Program, Settings, abi};
+use sandwire_datapath::{Datapath, Program, Settings, abi, abi::Plain, features};
 
 /// Where bpffs is mounted in the lab.
 const BPFFS: &str = "/sys/fs/bpf";
@@ -163,9 +163,11 @@ fn load(
     let processors = aya::util::nr_cpus().expect("the kernel tells");
     let decisions = u32::try_from(processors * abi::DECISIONS_MAX).expect("a few");
     let ledgers = u32::try_from(processors).expect("a few") * NICS_MAX;
+    let features = features::probe().map_err(|error| error.to_string())?;
     let mut loaded = EbpfLoader::new()
         .override_global("fib_flags", &fib_flags, false)
         .override_global("has_csum_ipv6", &has_csum_ipv6, false)
+        .override_global("netns_places", features.netns_places.bytes(), false)
         .default_map_pin_directory(folder)
         .map_max_entries("decisions", decisions)
         .map_max_entries("ledgers", ledgers)

@@ -74,8 +74,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "what a table leads elsewhere is the host's all the same",
         "lib/decide.h",
-        "late & FIB_TABLE && d->verdict != VERDICT_DROP",
-        "0",
+        "!(late & FIB_TABLE) || d->verdict == VERDICT_DROP",
+        "1",
         &["host-service"],
     ),
     mutant(
@@ -267,6 +267,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "p->fragment == FRAGMENT_LATER ? VARIANT_LATER_FRAGMENT : 0",
         "0",
         &["same-flow"],
+    ),
+    mutant(
+        "decision for all ports where a policy names some",
+        "lib/decide.h",
+        "p->any_port && found && found->list",
+        "0",
+        &["same-flow"],
+    ),
+    mutant(
+        "decision for all ports where the host's services have some",
+        "lib/policy.h",
+        "policy->service_count && !(policy->flags & POLICY_HOST_ALL)",
+        "0",
+        &["same-flow", "host-service"],
     ),
     mutant(
         "answers that never expire",

@@ -9,33 +9,80 @@ use super::*;
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_nearly_each_of_a_thousand_flows_is_decided_once() {
-    const FLOWS: u16 = 1000;
     lab::run(|lab| {
         let setting = set_up(lab);
         let (from, nic) = &setting.slots[0];
-        for port in 1..=FLOWS {
-            let datagram = Transport::Udp {
-                ports: (4000, port),
-                data: b"one of many".to_vec(),
-                summed: true,
-            };
-            let ip = Ip::new(guest(4), peer(4, 0), datagram);
-            let bytes = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 0);
-            from.file().write_all(&bytes).expect("the TAP takes it");
-            receive(&setting.uplink, clone(4, 0));
-        }
-        let table = lab.shell(&format!(
-            "bpftool -j map dump pinned $(find {FOLDER} -name decisions)"
-        ));
-        let table: serde_json::Value = serde_json::from_str(&table).expect("bpftool tells it");
-        let entries = table.as_array().expect("a list").iter();
-        let kept: BTreeSet<u64> = entries
-            .map(|entry| &entry["formatted"]["value"])
-            .filter(|decision| decision["nic"] == nic.0 && decision["until"] != 0)
-            .filter_map(|decision| decision["port"].as_u64())
-            .collect();
+        let spec = PolicySpec {
+            uplink: UplinkPolicy::Route,
+            egress: EgressPolicy {
+                default: PolicyAction::Deny,
+                rules: vec![EgressRule {
+                    action: PolicyAction::Allow,
+                    prefixes: vec!["0.0.0.0/0".parse().expect("a prefix")],
+                    ports: vec!["udp/1-65535".parse().expect("ports")],
+                }],
+            },
+            ..PolicySpec::default()
+        };
+        let policy = policy::compile(&spec, &[]).expect("a policy");
+        let policy = setting.datapath.add_policy(&policy);
+        setting
+            .datapath
+            .set_policy(*nic, policy.expect("there is room"));
+        send_to_ports(from, &setting.uplink);
+        let kept = decided_ports(lab, *nic);
         assert!(kept.len() > 950, "{} of {FLOWS}", kept.len());
     });
+}
+
+/// Where nothing looks at ports, a destination is decided once: a server's clients, each answered at a port of its own,
+/// cost what one costs.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_destination_is_decided_once_for_all_its_ports() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (from, nic) = &setting.slots[0];
+        send_to_ports(from, &setting.uplink);
+        assert_eq!(decided_ports(lab, *nic), BTreeSet::from([0]));
+        // A rule that names a port may lead any of them elsewhere.
+        lab.run("ip rule add ipproto udp dport 7 lookup main");
+        std::thread::sleep(Duration::from_millis(150));
+        send_to_ports(from, &setting.uplink);
+        let kept = decided_ports(lab, *nic);
+        assert!(kept.len() > 950, "{} of {FLOWS}", kept.len());
+    });
+}
+
+const FLOWS: u16 = 1000;
+
+/// A datagram to each of a peer's ports, one after the other.
+fn send_to_ports(from: &Opened, uplink: &Opened) {
+    for port in 1..=FLOWS {
+        let datagram = Transport::Udp {
+            ports: (4000, port),
+            data: b"one of many".to_vec(),
+            summed: true,
+        };
+        let ip = Ip::new(guest(4), peer(4, 0), datagram);
+        let bytes = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 0);
+        from.file().write_all(&bytes).expect("the TAP takes it");
+        receive(uplink, clone(4, 0));
+    }
+}
+
+/// The ports for which something is decided, of all processors; 0 for all of them.
+fn decided_ports(lab: &Lab, nic: NicIndex) -> BTreeSet<u64> {
+    let table = lab.shell(&format!(
+        "bpftool -j map dump pinned $(find {FOLDER} -name decisions)"
+    ));
+    let table: serde_json::Value = serde_json::from_str(&table).expect("bpftool tells it");
+    let entries = table.as_array().expect("a list").iter();
+    entries
+        .map(|entry| &entry["formatted"]["value"])
+        .filter(|decision| decision["nic"] == nic.0 && decision["until"] != 0)
+        .filter_map(|decision| decision["port"].as_u64())
+        .collect()
 }
 
 /// A write of 64 KiB that are to be cut into single ones would keep a processor from all others; in the smallest that a
