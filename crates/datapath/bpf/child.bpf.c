@@ -72,14 +72,8 @@ static __always_inline int leave(struct __sk_buff *skb, const struct sender *s,
 	__u32 index = s->index;
 	int reason = DROP_NONE;
 
-	if (is_limited(&policy->egress)) {
-		struct meters *meter = bpf_map_lookup_elem(&meters, &index);
-		__u64 wait;
-
-		reason = meter ? police(&policy->egress, &meter->egress, p, bpf_ktime_get_ns(), 0,
-					&wait) :
-				 DROP_HELPER;
-	}
+	if (is_limited(&policy->egress))
+		reason = police(&policy->egress, index, DIRECTION_EGRESS, p, 0);
 	if (rarely(reason))
 		return refuse_egress(skb, s, reason, STAGE_POLICE);
 	if (rarely(s->flags & NIC_TRACE))

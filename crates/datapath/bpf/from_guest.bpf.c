@@ -224,7 +224,7 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 		c->reason = DROP_POLICY;
 		return;
 	}
-	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
+	c->now = bpf_ktime_get_coarse_ns();
 	decide_course(skb, p, s->index, generation, c);
 	/* There always is one, but Linux 6.1 forgets what that says of the verdict. */
 	if (!c->decision)
@@ -272,8 +272,8 @@ static __always_inline int depart(struct __sk_buff *skb, const struct sender *s,
 		return bpf_redirect(ifindex, 0);
 	}
 	if (c->verdict == VERDICT_UPLINK) {
-		if (rarely(c->wait))
-			bpf_skb_set_tstamp(skb, c->now + c->wait, BPF_SKB_TSTAMP_DELIVERY_MONO);
+		if (rarely(c->departure))
+			bpf_skb_set_tstamp(skb, c->departure, BPF_SKB_TSTAMP_DELIVERY_MONO);
 		/* So the kernel keeps asking whether the neighbour is still there. */
 		if (rarely(c->fresh))
 			return bpf_redirect_neigh(ifindex, &p->next_hop, sizeof(p->next_hop), 0);

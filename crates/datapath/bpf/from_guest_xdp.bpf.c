@@ -60,7 +60,7 @@ static __always_inline int recall_course(const struct sender *s, struct packet *
 	c->policy = bpf_map_lookup_elem(&policies, &policy_index);
 	if (!c->policy)
 		return 0;
-	c->now = is_limited(&c->policy->egress) ? bpf_ktime_get_ns() : bpf_ktime_get_coarse_ns();
+	c->now = bpf_ktime_get_coarse_ns();
 	ask_for_any_port(p);
 	d = find_decision(p, s->index, generation, c->now, &holds);
 	if (d && holds && d->verdict == LEFT_TO_PORTS) {

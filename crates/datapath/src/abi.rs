@@ -386,13 +386,27 @@ structs! {
         /// Dropped packets by number of `DropReason`.
         drops: [u64; DROP_REASONS_MAX],
     }
+    /// What one processor has paid ahead by a meter, in nanoseconds of it.
+    Credit = "credit" {
+        /// Of the limit of bits.
+        bytes: u32,
+        /// Of the limit of packets.
+        packets: u32,
+    }
+    /// Credits of a NIC.
+    Credits = "credits" {
+        /// Of what leaves the sandbox.
+        egress: Credit,
+        /// Of what reaches it.
+        ingress: Credit,
+    }
     /// What one processor has let through of one NIC; in the daemon's own line, the sum from which it counts.
     Ledger = "ledger" {
         /// What left the sandbox.
         egress: Traffic,
         /// What reached it.
         ingress: Traffic,
-        /// Only the daemon's: lease of the NIC, when it was written.
+        /// The daemon's: lease of the NIC, when it was written. Others: from here on [`Credits`].
         lease: u64,
         /// Zero.
         reserved: u64,

@@ -18,6 +18,7 @@ use crate::{
 };
 
 const WORD: usize = size_of::<u64>();
+/// In the daemon's line; the others have credits there, which are the programs' own.
 const LEASE: usize = offset_of!(Ledger, lease) / WORD;
 /// Words of figures, which come first.
 const FIGURES: usize = LEASE;

@@ -369,6 +369,14 @@ fn answers_share(sizes: &[(&str, u32)]) -> u32 {
     (entries_of(sizes, "answers") / ANSWERS_SHARES).max(1)
 }
 
+/// By how many powers of two less than a limit's burst one processor pays ahead: all of them together at most the
+/// sixteenth part of it.
+fn credit_shift(sizes: &[(&str, u32)]) -> u32 {
+    let decisions = entries_of(sizes, "decisions") as usize;
+    let processors = decisions.div_ceil(DECISIONS_MAX);
+    4 + processors.next_power_of_two().trailing_zeros()
+}
+
 pub(crate) fn load(
     folder: &Path,
     sizes: &[(&str, u32)],
@@ -396,6 +404,8 @@ pub(crate) fn load(
     loader.override_global("answers_share", &answers_share, false);
     let nics_max = entries_of(sizes, "nics");
     loader.override_global("nics_max", &nics_max, false);
+    let credit_shift = credit_shift(sizes);
+    loader.override_global("credit_shift", &credit_shift, false);
     let mut programs = Vec::new();
     for object in objects {
         programs.extend(load_object(&mut loader, object, features.skb_cast)?);
@@ -464,4 +474,18 @@ fn pin_program(folder: &Path, program: Program, descriptor: BorrowedFd<'_>) -> R
         fs::rename(&new, &path)
     };
     pin().map_err(|source| Error::system("pin", format!("the program {}", program.name()), source))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{DECISIONS_MAX, credit_shift};
+
+    #[test]
+    fn all_processors_pay_a_sixteenth_of_a_burst_ahead_at_most() {
+        for (processors, shift) in [(1_u32, 4), (2, 5), (3, 6), (4, 6), (128, 11), (129, 12)] {
+            let decisions = processors * u32::try_from(DECISIONS_MAX).expect("a few");
+            assert_eq!(credit_shift(&[("decisions", decisions)]), shift);
+            assert!(processors * 16 <= 1 << shift);
+        }
+    }
 }

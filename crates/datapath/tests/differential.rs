@@ -237,10 +237,7 @@ fn the_generator_reaches_every_verdict() {
             let now = 1_000_000_000_000_000;
             for meter in &case.meters {
                 let nic = &mut world.nics[meter.nic];
-                let filled = model::world::Meter {
-                    bytes: now + meter.bytes,
-                    packets: now + meter.packets,
-                };
+                let filled = meter.filled(now);
                 *(if meter.ingress {
                     &mut nic.ingress
                 } else {

@@ -216,12 +216,23 @@ struct counters {
 	__u64 drops[DROP_REASONS_MAX];
 };
 
-/* What one processor has let through of one interface: a line of the cache, which no other processor writes. It never goes
- * down. In the daemon's own line: what the sum of the others was when the lease began, or when it was moved elsewhere. */
+/* What one processor has paid ahead by a meter, in nanoseconds of it. */
+struct credit {
+	__u32 bytes;
+	__u32 packets;
+};
+
+struct credits {
+	struct credit egress;
+	struct credit ingress;
+};
+
+/* What one processor has let through of one interface: a line of the cache, which no other processor writes. Traffic never
+ * goes down. In the daemon's own line: what the sum of the others was when the lease began, or when it was moved elsewhere. */
 struct ledger {
 	struct traffic egress;
 	struct traffic ingress;
-	__u64 lease; /* only the daemon's: of the interface, when it was written */
+	__u64 lease; /* the daemon's: of the interface, when it was written. Others: from here on struct credits */
 	__u64 reserved;
 };
 

@@ -143,7 +143,7 @@ static __always_inline void enter_answer(const struct answer_key *key,
 /* Notes a packet towards a guest. `learn`: any TCP packet opens, not only the first of a connection. */
 __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u64 now, __u32 learn)
 {
-	struct answer_value value = {.seen = now, .via = via, .lease = lease_of(nic)}, *known;
+	struct answer_value value = {.seen = now, .via = via}, *known;
 	struct answer_key key = {.nic = nic};
 	int opens = 1;
 
@@ -163,6 +163,7 @@ __noinline int remember_answer(const struct packet *p, __u32 nic, __u32 via, __u
 	/* What opens nothing only keeps an answer from ageing. */
 	if (!opens && was_noted(&key, now))
 		return 0;
+	value.lease = lease_of(nic);
 	known = known_answer(&key);
 	if (!known || !is_alive(known, value.lease, key.protocol, now)) {
 		/* Between sandboxes groups decide, not what has come: else they could push out what others are to answer,

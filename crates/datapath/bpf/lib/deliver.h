@@ -72,16 +72,9 @@ static __always_inline const struct policy *policy_of(const struct receiver *r)
 static __always_inline int police_ingress(const struct receiver *r, const struct packet *p,
 					  const struct policy *policy)
 {
-	__u32 index = r->index;
-	struct meters *meter;
-	__u64 wait;
-
 	if (!is_limited(&policy->ingress))
 		return DROP_NONE;
-	meter = bpf_map_lookup_elem(&meters, &index);
-	if (!meter)
-		return DROP_HELPER;
-	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
+	return police(&policy->ingress, r->index, DIRECTION_INGRESS, p, 0);
 }
 
 /* Opens the way back, then asks the limit. Returns a drop reason. */

@@ -17,7 +17,7 @@ struct course {
 	__u32 reason;
 	__u32 fresh;  /* just decided: the kernel shall look after the neighbour */
 	__u64 now;
-	__u64 wait;   /* nanoseconds until it may leave */
+	__u64 departure; /* when it may leave; zero for at once */
 };
 
 /* Whether the packet would be let through, past the masquerade, or to the stack that translates it back,
@@ -47,32 +47,21 @@ static __always_inline int police_egress(const struct sender *s, const struct pa
 					 struct course *c)
 {
 	int fq = c->verdict == VERDICT_UPLINK && c->decision->flags & DECISION_FQ;
-	__u32 index = s->index;
-	struct meters *meter;
 
 	if (!is_limited(&c->policy->egress))
 		return DROP_NONE;
-	meter = bpf_map_lookup_elem(&meters, &index);
-	if (!meter)
-		return DROP_HELPER;
-	return police(&c->policy->egress, &meter->egress, p, c->now, fq ? DEPARTURE_MAX : 0,
-		      &c->wait);
+	return police(&c->policy->egress, s->index, DIRECTION_EGRESS, p, fq ? &c->departure : 0);
 }
 
 /* The receiver's limit: what it drops is the receiver's, and is counted there. */
 static __always_inline int police_target(const struct packet *p, struct course *c)
 {
-	__u32 index = c->decision->target, policy_index = READ_ONCE(c->target->policy);
+	__u32 policy_index = READ_ONCE(c->target->policy);
 	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
-	struct meters *meter;
-	__u64 wait;
 
 	if (!policy || !is_limited(&policy->ingress))
 		return DROP_NONE;
-	meter = bpf_map_lookup_elem(&meters, &index);
-	if (!meter)
-		return DROP_HELPER;
-	return police(&policy->ingress, &meter->ingress, p, bpf_ktime_get_ns(), 0, &wait);
+	return police(&policy->ingress, c->decision->target, DIRECTION_INGRESS, p, 0);
 }
 
 static __always_inline void translate_to_target(struct translation *t, struct hop *hop,

@@ -1,7 +1,11 @@
-/* Rate limits: virtual scheduling (GCRA), one theoretical arrival time each for bytes and packets. */
+/* Rate limits: virtual scheduling (GCRA), one theoretical arrival time each for bytes and packets.
+ *
+ * All processors share these meters, so each of them pays for several packets at once, ahead, and asks neither meter nor
+ * clock until that is spent. What all of them have paid ahead is at most a part of the burst, and comes on top of it. */
 #ifndef SANDWIRE_POLICE_H
 #define SANDWIRE_POLICE_H
 
+#include "count.h"
 #include "maps.h"
 #include "parse.h"
 
@@ -9,6 +13,10 @@
 /* How far ahead a departure time may lie: fq gives up on what is further away than its horizon. */
 #define DEPARTURE_MAX (2 * NANOSECONDS)
 #define CHARGE_TRIES 4
+#define CREDIT_MAX 0xffffffffULL
+
+/* By how much less than the burst a processor pays ahead; the daemon says it, by the number of processors. */
+const volatile __u32 credit_shift = 5;
 
 static __always_inline int is_limited(const struct limit *limit)
 {
@@ -45,13 +53,46 @@ static __always_inline __u64 cost_of_bytes(const struct limit *limit, __u64 byte
 	return (limit->byte_cost >> 20) * bytes + ((limit->byte_cost & 0xfffff) * bytes >> 20);
 }
 
-/* Returns a drop reason. What is dropped costs nothing. Up to `patience` nanoseconds the packet isn't
- * dropped but must leave later: by `wait`. */
-static __always_inline int police(const struct limit *limit, struct meter *meter,
-				  const struct packet *p, __u64 now, __u64 patience,
-				  __u64 *wait)
+/* What a processor pays ahead. */
+static __always_inline __u64 ahead_of(__u64 burst)
 {
+	__u64 ahead = burst >> credit_shift;
+
+	return ahead < CREDIT_MAX ? ahead : CREDIT_MAX;
+}
+
+/* Whether this processor has paid for the packet. More than one pays ahead is by another policy, and doesn't count. */
+static __always_inline int spend(const struct limit *limit, struct credit *own,
+				 const struct packet *p)
+{
+	__u64 bytes = limit->byte_cost ? cost_of_bytes(limit, p->wire_bytes) : 0;
+	__u64 packets = p->segments * limit->packet_cost;
+
+	if (bytes > own->bytes || own->bytes > ahead_of(limit->byte_burst) ||
+	    packets > own->packets || own->packets > ahead_of(limit->packet_burst))
+		return 0;
+	own->bytes -= bytes;
+	own->packets -= packets;
+	return 1;
+}
+
+/* Charges a packet, and with it what fills up the processor's credit. */
+static __always_inline void pay(__u64 *arrival, __u32 *own, __u64 now, __u64 cost, __u64 ahead)
+{
+	__u64 left = *own < ahead ? *own : ahead;
+
+	charge(arrival, now, cost + ahead - left);
+	*own = ahead;
+}
+
+/* Asks the meter that all processors share. A packet that may be sent later, at `departure`, is charged by itself: its
+ * time comes of what was sent before it. Not inlined: it is long, and seldom needed. */
+static __noinline int ask_meter(const struct limit *limit, struct meter *meter, struct credit *own,
+				const struct packet *p, __u64 *departure)
+{
+	__u64 now = bpf_ktime_get_ns(), patience = departure ? DEPARTURE_MAX : 0;
 	__u64 bytes = 0, packets = 0;
+	struct credit none = {};
 
 	if (limit->byte_cost) {
 		bytes = excess(READ_ONCE(meter->bytes), now, limit->byte_burst);
@@ -63,12 +104,45 @@ static __always_inline int police(const struct limit *limit, struct meter *meter
 		if (packets > patience)
 			return DROP_PACKET_LIMIT;
 	}
+	if (departure)
+		own = &none;
 	if (limit->byte_cost)
-		charge(&meter->bytes, now, cost_of_bytes(limit, p->wire_bytes));
+		pay(&meter->bytes, &own->bytes, now, cost_of_bytes(limit, p->wire_bytes),
+		    departure ? 0 : ahead_of(limit->byte_burst));
+	else
+		own->bytes = 0;
 	if (limit->packet_cost)
-		charge(&meter->packets, now, p->segments * limit->packet_cost);
-	*wait = bytes > packets ? bytes : packets;
+		pay(&meter->packets, &own->packets, now, p->segments * limit->packet_cost,
+		    departure ? 0 : ahead_of(limit->packet_burst));
+	else
+		own->packets = 0;
+	if (bytes | packets)
+		*departure = now + (bytes > packets ? bytes : packets);
 	return DROP_NONE;
+}
+
+/* Returns a drop reason. What is dropped costs nothing. If there is `departure`, a packet that isn't much over the limit
+ * isn't dropped but must leave then. */
+static __always_inline int police(const struct limit *limit, __u32 nic, __u32 direction,
+				  const struct packet *p, __u64 *departure)
+{
+	struct ledger *own = own_ledger(nic);
+	struct credits *credits;
+	struct credit *credit;
+	struct meters *meter;
+
+	if (!own)
+		return DROP_HELPER;
+	/* Only the daemon's line has a lease, and daemons of the version before look for one there. */
+	credits = (struct credits *)&own->lease;
+	credit = direction == DIRECTION_EGRESS ? &credits->egress : &credits->ingress;
+	if (!departure && spend(limit, credit, p))
+		return DROP_NONE;
+	meter = bpf_map_lookup_elem(&meters, &nic);
+	if (!meter)
+		return DROP_HELPER;
+	return ask_meter(limit, direction == DIRECTION_EGRESS ? &meter->egress : &meter->ingress,
+			 credit, p, departure);
 }
 
 #endif

@@ -14,7 +14,11 @@ pub(crate) mod random;
 pub(crate) mod scene;
 pub(crate) mod situations;
 
-use crate::model::{Hook, answers::Flow, answers::Via};
+use crate::model::{
+    Hook,
+    answers::{Flow, Via},
+    world::{Credit, Meter},
+};
 use random::Random;
 
 /// A test of one flow or a few packets.
@@ -53,6 +57,18 @@ pub(crate) struct MeterAt {
     pub(crate) ingress: bool,
     pub(crate) bytes: u64,
     pub(crate) packets: u64,
+    /// What is paid ahead, not from now.
+    pub(crate) credit: Credit,
+}
+
+impl MeterAt {
+    pub(crate) fn filled(&self, now: u64) -> Meter {
+        Meter {
+            bytes: now + self.bytes,
+            packets: now + self.packets,
+            credit: self.credit,
+        }
+    }
 }
 
 /// One frame, and what is done before it comes.

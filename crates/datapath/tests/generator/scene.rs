@@ -218,7 +218,14 @@ pub(crate) fn world(variant: usize, ifindex: &[u32; 5], policies: &Rc<Vec<Policy
         rules: [(MARK, TABLE)].into(),
         answers: BTreeMap::new(),
         redirects: Rc::new(redirects()),
+        credit_shift: credit_shift(),
     }
+}
+
+/// All processors together pay the sixteenth part of a burst ahead, or less.
+pub(crate) fn credit_shift() -> u32 {
+    let processors = aya::util::nr_cpus().expect("the kernel tells");
+    4 + processors.next_power_of_two().trailing_zeros()
 }
 
 /// Other sandboxes that are children too: one that talks to its group, and one that talks to nobody.
@@ -349,9 +356,10 @@ pub(crate) fn policies(random: &mut Random) -> Vec<Policy> {
         other_groups: true,
         ..Policy::default()
     };
-    // A tenth of a second per byte, a second per packet: what passes leaves a debt that can't be missed.
+    // A hundredth of a second per byte, a second per packet: what passes leaves a debt that can't be missed, and small ones
+    // are paid ahead.
     let limited = |bytes: bool, packets: bool| Limit {
-        byte_cost: if bytes { (SECOND / 10) << 20 } else { 0 },
+        byte_cost: if bytes { (SECOND / 100) << 20 } else { 0 },
         byte_burst: 100 * SECOND,
         packet_cost: if packets { SECOND } else { 0 },
         packet_burst: 200 * SECOND,

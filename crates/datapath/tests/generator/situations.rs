@@ -18,6 +18,7 @@ use super::{
 use crate::model::{
     answers::{Flow, Via},
     packet::{UDP, be16},
+    world::Credit,
 };
 
 fn by_policy(random: &mut Random, destination: fn(&mut Random, u8) -> IpAddr) -> Case {
@@ -305,7 +306,16 @@ pub(super) fn meter(random: &mut Random, nic: usize, ingress: bool) -> MeterAt {
         ingress,
         bytes: fill(100 * SECOND),
         packets: fill(200 * SECOND),
+        credit: Credit {
+            bytes: paid_ahead(random),
+            packets: paid_ahead(random),
+        },
     }
+}
+
+/// Nothing, enough for some packets, or more than anybody pays ahead.
+fn paid_ahead(random: &mut Random) -> u64 {
+    random.one_of(&[0, 0, SECOND, 2 * SECOND, 3 * SECOND, 4 * SECOND])
 }
 
 fn limited(random: &mut Random, policy: usize) -> Case {

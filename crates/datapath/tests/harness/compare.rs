@@ -226,6 +226,8 @@ fn compare_meters(world: &World, meters: &[(Meter, Meter)]) -> Result<(), String
                 ));
             }
         }
+        differ("paid ahead", &nic.egress.credit, &egress.credit)?;
+        differ("paid ahead", &nic.ingress.credit, &ingress.credit)?;
     }
     Ok(())
 }

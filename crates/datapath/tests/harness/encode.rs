@@ -7,13 +7,15 @@ use ipnet::IpNet;
 
 use crate::model::{
     answers::{Answer, Flow, Via},
-    world::{Counters, Limit, Meter, Nic, Policy, PortRule, Prefix, Traffic},
+    world::{Counters, Credit, Limit, Meter, Nic, Policy, PortRule, Prefix, Traffic},
 };
 
 /// Length of `struct counters`.
 pub(crate) const COUNTERS: usize = 432;
 /// Length of `struct ledger`.
 pub(crate) const LEDGER: usize = 64;
+/// Where a `struct ledger` has its `struct credits`, up to its end.
+pub(crate) const CREDITS: usize = 48;
 /// Length of `struct meters`.
 pub(crate) const METERS: usize = 32;
 /// Length of `struct answer_key`.
@@ -255,12 +257,26 @@ pub(crate) fn meters(egress: Meter, ingress: Meter) -> Vec<u8> {
         .collect()
 }
 
-pub(crate) fn read_meters(bytes: &[u8]) -> (Meter, Meter) {
-    let meter = |at| Meter {
+/// A `struct meters` and the `struct ledger` of who has run the program.
+pub(crate) fn read_meters(bytes: &[u8], ledger: &[u8]) -> (Meter, Meter) {
+    let word = |at: usize| u32::from_ne_bytes(ledger[at..at + 4].try_into().expect("four bytes"));
+    let meter = |at, credit| Meter {
         bytes: long(bytes, at),
         packets: long(bytes, at + 8),
+        credit: Credit {
+            bytes: word(credit).into(),
+            packets: word(credit + 4).into(),
+        },
     };
-    (meter(0), meter(16))
+    (meter(0, CREDITS), meter(16, CREDITS + 8))
+}
+
+/// The `struct credits`.
+pub(crate) fn credits(egress: Credit, ingress: Credit) -> Vec<u8> {
+    [egress.bytes, egress.packets, ingress.bytes, ingress.packets]
+        .iter()
+        .flat_map(|field| (*field as u32).to_ne_bytes())
+        .collect()
 }
 
 /// A `struct trace_event`.

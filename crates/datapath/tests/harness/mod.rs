@@ -16,7 +16,7 @@ use crate::{
     model::{
         self, Hook, Input, World,
         answers::Answer,
-        world::{Counters, Meter, Policy, Prefix, State},
+        world::{Counters, Policy, Prefix, State},
     },
 };
 use compare::Observed;
@@ -34,6 +34,9 @@ pub(crate) struct Harness {
     generation: u32,
     variant: Option<usize>,
     counted: Vec<Counters>,
+    /// The one that runs the programs, and its lines as they were read last.
+    processor: u32,
+    own_ledgers: Vec<Vec<u8>>,
     /// The value of `noted` in which no flow is, of all processors.
     nothing_noted: Vec<u8>,
     /// Whether XDP gets a frame as well, after tc has decided over it.
@@ -80,6 +83,8 @@ impl Harness {
             generation: 0,
             variant: None,
             counted: vec![Counters::default(); scene::NICS],
+            processor: sys::stay_on_a_processor().expect("the kernel lets it"),
+            own_ledgers: vec![vec![0; encode::LEDGER]; scene::NICS],
             nothing_noted: vec![0; size_of::<abi::Noted>() * processors],
             by_xdp,
             taken_by_xdp: 0,
@@ -303,10 +308,7 @@ impl Harness {
             world.answers.insert(known.flow, answer);
         }
         for meter in &case.meters {
-            let filled = Meter {
-                bytes: now + meter.bytes,
-                packets: now + meter.packets,
-            };
+            let filled = meter.filled(now);
             let nic = &mut world.nics[meter.nic];
             *(if meter.ingress {
                 &mut nic.ingress
@@ -323,7 +325,22 @@ impl Harness {
             .map(|nic| encode::meters(nic.egress, nic.ingress))
             .collect();
         sys::update_first(self.programs.map("meters"), &meters)?;
+        self.write_credits(&world)?;
         Ok(world)
+    }
+
+    /// Writes what this processor has paid ahead, where it is something else.
+    fn write_credits(&mut self, world: &World) -> io::Result<()> {
+        for (number, nic) in (0..).zip(&world.nics) {
+            let credits = encode::credits(nic.egress.credit, nic.ingress.credit);
+            let line = &mut self.own_ledgers[number as usize];
+            if line[encode::CREDITS..] != credits[..] {
+                line[encode::CREDITS..].copy_from_slice(&credits);
+                let key = encode::number(self.processor * self.programs.nics_max + number);
+                sys::update(self.programs.map("ledgers"), &key, line)?;
+            }
+        }
+        Ok(())
     }
 
     fn change(&mut self, world: &mut World, change: Change) -> io::Result<()> {
@@ -382,7 +399,9 @@ impl Harness {
         self.counted = self.read_counted()?;
         let map = self.programs.map("meters");
         let meters = sys::values(map, 0, scene::NICS, encode::METERS)?;
-        let metered = meters.iter().map(|one| encode::read_meters(one)).collect();
+        let metered = meters.iter().zip(&self.own_ledgers);
+        let metered = metered.map(|(one, ledger)| encode::read_meters(one, ledger));
+        let metered = metered.collect();
         let mut answers = Vec::new();
         // The list is long to walk; one that was empty changes only by what comes in.
         let keys = if may_learn {
@@ -409,7 +428,7 @@ impl Harness {
     }
 
     /// What was counted, by all processors together.
-    fn read_counted(&self) -> io::Result<Vec<Counters>> {
+    fn read_counted(&mut self) -> io::Result<Vec<Counters>> {
         let map = self.programs.map("counters");
         let counters = sys::values(map, 0, scene::NICS, encode::COUNTERS)?;
         let mut counted: Vec<Counters> = counters
@@ -422,6 +441,9 @@ impl Harness {
             let ledgers = sys::values(map, first, scene::NICS, encode::LEDGER)?;
             for (counters, ledger) in counted.iter_mut().zip(&ledgers) {
                 encode::add_traffic(counters, ledger);
+            }
+            if processor == self.processor {
+                self.own_ledgers = ledgers;
             }
         }
         Ok(counted)

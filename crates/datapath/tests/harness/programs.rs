@@ -7,6 +7,7 @@ use std::{
     path::Path,
 };
 
+use crate::generator::scene;
 use aya::{
     EbpfLoader,
     maps::{Map, MapData, RingBuf},
@@ -167,6 +168,7 @@ fn load(
     let mut loaded = EbpfLoader::new()
         .override_global("fib_flags", &fib_flags, false)
         .override_global("has_csum_ipv6", &has_csum_ipv6, false)
+        .override_global("credit_shift", &scene::credit_shift(), false)
         .override_global("netns_places", features.netns_places.bytes(), false)
         .default_map_pin_directory(folder)
         .map_max_entries("decisions", decisions)

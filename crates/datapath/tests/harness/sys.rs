@@ -6,6 +6,7 @@ use std::{
 };
 
 use libc::c_long;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 const MAP_LOOKUP_ELEM: c_long = 1;
 const MAP_UPDATE_ELEM: c_long = 2;
@@ -20,6 +21,17 @@ fn bpf<T>(command: c_long, attributes: &mut T) -> io::Result<i64> {
     // SAFETY: every caller passes attributes of the layout that the command has in linux/bpf.h, with
     // addresses of buffers that outlive the call and are as long as the map or the attributes say.
     unsafe { sandwire_kernel_net::bpf::call(command, attributes) }
+}
+
+/// Keeps the thread on one processor, where test runs are then made: what that has paid ahead is known.
+pub(crate) fn stay_on_a_processor() -> io::Result<u32> {
+    let usable = sched_getaffinity(None)?;
+    let first = (0..CpuSet::MAX_CPU).find(|cpu| usable.is_set(*cpu));
+    let first = first.ok_or(io::ErrorKind::NotFound)?;
+    let mut only = CpuSet::new();
+    only.set(first);
+    sched_setaffinity(None, &only)?;
+    Ok(first as u32)
 }
 
 #[repr(C)]

@@ -165,6 +165,7 @@ fn deliver(
         Decision::Uplink { ifindex, .. } => world.uplinks[&ifindex],
         _ => false,
     };
+    let shift = world.credit_shift;
     let limit = world.policies[world.nics[number].policy].egress;
     let departure = police::police(
         &limit,
@@ -172,12 +173,13 @@ fn deliver(
         size,
         input.now,
         may_wait,
+        shift,
     )
     .map_err(|reason| Dropped::egress(number, reason))?;
     if let Decision::Sandbox(receiver) = decision {
         let limit = world.policies[world.nics[receiver].policy].ingress;
         let meter = &mut world.nics[receiver].ingress;
-        police::police(&limit, meter, size, input.now, false).map_err(|reason| Dropped {
+        police::police(&limit, meter, size, input.now, false, shift).map_err(|reason| Dropped {
             receiver: Some(receiver),
             ..Dropped::egress(number, reason)
         })?;

@@ -5,7 +5,7 @@ use sandwire_api::drop_reason::DropReason;
 use super::{
     Packet,
     packet::{ETHERNET, ICMP, ICMPV6, TCP, UDP},
-    world::{Limit, Meter},
+    world::{Credit, Limit, Meter},
 };
 
 /// How far ahead an uplink's queue may be told to send, in nanoseconds.
@@ -47,17 +47,32 @@ pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
 }
 
 /// Judges a packet by a limit and charges it. Over the limit it is dropped, or told when to leave if
-/// it may wait in a queue.
+/// it may wait in a queue. One that may not is paid for by what the processor has paid ahead, if that is enough.
 pub(crate) fn police(
     limit: &Limit,
     meter: &mut Meter,
     size: Size,
     now: u64,
     may_wait: bool,
+    credit_shift: u32,
 ) -> Result<Option<u64>, DropReason> {
+    if limit.byte_cost == 0 && limit.packet_cost == 0 {
+        return Ok(None);
+    }
     let patience = if may_wait { HORIZON } else { 0 };
     let byte_cost = ((u128::from(size.wire_bytes) * u128::from(limit.byte_cost)) >> 20) as u64;
     let packet_cost = size.segments * limit.packet_cost;
+    let most = Credit {
+        bytes: ahead(limit.byte_burst, credit_shift),
+        packets: ahead(limit.packet_burst, credit_shift),
+    };
+    let credit = meter.credit;
+    let is_ours = credit.bytes <= most.bytes && credit.packets <= most.packets;
+    if !may_wait && is_ours && byte_cost <= credit.bytes && packet_cost <= credit.packets {
+        meter.credit.bytes -= byte_cost;
+        meter.credit.packets -= packet_cost;
+        return Ok(None);
+    }
     let byte_debt = meter.bytes.saturating_sub(now);
     let packet_debt = meter.packets.saturating_sub(now);
     let byte_excess = match limit.byte_cost {
@@ -75,12 +90,31 @@ pub(crate) fn police(
         return Err(DropReason::PacketLimit);
     }
     // What is dropped costs nothing, neither bytes nor packets.
+    let fill = |most: u64, credit: u64| {
+        if may_wait {
+            0
+        } else {
+            most.saturating_sub(credit)
+        }
+    };
     if limit.byte_cost > 0 {
-        meter.bytes = now + byte_debt + byte_cost;
+        meter.bytes = now + byte_debt + byte_cost + fill(most.bytes, credit.bytes);
     }
     if limit.packet_cost > 0 {
-        meter.packets = now + packet_debt + packet_cost;
+        meter.packets = now + packet_debt + packet_cost + fill(most.packets, credit.packets);
+    }
+    if !may_wait {
+        let of = |cost, most| if cost > 0 { most } else { 0 };
+        meter.credit = Credit {
+            bytes: of(limit.byte_cost, most.bytes),
+            packets: of(limit.packet_cost, most.packets),
+        };
     }
     let wait = byte_excess.max(packet_excess);
     Ok((wait > 0).then_some(now + wait))
+}
+
+/// A processor keeps it in 32 bits.
+fn ahead(burst: u64, credit_shift: u32) -> u64 {
+    (burst >> credit_shift).min(u32::MAX.into())
 }

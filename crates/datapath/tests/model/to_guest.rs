@@ -93,9 +93,10 @@ fn judge(
         input.now,
     );
 
+    let shift = world.credit_shift;
     let limit = world.policies[world.nics[number].policy].ingress;
     let meter = &mut world.nics[number].ingress;
-    police::police(&limit, meter, size, input.now, false).map_err(by_receiver)?;
+    police::police(&limit, meter, size, input.now, false, shift).map_err(by_receiver)?;
     let ingress = &mut world.nics[number].counters.ingress;
     ingress.add(input.frame.len(), size.segments);
     Ok(deliver(world, number, input, packet))

@@ -30,6 +30,8 @@ pub(crate) struct World {
     pub(crate) answers: BTreeMap<Flow, Answer>,
     /// What leaves only by the relay.
     pub(crate) redirects: Rc<Vec<Redirect>>,
+    /// By how many powers of two less than the burst a processor pays ahead.
+    pub(crate) credit_shift: u32,
 }
 
 /// Destinations to which what some sources send goes only by the relay: those that the prefix denies.
@@ -137,6 +139,14 @@ impl Traffic {
 /// Times at which everything let through so far would be paid for, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Meter {
+    pub(crate) bytes: u64,
+    pub(crate) packets: u64,
+    pub(crate) credit: Credit,
+}
+
+/// What the processor that runs the programs has paid for already, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Credit {
     pub(crate) bytes: u64,
     pub(crate) packets: u64,
 }

@@ -213,6 +213,34 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["byte-limit"],
     ),
     mutant(
+        "what is paid ahead charged to nobody",
+        "lib/police.h",
+        "cost + ahead - left",
+        "cost",
+        &["byte-limit", "packet-limit"],
+    ),
+    mutant(
+        "what is paid ahead never spent",
+        "lib/police.h",
+        "own->bytes -= bytes;",
+        "",
+        &["byte-limit"],
+    ),
+    mutant(
+        "paid ahead by another policy",
+        "lib/police.h",
+        "own->bytes > ahead_of(limit->byte_burst) ||",
+        "",
+        &["byte-limit", "packet-limit"],
+    ),
+    mutant(
+        "paid ahead where the time to leave counts",
+        "lib/police.h",
+        "!departure && spend",
+        "spend",
+        &["byte-limit", "packet-limit"],
+    ),
+    mutant(
         "super-packets charged as one packet",
         "lib/police.h",
         "p->segments * limit->packet_cost",
@@ -411,7 +439,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "departure time not set",
         "from_guest.bpf.c",
-        "if (rarely(c->wait))",
+        "if (rarely(c->departure))",
         "if (0)",
         &["byte-limit", "packet-limit"],
     ),
