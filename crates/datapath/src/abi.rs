@@ -23,6 +23,8 @@ pub const RULES_MAX: usize = 32;
 pub const DROP_REASONS_MAX: usize = 48;
 /// Entries of the map of [`Decision`]s that a processor has.
 pub const DECISIONS_MAX: usize = 4096;
+/// The same of a processor that came after the maps were made.
+pub const DECISIONS_LATER: usize = 2;
 /// Bytes of `struct sk_buff` that [`SkbPlaces`] may span.
 pub const SKB_SPAN_MAX: usize = 96;
 /// Stands in a call for the kernel's number of `bpf_cast_to_kern_ctx`.
@@ -40,6 +42,7 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[
     ("RULES_MAX", RULES_MAX),
     ("DROP_REASONS_MAX", DROP_REASONS_MAX),
     ("DECISIONS_MAX", DECISIONS_MAX),
+    ("DECISIONS_LATER", DECISIONS_LATER),
     ("SKB_SPAN_MAX", SKB_SPAN_MAX),
     ("SKB_CAST", SKB_CAST),
     ("TRACE_BYTES", TRACE_BYTES),

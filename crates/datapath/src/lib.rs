@@ -19,6 +19,7 @@ mod open;
 mod pins;
 mod policies;
 pub mod policy;
+mod processors;
 mod routes;
 mod skb;
 mod sys;

@@ -19,7 +19,8 @@ use aya::{
 use crate::{
     Error,
     abi::{
-        self, Address, CloneValue, DECISIONS_MAX, GroupPair, Meters, Nic, Plain as _, UplinkValue,
+        self, Address, CloneValue, DECISIONS_LATER, DECISIONS_MAX, GroupPair, Meters, Nic,
+        Plain as _, UplinkValue,
     },
     features::{self, Features},
     former::Former,
@@ -31,6 +32,7 @@ use crate::{
         remove_folder, retire_others,
     },
     policies::Policies,
+    processors::Processors,
     skb, sys,
     uplink::Wanted,
 };
@@ -334,11 +336,11 @@ impl Datapath {
 /// Sizes of maps that the settings and the machine decide.
 pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Error> {
     let nics = settings.nics_max;
-    let processors = aya::util::nr_cpus()
-        .map_err(|(path, source)| Error::system("count the processors by", path, source))?;
-    let decisions = u32::try_from(processors * DECISIONS_MAX).unwrap_or(u32::MAX);
+    let Processors { here, later } = Processors::count()?;
+    let decisions = (here as usize * DECISIONS_MAX + later as usize * DECISIONS_LATER) as u64;
+    let decisions = u32::try_from(decisions).unwrap_or(u32::MAX);
     // One more line of each than there are processors is the daemon's.
-    let ledgers = u32::try_from((processors + 1) * nics as usize).unwrap_or(u32::MAX);
+    let ledgers = u32::try_from((u64::from(here) + 1) * u64::from(nics)).unwrap_or(u32::MAX);
     Ok(vec![
         ("decisions", decisions),
         ("ledgers", ledgers),
@@ -369,11 +371,14 @@ fn answers_share(sizes: &[(&str, u32)]) -> u32 {
     (entries_of(sizes, "answers") / ANSWERS_SHARES).max(1)
 }
 
+/// How many processors have lines of their own in maps of these sizes.
+fn processors(sizes: &[(&str, u32)]) -> u32 {
+    (entries_of(sizes, "ledgers") / entries_of(sizes, "nics").max(1)).saturating_sub(1)
+}
+
 /// By how many powers of two less than a limit's burst one processor pays ahead: all of them together at most the
 /// sixteenth part of it.
-fn credit_shift(sizes: &[(&str, u32)]) -> u32 {
-    let decisions = entries_of(sizes, "decisions") as usize;
-    let processors = decisions.div_ceil(DECISIONS_MAX);
+fn credit_shift(processors: u32) -> u32 {
     4 + processors.next_power_of_two().trailing_zeros()
 }
 
@@ -404,7 +409,9 @@ pub(crate) fn load(
     loader.override_global("answers_share", &answers_share, false);
     let nics_max = entries_of(sizes, "nics");
     loader.override_global("nics_max", &nics_max, false);
-    let credit_shift = credit_shift(sizes);
+    let processors = processors(sizes);
+    loader.override_global("processors", &processors, false);
+    let credit_shift = credit_shift(processors);
     loader.override_global("credit_shift", &credit_shift, false);
     let mut programs = Vec::new();
     for object in objects {
@@ -478,14 +485,27 @@ fn pin_program(folder: &Path, program: Program, descriptor: BorrowedFd<'_>) -> R
 
 #[cfg(test)]
 mod tests {
-    use super::{DECISIONS_MAX, credit_shift};
+    use super::{Settings, credit_shift, processors, sizes};
 
     #[test]
     fn all_processors_pay_a_sixteenth_of_a_burst_ahead_at_most() {
         for (processors, shift) in [(1_u32, 4), (2, 5), (3, 6), (4, 6), (128, 11), (129, 12)] {
-            let decisions = processors * u32::try_from(DECISIONS_MAX).expect("a few");
-            assert_eq!(credit_shift(&[("decisions", decisions)]), shift);
+            assert_eq!(credit_shift(processors), shift);
             assert!(processors * 16 <= 1 << shift);
         }
+    }
+
+    #[test]
+    fn sizes_tell_who_has_lines() {
+        let sizes = sizes(&Settings::new("/nowhere".into())).unwrap();
+        let here = std::fs::read_to_string("/sys/devices/system/cpu/present").unwrap();
+        let last: u32 = here
+            .trim()
+            .rsplit(['-', ','])
+            .next()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert_eq!(processors(&sizes), last + 1);
     }
 }

@@ -131,6 +131,31 @@ fn programs_and_model_agree() {
     });
 }
 
+/// Cases of each class on a processor without lines of its own.
+const CASES_LATE: u64 = 300;
+
+/// A processor that was plugged in after the maps were made counts where all may, pays nothing ahead, and keeps few decisions.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn programs_on_a_processor_that_came_later_and_model_agree() {
+    lab::run_within(DEADLINE, |lab| {
+        let seed = number_from("SANDWIRE_SEED", 1);
+        println!("SANDWIRE_SEED={seed}");
+        let ifindex = host::set_up(lab);
+        let programs = Programs::before_processors("late").expect("they load");
+        let policies = Rc::new(scene::policies(&mut Random::new(seed)));
+        let mut harness = Harness::new(programs, ifindex, policies);
+        let cases = number_from("SANDWIRE_CASES", CASES_LATE);
+        let report = run_classes(&mut harness, seed, cases, 3);
+        assert!(
+            report.differences.is_empty(),
+            "SANDWIRE_SEED={seed}: {} differences\n{}",
+            report.differences.len(),
+            report.differences.join("\n")
+        );
+    });
+}
+
 /// XDP takes plain packets whose way is known, and leaves the others to tc: each frame goes to tc first.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

@@ -249,6 +249,8 @@ struct meters {
 
 /* Entries of `decisions` that a processor has. */
 #define DECISIONS_MAX 4096
+/* The same of a processor that came after the maps were made. */
+#define DECISIONS_LATER 2
 /* Bytes of struct sk_buff that skb_places may span. */
 #define SKB_SPAN_MAX 96
 /* Stands in a call for the kernel's number of bpf_cast_to_kern_ctx. */

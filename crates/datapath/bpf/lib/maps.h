@@ -10,6 +10,11 @@
 
 #define NICS_MAX 16384
 
+/* Processors with lines of their own in `ledgers` and `decisions`: those below this number, which are there when the daemon
+ * loads the programs. What a kernel could take in later is often a hundred times as many. Those who come do without,
+ * until the daemon starts anew. */
+const volatile __u32 processors = 0;
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NICS_MAX);
@@ -116,8 +121,8 @@ struct {
 	__type(value, __u64);
 } answer_shares SEC(".maps");
 
-/* For each processor there may be a line of each interface, and after them the daemon's: it alone writes that, and none of theirs.
- * So no two processors write to a line. The daemon loads it for the processors that there may be. */
+/* For each processor a line of each interface, and after them the daemon's: it alone writes that, and none of theirs.
+ * So no two processors write to a line. The daemon loads it for the processors that are there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NICS_MAX);
@@ -138,7 +143,8 @@ struct {
 
 /* DECISIONS_MAX of each processor, one after the other's: so each is a line of the cache, which it is neither in a map
  * per CPU nor without being mapped. A flow has two entries, next to each other; three that fall on the same
- * two decide anew in turn. The daemon loads it for the processors that there may be. */
+ * two decide anew in turn. The daemon loads it for the processors that are there, and for each that may come two entries
+ * behind those. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, DECISIONS_MAX);

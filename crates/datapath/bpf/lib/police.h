@@ -15,7 +15,7 @@
 #define CHARGE_TRIES 4
 #define CREDIT_MAX 0xffffffffULL
 
-/* By how much less than the burst a processor pays ahead; the daemon says it, by the number of processors. */
+/* By how much less than the burst a processor pays ahead; the daemon says it, by the number of those who do. */
 const volatile __u32 credit_shift = 5;
 
 static __always_inline int is_limited(const struct limit *limit)
@@ -76,23 +76,22 @@ static __always_inline int spend(const struct limit *limit, struct credit *own,
 	return 1;
 }
 
-/* Charges a packet, and with it what fills up the processor's credit. */
-static __always_inline void pay(__u64 *arrival, __u32 *own, __u64 now, __u64 cost, __u64 ahead)
+/* Fills up the processor's credit. Returns what that costs. */
+static __always_inline __u64 fill_up(__u32 *own, __u64 ahead)
 {
 	__u64 left = *own < ahead ? *own : ahead;
 
-	charge(arrival, now, cost + ahead - left);
 	*own = ahead;
+	return ahead - left;
 }
 
-/* Asks the meter that all processors share. A packet that may be sent later, at `departure`, is charged by itself: its
- * time comes of what was sent before it. Not inlined: it is long, and seldom needed. */
+/* Asks the meter that all processors share. `own` is what this one pays ahead into, if it does. If there is
+ * `departure`, a packet that isn't much over the limit is told when to leave. Not inlined: it is long, and seldom needed. */
 static __noinline int ask_meter(const struct limit *limit, struct meter *meter, struct credit *own,
 				const struct packet *p, __u64 *departure)
 {
 	__u64 now = bpf_ktime_get_ns(), patience = departure ? DEPARTURE_MAX : 0;
-	__u64 bytes = 0, packets = 0;
-	struct credit none = {};
+	__u64 bytes = 0, packets = 0, cost;
 
 	if (limit->byte_cost) {
 		bytes = excess(READ_ONCE(meter->bytes), now, limit->byte_burst);
@@ -104,45 +103,53 @@ static __noinline int ask_meter(const struct limit *limit, struct meter *meter, 
 		if (packets > patience)
 			return DROP_PACKET_LIMIT;
 	}
-	if (departure)
-		own = &none;
-	if (limit->byte_cost)
-		pay(&meter->bytes, &own->bytes, now, cost_of_bytes(limit, p->wire_bytes),
-		    departure ? 0 : ahead_of(limit->byte_burst));
-	else
+	if (limit->byte_cost) {
+		cost = own ? fill_up(&own->bytes, ahead_of(limit->byte_burst)) : 0;
+		charge(&meter->bytes, now, cost + cost_of_bytes(limit, p->wire_bytes));
+	} else if (own) {
 		own->bytes = 0;
-	if (limit->packet_cost)
-		pay(&meter->packets, &own->packets, now, p->segments * limit->packet_cost,
-		    departure ? 0 : ahead_of(limit->packet_burst));
-	else
+	}
+	if (limit->packet_cost) {
+		cost = own ? fill_up(&own->packets, ahead_of(limit->packet_burst)) : 0;
+		charge(&meter->packets, now, cost + p->segments * limit->packet_cost);
+	} else if (own) {
 		own->packets = 0;
+	}
 	if (bytes | packets)
 		*departure = now + (bytes > packets ? bytes : packets);
 	return DROP_NONE;
 }
 
-/* Returns a drop reason. What is dropped costs nothing. If there is `departure`, a packet that isn't much over the limit
- * isn't dropped but must leave then. */
-static __always_inline int police(const struct limit *limit, __u32 nic, __u32 direction,
-				  const struct packet *p, __u64 *departure)
+/* What this processor has paid ahead for an interface, if it does so. */
+static __always_inline struct credit *own_credit(__u32 nic, __u32 direction)
 {
 	struct ledger *own = own_ledger(nic);
 	struct credits *credits;
-	struct credit *credit;
-	struct meters *meter;
 
 	if (!own)
-		return DROP_HELPER;
+		return 0;
+	/* The verifier wants to see no sum of what may be null, which the compiler would add before it asks. */
+	asm volatile("" : "+r"(own));
 	/* Only the daemon's line has a lease, and daemons of the version before look for one there. */
 	credits = (struct credits *)&own->lease;
-	credit = direction == DIRECTION_EGRESS ? &credits->egress : &credits->ingress;
-	if (!departure && spend(limit, credit, p))
+	return direction == DIRECTION_EGRESS ? &credits->egress : &credits->ingress;
+}
+
+/* Returns a drop reason. What is dropped costs nothing. If there is `departure`, a packet that isn't much over the limit
+ * isn't dropped but must leave then; it is charged by itself, since its time comes of what was sent before it. */
+static __always_inline int police(const struct limit *limit, __u32 nic, __u32 direction,
+				  const struct packet *p, __u64 *departure)
+{
+	struct credit *own = departure ? 0 : own_credit(nic, direction);
+	struct meters *meter;
+
+	if (own && spend(limit, own, p))
 		return DROP_NONE;
 	meter = bpf_map_lookup_elem(&meters, &nic);
 	if (!meter)
 		return DROP_HELPER;
 	return ask_meter(limit, direction == DIRECTION_EGRESS ? &meter->egress : &meter->ingress,
-			 credit, p, departure);
+			 own, p, departure);
 }
 
 #endif

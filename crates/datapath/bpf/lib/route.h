@@ -31,13 +31,17 @@ static __always_inline __u16 decision_port(const struct packet *p)
 static __always_inline __u32 decision_slot(const struct packet *p, __u32 nic)
 {
 	const struct address *a = &p->destination;
+	__u32 processor = bpf_get_smp_processor_id();
 	__u32 slot = a->word[3] ^ a->word[0] * 3 ^ a->word[1] * 5;
 
 	slot = (slot + p->protocol) * 0x9e3779b1;
 	slot = (slot ^ slot >> 15 ^ decision_port(p)) * 0x85ebca6b;
 	/* An answer decides twice: first that it is denied. The two mustn't chase each other. */
 	slot = (slot ^ slot >> 13 ^ nic ^ variant_of(p) << 16) * 0xc2b2ae35;
-	return bpf_get_smp_processor_id() * DECISIONS_MAX + (slot >> 20 & (DECISIONS_MAX - 1));
+	if (rarely(processor >= processors))
+		return processors * DECISIONS_MAX + (processor - processors) * DECISIONS_LATER +
+		       (slot >> 31);
+	return processor * DECISIONS_MAX + (slot >> 20 & (DECISIONS_MAX - 1));
 }
 
 /* The interface of the sandbox that a decision sends to, as it was decided. */

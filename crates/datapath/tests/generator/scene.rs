@@ -219,6 +219,7 @@ pub(crate) fn world(variant: usize, ifindex: &[u32; 5], policies: &Rc<Vec<Policy
         answers: BTreeMap::new(),
         redirects: Rc::new(redirects()),
         credit_shift: credit_shift(),
+        pays_ahead: true,
     }
 }
 

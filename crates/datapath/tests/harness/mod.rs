@@ -16,7 +16,7 @@ use crate::{
     model::{
         self, Hook, Input, World,
         answers::Answer,
-        world::{Counters, Policy, Prefix, State},
+        world::{Counters, Credit, Policy, Prefix, State},
     },
 };
 use compare::Observed;
@@ -262,7 +262,11 @@ impl Harness {
 
     /// Makes maps and world as the case wants them.
     fn arrange(&mut self, case: &Case) -> io::Result<World> {
-        let fresh = || scene::world(case.variant, &self.ifindex, &self.policies);
+        let pays_ahead = self.programs.processors > 0;
+        let fresh = || World {
+            pays_ahead,
+            ..scene::world(case.variant, &self.ifindex, &self.policies)
+        };
         let mut world = self
             .worlds
             .entry(case.variant)
@@ -308,7 +312,10 @@ impl Harness {
             world.answers.insert(known.flow, answer);
         }
         for meter in &case.meters {
-            let filled = meter.filled(now);
+            let mut filled = meter.filled(now);
+            if self.programs.processors == 0 {
+                filled.credit = Credit::default();
+            }
             let nic = &mut world.nics[meter.nic];
             *(if meter.ingress {
                 &mut nic.ingress
@@ -436,7 +443,7 @@ impl Harness {
             .map(|one| encode::read_counters(one))
             .collect();
         let map = self.programs.map("ledgers");
-        for processor in 0..aya::util::nr_cpus().expect("the kernel tells") as u32 {
+        for processor in 0..self.programs.processors {
             let first = processor * self.programs.nics_max;
             let ledgers = sys::values(map, first, scene::NICS, encode::LEDGER)?;
             for (counters, ledger) in counted.iter_mut().zip(&ledgers) {

@@ -29,6 +29,8 @@ pub(crate) struct Programs {
     pub(crate) xdp: Option<Xdp>,
     /// Interfaces that there may be.
     pub(crate) nics_max: u32,
+    /// Processors that have lines of their own.
+    pub(crate) processors: u32,
     maps: BTreeMap<&'static str, MapData>,
     folder: String,
 }
@@ -88,9 +90,18 @@ impl Programs {
                 to_guest: program(Program::ToGuestXdp),
             }),
             nics_max: settings.nics_max,
+            processors: processors(),
             maps: maps(&format!("{folder}/v{}", abi::ABI_VERSION)),
             folder,
         })
+    }
+
+    /// Loads the product's own programs as if all processors had come after the maps were made.
+    ///
+    /// # Errors
+    /// What the verifier says.
+    pub(crate) fn before_processors(name: &str) -> Result<Self, String> {
+        Self::load_for(Path::new(env!("OUT_DIR")), name, 0)
     }
 
     /// Loads `from_guest.o`, `to_guest.o` and `child.o` of a folder.
@@ -98,16 +109,33 @@ impl Programs {
     /// # Errors
     /// What the verifier says.
     pub(crate) fn load(objects: &Path, name: &str) -> Result<Self, String> {
+        Self::load_for(objects, name, processors())
+    }
+
+    fn load_for(objects: &Path, name: &str, processors: u32) -> Result<Self, String> {
         let folder = format!("{BPFFS}/{name}");
         fs::create_dir(&folder).map_err(|error| format!("{folder}: {error}"))?;
-        let from_guest = load(objects, "from_guest.o", &folder, &["from_guest"])?;
+        let from_guest = load(
+            objects,
+            "from_guest.o",
+            &folder,
+            processors,
+            &["from_guest"],
+        )?;
         let to_guest = load(
             objects,
             "to_guest.o",
             &folder,
+            processors,
             &["from_uplink", "from_host"],
         )?;
-        let child = load(objects, "child.o", &folder, &["from_child", "to_child"])?;
+        let child = load(
+            objects,
+            "child.o",
+            &folder,
+            processors,
+            &["from_child", "to_child"],
+        )?;
         let [from_child, to_child] = child.try_into().expect("two were asked for");
         let [from_guest] = from_guest.try_into().expect("one was asked for");
         let [from_uplink, from_host] = to_guest.try_into().expect("two were asked for");
@@ -119,6 +147,7 @@ impl Programs {
             to_child,
             xdp: None,
             nics_max: NICS_MAX,
+            processors,
             maps: maps(&folder),
             folder,
         })
@@ -144,6 +173,11 @@ impl Drop for Programs {
     }
 }
 
+/// Those that are there, which here are all that may be.
+fn processors() -> u32 {
+    u32::try_from(aya::util::nr_cpus().expect("the kernel tells")).expect("a few")
+}
+
 fn maps(folder: &str) -> BTreeMap<&'static str, MapData> {
     let open = |name| {
         let map = MapData::from_pin(format!("{folder}/{name}"));
@@ -156,18 +190,21 @@ fn load(
     objects: &Path,
     object: &str,
     folder: &str,
+    processors: u32,
     names: &[&str],
 ) -> Result<Vec<OwnedFd>, String> {
     let bytes = fs::read(objects.join(object)).map_err(|error| format!("{object}: {error}"))?;
     // Linux 6.18 has both late flags of bpf_fib_lookup (table, mark) and IPv6 checksum fixes.
     let (fib_flags, has_csum_ipv6) = (0x28_u32, 1_u8);
-    let processors = aya::util::nr_cpus().expect("the kernel tells");
-    let decisions = u32::try_from(processors * abi::DECISIONS_MAX).expect("a few");
-    let ledgers = u32::try_from(processors).expect("a few") * NICS_MAX;
+    let later = aya::util::nr_cpus().expect("the kernel tells") - processors as usize;
+    let decisions = processors as usize * abi::DECISIONS_MAX + later * abi::DECISIONS_LATER;
+    let decisions = u32::try_from(decisions).expect("a few");
+    let ledgers = (processors + 1) * NICS_MAX;
     let features = features::probe().map_err(|error| error.to_string())?;
     let mut loaded = EbpfLoader::new()
         .override_global("fib_flags", &fib_flags, false)
         .override_global("has_csum_ipv6", &has_csum_ipv6, false)
+        .override_global("processors", &processors, false)
         .override_global("credit_shift", &scene::credit_shift(), false)
         .override_global("netns_places", features.netns_places.bytes(), false)
         .default_map_pin_directory(folder)

@@ -179,7 +179,7 @@ fn leave(
     size: Size,
     verdict: Verdict,
 ) -> Result<Verdict, Dropped> {
-    let shift = world.credit_shift;
+    let shift = world.pays_ahead.then_some(world.credit_shift);
     let nic = &mut world.nics[input.class];
     let limit = world.policies[nic.policy].egress;
     police::police(&limit, &mut nic.egress, size, input.now, false, shift)
@@ -325,7 +325,7 @@ fn admit(world: &mut World, input: &Input, packet: &Packet, size: Size) -> Resul
         let via = answers::Via::Uplink;
         answers::learn(world, number, &input.frame, packet, via, false, input.now);
     }
-    let shift = world.credit_shift;
+    let shift = world.pays_ahead.then_some(world.credit_shift);
     let nic = &mut world.nics[number];
     let limit = world.policies[nic.policy].ingress;
     police::police(&limit, &mut nic.ingress, size, input.now, false, shift).map_err(by_receiver)?;

@@ -165,7 +165,7 @@ fn deliver(
         Decision::Uplink { ifindex, .. } => world.uplinks[&ifindex],
         _ => false,
     };
-    let shift = world.credit_shift;
+    let shift = world.pays_ahead.then_some(world.credit_shift);
     let limit = world.policies[world.nics[number].policy].egress;
     let departure = police::police(
         &limit,

@@ -54,7 +54,7 @@ pub(crate) fn police(
     size: Size,
     now: u64,
     may_wait: bool,
-    credit_shift: u32,
+    credit_shift: Option<u32>,
 ) -> Result<Option<u64>, DropReason> {
     if limit.byte_cost == 0 && limit.packet_cost == 0 {
         return Ok(None);
@@ -115,6 +115,6 @@ pub(crate) fn police(
 }
 
 /// A processor keeps it in 32 bits.
-fn ahead(burst: u64, credit_shift: u32) -> u64 {
-    (burst >> credit_shift).min(u32::MAX.into())
+fn ahead(burst: u64, credit_shift: Option<u32>) -> u64 {
+    credit_shift.map_or(0, |shift| (burst >> shift).min(u32::MAX.into()))
 }

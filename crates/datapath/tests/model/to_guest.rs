@@ -93,7 +93,7 @@ fn judge(
         input.now,
     );
 
-    let shift = world.credit_shift;
+    let shift = world.pays_ahead.then_some(world.credit_shift);
     let limit = world.policies[world.nics[number].policy].ingress;
     let meter = &mut world.nics[number].ingress;
     police::police(&limit, meter, size, input.now, false, shift).map_err(by_receiver)?;

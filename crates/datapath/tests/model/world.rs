@@ -30,8 +30,9 @@ pub(crate) struct World {
     pub(crate) answers: BTreeMap<Flow, Answer>,
     /// What leaves only by the relay.
     pub(crate) redirects: Rc<Vec<Redirect>>,
-    /// By how many powers of two less than the burst a processor pays ahead.
+    /// By how many powers of two less than the burst a processor pays ahead, if it does.
     pub(crate) credit_shift: u32,
+    pub(crate) pays_ahead: bool,
 }
 
 /// Destinations to which what some sources send goes only by the relay: those that the prefix denies.

@@ -215,8 +215,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "what is paid ahead charged to nobody",
         "lib/police.h",
-        "cost + ahead - left",
-        "cost",
+        "return ahead - left;",
+        "return 0;",
         &["byte-limit", "packet-limit"],
     ),
     mutant(
@@ -236,8 +236,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "paid ahead where the time to leave counts",
         "lib/police.h",
-        "!departure && spend",
-        "spend",
+        "departure ? 0 : own_credit(nic, direction)",
+        "own_credit(nic, direction)",
         &["byte-limit", "packet-limit"],
     ),
     mutant(
@@ -257,8 +257,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "all interfaces counted at the first",
         "lib/count.h",
-        "bpf_get_smp_processor_id() * nics_max + nic",
-        "bpf_get_smp_processor_id() * nics_max",
+        "processor * nics_max + nic",
+        "processor * nics_max",
         &["groups", "segments"],
     ),
     mutant(
