@@ -34,6 +34,10 @@ pub(crate) const HOST_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 pub(crate) const BEYOND_VETH: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 /// Who is beyond the TAP.
 pub(crate) const BEYOND_TAP: Ipv4Addr = Ipv4Addr::new(198, 19, 0, 2);
+/// First of the addresses that are reached by way of it.
+pub(crate) const FAR_TAP: Ipv4Addr = Ipv4Addr::new(198, 19, 128, 0);
+/// How many these are.
+pub(crate) const FAR_COUNT: u32 = 32_768;
 const HOST_MAC: &str = "02:be:10:00:00:01";
 const BEYOND_MAC_TEXT: &str = "02:be:10:00:00:02";
 
@@ -66,6 +70,7 @@ impl World {
                 address add 198.19.0.1/24 dev {TAP}
                 link set {TAP} up
                 neighbour add {BEYOND_TAP} lladdr {BEYOND_MAC_TEXT} dev {TAP} nud permanent
+                route add {FAR_TAP}/17 via {BEYOND_TAP}
                 route add default via {BEYOND_VETH}"
             ),
         )?;

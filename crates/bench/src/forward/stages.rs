@@ -23,9 +23,6 @@ pub(super) const SPENT: &str = "_spent";
 /// Guests whose packets meet a program that does nothing but drop or redirect them, and what such a packet costs.
 const DROP: (&str, &str) = ("drop", "dropped_cost");
 const REDIRECT: (&str, &str) = ("redirect", "redirected_cost");
-/// Ports that packets go to in turn which are to be decided anew: eight times the decisions that are kept, so
-/// hardly one finds its own again.
-const PORTS: u16 = 32_768;
 const WAYS: [Way; 2] = [Way::EbpfNetns, Way::EbpfHost];
 
 /// How far packets of a guest come.
@@ -76,17 +73,21 @@ impl Reach {
             Self::Antispoof => sandbox.guest = Ipv4Addr::new(192, 0, 2, 1),
             Self::Limit | Self::Uplink | Self::Undecided => {}
         }
-        let ports = if self == Self::Undecided {
-            1..=PORTS
-        } else {
-            PORT..=PORT
-        };
-        ports
-            .flat_map(|port| {
-                let target = SocketAddrV4::new(world::BEYOND_TAP, port);
-                Load::Udp64.frames(&sandbox, target)
-            })
+        self.targets()
+            .flat_map(|target| Load::Udp64.frames(&sandbox, SocketAddrV4::new(target, PORT)))
             .collect()
+    }
+
+    /// Where they go, in turn. Those that are to be decided anew go to eight times as many as decisions are kept, so hardly
+    /// one finds its own again.
+    fn targets(self) -> impl Iterator<Item = Ipv4Addr> {
+        let (first, count) = match self {
+            Self::Undecided => (world::FAR_TAP, world::FAR_COUNT),
+            _ => (world::BEYOND_TAP, 1),
+        };
+        (u32::from(first)..)
+            .take(count as usize)
+            .map(Ipv4Addr::from)
     }
 }
 
