@@ -115,7 +115,7 @@ static __noinline int ask_meter(const struct limit *limit, struct meter *meter, 
 	} else if (own) {
 		own->packets = 0;
 	}
-	if (bytes | packets)
+	if (departure && (bytes | packets))
 		*departure = now + (bytes > packets ? bytes : packets);
 	return DROP_NONE;
 }
