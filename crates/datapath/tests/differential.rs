@@ -53,6 +53,18 @@ struct Report {
     differences: Vec<String>,
 }
 
+impl Report {
+    #[track_caller]
+    fn assert_no_difference(&self, seed: u64) {
+        assert!(
+            self.differences.is_empty(),
+            "SANDWIRE_SEED={seed}: {} differences\n{}",
+            self.differences.len(),
+            self.differences.join("\n")
+        );
+    }
+}
+
 /// Runs cases of every class, and stops in a class that has shown enough differences.
 fn run_classes(harness: &mut Harness, seed: u64, cases: u64, enough: usize) -> Report {
     let mut report = Report::default();
@@ -111,12 +123,7 @@ fn programs_and_model_agree() {
         }
         let total: u64 = report.packets.values().sum();
         println!("{total} packets, {} not run by the kernel", harness.refused);
-        assert!(
-            report.differences.is_empty(),
-            "SANDWIRE_SEED={seed}: {} differences\n{}",
-            report.differences.len(),
-            report.differences.join("\n")
-        );
+        report.assert_no_difference(seed);
         let all =
             env::var_os("SANDWIRE_CASES").is_none() && env::var_os("SANDWIRE_CLASS").is_none();
         let fewest = report.packets.values().min().copied().unwrap_or(0);
@@ -147,12 +154,7 @@ fn programs_on_a_processor_that_came_later_and_model_agree() {
         let mut harness = Harness::new(programs, ifindex, policies);
         let cases = number_from("SANDWIRE_CASES", CASES_LATE);
         let report = run_classes(&mut harness, seed, cases, 3);
-        assert!(
-            report.differences.is_empty(),
-            "SANDWIRE_SEED={seed}: {} differences\n{}",
-            report.differences.len(),
-            report.differences.join("\n")
-        );
+        report.assert_no_difference(seed);
     });
 }
 
@@ -172,12 +174,7 @@ fn programs_on_xdp_and_model_agree() {
         let total: u64 = report.packets.values().sum();
         let taken = harness.taken_by_xdp;
         println!("{total} packets, {taken} of them taken by XDP");
-        assert!(
-            report.differences.is_empty(),
-            "SANDWIRE_SEED={seed}: {} differences\n{}",
-            report.differences.len(),
-            report.differences.join("\n")
-        );
+        report.assert_no_difference(seed);
         assert!(
             taken * 10 > total,
             "XDP takes only {taken} of {total} packets"

@@ -26,10 +26,9 @@ static __always_inline void decide_drop(struct decision *d, __u32 reason)
 }
 
 /* Asked for all ports, and they have a say. */
-static __always_inline void leave_to_ports(struct decision *d, __u64 now)
+static __always_inline void leave_to_ports(struct decision *d)
 {
 	d->verdict = LEFT_TO_PORTS;
-	d->until = now + DECISION_LIFE;
 }
 
 static __always_inline void decide_sandbox(struct decision *d,
@@ -158,8 +157,7 @@ static __always_inline void keep_from_host(frame *f, struct decision *d, struct 
 }
 
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
-					 const struct nic *nic, const struct policy *policy,
-					 __u64 now)
+					 const struct nic *nic, const struct policy *policy)
 {
 	struct bpf_fib_lookup fib = {};
 	__u32 wanted = (policy->table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
@@ -174,7 +172,7 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 	case BPF_FIB_LKUP_RET_NOT_FWDED:
 		/* The host's own address; or no route at all, which the kernel doesn't tell apart. */
 		if (p->any_port && services_have_ports(policy))
-			leave_to_ports(d, now);
+			leave_to_ports(d);
 		else if (may_reach_host(p, policy))
 			d->verdict = VERDICT_STACK;
 		else
@@ -195,9 +193,28 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 	if (!(late & FIB_TABLE) || d->verdict == VERDICT_DROP)
 		return;
 	if (p->any_port && services_have_ports(policy))
-		leave_to_ports(d, now);
+		leave_to_ports(d);
 	else if (!may_reach_host(p, policy))
 		keep_from_host(f, d, p, nic, policy, late & FIB_MARK, &fib);
+}
+
+/* What the decision is for, and until when. */
+static __always_inline void begin_decision(struct decision *d, const struct packet *p, __u32 index,
+					   const struct nic *nic, __u64 now)
+{
+	d->nic = index;
+	/* Before the policy: if that changes meanwhile, the decision doesn't hold. */
+	d->generation = READ_ONCE(nic->generation);
+	d->destination = p->destination;
+	d->port = decision_port(p);
+	d->protocol = p->protocol;
+	d->variant = variant_of(p);
+	d->until = now + DECISION_LIFE;
+	d->flags = 0;
+	d->target = 0;
+	d->ifindex = 0;
+	__builtin_memset(d->source_mac, 0, sizeof(d->source_mac));
+	__builtin_memset(d->destination_mac, 0, sizeof(d->destination_mac));
 }
 
 /* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK. */
@@ -216,19 +233,7 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 	nic = bpf_map_lookup_elem(&nics, &index);
 	if (!nic)
 		return 0;
-	d->nic = index;
-	/* Before the policy: if that changes meanwhile, the decision doesn't hold. */
-	d->generation = READ_ONCE(nic->generation);
-	d->destination = p->destination;
-	d->port = decision_port(p);
-	d->protocol = p->protocol;
-	d->variant = variant_of(p);
-	d->until = now + DECISION_LIFE;
-	d->flags = 0;
-	d->target = 0;
-	d->ifindex = 0;
-	__builtin_memset(d->source_mac, 0, sizeof(d->source_mac));
-	__builtin_memset(d->destination_mac, 0, sizeof(d->destination_mac));
+	begin_decision(d, p, index, nic, now);
 	policy_index = READ_ONCE(nic->policy);
 	policy = bpf_map_lookup_elem(&policies, &policy_index);
 	if (!policy) {
@@ -245,7 +250,7 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 		}
 		found = find_prefix(p, policy_index, policy->flags);
 		if (p->any_port && found && found->list) {
-			leave_to_ports(d, now);
+			leave_to_ports(d);
 			return 0;
 		}
 		reason = judge_by(found, p, policy->flags);
@@ -255,9 +260,9 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 		}
 	}
 	if (p->any_port && routes_have_ports(f, p->version))
-		leave_to_ports(d, now);
+		leave_to_ports(d);
 	else
-		decide_route(f, d, p, nic, policy, now);
+		decide_route(f, d, p, nic, policy);
 	return 0;
 }
 
