@@ -109,14 +109,42 @@ where
     F: FnOnce(&Lab) -> R,
     R: Outcome,
 {
+    let machine = |test: &str| {
+        let files = tempfile::tempdir().context("make a temporary folder")?;
+        prepare(files.path());
+        run_in_machine(series, test, deadline, files.path(), false)
+    };
+    run_by(machine, deadline, body);
+}
+
+/// Like [`run_on`], on a machine with one processor, where [`machine::plug_in_processor`] plugs in a second.
+///
+/// # Panics
+/// As [`run_on`].
+pub fn run_on_pluggable<F, R>(series: Series, deadline: Duration, body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
+    let machine = |test: &str| {
+        let none = tempfile::tempdir().context("make a temporary folder")?;
+        run_in_machine(series, test, deadline, none.path(), true)
+    };
+    run_by(machine, deadline, body);
+}
+
+/// Has a machine run the test, or its body if this is that machine.
+fn run_by<F, R>(machine: impl FnOnce(&str) -> Result<()>, deadline: Duration, body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
     let test = test_of(type_name::<F>());
     if env::var(INSIDE).is_ok_and(|inside| inside == test) {
         run_within(deadline, body);
         return;
     }
-    let files = tempfile::tempdir().expect("a temporary folder");
-    prepare(files.path());
-    if let Err(error) = run_in_machine(series, &test, deadline, files.path()) {
+    if let Err(error) = machine(&test) {
         panic!("{error:#}");
     }
 }
@@ -300,7 +328,13 @@ fn run_in_child(test: &str, deadline: Duration) -> Result<()> {
     clippy::print_stdout,
     reason = "what a test printed there belongs here"
 )]
-fn run_in_machine(series: Series, test: &str, deadline: Duration, files: &Path) -> Result<()> {
+fn run_in_machine(
+    series: Series,
+    test: &str,
+    deadline: Duration,
+    files: &Path,
+    spare_processor: bool,
+) -> Result<()> {
     let kernel = Kernel::fetch_series(series)?;
     let scratch = tempfile::tempdir().context("make a temporary folder")?;
     let executable = env::current_exe().context("find the test executable")?;
@@ -316,6 +350,7 @@ fn run_in_machine(series: Series, test: &str, deadline: Duration, files: &Path) 
         ],
         variables: &[(INSIDE, test), (MARKER, "/tmp/passed")],
         files,
+        spare_processor,
     };
     let ended = machine::run(&kernel, scratch.path(), &job, deadline)?;
     // As in `run_in_child`, a filter that matches no test would also exit with 0.

@@ -14,6 +14,7 @@ mod limits;
 mod migrations;
 mod moves;
 mod prefixes;
+mod processors;
 mod programs;
 mod restarts;
 mod taps;

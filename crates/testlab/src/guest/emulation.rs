@@ -5,12 +5,14 @@ use std::{
     os::unix::process::CommandExt,
     path::Path,
     process::{Command, Stdio},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
+use serde_json::json;
 
-use super::{Vmm, console::Console, kernel::Kernel};
+use super::{Vmm, console::Console, kernel::Kernel, qmp::Qmp};
 
 /// What is to be booted.
 pub(super) struct Boot<'a> {
@@ -25,9 +27,20 @@ pub(super) struct Boot<'a> {
     pub(super) memory: &'a str,
     /// A file system that becomes `/dev/vda`. What the guest writes there is kept nowhere.
     pub(super) disk: Option<&'a Path>,
+    /// Whether there is room for a second processor, plugged in when the guest prints [`PLUG_LINE`].
+    pub(super) spare_processor: bool,
     /// More arguments of the kernel.
     pub(super) arguments: &'a str,
 }
+
+/// With it on its console a guest asks for its spare processor.
+pub(super) const PLUG_LINE: &str = "machine: plug in a processor";
+
+/// What its processors are, also the spare one.
+const MODEL: &str = "qemu64";
+
+/// One processor, and a socket that is empty.
+const ROOM: &str = "cpus=1,sockets=2,cores=1,threads=1,maxcpus=2";
 
 impl Boot<'_> {
     /// Boots it, waits until it has powered itself off, and returns what it printed.
@@ -45,9 +58,16 @@ impl Boot<'_> {
             let disk = disk.display();
             format!("file={disk},format=raw,if=virtio,snapshot=on")
         });
+        let monitor = file("monitor");
+        let room = self.spare_processor.then(|| {
+            let socket = format!("unix:{},server=on,wait=off", monitor.display());
+            ["-smp".into(), ROOM.into(), "-qmp".into(), socket]
+        });
         let child = Command::new("qemu-system-x86_64")
             // Linux 6.12 panics under QEMU 7.2's cmpxchg16b in half of all boots.
-            .args(["-accel", "tcg", "-cpu", "qemu64,-cx16", "-m", self.memory])
+            .args(["-accel", "tcg", "-m", self.memory])
+            .args(["-cpu", &format!("{MODEL},-cx16")])
+            .args(room.iter().flatten())
             .args(["-machine", "q35", "-nodefaults", "-no-user-config"])
             .args(["-display", "none", "-no-reboot"])
             .arg("-kernel")
@@ -66,9 +86,40 @@ impl Boot<'_> {
             .process_group(0)
             .spawn()
             .context("start QEMU")?;
-        match Vmm::new(child).wait(patience) {
+        let mut vmm = Vmm::new(child);
+        let ended = match self.spare_processor {
+            true => plug_in_when_asked(&mut vmm, &console, &monitor, patience)
+                .and_then(|left| vmm.wait(left)),
+            false => vmm.wait(patience),
+        };
+        match ended {
             Ok(_) => Ok(console.text()),
             Err(error) => bail!("{error:#}; its console:\n{}", console.text()),
         }
     }
+}
+
+/// Plugs the spare processor in when the guest asks, unless it ends before. Returns what is left of the patience.
+fn plug_in_when_asked(
+    vmm: &mut Vmm,
+    console: &Console,
+    monitor: &Path,
+    patience: Duration,
+) -> Result<Duration> {
+    let deadline = Instant::now() + patience;
+    while !console.text().lines().any(|line| line == PLUG_LINE) {
+        if vmm.ended()?.is_some() {
+            break;
+        }
+        if Instant::now() >= deadline {
+            bail!("the guest has asked for no processor after {patience:?}");
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    if vmm.ended()?.is_none() {
+        let processor = json!({"driver": format!("{MODEL}-x86_64-cpu"), "id": "spare",
+            "socket-id": 1, "core-id": 0, "thread-id": 0});
+        Qmp::connect(monitor, Duration::from_secs(10))?.execute("device_add", &processor)?;
+    }
+    Ok(deadline.saturating_duration_since(Instant::now()))
 }

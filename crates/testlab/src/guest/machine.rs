@@ -4,13 +4,19 @@
 //! use, and every library that these ask for, all copied from this machine. So whatever a lab can do
 //! here it can do there, as far as the kernel lets it. [`crate::lab::run_on`] is how tests use it.
 
-use std::{fmt::Write as _, fs, path::Path, time::Duration};
+use std::{
+    fmt::Write as _,
+    fs,
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::{
     cpio::Archive,
-    emulation::Boot,
+    emulation::{Boot, PLUG_LINE},
     initramfs::{self, add_programs, stripped},
     kernel::Kernel,
     python,
@@ -28,6 +34,8 @@ pub struct Job<'a> {
     pub variables: &'a [(&'a str, &'a str)],
     /// A folder whose files it finds in [`crate::lab::FILES`].
     pub files: &'a Path,
+    /// Whether the machine has room for a second processor, for [`plug_in_processor`].
+    pub spare_processor: bool,
 }
 
 /// How a job ended.
@@ -52,6 +60,7 @@ pub fn run(kernel: &Kernel, folder: &Path, job: &Job<'_>, patience: Duration) ->
         initramfs: &build(kernel, folder, job)?,
         memory: "1024M",
         disk: None,
+        spare_processor: job.spare_processor,
         arguments: "",
     }
     .run(patience)?;
@@ -60,6 +69,24 @@ pub fn run(kernel: &Kernel, folder: &Path, job: &Job<'_>, patience: Duration) ->
         .find_map(|line| line.strip_prefix(STATUS_LINE))
         .and_then(|status| status.trim().parse().ok());
     Ok(Ended { status, console })
+}
+
+/// Called by a job in its guest: asks for the spare processor and switches it on. It is the processor numbered 1.
+///
+/// # Errors
+/// If the machine has none, or the kernel doesn't take it in within a minute.
+pub fn plug_in_processor() -> Result<()> {
+    fs::write("/dev/console", format!("\n{PLUG_LINE}\n")).context("ask for a processor")?;
+    let switch = Path::new("/sys/devices/system/cpu/cpu1/online");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !switch.exists() {
+        ensure!(Instant::now() < deadline, "no processor was plugged in");
+        thread::sleep(Duration::from_millis(50));
+    }
+    if fs::read_to_string(switch)?.trim() != "1" {
+        fs::write(switch, "1").with_context(|| format!("switch on by {}", switch.display()))?;
+    }
+    Ok(())
 }
 
 /// Before the job's exit status on the console.

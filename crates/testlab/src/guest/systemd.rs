@@ -72,6 +72,7 @@ impl Image {
             initramfs: &self.initramfs(additions)?,
             memory: "512M",
             disk: Some(&self.disk),
+            spare_processor: false,
             arguments: &format!(
                 "systemd.show_status=no systemd.mask=getty.target \
                  systemd.mask=serial-getty@ttyS0.service {arguments}"
