@@ -84,7 +84,13 @@ fn spelling(argument: &Arg) -> String {
         .map(ToString::to_string)
         .collect();
     let takes_value = argument.get_action().takes_values();
+    let may_have_none = argument
+        .get_num_args()
+        .is_some_and(|count| count.min_values() == 0);
     match argument.get_long() {
+        Some(long) if argument.is_require_equals_set() && may_have_none => {
+            format!("--{long}[={}]", values.join(" "))
+        }
         Some(long) if takes_value => format!("--{long} {}", values.join(" ")),
         Some(long) => format!("--{long}"),
         None => values.join(" "),
