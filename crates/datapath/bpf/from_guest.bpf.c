@@ -210,6 +210,15 @@ static __always_inline void decide_course(struct __sk_buff *skb, struct packet *
 	c->reason = d->target;
 }
 
+/* Why the stack may not have what can't leave by an uplink as it is: it would send it elsewhere. That no hop is left it
+ * may tell the sender. */
+static __always_inline __u32 reason_past_stack(const struct packet *p, const struct decision *d)
+{
+	if (d->flags & DECISION_PAST_HOST)
+		return DROP_HOST_SERVICE;
+	return d->flags & DECISION_PAST_RULES && p->ttl > 1 ? DROP_NO_ROUTE : DROP_NONE;
+}
+
 /* Policy and route. */
 static __always_inline void set_course(struct __sk_buff *skb, const struct sender *s,
 				       struct packet *p, struct course *c)
@@ -251,9 +260,10 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	/* The stack knows how to tell the sender. */
 	if ((c->verdict == VERDICT_UPLINK || c->verdict == VERDICT_SANDBOX) &&
 	    (p->ttl <= 1 || is_too_big(p, s->nic, c->decision->mtu))) {
-		if (c->verdict == VERDICT_UPLINK && c->decision->flags & DECISION_PAST_HOST) {
+		if (c->verdict == VERDICT_UPLINK)
+			c->reason = reason_past_stack(p, c->decision);
+		if (c->verdict == VERDICT_UPLINK && c->reason) {
 			c->verdict = VERDICT_DROP;
-			c->reason = DROP_HOST_SERVICE;
 			return;
 		}
 		c->verdict = VERDICT_STACK;

@@ -136,6 +136,8 @@ enums! {
         Masquerade = 4 "DECISION_MASQUERADE",
         /// Past the stack or not at all: it would be the host's own.
         PastHost = 8 "DECISION_PAST_HOST",
+        /// Past the stack or not at all: it would send it by another table.
+        PastRules = 16 "DECISION_PAST_RULES",
     }
     /// Which way a packet came whose answers are let through.
     AnswerVia = "answer_via" {

@@ -413,6 +413,72 @@ fn a_table_opens_no_service_of_the_host_and_hides_no_sandbox_from_it() {
     });
 }
 
+/// The stack would send by its own rules what a table doesn't lead out: what is too big for its route, what it refuses,
+/// and what it says nothing of, though the policy has that service of the host.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_a_table_does_not_lead_out_leaves_by_no_other() {
+    lab::run(|lab| {
+        let second = second_uplink(lab);
+        let world = World::with_config(lab, "uplinks = [\"up0\", \"up1\"]");
+        serve_udp(WHO_AM_I_PORT, |_, _| b"host".to_vec()).unwrap();
+        for family in &FAMILIES {
+            world.beyond.run(&family.add_anywhere("lo")).unwrap();
+            second.run(&family.add_anywhere("lo")).unwrap();
+        }
+        for (number, kind) in POOLS.into_iter().enumerate() {
+            let policy = json!({"uplink": "route", "route_table": 100,
+                "host_services": [format!("udp/{WHO_AM_I_PORT}")]});
+            let spec = pool(kind, kind, number, 1, &policy);
+            world.daemon.create_pool(&spec).unwrap();
+            world.route_back(number);
+            for route in routes_back(number) {
+                second.run(&route).unwrap();
+            }
+            let (lease, guest) = world.guest(kind, kind);
+            for family in &FAMILIES {
+                assert_leaves_by_the_table_alone(lab, &world, family, (&lease, &guest));
+            }
+        }
+    });
+}
+
+fn assert_leaves_by_the_table_alone(
+    lab: &Lab,
+    world: &World,
+    family: &Family,
+    (lease, guest): (&Lease, &FakeGuest),
+) {
+    let (option, server) = (family.option, family.second[1]);
+    let set = |line: &str| {
+        lab.shell(&format!("ip {option} route {line}"));
+        // As long as decisions are kept.
+        thread::sleep(SECOND / 5);
+    };
+    let refused = || {
+        let drops = &world.detail(lease)["traffic"]["drops"];
+        drops["no_route"].as_u64().unwrap_or(0)
+    };
+    let far = SocketAddr::new(family.anywhere, WHO_AM_I_PORT);
+    let ask = |payload: &[u8], patience| guest.exchange_udp(far, payload, patience);
+    set(&format!(
+        "replace default via {server} dev up1 table 100 mtu lock 1300"
+    ));
+    assert!(ask(b"?", 5 * SECOND).unwrap().starts_with(b"second "));
+    let before = refused();
+    ask(&[0; 1400], SECOND / 2).unwrap_err();
+    assert!(refused() > before, "{far}: not told");
+    for table in ["replace unreachable default table 100", "flush table 100"] {
+        set(table);
+        let before = refused();
+        ask(b"?", SECOND / 2).unwrap_err();
+        assert!(refused() > before, "{far} after {table}: not told");
+        let host = SocketAddr::new(family.second[0], WHO_AM_I_PORT);
+        let answer = guest.exchange_udp(host, b"?", 5 * SECOND).unwrap();
+        assert_eq!(answer, b"host", "{host} after {table}");
+    }
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_table_of_its_own_leads_to_no_clone_address_of_pools_that_come_later() {

@@ -285,6 +285,7 @@ enum decision_flag {
 	DECISION_XDP = 1 << 1,        /* UPLINK_XDP of the interface */
 	DECISION_MASQUERADE = 1 << 2, /* to the stack, to be masqueraded: unless it is an answer */
 	DECISION_PAST_HOST = 1 << 3,  /* past the stack or not at all: it would be the host's own */
+	DECISION_PAST_RULES = 1 << 4, /* past the stack or not at all: it would send it by another table */
 };
 
 enum verdict {

@@ -140,20 +140,29 @@ static __always_inline void decide_out(frame *f, struct decision *d, struct pack
 	d->mtu = mtu < LARGEST_MTU ? mtu : LARGEST_MTU;
 }
 
-/* A table of the policy's own says nothing of the host's addresses, and the stack goes by the host's rules: what
- * these lead to the host itself it may not get. */
-static __always_inline void keep_from_host(frame *f, struct decision *d, struct packet *p,
-					   const struct nic *nic, const struct policy *policy,
-					   __u32 late, struct bpf_fib_lookup *fib)
+/* A table of the policy's own says nothing of the host's addresses, and the stack goes by the host's rules: it gets
+ * what these lead to the host itself, if the policy has that, and what it is to masquerade. Anything else it
+ * would send where the table doesn't. */
+static __always_inline void keep_to_table(frame *f, struct decision *d, struct packet *p,
+					  const struct nic *nic, const struct policy *policy,
+					  __u32 late, struct bpf_fib_lookup *fib)
 {
+	int is_hosts;
+
 	/* Not another one: stack is scarce. */
 	__builtin_memset(fib, 0, sizeof(*fib));
-	if (look_up_route(f, p, nic, policy, late, fib) != BPF_FIB_LKUP_RET_NOT_FWDED)
-		return;
+	is_hosts = look_up_route(f, p, nic, policy, late, fib) == BPF_FIB_LKUP_RET_NOT_FWDED;
 	if (d->verdict == VERDICT_UPLINK)
-		d->flags |= DECISION_PAST_HOST;
-	else
-		decide_drop(d, DROP_HOST_SERVICE);
+		d->flags |= DECISION_PAST_RULES;
+	if (is_hosts && !may_reach_host(p, policy)) {
+		if (d->verdict == VERDICT_UPLINK)
+			d->flags |= DECISION_PAST_HOST;
+		else
+			decide_drop(d, DROP_HOST_SERVICE);
+	} else if (!is_hosts && d->verdict == VERDICT_STACK &&
+		   !(d->flags & DECISION_MASQUERADE)) {
+		decide_drop(d, DROP_NO_ROUTE);
+	}
 }
 
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
@@ -187,15 +196,19 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 		else
 			d->verdict = VERDICT_STACK;
 	}
-	/* The stack follows rules about marks by itself. */
-	if (late != wanted && d->verdict == VERDICT_UPLINK)
-		d->verdict = VERDICT_STACK;
-	if (!(late & FIB_TABLE) || d->verdict == VERDICT_DROP)
+	if (late != wanted && d->verdict == VERDICT_UPLINK) {
+		/* The stack follows rules about marks by itself, but reads no table that it isn't led to. */
+		if (wanted & ~late & FIB_TABLE)
+			decide_drop(d, DROP_NO_ROUTE);
+		else if (!policy->table)
+			d->verdict = VERDICT_STACK;
+	}
+	if (!policy->table || d->verdict == VERDICT_DROP)
 		return;
 	if (p->any_port && services_have_ports(policy))
 		leave_to_ports(d);
-	else if (!may_reach_host(p, policy))
-		keep_from_host(f, d, p, nic, policy, late & FIB_MARK, &fib);
+	else
+		keep_to_table(f, d, p, nic, policy, late & FIB_MARK, &fib);
 }
 
 /* What the decision is for, and until when. */

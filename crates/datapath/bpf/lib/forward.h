@@ -30,9 +30,11 @@ static __always_inline int may_be_answer(const struct course *c, __u32 flags)
 		return flags & NIC_PUBLISHED || c->policy->table;
 	if (c->verdict == VERDICT_STACK)
 		return c->decision->flags & DECISION_MASQUERADE;
+	/* A call may have come by a way that a table of the policy's own doesn't have. */
 	return c->verdict == VERDICT_DROP &&
 	       (c->reason == DROP_POLICY || c->reason == DROP_METADATA ||
-		c->reason == DROP_HOST_SERVICE || c->reason == DROP_UPLINK_DENIED);
+		c->reason == DROP_HOST_SERVICE || c->reason == DROP_UPLINK_DENIED ||
+		(c->reason == DROP_NO_ROUTE && c->policy->table));
 }
 
 /* Whether it doesn't fit the way out. The stack puts fragments together before it cuts them anew, so it

@@ -120,7 +120,7 @@ pub(crate) fn outside(version: u8, number: usize) -> IpAddr {
 }
 
 /// Routes as `ip route` takes them: table, network, and where it leads.
-pub(crate) const ROUTES: [(u32, &str, To); 34] = [
+pub(crate) const ROUTES: [(u32, &str, To); 36] = [
     (TABLE_MAIN, "0.0.0.0/0", To::Router(0)),
     (TABLE_MAIN, "::/0", To::Router(0)),
     (TABLE_MAIN, "198.51.100.0/24", To::Router(0)),
@@ -151,6 +151,8 @@ pub(crate) const ROUTES: [(u32, &str, To); 34] = [
     (TABLE, "::/0", To::Router(1)),
     (TABLE, "8.8.4.0/24", To::Router(3)),
     (TABLE, "2001:4860::8844/128", To::Router(3)),
+    (TABLE, "198.51.100.0/24", To::Refused("unreachable")),
+    (TABLE, "2001:db8:51::/48", To::Refused("prohibit")),
     (TABLE_LOCAL, "192.0.2.1/32", To::Local),
     (TABLE_LOCAL, "2001:db8:1::1/128", To::Local),
     (TABLE_LOCAL, "192.0.2.255/32", To::Local),

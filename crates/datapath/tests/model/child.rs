@@ -124,7 +124,7 @@ fn destination(world: &mut World, input: &Input, packet: &Packet) -> Result<Verd
     }
     let unasked = by_policy(own, &input.frame, packet);
     if let Err(reason) = unasked {
-        let answers = own.answers && route::may_be_an_answer(reason);
+        let answers = own.answers && route::may_be_an_answer(own, reason);
         if !answers
             || answers::find(world, input.class, &input.frame, packet, input.now, true).is_none()
         {

@@ -43,7 +43,7 @@ pub(crate) fn decide(
         }
         Ok(Judged::Goes(decision)) => return Ok(decision),
         Ok(Judged::Masquerade) => Ok(Decision::Stack),
-        Err(reason) if may_be_an_answer(reason) => Err(reason),
+        Err(reason) if may_be_an_answer(own, reason) => Err(reason),
         Err(reason) => return Err(reason),
     };
     if !nic.remembers(&world.policies) {
@@ -63,14 +63,16 @@ pub(crate) fn decide(
     }
 }
 
-pub(crate) fn may_be_an_answer(reason: DropReason) -> bool {
-    matches!(
-        reason,
+pub(crate) fn may_be_an_answer(own: &Policy, reason: DropReason) -> bool {
+    match reason {
         DropReason::Policy
-            | DropReason::Metadata
-            | DropReason::HostService
-            | DropReason::UplinkDenied
-    )
+        | DropReason::Metadata
+        | DropReason::HostService
+        | DropReason::UplinkDenied => true,
+        // The call may have come by a way that a table of the policy's own doesn't have.
+        DropReason::NoRoute => own.table != 0,
+        _ => false,
+    }
 }
 
 fn other_sandbox(world: &World, nic: &Nic, receiver: usize) -> Result<Decision, DropReason> {
@@ -126,13 +128,29 @@ fn by_route(
     uplink: Uplink,
 ) -> Result<Judged, DropReason> {
     let judged = by_way(world, nic, frame, packet, way, uplink)?;
-    if !matches!(judged, Judged::Goes(Decision::Uplink { .. })) {
-        stack_may_have(world, nic, frame, packet)?;
+    let own = &world.policies[nic.policy];
+    match judged {
+        _ if own.table == 0 => {}
+        Judged::Goes(Decision::Uplink { .. }) => {}
+        _ if is_hosts(world, own, packet) => policy::host_service(own, frame, packet)?,
+        Judged::Masquerade => {}
+        // The stack goes by the host's rules, which would lead it elsewhere.
+        Judged::Goes(_) => return Err(DropReason::NoRoute),
     }
     Ok(judged)
 }
 
-/// Whether the host's stack, which goes by the host's rules, may have what a table of the policy's own leads elsewhere.
+/// Whether the host's rules lead to the host itself, whatever a table of the policy's own says.
+fn is_hosts(world: &World, own: &Policy, packet: &Packet) -> bool {
+    let by_rules = Policy {
+        table: 0,
+        ..own.clone()
+    };
+    matches!(look_up(world, &by_rules, packet.destination), Way::Local)
+}
+
+/// Whether the host's stack may have what can't leave by its uplink as it is. It may tell the sender that no hop is left,
+/// but not send by its own rules what a table of the policy's own has led out.
 pub(crate) fn stack_may_have(
     world: &World,
     nic: &Nic,
@@ -140,13 +158,14 @@ pub(crate) fn stack_may_have(
     packet: &Packet,
 ) -> Result<(), DropReason> {
     let own = &world.policies[nic.policy];
-    let by_rules = Policy {
-        table: 0,
-        ..own.clone()
-    };
-    let is_hosts = matches!(look_up(world, &by_rules, packet.destination), Way::Local);
-    match own.table != 0 && is_hosts {
-        true => policy::host_service(own, frame, packet),
+    if own.table == 0 {
+        return Ok(());
+    }
+    if is_hosts(world, own, packet) {
+        policy::host_service(own, frame, packet)?;
+    }
+    match packet.ttl > 1 {
+        true => Err(DropReason::NoRoute),
         false => Ok(()),
     }
 }

@@ -140,7 +140,7 @@ fn program_findings(results: &Result<Results, String>, circumstances: &str) -> V
         (
             "tables",
             "routing tables (`route_table`)",
-            "nothing: the host's rules decide",
+            "nothing: who has one reaches nobody beyond the host",
             "Linux 6.5 or later",
         ),
         (
