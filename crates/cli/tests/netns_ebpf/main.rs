@@ -17,6 +17,7 @@ mod prefixes;
 mod processors;
 mod programs;
 mod restarts;
+mod sizes;
 mod taps;
 mod tenants;
 mod trace;

@@ -196,7 +196,7 @@ fn rules(instance: &str, extent: Extent) -> Vec<(&'static str, Rule)> {
     let mut rules = raw_rules(instance);
     rules.extend(publish_rules());
     rules.extend(input_rules());
-    rules.extend(forward_rules());
+    rules.extend(forward_rules(instance));
     for family in Family::ALL {
         let rule = Rule::new()
             .interface_not_in(Direction::Destination, HOST_ENDS)
@@ -346,7 +346,7 @@ fn input_rules() -> Vec<(&'static str, Rule)> {
     rules
 }
 
-fn forward_rules() -> Vec<(&'static str, Rule)> {
+fn forward_rules(instance: &str) -> Vec<(&'static str, Rule)> {
     let between = || from_sandbox().interface_in(Direction::Destination, HOST_ENDS);
     let mut rules = Vec::new();
     // The answer would not come back this way: sandboxes of a pool talk directly.
@@ -358,6 +358,12 @@ fn forward_rules() -> Vec<(&'static str, Rule)> {
             .counter()
             .drop(),
     ));
+    // What the eBPF programs let one sandbox send to another, and is too large for the way past the stack.
+    let shared = names::shared_interface(instance);
+    let judged = Rule::new()
+        .interface(Direction::Source, &shared)
+        .interface(Direction::Destination, &shared);
+    rules.push((FORWARD, judged.accept()));
     for family in Family::ALL {
         let pair = [source(family), destination(family)];
         let allowed = between().key_in(&pair, &PerFamily::Siblings.name(family));
