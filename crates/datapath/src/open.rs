@@ -314,6 +314,12 @@ impl Datapath {
         self.shares_answers
     }
 
+    /// Where our programs stand among others on an uplink.
+    #[must_use]
+    pub fn order(&self) -> Order {
+        self.order
+    }
+
     /// What this kernel's eBPF can do.
     #[must_use]
     pub fn features(&self) -> Features {

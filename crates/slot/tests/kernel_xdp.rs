@@ -24,8 +24,9 @@ use sandwire_api::{
     published_port::{Protocol, PublishPort},
     slot::DataPath,
 };
+use sandwire_datapath::Order;
 use sandwire_slot::{
-    kernel::KernelNetwork,
+    kernel::{KernelNetwork, Settings},
     network::{Network, Tenancy},
     plan::{Plan, SlotNumber, SlotPlan},
 };
@@ -34,6 +35,7 @@ use sandwire_testlab::{
     fake_guest::{FakeGuest, GuestNetwork, frame},
     host::ECHO_PORT,
     lab::{self, Lab},
+    other_program::{OtherProgram, Place},
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -130,7 +132,8 @@ impl Capture {
         self.child.wait().unwrap();
         let mut seen = BTreeMap::new();
         for line in self.written().lines() {
-            let mut words = line.split(' ').skip(1).map(str::to_owned);
+            // Behind a short name there are two spaces.
+            let mut words = line.split_whitespace().skip(1).map(str::to_owned);
             // Some packets take tcpdump more than a line.
             let (Some(interface), Some(direction)) = (words.next(), words.next()) else {
                 continue;
@@ -173,10 +176,14 @@ struct Passed {
 
 impl Sandbox {
     fn start() -> Self {
+        Self::start_with(Settings::new(INSTANCE))
+    }
+
+    fn start_with(settings: Settings) -> Self {
         let mut spec = ebpf_pool("web", "host", r#"{"uplink":"route"}"#, IPV4, IPV6).spec;
         spec.data_path = DataPath::Xdp;
         let plan = Plan::new(&INSTANCE.parse().unwrap(), &spec).unwrap();
-        let network = KernelNetwork::open(INSTANCE).unwrap();
+        let network = KernelNetwork::open_with(settings).unwrap();
         network.add_pool(&plan).unwrap();
         let slot = plan.slot(SlotNumber(0));
         network.build(&slot).unwrap();
@@ -347,6 +354,32 @@ fn packets_of_a_tap_with_offloads_are_left_to_tc_and_the_reason_is_told() {
         assert_eq!((passed.egress, passed.egress_by_tc), (100, 100));
         drop(tap);
         assert_unloading_leaves_nothing(lab, &sandbox);
+    });
+}
+
+/// XDP would come before the programs that are to be first.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn uplinks_where_others_come_first_are_left_to_tc_and_the_reason_is_told() {
+    lab::run(|lab| {
+        let server = attach_server(lab);
+        let mut settings = Settings::new(INSTANCE);
+        settings.ebpf.order = Order::Last;
+        let sandbox = Sandbox::start_with(settings);
+        let other = OtherProgram::attach(lab.folder(), UPLINK, Place::TcxFirst).unwrap();
+        let tap = &sandbox.slot.nics[0].tap;
+        let guest = FakeGuest::attach("/proc/self/ns/net".as_ref(), tap).unwrap();
+        for address in SERVER {
+            guest.ping(address, PATIENCE).unwrap();
+        }
+        let reason = sandbox.note().unwrap();
+        assert!(reason.contains("uplink_order"), "{reason}");
+        let before = other.packets().unwrap();
+        let passed = sandbox.measure(|| call(&guest, SERVER, ECHO_PORT));
+        assert!(passed.ingress_by_tc >= passed.ingress, "{passed:?}");
+        let seen = other.packets().unwrap() - before;
+        assert!(seen >= passed.ingress, "{seen}: {passed:?}");
+        server.detach().unwrap();
     });
 }
 

@@ -542,7 +542,8 @@ impl Ebpf {
         wanted: Option<&[String]>,
         wants_xdp: bool,
     ) -> Result<Vec<Uplink>, NetworkError> {
-        let (uplinks, refusals) = uplinks::find(worker, instance, wanted, wants_xdp)?;
+        let (uplinks, refusals) =
+            uplinks::find(worker, instance, wanted, wants_xdp, self.datapath.order())?;
         *lock(&self.refusals) = refusals;
         Ok(uplinks)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sandwire_datapath::Uplink;
+use sandwire_datapath::{Order, Uplink};
 use sandwire_kernel_net::{
     interface::{self, Interface},
     route, xdp,
@@ -35,6 +35,7 @@ pub(super) fn find(
     instance: &str,
     wanted: Option<&[String]>,
     wants_xdp: bool,
+    order: Order,
 ) -> Result<(Vec<Uplink>, Refusals), NetworkError> {
     let mut refusals = Refusals::default();
     let mut uplinks = Vec::new();
@@ -50,7 +51,7 @@ pub(super) fn find(
             xdp: false,
         };
         if wants_xdp {
-            let reason = why_without_xdp(&uplink)?;
+            let reason = why_without_xdp(&uplink, order)?;
             uplink.xdp = reason.is_none();
             refusals.xdp.extend(reason);
         }
@@ -95,9 +96,12 @@ fn without_ethernet(name: &str) -> String {
     )
 }
 
-fn why_without_xdp(uplink: &Uplink) -> Result<Option<String>, NetworkError> {
+fn why_without_xdp(uplink: &Uplink, order: Order) -> Result<Option<String>, NetworkError> {
     let name = &uplink.name;
     let reason = match xdp::features(uplink.index)? {
+        _ if order == Order::Last => {
+            "other programs are to see packets first (uplink_order = \"last\"), and XDP comes before them all"
+        }
         None => "the kernel can't tell what its driver can do (that takes Linux 6.3)",
         Some(features) if !features.runs_programs => "its driver has no XDP",
         Some(features) if !features.redirects => "its driver's XDP can't send frames elsewhere",
