@@ -10,6 +10,8 @@ use std::{
     },
 };
 
+use sandwire_kernel_net::interface::InterfaceIndex;
+
 use crate::{
     Datapath, Error,
     abi::{self, Address, CloneValue, GroupPair, Meters, Nic, NicFlag, NicState, Traffic},
@@ -157,7 +159,8 @@ impl Datapath {
     }
 
     /// Writes an entry. Of one that is active, what [`Self::set_policy`] and [`Self::set_flag`] can't
-    /// change must stay as it is. The generation is kept and counted up, the number of the lease is kept.
+    /// change must stay as it is. The generation is kept and counted up, the number of the lease is kept; what
+    /// somebody else changes meanwhile may be undone.
     pub fn write_nic(&self, index: NicIndex, nic: &Nic) {
         let before = self.nic(index);
         let (generation, lease) = (before.generation.wrapping_add(1), before.lease);
@@ -301,6 +304,17 @@ impl Datapath {
         self.field(index, offset_of!(Nic, group))
             .store(group, Ordering::Release);
         self.forget_all_decisions();
+    }
+
+    /// Says by which interface the host's own stack sees sandboxes now. What somebody else changes of their entries
+    /// meanwhile stays so.
+    pub fn set_shared(&self, shared: InterfaceIndex) {
+        for (index, _) in self.used() {
+            let field = self.field(index, offset_of!(Nic, shared_ifindex));
+            if field.swap(shared.0, Ordering::Release) != shared.0 {
+                self.forget_decisions(index);
+            }
+        }
     }
 
     /// Sets or clears a flag.

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::Ipv4Addr,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -10,6 +11,7 @@ use sandwire_api::{
     policy::{CLOUD_METADATA, EgressPolicy, EgressRule, PolicyAction},
     pool::{HostService, PolicySpec},
 };
+use sandwire_kernel_net::interface::InterfaceIndex;
 use sandwire_testlab::lab;
 
 use super::{NOWHERE, clone_of, nic, open, settings};
@@ -106,6 +108,60 @@ fn netns_a_lease_survives_the_process_that_made_it() {
         assert!(datapath.policies.is_empty().unwrap());
         datapath.free(index, 1);
         assert!(datapath.used().is_empty());
+    });
+}
+
+/// Leases and gives back a NIC. Whatever comes back of what was said before is seen.
+fn lease_again_and_again(datapath: &Datapath, index: NicIndex) {
+    let assert_is = |state: NicState, policy: u32| {
+        // For some time: another thread may write what it has read before.
+        for _ in 0..20 {
+            let found = datapath.nic(index);
+            assert_eq!((found.state, found.policy), (state.number(), policy));
+        }
+    };
+    for lease in 1..=1000 {
+        let (first, second) = (2 * lease, 2 * lease + 1);
+        datapath.activate(index, PolicyIndex(first), false).unwrap();
+        assert_is(NicState::Active, first);
+        datapath.set_policy(index, PolicyIndex(second));
+        assert_is(NicState::Active, second);
+        datapath.deactivate(index).unwrap();
+        assert_is(NicState::Ready, 0);
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_another_shared_interface_undoes_nothing_of_what_happens_meanwhile() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let indexes: Vec<NicIndex> = (1..=200)
+            .map(|number| {
+                let index = datapath.allocate(1).unwrap();
+                datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(number)));
+                index
+            })
+            .collect();
+        let leased = indexes[100];
+        thread::scope(|scope| {
+            let tenants = scope.spawn(|| lease_again_and_again(&datapath, leased));
+            for shared in [1, 2].map(InterfaceIndex).into_iter().cycle() {
+                datapath.set_shared(shared);
+                if tenants.is_finished() {
+                    break;
+                }
+            }
+        });
+        let before = datapath.nic(leased).generation;
+        datapath.set_shared(NOWHERE);
+        let told = datapath.used();
+        assert_eq!(told.len(), indexes.len());
+        assert!(told.iter().all(|(_, nic)| nic.shared_ifindex == NOWHERE.0));
+        let after = datapath.nic(leased).generation;
+        assert_ne!(after, before, "decisions of before don't hold");
+        datapath.set_shared(NOWHERE);
+        assert_eq!(datapath.nic(leased).generation, after, "it is the same");
     });
 }
 

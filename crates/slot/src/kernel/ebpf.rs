@@ -523,7 +523,7 @@ impl Ebpf {
     fn attach_now(&self, shared: InterfaceIndex, uplinks: &[Uplink]) -> Result<(), NetworkError> {
         let mut attached = lock(&self.attached);
         if attached.0 != Some(shared) {
-            self.set_shared(shared);
+            self.datapath.set_shared(shared);
             self.datapath.attach_shared(shared)?;
             attached.0 = Some(shared);
         }
@@ -570,17 +570,6 @@ impl Ebpf {
         *attached = (None, None);
         self.switch.note_host(true);
         Ok(self.datapath.set_uplinks(&[])?)
-    }
-
-    /// Tells all entries that the shared interface has another number.
-    fn set_shared(&self, shared: InterfaceIndex) {
-        for (index, mut nic) in self.datapath.used() {
-            if nic.shared_ifindex != shared.0 {
-                nic.shared_ifindex = shared.0;
-                nic.generation = nic.generation.wrapping_add(1);
-                self.datapath.write_nic(index, &nic);
-            }
-        }
     }
 }
 
