@@ -51,15 +51,15 @@ pub(super) fn tear_down(
             results[*place] = netns::remove(&slot.netns_name).map_err(Into::into);
         }
         // The kernel dissolves the batch before while the names of this one are taken away.
-        match wait_dissolved(&mut worker.route, before) {
-            Ok(names) => held.extend(names),
-            Err(error) => failure = Some(error),
-        }
+        let mut waiting: Vec<&str> = host_ends(before).collect();
+        let waited = wait_dissolved(&mut worker.route, &mut waiting);
+        failure = waited.err().or(failure);
+        held.append(&mut waiting);
         before = batch;
     }
-    let deleted = delete_host_ends(&mut worker.route, &held);
+    let deleted = delete_host_ends(&mut worker.route, &mut held);
     if let Some(ebpf) = ebpf {
-        with_netns.iter().for_each(|(_, slot)| ebpf.free(slot));
+        failure = give_up_entries(ebpf, &with_netns, &held).err().or(failure);
     }
     let addresses: HashSet<_> = slots.iter().flat_map(SlotPlan::clone_addresses).collect();
     let forgotten = conntrack::forget(&mut worker.netfilter, &addresses);
@@ -91,43 +91,56 @@ pub(super) fn all_failed(
     slots.iter().map(|slot| Err(failed(slot))).collect()
 }
 
-/// Waits until the host ends are gone, and returns those that stay because a process holds the
-/// namespace.
-fn wait_dissolved<'a>(
-    route: &mut Socket,
-    slots: &[(usize, &'a SlotPlan)],
-) -> Result<Vec<&'a str>, NetworkError> {
+fn host_ends<'a>(slots: &[(usize, &'a SlotPlan)]) -> impl Iterator<Item = &'a str> {
+    slots.iter().map(|(_, slot)| slot.host_interface.as_str())
+}
+
+/// Waits until host ends are gone. What stays in `names` may be there: a process holds the namespace, or the
+/// kernel doesn't say.
+fn wait_dissolved(route: &mut Socket, names: &mut Vec<&str>) -> Result<(), NetworkError> {
     let deadline = Instant::now() + DISSOLVE_MAX;
-    let mut waiting: Vec<&str> = slots
-        .iter()
-        .map(|(_, slot)| slot.host_interface.as_str())
-        .collect();
     loop {
         // The kernel removes a batch at once: one that is still there speaks for those behind it.
-        while let Some(name) = waiting.last() {
+        while let Some(name) = names.last() {
             if interface::find(route, name)?.is_some() {
                 break;
             }
-            waiting.pop();
+            names.pop();
         }
-        if waiting.is_empty() {
-            return Ok(waiting);
-        }
-        if Instant::now() >= deadline {
-            return Ok(waiting);
+        if names.is_empty() || Instant::now() >= deadline {
+            return Ok(());
         }
         thread::sleep(POLL);
     }
 }
 
-fn delete_host_ends(route: &mut Socket, names: &[&str]) -> Result<(), NetworkError> {
+/// Deletes host ends. What stays in `names` may be there still.
+fn delete_host_ends(route: &mut Socket, names: &mut Vec<&str>) -> Result<(), NetworkError> {
     let mut request = Request::new();
-    for name in names {
+    for name in &*names {
         interface::delete(&mut request, name);
     }
     let failures = route.execute_all(request);
-    failures
-        .into_iter()
-        .find(|(_, error)| !error.is_missing())
-        .map_or(Ok(()), |(_, error)| Err(error.into()))
+    let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
+    // Of some failures it isn't known which names they are about.
+    names.retain(|name| failed.is_some() && !matches!(interface::find(route, name), Ok(None)));
+    failed.map_or(Ok(()), |(_, error)| Err(error.into()))
+}
+
+/// Gives the entries of slots back. Where the host end may be there, with its program and a sandbox behind it, nobody
+/// else gets them yet, and no packet passes.
+fn give_up_entries(
+    ebpf: &Ebpf,
+    slots: &[(usize, &SlotPlan)],
+    held: &[&str],
+) -> Result<(), NetworkError> {
+    let mut done = Ok(());
+    for (_, slot) in slots {
+        if held.contains(&slot.host_interface.as_str()) {
+            done = done.and(ebpf.deactivate(slot));
+        } else {
+            ebpf.free(slot);
+        }
+    }
+    done
 }

@@ -1,12 +1,14 @@
 //! Slots built, damaged, repaired, withdrawn and torn down.
 
 use std::{
+    fs::File,
     net::SocketAddr,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use sandwire_api::{drop_reason::DropReason, slot::TapUse};
 use sandwire_slot::{
     kernel::{BuildStep, KernelNetwork, Settings},
@@ -24,7 +26,7 @@ use crate::fixture::{
     EBPF_KINDS, INSTANCE, IPV4,
     failing_at::FailingAt,
     prepare,
-    sandbox::Sandbox,
+    sandbox::{Sandbox, tenancy},
     talk::{IN_VAIN, PATIENCE, udp_echo},
     tear_down, web,
 };
@@ -167,6 +169,43 @@ fn a_tap_in_use_keeps_its_slot() {
             assert_eq!(network.inventory().unwrap(), Default::default());
             network.remove_pool(&plan).unwrap();
         }
+    });
+}
+
+/// The kernel answers questions, and refuses to change anything of the network.
+fn without_net_admin<T>(work: impl FnOnce() -> T) -> T {
+    let before = capabilities(None).unwrap();
+    let mut fewer = before;
+    fewer.effective.remove(CapabilitySet::NET_ADMIN);
+    set_capabilities(None, fewer).unwrap();
+    let done = work();
+    set_capabilities(None, before).unwrap();
+    done
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_slot_whose_host_end_stays_keeps_its_entry() {
+    lab::run(|lab| {
+        let plan = web("netns", "{}");
+        let network = prepare(&plan);
+        let slot = plan.slot(SlotNumber(0));
+        network.build(&slot).unwrap();
+        network.activate(&slot, &tenancy(&network, &plan)).unwrap();
+        // As a process of its last tenant does.
+        let holder = File::open(slot.netns_path()).unwrap();
+        let slots = [slot];
+        let refused = without_net_admin(|| network.tear_down(&slots));
+        let text = refused[0].as_ref().unwrap_err().to_string();
+        assert!(text.contains(&slots[0].host_interface), "{text}");
+        let filters = filters_of(lab, &slots[0]);
+        assert!(filters.contains("from_guest"), "{filters}");
+        assert!(network.traffic(&slots[0]).is_some(), "nobody else gets it");
+        assert_eq!(network.inspect_tenancy(&slots[0], None), []);
+        tear_down(&network, &slots);
+        assert_eq!(network.traffic(&slots[0]), None);
+        drop(holder);
+        network.remove_pool(&plan).unwrap();
     });
 }
 
