@@ -4,6 +4,8 @@
 //! An entry there names the NIC by its index, and the lease by the number that the NIC had then. So leased NICs keep
 //! both. Then old and new programs go by one table while the ones take the places of the others, one after the other:
 //! whichever sees a call, either lets its answer through, and who is killed meanwhile leaves it so.
+//!
+//! What others have said of leased NICs by flags is told, for who writes them anew.
 
 use std::{
     collections::BTreeMap,
@@ -15,11 +17,12 @@ use std::{
 };
 
 use crate::{
+    Datapath, Error,
     abi::{Nic, NicState},
     map::Array,
     migrate::OldArray,
     nic::NicIndex,
-    pins::{has_form, map_path, old_folders},
+    pins::{has_form, map_path, old_folders, old_folders_alike},
     sys,
 };
 
@@ -97,6 +100,48 @@ impl Former {
             field.store(*lease, Ordering::Relaxed);
         }
     }
+}
+
+impl Datapath {
+    /// Leased NICs of maps of before, of this version: pool, slot, position, clone addresses and flags.
+    ///
+    /// # Errors
+    /// These maps can't be read.
+    pub fn former_nics(&self) -> Result<Vec<Nic>, Error> {
+        let mut found = BTreeMap::new();
+        // The last ones first: of what they know, others know what was before.
+        for maps in old_folders_alike(&self.folder)?.iter().rev() {
+            add_leased(&mut found, maps)
+                .map_err(|source| Error::system("read", maps.display().to_string(), source))?;
+        }
+        Ok(found.into_values().collect())
+    }
+}
+
+fn add_leased(found: &mut BTreeMap<(u32, u32, u8), Nic>, maps: &Path) -> io::Result<()> {
+    let nics = OldArray::open(&maps.join("nics"), "nic")?;
+    for index in 1..nics.entries {
+        let old = nics.read(index)?;
+        let number = |name| nics.number(&old, name);
+        if number("state")? != NicState::Active.number() {
+            continue;
+        }
+        let nic = Nic {
+            state: NicState::Active.number(),
+            flags: number("flags")?,
+            pool: number("pool")?,
+            slot: number("slot")?,
+            position: nics.byte(&old, "position")?,
+            clone4: number("clone4")?,
+            has_ipv6: nics.byte(&old, "has_ipv6")?,
+            clone6: nics.address(&old, "clone6.word")?,
+            ..Nic::default()
+        };
+        found
+            .entry((nic.pool, nic.slot, nic.position))
+            .or_insert(nic);
+    }
+    Ok(())
 }
 
 /// Gives the tables of answers names among the new maps. Returns whether they are what is wanted there.

@@ -11,6 +11,7 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs, io,
+    net::Ipv6Addr,
     os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
@@ -18,7 +19,7 @@ use std::{
 
 use crate::{
     Datapath, Error,
-    abi::{Nic, NicState, Plain},
+    abi::{Address, Nic, NicState, Plain},
     btf::{Btf, Place},
     ledgers::Ledgers,
     map::Words,
@@ -70,6 +71,12 @@ impl OldArray {
     /// A field of one byte.
     pub(crate) fn byte(&self, value: &[u8], name: &str) -> io::Result<u8> {
         self.bytes(value, name).map(u8::from_ne_bytes)
+    }
+
+    /// A field of sixteen bytes.
+    pub(crate) fn address(&self, value: &[u8], name: &str) -> io::Result<Address> {
+        self.bytes(value, name)
+            .map(|octets: [u8; 16]| Ipv6Addr::from(octets).into())
     }
 
     fn bytes<const N: usize>(&self, value: &[u8], name: &str) -> io::Result<[u8; N]> {

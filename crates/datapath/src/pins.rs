@@ -270,6 +270,14 @@ pub(crate) fn old_folders(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     folders(folder, |name| name.starts_with(OLD))
 }
 
+/// Those of them that are of this version.
+pub(crate) fn old_folders_alike(folder: &Path) -> Result<Vec<PathBuf>, Error> {
+    let current = current(folder);
+    let mut found = old_folders(folder)?;
+    found.retain(|maps| version_of(maps) == version_of(&current));
+    Ok(found)
+}
+
 fn folders(folder: &Path, is_meant: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, Error> {
     let failed = |source| Error::system("list", folder.display().to_string(), source);
     let entries = match fs::read_dir(folder) {

@@ -7,7 +7,7 @@ use sandwire_testlab::lab;
 use super::{NOWHERE, clone_of, names_in, nic, open, settings};
 use crate::{
     Datapath, NicIndex, PolicyIndex, Settings,
-    abi::{Counters, Ledger, Nic, Traffic},
+    abi::{Counters, Ledger, Nic, NicFlag, Traffic, ipv4_of},
     pins::open_map,
     sys,
 };
@@ -201,6 +201,40 @@ fn netns_answers_and_the_leases_that_they_name_stay_where_they_are() {
         datapath.deactivate(second).unwrap();
         datapath.activate(second, PolicyIndex(0), false).unwrap();
         assert_eq!(datapath.nic(second).lease, 2, "another");
+        drop(datapath);
+        Datapath::remove(&settings().folder).unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_flags_of_leases_are_told_by_the_last_maps_that_know_them() {
+    lab::run(|_| {
+        let (impaired, published) = (NicFlag::Impaired, NicFlag::Published);
+        let datapath = open(&settings());
+        let [first, second, third] = [1, 2, 3].map(|slot| enter(&datapath, slot));
+        datapath.set_flag(first, impaired, true);
+        datapath.set_flag(second, published, true);
+        datapath.deactivate(third).unwrap();
+        assert_eq!(datapath.former_nics().unwrap(), []);
+        drop(datapath);
+        let datapath = Datapath::open(&larger()).unwrap().datapath;
+        let told = |datapath: &Datapath| -> Vec<_> {
+            let former = datapath.former_nics().unwrap().into_iter();
+            former
+                .map(|nic| (nic.slot, ipv4_of(nic.clone4), nic.flags))
+                .collect()
+        };
+        let of_second = (2, Some(clone_of(2)), published.number());
+        let of_first = (1, Some(clone_of(1)), impaired.number());
+        assert_eq!(told(&datapath), [of_first, of_second]);
+        // Killed when packets went by them, of which the second had none.
+        datapath.take_into_use().unwrap();
+        enter(&datapath, 1);
+        drop(datapath);
+        let datapath = Datapath::open(&larger()).unwrap().datapath;
+        let of_first = (1, Some(clone_of(1)), 0);
+        assert_eq!(told(&datapath), [of_first, of_second]);
         drop(datapath);
         Datapath::remove(&settings().folder).unwrap();
     });

@@ -28,8 +28,8 @@ use super::{
     Worker,
     entry::{BY_KIND, entry_of},
     filters::{KnownAs, known_as},
-    learning, lock,
-    switch::Switch,
+    learning, lock, published,
+    switch::{self, Switch},
     uplinks,
 };
 use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
@@ -65,6 +65,8 @@ pub(super) struct Ebpf {
     continued: Mutex<BTreeSet<Place>>,
     /// Slots whose entries are where old maps had them, as the answers that are remembered have it.
     resumed: Mutex<BTreeSet<Place>>,
+    /// Slots that are impaired by old maps, until somebody has taken them over.
+    impaired: Mutex<BTreeSet<Place>>,
     /// Policies of slots that move.
     transit: Mutex<HashMap<bool, PolicyIndex>>,
     /// Shared interface and uplinks that have programs.
@@ -104,6 +106,7 @@ impl Ebpf {
         let used = opened.datapath.used();
         let firsts = used.iter().filter(|(_, nic)| nic.position == 0);
         let slots = firsts.map(|(index, nic)| ((nic.pool, nic.slot), (*index, nic.count)));
+        let former = switch::former_nics(&opened.datapath);
         // Who watched an earlier daemon's does so no longer.
         for (index, _) in &used {
             opened.datapath.set_flag(*index, NicFlag::Trace, false);
@@ -114,6 +117,7 @@ impl Ebpf {
             adopted: Mutex::default(),
             continued: Mutex::default(),
             resumed: Mutex::default(),
+            impaired: Mutex::new(switch::impaired(&former)),
             transit: Mutex::default(),
             xdp: Mutex::default(),
             is_watched: AtomicBool::new(false),
@@ -122,7 +126,7 @@ impl Ebpf {
             refusals: Mutex::default(),
             xdp_failure: Mutex::default(),
             attached: Mutex::default(),
-            published: Mutex::default(),
+            published: Mutex::new(published::of_before(&former)),
             is_migrating: AtomicBool::new(opened.migrated_from.is_some()),
             switch: Switch::new(waits && opened.migrated_from.is_some()),
             programs: PROGRAMS.map(|program| known_as(opened.datapath.program(program))),
@@ -186,7 +190,7 @@ impl Ebpf {
     pub(super) fn free(&self, slot: &SlotPlan) {
         self.switch.catch_up(slot);
         lock(&self.continued).remove(&place_of(slot));
-        lock(&self.resumed).remove(&place_of(slot));
+        self.forget_former(slot);
         if let Some((first, count)) = lock(&self.slots).remove(&place_of(slot)) {
             for number in first.0..first.0 + u32::from(count) {
                 self.forget_xdp(NicIndex(number));
@@ -270,8 +274,14 @@ impl Ebpf {
     }
 
     pub(super) fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
-        lock(&self.resumed).remove(&place_of(slot));
+        self.forget_former(slot);
         self.enter_lease(slot, tenancy, Datapath::activate)
+    }
+
+    /// Nothing goes on of what a slot is by old maps.
+    fn forget_former(&self, slot: &SlotPlan) {
+        lock(&self.resumed).remove(&place_of(slot));
+        lock(&self.impaired).remove(&place_of(slot));
     }
 
     fn enter_lease(
@@ -353,6 +363,7 @@ impl Ebpf {
     ) -> Result<(), NetworkError> {
         lock(&self.adopted).insert(place_of(slot));
         let is_resumed = lock(&self.resumed).remove(&place_of(slot));
+        let is_impaired = lock(&self.impaired).remove(&place_of(slot));
         let Some(tenancy) = tenancy else {
             return self.deactivate(slot);
         };
@@ -365,6 +376,9 @@ impl Ebpf {
                 false => Datapath::activate,
             };
             self.enter_lease(slot, tenancy, enter)?;
+            if is_impaired {
+                self.set_flag(slot, NicFlag::Impaired, true)?;
+            }
             lock(&self.continued).insert(place_of(slot));
             // Activation closes what was open for answers, and this is the same lease still.
             if is_resumed { Ok(()) } else { self.learn(slot) }

@@ -4,7 +4,7 @@
 //! the answer back. Where the sandbox's packets leave by an uplink past the stack, its answers must not:
 //! its entries bear a flag for that, as long as a published port leads to one of their addresses.
 
-use std::{fs, net::IpAddr};
+use std::{collections::HashSet, fs, net::IpAddr};
 
 use sandwire_api::published_port::{Protocol, PublishPort};
 use sandwire_datapath::{
@@ -22,7 +22,7 @@ use crate::error::NetworkError;
 
 impl KernelNetwork {
     /// Opens the eBPF data path for a pool that needs it, and tells it of ports that were published before
-    /// that. Until somebody has named any, what an earlier daemon has entered stays.
+    /// that. Until somebody has named any, what an earlier daemon has entered stays, also with other maps.
     pub(super) fn open_ebpf_for(
         &self,
         pool: &Hosted,
@@ -68,6 +68,13 @@ impl Ebpf {
             self.datapath.set_flag(index, NicFlag::Published, true);
         }
     }
+}
+
+/// Clone addresses that published ports lead to, as far as entries say so.
+pub(super) fn of_before(nics: &[abi::Nic]) -> HashSet<IpAddr> {
+    let is_published = |nic: &&abi::Nic| nic.flags & NicFlag::Published.number() != 0;
+    let published = nics.iter().filter(is_published);
+    published.flat_map(clone_addresses).collect()
 }
 
 /// The first port that a user who isn't root may listen at, in the namespace of the calling thread.

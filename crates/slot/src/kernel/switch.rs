@@ -12,7 +12,10 @@
 use std::{collections::BTreeSet, sync::Mutex, thread};
 
 use sandwire_api::slot::DataPath;
-use sandwire_datapath::{NicIndex, Uplink};
+use sandwire_datapath::{
+    Datapath, NicIndex, Uplink,
+    abi::{Nic, NicFlag},
+};
 use sandwire_kernel_net::{interface::InterfaceIndex, netns::Home};
 
 use super::{
@@ -102,6 +105,21 @@ impl Switch {
     pub(super) fn catch_up(&self, slot: &SlotPlan) {
         lock(&self.behind).slots.remove(&place_of(slot));
     }
+}
+
+/// Leased interfaces of slots as old maps know them.
+pub(super) fn former_nics(datapath: &Datapath) -> Vec<Nic> {
+    datapath.former_nics().unwrap_or_else(|error| {
+        tracing::warn!(%error, "what old maps say of leases can't be read");
+        Vec::new()
+    })
+}
+
+/// Slots whose packets other programs divert.
+pub(super) fn impaired(nics: &[Nic]) -> BTreeSet<Place> {
+    let is_impaired = |nic: &&Nic| nic.flags & NicFlag::Impaired.number() != 0;
+    let impaired = nics.iter().filter(is_impaired);
+    impaired.map(|nic| (nic.pool, nic.slot)).collect()
 }
 
 /// Takes over a slot that is there: entries, tenant, and programs if those on it have other maps. One that is on its

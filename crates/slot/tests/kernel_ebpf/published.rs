@@ -9,17 +9,21 @@ use sandwire_api::{
     published_port::{Protocol, PublishPort},
     slot::DataPath,
 };
+use sandwire_datapath::{Datapath, folder_for};
 use sandwire_slot::{kernel::KernelNetwork, network::Network, plan::SlotNumber};
 use sandwire_testlab::{
     host::{BEYOND_IPV4, BEYOND_IPV6, Beyond, HOST_IPV4, HOST_IPV6, HTTP_PORT},
     lab,
 };
 
-use crate::fixture::{
-    EBPF_KINDS, INSTANCE, IPV4, IPV6, pool, prepare,
-    sandbox::{Sandbox, attach, tenancy},
-    talk::{IN_VAIN, PATIENCE, connect, http_get, udp_echo},
-    tear_down, web,
+use crate::{
+    fixture::{
+        EBPF_KINDS, INSTANCE, IPV4, IPV6, pool, prepare,
+        sandbox::{Sandbox, attach, tenancy},
+        talk::{IN_VAIN, PATIENCE, connect, http_get, udp_echo},
+        tear_down, web,
+    },
+    switch::settings,
 };
 
 /// Host ports that lead to a sandbox: its web page, its echo, and UDP where nobody listens.
@@ -142,19 +146,23 @@ fn published_ports_of_routed_sandboxes_outlive_the_daemon() {
         let beyond = Beyond::attach().unwrap();
         let host = IpAddr::from(HOST_IPV4);
         let echo = SocketAddr::new(host, 8007);
-        for kind in EBPF_KINDS {
+        // The second time by other maps.
+        let cases = EBPF_KINDS.map(|kind| [128, 256].map(|nics_max| (kind, nics_max)));
+        for (kind, nics_max) in cases.into_iter().flatten() {
             let plan = web(kind, ROUTED);
-            let network = prepare(&plan);
+            let network = KernelNetwork::open_with(settings(128)).unwrap();
+            network.add_pool(&plan).unwrap();
             let sandbox = Sandbox::start(&network, &plan, 0);
             let ports = published(&sandbox);
             network.set_published_ports(&ports).unwrap();
             let mut inward = beyond.inside(|| Ok(connect(echo, PATIENCE)?)).unwrap();
             say(&mut inward, b"before");
             // As SIGKILL does: nothing is taken back.
-            let after = KernelNetwork::open(INSTANCE).unwrap();
+            let after = KernelNetwork::open_with(settings(nics_max)).unwrap();
             after.add_pool(&plan).unwrap();
             let tenancy = tenancy(&after, &plan);
             after.adopt(&sandbox.slot, Some(&tenancy)).unwrap();
+            after.switch_over().unwrap();
             say(&mut inward, b"before it knows of ports");
             beyond.inside(|| Ok(udp_echo(echo, PATIENCE)?)).unwrap();
             after.set_published_ports(&ports).unwrap();
@@ -172,6 +180,7 @@ fn published_ports_of_routed_sandboxes_outlive_the_daemon() {
             drop(sandbox.guest);
             tear_down(&after, &[sandbox.slot]);
             after.remove_pool(&plan).unwrap();
+            Datapath::remove(&folder_for(INSTANCE)).unwrap();
         }
     });
 }

@@ -2,10 +2,11 @@
 
 use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
+use sandwire_datapath::{Datapath, abi::NicFlag};
 use sandwire_slot::{
     kernel::{BuildStep, KernelNetwork, Settings},
     network::{Network, Tenancy},
-    plan::Plan,
+    plan::{Plan, SlotNumber},
 };
 use sandwire_testlab::{
     host::{BEYOND_IPV4, Beyond, ECHO_PORT},
@@ -22,7 +23,7 @@ use crate::fixture::{
     tear_down, web,
 };
 
-fn settings(nics_max: u32) -> Settings {
+pub(super) fn settings(nics_max: u32) -> Settings {
     let mut settings = Settings::new(INSTANCE);
     settings.ebpf.nics_max = nics_max;
     settings
@@ -147,6 +148,50 @@ fn a_switch_exchanges_programs_of_xdp_too() {
         sandbox.guest.ping(BEYOND_IPV4.into(), PATIENCE).unwrap();
         tear_down(&after, &[sandbox.slot]);
         after.remove_pool(&plan).unwrap();
+    });
+}
+
+/// Of which slots the maps in use say that other programs divert their packets.
+fn impaired(settings: &Settings) -> Vec<(u32, bool)> {
+    let known = Datapath::open(&settings.ebpf).unwrap().datapath.used();
+    let is_impaired = |flags: u32| flags & NicFlag::Impaired.number() != 0;
+    let mut slots: Vec<_> = known
+        .iter()
+        .map(|(_, nic)| (nic.slot, is_impaired(nic.flags)))
+        .collect();
+    slots.sort_unstable();
+    slots
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_impaired_slot_is_impaired_by_new_maps_too() {
+    lab::run(|_| {
+        let plan = xdp_pool();
+        // What is remembered of calls is kept with the first, and not with the second.
+        let mut other_answers = settings(128);
+        other_answers.ebpf.answers_max = 1024;
+        for other in [settings(256), other_answers] {
+            let network = KernelNetwork::open_with(settings(128)).unwrap();
+            network.add_pool(&plan).unwrap();
+            let slots = [0, 1].map(|number| plan.slot(SlotNumber(number)));
+            for slot in &slots {
+                network.build(slot).unwrap();
+                network.activate(slot, &tenancy(&network, &plan)).unwrap();
+            }
+            network.set_impaired(&slots[0], true).unwrap();
+            let after = KernelNetwork::open_with(other.clone()).unwrap();
+            after.add_pool(&plan).unwrap();
+            for slot in &slots {
+                after.adopt(slot, Some(&tenancy(&after, &plan))).unwrap();
+            }
+            after.switch_over().unwrap();
+            after.finish_migration();
+            assert_eq!(impaired(&other), [(0, true), (1, false)]);
+            tear_down(&after, &slots);
+            after.remove_pool(&plan).unwrap();
+            Datapath::remove(&other.ebpf.folder).unwrap();
+        }
     });
 }
 
