@@ -28,9 +28,6 @@
 
 #define SOL_SOCKET 1
 #define SO_BROADCAST 6
-#define SOCK_STREAM 1
-#define SOCK_DGRAM 2
-#define SOCK_RAW 3
 #define IPPROTO_MPTCP_NUMBER 262
 
 char _license[] SEC("license") = "Dual MIT/GPL";
@@ -51,10 +48,12 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 		work;                                                                              \
 	}
 
-ADDRESS_HOOK("cgroup/bind4", on_bind4, return bind4(ctx, identity, socket))
-ADDRESS_HOOK("cgroup/bind6", on_bind6, return bind6(ctx, identity, socket))
-ADDRESS_HOOK("cgroup/connect4", on_connect4, return connect4(ctx, identity, socket))
-ADDRESS_HOOK("cgroup/connect6", on_connect6, return connect6(ctx, identity, socket))
+ADDRESS_HOOK("cgroup/bind4", on_bind4, return note_bound(socket, bind4(ctx, identity, socket)))
+ADDRESS_HOOK("cgroup/bind6", on_bind6, return note_bound(socket, bind6(ctx, identity, socket)))
+ADDRESS_HOOK("cgroup/connect4", on_connect4,
+	     return note_connected(socket, connect4(ctx, identity, socket)))
+ADDRESS_HOOK("cgroup/connect6", on_connect6,
+	     return note_connected(socket, connect6(ctx, identity, socket)))
 ADDRESS_HOOK("cgroup/sendmsg4", on_sendmsg4, return send4(ctx, identity, socket))
 ADDRESS_HOOK("cgroup/sendmsg6", on_sendmsg6, return send6(ctx, identity, socket))
 ADDRESS_HOOK("cgroup/recvmsg4", on_recvmsg4, show_source4(ctx, identity, socket); return 1)
@@ -189,6 +188,7 @@ SEC("cgroup_skb/egress")
 int on_egress(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
+	const struct socket_state *socket;
 	struct identity *identity;
 	struct counters *counted;
 
@@ -197,9 +197,10 @@ int on_egress(struct __sk_buff *skb)
 		return 1;
 	if (!is_tcp(sk)) {
 		identity = active_identity();
-		if (!identity || !socket_of(sk, identity))
+		socket = identity ? socket_of(sk, identity) : 0;
+		if (!socket)
 			return 1;
-		if (!guard_egress(skb, identity, sk))
+		if (!guard_egress(skb, identity, sk, socket))
 			return 0;
 	}
 	counted = bpf_get_local_storage(&counters, 0);

@@ -424,7 +424,16 @@ fn what_would_lead_somewhere_else_does_not_leave() {
             raw.run(&format!("h.sendto(p + {segment}, ('192.0.2.2', 0))")),
             json!("EPERM")
         );
-        assert_eq!(scene.refused("raw", Refusal::EgressSource), 1);
+        // Nor a datagram that isn't of a socket for such.
+        raw.run(
+            "u = socket.socket(AF_INET, SOCK_RAW, IPPROTO_UDP); u.setsockopt(IPPROTO_IP, 3, 1)",
+        );
+        let datagram = format!("p.replace(b'\\x40\\x06', b'\\x40\\x11') + {segment}");
+        assert_eq!(
+            raw.run(&format!("u.sendto({datagram}, ('192.0.2.2', 0))")),
+            json!("EPERM")
+        );
+        assert_eq!(scene.refused("raw", Refusal::EgressSource), 2);
     });
 }
 

@@ -13,6 +13,7 @@ use sandwire_testlab::{
     guest::kernel::Series,
     lab::{self, Lab},
 };
+use serde_json::json;
 
 use self::{
     rows::ROWS,
@@ -67,6 +68,77 @@ fn assert_every_case_is_as_the_table_says(lab: &Lab) {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn udp_leaves_a_host_that_translates_its_source() {
+    lab::run_within(DEADLINE, |lab| {
+        assert_udp_leaves_a_host_that_translates_its_source(lab);
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn udp_leaves_a_host_that_translates_its_source_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
+        assert_udp_leaves_a_host_that_translates_its_source(lab);
+    });
+}
+
+fn assert_udp_leaves_a_host_that_translates_its_source(lab: &Lab) {
+    let mut stage = Stage::set(lab);
+    stage::masquerade(lab);
+    stage.run(
+        "peer",
+        "s = udp('192.0.2.2', 9000); t = udp('2001:db8::2', 9000)",
+    );
+    let to4 = ("s", "192.0.2.1", "192.0.2.2");
+    let to_mapped = ("s", "192.0.2.1", "::ffff:192.0.2.2");
+    let to6 = ("t", "2001:db8::1", "2001:db8::2");
+    let ways = [
+        (to4, "fresh(SOCK_DGRAM, AF_INET)"),
+        (to4, "udp('0.0.0.0', 0)"),
+        (to4, "udp('10.77.0.9', 0)"),
+        (to_mapped, "fresh(SOCK_DGRAM, AF_INET6)"),
+        (to_mapped, "udp('::', 0)"),
+        (to6, "fresh(SOCK_DGRAM, AF_INET6)"),
+        (to6, "udp('::', 0)"),
+        (to6, "udp('fd77::9', 0)"),
+    ];
+    let mut wrong = Vec::new();
+    for ((server, host, address), made) in ways {
+        for send in [
+            "c.sendto(b'question', to)",
+            "c.connect(to); c.send(b'question')",
+        ] {
+            // This one has no source that it could be connected from.
+            if made == "udp('::', 0)" && send.starts_with("c.connect") {
+                continue;
+            }
+            let code = format!("c = {made}; to = ({address:?}, 9000); {send}");
+            let sent = stage.run("a", &code);
+            if !sent.is_null() {
+                wrong.push(format!("{code}: {sent}"));
+                continue;
+            }
+            assert_eq!(
+                stage.run("peer", &format!("r = heard({server})")),
+                json!(["question", host]),
+                "{code}"
+            );
+            assert_eq!(
+                stage.run("a", "r = answer(c)"),
+                json!(["answer", address]),
+                "{code}"
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+    // From a group it sends by an own address, too, as long as it isn't connected.
+    let from_group = "c = udp('224.0.0.1', 0); c.sendto(b'question', ('192.0.2.2', 9000))";
+    assert_eq!(stage.run("a", from_group), json!(null));
+    assert_eq!(stage.run("peer", "r = heard(s)[1]"), "192.0.2.1");
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn a_socket_belongs_to_the_cgroup_that_it_was_made_in() {
     lab::run_within(DEADLINE, |lab| {
         let mut stage = Stage::set(lab);
@@ -104,7 +176,7 @@ fn sockets_from_before_and_in_other_namespaces_are_left_alone() {
         // In another namespace the cgroup's sockets are those of that namespace.
         let mut elsewhere = Application::start(Some(&cgroup), Some("peer"));
         let bound = elsewhere.run("l = listen('0.0.0.0', 8081); r = bound('tcp', 8081)");
-        assert_eq!(bound, serde_json::json!(["0.0.0.0"]));
+        assert_eq!(bound, json!(["0.0.0.0"]));
         drop((early, elsewhere, peer, wire));
     });
 }

@@ -193,6 +193,90 @@ fn an_address_of_ipv6_is_no_source_for_ipv4() {
         });
         assert_eq!(attempts, [json!("ENETUNREACH"), json!("ENETUNREACH")]);
         assert_eq!(pair.refused(Refusal::Source), 2);
+        // UDP may name the address by its own family, too.
+        let connected = pair.web.run(
+            "\
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+c = fresh(SOCK_DGRAM, AF_INET6); c.setsockopt(IPPROTO_IP, 24, 1); c.bind(('fd77::1', 0))
+c.setsockopt(SOL_IPV6, IPV6_V6ONLY, 0)
+to = struct.pack('=HH4s8x', AF_INET, htons(7000), inet_aton('192.0.2.1'))
+if libc.connect(c.fileno(), to, 16) < 0:
+    raise OSError(ctypes.get_errno(), 'connect')",
+        );
+        assert_eq!(connected, json!("ENETUNREACH"));
+    });
+}
+
+/// What ends a UDP socket's connection, which Python can't.
+const DISSOLVE: &str = "\
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def dissolve(client):
+    if libc.connect(client.fileno(), bytes(16), 16) < 0:
+        raise OSError(ctypes.get_errno(), 'connect')";
+
+/// The kernel chooses the source of a socket that is bound to a group and connected, and keeps what is begun with it.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_source_of_the_kernels_choice_does_not_leave() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut pair = Pair::set("{}");
+        let mut peer = Application::start(None, Some("peer"));
+        peer.run("s = udp('192.0.2.2', 9000); t = udp('2001:db8::2', 9000)");
+        assert_eq!(pair.web.run(DISSOLVE), json!(null));
+        for (group, own, to) in [
+            ("224.0.0.1", "10.77.0.1", "192.0.2.2"),
+            ("ff05::114", "fd77::1", "2001:db8::2"),
+        ] {
+            let bound = format!("c = udp({group:?}, 0); c.connect(({to:?}, 9000))");
+            let sent = pair.web.run(&format!("{bound}; c.send(b'x')"));
+            assert_eq!(sent, json!("EPERM"), "{group}");
+            // MSG_MORE.
+            let begun = format!("{bound}; c.send(b'x', 0x8000); dissolve(c)");
+            let sent = pair
+                .web
+                .run(&format!("{begun}; c.bind(({own:?}, 0)); c.send(b'y')"));
+            assert_eq!(sent, json!("EPERM"), "{group}");
+        }
+        let heard = [peer.run("hears(s)"), peer.run("hears(t)")];
+        assert_eq!(heard, [json!("TIMEOUT"), json!("TIMEOUT")]);
+        assert_eq!(pair.refused(Refusal::EgressSource), 4);
+    });
+}
+
+/// A bind that fails takes the source away that connect has just given, if it comes before what the kernel does then.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_bind_beside_a_connect_does_not_lead_to_another_source() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut pair = Pair::set("{}");
+        let mut peer = Application::start(None, Some("peer"));
+        peer.run("s = udp('192.0.2.2', 9000)");
+        assert_eq!(pair.web.run(DISSOLVE), json!(null));
+        let sources = pair.web.run(
+            "\
+import os, signal
+taken = udp('10.77.0.1', 7000)
+c = fresh(SOCK_DGRAM, AF_INET); c.settimeout(None)
+binder = os.fork()
+while binder == 0:
+    try: c.bind(('10.77.0.1', 7000))
+    except OSError: pass
+sources = set()
+for _ in range(20000):
+    try:
+        c.connect(('192.0.2.2', 9000))
+        c.send(b'x')
+        sources.add(c.getsockname()[0])
+    except OSError: pass
+    dissolve(c)
+os.kill(binder, signal.SIGKILL); os.waitpid(binder, 0)
+r = sorted(sources)",
+        );
+        assert_eq!(sources, json!(["10.77.0.1"]));
     });
 }
 

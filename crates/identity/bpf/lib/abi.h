@@ -74,6 +74,12 @@ enum socket_flag {
 	SOCKET_WILDCARD = 1,
 	/* Asked for a peer at the loopback, and has one at the identity's own address. */
 	SOCKET_PEER_LOOPBACK = 2,
+	/* A bind, or a connect, was let through. These and the next one stay. */
+	SOCKET_BOUND = 4,
+	SOCKET_CONNECTED = 8,
+	/* If it is connected, the kernel may have chosen its source: it asked for a group's address, which is none, or a bind may
+	 * have taken its source away after the program on connect gave it (both let go of a UDP socket in between). */
+	SOCKET_UNSURE = 16,
 };
 
 /* A socket that was made in an identity. */

@@ -4,6 +4,18 @@
 
 #include "owner.h"
 
+/* Notes down a bind that may be. Nobody tells us whether the kernel is through with one before it, or with a connect: the
+ * source that this one gives, that one may take away. */
+static __always_inline int note_bound(struct socket_state *socket, int may)
+{
+	if (!may)
+		return 0;
+	if (socket->flags & (SOCKET_BOUND | SOCKET_CONNECTED))
+		socket->flags |= SOCKET_UNSURE;
+	socket->flags |= SOCKET_BOUND;
+	return 1;
+}
+
 /* Exchanges the address; returns whether it may be. */
 static __always_inline int confine4(const struct identity *identity, struct socket_state *socket,
 				    __u32 *ip)
@@ -19,7 +31,11 @@ static __always_inline int confine4(const struct identity *identity, struct sock
 		*ip = to_own_loopback4(identity, *ip);
 		return 1;
 	}
-	if (is_own_loopback4(identity, *ip) || is_multicast4(*ip) || is_own4(identity, *ip))
+	if (is_multicast4(*ip)) {
+		socket->flags |= SOCKET_UNSURE;
+		return 1;
+	}
+	if (is_own_loopback4(identity, *ip) || is_own4(identity, *ip))
 		return 1;
 	return refuse(REFUSED_BIND_ADDRESS, EADDRNOTAVAIL);
 }
@@ -126,7 +142,11 @@ static __always_inline int bind6(struct bpf_sock_addr *ctx, const struct identit
 		set_user_ip6(ctx, identity->loopback6);
 		return 1;
 	}
-	if (is_multicast6(ip) || is_own6(identity, ip))
+	if (is_multicast6(ip)) {
+		socket->flags |= SOCKET_UNSURE;
+		return 1;
+	}
+	if (is_own6(identity, ip))
 		return 1;
 	return refuse(REFUSED_BIND_ADDRESS, EADDRNOTAVAIL);
 }

@@ -20,10 +20,27 @@ static __always_inline void note_peer(struct socket_state *socket, enum outcome 
 		socket->flags &= ~SOCKET_PEER_LOOPBACK;
 }
 
+static __always_inline int note_connected(struct socket_state *socket, int may)
+{
+	if (may)
+		socket->flags |= SOCKET_CONNECTED;
+	return may;
+}
+
+/* A socket that was bound before, and has no source: bind has failed, or isn't through yet. */
+static __always_inline void note_sourceless(struct socket_state *socket)
+{
+	if (socket->flags & SOCKET_BOUND)
+		socket->flags |= SOCKET_UNSURE;
+}
+
 /* From a socket that is bound to a multicast address, the kernel would connect by an address of the host. UDP may want to
- * hear one sender to the group; what it sends is stopped. */
+ * hear one sender to the group; what it sends is stopped. One of IPv6 that is bound to an address of IPv6 may be connected by
+ * one of IPv4 alone, too. */
 static __always_inline int may_keep_source4(struct bpf_sock_addr *ctx, __u32 source)
 {
+	if (source == NO_IPV4_SOURCE)
+		return refuse(REFUSED_SOURCE, ENETUNREACH);
 	if (ctx->protocol == IPPROTO_TCP && is_multicast4(source))
 		return refuse(REFUSED_SOURCE, EADDRNOTAVAIL);
 	return 1;
@@ -49,6 +66,7 @@ static __always_inline int connect4(struct bpf_sock_addr *ctx, const struct iden
 	source.sin_addr.s_addr = source4(identity, outcome);
 	if (!source.sin_addr.s_addr)
 		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);
+	note_sourceless(socket);
 	if (bpf_bind(ctx, (struct sockaddr *)&source, sizeof(source)))
 		return refuse(REFUSED_SOURCE, EADDRNOTAVAIL);
 	return 1;
@@ -71,10 +89,12 @@ static __always_inline int may_keep_mapped_source(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
-static __always_inline int set_source6(struct bpf_sock_addr *ctx, const __u32 *ip)
+static __always_inline int set_source6(struct bpf_sock_addr *ctx, struct socket_state *socket,
+				       const __u32 *ip)
 {
 	struct sockaddr_in6 source = {.sin6_family = AF_INET6};
 
+	note_sourceless(socket);
 	for (int i = 0; i < 4; i++)
 		source.sin6_addr.in6_u.u6_addr32[i] = ip[i];
 	if (bpf_bind(ctx, (struct sockaddr *)&source, sizeof(source)))
@@ -104,7 +124,7 @@ static __always_inline int connect_mapped(struct bpf_sock_addr *ctx,
 	source[3] = source4(identity, outcome);
 	if (!source[3])
 		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);
-	return set_source6(ctx, source);
+	return set_source6(ctx, socket, source);
 }
 
 static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct identity *identity,
@@ -127,10 +147,10 @@ static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct iden
 	if (has_source6(ctx))
 		return 1;
 	if (outcome == OUTCOME_LOOPBACK)
-		return set_source6(ctx, identity->loopback6);
+		return set_source6(ctx, socket, identity->loopback6);
 	if (is_any6(identity->ipv6))
 		return refuse(REFUSED_CONNECT_FAMILY, ENETUNREACH);
-	return set_source6(ctx, identity->ipv6);
+	return set_source6(ctx, socket, identity->ipv6);
 }
 
 #endif

@@ -228,14 +228,28 @@ static __always_inline int may_send(struct __sk_buff *skb, const struct identity
 	return 0;
 }
 
+/* Whether a foreign source is an own one that the host has translated (SNAT, masquerade), as it does before packets come
+ * here. The packet doesn't say so: what says it is that a UDP socket has no other source than bind, connect and sendmsg
+ * gave it. */
+static __always_inline int is_translated(const struct bpf_sock *sk,
+					 const struct socket_state *socket,
+					 const struct packet *packet)
+{
+	__u32 doubt = SOCKET_CONNECTED | SOCKET_UNSURE;
+
+	return sk->type == SOCK_DGRAM && sk->protocol == IPPROTO_UDP &&
+	       packet->protocol == IPPROTO_UDP && (socket->flags & doubt) != doubt;
+}
+
 /* All but TCP, which has its source from bind or connect, and was judged there. */
 static __always_inline int guard_egress(struct __sk_buff *skb, const struct identity *identity,
-					struct bpf_sock *sk)
+					struct bpf_sock *sk, const struct socket_state *socket)
 {
 	struct packet packet;
 
 	if (!parse(skb, &packet) || packet.is_routed ||
-	    (!is_own(identity, packet.source) && !is_own_loopback(identity, packet.source))) {
+	    (!is_own(identity, packet.source) && !is_own_loopback(identity, packet.source) &&
+	     !is_translated(sk, socket, &packet))) {
 		count_refusal(REFUSED_EGRESS_SOURCE);
 		return 0;
 	}

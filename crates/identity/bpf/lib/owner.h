@@ -11,6 +11,10 @@
 #define AF_INET 2
 #define AF_INET6 10
 
+#define SOCK_STREAM 1
+#define SOCK_DGRAM 2
+#define SOCK_RAW 3
+
 #define ENOMEM 12
 #define EPERM 1
 #define EACCES 13

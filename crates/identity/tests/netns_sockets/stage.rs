@@ -192,6 +192,20 @@ pub(crate) fn wire(lab: &Lab) -> Namespace {
     peer
 }
 
+/// Has what leaves by the wire carry the host's address.
+pub(crate) fn masquerade(lab: &Lab) {
+    lab.shell(
+        "nft -f - <<'EOF'
+table inet masked {
+    chain leaving {
+        type nat hook postrouting priority srcnat
+        oif uplink masquerade
+    }
+}
+EOF",
+    );
+}
+
 impl Stage {
     pub(crate) fn set(lab: &Lab) -> Self {
         let wire = wire(lab);
