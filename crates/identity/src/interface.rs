@@ -44,10 +44,15 @@ pub(crate) fn holder(wanted: IpAddr) -> Result<Option<String>, Error> {
     found.map(|found| name(found.interface.0)).transpose()
 }
 
-/// Puts an address on an interface.
+/// Puts an address on an interface. The host's own sockets aren't to leave by it: of IPv4 the kernel takes the address that
+/// an interface had first, of IPv6 the one that is most like the destination, unless it is deprecated.
 pub(crate) fn add(index: u32, wanted: IpAddr) -> Result<(), Error> {
     let mut request = Request::new();
-    Address::new(InterfaceIndex(index), IpNet::from(wanted)).add(&mut request);
+    let address = Address::new(InterfaceIndex(index), IpNet::from(wanted));
+    match wanted {
+        IpAddr::V4(_) => address.add(&mut request),
+        IpAddr::V6(_) => address.add_deprecated(&mut request),
+    }
     Ok(Socket::route()?.execute(request)?)
 }
 

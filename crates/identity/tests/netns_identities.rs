@@ -188,6 +188,38 @@ fn an_address_of_the_host_that_is_lent_stays() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn the_host_does_not_call_by_an_identity_s_address() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let identities = Identities::new(folder());
+        // As a prefix of 128 bits it is more like the peer's than the host's own.
+        let mut new = new_identity(&cgroup, &["2001:db8::5"]);
+        new.interface = "uplink".to_owned();
+        identities.add(&new).unwrap();
+        let mut peer = Application::start(None, Some("peer"));
+        peer.run("l = listen('2001:db8::2', 9000)");
+        let call = "r = dial('2001:db8::2', 9000).getsockname()[0]";
+        let mut host = Application::start(None, None);
+        assert_eq!(host.run(call), "2001:db8::1");
+        let mut web = Application::start(Some(&cgroup), None);
+        assert_eq!(web.run(call), "2001:db8::5");
+        let deprecated =
+            |interface: &str| lab.run(&format!("ip -o -6 addr show dev {interface} deprecated"));
+        for (interface, address) in [
+            ("uplink", "2001:db8::5/128"),
+            ("lo", "fd53:7764:6c6f:6f70::100/128"),
+        ] {
+            assert!(deprecated(interface).contains(address), "{interface}");
+        }
+        identities.remove("web").unwrap();
+        assert_eq!([deprecated("uplink"), deprecated("lo")], ["", ""]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn an_identity_ends_with_its_cgroup() {
     lab::run_within(DEADLINE, |lab| {
         let mut cgroups = Cgroups::new();

@@ -13,6 +13,8 @@ use crate::{
 
 const IFA_F_NODAD: u32 = 0x02;
 const IFA_F_PERMANENT: u32 = 0x80;
+/// `struct ifa_cacheinfo` of an address that is preferred for no time, and valid for ever.
+const DEPRECATED: [u8; 16] = [0, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// An address of an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,16 +40,28 @@ impl Address {
 
     /// Gives the interface the address, at once: without duplicate-address detection.
     pub fn add(&self, request: &mut Request) {
+        self.write(request, (libc::RTM_NEWADDR, REPLACE), "add", None);
+    }
+
+    /// As [`Address::add`], for sockets that ask for the address: where the kernel chooses a source, it takes another one of
+    /// IPv6 if there is any.
+    pub fn add_deprecated(&self, request: &mut Request) {
         let kind = (libc::RTM_NEWADDR, REPLACE);
-        self.write(request, kind, "add");
+        self.write(request, kind, "add", Some(&DEPRECATED));
     }
 
     /// Takes the address away.
     pub fn delete(&self, request: &mut Request) {
-        self.write(request, (libc::RTM_DELADDR, CHANGE), "delete");
+        self.write(request, (libc::RTM_DELADDR, CHANGE), "delete", None);
     }
 
-    fn write(&self, request: &mut Request, kind: (u16, u16), operation: &'static str) {
+    fn write(
+        &self,
+        request: &mut Request,
+        kind: (u16, u16),
+        operation: &'static str,
+        lifetimes: Option<&[u8]>,
+    ) {
         let object = format!("address {} of interface {}", self.address, self.interface);
         request.message(kind, operation, object, |message| {
             let family = family_of(self.address.addr());
@@ -58,6 +72,9 @@ impl Address {
             let other = self.peer.unwrap_or(self.address.addr());
             message.put_address(libc::IFA_ADDRESS, other);
             message.put_u32(libc::IFA_FLAGS, IFA_F_NODAD | IFA_F_PERMANENT);
+            if let Some(lifetimes) = lifetimes {
+                message.put(libc::IFA_CACHEINFO, lifetimes);
+            }
         });
     }
 }
