@@ -28,6 +28,7 @@
 
 #define SOL_SOCKET 1
 #define SO_BROADCAST 6
+#define IPPROTO_SMC_NUMBER 256
 #define IPPROTO_MPTCP_NUMBER 262
 
 char _license[] SEC("license") = "Dual MIT/GPL";
@@ -69,8 +70,8 @@ static __always_inline int forbidden(const struct identity *identity, __u32 type
 	if ((type == SOCK_STREAM && protocol == IPPROTO_TCP) ||
 	    (type == SOCK_DGRAM && protocol == IPPROTO_UDP))
 		return 0;
-	/* Its connections are made by sockets of the kernel's own, which no hook is told of. */
-	if (protocol == IPPROTO_MPTCP_NUMBER)
+	/* Their connections are made by sockets of the kernel's own, which no hook is told of. */
+	if (protocol == IPPROTO_MPTCP_NUMBER || protocol == IPPROTO_SMC_NUMBER)
 		return EPROTONOSUPPORT;
 	if (identity->flags & IDENTITY_ALLOW_OTHER)
 		return 0;

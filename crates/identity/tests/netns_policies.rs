@@ -397,7 +397,7 @@ fn what_would_lead_somewhere_else_does_not_leave() {
         let sent = scene.web.run("c.sendto(b'x', ('198.51.100.7', 9000))");
         assert_eq!(sent, json!("EPERM"));
         assert_eq!(scene.refused("web", Refusal::EgressSource), 1);
-        // MPTCP would connect by sockets of the kernel's own.
+        // MPTCP and SMC would connect by sockets of the kernel's own.
         let mut allowed = new_identity(&scene.cgroups.make("raw"), &["10.77.0.4"]);
         allowed.allowed.other_protocols = true;
         allowed.policy = policy(r#"{"egress": {"default": "deny"}}"#);
@@ -405,6 +405,13 @@ fn what_would_lead_somewhere_else_does_not_leave() {
         let mut raw = Application::start(Some(&allowed.cgroup), None);
         let made = raw.run("socket.socket(AF_INET, SOCK_STREAM, 262)");
         assert_eq!(made, json!("EPROTONOSUPPORT"));
+        let made = raw.run("socket.socket(AF_INET, SOCK_STREAM, 256)");
+        assert_eq!(made, json!("EPROTONOSUPPORT"));
+        // A kernel without SMC says so by itself; of raw sockets it doesn't look at the number, and leaves it to the program.
+        let counted = scene.refused("raw", Refusal::Protocol);
+        let made = raw.run("socket.socket(AF_INET, SOCK_RAW, 256)");
+        assert_eq!(made, json!("EPROTONOSUPPORT"));
+        assert_eq!(scene.refused("raw", Refusal::Protocol), counted + 1);
         // A raw socket of TCP's is judged as any other.
         raw.run("s = socket.socket(AF_INET, SOCK_RAW, IPPROTO_TCP); s.bind(('10.77.0.4', 0))");
         let segment = "b'\\x10\\x00\\x23\\x28' + bytes(16)";
