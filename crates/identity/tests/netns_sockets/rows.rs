@@ -92,6 +92,11 @@ pub(crate) const ROWS: &[Row] = rows! {
         a "c = udp('::', 0); c.sendto(b'question', ('::ffff:192.0.2.2', 9000)); c.sendto(b'question', ('2001:db8::2', 9000))" => "null";
         peer "r = [heard(s)[1], heard(t)[1]]" => r#"["10.77.0.1","fd77::1"]"#;
         a "r = sorted([answer(c)[1], answer(c)[1]])" => r#"["2001:db8::2","::ffff:192.0.2.2"]"#;
+    "UDP with the wildcard of both families and no port can't be connected":
+        a "udp('::', 0).connect(('2001:db8::2', 9000))" => r#""EADDRNOTAVAIL""#;
+        a "udp('::', 0).connect(('::ffff:192.0.2.2', 9000))" => r#""EADDRNOTAVAIL""#;
+        a "c = udp('fd77::1', 0); c.connect(('2001:db8::2', 9000)); d = udp('0.0.0.0', 0); d.connect(('192.0.2.2', 9000)); r = [c.getsockname()[0], d.getsockname()[0]]" => r#"["fd77::1","10.77.0.1"]"#;
+        only4 "c = udp('::', 0); c.connect(('::ffff:192.0.2.2', 9000)); r = c.getsockname()[0]" => r#""::ffff:10.77.0.3""#;
     "UDP on the wildcard that the kernel keeps hears nothing for the host":
         peer "s = udp('192.0.2.2', 9000)" => "null";
         a "c = udp('::', 0); c.sendto(b'question', ('::ffff:192.0.2.2', 9000))" => "null";
