@@ -168,7 +168,7 @@ pub struct PolicySpec {
     pub egress: EgressPolicy,
     /// How much they may send and receive. Default: no limit.
     pub limits: LimitSpec,
-    /// Firewall mark for policy routing (`ip rule … fwmark`). Default: none.
+    /// Firewall mark for policy routing (`ip rule … fwmark`), 1 to 16777215: the bits above are the relay's. Default: none.
     pub route_mark: Option<u32>,
     /// Routing table to look up instead of following the host's rules. Default: the rules.
     pub route_table: Option<u32>,

@@ -26,6 +26,7 @@ mod guest;
 pub mod names;
 mod policy;
 
+pub(crate) use policy::check_route_mark;
 pub use policy::{check_policy, choose_data_path};
 
 /// Number of a slot in its pool, from 0.
@@ -65,6 +66,15 @@ impl Plan {
     /// # Errors
     /// Names the setting that can't work, and why.
     pub fn new(instance: &Name, spec: &PoolSpec) -> Result<Self, PlanError> {
+        check_route_mark(&spec.policy)?;
+        Self::kept(instance, spec)
+    }
+
+    /// The same for a pool that is there, with a mark that a former version took perhaps.
+    ///
+    /// # Errors
+    /// Names the setting that can't work, and why.
+    pub fn kept(instance: &Name, spec: &PoolSpec) -> Result<Self, PlanError> {
         checks::check(spec)?;
         let slots_max = checks::slots_max(spec)?;
         let ipv4 = addresses::ipv4_prefix(spec);
@@ -153,6 +163,7 @@ impl Plan {
     /// # Errors
     /// Names the field that can't work, and why.
     pub fn check_policy(&self, policy: &PolicySpec) -> Result<(), PlanError> {
+        check_route_mark(policy)?;
         checks::check_policy_of(&self.spec, policy)
     }
 

@@ -5,6 +5,7 @@ use sandwire_api::{
     pool::{PolicySpec, PoolSpec},
     slot::{DataPath, SlotKind},
 };
+use sandwire_kernel_net::nft::RELAY_MARK_MASK;
 
 use super::checks::check_range;
 use crate::error::PlanError;
@@ -17,6 +18,8 @@ const PACKETS_PER_SECOND: std::ops::RangeInclusive<u64> = 1..=1_000_000_000;
 const BURST_BYTES: std::ops::RangeInclusive<u64> = 1_514..=1 << 32;
 /// Linux keeps its own tables from 253 on, which may be named all the same.
 const ROUTE_TABLE: std::ops::RangeInclusive<u64> = 1..=0xffff_ffff;
+/// The bits above are the relay's: its routing rules take a packet that has one of them for one that may leave.
+const ROUTE_MARK: std::ops::RangeInclusive<u32> = 1..=!RELAY_MARK_MASK;
 
 /// Checks a policy for a data path: that of a pool, or one that a lease of the pool is to have.
 ///
@@ -45,6 +48,18 @@ pub fn check_policy(policy: &PolicySpec, data_path: DataPath) -> Result<(), Plan
         }
     }
     Ok(())
+}
+
+/// Checks the mark of a policy that is new. Former versions took any, so pools and leases that are there may have one by
+/// which packets go past the relay.
+///
+/// # Errors
+/// The mark has bits of the relay's.
+pub(crate) fn check_route_mark(policy: &PolicySpec) -> Result<(), PlanError> {
+    policy.route_mark.map_or(Ok(()), |mark| {
+        let (first, last) = (*ROUTE_MARK.start(), *ROUTE_MARK.end());
+        check_range("policy.route_mark", mark, first, last)
+    })
 }
 
 /// Settings with `auto` replaced by a data path: eBPF where the host has it, of which `has_ebpf` is asked, and `nft`

@@ -290,6 +290,10 @@ fn a_policy_s_numbers_are_refused_beyond_their_ranges() {
             "policy.limits.ingress.burst_packets is set but",
         ),
         (r#""route_mark": 0"#.to_owned(), "policy.route_mark = 0"),
+        (
+            r#""route_mark": 16777216"#.to_owned(),
+            "policy.route_mark = 16777216 is out of range: it must be 1 to 16777215",
+        ),
         (r#""route_table": 0"#.to_owned(), "policy.route_table = 0"),
     ] {
         let more = format!(r#""data_path": "ebpf", "policy": {{{field}}}"#);

@@ -19,7 +19,7 @@ use crate::{
     journal::{Contents, Journal, ReleasedSlot},
     lease::LeaseRecord,
     network::Network,
-    plan::Plan,
+    plan::{Plan, check_route_mark},
     pool::{Rest, SlotState},
     published::Publication,
     reclaim::{self, Actions, SlotKey},
@@ -27,6 +27,8 @@ use crate::{
 
 /// How long packets may still look at policies of the daemon before.
 const ADOPTION_GRACE: Duration = Duration::from_secs(2);
+const GOES_PAST_THE_RELAY: &str =
+    "what the relay redirects may leave in the clear by this mark: set another one";
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Slots {
@@ -247,10 +249,13 @@ fn prepare_pools(
     let mut pools = BTreeMap::new();
     for spec in specs {
         let name = spec.name.clone();
-        let plan = Plan::new(&settings.instance, &spec).map_err(|source| ServiceError::Plan {
+        let plan = Plan::kept(&settings.instance, &spec).map_err(|source| ServiceError::Plan {
             pool: name.clone(),
             source,
         })?;
+        if let Err(error) = check_route_mark(&spec.policy) {
+            tracing::error!(pool = %name, %error, "{GOES_PAST_THE_RELAY}");
+        }
         let mut entry = PoolEntry::new(plan);
         let from = moves.iter().find(|(pool, _)| *pool == name);
         let from = from.map(|(_, data_path)| *data_path);
@@ -316,6 +321,9 @@ impl State {
     }
 
     fn adopt_lease(&mut self, record: LeaseRecord) {
+        if let Some(Err(error)) = record.policy.as_ref().map(check_route_mark) {
+            tracing::error!(lease = %record.key, %error, "{GOES_PAST_THE_RELAY}");
+        }
         let slot = (record.pool.clone(), record.slot);
         let is_releasing = record.state == LeaseState::Releasing;
         let state = if is_releasing {

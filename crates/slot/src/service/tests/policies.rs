@@ -223,6 +223,29 @@ fn groups_talk_if_each_lists_the_other() {
     assert!(host.kernel.lock().group_pairs.is_empty());
 }
 
+/// Former versions took it.
+#[test]
+fn a_mark_of_the_relay_s_is_refused_and_one_that_is_there_stays() {
+    let (host, slots) = Host::with_ebpf_pool(2);
+    let marked: PolicySpec = serde_json::from_str(r#"{"route_mark":16777216}"#).unwrap();
+    slots.acquire(ROOT, &request_of("web:a")).unwrap();
+    let refused = set(&slots, "a", Some(marked.clone()));
+    assert_eq!(code(refused), ErrorCode::InvalidRequest);
+    let refused = slots.set_pool_policy(&name("web"), marked.clone());
+    assert_eq!(code(refused), ErrorCode::InvalidRequest);
+    let mut former = slots.shared.lock().pools[&name("web")].current_spec();
+    former.policy = marked.clone();
+    slots.shared.lock().journal.put_pool(&former).unwrap();
+    drop(slots);
+    let slots = host.start();
+    assert_eq!(slots.leases(ROOT).len(), 1);
+    let pools = slots.pools();
+    assert_eq!(pools[0].spec.policy, marked);
+    slots
+        .set_pool_policy(&name("web"), PolicySpec::default())
+        .unwrap();
+}
+
 #[test]
 fn policies_with_routes_of_their_own_know_pools_that_come_and_go() {
     let (host, slots) = Host::with_ebpf_pool(4);
