@@ -24,6 +24,9 @@ pub(crate) struct Report {
     metrics: Arc<Metrics>,
 }
 
+/// The file that they are to go to, or standard output.
+pub(crate) struct Output(Box<dyn Write + Send>);
+
 /// Who writes them.
 pub(crate) struct Writer {
     /// Somebody has the other end for as long as lines are written.
@@ -58,12 +61,19 @@ pub(crate) struct Subject {
     pub(crate) started: Instant,
 }
 
-impl Report {
-    pub(crate) fn open(path: Option<&Path>, metrics: Arc<Metrics>) -> io::Result<(Self, Writer)> {
-        let mut output: Box<dyn Write + Send> = match path {
+impl Output {
+    pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
+        Ok(Self(match path {
             Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
             None => Box::new(io::stdout()),
-        };
+        }))
+    }
+}
+
+impl Report {
+    /// Starts the thread that writes, which has the privileges that the caller has left.
+    pub(crate) fn start(output: Output, metrics: Arc<Metrics>) -> io::Result<(Self, Writer)> {
+        let Output(mut output) = output;
         let (queue, lines) = mpsc::sync_channel::<Line>(WAITING_MAX);
         let lost = metrics.clone();
         let (writing, done) = mpsc::channel();

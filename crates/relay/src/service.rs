@@ -39,7 +39,7 @@ use crate::{
     metrics::{self, Metrics},
     openings::Openings,
     privileges,
-    report::Report,
+    report::{Output, Report},
     senders::Quota,
     steering::{self, Entrance, SteeringError, Told},
     transport::{peer::Link, quic_socket},
@@ -133,11 +133,13 @@ fn run_steered(
         config.folder.display()
     )))?;
     let sockets = runtime_of_socket.block_on(async { open_sockets(config) })?;
-    let metrics = Arc::new(Metrics::default());
-    let (report, writer) = Report::open(config.report.as_deref(), metrics.clone())
-        .map_err(failed("open the report"))?;
+    let output = Output::open(config.report.as_deref()).map_err(failed("open the report"))?;
     let kept = config.egress.as_ref().map_or(&[][..], |_| privileges::KEPT);
     keep_only(kept).map_err(failed("give up capabilities"))?;
+    // Only now: a thread that is there already would keep all.
+    let metrics = Arc::new(Metrics::default());
+    let (report, writer) =
+        Report::start(output, metrics.clone()).map_err(failed("start threads"))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

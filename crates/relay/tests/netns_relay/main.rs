@@ -148,6 +148,33 @@ fn both_in_tls() {
     lab::run_within(DEADLINE, |_| carried("tls"));
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn each_thread_of_a_relay_has_the_privileges_that_it_keeps_and_no_way_to_others() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        everything_works(&stage);
+        // The network's administration and low ports, by their numbers in linux/capability.h.
+        for (relay, kept) in [("host", (1_u64 << 12) | (1 << 10)), ("peer", 0)] {
+            let threads = stage.threads(relay);
+            assert!(threads.len() > 2, "{threads:?}");
+            let writes = |thread: &String| thread.starts_with("Name:\treport\n");
+            assert!(threads.iter().any(writes), "{threads:?}");
+            for thread in threads {
+                let is =
+                    |field: &str, wanted: &str| thread.contains(&format!("\n{field}:\t{wanted}\n"));
+                let kept = format!("{kept:016x}");
+                let has_kept = ["CapPrm", "CapEff", "CapBnd"]
+                    .iter()
+                    .all(|set| is(set, &kept));
+                assert!(has_kept && is("NoNewPrivs", "1"), "{relay}: {thread}");
+            }
+        }
+    });
+}
+
 /// Lets a rule for QUIC's packets to the peer be the only one, which counts them.
 fn rule_for_quic(stage: &Stage, verdict: &str) {
     stage.in_peer("nft flush chain inet wall input");

@@ -287,6 +287,24 @@ impl Stage {
         self.peer_relay = Some(self.relay("peer", Some(&self.peer.path())));
     }
 
+    fn process(&self, name: &str) -> &Child {
+        let relay = if name == "host" {
+            &self.host_relay
+        } else {
+            &self.peer_relay
+        };
+        &relay.as_ref().unwrap().0
+    }
+
+    /// What the kernel says of each thread of a relay.
+    pub(crate) fn threads(&self, name: &str) -> Vec<String> {
+        let tasks = format!("/proc/{}/task", self.process(name).id());
+        let tasks = fs::read_dir(tasks).unwrap();
+        tasks
+            .map(|task| fs::read_to_string(task.unwrap().path().join("status")).unwrap())
+            .collect()
+    }
+
     /// Has a relay read its configuration again; what it says of that.
     pub(crate) fn reload(&self, name: &str) -> String {
         let outcomes = |log: &str| -> Vec<String> {
@@ -294,13 +312,7 @@ impl Stage {
             log.lines().filter(is_one).map(str::to_owned).collect()
         };
         let before = outcomes(&self.log(name)).len();
-        let relay = if name == "host" {
-            &self.host_relay
-        } else {
-            &self.peer_relay
-        };
-        let process = &relay.as_ref().unwrap().0;
-        kill_process(Pid::from_child(process), Signal::HUP).unwrap();
+        kill_process(Pid::from_child(self.process(name)), Signal::HUP).unwrap();
         wait_for("the configuration is read", || {
             outcomes(&self.log(name)).len() > before
         });
