@@ -205,7 +205,7 @@ pub struct Redirect {
     pub senders: Vec<usize>,
     /// Destinations.
     pub to: Vec<IpNet>,
-    /// Protocols. What has another goes nowhere, where both are redirected on all ports.
+    /// Protocols, each once. What has another goes nowhere, where both are redirected on all ports.
     pub protocols: Vec<Protocol>,
     /// Ports of destinations.
     pub ports: Vec<PortRange>,
@@ -274,7 +274,8 @@ impl Redirect {
     /// Whether nothing of what its senders have for its destinations may go another way.
     #[must_use]
     pub fn takes_all(&self) -> bool {
-        self.ports.contains(&PortRange::ALL) && self.protocols.len() == Protocol::ALL.len()
+        let has = |protocol| self.protocols.contains(protocol);
+        self.ports.contains(&PortRange::ALL) && Protocol::ALL.iter().all(has)
     }
 }
 

@@ -69,6 +69,24 @@ fn a_host_reads_as_written() {
 }
 
 #[test]
+fn all_is_taken_where_both_protocols_are_named_however_often() {
+    for (protocols, takes_all) in [
+        (r#""tcp", "udp""#, true),
+        (r#""tcp", "udp", "tcp""#, true),
+        (r#""udp", "tcp", "udp", "tcp""#, true),
+        (r#""udp", "udp""#, false),
+    ] {
+        let text = HOST.replace(
+            "protocols = [\"tcp\"]",
+            &format!("protocols = [{protocols}]"),
+        );
+        let text = text.replace("ports = [443, \"8000-8100\"]", "");
+        let egress = parse(&text).unwrap().egress.unwrap();
+        assert_eq!(egress.redirects[0].takes_all(), takes_all, "{protocols}");
+    }
+}
+
+#[test]
 fn errors_name_the_key() {
     for (text, wanted) in [
         (

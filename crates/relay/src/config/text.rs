@@ -280,8 +280,10 @@ impl Checker<'_> {
                 })
             })
             .collect();
-        let mut protocols = text.protocols.unwrap_or(Protocol::ALL.to_vec());
-        protocols.dedup();
+        let mut protocols = Protocol::ALL.to_vec();
+        if let Some(named) = text.protocols {
+            protocols.retain(|protocol| named.contains(protocol));
+        }
         Ok(Redirect {
             from: prefixes(text.from),
             senders: senders?,
