@@ -16,6 +16,7 @@ use std::{
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use rustls::pki_types::ServerName;
+use sandwire_api::policy::CLOUD_METADATA;
 
 pub use ports::{PortRange, Protocol};
 
@@ -282,12 +283,16 @@ impl Redirect {
 impl Deliver {
     /// Whether it may deliver there.
     ///
-    /// What is special (loopback, the own network's addresses and metadata, multicast) has to be allowed by a
+    /// What is special (loopback, the own network's addresses, cloud metadata, multicast) has to be allowed by a
     /// prefix that has nothing else in it.
     #[must_use]
     pub fn allows(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        let special = SPECIAL.iter().find(|prefix| prefix.contains(&address));
+        let metadata = CLOUD_METADATA.map(IpNet::from);
+        let special = SPECIAL
+            .iter()
+            .chain(&metadata)
+            .find(|prefix| prefix.contains(&address));
         self.allow
             .iter()
             .filter(|allowed| allowed.contains(&address))
@@ -318,8 +323,8 @@ fn without_loopback(prefix: IpNet) -> Vec<IpNet> {
 
 const LOOPBACK: [IpNet; 2] = [ipv4([127, 0, 0, 0], 8), ipv6([0, 0, 0, 0, 0, 0, 0, 1], 128)];
 
-/// Where nobody wants to be delivered by mistake.
-const SPECIAL: [IpNet; 12] = [
+/// Where nobody wants to be delivered by mistake, besides [`CLOUD_METADATA`].
+const SPECIAL: [IpNet; 11] = [
     ipv4([0, 0, 0, 0], 8),
     ipv4([127, 0, 0, 0], 8),
     ipv4([169, 254, 0, 0], 16),
@@ -329,7 +334,6 @@ const SPECIAL: [IpNet; 12] = [
     ipv6([0, 0, 0, 0, 0, 0, 0, 0], 128),
     ipv6([0, 0, 0, 0, 0, 0, 0, 1], 128),
     ipv6([0x64, 0xff9b, 0, 0, 0, 0, 0, 0], 96),
-    ipv6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254], 128),
     ipv6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10),
     ipv6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8),
 ];

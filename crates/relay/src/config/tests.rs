@@ -156,7 +156,14 @@ fn loopback_and_metadata_are_delivered_to_only_where_that_is_said() {
         "::1",
         "::ffff:127.0.0.1",
         "169.254.169.254",
+        "169.254.170.2",
+        "169.254.170.23",
+        "169.254.0.23",
+        "100.100.100.200",
         "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd20:ce::254",
+        "fd00:c1::a9fe:a9fe",
         "fe80::1",
         "0.0.0.0",
         "255.255.255.255",
@@ -168,6 +175,9 @@ fn loopback_and_metadata_are_delivered_to_only_where_that_is_said() {
     let own = PEER.replace("\"::/0\"", "\"127.0.0.1/32\"");
     let deliver = parse(&own).unwrap().deliver.unwrap();
     assert!(allows(&deliver, "127.0.0.1") && !allows(&deliver, "127.0.0.2"));
+    let said = PEER.replace("\"::/0\"", "\"100.100.100.200/32\", \"fd20:ce::254\"");
+    let deliver = parse(&said).unwrap().deliver.unwrap();
+    assert!(allows(&deliver, "100.100.100.200") && allows(&deliver, "fd20:ce::254"));
 }
 
 #[test]
