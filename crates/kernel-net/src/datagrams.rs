@@ -7,6 +7,7 @@ use std::{
     collections::HashMap,
     io, mem,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
+    ops::Range,
     os::fd::{AsFd, AsRawFd},
     ptr,
     time::{Duration, Instant},
@@ -168,6 +169,8 @@ pub struct Sender {
     headers: Vec<libc::mmsghdr>,
     /// Datagrams in each header.
     counts: Vec<usize>,
+    /// Datagrams of the last call that weren't sent.
+    refused: Vec<Range<usize>>,
     can_join: bool,
     /// Addresses for which nothing is joined, with the time when that was refused: what doesn't fit on the way to one
     /// says nothing of others.
@@ -185,6 +188,7 @@ impl Default for Sender {
             iovecs: Vec::new(),
             headers: Vec::new(),
             counts: Vec::new(),
+            refused: Vec::new(),
             can_join: true,
             apart: HashMap::new(),
         }
@@ -210,10 +214,33 @@ impl Sender {
         connected: bool,
         now: Instant,
     ) -> Sent {
-        self.lay_out(datagrams, connected, now);
+        self.refused.clear();
+        self.send_from(0, socket, datagrams, connected, now);
+        let refused: usize = self.refused.iter().map(Range::len).sum();
+        Sent {
+            sent: datagrams.len() - refused,
+            refused,
+        }
+    }
+
+    /// Whether that one of the last [`Sender::send`] wasn't sent, counted from 0.
+    #[must_use]
+    pub fn has_refused(&self, index: usize) -> bool {
+        self.refused.iter().any(|range| range.contains(&index))
+    }
+
+    fn send_from(
+        &mut self,
+        first: usize,
+        socket: impl AsFd,
+        datagrams: &[(SocketAddr, &[u8])],
+        connected: bool,
+        now: Instant,
+    ) {
+        self.lay_out(&datagrams[first..], connected, now);
         let fd = socket.as_fd().as_raw_fd();
-        let mut done = 0;
-        let mut outcome = Sent::default();
+        // Headers that the kernel is done with, and the datagram that comes next.
+        let (mut done, mut next) = (0, first);
         while done < self.headers.len() {
             let rest = &mut self.headers[done..];
             let count = libc::c_uint::try_from(rest.len()).unwrap_or(libc::c_uint::MAX);
@@ -223,32 +250,29 @@ impl Sender {
             if let Ok(sent) = usize::try_from(sent)
                 && sent > 0
             {
-                outcome.sent += self.counts[done..done + sent].iter().sum::<usize>();
+                next += self.counts[done..done + sent].iter().sum::<usize>();
                 done += sent;
                 continue;
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => continue,
                 Some(libc::EAGAIN | libc::ENOBUFS) => {
-                    outcome.refused += self.counts[done..].iter().sum::<usize>();
+                    self.refused.push(next..datagrams.len());
                     break;
                 }
                 // No segmentation on this way: every one by itself for a while.
                 Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE) if self.counts[done] > 1 => {
-                    let from = self.counts[..done].iter().sum::<usize>();
-                    self.keep_apart(datagrams[from].0, now);
-                    let rest = self.send(socket, &datagrams[from..], connected, now);
-                    outcome.sent += rest.sent;
-                    outcome.refused += rest.refused;
+                    self.keep_apart(datagrams[next].0, now);
+                    self.send_from(next, socket, datagrams, connected, now);
                     break;
                 }
                 _ => {
-                    outcome.refused += self.counts[done];
+                    self.refused.push(next..next + self.counts[done]);
+                    next += self.counts[done];
                     done += 1;
                 }
             }
         }
-        outcome
     }
 
     fn keep_apart(&mut self, address: SocketAddr, now: Instant) {
@@ -476,6 +500,29 @@ mod tests {
         assert_eq!(receiver.get(0).unwrap().from, one.local_addr().unwrap());
         let nothing = receiver.receive(&other).unwrap_err();
         assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn it_is_known_which_datagrams_the_kernel_has_refused() {
+        let (one, other) = pair();
+        let to = other.local_addr().unwrap();
+        // Longer than any datagram, and of a family that the socket hasn't.
+        let (long, strange) = (vec![7; 70_000], "[::1]:9".parse().unwrap());
+        let datagrams: [(SocketAddr, &[u8]); 6] = [
+            (to, &[7; 200]),
+            (to, &[7; 200]),
+            (to, &long),
+            (to, &[7; 300]),
+            (strange, &[7; 300]),
+            (to, &[7; 300]),
+        ];
+        let mut sender = Sender::default();
+        let sent = sender.send(&one, &datagrams, false, Instant::now());
+        assert_eq!((sent.sent, sent.refused), (4, 2));
+        let refused: Vec<usize> = (0..6).filter(|index| sender.has_refused(*index)).collect();
+        assert_eq!(refused, [2, 4]);
+        sender.send(&one, &datagrams[..2], false, Instant::now());
+        assert!(!sender.has_refused(2));
     }
 
     #[test]

@@ -25,8 +25,18 @@ static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 #[derive(Debug, Default)]
 pub struct Packer {
     current: Vec<u8>,
+    /// Datagrams in it.
+    count: usize,
     scratch: Vec<u8>,
-    full: Vec<Bytes>,
+    full: Vec<Packet>,
+}
+
+/// A packet that nothing is added to any more.
+#[derive(Debug)]
+struct Packet {
+    bytes: Bytes,
+    /// Datagrams that are complete with it: none with a fragment that others follow.
+    ends: usize,
 }
 
 impl Packer {
@@ -39,6 +49,7 @@ impl Packer {
         if length <= length_max {
             self.current.reserve(length_max);
             datagram.encode(&mut self.current);
+            self.count += 1;
             return true;
         }
         let room = length_max.saturating_sub(FRAGMENT_OVERHEAD);
@@ -60,7 +71,10 @@ impl Packer {
             };
             let mut packet = Vec::with_capacity(FRAGMENT_OVERHEAD + content.len());
             fragment.encode(&mut packet);
-            self.full.push(packet.into());
+            self.full.push(Packet {
+                bytes: packet.into(),
+                ends: usize::from(index + 1 == count),
+            });
         }
         true
     }
@@ -68,7 +82,22 @@ impl Packer {
     /// The packets so far.
     pub fn take(&mut self) -> impl Iterator<Item = Bytes> + '_ {
         self.close();
-        self.full.drain(..)
+        self.full.drain(..).map(|packet| packet.bytes)
+    }
+
+    /// Sends the packets so far by `send`, which says whether one was taken. `each` is told of the datagrams in them, in the
+    /// order in which they were added, whether they were taken as a whole.
+    pub fn send(&mut self, mut send: impl FnMut(Bytes) -> bool, mut each: impl FnMut(bool)) {
+        self.close();
+        let mut is_taken = true;
+        for packet in self.full.drain(..) {
+            // Fragments behind one that is lost are of no use.
+            is_taken = is_taken && send(packet.bytes);
+            for _ in 0..packet.ends {
+                each(is_taken);
+            }
+            is_taken |= packet.ends > 0;
+        }
     }
 
     fn close(&mut self) {
@@ -78,7 +107,10 @@ impl Packer {
             if packet.len() < packet.capacity() / 2 {
                 packet.shrink_to_fit();
             }
-            self.full.push(packet.into());
+            self.full.push(Packet {
+                bytes: packet.into(),
+                ends: std::mem::take(&mut self.count),
+            });
         }
     }
 }
@@ -281,6 +313,24 @@ mod tests {
         let lengths: Vec<usize> = packer.take().map(|packet| packet.len()).collect();
         assert_eq!(lengths.len(), 2);
         assert!(lengths[0] > 1100);
+    }
+
+    #[test]
+    fn a_datagram_is_lost_with_any_of_its_fragments_and_with_its_packet() {
+        let mut packer = Packer::default();
+        for length in [100, 100, 3000, 100, 3000, 100] {
+            assert!(packer.add(&datagram(&vec![5; length]), 1400));
+        }
+        let (mut sent, mut outcomes) = (0, Vec::new());
+        // Two in a packet, three fragments, a packet, three fragments, a packet. Lost: one fragment, and the last packet.
+        let send = |_| {
+            sent += 1;
+            ![3, 8].contains(&sent)
+        };
+        packer.send(send, |is_taken| outcomes.push(is_taken));
+        assert_eq!(outcomes, [true, true, false, true, true, false]);
+        assert_eq!(sent, 8, "the fragment behind a lost one isn't sent");
+        assert_eq!(packer.take().count(), 0);
     }
 
     #[test]

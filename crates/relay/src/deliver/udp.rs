@@ -151,6 +151,14 @@ impl Session<'_> {
             let sent = sender.send(&origin.socket, &datagrams, false, Instant::now());
             self.here.metrics.datagrams_out.add_many(sent.sent);
             self.here.metrics.dropped_full.add_many(sent.refused);
+            for (index, (_, to, payload)) in group.iter().enumerate() {
+                if sender.has_refused(index)
+                    && let Some(flow) = origin.lock().get_mut(to)
+                {
+                    // Another sender may have the address meanwhile.
+                    flow.bytes_out = flow.bytes_out.saturating_sub(payload.len() as u64);
+                }
+            }
         }
     }
 
@@ -311,7 +319,7 @@ fn send_back(
 ) {
     let length_max = outgoing.length_max();
     let mut flows = origin.lock();
-    let mut count = 0;
+    let mut packed = Vec::with_capacity(received);
     for index in 0..received {
         let Some(datagram) = receiver.get(index) else {
             continue;
@@ -322,7 +330,6 @@ fn send_back(
             continue;
         };
         flow.last = Instant::now();
-        flow.bytes_back += datagram.payload.len() as u64;
         let record = Datagram {
             sender: "",
             source: from,
@@ -330,18 +337,27 @@ fn send_back(
             payload: datagram.payload,
         };
         if packer.add(&record, length_max) {
-            count += 1;
+            packed.push((from, datagram.payload.len() as u64));
         } else {
             here.metrics.dropped_full.add(1);
         }
     }
+    let count = packed.len();
+    let (mut packed, mut sent) = (packed.into_iter(), 0);
+    let each = |is_sent| {
+        if let Some((from, bytes)) = packed.next()
+            && is_sent
+        {
+            sent += 1;
+            if let Some(flow) = flows.get_mut(&from) {
+                flow.bytes_back += bytes;
+            }
+        }
+    };
+    packer.send(|packet| outgoing.send(packet), each);
     drop(flows);
-    let mut lost = 0;
-    for packet in packer.take() {
-        lost += u64::from(!outgoing.send(packet));
-    }
-    here.metrics.datagrams_in.add_many(count);
-    here.metrics.dropped_full.add(lost);
+    here.metrics.datagrams_in.add_many(sent);
+    here.metrics.dropped_full.add_many(count - sent);
 }
 
 /// Memory to receive into, of whoever needs none now.

@@ -199,7 +199,7 @@ fn take(
         .iter()
         .map(|channel| channel.as_ref().map_or(0, Outgoing::length_max))
         .collect();
-    let mut counts = vec![0_usize; channels.len()];
+    let mut packed: Vec<Vec<(Arc<Flow>, u64)>> = vec![Vec::new(); channels.len()];
     let mut last: Option<(Pair, Arc<Flow>)> = None;
     for index in 0..received {
         let Some(datagram) = receiver.get(index) else {
@@ -218,8 +218,6 @@ fn take(
             },
         };
         flow.last.store(flows.now(), Ordering::Relaxed);
-        flow.bytes_out
-            .fetch_add(datagram.payload.len() as u64, Ordering::Relaxed);
         if channels[flow.via].is_none() {
             host.metrics.dropped_away.add(1);
         } else {
@@ -230,21 +228,28 @@ fn take(
                 payload: datagram.payload,
             };
             if packers[flow.via].add(&record, lengths[flow.via]) {
-                counts[flow.via] += 1;
+                packed[flow.via].push((flow.clone(), datagram.payload.len() as u64));
             } else {
                 host.metrics.dropped_full.add(1);
             }
         }
         last = Some((pair, flow));
     }
-    for ((packer, channel), count) in packers.iter_mut().zip(&channels).zip(counts) {
+    for ((packer, channel), packed) in packers.iter_mut().zip(&channels).zip(packed) {
         let Some(channel) = channel else { continue };
-        let mut lost = 0;
-        for packet in packer.take() {
-            lost += u64::from(!channel.send(packet));
-        }
-        host.metrics.datagrams_out.add_many(count);
-        host.metrics.dropped_full.add(lost);
+        let count = packed.len();
+        let (mut packed, mut sent) = (packed.into_iter(), 0);
+        let each = |is_sent| {
+            if let Some((flow, bytes)) = packed.next()
+                && is_sent
+            {
+                flow.bytes_out.fetch_add(bytes, Ordering::Relaxed);
+                sent += 1;
+            }
+        };
+        packer.send(|packet| channel.send(packet), each);
+        host.metrics.datagrams_out.add_many(sent);
+        host.metrics.dropped_full.add_many(count - sent);
     }
 }
 
@@ -329,7 +334,7 @@ pub(crate) async fn answer(
         }
         // Payloads one after the other: less to allocate than one by one.
         let mut bytes: Vec<u8> = Vec::with_capacity(packets.iter().map(Bytes::len).sum());
-        let mut answers: Vec<(SocketAddr, SocketAddr, Range<usize>)> = Vec::new();
+        let mut answers: Vec<(SocketAddr, SocketAddr, Range<usize>, Arc<Flow>)> = Vec::new();
         for packet in &packets {
             let is_sound = unpacker.take_apart(packet, |datagram| {
                 let pair = (datagram.destination, datagram.source);
@@ -339,11 +344,9 @@ pub(crate) async fn answer(
                     return;
                 };
                 flow.last.store(flows.now(), Ordering::Relaxed);
-                flow.bytes_back
-                    .fetch_add(datagram.payload.len() as u64, Ordering::Relaxed);
                 let start = bytes.len();
                 bytes.extend_from_slice(datagram.payload);
-                answers.push((pair.1, pair.0, start..bytes.len()));
+                answers.push((pair.1, pair.0, start..bytes.len(), flow));
             });
             host.metrics.malformed.add(u64::from(!is_sound));
         }
@@ -356,9 +359,15 @@ pub(crate) async fn answer(
             };
             let datagrams: Vec<(SocketAddr, &[u8])> = group
                 .iter()
-                .map(|(_, to, payload)| (*to, &bytes[payload.clone()]))
+                .map(|(_, to, payload, _)| (*to, &bytes[payload.clone()]))
                 .collect();
             let sent = sender.send(&*socket, &datagrams, false, Instant::now());
+            for (index, (.., payload, flow)) in group.iter().enumerate() {
+                if !sender.has_refused(index) {
+                    flow.bytes_back
+                        .fetch_add(payload.len() as u64, Ordering::Relaxed);
+                }
+            }
             host.metrics.datagrams_in.add_many(sent.sent);
             host.metrics.dropped_full.add_many(sent.refused);
         }

@@ -227,6 +227,10 @@ fn now<F: Future>(future: F) -> Option<F::Output> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        packets::{Packer, Unpacker},
+        wire::Datagram,
+    };
 
     #[tokio::test]
     async fn no_more_waits_than_there_is_room_for_however_long_packets_are() {
@@ -246,6 +250,34 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn datagrams_of_packets_that_find_a_full_queue_are_not_taken() {
+        const LENGTH_MAX: usize = 1400;
+        let (queue, mut waiting) = Queue::new(LENGTH_MAX + size_of::<Bytes>());
+        let outgoing = Outgoing::Tls(queue);
+        let mut packer = Packer::default();
+        for _ in 0..64 {
+            let datagram = Datagram {
+                sender: "web/a",
+                source: "10.0.0.1:1000".parse().unwrap(),
+                destination: "198.51.100.7:53".parse().unwrap(),
+                payload: &[5; 200],
+            };
+            assert!(packer.add(&datagram, LENGTH_MAX));
+        }
+        let (mut taken, mut lost) = (0, 0);
+        packer.send(
+            |packet| outgoing.send(packet),
+            |is_taken| *(if is_taken { &mut taken } else { &mut lost }) += 1,
+        );
+        assert_eq!(taken + lost, 64);
+        let packet = waiting.packets.try_recv().unwrap();
+        let mut found = 0;
+        assert!(Unpacker::default().take_apart(&packet, |_| found += 1));
+        assert!(taken == found && found > 1, "{taken} of {found}");
+        assert!(waiting.packets.try_recv().is_err());
     }
 
     #[tokio::test]
