@@ -16,6 +16,8 @@ use crate::{
 
 const FRA_DST: u16 = 1;
 const FRA_SRC: u16 = 2;
+const FRA_IIFNAME: u16 = 3;
+const FRA_GOTO: u16 = 4;
 const FRA_PRIORITY: u16 = 6;
 const FRA_FWMARK: u16 = 10;
 const FRA_TABLE: u16 = 15;
@@ -24,6 +26,10 @@ const FRA_PROTOCOL: u16 = 21;
 const FRA_IP_PROTO: u16 = 22;
 const FRA_DPORT_RANGE: u16 = 24;
 const FR_ACT_TO_TBL: u8 = 1;
+const FR_ACT_GOTO: u8 = 2;
+const FR_ACT_NOP: u8 = 3;
+/// Where packets come from, for routing rules, that the host sends itself.
+const LOOPBACK: &str = "lo";
 const RTN_LOCAL: u8 = 2;
 const RTN_PROHIBIT: u8 = 8;
 /// Who says to have made a rule: systemd-networkd deletes all others that it doesn't know.
@@ -56,15 +62,30 @@ impl Version {
     }
 }
 
-/// A rule: packets that meet all of it are routed by a table.
+/// What becomes of packets that meet a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// They are routed by its table, if that knows their destination.
+    LookUp,
+    /// The first rule of this priority, which is greater, is next. While there is none, the next one is.
+    GoTo(u32),
+    /// The next rule is next.
+    Nothing,
+}
+
+/// A rule: what becomes of packets that meet all of it. Without another action they are routed by a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RoutingRule {
     /// Which version it is for.
     pub version: Version,
     /// Lower ones come first; the main table's is 32766.
     pub priority: u32,
-    /// Table to look in.
+    /// Table to look in; for another action, whose rule it is.
     pub table: u32,
+    /// What becomes of packets that meet it.
+    pub action: Action,
+    /// Whether it is about those packets alone that the host sends itself.
+    pub is_own: bool,
     /// Source.
     pub from: Option<IpNet>,
     /// Destination.
@@ -85,6 +106,8 @@ impl RoutingRule {
             version,
             priority,
             table,
+            action: Action::LookUp,
+            is_own: false,
             from: None,
             to: None,
             protocol: None,
@@ -112,6 +135,11 @@ impl RoutingRule {
         maker: Option<u8>,
     ) {
         let object = format!("routing rule {} for table {}", self.priority, self.table);
+        let (action, target) = match self.action {
+            Action::LookUp => (FR_ACT_TO_TBL, None),
+            Action::GoTo(priority) => (FR_ACT_GOTO, Some(priority)),
+            Action::Nothing => (FR_ACT_NOP, None),
+        };
         request.message(kind, operation, object, |message| {
             let length = |prefix: Option<IpNet>| prefix.map_or(0, |prefix| prefix.prefix_len());
             message.raw(&[
@@ -122,7 +150,7 @@ impl RoutingRule {
                 0,
                 0,
                 0,
-                FR_ACT_TO_TBL,
+                action,
                 0,
                 0,
                 0,
@@ -136,6 +164,12 @@ impl RoutingRule {
             }
             message.put_u32(FRA_PRIORITY, self.priority);
             message.put_u32(FRA_TABLE, self.table);
+            if let Some(priority) = target {
+                message.put_u32(FRA_GOTO, priority);
+            }
+            if self.is_own {
+                message.put_text(FRA_IIFNAME, LOOPBACK);
+            }
             if let Some((bits, mask)) = self.mark {
                 message.put_u32(FRA_FWMARK, bits);
                 message.put_u32(FRA_FWMASK, mask);
@@ -167,18 +201,29 @@ pub fn list(socket: &mut Socket, table: u32) -> Result<Vec<RoutingRule>, Error> 
             ("list", "routing rules"),
             |message| message.raw(&[version.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
             |reply| {
-                let [_, to_length, from_length, ..] = *reply.payload.first_chunk::<4>()?;
+                let [_, to_length, from_length, _, _, _, _, action] =
+                    *reply.payload.first_chunk::<8>()?;
                 let attributes = reply.attributes(12);
                 let number = |kind| attributes.find(kind).and_then(attribute::u32_of);
                 let prefix = |kind, length| {
                     let address = attributes.find(kind).and_then(attribute::address_of)?;
                     IpNet::new(address, length).ok()
                 };
+                let action = match action {
+                    FR_ACT_TO_TBL => Action::LookUp,
+                    FR_ACT_GOTO => Action::GoTo(number(FRA_GOTO)?),
+                    FR_ACT_NOP => Action::Nothing,
+                    _ => return None,
+                };
+                let interface = attributes.find(FRA_IIFNAME);
                 let found = number(FRA_TABLE)?;
                 (found == table).then(|| RoutingRule {
                     version,
                     priority: number(FRA_PRIORITY).unwrap_or(0),
                     table,
+                    action,
+                    is_own: interface.and_then(|name| name.strip_suffix(b"\0"))
+                        == Some(LOOPBACK.as_bytes()),
                     from: prefix(FRA_SRC, from_length),
                     to: prefix(FRA_DST, to_length),
                     protocol: attributes

@@ -8,6 +8,7 @@
 //! | chain `output` | packets of this host's identities and cgroups: those to be redirected get a mark |
 //! | chain `postrouting` | marked packets that leave after all, as the rules by mark are gone, are dropped |
 //! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
+//! | rule for what the host sends itself | it goes past the next ones: its source may be among theirs |
 //! | rules by source and destination | what isn't marked may not leave: the eBPF data path hands such packets to the host's stack, a host whose nftables were flushed refuses them, and containers that are children of an interface have them dropped |
 //!
 //! Where cgroups are senders, [`ends`] is a second table.
@@ -21,6 +22,7 @@ mod ends;
 mod entrance;
 mod former;
 mod processes;
+mod rules;
 pub(crate) mod upkeep;
 mod watch;
 
@@ -37,7 +39,7 @@ use sandwire_kernel_net::{
     routing_rule::{self, Fate, PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
 };
 
-use self::{cgroups::CgroupNumber, former::Steered};
+use self::{cgroups::CgroupNumber, former::Steered, rules::rules};
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
 pub use ahead::{Ahead, AheadError, ahead};
 pub use cgroups::missing;
@@ -52,7 +54,6 @@ pub const TABLE_LOCAL: u32 = 53_570;
 /// Mark of packets that were looked at and may go their way.
 pub(crate) const MARK_PASS: u32 = nft::RELAY_MARK_FIRST - MARK_STEP;
 const MARK_STEP: u32 = 1 << 24;
-const PRIORITY_LOCAL: u32 = 5300;
 /// Rules about packets that the table hasn't looked at, behind those that say exactly what is redirected.
 const PRIORITY_UNSEEN: u32 = PRIORITY_PROHIBITED + 1;
 /// `mangle`: after connection tracking and slots' own checks, before addresses of the host's are translated.
@@ -551,27 +552,6 @@ pub(crate) fn apply_present(
     Ok(socket.execute(removals)?)
 }
 
-/// All routing rules of a configuration, each once.
-fn rules(egress: &Egress) -> Vec<RoutingRule> {
-    let marks = entrances(egress).into_iter().flat_map(|entrance| {
-        Version::ALL.map(|version| {
-            let mut rule = RoutingRule::new(version, PRIORITY_LOCAL, TABLE_LOCAL);
-            rule.mark = Some((entrance.mark, RELAY_MARK_MASK));
-            rule
-        })
-    });
-    let prohibitions = parts(egress)
-        .into_iter()
-        .flat_map(|part| part.prohibitions());
-    let mut rules: Vec<RoutingRule> = Vec::new();
-    for rule in marks.chain(prohibitions) {
-        if !rules.contains(&rule) {
-            rules.push(rule);
-        }
-    }
-    rules
-}
-
 fn listed(socket: &mut Socket) -> Result<Vec<RoutingRule>, SteeringError> {
     let mut rules = routing_rule::list(socket, TABLE_LOCAL)?;
     rules.extend(routing_rule::list(socket, TABLE_PROHIBITED)?);
@@ -585,7 +565,7 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn egress(redirect: &str) -> Egress {
+    pub(super) fn egress(redirect: &str) -> Egress {
         let text = format!(
             "[tls]\ncertificate = \"a\"\nkey = \"b\"\nauthorities = \"c\"\n[egress]\n\
              [[peer]]\nname = \"p\"\naddress = \"192.0.2.1:1\"\nserver_name = \"p.example\"\n\

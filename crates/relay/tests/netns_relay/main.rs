@@ -258,6 +258,37 @@ fn neighbours_are_found_where_all_destinations_are_redirected() {
     });
 }
 
+/// As the host's own address in the prefix of its sandboxes is.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_the_host_sends_from_an_address_among_those_that_are_redirected_goes_its_way() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.redirect_everywhere();
+        stage.start_peer();
+        stage.start_host();
+        let own = || {
+            for (source, host) in [
+                ("10.64.0.1", "198.51.100.7"),
+                ("fd64::1", "[2001:db8:5::7]"),
+            ] {
+                let fetch = "curl -sS --max-time 20 --interface";
+                let page = lab.run(&format!("{fetch} {source} http://{host}:8080/page"));
+                assert_eq!(page, MARKER);
+            }
+        };
+        own();
+        let capture = stage.capture();
+        everything_works(&stage);
+        stage.kill_host();
+        stage.nothing_is_answered();
+        lab.run("nft flush ruleset");
+        stage.nothing_is_answered();
+        capture.has_nothing_in_the_clear(true);
+        own();
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_cgroup_that_was_made_anew_is_steered_while_another_one_is_missing() {
