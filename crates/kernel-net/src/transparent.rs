@@ -23,20 +23,44 @@ pub const REQUIRED_CAPABILITIES: Required = Required {
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 4096;
 
-/// A listener that is given connections to any address.
-///
-/// # Errors
-/// The address is taken, or the capability is missing.
-pub fn tcp_listener(address: SocketAddr, mark: u32) -> Result<TcpListener, Error> {
-    let listener = || -> io::Result<OwnedFd> {
-        let socket = open(address, SocketType::STREAM, mark)?;
-        listen(&socket, BACKLOG)?;
-        Ok(socket)
-    };
-    let object = format!("transparent TCP listener {address}");
-    Ok(listener()
-        .map_err(|source| Error::system("open", object, source))?
-        .into())
+/// What is going to be a listener that is given connections to any address. It has its own address already, and is given
+/// nothing yet.
+#[derive(Debug)]
+pub struct BoundTcp {
+    socket: OwnedFd,
+    address: SocketAddr,
+}
+
+impl BoundTcp {
+    /// Takes the address.
+    ///
+    /// # Errors
+    /// Somebody listens there, or the capability is missing.
+    pub fn new(address: SocketAddr, mark: u32) -> Result<Self, Error> {
+        let socket = open(address, SocketType::STREAM, mark)
+            .map_err(|source| Error::system("open", listener(address), source))?;
+        Ok(Self { socket, address })
+    }
+
+    /// Its own address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Is given connections from now on.
+    ///
+    /// # Errors
+    /// Somebody listens there meanwhile.
+    pub fn listen(self) -> Result<TcpListener, Error> {
+        listen(&self.socket, BACKLOG)
+            .map_err(|source| Error::system("open", listener(self.address), source))?;
+        Ok(self.socket.into())
+    }
+}
+
+fn listener(address: SocketAddr) -> String {
+    format!("transparent TCP listener {address}")
 }
 
 /// A socket that is given datagrams for any address, and told which

@@ -20,7 +20,7 @@ use std::{
 
 use sandwire_kernel_net::{
     privileges::{keep_only, raise_descriptor_limit},
-    transparent,
+    transparent::{BoundTcp, udp_listener},
 };
 use tokio::{
     net::UnixListener,
@@ -158,7 +158,7 @@ async fn steer(egress: &Egress, config: &Config) -> Result<Steered, ServiceError
     {
         children::check(found)?;
     }
-    let entrances = match open_entrances(egress, config.limits.datagram_queue_bytes) {
+    let entrances = match bind_entrances(steering::entrances(egress)) {
         // Where another relay has the ports, what the kernel was told is that one's.
         Err(error) if steering::is_told()? => return Err(error),
         entrances => entrances,
@@ -171,34 +171,36 @@ async fn steer(egress: &Egress, config: &Config) -> Result<Steered, ServiceError
              `sandwire relay steer` waits for that"
         );
     }
-    Ok(Steered {
-        entrances: entrances?,
-        told,
-    })
+    let entrances = open_entrances(entrances?, config.limits.datagram_queue_bytes)?;
+    Ok(Steered { entrances, told })
 }
 
-fn open_entrances(
-    egress: &Egress,
-    buffer_bytes: usize,
-) -> Result<Vec<EntranceSockets>, ServiceError> {
-    let mut entrances = Vec::new();
-    for entrance in steering::entrances(egress) {
-        entrances.extend(open_entrance(entrance, buffer_bytes)?);
+/// Takes entrances' ports, to which nothing comes yet: a former relay's rules may be there still, by which a place is
+/// another cgroup's.
+fn bind_entrances(
+    entrances: impl IntoIterator<Item = Entrance>,
+) -> Result<Vec<(u16, BoundTcp)>, ServiceError> {
+    let mut bound = Vec::new();
+    for entrance in entrances {
+        for address in entrance.addresses() {
+            let tcp = BoundTcp::new(address, entrance.answers_mark())?;
+            bound.push((entrance.place, tcp));
+        }
     }
-    Ok(entrances)
+    Ok(bound)
 }
 
-fn open_entrance(
-    entrance: Entrance,
+/// Opens what comes to entrances, whose rules are the configuration's.
+fn open_entrances(
+    bound: Vec<(u16, BoundTcp)>,
     buffer_bytes: usize,
 ) -> Result<Vec<EntranceSockets>, ServiceError> {
     let mut sockets = Vec::new();
-    for address in entrance.addresses() {
-        let tcp = transparent::tcp_listener(address, entrance.answers_mark())?;
-        let udp = transparent::udp_listener(address)?;
+    for (place, tcp) in bound {
+        let udp = udp_listener(tcp.address())?;
         // Bursts wait here. Without the right to more, the usual has to do.
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&udp, buffer_bytes);
-        sockets.push((entrance.place, tcp, udp));
+        sockets.push((place, tcp.listen()?, udp));
     }
     Ok(sockets)
 }

@@ -11,7 +11,7 @@ use std::{
 
 use tokio::sync::{mpsc, oneshot, watch};
 
-use super::{EntranceSockets, Running, ServiceError, open_entrance};
+use super::{EntranceSockets, Running, ServiceError, bind_entrances, open_entrances};
 use crate::{
     children::{self, NamedChild},
     config::{Config, ConfigError, Deliver, Egress},
@@ -153,12 +153,10 @@ impl LiveHost {
             children::check(found)?;
         }
         steering::check(egress)?;
-        let mut sockets = Vec::new();
-        for entrance in steering::entrances(egress) {
-            if !self.served.contains(&entrance.place) {
-                sockets.extend(open_entrance(entrance, buffer_bytes)?);
-            }
-        }
+        let mut entrances = steering::entrances(egress);
+        entrances.retain(|entrance| !self.served.contains(&entrance.place));
+        // A new place is nobody's by the rules that there are.
+        let sockets = open_entrances(bind_entrances(entrances)?, buffer_bytes)?;
         self.take_entrances(sockets, running);
         let former = self.host.now();
         let egress = Arc::new(egress.clone());

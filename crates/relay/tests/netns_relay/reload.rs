@@ -131,6 +131,36 @@ fn a_cgroup_that_is_added_is_steered_and_the_others_keep_their_names() {
     });
 }
 
+/// Places are numbered anew at a start, and what comes to them before the kernel is told is by the former numbers.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nothing_is_taken_for_another_cgroup_s_when_the_relay_is_started_anew() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        stage.kill_host();
+        let (batch, other) = ("[[sender]]\nname = \"batch\"\n", stage.other_sender());
+        stage.exchange("host", &other, "");
+        stage.exchange("host", batch, &format!("{other}{batch}"));
+        // For a while, without end and without waiting for it.
+        stage.in_cgroup(&format!(
+            "sh -c 'timeout 20 python3 -c \"$0\" >/dev/null 2>&1 &' 'import socket, time\n\
+             s = socket.socket(type=socket.SOCK_DGRAM)\n\
+             while True:\n\
+             \x20   s.sendto(b\"{MARKER}\", (\"198.51.100.7\", 7))\n\
+             \x20   time.sleep(0.0001)'"
+        ));
+        thread::sleep(Duration::from_secs(1));
+        stage.start_host();
+        wait_for("it has ended", || {
+            stage.report_of("host").contains(r#""sender":"batch""#)
+        });
+        let report = stage.report_of("host");
+        assert!(!report.contains(r#""sender":"other""#), "{report}");
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_configuration_that_is_wrong_changes_nothing() {
