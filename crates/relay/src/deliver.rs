@@ -1,5 +1,6 @@
 //! The peer's side: what hosts send is delivered by ordinary sockets, where that is allowed, and reported.
 
+mod ports;
 mod tcp;
 mod udp;
 
@@ -31,6 +32,8 @@ use crate::{
     wire::{Answer, Opening},
 };
 
+pub(crate) use self::ports::Ports;
+
 /// Channels for datagrams that a host may have, each with memory of its own. One is enough; who is killed again and again
 /// leaves some behind that haven't been missed yet.
 pub(crate) const CHANNELS_MAX: usize = 128;
@@ -44,6 +47,7 @@ pub(crate) struct Destination {
     pub(crate) connections: Quotas,
     pub(crate) flows: Quotas,
     pub(crate) channels: Arc<Quota>,
+    pub(crate) ports: Ports,
     pub(crate) openings: Arc<Openings>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) report: Report,

@@ -64,7 +64,7 @@ metrics! {
     flows_open gauge "sandwire_relay_flows_open" "Pairs of addresses between which datagrams go now";
     dropped_unknown counter "sandwire_relay_datagrams_dropped_unknown_sender_total" "Datagrams of nobody that is known";
     dropped_policy counter "sandwire_relay_datagrams_dropped_not_redirected_total" "Datagrams whose destination isn't redirected, or may not be delivered to";
-    dropped_limit counter "sandwire_relay_datagrams_dropped_limit_total" "Datagrams of flows beyond a sender's limit";
+    dropped_limit counter "sandwire_relay_datagrams_dropped_limit_total" "Datagrams of flows beyond a limit of their sender or host";
     dropped_away counter "sandwire_relay_datagrams_dropped_peer_away_total" "Datagrams while the peer was away";
     dropped_full counter "sandwire_relay_datagrams_dropped_queue_full_total" "Datagrams that found a full queue or socket";
     dropped_unasked counter "sandwire_relay_datagrams_dropped_unasked_total" "Datagrams from where none had been sent";

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use sandwire_kernel_net::datagrams::{Receiver, Sender};
 use tokio::{io::Interest, task::JoinSet, time::sleep};
 
-use super::{Caller, Destination, Shares};
+use super::{Caller, Destination, Shares, ports::Port};
 use crate::{
     config::{Deliver, Protocol},
     egress::tcp::canonical,
@@ -39,6 +39,7 @@ struct Origin {
     flows: Mutex<HashMap<SocketAddr, Flow>>,
     /// Nobody waits for answers any more. Changed by who holds `flows`.
     is_closed: AtomicBool,
+    _port: Port,
 }
 
 struct Flow {
@@ -50,7 +51,7 @@ struct Flow {
 }
 
 impl Origin {
-    fn open(source: SocketAddr) -> io::Result<Self> {
+    fn open(source: SocketAddr, port: Port) -> io::Result<Self> {
         let any: IpAddr = match source.ip() {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -62,6 +63,7 @@ impl Origin {
             socket: tokio::net::UdpSocket::from_std(socket)?,
             flows: Mutex::default(),
             is_closed: AtomicBool::new(false),
+            _port: port,
         })
     }
 
@@ -218,7 +220,13 @@ impl Session<'_> {
     }
 
     fn add_origin(&mut self, source: SocketAddr) -> Option<Arc<Origin>> {
-        match Origin::open(source) {
+        let (ports, host) = (&self.here.ports, &self.caller.name);
+        let Some(port) = ports.take(host) else {
+            ports.say(host, &"there are as many as there may be");
+            self.here.metrics.dropped_limit.add(1);
+            return None;
+        };
+        match Origin::open(source, port) {
             Ok(origin) => {
                 let origin = Arc::new(origin);
                 self.origins.insert(source, origin.clone());
@@ -227,7 +235,7 @@ impl Session<'_> {
                 Some(origin)
             }
             Err(error) => {
-                tracing::warn!(%error, "no socket for datagrams");
+                ports.say(host, &error);
                 self.here.metrics.dropped_full.add(1);
                 None
             }

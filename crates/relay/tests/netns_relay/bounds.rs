@@ -3,6 +3,7 @@
 use std::{
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream, UdpSocket},
+    ops::Range,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -228,6 +229,62 @@ fn a_host_has_no_more_by_naming_ever_new_senders() {
         let expected = [[Answer::Connected; MOST], [Answer::TooMany; MOST]].concat();
         assert_eq!(answers, expected);
         assert_eq!(datagrams, MOST);
+    });
+}
+
+/// Sends a datagram from each of these ports of a sandbox; how many are answered.
+async fn answered(connection: &quinn::Connection, ports: Range<u16>) -> usize {
+    for port in ports {
+        let mut packet = Vec::new();
+        let datagram = Datagram {
+            sender: "lab",
+            source: ([10, 64, 0, 2], port).into(),
+            destination: ([198, 51, 100, 7], 7).into(),
+            payload: b"?",
+        };
+        datagram.encode(&mut packet);
+        connection.send_datagram(packet.into()).unwrap();
+    }
+    let mut answers = 0;
+    let one = || tokio::time::timeout(Duration::from_secs(2), connection.read_datagram());
+    while let Ok(answer) = one().await {
+        answer.unwrap();
+        answers += 1;
+    }
+    answers
+}
+
+/// Each address that sends takes one of the ports that the peer's machine has for whatever calls from it.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_takes_no_more_than_its_share_of_the_peer_s_ports() {
+    const RANGE: usize = 64;
+    const SENT: usize = 100;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.narrow_ports_of_peer("40000 40063");
+        stage.exchange("peer", "udp_idle_seconds = 2", "udp_idle_seconds = 600");
+        let clients = "clients = [\"host.example\"";
+        stage.exchange("peer", clients, &format!("{clients}, \"second.example\""));
+        stage.start_peer();
+        let first = client(&stage);
+        stage.certify_host("second.example", Duration::from_secs(3600));
+        let second = client(&stage);
+        with_tokio(async {
+            let endpoint = endpoint();
+            let connect = async |config| {
+                let peer = PEER.parse().unwrap();
+                let connecting = endpoint.connect_with(config, peer, "peer.example");
+                connecting.unwrap().await.unwrap()
+            };
+            let (first, second) = (connect(first).await, connect(second).await);
+            assert_eq!(answered(&first, 5000..5100).await, RANGE / 4);
+            assert_eq!(answered(&second, 6000..6001).await, 1);
+        });
+        let dropped = "sandwire_relay_datagrams_dropped_limit_total ";
+        assert_eq!(figure(&stage, "peer", dropped), SENT - RANGE / 4);
+        let said = stage.peer_log().matches("no socket for datagrams").count();
+        assert!((1..5).contains(&said), "{}", stage.peer_log());
     });
 }
 

@@ -393,6 +393,13 @@ impl Stage {
         metrics
     }
 
+    /// Has the peer's machine call from these ports alone.
+    pub(crate) fn narrow_ports_of_peer(&self, range: &str) {
+        let write = format!("echo {range} > /proc/sys/net/ipv4/ip_local_port_range");
+        let mut narrow = command_in(&self.peer.path(), "sh");
+        command::output_of(narrow.args(["-c", &write])).unwrap();
+    }
+
     pub(crate) fn box_path(&self) -> PathBuf {
         self.sandbox.path()
     }
