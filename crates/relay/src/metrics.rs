@@ -169,3 +169,17 @@ async fn answer(mut stream: UnixStream, metrics: &Metrics) -> io::Result<()> {
     stream.write_all(head.as_bytes()).await?;
     stream.write_all(body.as_bytes()).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_names_every_figure() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/relay.md");
+        let page = fs::read_to_string(page).unwrap();
+        for name in Metrics::names() {
+            assert!(page.contains(&format!("| `{name}` |")), "{name}");
+        }
+    }
+}
