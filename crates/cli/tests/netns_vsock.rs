@@ -13,6 +13,8 @@ mod clients;
 mod groups;
 #[path = "netns_vsock/metrics.rs"]
 mod metrics;
+#[path = "netns_vsock/of_pools.rs"]
+mod of_pools;
 #[path = "netns_vsock/own_vsock.rs"]
 mod own_vsock;
 

@@ -121,9 +121,11 @@ impl Channels for VsockServices {
         let uid = channel.lease.owner_uid;
         let service = self.of(uid);
         let gid = service.gid()?;
-        self.folders.make(&channel.folder, uid, gid)?;
+        let is_new = self.folders.make(&channel.folder, uid, gid)?;
         let opened = service.add(&vm_spec(channel, &service.settings.limits));
+        // Else it has what others have made there: a VMM's socket, or the owner's.
         if opened.is_err()
+            && is_new
             && let Err(error) = self.folders.remove(&channel.folder)
         {
             tracing::warn!(%error, "the folder of a vsock channel that could not be opened is left");
@@ -238,5 +240,50 @@ fn down(socket: &Path, reason: impl ToString) -> ChannelError {
     ChannelError::Down {
         socket: PathBuf::from(socket),
         reason: reason.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandwire_api::vsock::VsockKind;
+    use sandwire_slot::channel::checks;
+    use sandwire_vsock_host::policy;
+
+    use super::*;
+
+    /// Else leases could be given a policy with which their channels can't be opened.
+    #[test]
+    fn slots_and_the_service_take_the_same_policies() {
+        let socket = Path::new("/run/sandwire/vsock/web.1/vsock.sock");
+        for to in [
+            r#"{"kind": "host"}"#,
+            r#"{"kind": "unix", "path": "/run/service"}"#,
+            r#"{"kind": "unix", "path": "service"}"#,
+            r#"{"kind": "tcp", "address": "127.0.0.1:80"}"#,
+            r#"{"kind": "tcp", "address": "127.0.0.1:0"}"#,
+            r#"{"kind": "tcp", "address": "0.0.0.0:80"}"#,
+            r#"{"kind": "tcp", "address": "[ff02::1]:80"}"#,
+            r#"{"kind": "vsock", "cid": 1, "port": 5}"#,
+            r#"{"kind": "vsock", "cid": 0, "port": 5}"#,
+            r#"{"kind": "vsock", "cid": 1, "port": 4294967295}"#,
+            r#"{"kind": "sandbox", "lease": "db", "port": 4294967293}"#,
+            r#"{"kind": "sandbox", "lease": "db", "port": 4294967294}"#,
+        ] {
+            for (kind, identity) in [
+                (VsockKind::VhostUser, false),
+                (VsockKind::VhostUser, true),
+                (VsockKind::Hybrid, false),
+                (VsockKind::Hybrid, true),
+            ] {
+                let rule = format!(r#"{{"port": "7-8", "to": {to}, "identity": {identity}}}"#);
+                let policy: VsockPolicy =
+                    serde_json::from_str(&format!(r#"{{"rules": [{rule}]}}"#)).unwrap();
+                assert_eq!(
+                    checks::check_policy(&policy, kind).is_ok(),
+                    policy::check(&policy, kind, socket).is_ok(),
+                    "{kind:?}: {rule}"
+                );
+            }
+        }
     }
 }

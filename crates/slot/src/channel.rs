@@ -102,6 +102,16 @@ impl ChannelPlan {
         }
     }
 
+    /// Whether all but what the guest may reach is the same.
+    #[must_use]
+    pub fn differs_in_policy_alone(&self, other: &Self) -> bool {
+        let with_its_policy = Self {
+            policy: other.policy.clone(),
+            ..self.clone()
+        };
+        self.policy != other.policy && with_its_policy == *other
+    }
+
     /// The channel as the API shows it, with the arguments of each VMM.
     #[must_use]
     pub fn to_api(&self) -> VsockChannel {
@@ -196,7 +206,7 @@ pub trait Channels: Send + Sync {
     /// one of the same lease that differs is replaced.
     ///
     /// # Errors
-    /// Nothing of it is there.
+    /// Nothing of it is there that wasn't before.
     fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError>;
 
     /// Resets a channel's connections and removes it with its folder. One that isn't there is no error.

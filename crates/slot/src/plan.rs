@@ -67,10 +67,14 @@ impl Plan {
     /// Names the setting that can't work, and why.
     pub fn new(instance: &Name, spec: &PoolSpec) -> Result<Self, PlanError> {
         check_route_mark(&spec.policy)?;
+        if let Some(policy) = &spec.vsock {
+            // What depends on the kind of device is checked when a lease has one.
+            check_vsock_policy(policy, VsockKind::VhostUser)?;
+        }
         Self::kept(instance, spec)
     }
 
-    /// The same for a pool that is there, with a mark that a former version took perhaps.
+    /// The same for a pool that is there, with a mark or a vsock policy that a former version took perhaps.
     ///
     /// # Errors
     /// Names the setting that can't work, and why.
@@ -182,10 +186,12 @@ impl Plan {
     ///
     /// # Errors
     /// Names the rule that can't be, and why.
-    pub fn with_vsock(&self, policy: VsockPolicy) -> Result<Self, PlanError> {
-        check_vsock_policy(&policy, VsockKind::VhostUser)?;
+    pub fn with_vsock(&self, policy: Option<VsockPolicy>) -> Result<Self, PlanError> {
+        if let Some(policy) = &policy {
+            check_vsock_policy(policy, VsockKind::VhostUser)?;
+        }
         let mut changed = self.clone();
-        changed.spec.vsock = Some(policy);
+        changed.spec.vsock = policy;
         Ok(changed)
     }
 

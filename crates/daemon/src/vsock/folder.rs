@@ -55,8 +55,8 @@ impl Folders {
         &self.base
     }
 
-    /// Makes a channel's folder. One of the same owner stays as it is; any other makes way.
-    pub(super) fn make(&self, folder: &Path, uid: u32, gid: u32) -> Result<(), ChannelError> {
+    /// Makes a channel's folder. One of the same owner stays as it is, which is false; any other makes way.
+    pub(super) fn make(&self, folder: &Path, uid: u32, gid: u32) -> Result<bool, ChannelError> {
         let failed = |source| ChannelError::Folder {
             operation: "make the folder of a vsock channel,",
             path: folder.to_owned(),
@@ -64,13 +64,14 @@ impl Folders {
         };
         match fs::symlink_metadata(folder) {
             Ok(found) if found.is_dir() && (found.uid(), found.gid()) == (uid, gid) => {
-                return Ok(());
+                return Ok(false);
             }
             Ok(_) => self.remove(folder)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        create(folder, uid, gid).map_err(failed)
+        create(folder, uid, gid).map_err(failed)?;
+        Ok(true)
     }
 
     /// Removes a channel's folder. One that isn't there is no error.
@@ -243,7 +244,8 @@ mod tests {
             (geteuid().as_raw(), getegid().as_raw())
         );
         fs::write(path.join("kept"), "").unwrap();
-        lab.make("web.1");
+        let is_new = lab.folders.make(&path, found.uid(), found.gid()).unwrap();
+        assert!(!is_new, "whoever couldn't open a channel in it leaves it");
         assert!(path.join("kept").exists(), "the same owner's stays");
     }
 

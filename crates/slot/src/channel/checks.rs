@@ -75,6 +75,15 @@ pub enum RuleError {
         /// Why not.
         reason: &'static str,
     },
+    /// A line that nobody could write.
+    #[error(
+        "the rule for port {port}: identity is for kind = vhost_user, or for another destination than host: a VMM \
+         that owns the device connects to the owner's socket itself"
+    )]
+    Identity {
+        /// The rule's port.
+        port: PortRange,
+    },
 }
 
 /// Checks what is asked of a channel.
@@ -121,7 +130,7 @@ pub fn check_policy(policy: &VsockPolicy, kind: VsockKind) -> Result<(), RuleErr
                 second: rule.port,
             });
         }
-        check_rule(rule)?;
+        check_rule(rule, kind)?;
     }
     let ports: u64 = rules.iter().map(|rule| ports_of(rule.port)).sum();
     if kind == VsockKind::Hybrid && ports > HYBRID_PORTS_MAX {
@@ -146,7 +155,7 @@ fn ports_of(range: PortRange) -> u64 {
     u64::from(range.last()) - u64::from(range.first()) + 1
 }
 
-fn check_rule(rule: &VsockRule) -> Result<(), RuleError> {
+fn check_rule(rule: &VsockRule, kind: VsockKind) -> Result<(), RuleError> {
     let no_port = |destination: String, reason| {
         Err(RuleError::Port {
             port: rule.port,
@@ -155,14 +164,25 @@ fn check_rule(rule: &VsockRule) -> Result<(), RuleError> {
         })
     };
     match &rule.to {
+        VsockDestination::Host if rule.identity && kind == VsockKind::Hybrid => {
+            Err(RuleError::Identity { port: rule.port })
+        }
         VsockDestination::Host => Ok(()),
         VsockDestination::Unix { path } => check_path(rule.port, path),
         VsockDestination::Tcp { address } if address.port() == 0 => {
             no_port(address.to_string(), "is no TCP port")
         }
+        VsockDestination::Tcp { address }
+            if address.ip().is_unspecified() || address.ip().is_multicast() =>
+        {
+            no_port(address.to_string(), "is no host's address")
+        }
         VsockDestination::Tcp { .. } => Ok(()),
         VsockDestination::Vsock { cid, port } if *cid == u32::MAX || *port == u32::MAX => {
             no_port(format!("{cid}:{port}"), "is the wildcard and no address")
+        }
+        VsockDestination::Vsock { cid: 0, port } => {
+            no_port(format!("0:{port}"), "is the hypervisor and no host")
         }
         VsockDestination::Vsock { .. } => Ok(()),
         VsockDestination::Sandbox { lease, port, .. } => {
@@ -235,6 +255,14 @@ mod tests {
         assert!(refusal(&long, vhost).contains("107 bytes"));
         let zero = r#"{"rules": [{"port": "5", "to": {"kind": "tcp", "address": "1.2.3.4:0"}}]}"#;
         assert!(refusal(zero, vhost).contains("no TCP port"));
+        let any = r#"{"rules": [{"port": "5", "to": {"kind": "tcp", "address": "0.0.0.0:80"}}]}"#;
+        assert!(refusal(any, vhost).contains("no host's address"));
+        let hypervisor =
+            r#"{"rules": [{"port": "5", "to": {"kind": "vsock", "cid": 0, "port": 1}}]}"#;
+        assert!(refusal(hypervisor, vhost).contains("no host"));
+        let line = r#"{"rules": [{"port": "5", "to": {"kind": "host"}, "identity": true}]}"#;
+        assert!(refusal(line, VsockKind::Hybrid).contains("identity"));
+        assert_eq!(check_policy(&policy(line), vhost), Ok(()));
         let beyond = r#"{"rules": [{"port": "5-9", "to":
             {"kind": "sandbox", "lease": "db", "port": 4294967291}}]}"#;
         assert!(refusal(beyond, vhost).contains("beyond the last port"));

@@ -29,6 +29,10 @@ pub(crate) struct ServiceState {
     pub(crate) is_down: bool,
     /// It refuses to open anything.
     pub(crate) refuses: bool,
+    /// A policy that it refuses for this lease.
+    pub(crate) refused_policy: Option<(LeaseKey, VsockPolicy)>,
+    /// Channels that it has opened so far.
+    pub(crate) opened: u32,
     pub(crate) generation: u64,
     /// Messages that it was sent.
     pub(crate) messages: u32,
@@ -98,6 +102,7 @@ impl Channels for ModelChannels {
         state
             .channels
             .insert(channel.lease.clone(), channel.clone());
+        state.opened += 1;
         self.leave()
     }
 
@@ -111,6 +116,10 @@ impl Channels for ModelChannels {
 
     fn set_policy(&self, lease: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
         let mut state = self.enter()?;
+        if matches!(&state.refused_policy, Some((of, refused)) if of == lease && refused == policy)
+        {
+            return Err(ChannelError::Refused("as told".to_owned()));
+        }
         let channel = state
             .channels
             .get_mut(lease)

@@ -7,11 +7,10 @@ use sandwire_api::{
     attach::DeviceChoice,
     pool::{AddressPlan, PolicySpec, PoolSpec, TapSpec},
     slot::{DataPath, MacAddress, SlotKind},
-    vsock::VsockKind,
 };
 
 use super::{addresses, check_policy, container, guest, guest::GuestNic, overlap};
-use crate::{channel::checks::check_policy as check_vsock_policy, error::PlanError};
+use crate::error::PlanError;
 
 /// Numbers stay below this. A host meets other limits long before.
 const SLOTS_MAX: u32 = 65_000;
@@ -22,10 +21,6 @@ const MTU: std::ops::RangeInclusive<u32> = 1280..=65_521;
 /// Refuses what can't work.
 pub(super) fn check(spec: &PoolSpec) -> Result<(), PlanError> {
     check_support(spec)?;
-    if let Some(policy) = &spec.vsock {
-        // What depends on the kind of device is checked when a lease has one.
-        check_vsock_policy(policy, VsockKind::VhostUser)?;
-    }
     check_ranges(spec)?;
     check_macs(spec)?;
     if spec.kind == SlotKind::Container {

@@ -406,10 +406,18 @@ impl Shared {
             .map(|channel| (&channel.lease, channel))
             .collect();
         for channel in &wanted {
-            if found.get(&channel.lease) != Some(&channel) {
-                tracing::info!(lease = %channel.lease, "brings a vsock channel to what the journal says");
-                note(self.channels.open(channel));
+            let current = found.get(&channel.lease).copied();
+            if current == Some(channel) {
+                continue;
             }
+            tracing::info!(lease = %channel.lease, "brings a vsock channel to what the journal says");
+            // Where only the policy differs, connections that are still allowed go on.
+            note(match current {
+                Some(current) if current.differs_in_policy_alone(channel) => {
+                    self.channels.set_policy(&channel.lease, &channel.policy)
+                }
+                _ => self.channels.open(channel),
+            });
         }
         self.channels.sweep(&wanted);
         first_error

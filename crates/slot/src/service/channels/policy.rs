@@ -95,7 +95,8 @@ impl Slots {
     }
 
     /// Changes what guests of a pool may reach by vsock: at once for all leases without such a policy of
-    /// their own.
+    /// their own. If the service refuses it for one of them, nobody gets it; who has it already loses again the
+    /// connections that only it allowed.
     ///
     /// # Errors
     /// Nothing changed.
@@ -109,37 +110,27 @@ impl Slots {
             .pools_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut state = shared.lock();
-        let entry = state.pool(name)?;
-        let plan_error = |source| ServiceError::Plan {
-            pool: name.clone(),
-            source,
+        let before = shared.lock().pool(name)?.plan.spec.vsock.clone();
+        let followers = shared.lock().note_pools_policy(name, Some(policy))?;
+        let refused = followers
+            .iter()
+            .find_map(|key| Some((key, shared.tell_pools_policy(key).err()?)));
+        let Some((key, source)) = refused else {
+            return self.pool(name);
         };
-        let plan = entry.plan.with_vsock(policy.clone()).map_err(plan_error)?;
-        let mut spec = entry.current_spec();
-        spec.vsock = Some(policy.clone());
-        let mut affected = Vec::new();
-        for lease in state.leases.values() {
-            let record = &lease.record;
-            if let Some(channel) = &record.channel
-                && record.pool == *name
-                && channel.policy.is_none()
-            {
-                checks::check_policy(&policy, channel.kind)
-                    .map_err(|error| plan_error(PlanError::Vsock(error)))?;
-                affected.push(record.key.clone());
+        let object = format!("pool '{name}' because of its lease '{}'", key.name);
+        // Whoever came meanwhile has the refused one too.
+        let followers = shared.lock().note_pools_policy(name, before)?;
+        for key in &followers {
+            if let Err(error) = shared.tell_pools_policy(key) {
+                shared.lock().channels_differ(&error);
             }
         }
-        if let Err(error) = state.journal.put_pool(&spec) {
-            state.journal_failed();
-            return Err(error.into());
-        }
-        state.pool_mut(name)?.plan = Arc::new(plan);
-        drop(state);
-        for key in affected {
-            shared.tell_pools_policy(&key);
-        }
-        self.pool(name)
+        Err(ServiceError::Channel {
+            operation: "change the vsock policy of",
+            object,
+            source,
+        })
     }
 }
 
@@ -195,22 +186,31 @@ impl Shared {
         Ok(policy.unwrap_or(of_pool))
     }
 
-    /// Tells the service the pool's policy for a lease, unless that has ended or has got one of its own meanwhile.
-    fn tell_pools_policy(&self, key: &LeaseKey) {
+    /// Tells the service the pool's policy for a lease, unless that has ended or has got one of its own meanwhile. A
+    /// service that is away is no error: the next comparison tells it.
+    ///
+    /// # Errors
+    /// The service refuses.
+    fn tell_pools_policy(&self, key: &LeaseKey) -> Result<(), ChannelError> {
         let follows = |state: &State, record: &LeaseRecord| {
             let channel = record.channel.as_ref().ok_or_else(|| no_channel(key))?;
             let of_pool = state.policy_of_pool(key)?;
             Ok(channel.policy.is_none().then_some(of_pool))
         };
         match self.make_busy(key, "change the vsock policy of", follows) {
-            Ok((None, _)) => {}
-            Ok((Some(policy), _busy)) => {
-                if let Err(error) = self.tell_policy(key, &policy) {
+            Ok((None, _)) => Ok(()),
+            Ok((Some(policy), _busy)) => match self.tell_policy(key, &policy) {
+                Err(error) if !matches!(error, ChannelError::Refused(_)) => {
                     self.lock().channels_differ(&error);
+                    Ok(())
                 }
-            }
+                told => told,
+            },
             // It ends, or somebody works on it for long: the next comparison sees to it.
-            Err(_) => self.lock().channels.due = Duration::ZERO,
+            Err(_) => {
+                self.lock().channels.due = Duration::ZERO;
+                Ok(())
+            }
         }
     }
 
@@ -223,6 +223,42 @@ impl Shared {
 }
 
 impl State {
+    /// Writes down a pool's changed policy. Returns the leases for which it holds.
+    fn note_pools_policy(
+        &mut self,
+        name: &Name,
+        policy: Option<VsockPolicy>,
+    ) -> Result<Vec<LeaseKey>, ServiceError> {
+        let plan_error = |source| ServiceError::Plan {
+            pool: name.clone(),
+            source,
+        };
+        let entry = self.pool(name)?;
+        let mut spec = entry.current_spec();
+        spec.vsock.clone_from(&policy);
+        let plan = entry.plan.with_vsock(policy).map_err(plan_error)?;
+        let mut followers = Vec::new();
+        for lease in self.leases.values() {
+            let record = &lease.record;
+            if let Some(channel) = &record.channel
+                && record.pool == *name
+                && channel.policy.is_none()
+            {
+                if let Some(policy) = &plan.spec.vsock {
+                    checks::check_policy(policy, channel.kind)
+                        .map_err(|error| plan_error(PlanError::Vsock(error)))?;
+                }
+                followers.push(record.key.clone());
+            }
+        }
+        if let Err(error) = self.journal.put_pool(&spec) {
+            self.journal_failed();
+            return Err(error.into());
+        }
+        self.pool_mut(name)?.plan = Arc::new(plan);
+        Ok(followers)
+    }
+
     /// What the pool of a lease lets guests without a policy of their own reach.
     fn policy_of_pool(&self, key: &LeaseKey) -> Result<VsockPolicy, ServiceError> {
         let lease = self.leases.get(key).ok_or_else(|| no_lease(key))?;

@@ -209,6 +209,50 @@ fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
 }
 
 #[test]
+fn a_pools_policy_that_the_service_refuses_for_one_lease_is_nobodys() {
+    let (host, slots) = Host::with_pool(2);
+    let web = name("web");
+    slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap();
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    slots.take(r#"web:b "vsock": {}"#).unwrap();
+    let b = LeaseKey {
+        owner_uid: ROOT.uid,
+        name: name("b"),
+    };
+    host.service.lock().refused_policy = Some((b, policy(TCP_RULE)));
+    let error = slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::Conflict);
+    assert!(error.to_string().contains("lease 'b'"), "{error}");
+    for channel in host.service.lock().channels.values() {
+        assert_eq!(channel.policy, policy(HOST_RULE), "{}", channel.lease);
+    }
+    let of_pool = |slots: &Slots| slots.pool(&web).unwrap().spec.vsock;
+    assert_eq!(of_pool(&slots), Some(policy(HOST_RULE)));
+    drop(slots);
+    assert_eq!(of_pool(&host.start()), Some(policy(HOST_RULE)));
+}
+
+#[test]
+fn a_channel_that_differs_in_policy_alone_is_not_opened_anew() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    {
+        let mut service = host.service.lock();
+        for channel in service.channels.values_mut() {
+            channel.policy = policy(TCP_RULE);
+        }
+        service.generation += 1;
+    }
+    let service = Arc::clone(&host.service);
+    host.advance_until(&slots, "the policy is as the journal says", |_| {
+        let service = service.lock();
+        let mut policies = service.channels.values().map(|channel| &channel.policy);
+        policies.all(|policy| policy.rules.is_empty())
+    });
+    assert_eq!(host.service.lock().opened, 1);
+}
+
+#[test]
 fn a_pools_policy_does_not_overwrite_one_that_a_lease_gets_at_that_moment() {
     let (host, slots) = Host::with_pool(1);
     let web = name("web");

@@ -235,6 +235,10 @@ fn a_mark_of_the_relay_s_is_refused_and_one_that_is_there_stays() {
     assert_eq!(code(refused), ErrorCode::InvalidRequest);
     let mut former = slots.shared.lock().pools[&name("web")].current_spec();
     former.policy = marked.clone();
+    // Nobody's address, which the service for vsock refuses.
+    let rule = r#"{"port": "5", "to": {"kind": "tcp", "address": "0.0.0.0:80"}}"#;
+    let to_nobody = serde_json::from_str(&format!(r#"{{"rules": [{rule}]}}"#)).unwrap();
+    former.vsock = Some(to_nobody);
     slots.shared.lock().journal.put_pool(&former).unwrap();
     drop(slots);
     let slots = host.start();
