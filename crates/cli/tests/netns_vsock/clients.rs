@@ -181,6 +181,29 @@ fn connect_waits_for_input_and_output_that_somebody_made_non_blocking() {
     });
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn connect_goes_on_after_a_message_of_no_bytes() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (_, mut guest) = world.lease("a");
+        guest.listen(Kind::Seqpacket, 60);
+        let mut child = world.spawn("vsock connect a 60 --seqpacket");
+        let socket = guest.accept(Kind::Seqpacket, 60).unwrap();
+        for message in ["a", "", "b"] {
+            guest
+                .send_message(socket, message.as_bytes(), true)
+                .unwrap();
+        }
+        drop(child.stdin.take());
+        assert_eq!(guest.receive_message(socket).unwrap(), None);
+        guest.close(socket).unwrap();
+        let (done, output, errors) = finish(child);
+        assert!(done, "{errors}");
+        assert_eq!(output, "ab");
+    });
+}
+
 fn socat(arguments: &[&str]) -> Child {
     piped(Command::new("socat").args(arguments))
         .spawn()

@@ -4,7 +4,7 @@
 //! the other way round. It is over when both have ended, or the guest has closed.
 
 use std::{
-    io::{self, ErrorKind, Read, Write},
+    io::{self, ErrorKind, IoSliceMut, Read, Write},
     os::fd::OwnedFd,
     process::ExitCode,
     thread,
@@ -14,7 +14,10 @@ use clap::Args;
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
-    net::{RecvFlags, SendFlags, Shutdown, SocketType, recv, send, shutdown, sockopt},
+    net::{
+        RecvAncillaryBuffer, RecvFlags, ReturnFlags, SendFlags, Shutdown, SocketType, recv,
+        recvmsg, send, shutdown, sockopt,
+    },
 };
 
 use super::{Which, guest};
@@ -99,13 +102,14 @@ fn receive_output(stream: &OwnedFd) -> io::Result<()> {
     // Nor here, where a message would be parted at its last line.
     let mut output = Patient(io::stdout());
     let has_messages = sockopt::socket_type(stream)? == SocketType::SEQPACKET;
+    sockopt::set_socket_passcred(stream, has_messages)?;
     loop {
         if has_messages {
             make_room(stream, &mut buffer);
         }
-        let length = match recv(stream, &mut buffer[..], RecvFlags::empty()) {
-            Ok((0, _)) => return Ok(()),
-            Ok((length, _)) => length,
+        let length = match receive(stream, &mut buffer) {
+            Ok(None) => return Ok(()),
+            Ok(Some(length)) => length,
             Err(Errno::INTR) => continue,
             Err(Errno::CONNRESET) => {
                 let reason = "the guest, or the service for vsock, reset the connection";
@@ -118,6 +122,16 @@ fn receive_output(stream: &OwnedFd) -> io::Result<()> {
             other => other?,
         }
     }
+}
+
+/// Receives bytes, or a message; nothing at the end. A message of no bytes isn't the end: it comes with credentials,
+/// as each does, and there being no room for those is told.
+fn receive(stream: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
+    let mut no_room = RecvAncillaryBuffer::default();
+    let mut pieces = [IoSliceMut::new(buffer)];
+    let received = recvmsg(stream, &mut pieces, &mut no_room, RecvFlags::empty())?;
+    let is_message = received.flags.contains(ReturnFlags::CTRUNC);
+    Ok((is_message || received.bytes != 0).then_some(received.bytes))
 }
 
 /// Makes the buffer as long as the next message: what doesn't fit of it would be lost.
@@ -141,6 +155,29 @@ fn await_closed(stream: &OwnedFd) -> io::Result<()> {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn a_message_of_no_bytes_is_not_the_end() {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+        // Also one that was there before.
+        send(&theirs, b"", SendFlags::empty()).unwrap();
+        sockopt::set_socket_passcred(&ours, true).unwrap();
+        send(&theirs, b"b", SendFlags::empty()).unwrap();
+        send(&theirs, b"", SendFlags::empty()).unwrap();
+        drop(theirs);
+        let mut buffer = [0; 16];
+        for expected in [Some(0), Some(1), Some(0), None] {
+            assert_eq!(receive(&ours, &mut buffer).unwrap(), expected);
         }
     }
 }
