@@ -35,6 +35,7 @@ use crate::{
     directory::{Route, Target},
     hybrid::line::{Heard, Line},
     listener::refuse_descriptors,
+    packet::flags,
     readiness::{Interest, Timer, timespec},
     worker::Command,
 };
@@ -48,6 +49,8 @@ pub const SIBLING_PATIENCE: Duration = Duration::from_secs(1);
 const PAUSE_FIRST: Duration = Duration::from_millis(5);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Marks of the identity line as a message: it is whole.
+const MARKS: u8 = flags::END_OF_MESSAGE.to_le_bytes()[0];
 
 /// A connection being opened.
 #[derive(Debug)]
@@ -288,7 +291,14 @@ impl Dial {
 
     /// What comes after the connection: the identity line, if there is one.
     fn introduction(&mut self, socket: OwnedFd) -> Stage {
-        self.outgoing = self.route.identity.clone().unwrap_or_default().into_bytes();
+        let has_marks = self.kind == VsockType::Seqpacket
+            && matches!(self.route.target, Target::LocalVm { .. });
+        self.outgoing = match &self.route.identity {
+            // A message like those that follow, each of which a sibling's end takes with its marks.
+            Some(line) if has_marks => [&[MARKS][..], line.as_bytes()].concat(),
+            Some(line) => line.clone().into_bytes(),
+            None => Vec::new(),
+        };
         Stage::Introducing(socket)
     }
 

@@ -1,6 +1,6 @@
 //! Guests that speak with each other, where a policy says so.
 
-use sandwire_api::vsock::{VsockDestination, VsockRefusal};
+use sandwire_api::vsock::{VsockDestination, VsockRefusal, VsockRule};
 use sandwire_vsock_guest::{
     Content, Guest, GuestError, Kind, Socket,
     packet::{HOST_CID, SHUTDOWN_SEND},
@@ -115,6 +115,39 @@ fn a_guest_reaches_a_sibling_by_its_virtual_cid() {
     let refused = pair.a.open(Kind::Stream, 77, SERVICE + 1);
     assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
     assert_eq!(pair.caller.refused(VsockRefusal::Policy), 1);
+    pair.clean();
+}
+
+#[test]
+fn a_sibling_is_told_who_calls_in_front_of_bytes_and_of_messages() {
+    let mut host = Host::new(2);
+    let introduced = VsockRule {
+        identity: true,
+        ..rule(ALIAS, sandbox("callee"))
+    };
+    let (none, rules) = (policy([]), policy([introduced]));
+    let caller = host.vm_named(TENANT, "caller", None, Limits::default(), rules);
+    let callee = host.vm_named(TENANT, "callee", None, Limits::default(), none);
+    let mut pair = Pair {
+        a: caller.boot(),
+        b: callee.boot(),
+        _host: host,
+        caller,
+        callee,
+    };
+    let line = format!("SANDWIRE/1 tenant={TENANT} lease=caller cid=3 port={ALIAS}\n");
+    let (from, to) = pair.open(Kind::Stream, HOST_CID, ALIAS);
+    pair.a.send(from, b"bytes").expect("sending");
+    let told = pair.b.receive_exact(to, line.len() + 5).expect("it");
+    assert_eq!(told, format!("{line}bytes").as_bytes());
+
+    let (from, to) = pair.open(Kind::Seqpacket, HOST_CID, ALIAS);
+    pair.a
+        .send_message(from, b"message", true)
+        .expect("sending");
+    let mut message = || pair.b.receive_message(to).expect("receiving");
+    assert_eq!(message(), Some((line.into_bytes(), false)));
+    assert_eq!(message(), Some((b"message".to_vec(), true)));
     pair.clean();
 }
 
