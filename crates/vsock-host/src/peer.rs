@@ -20,7 +20,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll::EventFlags},
     io::Errno,
-    net::{RecvFlags, Shutdown, recv},
+    net::{AddressFamily, RecvFlags, Shutdown, recv, sockopt},
 };
 
 use self::waiting::Waiting;
@@ -171,20 +171,23 @@ impl Peer {
     /// # Errors
     /// Of `setsockopt`.
     pub fn prepare_messages(&self, bytes: usize) -> io::Result<()> {
-        rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes + 1024)?;
+        sockopt::set_socket_send_buffer_size(&self.fd, bytes + 1024)?;
         if self.framing == Framing::Message {
-            rustix::net::sockopt::set_socket_passcred(&self.fd, true)?;
+            sockopt::set_socket_passcred(&self.fd, true)?;
         }
         Ok(())
     }
 
-    /// Lets the descriptor take about as much at once as may wait in all. What it doesn't take has to be copied
+    /// Lets a Unix socket take about as much at once as may wait in all. What it doesn't take has to be copied
     /// once more.
     ///
     /// # Errors
-    /// Of `setsockopt`.
+    /// Of `getsockopt` or `setsockopt`.
     pub fn prepare_stream(&self, bytes: usize) -> io::Result<()> {
-        rustix::net::sockopt::set_socket_send_buffer_size(&self.fd, bytes)?;
+        // TCP sizes its buffers better by itself, as long as nobody does.
+        if sockopt::socket_domain(&self.fd)? == AddressFamily::UNIX {
+            sockopt::set_socket_send_buffer_size(&self.fd, bytes)?;
+        }
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The host's end, over socket pairs.
 
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
 
 use super::*;
@@ -62,6 +62,25 @@ fn what_the_descriptor_does_not_take_waits_in_order() {
     }
     assert!(got.chunks(block.len()).all(|chunk| chunk == block));
     assert_eq!((peer.waiting(), peer.buffered()), (0, 0));
+}
+
+#[test]
+fn a_unix_socket_gets_its_buffer_and_tcp_keeps_its_own() {
+    let prepared = |fd: OwnedFd| {
+        let before = sockopt::socket_send_buffer_size(&fd).expect("its size");
+        let peer = Peer::new(fd, Framing::Stream);
+        peer.prepare_stream(8192).expect("an option");
+        let after = sockopt::socket_send_buffer_size(peer.fd()).expect("its size");
+        (before, after)
+    };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = listener.local_addr().expect("its address");
+    let stream = std::net::TcpStream::connect(address).expect("connecting");
+    let (before, after) = prepared(stream.into());
+    assert_eq!(before, after);
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+    let (before, after) = prepared(ours.into());
+    assert!(after < before, "{before} bytes, then {after}");
 }
 
 #[test]
