@@ -323,7 +323,8 @@ impl Connection {
         matches!(self.phase, Phase::Dialing | Phase::Asking { .. })
     }
 
-    /// Whether it ends as soon as the guest confirms, so that a time limit applies.
+    /// Whether it ends as soon as the guest confirms and what it sent has been passed on, so that a time limit applies
+    /// to the guest.
     #[must_use]
     pub fn is_closing(&self) -> bool {
         let told = self.told_shutdown == flags::SHUTDOWN_BOTH;

@@ -337,9 +337,6 @@ impl Vm {
         match peer.flush() {
             Wrote::Bytes(passed) => {
                 flow.connection.credit.forward(passed);
-                if passed != 0 && flow.deadline.is_some() {
-                    flow.deadline = Some(context.now + self.limits.shutdown_timeout);
-                }
                 if !peer.became_writable(passed != 0) {
                     peer.waits_for_room = false;
                     let token = Token::Flow(self.slot, number);
@@ -419,7 +416,8 @@ impl Vm {
         };
         let limit = if flow.connection.is_opening() {
             self.limits.connect_timeout
-        } else if flow.connection.is_closing() {
+        } else if flow.connection.is_closing() && !flow.has_backlog() {
+            // Else it is the reader of the host who is awaited, and gets what was sent however long that takes.
             self.limits.shutdown_timeout
         } else {
             flow.deadline = None;
@@ -445,9 +443,6 @@ impl Vm {
             Some(deadline) if deadline <= context.now => {
                 flow.deadline = None;
                 let opening = flow.connection.is_opening();
-                if flow.connection.is_gone() {
-                    return self.forget(number, context);
-                }
                 flow.connection.reset();
                 if opening {
                     self.counters.refuse(VsockRefusal::TimedOut);
