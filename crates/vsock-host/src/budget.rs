@@ -1,12 +1,16 @@
 //! Bytes that all guests together may have waiting in the service.
 //!
 //! What counts is the promise: the `buf_alloc` that a guest is told for a connection, whether or not anything
-//! is buffered. So the sum can never be exceeded, whatever the guests do.
+//! is buffered. Where a VMM owns the device nobody is told anything: there bytes count while they are here, before
+//! they are taken. So the sum can never be exceeded, whatever the guests do.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Least that a connection is promised, in bytes; a connection that can't have it is refused.
 pub const LEAST_PROMISE: u32 = 4096;
+
+/// This part of the total isn't promised: what relays take counts for a moment only, and they stand still without.
+const RELAYED: u64 = 16;
 
 /// Once half is promised, a new connection gets at most this part of what is left.
 const SHARE: u64 = 64;
@@ -36,19 +40,30 @@ impl Budget {
 
     /// Promises up to `wanted` bytes, fewer when half is gone. None if not even [`LEAST_PROMISE`] is left.
     pub fn promise(&self, wanted: u32) -> Option<u32> {
+        let total = (self.total - self.total / RELAYED).max(LEAST_PROMISE.into());
         let mut given = 0;
         self.promised
             .fetch_update(Relaxed, Relaxed, |promised| {
-                given = offer(self.total, promised, 0, wanted)?;
+                given = offer(total, promised, 0, wanted)?;
                 Some(promised + u64::from(given))
             })
             .ok()
             .map(|_| given)
     }
 
-    /// Takes back a promise.
-    pub fn release(&self, bytes: u32) {
-        self.promised.fetch_sub(u64::from(bytes), Relaxed);
+    /// Counts bytes that are about to be taken, `most` or as many as are left.
+    pub fn reserve(&self, most: u64) -> u64 {
+        let left = |promised| most.min(self.total.saturating_sub(promised));
+        let before = self
+            .promised
+            .fetch_update(Relaxed, Relaxed, |promised| Some(promised + left(promised)));
+        // It never says no.
+        before.map_or(0, left)
+    }
+
+    /// Takes back a promise, or bytes that are gone.
+    pub fn release(&self, bytes: u64) {
+        self.promised.fetch_sub(bytes, Relaxed);
     }
 }
 
@@ -75,7 +90,7 @@ mod tests {
 
     #[test]
     fn promises_shrink_after_half_and_never_exceed_the_total() {
-        let budget = Budget::new(1 << 20);
+        let budget = Budget::new(1_200_000);
         let mut given = Vec::new();
         while let Some(bytes) = budget.promise(256 * 1024) {
             given.push(bytes);
@@ -83,13 +98,17 @@ mod tests {
         assert_eq!(given[..2], [256 * 1024; 2]);
         assert!(given[2] < 16 * 1024);
         assert!(given.is_sorted_by(|left, right| left >= right));
-        assert!(budget.promised() <= 1 << 20);
         assert_eq!(
             budget.promised(),
             given.iter().map(|&bytes| u64::from(bytes)).sum::<u64>()
         );
+        let relayed = budget.reserve(u64::MAX);
+        assert!(relayed >= 1_200_000 / RELAYED, "{relayed}");
+        assert_eq!(budget.promised(), 1_200_000);
+        assert_eq!(budget.reserve(1), 0);
+        budget.release(relayed);
         for bytes in given {
-            budget.release(bytes);
+            budget.release(bytes.into());
         }
         assert_eq!(budget.promised(), 0);
         assert_eq!(budget.promise(8192), Some(8192));

@@ -472,7 +472,7 @@ impl Vm {
             .buffered_bytes
             .fetch_sub(flow.counted, Relaxed);
         self.promised -= u64::from(flow.promise);
-        context.budget.release(flow.promise);
+        context.budget.release(flow.promise.into());
     }
 
     /// Forgets all connections without telling the guest: it knows nothing of them any more.

@@ -57,14 +57,14 @@ mod tests {
             let lifeline = || Lifeline::of(service.clone());
             let directory = Arc::new(Directory::new());
             let (budget, settings) = (Arc::new(Budget::new(1 << 20)), WorkerSettings::default());
-            let worker = worker::spawn(0, directory.clone(), budget, settings, lifeline());
+            let worker = worker::spawn(0, directory.clone(), budget.clone(), settings, lifeline());
             let (worker, thread) = worker.expect("a worker");
             worker.send(if fails { Command::Panic } else { Command::Stop });
             assert_eq!(thread.join().is_err(), fails);
             assert_eq!(is_woken(&service), fails);
 
             service.clear();
-            let (router, thread) = router::spawn(directory, lifeline()).expect("a router");
+            let (router, thread) = router::spawn(directory, budget, lifeline()).expect("a router");
             router.send(if fails {
                 RouterCommand::Panic
             } else {

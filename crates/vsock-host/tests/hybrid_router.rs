@@ -355,6 +355,33 @@ fn a_reader_that_does_not_read_holds_its_own_connection_only_and_no_more_than_th
 }
 
 #[test]
+fn what_waits_of_all_guests_together_is_bounded() {
+    const TOTAL: u64 = 64 * 1024;
+    let mut lab = Lab::with_total(TOTAL);
+    let deaf = lab.path("deaf");
+    let _deaf = UnixListener::bind(&deaf).expect("a service that doesn't read");
+    let mut held = Vec::new();
+    for guest in ["one", "two"] {
+        lab.add(guest, &[&to_unix("1", &deaf)]).expect("a guest");
+        for _ in 0..16 {
+            let mut stream = lab.call(guest, 1).expect("a connection");
+            fill(&mut stream);
+            held.push(stream);
+        }
+    }
+    let buffered = |guest| lab.counters(guest).buffered_bytes.load(Relaxed);
+    until("what waits of both is counted for all", || {
+        lab.budget.promised() == buffered("one") + buffered("two")
+    });
+    let all = lab.budget.promised();
+    assert!((1..=TOTAL).contains(&all), "{all}");
+    for guest in ["one", "two"] {
+        lab.remove(guest);
+    }
+    assert_eq!(lab.budget.promised(), 0);
+}
+
+#[test]
 fn a_full_socket_takes_more_than_usual_as_long_as_its_guest_has_few_connections() {
     /// A pipe's worth, by which the last write may go beyond a socket's limit.
     const PIPE: u64 = 64 * 1024;

@@ -43,14 +43,14 @@ pub trait Carrier {
     fn copy_room(&mut self) -> Option<&mut [u8]>;
     /// Copied bytes, before they are delivered.
     fn see(&mut self, direction: Direction, bytes: &[u8]);
-    /// Bytes that have been taken from one side and not been delivered, as a difference.
-    fn buffered(&mut self, change: i64);
+    /// Room for up to that many bytes, which count as buffered from then on; 0 if there is none.
+    fn reserve(&mut self, most: usize) -> usize;
+    /// Bytes that aren't buffered any more.
+    fn freed(&mut self, bytes: usize);
     /// Bytes that have been delivered.
     fn moved(&mut self, direction: Direction, bytes: usize);
     /// That direction has ended.
     fn ended(&mut self, direction: Direction);
-    /// Bytes that may still be buffered.
-    fn room(&self) -> usize;
     /// Whether each of the two sockets may take up to [`WIDE_BYTES`].
     fn may_widen(&self) -> bool;
 }
@@ -203,8 +203,7 @@ impl Relay {
 
     /// Takes the bytes that are on their way off the count, when the relay is broken off.
     pub fn forget(&mut self, carrier: &mut impl Carrier) {
-        let buffered = self.buffered();
-        carrier.buffered(-signed(buffered));
+        carrier.freed(self.buffered());
     }
 }
 
@@ -271,7 +270,6 @@ impl Flow {
                     if self.first == 0 {
                         self.first = bytes;
                     }
-                    carrier.buffered(signed(bytes));
                 }
                 Err(Errno::AGAIN) => from.readable = false,
                 Err(Errno::INTR) => {}
@@ -283,17 +281,33 @@ impl Flow {
         Turn::Over
     }
 
-    /// Takes bytes from the sending side: into the pipe, or copied and shown.
+    /// Takes bytes from the sending side, as far as there is room for them.
     fn take(
         &mut self,
         direction: Direction,
         from: &Side,
         carrier: &mut impl Carrier,
     ) -> Result<usize, Errno> {
-        let room = carrier.room();
+        let most = carrier
+            .copy_room()
+            .map_or(PIPE_BYTES, |buffer| buffer.len());
+        let room = carrier.reserve(most);
         if room == 0 {
             return Err(Errno::NOMEM);
         }
+        let taken = self.take_at_most(room, direction, from, carrier);
+        carrier.freed(room - taken.unwrap_or(0));
+        taken
+    }
+
+    /// Into the pipe, or copied and shown.
+    fn take_at_most(
+        &mut self,
+        room: usize,
+        direction: Direction,
+        from: &Side,
+        carrier: &mut impl Carrier,
+    ) -> Result<usize, Errno> {
         if let Some(buffer) = carrier.copy_room() {
             let length = buffer.len().min(room);
             let (bytes, _) = recv(&from.socket, &mut buffer[..length], RecvFlags::empty())?;
@@ -305,7 +319,7 @@ impl Flow {
             Some(pipe) => pipe,
             None => carrier.pipes().take().map_err(|_| Errno::MFILE)?,
         };
-        let outcome = pipe.fill(&from.socket, room.min(PIPE_BYTES));
+        let outcome = pipe.fill(&from.socket, room);
         self.pipe = Some(pipe);
         self.in_pipe = *outcome.as_ref().unwrap_or(&0);
         if self.in_pipe == 0 {
@@ -339,14 +353,14 @@ impl Flow {
             }
         };
         self.bytes += bytes as u64;
-        carrier.buffered(-signed(bytes));
+        carrier.freed(bytes);
         carrier.moved(direction, bytes);
         Ok(bytes)
     }
 
     /// Ends a direction whose receiver takes no more, or whose sender was reset.
     fn cut(&mut self, direction: Direction, from: &Side, to: &Side, carrier: &mut impl Carrier) {
-        carrier.buffered(-signed(self.buffered()));
+        carrier.freed(self.buffered());
         // A pipe with bytes in it can't be used again.
         *self = Self {
             bytes: self.bytes,
@@ -368,9 +382,4 @@ impl Flow {
             carrier.pipes().give(pipe);
         }
     }
-}
-
-/// Lengths here are at most a pipe's.
-fn signed(bytes: usize) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
 }

@@ -26,6 +26,7 @@ use self::{connection::Connection, turns::Turns};
 use super::{pipe::PipePool, relay::COPY_BYTES};
 use crate::{
     address::VmKey,
+    budget::Budget,
     capture::Sink,
     directory::{Directory, DirectoryError, host_path},
     lifeline::Lifeline,
@@ -131,6 +132,7 @@ impl RouterHandle {
 /// When the kernel has no descriptors or threads.
 pub fn spawn(
     directory: Arc<Directory>,
+    budget: Arc<Budget>,
     lifeline: Lifeline,
 ) -> io::Result<(RouterHandle, JoinHandle<()>)> {
     let handle = RouterHandle {
@@ -143,6 +145,7 @@ pub fn spawn(
     poller.add(&handle.inbox.wake, WAKE, Interest::READ)?;
     let mut router = Router {
         directory,
+        budget,
         handle: handle.clone(),
         poller,
         vms: HashMap::new(),
@@ -170,6 +173,8 @@ pub fn spawn(
 const WAKE: u64 = 0;
 struct Router {
     directory: Arc<Directory>,
+    /// Bytes of all guests.
+    budget: Arc<Budget>,
     handle: RouterHandle,
     poller: Poller,
     vms: HashMap<VmKey, Vm>,

@@ -179,7 +179,8 @@ impl Channels {
             })
             .collect();
         let workers = workers?;
-        let (handle, thread) = router::spawn(directory.clone(), Lifeline::of(failed.clone()))?;
+        let lifeline = Lifeline::of(failed.clone());
+        let (handle, thread) = router::spawn(directory.clone(), budget, lifeline)?;
         Ok(Self {
             directory,
             state,

@@ -20,6 +20,7 @@ use std::{
 use sandwire_api::vsock::{VsockConnection, VsockPolicy};
 use sandwire_vsock_host::{
     address::VmKey,
+    budget::Budget,
     capture::Sink,
     directory::{Directory, Face, Placement},
     hybrid::router::{self, HybridSetup, RouterCommand, RouterError, RouterHandle},
@@ -35,6 +36,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Lab {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) directory: Arc<Directory>,
+    pub(crate) budget: Arc<Budget>,
     pub(crate) router: RouterHandle,
     thread: Option<JoinHandle<()>>,
     counters: HashMap<VmKey, Arc<VmCounters>>,
@@ -68,12 +70,19 @@ pub(crate) fn to_unix(port: &str, path: &Path) -> String {
 
 impl Lab {
     pub(crate) fn new() -> Self {
+        Self::with_total(Limits::default().total_bytes)
+    }
+
+    /// With so many bytes for all guests.
+    pub(crate) fn with_total(bytes: u64) -> Self {
         let directory = Arc::new(Directory::new());
-        let (router, thread) =
-            router::spawn(directory.clone(), Lifeline::default()).expect("a router");
+        let budget = Arc::new(Budget::new(bytes));
+        let spawned = router::spawn(directory.clone(), budget.clone(), Lifeline::default());
+        let (router, thread) = spawned.expect("a router");
         Self {
             folder: tempfile::tempdir().expect("a folder"),
             directory,
+            budget,
             router,
             thread: Some(thread),
             counters: HashMap::new(),

@@ -17,6 +17,7 @@ use sandwire_api::vsock::{
 use super::{Entry, Router, Vm, watch::Watch};
 use crate::{
     address::VmKey,
+    budget::Budget,
     capture::Sink,
     dial::{Dial, Progress},
     directory::Route,
@@ -33,7 +34,7 @@ use crate::{
 
 /// Connections accepted from one socket in one turn.
 const ACCEPTS: usize = 64;
-/// Pause of relays that found no descriptors, or their guest's memory used up.
+/// Pause of relays that found no descriptors, or their guest's memory or everybody's used up.
 const STARVED_PAUSE: Duration = Duration::from_millis(50);
 /// The guest's ports in captures and lists count from here, where Linux has its own unnamed ones too.
 const FIRST_GUEST_PORT: u32 = 1 << 30;
@@ -265,6 +266,7 @@ impl Router {
         let mut carrying = Carrying::new(
             &mut self.pipes,
             &mut self.scratch,
+            &self.budget,
             vm,
             connection.route.class(),
             &mut connection.packets,
@@ -344,6 +346,7 @@ impl Router {
                 relay.forget(&mut Carrying::new(
                     &mut self.pipes,
                     &mut self.scratch,
+                    &self.budget,
                     vm,
                     class,
                     packets,
@@ -447,6 +450,7 @@ struct Carrying<'a> {
     counters: &'a VmCounters,
     class: VsockClass,
     limits: &'a Limits,
+    budget: &'a Budget,
     /// Connections of the guest.
     connections: usize,
     sink: Option<&'a Arc<Sink>>,
@@ -457,6 +461,7 @@ impl<'a> Carrying<'a> {
     fn new(
         pipes: &'a mut PipePool,
         scratch: &'a mut [u8],
+        budget: &'a Budget,
         vm: &'a Vm,
         class: VsockClass,
         packets: &'a mut Packets,
@@ -467,6 +472,7 @@ impl<'a> Carrying<'a> {
             counters: &vm.setup.counters,
             class,
             limits: &vm.setup.limits,
+            budget,
             connections: vm.connections.len(),
             sink: vm.sink.as_ref(),
             packets,
@@ -489,13 +495,21 @@ impl Carrier for Carrying<'_> {
         }
     }
 
-    fn buffered(&mut self, change: i64) {
+    /// No more than its connection and its guest may have, and all guests together.
+    fn reserve(&mut self, most: usize) -> usize {
         let buffered = &self.counters.buffered_bytes;
-        if change < 0 {
-            buffered.fetch_sub(change.unsigned_abs(), Relaxed);
-        } else {
-            buffered.fetch_add(change.unsigned_abs(), Relaxed);
-        }
+        let of_guest = self.limits.guest_bytes;
+        let left = of_guest.saturating_sub(buffered.load(Relaxed));
+        let most = most.min(self.limits.connection_bytes as usize) as u64;
+        let given = self.budget.reserve(most.min(left));
+        buffered.fetch_add(given, Relaxed);
+        usize::try_from(given).expect("no more than was asked for")
+    }
+
+    fn freed(&mut self, bytes: usize) {
+        let bytes = bytes as u64;
+        self.counters.buffered_bytes.fetch_sub(bytes, Relaxed);
+        self.budget.release(bytes);
     }
 
     fn moved(&mut self, direction: Direction, bytes: usize) {
@@ -512,13 +526,6 @@ impl Carrier for Carrying<'_> {
             let operation = Operation::Shutdown;
             self.packets.record(sink, direction, operation, &[]);
         }
-    }
-
-    fn room(&self) -> usize {
-        let buffered = self.counters.buffered_bytes.load(Relaxed);
-        let left = self.limits.guest_bytes.saturating_sub(buffered);
-        let left = usize::try_from(left).unwrap_or(usize::MAX);
-        left.min(self.limits.connection_bytes as usize)
     }
 
     /// As long as both sockets of all connections may: so what the kernel holds is bounded like the rest.
