@@ -155,14 +155,15 @@ impl Peer {
         self.backlog.len() != self.backlog_start || !self.messages.is_empty()
     }
 
-    /// Payload in memory on behalf of this connection.
+    /// Bytes in memory on behalf of this connection: payload, and what messages that wait have with it.
     #[must_use]
     pub fn buffered(&self) -> usize {
         let outgoing = self
             .outgoing
             .as_ref()
             .map_or(0, |message| message.bytes.len());
-        self.waiting() + self.assembling.len() + outgoing
+        let backlog = self.backlog.len() - self.backlog_start;
+        backlog + self.messages.bytes() + self.assembling.len() + outgoing
     }
 
     /// Makes sure that a message of that many bytes, and a mark, can be sent at once; and that an end can be
