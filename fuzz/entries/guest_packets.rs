@@ -29,8 +29,11 @@ use rustix::{
         shutdown, socketpair,
     },
 };
-use sandwire_api::vsock::{
-    PortRange, VsockDestination, VsockPolicy, VsockRule, VsockState, VsockTraffic, VsockType,
+use sandwire_api::{
+    name::Name,
+    vsock::{
+        PortRange, VsockDestination, VsockPolicy, VsockRule, VsockState, VsockTraffic, VsockType,
+    },
 };
 use sandwire_vsock_guest::{
     packet::{HEADER_BYTES, Header, Operation, SHUTDOWN_SEND},
@@ -309,10 +312,9 @@ impl Stage {
         let pair = socketpair(AddressFamily::UNIX, socket_type, flags, None);
         let (theirs, ours) = pair.expect("a pair of sockets");
         let port = GUEST_PORT + u32::from(step & 3);
-        let marked = step >> 3 & 1 != 0;
-        let name = "caller".to_owned();
+        let caller = (step >> 3 & 1 != 0).then(|| key_of("caller"));
         self.vm
-            .connect_to_guest(theirs, port, kind, name, marked, &mut self.context);
+            .connect_to_guest(theirs, port, kind, caller, &mut self.context);
         self.peers.push(ours);
     }
 
@@ -501,11 +503,21 @@ fn neighbour(operation: Operation) -> Header {
     }
 }
 
+fn name(lease: &str) -> Name {
+    lease.parse().expect("a name")
+}
+
+fn key_of(lease: &str) -> VmKey {
+    VmKey {
+        tenant: 1000,
+        lease: name(lease),
+    }
+}
+
 /// The guest and the sibling that it may call, whose worker is the case itself.
 fn directory() -> (Arc<Directory>, VmKey, WorkerHandle) {
     let worker = WorkerHandle::new().expect("a queue");
     let directory = Directory::new();
-    let name = |lease: &str| lease.parse().expect("a name");
     let rule = VsockRule {
         port: PortRange::single(SERVICE).expect("a port"),
         to: VsockDestination::Sandbox {
@@ -515,10 +527,7 @@ fn directory() -> (Arc<Directory>, VmKey, WorkerHandle) {
         },
         identity: false,
     };
-    let [key, sibling] = ["guest", "sibling"].map(|lease| VmKey {
-        tenant: 1000,
-        lease: name(lease),
-    });
+    let [key, sibling] = ["guest", "sibling"].map(key_of);
     for (key, rules) in [(&key, vec![rule]), (&sibling, Vec::new())] {
         let placement = Placement {
             key: key.clone(),

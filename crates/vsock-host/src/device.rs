@@ -20,7 +20,7 @@ use rustix::{
     event::epoll::{self, EventData, EventFlags},
     io::Errno,
 };
-use sandwire_api::vsock::{HOST_CID, VsockClass, VsockConnection, VsockRefusal};
+use sandwire_api::vsock::{VsockClass, VsockConnection, VsockRefusal};
 
 use crate::{
     address::VmKey,
@@ -42,6 +42,7 @@ use crate::{
     worker::VmSetup,
 };
 
+mod callers;
 mod from_guest;
 mod listeners;
 mod opening;
@@ -49,6 +50,7 @@ mod to_guest;
 mod token;
 mod vmm;
 
+use callers::Callers;
 use listeners::Listeners;
 pub use token::{MOST_NUMBERS, Token};
 
@@ -127,6 +129,8 @@ struct Flow {
     route: Option<Box<Route>>,
     /// What the other side is called.
     name: String,
+    /// The sibling that called, if one did.
+    caller: Option<Box<VmKey>>,
     /// Whether messages of the peer carry marks: siblings.
     marked: bool,
     /// Bytes from the guest, and to it.
@@ -190,6 +194,7 @@ pub struct Vm {
     listeners: Listeners,
     flows: Slab<Box<Flow>>,
     by_key: HashMap<Key, u32>,
+    callers: Callers,
     clients: Slab<Box<Client>>,
     /// Flows that have something to tell, and flows whose peer has data for the guest. Each once.
     control: VecDeque<u32>,
@@ -250,6 +255,7 @@ impl Vm {
             listeners,
             flows: Slab::default(),
             by_key: HashMap::new(),
+            callers: Callers::default(),
             clients: Slab::default(),
             control: VecDeque::new(),
             data: VecDeque::new(),
@@ -466,6 +472,9 @@ impl Vm {
         if self.flows.is_empty() {
             self.by_key = HashMap::new();
         }
+        if let Some(caller) = &flow.caller {
+            self.callers.leave(caller);
+        }
         let counters = self.counters.class(flow.class);
         counters.connections.fetch_sub(1, Relaxed);
         self.counters
@@ -583,12 +592,6 @@ impl Vm {
         let mut transport = lock(&transport);
         work(self, &mut transport)
     }
-}
-
-/// Whether a guest may name that CID as a peer at all: not 0, not 1, not more than 32 bits, not itself.
-fn peer_cid(cid: u64, own: u32) -> Option<u32> {
-    let cid = u32::try_from(cid).ok()?;
-    (cid >= HOST_CID && cid != own && cid != u32::MAX).then_some(cid)
 }
 
 #[cfg(test)]

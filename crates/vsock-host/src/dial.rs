@@ -209,7 +209,7 @@ impl Dial {
                     port: *port,
                     socket: theirs,
                     kind: self.kind,
-                    peer: self.route.caller.clone(),
+                    caller: self.route.caller.clone(),
                 });
                 Ok(Step::On(Stage::Answer(ours)))
             }

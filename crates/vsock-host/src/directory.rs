@@ -30,8 +30,8 @@ pub struct Route {
     pub identity: Option<String>,
     /// What the target is called in a list: a path, an address, a lease.
     pub peer: String,
-    /// What the caller is called in the target's list.
-    pub caller: String,
+    /// Who calls.
+    pub caller: VmKey,
 }
 
 impl Route {
@@ -254,7 +254,7 @@ impl Directory {
             target,
             identity: rule.identity.then(|| identity_line(caller, port)),
             peer,
-            caller: caller.key.lease.to_string(),
+            caller: caller.key.clone(),
         })
     }
 
@@ -483,7 +483,7 @@ mod tests {
                 .expect("a route");
             let line = "SANDWIRE/1 tenant=1000 lease=web cid=3 port=12\n";
             assert_eq!(route.identity.as_deref(), Some(line));
-            assert_eq!((&*route.peer, &*route.caller), ("db:5434", "web"));
+            assert_eq!((&*route.peer, &route.caller), ("db:5434", &from));
         }
     }
 

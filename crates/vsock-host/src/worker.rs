@@ -40,8 +40,8 @@ pub enum Command {
         socket: OwnedFd,
         /// Stream or messages.
         kind: VsockType,
-        /// Who calls, for the list.
-        peer: String,
+        /// Who calls.
+        caller: VmKey,
     },
     /// The guest's policy is another: connections that it opened and that are no longer allowed are reset.
     PolicyChanged(VmKey),

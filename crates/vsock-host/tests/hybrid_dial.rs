@@ -29,7 +29,7 @@ fn to(target: Target) -> Route {
         target,
         identity: None,
         peer: "peer".to_owned(),
-        caller: "web".to_owned(),
+        caller: hybrid::key("web"),
     }
 }
 

@@ -7,9 +7,9 @@
 use std::{ptr, sync::atomic::Ordering::Relaxed};
 
 use rustix::event::epoll::EventFlags;
-use sandwire_api::vsock::{VsockRefusal, VsockType};
+use sandwire_api::vsock::{HOST_CID, VsockRefusal, VsockType};
 
-use super::{Context, Scratch, Side, Vm, peer_cid};
+use super::{Context, Scratch, Side, Vm};
 use crate::{
     connection::{Key, Verdict},
     front_end::{FROM_GUEST, Transport},
@@ -454,6 +454,12 @@ impl Vm {
 
 /// Readiness that a dial is waited for with.
 pub(super) const DIAL_FLAGS: EventFlags = EventFlags::IN;
+
+/// Whether a guest may name that CID as a peer at all: not 0, not 1, not more than 32 bits, not itself.
+fn peer_cid(cid: u64, own: u32) -> Option<u32> {
+    let cid = u32::try_from(cid).ok()?;
+    (cid >= HOST_CID && cid != own && cid != u32::MAX).then_some(cid)
+}
 
 /// Cuts the pieces from `start` on to `bytes` in all; where they end then.
 fn trim(pieces: &mut [libc::iovec], start: usize, mut bytes: usize) -> usize {

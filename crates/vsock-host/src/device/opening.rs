@@ -10,10 +10,11 @@ use rustix::{
 use sandwire_api::vsock::{HOST_CID, VsockClass, VsockRefusal, VsockType};
 
 use super::{
-    Client, Context, FIRST_PORT, Flow, MOST_NUMBERS, PEER_FLAGS, Side, Token, Vm,
+    Client, Context, FIRST_PORT, Flow, MOST_NUMBERS, PEER_FLAGS, Side, Token, Vm, callers::share,
     from_guest::DIAL_FLAGS, to_guest::FIRST_APPETITE,
 };
 use crate::{
+    address::VmKey,
     budget::{LEAST_PROMISE, offer},
     connection::{Connection, Key},
     dial::{Dial, Progress},
@@ -34,6 +35,7 @@ struct Draft {
     class: VsockClass,
     route: Option<Box<Route>>,
     name: String,
+    caller: Option<Box<VmKey>>,
     marked: bool,
 }
 
@@ -74,6 +76,7 @@ impl Vm {
             from_guest: true,
             class: route.class(),
             name: route.peer.clone(),
+            caller: None,
             marked: matches!(route.target, Target::LocalVm { .. }),
             route: Some(Box::new(route)),
         };
@@ -105,19 +108,24 @@ impl Vm {
         peer: Side,
         context: &mut Context,
     ) -> Result<u32, VsockRefusal> {
-        let most = self.limits.connections.min(MOST_NUMBERS - 1) as usize;
-        if self.flows.len() >= most {
+        let most = self.limits.connections.min(MOST_NUMBERS - 1);
+        let admits = |caller| self.callers.admits(caller, most);
+        if self.flows.len() >= most as usize || !draft.caller.as_deref().is_none_or(admits) {
             return Err(VsockRefusal::TooManyConnections);
         }
-        let promise = self.promise(context)?;
+        let promise = self.promise(draft.caller.is_some(), context)?;
         let Draft {
             key,
             from_guest,
             class,
             route,
             name,
+            caller,
             marked,
         } = draft;
+        if let Some(caller) = &caller {
+            self.callers.enter(caller);
+        }
         let connection = if from_guest {
             Connection::dialing(promise)
         } else {
@@ -131,6 +139,7 @@ impl Vm {
             class,
             route,
             name,
+            caller,
             marked,
             egress: 0,
             ingress: 0,
@@ -152,13 +161,17 @@ impl Vm {
         Ok(number)
     }
 
-    /// Bytes that a new connection may have waiting, out of the guest's and of all guests' budget.
-    fn promise(&mut self, context: &Context) -> Result<u32, VsockRefusal> {
+    /// Bytes that a new connection may have waiting, out of the guest's and of all guests' budget; `called` if a
+    /// sibling asks for it.
+    fn promise(&mut self, called: bool, context: &Context) -> Result<u32, VsockRefusal> {
         let more = u64::from(self.limits.connections).saturating_sub(self.flows.len() as u64);
         let reserved = more.saturating_mul(u64::from(LEAST_PROMISE));
         let wanted = self.limits.connection_bytes;
-        let ours = offer(self.limits.guest_bytes, self.promised, reserved, wanted)
-            .ok_or(VsockRefusal::Memory)?;
+        let of_guest = match called {
+            true => share(self.limits.guest_bytes),
+            false => self.limits.guest_bytes,
+        };
+        let ours = offer(of_guest, self.promised, reserved, wanted).ok_or(VsockRefusal::Memory)?;
         let given = context.budget.promise(ours).ok_or(VsockRefusal::Memory)?;
         self.promised += u64::from(given);
         Ok(given)
@@ -302,7 +315,7 @@ impl Vm {
                 };
                 let kind = client.handshake.kind();
                 let socket = client.handshake.into_socket();
-                self.connect_to_guest(socket, port, kind, "client".to_owned(), false, context);
+                self.connect_to_guest(socket, port, kind, None, context);
             }
         }
     }
@@ -317,18 +330,17 @@ impl Vm {
         }
     }
 
-    /// Asks the guest for a connection, for whoever is at the other end of `socket`: `marked` if that is a
-    /// sibling. If it can't be, the socket is closed.
+    /// Asks the guest for a connection, for whoever is at the other end of `socket`: a sibling that calls, or a client
+    /// of the host. If it can't be, the socket is closed.
     pub fn connect_to_guest(
         &mut self,
         socket: OwnedFd,
         port: u32,
         kind: VsockType,
-        name: String,
-        marked: bool,
+        caller: Option<VmKey>,
         context: &mut Context,
     ) {
-        if let Err(reason) = self.try_connect(socket, port, kind, name, marked, context) {
+        if let Err(reason) = self.try_connect(socket, port, kind, caller, context) {
             self.counters.refuse(reason);
         }
         self.serve_to_guest(context);
@@ -339,8 +351,7 @@ impl Vm {
         socket: OwnedFd,
         port: u32,
         kind: VsockType,
-        name: String,
-        marked: bool,
+        caller: Option<VmKey>,
         context: &mut Context,
     ) -> Result<(), VsockRefusal> {
         if self.front_end.is_none() {
@@ -350,6 +361,7 @@ impl Vm {
             return Err(VsockRefusal::SeqpacketUnsupported);
         }
         let key = self.free_key(port, kind);
+        let marked = caller.is_some();
         let draft = Draft {
             key,
             from_guest: false,
@@ -359,7 +371,10 @@ impl Vm {
                 VsockClass::HostToGuest
             },
             route: None,
-            name,
+            name: caller
+                .as_ref()
+                .map_or_else(|| "client".to_owned(), |caller| caller.lease.to_string()),
+            caller: caller.map(Box::new),
             marked,
         };
         let number = self.insert(draft, Side::Closed, context)?;

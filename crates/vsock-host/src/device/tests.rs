@@ -13,8 +13,8 @@ use std::{
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use sandwire_api::vsock::{
-    PortRange, VsockConnection, VsockDestination, VsockPolicy, VsockRefusal, VsockRule, VsockState,
-    VsockType,
+    HOST_CID, PortRange, VsockConnection, VsockDestination, VsockPolicy, VsockRefusal, VsockRule,
+    VsockState, VsockType,
 };
 use sandwire_vsock_guest::{Guest, Kind, Settings};
 

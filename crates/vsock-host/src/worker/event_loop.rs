@@ -298,14 +298,15 @@ impl Worker {
                     port,
                     socket,
                     kind,
-                    peer,
+                    caller,
                 } => {
                     if let Some(vm) = self
                         .by_key
                         .get(&vm)
                         .and_then(|&slot| self.vms.get_mut(slot))
                     {
-                        vm.connect_to_guest(socket, port, kind, peer, true, &mut self.context);
+                        let caller = Some(caller);
+                        vm.connect_to_guest(socket, port, kind, caller, &mut self.context);
                     }
                 }
                 Command::PolicyChanged(key) => {

@@ -8,7 +8,9 @@ use sandwire_vsock_guest::{
 };
 use sandwire_vsock_host::limits::Limits;
 
-use crate::host::{Host, TENANT, Vm, clean, eventually, name, policy, rule, to_host, works};
+use crate::host::{
+    Host, TENANT, Vm, clean, eventually, name, policy, read_line, rule, to_host, works,
+};
 
 const ALIAS: u32 = 2000;
 const SERVICE: u32 = 7;
@@ -187,6 +189,56 @@ fn a_sibling_that_does_not_listen_answers_with_rst() {
     pair.caller.wait_for_connections(0);
     pair.callee.wait_for_connections(0);
     pair.clean();
+}
+
+/// Calls until it is refused; how often the other answered.
+fn flood(caller: &mut Guest, callee: &mut Guest) -> usize {
+    let mut answered = 0;
+    loop {
+        let socket = caller.start_open(Kind::Stream, HOST_CID, ALIAS);
+        eventually("an answer", || {
+            callee.poll();
+            caller.poll();
+            caller.socket(socket).state != State::Connecting
+        });
+        if caller.socket(socket).state != State::Established {
+            return answered;
+        }
+        answered += 1;
+    }
+}
+
+#[test]
+fn a_sibling_that_calls_without_end_leaves_room_for_others() {
+    let mut host = Host::new(2);
+    let few = Limits {
+        connections: 40,
+        shutdown_timeout: std::time::Duration::from_millis(200),
+        ..Limits::default()
+    };
+    let [first, second] = ["first", "second"].map(|lease| {
+        let calls = policy([rule(ALIAS, sandbox("callee"))]);
+        host.vm_named(TENANT, lease, None, Limits::default(), calls)
+    });
+    let own = to_host(&[crate::host::PORT]);
+    let callee = host.vm_named(TENANT, "callee", None, few, own);
+    let (mut a, mut b, mut called) = (first.boot(), second.boot(), callee.boot());
+    called.listen(Kind::Stream, SERVICE);
+    assert_eq!(flood(&mut a, &mut called), 15);
+    assert_eq!(flood(&mut b, &mut called), 8);
+    assert_eq!(callee.refused(VsockRefusal::TooManyConnections), 2);
+    works(&callee, &mut called);
+    called.listen(Kind::Stream, 5000);
+    let mut client = callee.dial(5000);
+    called.accept(Kind::Stream, 5000).expect("a client's call");
+    assert!(read_line(&mut client).starts_with("OK "));
+    drop(a);
+    eventually("what the first had to be free again", || {
+        called.poll();
+        callee.traffic().connections < 15
+    });
+    assert!(flood(&mut b, &mut called) > 0);
+    clean(&called);
 }
 
 #[test]
