@@ -1,8 +1,16 @@
 //! `STATUS`: whether an `ADD` would succeed now.
 //!
-//! A pool that is being refilled is well, since `ADD` waits for it; one that can't be refilled isn't.
+//! A pool that is being refilled is well, since `ADD` waits for it; one that can't be refilled isn't. One that is full is
+//! well, too: runtimes take what is told here for the state of the whole node, whose containers lack nothing.
 
-use sandwire_api::{client::ClientError, error::ErrorCode, pool::Pool, slot::SlotKind};
+use sandwire_api::{
+    client::ClientError,
+    error::ErrorCode,
+    health::{Health, Problem},
+    name::Name,
+    pool::Pool,
+    slot::SlotKind,
+};
 
 use crate::{error::Error, network::Network};
 
@@ -13,11 +21,8 @@ pub(crate) fn run(network: &Network) -> Result<String, Error> {
         reason: error.to_string(),
     };
     let health = client.health().map_err(unavailable)?;
-    if !health.ready {
-        let problems = health.problems.iter().filter(|problem| problem.blocking);
-        let problems: Vec<String> = problems
-            .map(|problem| format!("{}: {}", problem.subject, problem.message))
-            .collect();
+    let problems = problems_for(&name, &health);
+    if !problems.is_empty() {
         let reason = format!("the daemon is not ready: {}", problems.join("; "));
         return Err(Error::Impaired { reason });
     }
@@ -34,7 +39,20 @@ pub(crate) fn run(network: &Network) -> Result<String, Error> {
     }
 }
 
-/// Why nothing can be taken from a pool, neither now nor soon.
+/// What keeps the daemon from serving this pool; what is wrong with another one doesn't.
+fn problems_for(name: &Name, health: &Health) -> Vec<String> {
+    let is_ours = |problem: &&Problem| {
+        let of_pool = problem.subject.strip_prefix("pool ");
+        of_pool.is_none_or(|pool| pool == name.as_str())
+    };
+    let blocking = health.problems.iter().filter(|problem| problem.blocking);
+    blocking
+        .filter(is_ours)
+        .map(|problem| format!("{}: {}", problem.subject, problem.message))
+        .collect()
+}
+
+/// Why nothing can be taken from a pool that isn't full, neither now nor soon.
 fn obstacle(pool: &Pool) -> Option<String> {
     let name = &pool.spec.name;
     if pool.spec.kind != SlotKind::Container {
@@ -43,14 +61,9 @@ fn obstacle(pool: &Pool) -> Option<String> {
         ));
     }
     let slots = &pool.slots;
-    if slots.ready > 0 {
+    let is_full = slots.leased + slots.held >= pool.slots_max;
+    if slots.ready > 0 || is_full {
         return None;
-    }
-    if slots.leased + slots.held >= pool.slots_max {
-        return Some(format!(
-            "all {} slots of pool {name} are leased: its prefix has no more",
-            pool.slots_max
-        ));
     }
     if let Some(error) = &pool.last_error {
         return Some(format!(

@@ -200,7 +200,7 @@ impl State {
         }
         let (method, path) = head.split_once(' ').unwrap();
         match (method, path.trim_start_matches("/v1/")) {
-            ("GET", "/healthz") => (200, health(true)),
+            ("GET", "/healthz") => (200, health_with(&[])),
             ("GET", "pools/web") => (200, pool()),
             ("GET", "leases") => (200, self.leases.values().cloned().collect()),
             ("POST", "leases") => self.acquire(body),
@@ -256,11 +256,11 @@ pub(crate) fn refusal(code: &str) -> Value {
     json!({ "code": code, "message": format!("cannot do it: {code}"), "request_id": "r1" })
 }
 
-pub(crate) fn health(ready: bool) -> Value {
-    let problem =
-        json!({ "subject": "pool web", "message": "its uplink is gone", "blocking": true });
-    let problems = if ready { vec![] } else { vec![problem] };
-    json!({ "ready": ready, "version": "1", "instance": "default", "problems": problems })
+/// What the daemon says of itself when something is wrong with each of these.
+pub(crate) fn health_with(subjects: &[&str]) -> Value {
+    let problem = |subject: &&str| json!({ "subject": subject, "message": "its uplink is gone", "blocking": true });
+    let problems: Vec<Value> = subjects.iter().map(problem).collect();
+    json!({ "ready": problems.is_empty(), "version": "1", "instance": "default", "problems": problems })
 }
 
 pub(crate) fn pool() -> Value {

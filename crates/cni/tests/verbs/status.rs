@@ -3,7 +3,7 @@
 use sandwire_cni::Environment;
 use serde_json::{Value, json};
 
-use crate::daemon::{Daemon, health, pool, run};
+use crate::daemon::{Daemon, health_with, pool, run};
 
 #[test]
 fn a_daemon_with_a_pool_that_has_slots_is_well() {
@@ -51,8 +51,8 @@ fn what_keeps_an_add_from_succeeding_is_told() {
             "GET /v1/pools",
             200,
             pool_with("/slots/leased", json!(200)),
-            Some(50),
-            "all 200 slots",
+            None,
+            "",
         ),
         (
             "GET /v1/pools",
@@ -71,9 +71,16 @@ fn what_keeps_an_add_from_succeeding_is_told() {
         (
             "GET /healthz",
             503,
-            health(false),
+            health_with(&["pool web"]),
             Some(51),
             "its uplink is gone",
+        ),
+        (
+            "GET /healthz",
+            503,
+            health_with(&["pool other", "host"]),
+            Some(51),
+            "host: its uplink is gone",
         ),
     ] {
         let daemon = Daemon::start();
@@ -96,6 +103,15 @@ fn what_keeps_an_add_from_succeeding_is_told() {
         .run("STATUS", &json!({ "cniVersion": "0.4.0" }))
         .unwrap_err();
     assert_eq!(older["code"], 1, "{older}");
+}
+
+#[test]
+fn what_is_wrong_with_another_pool_is_no_matter_of_this_ones() {
+    for other in ["pool other", "pool web2"] {
+        let daemon = Daemon::start();
+        daemon.answer("GET /healthz", 1, 503, health_with(&[other]));
+        assert_eq!(daemon.run("STATUS", &json!({})).unwrap(), "", "{other}");
+    }
 }
 
 #[test]
