@@ -1,6 +1,10 @@
-//! Connections that the kernel tracks: forget those of certain addresses, forget all, count.
+//! Connections that the kernel tracks: forget those of certain addresses, forget flows of UDP, count.
 
-use std::{collections::HashSet, hash::BuildHasher, net::IpAddr};
+use std::{
+    collections::HashSet,
+    hash::BuildHasher,
+    net::{IpAddr, SocketAddr},
+};
 
 use crate::{
     Error,
@@ -36,6 +40,13 @@ const TCP_BE_LIBERAL: u8 = 0x08;
 const CTA_ID: u16 = 12;
 const CTA_ZONE: u16 = 18;
 const CTA_TUPLE_IP: u16 = 1;
+/// In IPv4 and in IPv6.
+const CTA_IP_SRC: [u16; 2] = [1, 3];
+const CTA_IP_DST: [u16; 2] = [2, 4];
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
+const CTA_PROTO_DST_PORT: u16 = 3;
 const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
 /// Deletions that go into one request: as many answers fit a default socket buffer.
 const BATCH: usize = 128;
@@ -86,19 +97,60 @@ pub fn forget<S: BuildHasher>(
         {
             continue;
         }
-        let found = socket.query(
-            SUBSYSTEM << 8 | IPCTNL_MSG_CT_GET,
-            true,
-            ("list", "tracked connections"),
-            |message| message.raw(&generic_header(family)),
-            |reply| Connection::matching(reply.attributes(GENERIC_HEADER), addresses),
-        )?;
-        forgotten += found.len();
-        for connections in found.chunks(BATCH) {
-            delete(socket, family, connections)?;
-        }
+        let matching = |attributes: Attributes<'_>| Connection::matching(attributes, addresses);
+        forgotten += forget_chosen(socket, family, matching)?;
     }
     Ok(forgotten)
+}
+
+/// Whom a flow of UDP called, and who answers it: somebody else, if the call is translated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagrams {
+    /// Where the caller sent to.
+    pub called: SocketAddr,
+    /// Where that is led, and answered from.
+    pub answering: SocketAddr,
+}
+
+/// Forgets the flows of UDP that are chosen, and says how many there were. The next datagram of each begins a new one,
+/// which goes where rules lead it by then.
+///
+/// # Errors
+/// The kernel refuses. A flow that ended by itself meanwhile is fine.
+pub fn forget_datagrams(
+    socket: &mut Socket,
+    is_chosen: impl Fn(&Datagrams) -> bool,
+) -> Result<usize, Error> {
+    if count(socket)? == 0 {
+        return Ok(0);
+    }
+    let mut forgotten = 0;
+    for family in [octet(libc::AF_INET), octet(libc::AF_INET6)] {
+        let chosen = |attributes: Attributes<'_>| {
+            let flow = Datagrams::of(attributes)?;
+            is_chosen(&flow).then(|| Connection::of(attributes))?
+        };
+        forgotten += forget_chosen(socket, family, chosen)?;
+    }
+    Ok(forgotten)
+}
+
+fn forget_chosen(
+    socket: &mut Socket,
+    family: u8,
+    choose: impl Fn(Attributes<'_>) -> Option<Connection>,
+) -> Result<usize, Error> {
+    let found = socket.query(
+        SUBSYSTEM << 8 | IPCTNL_MSG_CT_GET,
+        true,
+        ("list", "tracked connections"),
+        |message| message.raw(&generic_header(family)),
+        |reply| choose(reply.attributes(GENERIC_HEADER)),
+    )?;
+    for connections in found.chunks(BATCH) {
+        delete(socket, family, connections)?;
+    }
+    Ok(found.len())
 }
 
 /// Lets TCP connections with one of these addresses go on although packets of theirs took another way for
@@ -175,12 +227,40 @@ impl Connection {
         if !has_address(CTA_TUPLE_ORIG) && !has_address(CTA_TUPLE_REPLY) {
             return None;
         }
+        Self::of(attributes)
+    }
+
+    fn of(attributes: Attributes<'_>) -> Option<Self> {
         Some(Self {
             original: attributes.find(CTA_TUPLE_ORIG)?.to_vec(),
             zone: attributes.find(CTA_ZONE).map(<[u8]>::to_vec),
             id: attributes.find(CTA_ID).map(<[u8]>::to_vec),
         })
     }
+}
+
+impl Datagrams {
+    /// None of what is no flow of UDP.
+    fn of(attributes: Attributes<'_>) -> Option<Self> {
+        let (original, reply) = (CTA_TUPLE_ORIG, CTA_TUPLE_REPLY);
+        Some(Self {
+            called: end_of(attributes.nested(original), CTA_IP_DST, CTA_PROTO_DST_PORT)?,
+            answering: end_of(attributes.nested(reply), CTA_IP_SRC, CTA_PROTO_SRC_PORT)?,
+        })
+    }
+}
+
+/// One end of what goes by UDP in one direction.
+fn end_of(tuple: Attributes<'_>, addresses: [u16; 2], port: u16) -> Option<SocketAddr> {
+    let protocol = tuple.nested(CTA_TUPLE_PROTO);
+    if protocol.find(CTA_PROTO_NUM)? != [octet(libc::IPPROTO_UDP)] {
+        return None;
+    }
+    let of_ip = tuple.nested(CTA_TUPLE_IP);
+    let mut found = addresses.into_iter().filter_map(|kind| of_ip.find(kind));
+    let address = found.next().and_then(attribute::address_of)?;
+    let port = protocol.find(port)?.first_chunk()?;
+    Some(SocketAddr::new(address, u16::from_be_bytes(*port)))
 }
 
 fn delete(socket: &mut Socket, family: u8, connections: &[Connection]) -> Result<(), Error> {

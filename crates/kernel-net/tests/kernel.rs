@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::{
+    cell::RefCell,
     collections::HashSet,
     fs,
     net::{IpAddr, TcpListener, TcpStream, UdpSocket},
@@ -12,7 +13,7 @@ use std::{
 
 use sandwire_kernel_net::{
     address::Address,
-    conntrack,
+    conntrack::{self, Datagrams},
     interface::{self, Change, InterfaceIndex},
     listener::{self, Listener, Transport},
     netlink::{Request, Socket},
@@ -235,6 +236,58 @@ fn only_connections_of_the_addresses_named_are_forgotten() {
         let left = lab.run("conntrack -L -f ipv4") + &lab.run("conntrack -L -f ipv6");
         assert!(left.contains("10.64.0.8 ") && left.contains("fd00:c10e::8 "));
         assert!(!left.contains("10.64.0.7 ") && !left.contains("fd00:c10e::7 "));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn flows_of_udp_are_forgotten_by_whom_they_called_and_who_answers() {
+    lab::run(|lab| {
+        let mut socket = Socket::netfilter().unwrap();
+        let entry = |protocol: &str, caller: &str, called: &str, answering: &str| {
+            let original = format!("-s {caller} -d {called} --sport 1000 --dport 5140");
+            let reply =
+                format!("-r {answering} -q {caller} --reply-port-src 514 --reply-port-dst 1000");
+            lab.run(&format!(
+                "conntrack -I -p {protocol} {original} {reply} -t 100"
+            ));
+        };
+        entry("udp", "203.0.113.2", "192.0.2.1", "10.64.0.7");
+        entry("udp", "203.0.113.2", "192.0.2.2", "10.64.0.8");
+        entry("udp", "2001:db8::2", "2001:db8::1", "fd00:c10e::7");
+        lab.run(
+            "conntrack -I -p tcp -s 203.0.113.2 -d 192.0.2.1 --sport 1000 --dport 5140 --state ESTABLISHED -t 100",
+        );
+        let seen = RefCell::new(Vec::new());
+        let none = conntrack::forget_datagrams(&mut socket, |flow| {
+            seen.borrow_mut().push(*flow);
+            false
+        });
+        assert_eq!(none.unwrap(), 0);
+        let mut seen = seen.into_inner();
+        seen.sort_by_key(|flow| flow.called);
+        let flow = |called: &str, answering: &str| Datagrams {
+            called: called.parse().unwrap(),
+            answering: answering.parse().unwrap(),
+        };
+        let v6 = flow("[2001:db8::1]:5140", "[fd00:c10e::7]:514");
+        let all = [
+            flow("192.0.2.1:5140", "10.64.0.7:514"),
+            flow("192.0.2.2:5140", "10.64.0.8:514"),
+            v6,
+        ];
+        assert_eq!(seen, all);
+        for gone in [all[0], v6] {
+            let chosen = conntrack::forget_datagrams(&mut socket, |flow| *flow == gone);
+            assert_eq!(chosen.unwrap(), 1, "{gone:?}");
+        }
+        let left = lab.run("conntrack -L -f ipv4") + &lab.run("conntrack -L -f ipv6");
+        let is_left = |text: &str| left.contains(text);
+        assert!(is_left("tcp") && is_left("10.64.0.8 "), "{left}");
+        assert!(
+            !is_left("10.64.0.7 ") && !is_left("fd00:c10e::7 "),
+            "{left}"
+        );
     });
 }
 

@@ -308,8 +308,10 @@ impl Network for KernelNetwork {
             published: ports,
         };
         self.with_worker(|worker| host_table::publish(self.instance(), worker, &served))?;
-        state.published = ports.to_vec();
+        let before = std::mem::replace(&mut state.published, ports.to_vec());
         self.tell_published(ports);
+        drop(state);
+        self.redirect_datagrams(&before, ports);
         Ok(())
     }
 

@@ -98,7 +98,7 @@ pub trait Network: Send + Sync {
         Vec::new()
     }
 
-    /// Makes the host's published ports exactly these.
+    /// Makes the host's published ports exactly these, also for who goes on calling one of UDP from before.
     ///
     /// # Errors
     /// Nothing changed.

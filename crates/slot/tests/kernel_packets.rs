@@ -5,12 +5,16 @@
 
 mod fixture;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    time::Duration,
+};
 
 use fixture::{
     pool, pool_of, prepare,
     sandbox::{GATEWAY_MAC, Sandbox},
     talk::{IN_VAIN, PATIENCE, http_get, http_get_once, serve_on_host, udp_echo},
+    tear_down,
 };
 use sandwire_api::published_port::{Protocol, PublishPort};
 use sandwire_slot::{
@@ -578,6 +582,65 @@ fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
         check(true);
         network.set_published_ports(&[]).unwrap();
         check(false);
+    });
+}
+
+/// A socket beyond that calls from one port all the time.
+fn caller(beyond: &Beyond, host: IpAddr) -> UdpSocket {
+    let any: IpAddr = if host.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
+    };
+    let bound = beyond.inside(|| Ok(UdpSocket::bind((any, 0))?)).unwrap();
+    let interval = Duration::from_millis(100);
+    bound.set_read_timeout(Some(interval)).unwrap();
+    bound
+}
+
+/// Whether it hears anything within a second in which it calls ten times.
+fn is_answered(caller: &UdpSocket, target: SocketAddr) -> bool {
+    // What is late from before.
+    while caller.recv_from(&mut [0; 64]).is_ok() {}
+    (0..10).any(|_| {
+        caller.send_to(b"ping", target).unwrap();
+        caller.recv_from(&mut [0; 64]).is_ok()
+    })
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_goes_on_calling_a_udp_port_is_led_to_the_guest_once_it_is_published() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        let plan = pool("web", "{}");
+        let network = prepare(&plan);
+        let callers = [IpAddr::from(HOST_IPV4), HOST_IPV6.into()]
+            .map(|host| (caller(&beyond, host), SocketAddr::new(host, 5140)));
+        let assert_answered = |expected: bool| {
+            for (caller, target) in &callers {
+                assert_eq!(is_answered(caller, *target), expected, "{target}");
+            }
+        };
+        for number in 0..2 {
+            assert_answered(false);
+            let sandbox = Sandbox::start(&network, &plan, number);
+            let port = PublishPort {
+                protocol: Protocol::Udp,
+                host_address: None,
+                host_port: 5140,
+                clone_port: 7,
+                nic: 0,
+            };
+            let clone_addresses = sandbox.clone_addresses().to_vec();
+            network
+                .set_published_ports(&[(port, clone_addresses)])
+                .unwrap();
+            assert_answered(true);
+            network.set_published_ports(&[]).unwrap();
+            drop(sandbox.guest);
+            tear_down(&network, &[sandbox.slot]);
+        }
     });
 }
 

@@ -1,10 +1,17 @@
-//! Sandboxes of the eBPF data paths that have published ports.
+//! What published ports need beside the host's table, which translates the calls.
 //!
-//! The host's table translates a call of such a port, and its connection tracking alone can translate
-//! the answer back. Where the sandbox's packets leave by an uplink past the stack, its answers must not:
-//! its entries bear a flag for that, as long as a published port leads to one of their addresses.
+//! Its connection tracking alone can translate the answers back. Where the packets of a sandbox of the eBPF data paths
+//! leave by an uplink past the stack, its answers must not: its entries bear a flag for that, as long as a published port
+//! leads to one of their addresses.
+//!
+//! The kernel asks the table for the first packet of a connection alone. By UDP one lasts for as long as its caller goes on,
+//! so those who have called a port already are forgotten when it is published.
 
-use std::{collections::HashSet, fs, net::IpAddr};
+use std::{
+    collections::HashSet,
+    fs,
+    net::{IpAddr, SocketAddr},
+};
 
 use sandwire_api::published_port::{Protocol, PublishPort};
 use sandwire_datapath::{
@@ -13,6 +20,8 @@ use sandwire_datapath::{
 };
 
 use sandwire_kernel_net::{
+    address,
+    conntrack::{self, Datagrams},
     listener::{self, Listener, Transport},
     netlink::Socket,
 };
@@ -43,6 +52,50 @@ impl KernelNetwork {
             ebpf.set_published(ports);
         }
     }
+
+    /// Has who goes on calling UDP ports that were not published before be led there, too.
+    pub(super) fn redirect_datagrams(
+        &self,
+        before: &[(PublishPort, Vec<IpAddr>)],
+        ports: &[(PublishPort, Vec<IpAddr>)],
+    ) {
+        let is_new = |port: &&(PublishPort, Vec<IpAddr>)| {
+            port.0.protocol == Protocol::Udp && !before.contains(port)
+        };
+        let new: Vec<_> = ports.iter().filter(is_new).collect();
+        if new.is_empty() {
+            return;
+        }
+        let forgotten = self.with_worker(|worker| {
+            let listed = address::list(&mut worker.route)?.into_iter();
+            let own: HashSet<IpAddr> = listed.map(|listed| listed.address.addr()).collect();
+            let is_stale = |flow: &Datagrams| {
+                let called = flow.called.ip();
+                own.contains(&called)
+                    && !called.is_loopback()
+                    && new.iter().any(|port| is_led_elsewhere(flow, port))
+            };
+            Ok(conntrack::forget_datagrams(
+                &mut worker.netfilter,
+                is_stale,
+            )?)
+        });
+        if let Err(error) = forgotten {
+            tracing::warn!(%error, "who goes on calling a UDP port from before it was published may not reach it");
+        }
+    }
+}
+
+/// Whether a flow calls this published port and doesn't come where that leads.
+fn is_led_elsewhere(flow: &Datagrams, (port, clones): &(PublishPort, Vec<IpAddr>)) -> bool {
+    let called = flow.called.ip();
+    let is_called = flow.called.port() == port.host_port
+        && port.host_address.is_none_or(|address| address == called);
+    let leads_elsewhere = |clone: &IpAddr| {
+        clone.is_ipv4() == called.is_ipv4()
+            && SocketAddr::new(*clone, port.clone_port) != flow.answering
+    };
+    is_called && clones.iter().any(leads_elsewhere)
 }
 
 impl Ebpf {
@@ -104,4 +157,39 @@ fn clone_addresses(nic: &abi::Nic) -> impl Iterator<Item = IpAddr> + use<> {
     let ipv4 = abi::ipv4_of(nic.clone4).map(IpAddr::from);
     let ipv6 = (nic.has_ipv6 != 0).then(|| IpAddr::from(nic.clone6));
     ipv4.into_iter().chain(ipv6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_calls_the_port_and_is_not_led_there_is_led_elsewhere() {
+        let port: PublishPort =
+            serde_json::from_str(r#"{"protocol":"udp","host_port":5140,"clone_port":514}"#)
+                .unwrap();
+        let of_address = PublishPort {
+            host_address: Some([192, 0, 2, 1].into()),
+            ..port.clone()
+        };
+        let clones = ["10.64.0.9", "fd00:c10e::9"].map(|clone| clone.parse().unwrap());
+        for (called, answering, expected) in [
+            ("192.0.2.1:5140", "192.0.2.1:5140", [true, true]),
+            ("192.0.2.1:5140", "10.64.0.8:514", [true, true]),
+            ("192.0.2.1:5140", "10.64.0.9:515", [true, true]),
+            ("192.0.2.1:5140", "10.64.0.9:514", [false, false]),
+            ("192.0.2.1:514", "192.0.2.1:514", [false, false]),
+            ("192.0.2.2:5140", "192.0.2.2:5140", [true, false]),
+            ("[2001:db8::1]:5140", "[2001:db8::1]:5140", [true, false]),
+            ("[2001:db8::1]:5140", "[fd00:c10e::9]:514", [false, false]),
+        ] {
+            let flow = Datagrams {
+                called: called.parse().unwrap(),
+                answering: answering.parse().unwrap(),
+            };
+            let found = [&port, &of_address]
+                .map(|port| is_led_elsewhere(&flow, &(port.clone(), clones.to_vec())));
+            assert_eq!(found, expected, "{flow:?}");
+        }
+    }
 }
