@@ -1,7 +1,12 @@
 //! Identities without a namespace: addresses of their own for the sockets of a cgroup.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv6Addr},
+    path::PathBuf,
+};
 
+use ipnet::Ipv6Net;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -10,6 +15,12 @@ use crate::{
     policy::EgressPolicy,
     pool::{HostService, PolicySpec, UplinkPolicy},
 };
+
+/// Where what is `::1` inside identities lies on the host: a unique local prefix (RFC 4193) that no route leads to.
+pub const LOOPBACK6: Ipv6Net = Ipv6Net::new_assert(
+    Ipv6Addr::new(0xfd53, 0x7764, 0x6c6f, 0x6f70, 0, 0, 0, 0),
+    64,
+);
 
 /// What an identity may reach: the keys of a pool's policy that have a meaning without a slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

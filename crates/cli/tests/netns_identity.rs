@@ -5,15 +5,19 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
+    net::IpAddr,
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     time::{Duration, SystemTime},
 };
 
 use sandwire_testlab::{
+    fake_guest::FakeGuest,
+    host::{Beyond, HOST_IPV4},
     lab::{self, Lab},
     openmetrics,
-    sandwire::{self, Daemon},
+    sandwire::{self, Daemon, Lease},
 };
 use serde_json::Value;
 
@@ -316,5 +320,155 @@ fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
             lab.run("ip -o addr show dev lo") == before
         });
         fs::create_dir(&cgroup.0).unwrap();
+    });
+}
+
+/// Answers at port 8080 in both families and at 8081 in IPv4, on the wildcard.
+const SERVER: &str = r#"
+import socket, threading
+
+def serve(listener):
+    while True:
+        caller = listener.accept()[0]
+        caller.recv(4096)
+        caller.sendall(b"HTTP/1.0 200 OK\r\n\r\nan identity")
+        caller.close()
+
+both = socket.create_server(("", 8080), family=socket.AF_INET6, dualstack_ipv6=True)
+one = socket.create_server(("", 8081))
+threading.Thread(target=serve, args=(both,), daemon=True).start()
+print("ready", flush=True)
+serve(one)
+"#;
+
+/// A [`SERVER`] in a cgroup, until it is dropped.
+struct Server(Child);
+
+impl Server {
+    fn start(cgroup: &Cgroup) -> Self {
+        let script = format!(
+            "echo 0 > {}/cgroup.procs; exec python3 -c \"$0\"",
+            cgroup.path()
+        );
+        let mut child = Command::new("sh")
+            .args(["-ec", &script, SERVER])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        Self(child)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// A daemon with a pool of which user 1000 may publish ports of its leases.
+fn daemon_for_a_user(lab: &Lab) -> Daemon {
+    let config = "instance = \"identities\"\nsocket_mode = \"0666\"\n";
+    let executable = sandwire::executable().unwrap();
+    let daemon = Daemon::start(&executable, lab.folder(), config).unwrap();
+    let pool = serde_json::json!({
+        "name": "web",
+        "kind": "host",
+        "data_path": "ebpf",
+        "size": 1,
+        "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24", "ipv6": "fd00:c10e::/64"},
+        "access": [{"verbs": ["acquire", "publish"], "uids": [1000]}],
+    });
+    daemon.create_pool(&pool).unwrap();
+    daemon
+}
+
+fn as_user(daemon: &Daemon, verb: &str) -> Output {
+    daemon.command(verb).uid(1000).gid(1000).output().unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_published_port_leaves_connections_to_identities_alone() {
+    lab::run_within(DEADLINE, |lab| {
+        let beyond = Beyond::attach().unwrap();
+        let daemon = daemon_for_a_user(lab);
+        for prefix in ["10.77.0.0/24", "fd77::/64"] {
+            beyond.route_through_host(prefix).unwrap();
+        }
+        let cgroup = Cgroup::new();
+        let addresses = ["10.77.0.1", "10.77.0.2", "fd77::1"].map(|address| ["--address", address]);
+        done(
+            &[
+                &["add", cgroup.path(), "--name", "web"][..],
+                addresses.as_flattened(),
+            ]
+            .concat(),
+        );
+        let server = Server::start(&cgroup);
+
+        let acquired = as_user(&daemon, "--json acquire web mine");
+        let lease = Lease::read(&serde_json::from_slice(&acquired.stdout).unwrap()).unwrap();
+        let guest = FakeGuest::attach(&lease.path, &lease.tap).unwrap();
+        let gateway = IpAddr::from(guest.network().ipv4_gateway);
+        guest.ping(gateway, Duration::from_secs(60)).unwrap();
+        for ports in ["8080:80", "8081:80"] {
+            let output = as_user(&daemon, &format!("publish mine {ports}"));
+            let error = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{ports}: {error}");
+        }
+        let taken = as_user(&daemon, "publish mine 8082:80 --host-address 10.77.0.2");
+        let error = String::from_utf8(taken.stderr).unwrap();
+        assert!(error.contains("an identity's address"), "{error}");
+
+        let curl = |target: &str| format!("curl -gsS -m 20 http://{target}/");
+        for target in [
+            "10.77.0.1:8080",
+            "10.77.0.2:8080",
+            "[fd77::1]:8080",
+            "10.77.0.1:8081",
+            "10.77.0.2:8081",
+        ] {
+            assert_eq!(
+                beyond.run(&curl(target)).unwrap(),
+                "an identity",
+                "{target}"
+            );
+            assert_eq!(
+                lab.run(&curl(target)),
+                "an identity",
+                "{target} from the host"
+            );
+        }
+        for target in ["[::1]:8080", "127.0.0.1:8080", "127.0.0.1:8081"] {
+            let inside = format!("echo 0 > {}/cgroup.procs; {}", cgroup.path(), curl(target));
+            assert_eq!(lab.shell(&inside), "an identity", "{target}");
+        }
+        for port in [8080, 8081] {
+            let page = beyond.run(&curl(&format!("{HOST_IPV4}:{port}"))).unwrap();
+            assert_ne!(page, "an identity", "of the host's address, port {port}");
+        }
+
+        let late = Cgroup::new();
+        done(&[
+            "add",
+            late.path(),
+            "--name",
+            "late",
+            "--address",
+            "10.77.0.9",
+        ]);
+        let late_server = Server::start(&late);
+        until("an identity that has come since is left alone", || {
+            beyond
+                .run(&curl("10.77.0.9:8080"))
+                .is_ok_and(|page| page == "an identity")
+        });
+        drop((server, late_server));
+        for name in ["web", "late"] {
+            done(&["remove", name]);
+        }
     });
 }

@@ -2,12 +2,13 @@
 //!
 //! They don't need it: what there is is in the kernel, and commands repair what they find. A daemon that starts has them
 //! run the programs of its version; while it runs it looks from time to time for those whose cgroup is gone, so that
-//! their addresses go without a command.
+//! their addresses go without a command, and has published ports leave alone what is for the others.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use sandwire_api::identity::Identity;
 use sandwire_identity::{Error, FOLDER, Identities};
+use sandwire_slot::service::Slots;
 use tokio::time::{MissedTickBehavior, interval};
 
 /// How often it is looked. The kernel tells nobody when the last socket of a cgroup that was removed is closed.
@@ -41,6 +42,25 @@ impl HostIdentities {
         }
     }
 
+    /// Has published ports leave alone what is for the addresses of those that there are.
+    pub(crate) fn spare(&self, slots: &Slots) {
+        let addresses = match self.list() {
+            Ok(listed) => {
+                let addresses = listed.into_iter().flat_map(|identity| identity.addresses);
+                addresses.collect()
+            }
+            // Theirs aren't addresses of this host.
+            Err(Error::OtherNamespace { .. }) => BTreeSet::new(),
+            Err(error) => {
+                tracing::warn!(%error, "published ports may take what is for new identities");
+                return;
+            }
+        };
+        if let Err(error) = slots.spare_addresses(addresses) {
+            tracing::warn!(%error, "published ports may take what is for new identities");
+        }
+    }
+
     /// Takes away what has ended.
     fn look(&self) {
         match self.identities.repair() {
@@ -65,7 +85,7 @@ pub(crate) fn default_folder() -> &'static Path {
 }
 
 /// Looks from time to time, for ever; begins with an upgrade.
-pub(crate) async fn sweep(identities: Arc<HostIdentities>) {
+pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
     let ours = Arc::clone(&identities);
     if let Err(error) = tokio::task::spawn_blocking(move || ours.renew()).await {
         tracing::error!(%error, "an upgrade of identities ended early");
@@ -74,8 +94,12 @@ pub(crate) async fn sweep(identities: Arc<HostIdentities>) {
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         turns.tick().await;
-        let ours = Arc::clone(&identities);
-        if let Err(error) = tokio::task::spawn_blocking(move || ours.look()).await {
+        let (ours, slots) = (Arc::clone(&identities), Arc::clone(&slots));
+        let look = move || {
+            ours.look();
+            ours.spare(&slots);
+        };
+        if let Err(error) = tokio::task::spawn_blocking(look).await {
             tracing::error!(%error, "a look at identities ended early");
         }
     }

@@ -156,7 +156,8 @@ async fn serve(
     let announcer = tokio::spawn(announce(Arc::clone(app)));
     let sweeper = impair::sweep(Arc::clone(&app.impairments), Arc::clone(&app.slots));
     let sweeper = tokio::spawn(sweeper);
-    let looker = tokio::spawn(identities::sweep(Arc::clone(&app.identities)));
+    let looker = identities::sweep(Arc::clone(&app.identities), Arc::clone(&app.slots));
+    let looker = tokio::spawn(looker);
     loop {
         let told = match signals.next().await {
             Signalled::Stop => Told::Stop,

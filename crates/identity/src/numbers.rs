@@ -7,13 +7,12 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use sandwire_api::identity::LOOPBACK6;
+
 /// The first number.
 pub(crate) const FIRST: u32 = 256;
 /// The last number.
 pub(crate) const LAST: u32 = 65_535;
-
-/// Where all loopback addresses of IPv6 lie: a unique local prefix (RFC 4193) that no route leads to.
-const LOOPBACK6: [u16; 4] = [0xfd53, 0x7764, 0x6c6f, 0x6f70];
 
 /// The next number that is free after the one that was given out last: sockets of an identity that was removed keep its
 /// number for as long as they are open.
@@ -29,9 +28,7 @@ pub(crate) fn loopback4(number: u32) -> Ipv4Addr {
 
 /// The address that stands for `::1`.
 pub(crate) fn loopback6(number: u32) -> Ipv6Addr {
-    let [one, two, three, four] = LOOPBACK6;
-    let prefix = Ipv6Addr::new(one, two, three, four, 0, 0, 0, 0);
-    Ipv6Addr::from_bits(prefix.to_bits() | u128::from(number))
+    Ipv6Addr::from_bits(LOOPBACK6.network().to_bits() | u128::from(number))
 }
 
 /// Why an address can't be an identity's; `None` if it can.
@@ -47,7 +44,7 @@ pub(crate) fn objection(address: IpAddr) -> Option<&'static str> {
         IpAddr::V6(address) if address.is_unicast_link_local() => {
             Some("a link-local address needs an interface")
         }
-        IpAddr::V6(address) if address.to_bits() >> 64 == loopback6(0).to_bits() >> 64 => {
+        IpAddr::V6(address) if LOOPBACK6.contains(&address) => {
             Some("its prefix is that of the identities' loopback addresses")
         }
         IpAddr::V4(Ipv4Addr::BROADCAST) => Some("it is the broadcast address"),

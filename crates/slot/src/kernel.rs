@@ -306,12 +306,20 @@ impl Network for KernelNetwork {
         let served = Served {
             pools: state.pools.values().collect(),
             published: ports,
+            spared: &state.spared,
         };
         self.with_worker(|worker| host_table::publish(self.instance(), worker, &served))?;
         let before = std::mem::replace(&mut state.published, ports.to_vec());
         self.tell_published(ports);
         drop(state);
         self.redirect_datagrams(&before, ports);
+        Ok(())
+    }
+
+    fn spare_addresses(&self, addresses: &BTreeSet<IpAddr>) -> Result<(), NetworkError> {
+        let mut state = lock(&self.host);
+        self.with_worker(|worker| host_table::spare(self.instance(), worker, addresses))?;
+        state.spared.clone_from(addresses);
         Ok(())
     }
 
@@ -324,6 +332,7 @@ impl Network for KernelNetwork {
         let served = Served {
             pools: hosted,
             published: &state.published,
+            spared: &state.spared,
         };
         let instance = self.instance();
         self.with_worker(|worker| {

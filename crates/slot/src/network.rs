@@ -105,6 +105,15 @@ pub trait Network: Send + Sync {
     fn set_published_ports(&self, ports: &[(PublishPort, Vec<IpAddr>)])
     -> Result<(), NetworkError>;
 
+    /// Has published ports leave what is for these addresses on the host to who has them for himself: for exactly these.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    fn spare_addresses(&self, addresses: &BTreeSet<IpAddr>) -> Result<(), NetworkError> {
+        let _ = addresses;
+        Ok(())
+    }
+
     /// Checks the host's side (table, shared interface, routes, forwarding, uplinks) and repairs it.
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect>;
 

@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use sandwire_api::published_port::{PublishPort, PublishedPort};
+use sandwire_api::{
+    identity::LOOPBACK6,
+    published_port::{PublishPort, PublishedPort},
+};
 
 use crate::{error::ServiceError, network::Listener, plan::SlotPlan};
 
@@ -51,7 +54,7 @@ impl Publication {
     #[must_use]
     pub fn hides(&self, listener: &Listener) -> bool {
         let bound = listener.address;
-        if bound.is_loopback() || bound.is_multicast() {
+        if is_loopback(bound) || bound.is_multicast() {
             return false;
         }
         let host = self.published.port.host_address;
@@ -97,7 +100,7 @@ fn clone_addresses(port: &PublishPort, slot: &SlotPlan) -> Result<Vec<IpAddr>, S
         let reason = "name one of the host's own addresses, or none for all of them";
         return Err(invalid("host_address", host.to_string(), reason));
     }
-    if host.to_canonical().is_loopback() {
+    if is_loopback(host.to_canonical()) {
         let reason = "no published port can be reached by the loopback: name another address of the host, or none \
                       for all of them, and call that or the clone address";
         return Err(invalid("host_address", host.to_string(), reason));
@@ -114,6 +117,11 @@ fn clone_addresses(port: &PublishPort, slot: &SlotPlan) -> Result<Vec<IpAddr>, S
         return Err(invalid("host_address", host.to_string(), reason));
     }
     Ok(same_family)
+}
+
+/// Whether an address is of the host's loopback, or of an identity's.
+fn is_loopback(address: IpAddr) -> bool {
+    address.is_loopback() || matches!(address, IpAddr::V6(address) if LOOPBACK6.contains(&address))
 }
 
 fn invalid(field: &'static str, value: String, reason: &str) -> ServiceError {

@@ -129,6 +129,8 @@ struct State {
     ports: Vec<Publication>,
     /// The kernel may have other ports than `ports`: to be told again.
     ports_dirty: Option<String>,
+    /// Addresses on the host that published ports leave alone, once the kernel has been told.
+    spared: Option<BTreeSet<IpAddr>>,
     /// Clone addresses to which published ports may lead in the kernel.
     published_to: HashSet<IpAddr>,
     /// Slots in state `TearingDown` that nobody may take up before the kernel knows that no port leads to them.

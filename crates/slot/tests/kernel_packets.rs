@@ -6,6 +6,7 @@
 mod fixture;
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     time::Duration,
 };
@@ -582,6 +583,52 @@ fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
         check(true);
         network.set_published_ports(&[]).unwrap();
         check(false);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn published_ports_leave_spared_addresses_alone() {
+    lab::run(|lab| {
+        let beyond = Beyond::attach().unwrap();
+        let plan = pool("web", "{}");
+        let network = prepare(&plan);
+        let sandbox = Sandbox::start(&network, &plan, 0);
+        let others = ["10.77.0.5", "fd77::5"].map(|other| other.parse::<IpAddr>().unwrap());
+        for other in others {
+            lab.run(&format!("ip address add {other} dev lo"));
+            beyond.route_through_host(&other.to_string()).unwrap();
+        }
+        let port = PublishPort {
+            protocol: Protocol::Tcp,
+            host_address: None,
+            host_port: 8080,
+            clone_port: 80,
+            nic: 0,
+        };
+        let ports = [(port, sandbox.clone_addresses().to_vec())];
+        network.set_published_ports(&ports).unwrap();
+        let assert_led = |addresses: [IpAddr; 2], expected: bool| {
+            for address in addresses {
+                let target = SocketAddr::new(address, 8080);
+                let own = http_get_once(target);
+                assert_eq!(own.is_ok(), expected, "{address} from the host: {own:?}");
+                let remote = beyond.inside(|| Ok(http_get_once(target).is_ok())).unwrap();
+                assert_eq!(remote, expected, "{address} from beyond");
+            }
+        };
+        let both = [IpAddr::from(HOST_IPV4), HOST_IPV6.into()];
+        for is_spared in [false, true] {
+            let spared: BTreeSet<_> = others.into_iter().filter(|_| is_spared).collect();
+            network.spare_addresses(&spared).unwrap();
+            assert_led(both, true);
+            assert_led(others, !is_spared);
+        }
+        // A table that is made anew knows them.
+        lab.run("nft delete table inet sandwire-test");
+        network.inspect_host(std::slice::from_ref(&plan.spec));
+        assert_led(both, true);
+        assert_led(others, false);
     });
 }
 

@@ -102,6 +102,8 @@ async fn publish(
 ) -> Result<(StatusCode, axum::Json<PublishedPort>), Failure> {
     let published = blocking(move || {
         let (owner, hide) = (how.owner_uid, how.hide_host_service);
+        // One that has come since the last look.
+        app.identities.spare(&app.slots);
         Ok(app.slots.publish(caller, owner, &name, &port, hide)?)
     })
     .await?;

@@ -19,15 +19,16 @@
 //! make the kernel track every connection of the host, which costs its packets to and from sandboxes more than
 //! all else that we do.
 //!
-//! Sets grow with pools and published ports. Names of sets end in the IP version.
+//! Sets grow with pools and published ports, and with the addresses that these leave alone. Names of sets end in the IP version.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net};
 use sandwire_api::{
+    identity::LOOPBACK6,
     policy::CLOUD_METADATA,
     pool::{HostService, UplinkPolicy},
     published_port::{Protocol as PublishedProtocol, PublishPort},
@@ -47,7 +48,7 @@ mod extent;
 use extent::Extent;
 pub(super) use extent::{
     add_elements, change_elements, cut_back, falls_short, has_no_pool, is_sound, make_anew,
-    publish, remove_elements, same_rules,
+    publish, remove_elements, same_rules, spare,
 };
 
 const RAW: &str = "raw";
@@ -85,6 +86,8 @@ enum PerFamily {
     Ports,
     /// Published ports of all addresses of the host.
     AnyPorts,
+    /// Addresses on the host that published ports leave alone.
+    Spared,
     /// Prefixes, and the chains that bound their connections.
     Bounds,
     /// How many connections an address has.
@@ -94,7 +97,7 @@ enum PerFamily {
 }
 
 impl PerFamily {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Siblings,
         Self::Trusted,
         Self::Pingers,
@@ -104,6 +107,7 @@ impl PerFamily {
         Self::Masqueraded,
         Self::Ports,
         Self::AnyPorts,
+        Self::Spared,
         Self::Bounds,
         Self::Open,
         Self::Begun,
@@ -125,6 +129,7 @@ impl PerFamily {
             Self::Masqueraded => "masqueraded",
             Self::Ports => "ports",
             Self::AnyPorts => "any_ports",
+            Self::Spared => "spared",
             Self::Bounds => "bounds",
             Self::Open => "open",
             Self::Begun => "begun",
@@ -143,6 +148,7 @@ impl PerFamily {
                 &[address, Field::Protocol, Field::Port],
             ),
             Self::AnyPorts => (SetKind::MapToPort(family), &[Field::Protocol, Field::Port]),
+            Self::Spared => (SetKind::Exact, &[address]),
             Self::Bounds => (SetKind::RangesToChains, &[address]),
             Self::Open | Self::Begun => (connections::set_kind(self), &[address]),
             _ => (SetKind::Ranges, &[address]),
@@ -266,14 +272,12 @@ fn publish_rules() -> Vec<(&'static str, Rule)> {
     for chain in [PUBLISH, PUBLISH_LOCAL] {
         for family in Family::ALL {
             let local = || {
-                let loopback = match family {
-                    Family::Ipv4 => IpNet::new(Ipv4Addr::LOCALHOST.into(), 8),
-                    Family::Ipv6 => IpNet::new(Ipv6Addr::LOCALHOST.into(), 128),
-                };
-                let loopback = loopback.expect("both lengths are within their family's");
-                let rule = Rule::new().family(family);
-                rule.address_outside(Direction::Destination, loopback)
-                    .to_this_host()
+                let mut rule = Rule::new().family(family);
+                for loopback in loopbacks(family) {
+                    rule = rule.address_outside(Direction::Destination, loopback);
+                }
+                rule.to_this_host()
+                    .key_not_in(&[destination(family)], &PerFamily::Spared.name(family))
             };
             let (port, protocol) = (KeyPart::DestinationPort, KeyPart::Protocol);
             let ports = PerFamily::Ports.name(family);
@@ -290,6 +294,17 @@ fn publish_rules() -> Vec<(&'static str, Rule)> {
         }
     }
     rules
+}
+
+/// What never leaves the host: its own loopback, and those of identities, which of IPv4 are part of it.
+fn loopbacks(family: Family) -> Vec<IpNet> {
+    match family {
+        Family::Ipv4 => vec![Ipv4Net::new_assert(Ipv4Addr::LOCALHOST, 8).into()],
+        Family::Ipv6 => vec![
+            IpNet::from(IpAddr::from(Ipv6Addr::LOCALHOST)),
+            LOOPBACK6.into(),
+        ],
+    }
 }
 
 fn metadata_rules(chain: &'static str) -> Vec<(&'static str, Rule)> {
@@ -539,6 +554,20 @@ fn write_ports(batch: &mut Batch<'_>, ports: &[(PublishPort, Vec<IpAddr>)]) {
         }
     }
     for (set, elements) in by_set {
+        batch.add_elements(&set, &elements);
+    }
+}
+
+fn write_spared(batch: &mut Batch<'_>, addresses: &BTreeSet<IpAddr>) {
+    for family in Family::ALL {
+        let set = PerFamily::Spared.name(family);
+        batch.clear_set(&set);
+        let of_family = addresses
+            .iter()
+            .filter(|address| address.is_ipv4() == (family == Family::Ipv4));
+        let elements: Vec<_> = of_family
+            .map(|address| Element::exact(Key::default().address(*address)))
+            .collect();
         batch.add_elements(&set, &elements);
     }
 }

@@ -1,6 +1,9 @@
 //! What the host's side is asked to serve.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use sandwire_api::{pool::UplinkPolicy, published_port::PublishPort, slot::DataPath};
 
@@ -16,6 +19,8 @@ pub(super) struct HostState {
     /// Numbers of the pools whose sandboxes have children of other interfaces, to which the host leads nobody.
     pub(super) children: BTreeMap<String, u32>,
     pub(super) published: PublishedPorts,
+    /// Addresses on the host that published ports leave alone.
+    pub(super) spared: BTreeSet<IpAddr>,
 }
 
 impl HostState {
@@ -34,6 +39,7 @@ impl HostState {
         Served {
             pools: others.map(|(_, other)| other).collect(),
             published: &self.published,
+            spared: &self.spared,
         }
     }
 }
@@ -66,6 +72,8 @@ pub(super) struct Served<'a> {
     pub(super) pools: Vec<&'a Hosted>,
     /// With the clone addresses that they lead to.
     pub(super) published: &'a [(PublishPort, Vec<IpAddr>)],
+    /// Addresses that these leave alone.
+    pub(super) spared: &'a BTreeSet<IpAddr>,
 }
 
 impl<'a> Served<'a> {
@@ -73,6 +81,7 @@ impl<'a> Served<'a> {
         Self {
             pools: self.pools.iter().copied().chain([pool]).collect(),
             published: self.published,
+            spared: self.spared,
         }
     }
 

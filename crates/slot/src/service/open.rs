@@ -201,6 +201,7 @@ fn recover(
         adoption_ends: None,
         ports: Vec::new(),
         ports_dirty: None,
+        spared: None,
         published_to: std::collections::HashSet::new(),
         unpublishing: Vec::new(),
         lease_numbers: 0..0,

@@ -1,7 +1,7 @@
 //! Publishing host ports to leases.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     net::{IpAddr, SocketAddr},
     sync::PoisonError,
 };
@@ -51,6 +51,7 @@ impl Slots {
             return Ok(published);
         }
         shared.check_port_may_be_taken(caller, port)?;
+        state.check_address_is_the_hosts(port)?;
         state.check_port_is_free(&publication)?;
         state.check_room_for_port(caller, &publication.published)?;
         drop(state);
@@ -80,6 +81,30 @@ impl Slots {
             }
         })?;
         Ok(published)
+    }
+
+    /// Has published ports leave what is for these addresses on the host to who has them for himself, as identities have
+    /// theirs: for exactly these.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn spare_addresses(&self, addresses: BTreeSet<IpAddr>) -> Result<(), ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .ports_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if shared.lock().spared.as_ref() == Some(&addresses) {
+            return Ok(());
+        }
+        let spared = shared.network.spare_addresses(&addresses);
+        spared.map_err(|source| ServiceError::Network {
+            operation: "spare",
+            object: "addresses that aren't the host's own".to_owned(),
+            source,
+        })?;
+        shared.lock().spared = Some(addresses);
+        Ok(())
     }
 
     /// Withdraws a host port from a lease.
@@ -253,8 +278,11 @@ impl Shared {
             return Ok(());
         }
         let port = &publication.published.port;
-        let listeners = self.network.listeners(port);
-        let Some(hidden) = listeners.iter().find(|one| publication.hides(one)) else {
+        let mut listeners = self.network.listeners(port);
+        let state = self.lock();
+        listeners.retain(|one| publication.hides(one) && !state.is_spared(one.address));
+        drop(state);
+        let Some(hidden) = listeners.first() else {
             return Ok(());
         };
         let at = SocketAddr::new(hidden.address, port.host_port);
@@ -399,6 +427,24 @@ impl State {
                 "user {user} has {count} published ports, and may have {PORTS_PER_USER_MAX}: withdraw one"
             ),
         })
+    }
+
+    fn is_spared(&self, address: IpAddr) -> bool {
+        let spared = self.spared.as_ref();
+        spared.is_some_and(|spared| spared.contains(&address))
+    }
+
+    fn check_address_is_the_hosts(&self, port: &PublishPort) -> Result<(), ServiceError> {
+        match port.host_address {
+            Some(address) if self.is_spared(address) => Err(ServiceError::Conflict {
+                operation: "publish",
+                object: published::describe(port),
+                reason: "that is an identity's address, and what comes there is for its sockets: name one of the \
+                         host's own, or none for all of these"
+                    .to_owned(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn check_port_is_free(&self, publication: &Publication) -> Result<(), ServiceError> {

@@ -7,14 +7,17 @@
 //! A start adds one pool after the other to a table that already serves all of them, so adding never takes
 //! anything away.
 
-use sandwire_kernel_net::nft::{self, Batch, Element, Rule};
+use std::{collections::BTreeSet, net::IpAddr};
+
+use sandwire_kernel_net::nft::{self, Batch, Element, Family, Rule};
 
 use super::{
     super::{
         Worker,
         hosted::{Hosted, Served},
     },
-    HOST_ENDS, connections, elements, keep_shared, name, rules, write, write_ports,
+    HOST_ENDS, PerFamily, connections, elements, keep_shared, name, rules, write, write_ports,
+    write_spared,
 };
 use crate::error::NetworkError;
 
@@ -57,6 +60,25 @@ pub(in super::super) fn publish(
     cut_back(instance, worker, served)
 }
 
+/// Makes the addresses that published ports leave alone exactly these, if there is a table.
+pub(in super::super) fn spare(
+    instance: &str,
+    worker: &mut Worker,
+    addresses: &BTreeSet<IpAddr>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    if !nft::tables(&mut worker.netfilter)?.contains(&table) {
+        return Ok(());
+    }
+    let mut batch = Batch::new(&table);
+    // The table of an earlier version has none.
+    for family in Family::ALL {
+        PerFamily::Spared.add(&mut batch, family);
+    }
+    write_spared(&mut batch, addresses);
+    Ok(batch.commit(&mut worker.netfilter)?)
+}
+
 /// Makes the table with all that it is to serve, in place of what is there, in one transaction.
 pub(in super::super) fn make_anew(
     instance: &str,
@@ -77,6 +99,7 @@ pub(in super::super) fn make_anew(
         batch.add_elements(&set, &of_set);
     }
     write_ports(&mut batch, served.published);
+    write_spared(&mut batch, served.spared);
     Ok(batch.commit(&mut worker.netfilter)?)
 }
 

@@ -187,6 +187,7 @@ fn only_what_a_caller_from_elsewhere_would_miss_is_hidden() {
         ("127.0.0.1", true, any, false),
         ("127.0.0.53", true, any, false),
         ("::1", false, any, false),
+        ("fd53:7764:6c6f:6f70::100", false, any, false),
         ("224.0.0.251", true, any, false),
     ] {
         host.kernel.lock().listeners = vec![listener(address, takes_ipv4)];
@@ -195,6 +196,28 @@ fn only_what_a_caller_from_elsewhere_would_miss_is_hidden() {
         let published = published.map(|address| address.parse().unwrap());
         let _ = slots.withdraw(ROOT, None, &name("a"), Protocol::Tcp, 80, published);
     }
+}
+
+#[test]
+fn an_address_that_is_spared_is_not_the_hosts_to_publish_or_to_hide() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    let spare = |addresses: &[&str]| {
+        let addresses = addresses.iter().map(|address| address.parse().unwrap());
+        slots.spare_addresses(addresses.collect()).unwrap();
+    };
+    let of_address = |port| publish(&slots, "a", &tcp(port, Some("10.0.0.5")));
+    host.kernel.lock().listeners = vec![listener("10.0.0.5", true)];
+    spare(&["10.0.0.5", "2001:db8::5"]);
+    assert_eq!(code(of_address(8080)), ErrorCode::Conflict);
+    publish(&slots, "a", &tcp(8081, None)).expect("what listens there is not hidden");
+    spare(&["2001:db8::5"]);
+    assert_eq!(
+        code(publish(&slots, "a", &tcp(8082, None))),
+        ErrorCode::Conflict
+    );
+    host.kernel.lock().listeners.clear();
+    of_address(8080).unwrap();
 }
 
 #[test]
@@ -211,6 +234,7 @@ fn ports_that_cannot_be_are_refused() {
         tcp(80, Some("ff02::1")),
         tcp(80, Some("127.0.0.1")),
         tcp(80, Some("::1")),
+        tcp(80, Some("fd53:7764:6c6f:6f70::100")),
         // No packet has such a destination.
         tcp(80, Some("::ffff:192.0.2.1")),
         second_nic,
