@@ -304,16 +304,13 @@ fn check_move(state: &State, name: &Name, data_path: DataPath) -> Result<(), Ser
     if let Some(error) = &entry.not_added {
         return refuse(format!("the host is not prepared for it: {error}"));
     }
-    let own = state.leases.values().find(|lease| {
-        lease.record.pool == *name && (lease.record.policy.is_some() || lease.record.is_process)
-    });
+    let mut leases = state.leases.values();
+    let own = leases.find(|lease| lease.record.pool == *name && lease.record.policy.is_some());
     match own {
-        Some(lease) if data_path == DataPath::Nft && lease.record.policy.is_some() => {
-            refuse(format!(
-                "lease '{}' has a policy of its own, which nft has not: reset it first",
-                lease.record.key.name
-            ))
-        }
+        Some(lease) if data_path == DataPath::Nft => refuse(format!(
+            "lease '{}' has a policy of its own, which nft has not: reset it first",
+            lease.record.key.name
+        )),
         _ => Ok(()),
     }
 }

@@ -109,6 +109,29 @@ fn a_move_that_cannot_be_is_refused() {
 }
 
 #[test]
+fn a_policy_of_a_lease_keeps_its_pool_from_nft_whatever_other_leases_there_are() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut web = spec("web", 21);
+    web.data_path = DataPath::Ebpf;
+    let addresses = r#"{"plan":"prefix","ipv4":"10.64.0.0/26","ipv6":"fd00:c10e::/64"}"#;
+    web.addresses = serde_json::from_str(addresses).unwrap();
+    slots.create_pool(&web).unwrap();
+    slots.await_ready("web", 21);
+    for number in 0..20 {
+        let request = format!(r#"web:run-{number} "process": true"#);
+        slots.take(&request).unwrap();
+    }
+    let own = r#"web:own "policy": {"uplink": "deny"}"#;
+    slots.take(own).unwrap();
+    let refused = slots.move_pool(&web.name, DataPath::Nft);
+    assert_eq!(code(refused), ErrorCode::Conflict);
+    slots.set_policy(ROOT, None, &name("own"), None).unwrap();
+    slots.move_pool(&web.name, DataPath::Nft).unwrap();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn the_configuration_moves_a_pool_and_changes_its_policy() {
     let (host, slots) = Host::with_pool(1);
     slots.acquire(ROOT, &request_of("web:a")).unwrap();
