@@ -57,6 +57,7 @@ pub(crate) struct KernelState {
     /// Things that must never happen, but did.
     pub(crate) violations: Vec<String>,
     pub(crate) builds: u32,
+    pub(crate) withdrawals: u32,
     /// How often somebody looked for who has a TAP open.
     pub(crate) searches: u32,
     pub(crate) has_netkit: bool,
@@ -316,6 +317,7 @@ impl Network for ModelNetwork {
 
     fn withdraw_taps(&self, slot: &SlotPlan) -> Result<Withdrawal, NetworkError> {
         let mut state = self.enter("withdraw")?;
+        state.withdrawals += 1;
         state.attached.remove(&slot.host_interface);
         let withdrawal = match state.slots.get_mut(&slot.netns_name) {
             Some(found) if found.has_vmm => Withdrawal::Held,

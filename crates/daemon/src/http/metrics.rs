@@ -272,15 +272,19 @@ fn register_work(counters: &Counters, registry: &mut Registry) {
 fn register_events(counters: &Counters, registry: &mut Registry) {
     for (name, help, value) in [
         ("acquires", "Leases handed out", counters.acquires),
-        ("releases", "Leases ended by a release", counters.releases),
+        (
+            "releases",
+            "Leases ended, also by their time to live",
+            counters.releases,
+        ),
         (
             "releases_held",
-            "Releases that found a VMM still running",
+            "Releases that found a VMM still running, also by the time to live",
             counters.releases_held,
         ),
         (
             "expiries",
-            "Leases ended by their time to live",
+            "Leases whose time to live was over, also where a VMM still runs",
             counters.expiries,
         ),
         ("builds", "Slots built", counters.builds),

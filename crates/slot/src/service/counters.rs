@@ -15,11 +15,11 @@ pub struct Counters {
     pub acquires_refused: HashMap<ErrorCode, u64>,
     /// Time to hand out a lease, journal included.
     pub acquire_seconds: Histogram,
-    /// Leases ended.
+    /// Leases ended, also by their time to live.
     pub releases: u64,
-    /// Releases that found a sandbox still running.
+    /// Releases that found a sandbox still running, also by the time to live.
     pub releases_held: u64,
-    /// Leases that ended by their time to live.
+    /// Leases whose time to live was over, also where a sandbox still runs.
     pub expiries: u64,
     /// Slots built.
     pub builds: u64,

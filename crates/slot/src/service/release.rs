@@ -162,7 +162,10 @@ impl Shared {
                 .inspect(|_| state.keep_traffic(&record.pool, counted.as_ref()))
                 .map(|had_ports| (ReleaseOutcome::Released, had_ports)),
             Ok(Withdrawal::Held) => {
-                state.counters.releases_held += 1;
+                // Those that go on each second were counted when they began.
+                if !matches!(why, Why::Begun) {
+                    state.counters.releases_held += 1;
+                }
                 Ok((ReleaseOutcome::Held, false))
             }
             Err(source) => Err(ServiceError::Network {
