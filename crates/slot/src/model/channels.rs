@@ -19,7 +19,11 @@ pub(crate) const FOLDER: &str = "/run/sandwire/vsock";
 
 /// What survives a crash of the service of slots.
 #[derive(Debug, Default)]
-pub(crate) struct ModelService(Mutex<ServiceState>);
+pub(crate) struct ModelService {
+    state: Mutex<ServiceState>,
+    /// No channel is opened while somebody has it.
+    pub(crate) opens_gate: Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 pub(crate) struct ServiceState {
@@ -40,7 +44,7 @@ pub(crate) struct ServiceState {
 
 impl ModelService {
     pub(crate) fn lock(&self) -> MutexGuard<'_, ServiceState> {
-        self.0.lock().unwrap()
+        self.state.lock().unwrap()
     }
 
     /// Goes away, or comes back with what it had.
@@ -93,6 +97,7 @@ impl Channels for ModelChannels {
     }
 
     fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError> {
+        drop(self.service.opens_gate.lock());
         let mut state = self.enter()?;
         if state.refuses {
             return Err(ChannelError::Refused("as told".to_owned()));

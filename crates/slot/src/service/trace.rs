@@ -233,8 +233,9 @@ impl Shared {
 }
 
 impl State {
+    /// Not while the lease is being made: if it can't be, its slot goes without a release, which would end the trace.
     fn has_slot(&self, key: &LeaseKey, slot: &SlotPlan) -> bool {
-        let lease = self.leases.get(key);
+        let lease = self.leases.get(key).filter(|lease| !lease.is_opening);
         let of_lease = lease.and_then(|lease| self.slot_plan(&lease.record).ok());
         of_lease.is_some_and(|of_lease| place_of(&of_lease) == place_of(slot))
     }

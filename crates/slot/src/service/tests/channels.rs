@@ -113,6 +113,26 @@ fn a_lease_whose_channel_cannot_be_opened_is_none() {
     assert_eq!(slots.leases(ROOT).len(), 1, "the journal has one lease");
 }
 
+/// Were it taken back, the slot's next tenant would have the trace.
+#[test]
+fn a_lease_that_is_still_being_made_can_t_be_traced() {
+    let (host, slots) = Host::with_pool(1);
+    slots.await_compared();
+    let (key, a) = (ROOT.lease_key(None, &name("a")), name("a"));
+    let gate = host.service.opens_gate.lock().unwrap();
+    std::thread::scope(|scope| {
+        let acquired = scope.spawn(|| slots.take(r#"web:a "vsock": {}"#));
+        slots.wait_until("its channel is being opened", |state| {
+            state.leases.contains_key(&key)
+        });
+        let early = slots.trace(ROOT, None, &a).err();
+        assert_eq!(early.map(|error| error.code()), Some(ErrorCode::NotFound));
+        drop(gate);
+        acquired.join().unwrap().unwrap();
+    });
+    slots.trace(ROOT, None, &a).unwrap();
+}
+
 #[test]
 fn a_lease_with_another_channel_is_not_the_one_that_is_asked_for() {
     let (_host, slots) = Host::with_pool(2);
