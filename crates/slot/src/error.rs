@@ -327,6 +327,21 @@ pub enum ServiceError {
         /// Kind and name: `pool 'web'`.
         object: String,
     },
+    /// The caller may not have sandboxes join a group whose members were not asked.
+    #[error(
+        "uid {uid} may not have sandboxes of pool '{pool}' join group '{group}': \
+         only root may; the pool's own is group = \"{own}\""
+    )]
+    ForbiddenGroup {
+        /// Who asked.
+        uid: u32,
+        /// Whose sandboxes they are.
+        pool: Name,
+        /// The group that was asked for.
+        group: Name,
+        /// The group that the pool is in.
+        own: Name,
+    },
     /// There is no such object for this caller.
     #[error("there is no {object}")]
     NotFound {
@@ -422,7 +437,7 @@ impl ServiceError {
         match self {
             Self::Plan { source, .. } => source.code(),
             Self::Invalid { .. } | Self::Vsock(_) => ErrorCode::InvalidRequest,
-            Self::Forbidden { .. } => ErrorCode::Forbidden,
+            Self::Forbidden { .. } | Self::ForbiddenGroup { .. } => ErrorCode::Forbidden,
             Self::NotFound { .. } => ErrorCode::NotFound,
             Self::Network {
                 source: NetworkError::Conflict { .. },

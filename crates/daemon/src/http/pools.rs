@@ -112,23 +112,28 @@ async fn change(
             "body: nothing to change: give size, policy, vsock or data_path",
         ));
     }
-    let pool = blocking(move || Ok(apply(&app.slots, &name, change)?)).await?;
+    let pool = blocking(move || Ok(apply(&app.slots, caller, &name, change)?)).await?;
     Ok(axum::Json(pool))
 }
 
-fn apply(slots: &Slots, name: &Name, change: ChangePool) -> Result<Pool, ServiceError> {
+fn apply(
+    slots: &Slots,
+    caller: Caller,
+    name: &Name,
+    change: ChangePool,
+) -> Result<Pool, ServiceError> {
     let mut policy = change.policy;
     // Policies change in the eBPF data paths only: before leaving them, or after coming there.
     if change.data_path == Some(DataPath::Nft)
         && let Some(policy) = policy.take()
     {
-        slots.set_pool_policy(name, policy)?;
+        slots.set_pool_policy(caller, name, policy)?;
     }
     if let Some(data_path) = change.data_path {
         slots.move_pool(name, data_path)?;
     }
     if let Some(policy) = policy {
-        slots.set_pool_policy(name, policy)?;
+        slots.set_pool_policy(caller, name, policy)?;
     }
     if let Some(policy) = change.vsock {
         slots.set_pool_vsock(name, policy)?;

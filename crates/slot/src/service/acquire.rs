@@ -14,7 +14,7 @@ use sandwire_api::{
 
 use super::{
     Caller, LeaseEntry, PoolEntry, Shared, Slots, State, channels,
-    policies::{Held, check_own, unsupported_in_nft},
+    policies::{Held, check_own, demand_group, unsupported_in_nft},
 };
 use crate::{
     attach::{self, AttachRecord},
@@ -400,9 +400,8 @@ impl Shared {
             return Err(ServiceError::Invalid {
                 field: "process",
                 value: "true".to_owned(),
-                reason:
-                    "only netns slots have a namespace of their own for a process: use kind = netns"
-                        .to_owned(),
+                reason: "only netns slots have a namespace for a process: use kind = netns"
+                    .to_owned(),
             });
         }
         let Some(policy) = &request.policy else {
@@ -410,6 +409,7 @@ impl Shared {
         };
         caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
         check_own(&plan, policy)?;
+        demand_group(caller, &plan, &plan.spec.policy, policy)?;
         self.hold_policy(&plan, policy).map(Some)
     }
 

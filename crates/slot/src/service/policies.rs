@@ -169,7 +169,7 @@ impl Slots {
     }
 
     /// Gives a lease a policy of its own, or its pool's again: at once, as a whole, and for
-    /// connections that exist as well. Needs the right to manage the pool.
+    /// connections that exist as well. Needs the right to manage the pool; to join another group takes root.
     ///
     /// # Errors
     /// Nothing changed.
@@ -182,15 +182,18 @@ impl Slots {
     ) -> Result<LeasePolicy, ServiceError> {
         let key = caller.lease_key(owner_uid, name);
         let shared = &self.shared;
-        let plan = {
+        let (plan, before) = {
             let state = shared.lock();
-            let pool = state.lease(caller, &key)?.record.pool.clone();
-            Arc::clone(&state.pool(&pool)?.plan)
+            let record = &state.lease(caller, &key)?.record;
+            let plan = Arc::clone(&state.pool(&record.pool)?.plan);
+            (plan, record.policy.clone())
         };
         caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
         let held = match &policy {
             Some(policy) => {
                 check_own(&plan, policy)?;
+                let before = before.as_ref().unwrap_or(&plan.spec.policy);
+                demand_group(caller, &plan, before, policy)?;
                 Some(shared.hold_policy(&plan, policy)?)
             }
             None => None,
@@ -206,12 +209,14 @@ impl Slots {
     }
 
     /// Changes what the sandboxes of a pool may reach: at once for all leases without a policy of
-    /// their own. Needs an eBPF data path.
+    /// their own. Needs an eBPF data path. That the caller may manage the pool is known; to join another group takes
+    /// root.
     ///
     /// # Errors
     /// Nothing changed.
     pub fn set_pool_policy(
         &self,
+        caller: Caller,
         name: &Name,
         policy: PolicySpec,
     ) -> Result<ApiPool, ServiceError> {
@@ -232,6 +237,7 @@ impl Slots {
         if plan.spec.data_path == DataPath::Nft {
             return Err(unsupported_in_nft(&plan));
         }
+        demand_group(caller, &plan, &plan.spec.policy, &policy)?;
         let changed = plan
             .with_policy(policy)
             .map_err(|source| plan_error(&plan, source))?;
@@ -504,6 +510,27 @@ pub(super) fn check_own(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceE
         });
     }
     Ok(())
+}
+
+/// Refuses to have sandboxes join a group that neither they nor their pool are in: whether a packet may go to another
+/// sandbox of its group is decided by the sender's policy alone, so that those who are there would have to agree.
+pub(super) fn demand_group(
+    caller: Caller,
+    plan: &Plan,
+    before: &PolicySpec,
+    policy: &PolicySpec,
+) -> Result<(), ServiceError> {
+    let group = plan.group_of(policy);
+    let own = plan.group_of(&plan.spec.policy);
+    if caller.privileged || [own, plan.group_of(before)].contains(&group) {
+        return Ok(());
+    }
+    Err(ServiceError::ForbiddenGroup {
+        uid: caller.uid,
+        pool: plan.spec.name.clone(),
+        group: group.clone(),
+        own: own.clone(),
+    })
 }
 
 /// The host's masquerading goes by the pool's prefixes: a lease can do without, but not otherwise.

@@ -12,7 +12,7 @@ use sandwire_api::{
     slot::{DataPath, SlotKind},
 };
 
-use super::{PoolEntry, Shared, Slots, State, policies::Held};
+use super::{Caller, PoolEntry, Shared, Slots, State, policies::Held};
 use crate::{
     error::ServiceError,
     plan::{Plan, choose_data_path},
@@ -118,13 +118,13 @@ impl Slots {
     fn change_live(&self, current: &PoolSpec, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
         let name = &spec.name;
         if spec.data_path == DataPath::Nft {
-            self.set_pool_policy(name, spec.policy.clone())?;
+            self.set_pool_policy(Caller::DAEMON, name, spec.policy.clone())?;
             self.move_pool(name, spec.data_path)?;
         } else {
             if current.data_path != spec.data_path {
                 self.move_pool(name, spec.data_path)?;
             }
-            self.set_pool_policy(name, spec.policy.clone())?;
+            self.set_pool_policy(Caller::DAEMON, name, spec.policy.clone())?;
         }
         if current.vsock != spec.vsock {
             self.set_pool_vsock(name, spec.vsock.clone().unwrap_or_default())?;

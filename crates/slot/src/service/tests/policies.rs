@@ -92,7 +92,7 @@ fn leases_share_their_pool_s_policy_and_may_have_their_own() {
 
     let changed = denying("198.51.100.0/24");
     slots
-        .set_pool_policy(&name("web"), changed.clone())
+        .set_pool_policy(ROOT, &name("web"), changed.clone())
         .unwrap();
     assert_eq!(host.policy_of(own), Some(changed.clone()));
     assert_eq!(host.policy_of(other), Some(denying("192.0.2.0/24")));
@@ -142,7 +142,7 @@ fn a_policy_that_fails_half_way_changes_nothing() {
         code(set(&slots, "a", Some(denying("10.0.0.0/8")))),
         ErrorCode::Internal
     );
-    let pools = slots.set_pool_policy(&name("web"), denying("10.0.0.0/8"));
+    let pools = slots.set_pool_policy(ROOT, &name("web"), denying("10.0.0.0/8"));
     assert_eq!(code(pools), ErrorCode::Internal);
     slots.shared.lock().journal.set_read_only(false);
     assert_eq!(host.policy_of(lease), Some(PolicySpec::default()));
@@ -183,7 +183,7 @@ fn policies_take_the_right_to_manage_and_the_data_path_to_have_them() {
         code(set(&slots, "b", request.policy.clone())),
         ErrorCode::Unsupported
     );
-    let pools = slots.set_pool_policy(&name("db"), denying("10.0.0.0/8"));
+    let pools = slots.set_pool_policy(ROOT, &name("db"), denying("10.0.0.0/8"));
     assert_eq!(code(pools), ErrorCode::Unsupported);
     // The host masquerades by the pool's prefix.
     request.policy = serde_json::from_str(r#"{"uplink":"route"}"#).unwrap();
@@ -231,7 +231,7 @@ fn a_mark_of_the_relay_s_is_refused_and_one_that_is_there_stays() {
     slots.acquire(ROOT, &request_of("web:a")).unwrap();
     let refused = set(&slots, "a", Some(marked.clone()));
     assert_eq!(code(refused), ErrorCode::InvalidRequest);
-    let refused = slots.set_pool_policy(&name("web"), marked.clone());
+    let refused = slots.set_pool_policy(ROOT, &name("web"), marked.clone());
     assert_eq!(code(refused), ErrorCode::InvalidRequest);
     let mut former = slots.shared.lock().pools[&name("web")].current_spec();
     former.policy = marked.clone();
@@ -246,8 +246,52 @@ fn a_mark_of_the_relay_s_is_refused_and_one_that_is_there_stays() {
     let pools = slots.pools();
     assert_eq!(pools[0].spec.policy, marked);
     slots
-        .set_pool_policy(&name("web"), PolicySpec::default())
+        .set_pool_policy(ROOT, &name("web"), PolicySpec::default())
         .unwrap();
+}
+
+#[test]
+fn who_manages_a_pool_cannot_have_its_sandboxes_join_the_group_of_another() {
+    let host = Host::new();
+    let slots = host.start();
+    let [mut web, mut db] = ["web", "db"].map(|pool| spec(pool, 2));
+    let access = r#"[{"verbs": ["acquire", "manage"], "uids": [1000]}]"#;
+    web.access = serde_json::from_str(access).unwrap();
+    let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
+    db.addresses = serde_json::from_str(addresses).unwrap();
+    for pool in [&mut web, &mut db] {
+        pool.data_path = DataPath::Ebpf;
+        slots.create_pool(pool).unwrap();
+    }
+    slots.await_ready("web", 2);
+    let in_group = |group: &str| {
+        let text = format!(r#"{{"group":"{group}","clone_to_clone":true}}"#);
+        serde_json::from_str::<PolicySpec>(&text).unwrap()
+    };
+    slots.acquire(ALICE, &request_of("web:a")).unwrap();
+    let a = name("a");
+    let give = |caller, policy| slots.set_policy(caller, Some(ALICE.uid), &a, Some(policy));
+    let mut other = request_of("web:b");
+    other.policy = Some(in_group("db"));
+    assert_eq!(code(slots.acquire(ALICE, &other)), ErrorCode::Forbidden);
+    assert_eq!(code(give(ALICE, in_group("db"))), ErrorCode::Forbidden);
+    let of_pool = slots.set_pool_policy(ALICE, &web.name, in_group("db"));
+    assert_eq!(code(of_pool), ErrorCode::Forbidden);
+    // Her own is hers, and so is what root has given to a lease.
+    slots
+        .set_pool_policy(ALICE, &web.name, in_group("web"))
+        .unwrap();
+    give(ALICE, PolicySpec::default()).unwrap();
+    give(ROOT, in_group("db")).unwrap();
+    let quiet = PolicySpec {
+        clone_to_clone: false,
+        ..in_group("db")
+    };
+    give(ALICE, quiet).unwrap();
+    give(ALICE, in_group("web")).unwrap();
+    assert_eq!(code(give(ALICE, in_group("db"))), ErrorCode::Forbidden);
+    slots.acquire(ROOT, &other).unwrap();
+    host.kernel.assert_unviolated();
 }
 
 #[test]

@@ -120,7 +120,9 @@ fn a_deletion_that_fails_leaves_a_pool_that_holds_its_policy_once() {
     });
     slots.await_ready("web", 1);
     spec.policy.clone_to_clone = true;
-    slots.set_pool_policy(&spec.name, spec.policy).unwrap();
+    slots
+        .set_pool_policy(ROOT, &spec.name, spec.policy)
+        .unwrap();
     host.advance_until(&slots, "the old policy is gone", |_| {
         host.kernel.lock().policies.len() == 1
     });
