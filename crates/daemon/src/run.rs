@@ -283,7 +283,7 @@ async fn make_pools(app: &Arc<App>, specs: Vec<PoolSpec>, signals: &mut Signals)
 
 /// Makes each pool be as the configuration says. What can't be done becomes a problem that
 /// `/healthz` lists; the other pools are served all the same.
-fn ensure_pools(app: &App, specs: &[PoolSpec]) {
+pub(crate) fn ensure_pools(app: &App, specs: &[PoolSpec]) {
     let mut problems = Vec::new();
     for spec in specs {
         match app.slots.ensure_pool(spec) {

@@ -3,10 +3,14 @@
 use std::sync::Arc;
 
 use axum::{extract::State, http::StatusCode};
-use sandwire_api::health::Health;
+use sandwire_api::health::{Health, Problem};
+use sandwire_slot::service::Caller;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{App, extract::Peer};
+
+/// What is wrong with a pool of the configuration, for who isn't root.
+const UNTOLD: &str = "not as the configuration says; only root is told why";
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(show))
@@ -15,12 +19,24 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 impl App {
     /// What the slot service says, and what is wrong with the pools of the configuration.
     pub(crate) fn health(&self) -> Health {
-        self.complete(self.slots.health())
+        self.complete(self.slots.health(), self.problems())
     }
 
-    fn complete(&self, mut health: Health) -> Health {
+    /// The same, without the names of leases that the caller may not see.
+    fn health_for(&self, caller: Caller) -> Health {
+        let mut problems = self.problems();
+        if !caller.privileged {
+            for problem in &mut problems {
+                // It may name the lease that is in the way.
+                UNTOLD.clone_into(&mut problem.message);
+            }
+        }
+        self.complete(self.slots.health_for(caller), problems)
+    }
+
+    fn complete(&self, mut health: Health, problems: Vec<Problem>) -> Health {
         health.version = env!("CARGO_PKG_VERSION").to_owned();
-        health.problems.extend(self.problems());
+        health.problems.extend(problems);
         health.ready &= !health.problems.iter().any(|problem| problem.blocking);
         health
     }
@@ -39,7 +55,7 @@ impl App {
     )
 )]
 async fn show(State(app): State<Arc<App>>, Peer(caller): Peer) -> (StatusCode, axum::Json<Health>) {
-    let health = app.complete(app.slots.health_for(caller));
+    let health = app.health_for(caller);
     let status = if health.ready {
         StatusCode::OK
     } else {

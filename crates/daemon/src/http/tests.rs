@@ -323,6 +323,25 @@ async fn a_pool_of_the_configuration_that_is_missing_keeps_the_daemon_from_being
 }
 
 #[tokio::test]
+async fn which_lease_is_in_the_way_of_the_configuration_is_told_to_root_alone() {
+    let lab = Lab::ebpf();
+    lab.acquire(1001, "secret").await;
+    let path = "/v1/leases/secret/policy?owner_uid=1001";
+    let set = lab.call(0, "PUT", path, &json!({"route_mark": 7})).await;
+    assert_eq!(set.status, StatusCode::OK, "{}", set.text);
+    let mut web = model::ebpf_pool("web", 1);
+    web.policy.uplink = sandwire_api::pool::UplinkPolicy::Deny;
+    crate::run::ensure_pools(&lab.app, &[web]);
+    for (uid, is_told) in [(0, true), (1000, false), (1003, false)] {
+        let answer = lab.get(uid, "/healthz").await;
+        let problem = &answer.body["problems"][0];
+        assert_eq!(problem["subject"], "pool web", "user {uid}");
+        assert_eq!(problem["blocking"], false, "user {uid}");
+        assert_eq!(answer.text.contains("secret"), is_told, "{}", answer.text);
+    }
+}
+
+#[tokio::test]
 async fn metrics_count_requests_by_route_and_not_by_what_callers_make_up() {
     let lab = Lab::new();
     for name in ["a", "b", "c"] {

@@ -92,7 +92,12 @@ impl State {
             problems.push(problem("published ports", message, false));
         }
         if let Some(error) = self.channels.difference() {
-            let message = format!("they are not as the leases say, trying again: {error}");
+            // It may name a lease.
+            let reason = match caller {
+                Some(caller) if !caller.privileged => "only root is told why",
+                _ => error,
+            };
+            let message = format!("they are not as the leases say, trying again: {reason}");
             problems.push(problem("vsock channels", message, false));
         }
         problems.extend(self.defects.problems(self, caller, now));

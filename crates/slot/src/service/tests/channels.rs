@@ -416,6 +416,27 @@ fn what_the_service_has_too_much_or_too_little_is_made_good() {
 }
 
 #[test]
+fn why_channels_differ_is_told_to_root_alone() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    let mut service = host.service.lock();
+    service.channels.clear();
+    service.refuses = true;
+    service.generation += 1;
+    drop(service);
+    host.advance_until(&slots, "it is noticed", |state| {
+        state.channels.difference().is_some()
+    });
+    for (caller, is_told) in [(ROOT, true), (ALICE, false)] {
+        let problems = slots.health_for(caller).problems;
+        let mut problems = problems.iter();
+        let found = problems.find(|problem| problem.subject == "vsock channels");
+        let message = &found.unwrap().message;
+        assert_eq!(message.contains("as told"), is_told, "{message}");
+    }
+}
+
+#[test]
 fn a_pool_whose_sockets_would_have_too_long_paths_is_refused() {
     let host = Host::new();
     let slots = host.start();
