@@ -55,7 +55,7 @@ use self::{
     metrics::{ChannelTotals, LeaseTotals, Traffic},
     trace::Traces,
 };
-use crate::{identities::HostIdentities, impair::Impairments};
+use crate::{identities::HostIdentities, impair::Impairments, server::Place};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -245,12 +245,19 @@ fn error_response(bare: Response, failure: Failure, id: &str) -> Response {
     (parts, body).into_response()
 }
 
-/// Runs a call that may wait for the kernel, away from the threads that serve connections.
+/// Runs a call that may wait for the kernel, away from the threads that serve connections. Once begun it is carried out,
+/// whether or not the caller waits for it, and takes the place of a connection for so long.
 async fn blocking<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, Failure> + Send + 'static,
 ) -> Result<T, Failure> {
     let span = tracing::Span::current();
-    match tokio::task::spawn_blocking(move || span.in_scope(call)).await {
+    let place = Place::of_request();
+    let call = move || {
+        let result = span.in_scope(call);
+        drop(place);
+        result
+    };
+    match tokio::task::spawn_blocking(call).await {
         Ok(result) => result,
         Err(error) => Err(Failure::new(
             ErrorCode::Internal,

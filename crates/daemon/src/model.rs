@@ -35,10 +35,10 @@ pub(crate) mod channels;
 #[derive(Default)]
 pub(crate) struct ModelNetwork {
     slots: Mutex<BTreeSet<String>>,
-    /// Withdrawals of TAPs wait while this is true.
-    is_slow: Mutex<bool>,
-    hurried: Condvar,
-    waiting: AtomicUsize,
+    /// Before withdrawals of TAPs.
+    pub(crate) withdrawals: Gate,
+    /// Before inspections of slots.
+    pub(crate) inspections: Gate,
     /// Somebody has every TAP open.
     pub(crate) is_held: Mutex<bool>,
     /// What each slot of an eBPF pool has counted.
@@ -76,12 +76,34 @@ impl TraceSource for ModelTrace {
     }
 }
 
-impl ModelNetwork {
-    pub(crate) fn set_slow(&self, is_slow: bool) {
-        *self.is_slow.lock().unwrap() = is_slow;
-        self.hurried.notify_all();
+/// Where calls wait while it is shut.
+#[derive(Default)]
+pub(crate) struct Gate {
+    is_shut: Mutex<bool>,
+    opened: Condvar,
+    waiting: AtomicUsize,
+}
+
+impl Gate {
+    pub(crate) fn set_shut(&self, is_shut: bool) {
+        *self.is_shut.lock().unwrap() = is_shut;
+        self.opened.notify_all();
     }
 
+    /// How many calls are going through.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    fn pass(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let is_shut = self.is_shut.lock().unwrap();
+        drop(self.opened.wait_while(is_shut, |is_shut| *is_shut).unwrap());
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl ModelNetwork {
     /// Sends a packet through every traced slot. Returns how many these are.
     pub(crate) fn send(&self, packet: &TracePacket) -> usize {
         let traced = self.traced.lock().unwrap();
@@ -92,11 +114,6 @@ impl ModelNetwork {
         });
         self.packets.lock().unwrap().extend(events);
         traced.len()
-    }
-
-    /// How many withdrawals of TAPs are going on.
-    pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Ordering::Relaxed)
     }
 }
 
@@ -115,10 +132,7 @@ impl Network for ModelNetwork {
     }
 
     fn withdraw_taps(&self, _: &SlotPlan) -> Result<Withdrawal, NetworkError> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let slow = self.is_slow.lock().unwrap();
-        drop(self.hurried.wait_while(slow, |slow| *slow).unwrap());
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.withdrawals.pass();
         if *self.is_held.lock().unwrap() {
             return Ok(Withdrawal::Held);
         }
@@ -148,6 +162,7 @@ impl Network for ModelNetwork {
     }
 
     fn inspect(&self, slot: &SlotPlan) -> Inspection {
+        self.inspections.pass();
         let taps = slot.nics.iter().map(|nic| TapStatus {
             tap: nic.tap.clone(),
             used: TapUse::Unused,

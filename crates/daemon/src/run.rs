@@ -44,6 +44,9 @@ const LOG_VARIABLE: &str = "SANDWIRE_LOG";
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How often to look whether everything is well, until it is.
 const READY_POLL: Duration = Duration::from_millis(20);
+/// Most threads for what waits for the kernel: one for each connection, so that nobody's request waits for those of
+/// others, and some for traces and for what the daemon does by itself. `TasksMax=` of the unit has room for them.
+const BLOCKING_THREADS_MAX: usize = server::CONNECTIONS_MAX as usize + 64;
 
 /// Why the daemon didn't start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +105,7 @@ pub fn run(config: Option<&Path>) -> Result<(), DaemonError> {
     raise_descriptor_limit();
     let runtime = runtime::Builder::new_multi_thread()
         .thread_name("sandwire")
+        .max_blocking_threads(BLOCKING_THREADS_MAX)
         .on_thread_start(answer_promptly)
         .enable_all()
         .build()

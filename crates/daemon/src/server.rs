@@ -4,10 +4,11 @@
 //! [`CONNECTIONS_MAX`] connections further ones wait in the socket's queue; a user other than root
 //! has at most [`CONNECTIONS_PER_USER_MAX`] of them and is told if it wants more, so one tenant
 //! can't lock the others out. All of these together have at most [`CONNECTIONS_OF_USERS_MAX`], so they
-//! can't lock root out. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`],
-//! or leaves a connection idle for that long, is disconnected. When the daemon stops, it waits for what it does itself, and only a
-//! moment for callers that don't read their answers. No request has a use for descriptors, so where the kernel
-//! can it refuses to hand any over: closing one may take as long as its sender likes, in a thread that serves others too.
+//! can't lock root out. A connection counts until what was asked for by it is done, also if its caller has gone
+//! before. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`], or leaves a connection idle for that
+//! long, is disconnected. When the daemon stops, it waits for what it does itself, and only a moment for callers that
+//! don't read their answers. No request has a use for descriptors, so where the kernel can it refuses to hand any over:
+//! closing one may take as long as its sender likes, in a thread that serves others too.
 
 use std::{
     collections::HashMap,
@@ -73,12 +74,12 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::R
         };
         match admit(&stream, &users) {
             Ok((caller, admission)) => {
-                let router = router.clone();
-                let stop = stop.clone();
-                tokio::spawn(async move {
-                    converse(stream, caller, router, stop).await;
-                    drop((permit, admission));
+                let place = Arc::new(Place {
+                    _permit: permit,
+                    _admission: admission,
                 });
+                let (router, stop) = (router.clone(), stop.clone());
+                tokio::spawn(converse(stream, caller, place, router, stop));
             }
             Err(error) => tracing::info!(%error, "turned a connection away"),
         }
@@ -131,7 +132,34 @@ fn admit(stream: &UnixStream, users: &Arc<Users>) -> io::Result<(Caller, Option<
     }
 }
 
-async fn converse(stream: UnixStream, caller: Caller, router: Router, stop: watch::Receiver<bool>) {
+tokio::task_local! {
+    /// The place of the connection by which the request came that the task carries out.
+    static PLACE: Arc<Place>;
+}
+
+/// A connection's place among those that there may be. Free when nobody has it any more: neither the connection nor
+/// work that was begun for it.
+pub(crate) struct Place {
+    _permit: OwnedSemaphorePermit,
+    /// None of root.
+    _admission: Option<Admission>,
+}
+
+impl Place {
+    /// The place of the connection whose request this task carries out, for work that may outlast the connection. None
+    /// if it carries out none.
+    pub(crate) fn of_request() -> Option<Arc<Self>> {
+        PLACE.try_with(Arc::clone).ok()
+    }
+}
+
+async fn converse(
+    stream: UnixStream,
+    caller: Caller,
+    place: Arc<Place>,
+    router: Router,
+    stop: watch::Receiver<bool>,
+) {
     let running = Arc::new(watch::Sender::new(false));
     let runs = running.subscribe();
     let stopping = Stopping(stop.clone());
@@ -142,11 +170,10 @@ async fn converse(stream: UnixStream, caller: Caller, router: Router, stop: watc
         request.extensions_mut().insert(Peer(caller));
         request.extensions_mut().insert(stopping.clone());
         request.extensions_mut().insert(asked_by.clone());
-        let router = router.clone();
+        let answer = PLACE.scope(Arc::clone(&place), router.clone().oneshot(request));
         let run = Running::begin(&running);
         async move {
-            let response: Result<axum::http::Response<Body>, Infallible> =
-                router.oneshot(request).await;
+            let response: Result<axum::http::Response<Body>, Infallible> = answer.await;
             drop(run);
             response
         }

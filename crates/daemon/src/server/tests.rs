@@ -39,6 +39,7 @@ struct Lab {
     socket: PathBuf,
     client: Arc<Client>,
     network: Arc<ModelNetwork>,
+    router: Router,
     stop: watch::Sender<bool>,
     server: JoinHandle<()>,
     _folder: TempDir,
@@ -68,12 +69,31 @@ impl Lab {
         let router = http::router(App::new(slots, false));
         Self {
             client: Arc::new(Client::new(&socket)),
-            server: tokio::spawn(serve(listener, router, stopped)),
+            server: tokio::spawn(serve(listener, router.clone(), stopped)),
+            router,
             socket,
             network,
             stop,
             _folder: folder,
         }
+    }
+
+    /// Connects as user 1002, who manages the pool, unless that one has too many connections.
+    fn connect_as_manager(&self, users: &Arc<Users>) -> Option<UnixStream> {
+        let caller = Caller {
+            uid: 1002,
+            gid: 1002,
+            privileged: false,
+        };
+        let admission = Users::admit(users, caller.uid)?;
+        let place = Arc::new(Place {
+            _permit: Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap(),
+            _admission: Some(admission),
+        });
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (router, stop) = (self.router.clone(), self.stop.subscribe());
+        tokio::spawn(converse(theirs, caller, place, router, stop));
+        Some(ours)
     }
 
     /// What the daemon answers to these bytes, until it closes the connection.
@@ -385,10 +405,10 @@ async fn a_caller_that_does_not_finish_a_request_is_disconnected() {
 async fn requests_that_run_when_the_daemon_stops_are_finished() {
     let lab = Lab::new();
     let name = lab.client.acquire(&acquire("a")).await.unwrap().lease.name;
-    lab.network.set_slow(true);
+    lab.network.withdrawals.set_shut(true);
     let client = Arc::clone(&lab.client);
     let release = tokio::spawn(async move { client.release(&name, None).await });
-    while lab.network.waiting() == 0 {
+    while lab.network.withdrawals.waiting() == 0 {
         sleep(Duration::from_millis(1)).await;
     }
     lab.stop.send_replace(true);
@@ -406,7 +426,7 @@ async fn requests_that_run_when_the_daemon_stops_are_finished() {
         "{late}"
     );
     assert!(!release.is_finished() && !lab.server.is_finished());
-    lab.network.set_slow(false);
+    lab.network.withdrawals.set_shut(false);
     let released = release.await.unwrap().unwrap();
     assert_eq!(released.outcome, ReleaseOutcome::Released);
     timeout(Duration::from_secs(60), lab.server)
@@ -473,6 +493,48 @@ async fn nothing_is_handed_out_to_a_caller_that_has_gone() {
     drop(gone);
     sleep(Duration::from_millis(200)).await;
     assert_eq!(lab.client.leases().await.unwrap(), []);
+}
+
+/// Who goes away each time could otherwise have any number of things begun.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_caller_that_has_gone_asked_for_counts_as_its_connection_until_it_is_done() {
+    let lab = Lab::new();
+    let lease = lab.client.acquire(&acquire("a")).await.unwrap().lease;
+    let uid = lease.owner_uid;
+    let question = format!("GET /v1/leases/a?owner_uid={uid} HTTP/1.1\r\nhost: x\r\n\r\n");
+    let users = Arc::new(Users::default());
+    let inspections = &lab.network.inspections;
+    inspections.set_shut(true);
+    let mut begun = 0;
+    for _ in 0..200 {
+        let Some(mut caller) = lab.connect_as_manager(&users) else {
+            continue;
+        };
+        tokio::io::AsyncWriteExt::write_all(&mut caller, question.as_bytes())
+            .await
+            .unwrap();
+        begun += 1;
+        let waits = async {
+            while inspections.waiting() < begun {
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let _ = timeout(Duration::from_secs(10), waits).await;
+    }
+    let of_root = lab.client.release(&lease.name, None);
+    let of_root = timeout(Duration::from_secs(10), of_root).await;
+    // Before anything is asserted: the runtime waits for what it has begun.
+    inspections.set_shut(false);
+    assert_eq!(begun, CONNECTIONS_PER_USER_MAX as usize);
+    let released = of_root.expect("it waits for a user").unwrap();
+    assert_eq!(released.outcome, ReleaseOutcome::Released);
+    let over = async {
+        while !users.0.lock().unwrap().is_empty() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let over = timeout(Duration::from_secs(60), over).await;
+    over.expect("places come free again");
 }
 
 #[tokio::test(flavor = "multi_thread")]
