@@ -55,6 +55,7 @@ mod policies;
 mod pools;
 mod ports;
 mod release;
+mod take_back;
 mod trace;
 mod traffic;
 mod workers;

@@ -298,7 +298,7 @@ impl State {
         record: &LeaseRecord,
         own: Option<&Held>,
     ) -> Result<(), ServiceError> {
-        let entry = self.pool_mut(&record.pool)?;
+        let entry = self.pool(&record.pool)?;
         let held = own.or(entry.policy.as_ref());
         let activated = match held.map(|held| held.tenancy(record.is_process)) {
             Some(tenancy) => shared.network.activate(&record.slot_of(plan), &tenancy),
@@ -311,15 +311,7 @@ impl State {
         let Err(source) = activated else {
             return Ok(());
         };
-        entry.pool.take_back(record.slot);
-        entry.tear_down.push_back(record.slot);
-        shared.tear_down_work.notify_one();
-        shared.build_work.notify_one();
-        if let Err(error) = self.journal.remove_lease(&record.key) {
-            // After a restart it would be there, without anybody knowing of it.
-            self.journal_failed();
-            tracing::error!(lease = %record.key, %error, "a lease that was not given stays in the journal");
-        }
+        self.take_back(shared, record);
         Err(ServiceError::Network {
             operation: "activate",
             object: format!("slot {} of pool '{}'", record.slot, record.pool),

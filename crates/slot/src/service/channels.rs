@@ -276,7 +276,9 @@ impl Shared {
     ) -> (MutexGuard<'a, State>, Result<(), ServiceError>) {
         let deadline = Instant::now() + OPENING_WAIT;
         loop {
-            match state.leases.get(key).map(|lease| lease.is_opening) {
+            let lease = state.leases.get(key);
+            let lease = lease.filter(|lease| !lease.is_releasing());
+            match lease.map(|lease| lease.is_opening) {
                 Some(false) => return (state, Ok(())),
                 None => {
                     let reason =
@@ -528,26 +530,6 @@ impl State {
         if let Some(lease) = self.leases.get_mut(key) {
             lease.record.channel = Some(channel);
         }
-    }
-
-    /// Undoes a lease that nobody has been told of. Its slot is torn down: its packets may have passed.
-    pub(super) fn take_back(&mut self, shared: &Shared, record: &LeaseRecord) {
-        let key = &record.key;
-        if let Err(error) = self.journal.remove_lease(key) {
-            self.journal_failed();
-            tracing::error!(lease = %key, %error, "a lease that was not given stays in the journal");
-        }
-        self.leases.remove(key);
-        self.tenants.remove(&(record.pool.clone(), record.slot));
-        if let Some(expiry) = record.expiry {
-            self.expiries.remove(&(expiry.since_boot, key.clone()));
-        }
-        if let Some(entry) = self.pools.get_mut(&record.pool) {
-            entry.pool.take_back(record.slot);
-            entry.tear_down.push_back(record.slot);
-        }
-        shared.tear_down_work.notify_one();
-        shared.build_work.notify_one();
     }
 }
 

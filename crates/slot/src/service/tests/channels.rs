@@ -113,6 +113,47 @@ fn a_lease_whose_channel_cannot_be_opened_is_none() {
     assert_eq!(slots.leases(ROOT).len(), 1, "the journal has one lease");
 }
 
+/// The journal would refuse another lease of that slot.
+#[test]
+fn a_lease_that_stays_in_the_journal_keeps_its_slot_until_it_can_be_removed() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut web = spec("web", 1);
+    web.data_path = DataPath::Ebpf;
+    slots.create_pool(&web).unwrap();
+    slots.await_ready("web", 1);
+    slots.await_compared();
+    host.service.lock().refuses = true;
+    let key = ROOT.lease_key(None, &name("a"));
+    let request = r#"web:a "vsock": {}, "policy": {"uplink": "deny"}"#;
+    let gate = host.service.opens_gate.lock().unwrap();
+    let refused = std::thread::scope(|scope| {
+        let acquired = scope.spawn(|| slots.take(request));
+        slots.wait_until("its channel is being opened", |state| {
+            state.leases.contains_key(&key)
+        });
+        slots.shared.lock().journal.set_read_only(true);
+        drop(gate);
+        acquired.join().unwrap()
+    });
+    assert_eq!(code(refused), ErrorCode::Conflict);
+    assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Releasing);
+    slots.shared.lock().journal.set_read_only(false);
+    host.advance_until(&slots, "it is gone, and its address has rested", |state| {
+        let counts = state.pools[&web.name].pool.counts();
+        state.leases.is_empty() && counts.tearing_down + counts.quarantined == 0
+    });
+    slots.take(r#"web:b "clone_address": "10.64.0.2""#).unwrap();
+    host.advance_until(&slots, "only the pool's policy is left", |_| {
+        host.kernel.lock().policies.len() == 1
+    });
+    drop(slots);
+    let leases = host.start().leases(ROOT);
+    assert_eq!(leases.len(), 1);
+    assert_eq!(leases[0].name, name("b"));
+    host.kernel.assert_unviolated();
+}
+
 /// Were it taken back, the slot's next tenant would have the trace.
 #[test]
 fn a_lease_that_is_still_being_made_can_t_be_traced() {
