@@ -85,6 +85,15 @@ pub fn missing_for_firecracker() -> Option<String> {
         })
 }
 
+/// Why tests with the program of CNI's reference library can't run here.
+#[must_use]
+pub fn missing_for_cnitool() -> Option<String> {
+    // No package has it, so `cargo xtask setup` doesn't install it.
+    let is_missing = !command::is_on_path("cnitool");
+    let missing = is_missing.then(|| "cnitool is not on the PATH".to_owned());
+    missing.or_else(missing_for_namespaces)
+}
+
 /// Environment variable that names a kernel for Firecracker: an ELF image, or one packed with xz.
 pub const FIRECRACKER_KERNEL: &str = "SANDWIRE_FIRECRACKER_KERNEL";
 

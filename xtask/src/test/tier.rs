@@ -21,17 +21,20 @@ pub(crate) enum Tier {
     Guest,
     /// Needs root, Firecracker, a kernel for it and a KVM that works.
     Firecracker,
+    /// Needs root and the program of CNI's reference library.
+    Cnitool,
 }
 
 impl Tier {
     /// Every tier, in the order in which they run.
-    pub(crate) const ALL: [Self; 6] = [
+    pub(crate) const ALL: [Self; 7] = [
         Self::Unit,
         Self::Fuzz,
         Self::Netns,
         Self::Container,
         Self::Guest,
         Self::Firecracker,
+        Self::Cnitool,
     ];
 
     /// The tier's name on the command line and in reasons of `#[ignore]`.
@@ -43,6 +46,7 @@ impl Tier {
             Self::Container => "container",
             Self::Guest => "guest",
             Self::Firecracker => "firecracker",
+            Self::Cnitool => "cnitool",
         }
     }
 
@@ -53,7 +57,7 @@ impl Tier {
             Self::Unit => 20,
             Self::Fuzz => 10,
             Self::Netns => 30,
-            Self::Container | Self::Firecracker => 10,
+            Self::Container | Self::Firecracker | Self::Cnitool => 10,
             Self::Guest => 25,
         };
         Duration::from_secs(60 * minutes)
@@ -65,10 +69,10 @@ impl Tier {
         matches!(self, Self::Guest | Self::Firecracker).then_some(1)
     }
 
-    /// Whether it can be had wherever the rest can: no package of Debian has Firecracker. Unless it is named,
+    /// Whether it can be had wherever the rest can: no package of Debian has Firecracker or cnitool. Unless it is named,
     /// such a tier may be missing even where all are required.
     pub(crate) fn is_for_all(self) -> bool {
-        self != Self::Firecracker
+        !matches!(self, Self::Firecracker | Self::Cnitool)
     }
 
     /// Why the tier cannot run here, if it can't.
@@ -82,6 +86,7 @@ impl Tier {
                 .or_else(capabilities::missing_for_qemu)
                 .or_else(capabilities::missing_for_systemd),
             Self::Firecracker => capabilities::missing_for_firecracker(),
+            Self::Cnitool => capabilities::missing_for_cnitool(),
         }
     }
 }
