@@ -55,7 +55,7 @@ use self::{
     metrics::{ChannelTotals, LeaseTotals, Traffic},
     trace::Traces,
 };
-use crate::{identities::HostIdentities, impair::Impairments, server::Place};
+use crate::{identities::HostIdentities, impair::Impairments, places::Place};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

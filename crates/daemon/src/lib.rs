@@ -13,6 +13,7 @@ mod impair;
 pub mod instance;
 #[cfg(test)]
 mod model;
+mod places;
 mod run;
 mod server;
 pub mod socket;

@@ -33,6 +33,7 @@ use crate::{
     identities::{self, HostIdentities},
     impair::{self, Impairments},
     instance::{InstanceError, InstanceLock},
+    places::CONNECTIONS_MAX,
     server,
     socket::{self, SocketError},
     vsock::VsockServices,
@@ -46,7 +47,7 @@ const READY_PATIENCE: Duration = Duration::from_secs(30);
 const READY_POLL: Duration = Duration::from_millis(20);
 /// Most threads for what waits for the kernel: one for each connection, so that nobody's request waits for those of
 /// others, and some for traces and for what the daemon does by itself. `TasksMax=` of the unit has room for them.
-const BLOCKING_THREADS_MAX: usize = server::CONNECTIONS_MAX as usize + 64;
+const BLOCKING_THREADS_MAX: usize = CONNECTIONS_MAX as usize + 64;
 
 /// Why the daemon didn't start, or ended.
 #[derive(Debug, thiserror::Error)]

@@ -1,23 +1,13 @@
 //! Connections: accepting them, knowing who is behind them, bounding them, ending them well.
 //!
-//! Each connection is a task of its own, so nothing that one caller does stops the others. Beyond
-//! [`CONNECTIONS_MAX`] connections further ones wait in the socket's queue; a user other than root
-//! has at most [`CONNECTIONS_PER_USER_MAX`] of them and is told if it wants more, so one tenant
-//! can't lock the others out. All of these together have at most [`CONNECTIONS_OF_USERS_MAX`], so they
-//! can't lock root out. A connection counts until what was asked for by it is done, also if its caller has gone
-//! before. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`], or leaves a connection idle for that
+//! Each connection is a task of its own, so nothing that one caller does stops the others. Each needs a place, of which there
+//! are so many ([`places`](crate::places)): beyond [`CONNECTIONS_MAX`] further ones wait in the socket's queue, and a user who
+//! has enough is told so. A caller that doesn't finish a request's head within [`HEAD_TIMEOUT`], or leaves a connection idle for that
 //! long, is disconnected. When the daemon stops, it waits for what it does itself, and only a moment for callers that
 //! don't read their answers. No request has a use for descriptors, so where the kernel can it refuses to hand any over:
 //! closing one may take as long as its sender likes, in a thread that serves others too.
 
-use std::{
-    collections::HashMap,
-    convert::Infallible,
-    io,
-    os::fd::AsFd,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, io, os::fd::AsFd, sync::Arc, time::Duration};
 
 use axum::{Router, body::Body};
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
@@ -31,14 +21,14 @@ use tokio::{
 };
 use tower::ServiceExt;
 
-use crate::http::{Connection, Peer, Stopping};
+use crate::{
+    http::{Connection, Peer, Stopping},
+    places::{
+        Admission, CONNECTIONS_MAX, CONNECTIONS_OF_USERS_MAX, CONNECTIONS_PER_USER_MAX, Place,
+        Users,
+    },
+};
 
-/// Most connections at a time.
-pub(crate) const CONNECTIONS_MAX: u32 = 1024;
-/// Most connections at a time of one user who isn't root.
-pub(crate) const CONNECTIONS_PER_USER_MAX: u32 = 128;
-/// Most connections at a time of all users who aren't root.
-const CONNECTIONS_OF_USERS_MAX: u32 = CONNECTIONS_MAX - CONNECTIONS_PER_USER_MAX;
 /// How long the head of a request may take, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long requests that run when the daemon stops may still take.
@@ -74,10 +64,7 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::R
         };
         match admit(&stream, &users) {
             Ok((caller, admission)) => {
-                let place = Arc::new(Place {
-                    _permit: permit,
-                    _admission: admission,
-                });
+                let place = Place::new(permit, admission);
                 let (router, stop) = (router.clone(), stop.clone());
                 tokio::spawn(converse(stream, caller, place, router, stop));
             }
@@ -132,31 +119,10 @@ fn admit(stream: &UnixStream, users: &Arc<Users>) -> io::Result<(Caller, Option<
     }
 }
 
-tokio::task_local! {
-    /// The place of the connection by which the request came that the task carries out.
-    static PLACE: Arc<Place>;
-}
-
-/// A connection's place among those that there may be. Free when nobody has it any more: neither the connection nor
-/// work that was begun for it.
-pub(crate) struct Place {
-    _permit: OwnedSemaphorePermit,
-    /// None of root.
-    _admission: Option<Admission>,
-}
-
-impl Place {
-    /// The place of the connection whose request this task carries out, for work that may outlast the connection. None
-    /// if it carries out none.
-    pub(crate) fn of_request() -> Option<Arc<Self>> {
-        PLACE.try_with(Arc::clone).ok()
-    }
-}
-
 async fn converse(
     stream: UnixStream,
     caller: Caller,
-    place: Arc<Place>,
+    place: Place,
     router: Router,
     stop: watch::Receiver<bool>,
 ) {
@@ -170,7 +136,7 @@ async fn converse(
         request.extensions_mut().insert(Peer(caller));
         request.extensions_mut().insert(stopping.clone());
         request.extensions_mut().insert(asked_by.clone());
-        let answer = PLACE.scope(Arc::clone(&place), router.clone().oneshot(request));
+        let answer = place.of(router.clone().oneshot(request));
         let run = Running::begin(&running);
         async move {
             let response: Result<axum::http::Response<Body>, Infallible> = answer.await;
@@ -227,42 +193,6 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.0.send_replace(false);
-    }
-}
-
-/// How many connections each user has.
-#[derive(Default)]
-struct Users(Mutex<HashMap<u32, u32>>);
-
-/// One connection of a user; ends when dropped.
-struct Admission {
-    users: Arc<Users>,
-    uid: u32,
-}
-
-impl Users {
-    fn admit(users: &Arc<Self>, uid: u32) -> Option<Admission> {
-        let mut counts = users.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_user = counts.get(&uid).copied().unwrap_or(0);
-        let of_all: u32 = counts.values().sum();
-        if of_user >= CONNECTIONS_PER_USER_MAX || of_all >= CONNECTIONS_OF_USERS_MAX {
-            return None;
-        }
-        counts.insert(uid, of_user + 1);
-        let users = Arc::clone(users);
-        Some(Admission { users, uid })
-    }
-}
-
-impl Drop for Admission {
-    fn drop(&mut self) {
-        let mut counts = self.users.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.uid) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.uid);
-            }
-        }
     }
 }
 
