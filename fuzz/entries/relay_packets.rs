@@ -3,7 +3,7 @@
 
 use sandwire_relay::{
     packets::{Packer, Unpacker},
-    wire::{Opening, Record, records},
+    wire::{Datagram, Opening, Record, records},
 };
 
 /// One case: a byte that says how long packets are, and a packet.
@@ -23,7 +23,7 @@ pub(crate) fn run(bytes: &[u8]) {
     let mut sent = Vec::new();
     for record in records(packet) {
         if let Ok(Record::Whole(datagram)) = record
-            && packer.add(&datagram, 60 + usize::from(*length) * 8)
+            && packer.add(&datagram, 60 + usize::from(*length) * 8, ())
         {
             sent.push((
                 datagram.source,
@@ -34,15 +34,11 @@ pub(crate) fn run(bytes: &[u8]) {
     }
     let mut received = Vec::new();
     let mut unpacker = Unpacker::default();
-    for packet in packer.take().collect::<Vec<_>>() {
-        let is_sound = unpacker.take_apart(&packet, |datagram| {
-            received.push((
-                datagram.source,
-                datagram.destination,
-                datagram.payload.to_vec(),
-            ));
-        });
-        assert!(is_sound);
-    }
+    let mut receive = |datagram: Datagram<'_>| {
+        let payload = datagram.payload.to_vec();
+        received.push((datagram.source, datagram.destination, payload));
+    };
+    let outcome = packer.send(|packet| unpacker.take_apart(&packet, &mut receive), drop);
+    assert_eq!((outcome.sent, outcome.lost), (sent.len(), 0));
     assert_eq!(received, sent);
 }

@@ -21,14 +21,37 @@ const INCOMPLETE_BYTES_MAX: usize = 2 << 20;
 /// Number of the next record that is cut: of this process, since several put packets into one channel.
 static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
-/// Puts datagrams into packets.
-#[derive(Debug, Default)]
-pub struct Packer {
+/// Puts datagrams into packets. `T` is what its user wants to have of each that was sent.
+#[derive(Debug)]
+pub struct Packer<T> {
     current: Vec<u8>,
     /// Datagrams in it.
     count: usize,
     scratch: Vec<u8>,
     full: Vec<Packet>,
+    /// Of all datagrams, in their order.
+    tokens: Vec<T>,
+}
+
+impl<T> Default for Packer<T> {
+    fn default() -> Self {
+        Self {
+            current: Vec::new(),
+            count: 0,
+            scratch: Vec::new(),
+            full: Vec::new(),
+            tokens: Vec::new(),
+        }
+    }
+}
+
+/// How many datagrams were sent as a whole, and how many weren't.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// Sent.
+    pub sent: usize,
+    /// Not sent, or not all of their fragments.
+    pub lost: usize,
 }
 
 /// A packet that nothing is added to any more.
@@ -39,9 +62,9 @@ struct Packet {
     ends: usize,
 }
 
-impl Packer {
+impl<T> Packer<T> {
     /// Adds a datagram; packets have at most `length_max` bytes. False if it is too long to be cut.
-    pub fn add(&mut self, datagram: &Datagram<'_>, length_max: usize) -> bool {
+    pub fn add(&mut self, datagram: &Datagram<'_>, length_max: usize, token: T) -> bool {
         let length = datagram.encoded_length();
         if self.current.len() + length > length_max {
             self.close();
@@ -50,6 +73,7 @@ impl Packer {
             self.current.reserve(length_max);
             datagram.encode(&mut self.current);
             self.count += 1;
+            self.tokens.push(token);
             return true;
         }
         let room = length_max.saturating_sub(FRAGMENT_OVERHEAD);
@@ -76,28 +100,29 @@ impl Packer {
                 ends: usize::from(index + 1 == count),
             });
         }
+        self.tokens.push(token);
         true
     }
 
-    /// The packets so far.
-    pub fn take(&mut self) -> impl Iterator<Item = Bytes> + '_ {
+    /// Sends the packets so far by `send`, which says whether one was taken. `each` gets what belongs to the datagrams that
+    /// were taken as a whole.
+    pub fn send(&mut self, mut send: impl FnMut(Bytes) -> bool, mut each: impl FnMut(T)) -> Sent {
         self.close();
-        self.full.drain(..).map(|packet| packet.bytes)
-    }
-
-    /// Sends the packets so far by `send`, which says whether one was taken. `each` is told of the datagrams in them, in the
-    /// order in which they were added, whether they were taken as a whole.
-    pub fn send(&mut self, mut send: impl FnMut(Bytes) -> bool, mut each: impl FnMut(bool)) {
-        self.close();
-        let mut is_taken = true;
+        let mut tokens = self.tokens.drain(..);
+        let (mut outcome, mut is_taken) = (Sent::default(), true);
         for packet in self.full.drain(..) {
             // Fragments behind one that is lost are of no use.
             is_taken = is_taken && send(packet.bytes);
-            for _ in 0..packet.ends {
-                each(is_taken);
+            let ended = tokens.by_ref().take(packet.ends);
+            if is_taken {
+                outcome.sent += packet.ends;
+                ended.for_each(&mut each);
+            } else {
+                outcome.lost += ended.count();
             }
             is_taken |= packet.ends > 0;
         }
+        outcome
     }
 
     fn close(&mut self) {
@@ -223,6 +248,16 @@ mod tests {
         }
     }
 
+    fn packets_of<T>(packer: &mut Packer<T>) -> Vec<Bytes> {
+        let mut packets = Vec::new();
+        let take = |packet| {
+            packets.push(packet);
+            true
+        };
+        packer.send(take, drop);
+        packets
+    }
+
     proptest! {
         #[test]
         fn datagrams_come_back_whatever_the_packets_length(
@@ -232,9 +267,9 @@ mod tests {
                 .map(|(length, byte)| vec![byte; *length]).collect();
             let mut packer = Packer::default();
             for payload in &payloads {
-                prop_assert!(packer.add(&datagram(payload), length_max));
+                prop_assert!(packer.add(&datagram(payload), length_max, ()));
             }
-            let packets: Vec<Bytes> = packer.take().collect();
+            let packets = packets_of(&mut packer);
             let mut unpacker = Unpacker::default();
             let mut found = Vec::new();
             for packet in &packets {
@@ -270,9 +305,9 @@ mod tests {
     fn fragments_in_any_order_make_the_datagram_and_a_lost_one_nothing() {
         let payload: Vec<u8> = (0..=255).cycle().take(5000).collect();
         let mut packer = Packer::default();
-        assert!(packer.add(&datagram(&payload), 1200));
-        assert!(packer.add(&datagram(&payload), 1200));
-        let mut packets: Vec<Bytes> = packer.take().collect();
+        assert!(packer.add(&datagram(&payload), 1200, ()));
+        assert!(packer.add(&datagram(&payload), 1200, ()));
+        let mut packets = packets_of(&mut packer);
         packets.remove(2);
         packets.reverse();
         let mut unpacker = Unpacker::default();
@@ -291,8 +326,8 @@ mod tests {
         let payloads = [vec![1; 3000], vec![2; 3000]];
         let packets = payloads.each_ref().map(|payload| {
             let mut packer = Packer::default();
-            assert!(packer.add(&datagram(payload), 1200));
-            packer.take().collect::<Vec<_>>()
+            assert!(packer.add(&datagram(payload), 1200, ()));
+            packets_of(&mut packer)
         });
         let mut unpacker = Unpacker::default();
         let mut found = Vec::new();
@@ -308,9 +343,10 @@ mod tests {
     fn small_datagrams_share_a_packet() {
         let mut packer = Packer::default();
         for _ in 0..10 {
-            assert!(packer.add(&datagram(&[5; 200]), 1400));
+            assert!(packer.add(&datagram(&[5; 200]), 1400, ()));
         }
-        let lengths: Vec<usize> = packer.take().map(|packet| packet.len()).collect();
+        let packets = packets_of(&mut packer);
+        let lengths: Vec<usize> = packets.iter().map(Bytes::len).collect();
         assert_eq!(lengths.len(), 2);
         assert!(lengths[0] > 1100);
     }
@@ -318,26 +354,27 @@ mod tests {
     #[test]
     fn a_datagram_is_lost_with_any_of_its_fragments_and_with_its_packet() {
         let mut packer = Packer::default();
-        for length in [100, 100, 3000, 100, 3000, 100] {
-            assert!(packer.add(&datagram(&vec![5; length]), 1400));
+        for (length, number) in [100, 100, 3000, 100, 3000, 100].into_iter().zip(0..) {
+            assert!(packer.add(&datagram(&vec![5; length]), 1400, number));
         }
-        let (mut sent, mut outcomes) = (0, Vec::new());
+        let (mut packets, mut told) = (0, Vec::new());
         // Two in a packet, three fragments, a packet, three fragments, a packet. Lost: one fragment, and the last packet.
         let send = |_| {
-            sent += 1;
-            ![3, 8].contains(&sent)
+            packets += 1;
+            ![3, 8].contains(&packets)
         };
-        packer.send(send, |is_taken| outcomes.push(is_taken));
-        assert_eq!(outcomes, [true, true, false, true, true, false]);
-        assert_eq!(sent, 8, "the fragment behind a lost one isn't sent");
-        assert_eq!(packer.take().count(), 0);
+        let sent = packer.send(send, |number| told.push(number));
+        assert_eq!(told, [0, 1, 3, 4]);
+        assert_eq!(sent, Sent { sent: 4, lost: 2 });
+        assert_eq!(packets, 8, "the fragment behind a lost one isn't sent");
+        assert!(packets_of(&mut packer).is_empty());
     }
 
     #[test]
     fn a_datagram_that_can_not_be_cut_is_refused() {
         let mut packer = Packer::default();
-        assert!(!packer.add(&datagram(&[0; 60_000]), 100));
-        assert!(!packer.add(&datagram(&[0; 60]), 5));
-        assert_eq!(packer.take().count(), 0);
+        assert!(!packer.add(&datagram(&[0; 60_000]), 100, ()));
+        assert!(!packer.add(&datagram(&[0; 60]), 5, ()));
+        assert!(packets_of(&mut packer).is_empty());
     }
 }

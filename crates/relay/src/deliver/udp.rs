@@ -323,11 +323,10 @@ fn send_back(
     outgoing: &Outgoing,
     receiver: &Receiver,
     received: usize,
-    packer: &mut Packer,
+    packer: &mut Packer<(SocketAddr, usize)>,
 ) {
     let length_max = outgoing.length_max();
     let mut flows = origin.lock();
-    let mut packed = Vec::with_capacity(received);
     for index in 0..received {
         let Some(datagram) = receiver.get(index) else {
             continue;
@@ -344,28 +343,21 @@ fn send_back(
             destination: origin.source,
             payload: datagram.payload,
         };
-        if packer.add(&record, length_max) {
-            packed.push((from, datagram.payload.len() as u64));
-        } else {
+        if !packer.add(&record, length_max, (from, datagram.payload.len())) {
             here.metrics.dropped_full.add(1);
         }
     }
-    let count = packed.len();
-    let (mut packed, mut sent) = (packed.into_iter(), 0);
-    let each = |is_sent| {
-        if let Some((from, bytes)) = packed.next()
-            && is_sent
-        {
-            sent += 1;
+    let outcome = packer.send(
+        |packet| outgoing.send(packet),
+        |(from, bytes)| {
             if let Some(flow) = flows.get_mut(&from) {
-                flow.bytes_back += bytes;
+                flow.bytes_back += bytes as u64;
             }
-        }
-    };
-    packer.send(|packet| outgoing.send(packet), each);
+        },
+    );
     drop(flows);
-    here.metrics.datagrams_in.add_many(sent);
-    here.metrics.dropped_full.add_many(count - sent);
+    here.metrics.datagrams_in.add_many(outcome.sent);
+    here.metrics.dropped_full.add_many(outcome.lost);
 }
 
 /// Memory to receive into, of whoever needs none now.

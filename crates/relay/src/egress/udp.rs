@@ -171,7 +171,7 @@ pub(crate) async fn serve(host: Arc<Host>, flows: Arc<Flows>, socket: UdpSocket,
         }
     };
     let mut receiver = Receiver::new(TOGETHER, BYTES_MAX);
-    let mut packers: Vec<Packer> = host.links.iter().map(|_| Packer::default()).collect();
+    let mut packers: Vec<FlowPacker> = host.links.iter().map(|_| Packer::default()).collect();
     loop {
         if let Err(error) = socket.readable().await {
             tracing::error!(%error, "a socket can't be waited for");
@@ -186,20 +186,22 @@ pub(crate) async fn serve(host: Arc<Host>, flows: Arc<Flows>, socket: UdpSocket,
     }
 }
 
+/// Of each datagram: its flow, and the bytes of its payload.
+type FlowPacker = Packer<(Arc<Flow>, usize)>;
+
 fn take(
     host: &Host,
     flows: &Flows,
     receiver: &Receiver,
     received: usize,
     place: u16,
-    packers: &mut [Packer],
+    packers: &mut [FlowPacker],
 ) {
     let channels: Vec<Option<Outgoing>> = host.links.iter().map(|link| link.outgoing()).collect();
     let lengths: Vec<usize> = channels
         .iter()
         .map(|channel| channel.as_ref().map_or(0, Outgoing::length_max))
         .collect();
-    let mut packed: Vec<Vec<(Arc<Flow>, u64)>> = vec![Vec::new(); channels.len()];
     let mut last: Option<(Pair, Arc<Flow>)> = None;
     for index in 0..received {
         let Some(datagram) = receiver.get(index) else {
@@ -227,29 +229,23 @@ fn take(
                 destination: pair.1,
                 payload: datagram.payload,
             };
-            if packers[flow.via].add(&record, lengths[flow.via]) {
-                packed[flow.via].push((flow.clone(), datagram.payload.len() as u64));
-            } else {
+            let of_flow = (flow.clone(), datagram.payload.len());
+            if !packers[flow.via].add(&record, lengths[flow.via], of_flow) {
                 host.metrics.dropped_full.add(1);
             }
         }
         last = Some((pair, flow));
     }
-    for ((packer, channel), packed) in packers.iter_mut().zip(&channels).zip(packed) {
+    for (packer, channel) in packers.iter_mut().zip(&channels) {
         let Some(channel) = channel else { continue };
-        let count = packed.len();
-        let (mut packed, mut sent) = (packed.into_iter(), 0);
-        let each = |is_sent| {
-            if let Some((flow, bytes)) = packed.next()
-                && is_sent
-            {
-                flow.bytes_out.fetch_add(bytes, Ordering::Relaxed);
-                sent += 1;
-            }
-        };
-        packer.send(|packet| channel.send(packet), each);
-        host.metrics.datagrams_out.add_many(sent);
-        host.metrics.dropped_full.add_many(count - sent);
+        let outcome = packer.send(
+            |packet| channel.send(packet),
+            |(flow, bytes)| {
+                flow.bytes_out.fetch_add(bytes as u64, Ordering::Relaxed);
+            },
+        );
+        host.metrics.datagrams_out.add_many(outcome.sent);
+        host.metrics.dropped_full.add_many(outcome.lost);
     }
 }
 

@@ -265,18 +265,14 @@ mod tests {
                 destination: "198.51.100.7:53".parse().unwrap(),
                 payload: &[5; 200],
             };
-            assert!(packer.add(&datagram, LENGTH_MAX));
+            assert!(packer.add(&datagram, LENGTH_MAX, ()));
         }
-        let (mut taken, mut lost) = (0, 0);
-        packer.send(
-            |packet| outgoing.send(packet),
-            |is_taken| *(if is_taken { &mut taken } else { &mut lost }) += 1,
-        );
-        assert_eq!(taken + lost, 64);
+        let outcome = packer.send(|packet| outgoing.send(packet), drop);
+        assert_eq!(outcome.sent + outcome.lost, 64);
         let packet = waiting.packets.try_recv().unwrap();
         let mut found = 0;
         assert!(Unpacker::default().take_apart(&packet, |_| found += 1));
-        assert!(taken == found && found > 1, "{taken} of {found}");
+        assert!(outcome.sent == found && found > 1, "{outcome:?} of {found}");
         assert!(waiting.packets.try_recv().is_err());
     }
 
