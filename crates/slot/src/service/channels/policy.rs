@@ -8,7 +8,7 @@ use std::{
 use sandwire_api::{
     name::Name,
     pool::{AccessVerb, Pool as ApiPool},
-    vsock::{LeaseVsockPolicy, VsockPolicy, VsockRule},
+    vsock::{LeaseVsockPolicy, VsockKind, VsockPolicy, VsockRule},
 };
 
 use super::{
@@ -110,8 +110,12 @@ impl Slots {
             .pools_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let before = shared.lock().pool(name)?.plan.spec.vsock.clone();
-        let followers = shared.lock().note_pools_policy(name, Some(policy))?;
+        let (before, followers) = {
+            let mut state = shared.lock();
+            state.check_pools_policy(name, &policy)?;
+            let before = state.pool(name)?.plan.spec.vsock.clone();
+            (before, state.note_pools_policy(name, Some(policy))?)
+        };
         let refused = followers
             .iter()
             .find_map(|key| Some((key, shared.tell_pools_policy(key).err()?)));
@@ -223,40 +227,44 @@ impl Shared {
 }
 
 impl State {
+    /// Whether all that have a pool's policy can have this one.
+    fn check_pools_policy(&self, name: &Name, policy: &VsockPolicy) -> Result<(), ServiceError> {
+        let kinds = self.followers(name).map(|(_, channel)| channel.kind);
+        for kind in kinds.chain([VsockKind::VhostUser]) {
+            checks::check_policy(policy, kind).map_err(|error| ServiceError::Plan {
+                pool: name.clone(),
+                source: PlanError::Vsock(error),
+            })?;
+        }
+        Ok(())
+    }
+
     /// Writes down a pool's changed policy. Returns the leases for which it holds.
     fn note_pools_policy(
         &mut self,
         name: &Name,
         policy: Option<VsockPolicy>,
     ) -> Result<Vec<LeaseKey>, ServiceError> {
-        let plan_error = |source| ServiceError::Plan {
-            pool: name.clone(),
-            source,
-        };
         let entry = self.pool(name)?;
         let mut spec = entry.current_spec();
         spec.vsock.clone_from(&policy);
-        let plan = entry.plan.with_vsock(policy).map_err(plan_error)?;
-        let mut followers = Vec::new();
-        for lease in self.leases.values() {
-            let record = &lease.record;
-            if let Some(channel) = &record.channel
-                && record.pool == *name
-                && channel.policy.is_none()
-            {
-                if let Some(policy) = &plan.spec.vsock {
-                    checks::check_policy(policy, channel.kind)
-                        .map_err(|error| plan_error(PlanError::Vsock(error)))?;
-                }
-                followers.push(record.key.clone());
-            }
-        }
+        let plan = entry.plan.with_vsock(policy);
+        let followers = self.followers(name).map(|(key, _)| key.clone()).collect();
         if let Err(error) = self.journal.put_pool(&spec) {
             self.journal_failed();
             return Err(error.into());
         }
         self.pool_mut(name)?.plan = Arc::new(plan);
         Ok(followers)
+    }
+
+    /// Leases with a channel for which the pool's policy holds.
+    fn followers(&self, name: &Name) -> impl Iterator<Item = (&LeaseKey, &ChannelRecord)> {
+        let records = self.leases.values().map(|lease| &lease.record);
+        records.filter_map(move |record| {
+            let channel = record.channel.as_ref()?;
+            (record.pool == *name && channel.policy.is_none()).then_some((&record.key, channel))
+        })
     }
 
     /// What the pool of a lease lets guests without a policy of their own reach.

@@ -294,6 +294,27 @@ fn a_pools_policy_that_the_service_refuses_for_one_lease_is_nobodys() {
 }
 
 #[test]
+fn a_pools_policy_that_is_refused_leaves_one_that_a_former_version_took() {
+    let (host, slots) = Host::with_pool(1);
+    let web = name("web");
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    let mut former = slots.shared.lock().pools[&web].current_spec();
+    let to_nobody = r#"{"rules":[{"port":"9","to":{"kind":"tcp","address":"0.0.0.0:9"}}]}"#;
+    former.vsock = Some(policy(to_nobody));
+    slots.shared.lock().journal.put_pool(&former).unwrap();
+    drop(slots);
+    let slots = host.start();
+    let a = LeaseKey {
+        owner_uid: ROOT.uid,
+        name: name("a"),
+    };
+    host.service.lock().refused_policy = Some((a, policy(TCP_RULE)));
+    let error = slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap_err();
+    assert!(error.to_string().contains("lease 'a'"), "{error}");
+    assert_eq!(slots.pool(&web).unwrap().spec.vsock, former.vsock);
+}
+
+#[test]
 fn a_channel_that_differs_in_policy_alone_is_not_opened_anew() {
     let (host, slots) = Host::with_pool(1);
     slots.take(r#"web:a "vsock": {}"#).unwrap();
