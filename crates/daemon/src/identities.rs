@@ -86,8 +86,13 @@ pub(crate) fn default_folder() -> &'static Path {
 
 /// Looks from time to time, for ever; begins with an upgrade.
 pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
-    let ours = Arc::clone(&identities);
-    if let Err(error) = tokio::task::spawn_blocking(move || ours.renew()).await {
+    let (ours, its_slots) = (Arc::clone(&identities), Arc::clone(&slots));
+    let begin = move || {
+        // An upgrade takes longer, and a table that was made anew knows none of them.
+        ours.spare(&its_slots);
+        ours.renew();
+    };
+    if let Err(error) = tokio::task::spawn_blocking(begin).await {
         tracing::error!(%error, "an upgrade of identities ended early");
     }
     let mut turns = interval(INTERVAL);
