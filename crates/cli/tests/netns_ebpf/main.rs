@@ -18,6 +18,7 @@ mod processors;
 mod programs;
 mod restarts;
 mod sizes;
+mod tables;
 mod taps;
 mod tenants;
 mod trace;
