@@ -427,9 +427,8 @@ fn merged(ports: &[PortRange]) -> Vec<PortRange> {
     joined
 }
 
-/// Writes the whole table.
+/// Writes the whole table, into an empty one.
 fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Steered]) {
-    batch.recreate_table();
     for (name, kind, hook) in [
         (PREROUTING, ChainKind::Filter, Hook::Prerouting),
         (OUTPUT, ChainKind::Route, Hook::Output),
@@ -536,20 +535,42 @@ pub(crate) fn apply_present(
     let mut netfilter = Socket::netfilter()?;
     // First: what is redirected from then on is noted down when it ends.
     ends::tell(egress, &mut netfilter)?;
-    let before = nft::cgroup_rules(&mut netfilter, TABLE)?;
     let mut batch = Batch::new(TABLE);
-    write(
-        &mut batch,
-        egress,
-        &former::steered(egress, cgroups, &before),
-    );
-    batch.commit(&mut netfilter)?;
+    batch.recreate_table();
+    fill_table(batch, &mut netfilter, egress, cgroups)?;
     // Last, as before that the old table may need them.
     let mut removals = Request::new();
     for rule in there.iter().filter(|rule| !wanted.contains(rule)) {
         rule.delete(&mut removals);
     }
     Ok(socket.execute(removals)?)
+}
+
+/// Tells the kernel of other cgroups, where all else is as it was.
+///
+/// # Errors
+/// The kernel refuses, also where the table is gone; nothing has changed then. So it doesn't undo what [`clear`] does at
+/// the same time: that takes the table away first of all.
+fn apply_cgroups(egress: &Egress, cgroups: &[Option<CgroupNumber>]) -> Result<(), SteeringError> {
+    let mut netfilter = Socket::netfilter()?;
+    let mut batch = Batch::new(TABLE);
+    batch.empty_table();
+    fill_table(batch, &mut netfilter, egress, cgroups)
+}
+
+fn fill_table(
+    mut batch: Batch<'_>,
+    netfilter: &mut Socket,
+    egress: &Egress,
+    cgroups: &[Option<CgroupNumber>],
+) -> Result<(), SteeringError> {
+    let before = nft::cgroup_rules(netfilter, TABLE)?;
+    write(
+        &mut batch,
+        egress,
+        &former::steered(egress, cgroups, &before),
+    );
+    Ok(batch.commit(netfilter)?)
 }
 
 fn listed(socket: &mut Socket) -> Result<Vec<RoutingRule>, SteeringError> {

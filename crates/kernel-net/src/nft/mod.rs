@@ -155,6 +155,11 @@ impl<'a> Batch<'a> {
     /// Leaves the table empty, whether it was there or not.
     pub fn recreate_table(&mut self) {
         self.add_table();
+        self.empty_table();
+    }
+
+    /// Leaves the table empty; it must exist, or else nothing of the batch is carried out.
+    pub fn empty_table(&mut self) {
         self.delete_table();
         self.add_table();
     }

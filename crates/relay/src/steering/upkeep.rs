@@ -18,8 +18,8 @@ use tokio::{
 };
 
 use super::{
-    SteeringError, TABLE, TABLE_LOCAL, Told, apply, apply_present,
-    cgroups::present,
+    SteeringError, TABLE, TABLE_LOCAL, Told, apply, apply_cgroups, apply_present,
+    cgroups::{CgroupNumber, present},
     ends::{self, TABLE_ENDS},
     listed, rules,
     watch::Watch,
@@ -130,7 +130,7 @@ pub(crate) async fn keep(
         if known == Known::Nothing || !(has_new || is_lost) {
             continue;
         }
-        match apply_present(&egress, &now) {
+        match apply_again(&egress, &now, is_lost) {
             Ok(()) => {
                 if is_lost {
                     metrics.steering_restored.add(1);
@@ -144,6 +144,19 @@ pub(crate) async fn keep(
             }
             Err(error) => tracing::error!(%error, "the rules can't be told anew"),
         }
+    }
+}
+
+/// Tells the kernel all that it has lost in part, or just of other cgroups.
+fn apply_again(
+    egress: &Egress,
+    now: &[Option<CgroupNumber>],
+    is_lost: bool,
+) -> Result<(), SteeringError> {
+    if is_lost {
+        apply_present(egress, now)
+    } else {
+        apply_cgroups(egress, now)
     }
 }
 

@@ -227,6 +227,39 @@ fn steering_ahead_changes_nothing_that_a_running_relay_has_told() {
     });
 }
 
+/// As when a service is started anew at that very moment.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn steering_that_is_ended_while_the_relay_learns_of_a_new_cgroup_stays_ended() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        for round in 0..30 {
+            stage.start_host();
+            // Both take some milliseconds to begin.
+            std::thread::scope(|scope| {
+                let stage = &stage;
+                stage.make_cgroup_anew_while_the_relay_stands(|_| {
+                    scope.spawn(|| stage.clear());
+                    std::thread::sleep(Duration::from_millis(1) * (round % 10));
+                });
+            });
+            // Longer than it leaves what it finds in part.
+            std::thread::sleep(Duration::from_millis(if round % 10 == 0 {
+                3000
+            } else {
+                30
+            }));
+            let left = lab.run("nft list tables") + &lab.run("ip rule") + &lab.run("ip -6 rule");
+            assert!(
+                !left.contains("sandwire-relay") && !left.contains("5357"),
+                "round {round}: {left}"
+            );
+            stage.kill_host();
+        }
+    });
+}
+
 /// As systemd-networkd does at its start.
 fn delete_rules() {
     for version in ["-4", "-6"] {
