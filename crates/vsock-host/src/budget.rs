@@ -51,6 +51,16 @@ impl Budget {
             .map(|_| given)
     }
 
+    /// Promises so many bytes more for a connection that has some, while no more than half is promised then.
+    #[must_use]
+    pub fn extend(&self, bytes: u32) -> bool {
+        let half = (self.total - self.total / RELAYED) / 2;
+        let extended = |promised: u64| Some(promised + u64::from(bytes)).filter(|sum| *sum <= half);
+        self.promised
+            .fetch_update(Relaxed, Relaxed, extended)
+            .is_ok()
+    }
+
     /// Counts bytes that are about to be taken, `most` or as many as are left.
     pub fn reserve(&self, most: u64) -> u64 {
         let left = |promised| most.min(self.total.saturating_sub(promised));
@@ -112,6 +122,18 @@ mod tests {
         }
         assert_eq!(budget.promised(), 0);
         assert_eq!(budget.promise(8192), Some(8192));
+    }
+
+    #[test]
+    fn a_promise_grows_until_half_is_promised() {
+        let budget = Budget::new(1600);
+        assert!(budget.extend(700));
+        assert!(!budget.extend(51), "a sixteenth isn't promised");
+        assert_eq!(budget.promised(), 700);
+        assert!(budget.extend(50));
+        budget.release(100);
+        assert!(budget.extend(100));
+        assert_eq!(budget.promised(), 750);
     }
 
     #[test]

@@ -22,10 +22,14 @@
 pub struct Credit {
     /// What we take.
     buf_alloc: u32,
+    /// What the guest knows that we take.
+    told_alloc: u32,
     /// What we received.
     received: u32,
     /// What we passed on.
     forwarded: u32,
+    /// What that was when `buf_alloc` last became more.
+    grown_at: u32,
     /// What the guest knows that we passed on.
     told: u32,
     /// Of what waits, what belongs to a message that isn't whole.
@@ -48,8 +52,10 @@ impl Credit {
     pub fn new(buf_alloc: u32) -> Self {
         Self {
             buf_alloc,
+            told_alloc: buf_alloc,
             received: 0,
             forwarded: 0,
+            grown_at: 0,
             told: 0,
             held: 0,
             peer_buf_alloc: 0,
@@ -62,6 +68,21 @@ impl Credit {
     #[must_use]
     pub fn buf_alloc(&self) -> u32 {
         self.buf_alloc
+    }
+
+    /// So many bytes more may wait from now on. The guest is to be told at once; and never of fewer again, as it may be
+    /// sending by then what it was told it may.
+    pub fn grow(&mut self, more: u32) {
+        self.buf_alloc = self.buf_alloc.saturating_add(more);
+        self.grown_at = self.forwarded;
+    }
+
+    /// Whether more credit would be used: the guest has hardly any left, and the peer has taken as much as that
+    /// is since it was last more.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        let taken = self.forwarded.wrapping_sub(self.grown_at);
+        taken >= self.buf_alloc && self.guest_may_send() < self.buf_alloc / 4
     }
 
     /// Bytes received and not yet passed on.
@@ -122,6 +143,7 @@ impl Credit {
     /// What a packet to the guest says about ours: `buf_alloc` and `fwd_cnt`. The guest knows it then.
     pub fn tell(&mut self) -> (u32, u32) {
         self.told = self.forwarded;
+        self.told_alloc = self.buf_alloc;
         (self.buf_alloc, self.forwarded)
     }
 
@@ -129,6 +151,9 @@ impl Credit {
     #[must_use]
     pub fn update_is_due(&self) -> bool {
         let untold = self.forwarded.wrapping_sub(self.told);
+        if self.told_alloc != self.buf_alloc {
+            return true;
+        }
         untold != 0 && untold >= self.window().saturating_sub(self.held) / 2
     }
 
@@ -224,11 +249,32 @@ mod tests {
         assert_eq!(credit.may_send(), u32::MAX);
     }
 
+    #[test]
+    fn more_is_wanted_once_guest_and_peer_have_used_all() {
+        let mut credit = Credit::new(1000);
+        credit.hear(1 << 20, 0);
+        credit.receive(900).expect("within credit");
+        assert!(!credit.is_short(), "the peer has taken nothing yet");
+        credit.forward(900);
+        credit.tell();
+        credit.receive(100).expect("within credit");
+        credit.forward(100);
+        assert!(!credit.is_short(), "the guest has enough left");
+        credit.receive(700).expect("within credit");
+        assert!(credit.is_short());
+        credit.grow(1000);
+        assert!(!credit.is_short(), "it has just got more");
+        assert!(credit.update_is_due(), "though nothing new was passed on");
+        assert_eq!(credit.tell(), (2000, 1000));
+        assert!(!credit.update_is_due());
+    }
+
     #[derive(Clone, Debug)]
     enum Step {
         Receive(u32),
         Forward(u32),
         Tell,
+        Grow(u32),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -236,6 +282,7 @@ mod tests {
             (0..70_000_u32).prop_map(Step::Receive),
             (0..70_000_u32).prop_map(Step::Forward),
             Just(Step::Tell),
+            (1..70_000_u32).prop_map(Step::Grow),
         ]
     }
 
@@ -251,7 +298,9 @@ mod tests {
         ) {
             let mut credit = Credit::new(buf_alloc);
             (credit.received, credit.forwarded, credit.told) = (start, start, start);
+            credit.grown_at = start;
             credit.hear(peer_buf_alloc, 0);
+            let (mut buf_alloc, mut known) = (buf_alloc, buf_alloc);
             for step in steps {
                 match step {
                     Step::Receive(bytes) => {
@@ -260,13 +309,17 @@ mod tests {
                     }
                     Step::Forward(bytes) => credit.forward(bytes.min(credit.waiting())),
                     Step::Tell => {
-                        credit.tell();
+                        known = credit.tell().0;
                         prop_assert_eq!(credit.guest_may_send(), buf_alloc - credit.waiting());
+                    }
+                    Step::Grow(bytes) => {
+                        credit.grow(bytes);
+                        buf_alloc += bytes;
                     }
                 }
                 prop_assert!(credit.waiting() <= buf_alloc);
                 prop_assert!(credit.guest_may_send() <= buf_alloc - credit.waiting());
-                let window = buf_alloc.min(peer_buf_alloc);
+                let window = known.min(peer_buf_alloc);
                 let in_flight = credit.received.wrapping_sub(credit.told);
                 if in_flight >= window && credit.waiting() <= window / 2 {
                     prop_assert!(credit.update_is_due());

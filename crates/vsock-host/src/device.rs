@@ -44,6 +44,7 @@ use crate::{
 
 mod callers;
 mod from_guest;
+mod growth;
 mod listeners;
 mod opening;
 mod to_guest;
@@ -348,6 +349,7 @@ impl Vm {
                     let token = Token::Flow(self.slot, number);
                     let _ = context.watch(peer.fd(), token, PEER_FLAGS);
                 }
+                self.grow(number, context);
             }
             Wrote::TooLong => {
                 self.counters.refuse(VsockRefusal::MessageTooLong);

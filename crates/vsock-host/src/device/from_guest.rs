@@ -388,6 +388,7 @@ impl Vm {
             rings[FROM_GUEST].give_back(memory, head, 0);
         }
         scratch.pieces.clear();
+        self.grow(number, context);
         *batch = Batch::default();
         self.settle(number, context);
     }

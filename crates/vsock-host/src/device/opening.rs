@@ -11,7 +11,7 @@ use sandwire_api::vsock::{HOST_CID, VsockClass, VsockRefusal, VsockType};
 
 use super::{
     Client, Context, FIRST_PORT, Flow, MOST_NUMBERS, PEER_FLAGS, Side, Token, Vm, callers::share,
-    from_guest::DIAL_FLAGS, to_guest::FIRST_APPETITE,
+    from_guest::DIAL_FLAGS, growth::first_promise, to_guest::FIRST_APPETITE,
 };
 use crate::{
     address::VmKey,
@@ -113,7 +113,7 @@ impl Vm {
         if self.flows.len() >= most as usize || !draft.caller.as_deref().is_none_or(admits) {
             return Err(VsockRefusal::TooManyConnections);
         }
-        let promise = self.promise(draft.caller.is_some(), context)?;
+        let promise = self.promise(draft.key.kind, draft.caller.is_some(), context)?;
         let Draft {
             key,
             from_guest,
@@ -163,10 +163,15 @@ impl Vm {
 
     /// Bytes that a new connection may have waiting, out of the guest's and of all guests' budget; `called` if a
     /// sibling asks for it.
-    fn promise(&mut self, called: bool, context: &Context) -> Result<u32, VsockRefusal> {
+    fn promise(
+        &mut self,
+        kind: VsockType,
+        called: bool,
+        context: &Context,
+    ) -> Result<u32, VsockRefusal> {
         let more = u64::from(self.limits.connections).saturating_sub(self.flows.len() as u64);
         let reserved = more.saturating_mul(u64::from(LEAST_PROMISE));
-        let wanted = self.limits.connection_bytes;
+        let wanted = first_promise(kind, self.limits.connection_bytes);
         let of_guest = match called {
             true => share(self.limits.guest_bytes),
             false => self.limits.guest_bytes,

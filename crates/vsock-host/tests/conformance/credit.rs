@@ -3,10 +3,12 @@
 use std::{io::Write, time::Duration};
 
 use sandwire_api::vsock::VsockRefusal;
-use sandwire_vsock_guest::{Content, Operation, Settings, socket::State};
+use sandwire_vsock_guest::{Content, Guest, Operation, Settings, socket::State};
 use sandwire_vsock_host::limits::Limits;
 
-use crate::host::{Host, PORT, clean, connected, eventually, read_exact, to_host, works};
+use crate::host::{
+    Host, PORT, clean, connected, eventually, read_exact, to_host, use_until, works,
+};
 
 #[test]
 fn a_request_for_credit_is_answered() {
@@ -257,7 +259,7 @@ fn half_of_the_memory_promised_makes_new_connections_smaller_and_none_impossible
     let mut host = Host::new(1);
     let limits = Limits {
         connection_bytes: 256 * 1024,
-        guest_bytes: 1024 * 1024,
+        guest_bytes: 512 * 1024,
         ..Limits::default()
     };
     let vm = host.vm_with(limits, to_host(&[PORT]));
@@ -273,10 +275,79 @@ fn half_of_the_memory_promised_makes_new_connections_smaller_and_none_impossible
     };
     assert!(matches!(refused, sandwire_vsock_guest::GuestError::Reset));
     assert_eq!(vm.refused(VsockRefusal::Memory), 1);
-    assert_eq!(promised[0], 256 * 1024);
+    assert_eq!(promised[0], 64 * 1024);
     assert!(promised.iter().all(|bytes| *bytes >= 4096), "{promised:?}");
     let sum: u64 = promised.iter().map(|bytes| u64::from(*bytes)).sum();
-    assert!(sum <= 1024 * 1024, "{sum} of 1 MiB promised");
+    assert!(sum <= 512 * 1024, "{sum} of 512 KiB promised");
     assert!(promised.len() >= 16, "only {} connections", promised.len());
+    clean(&guest);
+}
+
+/// Headers that came, in which the promise never becomes less: a guest may be sending what it was told it may.
+#[track_caller]
+fn assert_grows(guest: &mut Guest, from: u32, to: u32) {
+    let log = guest.take_log();
+    let promises: Vec<u32> = log.iter().map(|(header, _)| header.buf_alloc).collect();
+    assert!(promises.is_sorted(), "{promises:?}");
+    assert_eq!(promises.first(), Some(&from), "{promises:?}");
+    assert_eq!(promises.last(), Some(&to), "{promises:?}");
+}
+
+#[test]
+fn a_stream_is_promised_more_when_it_uses_what_it_has() {
+    const FIRST: u32 = 64 * 1024;
+    const MOST: u32 = 1024 * 1024;
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot_with(&Settings {
+        buffer_bytes: MOST,
+        ..Settings::default()
+    });
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    guest.keep_log();
+    // A shell, say, or a service that answers.
+    for _ in 0..200 {
+        guest.send(socket, &[1; 1000]).expect("sending");
+        read_exact(&mut peer, 1000);
+        guest.run_for(Duration::from_millis(1)).expect("running");
+    }
+    assert_eq!(host.budget.promised(), u64::from(FIRST));
+    use_until(MOST, &mut guest, socket, &mut peer);
+    for _ in 0..20 {
+        guest.send(socket, &[1; 1000]).expect("sending");
+        read_exact(&mut peer, 1000);
+    }
+    let reader = std::thread::spawn(move || read_exact(&mut peer, 8_000_000));
+    let content = Content::new(6);
+    guest
+        .send(socket, &content.take(8_000_000))
+        .expect("sending");
+    assert_eq!(content.wrong(0, &reader.join().expect("the peer")), None);
+    assert_grows(&mut guest, FIRST, MOST);
+    assert_eq!(host.budget.promised(), u64::from(MOST));
+    guest.close(socket).expect("closing");
+    eventually("nothing to be promised", || host.budget.promised() == 0);
+    clean(&guest);
+}
+
+#[test]
+fn no_promise_grows_beyond_half_of_what_the_guest_may_have() {
+    let mut host = Host::new(1);
+    let limits = Limits {
+        guest_bytes: 1024 * 1024,
+        ..Limits::default()
+    };
+    let vm = host.vm_with(limits, to_host(&[PORT]));
+    let mut guest = vm.boot_with(&Settings {
+        buffer_bytes: 1024 * 1024,
+        ..Settings::default()
+    });
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    use_until(512 * 1024, &mut guest, socket, &mut peer);
+    let reader = std::thread::spawn(move || read_exact(&mut peer, 8_000_000));
+    guest.send(socket, &vec![7; 8_000_000]).expect("sending");
+    drop(reader.join().expect("the peer"));
+    assert_eq!(guest.socket(socket).peer_buf_alloc, 512 * 1024);
+    works(&vm, &mut guest);
     clean(&guest);
 }

@@ -13,7 +13,8 @@ use sandwire_vsock_guest::{
 use sandwire_vsock_host::limits::Limits;
 
 use crate::host::{
-    Host, PORT, Vm, accept, clean, connected, eventually, read_exact, read_line, to_host, works,
+    Host, MUCH_MEMORY, PORT, Vm, accept, clean, connected, eventually, read_exact, read_line,
+    to_host, use_until, works,
 };
 
 const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
@@ -149,10 +150,12 @@ fn what_a_reader_leaves_is_freed_though_the_guest_has_no_room_to_be_told() {
 
 #[test]
 fn a_host_that_reads_late_and_slowly_gets_all_that_came_before_the_end() {
+    let _much = MUCH_MEMORY.lock();
     let mut host = Host::new(1);
     let vm = host.vm_with(deep(limits()), to_host(&[PORT]));
     let mut guest = boot_deep(&vm);
     let (socket, mut peer) = connected(&vm, &mut guest);
+    use_until(DEEP, &mut guest, socket, &mut peer);
     let sent = fill(&vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
     guest.shut_down(socket, SHUTDOWN_BOTH);
     let mut got = Vec::new();
@@ -197,12 +200,14 @@ fn what_a_guest_sent_before_it_left_is_kept_until_it_is_read_or_its_reader_leave
 
 #[test]
 fn a_guest_may_use_its_ports_again_while_what_it_sent_before_is_still_passed_on() {
+    let _much = MUCH_MEMORY.lock();
     let mut host = Host::new(1);
     let vm = host.vm_with(deep(Limits::default()), to_host(&[PORT]));
     let mut guest = boot_deep(&vm);
     let listener = vm.service(PORT);
     let socket = guest.open_stream(PORT).expect("connecting");
     let mut first = accept(&listener);
+    use_until(DEEP, &mut guest, socket, &mut first);
     let sent = fill(&vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
     guest.shut_down(socket, SHUTDOWN_SEND);
     let request = guest.header(socket, Operation::Request);

@@ -17,7 +17,10 @@ use sandwire_vsock_guest::{
 };
 use sandwire_vsock_host::limits::Limits;
 
-use crate::host::{Host, PORT, Vm, clean, connect_now, connected, eventually, to_host, works};
+use crate::host::{
+    Host, MUCH_MEMORY, PORT, Vm, accept, clean, connect_now, connected, eventually, to_host,
+    use_until, works,
+};
 
 /// Fewer packets than that are no flood. A tenth of what a slow machine sends while its neighbour transfers.
 const FLOOD: u64 = 1000;
@@ -74,6 +77,7 @@ fn beside_a_neighbour(
     let neighbour = host.vm();
     let mut guest = neighbour.boot();
     let bytes = 32 << 20;
+    let _much = MUCH_MEMORY.lock();
     transfer(&neighbour, &mut guest, bytes);
     let alone = transfer(&neighbour, &mut guest, bytes);
     let before = private_memory();
@@ -406,9 +410,13 @@ fn bytes_before_a_neighbour() -> u64 {
     let sockets: Vec<_> = (0..SENDERS)
         .map(|_| {
             let socket = guest.open_stream(PORT).expect("connecting");
-            (socket, crate::host::accept(&listener))
+            let mut peer = accept(&listener);
+            let each = u32::try_from(EACH).expect("1 MiB");
+            use_until(each, &mut guest, socket, &mut peer);
+            (socket, peer)
         })
         .collect();
+    let before = vm.traffic().egress_bytes;
     let block = vec![1; EACH];
     for (socket, _) in &sockets {
         assert_eq!(guest.try_send(*socket, &block).expect("sending"), EACH);
@@ -421,5 +429,5 @@ fn bytes_before_a_neighbour() -> u64 {
     other
         .wait_until("an answer", |other| !other.take_log().is_empty())
         .expect("it is served");
-    vm.traffic().egress_bytes
+    vm.traffic().egress_bytes - before
 }

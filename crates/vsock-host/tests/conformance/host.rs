@@ -7,7 +7,7 @@ use std::{
         unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -19,7 +19,7 @@ use sandwire_api::{
         VsockTraffic, VsockType,
     },
 };
-use sandwire_vsock_guest::{Guest, Settings};
+use sandwire_vsock_guest::{Guest, Operation, Settings};
 use sandwire_vsock_host::{
     address::VmKey,
     budget::Budget,
@@ -347,6 +347,9 @@ pub(crate) fn read_exact(stream: &mut UnixStream, count: usize) -> Vec<u8> {
     bytes
 }
 
+/// Held by tests that take much memory, and by those that measure it.
+pub(crate) static MUCH_MEMORY: Mutex<()> = Mutex::new(());
+
 #[track_caller]
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -369,6 +372,51 @@ pub(crate) fn connected(vm: &Vm, guest: &mut Guest) -> (sandwire_vsock_guest::So
     let listener = vm.service(PORT);
     let socket = guest.open_stream(PORT).expect("connecting to the host");
     (socket, accept(&listener))
+}
+
+/// Sends until the peer's socket takes nothing more, nor the device; how much that was.
+fn fill(guest: &mut Guest, socket: sandwire_vsock_guest::Socket) -> usize {
+    let block = vec![7; 64 * 1024];
+    let mut sent = 0;
+    loop {
+        while guest.socket(socket).credit() != 0 {
+            sent += guest.try_send(socket, &block).expect("sending");
+            guest.poll();
+        }
+        // What it has been told meanwhile.
+        guest.run_for(Duration::from_millis(5)).expect("running");
+        if guest.socket(socket).credit() == 0 {
+            return sent;
+        }
+    }
+}
+
+/// A stream that is promised so many bytes, since guest and peer have used what it was promised before.
+#[track_caller]
+pub(crate) fn use_until(
+    bytes: u32,
+    guest: &mut Guest,
+    socket: sandwire_vsock_guest::Socket,
+    peer: &mut UnixStream,
+) {
+    let mut left = 0;
+    eventually("a larger promise", || {
+        left += fill(guest, socket);
+        peer.set_nonblocking(true).expect("not to block");
+        let mut some = vec![0; 1 << 20];
+        while let Ok(read) = peer.read(&mut some) {
+            left -= read;
+        }
+        guest.socket(socket).peer_buf_alloc >= bytes
+    });
+    peer.set_nonblocking(false).expect("to block");
+    read_exact(peer, left);
+    eventually("all of it", || {
+        let request = guest.header(socket, Operation::CreditRequest);
+        guest.put(request);
+        guest.run_for(Duration::from_millis(5)).expect("running");
+        guest.socket(socket).credit() >= bytes
+    });
 }
 
 /// A guest works: a stream there, bytes both ways, a stream back.

@@ -1,0 +1,54 @@
+//! How much a connection is promised: little at first, and more once its guest would use it.
+//!
+//! A promise can't be taken back, and what one connection holds others can't have. Most say little, and there may be
+//! thousands. A stream in full flow is twice as fast with a megabyte, as guest, service and reader seldom wait for each
+//! other then; it has that after a few round trips.
+
+use std::cmp::min;
+
+use sandwire_api::vsock::VsockType;
+
+use super::{Context, Side, Vm, callers::share};
+
+/// What a stream is promised at first: a packet of the largest kind.
+const FIRST_PROMISE: u32 = 64 * 1024;
+
+/// What a new connection is promised, of at most `most` bytes. All, for messages: they must fit.
+pub(super) fn first_promise(kind: VsockType, most: u32) -> u32 {
+    match kind {
+        VsockType::Stream => min(most, FIRST_PROMISE),
+        VsockType::Seqpacket => most,
+    }
+}
+
+impl Vm {
+    /// Promises twice as much to a stream whose guest and peer would use it, while less than half of what there is for
+    /// all is promised.
+    pub(super) fn grow(&mut self, number: u32, context: &Context) {
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
+        let left = self.limits.connection_bytes.saturating_sub(flow.promise);
+        let more = min(flow.promise, left);
+        let Side::Connected(peer) = &flow.peer else {
+            return;
+        };
+        if more == 0 || !flow.connection.credit.is_short() {
+            return;
+        }
+        let of_guest = match flow.caller {
+            Some(_) => share(self.limits.guest_bytes),
+            None => self.limits.guest_bytes,
+        };
+        let promised = self.promised + u64::from(more);
+        if promised > of_guest / 2 || !context.budget.extend(more) {
+            return;
+        }
+        self.promised = promised;
+        flow.promise += more;
+        flow.connection.credit.grow(more);
+        if let Err(error) = peer.prepare_stream(flow.promise as usize) {
+            tracing::debug!(vm = %self.key, %error, "a socket's buffer stays as it is");
+        }
+    }
+}
