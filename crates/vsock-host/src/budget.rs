@@ -40,7 +40,7 @@ impl Budget {
 
     /// Promises up to `wanted` bytes, fewer when half is gone. None if not even [`LEAST_PROMISE`] is left.
     pub fn promise(&self, wanted: u32) -> Option<u32> {
-        let total = (self.total - self.total / RELAYED).max(LEAST_PROMISE.into());
+        let total = self.promisable();
         let mut given = 0;
         self.promised
             .fetch_update(Relaxed, Relaxed, |promised| {
@@ -54,11 +54,15 @@ impl Budget {
     /// Promises so many bytes more for a connection that has some, while no more than half is promised then.
     #[must_use]
     pub fn extend(&self, bytes: u32) -> bool {
-        let half = (self.total - self.total / RELAYED) / 2;
+        let half = self.promisable() / 2;
         let extended = |promised: u64| Some(promised + u64::from(bytes)).filter(|sum| *sum <= half);
         self.promised
             .fetch_update(Relaxed, Relaxed, extended)
             .is_ok()
+    }
+
+    fn promisable(&self) -> u64 {
+        (self.total - self.total / RELAYED).max(LEAST_PROMISE.into())
     }
 
     /// Counts bytes that are about to be taken, `most` or as many as are left.
@@ -97,6 +101,7 @@ pub fn offer(total: u64, promised: u64, reserved: u64, wanted: u32) -> Option<u3
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Limits;
 
     #[test]
     fn promises_shrink_after_half_and_never_exceed_the_total() {
@@ -126,14 +131,22 @@ mod tests {
 
     #[test]
     fn a_promise_grows_until_half_is_promised() {
-        let budget = Budget::new(1600);
-        assert!(budget.extend(700));
-        assert!(!budget.extend(51), "a sixteenth isn't promised");
-        assert_eq!(budget.promised(), 700);
-        assert!(budget.extend(50));
-        budget.release(100);
-        assert!(budget.extend(100));
-        assert_eq!(budget.promised(), 750);
+        let budget = Budget::new(160_000);
+        assert!(budget.extend(70_000));
+        assert!(!budget.extend(5001), "a sixteenth isn't promised");
+        assert_eq!(budget.promised(), 70_000);
+        assert!(budget.extend(5000));
+        budget.release(10_000);
+        assert!(budget.extend(10_000));
+        assert_eq!(budget.promised(), 75_000);
+    }
+
+    #[test]
+    fn thirty_thousand_idle_streams_have_what_a_stream_has_at_first() {
+        let budget = Budget::new(Limits::default().total_bytes);
+        for number in 0..30_000 {
+            assert_eq!(budget.promise(64 * 1024), Some(64 * 1024), "{number}");
+        }
     }
 
     #[test]

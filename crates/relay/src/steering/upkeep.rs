@@ -7,6 +7,7 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
+use rustix::io::Errno;
 use sandwire_kernel_net::{
     netlink::Socket,
     nft,
@@ -26,6 +27,7 @@ use super::{
 };
 use crate::{config::Egress, metrics::Metrics};
 
+const NO_TABLE: i32 = Errno::NOENT.raw_os_error();
 const LOOK: Duration = Duration::from_secs(1);
 /// Between looks for cgroups while others' are being made, so that whoever makes many doesn't keep us busy.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -130,34 +132,45 @@ pub(crate) async fn keep(
         if known == Known::Nothing || !(has_new || is_lost) {
             continue;
         }
-        match apply_again(&egress, &now, is_lost) {
-            Ok(()) => {
-                if is_lost {
-                    metrics.steering_restored.add(1);
-                    tracing::warn!(
-                        "rules in nftables or of routing were gone, as after `nft flush ruleset`; they are there again"
-                    );
-                } else {
-                    tracing::info!("a cgroup was made anew; its traffic is steered here");
-                }
-                told.cgroups = now;
-            }
-            Err(error) => tracing::error!(%error, "the rules can't be told anew"),
+        if tell_again(&egress, &now, is_lost, &metrics) {
+            told.cgroups = now;
         }
     }
 }
 
-/// Tells the kernel all that it has lost in part, or just of other cgroups.
-fn apply_again(
+/// Tells the kernel of other cgroups, or all anew of which a part `is_lost`. Whether it knows then.
+fn tell_again(
     egress: &Egress,
     now: &[Option<CgroupNumber>],
     is_lost: bool,
-) -> Result<(), SteeringError> {
-    if is_lost {
+    metrics: &Metrics,
+) -> bool {
+    let outcome = if is_lost {
         apply_present(egress, now)
     } else {
         apply_cgroups(egress, now)
+    };
+    match outcome {
+        Ok(()) if is_lost => {
+            metrics.steering_restored.add(1);
+            tracing::warn!(
+                "rules in nftables or of routing were gone, as after `nft flush ruleset`; they are there again"
+            );
+        }
+        Ok(()) => tracing::info!("a cgroup was made anew; its traffic is steered here"),
+        Err(SteeringError::Kernel(error)) if !is_lost && error.errno() == Some(NO_TABLE) => {
+            tracing::info!(
+                "a cgroup was made anew while the rules were taken away; they come back within two seconds, unless \
+                 `sandwire relay clear` has ended them"
+            );
+            return false;
+        }
+        Err(error) => {
+            tracing::error!(%error, "the rules can't be told anew");
+            return false;
+        }
     }
+    true
 }
 
 /// Tells the kernel another configuration; the former again, if it takes only a part of that.

@@ -255,6 +255,8 @@ fn steering_that_is_ended_while_the_relay_learns_of_a_new_cgroup_stays_ended() {
                 !left.contains("sandwire-relay") && !left.contains("5357"),
                 "round {round}: {left}"
             );
+            let log = stage.host_log();
+            assert!(!log.contains("can't be told anew"), "round {round}: {log}");
             stage.kill_host();
         }
     });

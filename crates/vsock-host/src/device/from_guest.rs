@@ -375,7 +375,10 @@ impl Vm {
             && let Side::Connected(peer) = &mut flow.peer
         {
             match peer.write(&scratch.pieces[..batch.pieces]) {
-                Wrote::Bytes(passed) => flow.connection.credit.forward(passed),
+                Wrote::Bytes(passed) => {
+                    flow.connection.credit.forward(passed);
+                    self.grow(number, context);
+                }
                 Wrote::Closed | Wrote::TooMany | Wrote::TooLong => self.stop_passing(number),
                 Wrote::Fault => {
                     self.counters.refuse(VsockRefusal::BadDescriptors);
@@ -388,7 +391,6 @@ impl Vm {
             rings[FROM_GUEST].give_back(memory, head, 0);
         }
         scratch.pieces.clear();
-        self.grow(number, context);
         *batch = Batch::default();
         self.settle(number, context);
     }

@@ -2,7 +2,7 @@
 //!
 //! A promise can't be taken back, and what one connection holds others can't have. Most say little, and there may be
 //! thousands. A stream in full flow is twice as fast with a megabyte, as guest, service and reader seldom wait for each
-//! other then; it has that after a few round trips.
+//! other then; it has that as soon as it has sent a few.
 
 use std::cmp::min;
 
@@ -22,32 +22,39 @@ pub(super) fn first_promise(kind: VsockType, most: u32) -> u32 {
 }
 
 impl Vm {
-    /// Promises twice as much to a stream whose guest and peer would use it, while less than half of what there is for
-    /// all is promised.
+    /// Bytes that all connections of the guest may be promised together; `called` are those for which siblings ask.
+    pub(super) fn promisable(&self, called: bool) -> u64 {
+        match called {
+            true => share(self.limits.guest_bytes),
+            false => self.limits.guest_bytes,
+        }
+    }
+
+    /// Promises twice as much to a stream whose guest and peer would use it, while no more than half is promised then, of
+    /// what is the guest's and of what is all guests'.
     pub(super) fn grow(&mut self, number: u32, context: &Context) {
-        let Some(flow) = self.flows.get_mut(number) else {
+        let Some(flow) = self.flows.get(number) else {
             return;
         };
-        let left = self.limits.connection_bytes.saturating_sub(flow.promise);
-        let more = min(flow.promise, left);
-        let Side::Connected(peer) = &flow.peer else {
-            return;
-        };
-        if more == 0 || !flow.connection.credit.is_short() {
+        if flow.key.kind != VsockType::Stream || !flow.connection.credit.is_short() {
             return;
         }
-        let of_guest = match flow.caller {
-            Some(_) => share(self.limits.guest_bytes),
-            None => self.limits.guest_bytes,
-        };
+        let left = self.limits.connection_bytes.saturating_sub(flow.promise);
+        let more = min(flow.promise, left);
         let promised = self.promised + u64::from(more);
-        if promised > of_guest / 2 || !context.budget.extend(more) {
+        let half = self.promisable(flow.caller.is_some()) / 2;
+        if more == 0 || promised > half || !context.budget.extend(more) {
             return;
         }
         self.promised = promised;
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
         flow.promise += more;
         flow.connection.credit.grow(more);
-        if let Err(error) = peer.prepare_stream(flow.promise as usize) {
+        if let Side::Connected(peer) = &flow.peer
+            && let Err(error) = peer.prepare_stream(flow.promise as usize)
+        {
             tracing::debug!(vm = %self.key, %error, "a socket's buffer stays as it is");
         }
     }

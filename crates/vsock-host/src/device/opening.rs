@@ -10,7 +10,7 @@ use rustix::{
 use sandwire_api::vsock::{HOST_CID, VsockClass, VsockRefusal, VsockType};
 
 use super::{
-    Client, Context, FIRST_PORT, Flow, MOST_NUMBERS, PEER_FLAGS, Side, Token, Vm, callers::share,
+    Client, Context, FIRST_PORT, Flow, MOST_NUMBERS, PEER_FLAGS, Side, Token, Vm,
     from_guest::DIAL_FLAGS, growth::first_promise, to_guest::FIRST_APPETITE,
 };
 use crate::{
@@ -172,11 +172,8 @@ impl Vm {
         let more = u64::from(self.limits.connections).saturating_sub(self.flows.len() as u64);
         let reserved = more.saturating_mul(u64::from(LEAST_PROMISE));
         let wanted = first_promise(kind, self.limits.connection_bytes);
-        let of_guest = match called {
-            true => share(self.limits.guest_bytes),
-            false => self.limits.guest_bytes,
-        };
-        let ours = offer(of_guest, self.promised, reserved, wanted).ok_or(VsockRefusal::Memory)?;
+        let ours = offer(self.promisable(called), self.promised, reserved, wanted)
+            .ok_or(VsockRefusal::Memory)?;
         let given = context.budget.promise(ours).ok_or(VsockRefusal::Memory)?;
         self.promised += u64::from(given);
         Ok(given)

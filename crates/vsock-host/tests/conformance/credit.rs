@@ -4,11 +4,19 @@ use std::{io::Write, time::Duration};
 
 use sandwire_api::vsock::VsockRefusal;
 use sandwire_vsock_guest::{Content, Guest, Operation, Settings, socket::State};
-use sandwire_vsock_host::limits::Limits;
+use sandwire_vsock_host::{limits::Limits, worker::WorkerSettings};
 
 use crate::host::{
-    Host, PORT, clean, connected, eventually, read_exact, to_host, use_until, works,
+    Host, PORT, Vm, clean, connected, eventually, read_exact, to_host, use_until, works,
 };
+
+/// A guest whose sockets take so much.
+fn boot(vm: &Vm, buffer_bytes: u32) -> Guest {
+    vm.boot_with(&Settings {
+        buffer_bytes,
+        ..Settings::default()
+    })
+}
 
 #[test]
 fn a_request_for_credit_is_answered() {
@@ -36,10 +44,7 @@ fn a_small_buffer_is_never_overrun() {
     let vm = host.vm();
     let content = Content::new(3);
     for buffer_bytes in [1, 100, 4096, 70_000] {
-        let mut guest = vm.boot_with(&Settings {
-            buffer_bytes,
-            ..Settings::default()
-        });
+        let mut guest = boot(&vm, buffer_bytes);
         let (socket, mut peer) = connected(&vm, &mut guest);
         let length = if buffer_bytes == 1 { 300 } else { 200_000 };
         let writer = std::thread::spawn(move || {
@@ -60,10 +65,7 @@ fn a_packet_of_no_bytes_tells_of_credit_like_any_other() {
     const BUFFER: u32 = 4096;
     let mut host = Host::new(1);
     let vm = host.vm();
-    let mut guest = vm.boot_with(&Settings {
-        buffer_bytes: BUFFER,
-        ..Settings::default()
-    });
+    let mut guest = boot(&vm, BUFFER);
     let (socket, mut peer) = connected(&vm, &mut guest);
     peer.write_all(&[7; 2 * BUFFER as usize]).expect("writing");
     guest
@@ -299,10 +301,7 @@ fn a_stream_is_promised_more_when_it_uses_what_it_has() {
     const MOST: u32 = 1024 * 1024;
     let mut host = Host::new(1);
     let vm = host.vm();
-    let mut guest = vm.boot_with(&Settings {
-        buffer_bytes: MOST,
-        ..Settings::default()
-    });
+    let mut guest = boot(&vm, MOST);
     let (socket, mut peer) = connected(&vm, &mut guest);
     guest.keep_log();
     // A shell, say, or a service that answers.
@@ -338,10 +337,7 @@ fn no_promise_grows_beyond_half_of_what_the_guest_may_have() {
         ..Limits::default()
     };
     let vm = host.vm_with(limits, to_host(&[PORT]));
-    let mut guest = vm.boot_with(&Settings {
-        buffer_bytes: 1024 * 1024,
-        ..Settings::default()
-    });
+    let mut guest = boot(&vm, 1024 * 1024);
     let (socket, mut peer) = connected(&vm, &mut guest);
     use_until(512 * 1024, &mut guest, socket, &mut peer);
     let reader = std::thread::spawn(move || read_exact(&mut peer, 8_000_000));
@@ -349,5 +345,30 @@ fn no_promise_grows_beyond_half_of_what_the_guest_may_have() {
     drop(reader.join().expect("the peer"));
     assert_eq!(guest.socket(socket).peer_buf_alloc, 512 * 1024);
     works(&vm, &mut guest);
+    clean(&guest);
+}
+
+/// Two or three idle streams for each sandbox of a fleet: who comes last is served as well as who came first.
+#[test]
+fn idle_streams_of_many_guests_leave_room_for_others() {
+    const GUESTS: usize = 12;
+    const EACH: usize = 3;
+    // A 64th of the usual, which 29 streams would fill if each held 1 MiB.
+    let mut host = Host::with_settings(1, &WorkerSettings::default(), 32 << 20);
+    let mut idle = Vec::new();
+    for _ in 0..GUESTS {
+        let vm = host.vm();
+        let mut guest = vm.boot();
+        let peers: Vec<_> = (0..EACH).map(|_| connected(&vm, &mut guest)).collect();
+        for (socket, _) in &peers {
+            assert_eq!(guest.socket(*socket).peer_buf_alloc, 64 * 1024);
+        }
+        idle.push((vm, guest, peers));
+    }
+    assert_eq!(host.budget.promised(), (GUESTS * EACH * 64 * 1024) as u64);
+    let vm = host.vm();
+    let mut guest = boot(&vm, 1024 * 1024);
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    use_until(1024 * 1024, &mut guest, socket, &mut peer);
     clean(&guest);
 }
