@@ -200,6 +200,8 @@ static __always_inline void decide_course(struct __sk_buff *skb, struct packet *
 		return;
 	renew(skb, p, index, holds, d, c);
 	if (rarely(d->verdict == LEFT_TO_PORTS)) {
+		/* Of no next hop: only the port's own may be fresh. */
+		c->fresh = 0;
 		d = find_decision_of_port(p, index, generation, c->now, &holds);
 		if (!d)
 			return;

@@ -138,9 +138,10 @@ impl Policies {
             })
             .unzip();
         let lists: Vec<u32> = (first_list..).take(compiled.lists.len()).collect();
-        self.lists.add_all(&lists, &compiled.lists)?;
-        if let Err(error) = self.prefixes.add_all(&prefixes, &values) {
-            self.lists.remove_all(&lists)?;
+        // Lists are found by the prefixes that have them, also after a crash.
+        self.prefixes.add_all(&prefixes, &values)?;
+        if let Err(error) = self.lists.add_all(&lists, &compiled.lists) {
+            self.prefixes.remove_all(&prefixes)?;
             return Err(error);
         }
         Ok(Belongings { prefixes, lists })
@@ -154,8 +155,8 @@ impl Policies {
         }
         self.close(index);
         let belongings = self.belongings_of(index)?;
-        self.prefixes.remove_all(&belongings.prefixes)?;
         self.lists.remove_all(&belongings.lists)?;
+        self.prefixes.remove_all(&belongings.prefixes)?;
         self.array.write(index, &Policy::default());
         self.state().taken[index as usize] = false;
         Ok(())

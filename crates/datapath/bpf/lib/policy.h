@@ -5,9 +5,11 @@
 #include "maps.h"
 #include "parse.h"
 
-/* Only TCP and UDP have ports that rules can name; other protocols, and fragments after the first,
- * are covered by protocol alone. */
-static __always_inline int rule_covers(const struct port_rule *rule, const struct packet *p)
+/* Only TCP and UDP have ports that rules can name; other protocols are covered by protocol alone, and so are fragments after
+ * the first by a rule that allows, or that means all ports. One that denies some would deny others' fragments too, and
+ * without the first nobody can put them together; unless it `is_strict`, where no byte may leave. */
+static __always_inline int rule_covers(const struct port_rule *rule, const struct packet *p,
+				       int is_strict)
 {
 	__u16 port = bpf_ntohs(p->destination_port);
 
@@ -16,7 +18,10 @@ static __always_inline int rule_covers(const struct port_rule *rule, const struc
 		return 0;
 	if (p->protocol != PROTOCOL_TCP && p->protocol != PROTOCOL_UDP)
 		return 1;
-	return p->fragment == FRAGMENT_LATER || (rule->first <= port && port <= rule->last);
+	if (p->fragment == FRAGMENT_LATER)
+		return is_strict || rule->action == ACTION_ALLOW ||
+		       (rule->first <= 1 && rule->last == 0xffff);
+	return rule->first <= port && port <= rule->last;
 }
 
 /* Another sandbox: the same one, its group, or a pair of groups. */
@@ -61,7 +66,7 @@ static __always_inline int judge_by(const struct prefix_value *found, const stru
 	for (__u32 i = 0; list && i < RULES_MAX; i++) {
 		if (i >= list->count)
 			break;
-		if (rule_covers(&list->rules[i], p))
+		if (rule_covers(&list->rules[i], p, reason == DROP_NOT_RELAYED))
 			return list->rules[i].action == ACTION_ALLOW ? DROP_NONE : reason;
 	}
 	return otherwise == DROP_NONE ? DROP_NONE : reason;
@@ -113,7 +118,7 @@ static __always_inline int may_reach_host(const struct packet *p, const struct p
 	for (__u32 i = 0; i < SERVICES_MAX; i++) {
 		if (i >= policy->service_count)
 			break;
-		if (rule_covers(&policy->services[i], p))
+		if (rule_covers(&policy->services[i], p, 1))
 			return 1;
 	}
 	return 0;

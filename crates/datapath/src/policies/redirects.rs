@@ -34,6 +34,8 @@ impl Policies {
         }
         let has_any = self.array.read(0).flags != 0;
         if has_any || !redirects.is_empty() {
+            // If it fails half of it may be there.
+            *told = None;
             self.exchange(redirects)?;
         }
         *told = Some(redirects.to_vec());
@@ -115,9 +117,9 @@ impl Policies {
     }
 
     fn remove_set(&self, set: &Belongings) -> Result<(), Error> {
-        self.prefixes.remove_all(&set.prefixes)?;
         let lists: BTreeSet<u32> = set.lists.iter().copied().collect();
-        self.lists.remove_all(&Vec::from_iter(lists))
+        self.lists.remove_all(&Vec::from_iter(lists))?;
+        self.prefixes.remove_all(&set.prefixes)
     }
 }
 

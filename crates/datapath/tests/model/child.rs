@@ -170,7 +170,7 @@ fn redirect(world: &World, frame: &[u8], packet: &Packet) -> Result<(), DropReas
         prefixes: of_source.map(|redirect| redirect.to.clone()).collect(),
         ..Policy::default()
     };
-    policy::egress(&denied, frame, packet).map_err(|_| DropReason::NotRelayed)
+    policy::strictly(&denied, frame, packet).map_err(|_| DropReason::NotRelayed)
 }
 
 fn leave(

@@ -38,6 +38,20 @@ pub(crate) fn destination(destination: IpAddr) -> Result<(), DropReason> {
 
 /// Judges by the rules of the longest prefix, then by the default.
 pub(crate) fn egress(policy: &Policy, frame: &[u8], packet: &Packet) -> Result<(), DropReason> {
+    judge(policy, frame, packet, false)
+}
+
+/// The same for what may not leave at all, not even as a part that is of no use.
+pub(crate) fn strictly(policy: &Policy, frame: &[u8], packet: &Packet) -> Result<(), DropReason> {
+    judge(policy, frame, packet, true)
+}
+
+fn judge(
+    policy: &Policy,
+    frame: &[u8],
+    packet: &Packet,
+    is_strict: bool,
+) -> Result<(), DropReason> {
     let prefix = longest(&policy.prefixes, packet.destination);
     let allowed = match prefix {
         None => policy.allow,
@@ -45,7 +59,7 @@ pub(crate) fn egress(policy: &Policy, frame: &[u8], packet: &Packet) -> Result<(
         Some(prefix) => prefix
             .rules
             .iter()
-            .find(|rule| covers(rule, frame, packet))
+            .find(|rule| covers(rule, frame, packet, is_strict))
             .map_or(policy.allow, |rule| rule.allow),
     };
     if allowed {
@@ -67,14 +81,17 @@ fn longest(prefixes: &[Prefix], address: IpAddr) -> Option<&Prefix> {
 }
 
 /// Whether a rule covers the packet: by protocol and destination port, by protocol alone where there
-/// are no ports.
-pub(crate) fn covers(rule: &PortRule, frame: &[u8], packet: &Packet) -> bool {
+/// are no ports. A further fragment of some of a protocol's ports is denied by none, unless strictly.
+pub(crate) fn covers(rule: &PortRule, frame: &[u8], packet: &Packet, is_strict: bool) -> bool {
     let protocol = match (packet.protocol, packet.version) {
         (ICMPV6, 6) => ICMP,
         (other, _) => other,
     };
     if ![0, protocol, packet.protocol].contains(&rule.protocol) {
         return false;
+    }
+    if packet.is_later_fragment() && matches!(packet.protocol, TCP | UDP) {
+        return is_strict || rule.allow || (rule.first <= 1 && rule.last == u16::MAX);
     }
     match packet.ports(frame) {
         Some((_, port)) if matches!(rule.protocol, TCP | UDP) => {
@@ -98,7 +115,7 @@ pub(crate) fn host_service(
     let service = policy
         .services
         .iter()
-        .any(|service| covers(service, frame, packet));
+        .any(|service| covers(service, frame, packet, true));
     if policy.host_all || echo || service {
         return Ok(());
     }

@@ -54,19 +54,47 @@ fn netns_a_destination_is_decided_once_for_all_its_ports() {
     });
 }
 
+/// That ports are looked at is decided for all of them at another time than what is decided for each.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_port_whose_decision_outlives_that_for_all_leaves() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (from, _) = &setting.slots[0];
+        lab.run("ip rule add ipproto udp dport 7 lookup main");
+        lab.run("ip -6 rule add ipproto udp dport 7 lookup main");
+        std::thread::sleep(Duration::from_millis(150));
+        for _ in 0..8 {
+            // The second port is decided while the decision for all holds, and asked for again when that is over.
+            for (port, rest) in [(1, 60), (2, 60), (2, 0)] {
+                for version in [4, 6] {
+                    send_datagram(from, version, port);
+                    receive(&setting.uplink, clone(version, 0));
+                }
+                std::thread::sleep(Duration::from_millis(rest));
+            }
+        }
+    });
+}
+
 const FLOWS: u16 = 1000;
+
+/// A datagram to that port of a peer.
+fn send_datagram(from: &Opened, version: u8, port: u16) {
+    let datagram = Transport::Udp {
+        ports: (4000, port),
+        data: b"one of many".to_vec(),
+        summed: true,
+    };
+    let ip = Ip::new(guest(version), peer(version, 0), datagram);
+    let bytes = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 0);
+    from.file().write_all(&bytes).expect("the TAP takes it");
+}
 
 /// A datagram to each of a peer's ports, one after the other.
 fn send_to_ports(from: &Opened, uplink: &Opened) {
     for port in 1..=FLOWS {
-        let datagram = Transport::Udp {
-            ports: (4000, port),
-            data: b"one of many".to_vec(),
-            summed: true,
-        };
-        let ip = Ip::new(guest(4), peer(4, 0), datagram);
-        let bytes = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 0);
-        from.file().write_all(&bytes).expect("the TAP takes it");
+        send_datagram(from, 4, port);
         receive(uplink, clone(4, 0));
     }
 }
