@@ -167,15 +167,17 @@ int on_ingress(struct __sk_buff *skb)
 	struct bpf_sock *sk = skb->sk;
 	struct identity *identity;
 	struct counters *counted;
+	__u32 state;
 
 	if (!sk)
 		return 1;
-	/* Only sockets that take packets from everybody. What is known of a connection's socket isn't in any cache: to look
-	 * at it would cost more than all the rest. */
-	if (sk->state == BPF_TCP_LISTEN || sk->state == BPF_TCP_CLOSE) {
+	state = sk->state;
+	sk = bpf_sk_fullsock(sk);
+	/* All but connections of TCP: what is known of their socket isn't in any cache, and to look at it would cost more than
+	 * all the rest. */
+	if (sk && (state == BPF_TCP_LISTEN || !is_tcp(sk))) {
 		identity = active_identity();
-		sk = identity ? bpf_sk_fullsock(sk) : 0;
-		if (!sk || !socket_of(sk, identity))
+		if (!identity || !socket_of(sk, identity))
 			return 1;
 		if (!guard_ingress(skb, identity, sk))
 			return 0;

@@ -273,6 +273,29 @@ fn who_calls_may_be_answered_and_nobody_else() {
             scene.web.run("s.sendto(b'x', ('198.51.100.7', 4000))"),
             json!("EPERM")
         );
+        // A server that connects its socket to its caller, after the first question or before.
+        scene
+            .peer
+            .run("d = udp('192.0.2.2', 4002); d.sendto(b'question', ('10.77.0.1', 5353))");
+        scene
+            .web
+            .run("q, p = s.recvfrom(100); s.connect(p); s.send(b'answer')");
+        assert_eq!(
+            scene.peer.run("r = answer(d)"),
+            json!(["answer", "10.77.0.1"])
+        );
+        scene
+            .web
+            .run("t = udp('10.77.0.1', 5354); t.connect(('192.0.2.2', 4003))");
+        assert_eq!(scene.web.run("t.send(b'x')"), json!("EPERM"));
+        scene
+            .peer
+            .run("e = udp('192.0.2.2', 4003); e.sendto(b'question', ('10.77.0.1', 5354))");
+        scene.web.run("t.recv(100); t.send(b'answer')");
+        assert_eq!(
+            scene.peer.run("r = answer(e)"),
+            json!(["answer", "10.77.0.1"])
+        );
         // Of TCP, accepted connections go on.
         scene
             .peer
@@ -479,6 +502,23 @@ fn a_policy_that_cannot_be_had_changes_nothing() {
             error.to_string().contains("no address of 10.78.0.0/30"),
             "{error}"
         );
+    });
+}
+
+/// Without a port of its own choice, each time at another one.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_socket_that_listens_again_and_again_has_one_entry() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut scene = Scene::set(lab);
+        scene.web.run(
+            "l = fresh(SOCK_STREAM, AF_INET)\nfor n in range(50): l.listen(4); l.shutdown(socket.SHUT_RD)",
+        );
+        assert_eq!(scene.identities.show("web").unwrap().listeners, 1);
+        let map = folder().join("v2").join("listeners");
+        let text = lab.run(&format!("bpftool -j map dump pinned {}", map.display()));
+        let entries: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(entries.as_array().unwrap().len(), 1, "{text}");
     });
 }
 

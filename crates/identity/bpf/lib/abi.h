@@ -88,8 +88,8 @@ struct socket_state {
 	__u32 flags;
 	/* The port that it asked for, in the host's order, if it has another instead; else 0. */
 	__u32 port;
-	/* Maps that are pinned keep their size. */
-	__u32 unused;
+	/* The port that its entry among the listeners is for. */
+	__u32 listens_at;
 	/* Its own cookie, once it counts as a listener: an accepted socket has a copy of this, and another cookie. */
 	__u64 listener;
 	/* Family and port of peers at the identity's own address that it knows by its loopback address. */

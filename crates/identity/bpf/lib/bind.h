@@ -74,11 +74,13 @@ static __always_inline __u32 port_of_listener(const struct identity *identity, _
 	for (int i = 0; i < LISTENERS_MAX; i++) {
 		key.position = i;
 		found = bpf_map_lookup_elem(&listeners, &key);
-		if (found) {
-			known = found->src_port;
-			bpf_sk_release(found);
+		if (!found)
+			continue;
+		/* 0 of one that was shut down and isn't closed yet. */
+		known = found->state == BPF_TCP_LISTEN ? found->src_port : 0;
+		bpf_sk_release(found);
+		if (known)
 			return known;
-		}
 	}
 	return 0;
 }

@@ -28,6 +28,19 @@ struct packet {
 	__u8 is_routed;
 };
 
+/* 0 if it should have ports, and has none. */
+static __always_inline int load_ports(struct __sk_buff *skb, __u32 at, struct packet *packet)
+{
+	return !bpf_skb_load_bytes(skb, at, &packet->source_port, 4) ||
+	       (packet->protocol != IPPROTO_TCP && packet->protocol != IPPROTO_UDP);
+}
+
+static __always_inline int is_extension(__u8 protocol)
+{
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_DSTOPTS ||
+	       protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_ROUTING;
+}
+
 static __always_inline int parse4(struct __sk_buff *skb, struct packet *packet)
 {
 	struct iphdr ip;
@@ -41,9 +54,7 @@ static __always_inline int parse4(struct __sk_buff *skb, struct packet *packet)
 	packet->protocol = ip.protocol;
 	packet->is_later = !!(ip.frag_off & bpf_htons(0x1fff));
 	packet->is_routed = ip.ihl > 5;
-	if (!packet->is_later)
-		bpf_skb_load_bytes(skb, ip.ihl * 4, &packet->source_port, 4);
-	return 1;
+	return packet->is_later || load_ports(skb, ip.ihl * 4, packet);
 }
 
 static __always_inline int parse6(struct __sk_buff *skb, struct packet *packet)
@@ -58,8 +69,7 @@ static __always_inline int parse6(struct __sk_buff *skb, struct packet *packet)
 	__builtin_memcpy(packet->destination, &ip.daddr, 16);
 	packet->protocol = ip.nexthdr;
 	for (int i = 0; i < EXTENSIONS_MAX; i++) {
-		if (packet->protocol != IPPROTO_HOPOPTS && packet->protocol != IPPROTO_DSTOPTS &&
-		    packet->protocol != IPPROTO_FRAGMENT && packet->protocol != IPPROTO_ROUTING)
+		if (!is_extension(packet->protocol))
 			break;
 		if (bpf_skb_load_bytes(skb, at, next, sizeof(next)))
 			return 0;
@@ -72,9 +82,9 @@ static __always_inline int parse6(struct __sk_buff *skb, struct packet *packet)
 		}
 		packet->protocol = next[0];
 	}
-	if (!packet->is_later)
-		bpf_skb_load_bytes(skb, at, &packet->source_port, 4);
-	return 1;
+	/* What is behind still more of them isn't known. */
+	return packet->is_later ||
+	       (!is_extension(packet->protocol) && load_ports(skb, at, packet));
 }
 
 /* 0 if it is no IP packet that we understand. */
@@ -175,7 +185,7 @@ static __always_inline void note_if_denied(struct __sk_buff *skb, const struct i
 		note_caller(sk, packet->source, packet->source_port);
 }
 
-/* For sockets that take packets from everybody. */
+/* For all sockets but those of TCP connections. */
 static __always_inline int guard_ingress(struct __sk_buff *skb, const struct identity *identity,
 					 struct bpf_sock *sk)
 {

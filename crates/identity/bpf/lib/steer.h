@@ -11,9 +11,6 @@ static __always_inline int take_place(struct socket_state *socket, __u64 cookie)
 
 	if (!tally)
 		return 0;
-	/* It listens again. */
-	if (socket->listener == cookie)
-		return 1;
 	if (__sync_fetch_and_add(&tally->listeners, 1) >= LISTENERS_OF_ONE_MAX) {
 		__sync_fetch_and_sub(&tally->listeners, 1);
 		return 0;
@@ -38,6 +35,7 @@ static __always_inline void give_place(struct socket_state *socket, __u64 cookie
 /* Notes down a socket that has begun to listen. */
 static __always_inline void add_listener(struct bpf_sock_ops *ctx, struct socket_state *socket)
 {
+	__u64 cookie = bpf_get_socket_cookie(ctx);
 	struct listener_key key = {
 		.number = socket->number,
 		.port = socket->port ? socket->port : ctx->local_port,
@@ -55,10 +53,18 @@ static __always_inline void add_listener(struct bpf_sock_ops *ctx, struct socket
 	}
 	if (socket->flags & SOCKET_WILDCARD)
 		__builtin_memset(&key.address, 0, sizeof(key.address));
-	if (!take_place(socket, bpf_get_socket_cookie(ctx))) {
+	/* It listens again: what has been entered stays until it is closed. At another port it would be one entry more, and one
+	 * socket could fill the map. */
+	if (socket->listener == cookie) {
+		if (socket->listens_at != key.port)
+			count_refusal(REFUSED_LISTENERS);
+		return;
+	}
+	if (!take_place(socket, cookie)) {
 		count_refusal(REFUSED_LISTENERS);
 		return;
 	}
+	socket->listens_at = key.port;
 	for (int i = 0; i < LISTENERS_MAX; i++) {
 		key.position = i;
 		if (!bpf_sock_hash_update(ctx, &listeners, &key, BPF_NOEXIST))
@@ -80,8 +86,9 @@ static __always_inline int assign(struct bpf_sk_lookup *ctx, struct listener_key
 		found = bpf_map_lookup_elem(&listeners, key);
 		if (!found)
 			continue;
-		/* An IPv6 socket may be closed to IPv4. */
-		error = bpf_sk_assign(ctx, found, 0);
+		/* One that was shut down stays until it is closed, and would swallow the connection; an IPv6 socket may be closed
+		 * to IPv4. */
+		error = found->state != BPF_TCP_LISTEN || bpf_sk_assign(ctx, found, 0);
 		bpf_sk_release(found);
 		if (!error)
 			return 1;

@@ -224,6 +224,16 @@ pub(crate) const ROWS: &[Row] = rows! {
         peer "c = dial('10.77.0.9', 8080)" => "null";
         a "r = accepted(l)[0]" => r#""::ffff:10.77.0.9""#;
         a "l = listen('::', 8081); listen('::', 8081, reuseport=1)" => r#""EADDRINUSE""#;
+    "a listener that was shut down, and is not closed, takes nothing from others of its port":
+        a "l = listen('0.0.0.0', 8080, reuseport=1); l.shutdown(socket.SHUT_RD); m = listen('0.0.0.0', 8080, reuseport=1)" => "null";
+        peer "c = dial('10.77.0.9', 8080)" => "null";
+        a "r = accepted(m)[0]" => r#""10.77.0.9""#;
+        a "n = listen('::', 8081, reuseport=1); n.shutdown(socket.SHUT_RD); o = listen('::', 8081, reuseport=1)" => "null";
+        peer "d = dial('fd77::1', 8081)" => "null";
+        a "r = accepted(o)[0]" => r#""fd77::1""#;
+        a "l.listen(4); m.close()" => "null";
+        peer "e = dial('10.77.0.9', 8080)" => "null";
+        a "r = accepted(l)[0]" => r#""10.77.0.9""#;
     "a UDP server on the wildcard is at the loopback too":
         a "s = udp('0.0.0.0', 5353); c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('127.0.0.1', 5353)); r = heard(s)[0]" => r#""question""#;
         a "r = answer(c)" => r#"["answer","127.0.0.1"]"#;

@@ -164,7 +164,9 @@ impl Held {
     fn finish(&mut self) -> Result<Identity, Error> {
         self.has_ended = true;
         let killed = self.cgroup.kill();
-        let removed = self.identities.remove(self.identity.name.as_str());
+        // By its cgroup: the name may be another's by now.
+        let cgroup = self.identity.cgroup.to_string_lossy();
+        let removed = self.identities.remove(&cgroup);
         killed.and(removed)
     }
 }
