@@ -180,6 +180,23 @@ fn what_the_manifests_start_exists_and_finds_its_files() {
     assert!(holds(Path::new("/etc/sandwire/sandwire.toml")));
 }
 
+/// What the daemon mounts has to be there for the node too: it names namespaces, and the file system of its pins outlives
+/// its container.
+#[test]
+fn what_the_daemon_mounts_reaches_the_node() {
+    let spec = find(&manifests(), "DaemonSet")["spec"]["template"]["spec"].clone();
+    let daemon = &spec["containers"][0];
+    let mounts = daemon["volumeMounts"].as_array().unwrap();
+    // /var/run is a link to /run in most images, so that the second mount hides the first.
+    for path in ["/run/netns", "/var/run/netns", "/sys/fs/bpf"] {
+        let mount = mounts.iter().find(|mount| mount["mountPath"] == path);
+        let mount = mount.unwrap_or_else(|| panic!("{path} is not mounted"));
+        assert_eq!(mount["mountPropagation"], "Bidirectional", "{path}");
+    }
+    // Only those who are may propagate anything.
+    assert_eq!(daemon["securityContext"]["privileged"], true);
+}
+
 #[test]
 fn names_are_the_same_in_manifests_and_guide() {
     let guide = read("docs/cni.md");

@@ -6,6 +6,7 @@
 
 mod child;
 mod elsewhere;
+mod families;
 
 pub use child::{ChildDevice, ChildInterface};
 pub use elsewhere::{
@@ -26,7 +27,6 @@ use crate::{
         CHANGE, CREATE, Request, Socket,
         attribute::{self, Attributes, Writer},
     },
-    number::narrow,
 };
 
 /// Capabilities for interfaces, addresses, routes and neighbours.
@@ -45,12 +45,7 @@ const IFLA_NETKIT_MODE: u16 = 5;
 const NETKIT_PASS: u32 = 0;
 /// The ends carry Ethernet frames.
 const NETKIT_L2: u32 = 0;
-const IFLA_INET_CONF: u16 = 1;
-const IPV4_DEVCONF_FORWARDING: u16 = 1;
-const IPV4_DEVCONF_ARPFILTER: u16 = 13;
-const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const IF_OPER_DORMANT: u8 = 5;
-const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 const IFLA_TUN_OWNER: u16 = 1;
 const IFLA_TUN_GROUP: u16 = 2;
@@ -275,7 +270,7 @@ impl Change<'_> {
             if let Some(mtu) = self.mtu {
                 message.put_u32(libc::IFLA_MTU, mtu);
             }
-            if self.ipv4_forwarding.is_some() || self.arp_filter || self.no_generated_addresses {
+            if self.has_families() {
                 message.nest(libc::IFLA_AF_SPEC, |families| self.write_families(families));
             }
         });
@@ -292,26 +287,6 @@ impl Change<'_> {
             }
         }
         header
-    }
-
-    fn write_families(&self, families: &mut Writer<'_>) {
-        if self.ipv4_forwarding.is_some() || self.arp_filter {
-            families.nest(narrow(libc::AF_INET), |inet| {
-                inet.nest(IFLA_INET_CONF, |settings| {
-                    if let Some(forwarding) = self.ipv4_forwarding {
-                        settings.put_u32(IPV4_DEVCONF_FORWARDING, u32::from(forwarding));
-                    }
-                    if self.arp_filter {
-                        settings.put_u32(IPV4_DEVCONF_ARPFILTER, 1);
-                    }
-                });
-            });
-        }
-        if self.no_generated_addresses {
-            families.nest(narrow(libc::AF_INET6), |inet6| {
-                inet6.put_u8(IFLA_INET6_ADDR_GEN_MODE, IN6_ADDR_GEN_MODE_NONE);
-            });
-        }
     }
 }
 

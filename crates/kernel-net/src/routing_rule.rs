@@ -188,57 +188,66 @@ impl RoutingRule {
     }
 }
 
-/// The rules of both versions that lead to a table.
+/// The rules of both versions that lead to a table. A kernel without IPv6 has none of that.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn list(socket: &mut Socket, table: u32) -> Result<Vec<RoutingRule>, Error> {
-    let mut rules = Vec::new();
-    for version in Version::ALL {
-        rules.extend(socket.query(
-            libc::RTM_GETRULE,
-            true,
-            ("list", "routing rules"),
-            |message| message.raw(&[version.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-            |reply| {
-                let [_, to_length, from_length, _, _, _, _, action] =
-                    *reply.payload.first_chunk::<8>()?;
-                let attributes = reply.attributes(12);
-                let number = |kind| attributes.find(kind).and_then(attribute::u32_of);
-                let prefix = |kind, length| {
-                    let address = attributes.find(kind).and_then(attribute::address_of)?;
-                    IpNet::new(address, length).ok()
-                };
-                let action = match action {
-                    FR_ACT_TO_TBL => Action::LookUp,
-                    FR_ACT_GOTO => Action::GoTo(number(FRA_GOTO)?),
-                    FR_ACT_NOP => Action::Nothing,
-                    _ => return None,
-                };
-                let interface = attributes.find(FRA_IIFNAME);
-                let found = number(FRA_TABLE)?;
-                (found == table).then(|| RoutingRule {
-                    version,
-                    priority: number(FRA_PRIORITY).unwrap_or(0),
-                    table,
-                    action,
-                    is_own: interface.and_then(|name| name.strip_suffix(b"\0"))
-                        == Some(LOOPBACK.as_bytes()),
-                    from: prefix(FRA_SRC, from_length),
-                    to: prefix(FRA_DST, to_length),
-                    protocol: attributes
-                        .find(FRA_IP_PROTO)
-                        .and_then(|value| value.first().copied()),
-                    ports: attributes.find(FRA_DPORT_RANGE).and_then(|value| {
-                        let [a, b, c, d] = *value.first_chunk::<4>()?;
-                        Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
-                    }),
-                    mark: number(FRA_FWMASK).map(|mask| (number(FRA_FWMARK).unwrap_or(0), mask)),
-                })
-            },
-        )?);
+    let mut rules = list_version(socket, Version::V4, table)?;
+    match list_version(socket, Version::V6, table) {
+        Err(error) if error.errno() == Some(libc::EAFNOSUPPORT) => {}
+        listed => rules.extend(listed?),
     }
     Ok(rules)
+}
+
+fn list_version(
+    socket: &mut Socket,
+    version: Version,
+    table: u32,
+) -> Result<Vec<RoutingRule>, Error> {
+    socket.query(
+        libc::RTM_GETRULE,
+        true,
+        ("list", "routing rules"),
+        |message| message.raw(&[version.number(), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+        |reply| {
+            let [_, to_length, from_length, _, _, _, _, action] =
+                *reply.payload.first_chunk::<8>()?;
+            let attributes = reply.attributes(12);
+            let number = |kind| attributes.find(kind).and_then(attribute::u32_of);
+            let prefix = |kind, length| {
+                let address = attributes.find(kind).and_then(attribute::address_of)?;
+                IpNet::new(address, length).ok()
+            };
+            let action = match action {
+                FR_ACT_TO_TBL => Action::LookUp,
+                FR_ACT_GOTO => Action::GoTo(number(FRA_GOTO)?),
+                FR_ACT_NOP => Action::Nothing,
+                _ => return None,
+            };
+            let interface = attributes.find(FRA_IIFNAME);
+            let found = number(FRA_TABLE)?;
+            (found == table).then(|| RoutingRule {
+                version,
+                priority: number(FRA_PRIORITY).unwrap_or(0),
+                table,
+                action,
+                is_own: interface.and_then(|name| name.strip_suffix(b"\0"))
+                    == Some(LOOPBACK.as_bytes()),
+                from: prefix(FRA_SRC, from_length),
+                to: prefix(FRA_DST, to_length),
+                protocol: attributes
+                    .find(FRA_IP_PROTO)
+                    .and_then(|value| value.first().copied()),
+                ports: attributes.find(FRA_DPORT_RANGE).and_then(|value| {
+                    let [a, b, c, d] = *value.first_chunk::<4>()?;
+                    Some((u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])))
+                }),
+                mark: number(FRA_FWMASK).map(|mask| (number(FRA_FWMARK).unwrap_or(0), mask)),
+            })
+        },
+    )
 }
 
 /// Tells that rules of one namespace have changed.

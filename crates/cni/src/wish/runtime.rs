@@ -108,9 +108,12 @@ fn port(mut entry: Section) -> Result<PublishPort, Error> {
 /// The longest burst that the daemon takes: what the rate carries in so many seconds, and so many bytes.
 const BURST_SECONDS_MAX: u64 = 3600;
 const BURST_BYTES_MAX: u64 = 1 << 32;
+/// The shortest: one Ethernet frame.
+const BURST_BYTES_MIN: u64 = 1514;
 
 /// Rates in bits per second, bursts in bits; 0 is none. Ingress is what reaches the container, as we say it too.
-/// containerd and CRI-O ask for a burst of 512 MiB and 4 GiB at any rate, so longer ones than there can be are cut.
+/// containerd and CRI-O ask for a burst of 512 MiB and 4 GiB at any rate, so longer ones than there can be are cut,
+/// and shorter ones than a packet are raised to one.
 fn limits(mut section: Section) -> Result<Option<LimitSpec>, Error> {
     let mut direction = |rate_key: &str, burst_key: &str| {
         let rate = section.number::<u64>(rate_key)?.filter(|rate| *rate != 0);
@@ -126,7 +129,7 @@ fn limits(mut section: Section) -> Result<Option<LimitSpec>, Error> {
             bits_per_second: rate,
             burst_bytes: burst.zip(rate).map(|(burst, rate)| {
                 let longest = rate.saturating_mul(BURST_SECONDS_MAX).min(burst) / 8;
-                longest.min(BURST_BYTES_MAX)
+                longest.clamp(BURST_BYTES_MIN, BURST_BYTES_MAX)
             }),
             ..RateLimit::default()
         })

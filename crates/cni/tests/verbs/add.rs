@@ -263,6 +263,22 @@ fn a_bandwidth_leaves_the_limits_that_it_does_not_name() {
     assert_eq!(daemon.run("CHECK", &config).unwrap(), "");
 }
 
+/// The daemon takes no burst that is shorter than an Ethernet frame.
+#[test]
+fn a_burst_shorter_than_a_packet_is_raised_to_one() {
+    let daemon = Daemon::start();
+    let bandwidth = json!({
+        "ingressRate": 1_000_000, "ingressBurst": 1, "egressRate": 1_000_000, "egressBurst": 12_120,
+    });
+    let mut config = json!({ "runtimeConfig": { "bandwidth": bandwidth } });
+    config["prevResult"] = add(&daemon, &config);
+    let requests = daemon.requests();
+    let limits = &requests[1].1["policy"]["limits"];
+    assert_eq!(limits["ingress"]["burst_bytes"], 1514);
+    assert_eq!(limits["egress"]["burst_bytes"], 1515);
+    assert_eq!(daemon.run("CHECK", &config).unwrap(), "");
+}
+
 #[test]
 fn addresses_come_by_capability_else_by_args_else_by_variable() {
     let daemon = Daemon::start();

@@ -10,6 +10,7 @@
 //! program is on the host end before the container's end is raised, so no packet passes unjudged.
 
 use std::{
+    mem,
     net::{IpAddr, Ipv6Addr},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
@@ -217,7 +218,7 @@ impl Container<'_> {
             ..Change::default()
         };
         settings.apply(&mut request);
-        match worker.route.execute(request) {
+        match create_whole(&mut worker.route, request, &slot.host_interface) {
             Err(error) if error.is_existing() => {
                 // One end or the other; ours was looked for when the slot was made ready.
                 let own = interface::find(&mut worker.route, &slot.host_interface)?;
@@ -265,12 +266,7 @@ impl Container<'_> {
             Ok(worker.route.execute(request)?)
         })?;
         build.step(BuildStep::Settings, || self.set(&mut worker.procfs))?;
-        build.step(BuildStep::Addresses, || {
-            let mut request = Request::new();
-            self.configure(&mut request, own);
-            let done = route.execute(request);
-            done.map_err(|error| self.cannot_configure(error))
-        })?;
+        build.step(BuildStep::Addresses, || self.configure(route, own))?;
         match tap::Beside::of(slot) {
             Some(beside) => beside.make(build, route, ebpf, own),
             None => Ok(()),
@@ -291,7 +287,27 @@ impl Container<'_> {
         Ok(procfs.write(&format!("{folder}/accept_ra"), "0")?)
     }
 
-    fn configure(&self, request: &mut Request, index: InterfaceIndex) {
+    /// Addresses and routes, the routes on the link before those whose gateways they lead to.
+    fn configure(&self, route: &mut Socket, index: InterfaceIndex) -> Result<(), NetworkError> {
+        let mut request = Request::new();
+        self.raise(&mut request, index);
+        let on_link = match &self.record.parent {
+            Some(parent) => child::routes_on_link(self, parent, index),
+            None => Vec::new(),
+        };
+        if !on_link.is_empty() {
+            let raised = route.execute(mem::take(&mut request));
+            raised
+                .and_then(|()| child::add_on_link(route, &on_link, index))
+                .map_err(|error| self.cannot_configure(error))?;
+        }
+        self.add_routes(&mut request, index);
+        let done = route.execute(request);
+        done.map_err(|error| self.cannot_configure(error))
+    }
+
+    /// Gives the interface its addresses and raises it; a pair also knows its gateways from then on.
+    fn raise(&self, request: &mut Request, index: InterfaceIndex) {
         let settings = Change {
             name: self.name(),
             index: Some(index),
@@ -316,23 +332,22 @@ impl Container<'_> {
             ..settings
         };
         raised.apply(request);
-        match &self.record.parent {
-            Some(parent) => {
-                for route in child::routes_on_link(self, parent, index) {
-                    route.create(request);
-                }
-            }
-            None => {
-                for address in addresses.iter().filter_map(|own| own.gateway) {
-                    let gateway = Neighbour {
-                        interface: index,
-                        address,
-                        mac: self.nic.gateway_mac.0,
-                    };
-                    gateway.add(request);
-                }
-            }
+        if self.record.parent.is_some() {
+            return;
         }
+        for address in addresses.iter().filter_map(|own| own.gateway) {
+            let gateway = Neighbour {
+                interface: index,
+                address,
+                mac: self.nic.gateway_mac.0,
+            };
+            gateway.add(request);
+        }
+    }
+
+    /// Routes that were asked for, or one to everything in each family.
+    fn add_routes(&self, request: &mut Request, index: InterfaceIndex) {
+        let addresses = self.record.addresses(self.nic);
         for wanted in self.record.routes(self.nic) {
             let source = addresses
                 .iter()
@@ -373,6 +388,24 @@ impl Container<'_> {
             )),
         }
     }
+}
+
+/// Makes an interface and whatever else the request says of it, whose first message makes it. One that is refused any of
+/// that is taken away again: it may lack the alias by which it would be found.
+fn create_whole(socket: &mut Socket, request: Request, name: &str) -> Result<(), KernelError> {
+    let failures = socket.execute_all(request);
+    let is_made = failures.iter().all(|(place, _)| *place > 0);
+    let Some((_, refusal)) = failures.into_iter().next() else {
+        return Ok(());
+    };
+    if is_made {
+        let mut request = Request::new();
+        interface::delete(&mut request, name);
+        if let Err(error) = socket.execute(request) {
+            tracing::error!(interface = name, %error, "an interface that was made by half stays");
+        }
+    }
+    Err(refusal)
 }
 
 /// Takes away the interface of a lease, whatever it is.
@@ -543,5 +576,40 @@ impl Container<'_> {
             problems.push(format!("its MTU is {}, not {}", found.mtu, slot.mtu));
         }
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sandwire_testlab::lab;
+
+    use super::*;
+
+    /// An interface, and an MTU that none can have.
+    fn too_long(name: &str) -> Request {
+        let mut request = Request::new();
+        interface::create_bridge(&mut request, name);
+        let settings = Change {
+            name,
+            mtu: Some(4_000_000),
+            ..Change::default()
+        };
+        settings.apply(&mut request);
+        request
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn an_interface_whose_settings_are_refused_is_gone_and_one_that_was_there_stays() {
+        lab::run(|lab| {
+            let mut socket = Socket::route().unwrap();
+            let refusal = create_whole(&mut socket, too_long("one"), "one").unwrap_err();
+            assert_eq!(refusal.subject(), ("change", "interface one"));
+            assert!(!lab.run("ip -o link").contains("one:"));
+            lab.run("ip link add two type bridge");
+            let refusal = create_whole(&mut socket, too_long("two"), "two").unwrap_err();
+            assert!(refusal.is_existing(), "{refusal}");
+            assert!(lab.run("ip -o link").contains("two:"));
+        });
     }
 }

@@ -31,7 +31,7 @@ use sandwire_kernel_net::{
     tc,
 };
 
-use super::{Container, NO_INTERFACE, open};
+use super::{Container, NO_INTERFACE, create_whole, open};
 use crate::{
     attach::ParentRecord,
     error::NetworkError,
@@ -49,6 +49,9 @@ use crate::{
 const BUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
 /// What it says of a kind of interface that it doesn't have.
 const UNKNOWN: i32 = rustix::io::Errno::OPNOTSUPP.raw_os_error();
+/// The metric of routes that come behind others, to which the interface's number is added: more than what the kernel
+/// gives to routes without one, in either family.
+const METRIC_BEHIND: u32 = 1024;
 
 /// Looks at an interface of the host that is to have children with an MTU.
 pub(in crate::kernel) fn check_parent(
@@ -163,15 +166,23 @@ fn gateways(
     Ok(chosen)
 }
 
-/// The pool's subnets, or those of the parent's own addresses.
+/// The pool's subnets, or those of the parent's own addresses, each once.
 fn subnets(
     worker: &mut Worker,
     parent: &ParentSpec,
     found: &Interface,
 ) -> Result<Vec<IpNet>, NetworkError> {
-    if !parent.subnets.is_empty() {
-        return Ok(parent.subnets.clone());
-    }
+    let mut subnets = match parent.subnets.is_empty() {
+        true => own_subnets(worker, found)?,
+        false => parent.subnets.clone(),
+    };
+    subnets.sort_unstable();
+    subnets.dedup();
+    Ok(subnets)
+}
+
+/// The subnet of each of an interface's addresses; several may be in one.
+fn own_subnets(worker: &mut Worker, found: &Interface) -> Result<Vec<IpNet>, NetworkError> {
     let is_link_local = |address: IpAddr| match address {
         IpAddr::V4(address) => address.is_link_local(),
         IpAddr::V6(address) => address.is_unicast_link_local(),
@@ -200,6 +211,10 @@ pub(super) fn create(
     if NamespaceNumber::of(&mut worker.route, namespace)?.0 != parent.namespace {
         return Err(target.is_another());
     }
+    // Whatever has the name would be given our alias, by the message that follows the refused one.
+    if interface::find(route, target.name())?.is_some() {
+        return Err(target.name_is_taken());
+    }
     let home = NamespaceNumber::of(route, target.home.as_fd())?;
     let mut request = Request::new();
     let child = ChildInterface {
@@ -223,7 +238,7 @@ pub(super) fn create(
         with: with.to_owned(),
         advice: advice.to_owned(),
     };
-    match route.execute(request) {
+    match create_whole(route, request, target.name()) {
         Err(error) if error.is_existing() => Err(target.name_is_taken()),
         Err(error) if error.errno() == Some(BUSY) => Err(refused(
             "other children or ports that the parent has, or one of the same Ethernet address",
@@ -271,20 +286,19 @@ pub(super) fn make(
         Ok(route.execute(request)?)
     })?;
     build.step(BuildStep::Settings, || target.set(&mut worker.procfs))?;
-    build.step(BuildStep::Addresses, || {
-        let mut request = Request::new();
-        target.configure(&mut request, own.index);
-        let done = route.execute(request);
-        done.map_err(|error| target.cannot_configure(error))
-    })
+    build.step(BuildStep::Addresses, || target.configure(route, own.index))
 }
 
-/// Routes of a network without which its gateways and subnets can't be reached.
+/// Routes of a network without which its gateways and subnets can't be reached. None for who wants no routes.
 pub(super) fn routes_on_link(
     target: &Container<'_>,
     parent: &ParentRecord,
     own: InterfaceIndex,
 ) -> Vec<Route> {
+    let routes = &target.record.request.routes;
+    if routes.as_ref().is_some_and(Vec::is_empty) {
+        return Vec::new();
+    }
     let addresses = target.record.addresses(target.nic);
     let has_family = |prefix: &IpNet| {
         let mut addresses = addresses.iter();
@@ -311,8 +325,36 @@ pub(super) fn routes_on_link(
             on_link.push(IpNet::from(gateway));
         }
     }
+    // Leases of before may remember a subnet once for each address in it.
+    on_link.sort_unstable();
+    on_link.dedup();
     let to = |destination| Route::new(destination, Target::Interface(own));
     on_link.into_iter().map(to).collect()
+}
+
+/// Adds such routes. Nobody has asked for them by name, so one to the same destination that is there is no conflict: it
+/// stays first, and ours comes behind it. An IPv6 gateway must be on the link of the very interface that leads to it.
+pub(super) fn add_on_link(
+    route: &mut Socket,
+    on_link: &[Route],
+    own: InterfaceIndex,
+) -> Result<(), KernelError> {
+    let mut request = Request::new();
+    on_link.iter().for_each(|one| one.create(&mut request));
+    let mut behind = Request::new();
+    for (place, error) in route.execute_all(request) {
+        if !error.is_existing() {
+            return Err(error);
+        }
+        let second = Route {
+            metric: Some(METRIC_BEHIND.saturating_add(own.0)),
+            ..on_link[place]
+        };
+        second.create(&mut behind);
+    }
+    let failures = route.execute_all(behind);
+    let failed = failures.into_iter().find(|(_, error)| !error.is_existing());
+    failed.map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// The child of a lease, wherever its namespace is.
