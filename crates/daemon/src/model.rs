@@ -122,6 +122,10 @@ impl Network for ModelNetwork {
         Ok(())
     }
 
+    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        self.add_pool(plan)
+    }
+
     fn remove_pool(&self, _: &Plan) -> Result<(), NetworkError> {
         Ok(())
     }

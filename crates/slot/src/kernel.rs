@@ -195,7 +195,11 @@ impl Worker {
 
 impl Network for KernelNetwork {
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
-        self.prepare_pool(plan)
+        self.prepare_pool(plan, true)
+    }
+
+    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        self.prepare_pool(plan, false)
     }
 
     fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
@@ -342,6 +346,9 @@ impl Network for KernelNetwork {
             {
                 let wanted = self.settings.uplinks.as_deref();
                 let wants_xdp = state.uses_xdp();
+                if wants_xdp {
+                    xdp::watch(ebpf)?;
+                }
                 let shared =
                     host::inspect_ebpf(instance, worker, ebpf, wanted, wants_xdp, &mut defects)?;
                 self.shared.store(shared.0, Ordering::Relaxed);

@@ -31,10 +31,11 @@ use crate::{
 
 pub(crate) mod channels;
 mod clock;
+mod failure;
 mod power;
 
-pub(crate) use clock::ManualClock;
-pub(crate) use power::Power;
+use self::failure::failed;
+pub(crate) use self::{clock::ManualClock, power::Power};
 
 /// What survives a crash of the service.
 #[derive(Debug, Default)]
@@ -199,10 +200,6 @@ pub(crate) struct ModelNetwork {
     pub(crate) power: Power,
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("the test says so")]
-struct TestSaysSo;
-
 impl ModelNetwork {
     /// Begins a call.
     fn enter(&self, operation: &'static str) -> Result<MutexGuard<'_, KernelState>, NetworkError> {
@@ -243,14 +240,6 @@ impl ModelNetwork {
     }
 }
 
-fn failed(operation: &'static str) -> NetworkError {
-    NetworkError::Kernel {
-        operation,
-        object: "model".to_owned(),
-        source: Box::new(TestSaysSo),
-    }
-}
-
 impl Network for ModelNetwork {
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
         let mut state = self.enter("add pool")?;
@@ -259,6 +248,10 @@ impl Network for ModelNetwork {
         }
         state.pools.insert(plan.spec.name.to_string());
         self.leave("add pool")
+    }
+
+    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+        self.add_pool(plan)
     }
 
     fn check_ebpf(&self) -> Result<(), NetworkError> {

@@ -35,6 +35,12 @@ pub trait Network: Send + Sync {
     /// Refuses prefixes that the host already routes elsewhere; nothing is left behind.
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError>;
 
+    /// The same for a pool of an earlier daemon, whose sandboxes may be running.
+    ///
+    /// # Errors
+    /// As of [`Network::add_pool`]; but what there is stays, as they need it.
+    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError>;
+
     /// Undoes [`Network::add_pool`]. All slots of the pool have been torn down before.
     ///
     /// # Errors

@@ -45,6 +45,7 @@ mod access;
 mod acquire;
 mod attach;
 mod audit;
+mod certain;
 mod channels;
 mod counters;
 mod health;

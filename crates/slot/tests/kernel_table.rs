@@ -264,6 +264,35 @@ fn a_start_takes_the_table_over_as_it_is() {
     });
 }
 
+/// Sandboxes are running, and nobody else keeps them apart.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_start_that_the_host_refuses_half_way_leaves_what_there_is() {
+    lab::run(|lab| {
+        let plan = first("host", MASQUERADE);
+        let network = open();
+        network.add_pool(&plan).unwrap();
+        let rules = || lab.run(&format!("nft -a list table inet {TABLE}"));
+        let before = rules();
+        drop(network);
+
+        // The kernel refuses the host's own address of the prefix.
+        lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=1");
+        let network = open();
+        network.take_up_pool(&plan).unwrap_err();
+        assert_eq!(rules(), before);
+        lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=0");
+        network.take_up_pool(&plan).unwrap();
+        assert_eq!(rules(), before);
+        network.remove_pool(&plan).unwrap();
+
+        // Of a new one nothing stays.
+        lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=1");
+        network.add_pool(&plan).unwrap_err();
+        assert!(!lab.run("nft list tables").contains(TABLE));
+    });
+}
+
 /// Takes everything that bounds connections out of the table, as it is before there was such a thing.
 const UNBOUND: &str = r"
     for chain in input forward; do

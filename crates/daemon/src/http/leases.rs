@@ -70,24 +70,19 @@ async fn acquire(
     connection: Connection,
     Json(request): Json<AcquireLease>,
 ) -> Result<(StatusCode, axum::Json<Lease>), Failure> {
-    // A ready slot costs a lock and a row in the journal, less than a change of threads. A certain
-    // clone address may first have to be built, a policy of its own be told to the data path, a vsock
-    // channel be opened by its service, and an interface be made in somebody's namespace.
-    let may_wait = request.clone_address.is_some()
-        || request.policy.is_some()
-        || request.vsock.is_some()
-        || request.attach.is_some();
-    let acquired = if may_wait {
-        blocking(move || {
-            connection.demand()?;
-            let is_there = || connection.is_there();
-            Ok(app.slots.acquire_while(caller, &request, &is_there)?)
-        })
-        .await?
-    } else {
-        connection.demand()?;
-        app.slots
-            .acquire_while(caller, &request, &|| connection.is_there())?
+    // A ready slot costs a lock and a row in the journal, less than a change of threads.
+    connection.demand()?;
+    let is_there = || connection.is_there();
+    let acquired = match app.slots.acquire_now(caller, &request, &is_there)? {
+        Some(acquired) => acquired,
+        None => {
+            blocking(move || {
+                connection.demand()?;
+                let is_there = || connection.is_there();
+                Ok(app.slots.acquire_while(caller, &request, &is_there)?)
+            })
+            .await?
+        }
     };
     let status = if acquired.new {
         StatusCode::CREATED

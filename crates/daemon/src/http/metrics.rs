@@ -32,7 +32,7 @@ mod impairments;
 mod leases;
 
 pub(super) use self::{channels::ChannelTotals, leases::LeaseTotals};
-use super::{App, blocking, failure::Failure};
+use super::{App, blocking, extract::Peer, failure::Failure};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new().routes(routes!(show))
@@ -138,7 +138,7 @@ struct VersionLabels {
     instance: String,
 }
 
-/// Figures for Prometheus. For everybody who may connect.
+/// Figures for Prometheus. For everybody who may connect; those that name a lease or an identity for root alone.
 #[utoipa::path(
     get,
     path = "/metrics",
@@ -151,11 +151,11 @@ struct VersionLabels {
         content_type = "application/openmetrics-text"
     ))
 )]
-async fn show(State(app): State<Arc<App>>) -> Result<Response, Failure> {
+async fn show(State(app): State<Arc<App>>, Peer(caller): Peer) -> Result<Response, Failure> {
     // The service for vsock is asked too.
     let text = blocking(move || {
         let mut text = String::new();
-        encode(&mut text, &registry(&app)).map_err(|error| {
+        encode(&mut text, &registry(&app, caller.privileged)).map_err(|error| {
             Failure::new(
                 ErrorCode::Internal,
                 format!("cannot write metrics: {error}"),
@@ -168,17 +168,21 @@ async fn show(State(app): State<Arc<App>>) -> Result<Response, Failure> {
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
 }
 
-/// Everything that is measured, as it is now.
-fn registry(app: &App) -> Registry {
+/// Everything that is measured, as it is now; with what single leases and identities do, whose names nobody else may
+/// learn, if it is for root.
+fn registry(app: &App, for_root: bool) -> Registry {
     let mut registry = Registry::with_prefix("sandwire");
     register_daemon(app, &mut registry);
     register_pools(app, &mut registry);
-    app.totals.register(&app.slots, &mut registry);
-    app.channel_totals.register(&app.slots, &mut registry);
-    if app.totals.is_per_lease() {
+    app.totals.register(&app.slots, for_root, &mut registry);
+    app.channel_totals
+        .register(&app.slots, for_root, &mut registry);
+    if for_root && app.totals.is_per_lease() {
         impairments::register(&app.impairments, &mut registry);
     }
-    identities::register(&app.identities, &mut registry);
+    if for_root {
+        identities::register(&app.identities, &mut registry);
+    }
     register_work(&app.slots.counters(), &mut registry);
     app.traffic.register(&mut registry);
     registry

@@ -10,7 +10,7 @@ use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     Error as KernelError,
     interface::{self, Change, Interface, InterfaceIndex},
-    netlink::{Request, Socket},
+    netlink::Request,
     tap::{self, Opened},
 };
 
@@ -106,13 +106,6 @@ fn create_taps(
     slot.nics.iter().map(create).collect()
 }
 
-fn index_of(route: &mut Socket, name: &str) -> Result<InterfaceIndex, NetworkError> {
-    let found = interface::find(route, name)?;
-    found
-        .map(|interface| interface.index)
-        .ok_or_else(|| KernelError::missing_interface(name).into())
-}
-
 fn configure(request: &mut Request, slot: &SlotPlan, nic: usize, index: InterfaceIndex) {
     let plan = &slot.nics[nic];
     let change = Change {
@@ -137,7 +130,7 @@ fn raise(request: &mut Request, slot: &SlotPlan, nic: usize, index: InterfaceInd
     change.apply(request);
 }
 
-/// Makes one TAP of a slot again whose others are there.
+/// Makes one TAP of a slot again.
 pub(super) fn restore_tap(
     worker: &mut Worker,
     ebpf: &Ebpf,
@@ -150,7 +143,12 @@ pub(super) fn restore_tap(
     opened.set_carrier(false)?;
     let mut indexes = Vec::with_capacity(slot.nics.len());
     for plan in &slot.nics {
-        indexes.push(index_of(&mut worker.route, &plan.tap)?);
+        // 0 of another that is missing: it comes next, and then all of them are written.
+        let found = interface::find(&mut worker.route, &plan.tap)?;
+        indexes.push(found.map_or(InterfaceIndex(0), |found| found.index));
+    }
+    if indexes[nic].0 == 0 {
+        return Err(KernelError::missing_interface(name).into());
     }
     let first = ebpf.reserve(slot)?;
     ebpf.write(slot, &indexes, shared)?;

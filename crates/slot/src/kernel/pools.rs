@@ -3,13 +3,17 @@
 //! Those whose sandboxes have children of other interfaces need nothing of the host but the data path's maps: no
 //! address, route or rule leads to them.
 
+use std::cell::Cell;
+
 use sandwire_api::slot::DataPath;
 
-use super::{KernelNetwork, Ordering, host, hosted::Hosted, lock};
+use super::{KernelNetwork, Ordering, Worker, host, hosted::Hosted, lock};
 use crate::{error::NetworkError, plan::Plan};
 
 impl KernelNetwork {
-    pub(super) fn prepare_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+    /// Prepares the host for a pool; if that fails, takes back what was done for one that `is_new`. Sandboxes of another
+    /// one may be running, whose packets need whatever there is.
+    pub(super) fn prepare_pool(&self, plan: &Plan, is_new: bool) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
         let name = plan.spec.name.to_string();
         if plan.spec.device.is_child() {
@@ -24,21 +28,23 @@ impl KernelNetwork {
         };
         self.open_ebpf_for(&pool, &state)?;
         let beside = state.beside(&name);
-        self.with_worker(|worker| {
-            let shared = host::add_pool(self.instance(), worker, &pool, &beside)?;
+        let is_begun = Cell::new(false);
+        let prepare = |worker: &mut Worker| {
+            let shared = host::add_pool(self.instance(), worker, &pool, &beside, &is_begun)?;
             self.shared.store(shared.0, Ordering::Relaxed);
-            if !pool.serves_ebpf() {
-                return Ok(());
+            match pool.serves_ebpf() {
+                true => self.attach_host(worker, shared, pool.uses_xdp() || state.uses_xdp()),
+                false => Ok(()),
             }
-            let wants_xdp = pool.uses_xdp() || state.uses_xdp();
-            self.attach_host(worker, shared, wants_xdp)
-                .map_err(
-                    |error| match host::remove_pool(self.instance(), worker, &pool, &beside) {
-                        Ok(()) => error,
-                        Err(undone) => NetworkError::Several(vec![error, undone]),
-                    },
-                )
-        })?;
+        };
+        let undo = |worker: &mut Worker, error| match is_new && is_begun.get() {
+            true => match host::remove_pool(self.instance(), worker, &pool, &beside) {
+                Ok(()) => error,
+                Err(undone) => NetworkError::Several(vec![error, undone]),
+            },
+            false => error,
+        };
+        self.with_worker(|worker| prepare(worker).map_err(|error| undo(worker, error)))?;
         state.pools.insert(name, pool);
         Ok(())
     }
@@ -94,13 +100,22 @@ impl KernelNetwork {
         self.open_ebpf_for(&after, &state)?;
         let beside = state.beside(&name);
         let others_need_shared = beside.need_shared();
-        self.with_worker(|worker| {
+        let change = |worker: &mut Worker| {
             let shared = host::change_pool(self.instance(), worker, &before, &after, &beside)?;
             self.shared.store(shared.0, Ordering::Relaxed);
             match after.serves_ebpf() {
                 true => self.attach_host(worker, shared, state.uses_xdp()),
                 false => Ok(()),
             }
+        };
+        self.with_worker(|worker| {
+            change(worker).inspect_err(|_| {
+                // The table's part comes first, and so is as it was even if another step fails again.
+                let back = host::change_pool(self.instance(), worker, &after, &before, &beside);
+                if let Err(error) = back {
+                    tracing::error!(pool = name, %error, "a pool's part of the host may be half changed");
+                }
+            })
         })?;
         if !after.serves_ebpf()
             && !others_need_shared

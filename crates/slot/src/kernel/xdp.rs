@@ -73,9 +73,17 @@ pub(super) fn watch(ebpf: &Arc<Ebpf>) -> Result<(), NetworkError> {
     {
         return Ok(());
     }
+    let started = start(Arc::downgrade(ebpf));
+    if started.is_err() {
+        ebpf.is_watched
+            .store(false, std::sync::atomic::Ordering::SeqCst);
+    }
+    started
+}
+
+fn start(weak: Weak<Ebpf>) -> Result<(), NetworkError> {
     let watcher = Watcher::new()?;
     let route = Socket::route()?;
-    let weak = Arc::downgrade(ebpf);
     thread::Builder::new()
         .name("xdp".to_owned())
         .spawn(move || watch_until_gone(&weak, watcher, route))

@@ -1,7 +1,7 @@
 //! Handing out slots.
 
 use std::{
-    sync::{Arc, MutexGuard},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,7 +22,6 @@ use crate::{
     error::{NetworkError, ServiceError},
     lease::{Expiry, LeaseKey, LeaseRecord},
     plan::{Plan, SlotNumber},
-    pool::{Claim, Reserved},
 };
 
 /// Answer to a request for a slot.
@@ -34,8 +33,6 @@ pub struct Acquired {
     pub new: bool,
 }
 
-/// Building takes milliseconds; a host under heavy load may need longer.
-const CLAIM_WAIT: Duration = Duration::from_secs(5);
 /// How many names of leases the journal sets aside in one write.
 const LEASE_NUMBERS_AT_ONCE: u32 = 1000;
 
@@ -65,6 +62,34 @@ impl Slots {
         request: &AcquireLease,
         is_there: &dyn Fn() -> bool,
     ) -> Result<Acquired, ServiceError> {
+        let acquired = self.acquire_if(caller, request, is_there, true)?;
+        Ok(acquired.expect("whoever may wait gets an answer"))
+    }
+
+    /// The same without waiting for anybody: neither for a slot to be built, nor for a service, nor for another request that is
+    /// still making the same lease. None if it would have to; nothing was done then.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn acquire_now(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+        is_there: &dyn Fn() -> bool,
+    ) -> Result<Option<Acquired>, ServiceError> {
+        if waits_for_others(request) {
+            return Ok(None);
+        }
+        self.acquire_if(caller, request, is_there, false)
+    }
+
+    fn acquire_if(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+        is_there: &dyn Fn() -> bool,
+        may_wait: bool,
+    ) -> Result<Option<Acquired>, ServiceError> {
         let begun = Instant::now();
         let shared = &self.shared;
         let _acquiring = shared.begin_acquire(caller, request);
@@ -86,6 +111,10 @@ impl Slots {
                 outcome
             }
         };
+        if !may_wait && matches!(&outcome, Ok((_, record, false)) if state.is_opening(&record.key))
+        {
+            return Ok(None);
+        }
         // Only for leases that have one or the other, and without the lock.
         if matches!(&outcome, Ok((_, record, _)) if record.attach.is_some()) {
             let (after, attached) = shared.settle_attach(state, outcome);
@@ -120,8 +149,17 @@ impl Slots {
         }
         let channel = shared.channel_plan(&plan, &record);
         let lease = record.to_api(&record.slot_of(&plan), channel.as_ref());
-        Ok(Acquired { lease, new })
+        Ok(Some(Acquired { lease, new }))
     }
+}
+
+/// Whether it takes others to carry it out. A certain clone address may first have to be built, a policy of its own be told to
+/// the data path, a vsock channel be opened by its service, and an interface be made in somebody's namespace.
+fn waits_for_others(request: &AcquireLease) -> bool {
+    request.clone_address.is_some()
+        || request.policy.is_some()
+        || request.vsock.is_some()
+        || request.attach.is_some()
 }
 
 /// A lease that may come to be before this is dropped. Whoever asked for it may have been killed meanwhile, and a
@@ -146,9 +184,9 @@ impl Drop for Acquiring<'_> {
 }
 
 /// A request with what was prepared for it.
-struct Asked<'a> {
-    caller: Caller,
-    request: &'a AcquireLease,
+pub(super) struct Asked<'a> {
+    pub(super) caller: Caller,
+    pub(super) request: &'a AcquireLease,
     /// The policy that the lease is to have for itself.
     policy: Option<&'a Held>,
     /// Where its interface is to go.
@@ -156,7 +194,8 @@ struct Asked<'a> {
 }
 
 /// The pool's plan, the lease, and whether it is a new one.
-pub(super) type Outcome = Result<(Arc<Plan>, LeaseRecord, bool), ServiceError>;
+pub(super) type Given = (Arc<Plan>, LeaseRecord, bool);
+pub(super) type Outcome = Result<Given, ServiceError>;
 
 impl State {
     fn acquire_any(&mut self, shared: &Shared, asked: &Asked<'_>) -> Outcome {
@@ -167,11 +206,16 @@ impl State {
         }
         self.check_virtual_cid(caller, request)?;
         let entry = self.pool_mut(&request.pool)?;
+        entry.demand_added()?;
         let number = entry.pool.take_ready().ok_or_else(|| entry.none_ready())?;
         self.grant(shared, asked, number)
     }
 
-    fn check_acquire(&self, caller: Caller, request: &AcquireLease) -> Result<(), ServiceError> {
+    pub(super) fn check_acquire(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<(), ServiceError> {
         if self.stopping {
             return Err(ServiceError::Stopping);
         }
@@ -195,11 +239,13 @@ impl State {
         Ok(())
     }
 
+    /// Whether somebody is still making that lease.
+    fn is_opening(&self, key: &LeaseKey) -> bool {
+        self.leases.get(key).is_some_and(|lease| lease.is_opening)
+    }
+
     /// The lease that the caller has by this name already.
-    fn existing(
-        &self,
-        asked: &Asked<'_>,
-    ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
+    pub(super) fn existing(&self, asked: &Asked<'_>) -> Result<Option<Given>, ServiceError> {
         let (caller, request) = (asked.caller, asked.request);
         let Some(name) = &request.name else {
             return Ok(None);
@@ -245,7 +291,12 @@ impl State {
     }
 
     /// Journals the lease of a number that has just been taken; on failure the slot is ready again.
-    fn grant(&mut self, shared: &Shared, asked: &Asked<'_>, number: SlotNumber) -> Outcome {
+    pub(super) fn grant(
+        &mut self,
+        shared: &Shared,
+        asked: &Asked<'_>,
+        number: SlotNumber,
+    ) -> Outcome {
         let request = asked.request;
         let entry = self.pool_mut(&request.pool)?;
         // It has moved there since the policy was looked at.
@@ -370,11 +421,10 @@ impl State {
 impl Shared {
     /// Notes a request that may take longer than a moment.
     fn begin_acquire(&self, caller: Caller, request: &AcquireLease) -> Option<Acquiring<'_>> {
-        let may_wait = request.clone_address.is_some()
-            || request.policy.is_some()
-            || request.vsock.is_some()
-            || request.attach.is_some();
-        let name = request.name.as_ref().filter(|_| may_wait)?;
+        let name = request
+            .name
+            .as_ref()
+            .filter(|_| waits_for_others(request))?;
         let key = caller.lease_key(None, name);
         *self.lock().acquiring.entry(key.clone()).or_default() += 1;
         Some(Acquiring { shared: self, key })
@@ -404,155 +454,6 @@ impl Shared {
         demand_group(caller, &plan, &plan.spec.policy, policy)?;
         self.hold_policy(&plan, policy).map(Some)
     }
-
-    /// Hands out the slot with a certain clone address, waiting for its build if need be.
-    fn acquire_certain<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        asked: &Asked<'_>,
-    ) -> (MutexGuard<'a, State>, Outcome) {
-        let request = asked.request;
-        let deadline = Instant::now() + CLAIM_WAIT;
-        let mut reserved = None;
-        let outcome = loop {
-            match state.try_certain(self, asked, &mut reserved) {
-                Ok(Some(outcome)) => break Ok(outcome),
-                Ok(None) => {}
-                Err(error) => break Err(error),
-            }
-            let now = Instant::now();
-            if now >= deadline {
-                break Err(ServiceError::Late {
-                    object: format!("building the slot of pool '{}'", request.pool),
-                    state: "try again".to_owned(),
-                });
-            }
-            state = self.wait(&self.changed, state, Some(deadline - now));
-        };
-        // Whoever gave up, or found the lease made by another request, leaves the slot to all.
-        if let Some((number, _)) = reserved
-            && let Ok(entry) = state.pool_mut(&request.pool)
-            && entry.pool.unreserve(number)
-        {
-            entry.tear_down.push_back(number);
-            self.tear_down_work.notify_one();
-        }
-        (state, outcome)
-    }
-}
-
-impl State {
-    /// One try: done, or to be tried again after a change. `reserved` is the number that the
-    /// builders work on for this request, and the data path that the pool had then.
-    fn try_certain(
-        &mut self,
-        shared: &Shared,
-        asked: &Asked<'_>,
-        reserved: &mut Option<(SlotNumber, DataPath)>,
-    ) -> Result<Option<(Arc<Plan>, LeaseRecord, bool)>, ServiceError> {
-        let (caller, request) = (asked.caller, asked.request);
-        self.check_acquire(caller, request)?;
-        if let Some(found) = self.existing(asked)? {
-            return Ok(Some(found));
-        }
-        self.check_virtual_cid(caller, request)?;
-        let number = self.number_of(request)?;
-        let mut is_taken = false;
-        if let Some((_, data_path)) = *reserved {
-            let entry = self.pool_mut(&request.pool)?;
-            match entry.pool.take_reserved(number) {
-                Reserved::Taken => is_taken = true,
-                Reserved::Building => return Ok(None),
-                // What was built for this request was of no use after the pool's move.
-                Reserved::Failed if entry.plan.spec.data_path != data_path => *reserved = None,
-                Reserved::Failed => return Err(entry.none_ready()),
-            }
-        }
-        if !is_taken {
-            is_taken = self.claim(shared, caller, request, number, reserved)?;
-        }
-        if !is_taken {
-            return Ok(None);
-        }
-        *reserved = None;
-        self.grant(shared, asked, number).map(Some)
-    }
-
-    /// Whether a lease is asked for by more than one request at a time.
-    pub(super) fn others_ask_for(&self, key: &LeaseKey) -> bool {
-        self.acquiring
-            .get(key)
-            .is_some_and(|requests| *requests > 1)
-    }
-
-    /// Claims the number. Returns whether it was ready.
-    fn claim(
-        &mut self,
-        shared: &Shared,
-        caller: Caller,
-        request: &AcquireLease,
-        number: SlotNumber,
-        reserved: &mut Option<(SlotNumber, DataPath)>,
-    ) -> Result<bool, ServiceError> {
-        let tenant = request
-            .name
-            .as_ref()
-            .map(|name| caller.lease_key(None, name));
-        let is_of_ours = tenant.as_ref().is_some_and(|key| self.others_ask_for(key));
-        let entry = self.pool_mut(&request.pool)?;
-        if let Some(error) = &entry.not_added {
-            return Err(entry.empty(format!(": {error}")));
-        }
-        match entry.pool.claim(number, tenant.as_ref()) {
-            Claim::Taken => Ok(true),
-            Claim::Wait => Ok(false),
-            Claim::Building => {
-                // If it rested, its row stays until the lease ends, which wins over it.
-                *reserved = Some((number, entry.plan.spec.data_path));
-                shared.build_work.notify_one();
-                Ok(false)
-            }
-            // The caller asks again for what it asks for already.
-            Claim::OfAnother if is_of_ours => Ok(false),
-            Claim::OfAnother | Claim::InUse => Err(ServiceError::Conflict {
-                operation: "acquire",
-                object: format!("a slot of pool '{}'", request.pool),
-                reason: format!(
-                    "clone address {} is in use, or rests after its release",
-                    request
-                        .clone_address
-                        .map(|address| address.to_string())
-                        .unwrap_or_default()
-                ),
-            }),
-        }
-    }
-
-    fn number_of(&self, request: &AcquireLease) -> Result<SlotNumber, ServiceError> {
-        let plan = &self.pool(&request.pool)?.plan;
-        let invalid = |value: String, reason| ServiceError::Invalid {
-            field: "clone_address",
-            value,
-            reason,
-        };
-        let Some(address) = request.clone_address else {
-            return Err(invalid(String::new(), "none is given".to_owned()));
-        };
-        let number = plan.slot_of_address(address).ok_or_else(|| {
-            let reason = format!("no slot of pool '{}' has it", request.pool);
-            invalid(address.to_string(), reason)
-        })?;
-        let slot = plan.slot(number);
-        let of_first = slot.api_nics().first().is_some_and(|nic| {
-            let mut addresses = nic.clone_addresses();
-            addresses.any(|of_first| of_first == address)
-        });
-        if !of_first {
-            let reason = "it is the address of a further interface; name that of the first";
-            return Err(invalid(address.to_string(), reason.to_owned()));
-        }
-        Ok(number)
-    }
 }
 
 impl PoolEntry {
@@ -565,7 +466,7 @@ impl PoolEntry {
     }
 
     /// Why a pool has no slot to give.
-    fn none_ready(&self) -> ServiceError {
+    pub(super) fn none_ready(&self) -> ServiceError {
         if self.pool.is_exhausted() {
             return ServiceError::PoolExhausted {
                 pool: self.plan.spec.name.clone(),
@@ -579,6 +480,14 @@ impl PoolEntry {
                 self.empty(": its size is 0; resize it, or ask for a certain address".to_owned())
             }
             None => self.empty(": try again".to_owned()),
+        }
+    }
+
+    /// What a slot needs of the host isn't there otherwise: handed out, it would be of no use, or not kept apart.
+    pub(super) fn demand_added(&self) -> Result<(), ServiceError> {
+        match &self.not_added {
+            Some(error) => Err(self.empty(format!(": {error}"))),
+            None => Ok(()),
         }
     }
 

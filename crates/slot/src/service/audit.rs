@@ -9,7 +9,11 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{lease::ReleaseOutcome, pool::PoolSpec, slot::Defect};
+use sandwire_api::{
+    lease::ReleaseOutcome,
+    pool::PoolSpec,
+    slot::{DataPath, Defect},
+};
 
 use super::{Damage, PoolEntry, Shared, State, health, release::Why};
 use crate::{
@@ -204,17 +208,20 @@ impl Shared {
         let Some(_gate) = self.try_pools_gate() else {
             return;
         };
-        let waiting: Vec<Arc<Plan>> = {
+        let waiting: Vec<(Arc<Plan>, Option<DataPath>)> = {
             let state = self.lock();
             let entries = state.pools.values();
             entries
                 .filter(|entry| entry.not_added.is_some() && !entry.is_deleting)
-                .map(|entry| Arc::clone(&entry.plan))
+                .map(|entry| (Arc::clone(&entry.plan), entry.moving_from))
                 .collect()
         };
-        for plan in waiting {
+        for (plan, from) in waiting {
             let name = &plan.spec.name;
-            let added = match self.network.add_pool(&plan) {
+            let prepared = self.network.take_up_pool(&plan).and_then(|()| {
+                from.map_or(Ok(()), |from| self.network.change_pool(&plan, Some(from)))
+            });
+            let added = match prepared {
                 Ok(()) => self.adopt_pool(name).map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };

@@ -260,7 +260,7 @@ fn prepare_pools(
         let mut entry = PoolEntry::new(plan);
         let from = moves.iter().find(|(pool, _)| *pool == name);
         let from = from.map(|(_, data_path)| *data_path);
-        let added = network.add_pool(&entry.plan).and_then(|()| {
+        let added = network.take_up_pool(&entry.plan).and_then(|()| {
             from.map_or(Ok(()), |from| network.change_pool(&entry.plan, Some(from)))
         });
         if let Err(error) = added {

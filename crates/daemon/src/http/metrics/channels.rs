@@ -55,8 +55,9 @@ impl ChannelTotals {
         }
     }
 
-    /// Asks the service, and has the figures told. Without channels there are none.
-    pub(super) fn register(&self, slots: &Slots, registry: &mut Registry) {
+    /// Asks the service, and has the pools' figures told, if there are channels; each lease's too if that is wanted and it is
+    /// for root.
+    pub(super) fn register(&self, slots: &Slots, for_root: bool, registry: &mut Registry) {
         // In this order: a channel that ends now is missing once, instead of counted twice.
         let ended = slots.ended_channels();
         let channels = slots.channels(SELF);
@@ -71,7 +72,7 @@ impl ChannelTotals {
         }
         figures.register("vsock", "of all leases of a pool", registry);
         drop(told);
-        if self.per_lease {
+        if self.per_lease && for_root {
             let figures = Figures::default();
             for channel in &channels {
                 let labels = vec![

@@ -55,8 +55,8 @@ impl LeaseTotals {
         self.per_lease
     }
 
-    /// Looks at all leases, and has their figures told.
-    pub(super) fn register(&self, slots: &Slots, registry: &mut Registry) {
+    /// Looks at all leases, and has the pools' sums told; each lease's too if that is wanted and it is for root.
+    pub(super) fn register(&self, slots: &Slots, for_root: bool, registry: &mut Registry) {
         // In this order: a lease that ends now is missing once, instead of counted twice.
         let ended = slots.ended_traffic();
         let leases = slots.traffic(SELF);
@@ -74,7 +74,7 @@ impl LeaseTotals {
             .map(|(pool, traffic)| (vec![("pool", pool.to_string())], traffic));
         register("pool", "of all leases of a pool", rows, registry);
         drop(told);
-        if self.per_lease {
+        if self.per_lease && for_root {
             let rows = leases.iter().filter_map(|lease| {
                 let labels = vec![
                     ("pool", lease.pool.to_string()),

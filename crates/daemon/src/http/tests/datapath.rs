@@ -232,6 +232,10 @@ async fn metrics_sum_over_a_pool_and_outlast_its_leases() {
     ] {
         assert!(text.contains(line), "no {line} in\n{text}");
     }
+    // Names of leases are for nobody but root, not even for their owner among all the others'.
+    let text = lab.get(1000, "/metrics").await.text;
+    assert!(text.contains("sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} 6\n"));
+    assert!(!text.contains("lease="), "{text}");
     // Whatever happens to leases, and looked at or not in between.
     lab.call(1000, "DELETE", "/v1/leases/a", &Value::Null).await;
     let text = lab.get(0, "/metrics").await.text;

@@ -113,6 +113,27 @@ fn a_lease_whose_channel_cannot_be_opened_is_none() {
     assert_eq!(slots.leases(ROOT).len(), 1, "the journal has one lease");
 }
 
+#[test]
+fn who_may_not_wait_is_not_made_to_while_its_lease_gets_its_channel() {
+    let (_host, slots) = Host::with_pool(1);
+    slots.await_compared();
+    let with = request_of(r#"web:a "vsock": {}"#);
+    let plain = request_of("web:a");
+    let now = |request| slots.acquire_now(ROOT, request, &|| true).unwrap();
+    assert_eq!(now(&with), None, "a service is asked");
+    let opened = slots.acquire(ROOT, &with).unwrap();
+    let key = slots.shared.lock().leases.keys().next().unwrap().clone();
+    let set_opening = |is_opening| {
+        let mut state = slots.shared.lock();
+        state.leases.get_mut(&key).unwrap().is_opening = is_opening;
+    };
+    set_opening(true);
+    assert_eq!(now(&plain), None);
+    set_opening(false);
+    let found = now(&plain).expect("nobody is waited for any more");
+    assert_eq!((found.lease, found.new), (opened.lease, false));
+}
+
 /// The journal would refuse another lease of that slot.
 #[test]
 fn a_lease_that_stays_in_the_journal_keeps_its_slot_until_it_can_be_removed() {

@@ -200,6 +200,11 @@ fn a_pool_that_the_host_refuses_at_a_start_keeps_its_leases_and_is_tried_again()
     assert!(!health.ready);
     let is_told = |problem: &sandwire_api::health::Problem| problem.subject == "pool web";
     assert!(health.problems.iter().any(is_told), "{health:?}");
+    // A slot that is ready would be of no use to anybody.
+    let refused = slots.take("web:b").unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::PoolEmpty, "{refused}");
+    assert!(refused.to_string().contains("add pool"), "{refused}");
+    assert_eq!(slots.pool(&name("web")).unwrap().slots.ready, 2);
     host.kernel.fail("add pool", false);
     host.advance(&slots, Duration::from_secs(1));
     slots.wait_until("the pool is added", |state| {
