@@ -168,6 +168,11 @@ impl Connection {
         };
     }
 
+    /// The guest is gone, or another by now, and knows nothing of it.
+    pub fn guest_left(&mut self) {
+        self.phase = Phase::Gone;
+    }
+
     /// The peer was reached.
     pub fn dialed(&mut self) {
         if self.phase == Phase::Dialing {

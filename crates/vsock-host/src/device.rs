@@ -486,27 +486,6 @@ impl Vm {
         context.budget.release(flow.promise.into());
     }
 
-    /// Forgets all connections without telling the guest: it knows nothing of them any more.
-    fn forget_all(&mut self, context: &Context) {
-        for number in self.flows.numbers() {
-            self.forget(number, context);
-        }
-        self.resets.clear();
-        self.paused = false;
-    }
-
-    /// The same with those that the guest has heard of. Whoever waits for it to be asked goes on waiting.
-    fn forget_heard(&mut self, context: &Context) {
-        for number in self.flows.numbers() {
-            let flow = self.flows.get(number);
-            if !flow.is_some_and(|flow| flow.connection.is_unasked()) {
-                self.forget(number, context);
-            }
-        }
-        self.resets.clear();
-        self.paused = false;
-    }
-
     /// The guest's policy is another: what it opened and may not reach any more is reset.
     pub fn policy_changed(&mut self, context: &mut Context) {
         for number in self.flows.numbers() {
@@ -564,10 +543,12 @@ impl Vm {
         })
     }
 
-    /// Ends everything of this guest.
+    /// Ends everything of this guest, also what it sent and nobody has read yet.
     pub fn close(mut self, context: &mut Context) {
         self.disconnect_vmm(context);
-        self.forget_all(context);
+        for number in self.flows.numbers() {
+            self.forget(number, context);
+        }
     }
 
     /// The header of a packet to the guest on a connection, with the latest word on credit.

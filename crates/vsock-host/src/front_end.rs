@@ -227,11 +227,30 @@ impl Transport {
     /// After the memory has changed: running rings are looked up anew.
     fn relocate(&mut self) {
         self.forget_ahead();
+        for index in 0..RINGS {
+            self.look_up(index);
+        }
+    }
+
+    /// Looks up anew a ring that runs, or would if its memory hadn't been taken away. One that runs again is looked at,
+    /// since what the guest put into it meanwhile had its kick then.
+    fn look_up(&mut self, index: usize) {
         let event_idx = self.features & RING_EVENT_IDX != 0;
-        for (index, ring) in self.rings.iter_mut().enumerate() {
-            if ring.is_running() && !ring.start(&self.memory, event_idx) {
-                tracing::warn!(vm = %self.vm, ring = index, "a ring isn't in the guest's memory any more");
-            }
+        let ring = &mut self.rings[index];
+        let ran = ring.is_running();
+        if !ran && !ring.is_displaced() {
+            return;
+        }
+        let runs = ring.relocate(&self.memory, event_idx);
+        if ran && !runs {
+            tracing::warn!(
+                vm = %self.vm,
+                ring = index,
+                "a ring isn't in the guest's memory any more; it waits until it is again"
+            );
+        }
+        if runs && !ran {
+            self.changes.push(Change::Look(index));
         }
     }
 }
@@ -315,6 +334,8 @@ impl VhostUserBackendReqHandlerMut for Transport {
                 self.forget_ahead();
             }
             self.start(index)?;
+        } else {
+            self.look_up(index);
         }
         Ok(())
     }

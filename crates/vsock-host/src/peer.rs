@@ -110,6 +110,8 @@ pub struct Peer {
     pub waits_for_room: bool,
     idle_writable: u8,
     shut: (bool, bool),
+    /// Whether the other side has closed with messages of ours unread; told in place of the end. See [`Self::ask`].
+    was_reset: bool,
 }
 
 impl Peer {
@@ -128,6 +130,7 @@ impl Peer {
             waits_for_room: false,
             idle_writable: 0,
             shut: (false, false),
+            was_reset: false,
         }
     }
 
@@ -248,7 +251,7 @@ impl Peer {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {
                 self.keep_message(&message)
             }
-            Err(error) => ended(error),
+            Err(error) => self.ended(error),
         }
     }
 
@@ -292,7 +295,7 @@ impl Peer {
                     self.messages.pop(sent as usize);
                 }
                 Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => break,
-                Err(error) => return ended(error),
+                Err(error) => return self.ended(error),
             }
         }
         if self.backlog_start < self.backlog.len() {
@@ -340,10 +343,42 @@ impl Peer {
         }
     }
 
+    /// What a message that wasn't sent says of the descriptor.
+    fn ended(&mut self, error: Errno) -> Wrote {
+        self.was_reset |= error == Errno::CONNRESET;
+        match error {
+            Errno::MSGSIZE => Wrote::TooLong,
+            _ => Wrote::Closed,
+        }
+    }
+
+    /// Asks the descriptor for a message. If the other side has closed with messages of ours unread, the kernel says
+    /// that once, before what it had sent (of a stream: after it). So it is asked again, and the reset comes last.
+    fn ask<T>(
+        &mut self,
+        mut ask: impl FnMut(BorrowedFd<'_>) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        match ask(self.fd.as_fd()) {
+            Err(Errno::CONNRESET) if !self.was_reset => {
+                self.was_reset = true;
+                ask(self.fd.as_fd())
+            }
+            answer => answer,
+        }
+    }
+
+    /// What comes after the last message.
+    fn end_of_messages(&self) -> Read {
+        match self.was_reset {
+            true => Read::Broken,
+            false => Read::End,
+        }
+    }
+
     /// Payload of the message that comes next; 0 at the end too.
-    fn next_message(&self) -> Result<usize, Errno> {
+    fn next_message(&mut self) -> Result<usize, Errno> {
         let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
-        let (_, length) = recv(&self.fd, &mut [0; 0], flags)?;
+        let (_, length) = self.ask(|fd| recv(fd, &mut [0; 0], flags))?;
         Ok(length.saturating_sub(self.mark_bytes()))
     }
 
@@ -359,7 +394,7 @@ impl Peer {
         let room = most + self.mark_bytes();
         scratch.clear();
         scratch.reserve(room);
-        let (read, truncated, credentials) = match receive(self.fd.as_fd(), scratch, room) {
+        let (read, truncated, credentials) = match self.ask(|fd| receive(fd, scratch, room)) {
             Ok(received) => received,
             Err(error) => return failed_read(error),
         };
@@ -367,9 +402,9 @@ impl Peer {
             return Read::TooLong;
         }
         let marks = match self.framing {
-            Framing::MarkedMessage if read == 0 => return Read::End,
+            Framing::MarkedMessage if read == 0 => return self.end_of_messages(),
             Framing::MarkedMessage => u32::from(scratch[0]),
-            _ if read == 0 && !credentials => return Read::End,
+            _ if read == 0 && !credentials => return self.end_of_messages(),
             _ => 0,
         };
         self.outgoing = Some(Outgoing {
@@ -430,14 +465,6 @@ impl Peer {
 #[must_use]
 pub fn length(pieces: &[libc::iovec]) -> usize {
     pieces.iter().map(|piece| piece.iov_len).sum()
-}
-
-/// What a message that wasn't sent says of the descriptor.
-fn ended(error: Errno) -> Wrote {
-    match error {
-        Errno::MSGSIZE => Wrote::TooLong,
-        _ => Wrote::Closed,
-    }
 }
 
 fn failed_read(error: Errno) -> Read {

@@ -74,6 +74,8 @@ pub struct Ring {
     pub enabled: bool,
     /// Whether the VMM has started it and it makes sense.
     running: bool,
+    /// Whether it would run if its memory hadn't been taken away.
+    displaced: bool,
     /// Chains given back that the guest can't see yet, and those it hasn't been asked about.
     unpublished: u16,
     unsignalled: u16,
@@ -88,6 +90,7 @@ impl Default for Ring {
             call: None,
             enabled: false,
             running: false,
+            displaced: false,
             unpublished: 0,
             unsignalled: 0,
         }
@@ -137,8 +140,22 @@ impl Ring {
         self.running
     }
 
-    /// Starts it, or looks its addresses up again after the memory has changed. Whether it makes sense.
+    /// Whether it was started, and stands still only since its memory was taken away.
+    #[must_use]
+    pub fn is_displaced(&self) -> bool {
+        self.displaced
+    }
+
+    /// Looks its addresses up again after the memory has changed. Whether it makes sense; if not, it is displaced.
+    pub fn relocate(&mut self, memory: &Memory, event_idx: bool) -> bool {
+        let found = self.start(memory, event_idx);
+        self.displaced = !found;
+        found
+    }
+
+    /// Starts it. Whether it makes sense.
     pub fn start(&mut self, memory: &Memory, event_idx: bool) -> bool {
+        self.displaced = false;
         self.running = self.place(memory).is_some();
         self.queue.set_event_idx(event_idx);
         (self.unpublished, self.unsignalled) = (0, 0);
@@ -171,6 +188,7 @@ impl Ring {
     /// Stops it. Its position stays.
     pub fn stop(&mut self) {
         self.running = false;
+        self.displaced = false;
         self.queue.set_ready(false);
     }
 

@@ -26,6 +26,14 @@ pub(super) struct Sockets {
     pub(super) log: Option<Vec<(Header, Vec<u8>)>>,
 }
 
+impl super::Guest {
+    /// Packets that found no slot in the ring yet.
+    #[must_use]
+    pub fn waiting_packets(&self) -> usize {
+        self.sockets.outbox.len()
+    }
+}
+
 impl Sockets {
     pub(super) fn new(buffer_bytes: u32) -> Self {
         Self {

@@ -10,7 +10,8 @@
 //! One that stops and starts again under the same VMM goes on as if nothing had been.
 //!
 //! Callers of whom no guest has heard yet go on waiting as long as there is a VMM: a guest that boots is asked
-//! for them when its driver is there.
+//! for them when its driver is there. And what a guest had sent before it ended a connection is passed on when the
+//! guest is gone, as when it has only left that connection; it counts among the next guest's until then.
 
 use std::{
     os::unix::net::UnixStream,
@@ -25,6 +26,7 @@ use rustix::{
 
 use super::{Context, Token, Vm};
 use crate::{
+    connection::Connection,
     front_end::{Change, EVENTS, FROM_GUEST, FrontEnd, Served, TO_GUEST, Transport, lock},
     queue::{Direction, Taken},
 };
@@ -119,7 +121,7 @@ impl Vm {
         self.serve_from_guest(context);
     }
 
-    /// The VMM is gone, and with it the guest's side of every connection.
+    /// The VMM is gone, and with it the guest's side of every connection, also of those that no guest has heard of.
     pub(super) fn disconnect_vmm(&mut self, context: &mut Context) {
         if self.front_end.take().is_none() {
             return;
@@ -127,8 +129,28 @@ impl Vm {
         self.counters.attached.store(false, Relaxed);
         lock(&self.transport).disconnect();
         self.apply_changes(context);
-        self.forget_all(context);
+        self.guest_left(|_| true, context);
         self.history = History::default();
+    }
+
+    /// The guest has gone with its side of these connections: it isn't told of them any more, and they are over but for
+    /// what it had sent before it ended them.
+    fn guest_left(&mut self, which: impl Fn(&Connection) -> bool, context: &mut Context) {
+        for number in self.flows.numbers() {
+            if let Some(flow) = self.flows.get_mut(number)
+                && which(&flow.connection)
+            {
+                flow.connection.guest_left();
+                self.settle(number, context);
+            }
+        }
+        self.resets.clear();
+        self.paused = false;
+    }
+
+    /// The same with those that the guest has heard of. Whoever waits for it to be asked goes on waiting.
+    fn guest_restarted(&mut self, context: &mut Context) {
+        self.guest_left(|connection| !connection.is_unasked(), context);
     }
 
     fn apply_changes(&mut self, context: &mut Context) {
@@ -136,15 +158,23 @@ impl Vm {
         for change in changes {
             match change {
                 Change::Unwatch(kick) => context.unwatch(&kick),
-                Change::Watch(ring) => self.watch_kick(ring, context),
+                Change::Watch(ring) => {
+                    self.watch_kick(ring, context);
+                    self.look_at(ring);
+                }
                 Change::Started(ring) => self.ring_started(ring, context),
-                Change::Look(_) => {}
+                Change::Look(ring) => self.look_at(ring),
                 Change::Reset => {
                     self.history = History::default();
-                    self.forget_heard(context);
+                    self.guest_restarted(context);
                 }
             }
         }
+    }
+
+    /// The ring may have something without a kick: it is looked at when packets flow, which they do after each message.
+    fn look_at(&mut self, ring: usize) {
+        self.starved &= ring != TO_GUEST;
     }
 
     fn watch_kick(&mut self, ring: usize, context: &Context) {
@@ -177,9 +207,9 @@ impl Vm {
             return;
         }
         if fresh {
-            self.forget_heard(context);
+            self.guest_restarted(context);
         } else if !self.history.ran {
-            self.forget_heard(context);
+            self.guest_restarted(context);
             let until = context.now + HOLD;
             self.history.reset_due = true;
             self.history.hold = Some(until);

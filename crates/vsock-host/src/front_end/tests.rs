@@ -1,8 +1,51 @@
 //! What a transport answers, without a VMM.
 
-use std::os::unix::net::UnixStream;
+use std::os::{fd::OwnedFd, unix::net::UnixStream};
+
+use rustix::fs::{MemfdFlags, memfd_create};
 
 use super::*;
+
+/// Where the VMM says that it has what the guest has at 0.
+const USER: u64 = 0x5500_0000_0000;
+const REGION_BYTES: u64 = 0x1_0000;
+
+/// Memory of a guest from an address on, and its file.
+fn region(guest: u64) -> (VhostUserSingleMemoryRegion, File) {
+    let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
+    let file = File::from(file);
+    file.set_len(REGION_BYTES).expect("growing it");
+    let region = VhostUserSingleMemoryRegion::new(guest, REGION_BYTES, guest + USER, 0);
+    (region, file)
+}
+
+fn set_address(transport: &mut Transport, ring: u32, guest: u64) {
+    let start = guest + USER;
+    let (used, available) = (start + 0x2000, start + 0x1000);
+    let flags = VhostUserVringAddrFlags::empty();
+    transport
+        .set_vring_addr(ring, flags, start, used, available, 0)
+        .expect("addresses");
+}
+
+/// A transport whose first ring runs in memory at 0.
+fn running() -> (Transport, VhostUserSingleMemoryRegion, File) {
+    let mut transport = Transport::new(3);
+    let (memory, file) = region(0);
+    let (kick, _other) = UnixStream::pair().expect("a pair");
+    transport.set_features(VERSION_1).expect("features");
+    let copy = file.try_clone().expect("a descriptor");
+    transport
+        .add_mem_region(&memory, copy, None)
+        .expect("memory");
+    transport.set_vring_num(0, 128).expect("a size");
+    set_address(&mut transport, 0, 0);
+    let kick = File::from(OwnedFd::from(kick));
+    transport.set_vring_kick(0, Some(kick)).expect("a kick");
+    assert!(transport.rings[0].is_serving());
+    transport.take_changes();
+    (transport, memory, file)
+}
 
 #[test]
 fn any_part_of_the_configuration_can_be_read() {
@@ -40,7 +83,7 @@ fn rings_that_do_not_exist_or_have_no_place_are_refused() {
     assert!(transport.set_vring_base(0, 1 << 16).is_err());
     assert!(transport.set_vring_base(0, 65535).is_ok());
     let (kick, _other) = UnixStream::pair().expect("a pair");
-    let kick = File::from(std::os::fd::OwnedFd::from(kick));
+    let kick = File::from(OwnedFd::from(kick));
     assert!(
         transport.set_vring_kick(0, Some(kick)).is_err(),
         "it has no addresses"
@@ -51,4 +94,56 @@ fn rings_that_do_not_exist_or_have_no_place_are_refused() {
         .get_vring_base(0)
         .expect("a stopped ring has a position too");
     assert_eq!({ base.num }, 65535);
+}
+
+#[test]
+fn a_ring_whose_memory_was_taken_away_goes_on_when_it_is_back() {
+    let (mut transport, memory, file) = running();
+    for _ in 0..2 {
+        transport.remove_mem_region(&memory).expect("removing it");
+        assert!(!transport.rings[0].is_serving());
+        assert!(transport.take_changes().is_empty());
+        // Somewhere else there is some.
+        let (other, its_file) = region(4 * REGION_BYTES);
+        transport
+            .add_mem_region(&other, its_file, None)
+            .expect("other memory");
+        assert!(!transport.rings[0].is_serving());
+        let copy = file.try_clone().expect("a descriptor");
+        transport
+            .add_mem_region(&memory, copy, None)
+            .expect("memory");
+        assert!(transport.rings[0].is_serving());
+        let changes = transport.take_changes();
+        assert!(matches!(changes[..], [Change::Look(0)]), "{changes:?}");
+        transport.remove_mem_region(&other).expect("removing it");
+        assert!(transport.rings[0].is_serving() && transport.take_changes().is_empty());
+    }
+}
+
+#[test]
+fn a_ring_whose_memory_was_taken_away_goes_on_elsewhere_if_the_vmm_says_where() {
+    let (mut transport, memory, _file) = running();
+    transport.remove_mem_region(&memory).expect("removing it");
+    let (other, its_file) = region(4 * REGION_BYTES);
+    transport
+        .add_mem_region(&other, its_file, None)
+        .expect("other memory");
+    set_address(&mut transport, 0, 4 * REGION_BYTES);
+    assert!(transport.rings[0].is_serving());
+    let changes = transport.take_changes();
+    assert!(matches!(changes[..], [Change::Look(0)]), "{changes:?}");
+}
+
+#[test]
+fn a_ring_that_was_stopped_while_its_memory_was_away_stays_so() {
+    let (mut transport, memory, file) = running();
+    transport.remove_mem_region(&memory).expect("removing it");
+    transport.get_vring_base(0).expect("its position");
+    transport.take_changes();
+    transport
+        .add_mem_region(&memory, file, None)
+        .expect("memory");
+    assert!(!transport.rings[0].is_running());
+    assert!(transport.take_changes().is_empty());
 }

@@ -121,6 +121,35 @@ fn messages_keep_their_bounds_and_nothing_is_no_end() {
     assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::End);
 }
 
+/// Who closes with a message unread resets the connection, of which the kernel speaks first.
+#[test]
+fn what_was_said_before_a_reset_is_read_and_the_reset_comes_after_it() {
+    for (room, sends) in [(10, false), (3, false), (10, true)] {
+        let (mut peer, theirs) = pair(SocketType::SEQPACKET, Framing::Message);
+        for message in [b"read".as_slice(), b"unread"] {
+            let wrote = peer.write_message(&[piece(message)], flags::END_OF_MESSAGE);
+            assert!(matches!(wrote, Wrote::Bytes(1..)));
+        }
+        assert_eq!(received(&theirs, 100), b"read");
+        send(&theirs, b"answer", SendFlags::empty()).expect("sending");
+        drop(theirs);
+        if sends {
+            // It is told of then, and not again.
+            let wrote = peer.write_message(&[piece(b"late")], flags::END_OF_MESSAGE);
+            assert_eq!(wrote, Wrote::Closed);
+        }
+        let mut scratch = Vec::new();
+        if room < 10 {
+            assert_eq!(peer.read_message(&mut scratch, 10, room), Read::NoRoom(6));
+        }
+        assert_eq!(peer.read_message(&mut scratch, 10, 10), Read::Message);
+        assert_eq!(peer.outgoing.take().expect("a message").bytes, b"answer");
+        for room in [10, room] {
+            assert_eq!(peer.read_message(&mut scratch, 10, room), Read::Broken);
+        }
+    }
+}
+
 #[test]
 fn siblings_keep_the_marks() {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;

@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::{fd::OwnedFd, unix::net::UnixListener},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::Ordering::Relaxed,
@@ -202,22 +202,19 @@ impl Channels {
     /// # Errors
     /// See [`ChannelError`].
     pub fn add(&mut self, spec: VmSpec) -> Result<(), ChannelError> {
-        self.take_in(spec, |state, spec| state.write(spec))
+        self.take_in(spec, true)
     }
 
-    /// Serves a guest that is remembered already.
+    /// Serves a guest that is remembered already. If that fails, it stays remembered, as what is missing now may be there
+    /// at the next start; unless its folder is gone, and with it the lease.
     ///
     /// # Errors
     /// See [`ChannelError`].
     pub fn restore(&mut self, spec: VmSpec) -> Result<(), ChannelError> {
-        self.take_in(spec, |_, _| Ok(()))
+        self.take_in(spec, false)
     }
 
-    fn take_in(
-        &mut self,
-        spec: VmSpec,
-        remember: impl FnOnce(&State, &VmSpec) -> Result<(), StateError>,
-    ) -> Result<(), ChannelError> {
+    fn take_in(&mut self, spec: VmSpec, is_new: bool) -> Result<(), ChannelError> {
         check(&spec)?;
         let key = spec.key.clone();
         let worker = (spec.kind == VsockKind::VhostUser).then(|| self.idlest());
@@ -232,12 +229,18 @@ impl Channels {
             policy: spec.policy.clone(),
         })?;
         let counters = Arc::new(VmCounters::default());
-        let outcome = remember(&self.state, &spec)
+        let remembered = match is_new {
+            true => self.state.write(&spec),
+            false => Ok(()),
+        };
+        let outcome = remembered
             .map_err(ChannelError::from)
             .and_then(|()| self.serve(&spec, worker, counters.clone()));
         if let Err(error) = outcome {
             self.directory.remove(&key);
-            self.forget(&key);
+            if is_new || is_gone(&spec.folder) {
+                self.forget(&key);
+            }
             return Err(error);
         }
         self.vms.insert(
@@ -522,6 +525,11 @@ fn check(spec: &VmSpec) -> Result<(), ChannelError> {
     Ok(())
 }
 
+/// Whether a folder isn't there any more. One that can't be looked at may be.
+fn is_gone(folder: &Path) -> bool {
+    matches!(folder.try_exists(), Ok(false))
+}
+
 /// Makes the three sockets of a guest, or none.
 fn listen(spec: &VmSpec, counters: Arc<VmCounters>) -> Result<VmSetup, ChannelError> {
     let one = |path: PathBuf, kind, descriptors| {
@@ -568,7 +576,7 @@ fn remove_sockets(spec: &VmSpec) {
     remove_socket(&spec.seqpacket_socket());
 }
 
-fn remove_socket(path: &std::path::Path) {
+fn remove_socket(path: &Path) {
     if let Err(error) = listener::remove(path) {
         tracing::warn!(path = %path.display(), %error, "removing a socket failed");
     }

@@ -2,15 +2,18 @@
 
 use std::{
     io::{Read, Write},
+    os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
 
+use sandwire_api::vsock::VsockState;
 use sandwire_vsock_guest::{
     Guest, Header, Kind, Operation, Settings, Socket,
     packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND},
     socket::State,
 };
 use sandwire_vsock_host::limits::Limits;
+use vhost::vhost_user::VhostUserFrontend;
 
 use crate::host::{
     Host, MUCH_MEMORY, PORT, Vm, accept, clean, connected, eventually, read_exact, read_line,
@@ -63,6 +66,19 @@ fn fill(vm: &Vm, guest: &mut Guest, socket: Socket, least: u64) -> usize {
         vm.traffic().buffered_bytes >= least
     });
     sent
+}
+
+/// A connection that the guest has ended before the host has read all: the host's end, and how much was sent.
+fn ended_by_guest(host: &Host, vm: &Vm, guest: &mut Guest) -> (UnixStream, usize) {
+    let (socket, peer) = connected(vm, guest);
+    let sent = fill(vm, guest, socket, 1);
+    guest.shut_down(socket, SHUTDOWN_SEND);
+    eventually("the end to be heard", || {
+        guest.poll();
+        let found = host.list();
+        found.iter().any(|one| one.state == VsockState::GuestClosed)
+    });
+    (peer, sent)
 }
 
 /// Nothing is left of any connection, neither buffered nor promised.
@@ -232,4 +248,51 @@ fn a_guest_may_use_its_ports_again_while_what_it_sent_before_is_still_passed_on(
     guest.kick();
     assert_eq!(read_exact(&mut second, 6), b"second");
     assert!(vm.traffic().refusals.is_empty());
+}
+
+#[test]
+fn what_a_guest_sent_before_it_ended_a_connection_outlives_the_guest() {
+    for is_reset_first in [true, false] {
+        let mut host = Host::new(1);
+        let vm = host.vm();
+        let mut guest = vm.boot();
+        let (mut peer, sent) = ended_by_guest(&host, &vm, &mut guest);
+        let (_not_ended, mut cut) = connected(&vm, &mut guest);
+        vm.wait_for_connections(2);
+        if is_reset_first {
+            let session = guest.transport().front_end().session();
+            session.reset_device().expect("a reset");
+            vm.wait_for_connections(1);
+        }
+        drop(guest);
+        assert_eq!(cut.read(&mut [0]).expect("its end"), 0);
+        vm.wait_for_connections(1);
+        assert!(host.budget.promised() > 0, "it counts as it did");
+
+        let mut next = vm.boot();
+        works(&vm, &mut next);
+        vm.wait_for_connections(1);
+        let mut got = Vec::new();
+        peer.read_to_end(&mut got).expect("reading to the end");
+        assert_eq!(got.len(), sent);
+        assert_freed(&host, &vm);
+        works(&vm, &mut next);
+        clean(&next);
+    }
+}
+
+#[test]
+fn what_nobody_has_read_goes_with_the_lease() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    let (mut peer, sent) = ended_by_guest(&host, &vm, &mut guest);
+    drop(guest);
+    std::thread::sleep(LIMIT);
+    vm.wait_for_connections(1);
+    host.remove(&vm);
+    assert_freed(&host, &vm);
+    let mut got = Vec::new();
+    peer.read_to_end(&mut got).expect("what its socket has");
+    assert!(got.len() < sent);
 }

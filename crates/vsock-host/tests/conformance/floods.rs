@@ -101,6 +101,18 @@ fn beside_a_neighbour(
     works(&vm, &mut vm.boot());
 }
 
+/// Asks for some connections, unless earlier ones still wait for a slot: the driver would remember them without end.
+fn ask(guest: &mut Guest, port: u32) -> u64 {
+    const AT_ONCE: u64 = 64;
+    if guest.waiting_packets() > 0 {
+        return 0;
+    }
+    for _ in 0..AT_ONCE {
+        guest.start_open(Kind::Stream, HOST_CID, port);
+    }
+    AT_ONCE
+}
+
 #[test]
 fn a_flood_of_connects_hurts_only_who_makes_it() {
     let limits = Limits {
@@ -112,10 +124,7 @@ fn a_flood_of_connects_hurts_only_who_makes_it() {
         let _listener = vm.service(PORT);
         let mut asked = 0u64;
         while !over.load(Ordering::Relaxed) {
-            for _ in 0..64 {
-                guest.start_open(Kind::Stream, HOST_CID, PORT);
-                asked += 1;
-            }
+            asked += ask(&mut guest, PORT);
             guest.poll();
         }
         guest.run_for(Duration::from_millis(100)).expect("running");
@@ -131,10 +140,7 @@ fn a_flood_of_refused_connects_hurts_only_who_makes_it() {
         let mut guest = vm.boot();
         let mut asked = 0u64;
         while !over.load(Ordering::Relaxed) {
-            for _ in 0..64 {
-                guest.start_open(Kind::Stream, HOST_CID, PORT + 1);
-                asked += 1;
-            }
+            asked += ask(&mut guest, PORT + 1);
             guest.poll();
         }
         // No rule covers the port; beyond 2000 per second, none is looked for.

@@ -5,6 +5,7 @@
 
 mod bulk;
 mod ceilings;
+mod changes;
 mod credit;
 mod descriptors;
 mod ending;

@@ -315,6 +315,37 @@ fn a_message_that_the_guest_has_no_room_for_is_refused() {
 }
 
 #[test]
+fn what_a_service_says_before_it_closes_with_a_message_unread_arrives() {
+    const ANSWER_BYTES: usize = 40 * 1024;
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    // Room for one answer: the other one waits in the socket.
+    let mut guest = vm.boot_with(&Settings {
+        buffer_bytes: 64 * 1024,
+        ..Settings::default()
+    });
+    let (socket, peer) = connected(&vm, &mut guest);
+    for message in [b"first", b"other"] {
+        guest.send_message(socket, message, false).expect("sending");
+    }
+    assert_eq!(next(&peer), b"first");
+    recv(&peer, &mut [0; 1], RecvFlags::PEEK).expect("the other one");
+    for answer in [1, 2] {
+        say(&peer, &[answer; ANSWER_BYTES]);
+    }
+    drop(peer);
+    for answer in [1, 2] {
+        let got = guest.receive_message(socket).expect("an answer");
+        assert_eq!(got, Some((vec![answer; ANSWER_BYTES], false)));
+    }
+    let end = guest.receive_message(socket);
+    assert!(matches!(end, Err(GuestError::Reset)), "{end:?}");
+    vm.wait_for_connections(0);
+    works(&vm, &mut guest);
+    clean(&guest);
+}
+
+#[test]
 fn many_small_messages_stay_apart() {
     let mut host = Host::new(1);
     let vm = host.vm();

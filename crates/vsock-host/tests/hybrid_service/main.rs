@@ -110,6 +110,31 @@ fn killed_and_started_again_it_serves_the_same_guests() {
 }
 
 #[test]
+fn who_cannot_be_served_at_a_start_is_so_at_the_next_unless_its_folder_is_gone() {
+    let mut service = Service::start();
+    let specs = ["kept", "gone"].map(|name| service.spec(name, VsockKind::VhostUser, &[]));
+    let mut client = service.client();
+    for spec in &specs {
+        client.add_vm(spec.clone()).expect("a guest");
+    }
+    let [kept, gone] = specs;
+    service.kill();
+    fs::remove_dir_all(&gone.folder).expect("removing a folder");
+    let socket = kept.vhost_socket();
+    fs::remove_file(&socket).expect("removing a socket");
+    fs::write(&socket, "in the way").expect("writing a file");
+    service.restart();
+    assert!(service.client().vms().expect("the guests").is_empty());
+    service.kill();
+    fs::remove_file(&socket).expect("removing a file");
+    // Somebody else's by now.
+    fs::create_dir(&gone.folder).expect("a folder");
+    service.restart();
+    assert_eq!(service.client().vms().expect("the guests"), [kept]);
+    UnixStream::connect(&socket).expect("a vhost-user socket");
+}
+
+#[test]
 fn sigterm_ends_it_in_order_and_nothing_is_forgotten() {
     let systemd = tempfile::tempdir().expect("a folder");
     let told = systemd.path().join("notify");

@@ -7,6 +7,10 @@ use std::{
     io::{self, ErrorKind, IoSliceMut, Read, Write},
     os::fd::OwnedFd,
     process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     thread,
 };
 
@@ -66,19 +70,24 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
 /// Joins standard input and output to a connection until it is over.
 pub(super) fn join(stream: &OwnedFd) -> io::Result<()> {
     let ours = stream.try_clone()?;
+    let was_reset = Arc::new(AtomicBool::new(false));
+    let reset_seen = Arc::clone(&was_reset);
     // Not waited for: it may sit in a read of standard input for ever.
     thread::spawn(move || {
-        // The other direction sees what is wrong with the connection.
-        let _ = send_input(&ours);
+        // The other direction sees what is wrong with the connection, but for a reset that was told here.
+        if send_input(&ours).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset) {
+            reset_seen.store(true, Relaxed);
+        }
     });
-    receive_output(stream)?;
+    // Not through the standard library's buffer, where a message would be parted at its last line.
+    receive_output(stream, &was_reset, &mut Patient(io::stdout()))?;
     await_closed(stream)
 }
 
 /// Standard input to the connection, and its end after it.
 fn send_input(stream: &OwnedFd) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
-    // Not through the standard library's buffer, which would join messages.
+    // Nor here, where messages would be joined.
     let mut input = Patient(io::stdin());
     loop {
         let length = input.read(&mut buffer).unwrap_or(0);
@@ -96,22 +105,27 @@ fn send_input(stream: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// The connection to standard output, to its end.
-fn receive_output(stream: &OwnedFd) -> io::Result<()> {
+/// The connection to the output, to its end. A reset is told once: for messages before those that came, so that they are
+/// received all the same and the end after them isn't one in good order; by `was_reset`, if sending has met it.
+fn receive_output(
+    stream: &OwnedFd,
+    was_reset: &AtomicBool,
+    output: &mut impl Write,
+) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
-    // Nor here, where a message would be parted at its last line.
-    let mut output = Patient(io::stdout());
     let has_messages = sockopt::socket_type(stream)? == SocketType::SEQPACKET;
     sockopt::set_socket_passcred(stream, has_messages)?;
     loop {
-        if has_messages {
-            make_room(stream, &mut buffer);
-        }
-        let length = match receive(stream, &mut buffer) {
-            Ok(None) => return Ok(()),
+        let received = match has_messages {
+            true => receive_whole(stream, &mut buffer),
+            false => receive(stream, &mut buffer),
+        };
+        let length = match received {
             Ok(Some(length)) => length,
+            Ok(None) if !was_reset.load(Relaxed) => return Ok(()),
             Err(Errno::INTR) => continue,
-            Err(Errno::CONNRESET) => {
+            Err(Errno::CONNRESET) if has_messages && !was_reset.swap(true, Relaxed) => continue,
+            Ok(None) | Err(Errno::CONNRESET) => {
                 let reason = "the guest, or the service for vsock, reset the connection";
                 return Err(io::Error::new(ErrorKind::ConnectionReset, reason));
             }
@@ -134,15 +148,14 @@ fn receive(stream: &OwnedFd, buffer: &mut [u8]) -> Result<Option<usize>, Errno> 
     Ok((is_message || received.bytes != 0).then_some(received.bytes))
 }
 
-/// Makes the buffer as long as the next message: what doesn't fit of it would be lost.
-fn make_room(stream: &OwnedFd, buffer: &mut Vec<u8>) {
+/// The same of a message, for which the buffer is made as long as it is: what doesn't fit would be lost.
+fn receive_whole(stream: &OwnedFd, buffer: &mut Vec<u8>) -> Result<Option<usize>, Errno> {
     let flags = RecvFlags::PEEK | RecvFlags::TRUNC;
-    // An error comes again when the message is received.
-    if let Ok((_, length)) = recv(stream, &mut buffer[..1], flags)
-        && length > buffer.len()
-    {
+    let (_, length) = recv(stream, &mut buffer[..1], flags)?;
+    if length > buffer.len() {
         buffer.resize(length, 0);
     }
+    receive(stream, buffer)
 }
 
 /// Waits until both directions have ended.
@@ -178,6 +191,43 @@ mod tests {
         let mut buffer = [0; 16];
         for expected in [Some(0), Some(1), Some(0), None] {
             assert_eq!(receive(&ours, &mut buffer).unwrap(), expected);
+        }
+    }
+
+    /// The other end closes with a message unread, of which the kernel speaks to whoever asks first.
+    #[test]
+    fn messages_that_came_before_a_reset_are_written_and_the_reset_is_told() {
+        for sending_meets_it in [false, true] {
+            let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+            let (ours, theirs) = socketpair(family, kind, SocketFlags::CLOEXEC, None).unwrap();
+            send(&ours, b"unread", SendFlags::empty()).unwrap();
+            let long = vec![b'm'; BUFFER_BYTES / 2];
+            for message in [b"answer, ".as_slice(), &long] {
+                send(&theirs, message, SendFlags::empty()).unwrap();
+            }
+            drop(theirs);
+            let was_reset = AtomicBool::new(sending_meets_it);
+            if sending_meets_it {
+                let sent = send(&ours, b"late", SendFlags::NOSIGNAL);
+                assert_eq!(sent, Err(Errno::CONNRESET));
+            }
+            let mut output = Vec::new();
+            let error = receive_output(&ours, &was_reset, &mut output).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+            assert!(output == [b"answer, ".as_slice(), &long].concat());
+        }
+    }
+
+    #[test]
+    fn an_end_in_good_order_is_no_error() {
+        for kind in [SocketType::SEQPACKET, SocketType::STREAM] {
+            let pair = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+            let (ours, theirs) = pair.unwrap();
+            send(&theirs, b"answer", SendFlags::empty()).unwrap();
+            drop(theirs);
+            let mut output = Vec::new();
+            receive_output(&ours, &AtomicBool::new(false), &mut output).unwrap();
+            assert_eq!(output, b"answer");
         }
     }
 }

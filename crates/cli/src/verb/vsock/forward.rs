@@ -1,11 +1,13 @@
 //! `sandwire vsock forward`: a TCP port or Unix socket of the host joined to a port of a guest.
 
-use std::{fmt::Display, io, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{fmt::Display, io, net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, copy_bidirectional},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, sink, split},
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    sync::Notify,
+    time::sleep,
 };
 
 use super::{
@@ -18,6 +20,12 @@ use crate::{
     interruption::Ends,
     output::note,
 };
+
+/// Bytes moved at a time.
+const BUFFER_BYTES: usize = 32 * 1024;
+/// How long a side that is still sent from, for nobody, is read after all else is over. A TCP socket that is closed with
+/// bytes unread takes back what it hasn't delivered yet.
+const LINGER: Duration = Duration::from_secs(2);
 
 /// Command line of `sandwire vsock forward`.
 #[derive(Debug, Args)]
@@ -178,12 +186,61 @@ fn spawn_to_guest(
     });
 }
 
-/// Joins two ends; the end of each direction is passed on by itself.
+/// Joins two ends. Each direction ends by itself, also if its receiver is gone: that one may have said something before,
+/// as a server does that refuses what it is sent.
 async fn join(
-    mut from: impl AsyncRead + AsyncWrite + Unpin,
-    to: io::Result<impl AsyncRead + AsyncWrite + Unpin>,
+    from: impl AsyncRead + AsyncWrite,
+    to: io::Result<impl AsyncRead + AsyncWrite>,
 ) -> io::Result<()> {
-    copy_bidirectional(&mut from, &mut to?).await.map(|_| ())
+    let (from_reads, from_writes) = split(from);
+    let (to_reads, to_writes) = split(to?);
+    let (there_is_over, back_is_over) = (Notify::new(), Notify::new());
+    let (there, back) = tokio::join!(
+        pass(from_reads, to_writes, &there_is_over, &back_is_over),
+        pass(to_reads, from_writes, &back_is_over, &there_is_over),
+    );
+    there.and(back)
+}
+
+/// One direction, to its end, which is passed on and told to `over`. If it has broken, what still comes is read for nothing
+/// while the other one goes on: whoever sends it may not read before it is sent.
+async fn pass(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    over: &Notify,
+    other_is_over: &Notify,
+) -> io::Result<()> {
+    let copied = copy_whole(&mut from, &mut to).await;
+    // Fails only if there is nobody any more.
+    let _ = to.shutdown().await;
+    over.notify_one();
+    if copied.is_err() {
+        let enough = async {
+            other_is_over.notified().await;
+            sleep(LINGER).await;
+        };
+        let mut nowhere = sink();
+        tokio::select! {
+            _ = copy(&mut from, &mut nowhere) => {}
+            () = enough => {}
+        }
+    }
+    copied
+}
+
+/// Copies to the end. What came before an error is written all the same; tokio's `copy` may drop the last of it.
+async fn copy_whole(
+    from: &mut (impl AsyncRead + Unpin),
+    to: &mut (impl AsyncWrite + Unpin),
+) -> io::Result<()> {
+    let mut buffer = vec![0; BUFFER_BYTES];
+    loop {
+        let length = from.read(&mut buffer).await?;
+        if length == 0 {
+            return Ok(());
+        }
+        to.write_all(&buffer[..length]).await?;
+    }
 }
 
 /// Says what failed, and where.
@@ -191,18 +248,60 @@ fn at(what: &str, place: impl Display) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{what} {place}: {error}"))
 }
 
+/// Says what is wrong. That one side has gone before the other isn't.
 fn told(outcome: io::Result<()>) {
-    match outcome {
-        Err(error) if error.kind() != io::ErrorKind::ConnectionReset => {
-            note(&format!("a connection was not forwarded: {error}"));
-        }
-        _ => {}
+    let Err(error) = outcome else {
+        return;
+    };
+    let kinds = [io::ErrorKind::ConnectionReset, io::ErrorKind::BrokenPipe];
+    if !kinds.contains(&error.kind()) {
+        note(&format!("a connection was not forwarded: {error}"));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::timeout;
+
     use super::*;
+
+    #[tokio::test]
+    async fn an_answer_arrives_from_who_closes_without_reading_the_rest() {
+        const UPLOAD_BYTES: usize = 4 << 20;
+        let (client, from) = UnixStream::pair().unwrap();
+        let (to, mut server) = UnixStream::pair().unwrap();
+        let joined = tokio::spawn(join(from, Ok(to)));
+        let (mut reads, mut writes) = client.into_split();
+        let upload = tokio::spawn(async move { writes.write_all(&vec![7; UPLOAD_BYTES]).await });
+        server.read_exact(&mut [0]).await.unwrap();
+        server.write_all(b"refused").await.unwrap();
+        drop(server);
+        let mut answer = Vec::new();
+        reads.read_to_end(&mut answer).await.unwrap();
+        assert_eq!(answer, b"refused");
+        upload.await.unwrap().unwrap();
+        assert!(joined.await.unwrap().is_err());
+    }
+
+    #[tokio::test]
+    async fn all_of_a_client_that_is_gone_arrives_at_who_reads_only_while_it_can_answer() {
+        const WHILE: Duration = Duration::from_millis(200);
+        let (mut client, from) = UnixStream::pair().unwrap();
+        let (to, server) = UnixStream::pair().unwrap();
+        let joined = tokio::spawn(join(from, Ok(to)));
+        let echo = tokio::spawn(async move {
+            let (mut reads, mut writes) = server.into_split();
+            copy(&mut reads, &mut writes).await
+        });
+        // Until nothing on the way takes any more, as the client doesn't read.
+        let mut sent = 0;
+        while let Ok(written) = timeout(WHILE, client.write(&[7; 4096])).await {
+            sent += written.unwrap() as u64;
+        }
+        drop(client);
+        assert_eq!(echo.await.unwrap().unwrap(), sent);
+        assert!(joined.await.unwrap().is_err());
+    }
 
     #[tokio::test]
     async fn who_cannot_be_reached_is_named() {
