@@ -37,7 +37,8 @@ impl BoundTcp {
     /// # Errors
     /// Somebody listens there, or the capability is missing.
     pub fn new(address: SocketAddr, mark: u32) -> Result<Self, Error> {
-        let socket = open(address, SocketType::STREAM, mark)
+        // A restart finds connections of the one before.
+        let socket = open(address, SocketType::STREAM, mark, Sharing::Allowed)
             .map_err(|source| Error::system("open", listener(address), source))?;
         Ok(Self { socket, address })
     }
@@ -64,13 +65,13 @@ fn listener(address: SocketAddr) -> String {
 }
 
 /// A socket that is given datagrams for any address, and told which
-/// ([`crate::datagrams::Receiver`] reads it).
+/// ([`crate::datagrams::Receiver`] reads it). Nobody else can have its own address besides, and with it what comes.
 ///
 /// # Errors
 /// The address is taken, or the capability is missing.
 pub fn udp_listener(address: SocketAddr) -> Result<UdpSocket, Error> {
     let listener = || -> io::Result<OwnedFd> {
-        let socket = open(address, SocketType::DGRAM, 0)?;
+        let socket = open(address, SocketType::DGRAM, 0, Sharing::Refused)?;
         match address {
             SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_RECVORIGDSTADDR, 1)?,
             SocketAddr::V6(_) => set(&socket, libc::SOL_IPV6, libc::IPV6_RECVORIGDSTADDR, 1)?,
@@ -83,26 +84,35 @@ pub fn udp_listener(address: SocketAddr) -> Result<UdpSocket, Error> {
         .into())
 }
 
-/// A socket that sends datagrams from an address that isn't this host's, with this mark.
+/// A socket that sends datagrams from an address that isn't this host's, with this mark. A service that listens there, and
+/// shares its address, may be there besides.
 ///
 /// # Errors
 /// The capability is missing, or there are no more descriptors.
 pub fn udp_sender(from: SocketAddr, mark: u32) -> Result<UdpSocket, Error> {
     let object = format!("transparent UDP socket {from}");
-    Ok(open(from, SocketType::DGRAM, mark)
+    Ok(open(from, SocketType::DGRAM, mark, Sharing::Allowed)
         .map_err(|source| Error::system("open", object, source))?
         .into())
 }
 
-fn open(address: SocketAddr, kind: SocketType, mark: u32) -> io::Result<OwnedFd> {
+/// Whether others may bind an address that a socket has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    /// Those that allow it, too. Where datagrams are received that means whoever was the last to bind it gets them.
+    Allowed,
+    /// Nobody.
+    Refused,
+}
+
+fn open(address: SocketAddr, kind: SocketType, mark: u32, sharing: Sharing) -> io::Result<OwnedFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, kind, flags, None)?;
-    // A restart finds connections of the one before; several senders may have one address.
-    set_socket_reuseaddr(&socket, true)?;
+    set_socket_reuseaddr(&socket, sharing == Sharing::Allowed)?;
     match address {
         SocketAddr::V4(_) => set(&socket, libc::SOL_IP, libc::IP_TRANSPARENT, 1)?,
         SocketAddr::V6(_) => {

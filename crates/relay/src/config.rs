@@ -188,11 +188,15 @@ impl Origin {
     /// Whether that address says that it is this sender.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
+        let mut prefixes = self.prefixes().iter();
+        prefixes.any(|prefix| prefix.contains(&address))
+    }
+
+    /// Its addresses, if it is known by these.
+    pub(crate) fn prefixes(&self) -> &[IpNet] {
         match self {
-            Self::Forwarded(prefixes) | Self::Identity(prefixes) => {
-                prefixes.iter().any(|prefix| prefix.contains(&address))
-            }
-            Self::Cgroup { .. } => false,
+            Self::Forwarded(prefixes) | Self::Identity(prefixes) => prefixes,
+            Self::Cgroup { .. } => &[],
         }
     }
 }

@@ -1,11 +1,16 @@
 //! The host's side: what the kernel gives to our sockets goes to a peer.
 
+mod answers;
 mod carried;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
+use ipnet::IpNet;
 use tokio::sync::watch;
 
 use self::carried::Carried;
@@ -83,7 +88,7 @@ impl Host {
 
 impl Egress {
     /// The peer for what a source sends there, if it is redirected at all. Where it came to the place of a cgroup, the
-    /// source doesn't matter.
+    /// source doesn't matter. An identity's address is the host's own, and `from` is about what comes in by an interface.
     fn via(
         &self,
         place: u16,
@@ -92,12 +97,14 @@ impl Egress {
         destination: SocketAddr,
     ) -> Option<usize> {
         let ip = source.ip().to_canonical();
+        let is_identity = place == 0 && self.is_identity(ip);
         let redirect = self.redirects.iter().find(|redirect| {
             let mut origins = redirect
                 .senders
                 .iter()
                 .map(|sender| &self.senders[*sender].origin);
             let is_its = match place {
+                0 if is_identity => origins.any(|origin| origin.is_identity_with(ip)),
                 0 => {
                     redirect.from.iter().any(|prefix| prefix.contains(&ip))
                         || origins.any(|origin| origin.has(ip))
@@ -107,6 +114,24 @@ impl Egress {
             is_its && redirect.covers(protocol, destination)
         });
         redirect.map(|redirect| redirect.via)
+    }
+
+    /// Whether an address is an identity's. Of several senders that have it, the one with the longest prefix counts, and of
+    /// two with the same the first in the file, as where its name is looked for.
+    fn is_identity(&self, ip: IpAddr) -> bool {
+        let length = |origin: &Origin| -> Option<u8> {
+            let has_it = origin
+                .prefixes()
+                .iter()
+                .filter(|prefix| prefix.contains(&ip));
+            has_it.map(IpNet::prefix_len).max()
+        };
+        let origins = self.senders.iter().map(|sender| &sender.origin);
+        // `max_by_key` would take the last one.
+        let found = origins
+            .filter_map(|origin| Some((length(origin)?, origin)))
+            .reduce(|best, next| if next.0 > best.0 { next } else { best });
+        found.is_some_and(|(_, origin)| matches!(origin, Origin::Identity(_)))
     }
 
     /// The sender whose cgroup has that place.
@@ -120,5 +145,68 @@ impl Egress {
 impl Origin {
     fn is_at(&self, wanted: u16) -> bool {
         matches!(self, Self::Cgroup { place, .. } if *place == wanted)
+    }
+
+    fn is_identity_with(&self, address: IpAddr) -> bool {
+        matches!(self, Self::Identity(_)) && self.has(address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::config::Config;
+
+    const TEXT: &str = r#"
+        [tls]
+        certificate = "a"
+        key = "b"
+        authorities = "c"
+        [egress]
+        [[peer]]
+        name = "one"
+        address = "192.0.2.1:1"
+        server_name = "one.example"
+        [[peer]]
+        name = "two"
+        address = "192.0.2.2:1"
+        server_name = "two.example"
+        [[sender]]
+        name = "web"
+        identity = ["10.64.0.5", "10.65.0.0/24"]
+        [[sender]]
+        name = "vm"
+        addresses = ["10.65.0.7", "10.64.0.0/24"]
+        [[redirect]]
+        from = ["10.64.0.0/10"]
+        senders = ["vm"]
+        to = ["198.51.100.0/24"]
+        via = "one"
+        [[redirect]]
+        senders = ["web"]
+        to = ["198.51.100.7"]
+        via = "two"
+    "#;
+
+    fn peer(source: &str, destination: &str) -> Option<usize> {
+        let egress = Config::parse(Path::new("relay.toml"), TEXT).unwrap().egress;
+        let [source, destination] =
+            [source, destination].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
+        egress.unwrap().via(0, Protocol::Tcp, source, destination)
+    }
+
+    #[test]
+    fn an_identity_goes_by_the_redirects_that_name_it() {
+        let (one, two) = (Some(0), Some(1));
+        for identity in ["10.64.0.5", "10.65.0.1"] {
+            assert_eq!(peer(identity, "198.51.100.7"), two, "{identity}");
+            assert_eq!(peer(identity, "198.51.100.8"), None, "{identity}");
+        }
+        // One has another address of the same prefix, and one an address that is its own in the identity's.
+        for sandbox in ["10.64.0.6", "10.65.0.7", "10.66.0.1"] {
+            assert_eq!(peer(sandbox, "198.51.100.7"), one, "{sandbox}");
+        }
     }
 }

@@ -16,7 +16,7 @@ use std::{
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadHalf, WriteHalf},
     net::TcpStream,
     time::sleep,
 };
@@ -214,6 +214,9 @@ pub(crate) async fn carry(
             () = of_relay_unanswered(secure.tcp.as_ref(), at_most) => {
                 Err(Cut::Unanswered("the other relay", at_most))
             }
+            () = broken(&plain, progress, at_most) => Err(Cut::Other(
+                "its end in the clear has broken it, and the other side doesn't read what came before".to_owned(),
+            )),
         }
     };
     if outcome.is_ok() {
@@ -232,6 +235,18 @@ async fn of_relay_unanswered(tcp: Option<&OwnedFd>, at_most: Duration) {
     }
 }
 
+/// Waits until the connection in the clear is broken, and then until nothing of what came before was passed on for so long.
+/// Whoever passes it on notices neither while the other side doesn't read.
+async fn broken(plain: &TcpStream, progress: &Progress, at_most: Duration) {
+    if plain.ready(Interest::ERROR).await.is_err() {
+        // One that can't be waited for is none for whoever reads and writes there, either.
+        return pending().await;
+    }
+    // It may have been silent for long before.
+    sleep(at_most).await;
+    progress.idle(at_most).await;
+}
+
 async fn seal(
     from: &TcpStream,
     to: &mut SecureWriter,
@@ -244,9 +259,17 @@ async fn seal(
         if count == 0 {
             return to.shutdown().await;
         }
-        to.write_all(&buffer[..count]).await?;
+        let mut rest = &buffer[..count];
+        while !rest.is_empty() {
+            let written = to.write(rest).await?;
+            if written == 0 {
+                return Err(io::ErrorKind::WriteZero.into());
+            }
+            // Each time: of a whole buffer, who reads slowly may take a part in the time that silence may last.
+            progress.note(&progress.from_plain, written);
+            rest = &rest[written..];
+        }
         to.flush().await?;
-        progress.note(&progress.from_plain, count);
     }
 }
 
@@ -263,8 +286,7 @@ async fn open(
             let socket = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
             return socket.map_err(Into::into);
         }
-        write_all(to, &buffer[..count]).await?;
-        progress.note(&progress.to_plain, count);
+        write_all(to, &buffer[..count], progress).await?;
     }
 }
 
@@ -278,15 +300,86 @@ async fn read(from: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Writes to a stream that others use, too.
-async fn write_all(to: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes to a stream in the clear that others use, too, and notes what it has taken as it does.
+async fn write_all(to: &TcpStream, mut bytes: &[u8], progress: &Progress) -> io::Result<()> {
     while !bytes.is_empty() {
         match to.try_write(bytes) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(count) => bytes = &bytes[count..],
+            Ok(count) => {
+                progress.note(&progress.to_plain, count);
+                bytes = &bytes[count..];
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
             Err(error) => return Err(error),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{net::TcpListener, time::timeout};
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_millis(50);
+    const LONG: Duration = Duration::from_millis(500);
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// A connection: our end, and that of somebody else.
+    async fn connection() -> [TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        [listener.accept().await.unwrap().0, other]
+    }
+
+    async fn move_on(progress: &Progress) {
+        loop {
+            progress.note(&progress.from_plain, 1);
+            sleep(SHORT).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_taken_of_a_buffer_is_noted_before_the_rest_is() {
+        let [plain, mut reader] = connection().await;
+        let progress = Progress::new();
+        // More than the kernel keeps for who doesn't read.
+        let bytes = vec![7; 64 << 20];
+        let mut writing = Box::pin(write_all(&plain, &bytes, &progress));
+        timeout(LONG, &mut writing).await.unwrap_err();
+        let (_, first) = progress.bytes();
+        assert!(first > 0 && first < bytes.len() as u64, "{first}");
+        let mut read = vec![0; 16 << 20];
+        tokio::select! {
+            outcome = &mut writing => panic!("all is written: {outcome:?}"),
+            taken = reader.read_exact(&mut read) => assert_eq!(taken.unwrap(), 16 << 20),
+        }
+        assert!(progress.bytes().1 >= read.len() as u64);
+    }
+
+    #[tokio::test]
+    async fn a_reset_that_nobody_reads_ends_it_once_nothing_moves() {
+        let [plain, mut other] = connection().await;
+        let progress = Progress::new();
+        other.write_all(b"what came before").await.unwrap();
+        let healthy = timeout(LONG, broken(&plain, &progress, SHORT)).await;
+        healthy.expect_err("nothing is wrong");
+        reset(&other);
+        drop(other);
+        // As long as something moves, it is waited for.
+        let second = Duration::from_secs(1);
+        tokio::select! {
+            () = broken(&plain, &progress, second) => panic!("it moves"),
+            () = move_on(&progress) => {}
+            () = sleep(3 * second) => {}
+        }
+        let ended = timeout(PATIENCE, broken(&plain, &progress, SHORT)).await;
+        ended.unwrap();
+        let mut buffer = [0; 64];
+        let count = read(&plain, &mut buffer).await.unwrap();
+        assert_eq!(&buffer[..count], b"what came before");
+    }
 }

@@ -5,19 +5,21 @@
 //! certificates and configuration read again; SIGTERM and SIGINT end it. What the kernel was told stays until the next start;
 //! [`crate::steering::clear`] takes it away.
 
+mod listen;
 mod reload;
 
 use std::{
     fs::DirBuilder,
     future::pending,
     io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, UdpSocket},
     os::unix::fs::DirBuilderExt,
     path::Path,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use rustix::io::Errno;
 use sandwire_kernel_net::{
     privileges::{keep_only, raise_descriptor_limit},
     transparent::{BoundTcp, udp_listener},
@@ -27,6 +29,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::{mpsc, watch},
     task::JoinSet,
+    time::sleep,
 };
 
 use self::reload::{Live, LiveHost};
@@ -41,12 +44,17 @@ use crate::{
     privileges,
     report::{Output, Report},
     senders::Quota,
-    steering::{self, Entrance, SteeringError, Told},
-    transport::{peer::Link, quic_socket},
+    steering::{self, Claim, Entrance, SteeringError, Told},
+    transport::{peer::Link, with_room},
 };
 
 /// How long it may take to tell others by QUIC that we end. Who doesn't hear it notices by our silence, later.
 const LEAVE: Duration = Duration::from_millis(500);
+/// How long somebody may take who steers ahead of us, and how often it is looked whether that is over.
+const AHEAD: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_millis(10);
+/// What a kernel without IPv6 says of a socket.
+const NO_VERSION: i32 = Errno::AFNOSUPPORT.raw_os_error();
 
 /// Why the relay doesn't run.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +102,7 @@ struct Sockets {
 struct Steered {
     entrances: Vec<EntranceSockets>,
     told: Told,
+    claim: Claim,
 }
 
 /// Runs the relay in this process until it is told to end by SIGTERM or SIGINT. Its capabilities are the relay's
@@ -115,12 +124,28 @@ pub fn run(config: &Config, path: &Path) -> Result<(), ServiceError> {
     let outcome = steered
         .transpose()
         .and_then(|steered| run_steered((config, path), &runtime, steered));
-    if outcome.is_err() && is_host && steering::is_told().unwrap_or(false) {
-        tracing::error!(
-            "what is redirected is dropped until the relay runs, or until `sandwire relay clear`"
-        );
+    // What another relay takes is that one's to tell of.
+    let is_taken = matches!(outcome, Err(ServiceError::Steering(SteeringError::Taken)));
+    if outcome.is_err() && is_host && !is_taken {
+        say_what_becomes_of_it();
     }
     outcome
+}
+
+/// Says whether what is to be redirected leaves, as no relay takes it.
+fn say_what_becomes_of_it() {
+    match steering::has_table() {
+        Ok(true) => tracing::error!(
+            "what is redirected is dropped until the relay runs, or until `sandwire relay clear`"
+        ),
+        Ok(false) => tracing::error!(
+            "the kernel isn't told what is to be redirected: it leaves in the clear until the relay runs"
+        ),
+        Err(error) => tracing::error!(
+            %error,
+            "it can't be seen whether what is to be redirected leaves in the clear"
+        ),
+    }
 }
 
 fn run_steered(
@@ -158,6 +183,7 @@ async fn steer(egress: &Egress, config: &Config) -> Result<Steered, ServiceError
     {
         children::check(found)?;
     }
+    let claim = claim().await?;
     let entrances = match bind_entrances(steering::entrances(egress)) {
         // Where another relay has the ports, what the kernel was told is that one's.
         Err(error) if steering::is_told()? => return Err(error),
@@ -172,7 +198,25 @@ async fn steer(egress: &Egress, config: &Config) -> Result<Steered, ServiceError
         );
     }
     let entrances = open_entrances(entrances?, config.limits.datagram_queue_bytes)?;
-    Ok(Steered { entrances, told })
+    Ok(Steered {
+        entrances,
+        told,
+        claim,
+    })
+}
+
+/// Wants to be the only one who steers. Who steers ahead of a relay is waited for: that takes some milliseconds.
+async fn claim() -> Result<Claim, SteeringError> {
+    let begun = Instant::now();
+    loop {
+        if let Some(claim) = Claim::take() {
+            return Ok(claim);
+        }
+        if begun.elapsed() >= AHEAD {
+            return Err(SteeringError::Taken);
+        }
+        sleep(PAUSE).await;
+    }
 }
 
 /// Takes entrances' ports, to which nothing comes yet: a former relay's rules may be there still, by which a place is
@@ -183,7 +227,11 @@ fn bind_entrances(
     let mut bound = Vec::new();
     for entrance in entrances {
         for address in entrance.addresses() {
-            let tcp = BoundTcp::new(address, entrance.answers_mark())?;
+            let tcp = match BoundTcp::new(address, entrance.answers_mark()) {
+                // A kernel without IPv6 refuses its routes, too; whether that matters is said there.
+                Err(error) if address.is_ipv6() && error.errno() == Some(NO_VERSION) => continue,
+                tcp => tcp?,
+            };
             bound.push((entrance.place, tcp));
         }
     }
@@ -214,14 +262,8 @@ fn open_sockets(config: &Config) -> Result<Sockets, ServiceError> {
     let metrics = metrics::listen(&config.folder)
         .and_then(UnixListener::into_std)
         .map_err(failed(format!("listen at {}", socket.display())))?;
-    let mut peers = Vec::new();
-    for address in config.deliver.iter().flat_map(|deliver| &deliver.listen) {
-        let tcp = TcpListener::bind(address)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener))
-            .map_err(failed(format!("listen at {address} by TCP")))?;
-        let udp = quic_socket(*address).map_err(failed(format!("listen at {address} by UDP")))?;
-        peers.push((tcp, udp));
-    }
+    let deliver = config.deliver.as_ref();
+    let peers = listen::open_all(deliver.map_or(&[][..], |deliver| &deliver.listen))?;
     Ok(Sockets { metrics, peers })
 }
 
@@ -382,8 +424,8 @@ impl Base<'_> {
             } else {
                 Ipv6Addr::UNSPECIFIED.into()
             };
-            let socket = quic_socket(SocketAddr::new(any, 0)).map_err(failed("open a socket"))?;
-            let endpoint = endpoint(socket, None)?;
+            let socket = UdpSocket::bind((any, 0)).map_err(failed("open a socket"))?;
+            let endpoint = endpoint(with_room(socket), None)?;
             running.endpoints.push(endpoint.clone());
             links.push(Arc::new(Link::new(
                 peer.clone(),
@@ -419,7 +461,7 @@ impl Base<'_> {
             let (host, flows) = (host.clone(), flows.clone());
             running.spawn(async move { flows.keep(&host).await });
         }
-        let mut live = LiveHost::new(host, flows, steering);
+        let mut live = LiveHost::new(host, flows, steering, steered.claim);
         live.take_entrances(steered.entrances, running);
         Ok(live)
     }

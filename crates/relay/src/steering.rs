@@ -17,11 +17,13 @@
 
 mod ahead;
 mod cgroups;
+mod claim;
 mod clear;
 mod ends;
 mod entrance;
 mod former;
 mod processes;
+mod routing;
 mod rules;
 pub(crate) mod upkeep;
 mod watch;
@@ -30,21 +32,27 @@ use std::{io, path::PathBuf};
 
 use ipnet::IpNet;
 use sandwire_kernel_net::{
-    interface,
     netlink::{Request, Socket},
     nft::{
         self, Batch, Chain, ChainKind, Direction, Element, Family, Field, Hook, Key, KeyPart,
         Policy, RELAY_MARK_MASK, Rule, Set, SetKind,
     },
-    routing_rule::{self, Fate, PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
+    routing_rule::{PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
 };
 
-use self::{cgroups::CgroupNumber, former::Steered, rules::rules};
+use self::{
+    cgroups::CgroupNumber,
+    former::Steered,
+    routing::{is_redirected, listed, route},
+    rules::rules,
+};
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
 pub use ahead::{Ahead, AheadError, ahead};
 pub use cgroups::missing;
+pub(crate) use claim::Claim;
 pub use clear::clear;
 pub(crate) use entrance::{Entrance, entrances};
+pub(crate) use upkeep::{has_table, is_told};
 
 /// Name of the table.
 pub const TABLE: &str = "sandwire-relay";
@@ -74,6 +82,12 @@ pub enum SteeringError {
     /// It refuses.
     #[error("steer traffic to the relay: {0}")]
     Kernel(#[from] sandwire_kernel_net::Error),
+    /// It refuses what there is for IPv6 alone; all else is told.
+    #[error(
+        "steer IPv6 traffic to the relay: {0}; if IPv6 is switched off here, switch it on, on the loopback too, or \
+         leave its addresses out of `to`"
+    )]
+    Ipv6(#[source] sandwire_kernel_net::Error),
     /// A cgroup isn't there, or isn't one.
     #[error("steer traffic of the cgroup {path}: {source}")]
     Cgroup {
@@ -82,6 +96,11 @@ pub enum SteeringError {
         /// Why.
         source: io::Error,
     },
+    /// Somebody else does, who would be in the way.
+    #[error(
+        "another relay steers in this network namespace, and there can be one: end that one first"
+    )]
+    Taken,
     /// What it does would come back to it.
     #[error(
         "redirect {redirect} takes what the relay itself sends to the peer {peer}, since it runs in the cgroup {path}: \
@@ -154,6 +173,13 @@ fn of_family(prefixes: &[IpNet], family: Family) -> Vec<IpNet> {
 }
 
 impl Part<'_> {
+    fn version(&self) -> Version {
+        match self.family {
+            Family::Ipv4 => Version::V4,
+            Family::Ipv6 => Version::V6,
+        }
+    }
+
     fn source(&self) -> KeyPart {
         KeyPart::Address(self.family, Direction::Source)
     }
@@ -340,10 +366,7 @@ impl Part<'_> {
 
     /// Rules by which nothing of it leaves unmarked.
     fn prohibitions(&self) -> Vec<RoutingRule> {
-        let version = match self.family {
-            Family::Ipv4 => Version::V4,
-            Family::Ipv6 => Version::V6,
-        };
+        let version = self.version();
         let mut protocols = vec![None];
         if !self.redirect.takes_all() {
             let some = self.redirect.protocols.iter();
@@ -502,36 +525,22 @@ pub(crate) fn check(egress: &Egress) -> Result<(), SteeringError> {
     cgroups::check_own(egress)
 }
 
-/// Whether the kernel has been told anything that holds still.
-///
-/// # Errors
-/// It can't be asked.
-pub(crate) fn is_told() -> Result<bool, SteeringError> {
-    Ok(upkeep::known(&[], false)? != upkeep::Known::Nothing)
-}
-
 /// The same with those cgroups that are there. What is left of those that were told before is steered on.
 pub(crate) fn apply_present(
     egress: &Egress,
     cgroups: &[Option<CgroupNumber>],
 ) -> Result<(), SteeringError> {
     let mut socket = Socket::route()?;
-    let loopback = interface::find(&mut socket, "lo")?
-        .ok_or_else(|| sandwire_kernel_net::Error::missing_interface("lo"))?
-        .index;
-    let mut routes = Request::new();
-    for version in Version::ALL {
-        routing_rule::set_default(&mut routes, version, TABLE_LOCAL, Fate::Local(loopback));
-        routing_rule::set_default(&mut routes, version, TABLE_PROHIBITED, Fate::Prohibited);
-    }
-    socket.execute(routes)?;
     let wanted = rules(egress);
     let there = listed(&mut socket)?;
-    let mut additions = Request::new();
-    for rule in wanted.iter().filter(|rule| !there.contains(rule)) {
-        rule.add(&mut additions);
-    }
-    socket.execute(additions)?;
+    let new: Vec<RoutingRule> = wanted
+        .iter()
+        .copied()
+        .filter(|rule| !there.contains(rule))
+        .collect();
+    route(&mut socket, Version::V4, &new)?;
+    // A host may have it switched off. Whether that matters is said once all else is told.
+    let ipv6 = route(&mut socket, Version::V6, &new);
     let mut netfilter = Socket::netfilter()?;
     // First: what is redirected from then on is noted down when it ends.
     ends::tell(egress, &mut netfilter)?;
@@ -543,7 +552,11 @@ pub(crate) fn apply_present(
     for rule in there.iter().filter(|rule| !wanted.contains(rule)) {
         rule.delete(&mut removals);
     }
-    Ok(socket.execute(removals)?)
+    socket.execute(removals)?;
+    match ipv6 {
+        Err(error) if is_redirected(egress, Version::V6) => Err(SteeringError::Ipv6(error)),
+        _ => Ok(()),
+    }
 }
 
 /// Tells the kernel of other cgroups, where all else is as it was.
@@ -571,12 +584,6 @@ fn fill_table(
         &former::steered(egress, cgroups, &before),
     );
     Ok(batch.commit(netfilter)?)
-}
-
-fn listed(socket: &mut Socket) -> Result<Vec<RoutingRule>, SteeringError> {
-    let mut rules = routing_rule::list(socket, TABLE_LOCAL)?;
-    rules.extend(routing_rule::list(socket, TABLE_PROHIBITED)?);
-    Ok(rules)
 }
 
 #[cfg(test)]

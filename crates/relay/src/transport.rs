@@ -220,10 +220,9 @@ pub(crate) fn quic_transport(limits: &Limits) -> TransportConfig {
     transport
 }
 
-/// A socket for QUIC with room for bursts.
-pub(crate) fn quic_socket(address: SocketAddr) -> io::Result<std::net::UdpSocket> {
+/// A socket for QUIC that has room for bursts then.
+pub(crate) fn with_room(socket: std::net::UdpSocket) -> std::net::UdpSocket {
     const BUFFER: usize = 4 << 20;
-    let socket = std::net::UdpSocket::bind(address)?;
     use rustix::net::sockopt as option;
     // Without the right to more, what is allowed has to do.
     if option::set_socket_recv_buffer_size_force(&socket, BUFFER).is_err() {
@@ -232,7 +231,7 @@ pub(crate) fn quic_socket(address: SocketAddr) -> io::Result<std::net::UdpSocket
     if option::set_socket_send_buffer_size_force(&socket, BUFFER).is_err() {
         let _ = option::set_socket_send_buffer_size(&socket, BUFFER);
     }
-    Ok(socket)
+    socket
 }
 
 /// Reads how a stream begins, which has to be soon.

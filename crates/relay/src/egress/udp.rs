@@ -16,19 +16,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use sandwire_kernel_net::{
-    datagrams::{Receiver, Sender},
-    transparent,
-};
+use sandwire_kernel_net::datagrams::{Receiver, Sender};
 use tokio::{io::Interest, time::sleep};
 
-use super::{Host, tcp::canonical};
+use super::{Host, answers::Answers, tcp::canonical};
 use crate::{
     config::Protocol,
     packets::{Packer, Unpacker},
     report::Subject,
     senders::Share,
-    steering::MARK_PASS,
     transport::channel::{Incoming, Outgoing},
     wire::Datagram,
 };
@@ -45,7 +41,7 @@ type Pair = (SocketAddr, SocketAddr);
 pub(crate) struct Flows {
     started: Instant,
     by_pair: Mutex<HashMap<Pair, Arc<Flow>>>,
-    answers: Mutex<AnswerSockets>,
+    answers: Answers,
 }
 
 struct Flow {
@@ -60,18 +56,12 @@ struct Flow {
     _share: Share,
 }
 
-/// Sockets with addresses of others.
-#[derive(Default)]
-struct AnswerSockets {
-    by_address: HashMap<SocketAddr, (Arc<UdpSocket>, u64)>,
-}
-
 impl Flows {
     pub(crate) fn new() -> Self {
         Self {
             started: Instant::now(),
             by_pair: Mutex::default(),
-            answers: Mutex::default(),
+            answers: Answers::default(),
         }
     }
 
@@ -83,7 +73,7 @@ impl Flows {
         self.by_pair.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets flows that are silent, for ever. The rest ends with it.
+    /// Forgets flows that are silent, and sockets for answers from where none come, for ever. The rest ends with it.
     pub(crate) async fn keep(&self, host: &Host) {
         let _rest = Rest { flows: self, host };
         let idle = host.limits.udp_idle;
@@ -94,6 +84,7 @@ impl Flows {
             let is_alive =
                 |flow: &Flow| now.saturating_sub(flow.last.load(Ordering::Relaxed)) < bound;
             self.retain(host, "idle", |_, flow| is_alive(flow));
+            self.answers.close_idle(idle);
         }
     }
 
@@ -116,33 +107,6 @@ impl Flows {
         });
         for flow in ended {
             end(host, &flow, outcome);
-        }
-    }
-
-    fn answer_socket(&self, from: SocketAddr, most: usize) -> Option<Arc<UdpSocket>> {
-        let now = self.now();
-        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((socket, last)) = answers.by_address.get_mut(&from) {
-            *last = now;
-            return Some(socket.clone());
-        }
-        if answers.by_address.len() >= most {
-            // The half that was used least lately goes, so that this is seldom done.
-            let mut times: Vec<u64> = answers.by_address.values().map(|(_, last)| *last).collect();
-            times.sort_unstable();
-            let middle = times[times.len() / 2];
-            answers.by_address.retain(|_, (_, last)| *last > middle);
-        }
-        match transparent::udp_sender(from, MARK_PASS) {
-            Ok(socket) => {
-                let socket = Arc::new(socket);
-                answers.by_address.insert(from, (socket.clone(), now));
-                Some(socket)
-            }
-            Err(error) => {
-                tracing::warn!(%error, "an answer can't be passed on");
-                None
-            }
         }
     }
 }
@@ -349,7 +313,7 @@ pub(crate) async fn answer(
         // Those from one address by one call; their order among themselves stays.
         answers.sort_by_key(|(from, ..)| *from);
         for group in answers.chunk_by(|one, other| one.0 == other.0) {
-            let Some(socket) = flows.answer_socket(group[0].0, host.limits.answer_sockets) else {
+            let Some(socket) = flows.answers.socket(group[0].0, host.limits.answer_sockets) else {
                 host.metrics.dropped_full.add_many(group.len());
                 continue;
             };

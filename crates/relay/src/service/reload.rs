@@ -21,7 +21,7 @@ use crate::{
         Host, tcp,
         udp::{self, Flows},
     },
-    steering::{self, SteeringError, upkeep::Change},
+    steering::{self, Claim, SteeringError, upkeep::Change},
 };
 
 /// Why a configuration isn't taken over.
@@ -57,6 +57,8 @@ pub(super) struct LiveHost {
     steering: mpsc::Sender<Change>,
     /// Places whose sockets are served.
     served: HashSet<u16>,
+    /// As long as this runs.
+    _claim: Claim,
 }
 
 /// Names of which a caller must have one.
@@ -118,12 +120,18 @@ impl Destination {
 }
 
 impl LiveHost {
-    pub(super) fn new(host: Arc<Host>, flows: Arc<Flows>, steering: mpsc::Sender<Change>) -> Self {
+    pub(super) fn new(
+        host: Arc<Host>,
+        flows: Arc<Flows>,
+        steering: mpsc::Sender<Change>,
+        claim: Claim,
+    ) -> Self {
         Self {
             host,
             flows,
             steering,
             served: HashSet::new(),
+            _claim: claim,
         }
     }
 

@@ -12,7 +12,7 @@ use std::{
 
 use sandwire_kernel_net::{netlink::Socket, nft};
 
-use super::{SteeringError, TABLE, apply_present, cgroups, parts, upkeep};
+use super::{Claim, SteeringError, TABLE, apply_present, cgroups, has_table, is_told, parts};
 use crate::{
     config::{Config, Egress},
     metrics,
@@ -21,6 +21,8 @@ use crate::{
 /// How long a relay that runs may take; it needs some milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(5);
+/// How long somebody who steers may take to tell the kernel anything at all.
+const BEGINNING: Duration = Duration::from_secs(2);
 
 /// What holds now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,26 +54,35 @@ pub enum AheadError {
 }
 
 /// Has the kernel know what is redirected, with the cgroups that are there now. Where a relay runs, it is waited for: the
-/// file may have changed since it was read, and what is told is the relay's to say.
+/// file may have changed since it was read, and what is told is the relay's to say. So it is where that one has another file.
 ///
 /// # Errors
 /// See [`AheadError`].
 pub fn ahead(config: &Config) -> Result<Ahead, AheadError> {
     let egress = config.egress.as_ref().ok_or(AheadError::NoEgress)?;
-    let end = Instant::now() + PATIENCE;
+    let begun = Instant::now();
     // Each time: it may end while it is waited for.
-    while UnixStream::connect(metrics::socket(&config.folder)).is_ok() {
-        if upkeep::known(&[], false)? == upkeep::Known::Nothing {
+    let _claim = loop {
+        let is_ready = UnixStream::connect(metrics::socket(&config.folder)).is_ok();
+        // One that isn't may have another folder, or hasn't got that far.
+        if !is_ready && let Some(claim) = Claim::take() {
+            break claim;
+        }
+        let elapsed = begun.elapsed();
+        if is_told()? {
+            let has_table = is_ready || has_table()?;
+            match unsteered(egress)? {
+                None if has_table || elapsed >= PATIENCE => return Ok(Ahead::ByRelay),
+                Some(missing) if elapsed >= PATIENCE => {
+                    return Err(AheadError::NotSteered(missing));
+                }
+                _ => {}
+            }
+        } else if is_ready || elapsed >= BEGINNING {
             return Ok(Ahead::Cleared);
         }
-        let Some(missing) = unsteered(egress)? else {
-            return Ok(Ahead::ByRelay);
-        };
-        if Instant::now() >= end {
-            return Err(AheadError::NotSteered(missing));
-        }
         sleep(PAUSE);
-    }
+    };
     apply_present(egress, &cgroups::present(egress))?;
     cgroups::check(egress)?;
     Ok(Ahead::Told)

@@ -5,12 +5,17 @@ use sandwire_kernel_net::{
     Error,
     netlink::{Request, Socket},
     nft::Batch,
-    routing_rule::{self, TABLE_PROHIBITED, Version},
+    routing_rule::{self, TABLE_PROHIBITED, Version, has_route},
 };
 
 use super::{SteeringError, TABLE, TABLE_LOCAL, ends::TABLE_ENDS, listed};
 
-const NO_SUCH_ROUTE: i32 = Errno::SRCH.raw_os_error();
+/// What is said of a route that isn't there; the last two by a kernel without IPv6.
+const NO_SUCH_ROUTE: [i32; 3] = [
+    Errno::SRCH.raw_os_error(),
+    Errno::AFNOSUPPORT.raw_os_error(),
+    Errno::OPNOTSUPP.raw_os_error(),
+];
 const GONE: i32 = Errno::NOENT.raw_os_error();
 const ATTEMPTS: usize = 10;
 
@@ -45,7 +50,7 @@ fn remove_rules() -> Result<(), SteeringError> {
         rule.delete(&mut request);
     }
     // A relay that runs may take some away at the same time.
-    match first_but(socket.execute_all(request), GONE) {
+    match first_but(socket.execute_all(request), &[GONE]) {
         None => Ok(()),
         Some(error) => Err(error.into()),
     }
@@ -61,17 +66,30 @@ fn remove_routes() -> Result<(), SteeringError> {
                 routing_rule::delete_default(&mut request, version, table);
             }
         }
-        match first_but(socket.execute_all(request), NO_SUCH_ROUTE) {
+        match first_but(socket.execute_all(request), &NO_SUCH_ROUTE) {
             None => return Ok(()),
-            // IPv6: a relay that runs has put another one in the place of the one that was found.
-            Some(error) if error.errno() == Some(GONE) && attempt < ATTEMPTS => attempt += 1,
+            // IPv6: there is none in a table that there is; or a relay that runs has put another one in the place of the one
+            // that was found.
+            Some(error) if error.errno() == Some(GONE) && attempt < ATTEMPTS => {
+                if !has_any_of_ipv6()? {
+                    return Ok(());
+                }
+                attempt += 1;
+            }
             Some(error) => return Err(error.into()),
         }
     }
 }
 
-/// The first failure that isn't this one.
-fn first_but(failures: Vec<(usize, Error)>, errno: i32) -> Option<Error> {
+fn has_any_of_ipv6() -> Result<bool, Error> {
+    let found = [TABLE_LOCAL, TABLE_PROHIBITED].map(|table| has_route(Version::V6, table));
+    let [local, prohibited] = found;
+    Ok(local? || prohibited?)
+}
+
+/// The first failure that is none of these.
+fn first_but(failures: Vec<(usize, Error)>, harmless: &[i32]) -> Option<Error> {
     let mut errors = failures.into_iter().map(|(_, error)| error);
-    errors.find(|error| error.errno() != Some(errno))
+    let is_harmless = |error: &Error| error.errno().is_some_and(|errno| harmless.contains(&errno));
+    errors.find(|error| !is_harmless(error))
 }

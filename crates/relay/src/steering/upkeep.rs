@@ -22,7 +22,7 @@ use super::{
     SteeringError, TABLE, TABLE_LOCAL, Told, apply, apply_cgroups, apply_present,
     cgroups::{CgroupNumber, present},
     ends::{self, TABLE_ENDS},
-    listed, rules,
+    is_redirected, listed, rules,
     watch::Watch,
 };
 use crate::{config::Egress, metrics::Metrics};
@@ -41,29 +41,79 @@ pub(super) enum Known {
     Nothing,
 }
 
-/// What the kernel knows of the table, the other one where it is needed, these rules, and the routes that they lead to.
-pub(super) fn known(wanted: &[RoutingRule], needs_ends: bool) -> Result<Known, SteeringError> {
-    let tables = nft::tables(&mut Socket::netfilter()?)?;
-    let has = |name: &str| tables.iter().any(|table| table == name);
-    let has_tables = has(TABLE) && (!needs_ends || has(TABLE_ENDS));
-    // Looked at in the order in which `clear` takes it away.
-    let there = listed(&mut Socket::route()?)?;
-    let has_rules = wanted.iter().all(|rule| there.contains(rule));
-    let mut routes = 0;
-    for version in Version::ALL {
-        for table in [TABLE_LOCAL, TABLE_PROHIBITED] {
-            routes += usize::from(has_route(version, table)?);
+/// What it has to know, besides the table.
+#[derive(Default)]
+pub(super) struct Wanted {
+    rules: Vec<RoutingRule>,
+    /// Of which there have to be the routes that rules lead to.
+    versions: Vec<Version>,
+    /// Whether the other table has to be there.
+    needs_ends: bool,
+}
+
+impl Wanted {
+    fn by(egress: &Egress) -> Self {
+        // Of IPv6 there may be nothing to be had, which doesn't matter where none is redirected.
+        let is_wanted =
+            |version: &Version| *version == Version::V4 || is_redirected(egress, *version);
+        let versions: Vec<Version> = Version::ALL.into_iter().filter(is_wanted).collect();
+        let mut rules = rules(egress);
+        rules.retain(|rule| versions.contains(&rule.version));
+        Self {
+            rules,
+            versions,
+            needs_ends: ends::is_needed(egress),
         }
     }
-    if has_tables && has_rules && routes == 2 * Version::ALL.len() {
+}
+
+/// What the kernel knows of the table, and of what is wanted besides.
+pub(super) fn known(wanted: &Wanted) -> Result<Known, SteeringError> {
+    let tables = nft::tables(&mut Socket::netfilter()?)?;
+    let has = |name: &str| tables.iter().any(|table| table == name);
+    let has_tables = has(TABLE) && (!wanted.needs_ends || has(TABLE_ENDS));
+    // Looked at in the order in which `clear` takes it away.
+    let there = listed(&mut Socket::route()?)?;
+    let has_rules = wanted.rules.iter().all(|rule| there.contains(rule));
+    let (mut has_routes, mut has_any_route) = (true, false);
+    for version in Version::ALL {
+        let is_wanted = wanted.versions.contains(&version);
+        for table in [TABLE_LOCAL, TABLE_PROHIBITED] {
+            let is_there = match has_route(version, table) {
+                // A kernel without IPv6 can't be asked for its routes.
+                Err(_) if version == Version::V6 && !is_wanted => false,
+                is_there => is_there?,
+            };
+            has_routes &= is_there || !is_wanted;
+            has_any_route |= is_there;
+        }
+    }
+    if has_tables && has_rules && has_routes {
         return Ok(Known::All);
     }
-    let is_nothing = !has(TABLE) && !has(TABLE_ENDS) && there.is_empty() && routes == 0;
+    let is_nothing = !has(TABLE) && !has(TABLE_ENDS) && there.is_empty() && !has_any_route;
     Ok(if is_nothing {
         Known::Nothing
     } else {
         Known::Part
     })
+}
+
+/// Whether the kernel has been told anything that holds still.
+///
+/// # Errors
+/// It can't be asked.
+pub(crate) fn is_told() -> Result<bool, SteeringError> {
+    Ok(known(&Wanted::default())? != Known::Nothing)
+}
+
+/// Whether the table is there, by which what is redirected is dropped where no relay takes it.
+///
+/// # Errors
+/// The kernel can't be asked.
+pub(crate) fn has_table() -> Result<bool, SteeringError> {
+    let tables = nft::tables(&mut Socket::netfilter()?)?;
+    Ok(tables.iter().any(|table| table == TABLE))
 }
 
 /// Another configuration to tell the kernel, and who waits for it to be told.
@@ -88,7 +138,7 @@ pub(crate) async fn keep(
     mut changes: mpsc::Receiver<Change>,
     metrics: Arc<Metrics>,
 ) {
-    let mut wanted = rules(&egress);
+    let mut wanted = Wanted::by(&egress);
     let watch = Watch::new(&egress).inspect_err(|error| {
         tracing::warn!(%error, "it isn't told when a cgroup is made; that is looked for each second");
     });
@@ -102,7 +152,7 @@ pub(crate) async fn keep(
             Reason::Heard => false,
             Reason::Change(change) => {
                 exchange(&mut egress, &mut told, change);
-                wanted = rules(&egress);
+                wanted = Wanted::by(&egress);
                 true
             }
         };
@@ -118,7 +168,7 @@ pub(crate) async fn keep(
             sleep(PAUSE).await;
             continue;
         }
-        let known = known(&wanted, ends::is_needed(&egress)).unwrap_or_else(|error| {
+        let known = known(&wanted).unwrap_or_else(|error| {
             tracing::error!(%error, "it can't be seen whether the rules are there");
             Known::All
         });

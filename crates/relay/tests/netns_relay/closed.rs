@@ -227,6 +227,38 @@ fn steering_ahead_changes_nothing_that_a_running_relay_has_told() {
     });
 }
 
+/// Both would tell the kernel anew in turn, each for itself.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_second_relay_leaves_what_the_first_one_has_told() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let told = || lab.run("nft list table inet sandwire-relay") + &lab.run("ip rule");
+        let before = told();
+        stage.exchange("host", "/host\"\n", "/second\"\n");
+        stage.exchange("host", "[egress]\n", "[egress]\nlisten_port = 16001\n");
+        stage.redirect_udp();
+        let refused = stage.host_refuses();
+        assert!(
+            refused.contains("another relay steers") && !refused.contains("dropped"),
+            "{refused}"
+        );
+        let said = stage.steer_in_cgroup().unwrap();
+        assert!(said.contains("the relay that runs"), "{said}");
+        assert_eq!(told(), before);
+        everything_works(&stage);
+        stage.clear();
+        let said = stage.steer_in_cgroup().unwrap();
+        assert!(said.contains("in the clear"), "{said}");
+        stage.kill_host();
+        let said = stage.steer_in_cgroup().unwrap();
+        assert!(said.contains("dropped until a relay runs"), "{said}");
+        assert_ne!(told(), before);
+    });
+}
+
 /// As when a service is started anew at that very moment.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

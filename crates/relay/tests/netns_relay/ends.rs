@@ -213,6 +213,25 @@ fn a_connection_whose_destination_does_not_read_goes_on() {
     });
 }
 
+/// As when a process is killed that had more to say than its destination has taken.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_reset_is_noticed_while_the_destination_does_not_read() {
+    lab::run_within(DEADLINE, |_| {
+        let stage = running_with_little_patience("tls");
+        let [mut caller, _callee] = connection(&stage);
+        let patience = Some(Duration::from_secs(1));
+        caller.set_write_timeout(patience).unwrap();
+        while caller.write(&[7; 65_536]).is_ok() {}
+        rustix::net::sockopt::set_socket_linger(&caller, Some(Duration::ZERO)).unwrap();
+        drop(caller);
+        wait_for("the host ends it", || {
+            let report = stage.report_of("host");
+            report.contains("198.51.100.7:4010")
+        });
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_channel_in_tls_ends_when_nothing_is_heard_any_more() {

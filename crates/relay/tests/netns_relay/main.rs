@@ -6,6 +6,7 @@
 mod bounds;
 mod closed;
 mod ends;
+mod hosts;
 mod processes;
 mod reload;
 mod stage;
