@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
 };
 
 use crate::{
-    control::{Cleared, Owner, RefusalCode, State, Status, Target, Way},
+    control::{Cleared, Owner, State, Status, Target, Way},
     diversion::{DivertedTap, Making, Prepared, hooks_of, through},
     error::Error,
     fitness::Demands,
@@ -28,6 +28,7 @@ use crate::{
 
 mod recall;
 mod revive;
+mod torn_down;
 mod waiting;
 
 /// How all targets are served.
@@ -171,31 +172,6 @@ impl Host {
         let first = ended.min_by_key(|(_, entry)| entry.id);
         let first = first.map(|(key, _)| *key);
         first.is_some_and(|key| self.entries.remove(&key).is_some())
-    }
-
-    /// Takes away what was impaired by the target's name, for a lease, before that led to another interface.
-    fn drop_replaced(&mut self, target: &Target, key: Key) {
-        let is_replaced = |(other, entry): &(&Key, &Entry)| {
-            let known = &entry.remembered.target;
-            let is_same = known.netns == target.netns && known.interface == target.interface;
-            entry.is_of_lease() && is_same && **other != key
-        };
-        let replaced = self.entries.iter().filter(is_replaced);
-        let replaced: Vec<Key> = replaced.map(|(key, _)| *key).collect();
-        self.drop_all(replaced);
-    }
-
-    fn drop_all(&mut self, keys: Vec<Key>) {
-        for key in keys {
-            let Some(entry) = self.entries.remove(&key) else {
-                continue;
-            };
-            let target = &entry.remembered.target;
-            tracing::info!(%target, "its slot has been torn down");
-            if let Err(error) = self.take_away(&entry) {
-                tracing::error!(%target, %error, "what is left of it can't be removed");
-            }
-        }
     }
 
     fn change(&mut self, key: Key, remembered: Remembered) -> Result<(), Error> {
@@ -409,13 +385,7 @@ impl Host {
     /// Looks whether engines and interfaces are still there; starts the former anew, and ends the diversions of the latter.
     pub(crate) fn look(&mut self) {
         self.revive();
-        // A slot's namespace would live as long as it is held here.
-        let torn_down = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.is_torn_down());
-        let torn_down: Vec<Key> = torn_down.map(|(key, _)| *key).collect();
-        self.drop_all(torn_down);
+        self.drop_torn_down();
         let mut gone = Vec::new();
         for (key, entry) in &self.entries {
             if entry.state != State::Impaired {
@@ -487,18 +457,6 @@ impl Entry {
 
     fn is_of_lease(&self) -> bool {
         matches!(self.remembered.owner, Owner::Lease { .. })
-    }
-
-    /// Whether it is a slot whose namespace has no file any more, or another has it.
-    fn is_torn_down(&self) -> bool {
-        let netns = self.remembered.target.netns.as_deref();
-        if !self.is_of_lease() || netns.is_none() {
-            return false;
-        }
-        match Namespace::open(netns) {
-            Ok(namespace) => namespace.inode != self.remembered.inode,
-            Err(error) => matches!(error.code(), RefusalCode::NotFound | RefusalCode::Invalid),
-        }
     }
 
     fn status(&self, reports: [LaneReport; 2]) -> Status {

@@ -355,9 +355,19 @@ impl Running {
     }
 
     fn remove(&mut self, id: Id) {
-        let Some(target) = self.targets.remove(&id) else {
+        let Some(mut target) = self.targets.remove(&id) else {
             return;
         };
+        // Who still waits for its last packets is told that they were dropped.
+        if let Some((mut cleared, answers)) = target.cleared.take() {
+            let lanes = target.lanes.iter_mut();
+            let inside: u64 = lanes.map(|lane| lane.drain(&mut self.engine, true)).sum();
+            cleared.released = cleared.released.saturating_sub(inside);
+            cleared.flushed += inside;
+            for answer in answers {
+                let _ = answer.send(cleared);
+            }
+        }
         for lane in &target.lanes {
             lane.remove(&mut self.graph);
         }

@@ -141,20 +141,25 @@ impl Nat {
         };
         let inside = frame.endpoint(End::Source);
         let known = self.table.mapping(inside);
-        if known.is_some_and(|mapping| mapping.is_forgotten(now))
-            && frame.is_tcp()
-            && !frame.begins_connection()
-        {
+        let is_over = known.is_some_and(|mapping| match model {
+            Some(_) => mapping.is_due(now),
+            None => mapping.is_forgotten(now),
+        });
+        if is_over && frame.is_tcp() && !frame.begins_connection() {
             return Translation::Dead;
         }
-        let lasts_until = model.map_or(Nanoseconds::MAX, |model| model.next_change(now));
         let mapping = match (known, model) {
             (None, None) => return Translation::Untouched,
-            (Some(mapping), _) if !mapping.is_forgotten(now) => Mapping {
-                lasts_until,
+            (Some(mapping), Some(model)) if !is_over => Mapping {
+                lasts_until: model.next_change(now),
+                is_kept: false,
                 ..mapping
             },
-            _ => self.new_mapping(now, model, inside, known, lasts_until),
+            (Some(mapping), None) if !is_over => Mapping {
+                is_kept: true,
+                ..mapping
+            },
+            _ => self.new_mapping(now, model, inside, known),
         };
         self.table.put(inside, mapping);
         frame.set(End::Source, mapping.outside)
@@ -224,7 +229,6 @@ impl Nat {
         model: Option<&NatModel>,
         inside: Endpoint,
         known: Option<Mapping>,
-        lasts_until: Nanoseconds,
     ) -> Mapping {
         let own = known.map_or(inside.address, |mapping| mapping.outside.address);
         let address = model.map_or(own, |model| model.address(now, inside.address));
@@ -250,7 +254,8 @@ impl Nat {
         Mapping {
             outside,
             generation,
-            lasts_until,
+            lasts_until: model.map_or(Nanoseconds::MAX, |model| model.next_change(now)),
+            is_kept: model.is_none(),
         }
     }
 }

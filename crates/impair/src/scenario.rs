@@ -141,6 +141,12 @@ impl Scenario {
         }
     }
 
+    /// Of all its random decisions; every change has the same.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.initial.seed
+    }
+
     /// How often it runs.
     #[must_use]
     pub fn repeat(&self) -> Repeat {

@@ -95,7 +95,7 @@ impl Impairment {
     }
 
     /// The same after a check, with presets filled in and every rule named. A rule with a preset becomes one for each
-    /// way that it covers.
+    /// way that it covers, each with all that the rule says itself: a `nat_rebind` is in both.
     ///
     /// # Errors
     /// As [`Impairment::check`].
@@ -118,6 +118,8 @@ impl Impairment {
             let in_field = |(field, problem)| InvalidImpairment::field(&name, field, problem);
             let mut named = rule.clone();
             named.name = name.parse().ok();
+            // With its preset filled in it is for one way.
+            check_ways(&named).map_err(in_field)?;
             let resolved = with_preset(named).map_err(in_field)?;
             for rule in &resolved {
                 check_rule(rule).map_err(in_field)?;
@@ -177,6 +179,18 @@ fn with_preset(mut rule: Rule) -> Result<Vec<Rule>, Problem> {
         .collect())
 }
 
+/// Whether the rule, as it was written, is for all the ways that it needs.
+fn check_ways(rule: &Rule) -> Checked {
+    if rule.nat_rebind.is_some() && rule.direction != Direction::Both {
+        let problem = format!(
+            "the rule must be for both ways, since answers are translated back; it is for {}",
+            rule.direction
+        );
+        return Err(("nat_rebind", problem));
+    }
+    Ok(())
+}
+
 fn check_rule(rule: &Rule) -> Checked {
     check_match(&rule.matches)?;
     rule.flap.as_ref().map_or(Ok(()), check_flap)?;
@@ -195,17 +209,7 @@ fn check_rule(rule: &Rule) -> Checked {
     rule.duplicate
         .map_or(Ok(()), |share| check_share("duplicate", share))?;
     rule.corrupt.as_ref().map_or(Ok(()), check_corrupt)?;
-    if let Some(rebind) = &rule.nat_rebind {
-        if rule.direction != Direction::Both {
-            let problem = format!(
-                "the rule must be for both ways, since answers are translated back; it is for {}",
-                rule.direction
-            );
-            return Err(("nat_rebind", problem));
-        }
-        check_nat_rebind(rebind)?;
-    }
-    Ok(())
+    rule.nat_rebind.as_ref().map_or(Ok(()), check_nat_rebind)
 }
 
 fn check_match(matches: &Match) -> Checked {

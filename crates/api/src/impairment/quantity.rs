@@ -352,7 +352,9 @@ fn decimal(text: &str, factor: i64) -> Option<i64> {
     } else {
         fraction.parse().ok()?
     };
-    let product = (whole * scale + parts) * i128::from(factor);
+    // What has no room here has none as a result either, however much of it the fraction is.
+    let scaled = whole.checked_mul(scale)?.checked_add(parts)?;
+    let product = scaled.checked_mul(i128::from(factor))?;
     if product % scale != 0 {
         return None;
     }
@@ -517,6 +519,8 @@ mod tests {
             "99999999999h",
             "5sec",
             "--5ms",
+            "9223372036854775807.999999999999h",
+            "-9223372036854775807.999999999999min",
         ] {
             let error = text.parse::<TimeSpan>().unwrap_err().to_string();
             assert!(error.contains("1.5s"), "{error}");
@@ -524,7 +528,8 @@ mod tests {
         for text in ["1", "0.01", "%", "1 %", "0.00000001%"] {
             assert!(text.parse::<Percent>().is_err(), "{text}");
         }
-        for text in ["10", "10mbps", "10Mb", "-1mbit", "1mbit/h"] {
+        let huge = "9223372036854775807.999999999999gbit";
+        for text in ["10", "10mbps", "10Mb", "-1mbit", "1mbit/h", huge] {
             assert!(text.parse::<BitRate>().is_err(), "{text}");
         }
         for text in [

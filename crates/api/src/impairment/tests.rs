@@ -346,6 +346,12 @@ fn a_wrong_text_is_refused_with_what_to_write() {
         ("delay", "'delay' needs a time, such as 50ms"),
         ("delay fast", "after 'delay': 'fast' is no time"),
         ("loss 1% loss 2%", "'loss' is there twice"),
+        (
+            "egress ingress loss 1%",
+            "'egress' and 'ingress' are in one rule",
+        ),
+        ("ingress loss 1% both", "separate rules by ';'"),
+        ("egress loss 1% egress", "'egress' is there twice"),
         ("name x", "needs what is to happen"),
         ("loss 1% pass", "pass alone"),
         ("match proto=udp loss 1%", "is called 'proto'"),
@@ -411,7 +417,15 @@ const IMPOSSIBLE: &[(&str, &str)] = &[
         "egress nat-rebind 30s",
         "nat_rebind: the rule must be for both ways",
     ),
+    (
+        "ingress preset lte nat-rebind 30s",
+        "nat_rebind: the rule must be for both ways",
+    ),
     ("nat-rebind addresses 192.0.2.1", "nat_rebind: say when"),
+    (
+        "preset lte nat-rebind addresses 192.0.2.1",
+        "nat_rebind: say when",
+    ),
     ("match version=5 loss 1%", "match.version: 5"),
     (
         "match version=6 peer=10.0.0.1 loss 1%",
@@ -488,6 +502,11 @@ fn a_preset_is_filled_in_each_way_and_what_is_set_wins() {
     assert_eq!(resolved.resolved().as_ref(), Ok(&resolved));
     let one_way: Impairment = "egress preset 3g".parse().unwrap();
     assert_eq!(one_way.resolved().unwrap().rules.len(), 1);
+    let rebound: Impairment = "preset lte nat-rebind 30s".parse().unwrap();
+    let halves = rebound.resolved().unwrap().rules;
+    let rebind = Some("30s".parse().unwrap());
+    assert_eq!(halves.len(), 2);
+    assert!(halves.iter().all(|half| half.nat_rebind == rebind));
 }
 
 #[test]

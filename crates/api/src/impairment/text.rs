@@ -57,6 +57,16 @@ pub enum InvalidText {
         /// The word.
         word: String,
     },
+    /// A rule says twice which way it is for.
+    #[error(
+        "'{first}' and '{second}' are in one rule, which is for one of egress, ingress and both; separate rules by ';'"
+    )]
+    Directions {
+        /// What it says first.
+        first: String,
+        /// What it says then.
+        second: String,
+    },
     /// A table of a loss model that doesn't fit together.
     #[error(transparent)]
     Loss(#[from] InvalidLoss),
@@ -64,6 +74,9 @@ pub enum InvalidText {
 
 const KNOWN: &str = "loss, delay, rate, trace, reorder, duplicate, corrupt, partition, blackhole, flap, mtu, nat-rebind, preset or \
                      pass, after a name, egress or ingress, and match";
+
+/// The words for a rule's direction, of which it has one at most.
+const DIRECTIONS: [&str; 3] = ["both", "egress", "ingress"];
 
 /// The words of a text, one after the other.
 #[derive(Clone, Debug)]
@@ -313,6 +326,11 @@ impl FromWords for Rule {
         while let Some(word) = words.next() {
             if seen.contains(&word) {
                 return Err(InvalidText::Twice { word: cut(word) });
+            }
+            let said = seen.iter().find(|seen| DIRECTIONS.contains(seen));
+            if let Some(first) = said.filter(|_| DIRECTIONS.contains(&word)) {
+                let (first, second) = ((*first).to_owned(), word.to_owned());
+                return Err(InvalidText::Directions { first, second });
             }
             seen.push(word);
             match word {

@@ -103,7 +103,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         .as_deref()
         .map(read_scenario)
         .transpose()?;
-    let settings = settings(arguments)?;
+    let settings = settings(arguments, scenario.as_ref())?;
     let interruption = Interruption::catch()?;
     let mut forwarder = Forwarder::start(settings).map_err(failure)?;
     forwarder.interrupt_by(&interruption).map_err(failure)?;
@@ -131,7 +131,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
+/// What the forwarder is started with; of a scenario the seed alone, since its first change comes right afterwards.
+fn settings(arguments: &Arguments, scenario: Option<&Scenario>) -> Result<Settings, Failure> {
     let cannot = |reason: String| {
         let Arguments { first, second, .. } = arguments;
         Failure::refused(format!(
@@ -152,6 +153,10 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
         }
         impairment.seed = seed;
     }
+    if let Some(scenario) = scenario {
+        // The NAT draws its ports by the seed of the start, whatever changes later.
+        impairment.seed = scenario.seed();
+    }
     impairment
         .read_files(|path: &str| std::fs::read_to_string(path))
         .and_then(|()| impairment.check())
@@ -166,7 +171,7 @@ fn settings(arguments: &Arguments) -> Result<Settings, Failure> {
         },
         polling: arguments.polling,
         impairment,
-        may_change: arguments.scenario.is_some(),
+        may_change: scenario.is_some(),
         record: arguments.record.clone(),
     })
 }
@@ -211,5 +216,29 @@ fn failure(error: ForwardError) -> Failure {
         Failure::refused(error.to_string())
     } else {
         Failure::failed(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn a_scenario_gives_the_start_its_seed() {
+        let line = ["forward", "va", "vb", "--scenario", "course.toml"];
+        let line = Line::try_parse_from(line).unwrap();
+        let text = "seed = 7\n[[rule]]\nnat_rebind = \"30s\"\n";
+        let scenario = Scenario::parse(text, &[LINK]).unwrap();
+        let settings = settings(&line.arguments, Some(&scenario)).unwrap();
+        assert_eq!(settings.impairment.seed, 7);
+        assert!(settings.may_change && settings.impairment.rules.is_empty());
     }
 }

@@ -1,5 +1,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use sandwire_datapath::{divert, features};
 use sandwire_testlab::lab::{self, Lab};
 
@@ -33,9 +38,12 @@ impl<'a> Bench<'a> {
     }
 
     fn set(&mut self, name: &str) -> Result<(), Error> {
-        let impairment = "delay 1ms".parse().unwrap();
+        self.impair(&target(name), "delay 1ms")
+    }
+
+    fn impair(&mut self, target: &Target, text: &str) -> Result<(), Error> {
         let owner = Owner::User { uid: 0 };
-        self.host.set(&target(name), &owner, &impairment, false)
+        self.host.set(target, &owner, &text.parse().unwrap(), false)
     }
 
     fn begin_clear(&mut self, name: &str, flush: bool) -> Leaving {
@@ -73,6 +81,82 @@ fn who_has_waited_for_an_end_does_not_end_what_came_after_it() {
         bench.set("a").unwrap();
         bench.host.finish_clear(&slow).unwrap();
         assert_eq!(bench.listed(), ["a"]);
+    });
+}
+
+/// A host `far` with `far0`, whose other end here is `near` with 10.9.0.1; as a target.
+fn make_far(lab: &Lab, near: &str) -> Target {
+    lab.shell(&format!(
+        "ip netns add far
+         ip link add {near} type veth peer name far0 netns far
+         ip addr add 10.9.0.1/24 dev {near}; ip link set {near} up
+         ip -n far addr add 10.9.0.2/24 dev far0; ip -n far link set far0 up"
+    ));
+    Target {
+        netns: Some("/run/netns/far".into()),
+        interface: "far0".to_owned(),
+        side: Side::Sandbox,
+    }
+}
+
+/// Whether this end of the pair into `far` goes, as it does with that namespace.
+fn goes(lab: &Lab, near: &str) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while lab.run("ip -o link").contains(&format!(": {near}@")) {
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    true
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_namespace_whose_file_is_deleted_is_not_kept() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        let far = make_far(lab, "near0");
+        bench.impair(&far, "delay 1ms").unwrap();
+        bench.host.look();
+        assert_eq!(bench.listed(), ["far0"]);
+        lab.run("ip netns del far");
+        bench.host.look();
+        assert_eq!(bench.listed(), [""; 0]);
+        assert!(goes(lab, "near0"));
+        assert!(!std::path::Path::new(divert::FOLDER).exists());
+
+        // Another namespace of that name has an impairment of its own.
+        make_far(lab, "near1");
+        bench.impair(&far, "delay 1ms").unwrap();
+        lab.run("ip netns del far");
+        make_far(lab, "near2");
+        bench.impair(&far, "delay 1ms").unwrap();
+        assert_eq!(bench.listed(), ["far0", "far0"]);
+        bench.host.look();
+        assert_eq!(bench.listed(), ["far0"]);
+        assert!(goes(lab, "near1"));
+        assert!(lab.run("ip -o link").contains(": near2@"));
+    });
+}
+
+/// Who waits for the last packets of a namespace that is deleted hears that they were dropped.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_last_packets_of_a_deleted_namespace_are_not_waited_for() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        let far = make_far(lab, "near0");
+        bench.impair(&far, "egress delay 600s").unwrap();
+        lab.shell("ip netns exec far ping -n -q -c 1 -W 0.2 10.9.0.1 || true");
+        let leaving = bench.host.begin_clear(&far, false).unwrap().unwrap();
+        lab.run("ip netns del far");
+        bench.host.look();
+        let cleared = leaving.wait().unwrap();
+        assert!(cleared.was_impaired && cleared.flushed > 0, "{cleared:?}");
+        assert_eq!(cleared.released, 0);
+        bench.host.finish_clear(&leaving).unwrap();
+        assert!(goes(lab, "near0"));
     });
 }
 

@@ -20,7 +20,7 @@ use super::{
     End, Host, Lab, LabError, Link, Position, Route,
     address::{IPV6_MTU_MIN, assigned, is_of_a_host, mac_of},
 };
-use crate::ways::Ways;
+use crate::ways::{Ways, WaysError};
 
 /// Hosts and switches of a lab; each has an octet of the addresses that are assigned.
 const HOSTS_MAX: usize = 250;
@@ -150,9 +150,16 @@ impl Source<'_> {
             let reason = format!("a lab has at most {LINKS_MAX} links");
             return Err(self.invalid(link.ends.span(), reason));
         }
+        // All switches that are joined are one network, wherever in the file they are joined.
+        let mut ends = Vec::with_capacity(file.link.len());
+        for section in &file.link {
+            let hosts = self.ends(section, &places.hosts)?;
+            self.join(section, hosts, &mut places)?;
+            ends.push(hosts);
+        }
         let mut links = Vec::with_capacity(file.link.len());
-        for (number, section) in file.link.iter().enumerate() {
-            links.push(self.link(number, section, &mut places)?);
+        for (number, (section, hosts)) in file.link.iter().zip(ends).enumerate() {
+            links.push(self.link(number, section, hosts, &mut places)?);
         }
         for section in &file.route {
             let (host, route) = self.route(section, &places.hosts, &links)?;
@@ -217,22 +224,24 @@ impl Source<'_> {
         Ok(found)
     }
 
+    /// What a link joins.
+    fn ends(&self, section: &LinkSection, hosts: &[Host]) -> Result<[usize; 2], LabError> {
+        let [first, second] = self.pair(&section.ends, "ends", "hosts or switches")?;
+        let ends = [self.host(first, hosts)?, self.host(second, hosts)?];
+        if ends[0] == ends[1] {
+            let reason = "both ends of the link are the same; name two";
+            return Err(self.invalid(section.ends.span(), reason));
+        }
+        Ok(ends)
+    }
+
     fn link(
         &self,
         number: usize,
         section: &LinkSection,
+        hosts: [usize; 2],
         places: &mut Places,
     ) -> Result<Link, LabError> {
-        let [first, second] = self.pair(&section.ends, "ends", "hosts or switches")?;
-        let hosts = [
-            self.host(first, &places.hosts)?,
-            self.host(second, &places.hosts)?,
-        ];
-        if hosts[0] == hosts[1] {
-            let reason = "both ends of the link are the same; name two";
-            return Err(self.invalid(section.ends.span(), reason));
-        }
-        self.join(section, hosts, places)?;
         let mtu = section
             .mtu
             .as_ref()
@@ -266,36 +275,14 @@ impl Source<'_> {
     fn impairment(&self, number: usize, section: &LinkSection) -> Result<Impairment, LabError> {
         let given = [&section.ab, &section.ba, &section.both];
         let Some(table) = &section.impairment else {
-            let [ab, ba, both] = given.map(|text| Some(text.as_ref()?.get_ref().as_str()));
-            return Ways { ab, ba, both }.combine().map_err(|error| {
-                // The first that is wrong alone; what is wrong with them together is said at the last.
-                let alone = [
-                    Ways {
-                        ab,
-                        ..Ways::default()
-                    },
-                    Ways {
-                        ba,
-                        ..Ways::default()
-                    },
-                    Ways {
-                        both,
-                        ..Ways::default()
-                    },
-                ];
-                let wrong = alone.iter().position(|ways| ways.combine().is_err());
-                let last = given.iter().rposition(|text| text.is_some());
-                let at = wrong.or(last).and_then(|at| given[at].as_ref());
-                self.invalid(at.map_or(0..0, Spanned::span), error.to_string())
-            });
+            return self.ways(given);
         };
         if let Some(text) = given.into_iter().flatten().next() {
             let reason = "the link has a table 'impairment' too; write all into one of them";
             return Err(self.invalid(text.span(), reason));
         }
         let mut impairment = table.get_ref().clone();
-        let folder = self.path.parent().unwrap_or(Path::new(""));
-        let read = impairment.read_files(|file| fs::read_to_string(folder.join(file)));
+        let read = impairment.read_files(|file| self.read_beside(file));
         read.and_then(|()| impairment.check()).map_err(|error| {
             let rules = 0..impairment.rules.len();
             let mut named =
@@ -304,6 +291,31 @@ impl Source<'_> {
             self.invalid(span.unwrap_or(table.span()), error.to_string())
         })?;
         Ok(impairment)
+    }
+
+    /// What the texts of a link say.
+    fn ways(&self, given: [&Option<Spanned<String>>; 3]) -> Result<Impairment, LabError> {
+        let [ab, ba, both] = given.map(|text| Some(text.as_ref()?.get_ref().as_str()));
+        let read = |[ab, ba, both]: [Option<&str>; 3]| -> Result<Impairment, WaysError> {
+            let mut impairment = Ways { ab, ba, both }.combine()?;
+            impairment.read_files(|file| self.read_beside(file))?;
+            impairment.check()?;
+            Ok(impairment)
+        };
+        read([ab, ba, both]).map_err(|error| {
+            // The first that is wrong alone; what is wrong with them together is said at the last.
+            let alone = [[ab, None, None], [None, ba, None], [None, None, both]];
+            let wrong = alone.into_iter().position(|ways| read(ways).is_err());
+            let last = given.iter().rposition(|text| text.is_some());
+            let at = wrong.or(last).and_then(|at| given[at].as_ref());
+            self.invalid(at.map_or(0..0, Spanned::span), error.to_string())
+        })
+    }
+
+    /// A file that the lab's names, in the folder of that.
+    fn read_beside(&self, file: &str) -> std::io::Result<String> {
+        let folder = self.path.parent().unwrap_or(Path::new(""));
+        fs::read_to_string(folder.join(file))
     }
 
     /// Where a rule of a link's table is.

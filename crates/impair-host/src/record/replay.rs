@@ -1,4 +1,8 @@
 //! The same run again, in virtual time: do the same packets have the same fate?
+//!
+//! A recording that was cut off, as by SIGKILL, has no end: its files end anywhere, each for itself. Its last line and its
+//! last frame may be torn, and are left out. So are decisions that frames may have had a part in which aren't there, and
+//! nothing is made of decisions that lack.
 
 use std::{
     cell::RefCell,
@@ -38,6 +42,8 @@ pub struct Replayed {
     pub decisions: u64,
     /// Those that depend on who fetched packets, and that no replay can repeat.
     pub unrepeatable: u64,
+    /// Whether the recording has no end: what its last frame or later ones had a part in isn't compared.
+    pub is_cut_off: bool,
     /// Whether all others are the same.
     pub is_same: bool,
     /// How many are not.
@@ -122,28 +128,44 @@ pub fn replay(folder: &Path) -> Result<Replayed, ReplayError> {
         );
         return Err(unreadable(&path, reason));
     }
-    let (recorded, unrepeatable) = read_decisions(&folder.join(DECISIONS))?;
+    let is_cut_off = run.ended.is_none();
+    let (mut recorded, unrepeatable) = read_decisions(&folder.join(DECISIONS), is_cut_off)?;
+    let mut bench = Bench::new(&run)?;
+    let frames = bench.run(&run, &folder.join(BEFORE))?;
+    if is_cut_off {
+        recorded.retain(|_, decision| moment(decision) < bench.last);
+    }
     let mut replayed = Replayed {
+        frames,
         decisions: recorded.len() as u64 + unrepeatable,
         unrepeatable,
+        is_cut_off,
         ..Replayed::default()
     };
-    let mut bench = Bench::new(&run)?;
-    replayed.frames = bench.run(&run, &folder.join(BEFORE))?;
     compare(&run, recorded, &bench.fates.borrow(), &mut replayed);
     Ok(replayed)
 }
 
 /// What was decided, and how many decisions aren't the impairment's.
-fn read_decisions(path: &Path) -> Result<(Fates, u64), ReplayError> {
+fn read_decisions(path: &Path, is_cut_off: bool) -> Result<(Fates, u64), ReplayError> {
     let file = File::open(path).map_err(|error| unreadable(path, error))?;
+    let mut lines = BufReader::new(file);
     let (mut fates, mut unrepeatable) = (Fates::new(), 0);
-    for (line, number) in BufReader::new(file).lines().zip(1..) {
+    let mut line = Vec::new();
+    for number in 1u64.. {
         let wrong = |error: &dyn ToString| {
             unreadable(path, format!("line {number}: {}", error.to_string()))
         };
-        let line = line.map_err(|error| wrong(&error))?;
-        let entry: Entry = serde_json::from_str(&line).map_err(|error| wrong(&error))?;
+        line.clear();
+        let read = lines.read_until(b'\n', &mut line);
+        if read.map_err(|error| wrong(&error))? == 0 {
+            break;
+        }
+        let entry: Entry = match serde_json::from_slice(&line) {
+            Ok(entry) => entry,
+            Err(_) if is_cut_off && !line.ends_with(b"\n") => break,
+            Err(error) => return Err(wrong(&error)),
+        };
         if depends_on_consumer(&entry.decision) {
             unrepeatable += 1;
         } else {
@@ -196,12 +218,16 @@ fn compare(run: &Run, mut recorded: Fates, replayed: &Fates, outcome: &mut Repla
 }
 
 fn is_after(run: &Run, decision: &Decision) -> bool {
-    let at = match decision.verdict {
+    // One that was due just before the last breath may have been left where it was, if it was flushed then.
+    run.ended.is_none_or(|ended| moment(decision) >= ended)
+}
+
+/// When a packet was to be released, or was dropped.
+fn moment(decision: &Decision) -> u64 {
+    match decision.verdict {
         Verdict::Released { planned, .. } => planned,
         Verdict::Dropped { at, .. } => at,
-    };
-    // One that was due just before the last breath may have been left where it was, if it was flushed then.
-    run.ended.is_none_or(|ended| at >= ended)
+    }
 }
 
 /// Two lines between frames of a recording and nowhere.
@@ -210,6 +236,8 @@ struct Bench {
     feeds: [Feed; 2],
     fates: Rc<RefCell<Fates>>,
     now: Time,
+    /// When the last frame came, in nanoseconds.
+    last: u64,
 }
 
 impl Bench {
@@ -252,6 +280,7 @@ impl Bench {
             feeds,
             fates,
             now: Time::START,
+            last: 0,
         })
     }
 
@@ -264,7 +293,13 @@ impl Bench {
         self.now = Time::from_nanos(run.began);
         self.engine.breathe(self.now);
         let mut frames = 0;
-        while let Some(captured) = reader.read().map_err(wrong)? {
+        loop {
+            let captured = match reader.read() {
+                Ok(Some(captured)) => captured,
+                Ok(None) => break,
+                Err(CaptureError::CutShort) if run.ended.is_none() => break,
+                Err(error) => return Err(wrong(error)),
+            };
             let feed = usize::try_from(captured.interface)
                 .ok()
                 .filter(|feed| *feed < self.feeds.len())
@@ -273,6 +308,7 @@ impl Bench {
                 .time
                 .unwrap_or(0)
                 .saturating_sub(run.calendar_start);
+            self.last = time;
             let time = Time::from_nanos(time);
             if time > self.now {
                 // Those that came together are taken together, as they were.

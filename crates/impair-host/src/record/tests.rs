@@ -101,6 +101,60 @@ fn another_fate_is_found() {
     assert!(error.contains("decisions.jsonl: line "), "{error}");
 }
 
+/// Takes so many bytes off the end of a file.
+fn cut(path: &Path, bytes: usize) {
+    let content = fs::read(path).unwrap();
+    fs::write(path, &content[..content.len() - bytes]).unwrap();
+}
+
+/// Takes the end off a recording, as if its process had been killed.
+fn cut_off(folder: &Path) {
+    let path = folder.join(RUN);
+    let mut run: Run = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    run.ended = None;
+    fs::write(&path, serde_json::to_vec(&run).unwrap()).unwrap();
+}
+
+#[test]
+fn a_run_that_was_cut_off_is_replayed_as_far_as_it_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = record(&folder.path().join("run"));
+    let before = replay(&whole.folder).unwrap();
+    let path = whole.folder.join(BEFORE);
+    let frames = fs::read(&path).unwrap();
+    let decisions = fs::read(whole.folder.join(DECISIONS)).unwrap();
+
+    // Torn is only the end of what was cut off.
+    cut(&path, 30);
+    assert!(replay(&whole.folder).is_err());
+    cut_off(&whole.folder);
+    // More of the frames is missing, or more of the decisions.
+    for (less, fewer) in [
+        (30, 10),
+        (400_001, 5),
+        (7, 60_003),
+        (frames.len() - 2_000, 1),
+    ] {
+        fs::write(&path, &frames).unwrap();
+        cut(&path, less);
+        fs::write(whole.folder.join(DECISIONS), &decisions).unwrap();
+        cut(&whole.folder.join(DECISIONS), fewer);
+        let replayed = replay(&whole.folder).unwrap();
+        assert!(replayed.is_same && replayed.is_cut_off, "{replayed:?}");
+        assert!(replayed.frames < before.frames, "{replayed:?}");
+        assert!(replayed.decisions < before.decisions, "{replayed:?}");
+    }
+    // A line amid others is as wrong as ever, and so is another fate.
+    fs::write(&path, &frames).unwrap();
+    let text = String::from_utf8(decisions).unwrap();
+    let lost = text.replacen("\"cause\":\"loss\"", "\"cause\":\"queue_full\"", 1);
+    fs::write(whole.folder.join(DECISIONS), lost).unwrap();
+    assert_eq!(replay(&whole.folder).unwrap().different, 1);
+    fs::write(whole.folder.join(DECISIONS), format!("{{}}\n{text}")).unwrap();
+    let error = replay(&whole.folder).unwrap_err().to_string();
+    assert!(error.contains("decisions.jsonl: line 1"), "{error}");
+}
+
 #[test]
 fn nothing_that_is_there_is_overwritten() {
     let folder = tempfile::tempdir().unwrap();

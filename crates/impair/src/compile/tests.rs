@@ -111,3 +111,12 @@ fn what_cannot_be_is_refused() {
         Err(CompileError::Invalid(_))
     ));
 }
+
+#[test]
+fn a_rule_with_a_preset_translates_both_ways() {
+    for direction in [Direction::Egress, Direction::Ingress] {
+        let rules = compiled("preset lte nat-rebind 30s", direction);
+        assert_eq!(rules.len(), 1);
+        assert!(rules[0].translates());
+    }
+}

@@ -28,6 +28,8 @@ pub(super) struct Mapping {
     pub(super) generation: u32,
     /// When it is forgotten.
     pub(super) lasts_until: Nanoseconds,
+    /// Its endpoint has sent without a model meanwhile: only a packet with one ends it.
+    pub(super) is_kept: bool,
 }
 
 #[derive(Debug, Default)]
@@ -65,8 +67,13 @@ impl Endpoint {
 }
 
 impl Mapping {
-    pub(super) fn is_forgotten(&self, now: Nanoseconds) -> bool {
+    /// For whoever has a model; for others it may be kept.
+    pub(super) fn is_due(&self, now: Nanoseconds) -> bool {
         now >= self.lasts_until
+    }
+
+    pub(super) fn is_forgotten(&self, now: Nanoseconds) -> bool {
+        !self.is_kept && self.is_due(now)
     }
 }
 

@@ -146,6 +146,28 @@ fn without_a_model_nothing_begins_and_nothing_changes() {
     }
 }
 
+/// A socket that sends to several peers, of which a rule with rebinding matches some.
+#[test]
+fn who_sends_without_a_model_in_between_is_rebound_by_the_next_packet_with_one() {
+    let mut nat = Nat::new(1, 0);
+    let model = every_second();
+    send(&mut nat, 0, &model, udp(HERE, THERE, b""));
+    let mut seen = send(&mut nat, SECOND, &model, udp(HERE, THERE, b"")).unwrap();
+    for second in 2..6 {
+        let change = second * SECOND;
+        for now in [change - 1, change] {
+            let mut frame = udp(HERE, "10.0.0.7:7", b"");
+            assert_eq!(nat.leave(now, None, &mut frame), Translation::Rewritten);
+            assert_eq!(ends(&frame).0, seen, "it is kept");
+            assert!(comes_back(&mut nat, now, &seen));
+        }
+        let next = send(&mut nat, change + 1, &model, udp(HERE, THERE, b"")).unwrap();
+        assert_ne!(next, seen, "change {second}");
+        assert!(!comes_back(&mut nat, change + 1, &seen));
+        seen = next;
+    }
+}
+
 #[test]
 fn no_two_endpoints_share_a_port() {
     let mut nat = Nat::new(1, 0);

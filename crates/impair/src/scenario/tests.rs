@@ -210,6 +210,9 @@ fn repetitions_begin_as_the_first_did() {
     assert_eq!(forever[999].0, 4994);
     let scenario = Scenario::parse(&text("3"), &["it"]).unwrap();
     assert_eq!(scenario.length(), Some(30 * S));
+    assert_eq!(scenario.seed(), 0);
+    let seeded = Scenario::parse("seed = 7", &["it"]).unwrap();
+    assert_eq!(seeded.seed(), 7);
     assert_eq!(
         Scenario::parse(&text("\"forever\""), &["it"])
             .unwrap()

@@ -32,6 +32,7 @@ fn text(replayed: &Replayed) -> String {
         frames,
         decisions,
         unrepeatable,
+        is_cut_off,
         different,
         ..
     } = replayed;
@@ -45,6 +46,9 @@ fn text(replayed: &Replayed) -> String {
         text.push_str(&format!(
             "; {unrepeatable} of them were made by who took packets too late or flushed them, and cannot be repeated"
         ));
+    }
+    if *is_cut_off {
+        text.push_str("; the recording was cut off, and is compared up to its last frame");
     }
     text.push('\n');
     for difference in &replayed.differences {

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -61,18 +62,25 @@ struct Answer {
     cleared: Cleared,
 }
 
+impl Answer {
+    /// Of a scenario that hasn't begun.
+    fn new(target: Target) -> Self {
+        Self {
+            target,
+            changes: 0,
+            latest_milliseconds: 0,
+            completed: false,
+            cleared: Cleared::default(),
+        }
+    }
+}
+
 pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
     let scenario = read(&arguments.scenario)?;
     let target = arguments.which.target()?;
     let signals = end_signals()?;
     let (mut client, _) = service::connect_or_start(folder)?;
-    let mut answer = Answer {
-        target,
-        changes: 0,
-        latest_milliseconds: 0,
-        completed: false,
-        cleared: Cleared::default(),
-    };
+    let mut answer = Answer::new(target);
     let mut begun = false;
     let ran = carry_out(
         &scenario,
@@ -93,10 +101,12 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
     context.output.answer(&answer, text)
 }
 
+/// Makes all changes, each at its moment, and waits for the scenario's end, or for good if it has none; `signals` can be
+/// read when somebody wants it to end before.
 fn carry_out(
     scenario: &Scenario,
     client: &mut Client,
-    signals: &SignalFd,
+    signals: &impl AsFd,
     force: bool,
     answer: &mut Answer,
     begun: &mut bool,
@@ -107,7 +117,7 @@ fn carry_out(
     let start = Instant::now();
     for Change { at, impairment, .. } in scenario.changes() {
         let due = Duration::from_nanos(at);
-        if is_ended(signals, due.saturating_sub(start.elapsed()))? {
+        if is_ended(signals, Some(due.saturating_sub(start.elapsed())))? {
             return Ok(());
         }
         let set = client.set_with(&answer.target, &owner, &impairment, force);
@@ -123,22 +133,22 @@ fn carry_out(
             start.elapsed().as_secs_f64()
         ));
     }
-    if let Some(length) = scenario.length() {
-        let rest = Duration::from_nanos(length).saturating_sub(start.elapsed());
-        answer.completed = !is_ended(signals, rest)?;
-    }
+    // One that is repeated for ever comes here when a repetition has changed nothing: then what there is stays.
+    let length = scenario.length().map(Duration::from_nanos);
+    let rest = length.map(|length| length.saturating_sub(start.elapsed()));
+    answer.completed = !is_ended(signals, rest)?;
     Ok(())
 }
 
-/// Waits that long; whether a signal came first.
-fn is_ended(signals: &SignalFd, patience: Duration) -> Result<bool, Failure> {
-    let end = Instant::now() + patience;
+/// Waits that long, or for good if that isn't said; whether a signal came first.
+fn is_ended(signals: &impl AsFd, patience: Option<Duration>) -> Result<bool, Failure> {
+    let end = patience.map(|patience| Instant::now() + patience);
     loop {
-        let rest = end.saturating_duration_since(Instant::now());
+        let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
         let mut fds = [PollFd::new(signals, PollFlags::IN)];
-        let timeout = Timespec::try_from(rest).ok();
+        let timeout = rest.and_then(|rest| Timespec::try_from(rest).ok());
         match poll(&mut fds, timeout.as_ref()) {
-            Ok(0) if Instant::now() >= end => return Ok(false),
+            Ok(0) if end.is_some_and(|end| Instant::now() >= end) => return Ok(false),
             Ok(0) | Err(rustix::io::Errno::INTR) => {}
             Ok(_) => return Ok(true),
             Err(error) => return Err(Failure::failed(format!("cannot wait: {error}"))),
@@ -184,4 +194,63 @@ fn text(answer: &Answer) -> String {
         "{}: the scenario {how} after {} changes, the latest {} ms late; {} packets were let go\n",
         answer.target, answer.changes, answer.latest_milliseconds, answer.cleared.released
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        os::unix::net::{UnixListener, UnixStream},
+        thread,
+    };
+
+    use sandwire_impair_host::control::{Response, Side};
+
+    use super::*;
+
+    /// A service that agrees to one request, and a while later has something written to `end`.
+    fn agree_once(listener: &UnixListener, mut end: &UnixStream) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = String::new();
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        reader.read_line(&mut request).unwrap();
+        let mut answer = serde_json::to_vec(&Response::Done).unwrap();
+        answer.push(b'\n');
+        stream.write_all(&answer).unwrap();
+        thread::sleep(Duration::from_millis(200));
+        end.write_all(b"enough").unwrap();
+    }
+
+    #[test]
+    fn a_repetition_without_a_change_lasts_until_a_signal_comes() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (end, signals) = UnixStream::pair().unwrap();
+        let text =
+            "duration = \"20ms\"\nrepeat = \"forever\"\n[[rule]]\nflap = \"up 10ms down 5ms\"";
+        let scenario = Scenario::parse(text, &[TARGET]).unwrap();
+        let mut answer = Answer::new(Target {
+            netns: None,
+            interface: "near0".to_owned(),
+            side: Side::Host,
+        });
+        let mut begun = false;
+        let start = Instant::now();
+        let lasted = thread::scope(|scope| {
+            scope.spawn(|| agree_once(&listener, &end));
+            let mut client = Client::connect(&socket).unwrap();
+            let (answer, begun) = (&mut answer, &mut begun);
+            carry_out(&scenario, &mut client, &signals, false, answer, begun).unwrap();
+            start.elapsed()
+        });
+        assert!(lasted >= Duration::from_millis(200), "{lasted:?}");
+        assert_eq!((answer.changes, answer.completed, begun), (1, false, true));
+    }
+
+    #[test]
+    fn a_wait_that_has_an_end_comes_to_it() {
+        let (_end, signals) = UnixStream::pair().unwrap();
+        assert!(!is_ended(&signals, Some(Duration::from_millis(5))).unwrap());
+    }
 }

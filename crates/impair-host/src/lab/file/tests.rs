@@ -91,6 +91,50 @@ fn hosts_on_a_switch_share_a_network() {
     assert_eq!(addresses(1, 1), ["10.78.2.2/24", "fd77:7377:78:2::2/64"]);
 }
 
+/// Wherever in the file they are joined, and in whichever order.
+#[test]
+fn hosts_on_joined_switches_share_a_network() {
+    let hosts = "[host.a]\n[host.b]\n[switch.s]\n[switch.t]\n";
+    let link = |ends: [&str; 2]| format!("[[link]]\nends = {ends:?}\n");
+    let (a, b) = (link(["a", "s"]), link(["t", "b"]));
+    for trunk in [["s", "t"], ["t", "s"]].map(link) {
+        for links in [[&trunk, &a, &b], [&a, &trunk, &b], [&a, &b, &trunk]] {
+            let text = format!("{hosts}{}{}{}", links[0], links[1], links[2]);
+            let lab = read(&text).unwrap();
+            let ends = lab.links.iter().flat_map(|link| &link.ends);
+            let networks: std::collections::BTreeSet<IpNet> = ends
+                .flat_map(|end| &end.addresses)
+                .map(IpNet::trunc)
+                .collect();
+            assert_eq!(networks.len(), 2, "one of each version in\n{text}");
+        }
+    }
+}
+
+#[test]
+fn a_trace_that_a_text_names_is_read_from_beside_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("up.trace"), "1\n5\n9\n").unwrap();
+    let text = |trace: &str| {
+        format!(
+            "[host.a]\n[host.b]\n[[link]]\nends = [\"a\", \"b\"]\nba = \"delay 5ms\"\nab = \"trace {trace}\"\n"
+        )
+    };
+    let path = folder.path().join("lab.toml");
+    let lab = Lab::parse(&text("up.trace"), &path).unwrap();
+    let rules = &lab.links[0].impairment.rules;
+    let traces: Vec<&str> = rules
+        .iter()
+        .filter_map(|rule| rule.trace.as_ref()?.content.as_deref())
+        .collect();
+    assert_eq!(traces, ["1\n5\n9\n"]);
+    let refused = Lab::parse(&text("down.trace"), &path)
+        .unwrap_err()
+        .to_string();
+    assert!(refused.contains("lab.toml:6:6: "), "{refused}");
+    assert!(refused.contains("down.trace"), "{refused}");
+}
+
 #[test]
 fn every_end_of_the_largest_lab_gets_its_own_addresses() {
     let mut text = "[host.a]\n[host.b]\n".to_owned();
