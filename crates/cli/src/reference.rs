@@ -5,7 +5,7 @@
 
 use std::{fmt::Write, path::PathBuf};
 
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory, Id};
 
 const HEAD: &str = "\
 # The command line
@@ -31,12 +31,12 @@ fn document() -> String {
     let mut command = crate::Arguments::command();
     command.build();
     let mut text = HEAD.to_owned();
-    describe(&command, &mut text);
+    describe(&command, &[], &mut text);
     text
 }
 
-/// A command, its flags in a table, then its subcommands.
-fn describe(command: &Command, text: &mut String) {
+/// A command, its flags in a table but for those that are `inherited`, then its subcommands.
+fn describe(command: &Command, inherited: &[&Id], text: &mut String) {
     let name = command.get_bin_name().unwrap_or_else(|| command.get_name());
     let about = command
         .get_about()
@@ -55,7 +55,7 @@ fn describe(command: &Command, text: &mut String) {
     let arguments: Vec<&Arg> = command
         .get_arguments()
         .filter(|argument| !argument.is_hide_set())
-        .filter(|argument| is_top || !argument.is_global_set())
+        .filter(|argument| !argument.is_global_set() || !inherited.contains(&argument.get_id()))
         .filter(|argument| !matches!(argument.get_action(), ArgAction::Help | ArgAction::Version))
         .collect();
     if !arguments.is_empty() {
@@ -68,11 +68,15 @@ fn describe(command: &Command, text: &mut String) {
     if let Some(after) = command.get_after_help() {
         let _ = write!(text, "{after}\n\n");
     }
+    let global = command
+        .get_arguments()
+        .filter(|found| found.is_global_set());
+    let inherited: Vec<&Id> = global.map(Arg::get_id).collect();
     for subcommand in command
         .get_subcommands()
         .filter(|found| found.get_name() != "help")
     {
-        describe(subcommand, text);
+        describe(subcommand, &inherited, text);
     }
 }
 

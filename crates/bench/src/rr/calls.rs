@@ -28,7 +28,8 @@ use crate::{cpu, progress::Step, record::Record, statistics::median, world};
 const BATCH: u32 = 1000;
 /// Where nobody listens.
 const CLOSED: u16 = 9;
-/// What is bound to.
+/// The first of the ports that are bound to, one after the other: one that was just closed may stay taken for a moment, if
+/// somebody looks at this process's descriptors.
 const PORT: u16 = 20_000;
 const CALLS: [&str; 2] = ["connect", "bind"];
 
@@ -45,8 +46,8 @@ pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
     let batches = batches(extent);
     let step = Step::begin("calls", batches);
     let place = Place::create(Case::Identity)?;
-    let mut with = Caller::start(place.server_command("calls")?)?;
-    let mut without = Caller::start(place.host_command("calls")?)?;
+    let mut with = Caller::start(place.server_command("calls")?, "identity")?;
+    let mut without = Caller::start(place.host_command("calls")?, "bare")?;
     for call in CALLS {
         let mut added = Vec::new();
         for batch in 0..batches {
@@ -72,13 +73,14 @@ pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
 
 /// A process that makes calls when it is told to.
 struct Caller {
+    row: &'static str,
     child: Child,
     requests: ChildStdin,
     answers: BufReader<ChildStdout>,
 }
 
 impl Caller {
-    fn start(mut command: std::process::Command) -> Result<Self> {
+    fn start(mut command: std::process::Command, row: &'static str) -> Result<Self> {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -87,6 +89,7 @@ impl Caller {
         let requests = child.stdin.take().context("a pipe was asked for")?;
         let answers = child.stdout.take().context("a pipe was asked for")?;
         Ok(Self {
+            row,
             child,
             requests,
             answers: BufReader::new(answers),
@@ -97,9 +100,11 @@ impl Caller {
     fn batch(&mut self, call: &str) -> Result<f64> {
         use std::io::Write;
         writeln!(self.requests, "{call}").context("cannot ask for calls")?;
-        let said = line(&mut self.answers)?;
+        let row = self.row;
+        let said = line(&mut self.answers)
+            .with_context(|| format!("cannot measure a batch of {call} of row {row}"))?;
         said.parse()
-            .with_context(|| format!("calls failed: {said}"))
+            .with_context(|| format!("row {row} says '{said}' of a batch of {call}"))
     }
 }
 
@@ -117,7 +122,7 @@ pub(super) fn stand_in() -> Result<()> {
     for line in std::io::stdin().lines() {
         let times: Result<Vec<f64>> = match line.context("cannot read what to do")?.as_str() {
             "connect" => (0..BATCH).map(|_| one_connect()).collect(),
-            "bind" => (0..BATCH).map(|_| one_bind()).collect(),
+            "bind" => (PORT..).take(BATCH as usize).map(one_bind).collect(),
             other => bail!("there is no call '{other}'"),
         };
         let middle = median(&times?).context("no calls")?;
@@ -139,10 +144,10 @@ fn one_connect() -> Result<f64> {
     Ok(time.as_secs_f64() * 1e6)
 }
 
-fn one_bind() -> Result<f64> {
+fn one_bind(port: u16) -> Result<f64> {
     let made = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     let begun = Instant::now();
-    let answer = bind(&made, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, PORT));
+    let answer = bind(&made, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port));
     let time = begun.elapsed();
     answer.context("bind")?;
     Ok(time.as_secs_f64() * 1e6)

@@ -72,7 +72,7 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
         }
         Verb::Set(arguments) => set::run(context, *arguments),
         Verb::Resize { name, size, wait } => {
-            let client = context.client();
+            let client = patient(context);
             let operation = format!("resize pool {name}");
             let mut pool = client
                 .resize_pool(&name, size)
@@ -86,12 +86,20 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
     }
 }
 
+/// Longer than the daemon waits for slots to be torn down, and for whoever changes a pool at the same time.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// For what changes pools: the daemon does so for one after the other.
+fn patient(context: &Context) -> Blocking {
+    context.client().with_timeout(PATIENCE)
+}
+
 fn delete(context: &Context, arguments: &DeleteArguments) -> Outcome {
     let name = &arguments.name;
     let bar = indicatif::ProgressBar::new_spinner();
     bar.set_message(format!("deleting pool {name}"));
     bar.enable_steady_tick(Duration::from_millis(200));
-    let deleted = context.client().delete_pool(name);
+    let deleted = patient(context).delete_pool(name);
     bar.finish_and_clear();
     deleted.map_err(cannot(format!("delete pool {name}")))?;
     context.output.answer(&json!({ "deleted": name }), |_| {

@@ -149,7 +149,7 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         Some(file) => read_file(file, &name)?,
         None => arguments.settings.into_spec(name, arguments.policy)?,
     };
-    let client = context.client();
+    let client = super::patient(context);
     let operation = format!("create pool {}", spec.name);
     let mut pool = client.create_pool(&spec).map_err(cannot(operation))?;
     if arguments.wait {

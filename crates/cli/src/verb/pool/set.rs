@@ -49,7 +49,7 @@ pub(crate) struct Arguments {
 pub(super) fn run(context: &Context, arguments: Arguments) -> Outcome {
     let name = arguments.name;
     let operation = format!("change pool {name}");
-    let client = context.client();
+    let client = super::patient(context);
     let policy = match &arguments.policy {
         Some(file) => Some(policy::read_policy(file, &operation)?),
         None if arguments.flags.is_empty() => None,
