@@ -461,7 +461,7 @@ impl Stage {
         assert_eq!(state, Some(VsockState::Established));
     }
 
-    /// The neighbour still works; then the VMM goes, and nothing is left.
+    /// The neighbour still works; then the VMM goes, and nothing is left but for readers, which go too.
     fn end(mut self) -> VsockTraffic {
         self.posting = true;
         self.rest();
@@ -481,9 +481,17 @@ impl Stage {
         let (_, nobody) = UnixStream::pair().expect("a pair of sockets");
         drop(std::mem::replace(&mut self.wire, nobody.into()));
         while self.turn() {}
+        assert!(!self.counters.snapshot().attached);
+        // What a guest had sent before it ended a connection waits for its reader, and for nobody else.
+        let left = self.vm.list(self.context.now);
+        assert!(
+            left.into_iter()
+                .all(|one| one.queued_bytes > 0 && one.guest_port != NEIGHBOUR)
+        );
+        self.peers.clear();
+        while self.turn() {}
         let after = self.counters.snapshot();
         assert_eq!((after.connections, after.buffered_bytes), (0, 0));
-        assert!(!after.attached);
         assert_eq!(self.budget.promised(), 0);
         before
     }
