@@ -174,14 +174,13 @@ static __noinline struct decision *find_decision_of_port(struct packet *p, __u32
 	return find_decision(p, nic, generation, now, holds);
 }
 
-/* Decides anew unless the decision holds. */
+/* Decides anew unless the decision holds; only then its next hop is known. */
 static __always_inline void renew(struct __sk_buff *skb, struct packet *p, __u32 index, int holds,
 				  struct decision *d, struct course *c)
 {
-	if (!rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d))))
-		return;
-	decide(skb, p, index, c->now, d);
-	c->fresh = 1;
+	c->fresh = rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d)));
+	if (c->fresh)
+		decide(skb, p, index, c->now, d);
 }
 
 /* Takes the decision from the cache, or decides: for all ports, or for the packet's where they have a say. */
@@ -193,15 +192,12 @@ static __always_inline void decide_course(struct __sk_buff *skb, struct packet *
 
 	c->verdict = VERDICT_DROP;
 	c->reason = DROP_HELPER;
-	c->fresh = 0;
 	ask_for_any_port(p);
 	d = find_decision(p, index, generation, c->now, &holds);
 	if (!d)
 		return;
 	renew(skb, p, index, holds, d, c);
 	if (rarely(d->verdict == LEFT_TO_PORTS)) {
-		/* Of no next hop: only the port's own may be fresh. */
-		c->fresh = 0;
 		d = find_decision_of_port(p, index, generation, c->now, &holds);
 		if (!d)
 			return;
