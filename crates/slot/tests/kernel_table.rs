@@ -293,6 +293,27 @@ fn a_start_that_the_host_refuses_half_way_leaves_what_there_is() {
     });
 }
 
+/// Neither the table nor what the next change goes by is half of both.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_change_that_the_host_refuses_half_way_goes_back_and_can_be_repeated() {
+    lab::run(|lab| {
+        let [before, after] = [MASQUERADE, ROUTE].map(|policy| first("host", policy));
+        let network = open();
+        network.add_pool(&before).unwrap();
+        let rules = || lab.run(&format!("nft list table inet {TABLE}"));
+        let told = rules();
+        lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=1");
+        for _ in 0..2 {
+            network.change_pool(&after, None).unwrap_err();
+            assert_eq!(rules(), told);
+        }
+        lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=0");
+        network.change_pool(&after, None).unwrap();
+        assert_eq!(chains(lab), GUARD);
+    });
+}
+
 /// Takes everything that bounds connections out of the table, as it is before there was such a thing.
 const UNBOUND: &str = r"
     for chain in input forward; do

@@ -6,10 +6,7 @@
 //! `unreachable` route, so that packets for a clone that isn't there never leave by the uplink. The
 //! routes of the slots are more specific than that one.
 
-use std::{
-    cell::Cell,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use sandwire_api::slot::Defect;
@@ -44,21 +41,26 @@ const GATEWAY_IPV6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 /// Nobody is on the shared interface; one that doesn't change keeps listings comparable.
 pub(super) const SHARED_MAC: Mac = [0x02, 0x73, 0x77, 0x68, 0x00, 0x01];
 
-/// Prepares the host. Returns the number of the shared interface. An error leaves what was done, if it `is_begun`.
+/// Refuses what the host has other uses for. Nothing is done.
+pub(super) fn check_pool(
+    instance: &str,
+    worker: &mut Worker,
+    plan: &Plan,
+) -> Result<(), NetworkError> {
+    let interfaces = interface::list(&mut worker.route)?;
+    check_conflicts(instance, worker, plan, &interfaces)?;
+    check_forwarding(worker, plan, &interfaces)
+}
+
+/// Prepares the host. Returns the number of the shared interface. An error leaves what was done.
 pub(super) fn add_pool(
     instance: &str,
     worker: &mut Worker,
     pool: &Hosted,
     beside: &Served<'_>,
-    is_begun: &Cell<bool>,
 ) -> Result<InterfaceIndex, NetworkError> {
-    let plan = &pool.plan;
-    let interfaces = interface::list(&mut worker.route)?;
-    check_conflicts(instance, worker, plan, &interfaces)?;
-    check_forwarding(worker, plan, &interfaces)?;
-    is_begun.set(true);
     write_table(instance, worker, pool, beside)?;
-    enable_forwarding(worker, plan)?;
+    enable_forwarding(worker, &pool.plan)?;
     add_interface_and_routes(instance, worker, pool)
 }
 

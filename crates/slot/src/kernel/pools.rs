@@ -3,8 +3,6 @@
 //! Those whose sandboxes have children of other interfaces need nothing of the host but the data path's maps: no
 //! address, route or rule leads to them.
 
-use std::cell::Cell;
-
 use sandwire_api::slot::DataPath;
 
 use super::{KernelNetwork, Ordering, Worker, host, hosted::Hosted, lock};
@@ -28,23 +26,26 @@ impl KernelNetwork {
         };
         self.open_ebpf_for(&pool, &state)?;
         let beside = state.beside(&name);
-        let is_begun = Cell::new(false);
         let prepare = |worker: &mut Worker| {
-            let shared = host::add_pool(self.instance(), worker, &pool, &beside, &is_begun)?;
+            let shared = host::add_pool(self.instance(), worker, &pool, &beside)?;
             self.shared.store(shared.0, Ordering::Relaxed);
             match pool.serves_ebpf() {
                 true => self.attach_host(worker, shared, pool.uses_xdp() || state.uses_xdp()),
                 false => Ok(()),
             }
         };
-        let undo = |worker: &mut Worker, error| match is_new && is_begun.get() {
-            true => match host::remove_pool(self.instance(), worker, &pool, &beside) {
-                Ok(()) => error,
-                Err(undone) => NetworkError::Several(vec![error, undone]),
-            },
-            false => error,
-        };
-        self.with_worker(|worker| prepare(worker).map_err(|error| undo(worker, error)))?;
+        self.with_worker(|worker| {
+            host::check_pool(self.instance(), worker, plan)?;
+            prepare(worker).map_err(|error| {
+                if !is_new {
+                    return error;
+                }
+                match host::remove_pool(self.instance(), worker, &pool, &beside) {
+                    Ok(()) => error,
+                    Err(undone) => NetworkError::Several(vec![error, undone]),
+                }
+            })
+        })?;
         state.pools.insert(name, pool);
         Ok(())
     }

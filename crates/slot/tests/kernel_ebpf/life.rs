@@ -23,9 +23,9 @@ use sandwire_testlab::{
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    EBPF_KINDS, INSTANCE, IPV4,
+    EBPF_KINDS, INSTANCE, IPV4, IPV6,
     failing_at::FailingAt,
-    prepare,
+    plan, prepare,
     sandbox::{Sandbox, tenancy},
     talk::{IN_VAIN, PATIENCE, udp_echo},
     tear_down, web,
@@ -299,6 +299,33 @@ fn what_somebody_took_away_is_seen_and_repaired() {
             tear_down(&network, &[sandbox.slot]);
             network.remove_pool(&plan).unwrap();
         }
+    });
+}
+
+/// As a VMM leaves them that deletes its TAPs at its end.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn all_taps_of_a_slot_that_are_gone_are_made_again() {
+    lab::run(|lab| {
+        let plan = plan(&format!(
+            r#"{{"name":"web","kind":"host","data_path":"ebpf","nics":2,"policy":{{}},
+                "addresses":{{"plan":"prefix","ipv4":"{IPV4}","ipv6":"{IPV6}"}}}}"#
+        ));
+        let network = prepare(&plan);
+        let slot = plan.slot(SlotNumber(0));
+        network.build(&slot).unwrap();
+        for nic in &slot.nics {
+            lab.run(&format!("ip link delete {}", nic.tap));
+        }
+        let repaired = network.repair(&slot);
+        let is_done = repaired.iter().all(|defect| defect.action == "repaired");
+        assert!(is_done && repaired.len() >= 2, "{repaired:?}");
+        assert_eq!(network.repair(&slot), []);
+        let taps = lab.run("ip -o tuntap");
+        assert!(
+            slot.nics.iter().all(|nic| taps.contains(&nic.tap)),
+            "{taps}"
+        );
     });
 }
 
