@@ -184,6 +184,20 @@ pub enum Origin {
     },
 }
 
+impl Egress {
+    /// Senders that are known by addresses. The longest prefix comes first, and of two with the same the first in the file: the
+    /// first one that has an address is whose it is.
+    pub(crate) fn senders_by_prefix(&self) -> Vec<(IpNet, &Sender)> {
+        let mut found = Vec::new();
+        for sender in &self.senders {
+            let prefixes = sender.origin.prefixes().iter();
+            found.extend(prefixes.map(|prefix| (*prefix, sender)));
+        }
+        found.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.prefix_len()));
+        found
+    }
+}
+
 impl Origin {
     /// Whether that address says that it is this sender.
     #[must_use]

@@ -10,7 +10,6 @@ use std::{
     sync::Arc,
 };
 
-use ipnet::IpNet;
 use tokio::sync::watch;
 
 use self::carried::Carried;
@@ -116,22 +115,10 @@ impl Egress {
         redirect.map(|redirect| redirect.via)
     }
 
-    /// Whether an address is an identity's. Of several senders that have it, the one with the longest prefix counts, and of
-    /// two with the same the first in the file, as where its name is looked for.
     fn is_identity(&self, ip: IpAddr) -> bool {
-        let length = |origin: &Origin| -> Option<u8> {
-            let has_it = origin
-                .prefixes()
-                .iter()
-                .filter(|prefix| prefix.contains(&ip));
-            has_it.map(IpNet::prefix_len).max()
-        };
-        let origins = self.senders.iter().map(|sender| &sender.origin);
-        // `max_by_key` would take the last one.
-        let found = origins
-            .filter_map(|origin| Some((length(origin)?, origin)))
-            .reduce(|best, next| if next.0 > best.0 { next } else { best });
-        found.is_some_and(|(_, origin)| matches!(origin, Origin::Identity(_)))
+        let by_prefix = self.senders_by_prefix();
+        let found = by_prefix.iter().find(|(prefix, _)| prefix.contains(&ip));
+        found.is_some_and(|(_, sender)| matches!(sender.origin, Origin::Identity(_)))
     }
 
     /// The sender whose cgroup has that place.

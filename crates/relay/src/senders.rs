@@ -18,7 +18,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::config::{Egress, Origin};
+use crate::config::Egress;
 
 /// How often the daemon is asked.
 const REFRESH: Duration = Duration::from_secs(1);
@@ -108,16 +108,12 @@ impl Senders {
     }
 }
 
-/// Senders of a configuration by address. The longest prefix comes first: it is the one that counts.
+/// Names of a configuration's senders by address.
 fn fixed(egress: &Egress) -> Vec<(IpNet, Arc<str>)> {
-    let mut fixed = Vec::new();
-    for sender in &egress.senders {
-        if let Origin::Forwarded(prefixes) | Origin::Identity(prefixes) = &sender.origin {
-            fixed.extend(prefixes.iter().map(|prefix| (*prefix, sender.name.clone())));
-        }
-    }
-    fixed.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.prefix_len()));
-    fixed
+    let by_prefix = egress.senders_by_prefix().into_iter();
+    by_prefix
+        .map(|(prefix, sender)| (prefix, sender.name.clone()))
+        .collect()
 }
 
 fn by_address(leases: &[Lease]) -> HashMap<IpAddr, Arc<str>> {

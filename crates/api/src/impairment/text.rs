@@ -75,9 +75,6 @@ pub enum InvalidText {
 const KNOWN: &str = "loss, delay, rate, trace, reorder, duplicate, corrupt, partition, blackhole, flap, mtu, nat-rebind, preset or \
                      pass, after a name, egress or ingress, and match";
 
-/// The words for a rule's direction, of which it has one at most.
-const DIRECTIONS: [&str; 3] = ["both", "egress", "ingress"];
-
 /// The words of a text, one after the other.
 #[derive(Clone, Debug)]
 struct Words<'a> {
@@ -318,6 +315,16 @@ impl fmt::Display for Match {
     }
 }
 
+/// The direction that a word is, of which a rule has one at most.
+fn direction_of(word: &str) -> Option<Direction> {
+    match word {
+        "both" => Some(Direction::Both),
+        "egress" => Some(Direction::Egress),
+        "ingress" => Some(Direction::Ingress),
+        _ => None,
+    }
+}
+
 impl FromWords for Rule {
     fn read(words: &mut Words<'_>) -> Read<Self> {
         let mut rule = Self::default();
@@ -327,17 +334,19 @@ impl FromWords for Rule {
             if seen.contains(&word) {
                 return Err(InvalidText::Twice { word: cut(word) });
             }
-            let said = seen.iter().find(|seen| DIRECTIONS.contains(seen));
-            if let Some(first) = said.filter(|_| DIRECTIONS.contains(&word)) {
-                let (first, second) = ((*first).to_owned(), word.to_owned());
-                return Err(InvalidText::Directions { first, second });
+            if let Some(direction) = direction_of(word) {
+                let said = seen.iter().find(|seen| direction_of(seen).is_some());
+                if let Some(first) = said {
+                    let (first, second) = ((*first).to_owned(), word.to_owned());
+                    return Err(InvalidText::Directions { first, second });
+                }
+                rule.direction = direction;
+                seen.push(word);
+                continue;
             }
             seen.push(word);
             match word {
                 "name" => rule.name = Some(words.value("a name")?),
-                "both" => rule.direction = Direction::Both,
-                "egress" => rule.direction = Direction::Egress,
-                "ingress" => rule.direction = Direction::Ingress,
                 "match" => rule.matches = Match::read(words)?,
                 "pass" => passes = true,
                 "preset" => rule.preset = Some(words.value("the name of a preset")?),
