@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, fs, net::IpAddr};
 use ipnet::IpNet;
 use sandwire_api::{identity::IdentityPolicy, name::Name};
 use sandwire_datapath::group_number;
+use sandwire_kernel_net::ipv6;
 
 use crate::{
     ADDRESSES_MAX, Cgroup, Error, NewIdentity,
@@ -178,6 +179,14 @@ pub(crate) fn check_addresses(addresses: &[IpAddr], prefixes: &[IpNet]) -> Resul
         return Err(Error::AddressCount { count });
     }
     let mut seen = BTreeSet::new();
+    let firsts = prefixes.iter().map(IpNet::addr);
+    let mut all = addresses.iter().copied().chain(firsts);
+    if let Some(address) = all.find(|address| address.is_ipv6() && !ipv6::is_known()) {
+        return Err(Error::BadAddress {
+            address,
+            reason: "the kernel was booted with ipv6.disable=1, or built without IPv6",
+        });
+    }
     for address in addresses {
         let reason = numbers::objection(*address);
         let reason = reason.or((!seen.insert(address)).then_some("it is given twice"));

@@ -14,6 +14,7 @@ pub mod conntrack;
 pub mod datagrams;
 pub mod error;
 pub mod interface;
+pub mod ipv6;
 pub mod listener;
 pub mod neighbour;
 pub mod netlink;

@@ -204,9 +204,10 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                 message.raw(&header);
             },
             |reply| {
-                let [_, prefix_len, _, _, table, protocol, _, route_type] =
+                let [its, prefix_len, _, _, table, protocol, _, route_type] =
                     *reply.payload.first_chunk()?;
-                if table != libc::RT_TABLE_MAIN {
+                // Asked for a family that it doesn't know, the kernel lists those that it does.
+                if its != octet(family) || table != libc::RT_TABLE_MAIN {
                     return None;
                 }
                 let attributes = reply.attributes(12);

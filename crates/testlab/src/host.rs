@@ -9,6 +9,7 @@
 //! or guest address as its source is never answered: what is answered was masqueraded.
 
 use std::{
+    fs,
     io::{Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     path::PathBuf,
@@ -67,7 +68,7 @@ impl Beyond {
             serve_udp(WHO_AM_I_PORT, |_, caller| caller_text(caller).into_bytes())
         })?;
         // The kernel may tell IPv6 of a new carrier late.
-        for server in [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()] {
+        for server in servers() {
             wait_for_server(SocketAddr::new(server, HTTP_PORT), Duration::from_secs(10))?;
         }
         Ok(beyond)
@@ -82,13 +83,15 @@ impl Beyond {
             "ip link add {UPLINK} index {UPLINK_INDEX} type veth peer name eth0 netns beyond"
         ))?;
         command::run(&format!("ip address add {HOST_IPV4}/24 dev {UPLINK}"))?;
-        command::run(&format!("ip address add {HOST_IPV6}/64 dev {UPLINK} nodad"))?;
         command::run(&format!("ip link set {UPLINK} up"))?;
         self.run(&format!("ip address add {BEYOND_IPV4}/24 dev eth0"))?;
-        self.run(&format!("ip address add {BEYOND_IPV6}/64 dev eth0 nodad"))?;
         self.run("ip link set eth0 up")?;
         command::run(&format!("ip route add default via {BEYOND_IPV4}"))?;
-        command::run(&format!("ip -6 route add default via {BEYOND_IPV6}"))?;
+        if has_ipv6() {
+            command::run(&format!("ip address add {HOST_IPV6}/64 dev {UPLINK} nodad"))?;
+            self.run(&format!("ip address add {BEYOND_IPV6}/64 dev eth0 nodad"))?;
+            command::run(&format!("ip -6 route add default via {BEYOND_IPV6}"))?;
+        }
         Ok(())
     }
 
@@ -139,13 +142,38 @@ impl Beyond {
     }
 }
 
+/// Whether the host has IPv6: not if it was booted with `ipv6.disable=1`, nor where it is switched off.
+fn has_ipv6() -> bool {
+    let off = fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+    off.is_ok_and(|off| off.trim() == "0")
+}
+
+/// The addresses of the server beyond, of the IP versions that there are.
+fn servers() -> Vec<IpAddr> {
+    let ipv6 = has_ipv6().then_some(BEYOND_IPV6.into());
+    [IpAddr::from(BEYOND_IPV4)]
+        .into_iter()
+        .chain(ipv6)
+        .collect()
+}
+
+/// The wildcard of all IP versions that there are.
+fn wildcard() -> IpAddr {
+    if has_ipv6() {
+        Ipv6Addr::UNSPECIFIED.into()
+    } else {
+        Ipv4Addr::UNSPECIFIED.into()
+    }
+}
+
 /// Listens on a TCP port of all addresses of the calling thread's namespace, IPv4 and IPv6, and
 /// answers each connection on a thread of its own until the process ends.
 ///
 /// # Errors
 /// If the port can't be had.
 pub fn serve_tcp(port: u16, answer: fn(TcpStream) -> std::io::Result<()>) -> Result<()> {
-    let listener = TcpListener::bind(("::", port)).with_context(|| format!("listen on {port}"))?;
+    let listener =
+        TcpListener::bind((wildcard(), port)).with_context(|| format!("listen on {port}"))?;
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
             // A caller that goes away early is its own affair.
@@ -161,7 +189,8 @@ pub fn serve_tcp(port: u16, answer: fn(TcpStream) -> std::io::Result<()>) -> Res
 /// # Errors
 /// If the port can't be had.
 pub fn serve_udp(port: u16, answer: fn(&[u8], SocketAddr) -> Vec<u8>) -> Result<()> {
-    let socket = UdpSocket::bind(("::", port)).with_context(|| format!("receive on {port}"))?;
+    let socket =
+        UdpSocket::bind((wildcard(), port)).with_context(|| format!("receive on {port}"))?;
     thread::spawn(move || {
         let mut packet = vec![0; 64 * 1024];
         // ICMP errors for earlier answers come back as errors here; they end nothing.

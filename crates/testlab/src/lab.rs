@@ -38,7 +38,7 @@ use crate::{
     command,
     guest::{
         kernel::{Kernel, Series},
-        machine,
+        machine::{self, Setting},
     },
     namespace::Namespace,
     snapshot::{BPF_FOLDER, Snapshot},
@@ -112,7 +112,7 @@ where
     let machine = |test: &str| {
         let files = tempfile::tempdir().context("make a temporary folder")?;
         prepare(files.path());
-        run_in_machine(series, test, deadline, files.path(), false)
+        run_in_machine(series, test, deadline, files.path(), Setting::default())
     };
     run_by(machine, deadline, body);
 }
@@ -126,9 +126,37 @@ where
     F: FnOnce(&Lab) -> R,
     R: Outcome,
 {
+    let setting = Setting {
+        spare_processor: true,
+        ..Setting::default()
+    };
+    run_on_machine(series, setting, deadline, body);
+}
+
+/// Like [`run_on`], with a kernel that was told to do without IPv6.
+///
+/// # Panics
+/// As [`run_on`].
+pub fn run_without_ipv6<F, R>(series: Series, deadline: Duration, body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
+    let setting = Setting {
+        kernel_arguments: "ipv6.disable=1",
+        ..Setting::default()
+    };
+    run_on_machine(series, setting, deadline, body);
+}
+
+fn run_on_machine<F, R>(series: Series, setting: Setting, deadline: Duration, body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
     let machine = |test: &str| {
         let none = tempfile::tempdir().context("make a temporary folder")?;
-        run_in_machine(series, test, deadline, none.path(), true)
+        run_in_machine(series, test, deadline, none.path(), setting)
     };
     run_by(machine, deadline, body);
 }
@@ -333,7 +361,7 @@ fn run_in_machine(
     test: &str,
     deadline: Duration,
     files: &Path,
-    spare_processor: bool,
+    setting: Setting,
 ) -> Result<()> {
     let kernel = Kernel::fetch_series(series)?;
     let scratch = tempfile::tempdir().context("make a temporary folder")?;
@@ -350,7 +378,7 @@ fn run_in_machine(
         ],
         variables: &[(INSIDE, test), (MARKER, "/tmp/passed")],
         files,
-        spare_processor,
+        setting,
     };
     let ended = machine::run(&kernel, scratch.path(), &job, deadline)?;
     // As in `run_in_child`, a filter that matches no test would also exit with 0.

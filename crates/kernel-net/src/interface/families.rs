@@ -1,17 +1,13 @@
 //! Settings of an interface that belong to one IP version each.
 
-use std::{path::Path, sync::OnceLock};
-
 use super::{Change, Writer};
-use crate::number::narrow;
+use crate::{ipv6, number::narrow};
 
 const IFLA_INET_CONF: u16 = 1;
 const IPV4_DEVCONF_FORWARDING: u16 = 1;
 const IPV4_DEVCONF_ARPFILTER: u16 = 13;
 const IFLA_INET6_ADDR_GEN_MODE: u16 = 8;
 const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
-/// Where the kernel has the settings of each version that it knows.
-const SETTINGS: &str = "/proc/sys/net";
 
 impl Change<'_> {
     /// Whether anything is to be written for a version.
@@ -20,7 +16,7 @@ impl Change<'_> {
     }
 
     pub(super) fn write_families(&self, families: &mut Writer<'_>) {
-        self.write_known_families(families, has_ipv6());
+        self.write_known_families(families, ipv6::is_known());
     }
 
     fn write_known_families(&self, families: &mut Writer<'_>, has_ipv6: bool) {
@@ -43,17 +39,6 @@ impl Change<'_> {
             });
         }
     }
-}
-
-/// Whether the kernel knows IPv6: it may have been built without, or booted with `ipv6.disable=1`. Looked at once.
-fn has_ipv6() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| may_know_ipv6(Path::new(SETTINGS)))
-}
-
-/// Where no settings are to be seen at all, as in a `/proc` of processes alone, nothing speaks against it.
-fn may_know_ipv6(settings: &Path) -> bool {
-    !settings.exists() || settings.join("ipv6").exists()
 }
 
 #[cfg(test)]
@@ -80,14 +65,5 @@ mod tests {
             let mode = ipv6.find(IFLA_INET6_ADDR_GEN_MODE);
             assert_eq!(mode.is_some(), has_ipv6);
         }
-    }
-
-    #[test]
-    fn a_kernel_knows_ipv6_unless_it_shows_settings_of_other_versions_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(!may_know_ipv6(folder.path()));
-        std::fs::create_dir(folder.path().join("ipv6")).unwrap();
-        assert!(may_know_ipv6(folder.path()));
-        assert!(may_know_ipv6(&folder.path().join("nowhere")));
     }
 }

@@ -13,6 +13,7 @@ use sandwire_api::slot::Defect;
 use sandwire_kernel_net::{
     address::{self, Address},
     interface::{self, Change, Interface, InterfaceIndex, Mac},
+    ipv6,
     neighbour::Neighbour,
     netlink::Request,
     nft::{self, Batch},
@@ -47,6 +48,7 @@ pub(super) fn check_pool(
     worker: &mut Worker,
     plan: &Plan,
 ) -> Result<(), NetworkError> {
+    check_versions(plan)?;
     let interfaces = interface::list(&mut worker.route)?;
     check_conflicts(instance, worker, plan, &interfaces)?;
     check_forwarding(worker, plan, &interfaces)
@@ -154,13 +156,13 @@ fn unreachable_routes(plan: &Plan) -> impl Iterator<Item = Route> + '_ {
 /// neighbour entry instead of one per sandbox.
 fn prefix_routes(plan: &Plan, shared: InterfaceIndex) -> impl Iterator<Item = Route> + '_ {
     plan.clone_prefixes.iter().map(move |prefix| {
-        let (gateway, source) = match prefix {
-            IpNet::V4(_) => (GATEWAY_IPV4.into(), plan.host_ipv4.map(IpAddr::V4)),
-            IpNet::V6(_) => (GATEWAY_IPV6.into(), plan.host_ipv6.map(IpAddr::V6)),
+        let source = match prefix {
+            IpNet::V4(_) => plan.host_ipv4.map(IpAddr::V4),
+            IpNet::V6(_) => plan.host_ipv6.map(IpAddr::V6),
         };
         let target = Target::Gateway {
             interface: shared,
-            gateway,
+            gateway: gateway_for(prefix),
             source,
         };
         Route {
@@ -168,6 +170,13 @@ fn prefix_routes(plan: &Plan, shared: InterfaceIndex) -> impl Iterator<Item = Ro
             ..Route::new(*prefix, target)
         }
     })
+}
+
+fn gateway_for(prefix: &IpNet) -> IpAddr {
+    match prefix {
+        IpNet::V4(_) => GATEWAY_IPV4.into(),
+        IpNet::V6(_) => GATEWAY_IPV6.into(),
+    }
 }
 
 fn check_conflicts(
@@ -235,6 +244,23 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
     one.contains(&other.network()) || other.contains(&one.network())
 }
 
+fn needs_ipv6(plan: &Plan) -> bool {
+    let mut prefixes = plan.clone_prefixes.iter();
+    prefixes.any(|prefix| matches!(prefix, IpNet::V6(_)))
+}
+
+fn check_versions(plan: &Plan) -> Result<(), NetworkError> {
+    if !needs_ipv6(plan) || ipv6::is_known() {
+        return Ok(());
+    }
+    Err(NetworkError::Conflict {
+        object: format!("IPv6 of pool {}", plan.spec.name),
+        with: "the kernel, which was booted with ipv6.disable=1 or built without IPv6".to_owned(),
+        advice: "give the pool no IPv6 (guest.ipv6 = \"\", and no prefix of it), or boot with IPv6"
+            .to_owned(),
+    })
+}
+
 /// Forwarding of IPv6 makes the kernel forget default routes learned from router advertisements,
 /// unless `accept_ra` is 2. That would cut the host off, so it is the operator's decision.
 fn check_forwarding(
@@ -242,11 +268,7 @@ fn check_forwarding(
     plan: &Plan,
     interfaces: &[Interface],
 ) -> Result<(), NetworkError> {
-    let needs_ipv6 = plan
-        .clone_prefixes
-        .iter()
-        .any(|prefix| matches!(prefix, IpNet::V6(_)));
-    if !needs_ipv6 || worker.procfs.read(IPV6_FORWARDING)? == "1" {
+    if !needs_ipv6(plan) || worker.procfs.read(IPV6_FORWARDING)? == "1" {
         return Ok(());
     }
     let learned =
@@ -324,7 +346,7 @@ fn add_interface_and_routes(
         Address::new(shared.index, address.into()).add(&mut request);
     }
     if pool.serves_ebpf() {
-        prepare_shared(worker, &mut request, &shared)?;
+        prepare_shared(worker, &mut request, &shared, plan)?;
         for route in prefix_routes(plan, shared.index) {
             route.add(&mut request);
         }
@@ -343,11 +365,12 @@ fn prepare_shared(
     worker: &mut Worker,
     request: &mut Request,
     shared: &Interface,
+    plan: &Plan,
 ) -> Result<(), NetworkError> {
-    for gateway in [IpAddr::from(GATEWAY_IPV4), GATEWAY_IPV6.into()] {
+    for prefix in &plan.clone_prefixes {
         Neighbour {
             interface: shared.index,
-            address: gateway,
+            address: gateway_for(prefix),
             mac: SHARED_MAC,
         }
         .add(request);

@@ -34,8 +34,17 @@ pub struct Job<'a> {
     pub variables: &'a [(&'a str, &'a str)],
     /// A folder whose files it finds in [`crate::lab::FILES`].
     pub files: &'a Path,
-    /// Whether the machine has room for a second processor, for [`plug_in_processor`].
+    /// How the machine is.
+    pub setting: Setting,
+}
+
+/// What may be said of a machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Setting {
+    /// Whether it has room for a second processor, for [`plug_in_processor`].
     pub spare_processor: bool,
+    /// More arguments of its kernel.
+    pub kernel_arguments: &'static str,
 }
 
 /// How a job ended.
@@ -60,8 +69,8 @@ pub fn run(kernel: &Kernel, folder: &Path, job: &Job<'_>, patience: Duration) ->
         initramfs: &build(kernel, folder, job)?,
         memory: "1024M",
         disk: None,
-        spare_processor: job.spare_processor,
-        arguments: "",
+        spare_processor: job.setting.spare_processor,
+        arguments: job.setting.kernel_arguments,
     }
     .run(patience)?;
     let status = console

@@ -20,7 +20,10 @@ use sandwire_kernel_net::{
     tap,
 };
 
-use super::probe::{Probed, Results};
+use super::{
+    host::setting,
+    probe::{Probed, Results},
+};
 
 const TAP: &str = "probetap0";
 const VETH: &str = "probeveth0";
@@ -38,7 +41,7 @@ const ETH_P_ALL_BE: u32 = 0x0300;
 
 /// Probes everything. Without privileges a user namespace lends them, as far as it can.
 pub(super) fn probe_all() -> Results {
-    let mut results = Results::new();
+    let mut results = Results::from([("IPv6".to_owned(), ipv6_support())]);
     let mut note = |name: &str, probed: Probed| results.insert(name.to_owned(), probed);
     if !rustix::process::geteuid().is_root() {
         // A refusal shows in the next step.
@@ -106,6 +109,20 @@ pub(super) fn probe_all() -> Results {
         probed_io(xdp_socket.map(drop).map_err(Into::into)),
     );
     results
+}
+
+/// New interfaces, which pools need, have what `default` says: in this namespace, not in one of ours.
+fn ipv6_support() -> Probed {
+    const OFF: &str = "net/ipv6/conf/default/disable_ipv6";
+    let (found, detail) = match setting(OFF).as_deref() {
+        None => (false, "unknown to the kernel".to_owned()),
+        Some("0") => (true, "known to the kernel".to_owned()),
+        Some(_) => (false, format!("switched off ({})", OFF.replace('/', "."))),
+    };
+    Probed {
+        found: Some(found),
+        detail,
+    }
 }
 
 /// Whether the programs of identities load.

@@ -119,6 +119,12 @@ const FEATURES: &[(&str, &str, &str, &str)] = &[
         "Linux 5.6 or later",
     ),
     (
+        "IPv6",
+        KERNEL,
+        "IPv4 alone: a pool with IPv6 is refused",
+        "boot without ipv6.disable=1 (CONFIG_IPV6); net.ipv6.conf.{all,default}.disable_ipv6=0",
+    ),
+    (
         "private procfs",
         KERNEL,
         "the procfs at /proc, slower with thousands of slots",
