@@ -133,17 +133,18 @@ where
     run_on_machine(series, setting, deadline, body);
 }
 
-/// Like [`run_on`], with a kernel that was told to do without IPv6.
+/// Like [`run_on`], with more arguments of the kernel, among them settings (`sysctl.net.core.bpf_jit_harden=2`). New network
+/// namespaces have the settings of IPv4 that the machine's first one has.
 ///
 /// # Panics
 /// As [`run_on`].
-pub fn run_without_ipv6<F, R>(series: Series, deadline: Duration, body: F)
+pub fn run_booted<F, R>(series: Series, arguments: &'static str, deadline: Duration, body: F)
 where
     F: FnOnce(&Lab) -> R,
     R: Outcome,
 {
     let setting = Setting {
-        kernel_arguments: "ipv6.disable=1",
+        kernel_arguments: arguments,
         ..Setting::default()
     };
     run_on_machine(series, setting, deadline, body);

@@ -42,13 +42,22 @@ fn slots_of_both_kinds_work_on_linux_6_1() {
 
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
-fn slots_of_both_kinds_work_on_linux_6_12() {
-    lab::run_on(Series::Linux6_12, 240 * SECOND, |lab| {
+fn slots_of_both_kinds_work_on_linux_6_12_with_strict_settings() {
+    lab::run_booted(Series::Linux6_12, STRICT, 240 * SECOND, |lab| {
+        assert_eq!(
+            lab.run("sysctl -n net.ipv4.conf.all.arp_ignore").trim(),
+            "2"
+        );
         let mut world = assert_works_from_the_first_packet_on(lab);
         assert_all_programs_load(lab);
         assert_a_life_goes_well(lab, &mut world);
     });
 }
+
+/// What guides to harden a host say, and, of ARP, what kube-proxy (`strictARP`) and load balancers want.
+const STRICT: &str = "lockdown=integrity sysctl.net.core.bpf_jit_harden=2 sysctl.kernel.unprivileged_bpf_disabled=2 \
+    sysctl.kernel.kptr_restrict=2 sysctl.net.ipv4.conf.all.rp_filter=1 sysctl.net.ipv4.conf.default.rp_filter=1 \
+    sysctl.net.ipv4.conf.all.arp_ignore=2 sysctl.net.ipv4.conf.all.arp_announce=2";
 
 /// What must hold on every kernel that we support.
 fn assert_works_from_the_first_packet_on(lab: &Lab) -> World {
