@@ -28,8 +28,6 @@ use crate::{error::NetworkError, plan::SlotPlan};
 pub enum BuildStep {
     /// A namespace for the thread, and sockets in it.
     Namespace,
-    /// Forwarding of IPv6 in the namespace.
-    Forwarding,
     /// TAPs.
     Tap,
     /// The veth, its host end still down.
@@ -48,7 +46,7 @@ pub enum BuildStep {
     Filters,
     /// TAPs of the host's namespace stay.
     Persist,
-    /// Settings of an interface in somebody's namespace.
+    /// Settings of the namespace, or of an interface in somebody's.
     Settings,
     /// Programs with new maps on the host ends of a slot that was built before.
     Exchange,
@@ -58,7 +56,7 @@ impl BuildStep {
     /// The steps of a slot with the nft data path, in order.
     pub const ALL: [Self; 8] = [
         Self::Namespace,
-        Self::Forwarding,
+        Self::Settings,
         Self::Tap,
         Self::Veth,
         Self::Addresses,
@@ -70,7 +68,7 @@ impl BuildStep {
     /// The steps of a netns slot with the eBPF data path, in order.
     pub const EBPF: [Self; 9] = [
         Self::Namespace,
-        Self::Forwarding,
+        Self::Settings,
         Self::Tap,
         Self::Veth,
         Self::Filters,
@@ -99,7 +97,6 @@ impl BuildStep {
     fn operation(self) -> &'static str {
         match self {
             Self::Namespace => "create the namespace of",
-            Self::Forwarding => "enable forwarding in",
             Self::Tap => "create the TAPs of",
             Self::Veth => "create the veth of",
             Self::Addresses => "set the addresses of",
@@ -180,8 +177,8 @@ impl Build<'_> {
     ) -> Result<(), NetworkError> {
         let slot = self.slot;
         let mut route = self.step(BuildStep::Namespace, || Ok(Socket::route()?))?;
-        self.step(BuildStep::Forwarding, || {
-            interfaces::enable_forwarding(&mut worker.procfs, slot)
+        self.step(BuildStep::Settings, || {
+            interfaces::write_settings(&mut worker.procfs, slot)
         })?;
         self.step(BuildStep::Tap, || {
             (0..slot.nics.len()).try_for_each(|nic| interfaces::create_tap(slot, nic))

@@ -41,13 +41,12 @@ pub(super) fn tap_index(nic: usize) -> InterfaceIndex {
     InterfaceIndex(UPLINK.0 + 1 + nic)
 }
 
-/// Lets the slot route IPv6. IPv4 is a setting of each interface, made with the interface. And lets it answer its guest's ARP,
-/// which a namespace may not if the host is strict about ARP: it has the host's own setting at first, and of those for all
-/// interfaces and for one the greater counts.
-pub(super) fn enable_forwarding(
+/// Lets the slot answer its guest's ARP, and route IPv6. Routing of IPv4 is a setting of each interface, made with the interface.
+pub(super) fn write_settings(
     procfs: &mut PrivateProcfs,
     slot: &SlotPlan,
 ) -> Result<(), NetworkError> {
+    // A new namespace has the host's, which may be strict, and of all's and an interface's the greater counts.
     procfs.write("net/ipv4/conf/all/arp_ignore", "0")?;
     if slot.nics.iter().any(|nic| nic.ipv6.is_some()) {
         procfs.write("net/ipv6/conf/all/forwarding", "1")?;
