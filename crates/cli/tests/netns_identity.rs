@@ -7,12 +7,12 @@ use std::{
     io::{BufRead, BufReader, Write},
     net::IpAddr,
     os::unix::process::CommandExt,
-    path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use sandwire_testlab::{
+    cgroup::Cgroup,
     fake_guest::FakeGuest,
     host::{Beyond, HOST_IPV4},
     lab::{self, Lab},
@@ -22,41 +22,6 @@ use sandwire_testlab::{
 use serde_json::Value;
 
 const DEADLINE: Duration = Duration::from_secs(600);
-
-/// A cgroup of the test alone, removed at its end.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> Self {
-        let beside = Path::new("/sys/fs/cgroup/unified");
-        let hierarchy = if beside.is_dir() {
-            beside
-        } else {
-            Path::new("/sys/fs/cgroup")
-        };
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        let path = hierarchy.join(format!("sandwire-test-{}", now.unwrap().as_nanos()));
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        // A process that has just ended is in its cgroup for a moment longer.
-        for _ in 0..200 {
-            if fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        eprintln!("left over: {}", self.0.display());
-    }
-}
 
 fn identity(arguments: &[&str]) -> Output {
     let executable = sandwire::executable().unwrap();
@@ -103,7 +68,7 @@ fn connect4(lab: &Lab, cgroup: &Cgroup) -> Value {
 fn an_identity_from_add_to_remove() {
     lab::run_within(DEADLINE, |lab| {
         lab.run("ip addr add 192.0.2.1/32 dev lo");
-        let cgroup = Cgroup::new();
+        let cgroup = Cgroup::create().unwrap();
         assert_eq!(source(lab, &cgroup), "192.0.2.1");
         let name = ["--name", "web"];
         let address = ["--address", "10.77.0.1", "--address", "fd77::1"];
@@ -152,7 +117,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_policy_is_shown_set_and_reset() {
     lab::run_within(DEADLINE, |lab| {
-        let cgroup = Cgroup::new();
+        let cgroup = Cgroup::create().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().to_str().unwrap();
         fs::write(path, "cloud_metadata = true\n").unwrap();
@@ -208,7 +173,7 @@ fn run(parent: &Cgroup, arguments: &[&str]) -> Command {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_command_runs_with_an_identity_and_nothing_is_left_of_it() {
     lab::run_within(DEADLINE, |lab| {
-        let parent = Cgroup::new();
+        let parent = Cgroup::create().unwrap();
         let before = lab.run("ip -o addr show dev lo");
         let address = ["--name", "job", "--address", "10.77.0.1"];
         let script = "sleep 1000 & cat /proc/self/cgroup >&2; echo $SANDWIRE_ADDRESSES >&2; exit 7";
@@ -224,7 +189,7 @@ fn a_command_runs_with_an_identity_and_nothing_is_left_of_it() {
         assert_eq!(report["exit_status"], 7);
         assert_eq!(report["identity"]["name"], "job");
         let is_clean = || {
-            let folders = fs::read_dir(&parent.0).unwrap().flatten();
+            let folders = fs::read_dir(parent.path()).unwrap().flatten();
             let mut folders = folders.filter(|entry| entry.path().is_dir());
             folders.next().is_none() && lab.run("ip -o addr show dev lo") == before
         };
@@ -287,7 +252,7 @@ fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
         let mut daemon = Daemon::start(&executable, lab.folder(), config).unwrap();
         let listed = |daemon: &Daemon| daemon.call("GET", "/v1/identities", None).unwrap();
         assert_eq!(listed(&daemon), serde_json::json!([]));
-        let cgroup = Cgroup::new();
+        let cgroup = Cgroup::create().unwrap();
         let add = [
             "add",
             cgroup.path(),
@@ -315,11 +280,11 @@ fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
         until("the programs are those of this daemon's version", || {
             connect4(lab, &cgroup) != before_restart
         });
-        fs::remove_dir(&cgroup.0).unwrap();
+        fs::remove_dir(cgroup.path()).unwrap();
         until("the daemon takes its address away", || {
             lab.run("ip -o addr show dev lo") == before
         });
-        fs::create_dir(&cgroup.0).unwrap();
+        fs::create_dir(cgroup.path()).unwrap();
     });
 }
 
@@ -398,7 +363,7 @@ fn a_published_port_leaves_connections_to_identities_alone() {
         for prefix in ["10.77.0.0/24", "fd77::/64"] {
             beyond.route_through_host(prefix).unwrap();
         }
-        let cgroup = Cgroup::new();
+        let cgroup = Cgroup::create().unwrap();
         let addresses = ["10.77.0.1", "10.77.0.2", "fd77::1"].map(|address| ["--address", address]);
         done(
             &[
@@ -451,7 +416,7 @@ fn a_published_port_leaves_connections_to_identities_alone() {
             assert_ne!(page, "an identity", "of the host's address, port {port}");
         }
 
-        let late = Cgroup::new();
+        let late = Cgroup::create().unwrap();
         done(&[
             "add",
             late.path(),

@@ -9,14 +9,14 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
 use children::{Capture, PATIENCE, drops, ping, routed, with_two};
 use ebpf::{SECOND, World, addresses_of, pool, prefixes, wait_until};
 use sandwire_testlab::{
-    command,
+    command::{self, Process},
     guest::kernel::Series,
     host::{ECHO_PORT, HTTP_PORT, answer_http, serve_tcp},
     lab::{self, Lab},
@@ -27,16 +27,6 @@ use serde_json::json;
 
 /// Beyond, and by routes alone: what isn't relayed arrives there too.
 const DESTINATIONS: [&str; 2] = ["198.51.100.7", "2001:db8:5::7"];
-
-/// A process that is ended with its owner.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// `from` is whose traffic is redirected, `more` what else there is to the redirect.
 fn configure(folder: &Path, world: &World, from: &[String], more: &str) {

@@ -5,15 +5,17 @@
 mod ebpf;
 
 use std::{
-    io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr},
     path::Path,
-    process::{Child, Command},
-    time::SystemTime,
+    process::Command,
 };
 
-use ebpf::{SECOND, World, assert_none_lost, assert_sound, prefixes, wait_until};
+use ebpf::{
+    SECOND, World, assert_a_port_is_published, assert_none_lost, assert_sound, prefixes, wait_until,
+};
 use sandwire_testlab::{
+    cgroup::Cgroup,
+    command::Process,
     fake_guest::FakeGuest,
     guest::kernel::Series,
     host::{BEYOND_IPV4, HOST_IPV4, WHO_AM_I_PORT},
@@ -61,7 +63,7 @@ fn live_without_ipv6(lab: &Lab) {
     assert_ipv6_is_refused(&world);
     assert_the_doctor_knows(&world);
     assert_containers_work(&world);
-    assert_a_port_is_published(&world);
+    assert_a_port_is_published(&world, "host-one");
     let address = address_of(&sandboxes[1].0);
     let pinger = Pinger::start(&world.beyond.path(), address, SECOND / 50).unwrap();
     world.daemon.kill().unwrap();
@@ -183,20 +185,6 @@ fn assert_containers_work(world: &World) {
     }
 }
 
-fn assert_a_port_is_published(world: &World) {
-    world.daemon.json("publish host-one 8080:7").unwrap();
-    let target = SocketAddr::new(HOST_IPV4.into(), 8080);
-    let answer = world.beyond.inside(|| {
-        let mut stream = TcpStream::connect_timeout(&target, 20 * SECOND)?;
-        stream.set_read_timeout(Some(20 * SECOND))?;
-        stream.write_all(b"published")?;
-        let mut answer = [0; 9];
-        stream.read_exact(&mut answer)?;
-        Ok(answer)
-    });
-    assert_eq!(&answer.unwrap(), b"published");
-}
-
 /// What a sandbox sends to one port beyond comes from the relay's peer there, which is beyond too.
 fn assert_a_pool_is_relayed(lab: &Lab, world: &World) {
     let folder = lab.folder().join("relay");
@@ -237,7 +225,7 @@ fn assert_a_pool_is_relayed(lab: &Lab, world: &World) {
         let log = folder.join(format!("{name}.log"));
         command.args(["relay", "serve", "--config"]).arg(file);
         command.stderr(std::fs::File::create(&log).unwrap());
-        let running = Running(command.spawn().unwrap());
+        let running = Process(command.spawn().unwrap());
         wait_until("the relay is ready", 20 * SECOND, || {
             std::fs::read_to_string(&log).is_ok_and(|text| text.contains("the relay is ready"))
         });
@@ -254,35 +242,15 @@ fn assert_a_pool_is_relayed(lab: &Lab, world: &World) {
     });
 }
 
-/// A process that ends with its owner.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Tells labs that run at the same time apart.
-fn lab_number() -> u128 {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    now.unwrap().as_nanos()
-}
-
 /// Of one address; one of IPv6 is refused.
 fn assert_an_identity_works(lab: &Lab, world: &World) {
-    let hierarchies = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
-    let hierarchy = hierarchies.into_iter().find(|path| path.is_dir()).unwrap();
-    let cgroup = &hierarchy.join(format!("sandwire-test-{}", lab_number()));
-    std::fs::create_dir(cgroup).unwrap();
+    let cgroup = Cgroup::create().unwrap();
     let identity = |arguments: &str| {
         let mut command = Command::new(sandwire::executable().unwrap());
         let arguments = arguments.split(' ');
         command.arg("identity").args(arguments).output().unwrap()
     };
-    let path = cgroup.display();
+    let path = cgroup.path();
     let refused = identity(&format!("add {path} --address 10.77.0.1 --address fd77::1"));
     let error = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
@@ -299,7 +267,4 @@ fn assert_an_identity_works(lab: &Lab, world: &World) {
     ));
     assert!(seen.starts_with("10.77.0.1:"), "{seen}");
     assert!(identity("remove web").status.success());
-    wait_until("the cgroup can be removed", 10 * SECOND, || {
-        std::fs::remove_dir(cgroup).is_ok()
-    });
 }

@@ -6,10 +6,22 @@
 use std::{
     io::Write,
     path::PathBuf,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
 };
 
 use anyhow::{Context, Result, bail, ensure};
+
+/// A process that is killed with its owner.
+#[derive(Debug)]
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
 
 /// Runs a line of words and returns its standard output.
 ///

@@ -11,12 +11,14 @@
 //! [`podman`] runs real containers, [`openmetrics`] reads metrics as Prometheus does.
 //!
 //! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes; [`iperf3`] runs
-//! that program; [`tun`] makes a tunnel without Ethernet; [`suspend`] stops a program as Ctrl-Z does.
+//! that program; [`tun`] makes a tunnel without Ethernet; [`suspend`] stops a program as Ctrl-Z does; [`cgroup`]
+//! makes cgroups for one test.
 //!
 //! The oracle is always another implementation: `ip`, `nft`, a kernel socket, a real guest. Nothing
 //! here imports the product. A development dependency only; the demo uses it too.
 
 pub mod capabilities;
+pub mod cgroup;
 pub mod command;
 pub mod fake_guest;
 pub mod guest;

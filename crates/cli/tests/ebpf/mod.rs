@@ -5,7 +5,8 @@
 
 use std::{
     fs,
-    net::IpAddr,
+    io::{Read, Write},
+    net::{IpAddr, SocketAddr, TcpStream},
     path::Path,
     thread,
     time::{Duration, Instant},
@@ -14,7 +15,7 @@ use std::{
 use sandwire_testlab::{
     command,
     fake_guest::FakeGuest,
-    host::{BEYOND_IPV4, Beyond},
+    host::{BEYOND_IPV4, Beyond, HOST_IPV4},
     lab::Lab,
     namespace::Namespace,
     pinger::Pinger,
@@ -206,4 +207,23 @@ pub(crate) fn wait_until(what: &str, patience: Duration, mut happens: impl FnMut
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// A port of the host's leads to the echo of a lease's guest.
+#[track_caller]
+pub(crate) fn assert_a_port_is_published(world: &World, lease: &str) {
+    world
+        .daemon
+        .json(&format!("publish {lease} 8080:7"))
+        .unwrap();
+    let target = SocketAddr::new(HOST_IPV4.into(), 8080);
+    let answer = world.beyond.inside(|| {
+        let mut stream = TcpStream::connect_timeout(&target, 20 * SECOND)?;
+        stream.set_read_timeout(Some(20 * SECOND))?;
+        stream.write_all(b"published")?;
+        let mut answer = [0; 9];
+        stream.read_exact(&mut answer)?;
+        Ok(answer)
+    });
+    assert_eq!(&answer.unwrap(), b"published");
 }

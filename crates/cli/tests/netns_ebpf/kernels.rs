@@ -1,9 +1,6 @@
 //! What must hold on every kernel that we support.
 
-use std::{
-    io::{Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream},
-};
+use std::net::{IpAddr, SocketAddr};
 
 use sandwire_testlab::{
     fake_guest::FakeGuest,
@@ -17,7 +14,9 @@ use serde_json::json;
 
 use crate::{
     assert_in_touch,
-    ebpf::{POOLS, SECOND, StackWatch, World, assert_none_lost, wait_until},
+    ebpf::{
+        POOLS, SECOND, StackWatch, World, assert_a_port_is_published, assert_none_lost, wait_until,
+    },
     moves::begin_move,
     uplinks::assert_fq_sends_later,
 };
@@ -141,23 +140,6 @@ fn assert_the_doctor_is_right(world: &World) {
 
 fn ping_slowly_to(world: &World, lease: &Lease) -> Pinger {
     Pinger::start(&world.beyond.path(), lease.ipv4, SECOND / 50).unwrap()
-}
-
-fn assert_a_port_is_published(world: &World, name: &str) {
-    world
-        .daemon
-        .json(&format!("publish {name} 8080:7"))
-        .unwrap();
-    let target = SocketAddr::new(HOST_IPV4.into(), 8080);
-    let answer = world.beyond.inside(|| {
-        let mut stream = TcpStream::connect_timeout(&target, 20 * SECOND)?;
-        stream.set_read_timeout(Some(20 * SECOND))?;
-        stream.write_all(b"published")?;
-        let mut answer = [0; 9];
-        stream.read_exact(&mut answer)?;
-        Ok(answer)
-    });
-    assert_eq!(&answer.unwrap(), b"published");
 }
 
 /// A policy changes under two sandboxes that could not reach each other.

@@ -16,7 +16,7 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use sandwire_relay::keys::Authority;
 use sandwire_testlab::{
-    command,
+    command::{self, Process},
     host::{ECHO_PORT, serve_tcp, serve_udp},
     namespace::{Namespace, command_in},
     openmetrics, sandwire,
@@ -29,21 +29,10 @@ pub(crate) const OTHER_ECHO_PORT: u16 = 4007;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A process that is ended with its owner.
-struct Process(Child);
-
-impl Process {
-    fn stop(mut self) {
-        kill_process(Pid::from_child(&self.0), Signal::TERM).unwrap();
-        assert!(self.0.wait().unwrap().success());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Ends it as a service manager does.
+fn stop(mut process: Process) {
+    kill_process(Pid::from_child(&process.0), Signal::TERM).unwrap();
+    assert!(process.0.wait().unwrap().success());
 }
 
 pub(crate) fn executable() -> PathBuf {
@@ -325,11 +314,11 @@ impl Stage {
 
     /// As `systemctl stop` does.
     pub(crate) fn stop_host(&mut self) {
-        self.host_relay.take().unwrap().stop();
+        stop(self.host_relay.take().unwrap());
     }
 
     pub(crate) fn stop_peer(&mut self) {
-        self.peer_relay.take().unwrap().stop();
+        stop(self.peer_relay.take().unwrap());
     }
 
     pub(crate) fn kill_peer(&mut self) {
