@@ -111,9 +111,9 @@ impl Compiler {
     /// # Errors
     /// If clang refuses it.
     pub fn compile(&self, source: &Path, object: &Path, more: &[&str]) -> Result<(), Error> {
-        // A build script is told; whoever else compiles does so for the machine that it runs on.
-        let architecture = env::var("CARGO_CFG_TARGET_ARCH");
-        let architecture = architecture.as_deref().unwrap_or(env::consts::ARCH);
+        // That of the machine that compiles: what the programs use of it is the same in all of 64 bits, and the
+        // headers of another, for which a build script may work, aren't there.
+        let architecture = env::consts::ARCH;
         let output = Command::new(&self.name)
             .args(["-target", "bpf", "-mcpu=v3", "-O2", "-g"])
             .args(["-Wall", "-Wextra", "-Werror", "-std=gnu11"])

@@ -212,7 +212,7 @@ fn attach(device: &File, name: &str, options: Options) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid ifreq: an empty name and a union of integers and addresses.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("TUN flags fit a short");
     // SAFETY: TUNSETIFF reads and writes one ifreq through the pointer, which outlives the call.

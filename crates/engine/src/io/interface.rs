@@ -142,7 +142,7 @@ fn mtu_of(socket: impl AsFd, name: &str) -> io::Result<u32> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     let socket = socket.as_fd().as_raw_fd();
     // SAFETY: the descriptor is open while it is borrowed; the kernel reads the name, which ends in a zero, and writes

@@ -61,7 +61,7 @@ pub(super) fn here(probe: Probe) -> Results {
 
 fn kvm_runs() -> Probed {
     let (found, detail) = match kvm::run() {
-        Ok(Kvm::Runs) => (true, "a virtual processor ran code in real mode".to_owned()),
+        Ok(Kvm::Runs) => (true, "a virtual processor ran code".to_owned()),
         Ok(Kvm::Stops(reason)) => (
             false,
             format!(

@@ -373,8 +373,16 @@ fn guest_findings() -> Vec<Finding> {
              not boot under it, or take minutes",
         );
     }
-    let how = "a machine with VMX or SVM, in a VM nested virtualisation; modprobe kvm_intel or kvm_amd; membership \
-               in the group of /dev/kvm";
+    let how = match is_x86 {
+        true => {
+            "a machine with VMX or SVM, in a VM nested virtualisation; modprobe kvm_intel or kvm_amd; membership in \
+             the group of /dev/kvm"
+        }
+        false => {
+            "a machine whose firmware starts Linux as a hypervisor (EL2 on ARM: in a cloud, one of bare metal); \
+             membership in the group of /dev/kvm"
+        }
+    };
     let mut findings =
         vec![Finding::new(GUESTS, "KVM", found, detail).or("QEMU's TCG, slower", how)];
     for (program, argument) in vmm::PROGRAMS {

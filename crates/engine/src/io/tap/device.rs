@@ -136,7 +136,7 @@ fn interface_request(name: &str) -> Option<libc::ifreq> {
         return None;
     }
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     Some(request)
 }
