@@ -137,10 +137,11 @@ static __always_inline int is_to_host(const struct __sk_buff *skb, const struct 
 
 static __always_inline int send(struct __sk_buff *skb, const struct sender *s, const struct packet *p)
 {
-	const struct policy *policy = policy_of_sender(s);
+	/* Once: what a policy says and its prefixes are of one index. */
+	__u32 policy_index = READ_ONCE(s->nic->policy);
+	const struct policy *policy = bpf_map_lookup_elem(&policies, &policy_index);
 	struct address destination = p->destination;
 	const struct clone_value *clone;
-	__u32 policy_index = READ_ONCE(s->nic->policy);
 	int reason;
 
 	if (!policy)

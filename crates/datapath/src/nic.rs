@@ -158,18 +158,19 @@ impl Datapath {
         self.allocation().set(first, count, false);
     }
 
-    /// Writes an entry. Of one that is active, what [`Self::set_policy`] and [`Self::set_flag`] can't
-    /// change must stay as it is. The generation is kept and counted up, the number of the lease is kept; what
-    /// somebody else changes meanwhile may be undone.
+    /// Writes an entry, field by field: one that is active is seen with old and new fields meanwhile, so only
+    /// interfaces, MACs and MTU of one may become others. The generation is kept and counted up, the number of the
+    /// lease is kept; what somebody else changes meanwhile may be undone.
     pub fn write_nic(&self, index: NicIndex, nic: &Nic) {
         let before = self.nic(index);
-        let (generation, lease) = (before.generation.wrapping_add(1), before.lease);
         let entry = Nic {
-            generation,
-            lease,
+            generation: before.generation,
+            lease: before.lease,
             ..*nic
         };
         self.nics.write(index.0, &entry);
+        // Not before: who decides meanwhile would keep what it saw of the old fields under the new number.
+        self.forget_decisions(index);
     }
 
     /// Reads an entry.

@@ -54,7 +54,8 @@ enum nic_flag {
 
 /* One interface of a sandbox. Indexed by the class id of the filter on its host end; those of one
  * sandbox are neighbours. Entry 0 is never used by the daemon. Written field by field while not
- * active; afterwards only `policy`, `generation`, `flags` and `state` change, by one store each. */
+ * active; afterwards `policy`, `generation`, `group`, `flags` and `state` change by one store each, and interfaces,
+ * MACs and MTU before `generation` does. */
 struct nic {
 	__u32 state;          /* enum nic_state */
 	__u32 flags;          /* enum nic_flag */

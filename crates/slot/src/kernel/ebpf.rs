@@ -242,7 +242,7 @@ impl Ebpf {
             if before.state == NicState::Active.number() {
                 entry.flags |= before.flags & !BY_KIND;
                 (entry.state, entry.policy) = (before.state, before.policy);
-                (entry.group, entry.generation) = (before.group, before.generation.wrapping_add(1));
+                entry.group = before.group;
             }
             self.datapath.write_nic(index, &entry);
         }
