@@ -6,12 +6,13 @@
 //! last and whether a change is under way: who finds that it is cleans up behind a crash. An identity without an entry
 //! may reach nothing.
 
-use std::{collections::BTreeSet, net::IpAddr, path::Path};
+use std::{collections::BTreeSet, net::IpAddr, path::Path, thread, time::Duration};
 
 use aya::maps::{
     HashMap, Map, MapData, MapError,
     lpm_trie::{Key, LpmTrie},
 };
+use rustix::thread::{MembarrierCommand, membarrier};
 use sandwire_api::{
     drop_reason::DropReason, identity::IdentityPolicy, name::Name, policy::PolicyAction,
     pool::HostService,
@@ -40,6 +41,8 @@ const PREFIX: usize = size_of::<PrefixKey>() - 4;
 const STATE: u32 = 0;
 /// Flag of that entry.
 const UNDER_WAY: u32 = 1;
+/// Longer than any program runs, where the kernel can't tell.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// The maps of policies.
 pub(crate) struct Policies {
@@ -251,32 +254,51 @@ impl Policies {
         }
     }
 
-    /// Deletes what belongs to no policy.
+    /// Deletes what belongs to no policy, once no program looks there any more: one that found a policy before it was
+    /// exchanged would find none of its prefixes, and let pass what they deny.
     fn sweep(&mut self) -> Result<(), Error> {
         let used = self.used()?;
         let is_stray = |bytes: &[u8]| {
             let index = bytes[..4].try_into().map(u32::from_ne_bytes);
             index.is_ok_and(|index| !used.contains(&index))
         };
-        let keys: Result<Vec<_>, MapError> = self.prefixes.keys().collect();
-        for key in keys.map_err(failed("read", "prefixes"))? {
-            if is_stray(&key.data()) {
-                absent_is_fine(self.prefixes.remove(&key)).map_err(failed("write", "prefixes"))?;
-            }
+        let prefixes = stray(self.prefixes.keys(), |key| is_stray(&key.data()));
+        let prefixes = prefixes.map_err(failed("read", "prefixes"))?;
+        let lists = stray(self.lists.keys(), |key| is_stray(key));
+        let lists = lists.map_err(failed("read", "rule_lists"))?;
+        let texts = stray(self.texts.keys(), |key| is_stray(key));
+        let texts = texts.map_err(failed("read", "texts"))?;
+        // Each policy has a text: so also before the kernel may use the former one's entry again.
+        if !(prefixes.is_empty() && lists.is_empty() && texts.is_empty()) {
+            wait_for_programs();
         }
-        let keys: Result<Vec<_>, MapError> = self.lists.keys().collect();
-        for key in keys.map_err(failed("read", "rule_lists"))? {
-            if is_stray(&key) {
-                absent_is_fine(self.lists.remove(&key)).map_err(failed("write", "rule_lists"))?;
-            }
+        for key in prefixes {
+            absent_is_fine(self.prefixes.remove(&key)).map_err(failed("write", "prefixes"))?;
         }
-        let keys: Result<Vec<_>, MapError> = self.texts.keys().collect();
-        for key in keys.map_err(failed("read", "texts"))? {
-            if is_stray(&key) {
-                absent_is_fine(self.texts.remove(&key)).map_err(failed("write", "texts"))?;
-            }
+        for key in lists {
+            absent_is_fine(self.lists.remove(&key)).map_err(failed("write", "rule_lists"))?;
+        }
+        for key in texts {
+            absent_is_fine(self.texts.remove(&key)).map_err(failed("write", "texts"))?;
         }
         Ok(())
+    }
+}
+
+/// The keys that belong to nothing.
+fn stray<K>(
+    keys: impl Iterator<Item = Result<K, MapError>>,
+    is_stray: impl Fn(&K) -> bool,
+) -> Result<Vec<K>, MapError> {
+    keys.filter(|key| key.as_ref().map_or(true, &is_stray))
+        .collect()
+}
+
+/// Returns once all programs that run now have ended: the kernel's global barrier is a grace period of RCU.
+fn wait_for_programs() {
+    // Not where processors are kept free of ticks (nohz_full).
+    if membarrier(MembarrierCommand::Global).is_err() {
+        thread::sleep(GRACE);
     }
 }
 
