@@ -104,6 +104,9 @@ pub struct Identity {
     pub interface: String,
     /// What it may do.
     pub allowed: Allowed,
+    /// Whether it makes no sockets but TCP's, and nothing is done per packet.
+    #[serde(default)]
+    pub tcp_only: bool,
     /// TCP sockets that listen now.
     pub listeners: u64,
     /// What its sockets did.
@@ -195,7 +198,8 @@ impl Refusal {
 pub struct Traffic {
     /// Packets as they are on the wire: a super-packet counts as those that it will be cut into.
     pub packets: u64,
-    /// Bytes of IP packets; of a super-packet, with one header.
+    /// Bytes of IP packets; of a super-packet, with one header. With TCP only, bytes of data, and those sent that were
+    /// acknowledged.
     pub bytes: u64,
 }
 

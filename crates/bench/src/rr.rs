@@ -75,10 +75,16 @@ const PER_CPU: &str = "transactions_per_cpu_percent";
 const RATE: &str = "transactions_per_second";
 
 /// Ratios of two cases' samples of the same round.
-const RATIOS: [(&str, Case, Case, &str); 3] = [
+const RATIOS: [(&str, Case, Case, &str); 4] = [
     (
         "identity_vs_bare_per_cpu",
         Case::Identity,
+        Case::Bare,
+        PER_CPU,
+    ),
+    (
+        "identity_tcp_vs_bare_per_cpu",
+        Case::IdentityTcp,
         Case::Bare,
         PER_CPU,
     ),
@@ -202,11 +208,13 @@ fn transactions(extent: &Extent, size: Size, rows: &[Case], record: &mut Record)
             record.insert_ratio(name, middle);
         }
     }
-    record.note(
-        "identity_vs_bare_per_cpu",
-        "time of the client's and the server's threads, with what the kernel did for packets on their backs; \
-         the median of the quotients of each round",
-    );
+    for name in ["identity_vs_bare_per_cpu", "identity_tcp_vs_bare_per_cpu"] {
+        record.note(
+            name,
+            "time of the client's and the server's threads, with what the kernel did for packets on their backs; \
+             the median of the quotients of each round",
+        );
+    }
     Ok(())
 }
 

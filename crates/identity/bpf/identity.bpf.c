@@ -11,6 +11,9 @@
  *   sock_release              gives back a listener's place
  *   ingress, egress           counts; stops what comes to or from other addresses
  *
+ * Where there is TCP only, nothing runs per packet: instead of the last two, sock_ops and sk_lookup keep others from the
+ * loopback, nothing is bound to the wildcard, and connections are counted when they end.
+ *
  * Policy is judged for TCP by connect, and by sk_lookup where a connection leads to a service of the host; for everything
  * else by egress.
  *
@@ -21,13 +24,13 @@
 
 #include "lib/bind.h"
 #include "lib/connect.h"
+#include "lib/follow.h"
 #include "lib/guard.h"
+#include "lib/option.h"
 #include "lib/send.h"
 #include "lib/show.h"
 #include "lib/steer.h"
 
-#define SOL_SOCKET 1
-#define SO_BROADCAST 6
 #define IPPROTO_SMC_NUMBER 256
 #define IPPROTO_MPTCP_NUMBER 262
 
@@ -67,9 +70,10 @@ ADDRESS_HOOK("cgroup/getpeername6", on_getpeername6, show_peer6(ctx, identity, s
 /* 0, or the error of socket(2). */
 static __always_inline int forbidden(const struct identity *identity, __u32 type, __u32 protocol)
 {
-	if ((type == SOCK_STREAM && protocol == IPPROTO_TCP) ||
-	    (type == SOCK_DGRAM && protocol == IPPROTO_UDP))
+	if (type == SOCK_STREAM && protocol == IPPROTO_TCP)
 		return 0;
+	if (type == SOCK_DGRAM && protocol == IPPROTO_UDP)
+		return identity->flags & IDENTITY_TCP_ONLY ? EPROTONOSUPPORT : 0;
 	/* Their connections are made by sockets of the kernel's own, which no hook is told of. */
 	if (protocol == IPPROTO_MPTCP_NUMBER || protocol == IPPROTO_SMC_NUMBER)
 		return EPROTONOSUPPORT;
@@ -100,19 +104,31 @@ int on_sock_create(struct bpf_sock *ctx)
 		return 0;
 	}
 	socket->number = identity->number;
+	if (identity->flags & IDENTITY_V6ONLY)
+		socket->flags |= SOCKET_V6ONLY;
 	return 1;
 }
 
 SEC("sockops")
 int on_sock_ops(struct bpf_sock_ops *ctx)
 {
-	const struct identity *identity = active_identity();
+	const struct identity *identity;
 	struct socket_state *socket;
+	struct bpf_sock *sk;
 
-	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB || !identity || !ctx->sk)
+	if (ctx->op != BPF_SOCK_OPS_TCP_LISTEN_CB && ctx->op != BPF_SOCK_OPS_TCP_CONNECT_CB &&
+	    ctx->op != BPF_SOCK_OPS_STATE_CB)
 		return 1;
-	socket = bpf_sk_storage_get(&sockets, ctx->sk, 0, 0);
-	if (socket && socket->number == identity->number)
+	identity = active_identity();
+	sk = ctx->sk;
+	if (!identity || !sk)
+		return 1;
+	socket = bpf_sk_storage_get(&sockets, sk, 0, 0);
+	if (!socket || socket->number != identity->number)
+		return 1;
+	if (identity->flags & IDENTITY_TCP_ONLY)
+		follow(ctx, sk, identity, socket);
+	else if (ctx->op == BPF_SOCK_OPS_TCP_LISTEN_CB)
 		add_listener(ctx, socket);
 	return 1;
 }
@@ -122,9 +138,14 @@ SEC("cgroup/sock_release")
 int on_sock_release(struct bpf_sock *ctx)
 {
 	struct socket_state *socket = bpf_sk_storage_get(&sockets, ctx, 0, 0);
+	const struct dialer_key *noted;
 
-	if (socket)
-		give_place(socket, bpf_get_socket_cookie(ctx));
+	if (!socket)
+		return 1;
+	give_place(socket, bpf_get_socket_cookie(ctx));
+	noted = bpf_sk_storage_get(&dialed, ctx, 0, 0);
+	if (noted)
+		forget_dialer(noted, bpf_get_socket_cookie(ctx));
 	return 1;
 }
 
@@ -142,23 +163,17 @@ static __always_inline struct socket_state *socket_of(struct bpf_sock *sk,
 	return socket && socket->number == identity->number ? socket : 0;
 }
 
-/* Of a broadcast the host's own sockets get a copy that no hook is told of. The option seems to be set, as many set it who
- * never send one; sending is refused by the kernel, as without the option. */
 SEC("cgroup/setsockopt")
 int on_setsockopt(struct bpf_sockopt *ctx)
 {
 	const struct identity *identity;
-	const struct policy *policy;
+	struct socket_state *socket;
 
-	if (ctx->level != SOL_SOCKET || ctx->optname != SO_BROADCAST)
+	if (!is_watched_option(ctx))
 		return 1;
 	identity = active_identity();
-	if (!identity || !ctx->sk || !socket_of(ctx->sk, identity))
-		return 1;
-	policy = policy_of(identity->number);
-	if (!policy || !(policy->flags & POLICY_HOST_ALL))
-		ctx->optlen = -1;
-	return 1;
+	socket = identity && ctx->sk ? socket_of(ctx->sk, identity) : 0;
+	return socket ? judge_option(ctx, identity, socket) : 1;
 }
 
 SEC("cgroup_skb/ingress")

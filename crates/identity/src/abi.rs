@@ -168,6 +168,18 @@ structs! {
         listeners: 0, 8;
         host_service: 8, 8;
     }
+    /// `struct dialer`.
+    Dialer = "dialer", 16 bytes {
+        cookie: 0, 8;
+        number: 8, 4;
+        padding: 12, 4;
+    }
+    /// `struct tcp_tally`.
+    TcpTally = "tcp_tally", 48 bytes {
+        traffic: 0, 32;
+        dialers: 32, 8;
+        ingress_loopback: 40, 8;
+    }
 }
 
 /// Addresses of a record.
@@ -188,6 +200,8 @@ pub const TALKS_MAX: usize = 16;
 pub const TEXT_PART: usize = 2048;
 /// TCP sockets of one identity that may listen at the same time.
 pub const LISTENERS_OF_ONE_MAX: usize = 1024;
+/// Bytes of `struct dialer_key`.
+pub const DIALER_KEY: usize = 36;
 
 /// `enum identity_flag`.
 pub mod identity_flag {
@@ -199,6 +213,10 @@ pub mod identity_flag {
     pub const ALLOW_LOOPBACK: u32 = 4;
     /// Ports that nobody listens to lead to the host's services.
     pub const ALLOW_HOST: u32 = 8;
+    /// No sockets but TCP's.
+    pub const TCP_ONLY: u32 = 16;
+    /// Sockets of IPv6 begin with `IPV6_V6ONLY`.
+    pub const V6ONLY: u32 = 32;
 }
 
 /// `enum owner_flag`.
@@ -207,6 +225,10 @@ pub mod owner_flag {
     pub const LOOPBACK: u32 = 1;
     /// As [`super::identity_flag::ALLOW_HOST`].
     pub const ALLOW_HOST: u32 = 2;
+    /// As [`super::identity_flag::TCP_ONLY`].
+    pub const TCP_ONLY: u32 = 4;
+    /// As [`super::identity_flag::ALLOW_LOOPBACK`].
+    pub const ALLOW_LOOPBACK: u32 = 8;
 }
 
 /// `enum record_state`.
@@ -248,8 +270,12 @@ pub(crate) const ENUMS: &[(&str, u32)] = &[
     ("IDENTITY_ALLOW_OTHER", identity_flag::ALLOW_OTHER),
     ("IDENTITY_ALLOW_LOOPBACK", identity_flag::ALLOW_LOOPBACK),
     ("IDENTITY_ALLOW_HOST", identity_flag::ALLOW_HOST),
+    ("IDENTITY_TCP_ONLY", identity_flag::TCP_ONLY),
+    ("IDENTITY_V6ONLY", identity_flag::V6ONLY),
     ("OWNER_LOOPBACK", owner_flag::LOOPBACK),
     ("OWNER_ALLOW_HOST", owner_flag::ALLOW_HOST),
+    ("OWNER_TCP_ONLY", owner_flag::TCP_ONLY),
+    ("OWNER_ALLOW_LOOPBACK", owner_flag::ALLOW_LOOPBACK),
     ("RECORD_BUILDING", record_state::BUILDING),
     ("RECORD_COMPLETE", record_state::COMPLETE),
     ("RECORD_REMOVING", record_state::REMOVING),

@@ -37,6 +37,11 @@ pub enum Error {
         /// Name of the other.
         name: String,
     },
+    /// What excludes each other.
+    #[error(
+        "an identity with TCP alone can't make sockets of other protocols: leave one of the two out"
+    )]
+    TcpOnly,
     /// The cgroup has an identity.
     #[error("cgroup {path} has an identity already, {name}; remove it first", path = .path.display())]
     CgroupTaken {

@@ -24,7 +24,7 @@ use sandwire_kernel_net::netns;
 use crate::{
     Cgroup, Error, Identity, IdentityPolicy, NewIdentity, State,
     abi::record_state,
-    cgroup, interface,
+    cgroup, connections, interface,
     maps::Maps,
     numbers,
     plan::{check_addresses, check_groups, plan},
@@ -157,9 +157,13 @@ impl Identities {
         }
         watch("namespace");
         programs.attach_to_namespace(&self.maps_folder())?;
+        if facts.tcp_only {
+            watch("connections");
+            connections::prepare(&self.maps_folder())?;
+        }
         let folder = self.links_folder(cgroup.id);
         make_folder(&folder)?;
-        for name in programs::NAMES {
+        for name in programs::names(facts.tcp_only) {
             watch(name);
             programs.attach(name, cgroup, &folder.join(name))?;
         }
@@ -188,9 +192,13 @@ impl Identities {
         self.repair_open(&mut open)?;
         let records = open.maps.records()?;
         let complete = records.iter().filter(|(_, record)| is_complete(record));
-        complete
+        let known: Vec<(u64, Facts)> = complete
             .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)))
-            .map(|(cgroup, facts)| self.describe(&open.maps, cgroup, &facts))
+            .collect();
+        self.count_connections(known.iter().map(|(_, facts)| facts))?;
+        known
+            .iter()
+            .map(|(cgroup, facts)| self.describe(&open.maps, *cgroup, facts))
             .collect()
     }
 
@@ -290,6 +298,7 @@ impl Identities {
             .into_iter()
             .find(|(_, facts)| is_meant(facts.name.as_str(), &facts.path, wanted));
         let (cgroup, facts) = found.ok_or_else(missing)?;
+        self.count_connections([&facts])?;
         let last = self.describe(&open.maps, cgroup, &facts)?;
         self.take_away_watched(&mut open, cgroup, &facts, watch)?;
         Ok(last)
@@ -312,10 +321,21 @@ impl Identities {
         }
         let mut programs = Programs::load(&self.maps_folder())?;
         let mut outcome = programs.renew_on_namespace(&self.maps_folder());
+        let known: Vec<Facts> = records
+            .iter()
+            .filter_map(|(_, record)| Facts::read(record))
+            .collect();
+        if known.iter().any(|facts| facts.tcp_only) {
+            outcome = outcome.and(connections::renew(&self.maps_folder()));
+        }
         for (id, record) in &records {
-            let found = Facts::read(record).and_then(|facts| Cgroup::open(&facts.path).ok());
+            let Some(facts) = Facts::read(record) else {
+                continue;
+            };
+            let found = Cgroup::open(&facts.path).ok();
             let cgroup = found.filter(|cgroup| cgroup.id == *id);
-            let renewed = programs.renew(&self.links_folder(*id), cgroup.as_ref());
+            let folder = self.links_folder(*id);
+            let renewed = programs.renew(&folder, cgroup.as_ref(), facts.tcp_only);
             outcome = outcome.and(renewed);
         }
         outcome.map(|()| records.len())
@@ -448,6 +468,18 @@ impl Identities {
         if open.maps.records()?.is_empty() {
             watch("namespace");
             programs::detach_from_namespace(&self.maps_folder())?;
+            connections::forget(&self.maps_folder())?;
+        }
+        Ok(())
+    }
+
+    /// Has what connections have done counted that are open, where nothing else counts it.
+    fn count_connections<'a>(
+        &self,
+        identities: impl IntoIterator<Item = &'a Facts>,
+    ) -> Result<(), Error> {
+        if identities.into_iter().any(|facts| facts.tcp_only) {
+            connections::count(&self.maps_folder())?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@
 
 pub mod abi;
 mod cgroup;
+mod connections;
 mod error;
 mod identities;
 mod interface;
@@ -39,6 +40,14 @@ pub const FOLDER: &str = "/sys/fs/bpf/sandwire-identity";
 /// It lacks something, or refuses; the error says what.
 pub fn probe() -> Result<(), Error> {
     programs::Programs::probe()
+}
+
+/// Whether the kernel takes the program that identities with TCP only need besides.
+///
+/// # Errors
+/// As of [`probe`]; or the kernel doesn't tell its types (`CONFIG_DEBUG_INFO_BTF`).
+pub fn probe_tcp_only() -> Result<(), Error> {
+    connections::probe()
 }
 
 /// Most addresses of one identity, without its loopback.

@@ -7,7 +7,10 @@ use sandwire_api::identity::{Counters, Refusal};
 
 use crate::{
     Error,
-    abi::{CountersValue, IdentityValue, Owner, Place, REFUSALS_MAX, Record, Tally},
+    abi::{
+        CountersValue, DIALER_KEY, Dialer, IdentityValue, Owner, Place, REFUSALS_MAX, Record,
+        Tally, TcpTally,
+    },
     policies::Policies,
 };
 
@@ -27,6 +30,11 @@ pub(crate) const NAMES: [&str; 12] = [
     "tallies",
 ];
 
+/// Maps that came later: the folder of a former version may lack them, and gets them with the programs.
+pub(crate) const ADDED: [&str; 4] = ["dialers", "dialed", "tcp_tallies", "counted"];
+/// Those of the program that looks through connections.
+pub(crate) const SHARED_WITH_CONNECTIONS: [&str; 3] = ["sockets", "tcp_tallies", "counted"];
+
 /// Where the map of records has the number that was given out last: no cgroup has this one.
 const LAST_NUMBER: u64 = 0;
 const RECORD: usize = size_of::<Record>();
@@ -34,6 +42,8 @@ const IDENTITY: usize = size_of::<IdentityValue>();
 const OWNER: usize = size_of::<Owner>();
 const COUNTERS: usize = size_of::<CountersValue>();
 const TALLY: usize = size_of::<Tally>();
+const DIALER: usize = size_of::<Dialer>();
+const TCP_TALLY: usize = size_of::<TcpTally>();
 
 /// Maps that the command line uses.
 pub(crate) struct Maps {
@@ -43,6 +53,14 @@ pub(crate) struct Maps {
     counters: PerCpuHashMap<MapData, u64, [u8; COUNTERS]>,
     tallies: HashMap<MapData, u32, [u8; TALLY]>,
     pub(crate) policies: Policies,
+    /// Only once the programs of this version were loaded.
+    tcp: Option<TcpMaps>,
+}
+
+/// What is known of connections of identities that have TCP only.
+struct TcpMaps {
+    dialers: HashMap<MapData, [u8; DIALER_KEY], [u8; DIALER]>,
+    tallies: HashMap<MapData, u32, [u8; TCP_TALLY]>,
 }
 
 impl Maps {
@@ -63,6 +81,7 @@ impl Maps {
             counters: PerCpuHashMap::try_from(counters).map_err(failed("open", "counters"))?,
             tallies: HashMap::try_from(hash("tallies")?).map_err(failed("open", "tallies"))?,
             policies: Policies::open(folder)?,
+            tcp: TcpMaps::open(folder)?,
         }))
     }
 
@@ -173,17 +192,29 @@ impl Maps {
             Refusal::HostService,
             tally.long(Tally::host_service()),
         );
+        if let Some(maps) = &self.tcp {
+            maps.add(&mut total, number)?;
+        }
         Ok((total, tally.long(Tally::listeners())))
     }
 
     /// Makes an identity's entry that programs count in.
     pub(crate) fn start_tally(&mut self, number: u32) -> Result<(), Error> {
         let written = self.tallies.insert(number, [0; TALLY], 0);
-        written.map_err(failed("write", "tallies"))
+        written.map_err(failed("write", "tallies"))?;
+        let Some(maps) = &mut self.tcp else {
+            return Ok(());
+        };
+        let written = maps.tallies.insert(number, [0; TCP_TALLY], 0);
+        written.map_err(failed("write", "tcp_tallies"))
     }
 
     pub(crate) fn end_tally(&mut self, number: u32) -> Result<(), Error> {
-        absent_is_fine(self.tallies.remove(&number)).map_err(failed("write", "tallies"))
+        absent_is_fine(self.tallies.remove(&number)).map_err(failed("write", "tallies"))?;
+        match &mut self.tcp {
+            Some(maps) => maps.end(number),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn clear_counters(&mut self, cgroup: u64) -> Result<(), Error> {
@@ -193,6 +224,61 @@ impl Maps {
         let zeros = zeros.map_err(|source| Error::system("count", "the CPUs", source))?;
         let written = self.counters.insert(cgroup, zeros, 0);
         written.map_err(failed("write", "counters"))
+    }
+}
+
+impl TcpMaps {
+    fn open(folder: &Path) -> Result<Option<Self>, Error> {
+        if ADDED.iter().any(|name| !folder.join(name).exists()) {
+            return Ok(None);
+        }
+        let hash = |name: &'static str| Ok::<_, Error>(Map::HashMap(open_map(folder, name)?));
+        let (dialers, tallies) = (hash("dialers")?, hash("tcp_tallies")?);
+        Ok(Some(Self {
+            dialers: HashMap::try_from(dialers).map_err(failed("open", "dialers"))?,
+            tallies: HashMap::try_from(tallies).map_err(failed("open", "tcp_tallies"))?,
+        }))
+    }
+
+    /// Adds what connections have done, as far as it has been counted.
+    fn add(&self, total: &mut Counters, number: u32) -> Result<(), Error> {
+        let tally = match self.tallies.get(&number, 0) {
+            Ok(bytes) => TcpTally(bytes),
+            Err(MapError::KeyNotFound) => return Ok(()),
+            Err(error) => return Err(failed("read", "tcp_tallies")(error)),
+        };
+        let figure = |index: usize| {
+            tally.long(Place {
+                offset: TcpTally::traffic().offset + index * 8,
+                size: 8,
+            })
+        };
+        total.egress.packets += figure(0);
+        total.egress.bytes += figure(1);
+        total.ingress.packets += figure(2);
+        total.ingress.bytes += figure(3);
+        let refused = tally.long(TcpTally::ingress_loopback());
+        count(total, Refusal::IngressLoopback, refused);
+        Ok(())
+    }
+
+    /// Deletes what an identity has left: once its programs are gone, nobody else does.
+    fn end(&mut self, number: u32) -> Result<(), Error> {
+        absent_is_fine(self.tallies.remove(&number)).map_err(failed("write", "tcp_tallies"))?;
+        let keys: Result<Vec<_>, MapError> = self
+            .dialers
+            .iter()
+            .filter(|entry| {
+                entry.as_ref().map_or(true, |(_, dialer)| {
+                    Dialer(*dialer).word(Dialer::number()) == number
+                })
+            })
+            .map(|entry| entry.map(|(key, _)| key))
+            .collect();
+        for key in keys.map_err(failed("read", "dialers"))? {
+            absent_is_fine(self.dialers.remove(&key)).map_err(failed("write", "dialers"))?;
+        }
+        Ok(())
     }
 }
 

@@ -26,6 +26,9 @@ pub(crate) fn plan(
     cgroup: &Cgroup,
     netns: u64,
 ) -> Result<Facts, Error> {
+    if new.tcp_only && new.allowed.other_protocols {
+        return Err(Error::TcpOnly);
+    }
     let records = maps.records()?;
     let others: Vec<(u64, Facts)> = records
         .iter()
@@ -67,6 +70,8 @@ pub(crate) fn plan(
         has_own_cgroup: new.own_cgroup,
         interface: interface::find(&new.interface)?.0,
         allowed: new.allowed,
+        tcp_only: new.tcp_only,
+        v6only: is_v6only(),
     })
 }
 
@@ -204,6 +209,12 @@ pub(crate) fn check_addresses(addresses: &[IpAddr], prefixes: &[IpNet]) -> Resul
 fn has_ipv6() -> bool {
     let setting = fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
     setting.is_ok_and(|text| text.trim() == "0")
+}
+
+/// What `IPV6_V6ONLY` is at first.
+fn is_v6only() -> bool {
+    let setting = fs::read_to_string("/proc/sys/net/ipv6/bindv6only");
+    setting.is_ok_and(|text| text.trim() != "0")
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ const STEER: &str = "on_sk_lookup";
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/identity.o"));
 
 /// Programs of a cgroup, in the order in which they are attached. All do nothing until the identity is active.
-pub(crate) const NAMES: [&str; 18] = [
+const NAMES: [&str; 16] = [
     "on_sock_create",
     "on_sock_release",
     "on_bind4",
@@ -38,9 +38,15 @@ pub(crate) const NAMES: [&str; 18] = [
     "on_getpeername6",
     "on_setsockopt",
     "on_sock_ops",
-    "on_ingress",
-    "on_egress",
 ];
+/// Programs that are called for each packet. Whoever has TCP only needs none.
+const PACKET_NAMES: [&str; 2] = ["on_ingress", "on_egress"];
+
+/// The programs of an identity.
+pub(crate) fn names(tcp_only: bool) -> impl Iterator<Item = &'static str> {
+    let of_packets = PACKET_NAMES.into_iter().filter(move |_| !tcp_only);
+    NAMES.into_iter().chain(of_packets)
+}
 
 /// The loaded programs.
 pub(crate) struct Programs(Ebpf);
@@ -51,7 +57,7 @@ impl Programs {
         let mut loader = EbpfLoader::new();
         // Nothing is relocated against the kernel's own types.
         loader.btf(None);
-        for name in maps::NAMES {
+        for name in maps::NAMES.into_iter().chain(maps::ADDED) {
             loader.map_pin_path(name, maps_folder.join(name));
         }
         let mut loaded = loader
@@ -96,9 +102,14 @@ impl Programs {
     /// Has the links in a folder run these programs, whatever they ran before; every call and packet goes by the one or the other. What
     /// has no link yet is attached to the cgroup, if that is there still; links of programs that are no more go. Every
     /// step is tried.
-    pub(crate) fn renew(&mut self, folder: &Path, cgroup: Option<&Cgroup>) -> Result<(), Error> {
+    pub(crate) fn renew(
+        &mut self,
+        folder: &Path,
+        cgroup: Option<&Cgroup>,
+        tcp_only: bool,
+    ) -> Result<(), Error> {
         let mut outcome = Ok(());
-        for name in NAMES {
+        for name in names(tcp_only) {
             let pin = folder.join(name);
             let renewed = self.exchange(name, &pin).and_then(|done| match cgroup {
                 Some(cgroup) if done == Exchange::NoLink => self.attach(name, cgroup, &pin),
@@ -106,7 +117,7 @@ impl Programs {
             });
             outcome = outcome.and(renewed);
         }
-        outcome.and(remove_others(folder))
+        outcome.and(remove_others(folder, tcp_only))
     }
 
     /// The same on the network namespace.
@@ -178,21 +189,21 @@ pub(crate) fn detach(folder: &Path) -> Result<(), Error> {
     }
 }
 
-/// Removes pins of links whose names this build doesn't know.
-fn remove_others(folder: &Path) -> Result<(), Error> {
+/// Removes pins of links that this build doesn't make.
+fn remove_others(folder: &Path, tcp_only: bool) -> Result<(), Error> {
     let failed = |source| Error::system("list", folder.display().to_string(), source);
     let mut outcome = Ok(());
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
-        if !NAMES.iter().any(|known| name == *known) {
+        if !names(tcp_only).any(|known| name == known) {
             outcome = outcome.and(remove_file(&entry.path()));
         }
     }
     outcome
 }
 
-fn remove_file(path: &Path) -> Result<(), Error> {
+pub(crate) fn remove_file(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(Error::system("remove", path.display().to_string(), error))
@@ -259,9 +270,12 @@ fn attach_to_options(
 
 #[derive(Debug, thiserror::Error)]
 #[error("the object doesn't have it")]
-struct NotThere;
+pub(crate) struct NotThere;
 
-fn failed(operation: &str, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+pub(crate) fn failed(
+    operation: &str,
+    error: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+) -> Error {
     let error = error.into();
     if let Some(source) = refusal(&*error) {
         return Error::Forbidden {

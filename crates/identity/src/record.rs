@@ -35,6 +35,8 @@ pub struct NewIdentity {
     pub existing: bool,
     /// What it may do.
     pub allowed: Allowed,
+    /// Whether it makes no sockets but TCP's. Then nothing is done per packet.
+    pub tcp_only: bool,
     /// What it may reach.
     pub policy: IdentityPolicy,
     /// Prefixes of which one free address each is taken, after `addresses`.
@@ -76,16 +78,31 @@ pub(crate) struct Facts {
     pub(crate) has_own_cgroup: bool,
     pub(crate) interface: u32,
     pub(crate) allowed: Allowed,
+    pub(crate) tcp_only: bool,
+    /// Whether sockets of IPv6 are closed to IPv4 unless told otherwise.
+    pub(crate) v6only: bool,
 }
 
 impl Facts {
+    /// `enum identity_flag`, but for whether it is active.
+    fn flags(&self) -> u32 {
+        let mut flags = flags_of(self.allowed);
+        if self.tcp_only {
+            flags |= identity_flag::TCP_ONLY;
+        }
+        if self.v6only {
+            flags |= identity_flag::V6ONLY;
+        }
+        flags
+    }
+
     /// As a record.
     pub(crate) fn record(&self, state: u32) -> Result<Record, Error> {
         let mut record = Record::default();
         record.set_long(Record::netns(), self.netns);
         record.set_word(Record::state(), state);
         record.set_word(Record::number(), self.number);
-        record.set_word(Record::identity_flags(), flags_of(self.allowed));
+        record.set_word(Record::identity_flags(), self.flags());
         let flags = [
             (self.has_loopback6, record_flag::LOOPBACK6),
             (self.has_own_cgroup, record_flag::OWN_CGROUP),
@@ -137,6 +154,8 @@ impl Facts {
             has_own_cgroup: record.word(Record::flags()) & record_flag::OWN_CGROUP != 0,
             interface: record.word(Record::interface()),
             allowed: allowed_of(record.word(Record::identity_flags())),
+            tcp_only: record.word(Record::identity_flags()) & identity_flag::TCP_ONLY != 0,
+            v6only: record.word(Record::identity_flags()) & identity_flag::V6ONLY != 0,
         })
     }
 
@@ -145,10 +164,7 @@ impl Facts {
         let mut value = IdentityValue::default();
         value.set_long(IdentityValue::netns(), self.netns);
         value.set_word(IdentityValue::number(), self.number);
-        value.set_word(
-            IdentityValue::flags(),
-            flags_of(self.allowed) | identity_flag::ACTIVE,
-        );
+        value.set_word(IdentityValue::flags(), self.flags() | identity_flag::ACTIVE);
         for address in self.addresses.iter().rev() {
             match address {
                 IpAddr::V4(address) => value.set_ipv4(IdentityValue::ipv4(), *address),
@@ -178,7 +194,14 @@ impl Facts {
         ];
         let addresses = self.addresses.iter().map(|address| entry(*address, flags));
         // A service of the host on the wildcard is never at the loopback of an identity.
-        let loopback = loopback.map(|address| entry(address, owner_flag::LOOPBACK));
+        let mut of_loopback = owner_flag::LOOPBACK;
+        if self.tcp_only {
+            of_loopback |= owner_flag::TCP_ONLY;
+        }
+        if self.allowed.loopback {
+            of_loopback |= owner_flag::ALLOW_LOOPBACK;
+        }
+        let loopback = loopback.map(|address| entry(address, of_loopback));
         addresses.chain(loopback).collect()
     }
 
@@ -204,6 +227,7 @@ impl Facts {
             ],
             interface,
             allowed: self.allowed,
+            tcp_only: self.tcp_only,
             listeners,
             counters,
         }
@@ -266,6 +290,8 @@ mod tests {
                 loopback: true,
                 ..Allowed::default()
             },
+            tcp_only: true,
+            v6only: true,
         }
     }
 

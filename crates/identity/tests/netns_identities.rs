@@ -70,43 +70,56 @@ fn an_identity_leaves_nothing_behind() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_a_crash_left_is_taken_back_by_the_next_call() {
     lab::run_within(DEADLINE, |lab| {
-        let mut cgroups = Cgroups::new();
-        let cgroup = cgroups.make("web");
-        let before = addresses(lab);
-        let identities = Identities::new(folder());
-        let new = new_identity(&cgroup, &["10.77.0.1", "fd77::1"]);
-        let mut steps = 0;
-        identities.add_watched(&new, &mut |_| steps += 1).unwrap();
-        let mut removals = 0;
-        identities
-            .remove_watched("web", &mut |_| removals += 1)
-            .unwrap();
-        assert!(steps > 20 && removals > 5, "{steps} and {removals}");
-        for fatal in 0..steps {
-            die_at(fatal, |watch| {
-                let _ = identities.add_watched(&new, watch);
-            });
-            assert_eq!(identities.list().unwrap(), [], "after step {fatal} of add");
-            assert_eq!(addresses(lab), before, "after step {fatal} of add");
-        }
-        for fatal in 0..removals {
-            identities.add(&new).unwrap();
-            die_at(fatal, |watch| {
-                let _ = identities.remove_watched("web", watch);
-            });
-            let left = identities.list().unwrap();
-            // Before the first step nothing has happened yet.
-            if fatal == 0 {
-                assert_eq!(left.len(), 1);
-                identities.remove("web").unwrap();
-            } else {
-                assert_eq!(left, [], "after step {fatal} of remove");
-            }
-            assert_eq!(addresses(lab), before, "after step {fatal} of remove");
-        }
-        identities.add(&new).unwrap();
-        identities.remove("web").unwrap();
+        assert_what_a_crash_left_is_taken_back(lab, false);
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_a_crash_left_of_one_with_tcp_only_is_taken_back() {
+    lab::run_within(DEADLINE, |lab| {
+        assert_what_a_crash_left_is_taken_back(lab, true);
+    });
+}
+
+fn assert_what_a_crash_left_is_taken_back(lab: &Lab, tcp_only: bool) {
+    let mut cgroups = Cgroups::new();
+    let cgroup = cgroups.make("web");
+    let before = addresses(lab);
+    let identities = Identities::new(folder());
+    let mut new = new_identity(&cgroup, &["10.77.0.1", "fd77::1"]);
+    new.tcp_only = tcp_only;
+    let mut steps = 0;
+    identities.add_watched(&new, &mut |_| steps += 1).unwrap();
+    let mut removals = 0;
+    identities
+        .remove_watched("web", &mut |_| removals += 1)
+        .unwrap();
+    assert!(steps > 20 && removals > 5, "{steps} and {removals}");
+    for fatal in 0..steps {
+        die_at(fatal, |watch| {
+            let _ = identities.add_watched(&new, watch);
+        });
+        assert_eq!(identities.list().unwrap(), [], "after step {fatal} of add");
+        assert_eq!(addresses(lab), before, "after step {fatal} of add");
+    }
+    for fatal in 0..removals {
+        identities.add(&new).unwrap();
+        die_at(fatal, |watch| {
+            let _ = identities.remove_watched("web", watch);
+        });
+        let left = identities.list().unwrap();
+        // Before the first step nothing has happened yet.
+        if fatal == 0 {
+            assert_eq!(left.len(), 1);
+            identities.remove("web").unwrap();
+        } else {
+            assert_eq!(left, [], "after step {fatal} of remove");
+        }
+        assert_eq!(addresses(lab), before, "after step {fatal} of remove");
+    }
+    identities.add(&new).unwrap();
+    identities.remove("web").unwrap();
 }
 
 /// Does something that ends as by SIGKILL before one of its steps: nothing is undone.

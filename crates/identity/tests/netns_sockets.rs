@@ -6,6 +6,8 @@
 mod rows;
 #[path = "netns_sockets/stage.rs"]
 mod stage;
+#[path = "netns_sockets/tcp_rows.rs"]
+mod tcp_rows;
 
 use std::time::Duration;
 
@@ -16,8 +18,9 @@ use sandwire_testlab::{
 use serde_json::json;
 
 use self::{
-    rows::ROWS,
+    rows::{ROWS, Row},
     stage::{Application, Stage},
+    tcp_rows::{OTHERWISE, TCP_ROWS},
 };
 
 /// Each row waits for what it expects, and for what must not come half a second.
@@ -48,9 +51,29 @@ fn every_case_is_as_the_table_says_on_linux_6_12() {
 }
 
 fn assert_every_case_is_as_the_table_says(lab: &Lab) {
-    let mut stage = Stage::set(lab);
+    assert_rows(&mut Stage::set(lab), ROWS);
+}
+
+/// Cases of the table that are about TCP alone must be the same without programs on packets; those that aren't, and those of
+/// other sockets, are in a table of their own.
+fn assert_tcp_alone_is_as_the_tables_say(lab: &Lab) {
+    let mut stage = Stage::set_with(lab, true);
+    let is_of_tcp = |row: &&Row| {
+        let others = ["udp(", "SOCK_DGRAM", "SOCK_RAW"];
+        let steps = row.steps.iter();
+        let mut codes = steps.filter(|(who, ..)| *who != "host" && *who != "peer");
+        codes.all(|(_, code, _)| others.iter().all(|other| !code.contains(other)))
+            && !OTHERWISE.contains(&row.case)
+    };
+    let shared: Vec<Row> = ROWS.iter().filter(is_of_tcp).copied().collect();
+    assert!(shared.len() >= 20, "{}", shared.len());
+    assert_rows(&mut stage, &shared);
+    assert_rows(&mut stage, TCP_ROWS);
+}
+
+fn assert_rows(stage: &mut Stage, rows: &[Row]) {
     let mut wrong = Vec::new();
-    for row in ROWS {
+    for row in rows {
         for (who, code, expected) in row.steps {
             let found = stage.run(who, code).to_string();
             if expected.split('|').all(|expected| found != expected) {
@@ -64,6 +87,22 @@ fn assert_every_case_is_as_the_table_says(lab: &Lab) {
         stage.reset();
     }
     assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn tcp_alone_is_as_the_tables_say() {
+    lab::run_within(DEADLINE, |lab| {
+        assert_tcp_alone_is_as_the_tables_say(lab);
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn tcp_alone_is_as_the_tables_say_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
+        assert_tcp_alone_is_as_the_tables_say(lab);
+    });
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod stage;
 use std::time::Duration;
 
 use sandwire_identity::{Identities, Refusal};
-use sandwire_testlab::lab;
+use sandwire_testlab::lab::{self, Lab};
 use serde_json::json;
 
 use self::stage::{Application, Cgroups, folder, new_identity, policy};
@@ -19,54 +19,67 @@ const DEADLINE: Duration = Duration::from_secs(600);
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_source_of_ones_own_choice_does_not_lead_to_services_of_the_host() {
     lab::run_within(DEADLINE, |lab| {
-        let _wire = stage::wire(lab);
-        let mut cgroups = Cgroups::new();
-        let web = cgroups.make("web");
-        let identities = Identities::new(folder());
-        let new = new_identity(&web, &["10.77.0.1", "fd77::1"]);
-        identities.add(&new).unwrap();
-        let mut host = Application::start(None, None);
-        host.run("l = listen('::', 7000)");
-        let mut peer = Application::start(None, Some("peer"));
-        peer.run("l = listen('::', 7000)");
-        let mut web = Application::start(Some(&web), None);
-        let mut dial_from = |source: &str, address: &str| {
-            web.run(&format!(
-                "c = fresh(SOCK_STREAM, family({source:?})); c.bind(({source:?}, 0)); \
-                 c.connect(({address:?}, 7000)); r = 'reached as ' + c.getsockname()[0]"
-            ))
-        };
-        let attempts = [
-            ("10.77.0.1", "192.0.2.1", "ECONNREFUSED"),
-            ("127.0.0.1", "192.0.2.1", "ECONNREFUSED"),
-            ("127.0.0.77", "192.0.2.1", "ECONNREFUSED"),
-            ("::ffff:127.0.0.1", "::ffff:192.0.2.1", "ECONNREFUSED"),
-            ("fd77::1", "2001:db8::1", "ECONNREFUSED"),
-            ("::1", "2001:db8::1", "ECONNREFUSED"),
-            ("fd77::1", "::ffff:192.0.2.1", "ENETUNREACH"),
-            ("::1", "::ffff:192.0.2.1", "ENETUNREACH"),
-            // From here the kernel would connect by an address of the host.
-            ("224.0.0.1", "192.0.2.1", "EADDRNOTAVAIL"),
-            ("224.0.0.1", "192.0.2.2", "EADDRNOTAVAIL"),
-            ("::ffff:224.0.0.1", "::ffff:192.0.2.1", "EINVAL"),
-        ];
-        let mut wrong = Vec::new();
-        for (source, address, expected) in attempts {
-            let found = dial_from(source, address);
-            if found != expected {
-                wrong.push(format!("{source} to {address}: {found}, not {expected}"));
-            }
-        }
-        assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
-        let shown = identities.show("web").unwrap().counters.refused;
-        assert_eq!(shown[&Refusal::HostService], 6);
-        assert_eq!(shown[&Refusal::Source], 4);
-        // What the policy allows is reached by the loopback's addresses, too.
-        let open = policy(r#"{"host_services": ["tcp/7000"]}"#);
-        identities.set_policy("web", &open).unwrap();
-        let reached = dial_from("127.0.0.1", "192.0.2.1");
-        assert_eq!(reached, "reached as 127.0.0.1");
+        assert_a_source_does_not_lead_to_services_of_the_host(lab, false);
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nor_does_one_of_an_identity_that_has_tcp_only() {
+    lab::run_within(DEADLINE, |lab| {
+        assert_a_source_does_not_lead_to_services_of_the_host(lab, true);
+    });
+}
+
+fn assert_a_source_does_not_lead_to_services_of_the_host(lab: &Lab, tcp_only: bool) {
+    let _wire = stage::wire(lab);
+    let mut cgroups = Cgroups::new();
+    let web = cgroups.make("web");
+    let identities = Identities::new(folder());
+    let mut new = new_identity(&web, &["10.77.0.1", "fd77::1"]);
+    new.tcp_only = tcp_only;
+    identities.add(&new).unwrap();
+    let mut host = Application::start(None, None);
+    host.run("l = listen('::', 7000)");
+    let mut peer = Application::start(None, Some("peer"));
+    peer.run("l = listen('::', 7000)");
+    let mut web = Application::start(Some(&web), None);
+    let mut dial_from = |source: &str, address: &str| {
+        web.run(&format!(
+            "c = fresh(SOCK_STREAM, family({source:?})); c.bind(({source:?}, 0)); \
+             c.connect(({address:?}, 7000)); r = 'reached as ' + c.getsockname()[0]"
+        ))
+    };
+    let attempts = [
+        ("10.77.0.1", "192.0.2.1", "ECONNREFUSED"),
+        ("127.0.0.1", "192.0.2.1", "ECONNREFUSED"),
+        ("127.0.0.77", "192.0.2.1", "ECONNREFUSED"),
+        ("::ffff:127.0.0.1", "::ffff:192.0.2.1", "ECONNREFUSED"),
+        ("fd77::1", "2001:db8::1", "ECONNREFUSED"),
+        ("::1", "2001:db8::1", "ECONNREFUSED"),
+        ("fd77::1", "::ffff:192.0.2.1", "ENETUNREACH"),
+        ("::1", "::ffff:192.0.2.1", "ENETUNREACH"),
+        // From here the kernel would connect by an address of the host.
+        ("224.0.0.1", "192.0.2.1", "EADDRNOTAVAIL"),
+        ("224.0.0.1", "192.0.2.2", "EADDRNOTAVAIL"),
+        ("::ffff:224.0.0.1", "::ffff:192.0.2.1", "EINVAL"),
+    ];
+    let mut wrong = Vec::new();
+    for (source, address, expected) in attempts {
+        let found = dial_from(source, address);
+        if found != expected {
+            wrong.push(format!("{source} to {address}: {found}, not {expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
+    let shown = identities.show("web").unwrap().counters.refused;
+    assert_eq!(shown[&Refusal::HostService], 6);
+    assert_eq!(shown[&Refusal::Source], 4);
+    // What the policy allows is reached by the loopback's addresses, too.
+    let open = policy(r#"{"host_services": ["tcp/7000"]}"#);
+    identities.set_policy("web", &open).unwrap();
+    let reached = dial_from("127.0.0.1", "192.0.2.1");
+    assert_eq!(reached, "reached as 127.0.0.1");
 }
 
 #[test]

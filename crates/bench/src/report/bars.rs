@@ -70,6 +70,9 @@ const RATIOS: &[(&str, Bound)] = &[
     ("identity_vs_bare_per_cpu", AtLeast(0.99)),
     ("identity_connect_added_us", AtMost(2.0)),
     ("identity_bind_added_us", AtMost(2.0)),
+    ("identity_tcp_vs_bare_per_cpu", AtLeast(0.99)),
+    ("identity_tcp_connect_added_us", AtMost(2.0)),
+    ("identity_tcp_bind_added_us", AtMost(2.0)),
     ("veth_ebpf_vs_bare", AtLeast(0.9)),
     ("veth_ebpf_vs_veth_kernel", AtLeast(1.1)),
 ];

@@ -43,10 +43,18 @@ pub(super) fn count(extent: &Extent) -> u64 {
 }
 
 pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
+    for case in [Case::Identity, Case::IdentityTcp] {
+        measure_case(case, extent, record)?;
+    }
+    Ok(())
+}
+
+fn measure_case(case: Case, extent: &Extent, record: &mut Record) -> Result<()> {
     let batches = batches(extent);
-    let step = Step::begin("calls", batches);
-    let place = Place::create(Case::Identity)?;
-    let mut with = Caller::start(place.server_command("calls")?, "identity")?;
+    let name = case.name();
+    let step = Step::begin(&format!("calls of {name}"), batches);
+    let place = Place::create(case)?;
+    let mut with = Caller::start(place.server_command("calls")?, name)?;
     let mut without = Caller::start(place.host_command("calls")?, "bare")?;
     for call in CALLS {
         let mut added = Vec::new();
@@ -60,11 +68,11 @@ pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
                 (without.batch(call)?, own)
             };
             record.add("bare", &format!("{call}_us"), "us", &[bare]);
-            record.add("identity", &format!("{call}_us"), "us", &[own]);
+            record.add(name, &format!("{call}_us"), "us", &[own]);
             added.push(own - bare);
             step.at(batch);
         }
-        let name = format!("identity_{call}_added_us");
+        let name = format!("{name}_{call}_added_us");
         record.add("by_round", &name, "us", &added);
         record.insert_ratio(&name, median(&added).unwrap_or(f64::NAN));
     }

@@ -38,6 +38,8 @@ pub(crate) enum Case {
     Bare,
     /// In a cgroup with an identity there.
     Identity,
+    /// In a cgroup with an identity that has TCP only.
+    IdentityTcp,
     /// In a namespace behind a veth, by the kernel's routing.
     VethKernel,
     /// In a container slot, by our eBPF.
@@ -60,6 +62,7 @@ impl Case {
         match self {
             Self::Bare => "bare",
             Self::Identity => "identity",
+            Self::IdentityTcp => "identity_tcp",
             Self::VethKernel => "veth_kernel",
             Self::VethEbpf => "veth_ebpf",
             Self::Macvlan => "macvlan",
@@ -95,7 +98,8 @@ impl Place {
         };
         match case {
             Case::Bare => world::ip_in(&name, &format!("address add {ADDRESS}/32 dev lo"))?,
-            Case::Identity => place.cgroup = Some(identity(&name)?),
+            Case::Identity => place.cgroup = Some(identity(&name, false)?),
+            Case::IdentityTcp => place.cgroup = Some(identity(&name, true)?),
             Case::VethKernel => place.behind_pair("type veth peer name", false)?,
             Case::NetkitL2 => place.behind_pair("type netkit mode l2 peer name", false)?,
             Case::NetkitL3 => place.behind_pair("type netkit mode l3 peer name", true)?,
@@ -243,7 +247,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         if self.cgroup.is_some() {
             let name = self.world.name().to_owned();
-            let identities = Identities::new(Path::new(PINS));
+            let identities = identities(&name);
             // The programs go with the cgroup at the latest.
             let _ = world::inside(&name, move || Ok(identities.remove(IDENTITY)?));
         }
@@ -260,7 +264,12 @@ fn executable_in(namespace: &str) -> Result<Command> {
     Ok(world::command_in(namespace, &executable.to_string_lossy()))
 }
 
-fn identity(host: &str) -> Result<OwnCgroup> {
+/// Those of a played host: a folder is of one network namespace.
+fn identities(host: &str) -> Identities {
+    Identities::new(Path::new(&format!("{PINS}-{host}")))
+}
+
+fn identity(host: &str, tcp_only: bool) -> Result<OwnCgroup> {
     // Numbers of processes begin anew in each private host, and cgroups are the machine's.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let name = format!("bench-{}", now.unwrap_or_default().as_nanos());
@@ -273,11 +282,13 @@ fn identity(host: &str) -> Result<OwnCgroup> {
         interface: "lo".to_owned(),
         existing: false,
         allowed: Allowed::default(),
+        tcp_only,
         policy: IdentityPolicy::default(),
         own_cgroup: false,
     };
-    world::inside(host, || {
-        Identities::new(Path::new(PINS)).add(&new)?;
+    let identities = identities(host);
+    world::inside(host, move || {
+        identities.add(&new)?;
         Ok(())
     })?;
     Ok(cgroup)

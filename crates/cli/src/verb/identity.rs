@@ -181,6 +181,9 @@ fn text(identity: &Identity) -> String {
         list_of(&identity.loopback),
         identity.interface
     ));
+    if identity.tcp_only {
+        text.push_str("  protocols  tcp only\n");
+    }
     text.push_str(&format!("  listeners  {}\n", identity.listeners));
     for (name, traffic) in [("sent", traffic.egress), ("received", traffic.ingress)] {
         text.push_str(&format!(

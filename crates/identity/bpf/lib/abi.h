@@ -8,6 +8,8 @@
 #define LISTENERS_MAX 8
 /* Most TCP sockets of one identity that listen at the same time: the map of them is everybody's. */
 #define LISTENERS_OF_ONE_MAX 1024
+/* Most TCP sockets of one identity that are connected to its own loopback, where programs on connections judge them. */
+#define DIALERS_OF_ONE_MAX 16384
 #define REFUSALS_MAX 16
 /* Ports at the own loopback that an unconnected UDP socket is remembered to have asked, the last ones. */
 #define KNOWN_MAX 8
@@ -29,6 +31,10 @@ enum identity_flag {
 	IDENTITY_ALLOW_LOOPBACK = 4,
 	/* What nobody of the identity listens to leads to services of the host on the wildcard. */
 	IDENTITY_ALLOW_HOST = 8,
+	/* No sockets but TCP's, and so no programs on packets. */
+	IDENTITY_TCP_ONLY = 16,
+	/* Sockets of IPv6 begin with IPV6_V6ONLY (net.ipv6.bindv6only). */
+	IDENTITY_V6ONLY = 32,
 };
 
 /* An identity, as its cgroup's programs find it. All zero until it is active, and once it has ended. */
@@ -55,6 +61,10 @@ enum owner_flag {
 	OWNER_LOOPBACK = 1,
 	/* As IDENTITY_ALLOW_HOST. */
 	OWNER_ALLOW_HOST = 2,
+	/* As IDENTITY_TCP_ONLY: who calls the loopback is judged here or nowhere. */
+	OWNER_TCP_ONLY = 4,
+	/* As IDENTITY_ALLOW_LOOPBACK. */
+	OWNER_ALLOW_LOOPBACK = 8,
 };
 
 /* A listening TCP socket. */
@@ -80,6 +90,12 @@ enum socket_flag {
 	/* If it is connected, the kernel may have chosen its source: it asked for a group's address, which is none, or a bind may
 	 * have taken its source away after the program on connect gave it (both let go of a UDP socket in between). */
 	SOCKET_UNSURE = 16,
+	/* Asked for the wildcard of both families, and is bound to the loopback, where nobody finds it by itself. */
+	SOCKET_HIDDEN = 32,
+	/* Bound to no interface there is, so that it hears nothing. */
+	SOCKET_DEAF = 64,
+	/* IPV6_V6ONLY is set, as far as anybody was told. */
+	SOCKET_V6ONLY = 128,
 };
 
 /* A socket that was made in an identity. */
@@ -176,6 +192,40 @@ struct tally {
 	__u64 listeners;
 	/* Connections to services of the host that were refused. */
 	__u64 host_service;
+};
+
+/* A TCP connection to an identity's own loopback. Ports in the host's order. */
+struct dialer_key {
+	struct address source;
+	struct address destination;
+	__u16 source_port;
+	__u16 destination_port;
+};
+
+struct dialer {
+	/* Of the socket. */
+	__u64 cookie;
+	/* Of the identity. */
+	__u32 number;
+	__u32 padding;
+};
+
+/* What TCP connections have done. */
+struct tcp_traffic {
+	__u64 segments_out;
+	/* Of data, that the other end has acknowledged. */
+	__u64 bytes_out;
+	__u64 segments_in;
+	__u64 bytes_in;
+};
+
+/* What is counted by an identity's number, if it has TCP only. */
+struct tcp_tally {
+	struct tcp_traffic traffic;
+	/* Entries among the dialers. */
+	__u64 dialers;
+	/* Connections of others to its loopback that were refused. */
+	__u64 ingress_loopback;
 };
 
 /* Who has called a UDP socket, and may be answered though the policy denies it. */

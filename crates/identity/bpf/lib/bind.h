@@ -110,11 +110,35 @@ static __always_inline int bind6_both(struct bpf_sock_addr *ctx, const struct id
 	return 1;
 }
 
+/* The same where no program on packets keeps those for the host out: not on the wildcard, but at the own loopback, as an
+ * address of IPv4, which leaves the socket open to both families (__inet6_bind in net/ipv6/af_inet6.c). One with IPV6_V6ONLY
+ * can't have that, and needs nothing but the address of IPv6. */
+static __always_inline int bind6_hidden(struct bpf_sock_addr *ctx, const struct identity *identity,
+					struct socket_state *socket)
+{
+	__u32 hidden[4] = {0, 0, MAPPED, to_own_loopback4(identity, bpf_htonl(1))};
+	__u32 port = bpf_ntohs(ctx->user_port);
+
+	socket->flags |= SOCKET_WILDCARD;
+	if (socket->flags & SOCKET_V6ONLY) {
+		set_user_ip6(ctx, identity->ipv6);
+		return 1;
+	}
+	socket->flags |= SOCKET_HIDDEN;
+	set_user_ip6(ctx, hidden);
+	if (!port)
+		return 1;
+	socket->port = port;
+	SET(ctx->user_port, bpf_htons(port_of_listener(identity, port)));
+	return 1;
+}
+
 static __always_inline int bind6_any(struct bpf_sock_addr *ctx, const struct identity *identity,
 				     struct socket_state *socket)
 {
 	if (identity->ipv4 && !is_any6(identity->ipv6))
-		return bind6_both(ctx, identity, socket);
+		return identity->flags & IDENTITY_TCP_ONLY ? bind6_hidden(ctx, identity, socket) :
+							     bind6_both(ctx, identity, socket);
 	socket->flags |= SOCKET_WILDCARD;
 	if (!is_any6(identity->ipv6)) {
 		set_user_ip6(ctx, identity->ipv6);
@@ -130,7 +154,7 @@ static __always_inline int bind6(struct bpf_sock_addr *ctx, const struct identit
 {
 	__u32 ip[4] = {ctx->user_ip6[0], ctx->user_ip6[1], ctx->user_ip6[2], ctx->user_ip6[3]};
 
-	socket->flags &= ~SOCKET_WILDCARD;
+	socket->flags &= ~(SOCKET_WILDCARD | SOCKET_HIDDEN);
 	socket->port = 0;
 	if (is_any6(ip))
 		return bind6_any(ctx, identity, socket);

@@ -72,11 +72,13 @@ static __always_inline int connect4(struct bpf_sock_addr *ctx, const struct iden
 	return 1;
 }
 
-static __always_inline int has_source6(struct bpf_sock_addr *ctx)
+/* The loopback that a socket is hidden at is no source. */
+static __always_inline int has_source6(struct bpf_sock_addr *ctx, const struct socket_state *socket)
 {
 	struct bpf_sock *sk = ctx->sk;
 
-	return !!(sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
+	return !(socket->flags & SOCKET_HIDDEN) &&
+	       !!(sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]);
 }
 
 /* From a socket that is bound to an address of IPv6, the kernel would call by 127.0.0.6, which is nobody's. */
@@ -99,6 +101,7 @@ static __always_inline int set_source6(struct bpf_sock_addr *ctx, struct socket_
 		source.sin6_addr.in6_u.u6_addr32[i] = ip[i];
 	if (bpf_bind(ctx, (struct sockaddr *)&source, sizeof(source)))
 		return refuse(REFUSED_SOURCE, EADDRNOTAVAIL);
+	socket->flags &= ~SOCKET_HIDDEN;
 	return 1;
 }
 
@@ -119,7 +122,7 @@ static __always_inline int connect_mapped(struct bpf_sock_addr *ctx,
 		return 0;
 	SET(ctx->user_ip6[3], ip);
 	note_peer(socket, outcome);
-	if (has_source6(ctx))
+	if (has_source6(ctx, socket))
 		return may_keep_mapped_source(ctx);
 	source[3] = source4(identity, outcome);
 	if (!source[3])
@@ -144,7 +147,7 @@ static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct iden
 	if (outcome != OUTCOME_PASS)
 		set_user_ip6(ctx, ip);
 	note_peer(socket, outcome);
-	if (has_source6(ctx))
+	if (has_source6(ctx, socket))
 		return 1;
 	if (outcome == OUTCOME_LOOPBACK)
 		return set_source6(ctx, socket, identity->loopback6);

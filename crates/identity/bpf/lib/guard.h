@@ -11,9 +11,6 @@
 
 /* Extension headers that are looked behind. */
 #define EXTENSIONS_MAX 6
-/* The interface of what is for the host itself: the kernel gives the first namespace's and every other's loopback this
- * number. */
-#define LOOPBACK_INTERFACE 1
 
 /* Addresses and ports of a packet, up to where we look. */
 struct packet {

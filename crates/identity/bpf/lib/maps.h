@@ -108,4 +108,39 @@ struct {
 	__type(value, struct tally);
 } tallies SEC(".maps");
 
+/* Of identities that have TCP only: the sources of connections to the own loopback. An entry is there for as long as its socket
+ * is open. Written by the programs; the command line deletes what an identity has left. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1048576);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct dialer_key);
+	__type(value, struct dialer);
+} dialers SEC(".maps");
+
+/* Of a socket that is among the dialers: its entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct dialer_key);
+} dialed SEC(".maps");
+
+/* By number of the identity, as the tallies. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct tcp_tally);
+} tcp_tallies SEC(".maps");
+
+/* How much of what a socket has done is in its identity's tally. Written by the programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct tcp_traffic);
+} counted SEC(".maps");
+
 #endif

@@ -30,6 +30,10 @@
 /* The compiler makes one load through a pointer of loads of two fields in two branches, too. This keeps it from that. */
 #define LOADED(value) asm volatile("" : "+r"(value))
 
+/* The interface of what is for the host itself: the kernel gives the first namespace's and every other's loopback this
+ * number. */
+#define LOOPBACK_INTERFACE 1
+
 #define MAPPED bpf_htonl(0xffff)
 /* The source that the kernel notes down for IPv4 on a socket that is bound to an IPv6 address: 127.0.0.6. */
 #define NO_IPV4_SOURCE bpf_htonl(0x7f000006)
@@ -105,6 +109,24 @@ static __always_inline int is_loopback6(const __u32 *ip)
 static __always_inline int is_mapped(const __u32 *ip)
 {
 	return !(ip[0] | ip[1]) && ip[2] == MAPPED;
+}
+
+/* From whom a connection comes. */
+static __always_inline void set_remote(struct bpf_sk_lookup *ctx, struct address *address)
+{
+	__u32 ip;
+
+	if (ctx->family == AF_INET) {
+		ip = ctx->remote_ip4;
+		LOADED(ip);
+		address->words[2] = MAPPED;
+		address->words[3] = ip;
+	} else {
+		address->words[0] = ctx->remote_ip6[0];
+		address->words[1] = ctx->remote_ip6[1];
+		address->words[2] = ctx->remote_ip6[2];
+		address->words[3] = ctx->remote_ip6[3];
+	}
 }
 
 static __always_inline int is_multicast6(const __u32 *ip)

@@ -2,6 +2,7 @@
 #ifndef SANDWIRE_IDENTITY_STEER_H
 #define SANDWIRE_IDENTITY_STEER_H
 
+#include "dial.h"
 #include "policy.h"
 
 /* Whether it may listen: one identity can't have all the room there is. */
@@ -120,19 +121,10 @@ static __always_inline int may_reach_host(struct bpf_sk_lookup *ctx)
 	const struct policy *policy;
 	const struct owner *owner;
 	struct tally *tally;
-	__u32 ip;
 
-	if (ctx->family == AF_INET) {
-		ip = ctx->remote_ip4;
-		LOADED(ip);
-		address.words[2] = MAPPED;
-		address.words[3] = is_loopback4(ip) ? network24(ip) : ip;
-	} else {
-		address.words[0] = ctx->remote_ip6[0];
-		address.words[1] = ctx->remote_ip6[1];
-		address.words[2] = ctx->remote_ip6[2];
-		address.words[3] = ctx->remote_ip6[3];
-	}
+	set_remote(ctx, &address);
+	if (ctx->family == AF_INET && is_loopback4(address.words[3]))
+		address.words[3] = network24(address.words[3]);
 	owner = bpf_map_lookup_elem(&addresses, &address);
 	if (!owner || is_for_relay(ctx, owner))
 		return SK_PASS;
@@ -155,6 +147,8 @@ static __always_inline int steer(struct bpf_sk_lookup *ctx, const struct address
 		.family = ctx->family,
 	};
 
+	if (!may_dial(ctx, address, owner))
+		return SK_DROP;
 	if (assign(ctx, &key))
 		return SK_PASS;
 	if (ctx->family == AF_INET) {

@@ -8,9 +8,16 @@ use super::*;
 use crate::Refusal;
 
 fn types() -> Vec<Value> {
+    let objects = [
+        concat!(env!("OUT_DIR"), "/identity.o"),
+        concat!(env!("OUT_DIR"), "/open.o"),
+    ];
+    objects.into_iter().flat_map(types_of).collect()
+}
+
+fn types_of(object: &str) -> Vec<Value> {
     let output = Command::new("bpftool")
-        .args(["--json", "btf", "dump", "file"])
-        .arg(concat!(env!("OUT_DIR"), "/identity.o"))
+        .args(["--json", "btf", "dump", "file", object])
         .output()
         .unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -54,6 +61,15 @@ fn structs_are_laid_out_as_in_the_header() {
             assert_eq!(place.offset + place.size, end, "end of {name}");
         }
     }
+}
+
+#[test]
+fn the_key_of_a_dialer_is_as_long_as_in_the_header() {
+    let types = types();
+    assert_eq!(
+        number(&find(&types, "STRUCT", "dialer_key")["size"]),
+        DIALER_KEY
+    );
 }
 
 #[test]

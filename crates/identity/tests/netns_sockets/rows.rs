@@ -2,6 +2,7 @@
 //! fd77::2. Identity only4: 10.77.0.3. The host: 192.0.2.1, 2001:db8::1. The peer on the wire: 192.0.2.2, 2001:db8::2.
 
 /// One case.
+#[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) case: &'static str,
     /// Who, what, and the answer as JSON; several that are right with `|` between.
@@ -13,6 +14,7 @@ macro_rules! rows {
         &[$(Row { case: $case, steps: &[$((stringify!($who), $code, $expected),)+] },)+]
     };
 }
+pub(crate) use rows;
 
 pub(crate) const ROWS: &[Row] = rows! {
     "two identities serve the same port on the wildcard":

@@ -153,6 +153,7 @@ pub(crate) fn new_identity(cgroup: &Path, texts: &[&str]) -> NewIdentity {
         interface: "lo".to_owned(),
         existing: false,
         allowed: Allowed::default(),
+        tcp_only: false,
         policy: IdentityPolicy::default(),
         prefixes: Vec::new(),
         own_cgroup: false,
@@ -208,6 +209,11 @@ EOF",
 
 impl Stage {
     pub(crate) fn set(lab: &Lab) -> Self {
+        Self::set_with(lab, false)
+    }
+
+    /// The same with identities that have TCP only, if so.
+    pub(crate) fn set_with(lab: &Lab, tcp_only: bool) -> Self {
         let wire = wire(lab);
         let mut cgroups = Cgroups::new();
         let (a, b, only4) = (cgroups.make("a"), cgroups.make("b"), cgroups.make("only4"));
@@ -221,6 +227,7 @@ impl Stage {
         for (cgroup, texts) in all {
             let mut new = new_identity(cgroup, texts);
             new.policy = policy(OPEN);
+            new.tcp_only = tcp_only;
             identities.add(&new).unwrap();
         }
         let applications = vec![

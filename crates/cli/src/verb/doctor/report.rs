@@ -351,7 +351,7 @@ fn device_findings() -> Vec<Finding> {
             "mount -t cgroup2 none /sys/fs/cgroup/unified",
         ),
         Finding::new(KERNEL, "BTF", Some(btf), "/sys/kernel/btf/vmlinux").or(
-            "BPF programs without CO-RE",
+            "BPF programs without CO-RE; no identities with --tcp-only",
             "a kernel with CONFIG_DEBUG_INFO_BTF",
         ),
     ]

@@ -33,6 +33,10 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
+    /// Let it make no sockets but TCP's: then nothing is done per packet.
+    #[arg(long, conflicts_with = "allow_other_protocols")]
+    tcp_only: bool,
+
     /// Let it make sockets that can't be confined: raw ones, pings, SCTP.
     #[arg(long)]
     allow_other_protocols: bool,
@@ -62,6 +66,7 @@ impl Options {
             && self.interface.is_none()
             && self.policy.is_none()
             && !(self.existing
+                || self.tcp_only
                 || self.allow_other_protocols
                 || self.allow_loopback
                 || self.allow_host_services)
@@ -91,6 +96,7 @@ impl Options {
                 loopback: self.allow_loopback,
                 host_services: self.allow_host_services,
             },
+            tcp_only: self.tcp_only,
             policy,
             own_cgroup,
         })

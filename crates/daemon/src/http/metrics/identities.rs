@@ -70,6 +70,7 @@ mod tests {
             loopback: ["127.1.0.1".parse().unwrap(), "::2".parse().unwrap()],
             interface: "lo".to_owned(),
             allowed: Allowed::default(),
+            tcp_only: false,
             listeners: 3,
             counters: Counters {
                 egress: Traffic {

@@ -1,0 +1,61 @@
+/* setsockopt(2): what an identity's sockets may not be told, and what is to be known of them. */
+#ifndef SANDWIRE_IDENTITY_OPTION_H
+#define SANDWIRE_IDENTITY_OPTION_H
+
+#include "policy.h"
+
+#define SOL_SOCKET 1
+#define SO_BROADCAST 6
+#define SO_BINDTODEVICE 25
+#define SO_BINDTOIFINDEX 62
+#define SOL_IPV6 41
+#define IPV6_V6ONLY 26
+
+static __always_inline int is_watched_option(const struct bpf_sockopt *ctx)
+{
+	if (ctx->level == SOL_IPV6)
+		return ctx->optname == IPV6_V6ONLY;
+	return ctx->level == SOL_SOCKET &&
+	       (ctx->optname == SO_BROADCAST || ctx->optname == SO_BINDTODEVICE ||
+		ctx->optname == SO_BINDTOIFINDEX);
+}
+
+/* The kernel refuses it once the socket is bound, and then it is of no consequence here. */
+static __always_inline void note_v6only(struct bpf_sockopt *ctx, struct socket_state *socket)
+{
+	const int *value = ctx->optval;
+
+	if ((const void *)(value + 1) > ctx->optval_end)
+		return;
+	if (*value)
+		socket->flags |= SOCKET_V6ONLY;
+	else
+		socket->flags &= ~SOCKET_V6ONLY;
+}
+
+/* Of a broadcast the host's own sockets get a copy that no hook is told of. The option seems to be set, as many set it who
+ * never send one; sending is refused by the kernel, as without the option. */
+static __always_inline void judge_broadcast(struct bpf_sockopt *ctx, const struct identity *identity)
+{
+	const struct policy *policy = policy_of(identity->number);
+
+	if (!policy || !(policy->flags & POLICY_HOST_ALL))
+		ctx->optlen = -1;
+}
+
+/* Whether the kernel goes on with it. */
+static __always_inline int judge_option(struct bpf_sockopt *ctx, const struct identity *identity,
+					struct socket_state *socket)
+{
+	if (ctx->level == SOL_IPV6) {
+		note_v6only(ctx, socket);
+		return 1;
+	}
+	if (ctx->optname == SO_BROADCAST) {
+		judge_broadcast(ctx, identity);
+		return 1;
+	}
+	return socket->flags & SOCKET_DEAF ? refuse(REFUSED_SOURCE, EPERM) : 1;
+}
+
+#endif
