@@ -232,6 +232,59 @@ fn a_command_runs_with_an_identity_and_nothing_is_left_of_it() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn a_server_that_needs_tcp_alone_is_reached_and_counted() {
+    const SERVER: &str = "python3 -c 'import socket; socket.socket(type=socket.SOCK_DGRAM)' 2>&1 | tail -1 >&2; \
+         exec python3 -m http.server --bind :: 8000";
+    lab::run_within(DEADLINE, |lab| {
+        let executable = sandwire::executable().unwrap();
+        let config = "instance = \"identities\"\n";
+        let mut daemon = Daemon::start(&executable, lab.folder(), config).unwrap();
+        let parent = Cgroup::create().unwrap();
+        let identity_of = ["--name", "web", "--tcp-only"];
+        let addresses = ["--address", "10.77.0.1", "--address", "fd77::1"];
+        let command = ["--", "sh", "-c", SERVER];
+        let arguments = [&identity_of[..], &addresses, &command].concat();
+        let mut server = run(&parent, &arguments)
+            .current_dir(lab.folder())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(server.stderr.take().unwrap()).lines();
+        let refused = lines.next().unwrap().unwrap();
+        assert!(refused.contains("Protocol not supported"), "{refused}");
+        fs::write(lab.folder().join("file"), vec![b'x'; 100_000]).unwrap();
+        for address in ["10.77.0.1", "[fd77::1]"] {
+            let fetch = format!(
+                "curl -sf --retry 30 --retry-connrefused http://{address}:8000/file | wc -c"
+            );
+            assert_eq!(lab.shell(&fetch).trim(), "100000");
+        }
+        let shown = done(&["show", "web"]);
+        assert_eq!(shown["tcp_only"], true);
+        let bytes = shown["counters"]["egress"]["bytes"].as_u64().unwrap();
+        assert!((200_000..210_000).contains(&bytes), "{bytes}");
+        let text = String::from_utf8(identity(&["show", "web"]).stdout).unwrap();
+        assert!(text.contains("tcp only"), "{text}");
+        let metrics = daemon.http("GET", "/metrics", None).unwrap().body;
+        let figure = "sandwire_identity_bytes_total{identity=\"web\",direction=\"egress\"} ";
+        let told = metrics
+            .split(figure)
+            .nth(1)
+            .and_then(|rest| rest.lines().next());
+        let told: u64 = told.unwrap().parse().unwrap();
+        assert!((bytes..210_000).contains(&told), "{told}");
+        let main = fs::read_to_string(parent.path().to_owned() + "/sandwire-run-web/cgroup.procs")
+            .unwrap();
+        lab.run(&format!("kill {}", main.lines().next().unwrap()));
+        server.wait().unwrap();
+        assert_eq!(done(&["list"]), serde_json::json!([]));
+        daemon.kill().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn options_of_an_identity_are_for_commands_without_a_namespace() {
     let output = Command::new(sandwire::executable().unwrap())
         .args(["run", "--address", "10.77.0.1", "--", "true"])
