@@ -138,14 +138,11 @@ SEC("cgroup/sock_release")
 int on_sock_release(struct bpf_sock *ctx)
 {
 	struct socket_state *socket = bpf_sk_storage_get(&sockets, ctx, 0, 0);
-	const struct dialer_key *noted;
 
 	if (!socket)
 		return 1;
 	give_place(socket, bpf_get_socket_cookie(ctx));
-	noted = bpf_sk_storage_get(&dialed, ctx, 0, 0);
-	if (noted)
-		forget_dialer(noted, bpf_get_socket_cookie(ctx));
+	end_dialer(ctx, bpf_get_socket_cookie(ctx));
 	return 1;
 }
 

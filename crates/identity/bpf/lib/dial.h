@@ -41,7 +41,6 @@ static __always_inline int dials_own_loopback(struct bpf_sock_ops *ctx,
 	return is_same6(destination, identity->loopback6);
 }
 
-/* At the end of any socket, and where one calls anew. */
 static __always_inline void forget_dialer(const struct dialer_key *noted, __u64 cookie)
 {
 	const struct dialer *dialer = bpf_map_lookup_elem(&dialers, noted);
@@ -58,6 +57,15 @@ static __always_inline void forget_dialer(const struct dialer_key *noted, __u64 
 		__sync_fetch_and_sub(&tally->dialers, 1);
 }
 
+/* At the end of any connection and of any socket. */
+static __always_inline void end_dialer(struct bpf_sock *sk, __u64 cookie)
+{
+	const struct dialer_key *noted = bpf_sk_storage_get(&dialed, sk, 0, 0);
+
+	if (noted)
+		forget_dialer(noted, cookie);
+}
+
 /* Returns whether there is room. */
 static __always_inline int add_dialer(struct tcp_tally *tally, const struct dialer_key *key,
 				      const struct dialer *dialer)
@@ -66,7 +74,8 @@ static __always_inline int add_dialer(struct tcp_tally *tally, const struct dial
 	    !bpf_map_update_elem(&dialers, key, dialer, BPF_NOEXIST))
 		return 1;
 	__sync_fetch_and_sub(&tally->dialers, 1);
-	/* That of a socket which has lost the same connection, and isn't closed. */
+	/* That of a socket which has lost the same connection, and was told of it by nobody: other people's programs may have
+	 * taken that away. */
 	return !bpf_map_update_elem(&dialers, key, dialer, BPF_EXIST);
 }
 

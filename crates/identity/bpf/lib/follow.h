@@ -49,11 +49,14 @@ static __always_inline void follow(struct bpf_sock_ops *ctx, struct bpf_sock *sk
 				   const struct identity *identity, struct socket_state *socket)
 {
 	if (ctx->op == BPF_SOCK_OPS_STATE_CB) {
-		if (ctx->args[1] == BPF_TCP_CLOSE && ctx->args[0] != BPF_TCP_LISTEN)
-			count_ended(ctx, sk, socket);
+		if (ctx->args[1] != BPF_TCP_CLOSE || ctx->args[0] == BPF_TCP_LISTEN)
+			return;
+		count_ended(ctx, sk, socket);
+		/* Others may have the same ports from now on, though the socket is open still. */
+		end_dialer(sk, bpf_get_socket_cookie(ctx));
 		return;
 	}
-	bpf_sock_ops_cb_flags_set(ctx, BPF_SOCK_OPS_STATE_CB_FLAG);
+	bpf_sock_ops_cb_flags_set(ctx, ctx->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 	if (ctx->op == BPF_SOCK_OPS_TCP_CONNECT_CB) {
 		/* A socket that connects anew begins at zero. */
 		bpf_sk_storage_delete(&counted, sk);

@@ -108,8 +108,8 @@ struct {
 	__type(value, struct tally);
 } tallies SEC(".maps");
 
-/* Of identities that have TCP only: the sources of connections to the own loopback. An entry is there for as long as its socket
- * is open. Written by the programs; the command line deletes what an identity has left. */
+/* Of identities that have TCP only: the sources of connections to the own loopback. An entry is there for as long as its
+ * connection is. Written by the programs; the command line deletes what an identity has left. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1048576);
