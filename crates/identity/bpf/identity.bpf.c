@@ -3,11 +3,13 @@
  *
  *   sock_create               notes down whose the socket is, and refuses what can't be confined
  *   bind                      wildcard -> own address, 127.0.0.1 -> own loopback; refuses what isn't its own
- *   connect, sendmsg          own source; 127.0.0.1 -> own loopback
+ *   post_bind                 notes down UDP sockets that are to receive at several addresses
+ *   connect, sendmsg          own source; 127.0.0.1 -> own loopback; answers leave from where the question went
  *   recvmsg, getsockname,     own loopback -> 127.0.0.1
  *   getpeername
  *   setsockopt                no broadcasts
- *   sock_ops, sk_lookup       a TCP socket on the wildcard hears every own address
+ *   sock_ops, sk_lookup       a TCP socket on the wildcard hears every own address; a UDP socket, too, once receivers.bpf.c
+ *                             has put it among the receivers
  *   sock_release              gives back a listener's place
  *   ingress, egress           counts; stops what comes to or from other addresses
  *
@@ -27,6 +29,7 @@
 #include "lib/follow.h"
 #include "lib/guard.h"
 #include "lib/option.h"
+#include "lib/receive.h"
 #include "lib/send.h"
 #include "lib/show.h"
 #include "lib/steer.h"
@@ -52,8 +55,8 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 		work;                                                                              \
 	}
 
-ADDRESS_HOOK("cgroup/bind4", on_bind4, return note_bound(socket, bind4(ctx, identity, socket)))
-ADDRESS_HOOK("cgroup/bind6", on_bind6, return note_bound(socket, bind6(ctx, identity, socket)))
+ADDRESS_HOOK("cgroup/bind4", on_bind4, return note_bound(ctx, socket, bind4(ctx, identity, socket)))
+ADDRESS_HOOK("cgroup/bind6", on_bind6, return note_bound(ctx, socket, bind6(ctx, identity, socket)))
 ADDRESS_HOOK("cgroup/connect4", on_connect4,
 	     return note_connected(socket, connect4(ctx, identity, socket)))
 ADDRESS_HOOK("cgroup/connect6", on_connect6,
@@ -142,6 +145,7 @@ int on_sock_release(struct bpf_sock *ctx)
 	if (!socket)
 		return 1;
 	give_place(socket, bpf_get_socket_cookie(ctx));
+	end_receiver(ctx);
 	end_dialer(ctx, bpf_get_socket_cookie(ctx));
 	return 1;
 }
@@ -158,6 +162,46 @@ static __always_inline struct socket_state *socket_of(struct bpf_sock *sk,
 	struct socket_state *socket = bpf_sk_storage_get(&sockets, sk, 0, 0);
 
 	return socket && socket->number == identity->number ? socket : 0;
+}
+
+/* A socket is bound. */
+static __always_inline int note_if_receiver(struct bpf_sock *ctx, struct listener_key *key)
+{
+	struct identity *identity = active_identity();
+	struct socket_state *socket;
+
+	if (!identity || !(identity->flags & IDENTITY_SEVERAL) || ctx->protocol != IPPROTO_UDP ||
+	    ctx->type != SOCK_DGRAM)
+		return 1;
+	socket = socket_of(ctx, identity);
+	if (socket && socket->flags & SOCKET_SERVES)
+		note_receiver(ctx, identity, socket, key);
+	return 1;
+}
+
+SEC("cgroup/post_bind4")
+int on_post_bind4(struct bpf_sock *ctx)
+{
+	struct listener_key key = {
+		.address = {.words = {0, 0, MAPPED, ctx->src_ip4}},
+		.port = ctx->src_port,
+		.family = AF_INET,
+	};
+
+	return note_if_receiver(ctx, &key);
+}
+
+SEC("cgroup/post_bind6")
+int on_post_bind6(struct bpf_sock *ctx)
+{
+	struct listener_key key = {
+		.address = {.words = {ctx->src_ip6[0], ctx->src_ip6[1], ctx->src_ip6[2],
+				      ctx->src_ip6[3]}},
+		.port = ctx->src_port,
+		.family = AF_INET6,
+	};
+
+	return note_if_receiver(ctx, &key);
 }
 
 SEC("cgroup/setsockopt")
@@ -177,6 +221,7 @@ SEC("cgroup_skb/ingress")
 int on_ingress(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
+	const struct socket_state *socket;
 	struct identity *identity;
 	struct counters *counted;
 	__u32 state;
@@ -189,9 +234,10 @@ int on_ingress(struct __sk_buff *skb)
 	 * all the rest. */
 	if (sk && (state == BPF_TCP_LISTEN || !is_tcp(sk))) {
 		identity = active_identity();
-		if (!identity || !socket_of(sk, identity))
+		socket = identity ? socket_of(sk, identity) : 0;
+		if (!socket)
 			return 1;
-		if (!guard_ingress(skb, identity, sk))
+		if (!guard_ingress(skb, identity, sk, socket))
 			return 0;
 	}
 	counted = bpf_get_local_storage(&counters, 0);
@@ -231,7 +277,8 @@ int on_sk_lookup(struct bpf_sk_lookup *ctx)
 	struct address key;
 	const struct owner *owner;
 
-	if (ctx->protocol != IPPROTO_TCP)
+	if (ctx->protocol != IPPROTO_TCP &&
+	    (ctx->protocol != IPPROTO_UDP || !are_there_receivers()))
 		return SK_PASS;
 	if (ctx->family == AF_INET) {
 		address.words[2] = MAPPED;
@@ -246,5 +293,10 @@ int on_sk_lookup(struct bpf_sk_lookup *ctx)
 	if (ctx->family == AF_INET && is_loopback4(key.words[3]))
 		key.words[3] = network24(key.words[3]);
 	owner = bpf_map_lookup_elem(&addresses, &key);
+	if (ctx->protocol == IPPROTO_UDP) {
+		if (owner)
+			hand_over(ctx, &address, owner);
+		return SK_PASS;
+	}
 	return owner ? steer(ctx, &address, owner) : may_reach_host(ctx);
 }

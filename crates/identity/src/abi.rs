@@ -198,7 +198,7 @@ pub const SERVICES_MAX: usize = 16;
 pub const TALKS_MAX: usize = 16;
 /// Bytes of a part of a text.
 pub const TEXT_PART: usize = 2048;
-/// TCP sockets of one identity that may listen at the same time.
+/// Sockets of one identity that may listen at the same time, UDP's receivers among them.
 pub const LISTENERS_OF_ONE_MAX: usize = 1024;
 /// Bytes of `struct dialer_key`.
 pub const DIALER_KEY: usize = 36;
@@ -217,6 +217,8 @@ pub mod identity_flag {
     pub const TCP_ONLY: u32 = 16;
     /// Sockets of IPv6 begin with `IPV6_V6ONLY`.
     pub const V6ONLY: u32 = 32;
+    /// It has several addresses, and UDP.
+    pub const SEVERAL: u32 = 64;
 }
 
 /// `enum owner_flag`.
@@ -229,6 +231,8 @@ pub mod owner_flag {
     pub const TCP_ONLY: u32 = 4;
     /// As [`super::identity_flag::ALLOW_LOOPBACK`].
     pub const ALLOW_LOOPBACK: u32 = 8;
+    /// As [`super::identity_flag::SEVERAL`].
+    pub const SEVERAL: u32 = 16;
 }
 
 /// `enum record_state`.
@@ -272,10 +276,12 @@ pub(crate) const ENUMS: &[(&str, u32)] = &[
     ("IDENTITY_ALLOW_HOST", identity_flag::ALLOW_HOST),
     ("IDENTITY_TCP_ONLY", identity_flag::TCP_ONLY),
     ("IDENTITY_V6ONLY", identity_flag::V6ONLY),
+    ("IDENTITY_SEVERAL", identity_flag::SEVERAL),
     ("OWNER_LOOPBACK", owner_flag::LOOPBACK),
     ("OWNER_ALLOW_HOST", owner_flag::ALLOW_HOST),
     ("OWNER_TCP_ONLY", owner_flag::TCP_ONLY),
     ("OWNER_ALLOW_LOOPBACK", owner_flag::ALLOW_LOOPBACK),
+    ("OWNER_SEVERAL", owner_flag::SEVERAL),
     ("RECORD_BUILDING", record_state::BUILDING),
     ("RECORD_COMPLETE", record_state::COMPLETE),
     ("RECORD_REMOVING", record_state::REMOVING),

@@ -30,6 +30,7 @@ use crate::{
     plan::{check_addresses, check_groups, plan},
     policies::Prepared,
     programs::{self, Programs},
+    receivers,
     record::{Facts, is_complete},
 };
 
@@ -60,8 +61,8 @@ pub struct Repaired {
 }
 
 /// Maps that nobody else changes meanwhile.
-struct Open {
-    maps: Maps,
+pub(crate) struct Open {
+    pub(crate) maps: Maps,
     _lock: File,
 }
 
@@ -159,11 +160,11 @@ impl Identities {
         programs.attach_to_namespace(&self.maps_folder())?;
         if facts.tcp_only {
             watch("connections");
-            connections::prepare(&self.maps_folder())?;
+            connections::LOOKER.prepare(&self.maps_folder())?;
         }
         let folder = self.links_folder(cgroup.id);
         make_folder(&folder)?;
-        for name in programs::names(facts.tcp_only) {
+        for name in programs::names(facts.needs()) {
             watch(name);
             programs.attach(name, cgroup, &folder.join(name))?;
         }
@@ -172,6 +173,10 @@ impl Identities {
         for (address, owner) in facts.owners() {
             watch("owner");
             open.maps.set_owner(address, owner)?;
+        }
+        if facts.has_receivers() {
+            watch("receivers");
+            open.maps.set_has_receivers(true)?;
         }
         watch("activate");
         open.maps.set_identity(cgroup.id, &facts.value())?;
@@ -304,43 +309,6 @@ impl Identities {
         Ok(last)
     }
 
-    /// Has all identities run the programs of this build, as after an upgrade. Sockets, counters and policies stay, and
-    /// every call and packet goes by the old program or by the new one. Returns how many identities there are.
-    ///
-    /// # Errors
-    /// The kernel refuses; then some run the old programs, and every other was tried.
-    pub fn renew(&self) -> Result<usize, Error> {
-        let Some(mut open) = self.open()? else {
-            return Ok(0);
-        };
-        self.repair_open(&mut open)?;
-        let mut records = open.maps.records()?;
-        records.retain(|(_, record)| is_complete(record));
-        if records.is_empty() {
-            return Ok(0);
-        }
-        let mut programs = Programs::load(&self.maps_folder())?;
-        let mut outcome = programs.renew_on_namespace(&self.maps_folder());
-        let known: Vec<Facts> = records
-            .iter()
-            .filter_map(|(_, record)| Facts::read(record))
-            .collect();
-        if known.iter().any(|facts| facts.tcp_only) {
-            outcome = outcome.and(connections::renew(&self.maps_folder()));
-        }
-        for (id, record) in &records {
-            let Some(facts) = Facts::read(record) else {
-                continue;
-            };
-            let found = Cgroup::open(&facts.path).ok();
-            let cgroup = found.filter(|cgroup| cgroup.id == *id);
-            let folder = self.links_folder(*id);
-            let renewed = programs.renew(&folder, cgroup.as_ref(), facts.tcp_only);
-            outcome = outcome.and(renewed);
-        }
-        outcome.map(|()| records.len())
-    }
-
     /// Removes what a crash has left, and identities whose cgroup is gone.
     ///
     /// # Errors
@@ -352,7 +320,7 @@ impl Identities {
         }
     }
 
-    fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
+    pub(crate) fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
         let mut repaired = Repaired::default();
         let here = netns::cookie()?;
         let mut kept = BTreeSet::new();
@@ -465,10 +433,13 @@ impl Identities {
         }
         watch("forget");
         open.maps.delete_record(cgroup)?;
-        if open.maps.records()?.is_empty() {
+        let records = open.maps.records()?;
+        open.maps.set_has_receivers(receivers::may_be(&records))?;
+        if records.is_empty() {
             watch("namespace");
             programs::detach_from_namespace(&self.maps_folder())?;
-            connections::forget(&self.maps_folder())?;
+            connections::LOOKER.forget(&self.maps_folder())?;
+            receivers::LOOKER.forget(&self.maps_folder())?;
         }
         Ok(())
     }
@@ -479,7 +450,7 @@ impl Identities {
         identities: impl IntoIterator<Item = &'a Facts>,
     ) -> Result<(), Error> {
         if identities.into_iter().any(|facts| facts.tcp_only) {
-            connections::count(&self.maps_folder())?;
+            connections::LOOKER.run(&self.maps_folder())?;
         }
         Ok(())
     }
@@ -500,7 +471,7 @@ impl Identities {
     }
 
     /// The maps with the lock; `None` if there never was an identity.
-    fn open(&self) -> Result<Option<Open>, Error> {
+    pub(crate) fn open(&self) -> Result<Option<Open>, Error> {
         if !self.maps_folder().exists() {
             return Ok(None);
         }
@@ -525,15 +496,15 @@ impl Identities {
         Ok(lock)
     }
 
-    fn maps_folder(&self) -> PathBuf {
+    pub(crate) fn maps_folder(&self) -> PathBuf {
         self.folder.join(VERSION)
     }
 
-    fn links_folder(&self, cgroup: u64) -> PathBuf {
+    pub(crate) fn links_folder(&self, cgroup: u64) -> PathBuf {
         self.maps_folder().join(LINKS).join(cgroup.to_string())
     }
 
-    fn vanished(&self) -> Error {
+    pub(crate) fn vanished(&self) -> Error {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);
         Error::system("open", self.maps_folder().display().to_string(), source)
     }

@@ -2,9 +2,10 @@
 //! namespace, by eBPF programs on the cgroup.
 //!
 //! [`Identities::add`] puts addresses on an interface, programs on a cgroup, and one entry into a map that makes them
-//! work; [`Identities::remove`] takes that back. There is no process that must run: programs, links and maps are
-//! pinned in one folder of a bpffs, and the map `records` is what is remembered. A record is written before the first
-//! step and deleted after the last one, so whoever comes next can finish what a crash cut off ([`Identities::repair`]).
+//! work; [`Identities::remove`] takes that back. No process must run, but for UDP sockets that are to receive at several
+//! addresses ([`Identities::enter_receivers`]): programs, links and maps are pinned in one folder of a bpffs, and the map
+//! `records` is what is remembered. A record is written before the first step and deleted after the last one, so whoever
+//! comes next can finish what a crash cut off ([`Identities::repair`]).
 //!
 //! What applications see, socket by socket: `docs/identity.md`. Nothing here knows of leases or slots.
 
@@ -14,18 +15,22 @@ mod connections;
 mod error;
 mod identities;
 mod interface;
+mod looker;
 mod maps;
 mod numbers;
 mod own_cgroup;
 mod plan;
 mod policies;
 mod programs;
+mod receivers;
 mod record;
+mod renew;
 
 pub use cgroup::Cgroup;
 pub use error::Error;
 pub use identities::{Identities, Repaired};
 pub use own_cgroup::OwnCgroup;
+pub use receivers::Bound;
 pub use record::NewIdentity;
 pub use sandwire_api::identity::{
     Allowed, Counters, Identity, IdentityPolicy, Refusal, State, Traffic,
@@ -42,16 +47,24 @@ pub fn probe() -> Result<(), Error> {
     programs::Programs::probe()
 }
 
+/// Whether the kernel takes the program that has UDP sockets receive at several addresses.
+///
+/// # Errors
+/// As of [`probe`]; or the kernel doesn't tell its types (`CONFIG_DEBUG_INFO_BTF`).
+pub fn probe_receivers() -> Result<(), Error> {
+    receivers::LOOKER.probe()
+}
+
 /// Whether the kernel takes the program that identities with TCP only need besides.
 ///
 /// # Errors
 /// As of [`probe`]; or the kernel doesn't tell its types (`CONFIG_DEBUG_INFO_BTF`).
 pub fn probe_tcp_only() -> Result<(), Error> {
-    connections::probe()
+    connections::LOOKER.probe()
 }
 
 /// Most addresses of one identity, without its loopback.
 pub const ADDRESSES_MAX: usize = abi::RECORD_ADDRESSES_MAX;
 
-/// Most TCP sockets of one identity that listen at the same time.
+/// Most sockets of one identity that listen at the same time, UDP sockets that receive at several addresses among them.
 pub const LISTENERS_MAX: usize = abi::LISTENERS_OF_ONE_MAX;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use aya::maps::{HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues};
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues};
 use sandwire_api::identity::{Counters, Refusal};
 
 use crate::{
@@ -31,9 +31,21 @@ pub(crate) const NAMES: [&str; 12] = [
 ];
 
 /// Maps that came later: the folder of a former version may lack them, and gets them with the programs.
-pub(crate) const ADDED: [&str; 4] = ["dialers", "dialed", "tcp_tallies", "counted"];
-/// Those of the program that looks through connections.
-pub(crate) const SHARED_WITH_CONNECTIONS: [&str; 3] = ["sockets", "tcp_tallies", "counted"];
+pub(crate) const ADDED: [&str; 9] = [
+    "dialers",
+    "dialed",
+    "tcp_tallies",
+    "counted",
+    "receivers",
+    "receiving",
+    BOUND,
+    "asked",
+    HAS_RECEIVERS,
+];
+/// Where programs tell of sockets that are to be put among the receivers.
+pub(crate) const BOUND: &str = "bound";
+
+const HAS_RECEIVERS: &str = "has_receivers";
 
 /// Where the map of records has the number that was given out last: no cgroup has this one.
 const LAST_NUMBER: u64 = 0;
@@ -55,6 +67,8 @@ pub(crate) struct Maps {
     pub(crate) policies: Policies,
     /// Only once the programs of this version were loaded.
     tcp: Option<TcpMaps>,
+    /// As before.
+    has_receivers: Option<Array<MapData, u32>>,
 }
 
 /// What is known of connections of identities that have TCP only.
@@ -82,6 +96,7 @@ impl Maps {
             tallies: HashMap::try_from(hash("tallies")?).map_err(failed("open", "tallies"))?,
             policies: Policies::open(folder)?,
             tcp: TcpMaps::open(folder)?,
+            has_receivers: open_has_receivers(folder)?,
         }))
     }
 
@@ -125,6 +140,15 @@ impl Maps {
     pub(crate) fn set_owner(&mut self, address: [u8; 16], owner: Owner) -> Result<(), Error> {
         let written = self.addresses.insert(address, owner.0, 0);
         written.map_err(failed("write", "addresses"))
+    }
+
+    /// Says whether any identity may have UDP sockets that receive at addresses which they aren't bound to.
+    pub(crate) fn set_has_receivers(&mut self, is_so: bool) -> Result<(), Error> {
+        let Some(map) = &mut self.has_receivers else {
+            return Ok(());
+        };
+        let written = map.set(0, u32::from(is_so), 0);
+        written.map_err(failed("write", HAS_RECEIVERS))
     }
 
     /// Deletes all addresses of an identity.
@@ -229,7 +253,8 @@ impl Maps {
 
 impl TcpMaps {
     fn open(folder: &Path) -> Result<Option<Self>, Error> {
-        if ADDED.iter().any(|name| !folder.join(name).exists()) {
+        let needed = ["dialers", "tcp_tallies"];
+        if needed.iter().any(|name| !folder.join(name).exists()) {
             return Ok(None);
         }
         let hash = |name: &'static str| Ok::<_, Error>(Map::HashMap(open_map(folder, name)?));
@@ -280,6 +305,15 @@ impl TcpMaps {
         }
         Ok(())
     }
+}
+
+fn open_has_receivers(folder: &Path) -> Result<Option<Array<MapData, u32>>, Error> {
+    if !folder.join(HAS_RECEIVERS).exists() {
+        return Ok(None);
+    }
+    let map = Map::Array(open_map(folder, HAS_RECEIVERS)?);
+    let map = Array::try_from(map).map_err(failed("open", HAS_RECEIVERS))?;
+    Ok(Some(map))
 }
 
 /// A map by its pin.

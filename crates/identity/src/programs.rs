@@ -39,13 +39,23 @@ const NAMES: [&str; 16] = [
     "on_setsockopt",
     "on_sock_ops",
 ];
-/// Programs that are called for each packet. Whoever has TCP only needs none.
+/// Programs that are called for each packet.
 const PACKET_NAMES: [&str; 2] = ["on_ingress", "on_egress"];
+/// Programs that are told of UDP sockets which are to receive at several addresses.
+const RECEIVER_NAMES: [&str; 2] = ["on_post_bind4", "on_post_bind6"];
+
+/// What an identity needs besides the programs that all have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    pub(crate) packets: bool,
+    pub(crate) receivers: bool,
+}
 
 /// The programs of an identity.
-pub(crate) fn names(tcp_only: bool) -> impl Iterator<Item = &'static str> {
-    let of_packets = PACKET_NAMES.into_iter().filter(move |_| !tcp_only);
-    NAMES.into_iter().chain(of_packets)
+pub(crate) fn names(needs: Needs) -> impl Iterator<Item = &'static str> {
+    let of_packets = PACKET_NAMES.into_iter().filter(move |_| needs.packets);
+    let of_receivers = RECEIVER_NAMES.into_iter().filter(move |_| needs.receivers);
+    NAMES.into_iter().chain(of_receivers).chain(of_packets)
 }
 
 /// The loaded programs.
@@ -106,10 +116,10 @@ impl Programs {
         &mut self,
         folder: &Path,
         cgroup: Option<&Cgroup>,
-        tcp_only: bool,
+        needs: Needs,
     ) -> Result<(), Error> {
         let mut outcome = Ok(());
-        for name in names(tcp_only) {
+        for name in names(needs) {
             let pin = folder.join(name);
             let renewed = self.exchange(name, &pin).and_then(|done| match cgroup {
                 Some(cgroup) if done == Exchange::NoLink => self.attach(name, cgroup, &pin),
@@ -117,7 +127,7 @@ impl Programs {
             });
             outcome = outcome.and(renewed);
         }
-        outcome.and(remove_others(folder, tcp_only))
+        outcome.and(remove_others(folder, needs))
     }
 
     /// The same on the network namespace.
@@ -190,13 +200,13 @@ pub(crate) fn detach(folder: &Path) -> Result<(), Error> {
 }
 
 /// Removes pins of links that this build doesn't make.
-fn remove_others(folder: &Path, tcp_only: bool) -> Result<(), Error> {
+fn remove_others(folder: &Path, needs: Needs) -> Result<(), Error> {
     let failed = |source| Error::system("list", folder.display().to_string(), source);
     let mut outcome = Ok(());
     for entry in fs::read_dir(folder).map_err(failed)? {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
-        if !names(tcp_only).any(|known| name == known) {
+        if !names(needs).any(|known| name == known) {
             outcome = outcome.and(remove_file(&entry.path()));
         }
     }

@@ -18,6 +18,7 @@ use crate::{
         record_flag, record_state,
     },
     numbers,
+    programs::Needs,
 };
 
 /// An identity to be added.
@@ -93,7 +94,23 @@ impl Facts {
         if self.v6only {
             flags |= identity_flag::V6ONLY;
         }
+        if self.has_receivers() {
+            flags |= identity_flag::SEVERAL;
+        }
         flags
+    }
+
+    /// Whether it may have UDP sockets that receive at addresses which they aren't bound to.
+    pub(crate) fn has_receivers(&self) -> bool {
+        self.addresses.len() > 1 && !self.tcp_only
+    }
+
+    /// The programs that it needs.
+    pub(crate) fn needs(&self) -> Needs {
+        Needs {
+            packets: !self.tcp_only,
+            receivers: self.has_receivers(),
+        }
     }
 
     /// As a record.
@@ -181,6 +198,9 @@ impl Facts {
         let mut flags = 0;
         if self.allowed.host_services {
             flags |= owner_flag::ALLOW_HOST;
+        }
+        if self.has_receivers() {
+            flags |= owner_flag::SEVERAL;
         }
         let entry = |address, flags| {
             let mut owner = Owner::default();
@@ -310,6 +330,20 @@ mod tests {
         assert_eq!(value.get(IdentityValue::ipv6()), ipv6.octets());
         assert_eq!(value.get(IdentityValue::loopback4()), [127, 1, 2, 0]);
         assert_eq!(facts().owners().len(), 5);
+    }
+
+    #[test]
+    fn of_several_addresses_without_a_loopback_udp_may_receive_at_all() {
+        let mut facts = facts();
+        facts.tcp_only = false;
+        let is_several = |owner: Owner| owner.word(Owner::flags()) & owner_flag::SEVERAL != 0;
+        let count = |facts: &Facts| {
+            let owners = facts.owners().into_iter();
+            owners.filter(|(_, owner)| is_several(*owner)).count()
+        };
+        assert_eq!((facts.has_receivers(), count(&facts)), (true, 3));
+        facts.addresses.truncate(1);
+        assert_eq!((facts.has_receivers(), count(&facts)), (false, 0));
     }
 
     #[test]

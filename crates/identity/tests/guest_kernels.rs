@@ -10,6 +10,8 @@ const DEADLINE: Duration = Duration::from_secs(900);
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn the_oldest_kernel_takes_the_programs() {
     lab::run_on(Series::Linux6_1, DEADLINE, |_| {
-        sandwire_identity::probe().and_then(|()| sandwire_identity::probe_tcp_only())
+        sandwire_identity::probe()
+            .and_then(|()| sandwire_identity::probe_tcp_only())
+            .and_then(|()| sandwire_identity::probe_receivers())
     });
 }

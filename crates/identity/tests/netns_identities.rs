@@ -49,7 +49,7 @@ fn an_identity_leaves_nothing_behind() {
             assert!(now.contains(address), "{now}");
         }
         let tree = lab.run(&format!("bpftool cgroup show {}", cgroup.display()));
-        assert_eq!(tree.matches("on_").count(), 18, "{tree}");
+        assert_eq!(tree.matches("on_").count(), 20, "{tree}");
         assert_eq!(identities.show("web").unwrap(), added);
         identities.remove(cgroup.to_str().unwrap()).unwrap();
         assert_eq!(addresses(lab), before);
@@ -439,7 +439,7 @@ r = wrong[:3] or made";
             "import threading; threading.Thread(daemon=True, target=lambda: [d.send(x) for x in iter(lambda: d.recv(1), b'')]).start()",
         );
         let before = programs(lab, &cgroup);
-        assert_eq!(before.len(), 18, "{before:?}");
+        assert_eq!(before.len(), 20, "{before:?}");
         let packets = identities.show("web").unwrap().counters.egress.packets;
         let (made, renewals) = thread::scope(|scope| {
             let maker = scope.spawn(|| web.run(SOCKETS));

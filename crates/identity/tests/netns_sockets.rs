@@ -75,7 +75,7 @@ fn assert_rows(stage: &mut Stage, rows: &[Row]) {
     let mut wrong = Vec::new();
     for row in rows {
         for (who, code, expected) in row.steps {
-            let found = stage.run(who, code).to_string();
+            let found = stage.step(who, code).to_string();
             if expected.split('|').all(|expected| found != expected) {
                 wrong.push(format!(
                     "{}: {who}: {code}\n    gives {found} instead of {expected}",

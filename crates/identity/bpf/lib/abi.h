@@ -6,7 +6,7 @@
 
 /* Most sockets of one identity that listen on one port and that are kept apart. */
 #define LISTENERS_MAX 8
-/* Most TCP sockets of one identity that listen at the same time: the map of them is everybody's. */
+/* Most sockets of one identity that listen at the same time, UDP's receivers among them: the maps of them are everybody's. */
 #define LISTENERS_OF_ONE_MAX 1024
 /* Most TCP sockets of one identity that are connected to its own loopback, where programs on connections judge them. */
 #define DIALERS_OF_ONE_MAX 16384
@@ -35,6 +35,8 @@ enum identity_flag {
 	IDENTITY_TCP_ONLY = 16,
 	/* Sockets of IPv6 begin with IPV6_V6ONLY (net.ipv6.bindv6only). */
 	IDENTITY_V6ONLY = 32,
+	/* It has several addresses, and UDP: its servers may be asked at one that they aren't bound to. */
+	IDENTITY_SEVERAL = 64,
 };
 
 /* An identity, as its cgroup's programs find it. All zero until it is active, and once it has ended. */
@@ -65,9 +67,11 @@ enum owner_flag {
 	OWNER_TCP_ONLY = 4,
 	/* As IDENTITY_ALLOW_LOOPBACK. */
 	OWNER_ALLOW_LOOPBACK = 8,
+	/* As IDENTITY_SEVERAL. Not of a loopback. */
+	OWNER_SEVERAL = 16,
 };
 
-/* A listening TCP socket. */
+/* A TCP socket that listens, or a UDP socket that receives. */
 struct listener_key {
 	/* Zero if it is for all of the identity's addresses. */
 	struct address address;
@@ -96,6 +100,8 @@ enum socket_flag {
 	SOCKET_DEAF = 64,
 	/* IPV6_V6ONLY is set, as far as anybody was told. */
 	SOCKET_V6ONLY = 128,
+	/* Its bind named an address, or a port. */
+	SOCKET_SERVES = 256,
 };
 
 /* A socket that was made in an identity. */
@@ -237,6 +243,39 @@ struct caller {
 	__u32 time;
 	/* Held by whom reads or writes it. */
 	__u32 busy;
+};
+
+enum receiver_state {
+	/* Its key isn't written yet. */
+	RECEIVER_NONE = 0,
+	/* It is to be put among the receivers. */
+	RECEIVER_WAITS = 1,
+	RECEIVER_ENTERED = 2,
+};
+
+/* A UDP socket that receives at addresses which it isn't bound to. */
+struct receiver {
+	struct listener_key key;
+	/* enum receiver_state. */
+	__u32 state;
+};
+
+/* Callers that are remembered, and how many of them are at one place. All that a socket has beside its buffers may have
+ * 20 KiB (net.core.optmem_max before Linux 6.8). */
+#define ASKED_PLACES 512
+#define ASKED_WAYS 4
+/* Addresses at which one socket was asked, not counting those that it answers from by itself. */
+#define ASKED_ADDRESSES 16
+
+/* At which address somebody has asked a UDP socket, and is to be answered from. */
+struct asked_table {
+	/* Each is written once. */
+	struct address addresses[ASKED_ADDRESSES];
+	__u32 count;
+	/* Held by whom writes one. */
+	__u32 busy;
+	/* A bit that it is there, 27 by which the caller is known, and four that say which address. */
+	__u32 callers[ASKED_PLACES][ASKED_WAYS];
 };
 
 #define CALLERS_MAX 64

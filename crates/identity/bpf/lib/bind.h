@@ -6,10 +6,15 @@
 
 /* Notes down a bind that may be. Nobody tells us whether the kernel is through with one before it, or with a connect: the
  * source that this one gives, that one may take away. */
-static __always_inline int note_bound(struct socket_state *socket, int may)
+static __always_inline int note_bound(const struct bpf_sock_addr *ctx, struct socket_state *socket,
+				      int may)
 {
 	if (!may)
 		return 0;
+	if (socket->flags & SOCKET_WILDCARD && !ctx->user_port)
+		socket->flags &= ~SOCKET_SERVES;
+	else
+		socket->flags |= SOCKET_SERVES;
 	if (socket->flags & (SOCKET_BOUND | SOCKET_CONNECTED))
 		socket->flags |= SOCKET_UNSURE;
 	socket->flags |= SOCKET_BOUND;
@@ -85,9 +90,22 @@ static __always_inline __u32 port_of_listener(const struct identity *identity, _
 	return 0;
 }
 
+/* Sockets of UDP and others get one address. UDP receives at the others, too (receive.h), and one that is bound to an address
+ * of IPv4 may do so at both families' (see bind6_hidden). */
+static __always_inline int bind6_first(struct bpf_sock_addr *ctx, const struct identity *identity,
+				       struct socket_state *socket)
+{
+	__u32 mapped[4] = {0, 0, MAPPED, identity->ipv4};
+	int is_open = ctx->protocol == IPPROTO_UDP && !(socket->flags & SOCKET_V6ONLY);
+
+	socket->flags |= SOCKET_WILDCARD;
+	set_user_ip6(ctx, is_open ? mapped : identity->ipv6);
+	return 1;
+}
+
 /* A socket bound to :: hears IPv4 too, unless it was told not to, which nobody tells us; bound to an address of IPv6 it
  * never would. So where the identity has both, the socket stays on the wildcard, with a port that the kernel chooses.
- * TCP that comes to the identity's addresses and the port that was asked for is steered to it. UDP can't be.
+ * TCP that comes to the identity's addresses and the port that was asked for is steered to it.
  *
  * Where another socket listens on the port asked for, this one asks for the same port of the kernel's: whether they may
  * share it, by SO_REUSEPORT of both, and who gets which connection then, is for the kernel to say. */
@@ -96,15 +114,10 @@ static __always_inline int bind6_both(struct bpf_sock_addr *ctx, const struct id
 {
 	__u32 port = bpf_ntohs(ctx->user_port);
 
-	if (ctx->protocol != IPPROTO_TCP) {
-		if (!port)
-			return 1;
-		socket->flags |= SOCKET_WILDCARD;
-		set_user_ip6(ctx, identity->ipv6);
-		return 1;
-	}
 	if (!port)
 		return 1;
+	if (ctx->protocol != IPPROTO_TCP)
+		return bind6_first(ctx, identity, socket);
 	socket->port = port;
 	SET(ctx->user_port, bpf_htons(port_of_listener(identity, port)));
 	return 1;

@@ -91,6 +91,16 @@ static __always_inline int may_keep_mapped_source(struct bpf_sock_addr *ctx)
 	return 1;
 }
 
+/* One that is bound to an address of IPv4 has none for IPv6. */
+static __always_inline int may_keep_source6(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (!(sk->src_ip6[0] | sk->src_ip6[1]) && sk->src_ip6[2] == MAPPED)
+		return refuse(REFUSED_SOURCE, ENETUNREACH);
+	return 1;
+}
+
 static __always_inline int set_source6(struct bpf_sock_addr *ctx, struct socket_state *socket,
 				       const __u32 *ip)
 {
@@ -148,7 +158,7 @@ static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct iden
 		set_user_ip6(ctx, ip);
 	note_peer(socket, outcome);
 	if (has_source6(ctx, socket))
-		return 1;
+		return may_keep_source6(ctx);
 	if (outcome == OUTCOME_LOOPBACK)
 		return set_source6(ctx, socket, identity->loopback6);
 	if (is_any6(identity->ipv6))

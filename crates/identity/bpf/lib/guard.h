@@ -6,6 +6,7 @@
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 
+#include "asked.h"
 #include "callers.h"
 #include "policy.h"
 
@@ -182,9 +183,19 @@ static __always_inline void note_if_denied(struct __sk_buff *skb, const struct i
 		note_caller(sk, packet->source, packet->source_port);
 }
 
+/* Whom a server may have to answer from another address than that which it is bound to. */
+static __always_inline void note_if_several(const struct identity *identity, struct bpf_sock *sk,
+					    const struct socket_state *socket,
+					    const struct packet *packet)
+{
+	if (identity->flags & IDENTITY_SEVERAL && socket->flags & SOCKET_WILDCARD &&
+	    !is_for_many(packet->destination))
+		note_asked(sk, identity, packet->source, packet->source_port, packet->destination);
+}
+
 /* For all sockets but those of TCP connections. */
 static __always_inline int guard_ingress(struct __sk_buff *skb, const struct identity *identity,
-					 struct bpf_sock *sk)
+					 struct bpf_sock *sk, const struct socket_state *socket)
 {
 	struct packet packet;
 
@@ -205,8 +216,10 @@ static __always_inline int guard_ingress(struct __sk_buff *skb, const struct ide
 		count_refusal(REFUSED_INGRESS_ADDRESS);
 		return 0;
 	}
-	if (packet.protocol == IPPROTO_UDP)
+	if (packet.protocol == IPPROTO_UDP) {
 		note_if_denied(skb, identity, sk, &packet);
+		note_if_several(identity, sk, socket, &packet);
+	}
 	return 1;
 }
 

@@ -143,4 +143,45 @@ struct {
 	__type(value, struct tcp_traffic);
 } counted SEC(".maps");
 
+/* UDP sockets of identities that have several addresses. The kernel lets no program do that which is told of a bind, so
+ * receivers.bpf.c does, soon after; a socket leaves when it is closed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKHASH);
+	__uint(max_entries, 262144);
+	__type(key, struct listener_key);
+	__type(value, __u64);
+} receivers SEC(".maps");
+
+/* Whether any identity may have receivers: else nobody's datagrams are looked at. Written by the command line. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} has_receivers SEC(".maps");
+
+/* Of a UDP socket that is to be among the receivers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct receiver);
+} receiving SEC(".maps");
+
+/* Tells a daemon that there is something to do for receivers.bpf.c: numbers of identities. Where none reads it, it is
+ * full, and a daemon that starts looks anyway. As large as the largest page there is. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 65536);
+} bound SEC(".maps");
+
+/* Of UDP sockets that were asked at another address than they answer from by themselves. Written and read by the
+ * programs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct asked_table);
+} asked SEC(".maps");
+
 #endif

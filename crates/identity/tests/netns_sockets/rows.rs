@@ -240,15 +240,112 @@ pub(crate) const ROWS: &[Row] = rows! {
         a "s = udp('0.0.0.0', 5353); c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('127.0.0.1', 5353)); r = heard(s)[0]" => r#""question""#;
         a "r = answer(c)" => r#"["answer","127.0.0.1"]"#;
         a "d = dial('127.0.0.1', 5353, kind=SOCK_DGRAM); d.send(b'question'); heard(s); r = [d.getpeername()[0], answer(d)]" => r#"["127.0.0.1",["answer","127.0.0.1"]]"#;
-        a "t = udp('::', 5354); e = fresh(SOCK_DGRAM, AF_INET6); e.sendto(b'question', ('::1', 5354)); heard(t); r = answer(e)" => r#"["answer","::1"]"#;
-    "a UDP server on the wildcard has one address only":
+        a "t = udp('::', 5354)" => "null";
+        daemon "look" => "null";
+        a "e = fresh(SOCK_DGRAM, AF_INET6); e.sendto(b'question', ('::1', 5354)); heard(t); r = answer(e)" => r#"["answer","::1"]"#;
+    "a UDP server on the wildcard has one address until a daemon looks":
         a "s = udp('0.0.0.0', 5353)" => "null";
+        host "r = bound('udp', 5353)" => r#"["10.77.0.1"]"#;
         peer "c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('10.77.0.9', 5353))" => "null";
         a "hears(s)" => r#""TIMEOUT""#;
-        a "t = udp('10.77.0.9', 5353)" => "null";
+        daemon "look" => "null";
+        peer "c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('10.77.0.9', 5353))" => "null";
+        a "r = heard(s)" => r#"["question","192.0.2.2"]"#;
+        peer "r = answer(c)" => r#"["answer","10.77.0.9"]"#;
+        peer "c.sendto(b'question', ('10.77.0.1', 5353))" => "null";
+        a "r = heard(s)" => r#"["question","192.0.2.2"]"#;
+        peer "r = answer(c)" => r#"["answer","10.77.0.1"]"#;
+        peer "d = dial('10.77.0.9', 5353, kind=SOCK_DGRAM); d.send(b'question')" => "null";
+        a "r = heard(s)" => r#"["question","192.0.2.2"]"#;
+        peer "r = answer(d)" => r#"["answer","10.77.0.9"]"#;
+        b "e = dial('10.77.0.9', 5353, kind=SOCK_DGRAM); e.send(b'question')" => "null";
+        a "r = heard(s)" => r#"["question","10.77.0.2"]"#;
+        b "r = answer(e)" => r#"["answer","10.77.0.9"]"#;
+        a "f = dial('10.77.0.9', 5353, kind=SOCK_DGRAM); f.send(b'question'); r = [heard(s), answer(f)]" => r#"[["question","10.77.0.1"],["answer","10.77.0.9"]]"#;
+    "a UDP server on the wildcard of both families hears both, and answers from where it was asked":
+        a "t = udp('::', 5354); r = t.getsockname()[:2]" => r#"["::",5354]"#;
+        host "r = bound('udp', 5354)" => r#"["::ffff:10.77.0.1"]"#;
+        daemon "look" => "null";
+        peer "c = fresh(SOCK_DGRAM, AF_INET6); c.sendto(b'question', ('fd77::1', 5354))" => "null";
+        a "r = heard(t)" => r#"["question","2001:db8::2"]"#;
+        peer "r = answer(c)" => r#"["answer","fd77::1"]"#;
+        peer "c.sendto(b'question', ('fd77::9', 5354))" => "null";
+        a "r = heard(t)" => r#"["question","2001:db8::2"]"#;
+        peer "r = answer(c)" => r#"["answer","fd77::9"]"#;
+        peer "d = fresh(SOCK_DGRAM, AF_INET); d.sendto(b'question', ('10.77.0.1', 5354))" => "null";
+        a "r = heard(t)" => r#"["question","::ffff:192.0.2.2"]"#;
+        peer "r = answer(d)" => r#"["answer","10.77.0.1"]"#;
+        peer "d.sendto(b'question', ('10.77.0.9', 5354))" => "null";
+        a "r = heard(t)" => r#"["question","::ffff:192.0.2.2"]"#;
+        peer "r = answer(d)" => r#"["answer","10.77.0.9"]"#;
+        a "e = dial('::1', 5354, kind=SOCK_DGRAM); e.send(b'question'); r = [heard(t)[0], answer(e)]" => r#"["question",["answer","::1"]]"#;
+        a "f = dial('127.0.0.1', 5354, kind=SOCK_DGRAM); f.send(b'question'); r = [heard(t)[0], answer(f)]" => r#"["question",["answer","127.0.0.1"]]"#;
+    "a UDP server on the wildcard of both families calls both":
+        peer "s = udp('192.0.2.2', 9000); t = udp('2001:db8::2', 9000)" => "null";
+        a "c = udp('::', 5354); c.sendto(b'question', ('::ffff:192.0.2.2', 9000)); c.sendto(b'question', ('2001:db8::2', 9000))" => "null";
+        daemon "look" => "null";
+        peer "r = [heard(s), heard(t)]" => r#"[["question","10.77.0.1"],["question","fd77::1"]]"#;
+        a "r = sorted([answer(c), answer(c)])" => r#"[["answer","2001:db8::2"],["answer","::ffff:192.0.2.2"]]"#;
+        a "c.connect(('2001:db8::2', 9000))" => r#""ENETUNREACH""#;
+        a "c.connect(('::ffff:192.0.2.2', 9000)); r = c.getsockname()[0]" => r#""::ffff:10.77.0.1""#;
+    "a UDP server with IPV6_V6ONLY leaves IPv4 to another":
+        a "t = udp('::', 5354, v6only=1); s = udp('0.0.0.0', 5354)" => "null";
+        host "r = bound('udp', 5354)" => r#"["10.77.0.1","fd77::1"]"#;
+        daemon "look" => "null";
+        peer "c = fresh(SOCK_DGRAM, AF_INET6); c.sendto(b'question', ('fd77::9', 5354))" => "null";
+        a "r = heard(t)[0]" => r#""question""#;
+        peer "r = answer(c)" => r#"["answer","fd77::9"]"#;
+        peer "d = fresh(SOCK_DGRAM, AF_INET); d.sendto(b'question', ('10.77.0.9', 5354))" => "null";
+        a "r = heard(s)[0]" => r#""question""#;
+        peer "r = answer(d)" => r#"["answer","10.77.0.9"]"#;
+    "a UDP socket on an address comes before one on the wildcard":
+        a "s = udp('0.0.0.0', 5353); t = udp('10.77.0.9', 5353)" => "null";
+        daemon "look" => "null";
         peer "c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('10.77.0.9', 5353))" => "null";
         a "r = heard(t)[0]" => r#""question""#;
         peer "r = answer(c)" => r#"["answer","10.77.0.9"]"#;
+        a "t.close()" => "null";
+        peer "c.sendto(b'question', ('10.77.0.9', 5353))" => "null";
+        a "r = heard(s)[0]" => r#""question""#;
+        peer "r = answer(c)" => r#"["answer","10.77.0.9"]"#;
+    "a UDP client on an address keeps its port from a server on the wildcard":
+        a "s = udp('0.0.0.0', 5353); c = udp('10.77.0.9', 0); p = c.getsockname()[1]; v = udp('0.0.0.0', p)" => "null";
+        daemon "look" => "null";
+        peer "s = udp('192.0.2.2', 9000)" => "null";
+        a "c.sendto(b'question', ('192.0.2.2', 9000))" => "null";
+        peer "r = heard(s)[0]" => r#""question""#;
+        a "r = answer(c)" => r#"["answer","192.0.2.2"]"#;
+    "UDP servers with SO_REUSEPORT follow each other":
+        a "s = udp('0.0.0.0', 5353, reuseport=1); t = udp('0.0.0.0', 5353, reuseport=1)" => "null";
+        daemon "look" => "null";
+        a "s.close()" => "null";
+        daemon "look" => "null";
+        peer "c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('10.77.0.9', 5353))" => "null";
+        a "r = heard(t)[0]" => r#""question""#;
+        peer "r = answer(c)" => r#"["answer","10.77.0.9"]"#;
+    "a UDP server that is connected hears its peer alone":
+        peer "s = udp('192.0.2.2', 9000); t = udp('192.0.2.2', 9001)" => "null";
+        a "s = udp('0.0.0.0', 5353)" => "null";
+        daemon "look" => "null";
+        a "s.connect(('192.0.2.2', 9000))" => "null";
+        peer "t.sendto(b'x', ('10.77.0.9', 5353))" => "null";
+        a "hears(s)" => r#""TIMEOUT""#;
+        peer "s.sendto(b'y', ('10.77.0.1', 5353))" => "null";
+        a "r = hears(s)" => r#""y""#;
+    "the size of a datagram is told to who reads a byte of it, and not to who reads none":
+        a "s = udp('0.0.0.0', 5353)" => "null";
+        daemon "look" => "null";
+        peer "c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('10.77.0.9', 5353))" => "null";
+        a "r = s.recv_into(bytearray(0), 0, MSG_PEEK | MSG_TRUNC)" => "0|8";
+        a "r = s.recv_into(bytearray(1), 1, MSG_PEEK | MSG_TRUNC)" => "8";
+    "UDP servers of two identities have their further addresses apart":
+        a "s = udp('0.0.0.0', 5353)" => "null";
+        b "s = udp('::', 5353)" => "null";
+        daemon "look" => "null";
+        peer "c = fresh(SOCK_DGRAM, AF_INET6); c.sendto(b'question', ('fd77::2', 5353)); d = fresh(SOCK_DGRAM, AF_INET); d.sendto(b'other', ('10.77.0.9', 5353))" => "null";
+        b "r = heard(s)[0]" => r#""question""#;
+        a "r = heard(s)[0]" => r#""other""#;
+        peer "r = [answer(c)[1], answer(d)[1]]" => r#"["fd77::2","10.77.0.9"]"#;
     "an unbound UDP socket hears nothing that is for the host":
         peer "s = udp('192.0.2.2', 9000)" => "null";
         a "c = fresh(SOCK_DGRAM, AF_INET); c.sendto(b'question', ('192.0.2.2', 9000))" => "null";

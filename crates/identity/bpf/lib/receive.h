@@ -1,0 +1,106 @@
+/* UDP sockets that are bound to one address of an identity, and receive at others of it, too. */
+#ifndef SANDWIRE_IDENTITY_RECEIVE_H
+#define SANDWIRE_IDENTITY_RECEIVE_H
+
+#include "steer.h"
+
+/* Has a daemon look, if there is one: this is told before the next packet can be waited for. */
+static __always_inline void tell_daemon(__u32 number)
+{
+	bpf_ringbuf_output(&bound, &number, sizeof(number), 0);
+}
+
+/* One with an address of its own comes before one of the wildcard that has the same port, so it is to be known, too. */
+static __always_inline int may_receive_beside(const struct identity *identity,
+					      const struct address *address)
+{
+	const struct owner *owner = bpf_map_lookup_elem(&addresses, address);
+
+	return owner && owner->number == identity->number && owner->flags & OWNER_SEVERAL;
+}
+
+/* A socket that asked for a port is bound, to the address in the key. One that asked for the wildcard receives at all
+ * addresses. */
+static __always_inline void note_receiver(struct bpf_sock *sk, const struct identity *identity,
+					  struct socket_state *socket, struct listener_key *key)
+{
+	__u64 cookie = bpf_get_socket_cookie(sk);
+	struct receiver *receiver;
+
+	if (socket->flags & SOCKET_WILDCARD)
+		__builtin_memset(&key->address, 0, sizeof(key->address));
+	else if (!may_receive_beside(identity, &key->address))
+		return;
+	if (socket->listener != cookie && !take_place(socket, cookie)) {
+		count_refusal(REFUSED_LISTENERS);
+		return;
+	}
+	receiver = bpf_sk_storage_get(&receiving, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!receiver)
+		return;
+	key->number = identity->number;
+	receiver->key = *key;
+	/* With a barrier. */
+	__sync_lock_test_and_set(&receiver->state, RECEIVER_WAITS);
+	tell_daemon(identity->number);
+}
+
+/* At the end of any socket: another one may have waited for its place. */
+static __always_inline void end_receiver(struct bpf_sock *sk)
+{
+	const struct receiver *receiver = bpf_sk_storage_get(&receiving, sk, 0, 0);
+
+	if (receiver && receiver->state == RECEIVER_ENTERED)
+		tell_daemon(receiver->key.number);
+}
+
+static __always_inline int are_there_receivers(void)
+{
+	const __u32 only = 0;
+	const __u32 *found = bpf_map_lookup_elem(&has_receivers, &only);
+
+	return found && *found;
+}
+
+/* Gives the datagram to a receiver; of several with SO_REUSEPORT the kernel chooses one. */
+static __always_inline int assign_receiver(struct bpf_sk_lookup *ctx, const struct listener_key *key)
+{
+	struct bpf_sock *found = bpf_map_lookup_elem(&receivers, key);
+	long error;
+
+	if (!found)
+		return 0;
+	/* One that is connected hears its peer alone, whom the kernel knows it by. */
+	error = found->state == BPF_TCP_ESTABLISHED || bpf_sk_assign(ctx, found, 0);
+	bpf_sk_release(found);
+	return !error;
+}
+
+/* That of the address itself comes first, as if the kernel looked. Where nobody is found, the kernel looks. */
+static __always_inline void hand_over(struct bpf_sk_lookup *ctx, const struct address *address,
+				      const struct owner *owner)
+{
+	struct listener_key key = {
+		.address = *address,
+		.number = owner->number,
+		.port = ctx->local_port,
+		.family = ctx->family,
+	};
+
+	if (!(owner->flags & OWNER_SEVERAL) || assign_receiver(ctx, &key))
+		return;
+	if (ctx->family == AF_INET) {
+		/* A socket of IPv6 that is bound to an IPv4 address. */
+		key.family = AF_INET6;
+		if (assign_receiver(ctx, &key))
+			return;
+		key.family = AF_INET;
+	}
+	__builtin_memset(&key.address, 0, sizeof(key.address));
+	if (assign_receiver(ctx, &key) || ctx->family != AF_INET)
+		return;
+	key.family = AF_INET6;
+	assign_receiver(ctx, &key);
+}
+
+#endif
