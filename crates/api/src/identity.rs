@@ -107,7 +107,7 @@ pub struct Identity {
     /// Whether it makes no sockets but TCP's, and nothing is done per packet.
     #[serde(default)]
     pub tcp_only: bool,
-    /// TCP sockets that listen now.
+    /// TCP sockets that listen now, and UDP sockets that receive at several addresses.
     pub listeners: u64,
     /// What its sockets did.
     pub counters: Counters,

@@ -5,7 +5,7 @@
 use std::{
     fs,
     io::{BufRead, BufReader, Write},
-    net::IpAddr,
+    net::{IpAddr, UdpSocket},
     os::unix::process::CommandExt,
     process::{Child, Command, Output, Stdio},
     time::Duration,
@@ -338,6 +338,98 @@ fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
             lab.run("ip -o addr show dev lo") == before
         });
         fs::create_dir(cgroup.path()).unwrap();
+    });
+}
+
+/// Answers each datagram at port 7000, on the wildcard of both families, as it was bound and no other way.
+const ECHO: &str = r#"
+import socket
+
+both = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+both.bind(("::", 7000))
+print("ready", flush=True)
+while True:
+    data, caller = both.recvfrom(4096)
+    both.sendto(data, caller)
+"#;
+
+/// Whether it answers at an address, from where it was asked: a connected socket hears nobody else.
+fn echoes(beyond: &Beyond, address: &str) -> bool {
+    let address: IpAddr = address.parse().unwrap();
+    let any = match address {
+        IpAddr::V4(_) => "0.0.0.0:0",
+        IpAddr::V6(_) => "[::]:0",
+    };
+    let asked = beyond.inside(|| {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect((address, 7000))?;
+        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+        socket.send(b"hello")?;
+        let mut answer = [0; 16];
+        Ok(socket
+            .recv(&mut answer)
+            .is_ok_and(|length| &answer[..length] == b"hello"))
+    });
+    asked.unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn with_a_daemon_udp_on_the_wildcard_is_at_all_addresses() {
+    const ADDRESSES: [&str; 4] = ["10.77.0.1", "10.77.0.9", "fd77::1", "fd77::9"];
+    const DNS: &str = "dnsmasq --keep-in-foreground --no-resolv --no-hosts --conf-file=/dev/null --user=root --pid-file \
+         --port=5353 --address=/marker.example/203.0.113.9";
+    lab::run_within(DEADLINE, |lab| {
+        let beyond = Beyond::attach().unwrap();
+        for prefix in ["10.77.0.0/24", "fd77::/64"] {
+            beyond.route_through_host(prefix).unwrap();
+        }
+        let executable = sandwire::executable().unwrap();
+        let config = "instance = \"identities\"\n";
+        let mut daemon = Daemon::start(&executable, lab.folder(), config).unwrap();
+        let cgroup = Cgroup::create().unwrap();
+        let addresses = ADDRESSES.map(|address| ["--address", address]);
+        let add = ["add", cgroup.path(), "--name", "dns"];
+        done(&[&add[..], addresses.as_flattened()].concat());
+        let inside = format!("echo 0 > {}/cgroup.procs; exec ", cgroup.path());
+        let start = |script: &str| {
+            let mut shell = Command::new("sh");
+            shell.args(["-ec", &format!("{inside}{script}"), ECHO]);
+            Server(shell.stdout(Stdio::piped()).spawn().unwrap())
+        };
+
+        // One that says from where it answers, and one that doesn't.
+        let name_server = start(DNS);
+        let echo = start("python3 -c \"$0\"");
+        for address in ADDRESSES {
+            let ask = format!("dig +short +tries=1 +time=2 -p 5353 @{address} marker.example");
+            until("the name server answers", || {
+                beyond
+                    .run(&ask)
+                    .is_ok_and(|said| said.trim() == "203.0.113.9")
+            });
+            until("the echo", || echoes(&beyond, address));
+        }
+
+        daemon.kill().unwrap();
+        for address in ADDRESSES {
+            assert!(echoes(&beyond, address), "{address} without a daemon");
+        }
+        drop(echo);
+        let echo = start("python3 -c \"$0\"");
+        until("the first address needs none", || {
+            echoes(&beyond, "10.77.0.1")
+        });
+        assert!(!echoes(&beyond, "10.77.0.9") && !echoes(&beyond, "fd77::1"));
+        daemon.restart().unwrap();
+        for address in ADDRESSES {
+            until("it receives there from now on", || echoes(&beyond, address));
+        }
+        drop((name_server, echo));
+        until("nobody receives", || {
+            done(&["show", "dns"])["listeners"] == 0
+        });
+        done(&["remove", "dns"]);
     });
 }
 

@@ -26,6 +26,11 @@ impl HostIdentities {
         }
     }
 
+    /// As the commands have them.
+    pub(crate) fn of_host(&self) -> Identities {
+        self.identities.clone()
+    }
+
     /// All of them; none where there never was one.
     pub(crate) fn list(&self) -> Result<Vec<Identity>, Error> {
         self.identities.list()

@@ -14,6 +14,7 @@ pub mod instance;
 #[cfg(test)]
 mod model;
 mod places;
+mod receivers;
 mod run;
 mod server;
 pub mod socket;

@@ -34,7 +34,7 @@ use crate::{
     impair::{self, Impairments},
     instance::{InstanceError, InstanceLock},
     places::CONNECTIONS_MAX,
-    server,
+    receivers, server,
     socket::{self, SocketError},
     vsock::VsockServices,
 };
@@ -163,6 +163,7 @@ async fn serve(
     let sweeper = tokio::spawn(sweeper);
     let looker = identities::sweep(Arc::clone(&app.identities), Arc::clone(&app.slots));
     let looker = tokio::spawn(looker);
+    receivers::serve(app.identities.of_host()).map_err(DaemonError::system("start a thread"))?;
     loop {
         let told = match signals.next().await {
             Signalled::Stop => Told::Stop,

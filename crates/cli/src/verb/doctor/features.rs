@@ -130,6 +130,11 @@ fn identities() -> Probed {
     let mut probed = Probed::of_trial(sandwire_identity::probe(), |error| {
         may_be_others_right() && matches!(error, sandwire_identity::Error::Forbidden { .. })
     });
+    if probed.found == Some(true)
+        && let Err(error) = sandwire_identity::probe_receivers()
+    {
+        probed.detail = format!("tried; UDP on the wildcard has one address: {error}");
+    }
     // The verifier's words are many; the first line says which program it is.
     if let Some((first, _)) = probed.detail.split_once('\n') {
         probed.detail = first.to_owned();

@@ -47,7 +47,7 @@ fn tell(listed: &[Identity], registry: &mut Registry) {
     registry.register(name("bytes"), help, bytes);
     let help = "What an identity's sockets were refused";
     registry.register(name("refused"), help, refused);
-    let help = "TCP sockets of an identity that listen";
+    let help = "Sockets of an identity that listen, or that receive datagrams at several addresses";
     registry.register(name("listeners"), help, listeners);
 }
 
