@@ -70,8 +70,8 @@ static __always_inline int assign_receiver(struct bpf_sk_lookup *ctx, const stru
 
 	if (!found)
 		return 0;
-	/* One that is connected hears its peer alone, whom the kernel knows it by. */
-	error = found->state == BPF_TCP_ESTABLISHED || bpf_sk_assign(ctx, found, 0);
+	/* One that is connected hears its peer alone; the kernel refuses it. */
+	error = bpf_sk_assign(ctx, found, 0);
 	bpf_sk_release(found);
 	return !error;
 }
