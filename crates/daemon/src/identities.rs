@@ -2,7 +2,8 @@
 //!
 //! They don't need it: what there is is in the kernel, and commands repair what they find. A daemon that starts has them
 //! run the programs of its version; while it runs it looks from time to time for those whose cgroup is gone, so that
-//! their addresses go without a command, and has published ports leave alone what is for the others.
+//! their addresses go without a command, and has published ports leave alone what is for the others, as soon as one is
+//! added.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
@@ -11,7 +12,10 @@ use sandwire_identity::{Error, FOLDER, Identities};
 use sandwire_slot::service::Slots;
 use tokio::time::{MissedTickBehavior, interval};
 
-/// How often it is looked. The kernel tells nobody when the last socket of a cgroup that was removed is closed.
+use crate::identity_watch::Watch;
+
+/// How often it is looked, though nothing was heard. The kernel tells nobody when the last socket of a cgroup that was removed
+/// is closed.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The identities of this host.
@@ -89,7 +93,7 @@ pub(crate) fn default_folder() -> &'static Path {
     Path::new(FOLDER)
 }
 
-/// Looks from time to time, for ever; begins with an upgrade.
+/// Looks when one is added or removed, and from time to time, for ever; begins with an upgrade.
 pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
     let (ours, its_slots) = (Arc::clone(&identities), Arc::clone(&slots));
     let begin = move || {
@@ -100,10 +104,21 @@ pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
     if let Err(error) = tokio::task::spawn_blocking(begin).await {
         tracing::error!(%error, "an upgrade of identities ended early");
     }
+    let watch = Watch::new(&identities.identities.links()).inspect_err(
+        |error| tracing::warn!(%error, "new identities are looked for every five seconds"),
+    );
     let mut turns = interval(INTERVAL);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        turns.tick().await;
+        match &watch {
+            Ok(watch) => tokio::select! {
+                _ = turns.tick() => {}
+                () = watch.heard() => {}
+            },
+            Err(_) => {
+                turns.tick().await;
+            }
+        }
         let (ours, slots) = (Arc::clone(&identities), Arc::clone(&slots));
         let look = move || {
             ours.look();

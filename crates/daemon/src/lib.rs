@@ -9,6 +9,7 @@ mod access;
 pub mod config;
 mod http;
 mod identities;
+mod identity_watch;
 mod impair;
 pub mod instance;
 #[cfg(test)]

@@ -309,6 +309,12 @@ impl Identities {
         Ok(last)
     }
 
+    /// Where each identity has a folder of its own, which comes and goes with it. It may not be there yet.
+    #[must_use]
+    pub fn links(&self) -> PathBuf {
+        self.maps_folder().join(LINKS)
+    }
+
     /// Removes what a crash has left, and identities whose cgroup is gone.
     ///
     /// # Errors
@@ -360,7 +366,7 @@ impl Identities {
 
     /// Folders of links that no record speaks of.
     fn remove_strays(&self, cgroups: &BTreeSet<u64>) -> Result<(), Error> {
-        let links = self.folder.join(VERSION).join(LINKS);
+        let links = self.links();
         let failed = |source| Error::system("list", links.display().to_string(), source);
         if !links.exists() {
             return Ok(());
@@ -501,7 +507,7 @@ impl Identities {
     }
 
     pub(crate) fn links_folder(&self, cgroup: u64) -> PathBuf {
-        self.maps_folder().join(LINKS).join(cgroup.to_string())
+        self.links().join(cgroup.to_string())
     }
 
     pub(crate) fn vanished(&self) -> Error {
