@@ -18,7 +18,7 @@ const NOBODY: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// A look goes through all UDP sockets of the host, and who binds all the time has it looked all the time: it rests so many
 /// times as long as it looked.
-const REST: u32 = 9;
+const REST: u32 = 19;
 
 /// Does so until the process ends: a thread waits for the kernel's word.
 ///

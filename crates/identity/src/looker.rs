@@ -31,15 +31,21 @@ impl Looker {
     /// As of [`Looker::prepare`].
     pub(crate) fn run(&self, folder: &Path) -> Result<(), Error> {
         self.prepare(folder)?;
-        let pin = folder.join(self.name);
-        let read = File::open(&pin).and_then(|mut file| io::copy(&mut file, &mut io::sink()));
-        read.map_err(|error| Error::system("read", pin.display().to_string(), error))?;
-        Ok(())
+        self.run_if_pinned(folder).map(drop)
     }
 
-    /// Whether it is pinned.
-    pub(crate) fn is_prepared(&self, folder: &Path) -> bool {
-        folder.join(self.name).exists()
+    /// The same, if it is pinned; returns whether it is.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn run_if_pinned(&self, folder: &Path) -> Result<bool, Error> {
+        let pin = folder.join(self.name);
+        let read = File::open(&pin).and_then(|mut file| io::copy(&mut file, &mut io::sink()));
+        match read {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(Error::system("read", pin.display().to_string(), error)),
+        }
     }
 
     /// Pins the program, unless that was done.

@@ -79,8 +79,8 @@ impl Identities {
     /// The kernel doesn't tell its types (`CONFIG_DEBUG_INFO_BTF`), or refuses.
     pub fn enter_receivers(&self) -> Result<(), Error> {
         let folder = self.maps_folder();
-        if LOOKER.is_prepared(&folder) {
-            return LOOKER.run(&folder);
+        if LOOKER.run_if_pinned(&folder)? {
+            return Ok(());
         }
         let Some(open) = self.open()? else {
             return Ok(());

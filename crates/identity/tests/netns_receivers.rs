@@ -170,6 +170,36 @@ def is_missing(client):
     });
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn identities_of_one_family_receive_at_all_their_addresses() {
+    lab::run_within(DEADLINE, |lab| {
+        let wire = stage::wire(lab);
+        let mut cgroups = Cgroups::new();
+        let mut peer = Application::start(None, Some("peer"));
+        let identities = Identities::new(folder());
+        let families = [
+            ("four", ["10.77.0.1", "10.77.0.9"]),
+            ("six", ["fd77::1", "fd77::9"]),
+        ];
+        for (name, addresses) in families {
+            let cgroup = cgroups.make(name);
+            identities.add(&new_identity(&cgroup, &addresses)).unwrap();
+            let mut server = Application::start(Some(&cgroup), None);
+            assert_eq!(server.run("s = udp('::', 5353)"), Value::Null);
+            identities.enter_receivers().unwrap();
+            for address in addresses {
+                peer.run(&format!(
+                    "c = dial('{address}', 5353, kind=SOCK_DGRAM); c.send(b'question')"
+                ));
+                server.run("heard(s)");
+                assert_eq!(peer.run("r = answer(c)"), json!(["answer", address]));
+            }
+        }
+        drop((peer, wire));
+    });
+}
+
 /// Takes a flag from a value, as the kernel shows it: 32 bits at an offset.
 fn without_flag(entry: &Value, offset: usize, flag: u32) -> String {
     let mut bytes: Vec<u8> = entry["value"]
