@@ -1,9 +1,9 @@
 //! Identities without a namespace, as the daemon sees them.
 //!
-//! They don't need it: what there is is in the kernel, and commands repair what they find. A daemon that starts has them
-//! run the programs of its version; while it runs it looks from time to time for those whose cgroup is gone, so that
-//! their addresses go without a command, and has published ports leave alone what is for the others, as soon as one is
-//! added.
+//! But for UDP at several addresses (`receivers`) they don't need it: what there is is in the kernel, and commands repair
+//! what they find. A daemon that starts has them run the programs of its version; while it runs it looks from time to
+//! time for those whose cgroup is gone, so that their addresses go without a command, and has published ports leave alone
+//! what is for the others, as soon as one is added.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
