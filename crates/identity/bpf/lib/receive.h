@@ -63,7 +63,7 @@ static __always_inline int are_there_receivers(void)
 }
 
 /* Gives the datagram to a receiver; of several with SO_REUSEPORT the kernel chooses one. */
-static __always_inline int assign_receiver(struct bpf_sk_lookup *ctx, const struct listener_key *key)
+static __always_inline int assign_receiver(struct bpf_sk_lookup *ctx, struct listener_key *key)
 {
 	struct bpf_sock *found = bpf_map_lookup_elem(&receivers, key);
 	long error;
@@ -76,31 +76,12 @@ static __always_inline int assign_receiver(struct bpf_sk_lookup *ctx, const stru
 	return !error;
 }
 
-/* That of the address itself comes first, as if the kernel looked. Where nobody is found, the kernel looks. */
+/* Where nobody is found, the kernel looks. */
 static __always_inline void hand_over(struct bpf_sk_lookup *ctx, const struct address *address,
 				      const struct owner *owner)
 {
-	struct listener_key key = {
-		.address = *address,
-		.number = owner->number,
-		.port = ctx->local_port,
-		.family = ctx->family,
-	};
-
-	if (!(owner->flags & OWNER_SEVERAL) || assign_receiver(ctx, &key))
-		return;
-	if (ctx->family == AF_INET) {
-		/* A socket of IPv6 that is bound to an IPv4 address. */
-		key.family = AF_INET6;
-		if (assign_receiver(ctx, &key))
-			return;
-		key.family = AF_INET;
-	}
-	__builtin_memset(&key.address, 0, sizeof(key.address));
-	if (assign_receiver(ctx, &key) || ctx->family != AF_INET)
-		return;
-	key.family = AF_INET6;
-	assign_receiver(ctx, &key);
+	if (owner->flags & OWNER_SEVERAL)
+		give_in_order(ctx, address, owner, assign_receiver);
 }
 
 #endif

@@ -137,8 +137,11 @@ static __always_inline int may_reach_host(struct bpf_sk_lookup *ctx)
 	return SK_DROP;
 }
 
-static __always_inline int steer(struct bpf_sk_lookup *ctx, const struct address *address,
-				 const struct owner *owner)
+/* Asks for a socket on the address, then for one on the wildcard; `give` says whether there is one that takes what comes. A
+ * socket of IPv6 may be bound to an IPv4 address, and takes IPv4 on the wildcard. */
+static __always_inline int give_in_order(struct bpf_sk_lookup *ctx, const struct address *address,
+					 const struct owner *owner,
+					 int (*give)(struct bpf_sk_lookup *, struct listener_key *))
 {
 	struct listener_key key = {
 		.address = *address,
@@ -147,25 +150,30 @@ static __always_inline int steer(struct bpf_sk_lookup *ctx, const struct address
 		.family = ctx->family,
 	};
 
-	if (!may_dial(ctx, address, owner))
-		return SK_DROP;
-	if (assign(ctx, &key))
-		return SK_PASS;
+	if (give(ctx, &key))
+		return 1;
 	if (ctx->family == AF_INET) {
-		/* A socket of IPv6 that is bound to an IPv4 address. */
 		key.family = AF_INET6;
-		if (assign(ctx, &key))
-			return SK_PASS;
+		if (give(ctx, &key))
+			return 1;
 		key.family = AF_INET;
 	}
 	__builtin_memset(&key.address, 0, sizeof(key.address));
-	if (assign(ctx, &key))
+	if (give(ctx, &key))
+		return 1;
+	if (ctx->family != AF_INET)
+		return 0;
+	key.family = AF_INET6;
+	return give(ctx, &key);
+}
+
+static __always_inline int steer(struct bpf_sk_lookup *ctx, const struct address *address,
+				 const struct owner *owner)
+{
+	if (!may_dial(ctx, address, owner))
+		return SK_DROP;
+	if (give_in_order(ctx, address, owner, assign))
 		return SK_PASS;
-	if (ctx->family == AF_INET) {
-		key.family = AF_INET6;
-		if (assign(ctx, &key))
-			return SK_PASS;
-	}
 	return owner->flags & OWNER_ALLOW_HOST ? may_reach_host(ctx) : SK_DROP;
 }
 
