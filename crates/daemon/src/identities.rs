@@ -93,7 +93,7 @@ pub(crate) fn default_folder() -> &'static Path {
     Path::new(FOLDER)
 }
 
-/// Looks when one is added or removed, and from time to time, for ever; begins with an upgrade.
+/// Looks when one is added, and from time to time, for ever; begins with an upgrade.
 pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
     let (ours, its_slots) = (Arc::clone(&identities), Arc::clone(&slots));
     let begin = move || {

@@ -13,6 +13,7 @@ pub mod capability;
 pub mod conntrack;
 pub mod datagrams;
 pub mod error;
+pub mod folders;
 pub mod interface;
 pub mod ipv6;
 pub mod listener;
