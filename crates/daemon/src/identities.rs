@@ -12,7 +12,7 @@ use sandwire_identity::{Error, FOLDER, Identities};
 use sandwire_slot::service::Slots;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::identity_watch::Watch;
+use crate::{identity_watch::Watch, receivers::Receivers};
 
 /// How often it is looked, though nothing was heard. The kernel tells nobody when the last socket of a cgroup that was removed
 /// is closed.
@@ -94,7 +94,11 @@ pub(crate) fn default_folder() -> &'static Path {
 }
 
 /// Looks when one is added, and from time to time, for ever; begins with an upgrade.
-pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
+pub(crate) async fn sweep(
+    identities: Arc<HostIdentities>,
+    slots: Arc<Slots>,
+    receivers: Receivers,
+) {
     let (ours, its_slots) = (Arc::clone(&identities), Arc::clone(&slots));
     let begin = move || {
         // An upgrade takes longer, and a table that was made anew knows none of them.
@@ -113,7 +117,8 @@ pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
         match &watch {
             Ok(watch) => tokio::select! {
                 _ = turns.tick() => {}
-                () = watch.heard() => {}
+                // It is still being added. Looking, below, waits for that; this needn't.
+                () = watch.heard() => receivers.look_for_identities(),
             },
             Err(_) => {
                 turns.tick().await;
@@ -127,5 +132,6 @@ pub(crate) async fn sweep(identities: Arc<HostIdentities>, slots: Arc<Slots>) {
         if let Err(error) = tokio::task::spawn_blocking(look).await {
             tracing::error!(%error, "a look at identities ended early");
         }
+        receivers.look_for_identities();
     }
 }

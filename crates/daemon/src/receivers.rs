@@ -3,7 +3,8 @@
 //! What was given stays so without a daemon; sockets that are bound while none runs receive at one address until one does.
 
 use std::{
-    io, thread,
+    io,
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
@@ -12,21 +13,29 @@ use sandwire_identity::{Bound, Error, Identities};
 
 /// How long it waits to be told. Then it looks anyway, and at the maps anew, which may be others.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long it waits where there never was an identity.
-const NOBODY: Duration = Duration::from_secs(1);
 /// Between two looks. The second one finds the place of a socket free that was being closed at the first.
 const PAUSE: Duration = Duration::from_millis(10);
 /// A look goes through all UDP sockets of the host, and who binds all the time has it looked all the time: it rests so many
 /// times as long as it looked.
 const REST: u32 = 19;
 
-/// Does so until the process ends: a thread waits for the kernel's word.
-///
-/// # Errors
-/// There can't be another thread.
-pub(crate) fn serve(identities: Identities) -> io::Result<()> {
-    let thread = thread::Builder::new().name("receivers".to_owned());
-    thread.spawn(move || serve_for_ever(&identities)).map(drop)
+/// Who does so until the process ends: a thread that waits for the kernel's word.
+#[derive(Clone)]
+pub(crate) struct Receivers(Thread);
+
+impl Receivers {
+    /// # Errors
+    /// There can't be another thread.
+    pub(crate) fn serve(identities: Identities) -> io::Result<Self> {
+        let thread = thread::Builder::new().name("receivers".to_owned());
+        let serving = thread.spawn(move || serve_for_ever(&identities))?;
+        Ok(Self(serving.thread().clone()))
+    }
+
+    /// Tells it that there may be another identity: of one that needs it, it had better know before a socket is bound.
+    pub(crate) fn look_for_identities(&self) {
+        self.0.unpark();
+    }
 }
 
 fn serve_for_ever(identities: &Identities) {
@@ -47,8 +56,10 @@ fn serve_for_ever(identities: &Identities) {
 }
 
 fn serve_a_while(identities: &Identities) -> Result<(), Error> {
-    let Some(mut bound) = identities.bound()? else {
-        thread::sleep(NOBODY);
+    let bound = identities.bound()?;
+    let is_needed = bound.is_some() && identities.prepare_receivers()?;
+    let Some(mut bound) = bound.filter(|_| is_needed) else {
+        thread::park_timeout(PATIENCE);
         return Ok(());
     };
     let begun = Instant::now();
@@ -78,6 +89,8 @@ fn is_told(bound: &mut Bound, within: Duration) -> Result<bool, Error> {
 }
 
 fn look(identities: &Identities) -> Result<(), Error> {
+    // Takes as long as many looks, once, and is nothing to rest from.
+    identities.prepare_receivers()?;
     let begun = Instant::now();
     identities.enter_receivers()?;
     thread::sleep(PAUSE.max(begun.elapsed() * REST));

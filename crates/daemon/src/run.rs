@@ -34,7 +34,8 @@ use crate::{
     impair::{self, Impairments},
     instance::{InstanceError, InstanceLock},
     places::CONNECTIONS_MAX,
-    receivers, server,
+    receivers::Receivers,
+    server,
     socket::{self, SocketError},
     vsock::VsockServices,
 };
@@ -161,9 +162,10 @@ async fn serve(
     let announcer = tokio::spawn(announce(Arc::clone(app)));
     let sweeper = impair::sweep(Arc::clone(&app.impairments), Arc::clone(&app.slots));
     let sweeper = tokio::spawn(sweeper);
-    let looker = identities::sweep(Arc::clone(&app.identities), Arc::clone(&app.slots));
-    let looker = tokio::spawn(looker);
-    receivers::serve(app.identities.of_host()).map_err(DaemonError::system("start a thread"))?;
+    let receivers = Receivers::serve(app.identities.of_host());
+    let receivers = receivers.map_err(DaemonError::system("start a thread"))?;
+    let (identities, slots) = (Arc::clone(&app.identities), Arc::clone(&app.slots));
+    let looker = tokio::spawn(identities::sweep(identities, slots, receivers));
     loop {
         let told = match signals.next().await {
             Signalled::Stop => Told::Stop,

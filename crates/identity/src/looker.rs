@@ -31,21 +31,26 @@ impl Looker {
     /// As of [`Looker::prepare`].
     pub(crate) fn run(&self, folder: &Path) -> Result<(), Error> {
         self.prepare(folder)?;
-        self.run_if_pinned(folder).map(drop)
+        self.run_if_pinned(folder)
     }
 
-    /// The same, if it is pinned; returns whether it is.
+    /// The same, if it is pinned.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub(crate) fn run_if_pinned(&self, folder: &Path) -> Result<bool, Error> {
+    pub(crate) fn run_if_pinned(&self, folder: &Path) -> Result<(), Error> {
         let pin = folder.join(self.name);
         let read = File::open(&pin).and_then(|mut file| io::copy(&mut file, &mut io::sink()));
         match read {
-            Ok(_) => Ok(true),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(Error::system("read", pin.display().to_string(), error)),
         }
+    }
+
+    /// Whether whoever reads the pin has it run.
+    pub(crate) fn is_pinned(&self, folder: &Path) -> bool {
+        folder.join(self.name).exists()
     }
 
     /// Pins the program, unless that was done.
@@ -53,10 +58,10 @@ impl Looker {
     /// # Errors
     /// The kernel doesn't tell its types (`CONFIG_DEBUG_INFO_BTF`), or refuses.
     pub(crate) fn prepare(&self, folder: &Path) -> Result<(), Error> {
-        let pin = folder.join(self.name);
-        if pin.exists() {
+        if self.is_pinned(folder) {
             return Ok(());
         }
+        let pin = folder.join(self.name);
         let pinned = self.load(self.object, Some(folder));
         pinned
             .and_then(|link| Ok(link.pin(&pin)?))

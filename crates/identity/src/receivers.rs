@@ -72,21 +72,34 @@ impl Identities {
         Bound::open(&self.maps_folder())
     }
 
+    /// Makes ready what has UDP sockets receive at all addresses of their identities, which takes a quarter of a second once.
+    /// Returns whether any of them may have such sockets. Waits for no other command.
+    ///
+    /// # Errors
+    /// The kernel doesn't tell its types (`CONFIG_DEBUG_INFO_BTF`), or refuses.
+    pub fn prepare_receivers(&self) -> Result<bool, Error> {
+        let folder = self.maps_folder();
+        if LOOKER.is_pinned(&folder) {
+            return Ok(true);
+        }
+        let Some(open) = self.open()? else {
+            return Ok(false);
+        };
+        let are_some = may_be(&open.maps.records()?);
+        if are_some {
+            LOOKER.prepare(&folder)?;
+        }
+        Ok(are_some)
+    }
+
     /// Has UDP sockets receive at all addresses of their identities: those of the calling thread's network namespace that were
     /// bound since the last time. Waits for no other command.
     ///
     /// # Errors
-    /// The kernel doesn't tell its types (`CONFIG_DEBUG_INFO_BTF`), or refuses.
+    /// As of [`Identities::prepare_receivers`].
     pub fn enter_receivers(&self) -> Result<(), Error> {
-        let folder = self.maps_folder();
-        if LOOKER.run_if_pinned(&folder)? {
-            return Ok(());
-        }
-        let Some(open) = self.open()? else {
-            return Ok(());
-        };
-        if may_be(&open.maps.records()?) {
-            LOOKER.run(&folder)?;
+        if self.prepare_receivers()? {
+            LOOKER.run_if_pinned(&self.maps_folder())?;
         }
         Ok(())
     }
