@@ -28,11 +28,11 @@ static __always_inline void deafen(struct bpf_sock_ops *ctx, struct socket_state
 	bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof(nowhere));
 }
 
+/* Only a connection that somebody has looked at before its end has been counted in part. */
 static __always_inline void count_ended(struct bpf_sock_ops *ctx, struct bpf_sock *sk,
 					const struct socket_state *socket)
 {
-	struct tcp_traffic *done =
-		bpf_sk_storage_get(&counted, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	struct tcp_traffic *done = bpf_sk_storage_get(&counted, sk, 0, 0);
 	struct tcp_traffic now = {
 		.segments_out = ctx->segs_out,
 		.bytes_out = ctx->bytes_acked,
@@ -42,6 +42,8 @@ static __always_inline void count_ended(struct bpf_sock_ops *ctx, struct bpf_soc
 
 	if (done)
 		take_traffic(done, &now, socket->number);
+	else
+		take_all(&now, socket->number);
 }
 
 /* Accepted sockets are told of their states as those that they come from. */
@@ -49,7 +51,8 @@ static __always_inline void follow(struct bpf_sock_ops *ctx, struct bpf_sock *sk
 				   const struct identity *identity, struct socket_state *socket)
 {
 	if (ctx->op == BPF_SOCK_OPS_STATE_CB) {
-		if (ctx->args[1] != BPF_TCP_CLOSE || ctx->args[0] == BPF_TCP_LISTEN)
+		if (ctx->args[1] != BPF_TCP_CLOSE || ctx->args[0] == BPF_TCP_LISTEN ||
+		    ctx->args[0] == BPF_TCP_CLOSE)
 			return;
 		count_ended(ctx, sk, socket);
 		/* Others may have the same ports from now on, though the socket is open still. */

@@ -42,4 +42,17 @@ static __always_inline void take_traffic(struct tcp_traffic *counted, const stru
 	take_bytes(&counted->bytes_in, now->bytes_in, &tally->traffic.bytes_in);
 }
 
+/* Of a connection that nobody will look at any more. */
+static __always_inline void take_all(const struct tcp_traffic *done, __u32 number)
+{
+	struct tcp_tally *tally = bpf_map_lookup_elem(&tcp_tallies, &number);
+
+	if (!tally)
+		return;
+	__sync_fetch_and_add(&tally->traffic.segments_out, done->segments_out);
+	__sync_fetch_and_add(&tally->traffic.bytes_out, done->bytes_out);
+	__sync_fetch_and_add(&tally->traffic.segments_in, done->segments_in);
+	__sync_fetch_and_add(&tally->traffic.bytes_in, done->bytes_in);
+}
+
 #endif
