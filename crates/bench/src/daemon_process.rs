@@ -51,10 +51,19 @@ impl DaemonProcess {
 
     /// The same in a named network namespace, with an instance name of its own.
     pub(crate) fn start_in(folder: &Path, namespace: Option<&str>) -> Result<Self> {
+        Self::start_with(folder, namespace, "")
+    }
+
+    /// The same with further lines of configuration.
+    pub(crate) fn start_with(
+        folder: &Path,
+        namespace: Option<&str>,
+        settings: &str,
+    ) -> Result<Self> {
         let instance = namespace.unwrap_or("bench").replace('_', "-");
         let socket = folder.join("sandwire.sock");
         let config = format!(
-            "instance = \"{instance}\"\nstate_dir = {:?}\nsocket = {socket:?}\n{}",
+            "instance = \"{instance}\"\nstate_dir = {:?}\nsocket = {socket:?}\n{}{settings}",
             folder.join("state"),
             namespace.map_or("", |_| world::DAEMON_SETTINGS),
         );

@@ -6,7 +6,9 @@
 //! on a played host of its own, all alike; the client is beyond the same veth for all rows. Rows take turns within a
 //! round. On few processors client and server share them, so what is compared is the whole of a transaction.
 
+mod caller;
 mod calls;
+mod datagrams;
 mod load;
 mod place;
 
@@ -37,6 +39,8 @@ pub(crate) enum Part {
     Transactions,
     /// What an identity adds to connect and to bind.
     Calls,
+    /// What an identity adds to a datagram, and how soon a UDP server receives at all its addresses.
+    Datagrams,
 }
 
 impl extent::Part for Part {
@@ -110,12 +114,16 @@ pub(crate) fn run(extent: &Extent, rows: &[Case]) -> Result<Record> {
         ("flows".to_owned(), size.flows as u64),
         ("threads".to_owned(), size.threads as u64),
         ("calls".to_owned(), calls::count(extent)),
+        ("datagrams".to_owned(), datagrams::count(extent)),
     ]);
     let mut record = Record::new("rr", HostFacts::read()?, settings);
     cpu::go_first();
     place::mount_cgroups()?;
     if extent.has(Part::Calls) {
         calls::measure(extent, &mut record)?;
+    }
+    if extent.has(Part::Datagrams) {
+        datagrams::measure(extent, &mut record)?;
     }
     if extent.has(Part::Transactions) {
         transactions(extent, size, rows, &mut record)?;
@@ -127,8 +135,8 @@ pub(crate) fn run(extent: &Extent, rows: &[Case]) -> Result<Record> {
 pub(crate) fn stand_in(words: &str) -> Result<()> {
     let words: Vec<&str> = words.split(' ').collect();
     match words[..] {
-        ["server", address, flows, threads] => {
-            load::serve(address.parse()?, flows.parse()?, threads.parse()?)
+        ["server", port, flows, threads] => {
+            load::serve(port.parse()?, flows.parse()?, threads.parse()?)
         }
         ["client", address, flows, threads, server] => load::call(
             address.parse()?,
@@ -137,6 +145,8 @@ pub(crate) fn stand_in(words: &str) -> Result<()> {
             server.parse()?,
         ),
         ["calls"] => calls::stand_in(),
+        ["datagrams", port] => datagrams::stand_in(port.parse()?),
+        ["flood", target] => datagrams::flood(target.parse()?),
         _ => bail!("there is no stand-in '{}'", words.join(" ")),
     }
 }

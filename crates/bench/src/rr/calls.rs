@@ -5,9 +5,7 @@
 //! neighbouring batches.
 
 use std::{
-    io::BufReader,
     net::{Ipv4Addr, SocketAddrV4},
-    process::{Child, ChildStdin, ChildStdout, Stdio},
     time::Instant,
 };
 
@@ -19,7 +17,8 @@ use rustix::{
 
 use super::{
     Extent,
-    load::{line, say},
+    caller::Caller,
+    load::say,
     place::{Case, Place},
 };
 use crate::{cpu, progress::Step, record::Record, statistics::median, world};
@@ -61,11 +60,11 @@ fn measure_case(case: Case, extent: &Extent, record: &mut Record) -> Result<()> 
         for batch in 0..batches {
             // Who comes first has a warmer or a colder cache: that must not always be the same one.
             let (bare, own) = if batch % 2 == 0 {
-                let bare = without.batch(call)?;
-                (bare, with.batch(call)?)
+                let bare = without.ask(call)?;
+                (bare, with.ask(call)?)
             } else {
-                let own = with.batch(call)?;
-                (without.batch(call)?, own)
+                let own = with.ask(call)?;
+                (without.ask(call)?, own)
             };
             record.add("bare", &format!("{call}_us"), "us", &[bare]);
             record.add(name, &format!("{call}_us"), "us", &[own]);
@@ -77,51 +76,6 @@ fn measure_case(case: Case, extent: &Extent, record: &mut Record) -> Result<()> 
         record.insert_ratio(&name, median(&added).unwrap_or(f64::NAN));
     }
     Ok(())
-}
-
-/// A process that makes calls when it is told to.
-struct Caller {
-    row: &'static str,
-    child: Child,
-    requests: ChildStdin,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Caller {
-    fn start(mut command: std::process::Command, row: &'static str) -> Result<Self> {
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start who makes the calls")?;
-        let requests = child.stdin.take().context("a pipe was asked for")?;
-        let answers = child.stdout.take().context("a pipe was asked for")?;
-        Ok(Self {
-            row,
-            child,
-            requests,
-            answers: BufReader::new(answers),
-        })
-    }
-
-    /// The middle of a batch's times, in microseconds.
-    fn batch(&mut self, call: &str) -> Result<f64> {
-        use std::io::Write;
-        writeln!(self.requests, "{call}").context("cannot ask for calls")?;
-        let row = self.row;
-        let said = line(&mut self.answers)
-            .with_context(|| format!("cannot measure a batch of {call} of row {row}"))?;
-        said.parse()
-            .with_context(|| format!("row {row} says '{said}' of a batch of {call}"))
-    }
-}
-
-impl Drop for Caller {
-    fn drop(&mut self) {
-        // Already ended, or ended here: there is nobody to tell.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// The process: a batch for each line.

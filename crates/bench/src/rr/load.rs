@@ -6,7 +6,7 @@
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::{
         Condvar, Mutex, PoisonError,
@@ -28,6 +28,7 @@ use crate::{
     tcp,
 };
 
+const PORT: u16 = 5001;
 /// How often threads look whether it goes on.
 const LOOK: rustix::time::Timespec = rustix::time::Timespec {
     tv_sec: 0,
@@ -86,12 +87,12 @@ impl Pair {
     /// Starts them where the place has them.
     pub(super) fn start(place: &Place, size: Size) -> Result<Self> {
         let Size { flows, threads } = size;
-        let words = format!("server {} {flows} {threads}", place.listens_at());
+        let words = format!("server {PORT} {flows} {threads}");
         let mut server = Running::start(place.server_command(&words)?, "server")?;
         let lines = server.0.stdout.take().context("a pipe was asked for")?;
         expect(&mut BufReader::new(lines), "ready")?;
         let process = server.0.id();
-        let words = format!("client {} {flows} {threads} {process}", place.target());
+        let words = format!("client {} {flows} {threads} {process}", place.target(PORT));
         let mut client = Running::start(place.client_command(&words)?, "client")?;
         let requests = client.0.stdin.take().context("a pipe was asked for")?;
         let lines = client.0.stdout.take().context("a pipe was asked for")?;
@@ -223,9 +224,9 @@ pub(super) fn say(line: &str) -> Result<()> {
     out.flush().context("cannot say how far it is")
 }
 
-/// The server, until it is killed.
-pub(super) fn serve(address: SocketAddr, flows: usize, threads: usize) -> Result<()> {
-    let listener = tcp::listen(address, tcp::CUBIC)?;
+/// The server, on the wildcard as servers are, until it is killed.
+pub(super) fn serve(port: u16, flows: usize, threads: usize) -> Result<()> {
+    let listener = tcp::listen((Ipv4Addr::UNSPECIFIED, port).into(), tcp::CUBIC)?;
     say("ready")?;
     let mut shares = shares(threads);
     for number in 0..flows {

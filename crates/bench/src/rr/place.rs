@@ -3,7 +3,13 @@
 //! Each row has a [`World`]: a host with a veth to the client beyond it. The server has an address behind that host;
 //! what is between the host's end of the wire and the server is the row.
 
-use std::{fs, net::SocketAddr, path::Path, process::Command, time::SystemTime};
+use std::{
+    fs,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Command,
+    time::SystemTime,
+};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
@@ -26,10 +32,11 @@ const CGROUPS: &str = "/run/cgroup";
 /// Where identities are pinned there.
 const PINS: &str = "/sys/fs/bpf/bench-identity";
 /// The server's address, in all rows but those that share the wire's network.
-const ADDRESS: &str = "198.20.0.1";
+const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 20, 0, 1);
 /// The same there.
-const ON_WIRE: &str = "198.18.0.3";
-const PORT: u16 = 5001;
+const ON_WIRE: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 3);
+/// A further one, of an identity that has several.
+const FURTHER: Ipv4Addr = Ipv4Addr::new(198, 20, 0, 2);
 
 /// Rows of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -81,25 +88,18 @@ pub(super) struct Place {
     cgroup: Option<OwnCgroup>,
     /// Where slots are ours, with its folder.
     daemon: Option<(DaemonProcess, TempDir)>,
-    address: String,
+    address: IpAddr,
     world: World,
 }
 
 impl Place {
     pub(super) fn create(case: Case) -> Result<Self> {
         let name = format!("rr-{}", case.name().replace('_', "-"));
-        let world = World::create(&name)?;
-        let mut place = Self {
-            namespace: name.clone(),
-            cgroup: None,
-            daemon: None,
-            address: ADDRESS.to_owned(),
-            world,
-        };
+        let mut place = Self::on_host(&name)?;
         match case {
             Case::Bare => world::ip_in(&name, &format!("address add {ADDRESS}/32 dev lo"))?,
-            Case::Identity => place.cgroup = Some(identity(&name, false)?),
-            Case::IdentityTcp => place.cgroup = Some(identity(&name, true)?),
+            Case::Identity => place.cgroup = Some(identity(&name, &[ADDRESS], false)?),
+            Case::IdentityTcp => place.cgroup = Some(identity(&name, &[ADDRESS], true)?),
             Case::VethKernel => place.behind_pair("type veth peer name", false)?,
             Case::NetkitL2 => place.behind_pair("type netkit mode l2 peer name", false)?,
             Case::NetkitL3 => place.behind_pair("type netkit mode l3 peer name", true)?,
@@ -109,6 +109,29 @@ impl Place {
             Case::VethEbpf => place.in_slot()?,
         }
         Ok(place)
+    }
+
+    /// In a cgroup with an identity of two addresses, with a daemon, which UDP there needs. Clients call the further one.
+    pub(super) fn of_several_addresses() -> Result<Self> {
+        let name = "rr-several";
+        let mut place = Self::on_host(name)?;
+        place.cgroup = Some(identity(name, &[ADDRESS, FURTHER], false)?);
+        place.address = FURTHER.into();
+        let folder = tempfile::tempdir_in("/run").context("cannot make a folder")?;
+        let settings = format!("identity_folder = {:?}\n", pins(name));
+        let daemon = DaemonProcess::start_with(folder.path(), Some(name), &settings)?;
+        place.daemon = Some((daemon, folder));
+        Ok(place)
+    }
+
+    fn on_host(name: &str) -> Result<Self> {
+        Ok(Self {
+            namespace: name.to_owned(),
+            cgroup: None,
+            daemon: None,
+            address: ADDRESS.into(),
+            world: World::create(name)?,
+        })
     }
 
     /// A namespace of the server's, joined to the host by a pair of interfaces, the host routing.
@@ -135,12 +158,11 @@ impl Place {
             // Nobody waits for ARP, as in the slots.
             let outer_mac = mac(&host, "pair0")?;
             let inner_mac = mac(&inner, "eth0")?;
-            let line = |address: &str, mac: &str, device: &str| {
+            let line = |address: Ipv4Addr, mac: &str, device: &str| {
                 format!("neighbour add {address} lladdr {mac} dev {device} nud permanent")
             };
             world::batch(&host, &line(ADDRESS, &inner_mac, "pair0"))?;
-            let beyond = world::BEYOND_VETH.to_string();
-            world::batch(&inner, &line(&beyond, &outer_mac, "eth0"))?;
+            world::batch(&inner, &line(world::BEYOND_VETH, &outer_mac, "eth0"))?;
         }
         Ok(())
     }
@@ -162,15 +184,15 @@ impl Place {
             ),
         )?;
         let beyond = self.world.beyond();
-        let line = |address: &str, mac: &str| {
+        let line = |address: Ipv4Addr, mac: &str| {
             format!("neighbour replace {address} lladdr {mac} dev eth0 nud permanent")
         };
         world::batch(beyond, &line(ON_WIRE, &mac(&inner, "eth0")?))?;
         if !kind.ends_with("l3") {
             let far = mac(beyond, "eth0")?;
-            world::batch(&inner, &line(&world::BEYOND_VETH.to_string(), &far))?;
+            world::batch(&inner, &line(world::BEYOND_VETH, &far))?;
         }
-        self.address = ON_WIRE.to_owned();
+        self.address = ON_WIRE.into();
         Ok(())
     }
 
@@ -201,7 +223,7 @@ impl Place {
         let lease = daemon.client().acquire(&request)?.lease;
         let nic = lease.nics.first().context("a lease without interface")?;
         let ipv4 = nic.ipv4.as_ref().context("a lease without IPv4")?;
-        self.address = ipv4.clone_address.to_string();
+        self.address = ipv4.clone_address.into();
         Ok(())
     }
 
@@ -213,14 +235,9 @@ impl Place {
         Ok(inner)
     }
 
-    /// Where the server listens: on the wildcard, as servers do.
-    pub(super) fn listens_at(&self) -> SocketAddr {
-        SocketAddr::from(([0, 0, 0, 0], PORT))
-    }
-
     /// Where the client calls.
-    pub(super) fn target(&self) -> String {
-        format!("{}:{PORT}", self.address)
+    pub(super) fn target(&self, port: u16) -> SocketAddr {
+        SocketAddr::from((self.address, port))
     }
 
     /// A stand-in where the server is.
@@ -266,10 +283,14 @@ fn executable_in(namespace: &str) -> Result<Command> {
 
 /// Those of a played host: a folder is of one network namespace.
 fn identities(host: &str) -> Identities {
-    Identities::new(Path::new(&format!("{PINS}-{host}")))
+    Identities::new(&pins(host))
 }
 
-fn identity(host: &str, tcp_only: bool) -> Result<OwnCgroup> {
+fn pins(host: &str) -> PathBuf {
+    PathBuf::from(format!("{PINS}-{host}"))
+}
+
+fn identity(host: &str, addresses: &[Ipv4Addr], tcp_only: bool) -> Result<OwnCgroup> {
     // Numbers of processes begin anew in each private host, and cgroups are the machine's.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let name = format!("bench-{}", now.unwrap_or_default().as_nanos());
@@ -277,7 +298,7 @@ fn identity(host: &str, tcp_only: bool) -> Result<OwnCgroup> {
     let new = NewIdentity {
         cgroup: cgroup.path().to_owned(),
         name: Some(IDENTITY.parse()?),
-        addresses: vec![ADDRESS.parse()?],
+        addresses: addresses.iter().copied().map(IpAddr::from).collect(),
         prefixes: Vec::new(),
         interface: "lo".to_owned(),
         existing: false,
