@@ -56,10 +56,11 @@ pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
     let bare = Place::create(Case::Bare)?;
     let identity = Place::create(Case::Identity)?;
     let several = Place::of_several_addresses()?;
-    let mut lanes = vec![Lane::start("bare", &bare, bare.target(PORT), PORT)?];
-    let target = identity.target(PORT);
-    lanes.push(Lane::start("identity", &identity, target, PORT)?);
-    match Lane::start("identity_several", &several, several.target(PORT), PORT) {
+    let mut lanes = vec![
+        Lane::start("bare", &bare)?,
+        Lane::start("identity", &identity)?,
+    ];
+    match Lane::start("identity_several", &several) {
         Ok(lane) => {
             lanes.push(lane);
             lanes.push(Lane::start_beside("host_beside_several", &several)?);
@@ -80,9 +81,9 @@ struct Lane {
 
 impl Lane {
     /// With a server where the place has it.
-    fn start(row: &'static str, place: &Place, target: SocketAddr, port: u16) -> Result<Self> {
-        let words = format!("datagrams {port}");
-        Self::with(row, place, target, place.server_command(&words)?)
+    fn start(row: &'static str, place: &Place) -> Result<Self> {
+        let server = place.server_command(&format!("datagrams {PORT}"))?;
+        Self::with(row, place, place.target(PORT), server)
     }
 
     /// With one of the host's own, where the place has an identity.
@@ -108,8 +109,7 @@ impl Lane {
     fn wait(&mut self) -> Result<()> {
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE {
-            let times = self.batch("in");
-            if times.is_ok() {
+            if self.batch("in").is_ok() {
                 return Ok(());
             }
             thread::sleep(REST);
@@ -138,8 +138,8 @@ impl Lane {
 /// Batches of all rows, in turn.
 fn exchange(extent: &Extent, lanes: &mut [Lane], record: &mut Record) -> Result<()> {
     let rounds = rounds(extent);
-    let step = Step::begin("datagrams", rounds);
     for way in WAYS {
+        let step = Step::begin(&format!("datagrams {way}"), rounds);
         let metric = format!("datagram_{way}_us");
         let mut added: Vec<Vec<f64>> = vec![Vec::new(); lanes.len()];
         for round in 0..rounds {
