@@ -90,13 +90,27 @@ impl World {
             .unwrap();
     }
 
-    /// A web server that says its own name.
+    /// A web server that says hello, on the network `blue`.
     fn start_web(&self, name: &str, flags: &str) {
+        self.start_web_on("blue", name, flags);
+    }
+
+    fn start_web_on(&self, network: &str, name: &str, flags: &str) {
         fs::write(self.podman.rootfs().join("www/index.html"), "hello").unwrap();
-        let flags = format!("--network blue {flags}");
+        let flags = format!("--network {network} {flags}");
         self.podman
             .start(name, &flags, "/bin/httpd -f -p 80 -h /www")
             .unwrap();
+        self.wait_serving(name);
+    }
+
+    /// Waits until a container gets its own page: podman has it started before its program listens.
+    fn wait_serving(&self, name: &str) {
+        let deadline = Instant::now() + MINUTE;
+        while !self.reaches(name, "127.0.0.1") {
+            assert!(Instant::now() < deadline, "{name} doesn't serve");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// A container's IPv4 and IPv6 address, as podman knows them from the plugin.
@@ -302,11 +316,7 @@ fn chains_with_the_reference_plugins_hold() {
         later["capabilities"] = json!({});
         world.add_network("both", &[bridge, later]);
 
-        world
-            .podman
-            .start("first", "--network tuned", "/bin/httpd -f -p 80 -h /www")
-            .unwrap();
-        fs::write(world.podman.rootfs().join("www/index.html"), "hello").unwrap();
+        world.start_web_on("tuned", "first", "");
         let backlog = world
             .podman
             .run("exec first /bin/cat /proc/sys/net/core/somaxconn");
