@@ -5,6 +5,7 @@
 //! place that says which tier a test belongs to; plain `cargo test` shows it. Nothing is ever
 //! counted as passed that did not run.
 
+mod arm;
 mod fuzz;
 mod harness;
 mod host_state;
@@ -95,6 +96,9 @@ fn run_tier(tier: Tier, filters: &[String]) -> Result<Tally> {
     }
     if tier == Tier::Fuzz {
         return fuzz::run(filters);
+    }
+    if tier == Tier::Arm {
+        return arm::run(filters);
     }
     let before = host_state::HostState::read()?;
     let mut tally = harness::run_ignored(tier, filters)?;

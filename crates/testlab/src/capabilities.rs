@@ -67,6 +67,34 @@ pub fn missing_for_systemd() -> Option<String> {
     missing_for_qemu().or_else(|| missing_programs(&["mkfs.ext4", "tar", "strip"]))
 }
 
+/// Why tests on emulated ARM can't run here. Of Rust's own part only whoever builds knows.
+#[must_use]
+pub fn missing_for_arm() -> Option<String> {
+    let programs = [
+        "qemu-system-aarch64",
+        "aarch64-linux-gnu-gcc",
+        "aarch64-linux-gnu-strip",
+    ];
+    // Nothing else needs them, so `cargo xtask setup` doesn't install them.
+    let is_missing = !programs.into_iter().all(command::is_on_path);
+    let missing = is_missing.then(|| {
+        "`apt-get install --no-install-recommends gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
+         qemu-system-arm` installs what it needs"
+            .to_owned()
+    });
+    missing.or_else(|| {
+        missing_programs(&[
+            "busybox",
+            "dpkg",
+            "apt-get",
+            "xz",
+            "tar",
+            "mkfs.ext4",
+            "debugfs",
+        ])
+    })
+}
+
 /// Why tests with Firecracker can't run here.
 #[must_use]
 pub fn missing_for_firecracker() -> Option<String> {

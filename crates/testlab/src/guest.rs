@@ -3,7 +3,8 @@
 //! Every guest gets the same addresses from the same initramfs ([`initramfs`]), as clones of one
 //! snapshot do. [`user_mode_linux`] runs many of them as plain processes; [`qemu`] boots one, saves it
 //! and restores any number copy-on-write; [`firecracker`] does the same where it is installed.
-//! [`systemd`] boots a whole Debian to try units in; [`machine`] runs a test on another kernel.
+//! [`systemd`] boots a whole Debian to try units in; [`machine`] runs a test on another kernel, [`arm`] on another
+//! processor.
 //! [`vsock`] has guests without any network, which do what [`agent`] says on a serial line.
 //! [`kernel`] fetches kernels for QEMU once, without installing them. [`web`] talks to the guests'
 //! web server.
@@ -12,6 +13,8 @@
 //! works because of what is outside of it.
 
 pub mod agent;
+mod apt;
+pub mod arm;
 mod console;
 pub mod cpio;
 mod emulation;
@@ -22,6 +25,7 @@ pub mod machine;
 mod python;
 pub mod qemu;
 pub mod qmp;
+mod root_disk;
 pub mod systemd;
 pub mod user_mode_linux;
 pub mod vsock;

@@ -28,10 +28,11 @@ use super::{
 use crate::{command, workspace};
 
 /// A test executable that cargo built.
-struct Executable {
-    path: PathBuf,
+pub(super) struct Executable {
+    pub(super) path: PathBuf,
     package_folder: PathBuf,
-    label: String,
+    /// Its source, from the workspace's root.
+    pub(super) label: String,
 }
 
 /// Runs the tests that need nothing.
@@ -46,7 +47,7 @@ pub(crate) fn run_cargo_test(filters: &[String], deadline: Duration) -> Result<T
 
 /// Runs the ignored tests that belong to a tier.
 pub(crate) fn run_ignored(tier: Tier, filters: &[String]) -> Result<Tally> {
-    let executables = build()?;
+    let executables = test_executables(&build_tests(&[])?)?;
     // What the build takes is not the tests' time.
     let end = Instant::now() + tier.deadline();
     let mut tally = Tally::default();
@@ -71,26 +72,32 @@ pub(crate) fn run_ignored(tier: Tier, filters: &[String]) -> Result<Tally> {
     Ok(tally)
 }
 
-/// Builds every test executable of the workspace and tells where they are.
-fn build() -> Result<Vec<Executable>> {
-    let text = command::cargo([
+/// Builds every test executable of the workspace, and the executables that they start; returns what cargo says of each.
+pub(super) fn build_tests(more: &[(&str, &str)]) -> Result<Vec<Value>> {
+    let mut cargo = command::cargo([
         "test",
         "--workspace",
         "--locked",
         "--no-run",
         "--message-format",
         "json-render-diagnostics",
-    ])
-    .output()?;
-    let messages = text
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).context("reading what cargo built"));
+    ]);
+    for (name, value) in more {
+        cargo = cargo.env(name, value);
+    }
+    let text = cargo.output()?;
+    text.lines()
+        .map(|line| serde_json::from_str(line).context("reading what cargo built"))
+        .collect()
+}
+
+/// The test executables among what cargo built.
+pub(super) fn test_executables(built: &[Value]) -> Result<Vec<Executable>> {
     let mut executables = Vec::new();
-    for message in messages {
-        let message = message?;
+    for message in built {
         let is_test = message["profile"]["test"].as_bool() == Some(true);
         if let (true, Some(path)) = (is_test, message["executable"].as_str()) {
-            executables.push(Executable::from_message(&message, path)?);
+            executables.push(Executable::from_message(message, path)?);
         }
     }
     Ok(executables)
@@ -191,12 +198,16 @@ pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Re
         .with_context(|| format!("starting {label}"))?;
     let lines = lines_of(&mut child);
     let (mut tally, mut results) = (Tally::default(), Results::default());
+    let mut has_result = false;
     loop {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 println!("{line}");
                 match results.read(&line) {
-                    Some(Said::Result(counts)) => tally += counts,
+                    Some(Said::Result(counts)) => {
+                        has_result = true;
+                        tally += counts;
+                    }
                     Some(Said::Failed(name)) => tally.failures.push(format!("{label}: {name}")),
                     None => {}
                 }
@@ -218,6 +229,9 @@ pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Re
     if !status.success() && tally.failed == 0 {
         tally.fail(format!("{label}: {status}"));
     }
+    if (results.are_awaited() || !has_result) && tally.failed == 0 {
+        tally.fail(format!("{label}: ended before its tests did"));
+    }
     Ok(tally)
 }
 
@@ -226,7 +240,10 @@ fn lines_of(child: &mut Child) -> mpsc::Receiver<String> {
     if let Some(output) = child.stdout.take() {
         thread::spawn(move || {
             for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-                let line = String::from_utf8_lossy(&line).into_owned();
+                // A guest's console ends lines as terminals do.
+                let line = String::from_utf8_lossy(&line)
+                    .trim_end_matches('\r')
+                    .to_owned();
                 if sender.send(line).is_err() {
                     break;
                 }
@@ -264,6 +281,15 @@ mod tests {
     fn a_test_program_that_crashes_counts_as_failed() {
         let tally = run_watched(shell("kill -9 $$"), "script", soon()).unwrap();
         assert_eq!((tally.passed, tally.failed), (0, 1));
+    }
+
+    /// As a guest does whose kernel panics: QEMU ends well.
+    #[test]
+    fn a_test_program_that_ends_well_without_a_result_counts_as_failed() {
+        for script in ["true", "echo 'running 2 tests'; echo 'test a ... ok'"] {
+            let tally = run_watched(shell(script), "script", soon()).unwrap();
+            assert_eq!((tally.passed, tally.failed), (0, 1), "{script}");
+        }
     }
 
     #[test]

@@ -61,6 +61,11 @@ impl Results {
         running.failed += 1;
         Some(Said::Failed(name.to_owned()))
     }
+
+    /// Whether a program has begun its tests, and no result has come.
+    pub(super) fn are_awaited(&self) -> bool {
+        self.running.is_some()
+    }
 }
 
 /// Reads a line such as `running 3 tests`.
@@ -185,6 +190,17 @@ mod tests {
             failures:
             test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.10s";
         assert_eq!(read(text), (0, 1, vec!["a".to_owned()]));
+    }
+
+    #[test]
+    fn a_program_that_ends_without_a_result_is_told() {
+        let mut results = Results::default();
+        assert!(!results.are_awaited());
+        results.read("running 1 test");
+        results.read("test a ... ok");
+        assert!(results.are_awaited());
+        results.read("test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
+        assert!(!results.are_awaited());
     }
 
     #[test]

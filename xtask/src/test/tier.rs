@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sandwire_testlab::capabilities;
 
+use super::arm;
 use crate::command;
 
 /// A group of tests that need the same things.
@@ -23,11 +24,13 @@ pub(crate) enum Tier {
     Firecracker,
     /// Needs root and the program of CNI's reference library.
     Cnitool,
+    /// Needs Rust's target for 64-bit ARM, a cross compiler and QEMU: some tests of `netns` on an emulated machine.
+    Arm,
 }
 
 impl Tier {
     /// Every tier, in the order in which they run.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Unit,
         Self::Fuzz,
         Self::Netns,
@@ -35,6 +38,7 @@ impl Tier {
         Self::Guest,
         Self::Firecracker,
         Self::Cnitool,
+        Self::Arm,
     ];
 
     /// The tier's name on the command line and in reasons of `#[ignore]`.
@@ -47,6 +51,7 @@ impl Tier {
             Self::Guest => "guest",
             Self::Firecracker => "firecracker",
             Self::Cnitool => "cnitool",
+            Self::Arm => "arm",
         }
     }
 
@@ -59,6 +64,7 @@ impl Tier {
             Self::Netns => 30,
             Self::Container | Self::Firecracker | Self::Cnitool => 10,
             Self::Guest => 25,
+            Self::Arm => 45,
         };
         Duration::from_secs(60 * minutes)
     }
@@ -69,10 +75,10 @@ impl Tier {
         matches!(self, Self::Guest | Self::Firecracker).then_some(1)
     }
 
-    /// Whether it can be had wherever the rest can: no package of Debian has Firecracker or cnitool. Unless it is named,
-    /// such a tier may be missing even where all are required.
+    /// Whether it can be had wherever the rest can: no package of Debian has Firecracker, cnitool or Rust's other targets.
+    /// Unless it is named, such a tier may be missing even where all are required.
     pub(crate) fn is_for_all(self) -> bool {
-        !matches!(self, Self::Firecracker | Self::Cnitool)
+        !matches!(self, Self::Firecracker | Self::Cnitool | Self::Arm)
     }
 
     /// Why the tier cannot run here, if it can't.
@@ -87,6 +93,7 @@ impl Tier {
                 .or_else(capabilities::missing_for_systemd),
             Self::Firecracker => capabilities::missing_for_firecracker(),
             Self::Cnitool => capabilities::missing_for_cnitool(),
+            Self::Arm => capabilities::missing_for_arm().or_else(arm::missing_target),
         }
     }
 }

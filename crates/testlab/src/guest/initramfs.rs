@@ -69,7 +69,12 @@ pub(super) fn add_modules(archive: &mut Archive, modules: &[PathBuf]) -> Result<
 
 /// An archive with busybox and the folders that a system needs.
 pub(super) fn base() -> Result<Archive> {
-    let busybox = fs::read("/bin/busybox").context("read busybox (package busybox-static)")?;
+    base_with(Path::new("/bin/busybox"))
+}
+
+/// Like [`base`], with another busybox.
+pub(super) fn base_with(busybox: &Path) -> Result<Archive> {
+    let busybox = fs::read(busybox).context("read busybox (package busybox-static)")?;
     // A dynamically linked one names its loader; in an initramfs it would not start.
     let needs_loader = busybox
         .windows(10)

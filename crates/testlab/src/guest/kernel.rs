@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::fs::{FlockOperation, flock};
 
-use super::cache_folder;
+use super::{apt::Apt, cache_folder};
 use crate::command;
 
 /// A series of kernels that the product must work on.
@@ -66,7 +66,8 @@ impl Kernel {
         let _lock = lock(&cache)?;
         let root = cache.join("kernel");
         if !root.join(COMPLETE).exists() {
-            download(&Apt::own(), &cache, &root).context("fetch a kernel for QEMU guests")?;
+            download(&Apt::own(), PACKAGE, &cache, &root)
+                .context("fetch a kernel for QEMU guests")?;
         }
         Self::unpacked(&root)
     }
@@ -86,7 +87,8 @@ impl Kernel {
         if !root.join(COMPLETE).exists() {
             let attempts = series.suites().iter().map(|suite| {
                 let apt = Apt::of_suite(&cache, suite)?;
-                download(&apt, &cache, &root).with_context(|| format!("ask the suite {suite}"))
+                download(&apt, PACKAGE, &cache, &root)
+                    .with_context(|| format!("ask the suite {suite}"))
             });
             first_success(attempts)
                 .with_context(|| format!("fetch a kernel of the series {}", series.version()))?;
@@ -99,6 +101,21 @@ impl Kernel {
             series.version()
         );
         Ok(kernel)
+    }
+
+    /// The kernel for 64-bit ARM of the machine's own release; fetches it first if there is none.
+    ///
+    /// # Errors
+    /// If apt can't deliver it.
+    pub(super) fn fetch_arm() -> Result<Self> {
+        let cache = cache_folder()?;
+        let _lock = lock(&cache)?;
+        let root = cache.join("kernel-arm64");
+        if !root.join(COMPLETE).exists() {
+            download(&Apt::of_arm(&cache)?, ARM_PACKAGE, &cache, &root)
+                .context("fetch a kernel for ARM guests")?;
+        }
+        Self::unpacked(&root)
     }
 
     /// Its version, as `uname -r` prints it.
@@ -150,6 +167,7 @@ impl Kernel {
 /// File that says that a folder of the cache is whole.
 const COMPLETE: &str = "complete";
 const PACKAGE: &str = "linux-image-cloud-amd64";
+const ARM_PACKAGE: &str = "linux-image-cloud-arm64";
 
 fn lock(cache: &Path) -> Result<File> {
     let lock = File::create(cache.join("kernel.lock")).context("lock the guest cache")?;
@@ -168,62 +186,7 @@ fn first_success<T>(attempts: impl Iterator<Item = Result<T>>) -> Result<T> {
     Err(last)
 }
 
-/// apt with the machine's own lists, or with those of another suite of the same mirror.
-struct Apt {
-    options: Vec<String>,
-}
-
-impl Apt {
-    fn own() -> Self {
-        Self {
-            options: vec!["-oAPT::Sandbox::User=root".to_owned()],
-        }
-    }
-
-    /// Prepares the lists of a suite. Which keys it is trusted by is the machine's own affair.
-    fn of_suite(cache: &Path, suite: &str) -> Result<Self> {
-        let folder = cache.join(format!("apt-{suite}"));
-        fs::create_dir_all(folder.join("lists/partial")).context("prepare apt's lists")?;
-        let sources = folder.join("sources.list");
-        fs::write(&sources, format!("deb {} {suite} main\n", mirror()?))
-            .with_context(|| format!("write {}", sources.display()))?;
-        let mut apt = Self::own();
-        apt.options.extend([
-            format!("-oDir::Etc::sourcelist={}", sources.display()),
-            "-oDir::Etc::sourceparts=/dev/null".to_owned(),
-            format!("-oDir::State::lists={}", folder.join("lists").display()),
-            format!("-oDir::Cache={}", folder.display()),
-        ]);
-        Ok(apt)
-    }
-
-    fn command(&self, program: &str) -> Command {
-        let mut command = Command::new(program);
-        command.arg("-q").args(&self.options);
-        command
-    }
-}
-
-/// Where the machine gets the main packages of its own release from.
-fn mirror() -> Result<String> {
-    let release = fs::read_to_string("/etc/os-release").context("find this machine's release")?;
-    let codename = release
-        .lines()
-        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
-        .context("/etc/os-release names no release")?;
-    let targets = command::output_of(
-        Command::new("apt-get")
-            .args(["indextargets", "--format"])
-            .arg("$(RELEASE) $(COMPONENT) $(REPO_URI)")
-            .arg("Created-By: Packages"),
-    )?;
-    let wanted = format!("{} main ", codename.trim_matches('"'));
-    let mirror = targets.lines().find_map(|line| line.strip_prefix(&wanted));
-    let mirror = mirror.with_context(|| format!("apt has no packages of '{codename}'"))?;
-    Ok(mirror.to_owned())
-}
-
-fn download(apt: &Apt, cache: &Path, root: &Path) -> Result<()> {
+fn download(apt: &Apt, package: &str, cache: &Path, root: &Path) -> Result<()> {
     let fresh = cache.join("kernel.new");
     for folder in [&fresh, root] {
         if folder.exists() {
@@ -231,29 +194,22 @@ fn download(apt: &Apt, cache: &Path, root: &Path) -> Result<()> {
         }
     }
     fs::create_dir(&fresh).context("create the guest cache")?;
-    let attempt = || -> Result<()> {
+    apt.with_lists(|| {
         let depends =
             command::output_of(
                 apt.command("apt-cache")
-                    .args(["depends", "--important", PACKAGE]),
+                    .args(["depends", "--important", package]),
             )?;
         let image = depends
             .lines()
             .filter_map(|line| line.trim().strip_prefix("Depends: "))
             .find(|name| name.starts_with("linux-image-"))
-            .with_context(|| format!("apt knows no package {PACKAGE}"))?;
-        command::output_of(
-            apt.command("apt-get")
-                .args(["download", image])
-                .current_dir(&fresh),
-        )?;
+            .with_context(|| format!("apt knows no package {package}"))?;
+        let mut download = apt.command("apt-get");
+        download.args(["download", image]).current_dir(&fresh);
+        command::output_of(&mut download)?;
         Ok(())
-    };
-    if attempt().is_err() {
-        // The package lists are missing or too old.
-        command::output_of(apt.command("apt-get").arg("update"))?;
-        attempt()?;
-    }
+    })?;
     let package = only_entry(&fresh)?;
     command::output_of(Command::new("dpkg").arg("-x").arg(&package).arg(&fresh))?;
     fs::remove_file(&package).context("remove the kernel's package")?;

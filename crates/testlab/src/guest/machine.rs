@@ -111,7 +111,7 @@ const PROGRAMS: &[&str] = &[
 const USERS: &[u8] = b"root:x:0:0::/root:/bin/sh\ntcpdump:x:100:100::/:/bin/false\n";
 
 /// What the product and its tests need of the kernel.
-const MODULES: &[&str] = &[
+pub(super) const MODULES: &[&str] = &[
     "tun",
     "veth",
     "bridge",
