@@ -64,11 +64,13 @@ pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
         Ok(lane) => {
             lanes.push(lane);
             lanes.push(Lane::start_beside("host_beside_several", &several)?);
-            receive(extent, &several, record)?;
+            if let Err(error) = receive(extent, &several, record) {
+                record.not_run("identity_several_receives", &format!("{error:#}"));
+            }
         }
         Err(error) => record.not_run("identity_several", &format!("{error:#}")),
     }
-    exchange(extent, &mut lanes, record)
+    exchange(extent, lanes, record)
 }
 
 /// A server, and who is beyond the wire.
@@ -77,6 +79,8 @@ struct Lane {
     target: SocketAddr,
     server: Caller,
     beyond: Caller,
+    /// What a datagram took in each round so far, in microseconds.
+    times: Vec<f64>,
 }
 
 impl Lane {
@@ -100,6 +104,7 @@ impl Lane {
             target,
             server: Caller::start(server, row)?,
             beyond: Caller::start(place.client_command(&format!("datagrams {port}"))?, row)?,
+            times: Vec::new(),
         };
         lane.wait()?;
         Ok(lane)
@@ -135,35 +140,47 @@ impl Lane {
     }
 }
 
-/// Batches of all rows, in turn.
-fn exchange(extent: &Extent, lanes: &mut [Lane], record: &mut Record) -> Result<()> {
+/// Batches of all rows, in turn. A row that loses a datagram takes part no more, and the record says so: what an identity
+/// costs is known although one of several addresses lost something. All are compared with the first.
+fn exchange(extent: &Extent, mut lanes: Vec<Lane>, record: &mut Record) -> Result<()> {
     let rounds = rounds(extent);
     for way in WAYS {
         let step = Step::begin(&format!("datagrams {way}"), rounds);
-        let metric = format!("datagram_{way}_us");
-        let mut added: Vec<Vec<f64>> = vec![Vec::new(); lanes.len()];
+        for lane in &mut lanes {
+            lane.times.clear();
+        }
         for round in 0..rounds {
-            let mut times = vec![0.0; lanes.len()];
             let mut order: Vec<usize> = (0..lanes.len()).collect();
             // Who comes first has a warmer or a colder cache: that must not always be the same one.
             order.rotate_left(round as usize % lanes.len());
             for place in order {
                 let lane = &mut lanes[place];
-                times[place] = lane.batch(way)?;
-                record.add(lane.row, &metric, "us", &[times[place]]);
+                match lane.batch(way) {
+                    Ok(time) => lane.times.push(time),
+                    Err(error) if place > 0 => record.not_run(lane.row, &format!("{error:#}")),
+                    Err(error) => return Err(error),
+                }
             }
-            for (added, time) in added.iter_mut().zip(&times) {
-                added.push(time - times[0]);
-            }
+            lanes.retain(|lane| lane.times.len() > round as usize);
             step.at(round);
         }
-        for (lane, added) in lanes.iter().zip(&added).skip(1) {
-            let name = format!("{}_datagram_{way}_added_us", lane.row);
-            record.add("by_round", &name, "us", added);
-            record.insert_ratio(&name, median(added).unwrap_or(f64::NAN));
-        }
+        compare(way, &lanes, record);
     }
     Ok(())
+}
+
+/// What each row adds to the first, round by round.
+fn compare(way: &str, lanes: &[Lane], record: &mut Record) {
+    for lane in lanes {
+        record.add(lane.row, &format!("datagram_{way}_us"), "us", &lane.times);
+    }
+    for lane in &lanes[1..] {
+        let pairs = lane.times.iter().zip(&lanes[0].times);
+        let added: Vec<f64> = pairs.map(|(own, first)| own - first).collect();
+        let name = format!("{}_datagram_{way}_added_us", lane.row);
+        record.add("by_round", &name, "us", &added);
+        record.insert_ratio(&name, median(&added).unwrap_or(f64::NAN));
+    }
 }
 
 /// From a server's `bind` on the wildcard until it has the first of the datagrams that come to a further address all the time.
