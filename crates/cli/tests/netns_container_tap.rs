@@ -79,6 +79,8 @@ fn guest_in(world: &World, space: &Namespace) -> (Value, FakeGuest) {
     let lease = world.daemon.json(&line).unwrap();
     assert_eq!(lease["attached"]["tap"], json!({"name": "tap0"}));
     let guest = FakeGuest::attach_as(&space.path(), "tap0", network_of(&lease)).unwrap();
+    let link = space.run("ip -o link show tap0").unwrap();
+    assert!(link.contains(" qdisc noqueue "), "{link}");
     (lease, guest)
 }
 

@@ -15,7 +15,7 @@ use sandwire_kernel_net::{
     interface::{self, Change, Interface, InterfaceIndex},
     netlink::{Request, Socket},
     tap,
-    tc::Hook,
+    tc::{self, Hook},
 };
 
 use crate::{
@@ -126,10 +126,11 @@ fn libc_ebusy() -> i32 {
     rustix::io::Errno::BUSY.raw_os_error()
 }
 
-/// MTU, room and raised, in one request.
+/// MTU, room and raised, in one request; no queue but the TAP's own, which takes whatever it is given.
 fn raise(taps: &[DivertedTap; 2], mtu: u32) -> Result<(), Error> {
     let mut request = Request::new();
     for tap in taps {
+        tc::add_noqueue(&mut request, tap.index);
         let change = Change {
             name: &tap.name,
             index: Some(tap.index),

@@ -30,6 +30,8 @@ const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 const QDISC_HANDLE: u32 = 0xffff_0000;
 /// Where ingress and clsact qdiscs are attached.
 const QDISC_PARENT: u32 = 0xffff_fff1;
+/// Where the qdisc is attached that an interface sends by.
+const ROOT: u32 = 0xffff_ffff;
 const HEADER: usize = 20;
 /// All protocols, in network order.
 const PROTOCOL_ALL: u16 = narrow(libc::ETH_P_ALL).to_be();
@@ -54,18 +56,29 @@ impl Hook {
 
 /// Adds an ingress qdisc, for filters on the way in only.
 pub fn add_ingress(request: &mut Request, interface: InterfaceIndex) {
-    add_qdisc(request, interface, "ingress");
+    add_qdisc(request, interface, (QDISC_HANDLE, QDISC_PARENT), "ingress");
 }
 
 /// Adds a clsact qdisc: filters on the way in and on the way out.
 pub fn add_clsact(request: &mut Request, interface: InterfaceIndex) {
-    add_qdisc(request, interface, "clsact");
+    add_qdisc(request, interface, (QDISC_HANDLE, QDISC_PARENT), "clsact");
 }
 
-fn add_qdisc(request: &mut Request, interface: InterfaceIndex, kind: &str) {
+/// Has an interface that is down send without a queue, instead of the one that the kernel adds when it first has a carrier
+/// (`net.core.default_qdisc`, one for each of its queues).
+pub fn add_noqueue(request: &mut Request, interface: InterfaceIndex) {
+    add_qdisc(request, interface, (0, ROOT), "noqueue");
+}
+
+fn add_qdisc(
+    request: &mut Request,
+    interface: InterfaceIndex,
+    (handle, parent): (u32, u32),
+    kind: &str,
+) {
     let object = format!("{kind} qdisc on interface {interface}");
     request.message((libc::RTM_NEWQDISC, CREATE), "create", object, |message| {
-        message.raw(&header(interface, QDISC_HANDLE, QDISC_PARENT, 0));
+        message.raw(&header(interface, handle, parent, 0));
         message.put_text(TCA_KIND, kind);
     });
 }

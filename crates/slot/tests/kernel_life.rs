@@ -93,6 +93,7 @@ fn a_slot_comes_and_goes_without_trace() {
             let link = in_slot(slot, "ip -d -o link show vmtap0");
             assert!(link.contains("tun type tap"), "{link}");
             assert!(link.contains("02:73:77:00:00:01"), "{link}");
+            assert!(link.contains(" qdisc noqueue "), "{link}");
             let addresses = in_slot(slot, "ip -o address show dev vmtap0");
             for address in [
                 "192.168.241.1 peer 192.168.241.2/32",
@@ -382,6 +383,8 @@ fn what_somebody_breaks_is_seen_and_repaired() {
             assert_eq!(network.inspect(slot).defects, [], "after {object}");
             let guest = FakeGuest::attach(slot.netns_path().as_ref(), "vmtap0").unwrap();
             reach(lab, clone_address);
+            let link = inside("ip -o link show vmtap0");
+            assert!(link.contains(" qdisc noqueue "), "after {object}: {link}");
             guest.detach().unwrap();
         }
         lab.run(&format!("ip netns delete {}", slot.netns_name));
@@ -512,6 +515,12 @@ fn a_process_with_a_multi_queue_tap_is_named() {
         )
         .unwrap();
         assert_eq!(ready, "open\n");
+        let queues = in_slot(&slots[0], "tc qdisc show dev vmtap0");
+        assert!(queues.contains("qdisc noqueue "), "{queues}");
+        assert!(
+            !queues.contains(" parent :"),
+            "none of each queue: {queues}"
+        );
         let known = || {
             let addresses = in_slot(&slots[0], "ip -o address show dev vmtap0");
             addresses + &in_slot(&slots[0], "ip neigh show dev vmtap0 nud permanent")

@@ -193,11 +193,15 @@ impl Build<'_> {
                 for attachment in interfaces::attachments_inside(slot) {
                     attachment.add(&mut request, &ebpf.datapath);
                 }
+                filters::spare_queues(&mut request, interfaces::tap_indexes(slot));
                 Ok(())
             })?;
         }
         let qdiscs = match self.ebpf.is_none() && worker.has_qdiscs {
-            true => filters::prepare(&mut request, interfaces::indexes_inside(slot)),
+            true => {
+                filters::prepare(&mut request, [interfaces::UPLINK])
+                    + filters::prepare_taps(&mut request, interfaces::tap_indexes(slot))
+            }
             false => 0,
         };
         self.step(BuildStep::Addresses, || {

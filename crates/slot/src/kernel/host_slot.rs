@@ -18,7 +18,7 @@ use super::{
     Worker,
     build::{Build, BuildStep},
     ebpf::Ebpf,
-    filters::Attachment,
+    filters::{self, Attachment},
     interfaces::tap_options,
     withdraw,
 };
@@ -118,6 +118,7 @@ fn configure(request: &mut Request, slot: &SlotPlan, nic: usize, index: Interfac
         ..Change::default()
     };
     change.apply(request);
+    filters::spare_queues(request, [index]);
 }
 
 fn raise(request: &mut Request, slot: &SlotPlan, nic: usize, index: InterfaceIndex) {

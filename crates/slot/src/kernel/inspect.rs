@@ -555,7 +555,7 @@ fn restore_tap(
     interfaces::create_tap(slot, nic)?;
     let mut request = Request::new();
     let qdiscs = match worker.has_qdiscs {
-        true => filters::prepare(&mut request, [interfaces::tap_index(nic)]),
+        true => filters::prepare_taps(&mut request, [interfaces::tap_index(nic)]),
         false => 0,
     };
     interfaces::configure_tap(&mut request, slot, nic);

@@ -244,16 +244,14 @@ pub(super) fn remove_host_routes(
     failed.map_or(Ok(()), |(_, error)| Err(error.into()))
 }
 
-/// Numbers of the interfaces inside a slot's namespace that programs may sit on.
-pub(super) fn indexes_inside(slot: &SlotPlan) -> impl Iterator<Item = InterfaceIndex> {
-    [UPLINK]
-        .into_iter()
-        .chain((0..slot.nics.len()).map(tap_index))
+/// Numbers of the TAPs inside a slot's namespace.
+pub(super) fn tap_indexes(slot: &SlotPlan) -> impl Iterator<Item = InterfaceIndex> + use<> {
+    (0..slot.nics.len()).map(tap_index)
 }
 
 /// The programs inside a slot's namespace: on the TAPs, and on the veth's end.
 pub(super) fn attachments_inside(slot: &SlotPlan) -> Vec<Attachment> {
-    let taps = (0..slot.nics.len()).map(|nic| Attachment::tap(tap_index(nic)));
+    let taps = tap_indexes(slot).map(Attachment::tap);
     [Attachment::uplink(UPLINK, slot)]
         .into_iter()
         .chain(taps)

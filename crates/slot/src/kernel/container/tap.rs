@@ -23,7 +23,7 @@ use crate::{
         Worker,
         build::{Build, BuildStep, Unhindered},
         ebpf::Ebpf,
-        filters::{Attachment, Found},
+        filters::{self, Attachment, Found},
     },
     plan::{NicPlan, SlotPlan},
 };
@@ -112,6 +112,7 @@ impl<'a> Beside<'a> {
             ..Change::default()
         };
         settings.apply(&mut request);
+        filters::spare_queues(&mut request, [found.index]);
         route.execute(request)?;
         Ok((Some(opened), found.index))
     }
