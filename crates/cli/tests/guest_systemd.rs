@@ -40,6 +40,16 @@ say tap "$(/bin/ip netns exec $netns /bin/ip -o link show vmtap0 | cut -d ' ' -f
 say file "$(nsenter --net=/run/netns/$netns /bin/ip -o link show uplink0 | cut -d ' ' -f 2 | cut -d @ -f 1)"
 say host-table "$(nft list tables | grep -c 'inet sandwire-default')"
 
+# Interfaces of the host's own, which its udevd gets to as well.
+sandwire pool create apart --kind host --size 10 --ipv4 10.65.0.0/24 --ipv6 fd00:c10e:1::/64 --wait
+udevadm settle
+say udevd "$(systemctl is-active systemd-udevd)"
+say shared-mac "$(/bin/ip -o link show type bridge | grep -o 'link/ether [0-9a-f:]*')"
+for i in $(seq 10); do sandwire acquire apart apart-$i; done
+say taps "$(for i in $(seq 10); do sandwire --json show apart-$i; done | tr -d ' ' | grep -o '"used":"[a-z]*"' | sort | uniq -c | tr -s ' ')"
+for i in $(seq 10); do sandwire release apart-$i; done
+sandwire pool delete apart
+
 say vsock-active "$(systemctl is-active sandwire-vsock)"
 vsock=$(vsock_pid)
 sandwire acquire web two --vsock
@@ -126,6 +136,9 @@ fn the_units_work_under_their_own_settings() {
         assert_eq!(check("tap"), "vmtap0:", "not seen by `ip netns exec`");
         assert_eq!(check("file"), "uplink0", "not seen by nsenter");
         assert_eq!(check("host-table"), "1");
+        assert_eq!(check("udevd"), "active");
+        assert_eq!(check("shared-mac"), "link/ether 02:73:77:68:00:01");
+        assert_eq!(check("taps"), "10 \"used\":\"unused\"");
         assert_eq!(check("vsock-active"), "active");
         assert_eq!(check("vsock-socket"), "1");
         assert_eq!(check("vsock-listed"), "1");

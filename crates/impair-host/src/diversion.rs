@@ -103,7 +103,7 @@ impl Making<'_> {
             group: None,
         };
         let opened = tap::create_transient(&name, None, options).map_err(|error| {
-            if error.errno() == Some(libc_ebusy()) {
+            if error.is_existing() {
                 return Error::Diverted {
                     target: self.target.clone(),
                     tap: name.clone(),
@@ -120,10 +120,6 @@ impl Making<'_> {
             index: found.index,
         })
     }
-}
-
-fn libc_ebusy() -> i32 {
-    rustix::io::Errno::BUSY.raw_os_error()
 }
 
 /// MTU, room and raised, in one request; no queue but the TAP's own, which takes whatever it is given.

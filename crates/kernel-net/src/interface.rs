@@ -177,12 +177,15 @@ impl InterfacePair<'_> {
     }
 }
 
-/// Creates a bridge without ports, which stays down until a [`Change`] raises it.
-pub fn create_bridge(request: &mut Request, name: &str) {
+/// Creates a bridge without ports, which stays down until a [`Change`] raises it; without a MAC it gets a random one.
+pub fn create_bridge(request: &mut Request, name: &str, mac: Option<Mac>) {
     let object = format!("bridge {name}");
     request.message((libc::RTM_NEWLINK, CREATE), "create", object, |message| {
         message.raw(&header(0, None));
         message.put_text(libc::IFLA_IFNAME, name);
+        if let Some(mac) = mac {
+            message.put(libc::IFLA_ADDRESS, &mac);
+        }
         message.nest(libc::IFLA_LINKINFO, |info| {
             info.put_text(libc::IFLA_INFO_KIND, "bridge")
         });

@@ -50,7 +50,7 @@ pub fn create(name: &str, index: Option<InterfaceIndex>, options: Options) -> Re
 /// called: what a crash leaves half made is not there.
 ///
 /// # Errors
-/// The kernel refuses; the TAP is then not there.
+/// An interface of that name is there ([`Error::is_existing`]), and stays as it is; or the kernel refuses, and the TAP is not there.
 pub fn create_transient(
     name: &str,
     index: Option<InterfaceIndex>,
@@ -64,7 +64,13 @@ pub fn create_transient(
         check(unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFINDEX, &raw const index) })
             .map_err(failed)?;
     }
-    attach(&device, name, options).map_err(failed)?;
+    attach(&device, name, options, libc::IFF_TUN_EXCL).map_err(|error| {
+        // By EBUSY the kernel says that there is an interface of that name (`tun_set_iff`), as by EEXIST elsewhere.
+        failed(match error.raw_os_error() {
+            Some(libc::EBUSY) => io::Error::from_raw_os_error(libc::EEXIST),
+            _ => error,
+        })
+    })?;
     if let Some(owner) = options.owner {
         set_number(&device, libc::TUNSETOWNER, owner).map_err(failed)?;
     }
@@ -160,7 +166,7 @@ impl From<Opened> for OwnedFd {
 pub fn open(name: &str, options: Options) -> Result<Option<Opened>, Error> {
     let failed = |source| Error::system("open", format!("tap {name}"), source);
     let device = open_device().map_err(failed)?;
-    match attach(&device, name, options) {
+    match attach(&device, name, options, 0) {
         Ok(()) => Ok(Some(Opened(device))),
         Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(None),
         Err(error) => Err(failed(error)),
@@ -198,11 +204,12 @@ fn open_device() -> io::Result<File> {
         .open(DEVICE)
 }
 
-fn attach(device: &File, name: &str, options: Options) -> io::Result<()> {
+/// `mode` adds to the flags.
+fn attach(device: &File, name: &str, options: Options, mode: libc::c_int) -> io::Result<()> {
     if name.is_empty() || name.len() > NAME_LENGTH_MAX {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
     }
-    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI;
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | mode;
     if options.vnet_header {
         flags |= libc::IFF_VNET_HDR;
     }
@@ -214,7 +221,9 @@ fn attach(device: &File, name: &str, options: Options) -> io::Result<()> {
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    request.ifr_ifru.ifru_flags = libc::c_short::try_from(flags).expect("TUN flags fit a short");
+    // All 16 bits are flags; the highest is IFF_TUN_EXCL.
+    let flags = u16::try_from(flags).expect("TUN flags fit 16 bits");
+    request.ifr_ifru.ifru_flags = libc::c_short::from_ne_bytes(flags.to_ne_bytes());
     // SAFETY: TUNSETIFF reads and writes one ifreq through the pointer, which outlives the call.
     check(unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETIFF, &raw mut request) })
 }

@@ -44,11 +44,11 @@ fn of_many_messages_the_one_that_failed_is_named_in_the_kernel_s_words() {
         let mut socket = Socket::route().unwrap();
         let mut request = Request::new();
         for name in ["one", "two"] {
-            interface::create_bridge(&mut request, name);
+            interface::create_bridge(&mut request, name, None);
         }
         let nowhere = Target::Interface(InterfaceIndex(4711));
         Route::new("10.9.0.0/16".parse().unwrap(), nowhere).add(&mut request);
-        interface::create_bridge(&mut request, "three");
+        interface::create_bridge(&mut request, "three", None);
         let failures = socket.execute_all(request);
         assert_eq!(failures.len(), 1, "{failures:?}");
         assert_eq!(failures[0].0, 2);
@@ -321,7 +321,7 @@ fn thousands_of_routes_and_hundreds_of_interfaces_are_listed_in_full() {
 fn add_many(lab: &Lab, socket: &mut Socket) {
     let mut request = Request::new();
     for number in 0..300 {
-        interface::create_bridge(&mut request, &format!("many{number}"));
+        interface::create_bridge(&mut request, &format!("many{number}"), None);
     }
     socket.execute(request).unwrap();
     for part in 0..40_u8 {

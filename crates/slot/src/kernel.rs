@@ -75,6 +75,7 @@ mod redirects;
 mod settings;
 mod slot_table;
 mod switch;
+mod tap_status;
 mod tear_down;
 mod trace;
 mod uplinks;

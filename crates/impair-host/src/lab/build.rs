@@ -324,7 +324,7 @@ fn make_site(
     }
     .apply(&mut request);
     if host.switch {
-        interface::create_bridge(&mut request, BRIDGE);
+        interface::create_bridge(&mut request, BRIDGE, None);
         Change {
             name: BRIDGE,
             up: Some(true),

@@ -17,7 +17,7 @@ pub fn check(home: &Home, device: ChildDevice) -> Result<(), Error> {
     let _inside = home.unshare()?;
     let mut socket = Socket::route()?;
     let mut request = Request::new();
-    interface::create_bridge(&mut request, PARENT);
+    interface::create_bridge(&mut request, PARENT, None);
     socket.execute(request)?;
     let parent = interface::find(&mut socket, PARENT)?;
     let parent = parent.ok_or_else(|| Error::missing_interface(PARENT))?;

@@ -588,7 +588,7 @@ mod tests {
     /// An interface, and an MTU that none can have.
     fn too_long(name: &str) -> Request {
         let mut request = Request::new();
-        interface::create_bridge(&mut request, name);
+        interface::create_bridge(&mut request, name, None);
         let settings = Change {
             name,
             mtu: Some(4_000_000),

@@ -394,12 +394,14 @@ fn find_or_create_shared(instance: &str, worker: &mut Worker) -> Result<Interfac
     let existing = interface::find(&mut worker.route, &name)?;
     if let Some(interface) = existing
         && interface.alias.as_deref() == Some(&alias)
+        && interface.mac == Some(SHARED_MAC)
         && interface.is_up
     {
         return Ok(interface);
     }
     let mut request = Request::new();
-    interface::create_bridge(&mut request, &name);
+    // The host's udevd leaves it the MAC that it comes with.
+    interface::create_bridge(&mut request, &name, Some(SHARED_MAC));
     if let Err(error) = worker.route.execute(request)
         && !error.is_existing()
     {

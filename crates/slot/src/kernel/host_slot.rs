@@ -25,7 +25,7 @@ use super::{
 use crate::{
     error::NetworkError,
     network::Withdrawal,
-    plan::{SlotPlan, names},
+    plan::{NicPlan, SlotPlan, names},
 };
 
 /// TAPs that are deleted at once: the kernel holds the lock that all network configuration needs for
@@ -88,24 +88,31 @@ fn create_taps(
     worker: &mut Worker,
     slot: &SlotPlan,
 ) -> Result<Vec<(Opened, InterfaceIndex)>, NetworkError> {
-    let create = |nic: &crate::plan::NicPlan| {
-        let opened = tap::create_transient(&nic.tap, None, tap_options(slot))?;
-        let found = interface::find(&mut worker.route, &nic.tap)?
-            .ok_or_else(|| KernelError::missing_interface(&nic.tap))?;
-        // One that was there has been opened instead, and is left as it was.
-        if found.tun.is_none_or(|tun| tun.is_persistent) {
-            return Err(NetworkError::Conflict {
+    let create = |nic: &NicPlan| {
+        let opened = create_tap(slot, nic).map_err(|error| match error.is_existing() {
+            true => NetworkError::Conflict {
                 object: format!("tap {}", nic.tap),
                 with: "an interface of that name".to_owned(),
                 advice: "delete it".to_owned(),
-            });
-        }
-        opened.set_carrier(false)?;
+            },
+            false => error.into(),
+        })?;
+        let found = interface::find(&mut worker.route, &nic.tap)?
+            .ok_or_else(|| KernelError::missing_interface(&nic.tap))?;
         Ok((opened, found.index))
     };
     slot.nics.iter().map(create).collect()
 }
 
+/// Creates a TAP that goes with its builder.
+fn create_tap(slot: &SlotPlan, nic: &NicPlan) -> Result<Opened, KernelError> {
+    let opened = tap::create_transient(&nic.tap, None, tap_options(slot))?;
+    opened.set_carrier(false)?;
+    Ok(opened)
+}
+
+/// By its alias it is ours. It may not keep the MAC: systemd-udevd exchanges one that was random when it looked
+/// (`MACAddressPolicy=persistent`), and nothing depends on it, as no packet goes by the TAP into the host's stack.
 fn configure(request: &mut Request, slot: &SlotPlan, nic: usize, index: InterfaceIndex) {
     let plan = &slot.nics[nic];
     let change = Change {
@@ -140,8 +147,7 @@ pub(super) fn restore_tap(
     nic: usize,
 ) -> Result<(), NetworkError> {
     let name = &slot.nics[nic].tap;
-    let opened = tap::create_transient(name, None, tap_options(slot))?;
-    opened.set_carrier(false)?;
+    let opened = create_tap(slot, &slot.nics[nic])?;
     let mut indexes = Vec::with_capacity(slot.nics.len());
     for plan in &slot.nics {
         // 0 of another that is missing: it comes next, and then all of them are written.

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 
 use sandwire_api::{
-    lease::{TapStatus, TrafficCount},
+    lease::TapStatus,
     slot::{DataPath, Defect, TapUse},
 };
 use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     conntrack,
-    interface::{self, Interface, InterfaceIndex},
+    interface::{self, InterfaceIndex},
     netlink::{Request, Socket},
     netns::{self, Home},
     nft::{self, Batch},
@@ -25,12 +25,9 @@ use super::{
     host_slot,
     host_table::same_rules,
     interfaces, lock, moving, slot_table,
+    tap_status::{tap_status, tap_use},
 };
-use crate::{
-    error::NetworkError,
-    network::Inspection,
-    plan::{NicPlan, SlotPlan},
-};
+use crate::{error::NetworkError, network::Inspection, plan::SlotPlan};
 
 /// Something wrong with a slot, as a value that says what would put it right.
 enum Wrong {
@@ -195,9 +192,7 @@ fn look_at_host_slot(
     let mut indexes = Vec::new();
     for (number, nic) in slot.nics.iter().enumerate() {
         let found = interface::find_with_traffic(&mut worker.route, &nic.tap)?;
-        let used = found
-            .as_ref()
-            .map_or(TapUse::Missing, |found| tap_use(nic, found));
+        let used = tap_use(slot, nic, found.as_ref());
         inspection.taps.push(tap_status(nic, used, found.as_ref()));
         if matches!(used, TapUse::Missing | TapUse::Foreign) {
             wrong.push(Wrong::Tap(number, used));
@@ -258,7 +253,7 @@ fn look_inside(
     let present = interface::list_with_traffic(&mut route)?;
     for (number, nic) in slot.nics.iter().enumerate() {
         let found = present.iter().find(|interface| interface.name == nic.tap);
-        let used = found.map_or(TapUse::Missing, |found| tap_use(nic, found));
+        let used = tap_use(slot, nic, found);
         inspection.taps.push(tap_status(nic, used, found));
         if matches!(used, TapUse::Missing | TapUse::Foreign) {
             wrong.push(Wrong::Tap(number, used));
@@ -332,35 +327,6 @@ fn look_at_host_end(
         }
     }
     Ok(())
-}
-
-fn tap_use(nic: &NicPlan, found: &Interface) -> TapUse {
-    let is_ours = found.tun.is_some_and(|tun| tun.is_tap && tun.is_persistent)
-        && found.mac == Some(nic.gateway_mac.0);
-    match (is_ours, found.has_carrier) {
-        (false, _) => TapUse::Foreign,
-        (true, true) => TapUse::Attached,
-        (true, false) => TapUse::Unused,
-    }
-}
-
-/// What a TAP receives is what the sandbox sends.
-fn tap_status(nic: &NicPlan, used: TapUse, found: Option<&Interface>) -> TapStatus {
-    let traffic = found.map(|found| found.traffic).unwrap_or_default();
-    TapStatus {
-        tap: nic.tap.clone(),
-        used,
-        egress: TrafficCount {
-            packets: traffic.received_packets,
-            bytes: traffic.received_bytes,
-            dropped: traffic.received_dropped,
-        },
-        ingress: TrafficCount {
-            packets: traffic.sent_packets,
-            bytes: traffic.sent_bytes,
-            dropped: traffic.sent_dropped,
-        },
-    }
 }
 
 impl Wrong {

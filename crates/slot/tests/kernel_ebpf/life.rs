@@ -270,6 +270,7 @@ fn what_somebody_took_away_is_seen_and_repaired() {
             for damage in [
                 format!("ip link set {shared} down"),
                 format!("ip link delete {shared}"),
+                format!("ip link set {shared} address 02:00:00:00:00:01"),
                 format!("ip route delete {IPV4}"),
             ] {
                 lab.run(&damage);
@@ -284,6 +285,14 @@ fn what_somebody_took_away_is_seen_and_repaired() {
                 while udp_echo(SocketAddr::new(address, 7), IN_VAIN).is_err() {
                     assert!(begun.elapsed() < PATIENCE, "{damage}");
                 }
+            }
+            if kind == "host" {
+                // As systemd-udevd may have it.
+                let other = format!("ip link set {} address 02:00:00:00:00:01", slot.nics[0].tap);
+                lab.run(&other);
+                assert_eq!(network.inspect(slot).defects, []);
+                assert_eq!(network.inspect(slot).taps[0].used, TapUse::Attached);
+                lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[0]));
             }
             // A user's own programs before and behind ours stay where they are.
             for priority in [100, 60_000] {

@@ -49,7 +49,7 @@ impl Image {
         let cache = cache_folder()?;
         let lock = File::create(cache.join("systemd.lock")).context("lock the guest cache")?;
         flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
-        let disk = cache.join("systemd.ext4");
+        let disk = cache.join("systemd-udev.ext4");
         if !disk.exists() {
             let contents = Contents {
                 packages: PACKAGES,
@@ -116,6 +116,7 @@ impl Image {
 
 const PACKAGES: &[&str] = &[
     "systemd",
+    "udev",
     "iproute2",
     "nftables",
     "busybox-static",
@@ -129,6 +130,8 @@ const MODULES: &[&str] = &[
     "tun",
     "veth",
     "bridge",
+    "sch_ingress",
+    "cls_bpf",
     "nf_tables",
     "nft_chain_nat",
     "nft_connlimit",

@@ -82,7 +82,7 @@ pub(super) fn probe_all() -> Results {
     note(
         "bridge",
         probed(send(&mut socket, |request| {
-            interface::create_bridge(request, "probebr0")
+            interface::create_bridge(request, "probebr0", None)
         })),
     );
     for kind in ["macvlan", "ipvlan"] {

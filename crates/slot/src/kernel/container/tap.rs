@@ -93,14 +93,16 @@ impl<'a> Beside<'a> {
             owner: self.wanted.owner_uid,
             group: self.wanted.owner_gid,
         };
-        let opened = tap::create_transient(self.name(), None, options)?;
+        let opened = tap::create_transient(self.name(), None, options).map_err(|error| {
+            // Somebody made one meanwhile.
+            match error.is_existing() {
+                true => self.is_taken(),
+                false => error.into(),
+            }
+        })?;
+        opened.set_carrier(false)?;
         let found = interface::find(route, self.name())?
             .ok_or_else(|| KernelError::missing_interface(self.name()))?;
-        // Somebody made one meanwhile, which has been opened instead, and is left as it was.
-        if found.tun.is_none_or(|tun| tun.is_persistent) {
-            return Err(self.is_taken());
-        }
-        opened.set_carrier(false)?;
         let mut request = Request::new();
         let settings = Change {
             name: self.name(),
