@@ -15,6 +15,22 @@ const UNIT: &str = include_str!("../../../packaging/systemd/sandwire.service");
 
 const VSOCK_UNIT: &str = include_str!("../../../packaging/systemd/sandwire-vsock.service");
 
+/// Files for networkd: what is installed, and one of the host's own that takes every interface.
+const NETWORKS: [(&str, &str); 3] = [
+    (
+        "10-sandwire",
+        include_str!("../../../packaging/systemd/10-sandwire.network"),
+    ),
+    (
+        "10-sandwire-shared",
+        include_str!("../../../packaging/systemd/10-sandwire-shared.network"),
+    ),
+    (
+        "50-all",
+        "[Match]\nName=*\n[Network]\nDHCP=yes\nLinkLocalAddressing=yes\n",
+    ),
+];
+
 const CONFIG: &str = "[vsock]\nenabled = true\n";
 
 /// Runs in the guest as a unit of its own: what it sees is seen from outside of the daemon's unit.
@@ -44,6 +60,15 @@ say host-table "$(nft list tables | grep -c 'inet sandwire-default')"
 sandwire pool create apart --kind host --size 10 --ipv4 10.65.0.0/24 --ipv6 fd00:c10e:1::/64 --wait
 udevadm settle
 say udevd "$(systemctl is-active systemd-udevd)"
+/bin/ip link add other0 type bridge
+managed() {
+  for folder in /sys/class/net/$1; do
+    sed -n 's/^ADMIN_STATE=//p' /run/systemd/netif/links/$(cat $folder/ifindex)
+  done | sort | uniq -c | tr -s ' ' | tr '\n' ','
+}
+for i in $(seq 100); do sleep 0.2; managed other0 | grep -q configur && break; done
+say managed "$(managed other0)"
+say unmanaged "$(managed 'sw*')"
 say shared-mac "$(/bin/ip -o link show type bridge | grep -o 'link/ether [0-9a-f:]*')"
 for i in $(seq 10); do sandwire acquire apart apart-$i; done
 say taps "$(for i in $(seq 10); do sandwire --json show apart-$i; done | tr -d ' ' | grep -o '"used":"[a-z]*"' | sort | uniq -c | tr -s ' ')"
@@ -90,7 +115,7 @@ const CHECK_UNIT: &str = "\
 After=sandwire.service sandwire-vsock.service
 [Service]
 Type=oneshot
-TimeoutStartSec=230
+TimeoutStartSec=350
 ExecStart=/bin/sh /check
 ";
 
@@ -98,9 +123,9 @@ ExecStart=/bin/sh /check
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn the_units_work_under_their_own_settings() {
     let image = Image::fetch().unwrap();
-    lab::run_within(Duration::from_secs(280), |lab| {
+    lab::run_within(Duration::from_secs(400), |lab| {
         let executable = stripped(&sandwire::executable().unwrap(), lab.folder());
-        let additions = [
+        let mut additions = vec![
             addition("/usr/bin/sandwire", executable, true),
             addition("/etc/sandwire/sandwire.toml", CONFIG.into(), false),
             addition("/etc/systemd/system/sandwire.service", UNIT.into(), false),
@@ -116,9 +141,13 @@ fn the_units_work_under_their_own_settings() {
             ),
             addition("/check", CHECK.into(), false),
         ];
-        let arguments = "systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
+        for (name, text) in NETWORKS {
+            let path = format!("/etc/systemd/network/{name}.network");
+            additions.push(addition(&path, text.into(), false));
+        }
+        let arguments = "systemd.wants=systemd-networkd.service systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
                          systemd.wants=check.service";
-        let patience = Duration::from_secs(250);
+        let patience = Duration::from_secs(370);
         let console = image
             .run(lab.folder(), &additions, arguments, patience)
             .unwrap();
@@ -137,6 +166,16 @@ fn the_units_work_under_their_own_settings() {
         assert_eq!(check("file"), "uplink0", "not seen by nsenter");
         assert_eq!(check("host-table"), "1");
         assert_eq!(check("udevd"), "active");
+        assert!(
+            check("managed").contains("configur"),
+            "networkd takes no interface"
+        );
+        // Ten slots of `apart`, two or three of `web`, and the shared interface.
+        let unmanaged = check("unmanaged");
+        assert!(
+            ["13 unmanaged,", "14 unmanaged,"].contains(&unmanaged),
+            "{unmanaged}"
+        );
         assert_eq!(check("shared-mac"), "link/ether 02:73:77:68:00:01");
         assert_eq!(check("taps"), "10 \"used\":\"unused\"");
         assert_eq!(check("vsock-active"), "active");

@@ -49,7 +49,7 @@ impl Image {
         let cache = cache_folder()?;
         let lock = File::create(cache.join("systemd.lock")).context("lock the guest cache")?;
         flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
-        let disk = cache.join("systemd-udev.ext4");
+        let disk = cache.join("systemd-networkd.ext4");
         if !disk.exists() {
             let contents = Contents {
                 packages: PACKAGES,
