@@ -69,6 +69,8 @@ managed() {
 for i in $(seq 100); do sleep 0.2; managed other0 | grep -q configur && break; done
 say managed "$(managed other0)"
 say unmanaged "$(managed 'sw*')"
+/bin/ip link set other0 alias sandwire:other
+say doctor "$(sandwire doctor | tr '\n' ' ' | grep -o 'it configures interfaces of sandboxes, [a-z0-9-]* among [0-9]*')"
 say shared-mac "$(/bin/ip -o link show type bridge | grep -o 'link/ether [0-9a-f:]*')"
 for i in $(seq 10); do sandwire acquire apart apart-$i; done
 say taps "$(for i in $(seq 10); do sandwire --json show apart-$i; done | tr -d ' ' | grep -o '"used":"[a-z]*"' | sort | uniq -c | tr -s ' ')"
@@ -169,6 +171,10 @@ fn the_units_work_under_their_own_settings() {
         assert!(
             check("managed").contains("configur"),
             "networkd takes no interface"
+        );
+        assert_eq!(
+            check("doctor"),
+            "it configures interfaces of sandboxes, other0 among 1"
         );
         // Ten slots of `apart`, two or three of `web`, and the shared interface.
         let unmanaged = check("unmanaged");

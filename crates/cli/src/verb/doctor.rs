@@ -8,6 +8,7 @@ mod datapath;
 mod features;
 mod firewall;
 mod host;
+mod networkd;
 mod probe;
 mod report;
 mod vmm;

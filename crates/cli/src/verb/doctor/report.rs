@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{
     Probe, datapath,
     firewall::{self, Obstacle},
-    host,
+    host, networkd,
     probe::{self, Probed},
     vmm,
 };
@@ -254,6 +254,7 @@ pub(super) fn examine() -> Report {
     findings.extend(limit_findings());
     let uplinks = host::own_uplinks();
     let mut warnings = setting_warnings(&uplinks);
+    warnings.extend(networkd_warning());
     let firewall = read_firewalls(&uplinks, &mut warnings);
     Report {
         version: env!("CARGO_PKG_VERSION"),
@@ -498,6 +499,22 @@ fn setting_warnings(uplinks: &[String]) -> Vec<Warning> {
         }
     }
     warnings
+}
+
+fn networkd_warning() -> Option<Warning> {
+    let taken = networkd::taken(networkd::INTERFACES.as_ref(), networkd::LINKS.as_ref());
+    Some(Warning {
+        subject: "systemd-networkd".to_owned(),
+        problem: format!(
+            "it configures interfaces of sandboxes, {} among {}: addresses and routes that it doesn't know go, and it asks sandboxes for \
+             addresses by DHCP",
+            taken.first()?,
+            taken.len()
+        ),
+        advice:
+            "copy packaging/systemd/*.network to /etc/systemd/network, then `networkctl reload`"
+                .to_owned(),
+    })
 }
 
 fn read_firewalls(uplinks: &[String], warnings: &mut Vec<Warning>) -> Vec<Obstacle> {
