@@ -63,7 +63,7 @@ impl Tier {
             Self::Fuzz => 10,
             Self::Netns => 30,
             Self::Container | Self::Firecracker | Self::Cnitool => 10,
-            Self::Guest => 25,
+            Self::Guest => 30,
             Self::Arm => 45,
         };
         Duration::from_secs(60 * minutes)
