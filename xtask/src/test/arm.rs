@@ -91,7 +91,11 @@ pub(super) fn run(filters: &[String]) -> Result<Tally> {
             .iter()
             .find(|executable| executable.label == *source)
             .with_context(|| format!("cargo built no tests of {source}"))?;
-        tally += run_program(&machine, executable, &script(parts, filters), &beside, end)?;
+        let mut ran = run_program(&machine, executable, &script(parts, filters), &beside, end)?;
+        if ran.passed + ran.failed == 0 && filters.is_empty() {
+            ran.fail(format!("{source}: no test ran on ARM"));
+        }
+        tally += ran;
     }
     Ok(tally)
 }
