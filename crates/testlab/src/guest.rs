@@ -34,7 +34,7 @@ pub mod web;
 use std::{
     env,
     fmt::Write as _,
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, ExitStatus},
     thread,
@@ -42,7 +42,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::{
+    fs::{FlockOperation, flock},
+    process::{Pid, Signal, kill_process_group},
+};
 
 /// Folder for what is fetched or made once and used by many test runs: `guests` in cargo's target
 /// folder, or what `SANDWIRE_GUEST_CACHE` names.
@@ -63,6 +66,13 @@ pub fn cache_folder() -> Result<PathBuf> {
     };
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     Ok(folder)
+}
+
+/// Has one process at a time make what is made once, of one kind: until the result is dropped.
+fn lock_cache(cache: &Path, kind: &str) -> Result<File> {
+    let lock = File::create(cache.join(format!("{kind}.lock"))).context("lock the guest cache")?;
+    flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
+    Ok(lock)
 }
 
 /// A VMM's process with its helpers: a process group of its own.

@@ -36,12 +36,7 @@ pub(super) fn prepare(
     request: &mut Request,
     interfaces: impl IntoIterator<Item = InterfaceIndex>,
 ) -> usize {
-    let mut count = 0;
-    for interface in interfaces {
-        tc::add_clsact(request, interface);
-        count += 1;
-    }
-    count
+    add_to_each(request, interfaces, tc::add_clsact)
 }
 
 /// The same for TAPs, which send without a queue.
@@ -63,9 +58,17 @@ pub(super) fn spare_queues(
     request: &mut Request,
     taps: impl IntoIterator<Item = InterfaceIndex>,
 ) -> usize {
+    add_to_each(request, taps, tc::add_noqueue)
+}
+
+fn add_to_each(
+    request: &mut Request,
+    interfaces: impl IntoIterator<Item = InterfaceIndex>,
+    add: fn(&mut Request, InterfaceIndex),
+) -> usize {
     let mut count = 0;
-    for tap in taps {
-        tc::add_noqueue(request, tap);
+    for interface in interfaces {
+        add(request, interface);
         count += 1;
     }
     count

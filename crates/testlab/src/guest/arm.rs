@@ -5,20 +5,20 @@
 //! the work of one processor in some ten times its time, and never what a real one may do in another order.
 
 use std::{
-    fs::{self, File},
+    fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
 
 use anyhow::{Context, Result};
-use rustix::fs::{FlockOperation, flock};
 
 use super::{
     apt::Apt,
     cache_folder,
     initramfs::{self, INIT_HEAD},
     kernel::Kernel,
+    lock_cache,
     machine::MODULES,
     root_disk::{self, Contents},
 };
@@ -51,8 +51,7 @@ impl Machine {
     pub fn fetch() -> Result<Self> {
         let kernel = Kernel::fetch_arm()?;
         let cache = cache_folder()?;
-        let lock = File::create(cache.join("arm64.lock")).context("lock the guest cache")?;
-        flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
+        let _lock = lock_cache(&cache, "arm64")?;
         let machine = Self {
             kernel,
             disk: cache.join("arm64.ext4"),

@@ -14,9 +14,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
-use rustix::fs::{FlockOperation, flock};
 
-use super::{apt::Apt, cache_folder};
+use super::{apt::Apt, cache_folder, lock_cache};
 use crate::command;
 
 /// A series of kernels that the product must work on.
@@ -63,7 +62,7 @@ impl Kernel {
     /// If apt can't deliver it.
     pub fn fetch() -> Result<Self> {
         let cache = cache_folder()?;
-        let _lock = lock(&cache)?;
+        let _lock = lock_cache(&cache, "kernel")?;
         let root = cache.join("kernel");
         if !root.join(COMPLETE).exists() {
             download(&Apt::own(), PACKAGE, &cache, &root)
@@ -82,7 +81,7 @@ impl Kernel {
             return Ok(own);
         }
         let cache = cache_folder()?;
-        let _lock = lock(&cache)?;
+        let _lock = lock_cache(&cache, "kernel")?;
         let root = cache.join(format!("kernel-{}", series.version()));
         if !root.join(COMPLETE).exists() {
             let attempts = series.suites().iter().map(|suite| {
@@ -109,7 +108,7 @@ impl Kernel {
     /// If apt can't deliver it.
     pub(super) fn fetch_arm() -> Result<Self> {
         let cache = cache_folder()?;
-        let _lock = lock(&cache)?;
+        let _lock = lock_cache(&cache, "kernel")?;
         let root = cache.join("kernel-arm64");
         if !root.join(COMPLETE).exists() {
             download(&Apt::of_arm(&cache)?, ARM_PACKAGE, &cache, &root)
@@ -168,12 +167,6 @@ impl Kernel {
 const COMPLETE: &str = "complete";
 const PACKAGE: &str = "linux-image-cloud-amd64";
 const ARM_PACKAGE: &str = "linux-image-cloud-arm64";
-
-fn lock(cache: &Path) -> Result<File> {
-    let lock = File::create(cache.join("kernel.lock")).context("lock the guest cache")?;
-    flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
-    Ok(lock)
-}
 
 fn first_success<T>(attempts: impl Iterator<Item = Result<T>>) -> Result<T> {
     let mut last = anyhow!("nobody was asked");

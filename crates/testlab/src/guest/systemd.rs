@@ -4,13 +4,11 @@
 //! units, a script) travels in the initramfs, so the cached image is never written: QEMU keeps changes to itself.
 
 use std::{
-    fs::File,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-use rustix::fs::{FlockOperation, flock};
 
 use super::{
     apt::Apt,
@@ -18,6 +16,7 @@ use super::{
     emulation::Boot,
     initramfs,
     kernel::Kernel,
+    lock_cache,
     root_disk::{self, Contents},
 };
 
@@ -47,8 +46,8 @@ impl Image {
     pub fn fetch() -> Result<Self> {
         let kernel = Kernel::fetch()?;
         let cache = cache_folder()?;
-        let lock = File::create(cache.join("systemd.lock")).context("lock the guest cache")?;
-        flock(&lock, FlockOperation::LockExclusive).context("lock the guest cache")?;
+        let _lock = lock_cache(&cache, "systemd")?;
+        // What is on it changes with its name: one that is there is not made again.
         let disk = cache.join("systemd-networkd.ext4");
         if !disk.exists() {
             let contents = Contents {

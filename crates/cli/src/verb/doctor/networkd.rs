@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 /// Where the kernel shows interfaces of this network namespace.
 pub(super) const INTERFACES: &str = "/sys/class/net";
-/// Where networkd keeps a file for each interface, named by its number (`ADMIN_STATE=`, sd-network(3) reads it).
+/// Where networkd keeps a file for each interface, named by its number (`ADMIN_STATE=`; a format of its own, which `networkctl` reads).
 pub(super) const LINKS: &str = "/run/systemd/netif/links";
 /// States in which it configures an interface, did so, or tried to.
 const TAKEN: [&str; 3] = ["configuring", "configured", "failed"];
