@@ -81,6 +81,11 @@ impl Tier {
         !matches!(self, Self::Firecracker | Self::Cnitool | Self::Arm)
     }
 
+    /// Whether it runs when it is named, but not with the rest: an emulated ARM repeats tests of `netns` for 20 minutes.
+    pub(crate) fn only_by_name(self) -> bool {
+        self == Self::Arm
+    }
+
     /// Why the tier cannot run here, if it can't.
     pub(crate) fn obstacle(self) -> Option<String> {
         match self {
