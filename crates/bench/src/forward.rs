@@ -1,4 +1,4 @@
-//! The suite `forward`: what one packet from a guest's TAP to the uplink costs.
+//! The suite `forward`: what one packet from a guest's TAP to the uplink costs, and one on the way back.
 //!
 //! One thread on one processor writes frames to the TAP as a VMM does. Everything up to the uplink
 //! happens within that call, softirqs included, so the thread's processor time is the packet's cost.
@@ -13,6 +13,7 @@ mod lane;
 mod load;
 mod sink;
 mod stages;
+mod to_guest;
 
 use std::collections::BTreeMap;
 
@@ -27,6 +28,7 @@ use crate::{
 };
 use lane::{Lane, Takes};
 use load::Load;
+use to_guest::TO_GUEST;
 
 /// Nanoseconds of processor time for one load.
 const COST: &str = "cost";
@@ -136,6 +138,7 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
     for exit in Exit::ALL {
         measure(sizes, exit, &mut lanes, &mut record)?;
     }
+    to_guest::measure(sizes, &lanes, &mut record)?;
     stages::measure(sizes, &lanes, &mut record)?;
     drop(lanes);
     places.into_iter().try_for_each(Place::end)?;
@@ -203,7 +206,7 @@ fn measure(sizes: &Sizes, exit: Exit, lanes: &mut [Lane], record: &mut Record) -
         let mut running = Vec::new();
         for lane in lanes.iter_mut().filter(|lane| lane.takes(exit, load)) {
             let trial = lane.examine(exit, load)?;
-            add_trial(record, exit, load, lane.name(), &trial);
+            add_trial(record, exit.name(), load, lane.name(), &trial);
             if trial.arrived > 0 {
                 running.push(lane);
             }
@@ -224,8 +227,8 @@ fn measure(sizes: &Sizes, exit: Exit, lanes: &mut [Lane], record: &mut Record) -
     Ok(())
 }
 
-fn add_trial(record: &mut Record, exit: Exit, load: Load, case: &str, trial: &lane::Trial) {
-    let metric = |kind: &str| format!("{}_{}_{kind}", exit.name(), load.name());
+fn add_trial(record: &mut Record, path: &str, load: Load, case: &str, trial: &lane::Trial) {
+    let metric = |kind: &str| format!("{path}_{}_{kind}", load.name());
     let figures = [
         ("checked", "packets", trial.arrived),
         ("wrong", "packets", trial.wrong),
@@ -241,7 +244,10 @@ fn add_trial(record: &mut Record, exit: Exit, load: Load, case: &str, trial: &la
 }
 
 fn add_ratios(record: &mut Record) {
-    let metric = |load: Load| format!("tap_to_tap_{}_{COST}", load.name());
+    let mut add = |name: &str, path: &str, load: Load, above: &str, below: &str| {
+        let metric = format!("{path}_{}_{COST}", load.name());
+        record.add_ratio(name, (above, &metric), (below, &metric));
+    };
     for (name, load, above, below) in [
         ("ebpf_host_vs_recipe_64", Load::Udp64, "ebpf_host", "recipe"),
         (
@@ -265,15 +271,25 @@ fn add_ratios(record: &mut Record) {
             "ebpf_host",
             "kernel_nat",
         ),
+        (
+            "ebpf_host_vs_recipe_and_host_snat_64",
+            Load::Udp64,
+            "ebpf_host",
+            "recipe_and_host_snat",
+        ),
     ] {
-        let metric = metric(load);
-        record.add_ratio(name, (above, &metric), (below, &metric));
+        add(name, Exit::Tap.name(), load, above, below);
     }
-    let metric = metric(Load::Udp64);
-    let twice = ("recipe_and_host_snat", metric.as_str());
-    record.add_ratio(
-        "ebpf_host_vs_recipe_and_host_snat_64",
-        ("ebpf_host", &metric),
-        twice,
-    );
+    for (load, ways) in [
+        (
+            Load::Udp64,
+            &["kernel", "ebpf_host", "ebpf_netns", "xdp"][..],
+        ),
+        (Load::Tso64k, &["kernel", "ebpf_host", "ebpf_netns"]),
+    ] {
+        for way in ways {
+            let name = format!("{TO_GUEST}_{way}_vs_recipe_{}", load.name());
+            add(&name, TO_GUEST, load, way, "recipe");
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod adopt;
 mod fill;
 mod flatness;
 mod host;
+mod queues;
 mod teardown;
 
 use std::collections::BTreeMap;
@@ -31,16 +32,19 @@ pub(crate) enum Case {
     Adopt,
     /// Ten thousand host slots, and who waits for them.
     Host,
+    /// What the queues of TAPs take, of plain ones and of slots.
+    Queues,
 }
 
 impl Case {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Fill,
         Self::Acquire,
         Self::Flatness,
         Self::Teardown,
         Self::Adopt,
         Self::Host,
+        Self::Queues,
     ];
 }
 
@@ -53,6 +57,7 @@ pub(crate) struct Sizes {
     large_slots: u32,
     teardown_slots: u32,
     host_slots: u32,
+    queue_slots: u32,
 }
 
 impl Sizes {
@@ -64,6 +69,7 @@ impl Sizes {
         large_slots: 3000,
         teardown_slots: 1000,
         host_slots: 10_000,
+        queue_slots: 100,
     };
 
     /// Sizes for a first impression within a minute.
@@ -74,6 +80,7 @@ impl Sizes {
         large_slots: 600,
         teardown_slots: 200,
         host_slots: 1000,
+        queue_slots: 40,
     };
 
     fn settings(self) -> BTreeMap<String, u64> {
@@ -84,6 +91,7 @@ impl Sizes {
             ("large_slots", self.large_slots),
             ("teardown_slots", self.teardown_slots),
             ("host_slots", self.host_slots),
+            ("queue_slots", self.queue_slots),
         ]
         .map(|(name, value)| (name.to_owned(), u64::from(value)))
         .into()
@@ -109,6 +117,7 @@ pub(crate) fn run(sizes: Sizes, only: &[Case]) -> Result<Record> {
                 Case::Teardown => teardown::run(&round, &mut record)?,
                 Case::Adopt => adopt::run(&round, &mut record)?,
                 Case::Host => host::run(&round, &mut record)?,
+                Case::Queues => queues::run(&round, &mut record)?,
             }
         }
     }

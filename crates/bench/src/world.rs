@@ -20,6 +20,8 @@ use sandwire_kernel_net::{
 };
 use tempfile::NamedTempFile;
 
+use crate::packet::Mac;
+
 /// The veth that leads out.
 pub(crate) const VETH: &str = "out-veth";
 /// The TAP that leads out.
@@ -39,6 +41,8 @@ pub(crate) const FAR_TAP: Ipv4Addr = Ipv4Addr::new(198, 19, 128, 0);
 /// How many these are.
 pub(crate) const FAR_COUNT: u32 = 32_768;
 const HOST_MAC: &str = "02:be:10:00:00:01";
+/// Ethernet address of who is beyond.
+pub(crate) const BEYOND_MAC: Mac = [0x02, 0xbe, 0x10, 0, 0, 0x02];
 const BEYOND_MAC_TEXT: &str = "02:be:10:00:00:02";
 
 /// A played host and what is beyond its uplink. Its namespaces go with it.

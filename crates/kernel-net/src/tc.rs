@@ -64,7 +64,7 @@ pub fn add_clsact(request: &mut Request, interface: InterfaceIndex) {
     add_qdisc(request, interface, (QDISC_HANDLE, QDISC_PARENT), "clsact");
 }
 
-/// Has an interface that is down send without a queue, instead of the one that the kernel adds when it first has a carrier
+/// Has an interface that is down send without a queue, instead of the one that the kernel adds when it is first raised
 /// (`net.core.default_qdisc`, one for each of its queues).
 pub fn add_noqueue(request: &mut Request, interface: InterfaceIndex) {
     add_qdisc(request, interface, (0, ROOT), "noqueue");

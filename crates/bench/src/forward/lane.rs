@@ -11,8 +11,8 @@ use sandwire_kernel_net::{interface, tap::Opened};
 
 use super::{
     Exit,
-    load::{Load, PORT},
-    sink::{Sink, has_tc},
+    load::{ANSWERED_PORT, Load, PORT},
+    sink::{Look, Sink, drain, has_tc, look_at},
 };
 use crate::{
     cpu, guest,
@@ -24,7 +24,7 @@ use crate::{
 /// An address that [`policy`](crate::way::policy) denies.
 const DENIED: Ipv4Addr = Ipv4Addr::new(203, 0, 50, 7);
 /// Loads that are sent to be looked at.
-const TRIAL_LOADS: u32 = 8;
+pub(super) const TRIAL_LOADS: u32 = 8;
 
 /// Which loads a row is measured with, by where they leave.
 pub(super) type Takes = fn(Exit, Load) -> bool;
@@ -48,6 +48,51 @@ pub(super) struct Trial {
     pub(super) arrived: u32,
     /// Of these, with a wrong source or wrong checksums.
     pub(super) wrong: u32,
+}
+
+/// What the clock said while loads were sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Clocked {
+    cpu: Duration,
+    wall: Duration,
+    loads: u32,
+    /// Frames that were taken away again.
+    arrived: u64,
+}
+
+impl Clocked {
+    /// Per load of so many frames.
+    pub(super) fn sample(self, frames: usize) -> Sample {
+        let sent = u64::from(self.loads) * frames as u64;
+        let lost = u32::try_from(sent.saturating_sub(self.arrived)).unwrap_or(u32::MAX);
+        Sample {
+            cpu_ns: self.cpu.as_secs_f64() * 1e9 / f64::from(self.loads),
+            wall_ns: self.wall.as_secs_f64() * 1e9 / f64::from(self.loads),
+            lost: f64::from(lost),
+        }
+    }
+}
+
+/// Sends batches until the sample is long enough, the first of them unseen. What takes away what has come is not on the clock.
+pub(super) fn clocked(
+    sample_us: u32,
+    load: Load,
+    send: impl Fn() -> Result<()>,
+    take: impl Fn() -> Result<u64>,
+) -> Result<Clocked> {
+    let enough = Duration::from_micros(sample_us.into());
+    send()?;
+    take()?;
+    let mut clocked = Clocked::default();
+    while clocked.cpu < enough {
+        let (started, cpu_before) = (Instant::now(), cpu::thread_time());
+        send()?;
+        clocked.cpu += cpu::thread_time() - cpu_before;
+        clocked.wall += started.elapsed();
+        clocked.loads += load.batch();
+        clocked.arrived += take()?;
+    }
+    Ok(clocked)
 }
 
 /// One measurement, per load.
@@ -135,30 +180,15 @@ impl Lane {
     /// Sends batches until the sample is long enough.
     pub(super) fn sample(&mut self, exit: Exit, load: Load, sample_us: u32) -> Result<Sample> {
         let frames = self.frames(exit, load);
-        let enough = Duration::from_micros(sample_us.into());
-        self.batch(&frames, load)?;
-        self.sink.empty_tap()?;
-        let veth_before = self.sink.veth_frames()?;
-        let (mut loads, mut arrived) = (0, 0);
-        let (mut cpu, mut wall) = (Duration::ZERO, Duration::ZERO);
-        while cpu < enough {
-            let (started, cpu_before) = (Instant::now(), cpu::thread_time());
-            self.batch(&frames, load)?;
-            cpu += cpu::thread_time() - cpu_before;
-            wall += started.elapsed();
-            loads += load.batch();
-            arrived += self.sink.empty_tap()?;
-        }
+        // Read before the first batch, which comes there too.
+        let before = self.sink.veth_frames()?;
+        let send = || self.batch(&frames, load);
+        let mut clocked = clocked(sample_us, load, send, || self.sink.empty_tap())?;
         if exit == Exit::Veth {
-            arrived = self.sink.veth_frames()? - veth_before;
+            let first = u64::from(load.batch()) * frames.len() as u64;
+            clocked.arrived = (self.sink.veth_frames()? - before).saturating_sub(first);
         }
-        let sent = u64::from(loads) * frames.len() as u64;
-        let lost = u32::try_from(sent.saturating_sub(arrived)).unwrap_or(u32::MAX);
-        Ok(Sample {
-            cpu_ns: cpu.as_secs_f64() * 1e9 / f64::from(loads),
-            wall_ns: wall.as_secs_f64() * 1e9 / f64::from(loads),
-            lost: f64::from(lost),
-        })
+        Ok(clocked.sample(frames.len()))
     }
 
     fn frames(&self, exit: Exit, load: Load) -> Vec<Frame> {
@@ -176,6 +206,44 @@ impl Lane {
             }
         }
         Ok(())
+    }
+
+    /// The host's namespace.
+    pub(super) fn host(&self) -> &str {
+        self.sink.host()
+    }
+
+    /// Sends the first frame of a load to who is beyond the TAP.
+    pub(super) fn speak(&self, load: Load) -> Result<()> {
+        let frames = self.frames(Exit::Tap, load);
+        let first = frames.first().context("a load without frames")?;
+        self.write(first)?;
+        self.sink.empty_tap()?;
+        Ok(())
+    }
+
+    /// Has a frame come in from beyond the TAP that leads out.
+    pub(super) fn receive(&self, frame: &Frame) -> Result<()> {
+        self.sink.send(frame)
+    }
+
+    /// Throws away what has come for the guest, and returns how many frames that were.
+    pub(super) fn empty_own_tap(&self) -> Result<u64> {
+        let mut frames = 0;
+        drain(&self.tap, &mut self.sink.buffer(), |_| frames += 1)?;
+        Ok(frames)
+    }
+
+    /// Looks at all answers that have come for the guest.
+    pub(super) fn look_at_answers(&self) -> Result<Look> {
+        let mut found = Look::default();
+        let has_header = self.sandbox.has_offloads;
+        drain(&self.tap, &mut self.sink.buffer(), |bytes| {
+            look_at(bytes, has_header, ANSWERED_PORT, &mut found, |seen| {
+                seen.source == world::BEYOND_TAP && seen.target == self.sandbox.guest
+            });
+        })?;
+        Ok(found)
     }
 
     /// Sends one frame.

@@ -3,13 +3,15 @@
 use std::net::SocketAddrV4;
 
 use crate::{
-    packet::{ACK, Checksum, Frame, PSH, SEGMENT, TcpFields},
+    packet::{ACK, Checksum, Flow, Frame, Mac, PSH, SEGMENT, TcpFields},
     way::Sandbox,
+    world,
 };
 
 /// Port that the packets are for.
 pub(super) const PORT: u16 = 5001;
-const SOURCE_PORT: u16 = 40_000;
+/// Port that they come from, and that answers are for.
+pub(super) const ANSWERED_PORT: u16 = 40_000;
 
 /// A payload of one packet, as a guest with offloads sends it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,16 +58,31 @@ impl Load {
 
     /// The frames of this load as the sandbox sends them to `target`.
     pub(super) fn frames(self, sandbox: &Sandbox, target: SocketAddrV4) -> Vec<Frame> {
-        let checksum = if sandbox.has_offloads {
+        let flow = sandbox.flow(ANSWERED_PORT, target);
+        self.frames_of(&flow, sandbox.has_offloads)
+    }
+
+    /// The frames of this load as who is beyond the TAP answers the sandbox, by an uplink with this Ethernet address.
+    pub(super) fn answers(self, sandbox: &Sandbox, uplink: Mac) -> Vec<Frame> {
+        let flow = Flow {
+            source_mac: world::BEYOND_MAC,
+            target_mac: uplink,
+            source: SocketAddrV4::new(world::BEYOND_TAP, PORT),
+            target: SocketAddrV4::new(sandbox.clone, ANSWERED_PORT),
+        };
+        self.frames_of(&flow, sandbox.has_offloads)
+    }
+
+    fn frames_of(self, flow: &Flow, has_offloads: bool) -> Vec<Frame> {
+        let checksum = if has_offloads {
             Checksum::Partial
         } else {
             Checksum::Complete
         };
-        let flow = sandbox.flow(SOURCE_PORT, target);
         if self == Self::Udp64 {
             return vec![flow.udp(checksum, self.payload())];
         }
-        let largest = if sandbox.has_offloads {
+        let largest = if has_offloads {
             self.payload()
         } else {
             SEGMENT

@@ -1,6 +1,10 @@
 //! What is beyond a played host's uplinks: it counts what arrives and looks closely at some of it.
 
-use std::{cell::RefCell, net::Ipv4Addr, process::Command};
+use std::{
+    cell::{RefCell, RefMut},
+    net::Ipv4Addr,
+    process::Command,
+};
 
 use anyhow::{Context, Result};
 use sandwire_kernel_net::{interface, netlink::Socket, tap::Opened};
@@ -8,7 +12,7 @@ use sandwire_kernel_net::{interface, netlink::Socket, tap::Opened};
 use super::{Exit, load::PORT};
 use crate::{
     guest::{self, FRAME_MAX},
-    packet::{Seen, VirtioHeader},
+    packet::{Frame, Seen, VirtioHeader},
     world::{self, World},
 };
 
@@ -17,6 +21,7 @@ const CAPTURE: &str = "capture";
 
 /// Both uplinks' other sides.
 pub(super) struct Sink {
+    host: String,
     beyond: String,
     tap: Opened,
     capture: Opened,
@@ -46,10 +51,26 @@ impl Sink {
             capture: world::open_tap(&beyond, CAPTURE, true)?,
             netlink: RefCell::new(world::netlink_of(&beyond)?),
             buffer: RefCell::new(vec![0; FRAME_MAX]),
+            host: world.name().to_owned(),
             beyond,
         };
         sink.then("drop", true)?;
         Ok(sink)
+    }
+
+    /// The host's namespace.
+    pub(super) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Has a frame come to the host by the TAP.
+    pub(super) fn send(&self, frame: &Frame) -> Result<()> {
+        guest::write(&self.tap, frame.with_header())
+    }
+
+    /// Room for a frame.
+    pub(super) fn buffer(&self) -> RefMut<'_, Vec<u8>> {
+        self.buffer.borrow_mut()
     }
 
     /// What happens to frames that come by the veth.
@@ -84,14 +105,8 @@ impl Sink {
             Exit::Veth => &self.capture,
         };
         let mut found = Look::default();
-        self.drain(tap, |bytes| {
-            let header = VirtioHeader::parse(bytes);
-            let seen = bytes.get(VirtioHeader::LENGTH..).and_then(Seen::parse);
-            if let Some(seen) = seen.filter(|seen| seen.target_port() == Some(PORT)) {
-                found.frames += 1;
-                let is_right = seen.source == source && seen.checksums_hold(header);
-                found.wrong += u32::from(!is_right);
-            }
+        drain(tap, &mut self.buffer(), |bytes| {
+            look_at(bytes, true, PORT, &mut found, |seen| seen.source == source);
         })?;
         Ok(found)
     }
@@ -99,7 +114,7 @@ impl Sink {
     /// Throws away what the TAP holds, and returns how many frames that were.
     pub(super) fn empty_tap(&self) -> Result<u64> {
         let mut frames = 0;
-        self.drain(&self.tap, |_| frames += 1)?;
+        drain(&self.tap, &mut self.buffer(), |_| frames += 1)?;
         Ok(frames)
     }
 
@@ -111,13 +126,37 @@ impl Sink {
         let veth = veth.context("the far end of the uplink is gone")?;
         Ok(veth.traffic.received_packets)
     }
+}
 
-    fn drain(&self, tap: &Opened, mut each: impl FnMut(&[u8])) -> Result<()> {
-        let mut buffer = self.buffer.borrow_mut();
-        while let Some(bytes) = guest::read(tap, &mut buffer)? {
-            each(bytes);
-        }
-        Ok(())
+/// Hands over all frames that a TAP holds.
+pub(super) fn drain(tap: &Opened, buffer: &mut [u8], mut each: impl FnMut(&[u8])) -> Result<()> {
+    while let Some(bytes) = guest::read(tap, buffer)? {
+        each(bytes);
+    }
+    Ok(())
+}
+
+/// Looks at a frame, which is ours if it is for this port, and right if its checksums are and `has_right_addresses`.
+pub(super) fn look_at(
+    bytes: &[u8],
+    has_header: bool,
+    port: u16,
+    found: &mut Look,
+    has_right_addresses: impl Fn(&Seen<'_>) -> bool,
+) {
+    let (header, frame) = if has_header {
+        (
+            VirtioHeader::parse(bytes),
+            bytes.get(VirtioHeader::LENGTH..),
+        )
+    } else {
+        (None, Some(bytes))
+    };
+    let seen = frame.and_then(Seen::parse);
+    if let Some(seen) = seen.filter(|seen| seen.target_port() == Some(port)) {
+        found.frames += 1;
+        let is_right = has_right_addresses(&seen) && seen.checksums_hold(header);
+        found.wrong += u32::from(!is_right);
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn prepare_taps(
 /// Has TAPs that are still down send without a queue. Returns how many messages that takes.
 ///
 /// A TAP takes whatever it is given: what its ring has no room for is dropped, and nobody is told to wait. So a queue before it
-/// never holds a packet. It only costs: a lock for each, and memory when a VMM comes, for each of a multi-queue TAP's 256 queues
+/// never holds a packet. It only costs: a lock for each, and memory when the TAP is raised, for each of a multi-queue TAP's 256 queues
 /// (`MAX_TAP_QUEUES`): 24 KiB of `pfifo_fast`, 68 of `fq_codel`.
 pub(super) fn spare_queues(
     request: &mut Request,
