@@ -54,8 +54,6 @@ pub struct Pinged {
 impl Pinger {
     /// Begins to ping an address from a network namespace.
     ///
-    /// A [fake guest](crate::fake_guest) drops one answer a minute, while it asks for its gateway again.
-    ///
     /// # Errors
     /// If there can be no socket in the namespace.
     pub fn start(netns: &Path, address: IpAddr, interval: Duration) -> Result<Self> {

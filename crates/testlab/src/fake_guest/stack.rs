@@ -26,7 +26,7 @@ use smoltcp::{
     },
 };
 
-use super::{FRAMES_KEPT_MAX, GuestNetwork};
+use super::{FRAMES_KEPT_MAX, GuestNetwork, frame};
 use crate::tun;
 
 /// An open TAP with an IP stack and servers on it.
@@ -41,6 +41,9 @@ pub(super) struct Stack {
     requests: BTreeMap<SocketHandle, Vec<u8>>,
     value: String,
     next_port: u16,
+    network: GuestNetwork,
+    /// When it last asked for its gateways, or began.
+    asked_at: Instant,
 }
 
 impl Stack {
@@ -91,11 +94,14 @@ impl Stack {
             requests: BTreeMap::new(),
             value: String::new(),
             next_port: 49_152,
+            network,
+            asked_at: Instant::now(),
         })
     }
 
     /// Waits up to a few milliseconds for a frame, and does what is to be done.
     pub(super) fn turn(&mut self) -> Result<()> {
+        self.remember_gateways();
         let now = StackInstant::now();
         let next = self.interface.poll_delay(now, &self.sockets);
         let wait = next.map_or(TURN_MAX, |delay| Duration::from(delay).min(TURN_MAX));
@@ -108,6 +114,26 @@ impl Stack {
         self.interface
             .poll(StackInstant::now(), &mut self.tap, &mut self.sockets);
         self.tap.fault()
+    }
+
+    /// Asks for its gateways before the stack forgets them, which it does after a minute; then it drops what it wants to send
+    /// until it knows them again. A real guest goes on sending while it asks.
+    fn remember_gateways(&mut self) {
+        if self.asked_at.elapsed() < ASK_AGAIN {
+            return;
+        }
+        self.asked_at = Instant::now();
+        let GuestNetwork {
+            mac,
+            ipv4,
+            ipv4_gateway,
+            ipv6,
+            ipv6_gateway,
+        } = self.network;
+        self.tap
+            .send(&frame::arp_request(mac, ipv4.0, ipv4_gateway));
+        self.tap
+            .send(&frame::neighbour_solicitation(mac, ipv6.0, ipv6_gateway));
     }
 
     pub(super) fn send_frame(&mut self, frame: &[u8]) -> Result<()> {
@@ -388,6 +414,8 @@ fn icmp_buffer() -> icmp::PacketBuffer<'static> {
 
 /// Longest time that `turn` waits, so that requests are noticed.
 const TURN_MAX: Duration = Duration::from_millis(2);
+/// Well before smoltcp's 60 s, for the answers to come in time on a slow machine too.
+const ASK_AGAIN: Duration = Duration::from_secs(20);
 const ECHO_PORT: u16 = 7;
 const WEB_PORT: u16 = 80;
 const PING_PAYLOAD: &[u8] = b"sandwire fake guest";
