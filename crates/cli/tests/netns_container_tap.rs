@@ -256,6 +256,25 @@ fn a_tap_is_found_when_nothing_leads_to_its_namespace_any_more() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn cleanup_takes_what_is_in_containers_namespaces_too() {
+    lab::run(|lab| {
+        let mut world = world_with_boxes(lab);
+        let spaces = ["pod1", "pod2"].map(|name| lab.namespace(name));
+        let before = spaces.each_ref().map(state_of);
+        for space in &spaces {
+            let (_, guest) = guest_in(&world, space);
+            assert_reaches_beyond(&guest);
+            guest.detach().unwrap();
+        }
+        world.daemon.kill().unwrap();
+        let done = world.daemon.json("cleanup --instance lab").unwrap();
+        assert_eq!(done["failures"], json!([]));
+        assert_eq!(spaces.each_ref().map(state_of), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn what_stands_in_the_way_of_a_tap_is_named_and_left_alone() {
     lab::run(|lab| {
         let world = world_with_boxes(lab);

@@ -7,12 +7,14 @@
 mod child;
 mod elsewhere;
 mod families;
+mod group;
 
 pub use child::{ChildDevice, ChildInterface};
 pub use elsewhere::{
     NamespaceNumber, delete_children, delete_elsewhere, delete_taps_beyond,
     delete_with_taps_beyond, find_children, list_in,
 };
+pub use group::{DELETED_AT_ONCE, FIRST_GROUP, delete_together, free_group};
 
 use std::{
     fmt,
@@ -198,16 +200,6 @@ pub fn delete(request: &mut Request, name: &str) {
     request.message((libc::RTM_DELLINK, CHANGE), "delete", object, |message| {
         message.raw(&header(0, None));
         message.put_text(libc::IFLA_IFNAME, name);
-    });
-}
-
-/// Deletes all interfaces of a group at once: the kernel waits for its readers once instead of once per
-/// interface. No interface in the group is an error.
-pub fn delete_group(request: &mut Request, group: u32) {
-    let object = format!("interfaces of group {group}");
-    request.message((libc::RTM_DELLINK, CHANGE), "delete", object, |message| {
-        message.raw(&header(0, None));
-        message.put_u32(libc::IFLA_GROUP, group);
     });
 }
 

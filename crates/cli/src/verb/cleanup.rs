@@ -2,11 +2,12 @@
 //!
 //! Kernel objects bear their instance's name, so no journal is needed, and what doesn't bear it is
 //! never touched. Namespaces go first and all at once: the kernel destroys many together, and with
-//! each the host end of its veth; interfaces that are still there afterwards are deleted by name.
+//! each the host end of its veth; then the interfaces that are left, many at once.
 
 mod leftovers;
 
 use std::{
+    collections::HashMap,
     fs,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -14,12 +15,14 @@ use std::{
 };
 
 use clap::Args;
+use indicatif::ProgressBar;
 use rustix::fs::{FlockOperation, flock};
 use sandwire_api::{error::ErrorCode, name::Name};
 use sandwire_daemon::instance::InstanceLock;
 use sandwire_datapath::{Datapath, filtered_uplinks};
 use sandwire_kernel_net::{
-    Error, interface,
+    Error,
+    interface::{self, DELETED_AT_ONCE, FIRST_GROUP, Interface},
     netlink::{Request, Socket},
     netns,
     nft::Batch,
@@ -76,6 +79,8 @@ const DEFAULT_STATE_FOLDER: &str = "/run/sandwire";
 const LOCK_FILE: &str = "daemon.lock";
 /// Start of the names of the journal's files.
 const JOURNAL: &str = "journal.";
+/// Groups of interfaces that are looked at for one that is free.
+const GROUP_ATTEMPTS: u32 = 1024;
 /// How long the kernel is given to destroy interfaces by itself before they are deleted by name.
 const DESTRUCTION_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -225,12 +230,7 @@ fn remove_all(report: &mut Report, programs: &Path) {
     if had_namespaces {
         wait_for_destruction(&report.instance, &interfaces);
     }
-    for object in interfaces {
-        let removed = Socket::route()
-            .and_then(|mut route| interface::delete_with_taps_beyond(&mut route, &object.name));
-        record(report, object, removed);
-        bar.inc(1);
-    }
+    remove_interfaces(report, &interfaces, &bar);
     for object in rest {
         match object.kind {
             Kind::Programs => remove_programs(report, object),
@@ -251,6 +251,50 @@ fn remove_all(report: &mut Report, programs: &Path) {
         bar.inc(1);
     }
     bar.finish_and_clear();
+}
+
+/// Many go at once, since the kernel takes as long for a hundred as for one; one by one if that fails, to tell which.
+fn remove_interfaces(report: &mut Report, interfaces: &[Leftover], bar: &ProgressBar) {
+    let present = Socket::route().and_then(|mut route| interface::list(&mut route));
+    let group = present
+        .as_ref()
+        .ok()
+        .and_then(|present| interface::free_group(present, FIRST_GROUP, GROUP_ATTEMPTS, |_| false));
+    let present: HashMap<String, Interface> = present
+        .into_iter()
+        .flatten()
+        .map(|found| (found.name.clone(), found))
+        .collect();
+    for batch in interfaces.chunks(DELETED_AT_ONCE) {
+        let here = batch.iter().filter_map(|object| present.get(&object.name));
+        let removed = group.map(|group| remove_together(&here.collect::<Vec<_>>(), group));
+        if let Some(Ok(beside)) = removed {
+            report.removed.extend_from_slice(batch);
+            let beside = beside.into_iter().map(|error| error.to_string());
+            report.failures.extend(beside);
+        } else {
+            for object in batch {
+                let removed = Socket::route().and_then(|mut route| {
+                    interface::delete_with_taps_beyond(&mut route, &object.name)
+                });
+                record(report, object.clone(), removed);
+            }
+        }
+        bar.inc(batch.len() as u64);
+    }
+}
+
+/// Removes interfaces together, and returns what went wrong with TAPs that are joined to them in other namespaces.
+fn remove_together(interfaces: &[&Interface], group: u32) -> Result<Vec<Error>, Error> {
+    let route = &mut Socket::route()?;
+    // First: without the interface nothing leads to them any more.
+    let beside = interfaces
+        .iter()
+        .filter_map(|found| interface::delete_taps_beyond(route, found).err())
+        .collect();
+    let names = interfaces.iter().map(|found| found.name.as_str());
+    interface::delete_together(route, names, group)?;
+    Ok(beside)
 }
 
 fn record(report: &mut Report, object: Leftover, removed: Result<(), Error>) {

@@ -6,6 +6,7 @@
     reason = "a test ends at the first thing that fails"
 )]
 
+mod cleanup;
 #[path = "../ebpf/mod.rs"]
 mod ebpf;
 mod forbidden;

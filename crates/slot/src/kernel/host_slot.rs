@@ -9,7 +9,7 @@ use sandwire_api::slot::DataPath;
 use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     Error as KernelError,
-    interface::{self, Change, Interface, InterfaceIndex},
+    interface::{self, Change, DELETED_AT_ONCE, FIRST_GROUP, Interface, InterfaceIndex},
     netlink::Request,
     tap::{self, Opened},
 };
@@ -28,11 +28,6 @@ use crate::{
     plan::{NicPlan, SlotPlan, names},
 };
 
-/// TAPs that are deleted at once: the kernel holds the lock that all network configuration needs for
-/// about a third of a millisecond per TAP.
-const DELETED_AT_ONCE: usize = 100;
-/// Groups of interfaces are numbers that anybody may use; ours begin here.
-const GROUPS: u32 = 0x4000_0000;
 const GROUP_ATTEMPTS: u32 = 16;
 
 /// Makes all of a slot. On error nothing is left of it.
@@ -205,37 +200,15 @@ pub(super) fn tear_down(
         .flat_map(|slot| slot.nics.iter().map(|nic| nic.tap.as_str()))
         .collect();
     for batch in taps.chunks(DELETED_AT_ONCE) {
-        delete_taps(worker, batch, group)?;
+        let withdrawn: Vec<String> = batch.iter().map(|tap| names::withdrawn(tap)).collect();
+        let all = batch.iter().copied();
+        let all = all.chain(withdrawn.iter().map(String::as_str));
+        interface::delete_together(&mut worker.route, all, group)?;
     }
     if let Some(ebpf) = ebpf {
         slots.iter().for_each(|slot| ebpf.free(slot));
     }
     Ok(())
-}
-
-fn delete_taps(worker: &mut Worker, taps: &[&str], group: u32) -> Result<(), NetworkError> {
-    let mut request = Request::new();
-    for tap in taps {
-        let withdrawn = names::withdrawn(tap);
-        for name in [*tap, &withdrawn] {
-            let change = Change {
-                name,
-                group: Some(group),
-                ..Change::default()
-            };
-            change.apply(&mut request);
-        }
-    }
-    let failures = worker.route.execute_all(request);
-    if let Some((_, error)) = failures.into_iter().find(|(_, error)| !error.is_missing()) {
-        return Err(error.into());
-    }
-    let mut request = Request::new();
-    interface::delete_group(&mut request, group);
-    match worker.route.execute(request) {
-        Err(error) if error.is_missing() => Ok(()),
-        other => Ok(other?),
-    }
 }
 
 /// A group that nobody's interface is in.
@@ -249,16 +222,13 @@ fn free_group(worker: &mut Worker, slot: &SlotPlan) -> Result<u32, NetworkError>
             .map_or("", |(pool, _)| pool);
         !prefix.is_empty() && alias.starts_with(prefix)
     };
-    let first = GROUPS | slot.pool_number;
-    (first..first + GROUP_ATTEMPTS)
-        .find(|group| {
-            let mut of_group = present.iter().filter(|found| found.group == *group);
-            // One of ours that a crash left there is to be deleted anyway.
-            of_group.all(ours)
-        })
-        .ok_or_else(|| NetworkError::Conflict {
+    let first = FIRST_GROUP | slot.pool_number;
+    // One of ours that a crash left there is to be deleted anyway.
+    interface::free_group(&present, first, GROUP_ATTEMPTS, ours).ok_or_else(|| {
+        NetworkError::Conflict {
             object: format!("interface group {first}"),
             with: "interfaces of somebody else".to_owned(),
             advice: "take them out of that group".to_owned(),
-        })
+        }
+    })
 }
