@@ -25,12 +25,12 @@ use crate::{
     Cgroup, Error, Identity, IdentityPolicy, NewIdentity, State,
     abi::record_state,
     cgroup, connections, interface,
+    loading::{self, Programs},
     maps::Maps,
     numbers,
     plan::{check_addresses, check_groups, plan},
     policies::Prepared,
-    programs::{self, Programs},
-    receivers,
+    programs, receivers,
     record::{Facts, is_complete},
 };
 
@@ -96,13 +96,13 @@ impl Identities {
         check_addresses(&new.addresses, &new.prefixes)?;
         let netns = netns::cookie()?;
         let lock = self.lock()?;
-        let mut programs = Programs::load(&self.maps_folder())?;
+        let programs = Programs::prepare(&self.maps_folder())?;
         let maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
         let mut open = Open { maps, _lock: lock };
         let facts = self.plan(&mut open, new, &cgroup, netns)?;
         let policy = Prepared::new(&facts.name, &new.policy)?;
         check_groups(&open.maps, facts.number, &facts.name, &new.policy)?;
-        let done = self.build(&mut open, &mut programs, &cgroup, &facts, &policy, watch);
+        let done = self.build(&mut open, &programs, &cgroup, &facts, &policy, watch);
         if let Err(error) = done {
             // What can't be taken back now is taken back by the next call.
             let _ = self.take_away(&mut open, cgroup.id, &facts);
@@ -132,7 +132,7 @@ impl Identities {
     fn build(
         &self,
         open: &mut Open,
-        programs: &mut Programs,
+        programs: &Programs,
         cgroup: &Cgroup,
         facts: &Facts,
         policy: &Prepared,
@@ -444,6 +444,7 @@ impl Identities {
         if records.is_empty() {
             watch("namespace");
             programs::detach_from_namespace(&self.maps_folder())?;
+            loading::forget(&self.maps_folder())?;
             connections::LOOKER.forget(&self.maps_folder())?;
             receivers::LOOKER.forget(&self.maps_folder())?;
         }

@@ -15,6 +15,7 @@ mod connections;
 mod error;
 mod identities;
 mod interface;
+mod loading;
 mod looker;
 mod maps;
 mod numbers;
@@ -44,7 +45,7 @@ pub const FOLDER: &str = "/sys/fs/bpf/sandwire-identity";
 /// # Errors
 /// It lacks something, or refuses; the error says what.
 pub fn probe() -> Result<(), Error> {
-    programs::Programs::probe()
+    loading::Programs::probe()
 }
 
 /// Whether the kernel takes the program that has UDP sockets receive at several addresses.

@@ -10,7 +10,8 @@ use aya::{
 
 use crate::{
     Error,
-    programs::{NotThere, failed, remove_file},
+    loading::{NotThere, failed},
+    programs::remove_file,
 };
 
 /// A program that looks through sockets.

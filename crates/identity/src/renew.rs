@@ -2,8 +2,8 @@
 
 use crate::{
     Cgroup, Error, Identities, connections,
+    loading::Programs,
     maps::Maps,
-    programs::Programs,
     receivers,
     record::{Facts, is_complete},
 };
@@ -24,7 +24,7 @@ impl Identities {
         if records.is_empty() {
             return Ok(0);
         }
-        let mut programs = Programs::load(&self.maps_folder())?;
+        let programs = Programs::load(&self.maps_folder())?;
         // A former version lacked some.
         open.maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
         let has_receivers = receivers::may_be(&records);

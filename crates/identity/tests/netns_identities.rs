@@ -8,6 +8,7 @@ mod stage;
 use std::{
     collections::BTreeMap,
     ffi::OsStr,
+    fs,
     os::unix::ffi::OsStrExt,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
@@ -245,8 +246,8 @@ fn an_identity_ends_with_its_cgroup() {
         let mut application = Application::start(Some(&cgroup), None);
         application.run("l = listen('0.0.0.0', 8080)");
         let parent = cgroup.parent().unwrap();
-        std::fs::write(parent.join("cgroup.procs"), application.id().to_string()).unwrap();
-        std::fs::remove_dir(&cgroup).unwrap();
+        fs::write(parent.join("cgroup.procs"), application.id().to_string()).unwrap();
+        fs::remove_dir(&cgroup).unwrap();
         // The socket is still that of the identity.
         assert_eq!(identities.show("web").unwrap().state, State::Dying);
         drop(application);
@@ -266,7 +267,7 @@ fn a_cgroup_whose_path_is_no_text_is_refused() {
         let mut cgroups = Cgroups::new();
         let name = OsStr::from_bytes(b"web\xff");
         let cgroup = cgroups.make("parent").join(name);
-        std::fs::create_dir(&cgroup).unwrap();
+        fs::create_dir(&cgroup).unwrap();
         let before = addresses(lab);
         let identities = Identities::new(folder());
         let mut new = new_identity(&cgroup, &["10.77.0.1"]);
@@ -276,7 +277,7 @@ fn a_cgroup_whose_path_is_no_text_is_refused() {
         assert_eq!(identities.list().unwrap().len(), usize::from(added.is_ok()));
         assert!(added.unwrap_err().is_refusal());
         assert_eq!(addresses(lab), before);
-        std::fs::remove_dir(&cgroup).unwrap();
+        fs::remove_dir(&cgroup).unwrap();
     });
 }
 
@@ -291,8 +292,8 @@ fn a_cgroup_that_is_made_anew_has_its_identity_at_once() {
         let new = new_identity(&cgroup, &["10.77.0.1"]);
         identities.add(&new).unwrap();
         let again = || {
-            std::fs::remove_dir(&cgroup).unwrap();
-            std::fs::create_dir(&cgroup).unwrap();
+            fs::remove_dir(&cgroup).unwrap();
+            fs::create_dir(&cgroup).unwrap();
             identities.add(&new)
         };
         for round in 0..10 {
@@ -303,7 +304,7 @@ fn a_cgroup_that_is_made_anew_has_its_identity_at_once() {
         let mut application = Application::start(Some(&cgroup), None);
         application.run("l = listen('0.0.0.0', 8080)");
         let parent = cgroup.parent().unwrap();
-        std::fs::write(parent.join("cgroup.procs"), application.id().to_string()).unwrap();
+        fs::write(parent.join("cgroup.procs"), application.id().to_string()).unwrap();
         let error = again().unwrap_err();
         let text = error.to_string();
         assert!(error.is_refusal(), "{text}");
@@ -334,7 +335,7 @@ fn one_that_cannot_be_removed_is_in_nobody_s_way() {
         lab.run(&format!("mount --bind {0} {0}", pins.display()));
         identities.add(&new_identity(&two, &["10.77.0.2"])).unwrap();
         for cgroup in [&one, &two] {
-            std::fs::remove_dir(cgroup).unwrap();
+            fs::remove_dir(cgroup).unwrap();
         }
         let mut repaired = identities.repair().unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -446,7 +447,7 @@ r = wrong[:3] or made";
         let (made, renewals) = thread::scope(|scope| {
             let maker = scope.spawn(|| web.run(&sockets));
             let renewals = [(); 10].map(|()| identities.renew());
-            std::fs::write(&end, "").unwrap();
+            fs::write(&end, "").unwrap();
             (maker.join().unwrap(), renewals)
         });
         for renewal in renewals {
@@ -464,12 +465,65 @@ r = wrong[:3] or made";
 
         // A hook that this build has and the last had not; and one that is no more.
         let links = folder().join(format!("v2/links/{}", added.cgroup_id));
-        std::fs::rename(links.join("on_connect4"), links.join("on_former")).unwrap();
+        fs::rename(links.join("on_connect4"), links.join("on_former")).unwrap();
         assert_eq!(identities.renew().unwrap(), 1);
         assert_eq!(programs(lab, &cgroup).len(), before.len());
         assert!(!links.join("on_former").exists());
         let dial =
             "s = fresh(SOCK_DGRAM, AF_INET); s.connect(('192.0.2.2', 9)); r = s.getsockname()[0]";
         assert_eq!(web.run(dial), "10.77.0.1");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn programs_are_loaded_once_for_all_and_anew_where_they_are_not_whole() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let identities = Identities::new(folder());
+        let pins = folder().join("v2");
+        let sets = || {
+            let entries = fs::read_dir(pins.join("programs")).unwrap();
+            let mut sets = entries.map(|entry| entry.unwrap().path());
+            let only = sets.next().unwrap();
+            assert_eq!(sets.next(), None);
+            only
+        };
+        let mut add = |number: u8| {
+            let cgroup = cgroups.make(&format!("web{number}"));
+            let address = format!("10.77.0.{number}");
+            identities.add(&new_identity(&cgroup, &[&address])).unwrap();
+            programs(lab, &cgroup)
+        };
+        let first = add(1);
+        assert_eq!(add(2), first);
+        // As a crash leaves them.
+        fs::remove_file(sets().join("on_sock_ops")).unwrap();
+        let third = add(3);
+        assert!(third.iter().all(|(hook, id)| first[hook] != *id));
+        assert_eq!(add(4), third);
+        // With this map, the pinned programs would ask nobody.
+        let before = sets();
+        fs::remove_file(pins.join("asked")).unwrap();
+        let fifth = add(5);
+        assert!(fifth.iter().all(|(hook, id)| third[hook] != *id));
+        assert_ne!(sets(), before);
+        assert_eq!(identities.renew().unwrap(), 5);
+        let renewed = add(6);
+        assert!(renewed.iter().all(|(hook, id)| fifth[hook] != *id));
+        let is_loaded = |id: &u64| {
+            let shown = lab.shell("bpftool -j prog show");
+            shown.contains(&format!(r#"{{"id":{id},"#))
+        };
+        assert!(renewed.values().all(is_loaded));
+        for number in 1..=6 {
+            identities.remove(&format!("web{number}")).unwrap();
+        }
+        assert!(!pins.join("programs").exists());
+        let end = Instant::now() + Duration::from_secs(20);
+        while renewed.values().any(is_loaded) {
+            assert!(Instant::now() < end, "they stay loaded");
+            thread::sleep(Duration::from_millis(50));
+        }
     });
 }

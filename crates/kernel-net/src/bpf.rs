@@ -28,8 +28,6 @@ pub enum ProgramType {
 
 /// Attach type of native and generic XDP.
 pub const BPF_XDP: u32 = 37;
-/// Attach type of programs on `setsockopt` of a cgroup's sockets.
-pub const BPF_CGROUP_SETSOCKOPT: u32 = 22;
 /// Attach type of TCX on the way in.
 pub const BPF_TCX_INGRESS: u32 = 46;
 /// Attach type of TCX on the way out.
@@ -196,16 +194,16 @@ pub fn create_link(
     attach(program, interface.0, attach_type, flags)
 }
 
-/// Attaches a program to a cgroup, beside those of others, for as long as the link lives.
+/// Attaches a program to a cgroup, beside those of others, or to a network namespace, for as long as the link lives.
 ///
 /// # Errors
 /// The kernel has no such hook, or refuses.
-pub fn create_cgroup_link(
+pub fn create_link_on(
     program: BorrowedFd<'_>,
-    cgroup: BorrowedFd<'_>,
+    target: BorrowedFd<'_>,
     attach_type: u32,
 ) -> io::Result<OwnedFd> {
-    attach(program, cgroup.as_raw_fd().cast_unsigned(), attach_type, 0)
+    attach(program, target.as_raw_fd().cast_unsigned(), attach_type, 0)
 }
 
 fn attach(
