@@ -96,12 +96,19 @@ impl Identities {
         check_addresses(&new.addresses, &new.prefixes)?;
         let netns = netns::cookie()?;
         let lock = self.lock()?;
+        self.repair_former(&lock)?;
         let programs = Programs::prepare(&self.maps_folder())?;
         let maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
         let mut open = Open { maps, _lock: lock };
-        let facts = self.plan(&mut open, new, &cgroup, netns)?;
-        let policy = Prepared::new(&facts.name, &new.policy)?;
-        check_groups(&open.maps, facts.number, &facts.name, &new.policy)?;
+        let planned = self.plan(&mut open, new, &cgroup, netns);
+        let (facts, policy) = match planned {
+            Ok(planned) => planned,
+            Err(error) => {
+                // What can't be let go of now, the next call lets go of.
+                let _ = self.forget_unused(&open.maps);
+                return Err(error);
+            }
+        };
         let done = self.build(&mut open, &programs, &cgroup, &facts, &policy, watch);
         if let Err(error) = done {
             // What can't be taken back now is taken back by the next call.
@@ -111,6 +118,17 @@ impl Identities {
         self.describe(&open.maps, cgroup.id, &facts)
     }
 
+    /// Repairs what there is before the programs are loaded: with the last identity they would go again.
+    fn repair_former(&self, lock: &File) -> Result<(), Error> {
+        let Some(maps) = Maps::open(&self.maps_folder())? else {
+            return Ok(());
+        };
+        let folder = || self.maps_folder().display().to_string();
+        let again = lock.try_clone();
+        let _lock = again.map_err(|source| Error::system("lock", folder(), source))?;
+        self.repair_open(&mut Open { maps, _lock }).map(drop)
+    }
+
     /// What is to be built. One whose cgroup was removed a moment ago is waited for: the kernel lets go of it by and by.
     fn plan(
         &self,
@@ -118,15 +136,26 @@ impl Identities {
         new: &NewIdentity,
         cgroup: &Cgroup,
         netns: u64,
-    ) -> Result<Facts, Error> {
+    ) -> Result<(Facts, Prepared), Error> {
         let begun = Instant::now();
-        loop {
-            self.repair_open(open)?;
+        let facts = loop {
             match plan(&open.maps, new, cgroup, netns) {
                 Err(Error::Dying { .. }) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
-                planned => return planned,
+                planned => break planned?,
             }
+            self.repair_open(open)?;
+        };
+        let policy = Prepared::new(&facts.name, &new.policy)?;
+        check_groups(&open.maps, facts.number, &facts.name, &new.policy)?;
+        Ok((facts, policy))
+    }
+
+    /// Lets go of the programs if nobody has an identity: who was to have the first one may have been refused, or killed.
+    fn forget_unused(&self, maps: &Maps) -> Result<(), Error> {
+        if maps.records()?.is_empty() {
+            loading::forget(&self.maps_folder())?;
         }
+        Ok(())
     }
 
     fn build(
@@ -195,6 +224,7 @@ impl Identities {
             return Ok(Vec::new());
         };
         self.repair_open(&mut open)?;
+        self.forget_unused(&open.maps)?;
         let records = open.maps.records()?;
         let complete = records.iter().filter(|(_, record)| is_complete(record));
         let known: Vec<(u64, Facts)> = complete
@@ -321,7 +351,11 @@ impl Identities {
     /// The kernel refuses.
     pub fn repair(&self) -> Result<Repaired, Error> {
         match self.open()? {
-            Some(mut open) => self.repair_open(&mut open),
+            Some(mut open) => {
+                let repaired = self.repair_open(&mut open)?;
+                self.forget_unused(&open.maps)?;
+                Ok(repaired)
+            }
             None => Ok(Repaired::default()),
         }
     }

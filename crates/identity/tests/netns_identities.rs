@@ -489,6 +489,14 @@ fn programs_are_loaded_once_for_all_and_anew_where_they_are_not_whole() {
             assert_eq!(sets.next(), None);
             only
         };
+        // Nothing of one that is refused.
+        let stranger = cgroups.make("stranger");
+        let refused = new_identity(&stranger, &["127.0.0.1"]);
+        identities.add(&refused).unwrap_err();
+        lab.run("ip addr add 10.77.0.99/32 dev lo");
+        let taken = new_identity(&stranger, &["10.77.0.99"]);
+        identities.add(&taken).unwrap_err();
+        assert!(pins.join("records").exists() && !pins.join("programs").exists());
         let mut add = |number: u8| {
             let cgroup = cgroups.make(&format!("web{number}"));
             let address = format!("10.77.0.{number}");
@@ -520,6 +528,15 @@ fn programs_are_loaded_once_for_all_and_anew_where_they_are_not_whole() {
             identities.remove(&format!("web{number}")).unwrap();
         }
         assert!(!pins.join("programs").exists());
+        // What one that was killed before it had a record leaves; and a first one in the place of a last one has pins.
+        fs::create_dir_all(pins.join("programs/0")).unwrap();
+        assert_eq!(identities.list().unwrap(), []);
+        assert!(!pins.join("programs").exists());
+        add(7);
+        fs::remove_dir(identities.show("web7").unwrap().cgroup).unwrap();
+        add(8);
+        assert!(sets().join("on_bind4").exists());
+        identities.remove("web8").unwrap();
         let end = Instant::now() + Duration::from_secs(20);
         while renewed.values().any(is_loaded) {
             assert!(Instant::now() < end, "they stay loaded");
