@@ -264,14 +264,14 @@ impl Lab {
         Namespace::create(name).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// Interfaces, routes, nftables, named namespaces and mounts of the lab as they are now.
+    /// Interfaces, routes, nftables, named namespaces and mounts of the lab as they are now, once the kernel is done with them.
     ///
     /// # Panics
     /// If `ip` or `nft` fails.
     #[track_caller]
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot::take().unwrap_or_else(|error| panic!("{error:#}"))
+        Snapshot::take_settled().unwrap_or_else(|error| panic!("{error:#}"))
     }
 
     /// Wants the lab to be as it was, within a few seconds.

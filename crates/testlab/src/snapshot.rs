@@ -44,6 +44,19 @@ impl Snapshot {
         Ok(Self { facts, ruleset })
     }
 
+    /// The same once the kernel is done with addresses: it gives one of IPv6 its route some time after it was added. One that has
+    /// none after a few seconds has none.
+    ///
+    /// # Errors
+    /// As of [`Snapshot::take`].
+    pub fn take_settled() -> Result<Self> {
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !have_routes()? && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(20));
+        }
+        Self::take()
+    }
+
     /// What differs in a later snapshot, one line each; empty if nothing does.
     #[must_use]
     pub fn differences(&self, later: &Self) -> String {
@@ -85,6 +98,20 @@ impl Snapshot {
             thread::sleep(Duration::from_millis(50));
         }
     }
+}
+
+/// Whether all addresses of IPv6 that are in use have their routes.
+fn have_routes() -> Result<bool> {
+    let parse = |text: String| serde_json::from_str::<Vec<Value>>(&text).context("read JSON");
+    let routes = parse(command::run("ip -6 -json route show table local")?)?;
+    let interfaces = parse(command::run("ip -6 -json address show up")?)?;
+    let is_routed = |address: &Value| routes.iter().any(|route| route["dst"] == address["local"]);
+    let mut addresses = interfaces
+        .iter()
+        .filter_map(|interface| interface["addr_info"].as_array())
+        .flatten();
+    // A tentative one waits for a carrier.
+    Ok(addresses.all(|address| address["tentative"] == true || is_routed(address)))
 }
 
 fn interfaces() -> Result<BTreeSet<String>> {
