@@ -10,7 +10,7 @@ use std::process::Command;
 use sandwire_testlab::{command, lab, sandwire};
 use serde_json::Value;
 
-/// Ways of frames. Each with frames of 64 bytes, and of 64 KB, is one packet where the guest has offloads.
+/// Ways that frames go: out by a TAP, out by a veth, and back.
 const PATHS: [&str; 3] = ["tap_to_tap", "tap_to_veth", "to_guest"];
 /// Loads in a sample that is looked at.
 const LOADS: f64 = 8.0;
