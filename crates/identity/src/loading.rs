@@ -25,29 +25,43 @@ const FOLDER: &str = "programs";
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/identity.o"));
 
-/// All programs of the object, with their attach types (`enum bpf_attach_type`, include/uapi/linux/bpf.h).
-const ALL: [(&str, u32); 21] = [
-    ("on_sock_create", 2),
-    ("on_sock_release", 34),
-    ("on_bind4", 8),
-    ("on_bind6", 9),
-    ("on_post_bind4", 12),
-    ("on_post_bind6", 13),
-    ("on_connect4", 10),
-    ("on_connect6", 11),
-    ("on_sendmsg4", 14),
-    ("on_sendmsg6", 15),
-    ("on_recvmsg4", 19),
-    ("on_recvmsg6", 20),
-    ("on_getsockname4", 31),
-    ("on_getsockname6", 32),
-    ("on_getpeername4", 29),
-    ("on_getpeername6", 30),
-    ("on_setsockopt", 22),
-    ("on_sock_ops", 3),
-    ("on_ingress", 0),
-    ("on_egress", 1),
-    (STEER, 36),
+/// Where a program is attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// To the cgroup of each identity.
+    All,
+    /// To those of identities whose UDP sockets are to receive at several addresses: it is told of such sockets.
+    Receivers,
+    /// To those of identities that have more than TCP: it is called for each packet.
+    Packets,
+    /// To the network namespace.
+    Namespace,
+}
+
+/// All programs of the object, in the order in which they are attached, with their attach types (`enum bpf_attach_type`,
+/// include/uapi/linux/bpf.h). Those of a cgroup do nothing until the identity is active.
+pub(crate) const ALL: [(&str, u32, Whose); 21] = [
+    ("on_sock_create", 2, Whose::All),
+    ("on_sock_release", 34, Whose::All),
+    ("on_bind4", 8, Whose::All),
+    ("on_bind6", 9, Whose::All),
+    ("on_connect4", 10, Whose::All),
+    ("on_connect6", 11, Whose::All),
+    ("on_sendmsg4", 14, Whose::All),
+    ("on_sendmsg6", 15, Whose::All),
+    ("on_recvmsg4", 19, Whose::All),
+    ("on_recvmsg6", 20, Whose::All),
+    ("on_getsockname4", 31, Whose::All),
+    ("on_getsockname6", 32, Whose::All),
+    ("on_getpeername4", 29, Whose::All),
+    ("on_getpeername6", 30, Whose::All),
+    ("on_setsockopt", 22, Whose::All),
+    ("on_sock_ops", 3, Whose::All),
+    ("on_post_bind4", 12, Whose::Receivers),
+    ("on_post_bind6", 13, Whose::Receivers),
+    ("on_ingress", 0, Whose::Packets),
+    ("on_egress", 1, Whose::Packets),
+    (STEER, 36, Whose::Namespace),
 ];
 
 pub(crate) type BoxedError = Box<dyn std::error::Error + Send + Sync>;
@@ -81,7 +95,7 @@ impl Programs {
         let created = fs::create_dir_all(&folder);
         created.map_err(|source| Error::system("create", folder.display().to_string(), source))?;
         let mut programs = BTreeMap::new();
-        for (name, attach_type) in ALL {
+        for (name, attach_type, _) in ALL {
             let program = loaded.program_mut(name);
             let descriptor = program
                 .ok_or_else(|| NotThere.into())
@@ -99,7 +113,7 @@ impl Programs {
             return Ok(None);
         };
         let mut programs = BTreeMap::new();
-        for (name, attach_type) in ALL {
+        for (name, attach_type, _) in ALL {
             let found = open_pin(&folder.join(name));
             match found.map_err(|error| failed(&format!("open the program {name}"), error))? {
                 Some(found) => programs.insert(name, (found, attach_type)),

@@ -13,32 +13,8 @@ use sandwire_kernel_net::bpf::{create_link_on, open_pin, pin, update_link};
 
 use crate::{
     Cgroup, Error,
-    loading::{BoxedError, Programs, STEER, failed},
+    loading::{ALL, BoxedError, Programs, STEER, Whose, failed},
 };
-
-/// Programs of a cgroup, in the order in which they are attached. All do nothing until the identity is active.
-const NAMES: [&str; 16] = [
-    "on_sock_create",
-    "on_sock_release",
-    "on_bind4",
-    "on_bind6",
-    "on_connect4",
-    "on_connect6",
-    "on_sendmsg4",
-    "on_sendmsg6",
-    "on_recvmsg4",
-    "on_recvmsg6",
-    "on_getsockname4",
-    "on_getsockname6",
-    "on_getpeername4",
-    "on_getpeername6",
-    "on_setsockopt",
-    "on_sock_ops",
-];
-/// Programs that are called for each packet.
-const PACKET_NAMES: [&str; 2] = ["on_ingress", "on_egress"];
-/// Programs that are told of UDP sockets which are to receive at several addresses.
-const RECEIVER_NAMES: [&str; 2] = ["on_post_bind4", "on_post_bind6"];
 
 /// What an identity needs besides the programs that all have.
 #[derive(Clone, Copy, Debug)]
@@ -47,11 +23,17 @@ pub(crate) struct Needs {
     pub(crate) receivers: bool,
 }
 
-/// The programs of an identity.
+/// The programs of an identity, in the order in which they are attached.
 pub(crate) fn names(needs: Needs) -> impl Iterator<Item = &'static str> {
-    let of_packets = PACKET_NAMES.into_iter().filter(move |_| needs.packets);
-    let of_receivers = RECEIVER_NAMES.into_iter().filter(move |_| needs.receivers);
-    NAMES.into_iter().chain(of_receivers).chain(of_packets)
+    let is_needed = move |whose| match whose {
+        Whose::All => true,
+        Whose::Receivers => needs.receivers,
+        Whose::Packets => needs.packets,
+        Whose::Namespace => false,
+    };
+    ALL.into_iter()
+        .filter(move |(_, _, whose)| is_needed(*whose))
+        .map(|(name, _, _)| name)
 }
 
 impl Programs {
