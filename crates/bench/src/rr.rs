@@ -9,6 +9,7 @@
 mod caller;
 mod calls;
 mod datagrams;
+mod life;
 mod load;
 mod place;
 
@@ -41,6 +42,8 @@ pub(crate) enum Part {
     Calls,
     /// What an identity adds to a datagram, and how soon a UDP server receives at all its addresses.
     Datagrams,
+    /// What it takes to add and to remove identities, beside few and beside many.
+    Life,
 }
 
 impl extent::Part for Part {
@@ -124,6 +127,9 @@ pub(crate) fn run(extent: &Extent, rows: &[Case]) -> Result<Record> {
     }
     if extent.has(Part::Datagrams) {
         datagrams::measure(extent, &mut record)?;
+    }
+    if extent.has(Part::Life) {
+        life::measure(extent, &mut record)?;
     }
     if extent.has(Part::Transactions) {
         transactions(extent, size, rows, &mut record)?;

@@ -5,7 +5,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd, OwnedFd},
 };
 
-use sandwire_kernel_net::bpf::{call, call_for_descriptor};
+use sandwire_kernel_net::bpf::{self, call, call_for_descriptor};
 pub(crate) use sandwire_kernel_net::bpf::{open_pin, pin, update_link};
 
 use crate::abi::Plain;
@@ -18,7 +18,6 @@ const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
 const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
 const BPF_BTF_GET_FD_BY_ID: libc::c_long = 19;
-const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const BPF_MAP_UPDATE_BATCH: libc::c_long = 26;
 const BPF_MAP_DELETE_BATCH: libc::c_long = 27;
 const BPF_LINK_DETACH: libc::c_long = 34;
@@ -248,43 +247,8 @@ unsafe fn batch(
 
 /// Reads all entries of a map. What changes meanwhile may be missed or seen twice.
 pub(crate) fn entries<K: Plain, V: Plain>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
-    const AT_ONCE: usize = 4096;
-    let mut found = Vec::new();
-    let mut keys = vec![K::zeroed(); AT_ONCE];
-    let mut values = vec![V::zeroed(); AT_ONCE];
-    // Where the kernel goes on: a bucket's number or a key, whichever is larger.
-    let mut position = vec![0_u8; size_of::<K>().max(8)];
-    let mut is_first = true;
-    loop {
-        let at = position.as_mut_ptr().addr() as u64;
-        let mut attributes = Batch {
-            from: if is_first { 0 } else { at },
-            to: at,
-            keys: keys.as_mut_ptr().addr() as u64,
-            values: values.as_mut_ptr().addr() as u64,
-            count: u32::try_from(AT_ONCE).expect("small"),
-            map: number(map),
-            ..Batch::default()
-        };
-        // SAFETY: keys and values have room for AT_ONCE entries of the map's sizes, the position for a key.
-        let result = unsafe { call(BPF_MAP_LOOKUP_BATCH, &mut attributes) };
-        let ended = match result {
-            Ok(_) => false,
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
-            Err(error) => return Err(error),
-        };
-        let count = (attributes.count as usize).min(AT_ONCE);
-        found.extend(
-            keys[..count]
-                .iter()
-                .copied()
-                .zip(values[..count].iter().copied()),
-        );
-        is_first = false;
-        if ended {
-            return Ok(found);
-        }
-    }
+    // SAFETY: key and value are plain and of the sizes that the map has, as checked when it was opened.
+    unsafe { bpf::entries(map, (K::zeroed(), V::zeroed())) }
 }
 
 /// # Safety

@@ -1,15 +1,14 @@
-//! Adding, listing and removing identities, and repairing what a crash has left.
+//! Adding and listing identities, and their policies.
 //!
 //! One process at a time: the folder of pins is locked. The order of steps is such that a crash between any two leaves
 //! either a record that isn't complete, which the next call takes back, or a complete identity:
 //!
 //! ```text
 //! add     record (building), policy, interface, namespace, programs (idle), addresses, entry (active), record (complete)
-//! remove  record (removing), entry (idle), addresses, policy, programs, interface, own cgroup, record away
+//! remove  record (removing), entry (idle), owners, policy, programs, addresses, own cgroup, record away
 //! ```
 
 use std::{
-    collections::BTreeSet,
     fs::{self, File},
     net::IpAddr,
     os::unix::fs::DirBuilderExt,
@@ -24,13 +23,13 @@ use sandwire_kernel_net::netns;
 use crate::{
     Cgroup, Error, Identity, IdentityPolicy, NewIdentity, State,
     abi::record_state,
-    cgroup, connections, interface,
+    connections, interface,
     loading::{self, Programs},
     maps::Maps,
     numbers,
     plan::{check_addresses, check_groups, plan},
     policies::Prepared,
-    programs, receivers,
+    programs,
     record::{Facts, is_complete},
 };
 
@@ -47,17 +46,6 @@ const LINKS: &str = "links";
 #[derive(Clone, Debug)]
 pub struct Identities {
     folder: PathBuf,
-}
-
-/// What was found to be left over, and taken away.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Repaired {
-    /// Identities whose cgroup is gone.
-    pub ended: Vec<String>,
-    /// Identities that somebody had begun to add or to remove.
-    pub incomplete: Vec<String>,
-    /// What couldn't be taken away, with the reason; the next call tries again.
-    pub failures: Vec<String>,
 }
 
 /// Maps that nobody else changes meanwhile.
@@ -112,7 +100,7 @@ impl Identities {
         let done = self.build(&mut open, &programs, &cgroup, &facts, &policy, watch);
         if let Err(error) = done {
             // What can't be taken back now is taken back by the next call.
-            let _ = self.take_away(&mut open, cgroup.id, &facts);
+            let _ = self.take_away(&mut open, &[(cgroup.id, facts)], &mut |_| ());
             return Err(error);
         }
         self.describe(&open.maps, cgroup.id, &facts)
@@ -151,7 +139,7 @@ impl Identities {
     }
 
     /// Lets go of the programs if nobody has an identity: who was to have the first one may have been refused, or killed.
-    fn forget_unused(&self, maps: &Maps) -> Result<(), Error> {
+    pub(crate) fn forget_unused(&self, maps: &Maps) -> Result<(), Error> {
         if maps.records()?.is_empty() {
             loading::forget(&self.maps_folder())?;
         }
@@ -302,191 +290,14 @@ impl Identities {
         Ok((open, found.ok_or_else(missing)?))
     }
 
-    /// Removes an identity, by name or by the path of its cgroup. Its sockets stay as they are, and are no longer
-    /// watched; their addresses are gone.
-    ///
-    /// # Errors
-    /// There is none, or something of it can't be removed; the rest is.
-    pub fn remove(&self, wanted: &str) -> Result<Identity, Error> {
-        self.remove_watched(wanted, &mut |_| ())
-    }
-
-    /// As [`Identities::remove`]; `watch` is told of each step before it is done.
-    ///
-    /// # Errors
-    /// As of [`Identities::remove`].
-    pub fn remove_watched(
-        &self,
-        wanted: &str,
-        watch: &mut dyn FnMut(&'static str),
-    ) -> Result<Identity, Error> {
-        let missing = || Error::NoIdentity {
-            name: wanted.to_owned(),
-        };
-        let mut open = self.open()?.ok_or_else(missing)?;
-        self.repair_open(&mut open)?;
-        let records = open.maps.records()?;
-        let known = records
-            .iter()
-            .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
-        let found = known
-            .into_iter()
-            .find(|(_, facts)| is_meant(facts.name.as_str(), &facts.path, wanted));
-        let (cgroup, facts) = found.ok_or_else(missing)?;
-        self.count_connections([&facts])?;
-        let last = self.describe(&open.maps, cgroup, &facts)?;
-        self.take_away_watched(&mut open, cgroup, &facts, watch)?;
-        Ok(last)
-    }
-
     /// Where each identity has a folder of its own, which comes and goes with it. It may not be there yet.
     #[must_use]
     pub fn links(&self) -> PathBuf {
         self.maps_folder().join(LINKS)
     }
 
-    /// Removes what a crash has left, and identities whose cgroup is gone.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn repair(&self) -> Result<Repaired, Error> {
-        match self.open()? {
-            Some(mut open) => {
-                let repaired = self.repair_open(&mut open)?;
-                self.forget_unused(&open.maps)?;
-                Ok(repaired)
-            }
-            None => Ok(Repaired::default()),
-        }
-    }
-
-    pub(crate) fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
-        let mut repaired = Repaired::default();
-        let here = netns::cookie()?;
-        let mut kept = BTreeSet::new();
-        for (cgroup, record) in open.maps.records()? {
-            let Some(facts) = Facts::read(&record) else {
-                open.maps.delete_record(cgroup)?;
-                continue;
-            };
-            if facts.netns != here {
-                return Err(Error::OtherNamespace {
-                    folder: self.folder.clone(),
-                });
-            }
-            let is_abandoned = || facts.has_own_cgroup && cgroup::is_abandoned(&facts.path, cgroup);
-            let has_ended = !open.maps.is_alive(cgroup)? || is_abandoned();
-            if is_complete(&record) && !has_ended {
-                kept.insert(cgroup);
-                continue;
-            }
-            // One that can't be removed is in nobody else's way.
-            if let Err(error) = self.take_away(open, cgroup, &facts) {
-                kept.insert(cgroup);
-                repaired.failures.push(error.to_string());
-                continue;
-            }
-            let name = facts.name.to_string();
-            if is_complete(&record) {
-                repaired.ended.push(name);
-            } else {
-                repaired.incomplete.push(name);
-            }
-        }
-        open.maps.policies.repair()?;
-        self.remove_strays(&kept)?;
-        Ok(repaired)
-    }
-
-    /// Folders of links that no record speaks of.
-    fn remove_strays(&self, cgroups: &BTreeSet<u64>) -> Result<(), Error> {
-        let links = self.links();
-        let failed = |source| Error::system("list", links.display().to_string(), source);
-        if !links.exists() {
-            return Ok(());
-        }
-        for entry in fs::read_dir(&links).map_err(failed)? {
-            let entry = entry.map_err(failed)?;
-            let cgroup = entry.file_name().to_string_lossy().parse::<u64>();
-            if !cgroup.is_ok_and(|cgroup| cgroups.contains(&cgroup)) {
-                programs::detach(&entry.path())?;
-            }
-        }
-        Ok(())
-    }
-
-    fn take_away(&self, open: &mut Open, cgroup: u64, facts: &Facts) -> Result<(), Error> {
-        self.take_away_watched(open, cgroup, facts, &mut |_| ())
-    }
-
-    /// Every step is tried; the record goes only if all of them were done.
-    fn take_away_watched(
-        &self,
-        open: &mut Open,
-        cgroup: u64,
-        facts: &Facts,
-        watch: &mut dyn FnMut(&'static str),
-    ) -> Result<(), Error> {
-        let mut failures = Vec::new();
-        let mut note = |result: Result<(), Error>| {
-            if let Err(error) = result {
-                failures.push(error.to_string());
-            }
-        };
-        watch("record");
-        let removing = facts.record(record_state::REMOVING)?;
-        note(open.maps.set_record(cgroup, &removing));
-        watch("deactivate");
-        note(open.maps.clear_identity(cgroup));
-        watch("owners");
-        note(open.maps.delete_owned(facts.number));
-        watch("policy");
-        note(open.maps.policies.remove(facts.number));
-        watch("tally");
-        note(open.maps.end_tally(facts.number));
-        watch("programs");
-        note(programs::detach(&self.links_folder(cgroup)));
-        for (address, _) in facts
-            .addresses
-            .iter()
-            .zip(&facts.ours)
-            .filter(|(_, ours)| **ours)
-        {
-            watch("address");
-            note(interface::remove(facts.interface, *address));
-        }
-        if facts.has_loopback6 {
-            watch("loopback");
-            let address = IpAddr::V6(numbers::loopback6(facts.number));
-            note(interface::find(LOOPBACK).and_then(|lo| interface::remove(lo.0, address)));
-        }
-        if facts.has_own_cgroup {
-            watch("cgroup");
-            // Somebody is in it still: then who made it removes it, or the next who finds it empty.
-            cgroup::remove_if_empty(&facts.path, cgroup);
-        }
-        if !failures.is_empty() {
-            return Err(Error::Remains {
-                name: facts.name.to_string(),
-                failures: failures.join("; "),
-            });
-        }
-        watch("forget");
-        open.maps.delete_record(cgroup)?;
-        let records = open.maps.records()?;
-        open.maps.set_has_receivers(receivers::may_be(&records))?;
-        if records.is_empty() {
-            watch("namespace");
-            programs::detach_from_namespace(&self.maps_folder())?;
-            loading::forget(&self.maps_folder())?;
-            connections::LOOKER.forget(&self.maps_folder())?;
-            receivers::LOOKER.forget(&self.maps_folder())?;
-        }
-        Ok(())
-    }
-
     /// Has what connections have done counted that are open, where nothing else counts it.
-    fn count_connections<'a>(
+    pub(crate) fn count_connections<'a>(
         &self,
         identities: impl IntoIterator<Item = &'a Facts>,
     ) -> Result<(), Error> {
@@ -496,7 +307,12 @@ impl Identities {
         Ok(())
     }
 
-    fn describe(&self, maps: &Maps, cgroup: u64, facts: &Facts) -> Result<Identity, Error> {
+    pub(crate) fn describe(
+        &self,
+        maps: &Maps,
+        cgroup: u64,
+        facts: &Facts,
+    ) -> Result<Identity, Error> {
         let state = if Cgroup::is_there(&facts.path, cgroup) {
             State::Active
         } else {
@@ -545,15 +361,21 @@ impl Identities {
         self.links().join(cgroup.to_string())
     }
 
+    pub(crate) fn other_namespace(&self) -> Error {
+        Error::OtherNamespace {
+            folder: self.folder.clone(),
+        }
+    }
+
     pub(crate) fn vanished(&self) -> Error {
         let source = std::io::Error::from(std::io::ErrorKind::NotFound);
         Error::system("open", self.maps_folder().display().to_string(), source)
     }
 }
 
-const LOOPBACK: &str = "lo";
+pub(crate) const LOOPBACK: &str = "lo";
 
-fn is_meant(name: &str, path: &Path, wanted: &str) -> bool {
+pub(crate) fn is_meant(name: &str, path: &Path, wanted: &str) -> bool {
     name == wanted || (wanted.contains('/') && path == Path::new(wanted.trim_end_matches('/')))
 }
 

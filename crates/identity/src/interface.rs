@@ -1,6 +1,6 @@
 //! The identities' addresses on an interface of the host.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use sandwire_kernel_net::{
@@ -31,17 +31,14 @@ pub(crate) fn name(index: u32) -> Result<String, Error> {
     }
 }
 
-/// All addresses of the host's interfaces.
-pub(crate) fn addresses() -> Result<Vec<IpAddr>, Error> {
-    let listed = address::list(&mut Socket::route()?)?;
-    Ok(listed.iter().map(|found| found.address.addr()).collect())
-}
-
-/// The interface that has an address already.
-pub(crate) fn holder(wanted: IpAddr) -> Result<Option<String>, Error> {
-    let listed = address::list(&mut Socket::route()?)?;
-    let found = listed.iter().find(|found| found.address.addr() == wanted);
-    found.map(|found| name(found.interface.0)).transpose()
+/// All addresses of the host's interfaces, each with an interface that has it.
+pub(crate) fn addresses() -> Result<BTreeMap<IpAddr, u32>, Error> {
+    let listed = address::list(&mut Socket::route()?)?.into_iter();
+    // The first one if several have it.
+    let found = listed.rev();
+    Ok(found
+        .map(|found| (found.address.addr(), found.interface.0))
+        .collect())
 }
 
 /// Puts an address on an interface. The host's own sockets aren't to leave by it: of IPv4 the kernel takes the address that
@@ -56,12 +53,22 @@ pub(crate) fn add(index: u32, wanted: IpAddr) -> Result<(), Error> {
     Ok(Socket::route()?.execute(request)?)
 }
 
-/// Takes an address off an interface. One that isn't there was taken off already.
-pub(crate) fn remove(index: u32, wanted: IpAddr) -> Result<(), Error> {
-    let mut request = Request::new();
-    Address::new(InterfaceIndex(index), IpNet::from(wanted)).delete(&mut request);
-    match Socket::route()?.execute(request) {
-        Err(error) if error.is_missing() || error.errno() == Some(libc::EADDRNOTAVAIL) => Ok(()),
-        other => Ok(other?),
+/// Takes addresses off interfaces, in one call. Those that aren't there were taken off already; what fails of the others is
+/// told by its place.
+pub(crate) fn remove(addresses: &[(u32, IpAddr)]) -> Result<Vec<(usize, Error)>, Error> {
+    if addresses.is_empty() {
+        return Ok(Vec::new());
     }
+    let mut request = Request::new();
+    for (index, address) in addresses {
+        Address::new(InterfaceIndex(*index), IpNet::from(*address)).delete(&mut request);
+    }
+    let failures = Socket::route()?.execute_all(request).into_iter();
+    let is_failure = |error: &sandwire_kernel_net::Error| {
+        !error.is_missing() && error.errno() != Some(libc::EADDRNOTAVAIL)
+    };
+    Ok(failures
+        .filter(|(_, error)| is_failure(error))
+        .map(|(index, error)| (index, error.into()))
+        .collect())
 }

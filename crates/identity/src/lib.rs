@@ -25,14 +25,16 @@ mod policies;
 mod programs;
 mod receivers;
 mod record;
+mod removal;
 mod renew;
 
 pub use cgroup::Cgroup;
 pub use error::Error;
-pub use identities::{Identities, Repaired};
+pub use identities::Identities;
 pub use own_cgroup::OwnCgroup;
 pub use receivers::Bound;
 pub use record::NewIdentity;
+pub use removal::Repaired;
 pub use sandwire_api::identity::{
     Allowed, Counters, Identity, IdentityPolicy, Refusal, State, Traffic,
 };

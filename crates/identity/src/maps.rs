@@ -1,9 +1,13 @@
 //! The pinned maps, as the command line reads and writes them.
 
-use std::path::Path;
+use std::{collections::BTreeSet, os::fd::AsFd, path::Path};
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues};
+use aya::{
+    Pod,
+    maps::{Array, HashMap, IterableMap, Map, MapData, MapError, PerCpuHashMap, PerCpuValues},
+};
 use sandwire_api::identity::{Counters, Refusal};
+use sandwire_kernel_net::bpf;
 
 use crate::{
     Error,
@@ -102,12 +106,10 @@ impl Maps {
 
     /// All records with their cgroups' numbers, by number of the identity.
     pub(crate) fn records(&self) -> Result<Vec<(u64, Record)>, Error> {
-        let found: Result<Vec<_>, MapError> = self.records.iter().collect();
-        let found = found.map_err(failed("read", "records"))?;
-        let mut records: Vec<(u64, Record)> = found
+        let mut records: Vec<(u64, Record)> = entries(&self.records, "records")?
             .into_iter()
+            .map(|(cgroup, bytes)| (u64::from_ne_bytes(cgroup), Record(bytes)))
             .filter(|(cgroup, _)| *cgroup != LAST_NUMBER)
-            .map(|(cgroup, bytes)| (cgroup, Record(bytes)))
             .collect();
         records.sort_by_key(|(_, record)| record.word(Record::number()));
         Ok(records)
@@ -151,20 +153,22 @@ impl Maps {
         written.map_err(failed("write", HAS_RECEIVERS))
     }
 
-    /// Deletes all addresses of an identity.
-    pub(crate) fn delete_owned(&mut self, number: u32) -> Result<(), Error> {
-        let keys: Result<Vec<_>, MapError> = self
-            .addresses
-            .iter()
-            .filter(|entry| {
-                entry.as_ref().map_or(true, |(_, owner)| {
-                    Owner(*owner).word(Owner::number()) == number
-                })
-            })
-            .map(|entry| entry.map(|(key, _)| key))
-            .collect();
-        for key in keys.map_err(failed("read", "addresses"))? {
-            absent_is_fine(self.addresses.remove(&key)).map_err(failed("write", "addresses"))?;
+    /// Deletes the addresses of an identity; those that are another's stay.
+    pub(crate) fn delete_owned(
+        &mut self,
+        number: u32,
+        addresses: impl IntoIterator<Item = [u8; 16]>,
+    ) -> Result<(), Error> {
+        for address in addresses {
+            let owner = match self.addresses.get(&address, 0) {
+                Ok(owner) => Owner(owner),
+                Err(MapError::KeyNotFound) => continue,
+                Err(error) => return Err(failed("read", "addresses")(error)),
+            };
+            if owner.word(Owner::number()) == number {
+                absent_is_fine(self.addresses.remove(&address))
+                    .map_err(failed("write", "addresses"))?;
+            }
         }
         Ok(())
     }
@@ -233,11 +237,21 @@ impl Maps {
         written.map_err(failed("write", "tcp_tallies"))
     }
 
+    /// Deletes the entry of an identity that programs counted in.
     pub(crate) fn end_tally(&mut self, number: u32) -> Result<(), Error> {
         absent_is_fine(self.tallies.remove(&number)).map_err(failed("write", "tallies"))?;
+        let Some(maps) = &mut self.tcp else {
+            return Ok(());
+        };
+        absent_is_fine(maps.tallies.remove(&number)).map_err(failed("write", "tcp_tallies"))
+    }
+
+    /// Deletes what connections of identities have left that had TCP only: once their programs are gone, nobody else
+    /// does.
+    pub(crate) fn forget_dialers(&mut self, numbers: &BTreeSet<u32>) -> Result<(), Error> {
         match &mut self.tcp {
-            Some(maps) => maps.end(number),
-            None => Ok(()),
+            Some(maps) if !numbers.is_empty() => maps.forget_dialers(numbers),
+            _ => Ok(()),
         }
     }
 
@@ -287,21 +301,11 @@ impl TcpMaps {
         Ok(())
     }
 
-    /// Deletes what an identity has left: once its programs are gone, nobody else does.
-    fn end(&mut self, number: u32) -> Result<(), Error> {
-        absent_is_fine(self.tallies.remove(&number)).map_err(failed("write", "tcp_tallies"))?;
-        let keys: Result<Vec<_>, MapError> = self
-            .dialers
-            .iter()
-            .filter(|entry| {
-                entry.as_ref().map_or(true, |(_, dialer)| {
-                    Dialer(*dialer).word(Dialer::number()) == number
-                })
-            })
-            .map(|entry| entry.map(|(key, _)| key))
-            .collect();
-        for key in keys.map_err(failed("read", "dialers"))? {
-            absent_is_fine(self.dialers.remove(&key)).map_err(failed("write", "dialers"))?;
+    fn forget_dialers(&mut self, numbers: &BTreeSet<u32>) -> Result<(), Error> {
+        for (key, dialer) in entries(&self.dialers, "dialers")? {
+            if numbers.contains(&Dialer(dialer).word(Dialer::number())) {
+                absent_is_fine(self.dialers.remove(&key)).map_err(failed("write", "dialers"))?;
+            }
         }
         Ok(())
     }
@@ -319,6 +323,17 @@ fn open_has_receivers(folder: &Path) -> Result<Option<Array<MapData, u32>>, Erro
 /// A map by its pin.
 pub(crate) fn open_map(folder: &Path, name: &'static str) -> Result<MapData, Error> {
     MapData::from_pin(folder.join(name)).map_err(failed("open", name))
+}
+
+type Entries<const KEY: usize, const VALUE: usize> = Vec<([u8; KEY], [u8; VALUE])>;
+
+/// All entries of a map.
+pub(crate) fn entries<K: Pod, const KEY: usize, const VALUE: usize>(
+    map: &impl IterableMap<K, [u8; VALUE]>,
+    name: &'static str,
+) -> Result<Entries<KEY, VALUE>, Error> {
+    let found = bpf::entries_as_bytes(map.map().fd().as_fd());
+    found.map_err(|source| Error::system("read", format!("the map {name}"), source))
 }
 
 pub(crate) fn failed(operation: &'static str, map: &'static str) -> impl Fn(MapError) -> Error {

@@ -1,6 +1,10 @@
 //! From what was asked for to the facts of an identity: what stands against it, which addresses, which number.
 
-use std::{collections::BTreeSet, fs, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::IpAddr,
+};
 
 use ipnet::IpNet;
 use sandwire_api::{identity::IdentityPolicy, name::Name};
@@ -39,17 +43,18 @@ pub(crate) fn plan(
         None => name_of(&cgroup.path)?,
     };
     check_others(&others, cgroup, name.as_str(), &new.addresses)?;
+    let held = interface::addresses()?;
     let mut addresses = new.addresses.clone();
-    choose(&mut addresses, &new.prefixes, &others)?;
+    choose(&mut addresses, &new.prefixes, &others, &held)?;
     let mut ours = Vec::new();
     for address in &addresses {
-        let holder = interface::holder(*address)?;
-        if let Some(interface) = &holder
+        let holder = held.get(address);
+        if let Some(interface) = holder
             && !new.existing
         {
             return Err(Error::AddressOnHost {
                 address: *address,
-                interface: interface.clone(),
+                interface: interface::name(*interface)?,
             });
         }
         ours.push(holder.is_none());
@@ -80,11 +85,12 @@ fn choose(
     addresses: &mut Vec<IpAddr>,
     prefixes: &[IpNet],
     others: &[(u64, Facts)],
+    held: &BTreeMap<IpAddr, u32>,
 ) -> Result<(), Error> {
     if prefixes.is_empty() {
         return Ok(());
     }
-    let mut taken: BTreeSet<IpAddr> = interface::addresses()?.into_iter().collect();
+    let mut taken: BTreeSet<IpAddr> = held.keys().copied().collect();
     taken.extend(others.iter().flat_map(|(_, other)| &other.addresses));
     for prefix in prefixes {
         taken.extend(addresses.iter());
@@ -112,20 +118,27 @@ pub(crate) fn check_groups(
     name: &Name,
     policy: &IdentityPolicy,
 ) -> Result<(), Error> {
-    let mut others = maps.policies.groups_of_others(number)?;
+    let clash = |group: &Name, other: &Name| Error::GroupClash {
+        group: group.to_string(),
+        other: other.to_string(),
+    };
+    let mut named = BTreeMap::new();
+    for group in policy.group.iter().chain(&policy.talks_to).chain([name]) {
+        let other = named.insert(group_number(group.as_str()), group);
+        if let Some(other) = other.filter(|other| *other != group) {
+            return Err(clash(group, other));
+        }
+    }
+    let mut others = maps
+        .policies
+        .groups_of_others(number, &named.keys().copied().collect())?;
     let records = maps.records()?;
     let known = records.iter().filter_map(|(_, record)| Facts::read(record));
     others.extend(known.map(|facts| facts.name));
-    let named = policy.group.iter().chain(&policy.talks_to).chain([name]);
-    for group in named {
-        let clash = others.iter().find(|other| {
-            *other != group && group_number(other.as_str()) == group_number(group.as_str())
-        });
-        if let Some(other) = clash {
-            return Err(Error::GroupClash {
-                group: group.to_string(),
-                other: other.to_string(),
-            });
+    for other in others {
+        let group = named.get(&group_number(other.as_str()));
+        if let Some(group) = group.filter(|group| ***group != other) {
+            return Err(clash(group, &other));
         }
     }
     Ok(())
@@ -146,8 +159,14 @@ fn check_others(
             });
         }
         let taken = addresses.iter().find(|one| other.addresses.contains(one));
+        let is_nested =
+            cgroup.path.starts_with(&other.path) || other.path.starts_with(&cgroup.path);
+        let is_same = cgroup.path == other.path || other_name == name;
+        if !(is_nested || is_same || taken.is_some()) {
+            continue;
+        }
         if !Cgroup::is_there(&other.path, *id) {
-            if cgroup.path == other.path || other_name == name || taken.is_some() {
+            if is_same || taken.is_some() {
                 return Err(Error::Dying {
                     name: other_name,
                     path: other.path.clone(),
@@ -155,7 +174,7 @@ fn check_others(
             }
             continue;
         }
-        if cgroup.path.starts_with(&other.path) || other.path.starts_with(&cgroup.path) {
+        if is_nested {
             return Err(Error::Nested {
                 path: cgroup.path.clone(),
                 other: other.path.clone(),

@@ -29,14 +29,15 @@ use crate::{
         PartKey, Policy, PortRule, Prefix, PrefixKey, RuleList, TALKS_MAX, TEXT_PART,
         address_bytes, policy_flag,
     },
-    maps::{absent_is_fine, failed, open_map},
+    maps::{absent_is_fine, entries, failed, open_map},
 };
 
 const POLICY: usize = size_of::<Policy>();
 const LIST: usize = size_of::<RuleList>();
 const PART: usize = size_of::<PartKey>();
 /// What the trie's key has behind its length.
-const PREFIX: usize = size_of::<PrefixKey>() - 4;
+const PREFIX_KEY: usize = size_of::<PrefixKey>();
+const PREFIX: usize = PREFIX_KEY - 4;
 /// Where the state of all changes is.
 const STATE: u32 = 0;
 /// Flag of that entry.
@@ -121,11 +122,17 @@ impl Policies {
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<(), Error> {
         let index = self.next_index()?;
+        let is_first = self.value(number)?.is_none();
         watch("policy: begin");
         self.set_state(index, UNDER_WAY)?;
         let written = self.write(number, index, prepared, watch);
         watch("policy: sweep");
-        let swept = self.sweep();
+        // A first one takes no other's place.
+        let swept = if is_first && written.is_ok() {
+            Ok(())
+        } else {
+            self.sweep()
+        };
         written.and(swept)?;
         watch("policy: end");
         self.set_state(index, 0)
@@ -178,15 +185,23 @@ impl Policies {
         written.map_err(failed("write", "policies"))
     }
 
-    /// Takes an identity's policy away, if it has one: it may reach nothing then.
-    pub(crate) fn remove(&mut self, number: u32) -> Result<(), Error> {
-        if self.value(number)?.is_none() {
+    /// Takes the policies of identities away, of those that have one: they may reach nothing then.
+    pub(crate) fn remove(&mut self, numbers: &[u32]) -> Result<(), Error> {
+        let mut known = Vec::new();
+        for number in numbers {
+            if self.value(*number)?.is_some() {
+                known.push(*number);
+            }
+        }
+        if known.is_empty() {
             return Ok(());
         }
         let state = self.value(STATE)?.unwrap_or_default();
         let index = state.word(Policy::index());
         self.set_state(index, UNDER_WAY)?;
-        absent_is_fine(self.policies.remove(&number)).map_err(failed("write", "policies"))?;
+        for number in known {
+            absent_is_fine(self.policies.remove(&number)).map_err(failed("write", "policies"))?;
+        }
         self.sweep()?;
         self.set_state(index, 0)
     }
@@ -201,18 +216,28 @@ impl Policies {
         self.set_state(state.word(Policy::index()), 0)
     }
 
-    /// Names of the groups of all identities but one.
-    pub(crate) fn groups_of_others(&self, number: u32) -> Result<BTreeSet<Name>, Error> {
-        let mut groups = BTreeSet::new();
-        let numbers: Result<Vec<u32>, MapError> = self.policies.keys().collect();
-        for other in numbers.map_err(failed("read", "policies"))? {
-            if other == STATE || other == number {
-                continue;
+    /// Those groups in the policies of other identities that the kernel knows by one of these numbers.
+    pub(crate) fn groups_of_others(
+        &self,
+        number: u32,
+        groups: &BTreeSet<u32>,
+    ) -> Result<BTreeSet<Name>, Error> {
+        let mut found = BTreeSet::new();
+        for (other, policy) in self.all()? {
+            if other != number && group_numbers(&policy).any(|group| groups.contains(&group)) {
+                let policy = self.get(other)?.unwrap_or_default();
+                let named = policy.group.into_iter().chain(policy.talks_to);
+                found.extend(named.filter(|name| groups.contains(&group_number(name.as_str()))));
             }
-            let policy = self.get(other)?.unwrap_or_default();
-            groups.extend(policy.group.into_iter().chain(policy.talks_to));
         }
-        Ok(groups)
+        Ok(found)
+    }
+
+    /// The policies of all identities, by number.
+    fn all(&self) -> Result<Vec<(u32, Policy)>, Error> {
+        let found = entries(&self.policies, "policies")?.into_iter();
+        let found = found.map(|(number, bytes)| (u32::from_ne_bytes(number), Policy(bytes)));
+        Ok(found.filter(|(number, _)| *number != STATE).collect())
     }
 
     fn value(&self, number: u32) -> Result<Option<Policy>, Error> {
@@ -233,14 +258,10 @@ impl Policies {
 
     /// Indices that stand for something.
     fn used(&self) -> Result<BTreeSet<u32>, Error> {
-        let mut used = BTreeSet::new();
-        for entry in self.policies.iter() {
-            let (number, bytes) = entry.map_err(failed("read", "policies"))?;
-            if number != STATE {
-                used.insert(Policy(bytes).word(Policy::index()));
-            }
-        }
-        Ok(used)
+        let policies = self.all()?.into_iter();
+        Ok(policies
+            .map(|(_, policy)| policy.word(Policy::index()))
+            .collect())
     }
 
     fn next_index(&self) -> Result<u32, Error> {
@@ -258,16 +279,19 @@ impl Policies {
     /// exchanged would find none of its prefixes, and let pass what they deny.
     fn sweep(&mut self) -> Result<(), Error> {
         let used = self.used()?;
-        let is_stray = |bytes: &[u8]| {
-            let index = bytes[..4].try_into().map(u32::from_ne_bytes);
-            index.is_ok_and(|index| !used.contains(&index))
+        let is_stray = |key: &[u8]| {
+            let index = key.first_chunk().map(|index| u32::from_ne_bytes(*index));
+            index.is_some_and(|index| !used.contains(&index))
         };
-        let prefixes = stray(self.prefixes.keys(), |key| is_stray(&key.data()));
-        let prefixes = prefixes.map_err(failed("read", "prefixes"))?;
-        let lists = stray(self.lists.keys(), |key| is_stray(key));
-        let lists = lists.map_err(failed("read", "rule_lists"))?;
-        let texts = stray(self.texts.keys(), |key| is_stray(key));
-        let texts = texts.map_err(failed("read", "texts"))?;
+        let prefixes = entries(&self.prefixes, "prefixes")?.into_iter();
+        let prefixes = prefixes.map(|(key, _)| prefix_key(key));
+        let prefixes: Vec<_> = prefixes.filter(|key| is_stray(&key.data())).collect();
+        let lists = entries(&self.lists, "rule_lists")?.into_iter();
+        let lists = lists.map(|(key, _): ([u8; PART], _)| key);
+        let lists: Vec<_> = lists.filter(|key| is_stray(key)).collect();
+        let texts = entries(&self.texts, "texts")?.into_iter();
+        let texts = texts.map(|(key, _): ([u8; PART], _)| key);
+        let texts: Vec<_> = texts.filter(|key| is_stray(key)).collect();
         // Each policy has a text: so also before the kernel may use the former one's entry again.
         if !(prefixes.is_empty() && lists.is_empty() && texts.is_empty()) {
             wait_for_programs();
@@ -285,16 +309,21 @@ impl Policies {
     }
 }
 
-/// The keys that belong to nothing.
-fn stray<K>(
-    keys: impl Iterator<Item = Result<K, MapError>>,
-    is_stray: impl Fn(&K) -> bool,
-) -> Result<Vec<K>, MapError> {
-    keys.filter(|key| key.as_ref().map_or(true, &is_stray))
-        .collect()
+fn prefix_key(bytes: [u8; PREFIX_KEY]) -> Key<[u8; PREFIX]> {
+    let (length, rest) = bytes.split_at(4);
+    let length = length.try_into().expect("four bytes");
+    let rest = rest.try_into().expect("the key without its length");
+    Key::new(u32::from_ne_bytes(length), rest)
 }
 
-/// Returns once all programs that run now have ended: the kernel's global barrier is a grace period of RCU.
+/// The numbers of the groups that a policy names.
+fn group_numbers(policy: &Policy) -> impl Iterator<Item = u32> {
+    let (talks, _) = policy.get(Policy::talks()).as_chunks::<4>();
+    let count = policy.word(Policy::talk_count()) as usize;
+    let talks = talks.iter().take(count).copied().map(u32::from_ne_bytes);
+    talks.chain([policy.word(Policy::group())])
+}
+
 fn wait_for_programs() {
     // Not where processors are kept free of ticks (nohz_full).
     if membarrier(MembarrierCommand::Global).is_err() {

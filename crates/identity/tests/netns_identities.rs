@@ -361,6 +361,71 @@ fn one_that_cannot_be_removed_is_in_nobody_s_way() {
     });
 }
 
+/// What is left in a map: its elements, as `bpftool` tells them.
+fn elements(lab: &Lab, map: &str) -> usize {
+    let pin = folder().join("v2").join(map);
+    let dump = lab.run(&format!("bpftool -j map dump pinned {}", pin.display()));
+    let dump: serde_json::Value = serde_json::from_str(&dump).unwrap();
+    dump.as_array().unwrap().len()
+}
+
+/// As when a host loses many containers at once.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn those_that_end_together_leave_nothing_but_what_is_still_used() {
+    const MAPS: [&str; 9] = [
+        "records",
+        "addresses",
+        "policies",
+        "prefixes",
+        "rule_lists",
+        "texts",
+        "tallies",
+        "tcp_tallies",
+        "dialers",
+    ];
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let kept = cgroups.make("kept");
+        let identities = Identities::new(folder());
+        let mut new = new_identity(&kept, &["10.77.1.1", "fd77::1:1"]);
+        new.policy = stage::policy(RULES);
+        let kept = identities.add(&new).unwrap();
+        let before = (addresses(lab), MAPS.map(|map| elements(lab, map)));
+        let leaving: Vec<_> = (1..=30)
+            .map(|index| cgroups.make(&format!("c{index}")))
+            .collect();
+        for (index, cgroup) in (1..).zip(&leaving) {
+            let (v4, v6) = (format!("10.77.0.{index}"), format!("fd77::{index}"));
+            let mut new = new_identity(cgroup, &[v4.as_str(), v6.as_str()][..1 + index % 2]);
+            new.tcp_only = index % 3 == 0;
+            new.policy = stage::policy(RULES);
+            identities.add(&new).unwrap();
+        }
+        assert_eq!(identities.list().unwrap().len(), 31);
+        for cgroup in &leaving {
+            fs::remove_dir(cgroup).unwrap();
+        }
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while identities.list().unwrap().len() > 1 {
+            assert!(Instant::now() < deadline);
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(identities.list().unwrap()[0].name, kept.name);
+        assert_eq!(identities.policy("kept").unwrap(), stage::policy(RULES));
+        let after = (addresses(lab), MAPS.map(|map| elements(lab, map)));
+        assert_eq!(after, before, "of {MAPS:?}");
+        let folders = fs::read_dir(identities.links()).unwrap();
+        assert_eq!(folders.count(), 1);
+    });
+}
+
+/// A policy with prefixes and lists of ports.
+const RULES: &str = r#"{"egress": {"rules": [
+    {"action": "allow", "prefixes": ["192.0.2.0/24"], "ports": ["tcp/80", "tcp/8000-8100"]},
+    {"action": "deny", "prefixes": ["2001:db8::/32"]}
+]}}"#;
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn traffic_and_refusals_are_counted() {

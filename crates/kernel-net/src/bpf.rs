@@ -15,7 +15,10 @@ use std::{
     path::Path,
 };
 
+mod entries;
+
 use crate::interface::InterfaceIndex;
+pub use entries::{entries, entries_as_bytes};
 
 /// What a program is run on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -203,6 +203,14 @@ pub fn delete(request: &mut Request, name: &str) {
     });
 }
 
+/// Adds the deletion of an interface by its number; `name` is for errors.
+pub fn delete_by_index(request: &mut Request, name: &str, index: InterfaceIndex) {
+    let object = format!("interface {name}");
+    request.message((libc::RTM_DELLINK, CHANGE), "delete", object, |message| {
+        message.raw(&header(index.0, None));
+    });
+}
+
 /// Settings of an interface to be changed together.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change<'a> {

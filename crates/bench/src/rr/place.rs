@@ -290,11 +290,16 @@ fn pins(host: &str) -> PathBuf {
     PathBuf::from(format!("{PINS}-{host}"))
 }
 
-fn identity(host: &str, addresses: &[Ipv4Addr], tcp_only: bool) -> Result<OwnCgroup> {
+/// A cgroup that goes with the benchmark.
+pub(super) fn own_cgroup() -> Result<OwnCgroup> {
     // Numbers of processes begin anew in each private host, and cgroups are the machine's.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let name = format!("bench-{}", now.unwrap_or_default().as_nanos());
-    let cgroup = OwnCgroup::create(Some(Path::new(CGROUPS)), &name)?;
+    Ok(OwnCgroup::create(Some(Path::new(CGROUPS)), &name)?)
+}
+
+fn identity(host: &str, addresses: &[Ipv4Addr], tcp_only: bool) -> Result<OwnCgroup> {
+    let cgroup = own_cgroup()?;
     let new = NewIdentity {
         cgroup: cgroup.path().to_owned(),
         name: Some(IDENTITY.parse()?),

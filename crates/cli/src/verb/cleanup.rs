@@ -255,18 +255,16 @@ fn remove_all(report: &mut Report, programs: &Path) {
 
 /// Many go at once, since the kernel takes as long for a hundred as for one; one by one if that fails, to tell which.
 fn remove_interfaces(report: &mut Report, interfaces: &[Leftover], bar: &ProgressBar) {
-    let present = Socket::route().and_then(|mut route| interface::list(&mut route));
-    let group = present
-        .as_ref()
-        .ok()
-        .and_then(|present| interface::free_group(present, FIRST_GROUP, GROUP_ATTEMPTS, |_| false));
-    let present: HashMap<String, Interface> = present
-        .into_iter()
-        .flatten()
-        .map(|found| (found.name.clone(), found))
-        .collect();
+    let (group, ours) = match present(&report.instance) {
+        Ok(found) => found,
+        Err(error) => {
+            report.failures.push(error.to_string());
+            return;
+        }
+    };
     for batch in interfaces.chunks(DELETED_AT_ONCE) {
-        let here = batch.iter().filter_map(|object| present.get(&object.name));
+        // One that is gone meanwhile is removed, whoever has its name now.
+        let here = batch.iter().filter_map(|object| ours.get(&object.name));
         let removed = group.map(|group| remove_together(&here.collect::<Vec<_>>(), group));
         if let Some(Ok(beside)) = removed {
             report.removed.extend_from_slice(batch);
@@ -274,14 +272,26 @@ fn remove_interfaces(report: &mut Report, interfaces: &[Leftover], bar: &Progres
             report.failures.extend(beside);
         } else {
             for object in batch {
-                let removed = Socket::route().and_then(|mut route| {
-                    interface::delete_with_taps_beyond(&mut route, &object.name)
-                });
+                let removed = match ours.get(&object.name) {
+                    Some(found) => Socket::route().and_then(|mut route| {
+                        interface::delete_with_taps_beyond(&mut route, found)
+                    }),
+                    None => Ok(()),
+                };
                 record(report, object.clone(), removed);
             }
         }
         bar.inc(batch.len() as u64);
     }
+}
+
+/// A group that nobody's interface is in, if there is one, and the instance's interfaces by name.
+fn present(instance: &Name) -> Result<(Option<u32>, HashMap<String, Interface>), Error> {
+    let all = interface::list(&mut Socket::route()?)?;
+    let group = interface::free_group(&all, FIRST_GROUP, GROUP_ATTEMPTS, |_| false);
+    let ours = leftovers::of_instance(all, instance);
+    let ours = ours.map(|found| (found.name.clone(), found)).collect();
+    Ok((group, ours))
 }
 
 /// Removes interfaces together, and returns what went wrong with TAPs that are joined to them in other namespaces.
@@ -292,8 +302,10 @@ fn remove_together(interfaces: &[&Interface], group: u32) -> Result<Vec<Error>, 
         .iter()
         .filter_map(|found| interface::delete_taps_beyond(route, found).err())
         .collect();
-    let names = interfaces.iter().map(|found| found.name.as_str());
-    interface::delete_together(route, names, group)?;
+    let numbered = interfaces
+        .iter()
+        .map(|found| (found.name.as_str(), Some(found.index)));
+    interface::delete_together(route, numbered, group)?;
     Ok(beside)
 }
 

@@ -178,8 +178,7 @@ static __always_inline void note_if_denied(struct __sk_buff *skb, const struct i
 	};
 
 	__builtin_memcpy(&to.address, packet->source, sizeof(to.address));
-	if (judge(identity->number, policy_of(identity->number), &to,
-		  skb->ifindex == LOOPBACK_INTERFACE) != PASSES)
+	if (judge(identity->number, &to, skb->ifindex == LOOPBACK_INTERFACE) != PASSES)
 		note_caller(sk, packet->source, packet->source_port);
 }
 
@@ -237,7 +236,7 @@ static __always_inline int may_send(struct __sk_buff *skb, const struct identity
 
 	__builtin_memcpy(&to.address, packet->destination, sizeof(to.address));
 	/* Of what is for many, the host's own sockets get a copy. */
-	verdict = judge(identity->number, policy_of(identity->number), &to,
+	verdict = judge(identity->number, &to,
 			is_for_host(skb) || is_for_many(packet->destination));
 	if (verdict == PASSES)
 		return 1;

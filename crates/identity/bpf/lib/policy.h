@@ -113,15 +113,24 @@ static __always_inline int serves(const struct policy *policy, __u8 protocol, __
 	return 0;
 }
 
-/* PASSES or a refusal. `is_host` says that the destination is on this host, be it an identity's or not. */
-static __always_inline int judge(__u32 number, const struct policy *policy,
-				 const struct destination *to, int is_host)
+/* PASSES or a refusal. `is_host` says that the destination is on this host, be it an identity's or not. A function of its own,
+ * so that the verifier walks through it once per program, and not once for each way that leads there. */
+__noinline int judge(__u32 number, const struct destination *to, int is_host)
 {
-	const struct owner *owner = bpf_map_lookup_elem(&addresses, &to->address);
+	const struct policy *policy;
+	const struct owner *owner;
+	struct address address;
 	int verdict;
 
+	/* Nobody calls it so; the verifier doesn't know that. */
+	if (!to)
+		return REFUSED_NO_POLICY;
+	/* Linux 6.1 takes keys from the own stack alone. */
+	address = to->address;
+	owner = bpf_map_lookup_elem(&addresses, &address);
 	if (owner && owner->number == number)
 		return PASSES;
+	policy = policy_of(number);
 	if (!policy)
 		return REFUSED_NO_POLICY;
 	if (owner)
@@ -147,7 +156,7 @@ static __always_inline int may_call(struct bpf_sock_addr *ctx, const struct iden
 
 	if (ctx->protocol != IPPROTO_TCP && !is_group)
 		return 1;
-	verdict = judge(identity->number, policy_of(identity->number), &to, is_group);
+	verdict = judge(identity->number, &to, is_group);
 	return verdict == PASSES ? 1 : refuse(verdict, EPERM);
 }
 

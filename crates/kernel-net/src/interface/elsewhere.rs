@@ -205,18 +205,15 @@ pub fn delete_taps_beyond(socket: &mut Socket, of: &Interface) -> Result<(), Err
     failed.map_or(Ok(()), |(_, error)| Err(error))
 }
 
-/// Deletes an interface of that name, if there is one, with the TAPs that [`delete_taps_beyond`] finds. The interface
-/// goes also if one of them would not.
+/// Deletes an interface, if it is there still, with the TAPs that [`delete_taps_beyond`] finds. The interface goes also if one
+/// of them would not.
 ///
 /// # Errors
 /// The first that the kernel refused.
-pub fn delete_with_taps_beyond(socket: &mut Socket, name: &str) -> Result<(), Error> {
-    let beyond = match super::find(socket, name)? {
-        Some(found) => delete_taps_beyond(socket, &found),
-        None => return Ok(()),
-    };
+pub fn delete_with_taps_beyond(socket: &mut Socket, found: &Interface) -> Result<(), Error> {
+    let beyond = delete_taps_beyond(socket, found);
     let mut request = Request::new();
-    super::delete(&mut request, name);
+    super::delete_by_index(&mut request, &found.name, found.index);
     match socket.execute(request) {
         Err(error) if error.is_missing() => beyond,
         other => other.and(beyond),

@@ -1,6 +1,6 @@
 //! Deletes many interfaces at once.
 
-use super::{Change, Interface, header};
+use super::{Change, Interface, InterfaceIndex, header};
 use crate::{
     Error,
     netlink::{CHANGE, Request, Socket},
@@ -25,21 +25,22 @@ pub fn free_group(
     })
 }
 
-/// Deletes the interfaces of these names that are there, and whatever else is in the group, which they are put into for that: the
-/// kernel waits for its readers once instead of once per interface, which takes 10 to 20 ms each time. Which of many go
+/// Deletes the interfaces of these names that are there, or of these numbers where they are known, and whatever else is in the
+/// group, which they are put into for that: a number isn't given to another one for long, as a name is. The kernel waits for its readers once instead of once per interface, which takes 10 to 20 ms each time. Which of many go
 /// together is told by [`DELETED_AT_ONCE`].
 ///
 /// # Errors
 /// The kernel refuses; then some of them may be gone, and some in the group.
 pub fn delete_together<'a>(
     socket: &mut Socket,
-    names: impl IntoIterator<Item = &'a str>,
+    interfaces: impl IntoIterator<Item = (&'a str, Option<InterfaceIndex>)>,
     group: u32,
 ) -> Result<(), Error> {
     let mut request = Request::new();
-    for name in names {
+    for (name, index) in interfaces {
         let change = Change {
             name,
+            index,
             group: Some(group),
             ..Change::default()
         };
@@ -56,7 +57,7 @@ pub fn delete_together<'a>(
         message.put_u32(libc::IFLA_GROUP, group);
     });
     match socket.execute(request) {
-        // None of the names was there.
+        // None of them was there.
         Err(error) if error.is_missing() => Ok(()),
         other => other,
     }

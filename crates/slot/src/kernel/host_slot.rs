@@ -203,6 +203,7 @@ pub(super) fn tear_down(
         let withdrawn: Vec<String> = batch.iter().map(|tap| names::withdrawn(tap)).collect();
         let all = batch.iter().copied();
         let all = all.chain(withdrawn.iter().map(String::as_str));
+        let all = all.map(|name| (name, None));
         interface::delete_together(&mut worker.route, all, group)?;
     }
     if let Some(ebpf) = ebpf {

@@ -93,11 +93,19 @@ pub(super) fn reclaim(
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
             Leftover::Alias(alias) => delete_by_alias(worker, alias),
             Leftover::Child(alias) => Ok(interface::delete_children(&mut worker.route, alias)?),
-            Leftover::Interface(name) => {
-                Ok(interface::delete_with_taps_beyond(&mut worker.route, name)?)
-            }
+            Leftover::Interface(name) => delete_interface(worker, name),
         })
         .collect()
+}
+
+fn delete_interface(worker: &mut Worker, name: &str) -> Result<(), NetworkError> {
+    match interface::find(&mut worker.route, name)? {
+        Some(found) => Ok(interface::delete_with_taps_beyond(
+            &mut worker.route,
+            &found,
+        )?),
+        None => Ok(()),
+    }
 }
 
 fn delete_by_alias(worker: &mut Worker, alias: &str) -> Result<(), NetworkError> {

@@ -11,7 +11,8 @@ use ipnet::IpNet;
 use sandwire_api::name::Name;
 use sandwire_datapath::filtered_uplinks;
 use sandwire_kernel_net::{
-    Error, address, interface,
+    Error, address,
+    interface::{self, Interface},
     netlink::Socket,
     netns, nft, process,
     route::{self, Route, Target},
@@ -92,9 +93,9 @@ pub(super) fn find(instance: &Name, programs: &Path) -> Result<Vec<Leftover>, Er
         found.push(object);
     }
     let mut taps = processes_by_tap();
-    found.extend(interfaces(instance)?.into_iter().map(|name| Leftover {
-        used_by: taps.remove(&name).unwrap_or_default(),
-        ..Leftover::new(Kind::Interface, name)
+    found.extend(interfaces(instance)?.into_iter().map(|found| Leftover {
+        used_by: taps.remove(&found.name).unwrap_or_default(),
+        ..Leftover::new(Kind::Interface, found.name)
     }));
     let mut route = Socket::route()?;
     let mut children: Vec<String> =
@@ -127,19 +128,18 @@ pub(super) fn find(instance: &Name, programs: &Path) -> Result<Vec<Leftover>, Er
     Ok(found)
 }
 
-/// Names of the host's interfaces that bear the instance's name in their alias.
-pub(super) fn interfaces(instance: &Name) -> Result<Vec<String>, Error> {
+/// The host's interfaces that bear the instance's name in their alias.
+pub(super) fn interfaces(instance: &Name) -> Result<Vec<Interface>, Error> {
     let all = interface::list(&mut Socket::route()?)?;
-    Ok(all
-        .into_iter()
-        .filter(|found| {
-            found
-                .alias
-                .as_deref()
-                .is_some_and(|alias| is_of(instance, alias))
-        })
-        .map(|found| found.name)
-        .collect())
+    Ok(of_instance(all, instance).collect())
+}
+
+/// Those interfaces that bear the instance's name in their alias.
+pub(super) fn of_instance(all: Vec<Interface>, instance: &Name) -> impl Iterator<Item = Interface> {
+    all.into_iter().filter(|found| {
+        let alias = found.alias.as_deref();
+        alias.is_some_and(|alias| is_of(instance, alias))
+    })
 }
 
 /// Metric of the routes that refuse packets for clones that aren't there; nobody else uses it.

@@ -1,0 +1,304 @@
+//! Taking identities away: one that is to go, and all at once whose cgroup is gone or that a crash has left.
+//!
+//! What can be done for all at once is: a host loses a thousand containers in the same second.
+
+use std::{collections::BTreeSet, fs, net::IpAddr};
+
+use sandwire_kernel_net::{interface::InterfaceIndex, netns};
+
+use crate::{
+    Error, Identities, Identity,
+    abi::record_state,
+    cgroup, connections,
+    identities::{LOOPBACK, Open, is_meant},
+    interface, loading,
+    maps::Maps,
+    numbers, programs, receivers,
+    record::{Facts, is_complete},
+};
+
+/// What was found to be left over, and taken away.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// Identities whose cgroup is gone.
+    pub ended: Vec<String>,
+    /// Identities that somebody had begun to add or to remove.
+    pub incomplete: Vec<String>,
+    /// What couldn't be taken away, with the reason; the next call tries again.
+    pub failures: Vec<String>,
+}
+
+impl Identities {
+    /// Removes an identity, by name or by the path of its cgroup. Its sockets stay as they are, and are no longer
+    /// watched; their addresses are gone.
+    ///
+    /// # Errors
+    /// There is none, or something of it can't be removed; the rest is.
+    pub fn remove(&self, wanted: &str) -> Result<Identity, Error> {
+        self.remove_watched(wanted, &mut |_| ())
+    }
+
+    /// As [`Identities::remove`]; `watch` is told of each step before it is done.
+    ///
+    /// # Errors
+    /// As of [`Identities::remove`].
+    pub fn remove_watched(
+        &self,
+        wanted: &str,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<Identity, Error> {
+        let missing = || Error::NoIdentity {
+            name: wanted.to_owned(),
+        };
+        let mut open = self.open()?.ok_or_else(missing)?;
+        self.repair_open(&mut open)?;
+        let records = open.maps.records()?;
+        let known = records
+            .iter()
+            .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
+        let found = known
+            .into_iter()
+            .find(|(_, facts)| is_meant(facts.name.as_str(), &facts.path, wanted));
+        let (cgroup, facts) = found.ok_or_else(missing)?;
+        self.count_connections([&facts])?;
+        let last = self.describe(&open.maps, cgroup, &facts)?;
+        let mut outcome = self.take_away(&mut open, &[(cgroup, facts)], watch)?;
+        outcome.remove(0)?;
+        Ok(last)
+    }
+
+    /// Removes what a crash has left, and identities whose cgroup is gone.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn repair(&self) -> Result<Repaired, Error> {
+        match self.open()? {
+            Some(mut open) => {
+                let repaired = self.repair_open(&mut open)?;
+                self.forget_unused(&open.maps)?;
+                Ok(repaired)
+            }
+            None => Ok(Repaired::default()),
+        }
+    }
+
+    pub(crate) fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
+        let here = netns::cookie()?;
+        let mut kept = BTreeSet::new();
+        let (mut leaving, mut were_complete) = (Vec::new(), Vec::new());
+        for (cgroup, record) in open.maps.records()? {
+            let Some(facts) = Facts::read(&record) else {
+                open.maps.delete_record(cgroup)?;
+                continue;
+            };
+            if facts.netns != here {
+                return Err(self.other_namespace());
+            }
+            let is_abandoned = || facts.has_own_cgroup && cgroup::is_abandoned(&facts.path, cgroup);
+            let has_ended = !open.maps.is_alive(cgroup)? || is_abandoned();
+            if is_complete(&record) && !has_ended {
+                kept.insert(cgroup);
+            } else {
+                leaving.push((cgroup, facts));
+                were_complete.push(is_complete(&record));
+            }
+        }
+        let mut repaired = Repaired::default();
+        let outcomes = self.take_away(open, &leaving, &mut |_| ())?;
+        for (((cgroup, facts), was_complete), outcome) in
+            leaving.iter().zip(were_complete).zip(outcomes)
+        {
+            let name = facts.name.to_string();
+            match outcome {
+                // One that can't be removed is in nobody else's way.
+                Err(error) => {
+                    kept.insert(*cgroup);
+                    repaired.failures.push(error.to_string());
+                }
+                Ok(()) if was_complete => repaired.ended.push(name),
+                Ok(()) => repaired.incomplete.push(name),
+            }
+        }
+        open.maps.policies.repair()?;
+        self.remove_strays(&kept)?;
+        Ok(repaired)
+    }
+
+    /// Folders of links that no record speaks of.
+    fn remove_strays(&self, cgroups: &BTreeSet<u64>) -> Result<(), Error> {
+        let links = self.links();
+        let failed = |source| Error::system("list", links.display().to_string(), source);
+        if !links.exists() {
+            return Ok(());
+        }
+        for entry in fs::read_dir(&links).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let cgroup = entry.file_name().to_string_lossy().parse::<u64>();
+            if !cgroup.is_ok_and(|cgroup| cgroups.contains(&cgroup)) {
+                programs::detach(&entry.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes identities away; what came of each. Every step is tried, and the record of each goes only if all of its
+    /// steps were done. `watch` is told of each step before it is done.
+    pub(crate) fn take_away(
+        &self,
+        open: &mut Open,
+        leaving: &[(u64, Facts)],
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        if leaving.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut removal = Removal::new(leaving, watch);
+        removal.deactivate(&mut open.maps);
+        removal.clear_maps(&mut open.maps);
+        removal.each("programs", |cgroup, _| {
+            programs::detach(&self.links_folder(cgroup))
+        });
+        removal.take_off_addresses();
+        removal.remove_own_cgroups();
+        removal.forget(&mut open.maps);
+        let records = open.maps.records()?;
+        open.maps.set_has_receivers(receivers::may_be(&records))?;
+        if records.is_empty() {
+            (removal.watch)("namespace");
+            programs::detach_from_namespace(&self.maps_folder())?;
+            loading::forget(&self.maps_folder())?;
+            connections::LOOKER.forget(&self.maps_folder())?;
+            receivers::LOOKER.forget(&self.maps_folder())?;
+        }
+        Ok(removal.outcomes())
+    }
+}
+
+/// Identities on their way out, and what has failed of each.
+struct Removal<'a> {
+    leaving: &'a [(u64, Facts)],
+    failures: Vec<Vec<String>>,
+    watch: &'a mut dyn FnMut(&'static str),
+}
+
+impl<'a> Removal<'a> {
+    fn new(leaving: &'a [(u64, Facts)], watch: &'a mut dyn FnMut(&'static str)) -> Self {
+        Self {
+            leaving,
+            failures: vec![Vec::new(); leaving.len()],
+            watch,
+        }
+    }
+
+    /// Does a step of each.
+    fn each(&mut self, step: &'static str, mut act: impl FnMut(u64, &Facts) -> Result<(), Error>) {
+        for ((cgroup, facts), failures) in self.leaving.iter().zip(&mut self.failures) {
+            (self.watch)(step);
+            if let Err(error) = act(*cgroup, facts) {
+                failures.push(error.to_string());
+            }
+        }
+    }
+
+    /// Does a step of all at once: if it fails, it fails for each.
+    fn all(&mut self, step: &'static str, act: impl FnOnce(&[(u64, Facts)]) -> Result<(), Error>) {
+        (self.watch)(step);
+        if let Err(error) = act(self.leaving) {
+            for failures in &mut self.failures {
+                failures.push(error.to_string());
+            }
+        }
+    }
+
+    fn deactivate(&mut self, maps: &mut Maps) {
+        self.each("record", |cgroup, facts| {
+            maps.set_record(cgroup, &facts.record(record_state::REMOVING)?)
+        });
+        self.each("deactivate", |cgroup, _| maps.clear_identity(cgroup));
+    }
+
+    fn clear_maps(&mut self, maps: &mut Maps) {
+        self.each("owners", |_, facts| {
+            let addresses = facts.owners().into_iter().map(|(address, _)| address);
+            maps.delete_owned(facts.number, addresses)
+        });
+        self.all("policies", |leaving| {
+            let numbers: Vec<u32> = leaving.iter().map(|(_, facts)| facts.number).collect();
+            maps.policies.remove(&numbers)
+        });
+        self.each("tally", |_, facts| maps.end_tally(facts.number));
+        self.all("dialers", |leaving| {
+            let tcp_only = leaving.iter().filter(|(_, facts)| facts.tcp_only);
+            maps.forget_dialers(&tcp_only.map(|(_, facts)| facts.number).collect())
+        });
+    }
+
+    /// Takes the addresses off that were put on for them.
+    fn take_off_addresses(&mut self) {
+        let of_loopback = if self.leaving.iter().any(|(_, facts)| facts.has_loopback6) {
+            interface::find(LOOPBACK)
+        } else {
+            Ok(InterfaceIndex(0))
+        };
+        let (mut owners, mut addresses) = (Vec::new(), Vec::new());
+        for (owner, (_, facts)) in self.leaving.iter().enumerate() {
+            let ours = facts.addresses.iter().zip(&facts.ours);
+            let mut put_on: Vec<(u32, IpAddr)> = ours
+                .filter(|(_, is_ours)| **is_ours)
+                .map(|(address, _)| (facts.interface, *address))
+                .collect();
+            match &of_loopback {
+                _ if !facts.has_loopback6 => {}
+                Ok(lo) => put_on.push((lo.0, IpAddr::V6(numbers::loopback6(facts.number)))),
+                Err(error) => self.failures[owner].push(error.to_string()),
+            }
+            owners.resize(owners.len() + put_on.len(), owner);
+            addresses.append(&mut put_on);
+        }
+        (self.watch)("addresses");
+        match interface::remove(&addresses) {
+            Ok(failures) => {
+                for (index, error) in failures {
+                    self.failures[owners[index]].push(error.to_string());
+                }
+            }
+            Err(error) => self.all("addresses", |_| Err(error)),
+        }
+    }
+
+    /// Where somebody is in it still, who made it removes it, or the next who finds it empty.
+    fn remove_own_cgroups(&mut self) {
+        for (cgroup, facts) in self.leaving {
+            if facts.has_own_cgroup {
+                (self.watch)("cgroup");
+                cgroup::remove_if_empty(&facts.path, *cgroup);
+            }
+        }
+    }
+
+    /// Deletes the records of those of which nothing is left.
+    fn forget(&mut self, maps: &mut Maps) {
+        for ((cgroup, _), failures) in self.leaving.iter().zip(&mut self.failures) {
+            if failures.is_empty() {
+                (self.watch)("forget");
+                if let Err(error) = maps.delete_record(*cgroup) {
+                    failures.push(error.to_string());
+                }
+            }
+        }
+    }
+
+    fn outcomes(self) -> Vec<Result<(), Error>> {
+        let failures = self.leaving.iter().zip(self.failures);
+        let outcomes = failures.map(|((_, facts), failures)| {
+            if failures.is_empty() {
+                return Ok(());
+            }
+            Err(Error::Remains {
+                name: facts.name.to_string(),
+                failures: failures.join("; "),
+            })
+        });
+        outcomes.collect()
+    }
+}
