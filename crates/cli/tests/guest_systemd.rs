@@ -3,11 +3,10 @@
 //! Inside, [`CHECK`] runs as another unit and prints what it sees on the serial console; outside, that
 //! is compared with what must be. Emulated, the boot takes most of the time.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::time::Duration;
 
 use sandwire_testlab::{
-    command,
-    guest::systemd::{Addition, Image},
+    guest::systemd::{Addition, Image, checks},
     lab, sandwire,
 };
 
@@ -126,26 +125,20 @@ ExecStart=/bin/sh /check
 fn the_units_work_under_their_own_settings() {
     let image = Image::fetch().unwrap();
     lab::run_within(Duration::from_secs(400), |lab| {
-        let executable = stripped(&sandwire::executable().unwrap(), lab.folder());
         let mut additions = vec![
-            addition("/usr/bin/sandwire", executable, true),
-            addition("/etc/sandwire/sandwire.toml", CONFIG.into(), false),
-            addition("/etc/systemd/system/sandwire.service", UNIT.into(), false),
-            addition(
-                "/etc/systemd/system/sandwire-vsock.service",
-                VSOCK_UNIT.into(),
-                false,
+            Addition::program(
+                "/usr/bin/sandwire",
+                sandwire::stripped(lab.folder()).unwrap(),
             ),
-            addition(
-                "/etc/systemd/system/check.service",
-                CHECK_UNIT.into(),
-                false,
-            ),
-            addition("/check", CHECK.into(), false),
+            Addition::text("/etc/sandwire/sandwire.toml", CONFIG),
+            Addition::text("/etc/systemd/system/sandwire.service", UNIT),
+            Addition::text("/etc/systemd/system/sandwire-vsock.service", VSOCK_UNIT),
+            Addition::text("/etc/systemd/system/check.service", CHECK_UNIT),
+            Addition::text("/check", CHECK),
         ];
         for (name, text) in NETWORKS {
             let path = format!("/etc/systemd/network/{name}.network");
-            additions.push(addition(&path, text.into(), false));
+            additions.push(Addition::text(&path, text));
         }
         let arguments = "systemd.wants=systemd-networkd.service systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
                          systemd.wants=check.service";
@@ -199,35 +192,6 @@ fn the_units_work_under_their_own_settings() {
         assert_eq!(check("failures"), "0");
         assert_eq!(check("done"), "yes");
     });
-}
-
-fn addition(path: &str, content: Vec<u8>, executable: bool) -> Addition {
-    Addition {
-        path: path.to_owned(),
-        content,
-        executable,
-    }
-}
-
-/// The executable without its symbols: a tenth of the size to unpack.
-fn stripped(executable: &Path, folder: &Path) -> Vec<u8> {
-    let target = folder.join("sandwire.stripped");
-    command::run(&format!(
-        "strip -o {} {}",
-        target.display(),
-        executable.display()
-    ))
-    .expect("binutils come with the C compiler");
-    fs::read(target).expect("strip has written it")
-}
-
-/// What the guest printed, by name.
-fn checks(console: &str) -> BTreeMap<String, String> {
-    console
-        .lines()
-        .filter_map(|line| line.split_once("check ")?.1.split_once(": "))
-        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
-        .collect()
 }
 
 /// The set that the unit lists, as the kernel counts capabilities.

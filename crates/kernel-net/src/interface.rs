@@ -324,6 +324,8 @@ pub struct Interface {
     pub peer_namespace: Option<NamespaceNumber>,
     /// Whether it was raised.
     pub is_up: bool,
+    /// Whether the kernel may give it IPv6 addresses of its own (`addrgenmode` other than `none`).
+    pub makes_addresses: bool,
     /// Whether the other end is there: for a TAP, a process that has it open.
     pub has_carrier: bool,
     /// Traffic, as the interface sees it.
@@ -522,6 +524,7 @@ fn parse(payload: &[u8]) -> Option<Interface> {
             .then(|| number_of(libc::IFLA_LINK).unwrap_or(InterfaceIndex(index))),
         peer_namespace: NamespaceNumber::of_link(&attributes),
         is_up: flags & libc::IFF_UP.cast_unsigned() != 0,
+        makes_addresses: families::makes_addresses(&attributes),
         has_carrier: attributes
             .find(libc::IFLA_CARRIER)
             .is_some_and(|value| value == [1]),

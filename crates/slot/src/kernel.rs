@@ -69,6 +69,7 @@ mod inventory;
 mod learning;
 mod moving;
 mod opening;
+mod own_addresses;
 mod pools;
 mod published;
 mod redirects;

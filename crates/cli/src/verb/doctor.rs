@@ -8,7 +8,7 @@ mod datapath;
 mod features;
 mod firewall;
 mod host;
-mod networkd;
+mod managers;
 mod probe;
 mod report;
 mod vmm;

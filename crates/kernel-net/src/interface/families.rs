@@ -1,7 +1,7 @@
 //! Settings of an interface that belong to one IP version each.
 
 use super::{Change, Writer};
-use crate::{ipv6, number::narrow};
+use crate::{ipv6, netlink::attribute::Attributes, number::narrow};
 
 const IFLA_INET_CONF: u16 = 1;
 const IPV4_DEVCONF_FORWARDING: u16 = 1;
@@ -41,10 +41,17 @@ impl Change<'_> {
     }
 }
 
+/// Whether an interface, by the attributes that tell of it, gets IPv6 addresses by itself. Without IPv6 it doesn't.
+pub(super) fn makes_addresses(attributes: &Attributes<'_>) -> bool {
+    let families = attributes.nested(libc::IFLA_AF_SPEC);
+    let ipv6 = families.nested(narrow(libc::AF_INET6));
+    let mode = ipv6.find(IFLA_INET6_ADDR_GEN_MODE);
+    mode.is_some_and(|mode| mode != [IN6_ADDR_GEN_MODE_NONE])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::attribute::Attributes;
 
     #[test]
     fn ipv6_is_left_out_where_the_kernel_has_none() {

@@ -26,6 +26,7 @@ use super::{
     host_table,
     hosted::{Hosted, Served},
     inspect::{repaired, reported},
+    own_addresses,
 };
 use crate::{
     error::NetworkError,
@@ -391,6 +392,9 @@ fn send_redirects(shared: &str) -> String {
 fn find_or_create_shared(instance: &str, worker: &mut Worker) -> Result<Interface, NetworkError> {
     let name = names::shared_interface(instance);
     let alias = format!("sandwire:{instance}");
+    if own_addresses::may_be_made(instance, worker)? {
+        own_addresses::end(instance, worker)?;
+    }
     let existing = interface::find(&mut worker.route, &name)?;
     if let Some(interface) = existing
         && interface.alias.as_deref() == Some(&alias)
@@ -480,6 +484,11 @@ pub(super) fn inspect(
         );
     }
     host_table::cut_back(instance, worker, served)?;
+    if own_addresses::may_be_made(instance, worker)? {
+        let done = own_addresses::end(instance, worker);
+        let object = "interfaces of the host's that are sandboxes'".to_owned();
+        judge(object, own_addresses::PROBLEM, done);
+    }
     for pool in pools {
         for setting in forwarding_settings(&pool.plan) {
             if worker.procfs.read(setting)? != "1" {

@@ -267,6 +267,22 @@ fn what_somebody_took_away_is_seen_and_repaired() {
                 assert_eq!(network.inspect(slot).defects, [], "{damage}");
                 lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[0]));
             }
+            // As NetworkManager has it when it stops, for every interface; an address comes when a VMM does.
+            let host_end = &slot.host_interface;
+            for interface in [shared, host_end] {
+                lab.run(&format!("ip link set {interface} addrgenmode eui64"));
+                lab.run(&format!("ip address add fe80::5/64 dev {interface} nodad"));
+            }
+            let defects = network.inspect_host(spec);
+            assert_eq!(defects.len(), 1, "{defects:?}");
+            assert_eq!(defects[0].action, "repaired", "{defects:?}");
+            assert_eq!(network.inspect_host(spec), []);
+            for interface in [shared, host_end] {
+                let now = lab.run(&format!("ip address show dev {interface}"));
+                assert!(!now.contains("fe80"), "{now}");
+                let now = lab.run(&format!("ip -d link show dev {interface}"));
+                assert!(now.contains("addrgenmode none"), "{now}");
+            }
             for damage in [
                 format!("ip link set {shared} down"),
                 format!("ip link delete {shared}"),

@@ -89,11 +89,12 @@ fn complete(root: &Path) -> Result<()> {
         (
             "etc/passwd",
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n\
-             tcpdump:x:100:100::/:/bin/false\nsystemd-network:x:998:998::/:/bin/false\n",
+             tcpdump:x:100:100::/:/bin/false\nmessagebus:x:101:101::/:/bin/false\n\
+             systemd-network:x:998:998::/:/bin/false\n",
         ),
         (
             "etc/group",
-            "root:x:0:\ntcpdump:x:100:\nsystemd-network:x:998:\nnogroup:x:65534:\n",
+            "root:x:0:\ntcpdump:x:100:\nmessagebus:x:101:\nsystemd-network:x:998:\nnogroup:x:65534:\n",
         ),
         ("etc/machine-id", ""),
         ("etc/fstab", ""),

@@ -4,6 +4,7 @@
 //! units, a script) travels in the initramfs, so the cached image is never written: QEMU keeps changes to itself.
 
 use std::{
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -38,20 +39,64 @@ pub struct Addition {
     pub executable: bool,
 }
 
+impl Addition {
+    /// A file that is read.
+    #[must_use]
+    pub fn text(path: &str, text: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            content: text.into(),
+            executable: false,
+        }
+    }
+
+    /// A program.
+    #[must_use]
+    pub fn program(path: &str, content: Vec<u8>) -> Self {
+        Self {
+            path: path.to_owned(),
+            content,
+            executable: true,
+        }
+    }
+}
+
+/// What a guest said on its console by lines of `check NAME: TEXT`, by name.
+#[must_use]
+pub fn checks(console: &str) -> BTreeMap<String, String> {
+    console
+        .lines()
+        .filter_map(|line| line.split_once("check ")?.1.split_once(": "))
+        .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+        .collect()
+}
+
 impl Image {
     /// The image in the cache; makes it first if there is none.
     ///
     /// # Errors
     /// If apt can't deliver the packages, or the image can't be made.
     pub fn fetch() -> Result<Self> {
+        Self::with("systemd-networkd", &[])
+    }
+
+    /// The same with NetworkManager.
+    ///
+    /// # Errors
+    /// As of [`Image::fetch`].
+    pub fn with_network_manager() -> Result<Self> {
+        Self::with("systemd-network-manager", &["network-manager", "dbus"])
+    }
+
+    /// What is on a disk changes with its name: one that is there is not made again.
+    fn with(name: &str, more: &[&str]) -> Result<Self> {
         let kernel = Kernel::fetch()?;
         let cache = cache_folder()?;
         let _lock = lock_cache(&cache, "systemd")?;
-        // What is on it changes with its name: one that is there is not made again.
-        let disk = cache.join("systemd-networkd.ext4");
+        let disk = cache.join(format!("{name}.ext4"));
         if !disk.exists() {
             let contents = Contents {
-                packages: PACKAGES,
+                packages: &[PACKAGES, more].concat(),
                 mebibytes: 512,
             };
             root_disk::make(&Apt::own(), &contents, &disk).context("make an image with systemd")?;

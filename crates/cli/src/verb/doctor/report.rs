@@ -13,7 +13,8 @@ use serde::Serialize;
 use super::{
     Probe, datapath,
     firewall::{self, Obstacle},
-    host, networkd,
+    host,
+    managers::{INTERFACES, Manager, NETWORK_MANAGER, NETWORKD},
     probe::{self, Probed},
     vmm,
 };
@@ -254,7 +255,7 @@ pub(super) fn examine() -> Report {
     findings.extend(limit_findings());
     let uplinks = host::own_uplinks();
     let mut warnings = setting_warnings(&uplinks);
-    warnings.extend(networkd_warning());
+    warnings.extend(manager_warnings());
     let firewall = read_firewalls(&uplinks, &mut warnings);
     Report {
         version: env!("CARGO_PKG_VERSION"),
@@ -501,20 +502,31 @@ fn setting_warnings(uplinks: &[String]) -> Vec<Warning> {
     warnings
 }
 
-fn networkd_warning() -> Option<Warning> {
-    let taken = networkd::taken(networkd::INTERFACES.as_ref(), networkd::LINKS.as_ref());
-    Some(Warning {
+/// Of programs for the host's own network that have taken interfaces of sandboxes.
+fn manager_warnings() -> impl Iterator<Item = Warning> {
+    let taken = |manager: &Manager| manager.taken(INTERFACES.as_ref(), manager.folder.as_ref());
+    let some = |names: &[String]| Some(format!("{} among {}", names.first()?, names.len()));
+    let networkd = some(&taken(&NETWORKD)).map(|some| Warning {
         subject: "systemd-networkd".to_owned(),
         problem: format!(
-            "it configures interfaces of sandboxes, {} among {}: addresses and routes that it doesn't know go, and it asks sandboxes for \
-             addresses by DHCP",
-            taken.first()?,
-            taken.len()
+            "it configures interfaces of sandboxes, {some}: addresses and routes that it doesn't know go, and it asks sandboxes for \
+             addresses by DHCP"
         ),
         advice:
             "copy packaging/systemd/*.network to /etc/systemd/network, then `networkctl reload`"
                 .to_owned(),
-    })
+    });
+    let network_manager = some(&taken(&NETWORK_MANAGER)).map(|some| Warning {
+        subject: "NetworkManager".to_owned(),
+        problem: format!(
+            "it has interfaces of sandboxes in its care, {some}: when it turns networking off, as for a suspended machine, it takes their addresses \
+             and routes, until sandwire has put them back"
+        ),
+        advice: "copy packaging/NetworkManager/10-sandwire.conf to /etc/NetworkManager/conf.d, with the interface's name if it isn't there yet, then \
+                 `systemctl reload NetworkManager`"
+            .to_owned(),
+    });
+    networkd.into_iter().chain(network_manager)
 }
 
 fn read_firewalls(uplinks: &[String], warnings: &mut Vec<Warning>) -> Vec<Obstacle> {
