@@ -35,8 +35,8 @@ use crate::{
 const POLICY: usize = size_of::<Policy>();
 const LIST: usize = size_of::<RuleList>();
 const PART: usize = size_of::<PartKey>();
-/// What the trie's key has behind its length.
 const PREFIX_KEY: usize = size_of::<PrefixKey>();
+/// What the trie's key has behind its length.
 const PREFIX: usize = PREFIX_KEY - 4;
 /// Where the state of all changes is.
 const STATE: u32 = 0;
