@@ -30,6 +30,23 @@ const NETWORKS: [(&str, &str); 3] = [
     ),
 ];
 
+/// A relay that steers and doesn't run.
+const RELAY: &str = r#"
+[tls]
+certificate = "/keys/host.example.pem"
+key = "/keys/host.example.key"
+authorities = "/keys/authority.pem"
+[egress]
+[[peer]]
+name = "beyond"
+address = "203.0.113.2:4433"
+server_name = "peer.example"
+[[redirect]]
+from = ["10.64.0.0/16", "fd00:c10e::/64"]
+to = ["198.51.100.0/24", "2001:db8:5::/64"]
+via = "beyond"
+"#;
+
 const CONFIG: &str = "[vsock]\nenabled = true\n";
 
 /// Runs in the guest as a unit of its own: what it sees is seen from outside of the daemon's unit.
@@ -70,6 +87,22 @@ say managed "$(managed other0)"
 say unmanaged "$(managed 'sw*')"
 /bin/ip link set other0 alias sandwire:other
 say doctor "$(sandwire doctor | tr '\n' ' ' | grep -o 'it configures interfaces of sandboxes, [a-z0-9-]* among [0-9]*')"
+# When networkd starts it takes away routing rules and routes that it doesn't know.
+sandwire pool create plain --size 1 --data-path nft --ipv4 10.66.0.0/24 --ipv6 fd00:c10e:2::/64 --wait
+sandwire relay keys /keys host.example
+sandwire relay steer --config /relay.toml
+/bin/ip route add unreachable 192.0.2.0/24
+rules() { for version in -4 -6; do /bin/ip $version rule; /bin/ip $version route show table 53571; /bin/ip $version route | grep unreachable; done; }
+rules > /before
+say prohibited "$(grep -c ^prohibit /before)"
+say unreachable "$(grep -c ^unreachable /before)"
+systemctl restart systemd-networkd
+for i in $(seq 100); do /bin/ip route | grep -q 192.0.2.0 || break; sleep 0.2; done
+rules > /after
+say lost "$(diff /before /after | grep '^[-+][a-z0-9]' | tr '\n' ',')"
+say missed "$(journalctl --unit sandwire | grep -c 'unreachable route')"
+sandwire relay clear
+sandwire pool delete plain
 say shared-mac "$(/bin/ip -o link show type bridge | grep -o 'link/ether [0-9a-f:]*')"
 for i in $(seq 10); do sandwire acquire apart apart-$i; done
 say taps "$(for i in $(seq 10); do sandwire --json show apart-$i; done | tr -d ' ' | grep -o '"used":"[a-z]*"' | sort | uniq -c | tr -s ' ')"
@@ -136,6 +169,7 @@ fn the_units_work_under_their_own_settings() {
             Addition::text("/etc/systemd/system/check.service", CHECK_UNIT),
             Addition::text("/check", CHECK),
         ];
+        additions.push(Addition::text("/relay.toml", RELAY));
         for (name, text) in NETWORKS {
             let path = format!("/etc/systemd/network/{name}.network");
             additions.push(Addition::text(&path, text));
@@ -175,6 +209,15 @@ fn the_units_work_under_their_own_settings() {
             ["13 unmanaged,", "14 unmanaged,"].contains(&unmanaged),
             "{unmanaged}"
         );
+        assert_eq!((check("prohibited"), check("unreachable")), ("2", "3"));
+        // That of somebody else alone: that it took none of ours is not for lack of trying.
+        assert!(
+            check("lost").starts_with("-unreachable 192.0.2.0/24"),
+            "{}",
+            check("lost")
+        );
+        assert_eq!(check("lost").matches(',').count(), 1);
+        assert_eq!(check("missed"), "0");
         assert_eq!(check("shared-mac"), "link/ether 02:73:77:68:00:01");
         assert_eq!(check("taps"), "10 \"used\":\"unused\"");
         assert_eq!(check("vsock-active"), "active");

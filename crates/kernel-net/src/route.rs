@@ -15,7 +15,8 @@ use crate::{
 const RTNH_F_ONLINK: u32 = 4;
 const RTAX_MTU: u16 = 2;
 /// Routes that the kernel made itself, for its own addresses and multicast.
-const RTPROT_KERNEL: u8 = 2;
+/// Who says to have made a route of no interface: systemd-networkd, when it starts, deletes all others that it doesn't know.
+pub(crate) const RTPROT_KERNEL: u8 = 2;
 /// Default routes learned from router advertisements.
 const RTPROT_RA: u8 = 9;
 
@@ -79,20 +80,32 @@ impl Route {
 
     /// Adds or replaces the route.
     pub fn add(&self, request: &mut Request) {
-        self.write(request, (libc::RTM_NEWROUTE, REPLACE), "add");
+        self.write(request, (libc::RTM_NEWROUTE, REPLACE), "add", self.maker());
     }
 
     /// Adds the route, which must not be there yet.
     pub fn create(&self, request: &mut Request) {
-        self.write(request, (libc::RTM_NEWROUTE, CREATE), "add");
+        self.write(request, (libc::RTM_NEWROUTE, CREATE), "add", self.maker());
     }
 
     /// Deletes the route.
     pub fn delete(&self, request: &mut Request) {
-        self.write(request, (libc::RTM_DELROUTE, CHANGE), "delete");
+        let maker = match self.target {
+            // Former versions didn't say so.
+            Target::Unreachable => libc::RTPROT_UNSPEC,
+            Target::Interface(_) | Target::Gateway { .. } => self.maker(),
+        };
+        self.write(request, (libc::RTM_DELROUTE, CHANGE), "delete", maker);
     }
 
-    fn write(&self, request: &mut Request, kind: (u16, u16), operation: &'static str) {
+    fn maker(&self) -> u8 {
+        match self.target {
+            Target::Unreachable => RTPROT_KERNEL,
+            Target::Interface(_) | Target::Gateway { .. } => libc::RTPROT_STATIC,
+        }
+    }
+
+    fn write(&self, request: &mut Request, kind: (u16, u16), operation: &'static str, maker: u8) {
         let object = format!("route {}", self.destination);
         request.message(kind, operation, object, |message| {
             let (route_type, scope) = match (self.target, self.destination) {
@@ -106,7 +119,7 @@ impl Route {
                 0,
                 0,
                 libc::RT_TABLE_MAIN,
-                libc::RTPROT_STATIC,
+                maker,
                 scope,
                 route_type,
                 0,
@@ -181,8 +194,6 @@ pub struct Listed {
     pub metric: Option<u32>,
     /// Whether it refuses packets.
     pub unreachable: bool,
-    /// Whether the kernel made it itself.
-    pub by_kernel: bool,
     /// Whether it comes from a router advertisement.
     pub by_router_advertisement: bool,
 }
@@ -230,7 +241,6 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                         .find(libc::RTA_PRIORITY)
                         .and_then(attribute::u32_of),
                     unreachable: route_type == libc::RTN_UNREACHABLE,
-                    by_kernel: protocol == RTPROT_KERNEL,
                     by_router_advertisement: protocol == RTPROT_RA,
                 })
             },

@@ -12,6 +12,7 @@ use crate::{
     interface::InterfaceIndex,
     netlink::{CREATE, REPLACE, Request, Socket, attribute},
     number::octet,
+    route::RTPROT_KERNEL,
 };
 
 const FRA_DST: u16 = 1;
@@ -32,8 +33,6 @@ const FR_ACT_NOP: u8 = 3;
 const LOOPBACK: &str = "lo";
 const RTN_LOCAL: u8 = 2;
 const RTN_PROHIBIT: u8 = 8;
-/// Who says to have made a rule: systemd-networkd deletes all others that it doesn't know.
-const RTPROT_KERNEL: u8 = 2;
 
 /// The relay's table by which nothing leaves: rules that lead to it say what may leave only with its mark.
 pub const TABLE_PROHIBITED: u32 = 53_571;
@@ -119,6 +118,7 @@ impl RoutingRule {
     /// Adds the rule. One that is there already is refused.
     pub fn add(&self, request: &mut Request) {
         let kind = (libc::RTM_NEWRULE, CREATE);
+        // As of routes: systemd-networkd deletes all others that it doesn't know.
         self.write(request, kind, "add", Some(RTPROT_KERNEL));
     }
 
@@ -308,7 +308,7 @@ pub fn set_default(request: &mut Request, version: Version, table: u32, fate: Fa
             0,
             0,
             libc::RT_TABLE_UNSPEC,
-            libc::RTPROT_STATIC,
+            RTPROT_KERNEL,
             scope,
             route_type,
             0,

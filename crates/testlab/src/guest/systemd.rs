@@ -187,5 +187,7 @@ const MODULES: &[&str] = &[
     "nft_nat",
     "nft_redir",
     "nft_reject_inet",
+    "nft_socket",
+    "nft_tproxy",
     "nf_conntrack_netlink",
 ];
