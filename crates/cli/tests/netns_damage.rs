@@ -151,9 +151,34 @@ fn the_hosts_table_is_written_again_and_denies_again() {
     });
 }
 
+/// Whoever sets up a firewall anew flushes everybody's tables, and may do so again and again.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_flushed_table_is_not_missing_until_the_next_inspection() {
+    const ROUNDS: u32 = 6;
+    // The host is inspected every ten seconds at the latest.
+    const INSPECTED_EVERY: Duration = Duration::from_secs(10);
+    lab::run(|lab| {
+        let config = CONFIG.replace("audit_seconds = 1", "audit_seconds = 86400");
+        let (_daemon, _lease) = leased_with(lab, &config);
+        let begun = Instant::now();
+        for round in 0..ROUNDS {
+            lab.run("nft flush ruleset");
+            wait_until(&format!("the table is there again, round {round}"), || {
+                lab.run("nft list tables").contains("inet sandwire-damage")
+            });
+        }
+        assert!(begun.elapsed() < INSPECTED_EVERY * (ROUNDS - 1));
+    });
+}
+
 fn leased(lab: &Lab) -> (sandwire::Daemon, Value) {
+    leased_with(lab, CONFIG)
+}
+
+fn leased_with(lab: &Lab, config: &str) -> (sandwire::Daemon, Value) {
     let executable = sandwire::executable().unwrap();
-    let daemon = sandwire::Daemon::start(&executable, lab.folder(), CONFIG).unwrap();
+    let daemon = sandwire::Daemon::start(&executable, lab.folder(), config).unwrap();
     daemon.wait_pool("web", 1, PATIENCE).unwrap();
     let lease = daemon.json("acquire web a").unwrap();
     (daemon, lease)

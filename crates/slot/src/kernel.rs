@@ -366,6 +366,10 @@ impl Network for KernelNetwork {
         })
     }
 
+    fn watch_host(&self, tell: Box<dyn Fn(bool) -> bool + Send>) -> Result<(), NetworkError> {
+        host_table::watch(self.instance(), tell)
+    }
+
     fn add_policy(&self, policy: &PolicySpec) -> Result<PolicyIndex, NetworkError> {
         // By the host's rules every clone address leads to the shared interface, which the data path
         // knows; by other tables it might lead anywhere.

@@ -123,6 +123,16 @@ pub trait Network: Send + Sync {
     /// Checks the host's side (table, shared interface, routes, forwarding, uplinks) and repairs it.
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect>;
 
+    /// Tells at once that the host's table was deleted, as by `nft flush ruleset`; [`Network::inspect_host`] finds whatever
+    /// isn't told. `tell` is called every few seconds, with whether something is to be told, until it says that nobody
+    /// listens any more.
+    ///
+    /// # Errors
+    /// Nothing is told.
+    fn watch_host(&self, _tell: Box<dyn Fn(bool) -> bool + Send>) -> Result<(), NetworkError> {
+        Ok(())
+    }
+
     /// Whether the eBPF data path can be had here. The first call takes a fraction of a second.
     ///
     /// # Errors

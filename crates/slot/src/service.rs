@@ -151,6 +151,8 @@ struct State {
     /// The same of their channels.
     ended_channels: BTreeMap<Name, VsockTraffic>,
     stopping: bool,
+    /// The host's side is to be inspected at once.
+    host_is_due: bool,
 }
 
 struct PoolEntry {

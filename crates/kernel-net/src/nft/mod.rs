@@ -9,6 +9,7 @@ mod expression;
 mod inspect;
 mod rule;
 mod set;
+mod watch;
 
 use crate::{
     Error,
@@ -24,6 +25,7 @@ pub use expression::{
 pub use inspect::{CgroupRule, cgroup_rules, count_elements, rules, tables};
 pub use rule::{Bound, KeyPart, Rule};
 pub use set::{Element, Field, Key, Set, SetKind};
+pub use watch::DeletionWatcher;
 
 /// Capabilities for nftables.
 pub const REQUIRED_CAPABILITIES: Required = Required {

@@ -44,12 +44,14 @@ use crate::plan::{Plan, names};
 
 mod connections;
 mod extent;
+mod watch;
 
 use extent::Extent;
 pub(super) use extent::{
     add_elements, change_elements, cut_back, falls_short, has_no_pool, is_sound, make_anew,
     publish, remove_elements, same_rules, spare,
 };
+pub(super) use watch::watch;
 
 const RAW: &str = "raw";
 const PUBLISH: &str = "publish";

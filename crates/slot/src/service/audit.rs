@@ -76,7 +76,8 @@ impl Shared {
                 }
             }
         }
-        if now >= schedule.host_at {
+        let host_is_due = std::mem::take(&mut self.lock().host_is_due);
+        if host_is_due || now >= schedule.host_at {
             schedule.host_at = now
                 + match self.inspect_host() {
                     true => self.settings.audit_interval.min(HOST_INTERVAL_MAX),
@@ -458,7 +459,8 @@ impl State {
             .filter_map(|entry| entry.pool.next_rest_end());
         let expiry = self.expiries.first();
         let expiry = expiry.map(|(at, _)| schedule.expire_at.max(*at));
-        let repair = (!self.repairs.is_empty()).then_some(Duration::ZERO);
+        let has_work = self.host_is_due || !self.repairs.is_empty();
+        let repair = has_work.then_some(Duration::ZERO);
         let scheduled = [schedule.retry_at, schedule.host_at, schedule.inspect_at];
         rests
             .chain(expiry)

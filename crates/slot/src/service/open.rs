@@ -99,7 +99,26 @@ impl Slots {
             threads: Mutex::new(Vec::new()),
         });
         slots.start_threads()?;
+        slots.watch_host();
         Ok(slots)
+    }
+
+    /// Without that, damage is found by inspections alone.
+    fn watch_host(&self) {
+        let weak = Arc::downgrade(&self.shared);
+        let tell = move |is_damaged: bool| match weak.upgrade() {
+            Some(shared) => {
+                if is_damaged {
+                    shared.lock().host_is_due = true;
+                    shared.audit_work.notify_one();
+                }
+                true
+            }
+            None => false,
+        };
+        if let Err(error) = self.shared.network.watch_host(Box::new(tell)) {
+            tracing::warn!(%error, "what somebody deletes is seen by the next inspection, not at once");
+        }
     }
 
     fn start_threads(&self) -> Result<(), ServiceError> {
@@ -212,6 +231,7 @@ fn recover(
         ended_channels: BTreeMap::new(),
         channels: super::channels::Comparison::default(),
         stopping: false,
+        host_is_due: false,
     };
     for result in network.reclaim(&actions.reclaim) {
         if let Err(error) = result {
