@@ -54,9 +54,15 @@ external() { state $(shared); }
 say taken "$(until_it_says external '100 (connected (externally))')"
 say doctor "$(doctor)"
 say before "$(addresses)"
+mkdir /sys/fs/cgroup/x
+sandwire identity add /sys/fs/cgroup/x --address 10.77.0.5 --address fd77::5 > /dev/null
+identity() { /bin/ip -o address show dev lo | grep -cE '10.77.0.5|fd77::5|fd53:7764'; }
+restored() { journalctl --unit sandwire | grep -q 'taken addresses of an identity' && echo yes || echo no; }
 nmcli networking off
 say off "$(until_it_says damaged yes)"
 nmcli networking on
+say identity-off "$(until_it_says restored yes)"
+say identity-back "$(until_it_says identity 3)"
 say back "$(until_it_says addresses 4)"
 
 cp /10-sandwire.conf /etc/NetworkManager/conf.d/
@@ -118,6 +124,8 @@ fn network_manager_leaves_sandboxes_alone_and_what_it_does_all_the_same_is_put_r
         assert_eq!(check("before"), "4");
         assert_eq!(check("off"), "yes", "it takes no addresses");
         assert_eq!(check("back"), "4");
+        assert_eq!(check("identity-off"), "yes", "it takes none of identities");
+        assert_eq!(check("identity-back"), "3");
         assert_eq!(check("left-alone"), "0");
         assert_eq!(check("doctor-after"), "");
         assert_eq!(check("again"), "4");

@@ -70,12 +70,18 @@ impl HostIdentities {
         }
     }
 
-    /// Takes away what has ended.
+    /// Takes away what has ended, and puts addresses back.
     fn look(&self) {
         match self.identities.repair() {
             Ok(repaired) => {
                 for name in repaired.ended.iter().chain(&repaired.incomplete) {
                     tracing::info!(identity = name, "an identity has ended");
+                }
+                for name in &repaired.restored {
+                    tracing::warn!(
+                        identity = name,
+                        "somebody had taken addresses of an identity off their interface; they are there again"
+                    );
                 }
                 for reason in &repaired.failures {
                     tracing::warn!("{reason}");

@@ -44,13 +44,26 @@ pub(crate) fn addresses() -> Result<BTreeMap<IpAddr, u32>, Error> {
 /// Puts an address on an interface. The host's own sockets aren't to leave by it: of IPv4 the kernel takes the address that
 /// an interface had first, of IPv6 the one that is most like the destination, unless it is deprecated.
 pub(crate) fn add(index: u32, wanted: IpAddr) -> Result<(), Error> {
+    Ok(try_add(index, wanted)?)
+}
+
+/// Puts an address on an interface again that somebody has taken off it. Whether it did: the interface may be gone, too.
+pub(crate) fn put_back(index: u32, wanted: IpAddr) -> Result<bool, Error> {
+    match try_add(index, wanted) {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_missing() || error.is_existing() => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn try_add(index: u32, wanted: IpAddr) -> Result<(), sandwire_kernel_net::Error> {
     let mut request = Request::new();
     let address = Address::new(InterfaceIndex(index), IpNet::from(wanted));
     match wanted {
         IpAddr::V4(_) => address.add(&mut request),
         IpAddr::V6(_) => address.add_deprecated(&mut request),
     }
-    Ok(Socket::route()?.execute(request)?)
+    Socket::route()?.execute(request)
 }
 
 /// Takes addresses off interfaces, in one call. Those that aren't there were taken off already; what fails of the others is

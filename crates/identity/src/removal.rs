@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, fs, net::IpAddr};
 
-use sandwire_kernel_net::{interface::InterfaceIndex, netns};
+use sandwire_kernel_net::netns;
 
 use crate::{
     Error, Identities, Identity,
@@ -24,7 +24,9 @@ pub struct Repaired {
     pub ended: Vec<String>,
     /// Identities that somebody had begun to add or to remove.
     pub incomplete: Vec<String>,
-    /// What couldn't be taken away, with the reason; the next call tries again.
+    /// Identities whose addresses somebody had taken off their interface, and which have them again.
+    pub restored: Vec<String>,
+    /// What couldn't be taken away or put back, with the reason; the next call tries again.
     pub failures: Vec<String>,
 }
 
@@ -85,6 +87,7 @@ impl Identities {
     pub(crate) fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
         let here = netns::cookie()?;
         let mut kept = BTreeSet::new();
+        let mut staying = Vec::new();
         let (mut leaving, mut were_complete) = (Vec::new(), Vec::new());
         for (cgroup, record) in open.maps.records()? {
             let Some(facts) = Facts::read(&record) else {
@@ -98,6 +101,7 @@ impl Identities {
             let has_ended = !open.maps.is_alive(cgroup)? || is_abandoned();
             if is_complete(&record) && !has_ended {
                 kept.insert(cgroup);
+                staying.push(facts);
             } else {
                 leaving.push((cgroup, facts));
                 were_complete.push(is_complete(&record));
@@ -119,6 +123,7 @@ impl Identities {
                 Ok(()) => repaired.incomplete.push(name),
             }
         }
+        put_back_addresses(&staying, &mut repaired)?;
         open.maps.policies.repair()?;
         self.remove_strays(&kept)?;
         Ok(repaired)
@@ -172,6 +177,43 @@ impl Identities {
         }
         Ok(removal.outcomes())
     }
+}
+
+/// Puts addresses on their interfaces again that nobody has any more: who manages the host's network may take off what it
+/// doesn't know, as NetworkManager when it turns networking off.
+fn put_back_addresses(staying: &[Facts], repaired: &mut Repaired) -> Result<(), Error> {
+    if staying.is_empty() {
+        return Ok(());
+    }
+    let held = interface::addresses()?;
+    let lo = interface::find(LOOPBACK)?.0;
+    for facts in staying {
+        let mut has_again = false;
+        for (interface, address) in put_on(facts, lo) {
+            if held.contains_key(&address) {
+                continue;
+            }
+            match interface::put_back(interface, address) {
+                Ok(done) => has_again |= done,
+                Err(error) => repaired.failures.push(error.to_string()),
+            }
+        }
+        if has_again {
+            repaired.restored.push(facts.name.to_string());
+        }
+    }
+    Ok(())
+}
+
+/// The addresses that were put on interfaces for an identity; `lo` is the loopback's number.
+fn put_on(facts: &Facts, lo: u32) -> Vec<(u32, IpAddr)> {
+    let ours = facts.addresses.iter().zip(&facts.ours);
+    let ours = ours
+        .filter(|(_, is_ours)| **is_ours)
+        .map(|(address, _)| (facts.interface, *address));
+    let of_loopback = (lo, IpAddr::V6(numbers::loopback6(facts.number)));
+    let of_loopback = facts.has_loopback6.then_some(of_loopback);
+    ours.chain(of_loopback).collect()
 }
 
 /// Identities on their way out, and what has failed of each.
@@ -235,23 +277,13 @@ impl<'a> Removal<'a> {
 
     /// Takes the addresses off that were put on for them.
     fn take_off_addresses(&mut self) {
-        let of_loopback = if self.leaving.iter().any(|(_, facts)| facts.has_loopback6) {
-            interface::find(LOOPBACK)
-        } else {
-            Ok(InterfaceIndex(0))
+        let lo = match interface::find(LOOPBACK) {
+            Ok(lo) => lo.0,
+            Err(error) => return self.all("addresses", |_| Err(error)),
         };
         let (mut owners, mut addresses) = (Vec::new(), Vec::new());
         for (owner, (_, facts)) in self.leaving.iter().enumerate() {
-            let ours = facts.addresses.iter().zip(&facts.ours);
-            let mut put_on: Vec<(u32, IpAddr)> = ours
-                .filter(|(_, is_ours)| **is_ours)
-                .map(|(address, _)| (facts.interface, *address))
-                .collect();
-            match &of_loopback {
-                _ if !facts.has_loopback6 => {}
-                Ok(lo) => put_on.push((lo.0, IpAddr::V6(numbers::loopback6(facts.number)))),
-                Err(error) => self.failures[owner].push(error.to_string()),
-            }
+            let mut put_on = put_on(facts, lo);
             owners.resize(owners.len() + put_on.len(), owner);
             addresses.append(&mut put_on);
         }

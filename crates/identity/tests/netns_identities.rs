@@ -361,6 +361,55 @@ fn one_that_cannot_be_removed_is_in_nobody_s_way() {
     });
 }
 
+/// As NetworkManager does when it turns networking off.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn addresses_that_somebody_takes_off_their_interface_come_back() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let cgroup = cgroups.make("web");
+        let identities = Identities::new(folder());
+        // Of these, one is the host's, and one goes to another interface.
+        lab.run("ip link add elsewhere0 type bridge");
+        lab.run("ip address add 10.77.0.3/32 dev lo");
+        let mut new = new_identity(&cgroup, &["10.77.0.1", "fd77::1", "10.77.0.2", "10.77.0.3"]);
+        new.existing = true;
+        identities.add(&new).unwrap();
+        let before = addresses(lab);
+        for address in [
+            "10.77.0.1/32",
+            "fd77::1/128",
+            "fd53:7764:6c6f:6f70::100/128",
+        ] {
+            lab.run(&format!("ip address delete {address} dev lo"));
+        }
+        let repaired = identities.repair().unwrap();
+        assert_eq!(
+            (repaired.restored, repaired.failures),
+            (vec!["web".to_owned()], vec![])
+        );
+        // In another order: an address that comes back is the last one.
+        let sorted = |text: String| {
+            let lines = text
+                .lines()
+                .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
+            let mut lines: Vec<String> = lines.collect();
+            lines.sort();
+            lines
+        };
+        assert_eq!(sorted(addresses(lab)), sorted(before));
+        let mut application = Application::start(Some(&cgroup), None);
+        application.run("l = listen('fd77::1', 80)");
+        assert_eq!(identities.repair().unwrap().restored, [""; 0]);
+        lab.run("ip address delete 10.77.0.2/32 dev lo");
+        lab.run("ip address delete 10.77.0.3/32 dev lo");
+        lab.run("ip address add 10.77.0.2/32 dev elsewhere0");
+        let repaired = identities.repair().unwrap();
+        assert_eq!((repaired.restored, repaired.failures), (vec![], vec![]));
+        identities.remove("web").unwrap();
+    });
+}
+
 /// What is left in a map: its elements, as `bpftool` tells them.
 fn elements(lab: &Lab, map: &str) -> usize {
     let pin = folder().join("v2").join(map);
