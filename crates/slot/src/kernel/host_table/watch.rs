@@ -9,6 +9,8 @@ use crate::error::NetworkError;
 
 /// How soon it is noticed that nobody listens any more.
 const WATCH_AT_MOST: Duration = Duration::from_secs(5);
+/// Between two that are told: where others change so much that not all is heard, it may have been ours each time.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Tells of deletions from now on. To be called by a thread in the host's namespace.
 pub(in crate::kernel) fn watch(
@@ -30,7 +32,11 @@ pub(in crate::kernel) fn watch(
 fn watch_until_unwanted(mut watcher: DeletionWatcher, tell: &dyn Fn(bool) -> bool) {
     loop {
         match watcher.deleted(WATCH_AT_MOST) {
-            Ok(is_deleted) if tell(is_deleted) => {}
+            Ok(is_deleted) if tell(is_deleted) => {
+                if is_deleted {
+                    thread::sleep(PAUSE);
+                }
+            }
             Ok(_) => return,
             Err(error) => {
                 tracing::error!(%error, "the host's table is looked after by inspections alone");
