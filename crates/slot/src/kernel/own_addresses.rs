@@ -28,13 +28,27 @@ pub(super) fn may_be_made(instance: &str, worker: &mut Worker) -> Result<bool, N
 }
 
 /// Has the kernel make none for any of the host's interfaces that are the instance's, and takes those away that it has made:
-/// all link-local ones, of which we put none there. The shared interface comes last.
+/// all link-local ones, of which we put none there. Every step is tried; the shared interface comes last, so that what fails
+/// or is cut off is done again.
 pub(super) fn end(instance: &str, worker: &mut Worker) -> Result<(), NetworkError> {
-    let shared = names::shared_interface(instance);
+    let name = names::shared_interface(instance);
     let mut ours = interface::list(&mut worker.route)?;
-    ours.retain(|found| found.makes_addresses && (found.name == shared || is_of(instance, found)));
-    ours.sort_by_key(|found| found.name == shared);
-    for some in ours.chunks(AT_ONCE) {
+    ours.retain(|found| found.name == name || is_of(instance, found));
+    let all = ours.iter().map(|found| found.index).collect();
+    let (shared, slots): (Vec<Interface>, Vec<Interface>) =
+        ours.into_iter().partition(|found| found.name == name);
+    let stopped = stop_making(&mut worker.route, &slots);
+    stopped.and(delete_link_local(&mut worker.route, &all))?;
+    stop_making(&mut worker.route, &shared)
+}
+
+fn stop_making(route: &mut Socket, interfaces: &[Interface]) -> Result<(), NetworkError> {
+    let making: Vec<&Interface> = interfaces
+        .iter()
+        .filter(|found| found.makes_addresses)
+        .collect();
+    let mut outcome = Ok(());
+    for some in making.chunks(AT_ONCE) {
         let mut request = Request::new();
         for found in some {
             let change = Change {
@@ -45,10 +59,9 @@ pub(super) fn end(instance: &str, worker: &mut Worker) -> Result<(), NetworkErro
             };
             change.apply(&mut request);
         }
-        execute(&mut worker.route, request)?;
+        outcome = outcome.and(execute(route, request));
     }
-    let ours = ours.iter().map(|found| found.index).collect();
-    delete_link_local(&mut worker.route, &ours)
+    outcome
 }
 
 fn delete_link_local(
@@ -62,12 +75,13 @@ fn delete_link_local(
         }
         IpAddr::V4(_) => false,
     });
+    let mut outcome = Ok(());
     for some in made.chunks(AT_ONCE) {
         let mut request = Request::new();
         some.iter().for_each(|address| address.delete(&mut request));
-        execute(route, request)?;
+        outcome = outcome.and(execute(route, request));
     }
-    Ok(())
+    outcome
 }
 
 /// One that is gone meanwhile is as good.
