@@ -7,26 +7,15 @@
 use std::time::Duration;
 
 use sandwire_testlab::{
-    guest::systemd::{Addition, Image, checks},
-    lab, sandwire,
+    guest::systemd::{self, Addition, Image, checks},
+    lab,
 };
-
-const UNIT: &str = include_str!("../../../packaging/systemd/sandwire.service");
 
 /// As on Fedora and its like: all interfaces that it finds are its affair.
 const NETWORK_MANAGER: &str = "[main]\nplugins=keyfile\n";
 /// What is installed for it, at first where it doesn't look.
 const CONFIG: &str = include_str!("../../../packaging/NetworkManager/10-sandwire.conf");
 const SANDWIRE: &str = "audit_seconds = 2\n";
-const CHECK_UNIT: &str = "\
-[Unit]
-After=sandwire.service NetworkManager.service
-[Service]
-Type=oneshot
-TimeoutStartSec=350
-ExecStart=/bin/sh /check
-";
-
 /// (busybox prefers its own `ip` to the one on the PATH, hence the paths.)
 const CHECK: &str = r#"
 exec > /dev/console 2>&1
@@ -98,18 +87,12 @@ busybox poweroff -f
 fn network_manager_leaves_sandboxes_alone_and_what_it_does_all_the_same_is_put_right() {
     let image = Image::with_network_manager().unwrap();
     lab::run_within(Duration::from_secs(400), |lab| {
-        let additions = [
-            Addition::program(
-                "/usr/bin/sandwire",
-                sandwire::stripped(lab.folder()).unwrap(),
-            ),
-            Addition::text("/etc/sandwire/sandwire.toml", SANDWIRE),
-            Addition::text("/etc/systemd/system/sandwire.service", UNIT),
-            Addition::text("/etc/systemd/system/check.service", CHECK_UNIT),
+        let after = "sandwire.service NetworkManager.service";
+        let mut additions = systemd::host(lab.folder(), SANDWIRE, after, CHECK).unwrap();
+        additions.extend([
             Addition::text("/etc/NetworkManager/NetworkManager.conf", NETWORK_MANAGER),
             Addition::text("/10-sandwire.conf", CONFIG),
-            Addition::text("/check", CHECK),
-        ];
+        ]);
         let arguments = "systemd.wants=NetworkManager.service systemd.wants=sandwire.service systemd.wants=check.service";
         let patience = Duration::from_secs(370);
         let console = image

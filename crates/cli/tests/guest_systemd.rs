@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use sandwire_testlab::{
-    guest::systemd::{Addition, Image, checks},
-    lab, sandwire,
+    guest::systemd::{self, Addition, Image, checks},
+    lab,
 };
 
 const UNIT: &str = include_str!("../../../packaging/systemd/sandwire.service");
@@ -144,31 +144,17 @@ sync
 busybox poweroff -f
 "#;
 
-const CHECK_UNIT: &str = "\
-[Unit]
-After=sandwire.service sandwire-vsock.service
-[Service]
-Type=oneshot
-TimeoutStartSec=350
-ExecStart=/bin/sh /check
-";
-
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn the_units_work_under_their_own_settings() {
     let image = Image::fetch().unwrap();
     lab::run_within(Duration::from_secs(400), |lab| {
-        let mut additions = vec![
-            Addition::program(
-                "/usr/bin/sandwire",
-                sandwire::stripped(lab.folder()).unwrap(),
-            ),
-            Addition::text("/etc/sandwire/sandwire.toml", CONFIG),
-            Addition::text("/etc/systemd/system/sandwire.service", UNIT),
-            Addition::text("/etc/systemd/system/sandwire-vsock.service", VSOCK_UNIT),
-            Addition::text("/etc/systemd/system/check.service", CHECK_UNIT),
-            Addition::text("/check", CHECK),
-        ];
+        let after = "sandwire.service sandwire-vsock.service";
+        let mut additions = systemd::host(lab.folder(), CONFIG, after, CHECK).unwrap();
+        additions.push(Addition::text(
+            "/etc/systemd/system/sandwire-vsock.service",
+            VSOCK_UNIT,
+        ));
         additions.push(Addition::text("/relay.toml", RELAY));
         for (name, text) in NETWORKS {
             let path = format!("/etc/systemd/network/{name}.network");

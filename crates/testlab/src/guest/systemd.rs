@@ -61,6 +61,26 @@ impl Addition {
     }
 }
 
+/// What makes a guest a host of sandboxes: the executable, its configuration and its unit, and a script that runs once the units
+/// `after` are started. Written into a folder on the way.
+///
+/// # Errors
+/// There is no executable, or it can't be stripped of its symbols.
+pub fn host(folder: &Path, config: &str, after: &str, script: &str) -> Result<Vec<Addition>> {
+    const UNIT: &str = include_str!("../../../../packaging/systemd/sandwire.service");
+    let check = format!(
+        "[Unit]\nAfter={after}\n\
+         [Service]\nType=oneshot\nTimeoutStartSec=350\nExecStart=/bin/sh /check\n"
+    );
+    Ok(vec![
+        Addition::program("/usr/bin/sandwire", crate::sandwire::stripped(folder)?),
+        Addition::text("/etc/sandwire/sandwire.toml", config),
+        Addition::text("/etc/systemd/system/sandwire.service", UNIT),
+        Addition::text("/etc/systemd/system/check.service", &check),
+        Addition::text("/check", script),
+    ])
+}
+
 /// What a guest said on its console by lines of `check NAME: TEXT`, by name.
 #[must_use]
 pub fn checks(console: &str) -> BTreeMap<String, String> {
