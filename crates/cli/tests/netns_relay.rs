@@ -17,8 +17,9 @@ use children::{Capture, PATIENCE, drops, ping, routed, with_two};
 use ebpf::{SECOND, World, addresses_of, pool, prefixes, wait_until};
 use sandwire_testlab::{
     command::{self, Process},
+    fake_guest::FakeGuest,
     guest::kernel::Series,
-    host::{ECHO_PORT, HTTP_PORT, answer_http, serve_tcp},
+    host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, HTTP_PORT, answer_http, serve_tcp},
     lab::{self, Lab},
     namespace::{Namespace, command_in},
     sandwire,
@@ -27,6 +28,14 @@ use serde_json::json;
 
 /// Beyond, and by routes alone: what isn't relayed arrives there too.
 const DESTINATIONS: [&str; 2] = ["198.51.100.7", "2001:db8:5::7"];
+
+/// Each deletes one of the relay's routing rules.
+const DELETE_RULES: [&str; 4] = [
+    "ip -4 rule delete table 53570",
+    "ip -4 rule delete table 53571",
+    "ip -6 rule delete table 53570",
+    "ip -6 rule delete table 53571",
+];
 
 /// `from` is whose traffic is redirected, `more` what else there is to the redirect.
 fn configure(folder: &Path, world: &World, from: &[String], more: &str) {
@@ -99,11 +108,7 @@ fn leases_are_relayed_on_linux_6_1() {
 fn assert_leases_are_relayed_by_name(lab: &Lab) {
     let world = World::without_pools(lab);
     add_destinations(&world);
-    // Where packets arrive beyond, whichever way they took on the host.
-    let counting = "table inet leaks { chain arrivals { type filter hook prerouting priority -300;
-        ip daddr 198.51.100.0/24 iifname \"eth0\" counter; ip6 daddr 2001:db8:5::/64 iifname \"eth0\" counter; }; }";
-    let mut nft = command_in(&world.beyond.path(), "nft");
-    command::output_of(nft.arg(counting)).unwrap();
+    count_arrivals(&world);
     let kinds = [("netns", "ebpf"), ("host", "ebpf"), ("netns", "nft")];
     for (number, (kind, data_path)) in kinds.into_iter().enumerate() {
         let name = format!("pool{number}");
@@ -146,10 +151,7 @@ fn assert_leases_are_relayed_by_name(lab: &Lab) {
             assert!(page.is_err(), "it left without the relay");
         }
     }
-    let inside = world.beyond.run("nft -j list table inet leaks").unwrap();
-    let document: serde_json::Value = serde_json::from_str(&inside).unwrap();
-    let packets: u64 = counters(&document);
-    assert_eq!(packets, 0, "packets left in the clear");
+    assert_eq!(arrivals(&world), 0, "packets left in the clear");
     wait_until("the report has all of them", PATIENCE, || {
         let report = fs::read_to_string(folder.join("peer.report")).unwrap_or_default();
         (0..kinds.len())
@@ -159,6 +161,121 @@ fn assert_leases_are_relayed_by_name(lab: &Lab) {
         "{} relay clear",
         sandwire::executable().unwrap().display()
     ));
+}
+
+/// Whoever sets up the network anew may delete routing rules and routes, also where no relay runs that would make them again.
+/// What is redirected stays on the host as long as one of the two is there that say so, the rules or the relay's table.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nothing_leaves_in_the_clear_where_somebody_deletes_the_relays_rules() {
+    lab::run_within(Duration::from_secs(600), |lab| {
+        let mut world = World::without_pools(lab);
+        add_destinations(&world);
+        count_arrivals(&world);
+        for (option, server) in [
+            ("-4", IpAddr::from(BEYOND_IPV4)),
+            ("-6", BEYOND_IPV6.into()),
+        ] {
+            lab.run(&format!(
+                "ip {option} route add default via {server} dev up0 table 100"
+            ));
+        }
+        let by_rules = json!({"uplink": "route"});
+        let by_table = json!({"uplink": "route", "route_table": 100});
+        let pools = [
+            ("netns", &by_rules),
+            ("host", &by_rules),
+            ("host", &by_table),
+        ];
+        let mut guests = Vec::new();
+        for (number, (kind, policy)) in pools.into_iter().enumerate() {
+            let name = format!("pool{number}");
+            world
+                .daemon
+                .create_pool(&pool(&name, kind, number, 1, policy))
+                .unwrap();
+            world.route_back(number);
+            guests.push(world.guest(&name, &name).1);
+        }
+        let folder = lab.folder().join("relay");
+        let from: Vec<String> = (0..pools.len()).flat_map(prefixes).collect();
+        configure(
+            &folder,
+            &world,
+            &from,
+            &format!("ports = [{HTTP_PORT}, {ECHO_PORT}]"),
+        );
+        let peer = start(&folder, "peer", Some(&world.beyond.path()));
+        let host = start(&folder, "host", None);
+        for guest in &guests {
+            assert_eq!(pages(guest, PATIENCE), 2, "they are relayed");
+        }
+        assert_eq!(arrivals(&world), 0);
+        // A relay that runs makes them again; until it has, what it has marked must not leave either.
+        let mut deleting = Command::new("timeout");
+        let forever = format!("while :; do {}; done", DELETE_RULES.join("; "));
+        deleting.args(["5", "sh", "-c", &forever]);
+        let mut deleting = deleting.stderr(Stdio::null()).spawn().unwrap();
+        for guest in guests.iter().cycle().take(4 * guests.len()) {
+            pages(guest, SECOND / 4);
+        }
+        deleting.wait().unwrap();
+        assert_eq!(arrivals(&world), 0, "its rules are deleted while it runs");
+        drop(host);
+        let stay = |world: &World, after: &str| {
+            for guest in &guests {
+                assert_eq!(pages(guest, SECOND / 3), 0, "{after}");
+                for destination in destinations() {
+                    let server = SocketAddr::new(destination, ECHO_PORT);
+                    guest.exchange_udp(server, b"?", SECOND / 3).unwrap_err();
+                }
+            }
+            assert_eq!(arrivals(world), 0, "{after}");
+        };
+        lab.run("ip route flush table 53571");
+        lab.run("ip -6 route flush table 53571");
+        stay(&world, "its route is gone");
+        for delete in DELETE_RULES {
+            lab.shell(&format!("while {delete} 2> /dev/null; do :; done"));
+        }
+        for option in ["-4", "-6"] {
+            let left = lab.run(&format!("ip {option} rule list"));
+            assert!(!left.contains("5357"), "{left}");
+        }
+        stay(&world, "its rules are gone");
+        world.daemon.kill().unwrap();
+        stay(&world, "the daemon is gone, too");
+        world.daemon.restart().unwrap();
+        stay(&world, "the daemon has read it anew");
+        // What isn't redirected goes on leaving.
+        for guest in &guests {
+            guest
+                .ping(DESTINATIONS[0].parse().unwrap(), PATIENCE)
+                .unwrap();
+        }
+        drop(peer);
+        lab.run(&format!(
+            "{} relay clear",
+            sandwire::executable().unwrap().display()
+        ));
+        for guest in &guests {
+            wait_until("it leaves in the clear again", PATIENCE, || {
+                pages(guest, SECOND) == 2
+            });
+        }
+    });
+}
+
+fn destinations() -> [IpAddr; 2] {
+    DESTINATIONS.map(|destination| destination.parse().unwrap())
+}
+
+/// At how many of the destinations a guest gets a page.
+fn pages(guest: &FakeGuest, patience: Duration) -> usize {
+    let pages = destinations()
+        .map(|destination| guest.fetch(SocketAddr::new(destination, HTTP_PORT), patience));
+    let right = pages.iter().flatten();
+    right.filter(|page| page.contains("hello")).count()
 }
 
 /// A guest's clones send from one port, and a lease may have the address that another had a moment before.
@@ -393,8 +510,17 @@ fn what_children_may_send_only_by_the_relay_never_leaves_them() {
     });
 }
 
-/// What the counters of a table have together.
-fn counters(document: &serde_json::Value) -> u64 {
+/// Counts what arrives beyond for the destinations in the clear, whichever way it took on the host.
+fn count_arrivals(world: &World) {
+    let counting = "table inet leaks { chain arrivals { type filter hook prerouting priority -300;
+        ip daddr 198.51.100.0/24 iifname \"eth0\" counter; ip6 daddr 2001:db8:5::/64 iifname \"eth0\" counter; }; }";
+    let mut nft = command_in(&world.beyond.path(), "nft");
+    command::output_of(nft.arg(counting)).unwrap();
+}
+
+fn arrivals(world: &World) -> u64 {
+    let table = world.beyond.run("nft -j list table inet leaks").unwrap();
+    let document: serde_json::Value = serde_json::from_str(&table).unwrap();
     let items = document["nftables"].as_array().unwrap().iter();
     items
         .filter_map(|item| item["rule"]["expr"].as_array())

@@ -34,8 +34,8 @@ use ipnet::IpNet;
 use sandwire_kernel_net::{
     netlink::{Request, Socket},
     nft::{
-        self, Batch, Chain, ChainKind, Direction, Element, Family, Field, Hook, Key, KeyPart,
-        Policy, RELAY_MARK_MASK, Rule, Set, SetKind,
+        self, Batch, Chain, ChainKind, Direction, Element, Family, Field, Flows, Hook, Key,
+        KeyPart, Policy, RELAY_FLOWS, RELAY_MARK_MASK, Rule, Set, SetKind,
     },
     routing_rule::{PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
 };
@@ -55,7 +55,7 @@ pub(crate) use entrance::{Entrance, entrances};
 pub(crate) use upkeep::{has_table, is_told};
 
 /// Name of the table.
-pub const TABLE: &str = "sandwire-relay";
+pub const TABLE: &str = nft::RELAY_TABLE;
 /// Routing table by which marked packets are the host's own.
 pub const TABLE_LOCAL: u32 = 53_570;
 
@@ -222,8 +222,7 @@ impl Part<'_> {
     /// A set of sources with destinations, and with all that has to fit besides.
     fn add_flows(&self, batch: &mut Batch<'_>, kind: &str, sources: &[IpNet]) -> String {
         let name = format!("{kind}{}", self.name);
-        let key = [self.address(), self.address(), Field::Protocol, Field::Port];
-        add_set(batch, &name, &key);
+        add_set(batch, &name, &Flows::key(self.family));
         let elements = sources
             .iter()
             .flat_map(|source| self.ends(&Key::default().prefix(*source), &self.to));
@@ -283,7 +282,7 @@ impl Part<'_> {
         if self.forwarded.is_empty() || self.to.is_empty() {
             return;
         }
-        let flows = self.add_flows(batch, "from", &self.forwarded);
+        let flows = self.add_flows(batch, RELAY_FLOWS, &self.forwarded);
         let pairs = self.add_pairs(batch, "from_pairs", &self.forwarded);
         let taken = Rule::new().key_in(&self.flow_key(), &flows);
         batch.add_rule(PREROUTING, &taken.jump(TAKE));

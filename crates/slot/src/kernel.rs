@@ -355,7 +355,7 @@ impl Network for KernelNetwork {
                     host::inspect_ebpf(instance, worker, ebpf, wanted, wants_xdp, &mut defects)?;
                 self.shared.store(shared.0, Ordering::Relaxed);
             }
-            if let (Some(ebpf), false) = (self.ebpf.get(), state.children.is_empty()) {
+            if let Some(ebpf) = self.ebpf.get() {
                 self.follow_redirects(ebpf, worker)?;
             }
             Ok(defects)

@@ -178,18 +178,58 @@ static __always_inline void keep_to_table(frame *f, struct decision *d, struct p
 	}
 }
 
+/* Whether the relay's rules in the host's stack have a say in what is sent by this protocol, whatever the port; and in all ICMP, since
+ * errors quote what came by the relay. */
+static __noinline int is_for_relay(const struct packet *p, const struct nic *nic)
+{
+	struct address source = p->version == 4 ? mapped(nic->clone4) : nic->clone6;
+	__u32 set = find_redirects(&source);
+	const struct prefix_value *found = set ? find_prefix(p, set, POLICY_PREFIXES) : 0;
+	const struct rule_list *list;
+
+	if (!found || !found->list)
+		return found != 0;
+	list = bpf_map_lookup_elem(&rule_lists, &found->list);
+	for (__u32 i = 0; list && i < RULES_MAX; i++) {
+		if (i >= list->count)
+			break;
+		if (!list->rules[i].protocol || list->rules[i].protocol == p->protocol)
+			return 1;
+	}
+	return p->protocol == PROTOCOL_ICMP || p->protocol == PROTOCOL_ICMPV6;
+}
+
+/* The stack has rules of its own for it, such as the relay's. */
+static __always_inline void decide_up(struct decision *d, const struct packet *p,
+				      const struct policy *policy)
+{
+	/* What may not leave may not leave so. */
+	if (!p->as_answer && READ_ONCE(policy->uplink) == UPLINK_DENY)
+		decide_drop(d, DROP_UPLINK_DENIED);
+	else
+		d->verdict = VERDICT_STACK;
+}
+
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
 					 const struct nic *nic, const struct policy *policy)
 {
 	struct bpf_fib_lookup fib = {};
-	__u32 wanted = (policy->table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
+	int is_relayed = is_for_relay(p, nic);
+	/* The relay comes before a table of the policy's own. */
+	__u32 table = is_relayed ? 0 : policy->table;
+	__u32 wanted = (table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
 	__u32 late = fib_flags & wanted;
 	long result = look_up_route(f, p, nic, policy, late, &fib);
 
 	switch (result) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
-		decide_out(f, d, p, nic, policy, &fib, result == BPF_FIB_LKUP_RET_SUCCESS);
+		if (is_relayed)
+			/* Its routing rules would refuse it: somebody has deleted them. */
+			decide_up(d, p, policy);
+		else
+			decide_out(f, d, p, nic, policy, &fib,
+				   result == BPF_FIB_LKUP_RET_SUCCESS);
 		break;
 	case BPF_FIB_LKUP_RET_NOT_FWDED:
 		/* The host's own address; or no route at all, which the kernel doesn't tell apart. */
@@ -203,20 +243,17 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 	default:
 		if (result < 0)
 			decide_drop(d, DROP_NO_ROUTE);
-		else if (!p->as_answer && READ_ONCE(policy->uplink) == UPLINK_DENY)
-			/* A rule for the relay refuses it here; what may not leave may not leave so. */
-			decide_drop(d, DROP_UPLINK_DENIED);
 		else
-			d->verdict = VERDICT_STACK;
+			decide_up(d, p, policy);
 	}
 	if (late != wanted && d->verdict == VERDICT_UPLINK) {
 		/* The stack follows rules about marks by itself, but reads no table that it isn't led to. */
 		if (wanted & ~late & FIB_TABLE)
 			decide_drop(d, DROP_NO_ROUTE);
-		else if (!policy->table)
+		else if (!table)
 			d->verdict = VERDICT_STACK;
 	}
-	if (!policy->table || d->verdict == VERDICT_DROP)
+	if (!table || d->verdict == VERDICT_DROP)
 		return;
 	if (p->any_port && services_have_ports(policy))
 		leave_to_ports(d);

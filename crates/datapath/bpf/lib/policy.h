@@ -78,21 +78,27 @@ static __always_inline int judge_prefixes(const struct packet *p, __u32 policy, 
 	return judge_by(find_prefix(p, policy, policy_flags), p, policy_flags);
 }
 
-/* What may leave only by the relay, where none takes it. Returns a drop reason. */
-static __always_inline int judge_redirects(const struct packet *p)
+/* What a source may send only by the relay: the number of a set of destinations, zero where there is none. */
+static __always_inline __u32 find_redirects(const struct address *source)
 {
-	struct prefix_key key = {.prefix_length = 32 + 128, .address = p->source};
+	struct prefix_key key = {.prefix_length = 32 + 128, .address = *source};
 	const struct prefix_value *found;
 	const struct policy *nobodys;
 	__u32 nobody = 0;
 
 	nobodys = bpf_map_lookup_elem(&policies, &nobody);
 	if (!nobodys || !(READ_ONCE(nobodys->flags) & POLICY_REDIRECTS))
-		return DROP_NONE;
+		return 0;
 	found = bpf_map_lookup_elem(&prefixes, &key);
-	if (!found)
-		return DROP_NONE;
-	return judge_prefixes(p, found->list, POLICY_PREFIXES | POLICY_ALLOW);
+	return found ? found->list : 0;
+}
+
+/* What may leave only by the relay, where none takes it. Returns a drop reason. */
+static __always_inline int judge_redirects(const struct packet *p)
+{
+	__u32 set = find_redirects(&p->source);
+
+	return set ? judge_prefixes(p, set, POLICY_PREFIXES | POLICY_ALLOW) : DROP_NONE;
 }
 
 /* Whether ports have a say in what may_reach_host answers. */

@@ -19,14 +19,14 @@ use crate::{
 
 const NFT_MSG_GETTABLE: u16 = 1;
 const NFT_MSG_GETRULE: u16 = 7;
-const NFT_MSG_GETSETELEM: u16 = 13;
+pub(super) const NFT_MSG_GETSETELEM: u16 = 13;
 const NFTA_TABLE_NAME: u16 = 1;
 const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
-const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
-const NFTA_SET_ELEM_LIST_SET: u16 = 2;
-const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+pub(super) const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
+pub(super) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
+pub(super) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 
 /// Names of the `inet` tables in the socket's namespace.
 ///

@@ -6,6 +6,7 @@
 //! `docs/decisions/0003-nf-tables-encoder.md`.
 
 mod expression;
+mod flows;
 mod inspect;
 mod rule;
 mod set;
@@ -22,6 +23,7 @@ pub use expression::{
     CT_STATUS_CONFIRMED, CT_STATUS_DNAT, CtState, Direction, Family, ICMP_ECHO_REQUEST,
     ICMPV6_ECHO_REQUEST, Protocol,
 };
+pub use flows::{Flows, RELAY_FLOWS, RELAY_TABLE, relayed};
 pub use inspect::{CgroupRule, cgroup_rules, count_elements, rules, tables};
 pub use rule::{Bound, KeyPart, Rule};
 pub use set::{Element, Field, Key, Set, SetKind};

@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use super::expression::{Family, NFTA_LIST_ELEM, Protocol, Verdict};
 use crate::netlink::attribute::Writer;
 
-const NFTA_SET_TABLE: u16 = 1;
-const NFTA_SET_NAME: u16 = 2;
+pub(super) const NFTA_SET_TABLE: u16 = 1;
+pub(super) const NFTA_SET_NAME: u16 = 2;
 const NFTA_SET_FLAGS: u16 = 3;
 const NFTA_SET_KEY_TYPE: u16 = 4;
 const NFTA_SET_KEY_LEN: u16 = 5;
@@ -23,11 +23,11 @@ const NFTA_SET_FIELD_LEN: u16 = 1;
 const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
 const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
-const NFTA_SET_ELEM_KEY: u16 = 1;
+pub(super) const NFTA_SET_ELEM_KEY: u16 = 1;
 const NFTA_SET_ELEM_DATA: u16 = 2;
 const NFTA_SET_ELEM_FLAGS: u16 = 3;
-const NFTA_SET_ELEM_KEY_END: u16 = 10;
-const NFTA_DATA_VALUE: u16 = 1;
+pub(super) const NFTA_SET_ELEM_KEY_END: u16 = 10;
+pub(super) const NFTA_DATA_VALUE: u16 = 1;
 const NFTA_DATA_VERDICT: u16 = 2;
 const NFT_SET_INTERVAL: u32 = 0x4;
 const NFT_SET_MAP: u32 = 0x8;
@@ -373,6 +373,11 @@ impl Key {
     pub fn ports(mut self, first: u16, last: u16) -> Self {
         self.field(&first.to_be_bytes(), &last.to_be_bytes());
         self
+    }
+
+    #[cfg(test)]
+    pub(super) fn ends(&self) -> (&[u8], &[u8]) {
+        (&self.first, &self.last)
     }
 
     fn field(&mut self, first: &[u8], last: &[u8]) {

@@ -75,7 +75,7 @@ pub(super) struct Ebpf {
     pub(super) xdp: Mutex<HashMap<u32, NicIndex>>,
     /// Somebody follows the TAPs as they are opened and closed.
     pub(super) is_watched: AtomicBool,
-    /// Somebody follows the host's routing rules, for what children may reach.
+    /// Somebody follows the host's routing rules, for what may leave only by the relay.
     pub(super) follows_rules: AtomicBool,
     /// Whoever tells the data path what these rules say.
     pub(super) tells_rules: Mutex<()>,

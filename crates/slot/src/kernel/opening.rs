@@ -40,7 +40,7 @@ impl KernelNetwork {
         self.ebpf.get().map(|ebpf| (&**ebpf, shared))
     }
 
-    /// Has children know what they may reach only by the relay, now and from now on.
+    /// Has the data path know what may leave only by the relay, now and from now on.
     pub(super) fn follow_redirects(
         &self,
         ebpf: &Arc<Ebpf>,
@@ -48,7 +48,7 @@ impl KernelNetwork {
     ) -> Result<(), NetworkError> {
         // Before it is read: so no change is missed.
         redirects::watch(ebpf)?;
-        redirects::tell(ebpf, &mut worker.route)
+        redirects::tell(ebpf, &mut worker.route, &mut worker.netfilter)
     }
 
     /// Puts the programs on the shared interface and the uplinks.
@@ -59,6 +59,7 @@ impl KernelNetwork {
         wants_xdp: bool,
     ) -> Result<(), NetworkError> {
         let ebpf = self.open_ebpf()?;
+        self.follow_redirects(ebpf, worker)?;
         if wants_xdp {
             xdp::watch(ebpf)?;
         }
