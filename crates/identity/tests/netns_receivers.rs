@@ -144,6 +144,34 @@ fn one_identity_cannot_take_the_room_of_all_receivers() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn a_socket_that_is_bound_again_and_again_is_one_receiver() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut scene = Scene::set(lab);
+        scene.web.run(
+            "\
+import ctypes
+def dissolve(bound):
+    ctypes.CDLL(None).connect(bound.fileno(), struct.pack('16x'), 16)",
+        );
+        scene.web.run("s = udp('10.77.0.9', 0)");
+        for address in ["10.77.0.1", "10.77.0.9", "10.77.0.1"] {
+            scene.identities.enter_receivers().unwrap();
+            let again = format!("dissolve(s); s.bind(('{address}', 0))");
+            assert_eq!(scene.web.run(&again), Value::Null);
+        }
+        scene.identities.enter_receivers().unwrap();
+        assert_eq!(entries(lab, "receivers").len(), 1);
+        let refused = scene.identities.show("web").unwrap().counters.refused;
+        assert_eq!(refused.get(&Refusal::Listeners), Some(&3));
+        // Others have their place.
+        scene.web.run("s.close(); s = udp('0.0.0.0', 5353)");
+        scene.identities.enter_receivers().unwrap();
+        assert_eq!(scene.asked(), json!(["answer", "10.77.0.9"]));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn many_callers_are_answered_from_where_each_has_asked() {
     lab::run_within(DEADLINE, |lab| {
         let mut scene = Scene::set(lab);

@@ -19,6 +19,13 @@ static __always_inline int may_receive_beside(const struct identity *identity,
 	return owner && owner->number == identity->number && owner->flags & OWNER_SEVERAL;
 }
 
+static __always_inline int is_same_key(const struct listener_key *key,
+				       const struct listener_key *other)
+{
+	return key->port == other->port && key->family == other->family &&
+	       is_same6(key->address.words, other->address.words);
+}
+
 /* A socket that asked for a port is bound, to the address in the key. One that asked for the wildcard receives at all
  * addresses. */
 static __always_inline void note_receiver(struct bpf_sock *sk, const struct identity *identity,
@@ -38,6 +45,12 @@ static __always_inline void note_receiver(struct bpf_sock *sk, const struct iden
 	receiver = bpf_sk_storage_get(&receiving, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!receiver)
 		return;
+	if (receiver->state == RECEIVER_ENTERED) {
+		/* Its entry is there as long as it is open, whatever it is bound to: with several it could fill the map. */
+		if (!is_same_key(&receiver->key, key))
+			count_refusal(REFUSED_LISTENERS);
+		return;
+	}
 	key->number = identity->number;
 	receiver->key = *key;
 	/* With a barrier. */
