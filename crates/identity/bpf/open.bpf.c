@@ -43,7 +43,8 @@ int on_tcp(struct bpf_iter__tcp *ctx)
 	if (!tcp)
 		return 0;
 	socket = bpf_sk_storage_get(&sockets, tcp, 0, 0);
-	if (!socket)
+	/* Others' packets are counted one by one. */
+	if (!socket || !bpf_map_lookup_elem(&tcp_tallies, &socket->number))
 		return 0;
 	done = bpf_sk_storage_get(&counted, tcp, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!done)

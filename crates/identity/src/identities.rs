@@ -161,7 +161,7 @@ impl Identities {
         let building = facts.record(record_state::BUILDING)?;
         open.maps.set_record(cgroup.id, &building)?;
         watch("tally");
-        open.maps.start_tally(facts.number)?;
+        open.maps.start_tally(facts)?;
         open.maps.policies.set(facts.number, policy, watch)?;
         let ours = facts.addresses.iter().zip(&facts.ours);
         for (address, _) in ours.filter(|(_, is_ours)| **is_ours) {
@@ -319,12 +319,7 @@ impl Identities {
             State::Dying
         };
         let interface = interface::name(facts.interface)?;
-        Ok(facts.answer(
-            cgroup,
-            state,
-            interface,
-            maps.counters(cgroup, facts.number)?,
-        ))
+        Ok(facts.answer(cgroup, state, interface, maps.counters(cgroup, facts)?))
     }
 
     /// The maps with the lock; `None` if there never was an identity.

@@ -16,6 +16,7 @@ use crate::{
         Tally, TcpTally,
     },
     policies::Policies,
+    record::Facts,
 };
 
 /// All maps of the object, by name.
@@ -201,7 +202,8 @@ impl Maps {
     }
 
     /// What was counted, over all CPUs, and how many sockets listen. Of a cgroup that is gone, less.
-    pub(crate) fn counters(&self, cgroup: u64, number: u32) -> Result<(Counters, u64), Error> {
+    pub(crate) fn counters(&self, cgroup: u64, facts: &Facts) -> Result<(Counters, u64), Error> {
+        let number = facts.number;
         let mut total = Counters::default();
         let tally = match self.tallies.get(&number, 0) {
             Ok(bytes) => Tally(bytes),
@@ -220,17 +222,19 @@ impl Maps {
             Refusal::HostService,
             tally.long(Tally::host_service()),
         );
-        if let Some(maps) = &self.tcp {
+        // A former version made entries of all, and what is counted in them was counted by packets already.
+        if let Some(maps) = self.tcp.as_ref().filter(|_| facts.tcp_only) {
             maps.add(&mut total, number)?;
         }
         Ok((total, tally.long(Tally::listeners())))
     }
 
     /// Makes an identity's entry that programs count in.
-    pub(crate) fn start_tally(&mut self, number: u32) -> Result<(), Error> {
+    pub(crate) fn start_tally(&mut self, facts: &Facts) -> Result<(), Error> {
+        let number = facts.number;
         let written = self.tallies.insert(number, [0; TALLY], 0);
         written.map_err(failed("write", "tallies"))?;
-        let Some(maps) = &mut self.tcp else {
+        let Some(maps) = self.tcp.as_mut().filter(|_| facts.tcp_only) else {
             return Ok(());
         };
         let written = maps.tallies.insert(number, [0; TCP_TALLY], 0);

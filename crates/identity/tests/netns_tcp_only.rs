@@ -29,7 +29,7 @@ struct Scene {
     host: Application,
     added: Identity,
     identities: Identities,
-    _cgroups: Cgroups,
+    cgroups: Cgroups,
     wire: Namespace,
 }
 
@@ -53,7 +53,7 @@ impl Scene {
             host: Application::start(None, None),
             added,
             identities,
-            _cgroups: cgroups,
+            cgroups,
             wire,
         }
     }
@@ -227,6 +227,62 @@ fn one_that_was_connected_before_it_listens_is_at_its_own_address() {
             assert_eq!(scene.peer.run(&dial), "ECONNREFUSED");
         }
         assert_eq!(scene.refused(Refusal::Metadata), 1);
+    });
+}
+
+/// The kernel refuses a process without CAP_NET_RAW to choose another interface in place of a first one, also when a program does
+/// it for that process.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_listens_without_a_bind_hears_nothing_by_an_interface_of_its_choice() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut scene = Scene::set(lab);
+        scene
+            .web
+            .run("import os; os.setresuid(65534, 65534, 65534)");
+        for (of, address) in [("AF_INET", "192.0.2.1"), ("AF_INET6", "2001:db8::1")] {
+            for interface in ["b'uplink'", "b'lo'"] {
+                scene.web.run(&format!("l = fresh(SOCK_STREAM, {of})"));
+                let choose = format!("l.setsockopt(SOL_SOCKET, 25, {interface})");
+                assert_eq!(scene.web.run(&choose), "EPERM");
+                let port = scene.web.run("l.listen(4); r = l.getsockname()[1]");
+                let dial = format!("dial('{address}', {port})");
+                assert_eq!(scene.peer.run(&dial), "ECONNREFUSED");
+                assert_eq!(scene.host.run(&dial), "ECONNREFUSED");
+            }
+        }
+        // With an address there is no harm in it.
+        scene
+            .web
+            .run("l = fresh(SOCK_STREAM, AF_INET); l.bind(('10.77.0.1', 8080))");
+        let chosen = scene
+            .web
+            .run("l.setsockopt(SOL_SOCKET, 25, b'uplink'); l.listen(4)");
+        assert_eq!(chosen, Value::Null);
+        let dial = "dial('10.77.0.1', 8080).close()";
+        assert_eq!(scene.peer.run(dial), Value::Null);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_is_counted_by_packets_is_not_counted_by_connections_too() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut scene = Scene::set(lab);
+        let cgroup = scene.cgroups.make("both");
+        let new = new_identity(&cgroup, &["10.77.0.2"]);
+        scene.identities.add(&new).unwrap();
+        let mut both = Application::start(Some(&cgroup), None);
+        scene.peer.run("l = listen('192.0.2.2', 9000)");
+        both.run("c = dial('192.0.2.2', 9000); c.sendall(b'x' * 100000)");
+        scene
+            .peer
+            .run("a = l.accept()[0]; n = 0\nwhile n < 100000: n += len(a.recv(65536))");
+        let shown = || scene.identities.show("both").unwrap().counters.egress.bytes;
+        let first = shown();
+        // Headers of some packets, and what was acknowledged meanwhile.
+        assert!((100_000..120_000).contains(&first), "{first}");
+        assert!(shown() - first < 1000);
     });
 }
 

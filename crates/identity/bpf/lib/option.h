@@ -43,6 +43,24 @@ static __always_inline void judge_broadcast(struct bpf_sockopt *ctx, const struc
 		ctx->optlen = -1;
 }
 
+static __always_inline int has_address(const struct bpf_sock *sk)
+{
+	if (sk->family == AF_INET)
+		return sk->src_ip4 != 0;
+	return (sk->src_ip6[0] | sk->src_ip6[1] | sk->src_ip6[2] | sk->src_ip6[3]) != 0;
+}
+
+/* Who listens without an address is bound to no interface (`deafen`), which the kernel refuses a process without CAP_NET_RAW once
+ * another one is chosen (sock_bindtoindex). */
+static __always_inline int may_choose_interface(const struct bpf_sockopt *ctx,
+						const struct identity *identity,
+						const struct socket_state *socket)
+{
+	if (socket->flags & SOCKET_DEAF)
+		return 0;
+	return !(identity->flags & IDENTITY_TCP_ONLY) || has_address(ctx->sk);
+}
+
 /* Whether the kernel goes on with it. */
 static __always_inline int judge_option(struct bpf_sockopt *ctx, const struct identity *identity,
 					struct socket_state *socket)
@@ -55,7 +73,7 @@ static __always_inline int judge_option(struct bpf_sockopt *ctx, const struct id
 		judge_broadcast(ctx, identity);
 		return 1;
 	}
-	return socket->flags & SOCKET_DEAF ? refuse(REFUSED_SOURCE, EPERM) : 1;
+	return may_choose_interface(ctx, identity, socket) ? 1 : refuse(REFUSED_SOURCE, EPERM);
 }
 
 #endif
