@@ -497,6 +497,35 @@ pub(crate) fn assert_fq_sends_later(world: &World) {
     assert!(took > SECOND, "all 30 packets came within {took:?}");
     let drops = world.detail(&lease)["traffic"]["drops"].to_string();
     assert!(!drops.contains("bit_limit"), "{drops}");
+    assert_few_wait(world, (&lease, &guest));
+}
+
+/// The queue is everybody's, and takes a number of packets: who floods it with small ones has few there.
+fn assert_few_wait(world: &World, (lease, guest): (&Lease, &FakeGuest)) {
+    // 2000 of these frames a second, of many flows.
+    let limits = json!({"egress": {"bits_per_second": 1_000_000, "burst_bytes": 2_000}});
+    let policy = json!({"uplink": "route", "limits": limits});
+    world.daemon.set_policy("slow", &policy).unwrap();
+    let frames: Vec<_> = (1..=300)
+        .map(|port| {
+            frame::udp(
+                guest.network().mac,
+                GATEWAY_MAC,
+                SocketAddr::new(guest.network().ipv4.0.into(), port),
+                SocketAddr::new(BEYOND_IPV4.into(), 5000),
+                &[0; 18],
+            )
+        })
+        .collect();
+    for frame in frames.iter().cycle().take(3000) {
+        guest.send_frame(frame).unwrap();
+    }
+    let queues = command::run("tc -j -s qdisc show dev up0").unwrap();
+    let queues: Value = serde_json::from_str(&queues).unwrap();
+    let waiting = queues[0]["qlen"].as_u64().unwrap();
+    assert!((1..300).contains(&waiting), "{queues}");
+    let drops = &world.detail(lease)["traffic"]["drops"];
+    assert!(drops["bit_limit"].as_u64() > Some(1000), "{drops}");
 }
 
 /// Packets that have arrived beyond the uplink.

@@ -12,6 +12,9 @@
 #define NANOSECONDS 1000000000ULL
 /* How far ahead a departure time may lie: fq gives up on what is further away than its horizon. */
 #define DEPARTURE_MAX (2 * NANOSECONDS)
+/* Packets as long as this one that may wait there already. The queue is everybody's: it takes a number of packets, by default 10,000,
+ * whoever has sent them. */
+#define HELD_MAX 128
 #define CHARGE_TRIES 4
 #define CREDIT_MAX 0xffffffffULL
 
@@ -85,33 +88,40 @@ static __always_inline __u64 fill_up(__u32 *own, __u64 ahead)
 	return ahead - left;
 }
 
+/* How long a packet that costs so much may wait for its departure. */
+static __always_inline __u64 patience_of(__u64 cost)
+{
+	return cost < DEPARTURE_MAX / HELD_MAX ? cost * HELD_MAX : DEPARTURE_MAX;
+}
+
 /* Asks the meter that all processors share. `own` is what this one pays ahead into, if it does. If there is
  * `departure`, a packet that isn't much over the limit is told when to leave. Not inlined: it is long, and seldom needed. */
 static __noinline int ask_meter(const struct limit *limit, struct meter *meter, struct credit *own,
 				const struct packet *p, __u64 *departure)
 {
-	__u64 now = bpf_ktime_get_ns(), patience = departure ? DEPARTURE_MAX : 0;
-	__u64 bytes = 0, packets = 0, cost;
+	__u64 now = bpf_ktime_get_ns(), bytes = 0, packets = 0, ahead;
+	__u64 byte_cost = limit->byte_cost ? cost_of_bytes(limit, p->wire_bytes) : 0;
+	__u64 packet_cost = p->segments * limit->packet_cost;
 
 	if (limit->byte_cost) {
 		bytes = excess(READ_ONCE(meter->bytes), now, limit->byte_burst);
-		if (bytes > patience)
+		if (bytes > (departure ? patience_of(byte_cost) : 0))
 			return DROP_BIT_LIMIT;
 	}
 	if (limit->packet_cost) {
 		packets = excess(READ_ONCE(meter->packets), now, limit->packet_burst);
-		if (packets > patience)
+		if (packets > (departure ? patience_of(packet_cost) : 0))
 			return DROP_PACKET_LIMIT;
 	}
 	if (limit->byte_cost) {
-		cost = own ? fill_up(&own->bytes, ahead_of(limit->byte_burst)) : 0;
-		charge(&meter->bytes, now, cost + cost_of_bytes(limit, p->wire_bytes));
+		ahead = own ? fill_up(&own->bytes, ahead_of(limit->byte_burst)) : 0;
+		charge(&meter->bytes, now, ahead + byte_cost);
 	} else if (own) {
 		own->bytes = 0;
 	}
 	if (limit->packet_cost) {
-		cost = own ? fill_up(&own->packets, ahead_of(limit->packet_burst)) : 0;
-		charge(&meter->packets, now, cost + p->segments * limit->packet_cost);
+		ahead = own ? fill_up(&own->packets, ahead_of(limit->packet_burst)) : 0;
+		charge(&meter->packets, now, ahead + packet_cost);
 	} else if (own) {
 		own->packets = 0;
 	}

@@ -8,8 +8,9 @@ use super::{
     world::{Credit, Limit, Meter},
 };
 
-/// How far ahead an uplink's queue may be told to send, in nanoseconds.
+/// How far ahead an uplink's queue may be told to send, in nanoseconds, and how many packets of a sandbox it may hold.
 const HORIZON: u64 = 2_000_000_000;
+const HELD_MAX: u64 = 128;
 
 /// A frame as it is on the wire.
 #[derive(Clone, Copy, Debug)]
@@ -59,7 +60,10 @@ pub(crate) fn police(
     if limit.byte_cost == 0 && limit.packet_cost == 0 {
         return Ok(None);
     }
-    let patience = if may_wait { HORIZON } else { 0 };
+    let patience = |cost: u64| match may_wait {
+        true => HORIZON.min(cost.saturating_mul(HELD_MAX)),
+        false => 0,
+    };
     let byte_cost = ((u128::from(size.wire_bytes) * u128::from(limit.byte_cost)) >> 20) as u64;
     let packet_cost = size.segments * limit.packet_cost;
     let most = Credit {
@@ -83,10 +87,10 @@ pub(crate) fn police(
         0 => 0,
         _ => packet_debt.saturating_sub(limit.packet_burst),
     };
-    if byte_excess > patience {
+    if byte_excess > patience(byte_cost) {
         return Err(DropReason::BitLimit);
     }
-    if packet_excess > patience {
+    if packet_excess > patience(packet_cost) {
         return Err(DropReason::PacketLimit);
     }
     // What is dropped costs nothing, neither bytes nor packets.
