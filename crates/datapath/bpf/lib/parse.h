@@ -373,6 +373,9 @@ static __always_inline int parse_ipv6(frame *f, struct packet *p)
 	p->l4 = IPV6_L4;
 	__builtin_memcpy(&p->source, &ip->saddr, sizeof(p->source));
 	__builtin_memcpy(&p->destination, &ip->daddr, sizeof(p->destination));
+	/* It would pass for a peer of IPv4, which answers to it are. Linux takes no such packet either (ip6_rcv_core). */
+	if (rarely(is_mapped(&p->source)))
+		return DROP_MALFORMED;
 	if (rarely(is_extension(p->protocol))) {
 		struct extensions extensions = {.l4 = IPV6_L4, .protocol = p->protocol};
 

@@ -16,7 +16,13 @@ use super::{
 
 /// From outside to a sandbox, or to a clone address that nobody has.
 fn incoming(random: &mut Random, version: u8, transport: Transport) -> Ip {
-    let source = scene::outside(version, random.below(OUTSIDE.len()));
+    let mut source = scene::outside(version, random.below(OUTSIDE.len()));
+    if version == 6 && random.chance(3) {
+        // Stands for one of IPv4.
+        if let IpAddr::V4(v4) = scene::outside(4, random.below(OUTSIDE.len())) {
+            source = v4.to_ipv6_mapped().into();
+        }
+    }
     let nic = if random.chance(50) {
         0
     } else {

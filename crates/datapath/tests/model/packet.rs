@@ -209,6 +209,9 @@ fn parse_ipv6(frame: &[u8]) -> Result<Packet, DropReason> {
     if 40 + payload > ip.len() || (payload == 0 && ip[6] != NONE) {
         return Err(DropReason::Malformed);
     }
+    if ipv6(ip, 8).to_ipv4_mapped().is_some() {
+        return Err(DropReason::Malformed);
+    }
     let mut packet = Packet {
         version: 6,
         source: ipv6(ip, 8).into(),

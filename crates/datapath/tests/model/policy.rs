@@ -69,7 +69,7 @@ fn judge(
     Err(reason.unwrap_or(DropReason::Policy))
 }
 
-fn longest(prefixes: &[Prefix], address: IpAddr) -> Option<&Prefix> {
+pub(crate) fn longest(prefixes: &[Prefix], address: IpAddr) -> Option<&Prefix> {
     let covering = prefixes
         .iter()
         .filter(|prefix| match (prefix.net, address) {

@@ -6,7 +6,9 @@ use ipnet::IpNet;
 use sandwire_api::drop_reason::DropReason;
 
 use super::{
-    Mac, Packet, answers, policy,
+    Mac, Packet, answers,
+    packet::{ICMP, ICMPV6},
+    policy,
     world::{Nic, Policy, State, TABLE_LOCAL, TABLE_MAIN, Uplink, Way, World},
 };
 
@@ -31,11 +33,15 @@ pub(crate) fn decide(
     now: u64,
 ) -> Result<Decision, DropReason> {
     let nic = &world.nics[sender];
-    let own = &world.policies[nic.policy];
     if let Some(receiver) = world.clones.get(&packet.destination) {
         return other_sandbox(world, nic, *receiver);
     }
-    let way = look_up(world, own, packet.destination);
+    let own = &routed_by(world, nic, packet);
+    let way = match look_up(world, own, packet.destination) {
+        // Whatever routes say.
+        Way::Out { .. } if is_for_relay(world, nic, packet) => Way::Refused,
+        way => way,
+    };
     let unasked = match judge(world, nic, frame, packet, way) {
         // A table may lead out what is for the host.
         Ok(Judged::Goes(uplink @ Decision::Uplink { .. })) if nic.published || own.table != 0 => {
@@ -61,6 +67,34 @@ pub(crate) fn decide(
         Some(answers::Via::Stack) => Ok(Decision::Stack),
         None => unasked,
     }
+}
+
+/// The policy as far as routes are asked by it: the relay comes before a table of its own.
+fn routed_by(world: &World, nic: &Nic, packet: &Packet) -> Policy {
+    let own = world.policies[nic.policy].clone();
+    let table = match is_for_relay(world, nic, packet) {
+        true => 0,
+        false => own.table,
+    };
+    Policy { table, ..own }
+}
+
+/// Whether the relay's rules on the host have a say in packets of this protocol between these addresses.
+fn is_for_relay(world: &World, nic: &Nic, packet: &Packet) -> bool {
+    let Some(own) = nic.addresses(packet.version) else {
+        return false;
+    };
+    let of_source = world.redirects.iter();
+    let of_source = of_source.filter(|redirect| redirect.from.contains(&own.clone));
+    let to: Vec<_> = of_source.map(|redirect| redirect.to.clone()).collect();
+    policy::longest(&to, packet.destination).is_some_and(|prefix| {
+        prefix.rules.is_empty()
+            || matches!(packet.protocol, ICMP | ICMPV6)
+            || prefix
+                .rules
+                .iter()
+                .any(|rule| rule.protocol == packet.protocol)
+    })
 }
 
 pub(crate) fn may_be_an_answer(own: &Policy, reason: DropReason) -> bool {
@@ -128,7 +162,7 @@ fn by_route(
     uplink: Uplink,
 ) -> Result<Judged, DropReason> {
     let judged = by_way(world, nic, frame, packet, way, uplink)?;
-    let own = &world.policies[nic.policy];
+    let own = &routed_by(world, nic, packet);
     match judged {
         _ if own.table == 0 => {}
         Judged::Goes(Decision::Uplink { .. }) => {}
