@@ -104,6 +104,23 @@ pub enum PlanError {
         /// What that is.
         what: &'static str,
     },
+    /// A policy names more groups than one may.
+    #[error(
+        "policy.talks_to names {groups} groups, and may name {most}: have those sandboxes that may all talk to each \
+         other share a group, with clone_to_clone"
+    )]
+    Groups {
+        /// How many it names.
+        groups: usize,
+        /// How many it may.
+        most: usize,
+    },
+    /// A policy names a group twice.
+    #[error("policy.talks_to names group '{group}' twice: leave one of them out")]
+    SameGroup {
+        /// The group.
+        group: Name,
+    },
     /// What the guests may reach by vsock can't be so.
     #[error("vsock: {0}")]
     Vsock(#[from] RuleError),

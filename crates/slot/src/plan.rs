@@ -27,6 +27,7 @@ pub mod names;
 mod policy;
 
 pub(crate) use policy::check_route_mark;
+use policy::check_talks_to;
 pub use policy::{check_policy, choose_data_path};
 
 /// Number of a slot in its pool, from 0.
@@ -67,6 +68,7 @@ impl Plan {
     /// Names the setting that can't work, and why.
     pub fn new(instance: &Name, spec: &PoolSpec) -> Result<Self, PlanError> {
         check_route_mark(&spec.policy)?;
+        check_talks_to(&spec.policy)?;
         if let Some(policy) = &spec.vsock {
             // What depends on the kind of device is checked when a lease has one.
             check_vsock_policy(policy, VsockKind::VhostUser)?;
@@ -74,7 +76,7 @@ impl Plan {
         Self::kept(instance, spec)
     }
 
-    /// The same for a pool that is there, with a mark or a vsock policy that a former version took perhaps.
+    /// The same for a pool that is there, with a mark, groups or a vsock policy that a former version took perhaps.
     ///
     /// # Errors
     /// Names the setting that can't work, and why.
@@ -168,6 +170,7 @@ impl Plan {
     /// Names the field that can't work, and why.
     pub fn check_policy(&self, policy: &PolicySpec) -> Result<(), PlanError> {
         check_route_mark(policy)?;
+        check_talks_to(policy)?;
         checks::check_policy_of(&self.spec, policy)
     }
 

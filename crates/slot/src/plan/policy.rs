@@ -1,5 +1,7 @@
 //! What a policy must satisfy: fields that its data path has, and numbers within their ranges.
 
+use std::collections::HashSet;
+
 use sandwire_api::{
     policy::{LimitSpec, RateLimit},
     pool::{PolicySpec, PoolSpec},
@@ -12,6 +14,8 @@ use crate::error::PlanError;
 
 /// Prefixes of all rules of one policy.
 const PREFIXES_MAX: u64 = 100_000;
+/// Other groups of one policy.
+const GROUPS_MAX: usize = 64;
 const BITS_PER_SECOND: std::ops::RangeInclusive<u64> = 8_000..=1_000_000_000_000;
 const PACKETS_PER_SECOND: std::ops::RangeInclusive<u64> = 1..=1_000_000_000;
 /// One frame of the usual size, to 4 GiB.
@@ -60,6 +64,27 @@ pub(crate) fn check_route_mark(policy: &PolicySpec) -> Result<(), PlanError> {
         let (first, last) = (*ROUTE_MARK.start(), *ROUTE_MARK.end());
         check_range("policy.route_mark", mark, first, last)
     })
+}
+
+/// Checks the groups of a policy that is new. Former versions took any number of them.
+///
+/// # Errors
+/// There are too many, or one is named twice.
+pub(crate) fn check_talks_to(policy: &PolicySpec) -> Result<(), PlanError> {
+    let groups = policy.talks_to.len();
+    if groups > GROUPS_MAX {
+        return Err(PlanError::Groups {
+            groups,
+            most: GROUPS_MAX,
+        });
+    }
+    let mut seen = HashSet::new();
+    match policy.talks_to.iter().find(|group| !seen.insert(*group)) {
+        Some(group) => Err(PlanError::SameGroup {
+            group: group.clone(),
+        }),
+        None => Ok(()),
+    }
 }
 
 /// Settings with `auto` replaced by a data path: eBPF where the host has it, of which `has_ebpf` is asked, and `nft`

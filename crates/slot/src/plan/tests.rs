@@ -272,6 +272,10 @@ fn what_does_not_go_together_is_refused_with_the_reason() {
 #[test]
 fn a_policy_s_numbers_are_refused_beyond_their_ranges() {
     let limit = |field: &str| format!(r#""limits": {{"ingress": {{{field}}}}}"#);
+    let talks_to = |groups: u32| {
+        let names: Vec<String> = (0..groups).map(|group| format!(r#""g{group}""#)).collect();
+        format!(r#""talks_to": [{}]"#, names.join(","))
+    };
     for (field, text) in [
         (
             limit(r#""bits_per_second": 7999"#),
@@ -295,11 +299,22 @@ fn a_policy_s_numbers_are_refused_beyond_their_ranges() {
             "policy.route_mark = 16777216 is out of range: it must be 1 to 16777215",
         ),
         (r#""route_table": 0"#.to_owned(), "policy.route_table = 0"),
+        (
+            talks_to(65),
+            "policy.talks_to names 65 groups, and may name 64: ",
+        ),
+        (
+            r#""talks_to": ["a", "b", "a"]"#.to_owned(),
+            "policy.talks_to names group 'a' twice: leave one of them out",
+        ),
     ] {
         let more = format!(r#""data_path": "ebpf", "policy": {{{field}}}"#);
         let error = refusal(DUAL, &more);
+        assert_eq!(error.code(), ErrorCode::InvalidRequest, "{more}");
         assert!(error.to_string().starts_with(text), "{more}: {error}");
     }
+    let most = format!(r#""data_path": "ebpf", "policy": {{{}}}"#, talks_to(64));
+    plan(DUAL, &most);
 }
 
 #[test]

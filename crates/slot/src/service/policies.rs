@@ -3,10 +3,11 @@
 //! A policy is compiled once, however many sandboxes have it. Its old place is given back a second
 //! after its last user left: until then packets under way may look at it.
 
+mod groups;
 mod routed;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::{
         Arc, PoisonError,
         atomic::{AtomicU32, Ordering},
@@ -20,8 +21,8 @@ use sandwire_api::{
     pool::{AccessVerb, PolicySpec, Pool as ApiPool, UplinkPolicy},
     slot::DataPath,
 };
-use sandwire_datapath::group_number;
 
+use self::groups::{Groups, Membership};
 use super::{Caller, PoolEntry, Shared, Slots, State};
 use crate::{
     error::ServiceError,
@@ -39,11 +40,7 @@ pub(super) struct Policies {
     known: HashMap<Arc<str>, Known>,
     /// Policies without users, and when they may go.
     unused: Vec<(Duration, PolicyIndex)>,
-    /// Names behind the numbers of groups. They stay: a number has one meaning for as long as the
-    /// daemon runs.
-    groups: BTreeMap<u32, Name>,
-    /// What the data path was told last.
-    pairs: BTreeSet<(u32, u32)>,
+    groups: Groups,
     /// Pools have come or gone, of which policies with routes of their own don't know.
     have_pools_changed: bool,
 }
@@ -54,8 +51,7 @@ struct Known {
     users: u32,
     /// What it is compiled from again, if it has routes of its own.
     routed: Option<PolicySpec>,
-    group: Name,
-    talks_to: Vec<Name>,
+    membership: Membership,
 }
 
 /// Where the data path has a policy, for all that hold it.
@@ -86,7 +82,7 @@ impl Policies {
         Some(Held {
             key: Arc::clone(key),
             index: Arc::clone(&known.index),
-            group: group_number(known.group.as_str()),
+            group: known.membership.group,
         })
     }
 
@@ -97,44 +93,9 @@ impl Policies {
         known.users -= 1;
         if known.users == 0 {
             self.unused.push((now + GRACE, index_of(&known.index)));
+            self.groups.remove(&known.membership);
             self.known.remove(&held.key);
         }
-    }
-
-    fn check_groups<'a>(
-        &mut self,
-        names: impl Iterator<Item = &'a Name>,
-    ) -> Result<(), ServiceError> {
-        for name in names {
-            let number = group_number(name.as_str());
-            let known = self.groups.entry(number).or_insert_with(|| name.clone());
-            if known != name {
-                return Err(ServiceError::Conflict {
-                    operation: "use",
-                    object: format!("group '{name}'"),
-                    reason: format!("it can't be told from group '{known}': choose another name"),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Pairs of groups of which each lists the other.
-    fn wanted_pairs(&self) -> BTreeSet<(u32, u32)> {
-        let lists = |from: &Name, to: &Name| {
-            let mut of_group = self.known.values().filter(|known| known.group == *from);
-            of_group.any(|known| known.talks_to.contains(to))
-        };
-        let mut pairs = BTreeSet::new();
-        for known in self.known.values() {
-            for other in &known.talks_to {
-                if lists(other, &known.group) {
-                    let number = |name: &Name| group_number(name.as_str());
-                    pairs.insert((number(&known.group), number(other)));
-                }
-            }
-        }
-        pairs
     }
 
     pub(super) fn in_use(&self) -> BTreeSet<PolicyIndex> {
@@ -268,8 +229,7 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner);
         {
             let mut state = self.lock();
-            let names = policy.talks_to.iter().chain([group]);
-            state.policies.check_groups(names)?;
+            state.policies.groups.check(group, &policy.talks_to)?;
             if let Some(held) = state.policies.hold(&key) {
                 return Ok(held);
             }
@@ -282,43 +242,21 @@ impl Shared {
                 object: format!("pool '{}'", plan.spec.name),
                 source,
             })?;
+        let mut state = self.lock();
+        let policies = &mut state.policies;
         let known = Known {
             index: Arc::new(AtomicU32::new(index.0)),
             users: 0,
             routed: policy.has_own_routes().then(|| policy.clone()),
-            group: group.clone(),
-            talks_to: policy.talks_to.clone(),
+            membership: policies.groups.add(group, &policy.talks_to),
         };
-        let mut state = self.lock();
-        state.policies.known.insert(Arc::clone(&key), known);
-        let held = state.policies.hold(&key);
+        policies.known.insert(Arc::clone(&key), known);
+        let held = policies.hold(&key);
         drop(state);
         if !policy.talks_to.is_empty() {
             self.tell_group_pairs();
         }
         Ok(held.expect("it was added under the gate"))
-    }
-
-    /// Tells the data path which groups may talk, if that has changed.
-    pub(super) fn sync_group_pairs(&self) {
-        let _gate = self
-            .policies_gate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        self.tell_group_pairs();
-    }
-
-    fn tell_group_pairs(&self) {
-        let state = self.lock();
-        let wanted = state.policies.wanted_pairs();
-        if wanted == state.policies.pairs {
-            return;
-        }
-        drop(state);
-        match self.network.set_group_pairs(&wanted) {
-            Ok(()) => self.lock().policies.pairs = wanted,
-            Err(error) => tracing::error!(%error, "cannot say which groups may talk; trying again"),
-        }
     }
 
     /// Gives back the places of policies that nobody has had for a while.

@@ -172,7 +172,8 @@ impl Slots {
             return Ok(entry.to_api());
         }
         spec.size = size;
-        shared.plan(&spec)?;
+        // The rest stays, such as it is.
+        shared.kept_plan(&spec)?;
         if let Err(error) = state.journal.put_pool(&spec) {
             state.journal_failed();
             return Err(error.into());
@@ -241,6 +242,14 @@ impl Slots {
 impl Shared {
     fn plan(&self, spec: &PoolSpec) -> Result<Plan, ServiceError> {
         Plan::new(&self.settings.instance, spec).map_err(|source| ServiceError::Plan {
+            pool: spec.name.clone(),
+            source,
+        })
+    }
+
+    /// The same of a pool that is there, with what a former version took perhaps.
+    fn kept_plan(&self, spec: &PoolSpec) -> Result<Plan, ServiceError> {
+        Plan::kept(&self.settings.instance, spec).map_err(|source| ServiceError::Plan {
             pool: spec.name.clone(),
             source,
         })

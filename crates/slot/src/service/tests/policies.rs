@@ -223,6 +223,59 @@ fn groups_talk_if_each_lists_the_other() {
     assert!(host.kernel.lock().group_pairs.is_empty());
 }
 
+/// Names whose numbers are the same.
+const ALIKE: [&str; 2] = ["yiijsv", "ktodoe"];
+
+fn talking_to<'a>(groups: impl IntoIterator<Item = &'a str>) -> PolicySpec {
+    PolicySpec {
+        talks_to: groups.into_iter().map(name).collect(),
+        ..PolicySpec::default()
+    }
+}
+
+#[test]
+fn a_group_that_nobody_names_any_more_leaves_its_number_to_others() {
+    let (_host, slots) = Host::with_ebpf_pool(2);
+    slots.take("web:a").unwrap();
+    slots.take("web:b").unwrap();
+    let [first, second] = ALIKE.map(|group| Some(talking_to([group])));
+    // Refused because of what comes after it.
+    let both = Some(talking_to(ALIKE));
+    assert_eq!(code(set(&slots, "a", both)), ErrorCode::Conflict);
+    set(&slots, "a", second.clone()).unwrap();
+    assert_eq!(code(set(&slots, "b", first.clone())), ErrorCode::Conflict);
+    set(&slots, "a", None).unwrap();
+    set(&slots, "b", first).unwrap();
+    slots.give_back("b").unwrap();
+    set(&slots, "a", second).unwrap();
+}
+
+/// Former versions took any number, and names that stand there twice.
+#[test]
+fn too_many_groups_are_refused_and_those_that_are_there_stay() {
+    let (host, slots) = Host::with_ebpf_pool(2);
+    slots.take("web:a").unwrap();
+    let names: Vec<String> = (0..65).map(|group| format!("g{group}")).collect();
+    let mut many = talking_to(names.iter().map(String::as_str));
+    let refused = set(&slots, "a", Some(many.clone()));
+    assert_eq!(code(refused), ErrorCode::InvalidRequest);
+    let refused = slots.set_pool_policy(ROOT, &name("web"), many.clone());
+    assert_eq!(code(refused), ErrorCode::InvalidRequest);
+    many.talks_to.push(name("g0"));
+    let mut former = slots.shared.lock().pools[&name("web")].current_spec();
+    former.policy = many.clone();
+    slots.shared.lock().journal.put_pool(&former).unwrap();
+    drop(slots);
+    let slots = host.start();
+    slots.await_quiet();
+    assert_eq!(slots.pools()[0].spec.policy, many);
+    slots.take("web:b").unwrap();
+    slots.resize_pool(&name("web"), 1).unwrap();
+    slots
+        .set_pool_policy(ROOT, &name("web"), talking_to(["g0"]))
+        .unwrap();
+}
+
 /// Former versions took it.
 #[test]
 fn a_mark_of_the_relay_s_is_refused_and_one_that_is_there_stays() {

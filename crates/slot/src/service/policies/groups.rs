@@ -1,0 +1,199 @@
+//! Groups that policies name, and which of them may talk.
+//!
+//! The data path knows a group by a number. That stands for one name while a policy names it, and until the data path
+//! has no pair of it any more; then another name may have it.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{Arc, PoisonError},
+};
+
+use sandwire_api::name::Name;
+use sandwire_datapath::group_number;
+
+use super::{Policies, Shared};
+use crate::error::ServiceError;
+
+/// Names behind the numbers of groups.
+#[derive(Debug, Default)]
+pub(super) struct Groups {
+    named: HashMap<u32, Named>,
+    /// Groups that may talk, as the data path was told last: each pair in both directions.
+    pairs: BTreeSet<(u32, u32)>,
+}
+
+#[derive(Debug)]
+struct Named {
+    name: Name,
+    /// How often policies name it.
+    uses: usize,
+}
+
+/// The group of a policy, and those to which it may talk.
+#[derive(Clone, Debug)]
+pub(super) struct Membership {
+    pub(super) group: u32,
+    talks_to: Arc<[u32]>,
+}
+
+impl Membership {
+    fn numbers(&self) -> impl Iterator<Item = u32> {
+        self.talks_to.iter().copied().chain([self.group])
+    }
+
+    pub(super) fn talks(&self) -> bool {
+        !self.talks_to.is_empty()
+    }
+}
+
+impl Groups {
+    /// Refuses names of which one can't be told from another. Keeps none.
+    pub(super) fn check(&self, group: &Name, talks_to: &[Name]) -> Result<(), ServiceError> {
+        let mut own = HashMap::new();
+        for name in talks_to.iter().chain([group]) {
+            let number = group_number(name.as_str());
+            let named = self.named.get(&number).map(|named| &named.name);
+            let known = named.unwrap_or_else(|| own.entry(number).or_insert(name));
+            if known != name {
+                return Err(ServiceError::Conflict {
+                    operation: "use",
+                    object: format!("group '{name}'"),
+                    reason: format!("it can't be told from group '{known}': choose another name"),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the names of a policy, which were checked.
+    pub(super) fn add(&mut self, group: &Name, talks_to: &[Name]) -> Membership {
+        let mut number_of = |name: &Name| {
+            let number = group_number(name.as_str());
+            let named = self.named.entry(number).or_insert_with(|| Named {
+                name: name.clone(),
+                uses: 0,
+            });
+            named.uses += 1;
+            number
+        };
+        Membership {
+            group: number_of(group),
+            talks_to: talks_to.iter().map(number_of).collect(),
+        }
+    }
+
+    /// Forgets the names of a policy that nobody has any more.
+    pub(super) fn remove(&mut self, membership: &Membership) {
+        for number in membership.numbers() {
+            let Some(named) = self.named.get_mut(&number) else {
+                continue;
+            };
+            named.uses -= 1;
+            if named.uses == 0 && !self.may_talk(number) {
+                self.named.remove(&number);
+            }
+        }
+    }
+
+    fn may_talk(&self, number: u32) -> bool {
+        let mut of_group = self.pairs.range((number, 0)..=(number, u32::MAX));
+        of_group.next().is_some()
+    }
+
+    /// Notes what the data path has.
+    fn set_pairs(&mut self, pairs: BTreeSet<(u32, u32)>) {
+        let before = std::mem::replace(&mut self.pairs, pairs);
+        for (number, _) in before {
+            let is_unused = self.named.get(&number).is_some_and(|named| named.uses == 0);
+            if is_unused && !self.may_talk(number) {
+                self.named.remove(&number);
+            }
+        }
+    }
+}
+
+impl Policies {
+    fn memberships(&self) -> Vec<Membership> {
+        let all = self.known.values().map(|known| &known.membership);
+        all.filter(|all| all.talks()).cloned().collect()
+    }
+}
+
+impl Shared {
+    /// Tells the data path which groups may talk, if that has changed.
+    pub(in crate::service) fn sync_group_pairs(&self) {
+        let _gate = self
+            .policies_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.tell_group_pairs();
+    }
+
+    /// The same for who holds the gate. Lists are compared without the lock: there may be very many.
+    pub(super) fn tell_group_pairs(&self) {
+        let memberships = self.lock().policies.memberships();
+        let wanted = pairs_of(&memberships);
+        if wanted == self.lock().policies.groups.pairs {
+            return;
+        }
+        match self.network.set_group_pairs(&wanted) {
+            Ok(()) => self.lock().policies.groups.set_pairs(wanted),
+            Err(error) => tracing::error!(%error, "cannot say which groups may talk; trying again"),
+        }
+    }
+}
+
+/// Pairs of groups of which each lists the other.
+fn pairs_of(memberships: &[Membership]) -> BTreeSet<(u32, u32)> {
+    let lists = memberships.iter().flat_map(|membership| {
+        let listed = membership.talks_to.iter();
+        listed.map(|other| (membership.group, *other))
+    });
+    let lists: HashSet<(u32, u32)> = lists.collect();
+    let agreed = lists
+        .iter()
+        .filter(|(from, to)| lists.contains(&(*to, *from)));
+    agreed.copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both have the number 0xc9bd57cd.
+    const ALIKE: [&str; 2] = ["yiijsv", "ktodoe"];
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_name_is_kept_as_long_as_a_policy_or_a_pair_has_it() {
+        let [first, second] = ALIKE.map(name);
+        let mut groups = Groups::default();
+        groups
+            .check(&name("web"), &[first.clone(), second.clone()])
+            .unwrap_err();
+        groups.check(&second, &[]).unwrap();
+
+        let [one, other] = [&[first.clone()][..], &[]].map(|list| groups.add(&name("web"), list));
+        groups.check(&second, &[]).unwrap_err();
+        groups.check(&first, &[]).unwrap();
+        groups.remove(&one);
+        groups.check(&second, &[]).unwrap();
+        groups.remove(&other);
+        assert!(groups.named.is_empty(), "{groups:?}");
+
+        let ours = groups.add(&name("web"), std::slice::from_ref(&first));
+        let theirs = groups.add(&first, &[name("web")]);
+        let pairs = pairs_of(&[ours.clone(), theirs.clone()]);
+        assert_eq!(pairs.len(), 2);
+        groups.set_pairs(pairs);
+        groups.remove(&ours);
+        groups.remove(&theirs);
+        groups.check(&second, &[]).unwrap_err();
+        groups.set_pairs(BTreeSet::new());
+        groups.check(&second, &[]).unwrap();
+        assert!(groups.named.is_empty(), "{groups:?}");
+    }
+}
