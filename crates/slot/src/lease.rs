@@ -70,6 +70,12 @@ impl LeaseRecord {
         pool.slot(self.slot).attached_by(self.attach.as_ref())
     }
 
+    /// Whether its time is over, which ends it.
+    #[must_use]
+    pub fn is_over(&self, now: Duration) -> bool {
+        self.expiry.is_some_and(|expiry| expiry.since_boot <= now)
+    }
+
     /// The lease as the API shows it.
     #[must_use]
     pub fn to_api(&self, slot: &SlotPlan, channel: Option<&ChannelPlan>) -> Lease {

@@ -201,7 +201,7 @@ impl State {
     fn acquire_any(&mut self, shared: &Shared, asked: &Asked<'_>) -> Outcome {
         let (caller, request) = (asked.caller, asked.request);
         self.check_acquire(caller, request)?;
-        if let Some(found) = self.existing(asked)? {
+        if let Some(found) = self.existing(asked, shared.now())? {
             return Ok(found);
         }
         self.check_virtual_cid(caller, request)?;
@@ -245,7 +245,11 @@ impl State {
     }
 
     /// The lease that the caller has by this name already.
-    pub(super) fn existing(&self, asked: &Asked<'_>) -> Result<Option<Given>, ServiceError> {
+    pub(super) fn existing(
+        &self,
+        asked: &Asked<'_>,
+        now: Duration,
+    ) -> Result<Option<Given>, ServiceError> {
         let (caller, request) = (asked.caller, asked.request);
         let Some(name) = &request.name else {
             return Ok(None);
@@ -273,6 +277,10 @@ impl State {
                  which waits for its sandbox to end"
                     .to_owned(),
             );
+        }
+        if record.is_over(now) {
+            // The auditor ends it before it does anything else.
+            return conflict("the time of the one that you had by that name is over, and it ends now: try again".to_owned());
         }
         if let Some(reason) = channels::difference(request.vsock.as_ref(), record.channel.as_ref())
         {

@@ -71,7 +71,7 @@ impl State {
     ) -> Result<Option<Given>, ServiceError> {
         let (caller, request) = (asked.caller, asked.request);
         self.check_acquire(caller, request)?;
-        if let Some(found) = self.existing(asked)? {
+        if let Some(found) = self.existing(asked, shared.now())? {
             return Ok(Some(found));
         }
         self.check_virtual_cid(caller, request)?;

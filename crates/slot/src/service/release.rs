@@ -15,7 +15,7 @@ use super::{Caller, Shared, Slots, State, no_lease};
 use crate::{
     error::ServiceError,
     journal::ReleasedSlot,
-    lease::{Expiry, LeaseKey, LeaseRecord},
+    lease::{LeaseKey, LeaseRecord},
     network::Withdrawal,
     plan::SlotPlan,
     pool::Rest,
@@ -129,7 +129,7 @@ impl Why {
     fn applies_to(self, record: &LeaseRecord) -> bool {
         match self {
             Self::Asked => true,
-            Self::Expired(now) => record.expiry.is_some_and(|expiry| expiry.since_boot <= now),
+            Self::Expired(now) => record.is_over(now),
             Self::Begun => record.state == LeaseState::Releasing,
         }
     }
@@ -244,8 +244,7 @@ impl Shared {
     pub(super) fn wait_idle(&self, key: &LeaseKey) -> Result<MutexGuard<'_, State>, ServiceError> {
         let state = self.wait_idle_for(key, IDLE_WAIT)?;
         let lease = state.leases.get(key).ok_or_else(|| no_lease(key))?;
-        let is_over = |expiry: Expiry| expiry.since_boot <= self.now();
-        if !lease.is_releasing() && lease.record.expiry.is_some_and(is_over) {
+        if !lease.is_releasing() && lease.record.is_over(self.now()) {
             return Err(ServiceError::Conflict {
                 operation: "use",
                 object: format!("lease '{}'", key.name),

@@ -172,6 +172,29 @@ fn nobody_begins_to_work_on_a_lease_whose_time_is_over() {
 }
 
 #[test]
+fn a_lease_whose_time_is_over_is_not_acquired_again() {
+    let (host, slots) = Host::with_pool(2);
+    let requests = ["", r#", "clone_address": "10.64.0.3""#]
+        .map(|address| format!(r#"web:a "ttl_seconds": 60{address}"#));
+    let lease = slots.take(&requests[1]).unwrap().lease;
+    // So that it doesn't end at once.
+    let key = slots.shared.lock().leases.keys().next().unwrap().clone();
+    slots.shared.lock().set_busy(&key, true);
+    host.advance(&slots, Duration::from_secs(60));
+    for request in &requests {
+        let error = slots.take(request).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::Conflict);
+        assert!(error.to_string().contains("is over"), "{error}");
+    }
+    slots.shared.lock().set_busy(&key, false);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("it has ended", |state| state.leases.is_empty());
+    let next = slots.take(&requests[0]).unwrap();
+    assert!(next.new && next.lease.slot != lease.slot);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_lease_that_has_just_ended_can_t_be_traced() {
     let (_host, slots) = Host::with_pool(1);
     slots.take("web:a").unwrap();
