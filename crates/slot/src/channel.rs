@@ -14,7 +14,7 @@ use sandwire_api::{
     name::Name,
     vsock::{
         DEFAULT_GUEST_CID, VsockChannel, VsockConnection, VsockKind, VsockPolicy, VsockRequest,
-        VsockTraffic,
+        VsockRule, VsockTraffic,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -51,6 +51,64 @@ pub struct ChannelRecord {
     /// Its own policy; without one it has the pool's.
     #[serde(default)]
     pub policy: Option<VsockPolicy>,
+    /// Rules of its own policy that it may have for as long as its pool has them: they take a right that its holder,
+    /// who has added others to them, doesn't have.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub lent: Vec<VsockRule>,
+}
+
+impl ChannelRecord {
+    /// What the guest may reach, with this policy of its pool.
+    #[must_use]
+    pub fn policy_in(&self, of_pool: Option<&VsockPolicy>) -> VsockPolicy {
+        let Some(own) = &self.policy else {
+            return of_pool.cloned().unwrap_or_default();
+        };
+        let has = |rule: &VsockRule| of_pool.is_some_and(|pool| pool.rules.contains(rule));
+        let is_taken_away = |rule: &VsockRule| self.lent.contains(rule) && !has(rule);
+        let mut policy = own.clone();
+        policy.rules.retain(|rule| !is_taken_away(rule));
+        policy
+    }
+
+    /// Whether a change of its pool's policy may change what the guest may reach.
+    #[must_use]
+    pub fn follows_pool(&self) -> bool {
+        self.policy.is_none() || !self.lent.is_empty()
+    }
+
+    /// The same with a policy of its own, or with its pool's.
+    #[must_use]
+    pub fn with_policy(&self, policy: Option<VsockPolicy>) -> Self {
+        Self {
+            policy,
+            lent: Vec::new(),
+            ..self.clone()
+        }
+    }
+
+    /// The same with a rule beside those that hold now. Of its pool's, which become its own by that, those for which
+    /// `is_lent` says so stay the pool's to take away.
+    #[must_use]
+    pub fn with_rule(
+        &self,
+        rule: VsockRule,
+        of_pool: Option<&VsockPolicy>,
+        is_lent: impl Fn(&VsockRule) -> bool,
+    ) -> Self {
+        let mut policy = self.policy_in(of_pool);
+        let mut lent = policy.rules.clone();
+        lent.retain(|rule| match self.policy {
+            Some(_) => self.lent.contains(rule),
+            None => is_lent(rule),
+        });
+        policy.rules.push(rule);
+        Self {
+            policy: Some(policy),
+            lent,
+            ..self.clone()
+        }
+    }
 }
 
 impl From<&VsockRequest> for ChannelRecord {
@@ -60,6 +118,7 @@ impl From<&VsockRequest> for ChannelRecord {
             cid: request.cid.unwrap_or(DEFAULT_GUEST_CID),
             virtual_cid: request.virtual_cid,
             policy: request.policy.clone(),
+            lent: Vec::new(),
         }
     }
 }
@@ -91,14 +150,13 @@ impl ChannelPlan {
         lease: &LeaseKey,
         record: &ChannelRecord,
     ) -> Self {
-        let of_pool = || pool.spec.vsock.clone().unwrap_or_default();
         Self {
             lease: lease.clone(),
             kind: record.kind,
             folder: folder(base, &pool.spec.name, slot),
             cid: record.cid,
             virtual_cid: record.virtual_cid,
-            policy: record.policy.clone().unwrap_or_else(of_pool),
+            policy: record.policy_in(pool.spec.vsock.as_ref()),
         }
     }
 

@@ -142,13 +142,20 @@ pub fn check_policy(policy: &VsockPolicy, kind: VsockKind) -> Result<(), RuleErr
 /// The first rule that leads where only those may lead a guest who may manage its pool.
 #[must_use]
 pub fn privileged_rule(policy: &VsockPolicy, owner_uid: u32) -> Option<&VsockRule> {
-    policy.rules.iter().find(|rule| match &rule.to {
+    let mut rules = policy.rules.iter();
+    rules.find(|rule| is_privileged(rule, owner_uid))
+}
+
+/// Whether a rule is one of those.
+#[must_use]
+pub fn is_privileged(rule: &VsockRule, owner_uid: u32) -> bool {
+    match &rule.to {
         VsockDestination::Host => false,
         VsockDestination::Sandbox { owner_uid: of, .. } => of.is_some_and(|uid| uid != owner_uid),
         VsockDestination::Unix { .. }
         | VsockDestination::Tcp { .. }
         | VsockDestination::Vsock { .. } => true,
-    })
+    }
 }
 
 fn ports_of(range: PortRange) -> u64 {

@@ -229,6 +229,8 @@ fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
         cid: 5,
         virtual_cid: Some(77),
         policy: Some(VsockPolicy::default()),
+        lent: serde_json::from_str(r#"[{"port": "9", "to": {"kind": "unix", "path": "/a"}}]"#)
+            .unwrap(),
     };
     let mut with_channel = lease("new", 3);
     with_channel.channel = Some(channel.clone());

@@ -280,7 +280,10 @@ impl State {
         }
         if record.is_over(now) {
             // The auditor ends it before it does anything else.
-            return conflict("the time of the one that you had by that name is over, and it ends now: try again".to_owned());
+            return conflict(
+                "the time of the one that you had by that name is over, and it ends now: try again"
+                    .to_owned(),
+            );
         }
         if let Some(reason) = channels::difference(request.vsock.as_ref(), record.channel.as_ref())
         {

@@ -38,10 +38,9 @@ impl Slots {
         let record = &state.lease(caller, &key)?.record;
         let channel = record.channel.as_ref().ok_or_else(|| no_channel(&key))?;
         let plan = &state.pool(&record.pool)?.plan;
-        let of_pool = || plan.spec.vsock.clone().unwrap_or_default();
         Ok(LeaseVsockPolicy {
             own: channel.policy.is_some(),
-            policy: channel.policy.clone().unwrap_or_else(of_pool),
+            policy: channel.policy_in(plan.spec.vsock.as_ref()),
         })
     }
 
@@ -64,12 +63,15 @@ impl Slots {
             checks::check_policy(policy, seen.channel.kind)?;
             demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
         }
-        shared.change_channel_policy(caller, &record.key, |_| Ok(policy))?;
+        shared.change_channel_policy(caller, &record.key, |before, _| {
+            Ok(before.with_policy(policy))
+        })?;
         self.channel_policy(caller, owner_uid, name)
     }
 
     /// Adds a rule to what a lease's guest may reach, at once; two that are added at the same time are both there. The
-    /// policy is the lease's own from then on. Who may name which rules is as above.
+    /// policy is the lease's own from then on. Who may name which rules is as above; those of the pool that the caller
+    /// may not name stay as long as the pool has them.
     ///
     /// # Errors
     /// Nothing changed.
@@ -86,17 +88,20 @@ impl Slots {
             rules: vec![rule.clone()],
         };
         demand_rules(caller, record.key.owner_uid, &alone, &seen.pool)?;
-        shared.change_channel_policy(caller, &record.key, |mut policy| {
-            policy.rules.push(rule);
-            checks::check_policy(&policy, seen.channel.kind)?;
-            Ok(Some(policy))
+        let holder = record.key.owner_uid;
+        let may_manage = caller.may(AccessVerb::Manage, &seen.pool.spec);
+        let is_lent = |rule: &VsockRule| !may_manage && checks::is_privileged(rule, holder);
+        shared.change_channel_policy(caller, &record.key, |before, of_pool| {
+            let after = before.with_rule(rule, of_pool, is_lent);
+            checks::check_policy(&after.policy_in(of_pool), seen.channel.kind)?;
+            Ok(after)
         })?;
         self.channel_policy(caller, owner_uid, name)
     }
 
-    /// Changes what guests of a pool may reach by vsock: at once for all leases without such a policy of
-    /// their own. If the service refuses it for one of them, nobody gets it; who has it already loses again the
-    /// connections that only it allowed.
+    /// Changes what guests of a pool may reach by vsock: at once for all leases without such a policy of their own.
+    /// Others lose the rules that they were lent and that the pool has no more. If the service refuses it for one of
+    /// them, nobody gets it; who has it already loses again the connections that only it allowed.
     ///
     /// # Errors
     /// Nothing changed.
@@ -139,12 +144,12 @@ impl Slots {
 }
 
 impl Shared {
-    /// Gives a lease's channel what `change` makes of the policy that holds for it; none: its pool's.
+    /// Makes of a lease's channel what `change` does, which is told the pool's policy as well.
     fn change_channel_policy(
         &self,
         caller: Caller,
         key: &LeaseKey,
-        change: impl FnOnce(VsockPolicy) -> Result<Option<VsockPolicy>, ServiceError>,
+        change: impl FnOnce(&ChannelRecord, Option<&VsockPolicy>) -> Result<ChannelRecord, ServiceError>,
     ) -> Result<(), ServiceError> {
         const OPERATION: &str = "change the vsock policy of";
         let (before, _busy) = self.hold_busy(caller, key, OPERATION, |_, record| {
@@ -173,25 +178,22 @@ impl Shared {
         &self,
         key: &LeaseKey,
         before: &ChannelRecord,
-        change: impl FnOnce(VsockPolicy) -> Result<Option<VsockPolicy>, ServiceError>,
+        change: impl FnOnce(&ChannelRecord, Option<&VsockPolicy>) -> Result<ChannelRecord, ServiceError>,
     ) -> Result<VsockPolicy, ServiceError> {
         let mut state = self.lock();
         let of_pool = state.policy_of_pool(key)?;
-        let policy = change(before.policy.clone().unwrap_or_else(|| of_pool.clone()))?;
-        let after = ChannelRecord {
-            policy: policy.clone(),
-            ..before.clone()
-        };
+        let after = change(before, of_pool.as_ref())?;
+        let wanted = after.policy_in(of_pool.as_ref());
         if let Err(error) = state.journal.set_lease_channel(key, Some(&after)) {
             state.journal_failed();
             return Err(error.into());
         }
         state.set_channel(key, after);
-        Ok(policy.unwrap_or(of_pool))
+        Ok(wanted)
     }
 
-    /// Tells the service the pool's policy for a lease, unless that has ended or has got one of its own meanwhile. A
-    /// service that is away is no error: the next comparison tells it.
+    /// Tells the service the pool's policy for a lease, or what it leaves of the lease's own, unless that has ended or
+    /// doesn't follow the pool any more. A service that is away is no error: the next comparison tells it.
     ///
     /// # Errors
     /// The service refuses.
@@ -199,7 +201,8 @@ impl Shared {
         let follows = |state: &State, record: &LeaseRecord| {
             let channel = record.channel.as_ref().ok_or_else(|| no_channel(key))?;
             let of_pool = state.policy_of_pool(key)?;
-            Ok(channel.policy.is_none().then_some(of_pool))
+            let policy = || channel.policy_in(of_pool.as_ref());
+            Ok(channel.follows_pool().then(policy))
         };
         match self.make_busy(key, "change the vsock policy of", follows) {
             Ok((None, _)) => Ok(()),
@@ -229,7 +232,10 @@ impl Shared {
 impl State {
     /// Whether all that have a pool's policy can have this one.
     fn check_pools_policy(&self, name: &Name, policy: &VsockPolicy) -> Result<(), ServiceError> {
-        let kinds = self.followers(name).map(|(_, channel)| channel.kind);
+        let followers = self.followers(name);
+        let kinds = followers
+            .filter(|(_, channel)| channel.policy.is_none())
+            .map(|(_, channel)| channel.kind);
         for kind in kinds.chain([VsockKind::VhostUser]) {
             checks::check_policy(policy, kind).map_err(|error| ServiceError::Plan {
                 pool: name.clone(),
@@ -258,20 +264,20 @@ impl State {
         Ok(followers)
     }
 
-    /// Leases with a channel for which the pool's policy holds.
+    /// Leases with a channel for which the pool's policy holds, or some rules of it.
     fn followers(&self, name: &Name) -> impl Iterator<Item = (&LeaseKey, &ChannelRecord)> {
         let records = self.leases.values().map(|lease| &lease.record);
         records.filter_map(move |record| {
             let channel = record.channel.as_ref()?;
-            (record.pool == *name && channel.policy.is_none()).then_some((&record.key, channel))
+            (record.pool == *name && channel.follows_pool()).then_some((&record.key, channel))
         })
     }
 
     /// What the pool of a lease lets guests without a policy of their own reach.
-    fn policy_of_pool(&self, key: &LeaseKey) -> Result<VsockPolicy, ServiceError> {
+    fn policy_of_pool(&self, key: &LeaseKey) -> Result<Option<VsockPolicy>, ServiceError> {
         let lease = self.leases.get(key).ok_or_else(|| no_lease(key))?;
         let plan = &self.pool(&lease.record.pool)?.plan;
-        Ok(plan.spec.vsock.clone().unwrap_or_default())
+        Ok(plan.spec.vsock.clone())
     }
 }
 

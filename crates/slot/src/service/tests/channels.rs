@@ -460,6 +460,60 @@ fn rules_that_are_added_at_the_same_time_are_all_there() {
 }
 
 #[test]
+fn what_only_the_pool_may_open_is_the_pools_to_close() {
+    let (host, slots) = open_to_alice(2);
+    let (web, a, b) = (name("web"), name("a"), name("b"));
+    slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap();
+    for request in [r#"web:a "vsock": {}"#, r#"web:b "vsock": {}"#] {
+        slots.acquire(ALICE, &request_of(request)).unwrap();
+    }
+    let of_alice = Some(ALICE.uid);
+    slots
+        .set_channel_policy(ROOT, of_alice, &b, Some(policy(TCP_RULE)))
+        .unwrap();
+    let host_rule = policy(HOST_RULE).rules.remove(0);
+    for lease in [&a, &b] {
+        let found = slots.add_channel_rule(ALICE, None, lease, host_rule.clone());
+        assert_eq!(found.unwrap().policy.rules.len(), 2);
+    }
+    let ports = |slots: &Slots, host: &Host| {
+        let of = |lease: &Name| slots.channel_policy(ALICE, None, lease).unwrap().policy;
+        let channels = &host.service.lock().channels;
+        [&a, &b].map(|lease| {
+            let key = ALICE.lease_key(None, lease);
+            assert_eq!(channels[&key].policy, of(lease), "{lease}");
+            let rules = of(lease).rules;
+            rules
+                .iter()
+                .map(|rule| rule.port.to_string())
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+    };
+    assert_eq!(ports(&slots, &host), ["80 1024", "80 1024"]);
+    slots.set_pool_vsock(&web, VsockPolicy::default()).unwrap();
+    assert_eq!(
+        ports(&slots, &host),
+        ["1024", "80 1024"],
+        "hers, and root's"
+    );
+    // As if it had been away meanwhile.
+    host.service.lock().generation += 1;
+    drop(slots);
+    let slots = host.start();
+    slots.await_compared();
+    assert_eq!(ports(&slots, &host), ["1024", "80 1024"]);
+    // What she has added a rule without is gone for good.
+    let further = VsockRule {
+        port: "1025".parse().unwrap(),
+        ..host_rule
+    };
+    slots.add_channel_rule(ALICE, None, &a, further).unwrap();
+    slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap();
+    assert_eq!(ports(&slots, &host), ["1024 1025", "80 1024"]);
+}
+
+#[test]
 fn a_policy_that_the_service_did_not_take_is_not_there() {
     let (host, slots) = Host::with_pool(1);
     slots.take(r#"web:a "vsock": {}"#).unwrap();
