@@ -71,18 +71,18 @@ pub enum VsockDestination {
     /// The socket `PATH_PORT` beside the lease's own, made by whoever owns the lease; the convention of
     /// Firecracker and Cloud Hypervisor.
     Host,
-    /// A Unix socket of the host. Only for those who may manage the pool.
+    /// A Unix socket of the host. Only for root, and for those who may manage the pool as far as root has named it.
     Unix {
         /// Its absolute path.
         path: String,
     },
-    /// A TCP service that the host can reach. Only for those who may manage the pool.
+    /// A TCP service that the host can reach. As with a Unix socket.
     Tcp {
         /// Its address.
         #[schema(value_type = String)]
         address: SocketAddr,
     },
-    /// A service of the host on AF_VSOCK, where the kernel has it. Only for those who may manage the pool.
+    /// A service of the host on AF_VSOCK, where the kernel has it. As with a Unix socket.
     Vsock {
         /// CID as the host's kernel knows it.
         cid: u32,

@@ -21,7 +21,7 @@ use std::{
 
 use sandwire_api::{
     name::Name,
-    vsock::{VsockConnection, VsockPolicy, VsockTraffic},
+    vsock::{VsockConnection, VsockDestination, VsockPolicy, VsockTraffic},
 };
 use sandwire_slot::{
     channel::{Capture, ChannelError, ChannelPlan, Channels},
@@ -40,6 +40,8 @@ pub(crate) struct VsockServices {
     folders: Folders,
     /// The first is everybody's who is in no group.
     services: Vec<Arc<Service>>,
+    /// Services of the host to which others than root may lead guests.
+    host_services: Vec<VsockDestination>,
     /// Ended when dropped.
     _watches: Vec<Watch>,
 }
@@ -81,6 +83,7 @@ impl VsockServices {
         Ok(Self {
             folders: Folders::new(&config.folder)?,
             services,
+            host_services: config.host_services.clone(),
             _watches: watches,
         })
     }
@@ -115,6 +118,10 @@ impl Channels for VsockServices {
 
     fn check(&self, owner_uid: u32) -> Result<(), ChannelError> {
         self.of(owner_uid).check()
+    }
+
+    fn may_lead_to(&self, to: &VsockDestination) -> bool {
+        self.host_services.contains(to)
     }
 
     fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError> {

@@ -13,8 +13,8 @@ use sandwire_api::{
     error::ErrorCode,
     name::Name,
     vsock::{
-        DEFAULT_GUEST_CID, VsockChannel, VsockConnection, VsockKind, VsockPolicy, VsockRequest,
-        VsockRule, VsockTraffic,
+        DEFAULT_GUEST_CID, VsockChannel, VsockConnection, VsockDestination, VsockKind, VsockPolicy,
+        VsockRequest, VsockRule, VsockTraffic,
     },
 };
 use serde::{Deserialize, Serialize};
@@ -260,6 +260,9 @@ pub trait Channels: Send + Sync {
     /// The service isn't enabled or doesn't answer, with what to do.
     fn check(&self, owner_uid: u32) -> Result<(), ChannelError>;
 
+    /// Whether others than root may lead guests to this service of the host, by the configuration.
+    fn may_lead_to(&self, to: &VsockDestination) -> bool;
+
     /// Makes a channel: its folder, and its sockets in it. One that is there as it should is left so;
     /// one of the same lease that differs is replaced.
     ///
@@ -375,6 +378,10 @@ impl Channels for NoChannels {
 
     fn check(&self, _: u32) -> Result<(), ChannelError> {
         Err(ChannelError::Disabled)
+    }
+
+    fn may_lead_to(&self, _: &VsockDestination) -> bool {
+        false
     }
 
     fn open(&self, _: &ChannelPlan) -> Result<(), ChannelError> {

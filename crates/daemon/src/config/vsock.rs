@@ -4,7 +4,8 @@ mod limits;
 
 use std::path::{Path, PathBuf};
 
-use sandwire_api::name::Name;
+use sandwire_api::{name::Name, vsock::VsockDestination};
+use sandwire_slot::channel::checks::is_host_service;
 use sandwire_vsock_host::limits::Limits;
 use serde::Deserialize;
 use toml::Spanned;
@@ -27,6 +28,8 @@ pub struct VsockConfig {
     pub service: VsockService,
     /// Services of their own for the leases of certain users.
     pub groups: Vec<VsockGroup>,
+    /// Services of the host to which others than root may lead guests.
+    pub host_services: Vec<VsockDestination>,
 }
 
 /// A service for the leases of some users.
@@ -64,6 +67,8 @@ pub(super) struct Section {
     user: Option<Spanned<String>>,
     busy_poll_us: Option<Spanned<u32>>,
     limits: Option<Spanned<limits::Section>>,
+    #[serde(default)]
+    host_services: Vec<Spanned<VsockDestination>>,
     #[serde(default)]
     group: Vec<Spanned<Group>>,
 }
@@ -110,11 +115,24 @@ impl Source<'_> {
         for group in section.group {
             groups.push(self.vsock_group(group, &service, &groups)?);
         }
+        let host_services = self.host_services(section.host_services)?;
         Ok(section.enabled.then_some(VsockConfig {
             folder,
             service,
             groups,
+            host_services,
         }))
+    }
+
+    fn host_services(
+        &self,
+        listed: Vec<Spanned<VsockDestination>>,
+    ) -> Result<Vec<VsockDestination>, ConfigError> {
+        if let Some(other) = listed.iter().find(|to| !is_host_service(to.get_ref())) {
+            let reason = "vsock.host_services: it is no service of the host: kind is \"unix\", \"tcp\" or \"vsock\"";
+            return Err(self.invalid(other.span(), reason));
+        }
+        Ok(listed.into_iter().map(Spanned::into_inner).collect())
     }
 
     /// A group has the settings of the section where it has none of its own.
@@ -232,6 +250,7 @@ state_dir = "/run/b"
 enabled = true
 threads = 3
 user = "990:991"
+host_services = [{ kind = "tcp", address = "127.0.0.1:80" }]
 [[vsock.group]]
 name = "batch"
 uids = [2000, 2001]
@@ -239,6 +258,8 @@ busy_poll_us = 50
 "#;
         let config = parse(text).unwrap().unwrap();
         assert_eq!(config.folder, Path::new("/run/b/vsock"));
+        let address = "127.0.0.1:80".parse().unwrap();
+        assert_eq!(config.host_services, [VsockDestination::Tcp { address }]);
         let group = &config.groups[0];
         assert_eq!(group.uids, [2000, 2001]);
         assert_eq!(group.service.threads, 3);
@@ -268,6 +289,10 @@ busy_poll_us = 50
                 "vsock.folder must be an absolute path",
             ),
             ("[vsock]\nport = 1", "unknown field `port`"),
+            (
+                "[vsock]\nhost_services = [{ kind = \"host\" }]",
+                "s.toml:2:18: vsock.host_services: it is no service of the host",
+            ),
             (
                 "[[vsock.group]]\nname = \"a\"\nuids = []",
                 "vsock.group a: uids is empty",

@@ -136,7 +136,7 @@ fn apply(
         slots.set_pool_policy(caller, name, policy)?;
     }
     if let Some(policy) = change.vsock {
-        slots.set_pool_vsock(name, policy)?;
+        slots.set_pool_vsock(caller, name, policy)?;
     }
     if let Some(size) = change.size {
         slots.resize_pool(name, size)?;

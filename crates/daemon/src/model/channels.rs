@@ -11,8 +11,8 @@ use std::{
 };
 
 use sandwire_api::vsock::{
-    VsockClass, VsockClassTraffic, VsockConnection, VsockPolicy, VsockRefusal, VsockState,
-    VsockTraffic, VsockType,
+    VsockClass, VsockClassTraffic, VsockConnection, VsockDestination, VsockPolicy, VsockRefusal,
+    VsockState, VsockTraffic, VsockType,
 };
 use sandwire_slot::{
     channel::{Capture, ChannelError, ChannelPlan, Channels},
@@ -58,6 +58,10 @@ impl Channels for ModelChannels {
 
     fn check(&self, _: u32) -> Result<(), ChannelError> {
         self.answer()
+    }
+
+    fn may_lead_to(&self, _: &VsockDestination) -> bool {
+        false
     }
 
     fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError> {

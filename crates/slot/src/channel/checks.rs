@@ -150,8 +150,16 @@ pub fn privileged_rule(policy: &VsockPolicy, owner_uid: u32) -> Option<&VsockRul
 #[must_use]
 pub fn is_privileged(rule: &VsockRule, owner_uid: u32) -> bool {
     match &rule.to {
-        VsockDestination::Host => false,
         VsockDestination::Sandbox { owner_uid: of, .. } => of.is_some_and(|uid| uid != owner_uid),
+        to => is_host_service(to),
+    }
+}
+
+/// Whether it is a service of the host: the process for vsock calls it by its own rights, which may be root's.
+#[must_use]
+pub fn is_host_service(to: &VsockDestination) -> bool {
+    match to {
+        VsockDestination::Host | VsockDestination::Sandbox { .. } => false,
         VsockDestination::Unix { .. }
         | VsockDestination::Tcp { .. }
         | VsockDestination::Vsock { .. } => true,

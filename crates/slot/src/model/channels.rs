@@ -6,7 +6,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use sandwire_api::vsock::{VsockConnection, VsockPolicy, VsockState, VsockTraffic, VsockType};
+use sandwire_api::vsock::{
+    VsockConnection, VsockDestination, VsockPolicy, VsockState, VsockTraffic, VsockType,
+};
 
 use super::Power;
 use crate::{
@@ -38,6 +40,8 @@ pub(crate) struct ServiceState {
     /// Channels that it has opened so far.
     pub(crate) opened: u32,
     pub(crate) generation: u64,
+    /// Services of the host to which others than root may lead guests.
+    pub(crate) host_services: Vec<VsockDestination>,
     /// Messages that it was sent.
     pub(crate) messages: u32,
 }
@@ -94,6 +98,10 @@ impl Channels for ModelChannels {
             true => Err(down()),
             false => Ok(()),
         }
+    }
+
+    fn may_lead_to(&self, to: &VsockDestination) -> bool {
+        self.service.lock().host_services.contains(to)
     }
 
     fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError> {

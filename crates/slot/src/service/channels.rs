@@ -19,7 +19,6 @@ use sandwire_api::{
 
 mod policy;
 
-use self::policy::demand_rules;
 use super::{Caller, Shared, Slots, State, acquire::Outcome};
 use crate::{
     channel::{Capture, ChannelError, ChannelPlan, ChannelRecord, checks, excess_path_bytes},
@@ -179,7 +178,7 @@ impl Shared {
         checks::check_request(vsock)?;
         let plan = Arc::clone(&self.lock().pool(&request.pool)?.plan);
         if let Some(policy) = &vsock.policy {
-            demand_rules(caller, caller.uid, policy, &plan)?;
+            self.demand_rules(caller, caller.uid, policy, &plan)?;
         } else if let Some(policy) = &plan.spec.vsock {
             checks::check_policy(policy, vsock.kind)?;
         }

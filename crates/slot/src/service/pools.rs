@@ -127,7 +127,7 @@ impl Slots {
             self.set_pool_policy(Caller::DAEMON, name, spec.policy.clone())?;
         }
         if current.vsock != spec.vsock {
-            self.set_pool_vsock(name, spec.vsock.clone().unwrap_or_default())?;
+            self.set_pool_vsock(Caller::DAEMON, name, spec.vsock.clone().unwrap_or_default())?;
         }
         self.resize_pool(name, spec.size)
     }

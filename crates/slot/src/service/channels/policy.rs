@@ -8,7 +8,7 @@ use std::{
 use sandwire_api::{
     name::Name,
     pool::{AccessVerb, Pool as ApiPool},
-    vsock::{LeaseVsockPolicy, VsockKind, VsockPolicy, VsockRule},
+    vsock::{LeaseVsockPolicy, VsockDestination, VsockKind, VsockPolicy, VsockRule},
 };
 
 use super::{
@@ -61,7 +61,7 @@ impl Slots {
         let (record, seen) = shared.channel_of(caller, owner_uid, name)?;
         if let Some(policy) = &policy {
             checks::check_policy(policy, seen.channel.kind)?;
-            demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
+            shared.demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
         }
         shared.change_channel_policy(caller, &record.key, |before, _| {
             Ok(before.with_policy(policy))
@@ -87,7 +87,7 @@ impl Slots {
         let alone = VsockPolicy {
             rules: vec![rule.clone()],
         };
-        demand_rules(caller, record.key.owner_uid, &alone, &seen.pool)?;
+        shared.demand_rules(caller, record.key.owner_uid, &alone, &seen.pool)?;
         let holder = record.key.owner_uid;
         let may_manage = caller.may(AccessVerb::Manage, &seen.pool.spec);
         let is_lent = |rule: &VsockRule| !may_manage && checks::is_privileged(rule, holder);
@@ -107,6 +107,7 @@ impl Slots {
     /// Nothing changed.
     pub fn set_pool_vsock(
         &self,
+        caller: Caller,
         name: &Name,
         policy: VsockPolicy,
     ) -> Result<ApiPool, ServiceError> {
@@ -118,6 +119,7 @@ impl Slots {
         let (before, followers) = {
             let mut state = shared.lock();
             state.check_pools_policy(name, &policy)?;
+            shared.demand_host_services(caller, &policy, &state.pool(name)?.plan)?;
             let before = state.pool(name)?.plan.spec.vsock.clone();
             (before, state.note_pools_policy(name, Some(policy))?)
         };
@@ -281,23 +283,59 @@ impl State {
     }
 }
 
-/// Rules that lead to services of the host or to other owners' sandboxes take the right to manage.
-pub(super) fn demand_rules(
-    caller: Caller,
-    owner_uid: u32,
-    policy: &VsockPolicy,
-    plan: &Plan,
-) -> Result<(), ServiceError> {
-    match checks::privileged_rule(policy, owner_uid) {
-        Some(rule) if !caller.may(AccessVerb::Manage, &plan.spec) => Err(ServiceError::Forbidden {
-            uid: caller.uid,
-            operation: "use",
-            object: format!(
-                "the vsock rule for port {}: one that leads to services of the host or to another owner's \
-                 sandbox takes the right to manage pool '{}'",
-                rule.port, plan.spec.name
-            ),
-        }),
-        _ => Ok(()),
+impl Shared {
+    /// Rules that lead to services of the host or to other owners' sandboxes take the right to manage.
+    pub(super) fn demand_rules(
+        &self,
+        caller: Caller,
+        owner_uid: u32,
+        policy: &VsockPolicy,
+        plan: &Plan,
+    ) -> Result<(), ServiceError> {
+        match checks::privileged_rule(policy, owner_uid) {
+            Some(rule) if !caller.may(AccessVerb::Manage, &plan.spec) => {
+                Err(ServiceError::Forbidden {
+                    uid: caller.uid,
+                    operation: "use",
+                    object: format!(
+                        "the vsock rule for port {}: one that leads to services of the host or to another owner's \
+                         sandbox takes the right to manage pool '{}'",
+                        rule.port, plan.spec.name
+                    ),
+                })
+            }
+            _ => self.demand_host_services(caller, policy, plan),
+        }
+    }
+
+    /// The process for vsock calls services of the host by its own rights, with which who manages a pool could do as root does.
+    /// So root says which.
+    fn demand_host_services(
+        &self,
+        caller: Caller,
+        policy: &VsockPolicy,
+        plan: &Plan,
+    ) -> Result<(), ServiceError> {
+        let of_pool = plan.spec.vsock.as_ref();
+        let has = |to: &VsockDestination| {
+            of_pool.is_some_and(|pool| pool.rules.iter().any(|rule| rule.to == *to))
+        };
+        let is_roots = |rule: &&VsockRule| {
+            checks::is_host_service(&rule.to)
+                && !has(&rule.to)
+                && !self.channels.may_lead_to(&rule.to)
+        };
+        match policy.rules.iter().find(is_roots) {
+            Some(rule) if !caller.privileged => Err(ServiceError::Forbidden {
+                uid: caller.uid,
+                operation: "use",
+                object: format!(
+                    "the vsock rule for port {}: it leads to a service of the host that neither the pool's policy \
+                     nor `host_services` in [vsock] names: have root add it to one of them",
+                    rule.port
+                ),
+            }),
+            _ => Ok(()),
+        }
     }
 }

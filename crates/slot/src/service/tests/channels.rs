@@ -13,10 +13,14 @@ fn policy(text: &str) -> VsockPolicy {
 }
 
 fn open_to_alice(size: u32) -> (Host, Arc<Slots>) {
+    let access = r#"[{"verbs": ["acquire", "show"], "uids": [1000, 1001]}]"#;
+    open_by(access, size)
+}
+
+fn open_by(access: &str, size: u32) -> (Host, Arc<Slots>) {
     let host = Host::new();
     let slots = host.start();
     let mut spec = spec("web", size);
-    let access = r#"[{"verbs": ["acquire", "show"], "uids": [1000, 1001]}]"#;
     spec.access = serde_json::from_str(access).unwrap();
     slots.create_pool(&spec).unwrap();
     slots.await_ready("web", size);
@@ -253,11 +257,44 @@ fn rules_that_lead_to_the_host_take_the_right_to_manage() {
     assert_eq!(told.values().next().unwrap().policy, policy(TCP_RULE));
 }
 
+/// The process for vsock may be root.
+#[test]
+fn who_manages_a_pool_leads_to_services_of_the_host_that_root_has_named() {
+    let access = r#"[{"verbs": ["acquire", "manage"], "uids": [1000]}]"#;
+    let (host, slots) = open_by(access, 1);
+    let (web, a) = (name("web"), name("a"));
+    slots
+        .acquire(ALICE, &request_of(r#"web:a "vsock": {}"#))
+        .unwrap();
+    let of_lease =
+        |slots: &Slots| slots.set_channel_policy(ALICE, None, &a, Some(policy(TCP_RULE)));
+    let of_pool = |slots: &Slots| slots.set_pool_vsock(ALICE, &web, policy(TCP_RULE));
+    for refused in [of_lease(&slots).err(), of_pool(&slots).err()] {
+        let error = refused.unwrap();
+        assert_eq!(error.code(), ErrorCode::Forbidden);
+        assert!(error.to_string().contains("host_services"), "{error}");
+    }
+    let tcp = policy(TCP_RULE).rules[0].to.clone();
+    host.service.lock().host_services = vec![tcp];
+    of_lease(&slots).unwrap();
+    of_pool(&slots).unwrap();
+    host.service.lock().host_services.clear();
+    // What the pool has by root stays, at whatever port.
+    let moved = TCP_RULE.replace("\"port\": \"", "\"port\": \"2");
+    slots.set_pool_vsock(ALICE, &web, policy(&moved)).unwrap();
+    of_lease(&slots).unwrap();
+    slots
+        .set_pool_vsock(ALICE, &web, policy(HOST_RULE))
+        .unwrap();
+    assert!(of_pool(&slots).is_err() && of_lease(&slots).is_err());
+    slots.set_pool_vsock(ROOT, &web, policy(TCP_RULE)).unwrap();
+}
+
 #[test]
 fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
     let (host, slots) = Host::with_pool(2);
     let web = name("web");
-    slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap();
+    slots.set_pool_vsock(ROOT, &web, policy(HOST_RULE)).unwrap();
     slots.take(r#"web:a "vsock": {}"#).unwrap();
     let own = format!(r#"web:b "vsock": {{"policy": {TCP_RULE}}}"#);
     slots.take(&own).unwrap();
@@ -270,9 +307,9 @@ fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
     };
     let tcp = policy(TCP_RULE).rules[0].to.clone();
     assert_eq!(rules(&host), [VsockDestination::Host, tcp.clone()]);
-    slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap();
+    slots.set_pool_vsock(ROOT, &web, policy(TCP_RULE)).unwrap();
     assert_eq!(rules(&host), [tcp.clone(), tcp]);
-    slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap();
+    slots.set_pool_vsock(ROOT, &web, policy(HOST_RULE)).unwrap();
     slots
         .set_channel_policy(ROOT, None, &name("b"), None)
         .unwrap();
@@ -285,7 +322,7 @@ fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
         state.pools[&name("web")].pool.counts().ready > 0
     });
     slots.take(r#"web:h "vsock": {"kind": "hybrid"}"#).unwrap();
-    assert!(slots.set_pool_vsock(&web, policy(many)).is_err());
+    assert!(slots.set_pool_vsock(ROOT, &web, policy(many)).is_err());
     let kind = slots.channel(ROOT, None, &name("h")).unwrap().channel.kind;
     assert_eq!(kind, VsockKind::Hybrid);
 }
@@ -294,7 +331,7 @@ fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
 fn a_pools_policy_that_the_service_refuses_for_one_lease_is_nobodys() {
     let (host, slots) = Host::with_pool(2);
     let web = name("web");
-    slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap();
+    slots.set_pool_vsock(ROOT, &web, policy(HOST_RULE)).unwrap();
     slots.take(r#"web:a "vsock": {}"#).unwrap();
     slots.take(r#"web:b "vsock": {}"#).unwrap();
     let b = LeaseKey {
@@ -302,7 +339,9 @@ fn a_pools_policy_that_the_service_refuses_for_one_lease_is_nobodys() {
         name: name("b"),
     };
     host.service.lock().refused_policy = Some((b, policy(TCP_RULE)));
-    let error = slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap_err();
+    let error = slots
+        .set_pool_vsock(ROOT, &web, policy(TCP_RULE))
+        .unwrap_err();
     assert_eq!(error.code(), ErrorCode::Conflict);
     assert!(error.to_string().contains("lease 'b'"), "{error}");
     for channel in host.service.lock().channels.values() {
@@ -330,7 +369,9 @@ fn a_pools_policy_that_is_refused_leaves_one_that_a_former_version_took() {
         name: name("a"),
     };
     host.service.lock().refused_policy = Some((a, policy(TCP_RULE)));
-    let error = slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap_err();
+    let error = slots
+        .set_pool_vsock(ROOT, &web, policy(TCP_RULE))
+        .unwrap_err();
     assert!(error.to_string().contains("lease 'a'"), "{error}");
     assert_eq!(slots.pool(&web).unwrap().spec.vsock, former.vsock);
 }
@@ -371,7 +412,8 @@ fn a_pools_policy_does_not_overwrite_one_that_a_lease_gets_at_that_moment() {
         slots.set_channel_policy(ROOT, None, &a, None).unwrap();
         let service = host.service.lock();
         std::thread::scope(|scope| {
-            let of_pool = scope.spawn(|| slots.set_pool_vsock(&web, policy(HOST_RULE)).unwrap());
+            let of_pool =
+                scope.spawn(|| slots.set_pool_vsock(ROOT, &web, policy(HOST_RULE)).unwrap());
             let own = || slots.set_channel_policy(ROOT, None, &a, Some(policy(TCP_RULE)));
             let own = scope.spawn(move || own().unwrap());
             // Both have begun, and one of them at least waits for the service.
@@ -415,7 +457,7 @@ fn rules_that_are_added_at_the_same_time_are_all_there() {
     const CALLERS: u32 = 8;
     let (host, slots) = open_to_alice(1);
     slots
-        .set_pool_vsock(&name("web"), policy(TCP_RULE))
+        .set_pool_vsock(ROOT, &name("web"), policy(TCP_RULE))
         .unwrap();
     let request: AcquireLease =
         serde_json::from_str(r#"{"pool": "web", "name": "a", "vsock": {}}"#).unwrap();
@@ -463,7 +505,7 @@ fn rules_that_are_added_at_the_same_time_are_all_there() {
 fn what_only_the_pool_may_open_is_the_pools_to_close() {
     let (host, slots) = open_to_alice(2);
     let (web, a, b) = (name("web"), name("a"), name("b"));
-    slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap();
+    slots.set_pool_vsock(ROOT, &web, policy(TCP_RULE)).unwrap();
     for request in [r#"web:a "vsock": {}"#, r#"web:b "vsock": {}"#] {
         slots.acquire(ALICE, &request_of(request)).unwrap();
     }
@@ -491,7 +533,9 @@ fn what_only_the_pool_may_open_is_the_pools_to_close() {
         })
     };
     assert_eq!(ports(&slots, &host), ["80 1024", "80 1024"]);
-    slots.set_pool_vsock(&web, VsockPolicy::default()).unwrap();
+    slots
+        .set_pool_vsock(ROOT, &web, VsockPolicy::default())
+        .unwrap();
     assert_eq!(
         ports(&slots, &host),
         ["1024", "80 1024"],
@@ -509,7 +553,7 @@ fn what_only_the_pool_may_open_is_the_pools_to_close() {
         ..host_rule
     };
     slots.add_channel_rule(ALICE, None, &a, further).unwrap();
-    slots.set_pool_vsock(&web, policy(TCP_RULE)).unwrap();
+    slots.set_pool_vsock(ROOT, &web, policy(TCP_RULE)).unwrap();
     assert_eq!(ports(&slots, &host), ["1024 1025", "80 1024"]);
 }
 
