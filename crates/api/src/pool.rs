@@ -3,7 +3,10 @@
 //! [`PoolSpec`] is what a user writes, in the configuration file and in the body of a request alike.
 //! It is complete and self-contained: with a slot number it determines every name and address.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    net::{Ipv4Addr, Ipv6Addr},
+    num::NonZeroU32,
+};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
@@ -294,6 +297,11 @@ pub struct AccessRule {
     /// Numeric groups that it is granted to (the peer's primary group).
     #[serde(default)]
     pub gids: Vec<u32>,
+    /// Most leases of the pool that each user may hold who acquires by this rule. Of several such rules the largest counts;
+    /// without it in one of them there may be any number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u32>, minimum = 1)]
+    pub leases_max: Option<NonZeroU32>,
 }
 
 /// What can be granted on a pool. Whoever holds a lease may always show and release it.

@@ -1,10 +1,13 @@
 //! Who may do what, by the credentials of the caller's socket.
 
+use std::num::NonZeroU32;
+
 use sandwire_api::{
     name::Name,
-    pool::{AccessVerb, PoolSpec},
+    pool::{AccessRule, AccessVerb, PoolSpec},
 };
 
+use super::State;
 use crate::{error::ServiceError, lease::LeaseKey};
 
 /// Who asks.
@@ -29,11 +32,24 @@ impl Caller {
     /// Whether the pool's settings grant a verb to this caller.
     #[must_use]
     pub fn may(self, verb: AccessVerb, spec: &PoolSpec) -> bool {
-        self.privileged
-            || spec.access.iter().any(|rule| {
-                rule.verbs.contains(&verb)
-                    && (rule.uids.contains(&self.uid) || rule.gids.contains(&self.gid))
-            })
+        self.privileged || self.rules(verb, spec).next().is_some()
+    }
+
+    /// Rules that grant a verb to this caller.
+    fn rules(self, verb: AccessVerb, spec: &PoolSpec) -> impl Iterator<Item = &AccessRule> {
+        spec.access.iter().filter(move |rule| {
+            rule.verbs.contains(&verb)
+                && (rule.uids.contains(&self.uid) || rule.gids.contains(&self.gid))
+        })
+    }
+
+    /// How many leases of the pool this caller may hold; none where its room alone says.
+    pub(super) fn leases_max(self, spec: &PoolSpec) -> Option<u32> {
+        let rules = self.rules(AccessVerb::Acquire, spec);
+        // One without a bound is more than any.
+        let bounds = rules.map(|rule| rule.leases_max.map_or(u32::MAX, NonZeroU32::get));
+        let most = bounds.max().filter(|most| *most < u32::MAX);
+        most.filter(|_| !self.privileged)
     }
 
     /// The lease that this caller means by a name: its own, unless it names another owner.
@@ -63,6 +79,30 @@ impl Caller {
             uid: self.uid,
             operation,
             object: format!("pool '{}'", spec.name),
+        })
+    }
+}
+
+impl State {
+    /// Refuses a caller who holds as many leases of the pool as one user may. Those whose VMM still runs after their release
+    /// count: they have their slots.
+    pub(super) fn check_share(&self, caller: Caller, pool: &Name) -> Result<(), ServiceError> {
+        let Some(most) = caller.leases_max(&self.pool(pool)?.plan.spec) else {
+            return Ok(());
+        };
+        let records = self.leases.values().map(|lease| &lease.record);
+        let own = records.filter(|record| record.key.owner_uid == caller.uid);
+        let count = own.filter(|record| record.pool == *pool).count();
+        if u32::try_from(count).is_ok_and(|count| count < most) {
+            return Ok(());
+        }
+        Err(ServiceError::Conflict {
+            operation: "acquire from",
+            object: format!("pool '{pool}'"),
+            reason: format!(
+                "user {} holds {count} of its leases, and may hold {most} (leases_max): release one",
+                caller.uid
+            ),
         })
     }
 }

@@ -204,6 +204,7 @@ impl State {
         if let Some(found) = self.existing(asked, shared.now())? {
             return Ok(found);
         }
+        self.check_share(caller, &request.pool)?;
         self.check_virtual_cid(caller, request)?;
         let entry = self.pool_mut(&request.pool)?;
         entry.demand_added()?;

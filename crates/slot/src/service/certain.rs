@@ -74,6 +74,7 @@ impl State {
         if let Some(found) = self.existing(asked, shared.now())? {
             return Ok(Some(found));
         }
+        self.check_share(caller, &request.pool)?;
         self.check_virtual_cid(caller, request)?;
         let number = self.number_of(request)?;
         let mut is_taken = false;

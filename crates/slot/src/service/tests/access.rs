@@ -20,11 +20,13 @@ fn open_pool() -> (Host, Arc<Slots>) {
             verbs: vec![AccessVerb::Acquire, AccessVerb::Publish],
             uids: vec![ALICE.uid],
             gids: vec![],
+            leases_max: None,
         },
         AccessRule {
             verbs: vec![AccessVerb::Manage],
             uids: vec![2000],
             gids: vec![],
+            leases_max: None,
         },
     ];
     slots.create_pool(&spec).unwrap();
@@ -45,12 +47,57 @@ fn only_who_is_granted_a_verb_may_use_it() {
 }
 
 #[test]
+fn a_user_holds_as_many_leases_of_a_pool_as_the_rule_says_that_lets_it_acquire() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 6);
+    let by_user = r#"[{"verbs": ["acquire"], "uids": [1000, 1001], "leases_max": 2}]"#;
+    spec.access = serde_json::from_str(by_user).unwrap();
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", 6);
+    for lease in ["web:a", "web:b"] {
+        slots.acquire(ALICE, &request_of(lease)).unwrap();
+    }
+    let third = slots.acquire(ALICE, &request_of("web:c"));
+    let reason = third.as_ref().unwrap_err().to_string();
+    assert!(
+        reason.contains("holds 2 of its leases, and may hold 2"),
+        "{reason}"
+    );
+    assert_eq!(code(third), ErrorCode::Conflict);
+    // Those that are there are answered, and others have their own share.
+    assert!(!slots.acquire(ALICE, &request_of("web:b")).unwrap().new);
+    slots.acquire(BOB, &request_of("web:a")).unwrap();
+    for lease in ["web:a", "web:b", "web:c"] {
+        slots.acquire(ROOT, &request_of(lease)).unwrap();
+    }
+    slots.release(ALICE, None, &name("a")).unwrap();
+    host.advance_until(&slots, "a slot is ready", |state| {
+        state.pools[&name("web")].pool.counts().ready > 0
+    });
+    slots.acquire(ALICE, &request_of("web:c")).unwrap();
+    for (rule, most) in [
+        (r#"{"verbs": ["show", "manage"], "gids": [100]}"#, Some(2)),
+        (
+            r#"{"verbs": ["acquire"], "gids": [100], "leases_max": 5}"#,
+            Some(5),
+        ),
+        (r#"{"verbs": ["acquire"], "gids": [100]}"#, None),
+    ] {
+        spec.access.push(serde_json::from_str(rule).unwrap());
+        assert_eq!(ALICE.leases_max(&spec), most, "{rule}");
+    }
+    assert_eq!(ROOT.leases_max(&spec), None);
+}
+
+#[test]
 fn a_group_is_granted_verbs_too() {
     let mut spec = spec("web", 1);
     spec.access = vec![AccessRule {
         verbs: vec![AccessVerb::Show],
         uids: vec![],
         gids: vec![100],
+        leases_max: None,
     }];
     assert!(BOB.may(AccessVerb::Show, &spec));
     assert!(!BOB.may(AccessVerb::Acquire, &spec));
