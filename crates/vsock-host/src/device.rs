@@ -243,7 +243,10 @@ impl Vm {
             stream: stream_listener,
             seqpacket: seqpacket_listener,
         };
-        listeners.watch(slot, context)?;
+        if let Err(error) = listeners.watch(slot, context) {
+            listeners.close(context);
+            return Err(error);
+        }
         let transport = Transport::of(&key, cid, &context.bell, context.disposal.for_another());
         Ok(Self {
             key,
@@ -549,6 +552,7 @@ impl Vm {
         for number in self.flows.numbers() {
             self.forget(number, context);
         }
+        self.listeners.close(context);
     }
 
     /// The header of a packet to the guest on a connection, with the latest word on credit.

@@ -8,7 +8,10 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        unix::net::UnixListener,
+    },
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -19,7 +22,8 @@ use std::{
 
 use rustix::{
     fs::{FileType, fcntl_get_seals, fstat, readlinkat_raw},
-    io::{ReadWriteFlags, preadv2},
+    io::{Errno, ReadWriteFlags, preadv2},
+    net::{Shutdown, SocketFlags, accept_with, shutdown},
 };
 
 /// The way to these threads, for what came from one guest's VMMs. Without threads, all of it ends on the spot.
@@ -141,10 +145,26 @@ impl Disposal {
         }
         let all_known = strange.is_empty();
         if !all_known {
-            let counted = Counted::new(&self.strange, 1);
-            self.give(|threads| &threads.strange, (strange, counted));
+            self.close_strange(strange);
         }
         all_known
+    }
+
+    /// Closes a listener of VMMs. Whoever wasn't accepted may have sent descriptors already, and they end with it.
+    pub fn close_listener(&self, listener: UnixListener) {
+        let listener = OwnedFd::from(listener);
+        // Nobody is let in any more.
+        let _ = shutdown(&listener, Shutdown::Both);
+        let first = accept_with(&listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC);
+        // Where nobody waits there is nothing to wait for, and it needn't wait behind what others left.
+        if !matches!(first, Err(Errno::AGAIN | Errno::INVAL)) {
+            self.close_strange(first.into_iter().chain([listener]).collect());
+        }
+    }
+
+    fn close_strange(&self, strange: Vec<OwnedFd>) {
+        let counted = Counted::new(&self.strange, 1);
+        self.give(|threads| &threads.strange, (strange, counted));
     }
 
     /// Unmaps a guest's memory.
@@ -190,7 +210,7 @@ fn is_memory(fd: BorrowedFd<'_>) -> bool {
     let mut bytes = [io::IoSliceMut::new(&mut byte)];
     let could = match preadv2(fd, &mut bytes, 0, ReadWriteFlags::NOWAIT) {
         Ok(_) => true,
-        Err(error) => error == rustix::io::Errno::AGAIN,
+        Err(error) => error == Errno::AGAIN,
     };
     could
         && fstat(fd)

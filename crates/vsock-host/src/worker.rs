@@ -158,14 +158,14 @@ impl WorkerHandle {
         commands.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Takes no more commands, and drops those that wait.
-    fn close(&self) {
+    /// Takes no more commands; those that wait.
+    fn close(&self) -> Vec<Command> {
         let mut commands = self
             .inbox
             .commands
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        drop(commands.take());
+        commands.take().unwrap_or_default()
     }
 
     /// Readable when commands have arrived.

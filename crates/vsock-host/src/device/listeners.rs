@@ -19,6 +19,15 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
+    /// Lets nobody in any more. Clients can't have sent descriptors along ([`refuse_descriptors`]), VMMs can.
+    ///
+    /// [`refuse_descriptors`]: crate::listener::refuse_descriptors
+    pub(super) fn close(self, context: &Context) {
+        // Waiting for events takes hold of it for a moment: that would be the last hold, if it were closed meanwhile.
+        context.unwatch(&self.vmm);
+        context.disposal.close_listener(self.vmm);
+    }
+
     /// Has all of them reported; which one can't be, and why.
     pub(super) fn watch(&self, slot: u32, context: &Context) -> Result<(), (&'static str, Errno)> {
         for (which, token) in [

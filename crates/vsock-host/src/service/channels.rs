@@ -538,27 +538,20 @@ fn listen(spec: &VmSpec, counters: Arc<VmCounters>) -> Result<VmSetup, ChannelEr
             source,
         })
     };
-    let vhost = one(spec.vhost_socket(), VsockType::Stream, Descriptors::Taken)?;
-    let rest = one(
-        spec.stream_socket(),
-        VsockType::Stream,
-        Descriptors::Refused,
-    )
-    .and_then(|stream| {
-        let seqpacket = one(
-            spec.seqpacket_socket(),
-            VsockType::Seqpacket,
-            Descriptors::Refused,
-        );
-        if seqpacket.is_err() {
-            remove_socket(&spec.stream_socket());
+    let refused = Descriptors::Refused;
+    let stream_listener = one(spec.stream_socket(), VsockType::Stream, refused)?;
+    let rest = one(spec.seqpacket_socket(), VsockType::Seqpacket, refused).and_then(|seqpacket| {
+        // Last: closing it may wait for what VMMs have sent there, and a failure of the others would close it here.
+        let vhost = one(spec.vhost_socket(), VsockType::Stream, Descriptors::Taken);
+        if vhost.is_err() {
+            remove_socket(&spec.seqpacket_socket());
         }
-        Ok((stream, seqpacket?))
+        Ok((seqpacket, vhost?))
     });
     if rest.is_err() {
-        remove_socket(&spec.vhost_socket());
+        remove_socket(&spec.stream_socket());
     }
-    let (stream_listener, seqpacket_listener) = rest?;
+    let (seqpacket_listener, vhost) = rest?;
     Ok(VmSetup {
         key: spec.key.clone(),
         cid: spec.cid,

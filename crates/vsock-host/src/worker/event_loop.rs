@@ -342,6 +342,7 @@ impl Worker {
     fn add(&mut self, setup: VmSetup) -> Result<(), VmError> {
         let key = setup.key.clone();
         if self.by_key.contains_key(&key) || self.vms.len() >= MOST_NUMBERS as usize - 1 {
+            self.context.disposal.close_listener(setup.vhost_listener);
             return Err(VmError::Exists { key });
         }
         // The number is needed before the guest exists.
@@ -369,7 +370,11 @@ impl Worker {
     }
 
     fn end(mut self) {
-        self.handle.close();
+        for command in self.handle.close() {
+            if let Command::AddVm(setup, _) = command {
+                self.context.disposal.close_listener(setup.vhost_listener);
+            }
+        }
         for slot in self.vms.numbers() {
             if let Some(vm) = self.vms.remove(slot) {
                 vm.close(&mut self.context);

@@ -5,6 +5,7 @@
 use std::{
     net::{TcpListener, TcpStream},
     os::{fd::OwnedFd, unix::net::UnixStream},
+    path::Path,
     time::Duration,
 };
 
@@ -17,7 +18,7 @@ use sandwire_vsock_guest::{
     Guest,
     wire::{Message, Region, Wire, event, request, session},
 };
-use sandwire_vsock_host::listener::refuse_descriptors;
+use sandwire_vsock_host::{limits::Limits, listener::refuse_descriptors, worker::VmError};
 
 use crate::host::{Host, PATIENCE, PORT, Vm, accept, eventually, works};
 
@@ -126,7 +127,8 @@ fn a_descriptor_whose_close_waits() {
         let mut wire = scene.wire();
         let message = Message::words(number, &[0]).with(fd);
         wire.write(&message, part).expect("saying it");
-        drop((message, wire));
+        forget(message);
+        drop(wire);
         scene.neighbour_works();
     }
     // Somebody who connects while another VMM is there is turned away, with what it sent.
@@ -135,13 +137,61 @@ fn a_descriptor_whose_close_waits() {
     let (fd, peer) = lingering();
     let mut wire = Wire::connect(&third.vhost_socket(), PATIENCE).expect("connecting");
     let message = Message::words(SET_VRING_ERR, &[0]).with(fd);
-    // It may have been turned away already; then the last end of it is ours.
-    let kept = wire.write(&message, 20).err().map(|_| message);
+    // It may have been turned away already.
+    let _ = wire.write(&message, 20);
+    forget(message);
     drop(wire);
     scene.neighbour_works();
     // A guest whose VMM did such a thing waits until all of it is closed.
-    drop((peers, peer, kept));
+    drop((peers, peer));
     works(&scene.hostile, &mut scene.hostile.boot());
+}
+
+/// Connects, says something with a descriptor whose close waits, and leaves it at that.
+fn leave(socket: &Path) -> (Wire, TcpStream) {
+    let (fd, peer) = lingering();
+    let mut wire = Wire::connect(socket, PATIENCE).expect("connecting");
+    let message = Message::words(SET_VRING_ERR, &[0]).with(fd);
+    wire.write(&message, 20).expect("saying it");
+    forget(message);
+    (wire, peer)
+}
+
+/// Drops what was said in a thread that may wait: the other side may have closed its descriptor already.
+fn forget(message: Message) {
+    std::thread::spawn(move || drop(message));
+}
+
+#[test]
+fn a_guest_that_is_removed_while_somebody_waits_to_be_accepted() {
+    let mut scene = Scene::new();
+    let socket = scene.hostile.vhost_socket();
+    let (mut first, peer) = leave(&socket);
+    assert!(first.hung_up(), "it is let go");
+    // As long as what that one left isn't closed, nobody else is accepted.
+    let waiting: Vec<_> = (0..3).map(|_| leave(&socket)).collect();
+    scene.host.remove(&scene.hostile);
+    scene.neighbour_works();
+    drop((peer, waiting));
+}
+
+#[test]
+fn a_guest_that_no_worker_takes_while_somebody_waits_to_be_accepted() {
+    let mut scene = Scene::new();
+    let folder = scene.hostile.folder.join("another");
+    std::fs::create_dir(&folder).expect("a folder");
+    let twin = Vm {
+        key: scene.hostile.key.clone(),
+        folder,
+        counters: scene.hostile.counters.clone(),
+        worker: scene.hostile.worker.clone(),
+    };
+    let setup = twin.setup(Limits::default());
+    let waiting = leave(&twin.vhost_socket());
+    let refused = twin.ask_to_serve(setup).expect_err("it is served already");
+    assert!(matches!(refused, VmError::Exists { .. }), "{refused}");
+    scene.neighbour_works();
+    drop(waiting);
 }
 
 #[test]

@@ -28,7 +28,7 @@ use sandwire_vsock_host::{
     limits::Limits,
     listener::{Descriptors, listen_on},
     statistics::VmCounters,
-    worker::{self, Command, VmSetup, WorkerHandle, WorkerSettings},
+    worker::{self, Command, VmError, VmSetup, WorkerHandle, WorkerSettings},
 };
 use tempfile::TempDir;
 
@@ -205,11 +205,17 @@ impl Drop for Host {
 
 impl Vm {
     fn serve(&self, limits: Limits) {
+        self.ask_to_serve(self.setup(limits))
+            .expect("adding a guest");
+    }
+
+    /// Its sockets, listening, for whoever is to serve it.
+    pub(crate) fn setup(&self, limits: Limits) -> VmSetup {
         let listener = |path: PathBuf, kind, descriptors| {
             listen_on(&path, kind, descriptors).expect("listening on a guest's socket")
         };
         let (taken, refused) = (Descriptors::Taken, Descriptors::Refused);
-        let setup = VmSetup {
+        VmSetup {
             key: self.key.clone(),
             cid: 3,
             limits,
@@ -217,13 +223,16 @@ impl Vm {
             stream_listener: listener(self.stream_socket(), VsockType::Stream, refused),
             seqpacket_listener: listener(self.seqpacket_socket(), VsockType::Seqpacket, refused),
             counters: self.counters.clone(),
-        };
+        }
+    }
+
+    /// Has its worker serve a guest: what that says.
+    pub(crate) fn ask_to_serve(&self, setup: VmSetup) -> Result<(), VmError> {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.worker.send(Command::AddVm(Box::new(setup), sender));
         receiver
             .recv_timeout(PATIENCE)
             .expect("an answer from the worker")
-            .expect("adding a guest");
     }
 
     pub(crate) fn vhost_socket(&self) -> PathBuf {
