@@ -160,7 +160,7 @@ impl Transport {
     }
 
     /// Ends a connection that isn't served.
-    pub fn turn_away(&self, socket: &UnixStream) {
+    pub fn turn_away(&self, socket: UnixStream) {
         hang_up(socket, &self.disposal);
     }
 

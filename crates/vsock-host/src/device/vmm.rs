@@ -76,7 +76,7 @@ impl Vm {
             self.vmm_is_ready(context);
             if self.front_end.is_some() {
                 tracing::warn!(vm = %self.key, "a second VMM connected while one is there; it is turned away");
-                lock(&self.transport).turn_away(&socket);
+                lock(&self.transport).turn_away(socket);
                 continue;
             }
             let attached = FrontEnd::new(socket, &self.transport).and_then(|front_end| {
@@ -123,9 +123,12 @@ impl Vm {
 
     /// The VMM is gone, and with it the guest's side of every connection, also of those that no guest has heard of.
     pub(super) fn disconnect_vmm(&mut self, context: &mut Context) {
-        if self.front_end.take().is_none() {
+        let Some(front_end) = self.front_end.take() else {
             return;
-        }
+        };
+        // Else waiting for events could be the last to hold its socket, for a moment.
+        context.unwatch(front_end.fd());
+        drop(front_end);
         self.counters.attached.store(false, Relaxed);
         lock(&self.transport).disconnect();
         self.apply_changes(context);

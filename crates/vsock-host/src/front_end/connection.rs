@@ -32,8 +32,9 @@ const MOST_DESCRIPTORS: usize = 253;
 
 /// A VMM's connection.
 pub struct FrontEnd {
-    socket: UnixStream,
-    handler: BackendReqHandler<Mutex<Transport>>,
+    /// Both are there until it is dropped.
+    socket: Option<UnixStream>,
+    handler: Option<BackendReqHandler<Mutex<Transport>>>,
     vm: String,
     disposal: Disposal,
 }
@@ -64,25 +65,32 @@ impl FrontEnd {
     /// # Errors
     /// When the socket can't be set up.
     pub fn new(socket: UnixStream, transport: &SharedTransport) -> io::Result<Self> {
-        // The crate expects it so; it never waits, see above.
-        socket.set_nonblocking(false)?;
-        let handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(transport));
         let (vm, disposal) = {
             let transport = lock(transport);
             (transport.vm.clone(), transport.disposal.clone())
         };
-        Ok(Self {
-            socket,
-            handler,
+        let mut front_end = Self {
+            socket: Some(socket),
+            handler: None,
             vm,
             disposal,
-        })
+        };
+        let socket = front_end.socket();
+        // The crate expects it so; it never waits, see above.
+        socket.set_nonblocking(false)?;
+        let handler = BackendReqHandler::from_stream(socket.try_clone()?, Arc::clone(transport));
+        front_end.handler = Some(handler);
+        Ok(front_end)
     }
 
     /// The socket, to wait until it is readable.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.socket().as_fd()
+    }
+
+    fn socket(&self) -> &UnixStream {
+        self.socket.as_ref().expect("it is there until the end")
     }
 
     /// Serves a message if a whole one is there.
@@ -93,7 +101,8 @@ impl FrontEnd {
         }
         match self.message_is_there() {
             Ok(Some(descriptors)) => {
-                let handled = self.handler.handle_request();
+                let handler = self.handler.as_mut();
+                let handled = handler.expect("it is there until the end").handle_request();
                 // After it, so that what it closes is never the last of its kind.
                 self.disposal.close(descriptors);
                 match handled {
@@ -119,7 +128,7 @@ impl FrontEnd {
         if rest > LONGEST_MESSAGE {
             return Err(Error::OversizedMsg);
         }
-        let there = rustix::io::ioctl_fionread(&self.socket).map_err(broken)?;
+        let there = rustix::io::ioctl_fionread(self.socket()).map_err(broken)?;
         if there < (MESSAGE_HEADER + rest) as u64 {
             return self.wait_for_more();
         }
@@ -133,10 +142,10 @@ impl FrontEnd {
         let broken = |error: Errno| Error::SocketBroken(error.into());
         let mut header = [0_u8; MESSAGE_HEADER];
         let mut seen = 0;
-        set_peek_offset(&self.socket, 0).map_err(broken)?;
+        set_peek_offset(self.socket(), 0).map_err(broken)?;
         let result = loop {
             match recv(
-                &self.socket,
+                self.socket(),
                 &mut header[seen..],
                 RecvFlags::PEEK | RecvFlags::DONTWAIT,
             ) {
@@ -150,7 +159,7 @@ impl FrontEnd {
                 break Ok(Some(header));
             }
         };
-        set_peek_offset(&self.socket, -1).map_err(broken)?;
+        set_peek_offset(self.socket(), -1).map_err(broken)?;
         result
     }
 
@@ -158,13 +167,13 @@ impl FrontEnd {
     fn peek_descriptors(&self, length: usize) -> Result<Vec<OwnedFd>> {
         let broken = |error: Errno| Error::SocketBroken(error.into());
         let mut descriptors = Vec::new();
-        set_peek_offset(&self.socket, 0).map_err(broken)?;
+        set_peek_offset(self.socket(), 0).map_err(broken)?;
         let mut seen = 0;
         let looked = loop {
             if seen == length || descriptors.len() > DESCRIPTORS {
                 break Ok(());
             }
-            match receive(&self.socket, length - seen, RecvFlags::PEEK) {
+            match receive(self.socket(), length - seen, RecvFlags::PEEK) {
                 Ok((0, _)) => break Err(Error::Disconnected),
                 Ok((bytes, more)) => {
                     seen += bytes;
@@ -173,7 +182,7 @@ impl FrontEnd {
                 Err(error) => break Err(broken(error)),
             }
         };
-        let looked = looked.and_then(|()| set_peek_offset(&self.socket, -1).map_err(broken));
+        let looked = looked.and_then(|()| set_peek_offset(self.socket(), -1).map_err(broken));
         let known =
             descriptors.len() <= DESCRIPTORS && descriptors.iter().all(|fd| is_known(fd.as_fd()));
         if known && looked.is_ok() {
@@ -191,7 +200,7 @@ impl FrontEnd {
 
     /// Part of a message is there; the rest will come only if somebody is there to send it.
     fn wait_for_more<T>(&self) -> Result<Option<T>> {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        let mut fds = [PollFd::new(self.socket(), PollFlags::RDHUP)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -205,7 +214,7 @@ impl FrontEnd {
     /// A Unix socket is writable while less than a quarter of its buffer is in use, and no answer needs more
     /// than another quarter. Who doesn't read so many answers is no VMM.
     fn room_for_answer(&self) -> Result<()> {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+        let mut fds = [PollFd::new(self.socket(), PollFlags::OUT)];
         let now = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -221,20 +230,23 @@ impl FrontEnd {
 
 impl Drop for FrontEnd {
     fn drop(&mut self) {
-        hang_up(&self.socket, &self.disposal);
+        // It holds the socket too: whoever closes that last closes what is in it.
+        self.handler = None;
+        if let Some(socket) = self.socket.take() {
+            hang_up(socket, &self.disposal);
+        }
     }
 }
 
-/// Ends a connection. Closing its socket closes the descriptors that wait in it unread too, so they are taken out.
-pub(super) fn hang_up(socket: &UnixStream, disposal: &Disposal) {
+/// Ends a connection, whose socket nobody else holds or waits for. Closing it closes the descriptors that wait in it
+/// unread too, so they are taken out.
+pub(super) fn hang_up(socket: UnixStream, disposal: &Disposal) {
     // Nothing is put in any more.
     let _ = socket.shutdown(Shutdown::Both);
-    while let Ok((1.., descriptors)) = receive(socket, LONGEST_MESSAGE, RecvFlags::empty()) {
+    while let Ok((1.., descriptors)) = receive(&socket, LONGEST_MESSAGE, RecvFlags::empty()) {
         if !disposal.close(descriptors) {
             // There may be thousands of those.
-            if let Ok(socket) = socket.try_clone() {
-                disposal.close(vec![socket.into()]);
-            }
+            disposal.close(vec![socket.into()]);
             break;
         }
     }
