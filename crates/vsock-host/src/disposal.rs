@@ -191,7 +191,9 @@ pub fn is_known(fd: BorrowedFd<'_>) -> bool {
     is_eventfd(fd) || is_memory(fd)
 }
 
-fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
+/// Whether it is an eventfd.
+#[must_use]
+pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     const NAME: &[u8] = b"anon_inode:[eventfd]";
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let mut name = [0; NAME.len() + 1];

@@ -10,7 +10,7 @@
 use std::{
     collections::VecDeque,
     fs::File,
-    os::unix::net::UnixStream,
+    os::{fd::AsFd, unix::net::UnixStream},
     rc::Rc,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -31,7 +31,7 @@ use vhost::{
 use crate::{
     address::VmKey,
     bell::{Bell, Call},
-    disposal::Disposal,
+    disposal::{Disposal, is_eventfd},
     memory::{MOST_REGIONS, Memory, MemoryError, Placing},
     queue::{Addresses, Ring},
 };
@@ -197,6 +197,16 @@ impl Transport {
             .ok()
             .filter(|&index| index < RINGS)
             .ok_or(Error::InvalidParam)
+    }
+
+    /// What a ring is told by, or tells by, if it is an eventfd. Memory would be freed by whoever lets go of it last,
+    /// which is who serves guests if a ring has it.
+    fn eventfd(&self, file: File) -> Result<File> {
+        if is_eventfd(file.as_fd()) {
+            return Ok(file);
+        }
+        tracing::warn!(vm = %self.vm, "a VMM hands over something else where an eventfd belongs; it is let go");
+        Err(Error::InvalidParam)
     }
 
     /// Starts a ring that has all it needs.
@@ -365,7 +375,7 @@ impl VhostUserBackendReqHandlerMut for Transport {
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = Self::index(u32::from(index))?;
         // A ring without a kick would have to be polled; nobody asks for that.
-        let kick = fd.ok_or(Error::InvalidParam)?;
+        let kick = self.eventfd(fd.ok_or(Error::InvalidParam)?)?;
         let old = self.rings[index].kick.replace(kick);
         self.changes.extend(old.map(Change::Unwatch));
         self.changes.push(Change::Watch(index));
@@ -377,13 +387,15 @@ impl VhostUserBackendReqHandlerMut for Transport {
     }
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let fd = fd.map(|file| self.eventfd(file)).transpose()?;
         let call = fd.map(|file| Call::new(file, &self.bell));
         self.rings[Self::index(u32::from(index))?].call = call;
         Ok(())
     }
 
-    fn set_vring_err(&mut self, index: u8, _fd: Option<File>) -> Result<()> {
-        Self::index(u32::from(index)).map(|_| ())
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        Self::index(u32::from(index))?;
+        fd.map(|file| self.eventfd(file)).transpose().map(|_| ())
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {

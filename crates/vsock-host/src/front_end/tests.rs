@@ -1,8 +1,9 @@
 //! What a transport answers, without a VMM.
 
-use std::os::{fd::OwnedFd, unix::net::UnixStream};
-
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fs::{MemfdFlags, memfd_create},
+};
 
 use super::*;
 
@@ -19,6 +20,12 @@ fn region(guest: u64) -> (VhostUserSingleMemoryRegion, File) {
     (region, file)
 }
 
+fn kick() -> File {
+    eventfd(0, EventfdFlags::CLOEXEC)
+        .expect("an eventfd")
+        .into()
+}
+
 fn set_address(transport: &mut Transport, ring: u32, guest: u64) {
     let start = guest + USER;
     let (used, available) = (start + 0x2000, start + 0x1000);
@@ -32,7 +39,6 @@ fn set_address(transport: &mut Transport, ring: u32, guest: u64) {
 fn running() -> (Transport, VhostUserSingleMemoryRegion, File) {
     let mut transport = Transport::new(3);
     let (memory, file) = region(0);
-    let (kick, _other) = UnixStream::pair().expect("a pair");
     transport.set_features(VERSION_1).expect("features");
     let copy = file.try_clone().expect("a descriptor");
     transport
@@ -40,8 +46,7 @@ fn running() -> (Transport, VhostUserSingleMemoryRegion, File) {
         .expect("memory");
     transport.set_vring_num(0, 128).expect("a size");
     set_address(&mut transport, 0, 0);
-    let kick = File::from(OwnedFd::from(kick));
-    transport.set_vring_kick(0, Some(kick)).expect("a kick");
+    transport.set_vring_kick(0, Some(kick())).expect("a kick");
     assert!(transport.rings[0].is_serving());
     transport.take_changes();
     (transport, memory, file)
@@ -82,10 +87,8 @@ fn rings_that_do_not_exist_or_have_no_place_are_refused() {
     assert!(transport.set_vring_num(0, 128).is_ok());
     assert!(transport.set_vring_base(0, 1 << 16).is_err());
     assert!(transport.set_vring_base(0, 65535).is_ok());
-    let (kick, _other) = UnixStream::pair().expect("a pair");
-    let kick = File::from(OwnedFd::from(kick));
     assert!(
-        transport.set_vring_kick(0, Some(kick)).is_err(),
+        transport.set_vring_kick(0, Some(kick())).is_err(),
         "it has no addresses"
     );
     assert!(transport.set_vring_kick(1, None).is_err());
@@ -94,6 +97,18 @@ fn rings_that_do_not_exist_or_have_no_place_are_refused() {
         .get_vring_base(0)
         .expect("a stopped ring has a position too");
     assert_eq!({ base.num }, 65535);
+}
+
+#[test]
+fn rings_are_told_by_eventfds_only() {
+    let (mut transport, ..) = running();
+    assert!(transport.set_vring_kick(0, Some(region(0).1)).is_err());
+    assert!(transport.set_vring_call(0, Some(region(0).1)).is_err());
+    assert!(transport.set_vring_err(0, Some(region(0).1)).is_err());
+    assert!(transport.set_vring_kick(0, Some(kick())).is_ok());
+    assert!(transport.set_vring_call(0, Some(kick())).is_ok());
+    assert!(transport.set_vring_call(0, None).is_ok());
+    assert!(transport.set_vring_err(0, Some(kick())).is_ok());
 }
 
 #[test]

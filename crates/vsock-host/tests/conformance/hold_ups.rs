@@ -239,6 +239,31 @@ fn a_descriptor_from_a_client_or_a_service_of_the_host() {
 }
 
 #[test]
+fn memory_where_an_eventfd_belongs() {
+    let mut scene = Scene::new();
+    for number in [
+        request::SET_VRING_CALL,
+        request::SET_VRING_KICK,
+        SET_VRING_ERR,
+    ] {
+        let mut wire = scene.wire();
+        // All that comes before is right.
+        let messages = session(&scene.region, 256).expect("messages");
+        for message in &messages[..messages.len() - 4] {
+            wire.say(message).expect("the back end goes along");
+        }
+        wire.say(&Message::new(request::GET_QUEUE_NUM, &[]))
+            .expect("all of it is served");
+        let memory = Region::new(0, 1 << 20).expect("memory").file;
+        let message = Message::words(number, &[TRANSMIT]).with(memory);
+        wire.write(&message, 20).expect("saying it");
+        assert!(wire.hung_up(), "it is taken");
+        scene.neighbour_works();
+    }
+    works(&scene.hostile, &mut scene.hostile.boot());
+}
+
+#[test]
 fn descriptors_that_no_vmm_has_a_reason_for() {
     let mut scene = Scene::new();
     let (reader, _writer) = rustix::pipe::pipe().expect("a pipe");
