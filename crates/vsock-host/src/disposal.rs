@@ -47,7 +47,7 @@ struct Threads {
 }
 
 /// What ends when it is dropped.
-type Remains = Box<dyn Send>;
+pub(crate) type Remains = Box<dyn Send>;
 
 /// Memory that nothing points into any more.
 struct Mapped {
@@ -162,7 +162,8 @@ impl Disposal {
         }
     }
 
-    fn close_strange(&self, strange: Vec<OwnedFd>) {
+    /// Closes what may make whoever does it wait. Until it is done, the guest is held up.
+    pub fn close_strange(&self, strange: Vec<OwnedFd>) {
         let counted = Counted::new(&self.strange, 1);
         self.give(|threads| &threads.strange, (strange, counted));
     }
@@ -175,6 +176,18 @@ impl Disposal {
         let mapped = Mapped { start, size };
         let counted = Counted::new(&self.memory, 1);
         self.give(|threads| &threads.memory, (mapped, counted));
+    }
+
+    /// One whose threads do nothing: all that they were given is where it says.
+    #[cfg(test)]
+    pub(crate) fn stuck() -> (Self, std::sync::mpsc::Receiver<Remains>) {
+        let (memory, receiver) = channel();
+        let strange = memory.clone();
+        let disposal = Self {
+            threads: Some(Threads { memory, strange }),
+            ..Self::default()
+        };
+        (disposal, receiver)
     }
 
     fn give(&self, which: impl Fn(&Threads) -> &Sender<Remains>, remains: impl Send + 'static) {
@@ -259,15 +272,7 @@ mod tests {
 
     #[test]
     fn what_waits_for_its_end_is_bounded() {
-        let (memory, receiver) = channel();
-        let disposal = Disposal {
-            threads: Some(Threads {
-                strange: memory.clone(),
-                memory,
-            }),
-            strange: Arc::default(),
-            memory: Arc::default(),
-        };
+        let (disposal, receiver) = Disposal::stuck();
         let file = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a memfd");
         for _ in 0..WAITING_MAX {
             assert!(!disposal.is_full());
@@ -282,15 +287,7 @@ mod tests {
     #[test]
     fn memory_is_unmapped_by_the_thread_and_not_by_who_is_done_with_it() {
         const NAME: &str = "memory-that-another-thread-unmaps";
-        let (memory, receiver) = channel();
-        let disposal = Disposal {
-            threads: Some(Threads {
-                strange: memory.clone(),
-                memory,
-            }),
-            strange: Arc::default(),
-            memory: Arc::default(),
-        };
+        let (disposal, receiver) = Disposal::stuck();
         let is_mapped = || {
             let maps = std::fs::read_to_string("/proc/self/maps").expect("the mappings");
             maps.contains(NAME)

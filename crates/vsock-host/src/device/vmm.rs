@@ -40,7 +40,7 @@ const VMM_FLAGS: EventFlags = EventFlags::IN
     .union(EventFlags::RDHUP)
     .union(EventFlags::ET);
 
-/// Connections of VMMs accepted, and messages of one served, until the other guests of the worker get their turn.
+/// Messages of a VMM served until the other guests of the worker get their turn.
 const TURN: u32 = 64;
 
 /// VIRTIO_VSOCK_EVENT_TRANSPORT_RESET, little-endian.
@@ -58,40 +58,38 @@ pub(super) struct History {
 }
 
 impl Vm {
-    /// A VMM has connected. One that is there already stays: a guest has one device.
+    /// A VMM has connected. One that is there already stays: a guest has one device. Whoever connected after it is
+    /// reported again, when the other guests of the worker have had their turn.
     pub fn accept_vmm(&mut self, context: &mut Context) {
-        for _ in 0..TURN {
-            if lock(&self.transport).is_held_up() {
-                // What a former one left waits to be closed; the next may leave as much.
-                return self.pause(Token::VmmListener(self.slot), context);
+        if lock(&self.transport).is_held_up() {
+            // What a former one left waits to be closed; the next may leave as much.
+            return self.pause(Token::VmmListener(self.slot), context);
+        }
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = match accept_with(&self.listeners.vmm, flags) {
+            Ok(socket) => UnixStream::from(socket),
+            Err(error) => {
+                return self.not_accepted(error, Token::VmmListener(self.slot), context);
             }
-            let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-            let socket = match accept_with(&self.listeners.vmm, flags) {
-                Ok(socket) => UnixStream::from(socket),
-                Err(error) => {
-                    return self.not_accepted(error, Token::VmmListener(self.slot), context);
-                }
-            };
-            // The former one may have gone without our having looked.
-            self.vmm_is_ready(context);
-            if self.front_end.is_some() {
-                tracing::warn!(vm = %self.key, "a second VMM connected while one is there; it is turned away");
-                lock(&self.transport).turn_away(socket);
-                continue;
+        };
+        // The former one may have gone without our having looked.
+        self.vmm_is_ready(context);
+        if self.front_end.is_some() {
+            tracing::warn!(vm = %self.key, "a second VMM connected while one is there; it is turned away");
+            return lock(&self.transport).turn_away(socket);
+        }
+        let attached = FrontEnd::new(socket, &self.transport).and_then(|front_end| {
+            context.watch(front_end.fd(), Token::FrontEnd(self.slot), VMM_FLAGS)?;
+            Ok(front_end)
+        });
+        match attached {
+            Ok(front_end) => {
+                tracing::info!(vm = %self.key, "a VMM has connected");
+                self.front_end = Some(front_end);
+                self.history = History::default();
+                self.counters.attached.store(true, Relaxed);
             }
-            let attached = FrontEnd::new(socket, &self.transport).and_then(|front_end| {
-                context.watch(front_end.fd(), Token::FrontEnd(self.slot), VMM_FLAGS)?;
-                Ok(front_end)
-            });
-            match attached {
-                Ok(front_end) => {
-                    tracing::info!(vm = %self.key, "a VMM has connected");
-                    self.front_end = Some(front_end);
-                    self.history = History::default();
-                    self.counters.attached.store(true, Relaxed);
-                }
-                Err(error) => tracing::warn!(vm = %self.key, %error, "a VMM can't be served"),
-            }
+            Err(error) => tracing::warn!(vm = %self.key, %error, "a VMM can't be served"),
         }
     }
 

@@ -14,7 +14,7 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::{Errno, retry_on_intr},
-    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recv, recvmsg},
+    net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg},
 };
 use vhost::vhost_user::{BackendReqHandler, Error, Result};
 
@@ -27,6 +27,8 @@ const MESSAGE_HEADER: usize = 12;
 const LONGEST_MESSAGE: usize = 4096;
 /// Most descriptors of a message: the crate takes no more, and none has a reason for that many.
 const DESCRIPTORS: usize = 32;
+/// Most looks at what is left in a connection that ends.
+const LAST_READS: usize = 16;
 /// Most that the kernel passes on at once: SCM_MAX_FD.
 const MOST_DESCRIPTORS: usize = 253;
 
@@ -174,10 +176,14 @@ impl FrontEnd {
                 break Ok(());
             }
             match receive(self.socket(), length - seen, RecvFlags::PEEK) {
-                Ok((0, _)) => break Err(Error::Disconnected),
-                Ok((bytes, more)) => {
-                    seen += bytes;
-                    descriptors.extend(more);
+                Ok(Received { bytes: 0, .. }) => break Err(Error::Disconnected),
+                Ok(more) => {
+                    seen += more.bytes;
+                    descriptors.extend(more.descriptors);
+                    if !more.has_all {
+                        // What isn't seen can't be judged.
+                        break Err(broken(Errno::MFILE));
+                    }
                 }
                 Err(error) => break Err(broken(error)),
             }
@@ -239,25 +245,52 @@ impl Drop for FrontEnd {
 }
 
 /// Ends a connection, whose socket nobody else holds or waits for. Closing it closes the descriptors that wait in it
-/// unread too, so they are taken out.
+/// unread too. What a VMM that means well may have under way is taken out here, so that it waits for nobody; where there
+/// is more or other, the socket is given away.
 pub(super) fn hang_up(socket: UnixStream, disposal: &Disposal) {
     // Nothing is put in any more.
     let _ = socket.shutdown(Shutdown::Both);
-    while let Ok((1.., descriptors)) = receive(&socket, LONGEST_MESSAGE, RecvFlags::empty()) {
-        if !disposal.close(descriptors) {
-            // There may be thousands of those.
-            disposal.close(vec![socket.into()]);
+    let reads = match set_peek_offset(&socket, -1) {
+        Ok(()) => LAST_READS,
+        Err(_) => 0,
+    };
+    let mut taken = 0;
+    for _ in 0..reads {
+        // Looked at first: taking closes here those for which there is no room in our table.
+        let looked = match receive(&socket, LONGEST_MESSAGE, RecvFlags::PEEK) {
+            Ok(Received { bytes: 0, .. }) | Err(Errno::AGAIN) => return,
+            Ok(looked) => looked,
+            Err(_) => break,
+        };
+        taken += looked.descriptors.len();
+        let known = looked.descriptors.iter().all(|fd| is_known(fd.as_fd()));
+        let is_usual = looked.has_all && known && taken <= DESCRIPTORS;
+        if is_usual {
+            drop(receive(&socket, looked.bytes, RecvFlags::empty()));
+        }
+        disposal.close(looked.descriptors);
+        if !is_usual {
             break;
         }
     }
+    disposal.close_strange(vec![socket.into()]);
 }
 
-/// Takes up to that many bytes out of a socket, or looks at them, with the descriptors that came along.
+/// What came out of a socket.
+struct Received {
+    bytes: usize,
+    /// What came along.
+    descriptors: Vec<OwnedFd>,
+    /// Whether there was room in our table for all that came along.
+    has_all: bool,
+}
+
+/// Takes up to that many bytes out of a socket, or looks at them.
 fn receive(
     socket: &UnixStream,
     most: usize,
     flags: RecvFlags,
-) -> std::result::Result<(usize, Vec<OwnedFd>), Errno> {
+) -> std::result::Result<Received, Errno> {
     let mut bytes = [0; LONGEST_MESSAGE];
     let most = most.min(bytes.len());
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
@@ -271,7 +304,11 @@ fn receive(
             descriptors.extend(fds);
         }
     }
-    Ok((received.bytes, descriptors))
+    Ok(Received {
+        bytes: received.bytes,
+        descriptors,
+        has_all: !received.flags.contains(ReturnFlags::CTRUNC),
+    })
 }
 
 /// From where looking at a socket begins; -1 for its beginning, each time.

@@ -1,8 +1,11 @@
 //! What a transport answers, without a VMM.
 
+use std::{io::IoSlice, mem::MaybeUninit};
+
 use rustix::{
     event::{EventfdFlags, eventfd},
     fs::{MemfdFlags, memfd_create},
+    net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg},
 };
 
 use super::*;
@@ -161,4 +164,36 @@ fn a_ring_that_was_stopped_while_its_memory_was_away_stays_so() {
         .expect("memory");
     assert!(!transport.rings[0].is_running());
     assert!(transport.take_changes().is_empty());
+}
+
+/// A connection that is full of messages with so many eventfds each, and whose other side has gone.
+fn left_with(messages: usize, eventfds: usize) -> UnixStream {
+    let (ours, theirs) = UnixStream::pair().expect("a pair");
+    let event = kick();
+    let fds = vec![event.as_fd(); eventfds];
+    for _ in 0..messages {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+        let mut along = SendAncillaryBuffer::new(&mut space);
+        assert!(fds.is_empty() || along.push(SendAncillaryMessage::ScmRights(&fds)));
+        let bytes = [IoSlice::new(&[0; 20])];
+        sendmsg(&theirs, &bytes, &mut along, SendFlags::empty()).expect("saying it");
+    }
+    ours
+}
+
+#[test]
+fn what_is_left_in_a_connection_that_ends_is_given_away_if_it_is_much() {
+    // As a VMM that ends while its guest starts, and one that turned up while another was there.
+    for (messages, eventfds) in [(9, 1), (1, 0), (200, 0), (0, 0)] {
+        let (disposal, _waiting) = Disposal::stuck();
+        hang_up(left_with(messages, eventfds), &disposal);
+        assert!(!disposal.is_held_up(), "{messages} messages");
+    }
+    for (messages, eventfds) in [(40, 1), (2, 32)] {
+        let (disposal, waiting) = Disposal::stuck();
+        hang_up(left_with(messages, eventfds), &disposal);
+        assert!(disposal.is_held_up(), "{messages} messages");
+        drop(waiting);
+        assert!(!disposal.is_held_up(), "{messages} messages");
+    }
 }
