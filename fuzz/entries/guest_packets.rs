@@ -161,6 +161,7 @@ impl Stage {
             directory,
             budget: budget.clone(),
             now: Instant::now(),
+            round: 0,
             again: Vec::new(),
             scratch: Scratch::default(),
             bell: Rc::default(),
@@ -390,8 +391,9 @@ impl Stage {
         panic!("the device never rests");
     }
 
-    /// A turn of the worker.
+    /// A round of the worker.
     fn turn(&mut self) -> bool {
+        self.context.round += 1;
         let mut events: Vec<Event> = Vec::with_capacity(64);
         let room = rustix::buffer::spare_capacity(&mut events);
         epoll::wait(&self.context.epoll, room, Some(&Timespec::default())).expect("events");

@@ -49,11 +49,13 @@ mod listeners;
 mod opening;
 mod to_guest;
 mod token;
+mod turn;
 mod vmm;
 
 use callers::Callers;
 use listeners::Listeners;
 pub use token::{MOST_NUMBERS, Token};
+use turn::Turn;
 
 /// What the guests of a worker share, for as long as an event is handled.
 #[derive(Debug)]
@@ -66,8 +68,10 @@ pub struct Context {
     pub directory: Arc<Directory>,
     /// Bytes of all guests.
     pub budget: Arc<Budget>,
-    /// The time of this turn.
+    /// The time of this round: events that there were at once, and those who have more to do.
     pub now: Instant,
+    /// Its number.
+    pub round: u64,
     /// Guests that have used up their turn and have more to do.
     pub again: Vec<u32>,
     /// Memory for lists that live only for a call.
@@ -84,8 +88,7 @@ pub struct Scratch {
     pieces: Vec<libc::iovec>,
     heads: Vec<u16>,
     bytes: Vec<u8>,
-    /// Bytes taken from a guest in its turn, and since others last had the processor.
-    taken: usize,
+    /// Bytes taken from a guest since others last had the processor.
     moved: usize,
     /// Whether much has been moved at once since [`Context::take_bulk`].
     bulk: bool,
@@ -212,6 +215,7 @@ pub struct Vm {
     starved: bool,
     /// Whether its packets aren't taken until resets have been told.
     paused: bool,
+    turn: Turn,
     /// What is known of a run before this one.
     history: vmm::History,
 }
@@ -270,6 +274,7 @@ impl Vm {
             capture: None,
             starved: false,
             paused: false,
+            turn: Turn::default(),
             history: vmm::History::default(),
         })
     }

@@ -22,9 +22,6 @@ use crate::{
 const BATCH_PIECES: usize = 512;
 /// Most bytes of a batch.
 const BATCH_BYTES: usize = 256 * 1024;
-/// Packets of one guest, and bytes in them, until the other guests of the worker get their turn.
-const TURN: u32 = 1024;
-const TURN_BYTES: usize = 1024 * 1024;
 /// Bytes that make a bulk transfer of what came in one go.
 const BULK: usize = 64 * 1024;
 /// Resets that may wait to be told; beyond, no more packets are taken from the guest.
@@ -88,12 +85,12 @@ impl Vm {
         if self.paused || !self.may_serve(transport, context) {
             return;
         }
-        let mut left = TURN;
+        self.begin_turn(transport, context);
         let mut scratch = std::mem::take(&mut context.scratch);
-        (scratch.taken, scratch.moved) = (0, 0);
+        scratch.moved = 0;
         loop {
             transport.rings[FROM_GUEST].wake(&transport.memory);
-            let emptied = self.take_packets(transport, context, &mut scratch, &mut left);
+            let emptied = self.take_packets(transport, context, &mut scratch);
             let Transport { rings, memory, .. } = &mut *transport;
             if !emptied {
                 if !self.paused && rings[FROM_GUEST].is_running() {
@@ -127,13 +124,12 @@ impl Vm {
         transport: &mut Transport,
         context: &mut Context,
         scratch: &mut Scratch,
-        left: &mut u32,
     ) -> bool {
-        let before = *left;
+        let before = self.turn.packets;
         let mut batch = Batch::default();
         scratch.pieces.clear();
         let emptied = loop {
-            if *left == 0 || scratch.taken >= TURN_BYTES {
+            if self.turn.packets == 0 || self.turn.egress_bytes == 0 {
                 break false;
             }
             if self.resets.len() >= MOST_RESETS {
@@ -150,17 +146,17 @@ impl Vm {
                     break false;
                 }
                 Taken::Broken(head) => {
-                    *left -= 1;
+                    self.turn.packets -= 1;
                     self.counters.refuse(VsockRefusal::BadDescriptors);
                     rings[FROM_GUEST].give_back(memory, head, 0);
                 }
                 Taken::Chain(head) => {
-                    *left -= 1;
+                    self.turn.packets -= 1;
                     self.packet(head, transport, context, scratch, &mut batch);
                 }
             }
         };
-        let taken = u64::from(before - *left);
+        let taken = u64::from(before - self.turn.packets);
         self.counters.egress_packets.fetch_add(taken, Relaxed);
         self.pass_on(transport, context, scratch, &mut batch);
         emptied
@@ -191,7 +187,8 @@ impl Vm {
             let there = length(&scratch.pieces[batch.pieces..]);
             match self.judge(&header, there, transport, context) {
                 Next::Data { flow, payload } => {
-                    scratch.taken += payload;
+                    let left = &mut self.turn.egress_bytes;
+                    *left = left.saturating_sub(payload);
                     let end = trim(&mut scratch.pieces, batch.pieces, payload);
                     scratch.pieces.truncate(end);
                     Some((flow, header))

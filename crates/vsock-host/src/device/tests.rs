@@ -124,6 +124,22 @@ impl Lab {
         (machine, setup)
     }
 
+    /// What a worker has, for a guest that is served by the test itself.
+    fn context(&self) -> Context {
+        Context {
+            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance"),
+            timers: Timers::default(),
+            directory: Arc::clone(&self.directory),
+            budget: Arc::new(Budget::new(1 << 30)),
+            now: Instant::now(),
+            round: 0,
+            again: Vec::new(),
+            scratch: Scratch::default(),
+            bell: Rc::default(),
+            disposal: Disposal::default(),
+        }
+    }
+
     fn connections(&self) -> Vec<VsockConnection> {
         let (sender, receiver) = sync_channel(1);
         self.worker.send(Command::List(sender));
@@ -489,17 +505,7 @@ fn a_worker_that_polls_answers_with_and_without_kicks() {
 fn connections_that_come_and_go_unheard_leave_nothing_in_the_queues() {
     let lab = Lab::new();
     let (_machine, setup) = lab.prepare("web", vec![to_host(SERVICE)], Limits::default());
-    let mut context = Context {
-        epoll: epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance"),
-        timers: Timers::default(),
-        directory: Arc::clone(&lab.directory),
-        budget: Arc::new(Budget::new(1 << 30)),
-        now: Instant::now(),
-        again: Vec::new(),
-        scratch: Scratch::default(),
-        bell: Rc::default(),
-        disposal: Disposal::default(),
-    };
+    let mut context = lab.context();
     let mut vm = Vm::new(setup, 0, &context).expect("a guest");
     let transport = Transport::new(3);
     // Nobody listens there: RST is due for each, and the guest offers no buffer for it.
@@ -521,6 +527,82 @@ fn connections_that_come_and_go_unheard_leave_nothing_in_the_queues() {
         vm.settle(number, &mut context);
     }
     assert_eq!((vm.flows.len(), vm.control.len()), (1, 1));
+    vm.close(&mut context);
+}
+
+/// Serves a guest until it has done something, as a worker would.
+fn serve<T>(vm: &mut Vm, context: &mut Context, guest: thread::JoinHandle<T>) -> T {
+    let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+    while !guest.is_finished() {
+        events.clear();
+        let soon = crate::readiness::timespec(Duration::from_millis(10));
+        let room = rustix::buffer::spare_capacity(&mut events);
+        epoll::wait(&context.epoll, room, Some(&soon)).expect("events");
+        context.round += 1;
+        for event in &events {
+            match Token::unpack(event.data.u64()).expect("a token") {
+                Token::VmmListener(_) => vm.accept_vmm(context),
+                Token::FrontEnd(_) => vm.vmm_is_ready(context),
+                Token::Kick(_, 0) => vm.kicked_to_guest(context),
+                Token::Kick(..) => vm.serve_from_guest(context),
+                Token::Flow(_, number) => vm.flow_is_ready(number, event.flags, context),
+                token => panic!("{token:?}"),
+            }
+        }
+    }
+    guest.join().expect("the guest")
+}
+
+#[test]
+fn connections_that_are_ready_at_once_share_one_turn_of_their_guest() {
+    const CONNECTIONS: usize = 24;
+    let lab = Lab::new();
+    let (machine, setup) = lab.prepare("web", vec![to_host(SERVICE)], Limits::default());
+    let listener = machine.service(SERVICE);
+    let mut context = lab.context();
+    let mut vm = Vm::new(setup, 0, &context).expect("a guest");
+    let path = machine.folder.join("vhost.sock");
+    let guest = thread::spawn(move || {
+        let settings = Settings {
+            memory: vec![(0, 64 << 20)],
+            receive_bytes: 32 * 1024,
+            ..Settings::default()
+        };
+        let mut guest = Guest::connect(&settings, &path).expect("a guest");
+        for _ in 0..CONNECTIONS {
+            guest.open_stream(SERVICE).expect("connecting");
+        }
+        guest
+    });
+    let _guest = serve(&mut vm, &mut context, guest);
+    let mut written = 0;
+    let _services: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let (mut service, _) = listener.accept().expect("a connection");
+            service.set_nonblocking(true).expect("not waiting here");
+            while let Ok(bytes) = service.write(&[7; 4096]) {
+                written += bytes as u64;
+            }
+            service
+        })
+        .collect();
+    assert!(written > 3 << 20, "{written} bytes are little");
+    let (mut before, mut rounds) = (0, 0);
+    while before < written {
+        context.round += 1;
+        if rounds == 0 {
+            for number in vm.flows.numbers() {
+                vm.flow_is_ready(number, EventFlags::IN, &mut context);
+            }
+        } else if !std::mem::take(&mut context.again).is_empty() {
+            vm.serve_from_guest(&mut context);
+        }
+        let after = machine.counters.snapshot().ingress_bytes;
+        // A connection that has begun goes on.
+        assert!(after - before <= 5 << 18, "{} bytes in one", after - before);
+        assert!(after != before, "{after} of {written} bytes");
+        (before, rounds) = (after, rounds + 1);
+    }
     vm.close(&mut context);
 }
 

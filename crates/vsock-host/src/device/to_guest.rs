@@ -24,10 +24,6 @@ const LARGEST_APPETITE: u32 = 256 * 1024;
 const BULK: u32 = 32 * 1024;
 /// Most buffers of one read: one or two pieces each stay below IOV_MAX.
 const MOST_BUFFERS: usize = 256;
-/// Bytes to one guest, and buffers of it, until the other guests of the worker get their turn: a guest may offer
-/// buffers of no use without end, and messages of no bytes may come without end.
-const TURN: u64 = 1024 * 1024;
-const TURN_BUFFERS: u32 = 1024;
 
 /// What came of serving a connection's data.
 enum Fed {
@@ -83,12 +79,11 @@ impl Vm {
         if self.starved || !self.may_serve(transport, context) {
             return;
         }
-        let mut left = TURN;
-        transport.left = TURN_BUFFERS;
+        self.begin_turn(transport, context);
         loop {
             let served = self.tell_resets(transport)
                 && self.tell_control(transport, context)
-                && self.feed(transport, context, &mut left);
+                && self.feed(transport, context);
             if served {
                 break;
             }
@@ -164,9 +159,9 @@ impl Vm {
 
     /// Data, connection by connection, until nobody has more or the turn is over. False if the guest has no
     /// buffers left.
-    fn feed(&mut self, transport: &mut Transport, context: &mut Context, left: &mut u64) -> bool {
+    fn feed(&mut self, transport: &mut Transport, context: &mut Context) -> bool {
         while let Some(number) = self.data.pop_front() {
-            if *left == 0 {
+            if self.turn.ingress_bytes == 0 {
                 self.data.push_front(number);
                 context.again.push(self.slot);
                 return true;
@@ -182,6 +177,7 @@ impl Vm {
             let Some(flow) = self.flows.get_mut(number) else {
                 continue;
             };
+            let left = &mut self.turn.ingress_bytes;
             *left = left.saturating_sub(flow.ingress - before);
             if matches!(fed, Fed::Starved) {
                 self.data.push_front(number);

@@ -76,6 +76,7 @@ pub fn spawn(
                 directory,
                 budget,
                 now: Instant::now(),
+                round: 0,
                 again: Vec::new(),
                 scratch: Scratch::default(),
                 bell: Rc::new(bell),
@@ -130,6 +131,7 @@ impl Worker {
                 }
             }
             self.context.now = Instant::now();
+            self.context.round += 1;
             if timeout != Some(timespec(Duration::ZERO)) {
                 self.patience.slept(self.context.now);
             }
