@@ -83,16 +83,20 @@ impl App for TransmitterApp {
             }
             Sent::Full => {}
             Sent::ReaderGone => {
-                ports.pool().write_off(end.out);
+                // It may have gone between a look and the sending.
+                let unsent = end.batch.len() as u64;
+                ports.pool().write_off(end.out + unsent);
                 self.end = None;
-                self.gone += ports.discard(0).0;
+                self.gone += unsent + ports.discard(0).0;
             }
         }
     }
 
-    /// While buffers are out they may come back, and what waits for room may have some.
+    /// While buffers are out they may come back, and what waits for room may have some. What couldn't be sent is looked at
+    /// once more.
     fn wake(&self) -> Wake {
-        let is_out = self.end.as_ref().is_some_and(|end| end.out > 0);
+        let is_out = |end: &TransmittingEnd| end.out > 0 || !end.batch.is_empty();
+        let is_out = self.end.as_ref().is_some_and(is_out);
         Wake {
             at: None,
             polls: is_out,
@@ -157,4 +161,45 @@ fn own(packet: Packet, pool: &Pool) -> Option<Packet> {
     let mut copy = pool.take()?;
     copy.set_mark(packet.mark());
     copy.set_bytes(packet.bytes()).then_some(copy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::ring::ring;
+    use super::*;
+    use crate::ports::Activity;
+
+    #[test]
+    fn what_was_to_be_sent_when_the_receiver_went_is_written_off_and_counted() {
+        let pool = Pool::default();
+        let mut ports = Ports {
+            links: &mut [],
+            inputs: &[],
+            outputs: &[],
+            pool: &pool,
+            activity: Activity::default(),
+        };
+        let (packets, parcels) = ring(1);
+        let (_empties, returns) = ring(1);
+        let mut end = TransmittingEnd::new(packets, returns);
+        let taken = || pool.take().expect("a packet").into_parcel();
+        end.batch.extend([taken(), taken(), taken()]);
+        assert_eq!(end.packets.outlook(), Sent::Done);
+        drop(parcels);
+        assert_eq!(end.send(&mut ports), (0, 0));
+        let mut app = TransmitterApp {
+            home: Home::of(TransmittingEnd::new(ring(1).0, ring(1).1)),
+            end: Some(end),
+            has_run: true,
+            packets: 0,
+            gone: 0,
+            refused: 0,
+        };
+        assert!(app.wake().polls, "nothing else may come");
+        app.push(Time::START, &mut ports);
+        let counters = pool.counters();
+        assert_eq!((counters.in_use(), counters.buffers), (0, 0));
+        assert_eq!((app.packets, app.gone), (0, 3));
+        assert!(!app.wake().polls);
+    }
 }
