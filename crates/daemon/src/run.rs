@@ -303,7 +303,7 @@ pub(crate) fn ensure_pools(app: &App, specs: &[PoolSpec]) {
                     subject: format!("pool {}", spec.name),
                     message: format!("not as the configuration says: {error}"),
                     // A pool that exists goes on with its old settings.
-                    blocking: app.slots.pool(&spec.name).is_err(),
+                    blocking: app.slots.pool_view(&spec.name).is_err(),
                 });
             }
         }

@@ -65,6 +65,7 @@ pub use access::Caller;
 pub use acquire::Acquired;
 pub use counters::{Counters, Histogram};
 pub use interfaces::{LeaseInterface, LeaseInterfaces};
+pub use pools::PoolView;
 pub use trace::{Trace, Traced};
 
 /// What the service is told at its start.

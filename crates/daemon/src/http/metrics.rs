@@ -216,8 +216,8 @@ fn register_pools(app: &App, registry: &mut Registry) {
     let size = Family::<PoolLabels, Gauge>::default();
     let room = Family::<PoolLabels, Gauge>::default();
     let failing = Family::<PoolLabels, Gauge>::default();
-    for pool in app.slots.pools() {
-        let name = pool.spec.name.to_string();
+    for pool in app.slots.pool_views() {
+        let name = pool.spec().name.to_string();
         for (state, count) in by_state(pool.slots) {
             let labels = StateLabels {
                 pool: name.clone(),
@@ -226,8 +226,8 @@ fn register_pools(app: &App, registry: &mut Registry) {
             slots.get_or_create(&labels).set(count.into());
         }
         let labels = PoolLabels { pool: name };
-        size.get_or_create(&labels).set(pool.spec.size.into());
-        room.get_or_create(&labels).set(pool.slots_max.into());
+        size.get_or_create(&labels).set(pool.size.into());
+        room.get_or_create(&labels).set(pool.slots_max().into());
         failing
             .get_or_create(&labels)
             .set(pool.last_error.is_some().into());

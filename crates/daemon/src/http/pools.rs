@@ -11,7 +11,7 @@ use sandwire_api::{
 };
 use sandwire_slot::{
     error::ServiceError,
-    service::{Caller, Slots},
+    service::{Caller, PoolView, Slots},
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
@@ -37,9 +37,10 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     responses((status = 200, description = "The pools, by name", body = Vec<Pool>), Failures)
 )]
 async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<Pool>> {
-    let mut pools = app.slots.pools();
-    pools.retain(|pool| access::may_see(caller, &pool.spec));
-    axum::Json(pools)
+    let mut pools = app.slots.pool_views();
+    // What the caller may not see costs no copy.
+    pools.retain(|pool| access::may_see(caller, pool.spec()));
+    axum::Json(pools.iter().map(PoolView::to_api).collect())
 }
 
 /// Creates a pool; it fills in the background. For root.
@@ -81,8 +82,8 @@ async fn show(
     Path(name): Path<Name>,
 ) -> Result<axum::Json<Pool>, Failure> {
     let pool = known_pool(&app, caller, &name)?;
-    if access::may_see(caller, &pool.spec) {
-        Ok(axum::Json(pool))
+    if access::may_see(caller, pool.spec()) {
+        Ok(axum::Json(pool.to_api()))
     } else {
         Err(forbidden(caller, "see", &name))
     }
@@ -164,9 +165,9 @@ async fn delete(
 }
 
 /// The pool, unless the caller may not even know that it exists.
-fn known_pool(app: &App, caller: Caller, name: &Name) -> Result<Pool, Failure> {
-    let pool = app.slots.pool(name)?;
-    if access::may_know(caller, &pool.spec) {
+fn known_pool(app: &App, caller: Caller, name: &Name) -> Result<PoolView, Failure> {
+    let pool = app.slots.pool_view(name)?;
+    if access::may_know(caller, pool.spec()) {
         Ok(pool)
     } else {
         Err(Failure::no_pool(name))
@@ -175,7 +176,7 @@ fn known_pool(app: &App, caller: Caller, name: &Name) -> Result<Pool, Failure> {
 
 fn check_managed(app: &App, caller: Caller, name: &Name, verb: &str) -> Result<(), Failure> {
     let pool = known_pool(app, caller, name)?;
-    if caller.may(AccessVerb::Manage, &pool.spec) {
+    if caller.may(AccessVerb::Manage, pool.spec()) {
         Ok(())
     } else {
         Err(forbidden(caller, verb, name))

@@ -119,13 +119,12 @@ impl Slots {
         let key = caller.lease_key(owner_uid, name);
         let state = self.shared.lock();
         let record = &state.lease(caller, &key)?.record;
-        let policy = match &record.policy {
-            Some(policy) => policy.clone(),
-            None => state.pool(&record.pool)?.plan.spec.policy.clone(),
-        };
+        let own = record.policy.clone();
+        let plan = Arc::clone(&state.pool(&record.pool)?.plan);
+        drop(state);
         Ok(LeasePolicy {
-            own: record.policy.is_some(),
-            policy,
+            own: own.is_some(),
+            policy: own.unwrap_or_else(|| plan.spec.policy.clone()),
         })
     }
 
@@ -190,7 +189,8 @@ impl Slots {
             let state = shared.lock();
             let entry = state.pool(name)?;
             if entry.plan.spec.policy == policy {
-                return Ok(entry.to_api());
+                drop(state);
+                return self.pool(name);
             }
             state.check_uplinks(name, policy.uplink)?;
             (Arc::clone(&entry.plan), entry.current_spec())

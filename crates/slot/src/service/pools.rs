@@ -8,7 +8,7 @@ use std::{
 
 use sandwire_api::{
     name::Name,
-    pool::{Pool as ApiPool, PoolSpec},
+    pool::{Pool as ApiPool, PoolSpec, SlotCounts},
     slot::{DataPath, SlotKind},
 };
 
@@ -21,6 +21,47 @@ use crate::{
 
 /// Tearing a pool of thousands of slots down takes seconds.
 const DELETE_WAIT: Duration = Duration::from_secs(120);
+
+/// A pool as it is at one moment. It shares the settings, of which copies are not made under the lock: they may have
+/// a hundred thousand prefixes.
+#[derive(Clone, Debug)]
+pub struct PoolView {
+    plan: Arc<Plan>,
+    /// How many slots are kept ready.
+    pub size: u32,
+    /// Slots by their state.
+    pub slots: SlotCounts,
+    /// Why the pool can't be filled, if so.
+    pub last_error: Option<String>,
+}
+
+impl PoolView {
+    /// Its settings. Only their size may be another one than it has now.
+    #[must_use]
+    pub fn spec(&self) -> &PoolSpec {
+        &self.plan.spec
+    }
+
+    /// How many slots its address plan has room for.
+    #[must_use]
+    pub fn slots_max(&self) -> u32 {
+        self.plan.slots_max
+    }
+
+    /// The pool as the API shows it.
+    #[must_use]
+    pub fn to_api(&self) -> ApiPool {
+        ApiPool {
+            spec: PoolSpec {
+                size: self.size,
+                ..self.plan.spec.clone()
+            },
+            slots_max: self.plan.slots_max,
+            slots: self.slots,
+            last_error: self.last_error.clone(),
+        }
+    }
+}
 
 impl Slots {
     /// Creates a pool. One that exists with the same settings is left as it is.
@@ -40,7 +81,9 @@ impl Slots {
         let state = shared.lock();
         if let Some(entry) = state.pools.get(&spec.name) {
             if entry.current_spec() == *spec {
-                return Ok(entry.to_api());
+                let view = entry.view();
+                drop(state);
+                return Ok(view.to_api());
             }
             return Err(conflict(
                 "create",
@@ -132,11 +175,26 @@ impl Slots {
         self.resize_pool(name, spec.size)
     }
 
+    /// All pools, by name, without copies of their settings.
+    #[must_use]
+    pub fn pool_views(&self) -> Vec<PoolView> {
+        let state = self.shared.lock();
+        state.pools.values().map(PoolEntry::view).collect()
+    }
+
+    /// A pool with its figures, without a copy of its settings.
+    ///
+    /// # Errors
+    /// There is no such pool.
+    pub fn pool_view(&self, name: &Name) -> Result<PoolView, ServiceError> {
+        self.shared.lock().pool(name).map(PoolEntry::view)
+    }
+
     /// All pools, by name.
     #[must_use]
     pub fn pools(&self) -> Vec<ApiPool> {
-        let state = self.shared.lock();
-        state.pools.values().map(PoolEntry::to_api).collect()
+        let views = self.pool_views();
+        views.iter().map(PoolView::to_api).collect()
     }
 
     /// A pool with its figures.
@@ -144,7 +202,7 @@ impl Slots {
     /// # Errors
     /// There is no such pool.
     pub fn pool(&self, name: &Name) -> Result<ApiPool, ServiceError> {
-        self.shared.lock().pool(name).map(PoolEntry::to_api)
+        Ok(self.pool_view(name)?.to_api())
     }
 
     /// A pool's settings, with its current size.
@@ -152,7 +210,7 @@ impl Slots {
     /// # Errors
     /// There is no such pool.
     pub fn pool_spec(&self, name: &Name) -> Result<PoolSpec, ServiceError> {
-        self.shared.lock().pool(name).map(PoolEntry::current_spec)
+        Ok(self.pool(name)?.spec)
     }
 
     /// Changes how many slots are kept ready. Slots are built and torn down in the background.
@@ -169,7 +227,9 @@ impl Slots {
         let entry = state.pool(name)?;
         let mut spec = entry.current_spec();
         if spec.size == size {
-            return Ok(entry.to_api());
+            let view = entry.view();
+            drop(state);
+            return Ok(view.to_api());
         }
         spec.size = size;
         // The rest stays, such as it is.
@@ -180,11 +240,11 @@ impl Slots {
         }
         let entry = state.pool_mut(name)?;
         entry.resize(size);
-        let answer = entry.to_api();
+        let view = entry.view();
         drop(state);
         shared.build_work.notify_all();
         shared.tear_down_work.notify_one();
-        Ok(answer)
+        Ok(view.to_api())
     }
 
     /// Deletes a pool without leases: tears its slots down, which may take seconds, and then what
@@ -289,13 +349,13 @@ impl Shared {
         };
         let mut entry = PoolEntry::new(plan);
         entry.policy = policy;
-        let answer = entry.to_api();
+        let view = entry.view();
         state.pools.insert(name, entry);
         state.policies.pools_have_changed();
         drop(state);
         self.renew_routed_policies();
         self.build_work.notify_all();
-        Ok(answer)
+        Ok(view.to_api())
     }
 
     /// Prepares the host for a pool, and has the data path know its policy.
@@ -435,11 +495,11 @@ impl PoolEntry {
         self.trim();
     }
 
-    pub(super) fn to_api(&self) -> ApiPool {
+    fn view(&self) -> PoolView {
         let error = self.not_added.as_deref().or(self.pool.last_error());
-        ApiPool {
-            spec: self.current_spec(),
-            slots_max: self.plan.slots_max,
+        PoolView {
+            plan: Arc::clone(&self.plan),
+            size: self.pool.size(),
             slots: self.pool.counts(),
             last_error: error.map(ToOwned::to_owned),
         }

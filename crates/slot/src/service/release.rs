@@ -85,10 +85,8 @@ impl Slots {
         let slot = state.slot_plan(&record)?;
         let published_ports = state.ports_of(&key);
         let plan = Arc::clone(&state.pool(&record.pool)?.plan);
-        let spec = &plan.spec;
-        let data_path = spec.data_path;
-        let policy = record.policy.as_ref().unwrap_or(&spec.policy).clone();
         drop(state);
+        let policy = record.policy.as_ref().unwrap_or(&plan.spec.policy).clone();
         let inspection = self.shared.network.inspect(&slot);
         Ok(LeaseDetail {
             vsock_traffic: self.shared.channel_traffic(&record),
@@ -97,7 +95,7 @@ impl Slots {
             taps: inspection.taps,
             defects: inspection.defects,
             connections: inspection.connections,
-            data_path,
+            data_path: plan.spec.data_path,
             data_path_note: inspection.data_path_note,
             policy,
             has_own_policy: record.policy.is_some(),
