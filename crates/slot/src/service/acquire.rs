@@ -95,7 +95,7 @@ impl Slots {
         let _acquiring = shared.begin_acquire(caller, request);
         shared.check_channel(caller, request)?;
         let attach = shared.check_attach(caller, request)?;
-        let held = shared.hold_own_policy(caller, request)?;
+        let held = shared.hold_own_policy(caller, request, begun)?;
         let asked = Asked {
             caller,
             request,
@@ -238,6 +238,26 @@ impl State {
             });
         }
         Ok(())
+    }
+
+    /// Refuses early what would fail for want of a slot: whoever waits for one asks again and again, and its policy would
+    /// be compiled each time.
+    fn check_ready(&self, caller: Caller, request: &AcquireLease) -> Result<(), ServiceError> {
+        self.check_acquire(caller, request)?;
+        let key = request
+            .name
+            .as_ref()
+            .map(|name| caller.lease_key(None, name));
+        let has_one = key.is_some_and(|key| self.leases.contains_key(&key));
+        if has_one || request.clone_address.is_some() {
+            return Ok(());
+        }
+        let entry = self.pool(&request.pool)?;
+        entry.demand_added()?;
+        match entry.pool.counts().ready {
+            0 => Err(entry.none_ready()),
+            _ => Ok(()),
+        }
     }
 
     /// Whether somebody is still making that lease.
@@ -448,6 +468,7 @@ impl Shared {
         &self,
         caller: Caller,
         request: &AcquireLease,
+        begun: Instant,
     ) -> Result<Option<Held>, ServiceError> {
         let plan = Arc::clone(&self.lock().pool(&request.pool)?.plan);
         if request.process && plan.spec.kind != SlotKind::Netns {
@@ -464,6 +485,12 @@ impl Shared {
         caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
         check_own(&plan, policy)?;
         demand_group(caller, &plan, &plan.spec.policy, policy)?;
+        let mut state = self.lock();
+        if let Err(error) = state.check_ready(caller, request) {
+            state.counters.acquired(Some(&error), begun.elapsed());
+            return Err(error);
+        }
+        drop(state);
         self.hold_policy(&plan, policy).map(Some)
     }
 }

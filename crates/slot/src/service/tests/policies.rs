@@ -116,6 +116,30 @@ fn leases_share_their_pool_s_policy_and_may_have_their_own() {
 }
 
 #[test]
+fn a_pool_that_is_empty_compiles_no_policy() {
+    let (host, slots) = Host::with_ebpf_pool(0);
+    let mut request = request_of("web:a");
+    request.policy = Some(denying("10.0.0.0/8"));
+    let refused = || slots.counters().acquires_refused.values().sum::<u64>();
+    for asked in 1..=3 {
+        assert_eq!(code(slots.acquire(ROOT, &request)), ErrorCode::PoolEmpty);
+        assert_eq!((host.policy_count(), refused()), (1, asked));
+    }
+    let refusal = slots.acquire(ALICE, &request);
+    assert_eq!(code(refusal), ErrorCode::Forbidden);
+    slots.resize_pool(&name("web"), 1).unwrap();
+    slots.await_ready("web", 1);
+    let first = slots.acquire(ROOT, &request).unwrap();
+    // Asked for again, it is there, whatever else is.
+    slots.resize_pool(&name("web"), 0).unwrap();
+    slots.await_quiet();
+    assert_eq!(slots.acquire(ROOT, &request).unwrap().lease, first.lease);
+    let mut certain = request_of(r#"web:b "clone_address": "10.64.0.9""#);
+    certain.policy = request.policy;
+    slots.acquire(ROOT, &certain).unwrap();
+}
+
+#[test]
 fn a_policy_that_fails_half_way_changes_nothing() {
     let (host, slots) = Host::with_ebpf_pool(2);
     let lease = slots
