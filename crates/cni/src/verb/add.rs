@@ -29,7 +29,9 @@ use crate::{
 
 /// How long to wait for a pool that many containers have emptied at once. Building a slot takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(10);
-const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// The first pause between two looks, and the longest: who empties a pool at once are many, and each look is a request.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(network: &Network, attachment: &Attachment) -> Result<String, Error> {
     let mut wish = wish(network, attachment)?;
@@ -143,18 +145,26 @@ fn check_ranges(sets: &[RangeSet], pool: &Pool) -> Result<(), Error> {
 /// Takes a slot, and waits a while for one where the pool is empty.
 fn acquire(client: &Blocking, wish: &Wish, operation: &str) -> Result<Acquired, Error> {
     let deadline = Instant::now() + PATIENCE;
-    loop {
+    for pause in pauses() {
         match client.acquire(&wish.lease) {
             Ok(acquired) => return Ok(acquired),
             Err(error) if error.code() == Some(ErrorCode::PoolEmpty) => {
-                if Instant::now() >= deadline {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
                     return Err(Error::of_client(operation, error));
                 }
+                thread::sleep(pause.min(left));
             }
             Err(error) => return Err(of_pool(operation.to_owned(), error)),
         }
-        thread::sleep(LOOK_INTERVAL);
     }
+    unreachable!("pauses have no end")
+}
+
+/// Pauses between looks: each twice as long as the one before, up to the longest.
+fn pauses() -> impl Iterator<Item = Duration> {
+    let next = |pause: &Duration| Some((*pause * 2).min(LONGEST_PAUSE));
+    std::iter::successors(Some(FIRST_PAUSE), next)
 }
 
 /// What follows once there is a slot.
@@ -209,5 +219,22 @@ fn of_pool(operation: String, source: ClientError) -> Error {
             Error::Unfit { operation, source }
         }
         _ => Error::of_client(operation, source),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_pool_is_asked_more_and_more_seldom() {
+        let millis: Vec<u128> = pauses().take(8).map(|pause| pause.as_millis()).collect();
+        assert_eq!(millis, [5, 10, 20, 40, 80, 160, 200, 200]);
+        let mut waited = Duration::ZERO;
+        let looks = pauses().take_while(|pause| {
+            waited += *pause;
+            waited < PATIENCE
+        });
+        assert!(looks.count() < 60);
     }
 }
