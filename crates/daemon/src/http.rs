@@ -11,6 +11,7 @@ mod health;
 mod identities;
 mod impairment;
 mod leases;
+mod log;
 mod metrics;
 mod openapi;
 mod policy;
@@ -82,6 +83,8 @@ pub(crate) struct App {
     /// Random, so that numbers of two runs of the daemon differ in the log.
     run: u32,
     requests: AtomicU64,
+    /// Pools that had no slot to give.
+    empty_pools: log::EmptyPools,
 }
 
 impl App {
@@ -117,6 +120,7 @@ impl App {
             openapi,
             run: u32::from_be_bytes([a, b, c, d]),
             requests: AtomicU64::new(1),
+            empty_pools: log::EmptyPools::default(),
         })
     }
 
@@ -200,7 +204,7 @@ async fn answer(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let mut response = next.run(request).instrument(span.clone()).await;
     let failure = response.extensions_mut().remove::<Failure>();
     if let Some(failure) = failure {
-        span.in_scope(|| log(&failure));
+        span.in_scope(|| log::log(&failure, &app.empty_pools));
         response = error_response(response, failure, &id);
     }
     if let Ok(id) = HeaderValue::from_str(&id) {
@@ -210,17 +214,6 @@ async fn answer(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     app.traffic
         .count(&method, route, response.status(), started.elapsed());
     response
-}
-
-fn log(failure: &Failure) {
-    let code = failure.code.as_str();
-    match failure.code {
-        ErrorCode::Internal => tracing::error!(code, "{}", failure.message),
-        ErrorCode::PoolEmpty | ErrorCode::Unavailable => {
-            tracing::warn!(code, "{}", failure.message);
-        }
-        _ => tracing::info!(code, "{}", failure.message),
-    }
 }
 
 /// Keeps the headers that the answer has, such as `Allow`.

@@ -10,7 +10,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use sandwire_api::error::ErrorCode;
+use sandwire_api::{error::ErrorCode, name::Name};
 use sandwire_slot::error::ServiceError;
 use utoipa::{
     IntoResponses, ToSchema,
@@ -23,6 +23,8 @@ pub(crate) struct Failure {
     pub(crate) status: StatusCode,
     pub(crate) code: ErrorCode,
     pub(crate) message: String,
+    /// The pool, if that has no slot to give right now.
+    pub(crate) empty_pool: Option<Name>,
 }
 
 impl Failure {
@@ -31,6 +33,7 @@ impl Failure {
             status: status_of(code),
             code,
             message: message.into(),
+            empty_pool: None,
         }
     }
 
@@ -59,7 +62,14 @@ pub(crate) fn status_of(code: ErrorCode) -> StatusCode {
 
 impl From<ServiceError> for Failure {
     fn from(error: ServiceError) -> Self {
-        Self::new(error.code(), error.to_string())
+        let failure = Self::new(error.code(), error.to_string());
+        match error {
+            ServiceError::PoolEmpty { pool, .. } => Self {
+                empty_pool: Some(pool),
+                ..failure
+            },
+            _ => failure,
+        }
     }
 }
 
