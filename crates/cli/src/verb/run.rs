@@ -2,11 +2,12 @@
 //!
 //! The command stays in our process group, so that a terminal's keys reach it as if it had been
 //! started by the shell; signals that were sent to us alone are passed on. The lease is released
-//! however the command ends. While it runs, a thread watches whether the sandbox really sits on the
+//! however the command ends (`release.rs`). While it runs, a thread watches whether the sandbox really sits on the
 //! slot's TAP. With `--no-netns` there is no slot, but a cgroup with an identity (`identity.rs`).
 
 pub(crate) mod enter;
 mod identity;
+mod release;
 mod supervise;
 mod watch;
 
@@ -22,13 +23,16 @@ use std::{
 use clap::Args;
 use nix::sys::signal::Signal;
 use sandwire_api::{
-    client::{Acquired, Blocking, Client},
+    client::{Acquired, Client},
     error::ErrorCode,
     lease::{AcquireLease, Lease, ReleaseOutcome, Released},
     name::Name,
 };
 use serde_json::json;
-use tokio::{runtime, time::timeout};
+use tokio::{
+    runtime::{self, Runtime},
+    time::timeout,
+};
 
 use self::watch::Watch;
 pub(crate) use self::watch::tap_of_fdinfo;
@@ -50,7 +54,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(1);
     SANDWIRE_GUEST_MAC, SANDWIRE_GATEWAY_MAC and SANDWIRE_{GUEST,GATEWAY,CLONE}_{IPV4,IPV6} in its \
     environment; further interfaces have a number at the end, as SANDWIRE_TAP_1. With --no-netns these are \
     SANDWIRE_IDENTITY, SANDWIRE_CGROUP and SANDWIRE_ADDRESSES. With --json its standard \
-    output goes to standard error, and a report to standard output."
+    output goes to standard error, and a report to standard output. Its exit status is ours. If the daemon is away when \
+    it ends, the release of its lease is tried for a minute; where that fails, a status of 0 becomes 2."
 )]
 pub(crate) struct Arguments {
     /// Pool to take the slot from. May be left out if there is one pool only.
@@ -145,7 +150,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         });
         context.output.answer(&report, |_| String::new())?;
     }
-    Ok(ExitCode::from(end.exit_status()))
+    let status = release::exit_status(end.exit_status(), &released);
+    Ok(ExitCode::from(status))
 }
 
 /// Refuses early what would fail late: entering a namespace needs `CAP_SYS_ADMIN`.
@@ -194,7 +200,8 @@ fn cannot_start(shown: &str, lease: &Lease, error: enter::EnterError) -> Failure
 
 /// A lease that ends with this value, whatever happens.
 struct HeldLease {
-    client: Blocking,
+    runtime: Runtime,
+    client: Client,
     lease: Lease,
     released: bool,
 }
@@ -207,9 +214,9 @@ impl HeldLease {
             .enable_all()
             .build()
             .map_err(failed)?;
+        let client = Client::new(&context.socket);
         let acquired = runtime.block_on(async {
             let ending = supervise::Ending::new().map_err(failed)?;
-            let client = Client::new(&context.socket);
             acquire(&client, arguments, &ending, shown).await
         })?;
         if !acquired.new {
@@ -223,7 +230,8 @@ impl HeldLease {
             ));
         }
         Ok(Self {
-            client: context.client(),
+            runtime,
+            client,
             lease: acquired.lease,
             released: false,
         })
@@ -231,20 +239,24 @@ impl HeldLease {
 
     fn release(mut self) -> Result<Released, Failure> {
         self.released = true;
-        let name = &self.lease.name;
-        self.client
-            .release(name, None)
-            .map_err(cannot(format!("release lease {name}")))
+        self.give_up()
+    }
+
+    /// Whoever has us end meanwhile doesn't want to wait for the daemon.
+    fn give_up(&self) -> Result<Released, Failure> {
+        self.runtime.block_on(async {
+            let stop = supervise::ending_from_now();
+            release::release(&self.client, &self.lease, release::PATIENCE, stop).await
+        })
     }
 }
 
 impl Drop for HeldLease {
     fn drop(&mut self) {
-        if !self.released {
-            let name = &self.lease.name;
-            if let Err(error) = self.client.release(name, None) {
-                note(&cannot(format!("release lease {name}"))(error).message);
-            }
+        if !self.released
+            && let Err(failure) = self.give_up()
+        {
+            note(&failure.message);
         }
     }
 }

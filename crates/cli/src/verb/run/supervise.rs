@@ -4,7 +4,7 @@
 //! Ctrl-\, a changed window, hang-up) has reached it already; one that a process sent to us alone
 //! has not. The two are told apart by the signal's code. Ctrl-Z stops both and `fg` continues both.
 
-use std::{io, time::Duration};
+use std::{future, io, time::Duration};
 
 use nix::sys::{
     signal::{SigSet, Signal},
@@ -123,6 +123,25 @@ impl Ending {
                 return Ok(Signal::try_from(number)?);
             }
             sleep(LOOK).await;
+        }
+    }
+
+    /// Forgets those that have come.
+    fn forget(&self) {
+        while let Ok(Some(_)) = self.descriptor.read_signal() {}
+    }
+}
+
+/// Waits for a signal that asks us to end. Those don't count that came before, which have ended the command perhaps.
+pub(super) fn ending_from_now() -> impl Future<Output = ()> {
+    let ending = Ending::new().inspect(Ending::forget);
+    async move {
+        let is_asked = match &ending {
+            Ok(ending) => ending.next().await.is_ok(),
+            Err(_) => false,
+        };
+        if !is_asked {
+            future::pending::<()>().await;
         }
     }
 }
