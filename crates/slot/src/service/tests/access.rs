@@ -176,3 +176,13 @@ fn whoever_may_see_a_lease_may_withdraw_its_ports() {
     withdraw(manager).unwrap();
     assert_eq!(code(withdraw(ALICE)), ErrorCode::NotFound);
 }
+
+/// A policy may have a hundred thousand prefixes, and nobody is served while it is copied under the lock.
+#[test]
+fn what_is_looked_at_of_a_pool_is_no_copy_of_its_settings() {
+    let (_host, slots) = open_pool();
+    let plan = Arc::clone(&slots.shared.lock().pools[&name("web")].plan);
+    let views = slots.pool_views();
+    assert!(std::ptr::eq(views[0].spec(), &raw const plan.spec));
+    assert_eq!(views[0].to_api(), slots.pool(&name("web")).unwrap());
+}
