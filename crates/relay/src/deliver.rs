@@ -27,7 +27,7 @@ use crate::{
     transport::{
         TransportError, accept_tls,
         channel::{self, Incoming, Outgoing},
-        end_when_silent, quic_chain, read_opening, socket_of,
+        end_when_silent, quic_chain, quic_transport, read_opening, socket_of,
     },
     wire::{Answer, Opening},
 };
@@ -38,6 +38,12 @@ pub(crate) use self::ports::Ports;
 /// leaves some behind that haven't been missed yet.
 pub(crate) const CHANNELS_MAX: usize = 128;
 
+/// Streams of QUIC that a host may have: each is a TCP connection, one that is told that it is one too many, or one that
+/// hasn't begun.
+pub(crate) fn streams_max(limits: &Limits) -> usize {
+    limits.connections_per_host + limits.openings
+}
+
 /// What all connections need.
 pub(crate) struct Destination {
     /// Where it may deliver now, and for whom.
@@ -47,6 +53,8 @@ pub(crate) struct Destination {
     pub(crate) connections: Quotas,
     pub(crate) flows: Quotas,
     pub(crate) channels: Arc<Quota>,
+    /// Streams of QUIC that each host has, from their first byte on: each has memory of its own before it is anything else.
+    pub(crate) streams: Arc<Quota>,
     pub(crate) ports: Ports,
     pub(crate) openings: Arc<Openings>,
     pub(crate) metrics: Arc<Metrics>,
@@ -233,9 +241,9 @@ async fn take_quic(
     };
     let credentials = destination.store.current()?;
     let mut config = quinn::ServerConfig::with_crypto(credentials.quic_server.clone());
-    config.transport_config(Arc::new(crate::transport::quic_transport(
-        &destination.limits,
-    )));
+    let streams = streams_max(&destination.limits);
+    let transport = quic_transport(&destination.limits, streams);
+    config.transport_config(Arc::new(transport));
     let connecting = incoming
         .accept_with(Arc::new(config))
         .map_err(|error| failed(error.to_string()))?;
@@ -272,9 +280,17 @@ async fn accept_streams(
     caller: &Caller,
     connection: &quinn::Connection,
 ) {
-    while let Ok((writer, mut reader)) = connection.accept_bi().await {
+    while let Ok((mut writer, mut reader)) = connection.accept_bi().await {
+        let Some(share) = destination.streams.take(&caller.name) else {
+            destination.metrics.connections_refused.add(1);
+            destination.metrics.connections_limited.add(1);
+            // It can't have ended. What came by it goes with the reader.
+            let _ = writer.reset(quinn::VarInt::from_u32(1));
+            continue;
+        };
         let (destination, caller) = (destination.clone(), caller.clone());
         tokio::spawn(async move {
+            let _share = share;
             match read_opening(&mut reader, caller.address, &destination.limits).await {
                 Ok(opening @ Opening::Tcp { .. }) => {
                     let secure = Secure {

@@ -55,7 +55,7 @@ metrics! {
     connections counter "sandwire_relay_connections_total" "TCP connections that were carried";
     connections_open gauge "sandwire_relay_connections_open" "TCP connections that are carried now";
     connections_refused counter "sandwire_relay_connections_refused_total" "TCP connections that were reset: sender unknown or at its limit, peer away, destination denied or unreachable";
-    connections_limited counter "sandwire_relay_connections_refused_limit_total" "TCP connections of those refused that were beyond their sender's limit here";
+    connections_limited counter "sandwire_relay_connections_refused_limit_total" "TCP connections of those refused that were beyond a limit of their sender or host here";
     connections_cut counter "sandwire_relay_connections_cut_total" "TCP connections that were reset though both ends held them: peer gone, time-out, certificate expired";
     bytes_out counter "sandwire_relay_tcp_bytes_to_destinations_total" "Bytes of TCP connections towards destinations";
     bytes_in counter "sandwire_relay_tcp_bytes_from_destinations_total" "Bytes of TCP connections from destinations";
@@ -72,7 +72,7 @@ metrics! {
     sessions counter "sandwire_relay_sessions_total" "TLS and QUIC connections between relays";
     sessions_failed counter "sandwire_relay_sessions_failed_total" "TLS and QUIC connections that were refused or failed";
     openings_displaced counter "sandwire_relay_openings_displaced_total" "Connections of those that failed that were given up before they had begun, for newer ones";
-    openings_timed_out counter "sandwire_relay_openings_timed_out_total" "Connections of those that failed, and streams in QUIC, that did not begin in time";
+    openings_timed_out counter "sandwire_relay_openings_timed_out_total" "Connections of those that failed, and streams in QUIC, that did not begin in time, and those whose answer was not taken";
     steering_restored counter "sandwire_relay_steering_restored_total" "Times that the rules in nftables were gone and were made again";
     pools_not_relayed gauge "sandwire_relay_pools_not_relayed" "Pools, by redirect, whose containers have dropped what is redirected: their interfaces are children of the host's";
     reports_lost counter "sandwire_relay_reports_lost_total" "Lines of the report that found a full queue";

@@ -42,6 +42,16 @@ pub(crate) enum SecureWriter {
     Quic(quinn::SendStream),
 }
 
+impl SecureReader {
+    /// Throws away what has come and wasn't read, and what still comes of QUIC.
+    pub(crate) fn stop(&mut self) {
+        if let Self::Quic(reader) = self {
+            // It has ended before, at worst.
+            let _ = reader.stop(quinn::VarInt::from_u32(0));
+        }
+    }
+}
+
 impl AsyncRead for SecureReader {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -84,7 +94,7 @@ impl AsyncWrite for SecureWriter {
 
 impl Secure {
     /// Ends it so that the other side sees no proper end.
-    fn cut(self) {
+    pub(crate) fn cut(self) {
         // The reset comes when the last one is closed.
         drop(self.tcp);
         match (self.reader, self.writer) {

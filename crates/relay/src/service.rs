@@ -391,6 +391,7 @@ impl Base<'_> {
             connections: Quotas::new(limits.connections_per_sender, limits.connections_per_host),
             flows: Quotas::new(limits.flows_per_sender, limits.flows_per_host),
             channels: Quota::new(deliver::CHANNELS_MAX),
+            streams: Quota::new(deliver::streams_max(&limits)),
             ports: Ports::of_machine(),
             openings: Openings::new(limits.openings, self.metrics.clone()),
             limits,

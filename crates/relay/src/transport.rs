@@ -38,8 +38,8 @@ const TLS_SILENCE: Duration = Duration::from_secs(15);
 const TLS_PROBE: Duration = Duration::from_secs(4);
 /// How long QUIC may take to be connected before it is given up.
 const QUIC_CONNECT: Duration = Duration::from_secs(3);
-/// Streams, each a TCP connection, that a QUIC connection may have.
-const QUIC_STREAMS: u32 = 65_536;
+/// Streams, each a TCP connection, that a QUIC connection may have at most: it has memory for each from the beginning.
+const QUIC_STREAMS_MAX: usize = 65_536;
 
 /// Why there is no connection to another relay.
 #[derive(Debug, thiserror::Error)]
@@ -180,7 +180,8 @@ pub(crate) async fn connect_quic(
     let credentials = store.current()?;
     let address = peer.address;
     let mut config = quinn::ClientConfig::new(credentials.quic_client.clone());
-    config.transport_config(Arc::new(quic_transport(limits)));
+    // Nothing here takes streams of a peer.
+    config.transport_config(Arc::new(quic_transport(limits, 0)));
     let connecting = endpoint
         .connect_with(config, address, &peer.server_name.to_str())
         .map_err(quic_error("make a QUIC connection to", address))?;
@@ -201,14 +202,15 @@ pub(crate) fn quic_chain(connection: &quinn::Connection) -> Vec<CertificateDer<'
         .map_or_else(Vec::new, |chain| *chain)
 }
 
-/// How QUIC behaves on both sides.
-pub(crate) fn quic_transport(limits: &Limits) -> TransportConfig {
+/// How QUIC behaves on both sides. The other one may have so many streams at once.
+pub(crate) fn quic_transport(limits: &Limits, streams: usize) -> TransportConfig {
     let mut transport = TransportConfig::default();
+    let streams = u32::try_from(streams.min(QUIC_STREAMS_MAX)).unwrap_or(u32::MAX);
     let window = u32::try_from(limits.buffer_bytes.saturating_mul(8)).unwrap_or(u32::MAX);
     transport
         .max_idle_timeout(QUIC_IDLE.try_into().ok())
         .keep_alive_interval(Some(QUIC_KEEP_ALIVE))
-        .max_concurrent_bidi_streams(VarInt::from_u32(QUIC_STREAMS))
+        .max_concurrent_bidi_streams(VarInt::from_u32(streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
         .stream_receive_window(VarInt::from_u32(window))
         // All senders share one connection: who doesn't read may hold up nobody but itself.

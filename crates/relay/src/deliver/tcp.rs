@@ -39,31 +39,45 @@ pub(super) async fn deliver(
     };
     let changes = here.deliver.subscribe();
     let outcome = connect(here, (&caller.name, sender), *destination).await;
-    let answer = outcome
-        .as_ref()
-        .map_or_else(|answer| *answer, |_| Answer::Connected);
-    let answered = async {
-        secure.writer.write_u8(answer as u8).await?;
-        secure.writer.flush().await
-    };
-    let is_answered = answered.await.is_ok();
     let (plain, _shares) = match outcome {
-        Ok(connected) if is_answered => connected,
-        Ok(_) => {
-            here.report.add(&subject, "cut", (0, 0));
-            return;
-        }
+        Ok(connected) => connected,
         Err(answer) => {
             here.metrics.connections_refused.add(1);
             here.report.add(&subject, answer.name(), (0, 0));
-            // It ends with the answer.
-            let _ = secure.writer.shutdown().await;
+            // Nobody is to have it.
+            secure.reader.stop();
+            if !say(here, &mut secure, answer).await {
+                secure.cut();
+            }
             return;
         }
     };
+    if !say(here, &mut secure, Answer::Connected).await {
+        here.report.add(&subject, "cut", (0, 0));
+        secure.cut();
+        return;
+    }
     let plain = (Plain::Destination, plain);
     let denied = until_denied(changes, *destination);
     here.books().carry(&subject, plain, secure, denied).await;
+}
+
+/// Gives the host its answer, with which a refused stream ends; whether that went out. Who doesn't take it is waited for no longer
+/// than anybody else who begins.
+async fn say(here: &Destination, secure: &mut Secure, answer: Answer) -> bool {
+    let writer = &mut secure.writer;
+    let answered = async {
+        writer.write_u8(answer as u8).await?;
+        if answer == Answer::Connected {
+            return writer.flush().await;
+        }
+        writer.shutdown().await
+    };
+    let outcome = timeout(here.limits.connect, answered).await;
+    if outcome.is_err() {
+        here.metrics.openings_timed_out.add(1);
+    }
+    matches!(outcome, Ok(Ok(())))
 }
 
 /// Waits until a new configuration doesn't allow it any more, and says so.

@@ -196,20 +196,24 @@ impl Link {
 
     async fn open_quic(&self) -> Result<Secure, TransportError> {
         let address = self.peer.address;
+        let failed = || quic_error("open a stream to", address);
         let mut changes = self.current.subscribe();
-        let is_there = changes.wait_for(Option::is_some);
-        let found = timeout(self.limits.connect, is_there)
-            .await
-            .map_err(|_| TransportError::TimedOut(address))?
-            .map(|found| found.clone())
-            .map_err(quic_error("open a stream to", address))?;
-        let Some(Outgoing::Quic(connection)) = found else {
-            return Err(TransportError::TimedOut(address));
+        let open = async {
+            let is_there = changes.wait_for(Option::is_some).await;
+            let found = is_there
+                .map_err(|error| failed()(error.to_string()))?
+                .clone();
+            let Some(Outgoing::Quic(connection)) = found else {
+                return Err(TransportError::TimedOut(address));
+            };
+            // It waits for the peer to grant one.
+            let stream = connection.open_bi().await;
+            let stream = stream.map_err(|error| failed()(error.to_string()))?;
+            Ok((connection, stream))
         };
-        let (writer, reader) = connection
-            .open_bi()
+        let (connection, (writer, reader)) = timeout(self.limits.connect, open)
             .await
-            .map_err(quic_error("open a stream to", address))?;
+            .map_err(|_| TransportError::TimedOut(address))??;
         let credentials = self.store.current()?;
         let chain = super::quic_chain(&connection);
         Ok(Secure {
@@ -259,7 +263,86 @@ impl Random {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, future::pending, path::Path};
+
+    use tokio::task::JoinSet;
+
     use super::*;
+    use crate::{
+        config::{Config, TlsFiles},
+        keys::Authority,
+    };
+
+    const NAME: &str = "relay.example";
+    const LONG: Duration = Duration::from_millis(500);
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn store(folder: &Path) -> Store {
+        let authority = Authority::new("tests").unwrap();
+        let made = authority.certify(NAME, PATIENCE * 60).unwrap();
+        let path = |name: &str| folder.join(name);
+        fs::write(path("authorities"), authority.certificate()).unwrap();
+        fs::write(path("pem"), made.certificate).unwrap();
+        fs::write(path("key"), made.key).unwrap();
+        let files = TlsFiles {
+            certificate: path("pem"),
+            key: path("key"),
+            authorities: path("authorities"),
+        };
+        let names = [NAME.try_into().unwrap()];
+        Store::open(&files, watch::Sender::new(names.into()).subscribe()).unwrap()
+    }
+
+    fn limits() -> Limits {
+        let text = "[tls]\ncertificate = \"a\"\nkey = \"b\"\nauthorities = \"c\"\n[limits]\nconnect_seconds = 2\n\
+             [deliver]\nlisten = [\"127.0.0.1:1\"]\nclients = [\"relay.example\"]\nallow = [\"0.0.0.0/0\"]\n";
+        Config::parse(Path::new("relay.toml"), text).unwrap().limits
+    }
+
+    /// A peer that grants no stream, and whether it has got one itself.
+    fn miser(store: &Store) -> (quinn::Endpoint, watch::Receiver<bool>) {
+        let mut config =
+            quinn::ServerConfig::with_crypto(store.current().unwrap().quic_server.clone());
+        let transport = crate::transport::quic_transport(&limits(), 0);
+        config.transport_config(Arc::new(transport));
+        let endpoint = quinn::Endpoint::server(config, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let (has_opened, opened) = watch::channel(false);
+        let taking = endpoint.clone();
+        tokio::spawn(async move {
+            let connection = taking.accept().await.unwrap().await.unwrap();
+            let stream = timeout(LONG, connection.open_bi()).await;
+            has_opened.send_replace(stream.is_ok());
+            pending::<()>().await;
+        });
+        (endpoint, opened)
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_grants_no_stream_holds_nobody_up_and_gets_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        let (miser, mut has_opened) = miser(&store);
+        let peer = Peer {
+            name: "miser".to_owned(),
+            address: miser.local_addr().unwrap(),
+            server_name: NAME.try_into().unwrap(),
+            transport: Transport::Quic,
+        };
+        let endpoint = quinn::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let link = Arc::new(Link::new(peer, endpoint, store, limits(), Arc::default()));
+        let (mut tasks, keeping) = (JoinSet::new(), link.clone());
+        tasks.spawn(async move { keeping.keep(1, |_| pending()).await });
+        has_opened.changed().await.unwrap();
+        assert!(!*has_opened.borrow(), "the peer has a stream");
+        let opening = Opening::Tcp {
+            sender: "web".to_owned(),
+            source: "10.0.0.1:1000".parse().unwrap(),
+            destination: "198.51.100.7:80".parse().unwrap(),
+        };
+        let opened = timeout(PATIENCE, link.open(&opening)).await;
+        let refused = opened.expect("it waits for ever").err();
+        assert!(matches!(refused, Some(TransportError::TimedOut(_))));
+    }
 
     #[test]
     fn pauses_differ_and_are_the_same_for_a_seed() {

@@ -177,6 +177,85 @@ fn a_stream_of_quic_that_never_begins_ends() {
     });
 }
 
+/// The answer has no room, and what was sent behind the opening fills whatever there is.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_stream_whose_answer_is_not_taken_ends() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.limit("peer", "connect_seconds = 2");
+        stage.start_peer();
+        with_tokio(async {
+            let mut config = client(&stage);
+            let mut transport = quinn::TransportConfig::default();
+            transport.keep_alive_interval(Some(Duration::from_secs(4)));
+            transport.stream_receive_window(quinn::VarInt::from_u32(0));
+            config.transport_config(Arc::new(transport));
+            let (endpoint, peer) = (endpoint(), PEER.parse().unwrap());
+            let connecting = endpoint.connect_with(config, peer, "peer.example");
+            let connection = connecting.unwrap().await.unwrap();
+            for destination in [[192, 0, 2, 7], [198, 51, 100, 7]] {
+                let (mut writer, mut reader) = connection.open_bi().await.unwrap();
+                let opening = Opening::Tcp {
+                    sender: "lab".to_owned(),
+                    source: ([10, 64, 0, 2], 4000).into(),
+                    destination: (destination, 7).into(),
+                };
+                writer.write_all(&opening.encode()).await.unwrap();
+                writer.write_all(&[0; 1 << 20]).await.unwrap();
+                let end = tokio::time::timeout(PATIENCE, reader.read_to_end(16)).await;
+                let end = end.expect("it is open").unwrap_err();
+                assert!(end.to_string().contains("reset"), "{end}");
+                let stopped = tokio::time::timeout(PATIENCE, writer.stopped()).await;
+                assert!(stopped.expect("it is read").unwrap().is_some());
+            }
+            assert!(connection.close_reason().is_none());
+        });
+        let late = figure(&stage, "peer", "sandwire_relay_openings_timed_out_total ");
+        assert_eq!(late, 2);
+    });
+}
+
+/// Each has memory of its own before it says what it is for, and a host may have many channels.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_has_no_more_streams_by_opening_them_in_several_channels() {
+    const MOST: usize = 6;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        let limits = "connections_per_host = 2\nopenings = 4\nconnect_seconds = 600";
+        stage.limit("peer", limits);
+        stage.start_peer();
+        with_tokio(async {
+            let (endpoint, config) = (endpoint(), client(&stage));
+            let connect = async || {
+                let peer = PEER.parse().unwrap();
+                let connecting = endpoint.connect_with(config.clone(), peer, "peer.example");
+                connecting.unwrap().await.unwrap()
+            };
+            let begin = async |connection: &quinn::Connection| {
+                let (mut writer, reader) = connection.open_bi().await.unwrap();
+                writer.write_all(&[0]).await.unwrap();
+                (writer, reader)
+            };
+            let (first, second) = (connect().await, connect().await);
+            let (mut writers, mut ends) = (Vec::new(), tokio::task::JoinSet::new());
+            for number in 0..=MOST {
+                let channel = if number % 2 == 0 { &first } else { &second };
+                let (writer, mut reader) = begin(channel).await;
+                writers.push(writer);
+                ends.spawn(async move { reader.read_to_end(16).await });
+            }
+            // Which one it is depends on whose packet comes last.
+            let end = tokio::time::timeout(PATIENCE, ends.join_next()).await;
+            let end = end.expect("all are open").unwrap().unwrap().unwrap_err();
+            assert!(end.to_string().contains("reset"), "{end}");
+        });
+        let refused = "sandwire_relay_connections_refused_limit_total ";
+        assert_eq!(figure(&stage, "peer", refused), 1);
+    });
+}
+
 /// A host's certificate says nothing of the senders that it names: it may make up any number of them.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
