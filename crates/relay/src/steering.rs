@@ -5,7 +5,7 @@
 //! | where | what |
 //! |---|---|
 //! | chain `prerouting` | packets of slots, after their own address translation: those to be redirected get a mark and our socket, and are dropped if there is none |
-//! | chain `output` | packets of this host's identities and cgroups: those to be redirected get a mark |
+//! | chain `output` | packets of this host's cgroups, then those of its identities: those to be redirected get a mark |
 //! | chain `postrouting` | marked packets that leave after all, as the rules by mark are gone, are dropped |
 //! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
 //! | rule for what the host sends itself | it goes past the next ones: its source may be among theirs |
@@ -75,6 +75,7 @@ const OUTPUT: &str = "output";
 const POSTROUTING: &str = "postrouting";
 const TAKE: &str = "take";
 const GIVE: &str = "give";
+const OWN: &str = "own";
 
 /// Why the kernel isn't told.
 #[derive(Debug, thiserror::Error)]
@@ -296,13 +297,14 @@ impl Part<'_> {
         batch.add_rule(PREROUTING, &self.rest(rest));
     }
 
-    fn write_own(&self, batch: &mut Batch<'_>, mark: u32) {
+    /// To be written behind all that is known by its cgroup, and to [`processes::write_own`].
+    fn write_own(&self, batch: &mut Batch<'_>) {
         if self.own.is_empty() || self.to.is_empty() {
             return;
         }
         let flows = self.add_flows(batch, "own", &self.own);
         let taken = Rule::new().key_in(&self.flow_key(), &flows);
-        batch.add_rule(OUTPUT, &taken.set_mark(mark, RELAY_MARK_MASK).accept());
+        batch.add_rule(OUTPUT, &taken.jump(OWN));
         if self.redirect.takes_all() {
             let pairs = self.add_pairs(batch, "own_pairs", &self.own);
             let rest = Rule::new().key_in(&[self.source(), self.destination()], &pairs);
@@ -335,20 +337,16 @@ impl Part<'_> {
             .collect();
         batch.add_elements(&all, &destinations);
         for steered in wanted {
-            let of_cgroup = || {
-                let rule = Rule::new().socket_cgroup(steered.number.id, steered.number.depth);
-                rule.comment(steered.label.clone())
-            };
             let key = [
                 self.destination(),
                 KeyPart::Protocol,
                 KeyPart::DestinationPort,
             ];
-            let taken = of_cgroup().key_in(&key, &flows);
+            let taken = steered.rule().key_in(&key, &flows);
             let taken = taken.set_mark(steered.entrance.mark, RELAY_MARK_MASK);
             batch.add_rule(OUTPUT, &taken.accept());
             if self.redirect.takes_all() {
-                let rest = of_cgroup().key_in(&[self.destination()], &all);
+                let rest = steered.rule().key_in(&[self.destination()], &all);
                 batch.add_rule(OUTPUT, &self.rest(rest));
             }
         }
@@ -490,10 +488,16 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Steered]) {
     batch.add_rule(TAKE, &elsewhere.counter().drop());
     let marked = Rule::new().set_mark(of_addresses, RELAY_MARK_MASK);
     batch.add_rule(TAKE, &marked.jump(GIVE));
-    for part in parts(egress) {
+    let parts = parts(egress);
+    for part in &parts {
         part.write_forwarded(batch);
-        part.write_own(batch, of_addresses);
         part.write_cgroups(batch, cgroups);
+    }
+    if parts.iter().any(|part| !part.own.is_empty()) {
+        processes::write_own(batch, of_addresses, cgroups);
+    }
+    for part in &parts {
+        part.write_own(batch);
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use sandwire_kernel_net::nft::CgroupRule;
+use sandwire_kernel_net::nft::{CgroupRule, Rule};
 
 use super::{
     cgroups::{CgroupNumber, paths},
@@ -26,6 +26,14 @@ pub(super) struct Steered {
     pub(super) entrance: Entrance,
     /// By which its rules are found again.
     pub(super) label: String,
+}
+
+impl Steered {
+    /// Packets of its processes.
+    pub(super) fn rule(&self) -> Rule {
+        let rule = Rule::new().socket_cgroup(self.number.id, self.number.depth);
+        rule.comment(self.label.clone())
+    }
 }
 
 /// All that rules are to be about: for each path the cgroup that is there, and then those before it, the latest first.

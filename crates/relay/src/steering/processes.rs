@@ -4,13 +4,25 @@ use sandwire_kernel_net::nft::{
     Batch, Chain, ChainKind, Direction, Hook, Policy, Protocol, RELAY_MARK_MASK, Rule,
 };
 
-use super::{Entrance, MARK_PASS, POSTROUTING, PREROUTING, PRIORITY};
+use super::{Entrance, MARK_PASS, OWN, POSTROUTING, PREROUTING, PRIORITY, Steered};
 use crate::config::{Egress, Origin};
 
 /// Whether processes of this host are senders.
 pub(super) fn has_own(egress: &Egress) -> bool {
     let is_own = |origin: &Origin| matches!(origin, Origin::Identity(_) | Origin::Cgroup { .. });
     egress.senders.iter().any(|sender| is_own(&sender.origin))
+}
+
+/// What becomes of packets from identities' addresses that are redirected. An address alone doesn't say that it is the identity:
+/// any process of the host may bind to it. One of a cgroup that is a sender is that one, and what no redirect of its own covers
+/// isn't known to be anybody's.
+pub(super) fn write_own(batch: &mut Batch<'_>, mark: u32, cgroups: &[Steered]) {
+    batch.add_chain(&Chain::Regular(OWN));
+    for steered in cgroups {
+        batch.add_rule(OWN, &steered.rule().counter().drop());
+    }
+    let taken = Rule::new().set_mark(mark, RELAY_MARK_MASK);
+    batch.add_rule(OWN, &taken.accept());
 }
 
 /// Keeps marked packets of this host from leaving where no rule leads them to the loopback: somebody has deleted it.

@@ -65,6 +65,48 @@ fn an_identity_is_relayed_that_may_reach_no_service_of_the_host() {
     });
 }
 
+/// Any process of the host may bind to any address that the host has.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_process_of_a_cgroup_is_no_identity_by_its_address() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.add_identity(ADDRESSES);
+        let all = "senders = [\"lab\", \"batch\", \"other\"]\n";
+        let apart = "senders = [\"lab\", \"other\"]\n";
+        stage.exchange("host", all, apart);
+        let of_batch =
+            "senders = [\"batch\"]\nto = [\"2001:db8:5::/64\"]\nvia = \"beyond\"\n[[redirect]]\n";
+        stage.exchange("host", apart, &format!("{of_batch}{apart}"));
+        stage.start_peer();
+        stage.start_host();
+        let capture = stage.capture();
+        let fetch = "curl -sS --max-time 10 --interface 10.70.0.5 http://198.51.100.7:8080/page";
+        let fetch_or_say = format!("sh -c '{fetch} || echo cut off'");
+        assert_eq!(stage.in_identity(fetch).as_deref(), Ok(MARKER));
+        assert_eq!(stage.in_cgroup(&fetch_or_say).trim(), "cut off");
+        // Where a redirect of its own covers it, too, however far behind the identity's.
+        stage.exchange(
+            "host",
+            "to = [\"2001:db8:5::/64\"]",
+            "to = [\"192.0.2.0/24\"]",
+        );
+        let of_batch =
+            "[[redirect]]\nsenders = [\"batch\"]\nto = [\"198.51.100.0/24\"]\nvia = \"beyond\"\n";
+        stage.append("host", of_batch);
+        assert!(stage.reload("host").contains("is read again"));
+        assert_eq!(stage.in_cgroup(fetch), MARKER);
+        assert_eq!(stage.in_identity(fetch).as_deref(), Ok(MARKER));
+        capture.has_nothing_in_the_clear(true);
+        wait_for("connections are reported", || {
+            stage.report_of("host").matches("10.70.0.5:").count() == 3
+        });
+        let report = stage.report_of("host");
+        let of = |sender: &str| report.matches(&format!("\"sender\":\"{sender}\"")).count();
+        assert_eq!([of("other"), of("batch")], [2, 1], "{report}");
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_cgroup_of_which_everything_is_redirected_keeps_its_loopback() {

@@ -219,6 +219,13 @@ impl Stage {
         fs::write(&path, text.replacen(before, after, 1)).unwrap();
     }
 
+    /// Adds lines to the end of a relay's configuration.
+    pub(crate) fn append(&self, name: &str, lines: &str) {
+        let path = self.folder.join(format!("{name}.toml"));
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text + lines).unwrap();
+    }
+
     /// A file of the relays, such as a certificate.
     pub(crate) fn read(&self, file: &str) -> Vec<u8> {
         fs::read(self.folder.join(file)).unwrap()
