@@ -97,6 +97,10 @@ impl Egress {
     ) -> Option<usize> {
         let ip = source.ip().to_canonical();
         let is_identity = place == 0 && self.is_identity(ip);
+        if is_identity && destination.ip().to_canonical() == ip {
+            // What it sends itself stays here, as rules have it with all that is for this host.
+            return None;
+        }
         let redirect = self.redirects.iter().find(|redirect| {
             let mut origins = redirect
                 .senders
@@ -182,6 +186,25 @@ mod tests {
         let [source, destination] =
             [source, destination].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
         egress.unwrap().via(0, Protocol::Tcp, source, destination)
+    }
+
+    #[test]
+    fn what_an_identity_sends_itself_is_nobodys() {
+        let text = TEXT.replace("198.51.100.7", "0.0.0.0/0");
+        let egress = Config::parse(Path::new("relay.toml"), &text)
+            .unwrap()
+            .egress;
+        let via = |destination: &str| {
+            let [source, destination] =
+                ["10.64.0.5", destination].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
+            egress
+                .as_ref()
+                .unwrap()
+                .via(0, Protocol::Udp, source, destination)
+        };
+        assert_eq!(via("10.64.0.5"), None);
+        assert_eq!(via("127.0.0.1"), None);
+        assert_eq!(via("198.51.100.7"), Some(1));
     }
 
     #[test]

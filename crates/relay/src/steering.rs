@@ -76,6 +76,7 @@ const POSTROUTING: &str = "postrouting";
 const TAKE: &str = "take";
 const GIVE: &str = "give";
 const OWN: &str = "own";
+const OWN_REST: &str = "own_rest";
 
 /// Why the kernel isn't told.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +118,9 @@ pub enum SteeringError {
     },
 }
 
+/// Sources and destinations.
+type Ends<'a> = (&'a [IpNet], &'a [IpNet]);
+
 /// What one redirect is for one IP version.
 struct Part<'a> {
     redirect: &'a Redirect,
@@ -128,7 +132,7 @@ struct Part<'a> {
     /// Places of cgroups that are senders.
     places: Vec<u16>,
     to: Vec<IpNet>,
-    /// The same for cgroups.
+    /// The same for processes of the host.
     to_from_here: Vec<IpNet>,
     name: String,
 }
@@ -221,23 +225,22 @@ impl Part<'_> {
     }
 
     /// A set of sources with destinations, and with all that has to fit besides.
-    fn add_flows(&self, batch: &mut Batch<'_>, kind: &str, sources: &[IpNet]) -> String {
+    fn add_flows(&self, batch: &mut Batch<'_>, kind: &str, (from, to): Ends<'_>) -> String {
         let name = format!("{kind}{}", self.name);
         add_set(batch, &name, &Flows::key(self.family));
-        let elements = sources
+        let elements = from
             .iter()
-            .flat_map(|source| self.ends(&Key::default().prefix(*source), &self.to));
+            .flat_map(|source| self.ends(&Key::default().prefix(*source), to));
         batch.add_elements(&name, &elements.collect::<Vec<_>>());
         name
     }
 
     /// A set of sources with destinations alone.
-    fn add_pairs(&self, batch: &mut Batch<'_>, kind: &str, sources: &[IpNet]) -> String {
+    fn add_pairs(&self, batch: &mut Batch<'_>, kind: &str, (from, to): Ends<'_>) -> String {
         let name = format!("{kind}{}", self.name);
         add_set(batch, &name, &[self.address(), self.address()]);
-        let elements = sources.iter().flat_map(|source| {
-            self.to
-                .iter()
+        let elements = from.iter().flat_map(|source| {
+            to.iter()
                 .map(|to| Element::ranges(Key::default().prefix(*source).prefix(*to)))
         });
         batch.add_elements(&name, &elements.collect::<Vec<_>>());
@@ -283,8 +286,9 @@ impl Part<'_> {
         if self.forwarded.is_empty() || self.to.is_empty() {
             return;
         }
-        let flows = self.add_flows(batch, RELAY_FLOWS, &self.forwarded);
-        let pairs = self.add_pairs(batch, "from_pairs", &self.forwarded);
+        let ends = (&*self.forwarded, &*self.to);
+        let flows = self.add_flows(batch, RELAY_FLOWS, ends);
+        let pairs = self.add_pairs(batch, "from_pairs", ends);
         let taken = Rule::new().key_in(&self.flow_key(), &flows);
         batch.add_rule(PREROUTING, &taken.jump(TAKE));
         for kind in self.errors() {
@@ -299,16 +303,17 @@ impl Part<'_> {
 
     /// To be written behind all that is known by its cgroup, and to [`processes::write_own`].
     fn write_own(&self, batch: &mut Batch<'_>) {
-        if self.own.is_empty() || self.to.is_empty() {
+        if self.own.is_empty() || self.to_from_here.is_empty() {
             return;
         }
-        let flows = self.add_flows(batch, "own", &self.own);
+        let ends = (&*self.own, &*self.to_from_here);
+        let flows = self.add_flows(batch, "own", ends);
         let taken = Rule::new().key_in(&self.flow_key(), &flows);
         batch.add_rule(OUTPUT, &taken.jump(OWN));
         if self.redirect.takes_all() {
-            let pairs = self.add_pairs(batch, "own_pairs", &self.own);
+            let pairs = self.add_pairs(batch, "own_pairs", ends);
             let rest = Rule::new().key_in(&[self.source(), self.destination()], &pairs);
-            batch.add_rule(OUTPUT, &self.rest(rest));
+            batch.add_rule(OUTPUT, &rest.jump(OWN_REST));
         }
     }
 
@@ -355,8 +360,7 @@ impl Part<'_> {
     /// What becomes of packets between redirected addresses that the relay doesn't take.
     fn rest(&self, rule: Rule) -> Rule {
         if self.redirect.takes_all() {
-            let rule = rule.comment("neither TCP nor UDP, though all is redirected");
-            return rule.counter().drop();
+            return neither(rule);
         }
         rule.set_mark(MARK_PASS, RELAY_MARK_MASK)
     }
@@ -419,6 +423,12 @@ impl Part<'_> {
         };
         exact.chain([unseen]).collect()
     }
+}
+
+/// Drops what the relay can't carry, of what it is to carry all of.
+fn neither(rule: Rule) -> Rule {
+    let rule = rule.comment("neither TCP nor UDP, though all is redirected");
+    rule.counter().drop()
 }
 
 fn add_set(batch: &mut Batch<'_>, name: &str, key: &[Field]) {
@@ -488,6 +498,9 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Steered]) {
     batch.add_rule(TAKE, &elsewhere.counter().drop());
     let marked = Rule::new().set_mark(of_addresses, RELAY_MARK_MASK);
     batch.add_rule(TAKE, &marked.jump(GIVE));
+    // What this host sends itself may have a source among those of sandboxes: they come in by other interfaces.
+    let own = Rule::new().interface(Direction::Source, "lo");
+    batch.add_rule(PREROUTING, &own.accept());
     let parts = parts(egress);
     for part in &parts {
         part.write_forwarded(batch);

@@ -4,7 +4,9 @@ use sandwire_kernel_net::nft::{
     Batch, Chain, ChainKind, Direction, Hook, Policy, Protocol, RELAY_MARK_MASK, Rule,
 };
 
-use super::{Entrance, MARK_PASS, OWN, POSTROUTING, PREROUTING, PRIORITY, Steered};
+use super::{
+    Entrance, MARK_PASS, OWN, OWN_REST, POSTROUTING, PREROUTING, PRIORITY, Steered, neither,
+};
 use crate::config::{Egress, Origin};
 
 /// Whether processes of this host are senders.
@@ -15,9 +17,15 @@ pub(super) fn has_own(egress: &Egress) -> bool {
 
 /// What becomes of packets from identities' addresses that are redirected. An address alone doesn't say that it is the identity:
 /// any process of the host may bind to it. One of a cgroup that is a sender is that one, and what no redirect of its own covers
-/// isn't known to be anybody's.
+/// isn't known to be anybody's. What is for the host stays: an identity's own addresses are the host's, and its loopback may be one of
+/// these.
 pub(super) fn write_own(batch: &mut Batch<'_>, mark: u32, cgroups: &[Steered]) {
-    batch.add_chain(&Chain::Regular(OWN));
+    for chain in [OWN, OWN_REST] {
+        batch.add_chain(&Chain::Regular(chain));
+        let stays = Rule::new().comment("it is for this host");
+        batch.add_rule(chain, &stays.to_this_host().accept());
+    }
+    batch.add_rule(OWN_REST, &neither(Rule::new()));
     for steered in cgroups {
         batch.add_rule(OWN, &steered.rule().counter().drop());
     }

@@ -65,6 +65,79 @@ fn an_identity_is_relayed_that_may_reach_no_service_of_the_host() {
     });
 }
 
+/// A server, and calls to it by TCP and UDP: what each answers, by lines.
+const CALLS: &str = r#"
+import socket, sys, threading
+is_ipv6 = ":" in sys.argv[1]
+def server(kind):
+    s = socket.socket(socket.AF_INET6 if is_ipv6 else socket.AF_INET, kind)
+    if is_ipv6: s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    s.bind(("", 9000))
+    return s
+def tcp(s):
+    while True:
+        c = s.accept()[0]
+        c.sendall(c.recv(100))
+def udp(s):
+    while True:
+        s.sendto(*s.recvfrom(100))
+for kind, serve in [(socket.SOCK_STREAM, tcp), (socket.SOCK_DGRAM, udp)]:
+    s = server(kind)
+    if kind == socket.SOCK_STREAM: s.listen()
+    threading.Thread(target=serve, args=[s], daemon=True).start()
+    for to in sys.argv[1:]:
+        c = socket.socket(s.family, kind)
+        c.settimeout(5)
+        try:
+            c.connect((to, 9000))
+            c.send(to.encode())
+            print(c.recv(100).decode())
+        except OSError as error: print(to, kind, error)
+"#;
+
+/// Its hooks lead datagrams for 127.0.0.1 to its own address, if that is where its socket is.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_identity_of_which_everything_is_redirected_keeps_its_addresses() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.add_identity(ADDRESSES);
+        stage.redirect_everywhere();
+        stage.start_peer();
+        stage.start_host();
+        let capture = stage.capture();
+        let script = stage.write("calls.py", CALLS);
+        for own in [["10.70.0.5", "127.0.0.1"], ["fd70::5", "::1"]] {
+            let line = format!("python3 {} {}", script.display(), own.join(" "));
+            let answers = stage.in_identity(&line).unwrap();
+            let answers: Vec<&str> = answers.lines().collect();
+            assert_eq!(answers, [own, own].concat());
+        }
+        for destination in DESTINATIONS {
+            let answer = stage.in_identity(&exchange(destination)).unwrap();
+            assert_eq!(answer.trim(), MARKER);
+        }
+        capture.has_nothing_in_the_clear(true);
+        assert!(!stage.report_of("host").contains(":9000"));
+    });
+}
+
+/// It comes in by the loopback, with a source among those of sandboxes.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_the_host_has_with_itself_is_not_redirected() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.redirect_everywhere();
+        stage.start_peer();
+        stage.start_host();
+        let script = stage.write("calls.py", CALLS);
+        let line = format!("python3 {} 10.64.0.1", script.display());
+        assert_eq!(lab.run(&line), "10.64.0.1\n10.64.0.1\n");
+        assert!(!stage.report_of("host").contains(":9000"));
+    });
+}
+
 /// Any process of the host may bind to any address that the host has.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

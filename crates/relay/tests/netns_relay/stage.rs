@@ -226,6 +226,13 @@ impl Stage {
         fs::write(&path, text + lines).unwrap();
     }
 
+    /// Writes a file beside those of the relays.
+    pub(crate) fn write(&self, file: &str, text: &str) -> PathBuf {
+        let path = self.folder.join(file);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
     /// A file of the relays, such as a certificate.
     pub(crate) fn read(&self, file: &str) -> Vec<u8> {
         fs::read(self.folder.join(file)).unwrap()
