@@ -27,6 +27,7 @@ mod routing;
 mod rules;
 pub(crate) mod upkeep;
 mod watch;
+mod written;
 
 use std::{io, path::PathBuf};
 
@@ -45,6 +46,7 @@ use self::{
     former::Steered,
     routing::{is_redirected, listed, route},
     rules::rules,
+    written::{Rules, Written, commit},
 };
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
 pub use ahead::{Ahead, AheadError, ahead};
@@ -517,6 +519,7 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Steered]) {
 /// What the kernel was told of that may change without us.
 pub(crate) struct Told {
     cgroups: Vec<Option<CgroupNumber>>,
+    written: Written,
 }
 
 /// Tells the kernel what is to come to our sockets; nothing of it can leave otherwise from then on. Cgroups that aren't
@@ -527,9 +530,9 @@ pub(crate) struct Told {
 /// else is told.
 pub(crate) fn apply(egress: &Egress) -> Result<Told, SteeringError> {
     let cgroups = cgroups::present(egress);
-    apply_present(egress, &cgroups)?;
+    let written = apply_present(egress, &cgroups)?;
     check(egress)?;
-    Ok(Told { cgroups })
+    Ok(Told { cgroups, written })
 }
 
 /// Looks for what [`apply`] would find wrong after it has told the rest.
@@ -545,7 +548,7 @@ pub(crate) fn check(egress: &Egress) -> Result<(), SteeringError> {
 pub(crate) fn apply_present(
     egress: &Egress,
     cgroups: &[Option<CgroupNumber>],
-) -> Result<(), SteeringError> {
+) -> Result<Written, SteeringError> {
     let mut socket = Socket::route()?;
     let wanted = rules(egress);
     let there = listed(&mut socket)?;
@@ -559,10 +562,10 @@ pub(crate) fn apply_present(
     let ipv6 = route(&mut socket, Version::V6, &new);
     let mut netfilter = Socket::netfilter()?;
     // First: what is redirected from then on is noted down when it ends.
-    ends::tell(egress, &mut netfilter)?;
+    let ends = ends::tell(egress, &mut netfilter)?;
     let mut batch = Batch::new(TABLE);
     batch.recreate_table();
-    fill_table(batch, &mut netfilter, egress, cgroups)?;
+    let table = fill_table(batch, &mut netfilter, egress, cgroups)?;
     // Last, as before that the old table may need them.
     let mut removals = Request::new();
     for rule in there.iter().filter(|rule| !wanted.contains(rule)) {
@@ -571,16 +574,19 @@ pub(crate) fn apply_present(
     socket.execute(removals)?;
     match ipv6 {
         Err(error) if is_redirected(egress, Version::V6) => Err(SteeringError::Ipv6(error)),
-        _ => Ok(()),
+        _ => Ok(Written { table, ends }),
     }
 }
 
-/// Tells the kernel of other cgroups, where all else is as it was.
+/// Tells the kernel of other cgroups, where all else is as it was. Returns the rules that the table has then.
 ///
 /// # Errors
 /// The kernel refuses, also where the table is gone; nothing has changed then. So it doesn't undo what [`clear`] does at
 /// the same time: that takes the table away first of all.
-fn apply_cgroups(egress: &Egress, cgroups: &[Option<CgroupNumber>]) -> Result<(), SteeringError> {
+fn apply_cgroups(
+    egress: &Egress,
+    cgroups: &[Option<CgroupNumber>],
+) -> Result<Rules, SteeringError> {
     let mut netfilter = Socket::netfilter()?;
     let mut batch = Batch::new(TABLE);
     batch.empty_table();
@@ -592,14 +598,14 @@ fn fill_table(
     netfilter: &mut Socket,
     egress: &Egress,
     cgroups: &[Option<CgroupNumber>],
-) -> Result<(), SteeringError> {
+) -> Result<Rules, SteeringError> {
     let before = nft::cgroup_rules(netfilter, TABLE)?;
     write(
         &mut batch,
         egress,
         &former::steered(egress, cgroups, &before),
     );
-    Ok(batch.commit(netfilter)?)
+    commit(batch, netfilter)
 }
 
 #[cfg(test)]

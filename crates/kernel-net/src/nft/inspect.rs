@@ -35,7 +35,7 @@ pub(super) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 pub fn tables(socket: &mut Socket) -> Result<Vec<String>, Error> {
     names(
         socket,
-        NFT_MSG_GETTABLE,
+        (NFT_MSG_GETTABLE, None),
         ("list", "nft tables"),
         |attributes| attributes.find(NFTA_TABLE_NAME).map(attribute::text_of),
     )
@@ -74,7 +74,7 @@ pub fn count_elements(socket: &mut Socket, table: &str, set: &str) -> Result<usi
 pub fn rules(socket: &mut Socket, table: &str) -> Result<Vec<(String, usize)>, Error> {
     names(
         socket,
-        NFT_MSG_GETRULE,
+        (NFT_MSG_GETRULE, Some(table)),
         ("list", "nft rules"),
         |attributes| {
             let of = attributes.find(NFTA_RULE_TABLE).map(attribute::text_of)?;
@@ -103,7 +103,7 @@ pub struct CgroupRule {
 pub fn cgroup_rules(socket: &mut Socket, table: &str) -> Result<Vec<CgroupRule>, Error> {
     names(
         socket,
-        NFT_MSG_GETRULE,
+        (NFT_MSG_GETRULE, Some(table)),
         ("list", "nft rules"),
         |attributes| {
             let of = attributes.find(NFTA_RULE_TABLE).map(attribute::text_of)?;
@@ -142,7 +142,7 @@ fn cgroup_rule(rule: Attributes<'_>) -> Option<CgroupRule> {
 
 fn names<T>(
     socket: &mut Socket,
-    kind: u16,
+    (kind, table): (u16, Option<&str>),
     label: (&'static str, &str),
     read: impl Fn(Attributes<'_>) -> Option<T>,
 ) -> Result<Vec<T>, Error> {
@@ -150,7 +150,13 @@ fn names<T>(
         SUBSYSTEM << 8 | kind,
         true,
         label,
-        |message| message.raw(&generic_header(NFPROTO_INET)),
+        |message| {
+            message.raw(&generic_header(NFPROTO_INET));
+            if let Some(table) = table {
+                // Others may have tens of thousands of rules.
+                message.put_text(NFTA_RULE_TABLE, table);
+            }
+        },
         |reply| read(reply.attributes(GENERIC_HEADER)),
     )
 }

@@ -133,6 +133,7 @@ pub enum Chain<'a> {
 pub struct Batch<'a> {
     table: &'a str,
     request: Request,
+    rules: Vec<(String, usize)>,
 }
 
 impl<'a> Batch<'a> {
@@ -141,7 +142,12 @@ impl<'a> Batch<'a> {
     pub fn new(table: &'a str) -> Self {
         let mut request = Request::new();
         write_mark(&mut request, libc::NFNL_MSG_BATCH_BEGIN);
-        Self { table, request }
+        let rules = Vec::new();
+        Self {
+            table,
+            request,
+            rules,
+        }
     }
 
     /// Creates the table unless it is there.
@@ -232,12 +238,20 @@ impl<'a> Batch<'a> {
 
     /// Appends a rule to a chain.
     pub fn add_rule(&mut self, chain: &str, rule: &Rule) {
+        self.rules.push((chain.to_owned(), rule.instructions()));
         let table = self.table;
         let flags = narrow(libc::NLM_F_CREATE | libc::NLM_F_APPEND);
         let object = format!("nft rule in chain {table} {chain}");
         self.message((NFT_MSG_NEWRULE, flags), "append", object, |message| {
             rule.write(message, table, chain);
         });
+    }
+
+    /// Chain and number of instructions of each rule that it appends, in order: what [`rules`] finds of a table that is made by it alone,
+    /// chain by chain.
+    #[must_use]
+    pub fn rules(&self) -> &[(String, usize)] {
+        &self.rules
     }
 
     /// Creates a set or map unless it is there.

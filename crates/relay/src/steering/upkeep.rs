@@ -1,7 +1,7 @@
 //! Looks each second, and when a cgroup is made, whether the kernel still does what it was told, while the relay runs.
 //!
 //! A cgroup that was deleted and made again is another one. Who loads a firewall anew often begins by flushing all of
-//! nftables, our table too: from then on processes of the host send in the clear, and nothing else at all. Who sets up
+//! nftables, our table too, and who flushes only its rules leaves it there, empty: from then on processes of the host send in the clear, and nothing else at all. Who sets up
 //! the network anew may delete routing rules: from then on the eBPF data path sends in the clear. What
 //! [`super::clear`] took away stays away.
 
@@ -19,7 +19,7 @@ use tokio::{
 };
 
 use super::{
-    SteeringError, TABLE, TABLE_LOCAL, Told, apply, apply_cgroups, apply_present,
+    SteeringError, TABLE, TABLE_LOCAL, Told, Written, apply, apply_cgroups, apply_present,
     cgroups::{CgroupNumber, present},
     ends::{self, TABLE_ENDS},
     is_redirected, listed, rules,
@@ -67,11 +67,13 @@ impl Wanted {
     }
 }
 
-/// What the kernel knows of the table, and of what is wanted besides.
-pub(super) fn known(wanted: &Wanted) -> Result<Known, SteeringError> {
-    let tables = nft::tables(&mut Socket::netfilter()?)?;
+/// What the kernel knows of what was written into the tables, and of what is wanted besides.
+pub(super) fn known(wanted: &Wanted, written: &Written) -> Result<Known, SteeringError> {
+    let mut netfilter = Socket::netfilter()?;
+    let tables = nft::tables(&mut netfilter)?;
     let has = |name: &str| tables.iter().any(|table| table == name);
     let has_tables = has(TABLE) && (!wanted.needs_ends || has(TABLE_ENDS));
+    let has_tables = has_tables && written.holds(&mut netfilter)?;
     // Looked at in the order in which `clear` takes it away.
     let there = listed(&mut Socket::route()?)?;
     let has_rules = wanted.rules.iter().all(|rule| there.contains(rule));
@@ -104,7 +106,7 @@ pub(super) fn known(wanted: &Wanted) -> Result<Known, SteeringError> {
 /// # Errors
 /// It can't be asked.
 pub(crate) fn is_told() -> Result<bool, SteeringError> {
-    Ok(known(&Wanted::default())? != Known::Nothing)
+    Ok(known(&Wanted::default(), &Written::default())? != Known::Nothing)
 }
 
 /// Whether the table is there, by which what is redirected is dropped where no relay takes it.
@@ -168,7 +170,7 @@ pub(crate) async fn keep(
             sleep(PAUSE).await;
             continue;
         }
-        let known = known(&wanted).unwrap_or_else(|error| {
+        let known = known(&wanted, &told.written).unwrap_or_else(|error| {
             tracing::error!(%error, "it can't be seen whether the rules are there");
             Known::All
         });
@@ -182,24 +184,25 @@ pub(crate) async fn keep(
         if known == Known::Nothing || !(has_new || is_lost) {
             continue;
         }
-        if tell_again(&egress, &now, is_lost, &metrics) {
-            told.cgroups = now;
-        }
+        tell_again(&egress, (&mut told, now), is_lost, &metrics);
     }
 }
 
-/// Tells the kernel of other cgroups, or all anew of which a part `is_lost`. Whether it knows then.
+/// Tells the kernel of the cgroups of now, or all anew of which a part `is_lost`.
 fn tell_again(
     egress: &Egress,
-    now: &[Option<CgroupNumber>],
+    (told, now): (&mut Told, Vec<Option<CgroupNumber>>),
     is_lost: bool,
     metrics: &Metrics,
-) -> bool {
+) {
     let outcome = if is_lost {
-        apply_present(egress, now)
+        apply_present(egress, &now).map(|written| told.written = written)
     } else {
-        apply_cgroups(egress, now)
+        apply_cgroups(egress, &now).map(|table| told.written.table = table)
     };
+    if outcome.is_ok() {
+        told.cgroups = now;
+    }
     match outcome {
         Ok(()) if is_lost => {
             metrics.steering_restored.add(1);
@@ -213,14 +216,9 @@ fn tell_again(
                 "a cgroup was made anew while the rules were taken away; they come back within two seconds, unless \
                  `sandwire relay clear` has ended them"
             );
-            return false;
         }
-        Err(error) => {
-            tracing::error!(%error, "the rules can't be told anew");
-            return false;
-        }
+        Err(error) => tracing::error!(%error, "the rules can't be told anew"),
     }
-    true
 }
 
 /// Tells the kernel another configuration; the former again, if it takes only a part of that.
@@ -231,8 +229,9 @@ fn exchange(egress: &mut Arc<Egress>, told: &mut Told, change: Change) {
             Ok(())
         }
         Err(error) => {
-            if let Err(error) = apply_present(egress, &told.cgroups) {
-                tracing::error!(%error, "the former rules can't be told anew");
+            match apply_present(egress, &told.cgroups) {
+                Ok(written) => told.written = written,
+                Err(error) => tracing::error!(%error, "the former rules can't be told anew"),
             }
             Err(error)
         }

@@ -202,6 +202,40 @@ fn a_cgroup_of_which_everything_is_redirected_keeps_its_loopback() {
     });
 }
 
+/// The tables are there, and nothing is in them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn rules_of_which_a_table_or_chain_was_emptied_come_back() {
+    const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let list = |table: &str| lab.run(&format!("nft -s -t list table inet {table}"));
+        for (emptied, table) in [
+            ("table inet sandwire-relay", "sandwire-relay"),
+            ("chain inet sandwire-relay output", "sandwire-relay"),
+            ("table inet sandwire-relay-ends", "sandwire-relay-ends"),
+        ] {
+            let before = list(table);
+            lab.run(&format!("nft flush {emptied}"));
+            wait_for("the rules are there again", || list(table) == before);
+        }
+        let capture = stage.capture();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        everything_works(&stage);
+        capture.has_nothing_in_the_clear(true);
+        // What is there isn't taken for what is gone, also where it has changed.
+        stage.make_cgroup_anew();
+        wait_for("it is steered anew", || {
+            stage.host_log().contains("a cgroup was made anew")
+        });
+        std::thread::sleep(Duration::from_secs(4));
+        let restored = "sandwire_relay_steering_restored_total 3\n";
+        assert!(stage.metrics("host").contains(restored));
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn rules_that_were_flushed_come_back_and_those_that_were_cleared_do_not() {
