@@ -4,6 +4,7 @@
 #include "maps.h"
 #include "parse.h"
 #include "deliver.h"
+#include "unfinished.h"
 #include "peer.h"
 #include "count.h"
 #include "trace.h"
@@ -35,6 +36,7 @@ static __always_inline int deliver(struct __sk_buff *skb, struct receiver *r, st
 		trace_packet(skb, r->index,
 			     FATE(DIRECTION_INGRESS, VERDICT_GUEST, STAGE_REDIRECT, DROP_NONE),
 			     r->nic->ifindex, p->segments);
+	note_unfinished(skb, p);
 	translate_to_guest(&t, &hop, r, p);
 	if (translate(skb, p, &t, &hop))
 		return refuse(skb, r->index, r->flags, DROP_HELPER, STAGE_NAT);

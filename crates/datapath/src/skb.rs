@@ -118,11 +118,11 @@ mod tests {
     }
 
     #[test]
-    fn the_cast_is_called_where_the_programs_of_guests_ask_for_it() {
+    fn the_cast_is_called_where_programs_ask_for_it() {
         let cast = call_kernel(0x0102_0304);
         for object in &OBJECTS {
             let changed = with_cast(object.bytes, Some(0x0102_0304));
-            let is_asked = ["from_guest", "child"].contains(&object.name);
+            let is_asked = ["from_guest", "to_guest", "child"].contains(&object.name);
             let calls = changed
                 .chunks_exact(cast.len())
                 .filter(|call| *call == cast);

@@ -284,33 +284,14 @@ static __always_inline int write_ipv6(frame *f, const struct packet *p,
 	return 0;
 }
 
-/* Whether the checksum that is left to be finished is UDP's own: then there is the sum of its pseudo-header. Else it is
- * that of a packet in a tunnel, and UDP's is complete. */
-static __always_inline int is_pseudo_sum(const struct packet *p, __be16 checksum)
-{
-	__u64 sum = bpf_htons(PROTOCOL_UDP) + bpf_htons(ETH_HLEN + p->length - p->l4);
-
-	for (int i = 0; i < 4; i++)
-		sum += (__u64)p->source.word[i] + p->destination.word[i];
-	return fold_16(fold_32(sum)) == checksum;
-}
-
-/* The kernel would take it for the one that is left to be finished. */
-static __always_inline int is_complete_around(frame *f, const struct packet *p)
-{
-	__be16 checksum;
-
-	return p->unfinished && p->protocol == PROTOCOL_UDP && !frame_gso_size(f) &&
-	       !frame_load(f, p->l4 + 6, &checksum, sizeof(checksum)) && checksum &&
-	       !is_pseudo_sum(p, checksum);
-}
-
 static __always_inline long fix_complete_checksum(frame *f, __u32 at, __u32 change)
 {
 	__be16 checksum;
 
 	if (frame_load(f, at, &checksum, sizeof(checksum)))
 		return -1;
+	if (!checksum)
+		return 0;
 	checksum = changed_checksum(checksum, change);
 	if (!checksum)
 		checksum = 0xffff;
@@ -319,7 +300,8 @@ static __always_inline long fix_complete_checksum(frame *f, __u32 at, __u32 chan
 
 static __always_inline long fix_checksum(frame *f, const struct packet *p, __u32 at, __u32 change)
 {
-	if (rarely(is_complete_around(f, p)))
+	/* The kernel would take it for the one that is left to be finished, as it is in a super-packet. */
+	if (rarely(p->unfinished) && p->protocol == PROTOCOL_UDP && !frame_gso_size(f))
 		return fix_complete_checksum(f, at, change);
 	return frame_fix_checksum(f, at, change, checksum_kind_of(p->protocol));
 }

@@ -88,7 +88,7 @@ struct packet {
 	__u8 as_answer;       /* routed as UPLINK_ROUTE would be */
 	__u8 any_port;        /* a decision for all ports of the destination is asked for */
 	__u8 from_host;       /* towards a guest: the host itself has made it */
-	__u8 unfinished;      /* from a guest: a checksum is left to be finished, its own or one further in */
+	__u8 unfinished;      /* a checksum further in than its own is left to be finished: its own is complete */
 	/* Where a new decision says that the packet must go; the neighbour may be unknown yet. */
 	struct bpf_redir_neigh next_hop;
 };

@@ -126,15 +126,15 @@ fn netns_a_checksum_inside_the_payload_is_the_guests_affair() {
 
 /// A datagram that holds another packet, whose checksum is left to be finished; its own is complete, and right once the
 /// other one is. So Linux sends what it carries in VXLAN.
-fn tunnelled(version: u8) -> Vec<u8> {
+fn tunnelled(addresses: (IpAddr, IpAddr), macs: (Mac, Mac)) -> Vec<u8> {
     let inner: Vec<u8> = (0..40).map(|at| 255 - at * 5).collect();
     let datagram = Transport::Udp {
         ports: (40_000, 4789),
         data: inner,
         summed: true,
     };
-    let ip = Ip::new(guest(version), peer(version, 0), datagram);
-    let mut frame = ip.frame(GATEWAY_MAC, GUEST_MAC);
+    let ip = Ip::new(addresses.0, addresses.1, datagram);
+    let mut frame = ip.frame(macs.0, macs.1);
     let packet = Packet::parse(&frame).expect("a right packet");
     let header = VnetHeader {
         flags: NEEDS_CHECKSUM,
@@ -170,6 +170,18 @@ fn summed(frame: &[u8]) -> Vec<u8> {
     covered
 }
 
+/// Sends twice, the second time by what was decided for the first, and wants every checksum to be right in the end.
+fn expect_sums(from: &Opened, to: &Opened, sent: &[u8], source: IpAddr) {
+    for _ in 0..2 {
+        from.file().write_all(sent).expect("the TAP takes it");
+        let (header, mut frame) = receive(to, source);
+        if header.flags & NEEDS_CHECKSUM != 0 {
+            finish(&mut frame, &header);
+        }
+        assert!(checksum::holds(&summed(&frame)), "from {source}");
+    }
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_a_tunnel_s_own_checksum_stays_right_around_an_unfinished_one() {
@@ -177,16 +189,37 @@ fn netns_a_tunnel_s_own_checksum_stays_right_around_an_unfinished_one() {
         let setting = set_up(lab);
         let slot = &setting.slots[0].0;
         for version in [4, 6] {
-            let sent = tunnelled(version);
-            // The second time by what was decided for the first.
-            for _ in 0..2 {
-                slot.file().write_all(&sent).expect("the TAP takes it");
-                let (header, mut frame) = receive(&setting.uplink, clone(version, 0));
-                if header.flags & NEEDS_CHECKSUM != 0 {
-                    finish(&mut frame, &header);
-                }
-                assert!(checksum::holds(&summed(&frame)), "IPv{version}");
-            }
+            let sent = tunnelled((guest(version), peer(version, 0)), (GATEWAY_MAC, GUEST_MAC));
+            expect_sums(slot, &setting.uplink, &sent, clone(version, 0));
         }
     });
+}
+
+/// From an uplink, and from an interface that is none through the host's own stack.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_tunnel_s_own_checksum_stays_right_on_the_way_to_a_guest() {
+    lab::run(|lab| {
+        assert_sums_stay_right_to_a_guest(lab);
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn a_tunnel_s_own_checksum_stays_right_on_the_way_to_a_guest_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
+        assert_sums_stay_right_to_a_guest(lab);
+    });
+}
+
+fn assert_sums_stay_right_to_a_guest(lab: &Lab) {
+    let setting = set_up(lab);
+    let slot = &setting.slots[0].0;
+    for version in [4, 6] {
+        for (which, tap) in [&setting.uplink, &setting.plain].into_iter().enumerate() {
+            let source = peer(version, which);
+            let sent = tunnelled((source, clone(version, 0)), (UPLINK_MAC, PEER_MAC));
+            expect_sums(tap, slot, &sent, source);
+        }
+    }
 }
