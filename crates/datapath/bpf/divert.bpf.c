@@ -12,7 +12,9 @@
  * A TAP goes with its process. Whether it is there is asked of the kernel for each packet, so that what happens when
  * the process dies takes nobody to notice it. */
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
 #include <linux/pkt_cls.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
 char _license[] SEC("license") = "Dual MIT/GPL";
@@ -32,6 +34,21 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 #define FLAG_WHEN_EMPTY 4
 
 #define ENODEV 19
+
+/* In a packet, beside the one that the kernel takes off. */
+#define TAGS_MAX 2
+#define EXTENSIONS_MAX 8
+#define IPV6_HEADER_LENGTH 40
+#define UDP_HEADER_LENGTH 8
+
+enum protocol {
+	PROTOCOL_HOP_BY_HOP = 0,
+	PROTOCOL_TCP = 6,
+	PROTOCOL_UDP = 17,
+	PROTOCOL_ROUTING = 43,
+	PROTOCOL_NONE = 59,
+	PROTOCOL_DESTINATION = 60,
+};
 
 struct direction {
 	/* Number of the TAP in the low half, flags in the high one: read and written as one. */
@@ -60,10 +77,90 @@ static __always_inline struct direction *find(__u32 key)
 	return bpf_map_lookup_elem(&directions, &key);
 }
 
-/* Wire packets, not super-packets. */
-static __always_inline __u64 packets_of(const struct __sk_buff *skb)
+/* Where a header begins, and of which protocol it is. */
+struct header {
+	__u32 at;
+	__u32 protocol;
+};
+
+static __always_inline __u32 byte_at(struct __sk_buff *skb, __u32 at)
 {
-	return skb->gso_segs > 1 ? skb->gso_segs : 1;
+	__u8 byte = 0;
+
+	bpf_skb_load_bytes(skb, at, &byte, sizeof(byte));
+	return byte;
+}
+
+/* The IP header, behind tags. */
+static __always_inline void find_network(struct __sk_buff *skb, struct header *h)
+{
+	__be16 ethertype = 0;
+
+	h->at = ETH_HLEN;
+	/* Unrolled, as below: Linux 6.1 takes no loop whose last instruction falls through to its first. */
+#pragma unroll
+	for (int i = 0; i <= TAGS_MAX; i++) {
+		bpf_skb_load_bytes(skb, h->at - sizeof(ethertype), &ethertype, sizeof(ethertype));
+		h->protocol = ethertype;
+		if (ethertype != bpf_htons(ETH_P_8021Q) && ethertype != bpf_htons(ETH_P_8021AD))
+			break;
+		h->at += 4;
+	}
+}
+
+/* From the IP header on to what it carries. */
+static __always_inline void find_transport(struct __sk_buff *skb, struct header *h)
+{
+	__u32 network = h->at;
+
+	if (h->protocol == bpf_htons(ETH_P_IP)) {
+		h->protocol = byte_at(skb, network + 9);
+		h->at = network + (byte_at(skb, network) & 15) * 4;
+		return;
+	}
+	if (h->protocol != bpf_htons(ETH_P_IPV6)) {
+		h->protocol = PROTOCOL_NONE;
+		return;
+	}
+	h->protocol = byte_at(skb, network + 6);
+	h->at = network + IPV6_HEADER_LENGTH;
+	/* The kernel cuts super-packets with no others than these. */
+#pragma unroll
+	for (int i = 0; i < EXTENSIONS_MAX; i++) {
+		__u32 at = h->at;
+
+		if (h->protocol != PROTOCOL_HOP_BY_HOP && h->protocol != PROTOCOL_ROUTING &&
+		    h->protocol != PROTOCOL_DESTINATION)
+			break;
+		h->protocol = byte_at(skb, at);
+		h->at = at + 8 + byte_at(skb, at + 1) * 8;
+	}
+}
+
+/* Nobody has counted the segments of what a VMM writes to a TAP for its guest: so as the kernel will cut it. Of a
+ * tunnel the outer headers are all that is known. Not inlined: it is seldom needed. */
+__noinline __u64 count_segments(struct __sk_buff *skb)
+{
+	__u32 size = skb->gso_size, length = skb->len;
+	struct header h;
+
+	find_network(skb, &h);
+	find_transport(skb, &h);
+	if (h.protocol == PROTOCOL_TCP)
+		h.at += (byte_at(skb, h.at + 12) >> 4) * 4;
+	else if (h.protocol == PROTOCOL_UDP)
+		h.at += UDP_HEADER_LENGTH;
+	if (!size || length <= h.at + size)
+		return 1;
+	return (length - h.at + size - 1) / size;
+}
+
+/* Wire packets, not super-packets. */
+static __always_inline __u64 packets_of(struct __sk_buff *skb)
+{
+	if (skb->gso_segs > 1)
+		return skb->gso_segs;
+	return skb->gso_size ? count_segments(skb) : 1;
 }
 
 static __always_inline int is_empty(const struct direction *direction)

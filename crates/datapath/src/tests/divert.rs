@@ -209,6 +209,116 @@ fn netns_super_packets_are_cut_and_summed_before_they_are_read() {
     });
 }
 
+/// Payload of a segment.
+const SEGMENT: usize = 1400;
+
+/// Headers of a super-packet, as a VMM writes it for its guest.
+struct Headers {
+    /// From Ethernet's on, those before the transport's.
+    before: Vec<u8>,
+    transport: Vec<u8>,
+    gso_type: u8,
+}
+
+impl Headers {
+    fn new(ethertype: u16, network: &[u8], transport: Vec<u8>, gso_type: u8) -> Self {
+        let mut before = vec![2; 12];
+        before.extend(ethertype.to_be_bytes());
+        before.extend(network);
+        Self {
+            before,
+            transport,
+            gso_type,
+        }
+    }
+
+    /// With a payload of so many bytes, behind a virtio-net header.
+    fn with(&self, payload: usize) -> Vec<u8> {
+        let is_udp = self.transport.len() == 8;
+        let all = self.before.len() + self.transport.len();
+        let mut bytes = vec![1, self.gso_type];
+        for number in [all, SEGMENT, self.before.len(), if is_udp { 6 } else { 16 }] {
+            bytes.extend(u16::try_from(number).unwrap().to_ne_bytes());
+        }
+        bytes.extend(&self.before);
+        bytes.extend(&self.transport);
+        bytes.resize(bytes.len() + payload, 7);
+        bytes
+    }
+}
+
+/// What guests send, and that with options, with an extension header, and with two tags, of which the kernel takes off
+/// one.
+fn kinds() -> Vec<Headers> {
+    let ipv4 = |words: u8, protocol| {
+        let mut header = vec![0x40 | words, 0, 0, 0, 0, 0, 0, 0, 64, protocol];
+        header.resize(usize::from(words) * 4, 1);
+        header
+    };
+    let ipv6 = |next: u8, rest: &[u8]| {
+        let mut header = vec![0x60, 0, 0, 0, 0, 0, next, 64];
+        header.resize(40, 1);
+        header.extend(rest);
+        header
+    };
+    let tcp = |words: u8| {
+        let mut header = vec![0; usize::from(words) * 4];
+        header[12] = words << 4;
+        header
+    };
+    let tagged = [&[0, 5, 0x81, 0, 0, 6, 8, 0], &ipv4(5, 6)[..]].concat();
+    vec![
+        Headers::new(0x0800, &ipv4(5, 6), tcp(5), 1),
+        Headers::new(0x0800, &ipv4(7, 6), tcp(8), 1),
+        Headers::new(0x88a8, &tagged, tcp(5), 1),
+        Headers::new(0x86dd, &ipv6(6, &[]), tcp(8), 4),
+        Headers::new(0x86dd, &ipv6(60, &[6, 0, 1, 4, 0, 0, 0, 0]), tcp(5), 4),
+        Headers::new(0x0800, &ipv4(5, 17), vec![0; 8], 5),
+        Headers::new(0x86dd, &ipv6(17, &[]), vec![0; 8], 5),
+    ]
+}
+
+fn wait_until_all_are_back(diversion: &Diversion) -> u64 {
+    for _ in 0..500 {
+        if diversion.outstanding(Hook::Ingress) == 0 {
+            break;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    let counters = diversion.counters(Hook::Ingress);
+    assert_eq!(counters.diverted, counters.returned, "{counters:?}");
+    counters.returned
+}
+
+/// The kernel doesn't count the segments of what a VMM writes, and the TAP cuts it all the same.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_super_packets_of_guests_are_counted_as_what_comes_back_of_them() {
+    lab::run(|lab| {
+        let options = tap::Options {
+            vnet_header: true,
+            multi_queue: false,
+            owner: None,
+            group: None,
+        };
+        let guest = tap::create_transient("near0", None, options).unwrap();
+        lab.shell("sysctl -q net.ipv6.conf.near0.disable_ipv6=1; ip link set near0 up");
+        let diversion = diversion(features::probe().unwrap().tcx);
+        let _echo = echo(&diversion, false);
+        diversion.attach().unwrap();
+        for (number, headers) in kinds().iter().enumerate() {
+            for segments in [2, 3, 20] {
+                for payload in [(segments - 1) * SEGMENT + 1, segments * SEGMENT] {
+                    let before = wait_until_all_are_back(&diversion);
+                    guest.file().write_all(&headers.with(payload)).unwrap();
+                    let back = wait_until_all_are_back(&diversion) - before;
+                    assert_eq!(back, segments as u64, "kind {number}, {payload} bytes");
+                }
+            }
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_when_the_taps_are_gone_packets_are_dropped_or_pass_as_was_said() {
