@@ -198,7 +198,8 @@ int from_child(struct __sk_buff *skb)
 		return leave_link(skb, &sender, &packet);
 	}
 	reason = parse_of_family(skb, sender.nic, ethertype, &packet);
-	if (!reason && rarely(is_forged(skb, &packet)))
+	packet.unfinished = unfinished_end(skb);
+	if (!reason && rarely(is_forged(&packet)))
 		reason = DROP_MALFORMED;
 	if (rarely(reason))
 		return refuse_egress(skb, &sender, reason, STAGE_PARSE);
@@ -212,7 +213,7 @@ int from_child(struct __sk_buff *skb)
 			return refuse_egress(skb, &sender, reason, STAGE_ANTISPOOF);
 		return leave_link(skb, &sender, &packet);
 	}
-	measure(skb, &packet);
+	measure_all(skb, &packet);
 	reason = is_to_many(skb) ? DROP_MULTICAST : judge_destination(&packet);
 	if (rarely(reason))
 		return refuse_egress(skb, &sender, reason, STAGE_POLICY);
@@ -298,7 +299,7 @@ int to_child(struct __sk_buff *skb)
 		reason = parse_ip(skb, &packet);
 		if (rarely(reason))
 			return refuse_ingress(skb, &receiver, reason, STAGE_PARSE);
-		measure(skb, &packet);
+		measure_arrival(skb, &packet);
 		if (rarely(is_link_packet(&packet)))
 			return arrive(skb, &receiver, &packet);
 		return receive(skb, &receiver, &packet);

@@ -360,10 +360,11 @@ int from_guest(struct __sk_buff *skb)
 	reason = parse_of_family(skb, sender.nic, ethertype, &packet);
 	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason, STAGE_PARSE);
-	measure(skb, &packet);
+	packet.unfinished = unfinished_end(skb);
+	measure_all(skb, &packet);
 	if (rarely(sender.is_process) && sender.nic->count > 1)
 		find_process_nic(&sender, &packet);
-	if (rarely(packet.segments > SEGMENTS_MAX || is_forged(skb, &packet)))
+	if (rarely(packet.segments > SEGMENTS_MAX || is_forged(&packet)))
 		return refuse(skb, sender.index, sender.flags, DROP_MALFORMED, STAGE_PARSE);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);

@@ -36,7 +36,6 @@ static __always_inline int deliver(struct __sk_buff *skb, struct receiver *r, st
 		trace_packet(skb, r->index,
 			     FATE(DIRECTION_INGRESS, VERDICT_GUEST, STAGE_REDIRECT, DROP_NONE),
 			     r->nic->ifindex, p->segments);
-	note_unfinished(skb, p);
 	translate_to_guest(&t, &hop, r, p);
 	if (translate(skb, p, &t, &hop))
 		return refuse(skb, r->index, r->flags, DROP_HELPER, STAGE_NAT);
@@ -86,7 +85,7 @@ int from_uplink(struct __sk_buff *skb)
 	if (bpf_map_lookup_elem(&clones, &packet.source))
 		return refuse(skb, receiver.index, receiver.flags, DROP_SOURCE_ADDRESS,
 			      STAGE_ANTISPOOF);
-	measure(skb, &packet);
+	measure_arrival(skb, &packet);
 	/* The stack tells the sender. */
 	if (packet.ttl <= 1 || packet.largest > receiver.nic->mtu || is_split(skb, &packet, receiver.nic))
 		return PASS;
@@ -112,7 +111,7 @@ int from_host(struct __sk_buff *skb)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NOT_LEASED, STAGE_PARSE);
 	if (receiver.flags & NIC_CHILD)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NO_ROUTE, STAGE_ROUTE);
-	measure(skb, &packet);
+	measure_arrival(skb, &packet);
 	packet.from_host = !skb->ingress_ifindex;
 	if (packet.largest > receiver.nic->mtu)
 		return refuse(skb, receiver.index, receiver.flags, DROP_TOO_BIG, STAGE_ROUTE);

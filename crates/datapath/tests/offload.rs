@@ -24,6 +24,8 @@ mod frames;
 mod linear;
 mod model;
 mod mutants;
+#[path = "offload/tunnel.rs"]
+mod tunnel;
 #[path = "offload/vnet.rs"]
 mod vnet;
 

@@ -300,8 +300,9 @@ static __always_inline long fix_complete_checksum(frame *f, __u32 at, __u32 chan
 
 static __always_inline long fix_checksum(frame *f, const struct packet *p, __u32 at, __u32 change)
 {
-	/* The kernel would take it for the one that is left to be finished, as it is in a super-packet. */
-	if (rarely(p->unfinished) && p->protocol == PROTOCOL_UDP && !frame_gso_size(f))
+	/* That further in is left to be finished. The kernel would take this one for it, as it is in a super-packet. */
+	if (rarely(p->unfinished > at + sizeof(__sum16)) && p->protocol == PROTOCOL_UDP &&
+	    !frame_gso_size(f))
 		return fix_complete_checksum(f, at, change);
 	return frame_fix_checksum(f, at, change, checksum_kind_of(p->protocol));
 }

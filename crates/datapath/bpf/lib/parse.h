@@ -73,8 +73,9 @@ struct packet {
 	__u32 wire_bytes;     /* of all segments, each with its headers */
 	__u32 largest;        /* IP packet that goes over the wire, with what is behind it, bytes */
 	__u32 length;         /* of the IP packet */
+	__u32 unfinished;     /* where in the frame a checksum ends that is left to be finished; zero: none, or not asked */
 	__u16 l4;             /* offset of the L4 header in the frame */
-	__u16 payload;        /* offset of what follows it; equal to l4 where unknown */
+	__u16 payload;        /* offset of what follows it, in a tunnel's super-packet all headers; equal to l4 where unknown */
 	__u16 source_port;    /* network order; zero without ports */
 	__u16 destination_port;
 	__u16 identifier;     /* of an ICMP echo, network order */
@@ -88,7 +89,6 @@ struct packet {
 	__u8 as_answer;       /* routed as UPLINK_ROUTE would be */
 	__u8 any_port;        /* a decision for all ports of the destination is asked for */
 	__u8 from_host;       /* towards a guest: the host itself has made it */
-	__u8 unfinished;      /* a checksum further in than its own is left to be finished: its own is complete */
 	/* Where a new decision says that the packet must go; the neighbour may be unknown yet. */
 	struct bpf_redir_neigh next_hop;
 };

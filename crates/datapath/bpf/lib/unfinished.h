@@ -8,6 +8,10 @@
 
 #include "nat.h"
 
+/* Of a packet in a tunnel, and the tunnel's own: GENEVE's with all options, then Ethernet's, IPv6's and TCP's, with room
+ * for others. */
+#define INNER_HEADERS_MAX 512
+
 /* Set by the loader, from the types that the kernel tells of itself. */
 const volatile struct skb_places skb_places = {};
 /* Set by the loader where the kernel has bpf_cast_to_kern_ctx (Linux 6.2). */
@@ -63,20 +67,60 @@ static __always_inline __u32 end_of_checksum(const struct packet *p)
 }
 
 /* Whether an unfinished checksum lies before the packet's own. */
-static __always_inline int is_forged(struct __sk_buff *skb, struct packet *p)
+static __always_inline int is_forged(const struct packet *p)
 {
-	__u32 end = unfinished_end(skb), own = end_of_checksum(p);
-
-	p->unfinished = end > own;
-	return end && end < own;
+	return p->unfinished && p->unfinished < end_of_checksum(p);
 }
 
-/* Towards a guest the kernel itself says where it is, or somebody who can but harm their own packet. Of UDP alone it
- * matters: to look costs something where there is no cast. */
-static __always_inline void note_unfinished(struct __sk_buff *skb, struct packet *p)
+/* How far from its header's start the checksum is that is left to be finished: it tells TCP's from UDP's. */
+static __always_inline __u32 unfinished_place(struct __sk_buff *skb)
 {
-	if (p->protocol == PROTOCOL_UDP)
-		p->unfinished = unfinished_end(skb) > end_of_checksum(p);
+	__u32 at = skb_places.first + skb_places.checksum_offset;
+	__u16 place = 0;
+
+	if (has_skb_cast)
+		return skb_field(skb_cast(skb), at);
+	bpf_probe_read_kernel(&place, sizeof(place), (void *)skb + at);
+	return place;
+}
+
+/* Where the payload begins of the packet whose unfinished checksum ends at `end`: the innermost one. Zero where that
+ * isn't known. */
+__noinline __u32 innermost_payload(struct __sk_buff *skb, __u32 end)
+{
+	__u32 place = unfinished_place(skb);
+	__u8 words;
+
+	if (place == checksum_place(4, PROTOCOL_UDP))
+		return end;
+	if (place != checksum_place(4, PROTOCOL_TCP) ||
+	    frame_load(skb, end - sizeof(__sum16) - place + 12, &words, sizeof(words)))
+		return 0;
+	return end - sizeof(__sum16) - place + (words >> 4) * 4;
+}
+
+/* What the packet weighs. Each segment of a super-packet in a tunnel has the inner headers too. A guest may say what it
+ * likes of where they are, so they are believed no longer than they can be. */
+static __always_inline void measure_all(struct __sk_buff *skb, struct packet *p)
+{
+	__u32 payload;
+
+	if (rarely(skb->gso_size) && rarely(p->unfinished > end_of_checksum(p))) {
+		payload = innermost_payload(skb, p->unfinished);
+		if (payload > p->payload && payload - p->payload <= INNER_HEADERS_MAX)
+			p->payload = payload;
+	}
+	measure(skb, p);
+}
+
+/* The same towards a guest, where the kernel itself says what is unfinished, or somebody who can but harm their own
+ * packets. It matters of super-packets and of UDP, whose own may be complete: to look costs something where there is no
+ * cast. */
+static __always_inline void measure_arrival(struct __sk_buff *skb, struct packet *p)
+{
+	if (rarely(skb->gso_size) || p->protocol == PROTOCOL_UDP)
+		p->unfinished = unfinished_end(skb);
+	measure_all(skb, p);
 }
 
 #endif

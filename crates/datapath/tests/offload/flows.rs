@@ -128,11 +128,15 @@ fn netns_no_packet_is_cut_into_more_segments_than_any_sender_means() {
                 from.file().write_all(&bytes).expect("the TAP takes it");
             };
             send(1);
+            // Nor by headers that it doesn't have.
+            let mut bytes = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 20);
+            bytes[6..8].copy_from_slice(&30_000_u16.to_ne_bytes());
+            from.file().write_all(&bytes).expect("the TAP takes it");
             send(36);
             let (header, _) = receive(&setting.uplink, clone(version, 0));
             assert_eq!(header.gso_size, 36);
         }
         let drops = setting.datapath.counters(*nic).drops;
-        assert_eq!(drops[DropReason::Malformed as usize], 2);
+        assert_eq!(drops[DropReason::Malformed as usize], 4);
     });
 }

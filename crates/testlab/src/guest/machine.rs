@@ -115,6 +115,7 @@ pub(super) const MODULES: &[&str] = &[
     "tun",
     "veth",
     "bridge",
+    "vxlan",
     "macvlan",
     "ipvlan",
     "sch_ingress",
