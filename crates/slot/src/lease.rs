@@ -1,6 +1,6 @@
 //! Who holds which slot.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sandwire_api::{
     lease::{Lease, LeaseState},
@@ -44,8 +44,8 @@ pub struct LeaseRecord {
     pub acquired_at: u64,
     /// When it ends by itself.
     pub expiry: Option<Expiry>,
-    /// Its own policy; without one it has the pool's.
-    pub policy: Option<PolicySpec>,
+    /// Its own policy; without one it has the pool's. Shared, since it may have very many prefixes.
+    pub policy: Option<Arc<PolicySpec>>,
     /// Whether the sandbox is a process in the slot's namespace.
     pub is_process: bool,
     /// Its vsock channel.

@@ -1,6 +1,6 @@
 //! Rows of the journal's tables, and back.
 
-use std::{path::Path, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use rusqlite::{Connection, Row, params};
 use sandwire_api::{
@@ -101,7 +101,7 @@ pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql 
             lease
                 .expiry
                 .map(|expiry| to_integer(expiry.since_epoch_seconds)),
-            lease.policy.as_ref().map(to_text).transpose()?,
+            lease.policy.as_deref().map(to_text).transpose()?,
             lease.is_process,
             lease.channel.as_ref().map(to_text).transpose()?,
             lease.attach.as_ref().map(to_text).transpose()?,
@@ -271,7 +271,7 @@ fn moved(row: &Row<'_>) -> Sql<(Name, DataPath)> {
 
 fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
     let policy: Option<String> = row.get(8)?;
-    let policy = policy.map(|text| serde_json::from_str(&text));
+    let policy = policy.map(|text| serde_json::from_str(&text).map(Arc::new));
     let channel: Option<String> = row.get(10)?;
     let channel = channel.map(|text| serde_json::from_str(&text));
     let attach: Option<String> = row.get(11)?;

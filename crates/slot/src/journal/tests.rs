@@ -122,17 +122,18 @@ fn policies_of_leases_and_moves_of_pools_are_read_back() {
     let (mut journal, _) = open(folder.path()).unwrap();
     journal.put_pool(&pool()).unwrap();
     let mut own = lease("own", 1);
-    own.policy = Some(PolicySpec {
+    let policy = PolicySpec {
         talks_to: vec![name("db")],
         ..PolicySpec::default()
-    });
+    };
+    own.policy = Some(policy.into());
     own.is_process = true;
     let mut reset = lease("reset", 2);
     for lease in [&own, &reset, &lease("gone", 3)] {
         journal.insert_lease(lease).unwrap();
     }
     journal
-        .set_lease_policy(&reset.key, own.policy.as_ref())
+        .set_lease_policy(&reset.key, own.policy.as_deref())
         .unwrap();
     journal.remove_lease(&lease("gone", 3).key).unwrap();
     let mut moved = pool();

@@ -8,7 +8,7 @@ use std::{
 use sandwire_api::{
     lease::{AcquireLease, Lease, LeaseState},
     name::Name,
-    pool::AccessVerb,
+    pool::{AccessVerb, PolicySpec},
     slot::{DataPath, SlotKind},
 };
 
@@ -100,6 +100,7 @@ impl Slots {
             caller,
             request,
             policy: held.as_ref(),
+            own: request.policy.clone().map(Arc::new),
             attach: attach.as_ref(),
         };
         let mut state = shared.lock();
@@ -189,6 +190,8 @@ pub(super) struct Asked<'a> {
     pub(super) request: &'a AcquireLease,
     /// The policy that the lease is to have for itself.
     policy: Option<&'a Held>,
+    /// The same as it was asked for.
+    own: Option<Arc<PolicySpec>>,
     /// Where its interface is to go.
     attach: Option<&'a AttachRecord>,
 }
@@ -425,7 +428,7 @@ impl State {
             state: LeaseState::Active,
             acquired_at,
             expiry,
-            policy: request.policy.clone(),
+            policy: asked.own.clone(),
             is_process: request.process,
             channel: request.vsock.as_ref().map(ChannelRecord::from),
             attach: asked.attach.cloned(),

@@ -342,7 +342,7 @@ impl State {
     }
 
     fn adopt_lease(&mut self, record: LeaseRecord) {
-        if let Some(Err(error)) = record.policy.as_ref().map(check_route_mark) {
+        if let Some(Err(error)) = record.policy.as_deref().map(check_route_mark) {
             tracing::error!(lease = %record.key, %error, "{GOES_PAST_THE_RELAY}");
         }
         let slot = (record.pool.clone(), record.slot);

@@ -124,7 +124,7 @@ impl Slots {
         drop(state);
         Ok(LeasePolicy {
             own: own.is_some(),
-            policy: own.unwrap_or_else(|| plan.spec.policy.clone()),
+            policy: own.as_deref().unwrap_or(&plan.spec.policy).clone(),
         })
     }
 
@@ -140,6 +140,7 @@ impl Slots {
         name: &Name,
         policy: Option<PolicySpec>,
     ) -> Result<LeasePolicy, ServiceError> {
+        let policy = policy.map(Arc::new);
         let key = caller.lease_key(owner_uid, name);
         let shared = &self.shared;
         let (plan, before) = {
@@ -152,7 +153,7 @@ impl Slots {
         let held = match &policy {
             Some(policy) => {
                 check_own(&plan, policy)?;
-                let before = before.as_ref().unwrap_or(&plan.spec.policy);
+                let before = before.as_deref().unwrap_or(&plan.spec.policy);
                 demand_group(caller, &plan, before, policy)?;
                 Some(shared.hold_policy(&plan, policy)?)
             }
@@ -274,7 +275,7 @@ impl Shared {
     fn replace_policy(
         &self,
         key: &LeaseKey,
-        policy: Option<&PolicySpec>,
+        policy: Option<&Arc<PolicySpec>>,
         held: Option<Held>,
     ) -> Result<(), ServiceError> {
         let mut state = self.wait_idle(key)?;
@@ -300,7 +301,10 @@ impl Shared {
         else {
             return Err(unsupported_in_nft(&entry.plan));
         };
-        if let Err(error) = state.journal.set_lease_policy(key, policy) {
+        if let Err(error) = state
+            .journal
+            .set_lease_policy(key, policy.map(|policy| &**policy))
+        {
             state.journal_failed();
             return Err(error.into());
         }
@@ -308,7 +312,7 @@ impl Shared {
             // The journal goes back to what the data path has.
             if state
                 .journal
-                .set_lease_policy(key, record.policy.as_ref())
+                .set_lease_policy(key, record.policy.as_deref())
                 .is_err()
             {
                 state.journal_failed();

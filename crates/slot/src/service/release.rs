@@ -86,7 +86,11 @@ impl Slots {
         let published_ports = state.ports_of(&key);
         let plan = Arc::clone(&state.pool(&record.pool)?.plan);
         drop(state);
-        let policy = record.policy.as_ref().unwrap_or(&plan.spec.policy).clone();
+        let policy = record
+            .policy
+            .as_deref()
+            .unwrap_or(&plan.spec.policy)
+            .clone();
         let inspection = self.shared.network.inspect(&slot);
         Ok(LeaseDetail {
             vsock_traffic: self.shared.channel_traffic(&record),

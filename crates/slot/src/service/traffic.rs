@@ -28,7 +28,7 @@ impl Slots {
         drop(state);
         seen.sort_by(|(left, _), (right, _)| left.key.cmp(&right.key));
         let row = |(record, plan): (crate::lease::LeaseRecord, Arc<Plan>)| {
-            let policy = record.policy.as_ref().unwrap_or(&plan.spec.policy);
+            let policy = record.policy.as_deref().unwrap_or(&plan.spec.policy);
             LeaseTraffic {
                 pool: record.pool.clone(),
                 owner_uid: record.key.owner_uid,
