@@ -5,7 +5,7 @@ use sandwire_kernel_net::{
     routing_rule::{Action, PRIORITY_PROHIBITED, RoutingRule, TABLE_PROHIBITED, Version},
 };
 
-use super::{PRIORITY_UNSEEN, Part, TABLE_LOCAL, entrances, parts};
+use super::{PRIORITY_UNSEEN, Part, TABLE_LOCAL, entrances, merged, number, parts};
 use crate::config::Egress;
 
 const PRIORITY_LOCAL: u32 = PRIORITY_OWN - 1;
@@ -50,6 +50,67 @@ fn exemption(version: Version) -> [RoutingRule; 2] {
         ..rule(PRIORITY_OWN)
     };
     [behind, own]
+}
+
+impl Part<'_> {
+    /// Rules by which nothing of it leaves unmarked.
+    pub(super) fn prohibitions(&self) -> Vec<RoutingRule> {
+        let version = self.version();
+        let mut protocols = vec![None];
+        if !self.redirect.takes_all() {
+            let some = self.redirect.protocols.iter();
+            protocols = some
+                .map(|protocol| Some(number(*protocol).number()))
+                .collect();
+        }
+        let mut rules = Vec::new();
+        for from in &self.forwarded {
+            for to in &self.to {
+                for protocol in &protocols {
+                    let mut rule = RoutingRule::new(version, PRIORITY_PROHIBITED, TABLE_PROHIBITED);
+                    // A prefix of length 0 is no condition, and isn't listed as one.
+                    rule.from = Some(*from).filter(|prefix| prefix.prefix_len() > 0);
+                    rule.to = Some(*to).filter(|prefix| prefix.prefix_len() > 0);
+                    rule.protocol = *protocol;
+                    rule.mark = Some((0, RELAY_MARK_MASK));
+                    rules.extend(self.of_ports(rule));
+                }
+                if let Some(rule) = rules.last().copied()
+                    && rule.protocol.is_some()
+                {
+                    // Errors that quote it are to be looked at, too.
+                    rules.push(RoutingRule {
+                        priority: PRIORITY_UNSEEN,
+                        protocol: Some(self.icmp().number()),
+                        ports: None,
+                        ..rule
+                    });
+                }
+            }
+        }
+        rules
+    }
+
+    /// A rule for each range of ports, and one for what has none, such as fragments.
+    fn of_ports(&self, rule: RoutingRule) -> Vec<RoutingRule> {
+        let ranges = merged(&self.redirect.ports);
+        // The kernel takes neither port 0 nor 65535: then all ports.
+        if ranges
+            .iter()
+            .any(|range| range.first == 0 || range.last == u16::MAX)
+        {
+            return vec![rule];
+        }
+        let exact = ranges.into_iter().map(|range| RoutingRule {
+            ports: Some((range.first, range.last)),
+            ..rule
+        });
+        let unseen = RoutingRule {
+            priority: PRIORITY_UNSEEN,
+            ..rule
+        };
+        exact.chain([unseen]).collect()
+    }
 }
 
 #[cfg(test)]
