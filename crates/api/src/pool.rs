@@ -165,7 +165,7 @@ pub struct PolicySpec {
     /// Group of the sandboxes; those of one group may talk if `clone_to_clone` is set. Default: the
     /// pool's name. Only in the eBPF data paths, as all that follows.
     pub group: Option<Name>,
-    /// Other groups that they may talk to. Holds where both groups name each other. Default: none.
+    /// Other groups that they may talk to, at most 64. Holds where both groups name each other. Default: none.
     pub talks_to: Vec<Name>,
     /// Where they may send packets beyond the host. Default: everywhere that `uplink` allows.
     pub egress: EgressPolicy,
