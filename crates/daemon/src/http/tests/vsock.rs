@@ -115,8 +115,14 @@ async fn an_owner_may_change_its_policy_except_towards_the_host() {
     let path_of_1000 = "/v1/leases/a/vsock/policy?owner_uid=1000";
     let refused = lab.call(0, "PUT", path_of_1000, &relative).await.refusal();
     assert_eq!(refused, (400, ErrorCode::InvalidRequest));
-    let set = lab.call(1002, "PUT", path_of_1000, &tcp).await;
-    assert_eq!(set.status, StatusCode::OK, "{}", set.text);
+    // Who manages the pool needs root to have named it; it may be the daemon's own socket.
+    let refused = lab.call(1002, "PUT", path_of_1000, &tcp).await.refusal();
+    assert_eq!(refused, (403, ErrorCode::Forbidden));
+    let listed = rule(&json!({"kind": "unix", "path": "/run/log.sock"}));
+    for (uid, policy) in [(1002, &listed), (0, &tcp)] {
+        let set = lab.call(uid, "PUT", path_of_1000, policy).await;
+        assert_eq!(set.status, StatusCode::OK, "{}", set.text);
+    }
     let reset = lab.call(1000, "DELETE", path, &Value::Null).await;
     assert_eq!(reset.body, json!({"own": false, "policy": {"rules": []}}));
 }
@@ -133,6 +139,10 @@ async fn a_pools_policy_changes_for_all_its_leases() {
     assert_eq!(policy.body["own"], false);
     let to = &policy.body["policy"]["rules"][0]["to"];
     assert_eq!(to["path"], "/run/log.sock");
+    let change =
+        json!({"vsock": rule(&json!({"kind": "unix", "path": "/run/sandwire/sandwire.sock"}))});
+    let refused = lab.call(1002, "PATCH", "/v1/pools/web", &change).await;
+    assert_eq!(refused.refusal(), (403, ErrorCode::Forbidden));
 }
 
 #[tokio::test]
