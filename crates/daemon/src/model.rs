@@ -122,8 +122,12 @@ impl Network for ModelNetwork {
         Ok(())
     }
 
-    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+    fn take_up_pool(&self, plan: &Plan, _: Option<DataPath>) -> Result<(), NetworkError> {
         self.add_pool(plan)
+    }
+
+    fn settle_pools(&self) -> Result<(), NetworkError> {
+        Ok(())
     }
 
     fn remove_pool(&self, _: &Plan) -> Result<(), NetworkError> {

@@ -117,6 +117,12 @@ impl Error {
     pub fn is_existing(&self) -> bool {
         self.errno() == Some(libc::EEXIST)
     }
+
+    /// Whether a key of a map of nftables leads elsewhere already, by what kernels say of it.
+    #[must_use]
+    pub fn is_clash(&self) -> bool {
+        matches!(self.errno(), Some(libc::EEXIST | libc::EBUSY))
+    }
 }
 
 /// The kernel's reason alone.

@@ -197,11 +197,16 @@ impl Worker {
 
 impl Network for KernelNetwork {
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
-        self.prepare_pool(plan, true)
+        self.prepare_pool(plan, None, true)
     }
 
-    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
-        self.prepare_pool(plan, false)
+    fn take_up_pool(&self, plan: &Plan, from: Option<DataPath>) -> Result<(), NetworkError> {
+        self.prepare_pool(plan, from, false)
+    }
+
+    fn settle_pools(&self) -> Result<(), NetworkError> {
+        let state = lock(&self.host);
+        self.with_worker(|worker| host_table::settle(self.instance(), worker, &state.served()))
     }
 
     fn remove_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
@@ -310,9 +315,8 @@ impl Network for KernelNetwork {
     ) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
         let served = Served {
-            pools: state.pools.values().collect(),
             published: ports,
-            spared: &state.spared,
+            ..state.served()
         };
         self.with_worker(|worker| host_table::publish(self.instance(), worker, &served))?;
         let before = std::mem::replace(&mut state.published, ports.to_vec());
@@ -331,12 +335,13 @@ impl Network for KernelNetwork {
 
     fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect> {
         let state = lock(&self.host);
-        let hosted: Vec<_> = pools
-            .iter()
-            .filter_map(|pool| state.pools.get(pool.name.as_str()))
-            .collect();
+        let is_meant = |name: &str| pools.iter().any(|pool| pool.name.as_str() == name);
+        let (hosted, others): (Vec<_>, Vec<_>) =
+            state.pools.iter().partition(|(name, _)| is_meant(name));
+        let others = others.into_iter().chain(&state.refused);
         let served = Served {
-            pools: hosted,
+            pools: hosted.into_iter().map(|(_, pool)| pool).collect(),
+            refused: others.map(|(_, pool)| pool).collect(),
             published: &state.published,
             spared: &state.spared,
         };

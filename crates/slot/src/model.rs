@@ -250,8 +250,13 @@ impl Network for ModelNetwork {
         self.leave("add pool")
     }
 
-    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
+    fn take_up_pool(&self, plan: &Plan, _: Option<DataPath>) -> Result<(), NetworkError> {
         self.add_pool(plan)
+    }
+
+    fn settle_pools(&self) -> Result<(), NetworkError> {
+        drop(self.enter("settle pools")?);
+        self.leave("settle pools")
     }
 
     fn check_ebpf(&self) -> Result<(), NetworkError> {

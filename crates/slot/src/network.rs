@@ -35,11 +35,20 @@ pub trait Network: Send + Sync {
     /// Refuses prefixes that the host already routes elsewhere; nothing is left behind.
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError>;
 
-    /// The same for a pool of an earlier daemon, whose sandboxes may be running.
+    /// The same for a pool of an earlier daemon, whose sandboxes may be running, some of them `from` the data path that the
+    /// pool is leaving.
     ///
     /// # Errors
-    /// As of [`Network::add_pool`]; but what there is stays, as they need it.
-    fn take_up_pool(&self, plan: &Plan) -> Result<(), NetworkError>;
+    /// As of [`Network::add_pool`]; but what there is stays, as they need it, and is looked after as far as it keeps them
+    /// apart.
+    fn take_up_pool(&self, plan: &Plan, from: Option<DataPath>) -> Result<(), NetworkError>;
+
+    /// Takes away what pools have on the host by no plan, once all were taken up: it is of a change that an earlier daemon didn't
+    /// end.
+    ///
+    /// # Errors
+    /// The kernel refuses; nothing has changed then.
+    fn settle_pools(&self) -> Result<(), NetworkError>;
 
     /// Undoes [`Network::add_pool`]. All slots of the pool have been torn down before.
     ///

@@ -13,7 +13,10 @@ use std::{
 };
 
 use fixture::{EBPF_KINDS, INSTANCE, IPV4, IPV6, ebpf_pool, pool_of};
-use sandwire_api::published_port::{Protocol, PublishPort};
+use sandwire_api::{
+    published_port::{Protocol, PublishPort},
+    slot::DataPath,
+};
 use sandwire_slot::{
     kernel::KernelNetwork,
     network::{Network, Tenancy},
@@ -189,7 +192,6 @@ fn the_table_is_whole_from_the_first_that_needs_it_to_the_last() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_pool_moves_between_nft_and_ebpf_with_all_of_the_table() {
     lab::run(|lab| {
-        use sandwire_api::slot::DataPath;
         let network = open();
         let by_ebpf = first("netns", ROUTE);
         let before = pool_of("first", ROUTE, "{}", IPV4, IPV6);
@@ -279,10 +281,10 @@ fn a_start_that_the_host_refuses_half_way_leaves_what_there_is() {
         // The kernel refuses the host's own address of the prefix.
         lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=1");
         let network = open();
-        network.take_up_pool(&plan).unwrap_err();
+        network.take_up_pool(&plan, None).unwrap_err();
         assert_eq!(rules(), before);
         lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=0");
-        network.take_up_pool(&plan).unwrap();
+        network.take_up_pool(&plan, None).unwrap();
         assert_eq!(rules(), before);
         network.remove_pool(&plan).unwrap();
 
@@ -428,5 +430,152 @@ fn every_port_of_the_host_can_be_published() {
         network.set_published_ports(&ports[..1]).unwrap();
         let listed = lab.run(&format!("nft -n list map inet {TABLE} any_ports4"));
         assert_eq!(listed.matches("10.66.0.2").count(), 1);
+    });
+}
+
+/// Whether a set of the table has an element with this in it.
+fn has(lab: &Lab, set: &str, text: &str) -> bool {
+    lab.run(&format!("nft list set inet {TABLE} {set}"))
+        .contains(text)
+}
+
+/// What of a pool's packets eBPF has judged needs no more; what still goes by nft is judged here or nowhere.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_start_within_a_move_trusts_no_sandbox_more_than_its_policy_does() {
+    lab::run(|lab| {
+        let denied = r#"{"uplink":"deny"}"#;
+        let network = open();
+        network
+            .add_pool(&pool_of("first", denied, "{}", IPV4, IPV6))
+            .unwrap();
+        drop(network);
+        let by_ebpf = ebpf_pool("first", "netns", denied, IPV4, IPV6);
+        let is_trusted = || {
+            let sets = ["trusted4", "metadata4", "routed4", "trusted6"];
+            let prefix = |set: &str| if set.ends_with('4') { IPV4 } else { IPV6 };
+            sets.iter().any(|set| has(lab, set, prefix(set)))
+        };
+        let network = open();
+        network.take_up_pool(&by_ebpf, Some(DataPath::Nft)).unwrap();
+        assert!(!is_trusted());
+        network.settle_pools().unwrap();
+        assert!(!is_trusted());
+        drop(network);
+        // It can't be taken up: what there is stays as it is.
+        lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=1");
+        let network = open();
+        network
+            .take_up_pool(&by_ebpf, Some(DataPath::Nft))
+            .unwrap_err();
+        network.settle_pools().unwrap();
+        assert!(!is_trusted());
+        lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=0");
+        network.take_up_pool(&by_ebpf, Some(DataPath::Nft)).unwrap();
+        network.change_pool(&by_ebpf, None).unwrap();
+        network.inspect_host(std::slice::from_ref(&by_ebpf.spec));
+        assert!(!chains(lab).is_empty());
+    });
+}
+
+/// Its sandboxes are running, and nobody else keeps them apart.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_pool_that_a_start_is_refused_stays_in_a_table_that_is_made_anew() {
+    lab::run(|lab| {
+        let (refused, other) = (by_nft(), second(MASQUERADE));
+        let ends = |plan: &Plan| has(lab, "host_ends", &format!("sw{}-", plan.tag));
+        let network = open();
+        for plan in [&refused, &other] {
+            network.add_pool(plan).unwrap();
+        }
+        drop(network);
+        lab.run("ip link add vpn type bridge");
+        lab.run("ip link set vpn up");
+        lab.run("ip route add 10.66.0.0/16 dev vpn");
+        let network = open();
+        network.take_up_pool(&refused, None).unwrap_err();
+        network.take_up_pool(&other, None).unwrap();
+        network.settle_pools().unwrap();
+        assert!(ends(&refused) && ends(&other));
+        for damage in ["delete", "flush"] {
+            lab.run(&format!("nft {damage} table inet {TABLE}"));
+            network.inspect_host(std::slice::from_ref(&other.spec));
+            assert!(ends(&refused) && ends(&other), "after {damage}");
+        }
+        network.remove_pool(&other).unwrap();
+        assert!(ends(&refused) && !ends(&other));
+        // Nor if it is the only one.
+        lab.run(&format!("nft delete table inet {TABLE}"));
+        network.inspect_host(&[]);
+        assert!(ends(&refused));
+        lab.run("ip link delete vpn");
+        network.take_up_pool(&refused, None).unwrap();
+        let pools = std::slice::from_ref(&refused.spec);
+        assert_eq!(network.inspect_host(pools), []);
+        network.remove_pool(&refused).unwrap();
+        assert_eq!(chains(lab), NONE);
+    });
+}
+
+/// The journal is written after the host: what it doesn't say of a change isn't so.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_change_that_was_killed_before_it_was_written_down_is_taken_back_by_the_next_start() {
+    lab::run(|lab| {
+        let bounded = |most: u32| format!(r#"{{"uplink":"deny","connections_max":{most}}}"#);
+        let pool = |policy: &str| pool_of("first", policy, "{}", IPV4, IPV6);
+        let open_to_all = r#"{"uplink":"masquerade","host_services":["all"],"cloud_metadata":true,
+            "clone_to_clone":true,"connections_max":40}"#;
+        let (before, other) = (pool(&bounded(20)), second(MASQUERADE));
+        let listed = || {
+            let table = lab.run(&format!("nft list table inet {TABLE}"));
+            let of_pools = table
+                .lines()
+                .filter(|line| line.contains("elements") || line.contains(IPV4));
+            let mut lines: Vec<String> = of_pools.map(str::to_owned).collect();
+            lines.sort();
+            lines
+        };
+        let network = open();
+        for plan in [&before, &other] {
+            network.add_pool(plan).unwrap();
+        }
+        let expected = listed();
+        network.change_pool(&pool(open_to_all), None).unwrap();
+        assert_ne!(listed(), expected);
+        drop(network);
+        let network = open();
+        for plan in [&before, &other] {
+            network.take_up_pool(plan, None).unwrap();
+        }
+        network.settle_pools().unwrap();
+        assert_eq!(listed(), expected);
+        let pools = [before.spec.clone(), other.spec.clone()];
+        assert_eq!(network.inspect_host(&pools), []);
+        // A change goes on from there.
+        network.change_pool(&pool(&bounded(30)), None).unwrap();
+        network.change_pool(&before, None).unwrap();
+        assert_eq!(listed(), expected);
+    });
+}
+
+/// Whoever takes elements out doesn't keep the pool from changing for good.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_set_that_has_lost_its_elements_is_made_anew_by_the_next_change() {
+    lab::run(|lab| {
+        let network = open();
+        let pool = |policy: &str| pool_of("first", policy, "{}", IPV4, IPV6);
+        network.add_pool(&pool(MASQUERADE)).unwrap();
+        for set in ["host_ends", "routed4"] {
+            lab.run(&format!("nft flush set inet {TABLE} {set}"));
+            network
+                .change_pool(&pool(r#"{"uplink":"deny"}"#), None)
+                .unwrap();
+            assert!(!has(lab, "routed4", IPV4) && has(lab, "host_ends", "sw"));
+            network.change_pool(&pool(MASQUERADE), None).unwrap();
+            assert!(has(lab, "routed4", IPV4));
+        }
     });
 }

@@ -466,7 +466,7 @@ pub(super) fn inspect(
 ) -> Result<Vec<Defect>, NetworkError> {
     let pools = &served.pools;
     let mut defects = Vec::new();
-    if pools.is_empty() {
+    if served.all().next().is_none() {
         return Ok(defects);
     }
     let mut judge = |object: String, problem: &str, done: Result<(), NetworkError>| {

@@ -49,7 +49,7 @@ mod watch;
 use extent::Extent;
 pub(super) use extent::{
     add_elements, change_elements, cut_back, falls_short, has_no_pool, is_sound, make_anew,
-    publish, remove_elements, same_rules, spare,
+    publish, remove_elements, same_rules, settle, spare,
 };
 pub(super) use watch::watch;
 
@@ -118,6 +118,14 @@ impl PerFamily {
     /// Whether the table has it to that extent. What counts connections has them tracked.
     fn is_part_of(self, extent: Extent) -> bool {
         extent == Extent::Full || !matches!(self, Self::Bounds | Self::Open | Self::Begun)
+    }
+
+    /// Whether its elements are those of pools alone.
+    fn is_of_pools(self) -> bool {
+        !matches!(
+            self,
+            Self::Ports | Self::AnyPorts | Self::Spared | Self::Open | Self::Begun
+        )
     }
 
     fn name(self, family: Family) -> String {

@@ -16,6 +16,8 @@ type PublishedPorts = Vec<(PublishPort, Vec<IpAddr>)>;
 #[derive(Default)]
 pub(super) struct HostState {
     pub(super) pools: BTreeMap<String, Hosted>,
+    /// Pools of an earlier daemon that the host refuses. Their sandboxes may be running, and the table keeps them apart.
+    pub(super) refused: BTreeMap<String, Hosted>,
     /// Numbers of the pools whose sandboxes have children of other interfaces, to which the host leads nobody.
     pub(super) children: BTreeMap<String, u32>,
     pub(super) published: PublishedPorts,
@@ -33,11 +35,23 @@ impl HostState {
         !self.children.is_empty() || self.pools.is_empty()
     }
 
+    /// All that the host serves.
+    pub(super) fn served(&self) -> Served<'_> {
+        Served {
+            pools: self.pools.values().collect(),
+            refused: self.refused.values().collect(),
+            published: &self.published,
+            spared: &self.spared,
+        }
+    }
+
     /// What the host serves beside a pool.
     pub(super) fn beside(&self, pool: &str) -> Served<'_> {
-        let others = self.pools.iter().filter(|(name, _)| *name != pool);
+        let pools = self.pools.iter().filter(|(name, _)| *name != pool);
+        let refused = self.refused.iter().filter(|(name, _)| *name != pool);
         Served {
-            pools: others.map(|(_, other)| other).collect(),
+            pools: pools.map(|(_, other)| other).collect(),
+            refused: refused.map(|(_, other)| other).collect(),
             published: &self.published,
             spared: &self.spared,
         }
@@ -70,6 +84,8 @@ impl Hosted {
 /// Pools and published ports that the host serves together.
 pub(super) struct Served<'a> {
     pub(super) pools: Vec<&'a Hosted>,
+    /// Further pools that are in the table, of which nothing else is looked after.
+    pub(super) refused: Vec<&'a Hosted>,
     /// With the clone addresses that they lead to.
     pub(super) published: &'a [(PublishPort, Vec<IpAddr>)],
     /// Addresses that these leave alone.
@@ -80,21 +96,27 @@ impl<'a> Served<'a> {
     pub(super) fn with(&self, pool: &'a Hosted) -> Self {
         Self {
             pools: self.pools.iter().copied().chain([pool]).collect(),
+            refused: self.refused.clone(),
             published: self.published,
             spared: self.spared,
         }
     }
 
+    /// All that the table is about.
+    pub(super) fn all(&self) -> impl Iterator<Item = &'a Hosted> {
+        self.pools.iter().chain(&self.refused).copied()
+    }
+
     /// Whether one of the pools needs the shared interface to carry packets.
     pub(super) fn need_shared(&self) -> bool {
-        self.pools.iter().any(|pool| pool.serves_ebpf())
+        self.all().any(Hosted::serves_ebpf)
     }
 
     /// Whether the host's table has to judge or translate anything.
     pub(super) fn need_judge(&self) -> bool {
-        let needs = |pool: &&Hosted| {
+        let needs = |pool: &Hosted| {
             pool.serves_nft() || pool.plan.spec.policy.uplink == UplinkPolicy::Masquerade
         };
-        !self.published.is_empty() || self.pools.iter().any(needs)
+        !self.published.is_empty() || self.all().any(needs)
     }
 }

@@ -5,13 +5,22 @@
 
 use sandwire_api::slot::DataPath;
 
-use super::{KernelNetwork, Ordering, Worker, host, hosted::Hosted, lock};
+use super::{
+    KernelNetwork, Ordering, Worker, host,
+    hosted::{HostState, Hosted},
+    lock,
+};
 use crate::{error::NetworkError, plan::Plan};
 
 impl KernelNetwork {
     /// Prepares the host for a pool; if that fails, takes back what was done for one that `is_new`. Sandboxes of another
     /// one may be running, whose packets need whatever there is.
-    pub(super) fn prepare_pool(&self, plan: &Plan, is_new: bool) -> Result<(), NetworkError> {
+    pub(super) fn prepare_pool(
+        &self,
+        plan: &Plan,
+        from: Option<DataPath>,
+        is_new: bool,
+    ) -> Result<(), NetworkError> {
         let mut state = lock(&self.host);
         let name = plan.spec.name.to_string();
         if plan.spec.device.is_child() {
@@ -22,12 +31,33 @@ impl KernelNetwork {
         }
         let pool = Hosted {
             plan: plan.clone(),
-            from: None,
+            from,
         };
-        self.open_ebpf_for(&pool, &state)?;
-        let beside = state.beside(&name);
+        match self.prepare_hosted(&state, &pool, is_new) {
+            Ok(()) => {
+                state.refused.remove(&name);
+                state.pools.insert(name, pool);
+                Ok(())
+            }
+            Err(error) => {
+                if !is_new {
+                    state.refused.insert(name, pool);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn prepare_hosted(
+        &self,
+        state: &HostState,
+        pool: &Hosted,
+        is_new: bool,
+    ) -> Result<(), NetworkError> {
+        self.open_ebpf_for(pool, state)?;
+        let beside = state.beside(pool.plan.spec.name.as_str());
         let prepare = |worker: &mut Worker| {
-            let shared = host::add_pool(self.instance(), worker, &pool, &beside)?;
+            let shared = host::add_pool(self.instance(), worker, pool, &beside)?;
             self.shared.store(shared.0, Ordering::Relaxed);
             match pool.serves_ebpf() {
                 true => self.attach_host(worker, shared, pool.uses_xdp() || state.uses_xdp()),
@@ -35,19 +65,17 @@ impl KernelNetwork {
             }
         };
         self.with_worker(|worker| {
-            host::check_pool(self.instance(), worker, plan)?;
+            host::check_pool(self.instance(), worker, &pool.plan)?;
             prepare(worker).map_err(|error| {
                 if !is_new {
                     return error;
                 }
-                match host::remove_pool(self.instance(), worker, &pool, &beside) {
+                match host::remove_pool(self.instance(), worker, pool, &beside) {
                     Ok(()) => error,
                     Err(undone) => NetworkError::Several(vec![error, undone]),
                 }
             })
-        })?;
-        state.pools.insert(name, pool);
-        Ok(())
+        })
     }
 
     pub(super) fn take_back_pool(&self, plan: &Plan) -> Result<(), NetworkError> {
@@ -57,7 +85,9 @@ impl KernelNetwork {
             state.children.remove(name);
             return Ok(());
         }
-        let pool = state.pools.remove(name).unwrap_or_else(|| Hosted {
+        let refused = state.refused.remove(name);
+        let pool = state.pools.remove(name).or(refused);
+        let pool = pool.unwrap_or_else(|| Hosted {
             plan: plan.clone(),
             from: None,
         });
@@ -118,13 +148,12 @@ impl KernelNetwork {
                 }
             })
         })?;
-        if !after.serves_ebpf()
-            && !others_need_shared
-            && let Some(ebpf) = self.ebpf.get()
-        {
-            ebpf.detach()?;
-        }
+        let is_last = !after.serves_ebpf() && !others_need_shared;
+        // The host is as it says, whatever comes of the rest.
         state.pools.insert(name, after);
-        Ok(())
+        match self.ebpf.get().filter(|_| is_last) {
+            Some(ebpf) => ebpf.detach(),
+            None => Ok(()),
+        }
     }
 }

@@ -219,10 +219,7 @@ impl Shared {
         };
         for (plan, from) in waiting {
             let name = &plan.spec.name;
-            let prepared = self.network.take_up_pool(&plan).and_then(|()| {
-                from.map_or(Ok(()), |from| self.network.change_pool(&plan, Some(from)))
-            });
-            let added = match prepared {
+            let added = match self.network.take_up_pool(&plan, from) {
                 Ok(()) => self.adopt_pool(name).map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             };

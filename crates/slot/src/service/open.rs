@@ -280,15 +280,15 @@ fn prepare_pools(
         let mut entry = PoolEntry::new(plan);
         let from = moves.iter().find(|(pool, _)| *pool == name);
         let from = from.map(|(_, data_path)| *data_path);
-        let added = network.take_up_pool(&entry.plan).and_then(|()| {
-            from.map_or(Ok(()), |from| network.change_pool(&entry.plan, Some(from)))
-        });
-        if let Err(error) = added {
+        if let Err(error) = network.take_up_pool(&entry.plan, from) {
             tracing::error!(pool = %name, %error, "cannot prepare the host for a pool");
             entry.not_added = Some(error.to_string());
         }
         entry.moving_from = from;
         pools.insert(name, entry);
+    }
+    if let Err(error) = network.settle_pools() {
+        tracing::error!(%error, "what a former change has left of pools on the host stays");
     }
     Ok(pools)
 }

@@ -93,7 +93,7 @@ fn rules(most: u32) -> Vec<Rule> {
 
 /// The bounds that there have to be.
 pub(super) fn bounds_of(served: &Served<'_>) -> BTreeSet<u32> {
-    served.pools.iter().map(|pool| bound_of(pool)).collect()
+    served.all().map(bound_of).collect()
 }
 
 fn bound_of(pool: &Hosted) -> u32 {

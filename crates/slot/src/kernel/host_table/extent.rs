@@ -5,7 +5,7 @@
 //! those that count connections, so that pools come and go alike. Each change of extent is one transaction: no packet meets half a table.
 //!
 //! A start adds one pool after the other to a table that already serves all of them, so adding never takes
-//! anything away.
+//! anything away. What no pool has goes when all are known ([`settle`]).
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -95,7 +95,7 @@ pub(in super::super) fn make_anew(
             connections::write(&mut batch, most);
         }
     }
-    for (set, of_set) in all_elements(instance, served) {
+    for (set, of_set) in all_elements(instance, served, extent) {
         batch.add_elements(&set, &of_set);
     }
     write_ports(&mut batch, served.published);
@@ -104,11 +104,15 @@ pub(in super::super) fn make_anew(
 }
 
 /// The elements of all pools, each once.
-fn all_elements(instance: &str, served: &Served<'_>) -> Vec<(String, Vec<Element>)> {
+fn all_elements(
+    instance: &str,
+    served: &Served<'_>,
+    extent: Extent,
+) -> Vec<(String, Vec<Element>)> {
     let mut all = Vec::new();
     let mut has_shared = false;
-    for pool in &served.pools {
-        let mut of_pool = elements(instance, pool, Extent::for_all(served));
+    for pool in served.all() {
+        let mut of_pool = elements(instance, pool, extent);
         for (set, of_set) in of_pool.iter_mut().filter(|_| has_shared) {
             keep_shared(instance, set, of_set);
         }
@@ -116,6 +120,35 @@ fn all_elements(instance: &str, served: &Served<'_>) -> Vec<(String, Vec<Element
         all.extend(of_pool);
     }
     all
+}
+
+/// Makes the elements of pools exactly these, in one transaction: a daemon that was killed may have left what it had begun to change.
+/// A table that isn't as it should be is left to the inspection.
+pub(in super::super) fn settle(
+    instance: &str,
+    worker: &mut Worker,
+    served: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    if !nft::tables(&mut worker.netfilter)?.contains(&table) {
+        return Ok(());
+    }
+    let mut batch = Batch::new(&table);
+    let extent = prepare_bounds(instance, worker, &mut batch, served)?;
+    if !has_extent(instance, worker, extent)? {
+        return Ok(());
+    }
+    batch.clear_set(HOST_ENDS);
+    for family in Family::ALL {
+        let sets = PerFamily::ALL.into_iter();
+        for set in sets.filter(|set| set.is_of_pools() && set.is_part_of(extent)) {
+            batch.clear_set(&set.name(family));
+        }
+    }
+    for (set, of_set) in all_elements(instance, served, extent) {
+        batch.add_elements(&set, &of_set);
+    }
+    Ok(batch.commit(&mut worker.netfilter)?)
 }
 
 /// Adds a pool's elements to a table that has as much as is needed.
@@ -129,6 +162,39 @@ pub(in super::super) fn add_elements(
     let mut batch = Batch::new(&table);
     let extent = prepare_bounds(instance, worker, &mut batch, all)?;
     for (set, of_set) in elements(instance, pool, extent) {
+        batch.add_elements(&set, &of_set);
+    }
+    match batch.commit(&mut worker.netfilter) {
+        // A prefix leads to the chain of one bound: to another, if a daemon was killed while it changed that.
+        Err(error) if error.is_clash() && extent == Extent::Full => {
+            add_elements_anew(instance, worker, pool, all)
+        }
+        done => Ok(done?),
+    }
+}
+
+/// The same where the pool's prefixes lead to the chain of another bound. Those of pools that are still to come are without one
+/// until then.
+fn add_elements_anew(
+    instance: &str,
+    worker: &mut Worker,
+    pool: &Hosted,
+    all: &Served<'_>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    let mut batch = Batch::new(&table);
+    let extent = prepare_bounds(instance, worker, &mut batch, all)?;
+    let bounds = Family::ALL.map(|family| PerFamily::Bounds.name(family));
+    for set in &bounds {
+        batch.clear_set(set);
+    }
+    let of_pool = elements(instance, pool, extent).into_iter();
+    let others = all_elements(instance, all, extent).into_iter();
+    let others = others.filter(|(set, _)| bounds.contains(set));
+    for (set, of_set) in of_pool
+        .filter(|(set, _)| !bounds.contains(set))
+        .chain(others)
+    {
         batch.add_elements(&set, &of_set);
     }
     Ok(batch.commit(&mut worker.netfilter)?)
@@ -161,7 +227,11 @@ pub(in super::super) fn change_elements(
     if extent == Extent::Full {
         connections::begin_anew(&mut batch, before, after);
     }
-    Ok(batch.commit(&mut worker.netfilter)?)
+    match batch.commit(&mut worker.netfilter) {
+        // Somebody has taken an element out, or a change before it ended half way.
+        Err(error) if error.is_missing() => make_anew(instance, worker, &beside.with(after)),
+        done => Ok(done?),
+    }
 }
 
 /// Takes a pool's elements out, as far as they are there.
@@ -226,7 +296,7 @@ pub(in super::super) fn cut_back(
     if served.need_judge() || !has_extent(instance, worker, Extent::Full)? {
         return Ok(());
     }
-    let known = all_elements(instance, served);
+    let known = all_elements(instance, served, Extent::Guard);
     let ends = known.iter().filter(|(set, _)| set == HOST_ENDS);
     let ends: usize = ends.map(|(_, of_set)| of_set.len()).sum();
     let found = nft::count_elements(&mut worker.netfilter, &name(instance), HOST_ENDS)?;
