@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, Mode, fchmod, lstat, unlink},
+    fs::{FileType, Mode, fchmod, fstat, open, unlink},
     io::Errno,
     net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind as bind_socket, connect,
@@ -19,6 +19,8 @@ use rustix::{
     },
 };
 use sandwire_api::vsock::VsockType;
+
+use crate::dial::LOOK_FLAGS;
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes, the last of which is zero.
 pub const PATH_MAX: usize = 107;
@@ -95,7 +97,7 @@ pub fn listen_on(
     fchmod(&socket, Mode::from_raw_mode(0o666)).map_err(refused)?;
     match bind_socket(&socket, &address) {
         Err(Errno::ADDRINUSE) => {
-            remove_left_over(path, &address)?;
+            remove_left_over(path)?;
             bind_socket(&socket, &address).map_err(refused)?;
         }
         outcome => outcome.map_err(refused)?,
@@ -143,16 +145,18 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn remove_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), ListenerError> {
+fn remove_left_over(path: &Path) -> Result<(), ListenerError> {
     let refused = |error: Errno| ListenerError::Refused {
         path: path.to_owned(),
         source: error.into(),
     };
-    let mode = match lstat(path) {
-        Ok(status) => status.st_mode,
+    // The very file is asked that was looked at: the folder's owner may put a link in its place at any time.
+    let found = match open(path, LOOK_FLAGS, Mode::empty()) {
+        Ok(found) => found,
         Err(Errno::NOENT) => return Ok(()),
         Err(error) => return Err(refused(error)),
     };
+    let mode = fstat(&found).map_err(refused)?.st_mode;
     if FileType::from_raw_mode(mode) != FileType::Socket {
         return Err(ListenerError::NotASocket(path.to_owned()));
     }
@@ -160,7 +164,8 @@ fn remove_left_over(path: &Path, address: &SocketAddrUnix) -> Result<(), Listene
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let probe =
         socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(refused)?;
-    match connect(&probe, address) {
+    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()));
+    match connect(&probe, &address.map_err(refused)?) {
         Err(Errno::CONNREFUSED) => remove(path).map_err(|source| ListenerError::Refused {
             path: path.to_owned(),
             source,

@@ -38,8 +38,36 @@ pub fn install(mode: Seccomp) -> Result<(), SeccompError> {
         Seccomp::Refuse => SeccompAction::Errno(libc::EPERM.unsigned_abs()),
         Seccomp::Kill => SeccompAction::KillProcess,
     };
-    let program = program(refusal).map_err(SeccompError::Compile)?;
-    apply_filter_all_threads(&program).map_err(SeccompError::Install)
+    // The first one, as the other doesn't let a further one be installed.
+    for program in [refusing_reads(), program(refusal)] {
+        let program = program.map_err(SeccompError::Compile)?;
+        apply_filter_all_threads(&program).map_err(SeccompError::Install)?;
+    }
+    Ok(())
+}
+
+/// Files that the C library would read. It does where a thread has much memory to give back (`overcommit_memory`), and takes a
+/// refusal for a no; it must not be killed for it.
+const READ_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC);
+
+fn refusing_reads() -> Result<BpfProgram, seccompiler::BackendError> {
+    let mut rules = BTreeMap::from([(libc::SYS_openat, vec![opening(2, READ_FLAGS)?])]);
+    #[cfg(target_arch = "x86_64")]
+    rules.insert(libc::SYS_open, vec![opening(1, READ_FLAGS)?]);
+    let refusal = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
+    SeccompFilter::new(rules, SeccompAction::Allow, refusal, architecture)?.try_into()
+}
+
+/// Opening a file with these flags and no others.
+fn opening(argument: u8, flags: OFlags) -> Result<SeccompRule, seccompiler::BackendError> {
+    // Added by some libraries, without a meaning on 64-bit machines.
+    let mask = u64::from(u32::MAX) & !u64::from(OFlags::LARGEFILE.bits());
+    only(
+        argument,
+        SeccompCmpOp::MaskedEq(mask),
+        u64::from(flags.bits()),
+    )
 }
 
 fn program(refusal: SeccompAction) -> Result<BpfProgram, seccompiler::BackendError> {
@@ -50,16 +78,17 @@ fn program(refusal: SeccompAction) -> Result<BpfProgram, seccompiler::BackendErr
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![only(2, SeccompCmpOp::MaskedEq(exec), 0)?]);
     }
-    let create = u64::from(CREATE_FLAGS.bits());
-    // Added by some libraries, without a meaning on 64-bit machines.
-    let mask = u64::from(u32::MAX) & !u64::from(OFlags::LARGEFILE.bits());
-    let flags = |argument| only(argument, SeccompCmpOp::MaskedEq(mask), create);
-    // A path that is only looked at gives nothing to read or write.
-    let look = u64::from(LOOK_FLAGS.bits());
-    let looks = |argument| only(argument, SeccompCmpOp::MaskedEq(mask), look);
-    rules.insert(libc::SYS_openat, vec![flags(2)?, looks(2)?]);
+    // A path that is only looked at gives nothing to read or write, and reading is refused by the other filter.
+    let opened = |argument| -> Result<Vec<_>, _> {
+        let flags = [CREATE_FLAGS, LOOK_FLAGS, READ_FLAGS];
+        flags
+            .into_iter()
+            .map(|flags| opening(argument, flags))
+            .collect()
+    };
+    rules.insert(libc::SYS_openat, opened(2)?);
     #[cfg(target_arch = "x86_64")]
-    rules.insert(libc::SYS_open, vec![flags(1)?, looks(1)?]);
+    rules.insert(libc::SYS_open, opened(1)?);
     // A thread that is still starting gives itself its name.
     let set_name = u64::from(libc::PR_SET_NAME.unsigned_abs());
     rules.insert(libc::SYS_prctl, vec![only(0, SeccompCmpOp::Eq, set_name)?]);

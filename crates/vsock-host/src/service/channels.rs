@@ -5,8 +5,11 @@
 
 use std::{
     collections::BTreeMap,
-    io,
-    os::{fd::OwnedFd, unix::net::UnixListener},
+    fs, io,
+    os::{
+        fd::OwnedFd,
+        unix::{fs::FileTypeExt, net::UnixListener},
+    },
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -385,8 +388,9 @@ impl Channels {
     pub fn traffic(&self, key: Option<&VmKey>) -> Result<Vec<VmTraffic>, ChannelError> {
         let describe = |vm: &Channel| {
             if vm.worker.is_none() {
-                let there = vm.spec.stream_socket().exists();
-                vm.counters.attached.store(there, Relaxed);
+                vm.counters
+                    .attached
+                    .store(is_socket(&vm.spec.stream_socket()), Relaxed);
             }
             VmTraffic {
                 key: vm.spec.key.clone(),
@@ -579,4 +583,8 @@ fn await_answer<T>(answer: &Receiver<T>) -> Result<T, ChannelError> {
     answer
         .recv_timeout(PATIENCE)
         .map_err(|_| ChannelError::Silent)
+}
+/// Whether a socket is there, and not a link: the folder's owner could have us look wherever that leads, by our rights.
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }

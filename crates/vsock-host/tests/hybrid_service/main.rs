@@ -507,6 +507,11 @@ fn what_the_filter_refuses_fails_and_what_the_service_needs_does_not() {
     assert!(run("refuse").success(), "an assertion failed in it");
     let killed = std::os::unix::process::ExitStatusExt::signal(&run("kill"));
     assert_eq!(killed, Some(31), "SIGSYS");
+    let left = fs::read_dir(folder.path()).expect("what both have left");
+    let written: Vec<_> = left
+        .map(|entry| fs::read(entry.expect("a folder").path().join("new")).expect("a file"))
+        .collect();
+    assert_eq!(written, [b"xy", b"xy"], "not before that");
 }
 
 fn probe(folder: &Path) {
@@ -519,6 +524,14 @@ fn probe(folder: &Path) {
     let flags = sandwire_vsock_host::state::CREATE_FLAGS;
     let file = open(&created, flags, Mode::RUSR | Mode::WUSR).expect("a new file");
     rustix::io::write(&file, b"x").expect("writing it");
+    // As the C library reads what it wants to know of the machine; it goes on without.
+    let opened = open(
+        "/etc/passwd",
+        OFlags::RDONLY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    assert_eq!(opened.err(), Some(Errno::PERM));
+    rustix::io::write(&file, b"y").expect("writing it");
     assert_eq!(open(&created, flags, Mode::RUSR).err(), Some(Errno::EXIST));
     for flags in [OFlags::RDONLY, OFlags::WRONLY, OFlags::RDWR, OFlags::PATH] {
         let opened = open("/etc/passwd", flags, Mode::empty());

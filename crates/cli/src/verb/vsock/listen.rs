@@ -128,7 +128,7 @@ impl PortSocket {
     /// Listens. What an earlier listener left is replaced; one that runs is not.
     pub(super) fn bind(channel: &VsockChannel, port: u32) -> io::Result<Self> {
         let path = guest::port_socket(channel, port);
-        let listener = bind(&path)?;
+        let listener = bind_by(&path, bind_for_service)?;
         Ok(Self { listener, path })
     }
 }
@@ -140,8 +140,15 @@ impl Drop for PortSocket {
     }
 }
 
-/// Listens at a path that nobody else listens at.
+/// Listens at a path that nobody else listens at, for those whom the caller's umask lets connect.
 pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
+    bind_by(path, |path| UnixListener::bind(path))
+}
+
+fn bind_by(
+    path: &Path,
+    bind: impl FnOnce(&Path) -> io::Result<UnixListener>,
+) -> io::Result<UnixListener> {
     let told =
         |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
     if let Ok(found) = fs::symlink_metadata(path) {
@@ -159,10 +166,10 @@ pub(super) fn bind(path: &Path) -> io::Result<UnixListener> {
         }
         fs::remove_file(path).map_err(told)?;
     }
-    bind_for_service(path).map_err(told)
+    bind(path).map_err(told)
 }
 
-/// The file gets its mode as it comes to be. Given by its name, the mode would go to whatever the folder's owner has put
+/// For the service, which has other users' rights, in a folder that lets in nobody else. The file gets its mode as it comes to be. Given by its name, the mode would go to whatever the folder's owner has put
 /// there by then, a link to a file of root's for one.
 fn bind_for_service(path: &Path) -> io::Result<UnixListener> {
     // The umask is the whole process's, which makes no other files meanwhile.
@@ -247,7 +254,7 @@ mod tests {
             });
             for _ in 0..2000 {
                 // Refused whenever the other one was quicker.
-                drop(bind(&path));
+                drop(bind_by(&path, bind_for_service));
                 let _ = fs::remove_file(&path);
             }
             over.store(true, Ordering::Relaxed);
@@ -268,11 +275,22 @@ mod tests {
         assert_eq!(called.err(), Some(io::ErrorKind::WouldBlock));
         drop(first);
         let _second = bind(&path).unwrap();
-        let mode = fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, SOCKET_MODE);
         let other = folder.path().join("file");
         fs::write(&other, "precious").unwrap();
         assert!(bind(&other).is_err());
         assert_eq!(fs::read_to_string(&other).unwrap(), "precious");
+    }
+
+    #[tokio::test]
+    async fn who_else_may_connect_says_the_umask_but_in_a_channels_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let [usual, own, service] =
+            ["usual", "own", "service"].map(|name| folder.path().join(name));
+        let _usual = UnixListener::bind(&usual).unwrap();
+        let _own = bind(&own).unwrap();
+        assert_eq!(mode(&own), mode(&usual));
+        let _service = bind_by(&service, bind_for_service).unwrap();
+        assert_eq!(mode(&service), SOCKET_MODE);
     }
 }

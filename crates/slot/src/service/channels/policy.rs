@@ -8,7 +8,7 @@ use std::{
 use sandwire_api::{
     name::Name,
     pool::{AccessVerb, Pool as ApiPool},
-    vsock::{LeaseVsockPolicy, VsockDestination, VsockKind, VsockPolicy, VsockRule},
+    vsock::{LeaseVsockPolicy, VsockKind, VsockPolicy, VsockRule},
 };
 
 use super::{
@@ -317,13 +317,15 @@ impl Shared {
         plan: &Plan,
     ) -> Result<(), ServiceError> {
         let of_pool = plan.spec.vsock.as_ref();
-        let has = |to: &VsockDestination| {
-            of_pool.is_some_and(|pool| pool.rules.iter().any(|rule| rule.to == *to))
+        // A service that is told who calls must go on being told: else the guest itself could say so.
+        let covers = |known: &VsockRule, rule: &VsockRule| {
+            known.to == rule.to && (rule.identity || !known.identity)
+        };
+        let has = |rule: &VsockRule| {
+            of_pool.is_some_and(|pool| pool.rules.iter().any(|known| covers(known, rule)))
         };
         let is_roots = |rule: &&VsockRule| {
-            checks::is_host_service(&rule.to)
-                && !has(&rule.to)
-                && !self.channels.may_lead_to(&rule.to)
+            checks::is_host_service(&rule.to) && !has(rule) && !self.channels.may_lead_to(&rule.to)
         };
         match policy.rules.iter().find(is_roots) {
             Some(rule) if !caller.privileged => Err(ServiceError::Forbidden {

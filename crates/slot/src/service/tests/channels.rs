@@ -288,6 +288,13 @@ fn who_manages_a_pool_leads_to_services_of_the_host_that_root_has_named() {
         .unwrap();
     assert!(of_pool(&slots).is_err() && of_lease(&slots).is_err());
     slots.set_pool_vsock(ROOT, &web, policy(TCP_RULE)).unwrap();
+    // A service that is told who calls: else the guest could say that.
+    let told = TCP_RULE.replace("}}]", "}, \"identity\": true}]");
+    slots.set_pool_vsock(ROOT, &web, policy(&told)).unwrap();
+    assert!(of_pool(&slots).is_err() && of_lease(&slots).is_err());
+    slots
+        .set_channel_policy(ALICE, None, &a, Some(policy(&told)))
+        .unwrap();
 }
 
 #[test]
