@@ -160,7 +160,8 @@ pub(super) fn build(
         // The kernel removes the veth with the namespace in any case, but some time later.
         drop(worker.route.execute(request));
     }
-    if let (Err(_), Some((ebpf, _))) = (&result, build.ebpf) {
+    // Before that nothing was reserved: an entry is that of a sandbox which has the host end.
+    if let (Err(_), Some((ebpf, _)), true) = (&result, build.ebpf, has_veth) {
         ebpf.free(build.slot);
     }
     result

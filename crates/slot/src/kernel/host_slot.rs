@@ -37,22 +37,24 @@ pub(super) fn build(
     ebpf: &Ebpf,
     shared: InterfaceIndex,
 ) -> Result<(), NetworkError> {
-    let result = make(build, worker, ebpf, shared);
+    // What is there of that name may be a sandbox that runs, with an entry: that isn't ours to free.
+    let opened = build.step(BuildStep::Tap, || create_taps(worker, build.slot))?;
+    // Dropped on error, and the TAPs with them.
+    let result = finish(build, worker, ebpf, shared, &opened);
     if result.is_err() {
         ebpf.free(build.slot);
     }
     result
 }
 
-fn make(
+fn finish(
     build: &Build<'_>,
     worker: &mut Worker,
     ebpf: &Ebpf,
     shared: InterfaceIndex,
+    opened: &[(Opened, InterfaceIndex)],
 ) -> Result<(), NetworkError> {
     let slot = build.slot;
-    // Dropped on error, and the TAPs with them.
-    let opened = build.step(BuildStep::Tap, || create_taps(worker, slot))?;
     let indexes: Vec<InterfaceIndex> = opened.iter().map(|(_, index)| *index).collect();
     let first = build.step(BuildStep::Entry, || {
         let first = ebpf.reserve(slot)?;

@@ -63,6 +63,28 @@ fn a_slot_comes_and_goes_without_trace() {
     });
 }
 
+/// A start may have missed a sandbox, and builds its slot again.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_build_that_finds_a_running_sandbox_leaves_it_alone() {
+    lab::run(|_| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let sandbox = Sandbox::start(&network, &plan, 0);
+            network.build(&sandbox.slot).unwrap_err();
+            let gateway = sandbox.guest.network().ipv4_gateway;
+            sandbox.guest.ping(gateway.into(), PATIENCE).unwrap();
+            let own = sandbox.clone_addresses()[0];
+            command::run(&format!("ping -n -q -c 1 -W 5 {own}")).unwrap();
+            let slot = sandbox.slot.clone();
+            sandbox.guest.detach().unwrap();
+            tear_down(&network, &[slot]);
+            network.remove_pool(&plan).unwrap();
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_host_slot_s_tap_has_no_address_and_takes_none() {
