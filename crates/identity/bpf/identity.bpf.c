@@ -55,8 +55,8 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 		work;                                                                              \
 	}
 
-ADDRESS_HOOK("cgroup/bind4", on_bind4, return note_bound(ctx, socket, bind4(ctx, identity, socket)))
-ADDRESS_HOOK("cgroup/bind6", on_bind6, return note_bound(ctx, socket, bind6(ctx, identity, socket)))
+ADDRESS_HOOK("cgroup/bind4", on_bind4, return note_bound(ctx, identity, socket, bind4(ctx, identity, socket)))
+ADDRESS_HOOK("cgroup/bind6", on_bind6, return note_bound(ctx, identity, socket, bind6(ctx, identity, socket)))
 ADDRESS_HOOK("cgroup/connect4", on_connect4,
 	     return note_connected(socket, connect4(ctx, identity, socket)))
 ADDRESS_HOOK("cgroup/connect6", on_connect6,
@@ -79,6 +79,10 @@ static __always_inline int forbidden(const struct identity *identity, __u32 type
 		return identity->flags & IDENTITY_TCP_ONLY ? EPROTONOSUPPORT : 0;
 	/* Their connections are made by sockets of the kernel's own, which no hook is told of. */
 	if (protocol == IPPROTO_MPTCP_NUMBER || protocol == IPPROTO_SMC_NUMBER)
+		return EPROTONOSUPPORT;
+	/* What it accepts is made past this hook, and no copy of what is known of the listener (sctp_v4_create_accept_sk): nobody
+	 * would know whose it is. */
+	if (protocol == IPPROTO_SCTP)
 		return EPROTONOSUPPORT;
 	if (identity->flags & IDENTITY_ALLOW_OTHER)
 		return 0;

@@ -11,8 +11,9 @@ use sandwire_api::identity::LOOPBACK6;
 
 /// The first number.
 pub(crate) const FIRST: u32 = 256;
-/// The last number.
-pub(crate) const LAST: u32 = 65_535;
+/// The last number. The next one has 127.255.255.255, the broadcast address of what hosts use for themselves: a socket that is bound
+/// to it sends by whatever source the kernel chooses.
+pub(crate) const LAST: u32 = 65_534;
 
 /// The next number that is free after the one that was given out last: sockets of an identity that was removed keep its
 /// number for as long as they are open.
@@ -66,6 +67,7 @@ mod tests {
             let first = loopback4(number);
             assert!(first.is_loopback() && first.octets()[3] == 0, "{first}");
             assert_ne!(first.octets()[1], 0, "{first}");
+            assert!(first.octets()[..3] != [127, 255, 255], "{first}");
             assert!(seen.insert(IpAddr::V4(first)));
             assert!(seen.insert(IpAddr::V6(loopback6(number))));
         }

@@ -251,6 +251,43 @@ fn who_listens_without_a_bind_hears_nothing_by_an_interface_of_its_choice() {
                 assert_eq!(scene.host.run(&dial), "ECONNREFUSED");
             }
         }
+        // Nor after a second bind that fails, which takes the first one's address away.
+        scene
+            .web
+            .run("held = listen('10.77.0.1', 7777); held6 = listen('fd77::1', 7777)");
+        for (of, own, address) in [
+            ("AF_INET", "10.77.0.1", "192.0.2.1"),
+            ("AF_INET6", "fd77::1", "2001:db8::1"),
+        ] {
+            let bound = format!(
+                "l = fresh(SOCK_STREAM, {of}); l.setsockopt(IPPROTO_IP, 24, 1); l.bind(('{own}', 0))"
+            );
+            let choose = "l.setsockopt(SOL_SOCKET, 25, b'uplink')";
+            let again = format!("l.bind(('{own}', 7777))");
+            let link = "l.connect(('fe80::77', 9, 0, socket.if_nametoindex('lo')))";
+            let ways: &[&[&str]] = match of {
+                "AF_INET" => &[&[choose, &again], &[&again, choose]],
+                _ => &[
+                    &[choose, &again],
+                    &[&again, choose],
+                    &[link, &again],
+                    &[&again, link],
+                ],
+            };
+            for way in ways {
+                scene.web.run(&bound);
+                scene.web.run("l.settimeout(0.2)");
+                for step in *way {
+                    scene.web.run(step);
+                }
+                let port = scene.web.run("l.listen(4); r = l.getsockname()[1]");
+                assert!(port.is_u64(), "{way:?}: {port}");
+                let dial = format!("dial('{address}', {port})");
+                assert_eq!(scene.peer.run(&dial), "ECONNREFUSED", "{way:?}");
+                assert_eq!(scene.host.run(&dial), "ECONNREFUSED", "{way:?}");
+                scene.web.run("l.close()");
+            }
+        }
         // With an address there is no harm in it.
         scene
             .web

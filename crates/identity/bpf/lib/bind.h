@@ -4,13 +4,24 @@
 
 #include "owner.h"
 
+/* A second bind that fails takes the first one's address away (__inet_bind), and who then listens is on the wildcard, where it is
+ * made deaf; which the kernel refuses once an interface is chosen. */
+static __always_inline int may_bind_again(const struct bpf_sock_addr *ctx,
+					  const struct identity *identity)
+{
+	return !(identity->flags & IDENTITY_TCP_ONLY) || !ctx->sk->bound_dev_if;
+}
+
 /* Notes down a bind that may be. Nobody tells us whether the kernel is through with one before it, or with a connect: the
  * source that this one gives, that one may take away. */
-static __always_inline int note_bound(const struct bpf_sock_addr *ctx, struct socket_state *socket,
-				      int may)
+static __always_inline int note_bound(const struct bpf_sock_addr *ctx,
+				      const struct identity *identity,
+				      struct socket_state *socket, int may)
 {
 	if (!may)
 		return 0;
+	if (!may_bind_again(ctx, identity))
+		return refuse(REFUSED_SOURCE, EPERM);
 	if (socket->flags & SOCKET_WILDCARD && !ctx->user_port)
 		socket->flags &= ~SOCKET_SERVES;
 	else
@@ -20,6 +31,9 @@ static __always_inline int note_bound(const struct bpf_sock_addr *ctx, struct so
 	socket->flags |= SOCKET_BOUND;
 	return 1;
 }
+
+/* A socket that is bound to it has no source but what the kernel chooses. One identity of a former version may have it. */
+#define LOOPBACK_BROADCAST 0x7fffffff
 
 /* Exchanges the address; returns whether it may be. */
 static __always_inline int confine4(const struct identity *identity, struct socket_state *socket,
@@ -34,13 +48,16 @@ static __always_inline int confine4(const struct identity *identity, struct sock
 	}
 	if (is_common_loopback4(*ip)) {
 		*ip = to_own_loopback4(identity, *ip);
+		if (*ip == bpf_htonl(LOOPBACK_BROADCAST))
+			return refuse(REFUSED_BIND_ADDRESS, EADDRNOTAVAIL);
 		return 1;
 	}
 	if (is_multicast4(*ip)) {
 		socket->flags |= SOCKET_UNSURE;
 		return 1;
 	}
-	if (is_own_loopback4(identity, *ip) || is_own4(identity, *ip))
+	if (*ip != bpf_htonl(LOOPBACK_BROADCAST) &&
+	    (is_own_loopback4(identity, *ip) || is_own4(identity, *ip)))
 		return 1;
 	return refuse(REFUSED_BIND_ADDRESS, EADDRNOTAVAIL);
 }

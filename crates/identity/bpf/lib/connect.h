@@ -140,6 +140,11 @@ static __always_inline int connect_mapped(struct bpf_sock_addr *ctx,
 	return set_source6(ctx, socket, source);
 }
 
+static __always_inline int is_link_local6(const __u32 *ip)
+{
+	return (ip[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000);
+}
+
 static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct identity *identity,
 				    struct socket_state *socket)
 {
@@ -149,6 +154,9 @@ static __always_inline int connect6(struct bpf_sock_addr *ctx, const struct iden
 
 	if (is_mapped(ip))
 		return connect_mapped(ctx, identity, socket);
+	/* It chooses an interface, as an option does that such a socket may not have (may_choose_interface). */
+	if (identity->flags & IDENTITY_TCP_ONLY && socket->flags & SOCKET_UNSURE && is_link_local6(ip))
+		return refuse(REFUSED_SOURCE, EADDRNOTAVAIL);
 	outcome = destination6(ctx, identity, ip);
 	if (outcome == OUTCOME_REFUSED)
 		return 0;

@@ -58,7 +58,10 @@ static __always_inline int may_choose_interface(const struct bpf_sockopt *ctx,
 {
 	if (socket->flags & SOCKET_DEAF)
 		return 0;
-	return !(identity->flags & IDENTITY_TCP_ONLY) || has_address(ctx->sk);
+	if (!(identity->flags & IDENTITY_TCP_ONLY))
+		return 1;
+	/* One that is just being bound a second time may lose the first one's address. */
+	return !(socket->flags & SOCKET_UNSURE) && has_address(ctx->sk);
 }
 
 /* Whether the kernel goes on with it. */

@@ -359,6 +359,7 @@ pub(crate) const ROWS: &[Row] = rows! {
         a "socket.socket(AF_INET, SOCK_DGRAM, IPPROTO_ICMP)" => r#""EACCES""#;
         a "socket.socket(AF_INET, SOCK_STREAM, 262)" => r#""EPROTONOSUPPORT""#;
         a "socket.socket(AF_INET, SOCK_DGRAM, 136)" => r#""EPROTONOSUPPORT""#;
+        a "socket.socket(AF_INET, SOCK_STREAM, 132)" => r#""EPROTONOSUPPORT""#;
     "packet sockets can be made: no hook of cgroups knows of them":
         a "p = socket.socket(AF_PACKET, SOCK_RAW, 3)" => "null";
     "listening without binding leaves the socket on the wildcard, and others out":
