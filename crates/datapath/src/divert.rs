@@ -383,7 +383,7 @@ pub(crate) fn load(folder: &Path, object: &Object) -> Result<Vec<OwnedFd>, Error
 }
 
 /// Removes what a diversion has pinned: its programs leave the interface, whatever namespace that is in, unless they
-/// are filters, which stay with it. A folder that isn't there is removed already.
+/// are filters, which stay with it and let all packets pass. A folder that isn't there is removed already.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -392,6 +392,7 @@ pub fn remove(folder: &Path) -> Result<(), Error> {
         return Ok(());
     }
     let failed = |source| Error::system("remove", folder.display().to_string(), source);
+    pass_all(folder)?;
     for hook in [Hook::Ingress, Hook::Egress] {
         // Without that the program stays until the kernel gets round to the link's end.
         if let Some(link) = sys::open_pin(&folder.join(link_name(hook))).map_err(failed)? {
@@ -406,6 +407,28 @@ pub fn remove(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Nobody will be responsible for what is still attached.
+fn pass_all(folder: &Path) -> Result<(), Error> {
+    let failed = |source| Error::system("write", format!("the map {MAP}"), source);
+    let Some(map) = sys::open_pin(&folder.join(MAP)).map_err(failed)? else {
+        return Ok(());
+    };
+    // Of another version's it isn't known where that is said.
+    if !is_own_map(&map).map_err(failed)? {
+        return Ok(());
+    }
+    let directions: Array<Direction, AtomicU64> = Array::new(MAP, map.as_fd())?;
+    for hook in [Hook::Ingress, Hook::Egress] {
+        word(&directions, hook, offset_of!(Direction, way)).store(FLAG_PASS, Ordering::Release);
+    }
+    Ok(())
+}
+
+fn is_own_map(map: &OwnedFd) -> std::io::Result<bool> {
+    let info = sys::map_info(map.as_fd())?;
+    Ok(info.value_size as usize == size_of::<Direction>())
+}
+
 /// Removes what another version of ours has left, whose map these programs can't use. Its packets pass until ours are
 /// attached.
 fn remove_if_other(folder: &Path) -> Result<(), Error> {
@@ -413,8 +436,7 @@ fn remove_if_other(folder: &Path) -> Result<(), Error> {
     let Some(map) = sys::open_pin(&folder.join(MAP)).map_err(failed)? else {
         return Ok(());
     };
-    let info = sys::map_info(map.as_fd()).map_err(failed)?;
-    if info.value_size as usize == size_of::<Direction>() {
+    if is_own_map(&map).map_err(failed)? {
         return Ok(());
     }
     remove(folder)

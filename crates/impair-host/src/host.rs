@@ -391,14 +391,7 @@ impl Host {
             if entry.state != State::Impaired {
                 continue;
             }
-            let attached = if self.settings.uses_links {
-                entry.diversion.is_attached().map_err(Error::from)
-            } else {
-                entry
-                    .namespace
-                    .inside(|| Ok(entry.diversion.is_attached()?))
-            };
-            match attached {
+            match entry.is_whole() {
                 Ok(true) => {}
                 Ok(false) => gone.push(*key),
                 Err(error) => {
@@ -417,6 +410,9 @@ impl Host {
         };
         let found = index_in(&entry.namespace, &entry.remembered.target);
         let reason = match found {
+            Ok(Some(index)) if index.0 == key.1 && !entry.has_taps() => {
+                "somebody has deleted a TAP of ours"
+            }
             Ok(Some(index)) if index.0 == key.1 => "somebody has detached our programs",
             _ => "the interface is gone",
         };
@@ -447,6 +443,34 @@ impl Host {
 }
 
 impl Entry {
+    /// Whether the interface is still in its namespace, with our programs on it, and both TAPs are. Links go along with an interface
+    /// that moves to another namespace, where the TAPs' numbers are nobody's, or somebody else's.
+    fn is_whole(&self) -> Result<bool, Error> {
+        self.namespace.inside(|| {
+            let mut socket = Socket::route()?;
+            let own = InterfaceIndex(self.remembered.ifindex);
+            let taps = self.taps.iter().map(|(_, index)| *index);
+            for index in taps.chain([own]) {
+                if interface::find_by_index(&mut socket, index)?.is_none() {
+                    return Ok(false);
+                }
+            }
+            Ok(self.diversion.is_attached()?)
+        })
+    }
+
+    /// Whether both TAPs are there.
+    fn has_taps(&self) -> bool {
+        let is_there = |(name, index): &(String, InterfaceIndex)| {
+            let found = self.namespace.inside(|| {
+                let mut socket = Socket::route()?;
+                Ok(interface::find(&mut socket, name)?)
+            });
+            found.is_ok_and(|found| found.is_some_and(|found| found.index == *index))
+        };
+        self.taps.iter().all(is_there)
+    }
+
     fn is_impaired(&self) -> bool {
         self.state == State::Impaired
     }

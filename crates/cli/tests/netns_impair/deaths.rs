@@ -164,6 +164,57 @@ fn an_interface_that_goes_ends_its_diversion_and_that_is_said() {
     });
 }
 
+/// Its programs go along, and would send packets to whatever has the TAPs' numbers there.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_interface_that_moves_to_another_namespace_is_impaired_no_more() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        service.run("--interface near0 --both 'delay 10ms'");
+        lab.run("ip netns add other");
+        lab.run("ip link set near0 netns other");
+        lab.run("ip -n other addr add 10.9.0.1/24 dev near0");
+        lab.run("ip -n other link set near0 up");
+        wait_until("the diversion ends", || {
+            service.shown()["state"]["state"] == "ended"
+        });
+        assert!(service.run("show").contains("ended: the interface is gone"));
+        let programs = lab.run("ip netns exec other bpftool net show dev near0");
+        assert!(!programs.contains("divert"), "{programs}");
+        lab.run("ip netns exec other ping -n -q -c 1 -W 5 10.9.0.2");
+        service.run("clear --all");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_tap_that_somebody_deletes_ends_its_diversion_and_that_is_said() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        service.run("--interface near0 --both 'delay 10ms'");
+        let links = lab.run("ip -o link show");
+        let tap = links
+            .split_whitespace()
+            .find(|word| word.starts_with("swd"));
+        lab.run(&format!(
+            "ip link delete {}",
+            tap.unwrap().trim_end_matches(':')
+        ));
+        wait_until("the diversion ends", || {
+            service.shown()["state"]["state"] == "ended"
+        });
+        assert!(
+            service
+                .run("show")
+                .contains("ended: somebody has deleted a TAP of ours")
+        );
+        assert!(is_reached(lab));
+        service.run("clear --all");
+    });
+}
+
 /// What a dead service has left of a target that is gone is removed by the next.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

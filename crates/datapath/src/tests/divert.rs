@@ -357,6 +357,26 @@ fn netns_when_the_taps_are_gone_packets_are_dropped_or_pass_as_was_said() {
 }
 
 /// The number of packets that a counting rule has seen.
+/// Nobody can get into a namespace any more that has lost its name, and filters stay on its interface.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_filters_of_what_was_removed_let_packets_pass() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let diversion = diversion(false);
+        let echo = echo(&diversion, false);
+        diversion.attach().unwrap();
+        assert!(is_reached(lab));
+        drop(echo);
+        assert!(!is_reached(lab));
+        drop(diversion);
+        remove(FOLDER.as_ref()).unwrap();
+        let filters = lab.run("tc filter show dev near0 egress");
+        assert!(filters.contains("divert"), "{filters}");
+        assert!(is_reached(lab));
+    });
+}
+
 fn counted(lab: &Lab, chain: &str) -> u64 {
     let rules = lab.run("nft -j list table netdev judge");
     let rules: serde_json::Value = serde_json::from_str(&rules).unwrap();

@@ -34,6 +34,33 @@ pub fn ipv4_header(header: &[u8]) -> [u8; 2] {
     (!fold(add(0, header))).to_ne_bytes()
 }
 
+/// The checksum of SCTP over a packet whose own field is zero, as the field has it (RFC 9260, appendix A: CRC32c).
+#[must_use]
+pub fn crc32c(bytes: &[u8]) -> [u8; 4] {
+    let step = |crc: u32, byte: &u8| {
+        let place = usize::from(crc.to_le_bytes()[0] ^ byte);
+        (crc >> 8) ^ CRC32C[place]
+    };
+    (!bytes.iter().fold(!0, step)).to_le_bytes()
+}
+
+/// What each last byte does to the rest.
+const CRC32C: [u32; 256] = {
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let (mut crc, mut bit) = (byte, 0);
+        while bit < 8 {
+            crc = (crc >> 1) ^ (POLYNOMIAL * (crc & 1));
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
+};
+
 /// The 16-bit sum with all carries.
 fn fold(sum: u64) -> u16 {
     let mut sum = (sum & 0xffff_ffff) + (sum >> 32);
@@ -48,6 +75,12 @@ fn fold(sum: u64) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_check_value_of_crc32c_is_the_known_one() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283_u32.to_le_bytes());
+        assert_eq!(crc32c(&[0; 32]), [0xaa, 0x36, 0x91, 0x8a], "RFC 3720, B.4");
+    }
 
     #[test]
     fn the_header_of_a_known_packet_has_its_known_checksum() {

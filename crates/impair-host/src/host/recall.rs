@@ -60,7 +60,7 @@ impl Host {
     pub(super) fn forget(&self, remembered: &Remembered) {
         let (inode, ifindex) = (remembered.inode, remembered.ifindex);
         let folder = folder_of(&self.settings.pins, inode, InterfaceIndex(ifindex));
-        // Filters are taken off by who gets into their namespace; where the namespace is gone they are too.
+        // Filters are taken off by who gets into their namespace. Where that has lost its name they stay, and let packets pass.
         let detached = match self.find(remembered) {
             Ok((namespace, _)) => self.detach_in(&namespace, &folder, InterfaceIndex(ifindex)),
             Err(error) => Err(error),

@@ -6,7 +6,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     fs::{self, File},
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -129,12 +129,13 @@ pub fn replay(folder: &Path) -> Result<Replayed, ReplayError> {
         return Err(unreadable(&path, reason));
     }
     let is_cut_off = run.ended.is_none();
-    let (mut recorded, unrepeatable) = read_decisions(&folder.join(DECISIONS), is_cut_off)?;
+    let (mut recorded, consumers) = read_decisions(&folder.join(DECISIONS), is_cut_off)?;
     let mut bench = Bench::new(&run)?;
     let frames = bench.run(&run, &folder.join(BEFORE))?;
     if is_cut_off {
         recorded.retain(|_, decision| moment(decision) < bench.last);
     }
+    let unrepeatable = consumers.len() as u64;
     let mut replayed = Replayed {
         frames,
         decisions: recorded.len() as u64 + unrepeatable,
@@ -142,15 +143,17 @@ pub fn replay(folder: &Path) -> Result<Replayed, ReplayError> {
         is_cut_off,
         ..Replayed::default()
     };
-    compare(&run, recorded, &bench.fates.borrow(), &mut replayed);
+    let fates = bench.fates.borrow();
+    compare(&run, (recorded, &consumers), &fates, &mut replayed);
+    drop(fates);
     Ok(replayed)
 }
 
-/// What was decided, and how many decisions aren't the impairment's.
-fn read_decisions(path: &Path, is_cut_off: bool) -> Result<(Fates, u64), ReplayError> {
+/// What was decided, and the packets of which the impairment didn't decide, but who took them.
+fn read_decisions(path: &Path, is_cut_off: bool) -> Result<(Fates, BTreeSet<Key>), ReplayError> {
     let file = File::open(path).map_err(|error| unreadable(path, error))?;
     let mut lines = BufReader::new(file);
-    let (mut fates, mut unrepeatable) = (Fates::new(), 0);
+    let (mut fates, mut consumers) = (Fates::new(), BTreeSet::new());
     let mut line = Vec::new();
     for number in 1u64.. {
         let wrong = |error: &dyn ToString| {
@@ -167,12 +170,12 @@ fn read_decisions(path: &Path, is_cut_off: bool) -> Result<(Fates, u64), ReplayE
             Err(error) => return Err(wrong(&error)),
         };
         if depends_on_consumer(&entry.decision) {
-            unrepeatable += 1;
+            consumers.insert(key(&entry));
         } else {
             fates.insert(key(&entry), entry.decision.planned());
         }
     }
-    Ok((fates, unrepeatable))
+    Ok((fates, consumers))
 }
 
 fn depends_on_consumer(decision: &Decision) -> bool {
@@ -183,7 +186,12 @@ fn depends_on_consumer(decision: &Decision) -> bool {
     matches!(cause, Some(DropCause::Unread | DropCause::Flushed))
 }
 
-fn compare(run: &Run, mut recorded: Fates, replayed: &Fates, outcome: &mut Replayed) {
+fn compare(
+    run: &Run,
+    (mut recorded, consumers): (Fates, &BTreeSet<Key>),
+    replayed: &Fates,
+    outcome: &mut Replayed,
+) {
     let mut different = |key: &Key, recorded: Option<Decision>, replayed: Option<Decision>| {
         outcome.different += 1;
         if outcome.differences.len() < TOLD_MAX {
@@ -205,7 +213,7 @@ fn compare(run: &Run, mut recorded: Fates, replayed: &Fates, outcome: &mut Repla
             Some(then) if then == *now => {}
             Some(then) => different(key, Some(then), Some(now.clone())),
             // What was under way at the end has no fate in the recording.
-            None if is_after(run, now) => {}
+            None if is_after(run, now) || consumers.contains(key) => {}
             None => different(key, None, Some(now.clone())),
         }
     }
@@ -389,5 +397,45 @@ impl App for FeedApp {
     /// Frames are put in from outside, between breaths.
     fn wake(&self) -> Wake {
         Wake::polling()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decision(verdict: Verdict) -> Decision {
+        Decision {
+            number: 0,
+            part: 0,
+            is_copy: false,
+            verdict,
+        }
+    }
+
+    #[test]
+    fn what_nobody_took_in_the_recording_is_no_difference_in_the_replay() {
+        let run = Run {
+            version: VERSION,
+            calendar_start: 0,
+            began: 0,
+            ended: Some(100),
+            impairment: sandwire_api::impairment::Impairment::default(),
+        };
+        let released = decision(Verdict::Released {
+            planned: 10,
+            actual: None,
+            bit_flips: Vec::new(),
+        });
+        let packet = |number| (Way::Ab, "loss".to_owned(), number, 0, false);
+        let replayed = Fates::from([(packet(1), released.clone()), (packet(2), released.clone())]);
+        let different = |unread: &[u64]| {
+            let unread = unread.iter().map(|number| packet(*number)).collect();
+            let recorded = Fates::from([(packet(1), released.clone())]);
+            let mut outcome = Replayed::default();
+            compare(&run, (recorded, &unread), &replayed, &mut outcome);
+            outcome.different
+        };
+        assert_eq!((different(&[2]), different(&[])), (0, 1));
     }
 }

@@ -161,13 +161,7 @@ fn add_text(
     let read: Impairment = text
         .parse()
         .map_err(|error: sandwire_api::impairment::InvalidText| refused(error.to_string()))?;
-    if read.seed != 0 {
-        impairment.seed = read.seed;
-    }
-    if read.on_death == OnDeath::Open {
-        impairment.on_death = OnDeath::Open;
-    }
-    impairment.budget = read.budget.or(impairment.budget);
+    add_settings(impairment, &read);
     for mut rule in read.rules {
         if direction != Direction::Both {
             if rule.direction != Direction::Both && rule.direction != direction {
@@ -186,9 +180,38 @@ fn add_file(impairment: &mut Impairment, file: &Path) -> Result<(), Failure> {
     let text = fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
     let read: Impairment =
         toml::from_str(&text).map_err(|error: toml::de::Error| refused(error.to_string()))?;
-    impairment.seed = read.seed;
-    impairment.on_death = read.on_death;
-    impairment.budget = read.budget.or(impairment.budget);
+    add_settings(impairment, &read);
     impairment.rules.extend(read.rules);
     Ok(())
+}
+
+/// What is said once for all rules, where it is said.
+fn add_settings(impairment: &mut Impairment, read: &Impairment) {
+    if read.seed != 0 {
+        impairment.seed = read.seed;
+    }
+    if read.on_death == OnDeath::Open {
+        impairment.on_death = OnDeath::Open;
+    }
+    impairment.budget = read.budget.or(impairment.budget);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_takes_back_no_seed_and_no_way_to_die_that_a_text_has_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("more.toml");
+        let text = "seed 7; on-death open; loss 1%";
+        for (more, seed) in [("[[rule]]\nloss = \"2%\"\n", 7), ("seed = 9\n", 9)] {
+            fs::write(&file, more).unwrap();
+            let mut impairment = Impairment::default();
+            add_text(&mut impairment, "--both", Direction::Both, text).unwrap();
+            add_file(&mut impairment, &file).unwrap();
+            assert_eq!(impairment.seed, seed);
+            assert_eq!(impairment.on_death, OnDeath::Open);
+        }
+    }
 }

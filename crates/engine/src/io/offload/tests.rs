@@ -16,6 +16,38 @@ fn plain_sum(parts: &[&[u8]]) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
+#[test]
+fn what_sctp_leaves_to_others_is_its_own_checksum() {
+    for (ethertype, network, protocol) in [(0x0800_u16, 20, 9), (0x86dd, 40, 6)] {
+        let mut frame = vec![0; 14 + network + 12 + 20];
+        frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+        frame[14 + protocol] = 132;
+        frame[14 + network..].fill(0x5a);
+        let start = 14 + network;
+        let header = VnetHeader {
+            flags: NEEDS_CHECKSUM,
+            checksum_start: u16::try_from(start).unwrap(),
+            checksum_offset: 8,
+            ..VnetHeader::default()
+        };
+        assert_eq!(complete_checksum(&header, &mut frame), Ok(true));
+        let field: [u8; 4] = frame[start + 8..start + 12].try_into().unwrap();
+        frame[start + 8..start + 12].fill(0);
+        assert_eq!(checksum::crc32c(&frame[start..]), field);
+        // Where there is no room for all of it, nothing is written.
+        frame.truncate(start + 11);
+        let before = frame.clone();
+        let error = complete_checksum(&header, &mut frame);
+        assert_eq!(error, Err(OffloadError::ChecksumPlace));
+        assert_eq!(frame, before);
+        // Others' are as they were.
+        frame[14 + protocol] = 17;
+        frame.resize(start + 32, 0);
+        assert_eq!(complete_checksum(&header, &mut frame), Ok(true));
+        assert_eq!(plain_sum(&[&frame[start..]]), 0xffff);
+    }
+}
+
 /// What a receiver sees of a frame, after it has checked everything that can be.
 #[derive(Debug, PartialEq)]
 struct Received {
