@@ -11,12 +11,11 @@ use std::{
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr, UnixListener, UnixStream},
     },
-    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::{
@@ -42,12 +41,10 @@ use sandwire_vsock_guest::{
 use sandwire_vsock_host::{
     address::VmKey,
     budget::Budget,
-    device::{Context, Scratch, Token, Vm},
+    device::{Context, Token, Vm},
     directory::{Directory, Face, Placement},
-    disposal::Disposal,
     limits::Limits,
     statistics::VmCounters,
-    timers::Timers,
     worker::{Command, VmSetup, WorkerHandle},
 };
 
@@ -155,18 +152,12 @@ impl Stage {
         let budget = Arc::new(Budget::new(limits().guest_bytes));
         let counters = Arc::new(VmCounters::default());
         let (directory, key, sibling) = directory();
-        let context = Context {
-            epoll: epoll::create(CreateFlags::CLOEXEC).expect("an epoll"),
-            timers: Timers::default(),
+        let context = Context::new(
+            epoll::create(CreateFlags::CLOEXEC).expect("an epoll"),
             directory,
-            budget: budget.clone(),
-            now: Instant::now(),
-            round: 0,
-            again: Vec::new(),
-            scratch: Scratch::default(),
-            bell: Rc::default(),
-            disposal: Disposal::default(),
-        };
+            budget.clone(),
+            Default::default(),
+        );
         let (vhost_listener, stream) = vmm();
         let setup = VmSetup {
             key,

@@ -10,27 +10,19 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    os::fd::{AsFd, OwnedFd},
-    rc::Rc,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Instant,
 };
 
-use rustix::{
-    event::epoll::{self, EventData, EventFlags},
-    io::Errno,
-};
+use rustix::{event::epoll::EventFlags, io::Errno};
 use sandwire_api::vsock::{VsockClass, VsockConnection, VsockRefusal};
 
 use crate::{
     address::VmKey,
-    bell::Bell,
-    budget::Budget,
     capture::Sink,
     connection::{Connection, Key},
     dial::Dial,
-    directory::{Directory, Route},
-    disposal::Disposal,
+    directory::Route,
     front_end::{self, FrontEnd, SharedTransport, Transport, lock},
     hybrid::handshake::Handshake,
     limits::Limits,
@@ -38,11 +30,11 @@ use crate::{
     peer::{Peer, Wrote},
     slab::Slab,
     statistics::VmCounters,
-    timers::Timers,
     worker::VmSetup,
 };
 
 mod callers;
+mod context;
 mod from_guest;
 mod growth;
 mod listeners;
@@ -53,68 +45,10 @@ mod turn;
 mod vmm;
 
 use callers::Callers;
+pub use context::{Context, Scratch};
 use listeners::Listeners;
 pub use token::{MOST_NUMBERS, Token};
 use turn::Turn;
-
-/// What the guests of a worker share, for as long as an event is handled.
-#[derive(Debug)]
-pub struct Context {
-    /// Where descriptors are waited for.
-    pub epoll: OwnedFd,
-    /// Reminders.
-    pub timers: Timers,
-    /// Who may reach what.
-    pub directory: Arc<Directory>,
-    /// Bytes of all guests.
-    pub budget: Arc<Budget>,
-    /// The time of this round: events that there were at once, and those who have more to do.
-    pub now: Instant,
-    /// Its number.
-    pub round: u64,
-    /// Guests that have used up their turn and have more to do.
-    pub again: Vec<u32>,
-    /// Memory for lists that live only for a call.
-    pub scratch: Scratch,
-    /// By what guests are interrupted.
-    pub bell: Rc<Bell>,
-    /// Where ends what VMMs handed over.
-    pub disposal: Disposal,
-}
-
-/// See [`Context::scratch`].
-#[derive(Debug, Default)]
-pub struct Scratch {
-    pieces: Vec<libc::iovec>,
-    heads: Vec<u16>,
-    bytes: Vec<u8>,
-    /// Bytes taken from a guest since others last had the processor.
-    moved: usize,
-    /// Whether much has been moved at once since [`Context::take_bulk`].
-    bulk: bool,
-}
-
-impl Context {
-    /// Whether a stream was in full flow since this was last asked.
-    pub fn take_bulk(&mut self) -> bool {
-        std::mem::take(&mut self.scratch.bulk)
-    }
-
-    /// Waits for a descriptor; replaces what was waited for at it.
-    fn watch(&self, fd: impl AsFd, token: Token, flags: EventFlags) -> Result<(), Errno> {
-        let data = EventData::new_u64(token.pack());
-        match epoll::add(&self.epoll, fd.as_fd(), data, flags) {
-            Err(Errno::EXIST) => epoll::modify(&self.epoll, fd, data, flags),
-            other => other,
-        }
-    }
-
-    /// Stops waiting for a descriptor that somebody else may hold too.
-    fn unwatch(&self, fd: impl AsFd) {
-        // Fails only if it wasn't waited for.
-        let _ = epoll::delete(&self.epoll, fd);
-    }
-}
 
 /// Readiness of a connected peer that is always waited for, edge-triggered.
 const PEER_FLAGS: EventFlags = EventFlags::IN

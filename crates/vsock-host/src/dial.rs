@@ -22,11 +22,10 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, epoll, poll},
-    fs::{FileType, Mode, OFlags, fstat, open},
     io::Errno,
     net::{
-        AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, send,
-        socket_with, socketpair, sockopt,
+        AddressFamily, SendFlags, SocketFlags, SocketType, connect, send, socket_with, socketpair,
+        sockopt,
     },
 };
 use sandwire_api::vsock::{VsockRefusal, VsockType};
@@ -37,11 +36,10 @@ use crate::{
     listener::refuse_descriptors,
     packet::flags,
     readiness::{Interest, Timer, timespec},
+    socket_file::SocketFile,
     worker::Command,
 };
 
-/// How a socket's path is looked at.
-pub(crate) const LOOK_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// How long a sibling behind a hybrid VMM is tried again that isn't there or refuses. Less than the two
 /// seconds that a Linux guest waits for its own connect.
 pub const SIBLING_PATIENCE: Duration = Duration::from_secs(1);
@@ -219,14 +217,12 @@ impl Dial {
     /// Connects to the socket at a path, and to nothing that a link there leads to: the owner of a guest's
     /// folder has only its own rights, and would otherwise reach whatever ours reach.
     fn connect_unix(&self, path: &Path) -> Result<OwnedFd, Errno> {
-        let found = open(path, LOOK_FLAGS, Mode::empty())?;
-        if FileType::from_raw_mode(fstat(&found)?.st_mode) != FileType::Socket {
-            return Err(Errno::CONNREFUSED);
-        }
-        // The very file that was looked at, whatever has its name by now.
-        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()))?;
+        let found = SocketFile::find(path).map_err(|error| match error {
+            Errno::NOTSOCK => Errno::CONNREFUSED,
+            error => error,
+        })?;
         let socket = self.socket(AddressFamily::UNIX)?;
-        match connect(&socket, &address) {
+        match connect(&socket, &found.address()?) {
             Ok(()) => Ok(socket),
             Err(error) => {
                 if error == Errno::ACCESS {

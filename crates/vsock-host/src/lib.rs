@@ -32,6 +32,7 @@ pub mod readiness;
 pub mod seccomp;
 pub mod service;
 pub mod slab;
+mod socket_file;
 pub mod state;
 pub mod statistics;
 pub mod timers;

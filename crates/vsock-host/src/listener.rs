@@ -11,7 +11,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, Mode, fchmod, fstat, open, unlink},
+    fs::{Mode, fchmod, unlink},
     io::Errno,
     net::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind as bind_socket, connect,
@@ -20,7 +20,7 @@ use rustix::{
 };
 use sandwire_api::vsock::VsockType;
 
-use crate::dial::LOOK_FLAGS;
+use crate::socket_file::SocketFile;
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes, the last of which is zero.
 pub const PATH_MAX: usize = 107;
@@ -150,22 +150,17 @@ fn remove_left_over(path: &Path) -> Result<(), ListenerError> {
         path: path.to_owned(),
         source: error.into(),
     };
-    // The very file is asked that was looked at: the folder's owner may put a link in its place at any time.
-    let found = match open(path, LOOK_FLAGS, Mode::empty()) {
+    let found = match SocketFile::find(path) {
         Ok(found) => found,
         Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::NOTSOCK) => return Err(ListenerError::NotASocket(path.to_owned())),
         Err(error) => return Err(refused(error)),
     };
-    let mode = fstat(&found).map_err(refused)?.st_mode;
-    if FileType::from_raw_mode(mode) != FileType::Socket {
-        return Err(ListenerError::NotASocket(path.to_owned()));
-    }
     // Of a type that nobody listens with: who is there has no connection to serve, which may be all it serves.
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let probe =
         socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(refused)?;
-    let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", found.as_raw_fd()));
-    match connect(&probe, &address.map_err(refused)?) {
+    match connect(&probe, &found.address().map_err(refused)?) {
         Err(Errno::CONNREFUSED) => remove(path).map_err(|source| ListenerError::Refused {
             path: path.to_owned(),
             source,

@@ -13,7 +13,7 @@ use seccompiler::{
 
 use rustix::fs::OFlags;
 
-use crate::{dial::LOOK_FLAGS, service::Seccomp, state::CREATE_FLAGS};
+use crate::{service::Seccomp, socket_file::LOOK_FLAGS, state::CREATE_FLAGS};
 
 /// Why there is no filter.
 #[derive(Debug, thiserror::Error)]

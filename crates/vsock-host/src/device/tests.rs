@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::{
+    event::epoll,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType},
+};
 use sandwire_api::vsock::{
     HOST_CID, PortRange, VsockConnection, VsockDestination, VsockPolicy, VsockRefusal, VsockRule,
     VsockState, VsockType,
@@ -20,7 +23,8 @@ use sandwire_vsock_guest::{Guest, Kind, Settings};
 
 use super::*;
 use crate::{
-    directory::{Face, Placement},
+    budget::Budget,
+    directory::{Directory, Face, Placement},
     lifeline::Lifeline,
     packet::Operation,
     worker::{self, Command, WorkerHandle, WorkerSettings},
@@ -126,18 +130,12 @@ impl Lab {
 
     /// What a worker has, for a guest that is served by the test itself.
     fn context(&self) -> Context {
-        Context {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance"),
-            timers: Timers::default(),
-            directory: Arc::clone(&self.directory),
-            budget: Arc::new(Budget::new(1 << 30)),
-            now: Instant::now(),
-            round: 0,
-            again: Vec::new(),
-            scratch: Scratch::default(),
-            bell: Rc::default(),
-            disposal: Disposal::default(),
-        }
+        Context::new(
+            epoll::create(epoll::CreateFlags::CLOEXEC).expect("an epoll instance"),
+            Arc::clone(&self.directory),
+            Arc::new(Budget::new(1 << 30)),
+            Default::default(),
+        )
     }
 
     fn connections(&self) -> Vec<VsockConnection> {

@@ -5,11 +5,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs, io,
-    os::{
-        fd::OwnedFd,
-        unix::{fs::FileTypeExt, net::UnixListener},
-    },
+    io,
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -34,6 +31,7 @@ use crate::{
     listener::{self, Descriptors, ListenerError, PATH_MAX, listen_on},
     policy::{self, PolicyError},
     readiness::Waker,
+    socket_file::SocketFile,
     state::{State, StateError},
     statistics::VmCounters,
     worker::{self, Command, VmError, VmSetup, WorkerHandle, WorkerSettings},
@@ -388,9 +386,8 @@ impl Channels {
     pub fn traffic(&self, key: Option<&VmKey>) -> Result<Vec<VmTraffic>, ChannelError> {
         let describe = |vm: &Channel| {
             if vm.worker.is_none() {
-                vm.counters
-                    .attached
-                    .store(is_socket(&vm.spec.stream_socket()), Relaxed);
+                let there = SocketFile::find(&vm.spec.stream_socket()).is_ok();
+                vm.counters.attached.store(there, Relaxed);
             }
             VmTraffic {
                 key: vm.spec.key.clone(),
@@ -583,8 +580,4 @@ fn await_answer<T>(answer: &Receiver<T>) -> Result<T, ChannelError> {
     answer
         .recv_timeout(PATIENCE)
         .map_err(|_| ChannelError::Silent)
-}
-/// Whether a socket is there, and not a link: the folder's owner could have us look wherever that leads, by our rights.
-fn is_socket(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }

@@ -23,14 +23,13 @@ use crate::{
     address::VmKey,
     bell::Bell,
     budget::Budget,
-    device::{Context, MOST_NUMBERS, Scratch, Token, Vm},
+    device::{Context, MOST_NUMBERS, Token, Vm},
     directory::Directory,
     disposal::Disposal,
     front_end::{FROM_GUEST, TO_GUEST},
     lifeline::Lifeline,
     readiness::timespec,
     slab::Slab,
-    timers::Timers,
 };
 
 /// Events taken from the kernel at once.
@@ -70,18 +69,7 @@ pub fn spawn(
         .name(format!("vsock-{index}"))
         .spawn(move || {
             // Made in the thread: what it holds of guests' memory never leaves it.
-            let context = Context {
-                epoll,
-                timers: Timers::default(),
-                directory,
-                budget,
-                now: Instant::now(),
-                round: 0,
-                again: Vec::new(),
-                scratch: Scratch::default(),
-                bell: Rc::new(bell),
-                disposal,
-            };
+            let context = Context::new(epoll, directory, budget, (Rc::new(bell), disposal));
             let mut worker = Worker {
                 handle: for_thread,
                 settings,
