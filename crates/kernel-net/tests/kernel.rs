@@ -381,3 +381,24 @@ fn listeners_are_those_that_take_what_comes_from_anybody() {
         assert_eq!(at(Transport::Udp, 8083), []);
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn one_interface_that_cannot_be_deleted_keeps_no_other() {
+    lab::run(|lab| {
+        // The loopback can't, whatever it is called.
+        lab.run("ip link set lo down");
+        lab.run("ip link set lo name odd");
+        for name in ["one", "two"] {
+            lab.run(&format!("ip link add {name} type bridge"));
+        }
+        let mut socket = Socket::route().unwrap();
+        let all = ["one", "odd", "gone", "two"].map(|name| (name, None));
+        interface::delete_together(&mut socket, all, interface::FIRST_GROUP).unwrap_err();
+        let left = lab.run("ip -o link show");
+        assert!(left.contains("odd") && !left.contains("bridge"), "{left}");
+        assert!(!left.contains("one:") && !left.contains("two:"), "{left}");
+        assert!(left.contains("group default"), "{left}");
+        lab.run("ip link set odd name lo");
+    });
+}

@@ -30,26 +30,66 @@ pub fn free_group(
 /// together is told by [`DELETED_AT_ONCE`].
 ///
 /// # Errors
-/// The kernel refuses; then some of them may be gone, and some in the group.
+/// The first that the kernel refuses; all others are gone.
 pub fn delete_together<'a>(
     socket: &mut Socket,
     interfaces: impl IntoIterator<Item = (&'a str, Option<InterfaceIndex>)>,
+    group: u32,
+) -> Result<(), Error> {
+    let interfaces: Vec<_> = interfaces.into_iter().collect();
+    let gathered = regroup(socket, &interfaces, group);
+    if gathered.and(delete_group(socket, group)).is_ok() {
+        return Ok(());
+    }
+    // Of a group in which one can't be deleted none is.
+    let done = delete_each(socket, &interfaces);
+    // What is left must not keep others of the group the next time.
+    done.and(regroup(socket, &interfaces, NO_GROUP))
+}
+
+/// The group of interfaces that nobody has put into another one.
+const NO_GROUP: u32 = 0;
+
+/// Puts those that are there into a group; the first that can't be.
+fn regroup(
+    socket: &mut Socket,
+    interfaces: &[(&str, Option<InterfaceIndex>)],
     group: u32,
 ) -> Result<(), Error> {
     let mut request = Request::new();
     for (name, index) in interfaces {
         let change = Change {
             name,
-            index,
+            index: *index,
             group: Some(group),
             ..Change::default()
         };
         change.apply(&mut request);
     }
-    let failures = socket.execute_all(request);
-    if let Some((_, error)) = failures.into_iter().find(|(_, error)| !error.is_missing()) {
-        return Err(error);
+    first_of(socket.execute_all(request))
+}
+
+fn delete_each(
+    socket: &mut Socket,
+    interfaces: &[(&str, Option<InterfaceIndex>)],
+) -> Result<(), Error> {
+    let mut request = Request::new();
+    for (name, index) in interfaces {
+        match index {
+            Some(index) => super::delete_by_index(&mut request, name, *index),
+            None => super::delete(&mut request, name),
+        }
     }
+    first_of(socket.execute_all(request))
+}
+
+/// The first failure that doesn't say that something is gone already.
+fn first_of(failures: Vec<(usize, Error)>) -> Result<(), Error> {
+    let mut errors = failures.into_iter().map(|(_, error)| error);
+    errors.find(|error| !error.is_missing()).map_or(Ok(()), Err)
+}
+
+fn delete_group(socket: &mut Socket, group: u32) -> Result<(), Error> {
     let mut request = Request::new();
     let object = format!("interfaces of group {group}");
     request.message((libc::RTM_DELLINK, CHANGE), "delete", object, |message| {

@@ -464,27 +464,40 @@ pub(super) fn delete_host_end(worker: &mut Worker, slot: &SlotPlan) -> Result<()
     }
 }
 
-/// Takes away what is left of many slots. Mostly that is nothing: a release deletes the interface, or its namespace has
-/// taken it along.
+/// Takes away what is left of many slots, and says of each what became of it. Mostly that is nothing: a release deletes the
+/// interface, or its namespace has taken it along.
 pub(super) fn tear_down(
     worker: &mut Worker,
     ebpf: Option<&Ebpf>,
     slots: &[&SlotPlan],
-) -> Result<(), NetworkError> {
-    let mut present = Vec::new();
-    let mut beside = Ok(());
-    for slot in slots {
-        if let Some(found) = interface::find(&mut worker.route, &slot.host_interface)? {
-            // What is left of it harms nobody; the pairs go all the same.
-            beside = beside.and(interface::delete_taps_beyond(&mut worker.route, &found));
-            present.push(*slot);
-        }
+) -> Vec<Result<(), NetworkError>> {
+    let mut results: Vec<Result<(), NetworkError>> = Vec::with_capacity(slots.len());
+    let (mut present, mut places) = (Vec::new(), Vec::new());
+    for (place, slot) in slots.iter().enumerate() {
+        results.push(
+            match interface::find(&mut worker.route, &slot.host_interface) {
+                Ok(None) => {
+                    if let Some(ebpf) = ebpf {
+                        ebpf.free(slot);
+                    }
+                    Ok(())
+                }
+                Ok(Some(found)) => {
+                    present.push(*slot);
+                    places.push(place);
+                    // What is left of it harms nobody; the pair goes all the same.
+                    interface::delete_taps_beyond(&mut worker.route, &found).map_err(Into::into)
+                }
+                Err(error) => Err(error.into()),
+            },
+        );
     }
-    host_slot::tear_down(worker, ebpf, &present)?;
-    if let Some(ebpf) = ebpf {
-        slots.iter().for_each(|slot| ebpf.free(slot));
+    let deleted = host_slot::tear_down(worker, ebpf, &present);
+    for (place, result) in places.into_iter().zip(deleted) {
+        let beside = std::mem::replace(&mut results[place], Ok(()));
+        results[place] = result.and(beside);
     }
-    Ok(beside?)
+    results
 }
 
 /// The link-local address that an Ethernet address gives (RFC 4291, appendix A), which the programs know as its own.

@@ -187,29 +187,67 @@ pub(super) fn withdraw_taps(
     withdraw::withdraw(&mut worker.route, slot, &taps, hidden)
 }
 
-/// Deletes the TAPs of many slots.
+/// Deletes the TAPs of many slots, and says of each what became of it. Whatever is refused, the others go.
 pub(super) fn tear_down(
     worker: &mut Worker,
     ebpf: Option<&Ebpf>,
     slots: &[&SlotPlan],
-) -> Result<(), NetworkError> {
+) -> Vec<Result<(), NetworkError>> {
     let Some(first) = slots.first() else {
-        return Ok(());
+        return Vec::new();
     };
-    let group = free_group(worker, first)?;
-    let taps: Vec<&str> = slots
-        .iter()
-        .flat_map(|slot| slot.nics.iter().map(|nic| nic.tap.as_str()))
-        .collect();
-    for batch in taps.chunks(DELETED_AT_ONCE) {
-        let withdrawn: Vec<String> = batch.iter().map(|tap| names::withdrawn(tap)).collect();
-        let all = batch.iter().copied();
-        let all = all.chain(withdrawn.iter().map(String::as_str));
-        let all = all.map(|name| (name, None));
-        interface::delete_together(&mut worker.route, all, group)?;
+    let group = match free_group(worker, first) {
+        Ok(group) => group,
+        Err(error) => {
+            let text = error.to_string();
+            return slots.iter().map(|slot| Err(left(slot, &text))).collect();
+        }
+    };
+    let nics = slots.iter().map(|slot| slot.nics.len()).max();
+    let at_once = (DELETED_AT_ONCE / nics.unwrap_or(1).max(1)).max(1);
+    let mut results = Vec::with_capacity(slots.len());
+    for batch in slots.chunks(at_once) {
+        let deleted = delete_taps(worker, batch, group);
+        for slot in batch {
+            let result = match &deleted {
+                Ok(()) => Ok(()),
+                Err(error) => check_gone(worker, slot, error),
+            };
+            if let (Ok(()), Some(ebpf)) = (&result, ebpf) {
+                ebpf.free(slot);
+            }
+            results.push(result);
+        }
     }
-    if let Some(ebpf) = ebpf {
-        slots.iter().for_each(|slot| ebpf.free(slot));
+    results
+}
+
+fn delete_taps(worker: &mut Worker, slots: &[&SlotPlan], group: u32) -> Result<(), KernelError> {
+    let taps = slots.iter().flat_map(|slot| &slot.nics);
+    let taps: Vec<&str> = taps.map(|nic| nic.tap.as_str()).collect();
+    let withdrawn: Vec<String> = taps.iter().map(|tap| names::withdrawn(tap)).collect();
+    let all = taps.iter().copied();
+    let all = all.chain(withdrawn.iter().map(String::as_str));
+    let all = all.map(|name| (name, None));
+    interface::delete_together(&mut worker.route, all, group)
+}
+
+fn left(slot: &SlotPlan, text: &str) -> NetworkError {
+    NetworkError::reason("tear down", &slot.netns_name, text)
+}
+
+/// Of several that were deleted together, of which one is still there, perhaps this one.
+fn check_gone(
+    worker: &mut Worker,
+    slot: &SlotPlan,
+    error: &KernelError,
+) -> Result<(), NetworkError> {
+    for nic in &slot.nics {
+        for name in [nic.tap.clone(), names::withdrawn(&nic.tap)] {
+            if !matches!(interface::find(&mut worker.route, &name), Ok(None)) {
+                return Err(left(slot, &error.to_string()));
+            }
+        }
     }
     Ok(())
 }

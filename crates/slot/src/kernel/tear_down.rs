@@ -32,19 +32,21 @@ pub(super) fn tear_down(
     slots: &[SlotPlan],
 ) -> Vec<Result<(), NetworkError>> {
     let mut results: Vec<Result<(), NetworkError>> = slots.iter().map(|_| Ok(())).collect();
-    let mut held = Vec::new();
+    let (mut held, mut failure) = (Vec::new(), None);
     let (with_netns, on_host): (Vec<_>, Vec<_>) = slots
         .iter()
         .enumerate()
         .partition(|(_, slot)| slot.has_netns());
-    let (attached, on_host): (Vec<&SlotPlan>, Vec<&SlotPlan>) = on_host
+    let (attached, on_host): (Vec<_>, Vec<_>) = on_host
         .into_iter()
-        .map(|(_, slot)| slot)
-        .partition(|slot| slot.is_container());
-    let mut failure = host_slot::tear_down(worker, ebpf, &on_host).err();
-    failure = container::tear_down(worker, ebpf, &attached)
-        .err()
-        .or(failure);
+        .partition(|(_, slot)| slot.is_container());
+    let done = host_slot::tear_down(worker, ebpf, &plans(&on_host));
+    let done = done
+        .into_iter()
+        .chain(container::tear_down(worker, ebpf, &plans(&attached)));
+    for ((place, _), result) in on_host.iter().chain(&attached).zip(done) {
+        results[*place] = result;
+    }
     let mut before: &[(usize, &SlotPlan)] = &[];
     for batch in with_netns.chunks(BATCH).chain([&[][..]]) {
         for (place, slot) in batch {
@@ -89,6 +91,10 @@ pub(super) fn all_failed(
     let text = error.to_string();
     let failed = |slot: &SlotPlan| NetworkError::reason("tear down", &slot.netns_name, &text);
     slots.iter().map(|slot| Err(failed(slot))).collect()
+}
+
+fn plans<'a>(slots: &[(usize, &'a SlotPlan)]) -> Vec<&'a SlotPlan> {
+    slots.iter().map(|(_, slot)| *slot).collect()
 }
 
 fn host_ends<'a>(slots: &[(usize, &'a SlotPlan)]) -> impl Iterator<Item = &'a str> {
