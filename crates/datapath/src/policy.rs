@@ -101,7 +101,7 @@ pub fn compile(spec: &PolicySpec, clone_prefixes: &[IpNet]) -> Result<Compiled, 
 }
 
 /// What may be reached only by the relay.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Redirect {
     /// Sources.
     pub from: IpNet,

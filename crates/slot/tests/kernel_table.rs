@@ -560,6 +560,26 @@ fn a_change_that_was_killed_before_it_was_written_down_is_taken_back_by_the_next
     });
 }
 
+/// Their sandboxes may be running: the journal was lost, or is another one's.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_start_lets_nobody_s_slots_go_unjudged() {
+    lab::run(|lab| {
+        let (lost, other) = (by_nft(), second(MASQUERADE));
+        let ends = || has(lab, "host_ends", &format!("sw{}-", lost.tag));
+        let network = open();
+        network.add_pool(&lost).unwrap();
+        drop(network);
+        let before = lab.run(&format!("nft -a list table inet {TABLE}"));
+        let network = open();
+        network.settle_pools().unwrap();
+        assert_eq!(lab.run(&format!("nft -a list table inet {TABLE}")), before);
+        network.take_up_pool(&other, None).unwrap();
+        network.settle_pools().unwrap();
+        assert!(ends());
+    });
+}
+
 /// Whoever takes elements out doesn't keep the pool from changing for good.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

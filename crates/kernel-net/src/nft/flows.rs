@@ -7,11 +7,7 @@ use ipnet::IpNet;
 use super::{
     Field, GENERIC_HEADER, NFPROTO_INET, SUBSYSTEM,
     expression::Family,
-    generic_header,
-    inspect::{
-        NFT_MSG_GETSETELEM, NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET,
-        NFTA_SET_ELEM_LIST_TABLE,
-    },
+    generic_header, inspect,
     set::{
         NFTA_DATA_VALUE, NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_KEY_END, NFTA_SET_NAME, NFTA_SET_TABLE,
     },
@@ -126,28 +122,11 @@ fn names(socket: &mut Socket) -> Result<Vec<String>, Error> {
 }
 
 fn elements(socket: &mut Socket, set: &str) -> Result<Vec<Flows>, Error> {
-    let object = format!("nft set {RELAY_TABLE} {set}");
-    let lists = socket.query(
-        SUBSYSTEM << 8 | NFT_MSG_GETSETELEM,
-        true,
-        ("list", &object),
-        |message| {
-            message.raw(&generic_header(NFPROTO_INET));
-            message.put_text(NFTA_SET_ELEM_LIST_TABLE, RELAY_TABLE);
-            message.put_text(NFTA_SET_ELEM_LIST_SET, set);
-        },
-        |reply| {
-            let elements = reply
-                .attributes(GENERIC_HEADER)
-                .nested(NFTA_SET_ELEM_LIST_ELEMENTS);
-            Some(
-                elements
-                    .filter_map(|(_, element)| element_of(element))
-                    .collect::<Vec<_>>(),
-            )
-        },
-    )?;
-    Ok(lists.concat())
+    let parts = inspect::elements(socket, RELAY_TABLE, set, |part| {
+        let flows = part.filter_map(|(_, element)| element_of(element));
+        Some(flows.collect::<Vec<_>>())
+    })?;
+    Ok(parts.concat())
 }
 
 fn element_of(element: &[u8]) -> Option<Flows> {

@@ -19,14 +19,14 @@ use crate::{
 
 const NFT_MSG_GETTABLE: u16 = 1;
 const NFT_MSG_GETRULE: u16 = 7;
-pub(super) const NFT_MSG_GETSETELEM: u16 = 13;
+const NFT_MSG_GETSETELEM: u16 = 13;
 const NFTA_TABLE_NAME: u16 = 1;
 const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
-pub(super) const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
-pub(super) const NFTA_SET_ELEM_LIST_SET: u16 = 2;
-pub(super) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
+const NFTA_SET_ELEM_LIST_SET: u16 = 2;
+const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 
 /// Names of the `inet` tables in the socket's namespace.
 ///
@@ -46,8 +46,19 @@ pub fn tables(socket: &mut Socket) -> Result<Vec<String>, Error> {
 /// # Errors
 /// There is no such set, or the kernel refuses.
 pub fn count_elements(socket: &mut Socket, table: &str, set: &str) -> Result<usize, Error> {
+    let counts = elements(socket, table, set, |part| Some(part.count()))?;
+    Ok(counts.into_iter().sum())
+}
+
+/// Lists the elements of a set or map, which the kernel tells part by part.
+pub(super) fn elements<T>(
+    socket: &mut Socket,
+    table: &str,
+    set: &str,
+    read: impl Fn(Attributes<'_>) -> Option<T>,
+) -> Result<Vec<T>, Error> {
     let object = format!("nft set {table} {set}");
-    let counts = socket.query(
+    socket.query(
         SUBSYSTEM << 8 | NFT_MSG_GETSETELEM,
         true,
         ("list", &object),
@@ -57,13 +68,10 @@ pub fn count_elements(socket: &mut Socket, table: &str, set: &str) -> Result<usi
             message.put_text(NFTA_SET_ELEM_LIST_SET, set);
         },
         |reply| {
-            let elements = reply
-                .attributes(GENERIC_HEADER)
-                .nested(NFTA_SET_ELEM_LIST_ELEMENTS);
-            Some(elements.count())
+            let attributes = reply.attributes(GENERIC_HEADER);
+            read(attributes.nested(NFTA_SET_ELEM_LIST_ELEMENTS))
         },
-    )?;
-    Ok(counts.into_iter().sum())
+    )
 }
 
 /// Chain and number of expressions of each rule of an `inet` table, in order: a fingerprint that any

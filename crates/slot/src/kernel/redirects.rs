@@ -7,6 +7,7 @@
 //! which somebody else may flush.
 
 use std::{
+    collections::HashSet,
     sync::{Arc, Weak, atomic::Ordering},
     thread,
     time::Duration,
@@ -46,14 +47,10 @@ pub(super) fn tell(
 
 /// What either says, each once.
 fn redirects(flows: &[Vec<Flows>], rules: &[RoutingRule]) -> Vec<Redirect> {
-    let mut redirects: Vec<Redirect> = Vec::new();
     let of_rules = rules.iter().filter_map(of_rule);
-    for redirect in of_rules.chain(flows.iter().flat_map(|of_one| of_flows(of_one))) {
-        if !redirects.contains(&redirect) {
-            redirects.push(redirect);
-        }
-    }
-    redirects
+    let all = of_rules.chain(flows.iter().flat_map(|of_one| of_flows(of_one)));
+    let mut seen = HashSet::new();
+    all.filter(|redirect| seen.insert(*redirect)).collect()
 }
 
 fn of_rule(rule: &RoutingRule) -> Option<Redirect> {

@@ -122,26 +122,37 @@ fn all_elements(
     all
 }
 
-/// Makes the elements of pools exactly these, in one transaction: a daemon that was killed may have left what it had begun to change.
-/// A table that isn't as it should be is left to the inspection.
+/// Takes away what no pool may by its policy: a daemon that was killed may have left what it had begun to change. Interfaces
+/// that lead to slots stay: they are judged by that, also those of slots that nobody knows any more. A table that isn't as it should be is
+/// left to the inspection.
 pub(in super::super) fn settle(
     instance: &str,
     worker: &mut Worker,
     served: &Served<'_>,
 ) -> Result<(), NetworkError> {
-    let table = name(instance);
-    if !nft::tables(&mut worker.netfilter)?.contains(&table) {
+    // Who knows of no pool has perhaps lost the journal.
+    if served.all().next().is_none()
+        || !nft::tables(&mut worker.netfilter)?.contains(&name(instance))
+        || !is_sound(instance, worker, served)?
+    {
         return Ok(());
     }
+    exchange(instance, worker, served, PerFamily::is_of_pools)
+}
+
+/// Makes the elements of pools in some sets exactly these, in one transaction, and adds what others lack.
+fn exchange(
+    instance: &str,
+    worker: &mut Worker,
+    served: &Served<'_>,
+    is_meant: impl Fn(PerFamily) -> bool,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
     let mut batch = Batch::new(&table);
     let extent = prepare_bounds(instance, worker, &mut batch, served)?;
-    if !has_extent(instance, worker, extent)? {
-        return Ok(());
-    }
-    batch.clear_set(HOST_ENDS);
     for family in Family::ALL {
         let sets = PerFamily::ALL.into_iter();
-        for set in sets.filter(|set| set.is_of_pools() && set.is_part_of(extent)) {
+        for set in sets.filter(|set| is_meant(*set) && set.is_part_of(extent)) {
             batch.clear_set(&set.name(family));
         }
     }
@@ -165,39 +176,15 @@ pub(in super::super) fn add_elements(
         batch.add_elements(&set, &of_set);
     }
     match batch.commit(&mut worker.netfilter) {
-        // A prefix leads to the chain of one bound: to another, if a daemon was killed while it changed that.
+        // A prefix leads to the chain of one bound: to another, if a daemon was killed while it changed that. Those of pools that
+        // are still to come are without one until then.
         Err(error) if error.is_clash() && extent == Extent::Full => {
-            add_elements_anew(instance, worker, pool, all)
+            exchange(instance, worker, all, |set| {
+                matches!(set, PerFamily::Bounds)
+            })
         }
         done => Ok(done?),
     }
-}
-
-/// The same where the pool's prefixes lead to the chain of another bound. Those of pools that are still to come are without one
-/// until then.
-fn add_elements_anew(
-    instance: &str,
-    worker: &mut Worker,
-    pool: &Hosted,
-    all: &Served<'_>,
-) -> Result<(), NetworkError> {
-    let table = name(instance);
-    let mut batch = Batch::new(&table);
-    let extent = prepare_bounds(instance, worker, &mut batch, all)?;
-    let bounds = Family::ALL.map(|family| PerFamily::Bounds.name(family));
-    for set in &bounds {
-        batch.clear_set(set);
-    }
-    let of_pool = elements(instance, pool, extent).into_iter();
-    let others = all_elements(instance, all, extent).into_iter();
-    let others = others.filter(|(set, _)| bounds.contains(set));
-    for (set, of_set) in of_pool
-        .filter(|(set, _)| !bounds.contains(set))
-        .chain(others)
-    {
-        batch.add_elements(&set, &of_set);
-    }
-    Ok(batch.commit(&mut worker.netfilter)?)
 }
 
 /// Exchanges a pool's elements in one step, in a table that has as much as is needed.
