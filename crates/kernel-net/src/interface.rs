@@ -26,7 +26,7 @@ use crate::{
     Error,
     capability::Required,
     netlink::{
-        CHANGE, CREATE, Request, Socket,
+        CHANGE, CREATE, Reply, Request, Socket,
         attribute::{self, Attributes, Writer},
     },
 };
@@ -375,7 +375,7 @@ pub struct Tun {
 /// # Errors
 /// The kernel refuses.
 pub fn list(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
-    query(socket, true, "interfaces", |message| {
+    list_by(socket, "interfaces", |message| {
         message.raw(&header(0, None));
         message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
     })
@@ -386,7 +386,7 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
 /// # Errors
 /// The kernel refuses.
 pub fn list_with_traffic(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
-    query(socket, true, "interfaces", |message| {
+    list_by(socket, "interfaces", |message| {
         message.raw(&header(0, None))
     })
 }
@@ -396,11 +396,11 @@ pub fn list_with_traffic(socket: &mut Socket) -> Result<Vec<Interface>, Error> {
 /// # Errors
 /// The kernel refuses.
 pub fn find(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error> {
-    found(query(socket, false, name, |message| {
+    look_up(socket, name, |message| {
         message.raw(&header(0, None));
         message.put_text(libc::IFLA_IFNAME, name);
         message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
-    }))
+    })
 }
 
 /// One interface by name, with its traffic; `None` if there is none.
@@ -408,10 +408,10 @@ pub fn find(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error>
 /// # Errors
 /// The kernel refuses.
 pub fn find_with_traffic(socket: &mut Socket, name: &str) -> Result<Option<Interface>, Error> {
-    found(query(socket, false, name, |message| {
+    look_up(socket, name, |message| {
         message.raw(&header(0, None));
         message.put_text(libc::IFLA_IFNAME, name);
-    }))
+    })
 }
 
 /// One interface by number; `None` if there is none.
@@ -422,10 +422,10 @@ pub fn find_by_index(
     socket: &mut Socket,
     index: InterfaceIndex,
 ) -> Result<Option<Interface>, Error> {
-    found(query(socket, false, &index.to_string(), |message| {
+    look_up(socket, &index.to_string(), |message| {
         message.raw(&header(index.0, None));
         message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
-    }))
+    })
 }
 
 /// Tells of interfaces of one namespace that changed.
@@ -467,25 +467,31 @@ impl Watcher {
     }
 }
 
-fn found(answer: Result<Vec<Interface>, Error>) -> Result<Option<Interface>, Error> {
-    match answer {
+fn look_up(
+    socket: &mut Socket,
+    object: &str,
+    fill: impl Fn(&mut Writer<'_>),
+) -> Result<Option<Interface>, Error> {
+    let label = ("look up interface", object);
+    match socket.query(libc::RTM_GETLINK, false, label, fill, read) {
         Err(error) if error.errno() == Some(libc::ENODEV) => Ok(None),
         other => Ok(other?.into_iter().next()),
     }
 }
 
-fn query(
+fn list_by(
     socket: &mut Socket,
-    dump: bool,
     object: &str,
     fill: impl Fn(&mut Writer<'_>),
 ) -> Result<Vec<Interface>, Error> {
-    let label = (if dump { "list" } else { "look up interface" }, object);
-    socket.query(libc::RTM_GETLINK, dump, label, fill, |reply| {
-        (reply.kind == libc::RTM_NEWLINK)
-            .then(|| parse(reply.payload))
-            .flatten()
-    })
+    let number = |interface: &Interface| interface.index;
+    socket.list(libc::RTM_GETLINK, ("list", object), fill, read, number)
+}
+
+fn read(reply: Reply<'_>) -> Option<Interface> {
+    (reply.kind == libc::RTM_NEWLINK)
+        .then(|| parse(reply.payload))
+        .flatten()
 }
 
 fn parse(payload: &[u8]) -> Option<Interface> {

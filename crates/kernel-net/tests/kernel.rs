@@ -8,6 +8,8 @@ use std::{
     fs,
     net::{IpAddr, TcpListener, TcpStream, UdpSocket},
     os::unix::fs::MetadataExt,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::atomic::{AtomicBool, Ordering},
     thread,
 };
 
@@ -316,6 +318,44 @@ fn thousands_of_routes_and_hundreds_of_interfaces_are_listed_in_full() {
             }
         });
     });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn interfaces_that_stay_are_listed_once_while_others_come_and_go() {
+    lab::run(|lab| {
+        let mut socket = Socket::route().unwrap();
+        add_many(lab, &mut socket);
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut socket = Socket::route().unwrap();
+                while !ended.load(Ordering::Relaxed) {
+                    let mut request = Request::new();
+                    interface::create_bridge(&mut request, "passing", None);
+                    interface::delete(&mut request, "passing");
+                    socket.execute(request).unwrap();
+                }
+            });
+            let listed = catch_unwind(AssertUnwindSafe(|| {
+                for _ in 0..20 {
+                    let mut names = all_names(&mut socket);
+                    names.retain(|name| name.starts_with("many"));
+                    let all = names.len();
+                    names.sort();
+                    names.dedup();
+                    assert_eq!((names.len(), all), (300, 300));
+                }
+            }));
+            ended.store(true, Ordering::Relaxed);
+            listed.unwrap_or_else(|panic| resume_unwind(panic));
+        });
+    });
+}
+
+fn all_names(socket: &mut Socket) -> Vec<String> {
+    let all = interface::list(socket).unwrap();
+    all.into_iter().map(|interface| interface.name).collect()
 }
 
 fn add_many(lab: &Lab, socket: &mut Socket) {

@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::{
     Attributes, CHANGE, CREATE, ChildDevice, Error, Interface, InterfaceIndex,
-    RTEXT_FILTER_SKIP_STATS, Request, Socket, attribute, header, parse,
+    RTEXT_FILTER_SKIP_STATS, Request, Socket, attribute, header, list_by,
 };
 
 const NETNSA_NSID: u16 = 1;
@@ -155,21 +155,11 @@ fn is_gone(error: &Error) -> bool {
 /// The kernel refuses.
 pub fn list_in(socket: &mut Socket, namespace: NamespaceNumber) -> Result<Vec<Interface>, Error> {
     let object = format!("interfaces of namespace {}", namespace.0);
-    let listed = socket.query(
-        libc::RTM_GETLINK,
-        true,
-        ("list", &object),
-        |message| {
-            message.raw(&header(0, None));
-            message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
-            message.put_u32(libc::IFLA_TARGET_NETNSID, namespace.0);
-        },
-        |reply| {
-            (reply.kind == libc::RTM_NEWLINK)
-                .then(|| parse(reply.payload))
-                .flatten()
-        },
-    );
+    let listed = list_by(socket, &object, |message| {
+        message.raw(&header(0, None));
+        message.put_u32(libc::IFLA_EXT_MASK, RTEXT_FILTER_SKIP_STATS);
+        message.put_u32(libc::IFLA_TARGET_NETNSID, namespace.0);
+    });
     match listed {
         // What the kernel says of a number that it doesn't know.
         Err(error) if error.errno() == Some(libc::EINVAL) => Ok(Vec::new()),

@@ -10,7 +10,7 @@
 
 pub mod attribute;
 
-use std::{io, mem};
+use std::{collections::BTreeMap, io, mem};
 
 use attribute::{Attributes, Writer};
 use netlink_sys::{Socket as RawSocket, SocketAddr};
@@ -294,56 +294,93 @@ impl Socket {
     }
 
     /// Asks for a list or for one object, and gives each message of the answer to `read`.
-    /// A list that changed while it was read is asked for again.
+    /// A list that changed while it was read is asked for again, eight times at most: the last answer may then have
+    /// something twice, or lack it though it was there all the time. Where that matters use [`Socket::list`].
     ///
     /// # Errors
-    /// The kernel refuses, or the list never holds still.
+    /// The kernel refuses.
     pub fn query<T>(
         &mut self,
         kind: u16,
         dump: bool,
-        (operation, object): (&'static str, &str),
+        label: (&'static str, &str),
         fill: impl Fn(&mut Writer<'_>),
         mut read: impl FnMut(Reply<'_>) -> Option<T>,
     ) -> Result<Vec<T>, Error> {
+        let mut attempts = 1;
+        loop {
+            let (found, disturbed) = self.ask((kind, dump), label, &fill, &mut read)?;
+            if !disturbed || attempts == DUMP_ATTEMPTS {
+                return Ok(found);
+            }
+            attempts += 1;
+        }
+    }
+
+    /// Asks for a list as [`Socket::query`] does. Of one that never holds still the answer is what was seen in any attempt,
+    /// by `key`, as it was seen last: so nothing is missing that was there all the time, and something may be there
+    /// that is gone by now.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn list<T, K: Ord>(
+        &mut self,
+        kind: u16,
+        label: (&'static str, &str),
+        fill: impl Fn(&mut Writer<'_>),
+        mut read: impl FnMut(Reply<'_>) -> Option<T>,
+        key: impl Fn(&T) -> K,
+    ) -> Result<Vec<T>, Error> {
+        let mut seen = BTreeMap::new();
+        for _ in 0..DUMP_ATTEMPTS {
+            let (found, disturbed) = self.ask((kind, true), label, &fill, &mut read)?;
+            if !disturbed {
+                return Ok(found);
+            }
+            seen.extend(found.into_iter().map(|each| (key(&each), each)));
+        }
+        Ok(seen.into_values().collect())
+    }
+
+    /// Asks once. The second is whether the list changed while it was read.
+    fn ask<T>(
+        &mut self,
+        (kind, dump): (u16, bool),
+        (operation, object): (&'static str, &str),
+        fill: &impl Fn(&mut Writer<'_>),
+        read: &mut impl FnMut(Reply<'_>) -> Option<T>,
+    ) -> Result<(Vec<T>, bool), Error> {
         let flags = if dump {
             libc::NLM_F_DUMP
         } else {
             // The kernel answers about a qdisc by a notification, which is for others without an echo.
             libc::NLM_F_ACK | libc::NLM_F_ECHO
         };
-        let mut attempts = 0;
-        'attempt: loop {
-            attempts += 1;
-            let mut request = Request::new();
-            request.message((kind, narrow(flags)), operation, object, &fill);
-            let first = self.take_sequences(1);
-            request.number(first);
-            let label = &request.messages[0];
-            let failed = |source| label.error(source, None);
-            self.send(&request.bytes).map_err(failed)?;
-            let (mut found, mut disturbed) = (Vec::new(), false);
-            loop {
-                let received = self.receive().map_err(failed)?;
-                for reply in Replies(&received) {
-                    if reply.sequence != first {
-                        continue;
-                    }
-                    disturbed |= reply.flags & NLM_F_DUMP_INTR != 0;
-                    let ended = reply.kind == narrow(libc::NLMSG_DONE)
-                        || reply.kind == narrow(libc::NLMSG_ERROR);
-                    if !ended {
-                        found.extend(read(reply));
-                        continue;
-                    }
-                    reply
-                        .outcome()
-                        .map_err(|(source, explanation)| label.error(source, explanation))?;
-                    if disturbed && attempts < DUMP_ATTEMPTS {
-                        continue 'attempt;
-                    }
-                    return Ok(found);
+        let mut request = Request::new();
+        request.message((kind, narrow(flags)), operation, object, fill);
+        let first = self.take_sequences(1);
+        request.number(first);
+        let label = &request.messages[0];
+        let failed = |source| label.error(source, None);
+        self.send(&request.bytes).map_err(failed)?;
+        let (mut found, mut disturbed) = (Vec::new(), false);
+        loop {
+            let received = self.receive().map_err(failed)?;
+            for reply in Replies(&received) {
+                if reply.sequence != first {
+                    continue;
                 }
+                disturbed |= reply.flags & NLM_F_DUMP_INTR != 0;
+                let ended = reply.kind == narrow(libc::NLMSG_DONE)
+                    || reply.kind == narrow(libc::NLMSG_ERROR);
+                if !ended {
+                    found.extend(read(reply));
+                    continue;
+                }
+                reply
+                    .outcome()
+                    .map_err(|(source, explanation)| label.error(source, explanation))?;
+                return Ok((found, disturbed));
             }
         }
     }
