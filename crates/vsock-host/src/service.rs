@@ -6,25 +6,19 @@
 //! finds the same guests.
 
 pub mod channels;
+mod folder;
 
 use std::{
-    fs::{self, DirBuilder},
     io, mem,
     num::NonZeroUsize,
-    os::{
-        fd::{FromRawFd, OwnedFd},
-        unix::fs::DirBuilderExt,
-    },
-    path::{Path, PathBuf},
+    os::fd::{FromRawFd, OwnedFd},
+    path::PathBuf,
     sync::Arc,
     thread,
     time::Duration,
 };
 
-use rustix::{
-    fs::{Gid, Mode, Uid, chown},
-    process::umask,
-};
+use rustix::{fs::Mode, process::umask};
 
 use self::channels::Channels;
 use crate::{
@@ -139,7 +133,9 @@ pub enum ServiceError {
 /// See [`ServiceError`]; once it is ready, only when a thread has failed.
 pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     let descriptors = privileges::raise_descriptor_limit();
-    let memory = prepare_folder(settings)?;
+    // Sockets get exactly the mode that they are given; see `listener`.
+    umask(Mode::empty());
+    let memory = folder::prepare(&settings.folder, settings.user)?;
     let socket = control_socket(&settings.folder);
     let mut server = Server::listen(&socket, CONTROL)?;
     if let Some((user, group)) = settings.user {
@@ -181,7 +177,10 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     notify(sd_notify::NotifyState::Ready);
     let outcome = serve(&mut poller, &ended, &mut server, &mut channels);
     drop(server);
-    if let Err(error) = listener::remove(&socket) {
+    // Of a user of its own the next start removes it: the folder is root's.
+    if settings.user.is_none()
+        && let Err(error) = listener::remove(&socket)
+    {
         tracing::warn!(%error, "removing the control socket failed");
     }
     channels.end();
@@ -219,44 +218,6 @@ fn serve(
         }
         server.listen_again(poller);
     }
-}
-
-/// Makes the folder and the one of its memory, for whoever the service will be.
-fn prepare_folder(settings: &Settings) -> Result<PathBuf, ServiceError> {
-    // Sockets get exactly the mode that they are given; see `listener`.
-    umask(Mode::empty());
-    let memory = settings.folder.join("vms");
-    for (path, mode) in [(&settings.folder, 0o755), (&memory, 0o700)] {
-        make_folder(path, mode, settings.user)?;
-    }
-    Ok(memory)
-}
-
-fn make_folder(path: &Path, mode: u32, user: Option<(u32, u32)>) -> Result<(), ServiceError> {
-    let failed = |operation, source| ServiceError::Folder {
-        operation,
-        path: path.to_owned(),
-        source,
-    };
-    let made = DirBuilder::new().recursive(true).mode(mode).create(path);
-    made.map_err(|source| failed("make the folder", source))?;
-    if let Some((user, group)) = user {
-        chown(path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))
-            .map_err(|error| failed("give to its user the folder", error.into()))?;
-        if path.ends_with("vms") {
-            give_files(path, user, group).map_err(|source| failed("give to its user", source))?;
-        }
-    }
-    Ok(())
-}
-
-/// Files that a service under another user has written.
-fn give_files(folder: &Path, user: u32, group: u32) -> io::Result<()> {
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        chown(&path, Some(Uid::from_raw(user)), Some(Gid::from_raw(group)))?;
-    }
-    Ok(())
 }
 
 fn usual_threads() -> usize {

@@ -472,6 +472,8 @@ fn it_keeps_no_right_that_it_has_no_use_for() {
     }
     let memory = fs::metadata(service.path("vms")).expect("its memory");
     assert_eq!((memory.uid(), memory.mode() & 0o777), (65_534, 0o700));
+    let folder = fs::metadata(service.path("")).expect("its folder");
+    assert_eq!(folder.uid(), 0, "where root makes channels' folders");
     // And it does its work like that.
     let echoing = service.path("echo");
     serve(&echoing, echo);
