@@ -316,13 +316,14 @@ fn a_change_that_the_host_refuses_half_way_goes_back_and_can_be_repeated() {
     });
 }
 
-/// Takes everything that bounds connections out of the table, as it is before there was such a thing.
+/// Takes everything out of the table that earlier versions didn't have: what bounds connections, and what knows who was judged.
 const UNBOUND: &str = r"
     for chain in input forward; do
-        nft -a list chain inet sandwire-test $chain | sed -n 's/.*vmap @bounds.*# handle //p' |
+        nft -a list chain inet sandwire-test $chain | sed -n 's/.*@\(bounds\|judged\).*# handle //p' |
             while read -r handle; do nft delete rule inet sandwire-test $chain handle $handle; done
     done
     for version in 4 6; do nft delete map inet sandwire-test bounds$version; done
+    for version in 4 6; do nft delete set inet sandwire-test judged$version; done
     nft delete chain inet sandwire-test connections_4096
     for set in open4 open6 begun4 begun6; do nft delete set inet sandwire-test $set; done
 ";
@@ -452,7 +453,7 @@ fn a_start_within_a_move_trusts_no_sandbox_more_than_its_policy_does() {
         drop(network);
         let by_ebpf = ebpf_pool("first", "netns", denied, IPV4, IPV6);
         let is_trusted = || {
-            let sets = ["trusted4", "metadata4", "routed4", "trusted6"];
+            let sets = ["judged4", "routed4", "judged6"];
             let prefix = |set: &str| if set.ends_with('4') { IPV4 } else { IPV6 };
             sets.iter().any(|set| has(lab, set, prefix(set)))
         };

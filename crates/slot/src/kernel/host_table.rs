@@ -78,6 +78,8 @@ enum PerFamily {
     Pingers,
     /// Prefixes, protocols and ports of the host that they may use.
     Services,
+    /// Prefixes whose packets have passed their policy before they reach the host's stack.
+    Judged,
     /// Prefixes that may reach cloud metadata.
     Metadata,
     /// Prefixes that may reach beyond the host.
@@ -99,11 +101,12 @@ enum PerFamily {
 }
 
 impl PerFamily {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Siblings,
         Self::Trusted,
         Self::Pingers,
         Self::Services,
+        Self::Judged,
         Self::Metadata,
         Self::Routed,
         Self::Masqueraded,
@@ -134,6 +137,7 @@ impl PerFamily {
             Self::Trusted => "trusted",
             Self::Pingers => "pingers",
             Self::Services => "services",
+            Self::Judged => "judged",
             Self::Metadata => "metadata",
             Self::Routed => "routed",
             Self::Masqueraded => "masqueraded",
@@ -328,9 +332,17 @@ fn metadata_rules(chain: &'static str) -> Vec<(&'static str, Rule)> {
                 .comment("cloud metadata")
                 .address(Direction::Destination, address)
                 .key_not_in(&[source(family)], &PerFamily::Metadata.name(family));
-            (chain, rule.counter().drop())
+            [
+                // Where it goes to was another address when it was judged.
+                (chain, rule.clone().status(CT_STATUS_DNAT).counter().drop()),
+                (chain, not_judged(rule, family).counter().drop()),
+            ]
         })
-        .into()
+        .concat()
+}
+
+fn not_judged(rule: Rule, family: Family) -> Rule {
+    rule.key_not_in(&[source(family)], &PerFamily::Judged.name(family))
 }
 
 fn input_rules() -> Vec<(&'static str, Rule)> {
@@ -364,10 +376,14 @@ fn input_rules() -> Vec<(&'static str, Rule)> {
         let services = Rule::new().key_in(&key, &PerFamily::Services.name(family));
         rules.extend([trusted, pingers, services].map(|rule| (INPUT, rule.accept())));
     }
-    rules.push((
-        INPUT,
-        Rule::new().comment("service of the host").counter().drop(),
-    ));
+    let service = || Rule::new().comment("service of the host");
+    // Somebody's rule has led it to the host after it was judged by another destination.
+    rules.push((INPUT, service().status(CT_STATUS_DNAT).counter().drop()));
+    for family in Family::ALL {
+        let judged = Rule::new().key_in(&[source(family)], &PerFamily::Judged.name(family));
+        rules.push((INPUT, judged.accept()));
+    }
+    rules.push((INPUT, service().counter().drop()));
     rules
 }
 
@@ -432,7 +448,7 @@ fn keep_shared(instance: &str, set: &str, elements: &mut Vec<Element>) {
 }
 
 /// The elements that a pool has in each set of a table of that extent. Of eBPF slots, what reaches the host's stack
-/// has passed its policy already.
+/// has passed its policy already: that of the lease, by where it went then. The pool's own holds for what is translated since.
 fn elements(instance: &str, pool: &Hosted, extent: Extent) -> Vec<(String, Vec<Element>)> {
     let plan = &pool.plan;
     let policy = &plan.spec.policy;
@@ -466,7 +482,10 @@ fn elements(instance: &str, pool: &Hosted, extent: Extent) -> Vec<(String, Vec<E
             let pairs: Vec<Vec<_>> = prefixes.iter().map(pair).collect();
             add(PerFamily::Siblings, pairs.concat());
         }
-        if policy.cloud_metadata || is_judged {
+        if is_judged {
+            add(PerFamily::Judged, single());
+        }
+        if policy.cloud_metadata {
             add(PerFamily::Metadata, single());
         }
         if policy.uplink != UplinkPolicy::Deny || is_judged {
@@ -478,16 +497,13 @@ fn elements(instance: &str, pool: &Hosted, extent: Extent) -> Vec<(String, Vec<E
         if extent == Extent::Full {
             add(PerFamily::Bounds, connections::elements(pool, &prefixes));
         }
-        if policy.host_services.contains(&HostService::All) || is_judged {
+        if policy.host_services.contains(&HostService::All) {
             add(PerFamily::Trusted, single());
         }
         if policy.host_services.contains(&HostService::Icmp) {
             add(PerFamily::Pingers, single());
         }
-        let services = match is_judged {
-            true => Vec::new(),
-            false => service_ranges(&policy.host_services),
-        };
+        let services = service_ranges(&policy.host_services);
         let of_services = prefixes.iter().flat_map(|prefix| {
             services.iter().map(|(protocol, first, last)| {
                 let key = Key::default().prefix(*prefix).protocol(*protocol);

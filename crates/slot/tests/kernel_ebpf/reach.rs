@@ -292,6 +292,58 @@ fn the_host_s_services_and_metadata_are_closed_but_for_those_allowed() {
     });
 }
 
+/// As kube-proxy leads services' addresses to what the host itself serves.
+const SERVICES: &str = "
+    table inet kube {
+        chain services {
+            type nat hook prerouting priority dstnat;
+            ip daddr 10.96.0.1 tcp dport 443 dnat ip to 203.0.113.1:7000
+            ip6 daddr fd00:96::1 tcp dport 443 dnat ip6 to [2001:db8:1::1]:7000
+            ip daddr 10.96.0.2 tcp dport 80 dnat ip to 169.254.169.254:7000
+        }
+    }
+";
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_others_translate_to_the_host_is_judged_as_a_call_of_the_host() {
+    lab::run(|lab| {
+        let _beyond = Beyond::attach().unwrap();
+        lab.run("ip address add 169.254.169.254/32 dev lo");
+        lab.shell(&format!("nft '{SERVICES}'"));
+        serve_on_host();
+        let by = |address: &str| address.parse::<SocketAddr>().unwrap();
+        let [ipv4, ipv6] = [by("10.96.0.1:443"), by("[fd00:96::1]:443")];
+        let metadata = by("10.96.0.2:80");
+        for kind in EBPF_KINDS {
+            let closed = ebpf_pool("closed", kind, "{}", "10.1.0.0/24", "fd00:1::/64");
+            let some = r#"{"host_services":["tcp/6990-7000"],"cloud_metadata":true}"#;
+            let some = ebpf_pool("some", kind, some, "10.2.0.0/24", "fd00:2::/64");
+            let all = r#"{"host_services":["all"]}"#;
+            let all = ebpf_pool("all", kind, all, "10.3.0.0/24", "fd00:3::/64");
+            let network = prepare(&closed);
+            for (plan, open, shut) in [
+                (&closed, &[][..], &[ipv4, ipv6, metadata][..]),
+                (&some, &[ipv4, ipv6, metadata], &[]),
+                (&all, &[ipv4, ipv6], &[metadata]),
+            ] {
+                network.add_pool(plan).unwrap();
+                let Sandbox { guest, slot, .. } = Sandbox::start(&network, plan, 0);
+                for service in open {
+                    let answer = guest.exchange_tcp(*service, b"", PATIENCE);
+                    assert_eq!(answer.unwrap(), b"host", "{service} of {}", plan.spec.name);
+                }
+                for service in shut {
+                    guest.exchange_tcp(*service, b"", IN_VAIN).unwrap_err();
+                }
+                drop(guest);
+                tear_down(&network, &[slot]);
+                network.remove_pool(plan).unwrap();
+            }
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn sandboxes_reach_each_other_only_in_their_group() {

@@ -149,7 +149,7 @@ fn exchange(
 ) -> Result<(), NetworkError> {
     let table = name(instance);
     let mut batch = Batch::new(&table);
-    let extent = prepare_bounds(instance, worker, &mut batch, served)?;
+    let extent = prepare(instance, worker, &mut batch, served)?;
     for family in Family::ALL {
         let sets = PerFamily::ALL.into_iter();
         for set in sets.filter(|set| is_meant(*set) && set.is_part_of(extent)) {
@@ -171,7 +171,7 @@ pub(in super::super) fn add_elements(
 ) -> Result<(), NetworkError> {
     let table = name(instance);
     let mut batch = Batch::new(&table);
-    let extent = prepare_bounds(instance, worker, &mut batch, all)?;
+    let extent = prepare(instance, worker, &mut batch, all)?;
     for (set, of_set) in elements(instance, pool, extent) {
         batch.add_elements(&set, &of_set);
     }
@@ -196,7 +196,7 @@ pub(in super::super) fn change_elements(
 ) -> Result<(), NetworkError> {
     let table = name(instance);
     let mut batch = Batch::new(&table);
-    let extent = prepare_bounds(instance, worker, &mut batch, &beside.with(after))?;
+    let extent = prepare(instance, worker, &mut batch, &beside.with(after))?;
     let others_need_shared = beside.need_shared();
     let keeps_shared = others_need_shared || after.serves_ebpf();
     for (set, mut of_set) in elements(instance, before, extent) {
@@ -243,14 +243,17 @@ pub(in super::super) fn remove_elements(
     errors
 }
 
-/// Makes the bounds of connections that a full table lacks. Says for which extent elements are to be: to the table
-/// of an earlier version, which has no bounds, the inspection adds them with all else.
-fn prepare_bounds(
+/// Makes the bounds of connections that a full table lacks, and sets that an earlier version's has not. Says for which extent elements
+/// are to be: to the table of an earlier version, which has no bounds, the inspection adds them with all else.
+fn prepare(
     instance: &str,
     worker: &mut Worker,
     batch: &mut Batch<'_>,
     all: &Served<'_>,
 ) -> Result<Extent, NetworkError> {
+    for family in Family::ALL {
+        PerFamily::Judged.add(batch, family);
+    }
     if !has_extent(instance, worker, Extent::Full)? {
         return Ok(Extent::Guard);
     }
