@@ -309,6 +309,15 @@ impl State {
                     .to_owned(),
             );
         }
+        if request.policy.is_some() && request.policy.as_ref() != record.policy.as_deref() {
+            return conflict(
+                "you have one by that name with another policy: set that of the lease, or release it first"
+                    .to_owned(),
+            );
+        }
+        if request.process && !record.is_process {
+            return conflict("you have one by that name whose sandbox is no process".to_owned());
+        }
         if let Some(reason) = channels::difference(request.vsock.as_ref(), record.channel.as_ref())
         {
             return conflict(reason);

@@ -53,6 +53,25 @@ fn set(slots: &Slots, lease: &str, policy: Option<PolicySpec>) -> Result<(), Ser
 }
 
 #[test]
+fn asking_again_by_another_policy_or_for_a_process_is_refused() {
+    let (_host, slots) = Host::with_ebpf_pool(2);
+    let mut request = request_of("web:a");
+    let first = slots.acquire(ROOT, &request).unwrap();
+    request.policy = Some(denying("10.0.0.0/8"));
+    assert_eq!(code(slots.acquire(ROOT, &request)), ErrorCode::Conflict);
+    set(&slots, "a", request.policy.clone()).unwrap();
+    let again = slots.acquire(ROOT, &request).unwrap();
+    assert!(!again.new);
+    assert_eq!(again.lease.slot, first.lease.slot);
+    request.policy = Some(denying("10.0.0.0/9"));
+    assert_eq!(code(slots.acquire(ROOT, &request)), ErrorCode::Conflict);
+    request.policy = None;
+    assert!(!slots.acquire(ROOT, &request).unwrap().new);
+    request.process = true;
+    assert_eq!(code(slots.acquire(ROOT, &request)), ErrorCode::Conflict);
+}
+
+#[test]
 fn leases_share_their_pool_s_policy_and_may_have_their_own() {
     let (host, slots) = Host::with_ebpf_pool(3);
     let mut request = request_of("web:own");
