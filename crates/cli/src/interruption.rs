@@ -1,7 +1,7 @@
 //! Signals that ask a verb to end, looked for between its steps instead of ending it amid one.
 
 use std::{
-    io,
+    fs, io,
     os::fd::{AsFd, BorrowedFd},
     process, thread,
     time::Duration,
@@ -22,27 +22,41 @@ use crate::{failure::Failure, output::note};
 /// How long a verb that was asked to end may take.
 const END_MAX: Duration = Duration::from_secs(1);
 
-/// SIGINT, SIGTERM and SIGHUP, caught from here on.
+/// SIGINT and SIGTERM, and SIGHUP unless whoever started this has it ignored, as `nohup` does: of a signal that is blocked the kernel
+/// tells all the same.
+pub(crate) fn ending_signals() -> io::Result<SigSet> {
+    let mut signals = SigSet::empty();
+    signals.add(Signal::SIGINT);
+    signals.add(Signal::SIGTERM);
+    if !is_hangup_ignored(&fs::read_to_string("/proc/self/status")?) {
+        signals.add(Signal::SIGHUP);
+    }
+    Ok(signals)
+}
+
+fn is_hangup_ignored(status: &str) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 << (Signal::SIGHUP as u32 - 1) != 0)
+}
+
+/// [`ending_signals`], caught from here on.
 #[derive(Debug)]
 pub(crate) struct Interruption(SignalFd);
 
 impl Interruption {
     /// Catches the signals for this thread and those that it starts.
     pub(crate) fn catch() -> Result<Self, Failure> {
-        let open = || {
-            let mut signals = SigSet::empty();
-            for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-                signals.add(signal);
-            }
+        let open = || -> io::Result<_> {
+            let signals = ending_signals()?;
             signals.thread_block()?;
             let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
-            SignalFd::with_flags(&signals, flags)
+            Ok(SignalFd::with_flags(&signals, flags)?)
         };
         let opened = open().map(Self);
-        opened.map_err(|errno| {
-            let error = io::Error::from(errno);
-            Failure::failed(format!("cannot catch signals: {error}"))
-        })
+        opened.map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))
     }
 
     /// Whether a signal has come since this was asked last.

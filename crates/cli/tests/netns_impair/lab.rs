@@ -92,6 +92,11 @@ impl Service {
 
 /// Runs the verb with this folder of the service.
 pub(crate) fn verb(folder: &Path, line: &str) -> Output {
+    command(folder, line).output().unwrap()
+}
+
+/// The verb with this folder of the service.
+pub(crate) fn command(folder: &Path, line: &str) -> Command {
     let mut command = Command::new(sandwire::executable().unwrap());
     command.arg("impair");
     for (number, piece) in line.split('\'').enumerate() {
@@ -102,7 +107,8 @@ pub(crate) fn verb(folder: &Path, line: &str) -> Output {
         }
     }
     command.env("SANDWIRE_IMPAIR_FOLDER", folder);
-    command.stdin(Stdio::null()).output().unwrap()
+    command.stdin(Stdio::null());
+    command
 }
 
 pub(crate) fn wait_until(what: &str, mut happens: impl FnMut() -> bool) {

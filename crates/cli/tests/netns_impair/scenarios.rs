@@ -1,8 +1,13 @@
 //! `sandwire impair run`.
 
+use std::{
+    os::unix::process::CommandExt,
+    process::{Command, Stdio},
+};
+
 use sandwire_testlab::lab;
 
-use crate::lab::{Service, interfaces, round_trip, wait_until};
+use crate::lab::{Service, command, interfaces, round_trip, wait_until};
 
 const SCENARIO: &str = r#"
 duration = "9s"
@@ -42,6 +47,59 @@ fn a_scenario_changes_the_impairment_by_the_clock_and_ends_it() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("line 9"), "{said}");
+    });
+}
+
+/// As when the terminal that it was started in is closed; `nohup` has it go on.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_hangup_ends_a_scenario_with_its_impairment() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        let file = lab.folder().join("scenario.toml");
+        std::fs::write(&file, SCENARIO.replace("9s", "900s")).unwrap();
+        let line = format!("run {} --netns far", file.display());
+        let mut running = command(&service.folder, &line).spawn().unwrap();
+        wait_until("it is impaired", || service.run("show").contains("far0"));
+        lab.run(&format!("kill -HUP {}", running.id()));
+        assert!(running.wait().unwrap().success());
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+
+        let mut kept = Command::new("nohup");
+        let run = command(&service.folder, &line);
+        kept.arg(run.get_program()).args(run.get_args());
+        kept.env("SANDWIRE_IMPAIR_FOLDER", &service.folder);
+        let mut running = kept.stdout(Stdio::null()).spawn().unwrap();
+        wait_until("it is impaired", || service.run("show").contains("far0"));
+        // What is ignored, and not blocked, never comes.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", running.id())).unwrap();
+        for (set, hangup) in [("SigIgn:", 1), ("SigBlk:", 0)] {
+            let mask = status.lines().find_map(|line| line.strip_prefix(set));
+            let mask = u64::from_str_radix(mask.unwrap().trim(), 16).unwrap();
+            assert_eq!(mask & 1, hangup, "{set} {mask:x}");
+        }
+        lab.run(&format!("kill -TERM {}", running.id()));
+        assert!(running.wait().unwrap().success());
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+    });
+}
+
+/// Who may not ask the service isn't told that nothing is impaired.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn whoever_may_not_ask_the_service_is_told_so() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        service.run("--netns far --both 'delay 10ms'");
+        for line in ["show", "clear --all", "clear --netns far"] {
+            let mut asked = command(&service.folder, line);
+            let output = asked.uid(65_534).gid(65_534).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(1), "{line}: {said}");
+            assert!(said.contains("only root"), "{line}: {said}");
+        }
     });
 }
 

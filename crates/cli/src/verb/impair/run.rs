@@ -1,17 +1,14 @@
 //! `sandwire impair run`: carries a scenario out on an interface, by the clock.
 
 use std::{
-    fs,
+    fs, io,
     os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use clap::Args;
-use nix::sys::{
-    signal::{SigSet, Signal},
-    signalfd::{SfdFlags, SignalFd},
-};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::getuid,
@@ -24,13 +21,14 @@ use super::{service, target::Which};
 use crate::{
     Context,
     failure::{Failure, Outcome},
+    interruption::ending_signals,
     output::note,
 };
 
 /// Command line of `sandwire impair run`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "At the end of the scenario, and upon Ctrl-C or SIGTERM, the impairment is cleared: packets under way are \
+    after_help = "At the end of the scenario, and upon Ctrl-C, SIGTERM or SIGHUP, the impairment is cleared: packets under way are \
     let go first. A scenario that can't be read is refused with the line, before anything changes."
 )]
 pub(crate) struct Arguments {
@@ -175,13 +173,12 @@ fn read(path: &Path) -> Result<Scenario, Failure> {
 
 /// A descriptor that is readable when somebody wants it to end; signals no longer end the process by themselves.
 pub(super) fn end_signals() -> Result<SignalFd, Failure> {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGTERM);
-    set.add(Signal::SIGINT);
-    let caught = set
-        .thread_block()
-        .and_then(|()| SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC));
-    caught.map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))
+    let catch = || -> io::Result<_> {
+        let signals = ending_signals()?;
+        signals.thread_block()?;
+        Ok(SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?)
+    };
+    catch().map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))
 }
 
 fn text(answer: &Answer) -> String {

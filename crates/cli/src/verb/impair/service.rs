@@ -1,6 +1,6 @@
 //! Reaching the impairment service, or starting it.
 
-use std::path::Path;
+use std::{io::ErrorKind, path::Path};
 
 use sandwire_api::error::ErrorCode;
 use sandwire_impair_host::{
@@ -14,6 +14,14 @@ use crate::{failure::Failure, output::note, render};
 pub(super) fn connect(folder: &Path) -> Result<Option<Client>, Failure> {
     match Client::connect(&control_socket(folder)) {
         Ok(client) => Ok(Some(client)),
+        Err(ClientError::Connect { path, source })
+            if source.kind() == ErrorKind::PermissionDenied =>
+        {
+            Err(Failure::refused(format!(
+                "cannot connect to the impairment service at {}: {source}; only root sees and changes what it impairs",
+                path.display()
+            )))
+        }
         Err(_) if left_targets(folder) == 0 => Ok(None),
         Err(error) => {
             let left = render::count(left_targets(folder), "interface");
