@@ -63,7 +63,7 @@ pub enum Read {
     Message,
     /// A message above the limit; it is gone.
     TooLong,
-    /// A message of that many bytes, more than there is room for; it is still there.
+    /// A message of that many bytes, or of as many at most, and there is room for fewer; it is still there.
     NoRoom(usize),
     /// There is nothing now.
     Nothing,
@@ -95,6 +95,8 @@ pub enum Wrote {
 pub struct Peer {
     fd: OwnedFd,
     framing: Framing,
+    /// Whether the length of the next message can be asked for.
+    tells_length: bool,
     /// Bytes of a stream that the descriptor didn't take, from `backlog_start` on.
     backlog: Vec<u8>,
     backlog_start: usize,
@@ -118,9 +120,13 @@ impl Peer {
     /// For a connected, non-blocking descriptor.
     #[must_use]
     pub fn new(fd: OwnedFd, framing: Framing) -> Self {
+        // AF_VSOCK answers a read of no bytes without a look, and Linux 6.1 doesn't let anybody peek there.
+        let tells_length =
+            framing != Framing::Message || sockopt::socket_domain(&fd) != Ok(AddressFamily::VSOCK);
         Self {
             fd,
             framing,
+            tells_length,
             backlog: Vec::new(),
             backlog_start: 0,
             messages: Waiting::default(),
@@ -375,8 +381,15 @@ impl Peer {
         }
     }
 
-    /// Payload of the message that comes next; 0 at the end too.
-    fn next_message(&mut self) -> Result<usize, Errno> {
+    /// Payload of the message that comes next; 0 at the end too. If that can't be asked for: `most`, at the end too.
+    fn next_message(&mut self, most: usize) -> Result<usize, Errno> {
+        if !self.tells_length {
+            let mut now = [PollFd::new(&self.fd, PollFlags::IN)];
+            return match rustix::event::poll(&mut now, Some(&Timespec::default()))? {
+                0 => Err(Errno::AGAIN),
+                _ => Ok(most),
+            };
+        }
         let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
         let (_, length) = self.ask(|fd| recv(fd, &mut [0; 0], flags))?;
         Ok(length.saturating_sub(self.mark_bytes()))
@@ -385,7 +398,7 @@ impl Peer {
     /// Reads a message of at most `most` bytes into [`Self::outgoing`], if it is no longer than `room`.
     pub fn read_message(&mut self, scratch: &mut Vec<u8>, most: usize, room: usize) -> Read {
         if room < most {
-            match self.next_message() {
+            match self.next_message(most) {
                 Ok(length) if room < length && length <= most => return Read::NoRoom(length),
                 Ok(_) => {}
                 Err(error) => return failed_read(error),

@@ -15,7 +15,7 @@ use sandwire_testlab::{
     guest::kernel::Series,
     lab::{self, Lab},
 };
-use sandwire_vsock_guest::{Guest, Kind, packet::SHUTDOWN_SEND};
+use sandwire_vsock_guest::{Guest, GuestError, Kind, packet::SHUTDOWN_SEND};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::{World, wait_until};
@@ -27,6 +27,13 @@ const REPEAT: u32 = 9000;
 /// Sends back each message as it comes.
 const MESSAGES: u32 = 9001;
 const NOBODY: u32 = 9002;
+/// Answers one message with many at once, and later another one with one that is too long.
+const MANY: u32 = 9003;
+/// So many of so many bytes each are more than a guest's socket holds.
+const AT_ONCE: u8 = 10;
+const MESSAGE_BYTES: usize = 60_000;
+/// What the guest's socket is made to hold.
+const SMALL_BUFFER: u32 = 65_536;
 /// More than any buffer on the way takes at once.
 const BYTES: u32 = 1 << 20;
 
@@ -49,13 +56,15 @@ fn services_on_the_hosts_own_vsock_are_reached_on_linux_6_12() {
 fn assert_reached(lab: &Lab) {
     serve(Type::STREAM, REPEAT, repeat);
     serve(Type::SEQPACKET, MESSAGES, repeat_messages);
+    serve(Type::SEQPACKET, MANY, say_much);
     let world = World::start(lab);
     let (_, mut guest) = world.lease("a");
     let hybrid = world.daemon.json("acquire web h --vsock=hybrid").unwrap();
     let hybrid = hybrid["vsock"]["socket"].as_str().unwrap();
     assert!(guest.open_stream(5000).is_err(), "no rule allows it");
     for lease in ["a", "h"] {
-        for (port, to) in [(5000, REPEAT), (5001, MESSAGES), (5002, NOBODY)] {
+        let services = [REPEAT, MESSAGES, NOBODY, MANY];
+        for (port, to) in (5000..).zip(services) {
             let rule = format!("{port} vsock:{LOCAL}:{to}");
             world.run(&format!("vsock policy allow {lease} {rule}"));
         }
@@ -63,6 +72,7 @@ fn assert_reached(lab: &Lab) {
 
     let sent: Vec<u8> = (0..BYTES / 4).flat_map(u32::to_le_bytes).collect();
     from_our_device(&mut guest, &sent);
+    more_at_once_than_the_guest_holds(&mut guest);
     from_a_hybrid(hybrid, &sent);
     let refusals = |lease: &str| {
         let shown = world.daemon.json(&format!("vsock list {lease} --channels"));
@@ -93,6 +103,27 @@ fn from_our_device(guest: &mut Guest, sent: &[u8]) {
     }
     guest.close(socket).unwrap();
     assert!(guest.open_stream(5002).is_err(), "nobody is there");
+}
+
+/// No message is sent before the guest has room for it, whole; and one that it never has room for is refused.
+fn more_at_once_than_the_guest_holds(guest: &mut Guest) {
+    let socket = guest.open(Kind::Seqpacket, 2, 5003).unwrap();
+    guest.send_message(socket, b"many", false).unwrap();
+    guest.run_for(Duration::from_millis(500)).unwrap();
+    for number in 0..AT_ONCE {
+        let (message, _) = guest.receive_message(socket).unwrap().unwrap();
+        assert!(message == [number; MESSAGE_BYTES], "message {number}");
+    }
+    assert_eq!(guest.violations(), [] as [String; 0]);
+
+    guest.socket_mut(socket).buf_alloc = SMALL_BUFFER;
+    guest.send_message(socket, b"as much", false).unwrap();
+    let (message, _) = guest.receive_message(socket).unwrap().unwrap();
+    assert_eq!(message.len(), SMALL_BUFFER as usize, "all that it holds");
+    guest.send_message(socket, b"more", false).unwrap();
+    let refused = guest.receive_message(socket);
+    assert!(matches!(refused, Err(GuestError::Reset)), "{refused:?}");
+    assert_eq!(guest.violations(), [] as [String; 0]);
 }
 
 /// A guest whose VMM has the device: the router's splice, to and from AF_VSOCK.
@@ -138,5 +169,18 @@ fn repeat_messages(mut socket: Socket) {
     let mut message = vec![0; 1 << 18];
     while let Ok(length @ 1..) = socket.read(&mut message) {
         assert_eq!(socket.send(&message[..length]).unwrap(), length);
+    }
+}
+
+fn say_much(socket: Socket) {
+    let asked = |mut socket: &Socket| socket.read(&mut [0; 64]).unwrap();
+    asked(&socket);
+    for number in 0..AT_ONCE {
+        let message = [number; MESSAGE_BYTES];
+        assert_eq!(socket.send(&message).unwrap(), MESSAGE_BYTES);
+    }
+    for length in [SMALL_BUFFER as usize, SMALL_BUFFER as usize + 1] {
+        asked(&socket);
+        assert_eq!(socket.send(&vec![1; length]).unwrap(), length);
     }
 }
