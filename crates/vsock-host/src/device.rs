@@ -84,8 +84,6 @@ struct Flow {
     in_data: bool,
     /// Whether the peer may have something to read.
     readable: bool,
-    /// Whether the peer has ended, so that the end will be read once all before it was.
-    ended: bool,
     /// Bytes to ask the peer for at once.
     appetite: u32,
     /// Bytes of the peer's next message, if it had to wait for room.
@@ -250,7 +248,6 @@ impl Vm {
         let events = peer.confirm(events);
         let closed = events.intersects(EventFlags::HUP | EventFlags::ERR);
         flow.readable |= closed || events.intersects(EventFlags::IN | EventFlags::RDHUP);
-        flow.ended |= closed || events.contains(EventFlags::RDHUP);
         if closed {
             // Both directions are over. Before the guest has accepted, there is no sense in asking it.
             if flow.connection.is_opening() {

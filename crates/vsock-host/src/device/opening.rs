@@ -149,7 +149,6 @@ impl Vm {
             in_control: false,
             in_data: false,
             readable: false,
-            ended: false,
             appetite: FIRST_APPETITE,
             next_message: 0,
             promise,

@@ -228,9 +228,7 @@ impl Vm {
                 let read = u32::try_from(read).expect("at most what was wanted");
                 let all = read == room;
                 flow.appetite = appetite_after(flow.appetite, read, all);
-                // A shorter read has emptied the descriptor; an end behind it is still to be read.
                 let bulk = read >= BULK;
-                let more = all || flow.ended || bulk;
                 self.deliver(number, transport, read);
                 if bulk {
                     // The guest has something to do meanwhile.
@@ -243,7 +241,9 @@ impl Vm {
                     // both of us a wake-up.
                     rustix::thread::sched_yield();
                 }
-                if more { Fed::More } else { Fed::Done }
+                // A shorter read needn't have emptied the descriptor: one stops in front of urgent data, and behind
+                // descriptors that came along. No event tells of what is left, so it is read until it says so itself.
+                Fed::More
             }
             Read::Nothing => Fed::Done,
             Read::End => {

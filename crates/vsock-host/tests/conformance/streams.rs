@@ -2,11 +2,13 @@
 
 use std::{
     io::{ErrorKind, Read, Write},
-    net::Shutdown,
+    net::{Shutdown, TcpListener},
+    os::fd::OwnedFd,
     time::Duration,
 };
 
-use sandwire_api::vsock::{VsockRefusal, VsockState};
+use rustix::net::{SendFlags, send};
+use sandwire_api::vsock::{VsockDestination, VsockRefusal, VsockState};
 use sandwire_vsock_guest::{
     Content, GuestError, Kind, Operation, ReceiveLayout, Settings, TransmitLayout,
     front_end::{EVENT_IDX, FEATURE_SEQPACKET, FEATURE_STREAM, INDIRECT_DESC},
@@ -18,8 +20,8 @@ use sandwire_vsock_guest::{
 use sandwire_vsock_host::limits::Limits;
 
 use crate::host::{
-    Host, PORT, accept, clean, connected, eventually, patient, read_exact, read_line, to_host,
-    works,
+    Host, PORT, accept, clean, connected, eventually, patient, policy, read_exact, read_line, rule,
+    to_host, works,
 };
 
 #[test]
@@ -528,5 +530,50 @@ fn a_driver_that_found_no_slot_hears_of_one_that_came_back_meanwhile() {
     assert_eq!(guest.try_send(socket, b"x").expect("sending"), 1);
     guest.kick();
     read_exact(&mut peer, sent + 1);
+    clean(&guest);
+}
+
+#[test]
+fn what_comes_behind_urgent_data_arrives() {
+    let mut host = Host::new(1);
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a listener");
+    let address = tcp.local_addr().expect("its address");
+    let rules = [
+        rule(PORT, VsockDestination::Host),
+        rule(PORT + 1, VsockDestination::Tcp { address }),
+    ];
+    let vm = host.vm_with(Limits::default(), policy(rules));
+    let mut guest = vm.boot_with(&Settings {
+        buffer_bytes: 4096,
+        ..Settings::default()
+    });
+    let unix = vm.service(PORT);
+    for port in [PORT, PORT + 1] {
+        let socket = guest.open_stream(port).expect("connecting");
+        let peer: OwnedFd = match port {
+            PORT => accept(&unix).into(),
+            _ => tcp.accept().expect("a connection").0.into(),
+        };
+        let say = |bytes: &[u8], flags| send(&peer, bytes, flags).expect("sending");
+        // The guest has no room, so that all of it is there when it is read.
+        say(&[7; 4096], SendFlags::empty());
+        guest
+            .wait_until("a full buffer", |guest| {
+                guest.socket(socket).received == 4096
+            })
+            .expect("it");
+        say(b"before", SendFlags::empty());
+        say(b"!", SendFlags::OOB);
+        say(b"after", SendFlags::empty());
+        // The worker has heard of it by the time it answers, and hears of nothing later.
+        host.list();
+        guest.receive_exact(socket, 4096).expect("receiving");
+        let got = guest.receive_exact(socket, 11);
+        let got = got.unwrap_or_else(|error| panic!("port {port}: {error}"));
+        assert_eq!(got, b"beforeafter");
+        drop(peer);
+        assert_eq!(guest.receive_to_end(socket).expect("the end"), b"");
+        guest.close(socket).expect("closing");
+    }
     clean(&guest);
 }
