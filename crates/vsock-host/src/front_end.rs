@@ -170,6 +170,12 @@ impl Transport {
         self.rings[TO_GUEST].is_serving() && self.rings[FROM_GUEST].is_serving()
     }
 
+    /// Whether a ring that was started makes no sense any more, so that nothing flows before it is started again.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.rings.iter().any(Ring::is_lost)
+    }
+
     /// Chains taken ahead go back into the ring, as if never taken.
     pub fn forget_ahead(&mut self) {
         self.rings[TO_GUEST].rewind(self.ahead.len());

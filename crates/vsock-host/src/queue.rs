@@ -76,6 +76,8 @@ pub struct Ring {
     running: bool,
     /// Whether it would run if its memory hadn't been taken away.
     displaced: bool,
+    /// Whether it was started, and doesn't run only since it made no sense later.
+    lost: bool,
     /// Chains given back that the guest can't see yet, and those it hasn't been asked about.
     unpublished: u16,
     unsignalled: u16,
@@ -91,6 +93,7 @@ impl Default for Ring {
             enabled: false,
             running: false,
             displaced: false,
+            lost: false,
             unpublished: 0,
             unsignalled: 0,
         }
@@ -146,6 +149,12 @@ impl Ring {
         self.displaced
     }
 
+    /// Whether it was started, and stands still only since it made no sense later.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.lost
+    }
+
     /// Looks its addresses up again after the memory has changed. Whether it makes sense; if not, it is displaced.
     pub fn relocate(&mut self, memory: &Memory, event_idx: bool) -> bool {
         let found = self.start(memory, event_idx);
@@ -155,7 +164,7 @@ impl Ring {
 
     /// Starts it. Whether it makes sense.
     pub fn start(&mut self, memory: &Memory, event_idx: bool) -> bool {
-        self.displaced = false;
+        (self.displaced, self.lost) = (false, false);
         self.running = self.place(memory).is_some();
         self.queue.set_event_idx(event_idx);
         (self.unpublished, self.unsignalled) = (0, 0);
@@ -187,9 +196,14 @@ impl Ring {
 
     /// Stops it. Its position stays.
     pub fn stop(&mut self) {
-        self.running = false;
-        self.displaced = false;
+        (self.running, self.displaced, self.lost) = (false, false, false);
         self.queue.set_ready(false);
+    }
+
+    /// Stops it because of [`Taken::Lost`], until it is started again.
+    pub fn lose(&mut self) {
+        self.stop();
+        self.lost = true;
     }
 
     /// Takes the next chain, appending its pieces.

@@ -140,9 +140,7 @@ impl Vm {
             match rings[FROM_GUEST].take(memory, Direction::FromGuest, &mut scratch.pieces) {
                 Taken::Empty => break true,
                 Taken::Lost => {
-                    self.counters.refuse(VsockRefusal::BadDescriptors);
-                    tracing::warn!(vm = %self.key, "the guest's ring makes no sense; it isn't served");
-                    rings[FROM_GUEST].stop();
+                    self.lose(&mut rings[FROM_GUEST]);
                     break false;
                 }
                 Taken::Broken(head) => {

@@ -355,7 +355,7 @@ impl Vm {
         caller: Option<VmKey>,
         context: &mut Context,
     ) -> Result<(), VsockRefusal> {
-        if self.front_end.is_none() {
+        if self.front_end.is_none() || lock(&self.transport).is_lost() {
             return Err(VsockRefusal::Unreachable);
         }
         if kind == VsockType::Seqpacket && !lock(&self.transport).has_seqpacket() {

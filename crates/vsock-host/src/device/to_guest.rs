@@ -59,10 +59,10 @@ impl Flow {
 impl Vm {
     /// Tells the guest all that there is to tell, as far as it has room.
     pub(super) fn serve_to_guest(&mut self, context: &mut Context) {
-        if self.resets.is_empty() && self.control.is_empty() && self.data.is_empty() {
-            return;
+        if !(self.resets.is_empty() && self.control.is_empty() && self.data.is_empty()) {
+            self.locked(|vm, transport| vm.fill(transport, context));
         }
-        self.locked(|vm, transport| vm.fill(transport, context));
+        self.check_rings(context);
         if self.paused && self.resets.is_empty() {
             self.paused = false;
             context.again.push(self.slot);
@@ -472,8 +472,7 @@ impl Vm {
                 }
                 Taken::Empty => return false,
                 Taken::Lost => {
-                    self.counters.refuse(VsockRefusal::BadDescriptors);
-                    ring.stop();
+                    self.lose(ring);
                     return false;
                 }
             }

@@ -9,6 +9,9 @@
 //! so do we. If the VMM keeps that queue (QEMU), each old connection is reset when its next packet comes.
 //! One that stops and starts again under the same VMM goes on as if nothing had been.
 //!
+//! A guest whose ring makes no sense can neither say nor be told anything: it counts as gone until the ring is started
+//! again, and nobody is let wait for it meanwhile.
+//!
 //! Callers of whom no guest has heard yet go on waiting as long as there is a VMM: a guest that boots is asked
 //! for them when its driver is there. And what a guest had sent before it ended a connection is passed on when the
 //! guest is gone, as when it has only left that connection; it counts among the next guest's until then.
@@ -24,11 +27,13 @@ use rustix::{
     net::{SocketFlags, accept_with},
 };
 
+use sandwire_api::vsock::VsockRefusal;
+
 use super::{Context, Token, Vm};
 use crate::{
     connection::Connection,
     front_end::{Change, EVENTS, FROM_GUEST, FrontEnd, Served, TO_GUEST, Transport, lock},
-    queue::{Direction, Taken},
+    queue::{Direction, Ring, Taken},
 };
 
 /// How long traffic waits for the event queue of a guest that ran before. VMMs start their rings within a
@@ -55,6 +60,8 @@ pub(super) struct History {
     reset_due: bool,
     /// Until when traffic waits for that.
     hold: Option<Instant>,
+    /// Whether a ring was lost, and its guest isn't let go yet.
+    lost: bool,
 }
 
 impl Vm {
@@ -237,6 +244,22 @@ impl Vm {
         if self.front_end.is_some() && lock(&self.transport).memory.is_gone() {
             tracing::warn!(vm = %self.key, "the VMM has taken its guest's memory away; it is let go");
             self.disconnect_vmm(context);
+        }
+    }
+
+    /// A ring makes no sense. It isn't served before it is started again.
+    pub(super) fn lose(&mut self, ring: &mut Ring) {
+        self.counters.refuse(VsockRefusal::BadDescriptors);
+        tracing::warn!(vm = %self.key, "the guest's ring makes no sense; it isn't served");
+        ring.lose();
+        self.history.lost = true;
+    }
+
+    /// If a ring was lost, the guest is as good as gone. One that starts the ring again may still believe in what it had.
+    pub(super) fn check_rings(&mut self, context: &mut Context) {
+        if self.history.lost {
+            self.history = History::default();
+            self.guest_left(|_| true, context);
         }
     }
 

@@ -3,17 +3,22 @@
 //! The device may refuse to go on with such a guest; what it may not do is hang, panic or harm a neighbour,
 //! and a guest that is booted anew must work.
 
-use std::time::Duration;
+use std::{
+    io::{ErrorKind, Read, Write},
+    time::Duration,
+};
 
-use sandwire_api::vsock::VsockRefusal;
+use sandwire_api::vsock::{VsockDestination, VsockRefusal};
 use sandwire_vsock_guest::{
     Guest, Header, Kind, Operation, Settings,
     packet::HOST_CID,
     ring::{Descriptor, INDIRECT, NEXT, WRITE},
+    socket::State,
     transport::{RECEIVE, TRANSMIT},
 };
+use sandwire_vsock_host::limits::Limits;
 
-use crate::host::{Host, PORT, Vm, eventually, works};
+use crate::host::{Host, PORT, Vm, clean, connected, eventually, policy, read_line, rule, works};
 
 fn request() -> [u8; 44] {
     Header {
@@ -290,6 +295,74 @@ fn an_available_index_far_beyond_the_queue() {
                 ring.set_available_index(memory, index);
             });
         }
+    }
+}
+
+#[test]
+fn nobody_waits_for_a_guest_whose_ring_is_lost() {
+    for queue in [TRANSMIT, RECEIVE] {
+        let mut host = Host::new(1);
+        let vm = host.vm();
+        let sibling = VsockDestination::Sandbox {
+            lease: vm.key.lease.clone(),
+            owner_uid: None,
+            port: 7,
+        };
+        let rules = [rule(7, sibling), rule(PORT, VsockDestination::Host)];
+        let other = host.vm_with(Limits::default(), policy(rules));
+        let (mut guest, mut other_guest) = (vm.boot(), other.boot());
+        guest.listen(Kind::Stream, 7);
+        let (_, mut service) = connected(&vm, &mut guest);
+        let mut client = vm.dial(7);
+        guest.accept(Kind::Stream, 7).expect("accepting");
+        read_line(&mut client);
+        let called = other_guest.start_open(Kind::Stream, HOST_CID, 7);
+        guest.accept(Kind::Stream, 7).expect("accepting");
+        other_guest
+            .wait_until("an answer", |guest| {
+                guest.socket(called).state == State::Established
+            })
+            .expect("an answer");
+
+        let (ring, memory) = guest.transport().ring(queue);
+        let index = ring.next_available();
+        ring.set_available_index(memory, index.wrapping_add(5000));
+        guest.transport().kick_queue(queue);
+        // Something that wants to get in.
+        client.write_all(b"x").expect("writing");
+        for stream in [&mut service, &mut client] {
+            let end = stream.read(&mut [0]).map_err(|error| error.kind());
+            assert!(
+                matches!(end, Ok(0) | Err(ErrorKind::ConnectionReset)),
+                "{end:?}"
+            );
+        }
+        other_guest
+            .wait_until("the end", |guest| guest.socket(called).at_end())
+            .expect("the sibling's end");
+        vm.wait_for_connections(0);
+        assert_eq!(vm.refused(VsockRefusal::Unreachable), 0);
+        assert_eq!(vm.dial(7).read(&mut [0]).expect("the end"), 0);
+        let called = other_guest.start_open(Kind::Stream, HOST_CID, 7);
+        other_guest
+            .wait_until("the end", |guest| guest.socket(called).at_end())
+            .expect("the sibling's end");
+        eventually("both to be counted", || {
+            vm.refused(VsockRefusal::Unreachable) == 2
+        });
+
+        // Its VMM starts the ring again, and the guest hears that its connections are gone.
+        let (ring, memory) = guest.transport().ring(queue);
+        ring.set_available_index(memory, index);
+        let stopped = guest.snapshot().expect("stopping");
+        guest.resume(&stopped).expect("starting");
+        guest
+            .wait_until("the event", |guest| guest.transport_resets() == 1)
+            .expect("the event");
+        works(&vm, &mut guest);
+        works(&other, &mut other_guest);
+        clean(&guest);
+        clean(&other_guest);
     }
 }
 
