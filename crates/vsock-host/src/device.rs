@@ -425,7 +425,8 @@ impl Vm {
         context.budget.release(flow.promise.into());
     }
 
-    /// The guest's policy is another: what it opened and may not reach any more is reset.
+    /// The guest's policy is another: what it opened and may not reach any more is reset, and gets nothing more of what
+    /// it had sent.
     pub fn policy_changed(&mut self, context: &mut Context) {
         for number in self.flows.numbers() {
             let Some(flow) = self.flows.get_mut(number) else {
@@ -434,6 +435,10 @@ impl Vm {
             let Some(route) = &flow.route else {
                 continue;
             };
+            if flow.connection.peer_is_done() {
+                // It is being reset already, and has been counted.
+                continue;
+            }
             let Key {
                 peer_cid,
                 peer_port,
@@ -445,6 +450,8 @@ impl Vm {
                 .route(&self.key, peer_cid, peer_port, kind);
             if !now.is_ok_and(|now| now.same(route)) {
                 flow.connection.reset();
+                // Also if the guest has left, and only what it had sent is still passed on.
+                flow.peer = Side::Closed;
                 self.counters.refuse(VsockRefusal::Policy);
                 self.settle(number, context);
             }

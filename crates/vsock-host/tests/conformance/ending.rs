@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sandwire_api::vsock::VsockState;
+use sandwire_api::vsock::{VsockRefusal, VsockState};
 use sandwire_vsock_guest::{
     Guest, Header, Kind, Operation, Settings, Socket,
     packet::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND},
@@ -16,8 +16,8 @@ use sandwire_vsock_host::limits::Limits;
 use vhost::vhost_user::VhostUserFrontend;
 
 use crate::host::{
-    Host, MUCH_MEMORY, PORT, Vm, accept, clean, connected, eventually, read_exact, read_line,
-    to_host, use_until, works,
+    Host, MUCH_MEMORY, PORT, Vm, accept, clean, connected, eventually, policy, read_exact,
+    read_line, to_host, use_until, works,
 };
 
 const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
@@ -279,6 +279,41 @@ fn what_a_guest_sent_before_it_ended_a_connection_outlives_the_guest() {
         works(&vm, &mut next);
         clean(&next);
     }
+}
+
+#[test]
+fn what_nobody_has_read_goes_with_the_rule_and_each_end_is_counted_once() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot_with(&Settings {
+        receive_buffers: 1,
+        ..Settings::default()
+    });
+    let (left, mut peer) = connected(&vm, &mut guest);
+    let sent = fill(&vm, &mut guest, left, 1);
+    guest.shut_down(left, SHUTDOWN_SEND);
+    guest.reset(left);
+    let (reset, mut other) = connected(&vm, &mut guest);
+    vm.wait_for_connections(2);
+    // Its only buffer is taken, so that it can't be told of what happens.
+    let before = vm.traffic().ingress_packets;
+    other.write_all(b"x").expect("writing");
+    eventually("the buffer to be used", || {
+        vm.traffic().ingress_packets > before
+    });
+    for _ in 0..3 {
+        host.set_policy(&vm, policy([]));
+    }
+    assert_eq!(host.list().len(), 1, "the guest is to be told of one");
+    assert_eq!(vm.refused(VsockRefusal::Policy), 2);
+    let mut got = Vec::new();
+    peer.read_to_end(&mut got).expect("what its socket has");
+    assert!(got.len() < sent);
+    guest
+        .wait_until("RST", |guest| guest.socket(reset).state == State::Reset)
+        .expect("RST");
+    assert_freed(&host, &vm);
+    clean(&guest);
 }
 
 #[test]
