@@ -11,7 +11,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustix::{event::epoll::EventFlags, io::Errno};
@@ -55,6 +55,9 @@ const PEER_FLAGS: EventFlags = EventFlags::IN
     .union(EventFlags::RDHUP)
     .union(EventFlags::ET);
 
+/// How soon something is tried again that failed for want of memory.
+const RETRY: Duration = Duration::from_millis(100);
+
 /// A connection with its peer.
 #[derive(Debug)]
 struct Flow {
@@ -79,6 +82,8 @@ struct Flow {
     deadline: Option<Instant>,
     /// When the next reminder comes.
     reminded: Option<Instant>,
+    /// When what waits for the peer is tried again, if no event may say when that is of use.
+    retry: Option<Instant>,
     /// Whether it is in [`Vm::control`] and [`Vm::data`].
     in_control: bool,
     in_data: bool,
@@ -325,6 +330,12 @@ impl Vm {
                 let token = Token::Flow(self.slot, number);
                 let _ = context.watch(peer.fd(), token, PEER_FLAGS | EventFlags::OUT);
             }
+            if backlog && !peer.is_full && flow.retry.is_none() {
+                let when = context.now + RETRY;
+                flow.retry = Some(when);
+                let token = Token::Flow(self.slot, number);
+                context.timers.set(when, token.pack());
+            }
             buffered = peer.buffered() as u64;
         }
         let more = buffered.wrapping_sub(flow.counted);
@@ -386,6 +397,15 @@ impl Vm {
             return;
         };
         flow.reminded = flow.reminded.filter(|when| *when > context.now);
+        if flow.retry.is_some_and(|when| when <= context.now) {
+            flow.retry = None;
+            self.flush(number, context);
+            self.settle(number, context);
+            self.serve_to_guest(context);
+        }
+        let Some(flow) = self.flows.get_mut(number) else {
+            return;
+        };
         match flow.deadline {
             Some(deadline) if deadline <= context.now => {
                 flow.deadline = None;

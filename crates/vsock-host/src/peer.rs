@@ -110,6 +110,8 @@ pub struct Peer {
     pub outgoing: Option<Outgoing>,
     /// Whether becoming writable is waited for.
     pub waits_for_room: bool,
+    /// Whether what waits does so since the descriptor is full: only then it becomes writable.
+    pub is_full: bool,
     idle_writable: u8,
     shut: (bool, bool),
     /// Whether the other side has closed with messages of ours unread; told in place of the end. See [`Self::ask`].
@@ -134,6 +136,7 @@ impl Peer {
             assembling: Vec::new(),
             outgoing: None,
             waits_for_room: false,
+            is_full: false,
             idle_writable: 0,
             shut: (false, false),
             was_reset: false,
@@ -208,9 +211,10 @@ impl Peer {
             return Wrote::Bytes(0);
         }
         let total = length(pieces);
+        self.is_full = false;
         let written = match send(self.fd.as_fd(), pieces) {
             Ok(written) => written,
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => 0,
+            Err(error) if self.waits(error) => 0,
             Err(Errno::FAULT) => return Wrote::Fault,
             Err(_) => return Wrote::Closed,
         };
@@ -254,9 +258,7 @@ impl Peer {
         }
         match self.send_message(&message) {
             Ok(sent) => Wrote::Bytes(sent),
-            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {
-                self.keep_message(&message)
-            }
+            Err(error) if self.waits(error) => self.keep_message(&message),
             Err(error) => self.ended(error),
         }
     }
@@ -293,6 +295,7 @@ impl Peer {
     /// Passes on what waits, as far as the descriptor takes it.
     pub fn flush(&mut self) -> Wrote {
         let mut passed = 0;
+        self.is_full = false;
         while let Some(message) = self.messages.first() {
             match self.send_message(message) {
                 Ok(sent) => {
@@ -300,7 +303,7 @@ impl Peer {
                     self.message_bytes -= sent as usize;
                     self.messages.pop(sent as usize);
                 }
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => break,
+                Err(error) if self.waits(error) => break,
                 Err(error) => return self.ended(error),
             }
         }
@@ -315,7 +318,7 @@ impl Peer {
                     self.backlog_start += sent;
                     passed += u32::try_from(sent).expect("credit bounds it");
                 }
-                Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {}
+                Err(error) if self.waits(error) => {}
                 Err(_) => return Wrote::Closed,
             }
             if self.backlog_start == self.backlog.len() {
@@ -347,6 +350,12 @@ impl Peer {
             Ok(read) => Read::Bytes(read),
             Err(_) => failed_read(last_error()),
         }
+    }
+
+    /// Whether what wasn't sent waits for the descriptor, or for memory of the kernel.
+    fn waits(&mut self, error: Errno) -> bool {
+        self.is_full = error == Errno::AGAIN;
+        self.is_full || matches!(error, Errno::INTR | Errno::NOBUFS | Errno::NOMEM)
     }
 
     /// What a message that wasn't sent says of the descriptor.

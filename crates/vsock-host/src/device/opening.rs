@@ -146,6 +146,7 @@ impl Vm {
             since: context.now,
             deadline: None,
             reminded: None,
+            retry: None,
             in_control: false,
             in_data: false,
             readable: false,

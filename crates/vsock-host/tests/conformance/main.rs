@@ -16,6 +16,7 @@ mod host;
 mod hybrid_face;
 mod malformed;
 mod messages;
+mod no_memory;
 mod policy;
 mod process;
 mod random;
