@@ -186,6 +186,59 @@ fn what_can_not_be_added_leaves_nothing() {
     });
 }
 
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_container_is_checked_in_its_own_namespace() {
+    lab::run(|lab| {
+        let world = World::start(lab);
+        let _namespaces = ["c1", "c2"].map(|name| lab.namespace(name));
+        let result = world.run("ADD", "c1", &json!({})).unwrap();
+        let config = json!({ "prevResult": result });
+        let check =
+            |netns: &str, config: &Value| world.run_in("CHECK", "c1", Path::new(netns), config);
+        symlink("/run/netns/c1", lab.folder().join("link")).unwrap();
+        let link = lab.folder().join("link").display().to_string();
+        for same in ["/run/netns/c1", &link] {
+            assert_eq!(check(same, &config), Ok(Value::Null), "{same}");
+        }
+        assert_eq!(check("/run/netns/none", &config).unwrap_err()["code"], 3);
+        let elsewhere = config.to_string().replace("netns/c1", "netns/c2");
+        let elsewhere: Value = serde_json::from_str(&elsewhere).unwrap();
+        for (netns, config) in [
+            ("/run/netns/c2", &config),
+            ("/run/netns/c1", &elsewhere),
+            ("/run/netns/c2", &elsewhere),
+        ] {
+            let told = check(netns, config).unwrap_err();
+            assert_eq!(told["code"], 103, "{told}");
+            let details = told["details"].as_str().unwrap();
+            assert!(details.contains("/run/netns/c2"), "{told}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_second_add_is_told_of_the_first_whatever_it_asks_for() {
+    lab::run(|lab| {
+        let world = World::start(lab);
+        let _namespaces = ["c1", "c2"].map(|name| lab.namespace(name));
+        let result = world.run("ADD", "c1", &json!({})).unwrap();
+        let mac = json!({ "runtimeConfig": { "mac": "06:00:00:00:00:99" } });
+        for (netns, more) in [
+            ("/run/netns/c1", &json!({})),
+            ("/run/netns/c2", &json!({})),
+            ("/run/netns/c1", &mac),
+        ] {
+            let second = world.run_in("ADD", "c1", Path::new(netns), more);
+            let told = second.unwrap_err();
+            assert_eq!(told["code"], 102, "{told}");
+        }
+        let config = json!({ "prevResult": result });
+        assert_eq!(world.run("CHECK", "c1", &config), Ok(Value::Null));
+    });
+}
+
 /// With a bandwidth of 1 Mbit/s in a pod's annotations.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

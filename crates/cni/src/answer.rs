@@ -1,5 +1,7 @@
 //! Results, in the version of the specification that was asked for, and what of them comes back as `prevResult`.
 
+use std::path::PathBuf;
+
 use ipnet::IpNet;
 use sandwire_api::attach::{Attached, InterfaceName};
 use serde_json::{Map, Value, json};
@@ -92,6 +94,8 @@ fn list_of<'a>(result: &'a mut Map<String, Value>, key: &str) -> &'a mut Vec<Val
 /// What a `prevResult` says of an interface in a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Recorded {
+    /// File of the network namespace that it is in.
+    pub(crate) sandbox: PathBuf,
     /// Its Ethernet address, as text.
     pub(crate) mac: Option<String>,
     /// Its MTU, which only newer versions have.
@@ -122,6 +126,7 @@ pub(crate) fn recorded(result: &Map<String, Value>, name: &InterfaceName) -> Opt
     let prefix = |entry: &Value, key: &str| entry[key].as_str()?.parse().ok();
     let of_it = entries("ips").filter(|entry| entry["interface"].as_u64() == Some(index as u64));
     Some(Recorded {
+        sandbox: interfaces[index]["sandbox"].as_str()?.into(),
         mac: interfaces[index]["mac"].as_str().map(str::to_owned),
         mtu: interfaces[index]["mtu"].as_u64(),
         addresses: of_it.filter_map(|entry| prefix(entry, "address")).collect(),

@@ -34,7 +34,8 @@ struct InstallArguments {
     /// Folder of network configurations.
     #[arg(long, value_name = "FOLDER", default_value = "/etc/cni/net.d")]
     conf_dir: PathBuf,
-    /// Copy the executable instead of linking to it: for a folder that is used with another root.
+    /// Copy the executable instead of linking to it: for a folder that is used with another root, whose
+    /// C library must be as new as the one that it was built with.
     #[arg(long)]
     copy: bool,
     /// A network configuration to put there under its own name, in the place of one that is there. Default: an example,

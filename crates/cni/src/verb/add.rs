@@ -45,14 +45,12 @@ pub(crate) fn run(network: &Network, attachment: &Attachment) -> Result<String, 
         attachment.container.id,
         network.name()
     );
-    let acquired = acquire(&client, &wish, &operation)?;
-    if !acquired.new {
-        return Err(Error::AddedAlready {
-            container: attachment.container.id.clone(),
-            interface: attachment.container.interface.to_string(),
-            lease,
-        });
-    }
+    let acquired = acquire(&client, &wish, &lease, &operation)?;
+    let acquired = acquired.ok_or_else(|| Error::AddedAlready {
+        container: attachment.container.id.clone(),
+        interface: attachment.container.interface.to_string(),
+        lease: lease.clone(),
+    })?;
     let attached = settle(&client, &wish, &lease, acquired, &operation);
     let attached = attached.inspect_err(|_| take_back(&client, &lease))?;
     Ok(answer::of_add(
@@ -71,7 +69,7 @@ pub(crate) fn wish(network: &Network, attachment: &Attachment) -> Result<Wish, E
 }
 
 /// A namespace that is gone means that the container is, which has a code of its own.
-fn look_at_namespace(attachment: &Attachment) -> Result<(), Error> {
+pub(super) fn look_at_namespace(attachment: &Attachment) -> Result<(), Error> {
     match std::fs::metadata(&attachment.netns) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(Error::UnknownContainer {
             reason: format!(
@@ -142,18 +140,30 @@ fn check_ranges(sets: &[RangeSet], pool: &Pool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes a slot, and waits a while for one where the pool is empty.
-fn acquire(client: &Blocking, wish: &Wish, operation: &str) -> Result<Acquired, Error> {
+/// Takes a slot, and waits a while for one where the pool is empty. `None` if the lease has been there before.
+fn acquire(
+    client: &Blocking,
+    wish: &Wish,
+    lease: &Name,
+    operation: &str,
+) -> Result<Option<Acquired>, Error> {
     let deadline = Instant::now() + PATIENCE;
     for pause in pauses() {
         match client.acquire(&wish.lease) {
-            Ok(acquired) => return Ok(acquired),
+            Ok(acquired) => return Ok(Some(acquired).filter(|acquired| acquired.new)),
             Err(error) if error.code() == Some(ErrorCode::PoolEmpty) => {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     return Err(Error::of_client(operation, error));
                 }
                 thread::sleep(pause.min(left));
+            }
+            // It is there, and was asked for otherwise.
+            Err(error)
+                if error.code() == Some(ErrorCode::Conflict)
+                    && client.lease(lease, None).is_ok() =>
+            {
+                return Ok(None);
             }
             Err(error) => return Err(of_pool(operation.to_owned(), error)),
         }

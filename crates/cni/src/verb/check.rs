@@ -3,6 +3,8 @@
 //! A later plugin may have changed routes and the MTU. What it changed is not in `prevResult` as the daemon made it, and no
 //! difference then.
 
+use std::{fs, os::unix::fs::MetadataExt, path::Path};
+
 use ipnet::IpNet;
 use sandwire_api::{
     attach::Attached,
@@ -54,6 +56,7 @@ pub(crate) fn expectation(
 
 pub(crate) fn run(network: &Network, attachment: &Attachment) -> Result<String, Error> {
     let expectation = expectation(network, attachment)?;
+    super::add::look_at_namespace(attachment)?;
     let client = network.client();
     let container = &attachment.container;
     let operation = format!(
@@ -68,7 +71,8 @@ pub(crate) fn run(network: &Network, attachment: &Attachment) -> Result<String, 
         },
         _ => Error::of_client(operation.as_str(), source),
     };
-    let differences = expectation.differences(&client).map_err(failed)?;
+    let differences = expectation.differences(&client, &attachment.netns);
+    let differences = differences.map_err(failed)?;
     if differences.is_empty() {
         Ok(String::new())
     } else {
@@ -77,10 +81,20 @@ pub(crate) fn run(network: &Network, attachment: &Attachment) -> Result<String, 
 }
 
 impl Expectation {
-    fn differences(&self, client: &Blocking) -> Result<Vec<String>, ClientError> {
+    fn differences(&self, client: &Blocking, netns: &Path) -> Result<Vec<String>, ClientError> {
         let state = client.attached(&self.lease, None)?;
         let attached = &state.attached;
         let mut found = Vec::new();
+        for (whose, path) in [("CNI_NETNS", netns), ("prevResult", &self.recorded.sandbox)] {
+            if !are_same(path, &attached.netns) {
+                found.push(format!(
+                    "interface {}: {whose} has the network namespace {}, and it was added to {}",
+                    attached.interface,
+                    path.display(),
+                    attached.netns.display()
+                ));
+            }
+        }
         let mac = attached.mac.to_string();
         if let Some(recorded) = &self.recorded.mac
             && !recorded.eq_ignore_ascii_case(&mac)
@@ -158,6 +172,15 @@ impl Expectation {
         }
         Ok(())
     }
+}
+
+/// Whether two files are of one namespace, which may have several.
+fn are_same(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| {
+        let metadata = fs::metadata(path).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    one == other || identity(one).is_some_and(|one| identity(other) == Some(one))
 }
 
 fn shown(rate: Option<u64>) -> String {
