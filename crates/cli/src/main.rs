@@ -20,6 +20,7 @@ mod verb;
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, error::ErrorKind};
+use sandwire_kernel_net::process;
 
 use crate::{failure::Failure, output::Output, verb::Verb};
 
@@ -61,6 +62,7 @@ struct Context {
 }
 
 fn main() -> ExitCode {
+    process::hear_of_children();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     // A runtime starts a process per container: it gets by without the tree of verbs.
     if arguments

@@ -5,7 +5,7 @@
 use std::{
     fs,
     os::unix::process::CommandExt,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -164,6 +164,30 @@ fn who_waits_for_a_daemon_that_stands_still_can_be_ended_and_leaves_no_lease() {
             assert_eq!(leases(&daemon), 0, "{flags}");
         }
         assert!(!lab.folder().join("has-begun").exists());
+    });
+}
+
+/// As a service manager may leave it to what it starts: no signal says then that the command has ended.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_end_of_a_command_is_seen_under_a_parent_that_ignores_its_children() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        let run = daemon.command("run --name a1 --");
+        let mut command = Command::new("env");
+        command.arg("--ignore-signal=CHLD").arg(run.get_program());
+        command.args(run.get_args());
+        command.args(["sh", "-c", "grep SigIgn /proc/self/status; exit 7"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        wait_until("the end", || child.try_wait().unwrap().is_some());
+        let (status, stdout, stderr) = finish(child);
+        assert_eq!(status, 7, "{stderr}");
+        assert_eq!(leases(&daemon), 0, "the lease was not released");
+        let ignored = stdout.split_whitespace().last().unwrap();
+        let ignored = u64::from_str_radix(ignored, 16).unwrap();
+        let child_ended = 1 << (17 - 1);
+        assert_eq!(ignored & child_ended, 0, "the command ignores its children");
     });
 }
 

@@ -24,6 +24,14 @@ pub fn name(folder: &Path) -> String {
     String::from_utf8_lossy(name).chars().map(shown).collect()
 }
 
+/// Has the kernel tell this process when a child of it ends, and keep how. Whoever started it may have ignored SIGCHLD,
+/// which survives exec: the kernel then forgets children as they end, and says nothing. What this process starts is told of
+/// its own children as well.
+pub fn hear_of_children() {
+    // SAFETY: no handler is installed: the default action is restored.
+    unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+}
+
 /// Lets the process receive all signals, although the thread that starts it has some blocked.
 pub fn unblock_signals(command: &mut Command) {
     let unblock = || {
