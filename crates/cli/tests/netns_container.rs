@@ -25,7 +25,7 @@ use sandwire_testlab::{
     command,
     host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, answer_http, serve_tcp},
     lab,
-    namespace::Namespace,
+    namespace::{self, Namespace},
 };
 use serde_json::{Value, json};
 
@@ -262,5 +262,48 @@ fn containers_go_on_by_maps_of_another_size() {
         let counted = &detail["traffic"]["egress"]["packets"];
         assert_eq!(counted.as_u64(), Some(u64::from(sent) + 1));
         call(&blue);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cleanup_keeps_the_network_of_a_container_that_runs() {
+    lab::run(|lab| {
+        let mut world = World::without_pools(lab);
+        world.daemon.create_pool(&boxes(1, &json!({}))).unwrap();
+        let blue = lab.namespace("blue");
+        world
+            .daemon
+            .json("acquire boxes blue --netns blue")
+            .unwrap();
+        let mut container = namespace::command_in(&blue.path(), "sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        world.daemon.kill().unwrap();
+        let pid = container.id();
+        wait_until("the container in its namespace", PATIENCE, || {
+            let pids = command::run("ip netns pids blue").unwrap();
+            pids.lines().any(|line| line == pid.to_string())
+        });
+        let dry = world
+            .daemon
+            .json("cleanup --instance lab --dry-run")
+            .unwrap();
+        assert!(
+            dry.to_string().contains(&format!("\"pid\":{pid}")),
+            "{dry:#}"
+        );
+        let refused = world.daemon.output("cleanup --instance lab").unwrap();
+        let message = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{message}");
+        assert!(message.contains(&format!("sleep (pid {pid})")), "{message}");
+        blue.run(&format!("ping -n -q -c 1 -W 5 {BEYOND_IPV4}"))
+            .unwrap();
+        container.kill().unwrap();
+        container.wait().unwrap();
+        let done = world.daemon.json("cleanup --instance lab").unwrap();
+        assert_eq!(done["failures"], json!([]));
+        blue.run("ip link show dev eth0").unwrap_err();
     });
 }

@@ -261,12 +261,20 @@ fn cleanup_takes_what_is_in_containers_namespaces_too() {
         let mut world = world_with_boxes(lab);
         let spaces = ["pod1", "pod2"].map(|name| lab.namespace(name));
         let before = spaces.each_ref().map(state_of);
-        for space in &spaces {
+        let guests = spaces.each_ref().map(|space| {
             let (_, guest) = guest_in(&world, space);
             assert_reaches_beyond(&guest);
+            guest
+        });
+        world.daemon.kill().unwrap();
+        // In no container's namespace, with their TAPs open.
+        let refused = world.daemon.output("cleanup --instance lab").unwrap();
+        let message = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{message}");
+        assert!(message.contains("2 slots are still in use"), "{message}");
+        for guest in guests {
             guest.detach().unwrap();
         }
-        world.daemon.kill().unwrap();
         let done = world.daemon.json("cleanup --instance lab").unwrap();
         assert_eq!(done["failures"], json!([]));
         assert_eq!(spaces.each_ref().map(state_of), before);

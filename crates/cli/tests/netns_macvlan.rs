@@ -536,6 +536,24 @@ fn children_that_nobody_owns_any_more_are_taken_away() {
             .unwrap();
         assert!(dry["found"].to_string().contains("\"child\""), "{dry}");
         assert!(has_child(&spaces[0]));
+        let mut container = namespace::command_in(&spaces[0].path(), "sleep")
+            .arg("60")
+            .spawn()
+            .unwrap();
+        let user = format!("sleep (pid {})", container.id());
+        wait_until("the refusal", PATIENCE, || {
+            let refused = world
+                .daemon
+                .output("cleanup --instance lab --dry-run --json");
+            let found = String::from_utf8(refused.unwrap().stdout).unwrap();
+            found.contains(&container.id().to_string())
+        });
+        let refused = world.daemon.output("cleanup --instance lab").unwrap();
+        let message = String::from_utf8(refused.stderr).unwrap();
+        assert!(message.contains(&user), "{message}");
+        assert!(has_child(&spaces[0]));
+        container.kill().unwrap();
+        container.wait().unwrap();
         world.daemon.json("cleanup --instance lab").unwrap();
         assert!(!has_child(&spaces[0]));
         assert!(spaces[1].run("ip -o link").unwrap().contains("other0"));

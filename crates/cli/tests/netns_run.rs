@@ -11,6 +11,7 @@ use std::{
 };
 
 use sandwire_testlab::{
+    fake_guest::FakeGuest,
     lab::{self, Lab},
     namespace,
     sandwire::{self, Daemon},
@@ -303,6 +304,38 @@ fn cleanup_keeps_slots_in_use_unless_forced() {
         assert_eq!(forced["failures"], serde_json::json!([]));
         user.kill().unwrap();
         user.wait().unwrap();
+    });
+}
+
+/// A VMM that was given its TAP needn't enter the slot's namespace.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cleanup_keeps_a_slot_whose_tap_is_open_outside_of_it() {
+    lab::run(|lab| {
+        let mut daemon = start(lab);
+        let lease = daemon.json("acquire web a1").unwrap();
+        let path = lease["netns"].as_str().unwrap();
+        let guest = FakeGuest::attach(path.as_ref(), "vmtap0").unwrap();
+        daemon.kill().unwrap();
+        let dry = daemon.json("cleanup --instance running --dry-run").unwrap();
+        let found = dry["found"].as_array().unwrap();
+        let used: Vec<_> = found
+            .iter()
+            .filter(|object| !object["used_by"].is_null())
+            .collect();
+        assert_eq!(used.len(), 1, "{dry:#}");
+        let name = path.rsplit('/').next().unwrap();
+        assert_eq!(used[0]["name"], name);
+        assert_eq!(used[0]["used_by"][0]["pid"], std::process::id());
+        let refused = daemon.output("cleanup --instance running").unwrap();
+        let message = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(refused.status.code(), Some(1), "{message}");
+        assert!(message.contains(name), "{message}");
+        assert!(fs::exists(path).unwrap());
+        guest.detach().unwrap();
+        let done = daemon.json("cleanup --instance running").unwrap();
+        assert_eq!(done["failures"], serde_json::json!([]));
+        assert!(!fs::exists(path).unwrap());
     });
 }
 

@@ -334,6 +334,16 @@ pub struct Interface {
     pub tun: Option<Tun>,
 }
 
+impl Interface {
+    /// Whether it is a TUN or TAP that a process has open.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        // Whoever has a queue open may have switched it or the carrier off.
+        self.tun
+            .is_some_and(|tun| tun.queues > 0 || self.has_carrier)
+    }
+}
+
 /// Counters of an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {

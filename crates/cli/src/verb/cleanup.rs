@@ -5,6 +5,7 @@
 //! each the host end of its veth; then the interfaces that are left, many at once.
 
 mod leftovers;
+mod users;
 
 use std::{
     collections::HashMap,
@@ -29,7 +30,10 @@ use sandwire_kernel_net::{
 };
 use serde::Serialize;
 
-use self::leftovers::{Kind, Leftover};
+use self::{
+    leftovers::{Kind, Leftover},
+    users::User,
+};
 use crate::{
     Context,
     failure::{Failure, Outcome},
@@ -48,7 +52,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     dry_run: bool,
 
-    /// Take also those slots away in which processes still run.
+    /// Take also those slots away that processes still use.
     #[arg(long)]
     force: bool,
 
@@ -183,11 +187,7 @@ fn refuse_in_use(report: &Report, force: bool) -> Result<(), Failure> {
     let Some(first) = used.first().filter(|_| !force) else {
         return Ok(());
     };
-    let users: Vec<String> = first
-        .used_by
-        .iter()
-        .map(|user| format!("{} (pid {})", user.command, user.pid))
-        .collect();
+    let users: Vec<String> = first.used_by.iter().map(User::to_string).collect();
     Err(Failure::new(
         ErrorCode::Conflict,
         format!(
@@ -415,8 +415,8 @@ mod tests {
     use super::*;
 
     fn report(pids: &[u32]) -> Report {
-        let users = pids.iter().map(|pid| leftovers::User {
-            pid: *pid,
+        let users = pids.iter().map(|pid| User {
+            pid: Some(*pid),
             command: "firecracker".to_owned(),
         });
         Report {

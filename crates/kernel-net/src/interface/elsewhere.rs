@@ -46,7 +46,11 @@ impl NamespaceNumber {
         })
     }
 
-    fn look_up(socket: &mut Socket, namespace: BorrowedFd<'_>) -> Result<Option<Self>, Error> {
+    /// The number of a namespace, if it has one.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn look_up(socket: &mut Socket, namespace: BorrowedFd<'_>) -> Result<Option<Self>, Error> {
         let file = namespace.as_raw_fd().cast_unsigned();
         let found = socket.query(
             libc::RTM_GETNSID,

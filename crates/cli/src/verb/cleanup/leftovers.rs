@@ -1,11 +1,6 @@
 //! Kernel objects of an instance, told by their names and aliases.
 
-use std::{
-    collections::HashMap,
-    fs,
-    os::unix::fs::MetadataExt,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 
 use ipnet::IpNet;
 use sandwire_api::name::Name;
@@ -14,21 +9,19 @@ use sandwire_kernel_net::{
     Error, address,
     interface::{self, Interface},
     netlink::Socket,
-    netns, nft, process,
+    netns, nft,
     route::{self, Route, Target},
 };
 use serde::Serialize;
 
-use crate::verb::run::tap_of_fdinfo;
-
-const TUN_DEVICE: &str = "/dev/net/tun";
+use super::users::{User, Users, UsersByNumber};
 
 /// A kernel object of ours.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Leftover {
     pub(super) kind: Kind,
     pub(super) name: String,
-    /// Processes that run in it.
+    /// Processes that run in it, in the namespace of its other end, or that have its TAP open.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) used_by: Vec<User>,
 }
@@ -44,13 +37,6 @@ pub(super) enum Kind {
     Table,
     Filter,
     Programs,
-}
-
-/// A process inside a namespace.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct User {
-    pub(super) pid: u32,
-    pub(super) command: String,
 }
 
 impl Kind {
@@ -79,36 +65,19 @@ impl Leftover {
 
 /// Everything of an instance that this network namespace, `/run/netns` and the bpffs have.
 pub(super) fn find(instance: &Name, programs: &Path) -> Result<Vec<Leftover>, Error> {
-    let mut users = processes_by_namespace();
-    let mut found = Vec::new();
-    // The dot ends the instance's name: "a" must not find "ab".
-    for file in netns::list(&format!("sandwire.{instance}."))? {
-        let path = netns::path_of(&file.name);
-        let mut object = Leftover::new(Kind::Namespace, file.name);
-        if file.is_mounted
-            && let Ok(metadata) = fs::metadata(path)
-        {
-            object.used_by = users.remove(&metadata.ino()).unwrap_or_default();
-        }
-        found.push(object);
-    }
-    let mut taps = processes_by_tap();
-    found.extend(interfaces(instance)?.into_iter().map(|found| Leftover {
-        used_by: taps.remove(&found.name).unwrap_or_default(),
-        ..Leftover::new(Kind::Interface, found.name)
-    }));
     let mut route = Socket::route()?;
-    let mut children: Vec<String> =
-        interface::find_children(&mut route, |alias| is_of(instance, alias))?
-            .into_iter()
-            .filter_map(|(_, child)| child.alias)
-            .collect();
-    children.dedup();
-    found.extend(
-        children
-            .into_iter()
-            .map(|alias| Leftover::new(Kind::Child, alias)),
-    );
+    let mut users = Users::see();
+    let mut found = namespaces(instance, &mut users, &mut route)?;
+    // What is known of the slots' own namespaces is said of these.
+    let users = users.by_number(&mut route);
+    for object in interfaces(instance)? {
+        let used_by = users.of_interface(&mut route, &object)?;
+        found.push(Leftover {
+            used_by,
+            ..Leftover::new(Kind::Interface, object.name)
+        });
+    }
+    found.extend(children(instance, &users, &mut route)?);
     let routes = routes(instance)?;
     found.extend(
         routes
@@ -124,6 +93,45 @@ pub(super) fn find(instance: &Name, programs: &Path) -> Result<Vec<Leftover>, Er
     if programs.exists() {
         let name = programs.display().to_string();
         found.push(Leftover::new(Kind::Programs, name));
+    }
+    Ok(found)
+}
+
+/// The slots' namespaces.
+fn namespaces(
+    instance: &Name,
+    users: &mut Users,
+    route: &mut Socket,
+) -> Result<Vec<Leftover>, Error> {
+    let mut found = Vec::new();
+    // The dot ends the instance's name: "a" must not find "ab".
+    for file in netns::list(&format!("sandwire.{instance}."))? {
+        let mut object = Leftover::new(Kind::Namespace, file.name);
+        if file.is_mounted {
+            object.used_by = users.take_those_of(route, &netns::path_of(&object.name))?;
+        }
+        found.push(object);
+    }
+    Ok(found)
+}
+
+/// Children in containers' namespaces, each slot's once.
+fn children(
+    instance: &Name,
+    users: &UsersByNumber,
+    route: &mut Socket,
+) -> Result<Vec<Leftover>, Error> {
+    let mut found: Vec<Leftover> = Vec::new();
+    for (namespace, child) in interface::find_children(route, |alias| is_of(instance, alias))? {
+        let Some(alias) = child.alias else { continue };
+        let used_by = users.in_namespace(namespace);
+        match found.last_mut() {
+            Some(last) if last.name == alias => last.used_by.extend(used_by),
+            _ => found.push(Leftover {
+                used_by,
+                ..Leftover::new(Kind::Child, alias)
+            }),
+        }
     }
     Ok(found)
 }
@@ -187,47 +195,6 @@ fn is_of(instance: &Name, alias: &str) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
 }
 
-/// Processes by the number of the network namespace that they are in, as far as they can be seen.
-fn processes_by_namespace() -> HashMap<u64, Vec<User>> {
-    let mut processes: HashMap<u64, Vec<User>> = HashMap::new();
-    for (user, folder) in processes_seen() {
-        if let Ok(namespace) = fs::metadata(folder.join("ns/net")) {
-            processes.entry(namespace.ino()).or_default().push(user);
-        }
-    }
-    processes
-}
-
-/// Processes by the TAP that they have open, as far as they can be seen.
-fn processes_by_tap() -> HashMap<String, Vec<User>> {
-    let mut processes: HashMap<String, Vec<User>> = HashMap::new();
-    for (user, folder) in processes_seen() {
-        let descriptors = fs::read_dir(folder.join("fd")).into_iter().flatten();
-        for descriptor in descriptors.filter_map(Result::ok) {
-            let target = fs::read_link(descriptor.path()).unwrap_or_default();
-            if target != Path::new(TUN_DEVICE) {
-                continue;
-            }
-            let about = folder.join("fdinfo").join(descriptor.file_name());
-            let about = fs::read_to_string(about).unwrap_or_default();
-            if let Some(tap) = tap_of_fdinfo(&about) {
-                processes.entry(tap).or_default().push(user.clone());
-            }
-        }
-    }
-    processes
-}
-
-/// All processes, with their folders in `/proc`.
-fn processes_seen() -> impl Iterator<Item = (User, PathBuf)> {
-    let entries = fs::read_dir("/proc").into_iter().flatten();
-    entries.filter_map(Result::ok).filter_map(|entry| {
-        let pid = entry.file_name().to_str()?.parse().ok()?;
-        let command = process::name(&entry.path());
-        Some((User { pid, command }, entry.path()))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,16 +215,5 @@ mod tests {
         ] {
             assert!(!is_of(&instance, alias), "{alias}");
         }
-    }
-
-    #[test]
-    fn this_process_is_found_in_its_namespace() {
-        let own = fs::metadata("/proc/self/ns/net").unwrap().ino();
-        let processes = processes_by_namespace();
-        assert!(
-            processes[&own]
-                .iter()
-                .any(|user| user.pid == std::process::id())
-        );
     }
 }
