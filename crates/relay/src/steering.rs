@@ -6,6 +6,7 @@
 //! |---|---|
 //! | chain `prerouting` | packets of slots, after their own address translation: those to be redirected get a mark and our socket, and are dropped if there is none |
 //! | chain `output` | packets of this host's cgroups, then those of its identities: those to be redirected get a mark |
+//! | chain `translated` | what only then has a redirected destination, since a rule of the host's translates it, is dropped |
 //! | chain `postrouting` | marked packets that leave after all, as the rules by mark are gone, are dropped |
 //! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
 //! | rule for what the host sends itself | it goes past the next ones: its source may be among theirs |
@@ -74,6 +75,7 @@ const NEIGHBOURS: [u8; 2] = [135, 136];
 
 const PREROUTING: &str = "prerouting";
 const OUTPUT: &str = "output";
+const TRANSLATED: &str = "translated";
 const POSTROUTING: &str = "postrouting";
 const TAKE: &str = "take";
 const GIVE: &str = "give";
@@ -312,10 +314,14 @@ impl Part<'_> {
         let flows = self.add_flows(batch, "own", ends);
         let taken = Rule::new().key_in(&self.flow_key(), &flows);
         batch.add_rule(OUTPUT, &taken.jump(OWN));
+        let translated = Rule::new().key_in(&self.flow_key(), &flows);
+        batch.add_rule(TRANSLATED, &translated.counter().drop());
         if self.redirect.takes_all() {
             let pairs = self.add_pairs(batch, "own_pairs", ends);
             let rest = Rule::new().key_in(&[self.source(), self.destination()], &pairs);
             batch.add_rule(OUTPUT, &rest.jump(OWN_REST));
+            let translated = Rule::new().key_in(&[self.source(), self.destination()], &pairs);
+            batch.add_rule(TRANSLATED, &translated.counter().drop());
         }
     }
 
@@ -352,9 +358,13 @@ impl Part<'_> {
             let taken = steered.rule().key_in(&key, &flows);
             let taken = taken.set_mark(steered.entrance.mark, RELAY_MARK_MASK);
             batch.add_rule(OUTPUT, &taken.accept());
+            let translated = steered.rule().key_in(&key, &flows);
+            batch.add_rule(TRANSLATED, &translated.counter().drop());
             if self.redirect.takes_all() {
                 let rest = steered.rule().key_in(&[self.destination()], &all);
                 batch.add_rule(OUTPUT, &self.rest(rest));
+                let translated = steered.rule().key_in(&[self.destination()], &all);
+                batch.add_rule(TRANSLATED, &translated.counter().drop());
             }
         }
     }
@@ -434,6 +444,7 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Steered]) {
     if processes::has_own(egress) {
         processes::write_guard(batch, &entrances);
         processes::write_silence(batch);
+        processes::begin_translated(batch);
     }
     let without = Rule::new().comment("no relay takes it");
     batch.add_rule(GIVE, &without.counter().drop());

@@ -5,7 +5,8 @@ use sandwire_kernel_net::nft::{
 };
 
 use super::{
-    Entrance, MARK_PASS, OWN, OWN_REST, POSTROUTING, PREROUTING, PRIORITY, Steered, neither,
+    Entrance, MARK_PASS, OWN, OWN_REST, POSTROUTING, PREROUTING, PRIORITY, Steered, TRANSLATED,
+    neither,
 };
 use crate::config::{Egress, Origin};
 
@@ -31,6 +32,23 @@ pub(super) fn write_own(batch: &mut Batch<'_>, mark: u32, cgroups: &[Steered]) {
     }
     let taken = Rule::new().set_mark(mark, RELAY_MARK_MASK);
     batch.add_rule(OWN, &taken.accept());
+}
+
+/// Begins the chain that looks at destinations once more, behind all that may have changed them: the host's own address translation
+/// comes after our look. What only then is to be redirected isn't known to the relay by what it was sent to, and is dropped.
+/// What is for the host doesn't leave it.
+pub(super) fn begin_translated(batch: &mut Batch<'_>) {
+    batch.add_chain(&Chain::Base {
+        name: TRANSLATED,
+        kind: ChainKind::Filter,
+        hook: Hook::Output,
+        priority: i32::MAX,
+        policy: Policy::Accept,
+    });
+    let redirected = Rule::new().mark_is_not(0, RELAY_MARK_MASK);
+    batch.add_rule(TRANSLATED, &redirected.accept());
+    let stays = Rule::new().comment("it is for this host");
+    batch.add_rule(TRANSLATED, &stays.to_this_host().accept());
 }
 
 /// Keeps marked packets of this host from leaving where no rule leads them to the loopback: somebody has deleted it.
