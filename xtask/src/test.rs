@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     /// Install nothing.
     #[arg(long)]
     no_setup: bool,
-    /// Only tests whose name contains one of these.
+    /// Only tests whose name contains one of these. It is a failure if there is none in any tier.
     #[arg(last = true)]
     filters: Vec<String>,
 }
@@ -70,15 +70,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         };
         summary.add(tier, outcome);
     }
-    let may_be_missing = |tier: Tier| {
-        let required = arguments.require && tier.is_for_all();
-        !required && !arguments.tiers.contains(&tier)
-    };
     print!("{summary}");
-    Ok(if summary.is_good(may_be_missing) {
+    Ok(if is_good(&summary, arguments) {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    })
+}
+
+/// Whether what was asked for ran, and nothing failed.
+fn is_good(summary: &Summary, arguments: &Arguments) -> bool {
+    let filters = &arguments.filters;
+    if !filters.is_empty() && !summary.has_run_any() {
+        // Most likely a name that is written otherwise.
+        eprintln!("error: no test ran for the names: {}", filters.join(" "));
+        return false;
+    }
+    summary.is_good(|tier| {
+        let required = arguments.require && tier.is_for_all();
+        !required && !arguments.tiers.contains(&tier)
     })
 }
 
@@ -118,7 +128,28 @@ fn run_tier(tier: Tier, filters: &[String]) -> Result<Tally> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    #[test]
+    fn names_that_are_no_tests_are_a_failure() {
+        let arguments = Arguments {
+            tiers: vec![Tier::Unit, Tier::Netns],
+            require: false,
+            no_setup: true,
+            filters: vec!["a_name".to_owned()],
+        };
+        let mut summary = Summary::default();
+        summary.add(Tier::Unit, Outcome::Ran(Tally::default(), Duration::ZERO));
+        assert!(!is_good(&summary, &arguments));
+        let found = Tally {
+            passed: 1,
+            ..Tally::default()
+        };
+        summary.add(Tier::Netns, Outcome::Ran(found, Duration::ZERO));
+        assert!(is_good(&summary, &arguments), "one tier has such a test");
+    }
 
     #[test]
     fn the_end_of_a_reason_names_the_tier() {

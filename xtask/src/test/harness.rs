@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
@@ -168,6 +168,14 @@ fn read_output(executable: &Executable, arguments: &[&str]) -> Result<String> {
         .stdin(Stdio::null())
         .output()
         .with_context(|| format!("listing the tests of {}", executable.label))?;
+    // Otherwise a program that crashes would pass for one without tests.
+    ensure!(
+        output.status.success(),
+        "{} can't list its tests ({}): {}",
+        executable.label,
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
     String::from_utf8(output.stdout)
         .with_context(|| format!("reading the list of tests of {}", executable.label))
 }
@@ -261,6 +269,19 @@ mod tests {
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(30)
+    }
+
+    #[test]
+    fn a_program_that_cannot_list_its_tests_is_not_one_without_tests() {
+        // It knows no option `--list`, says so, and ends badly.
+        let executable = Executable {
+            path: "ls".into(),
+            package_folder: "/".into(),
+            label: "tests/broken.rs".to_owned(),
+        };
+        let error = ignored_tests(&executable).unwrap_err().to_string();
+        assert!(error.starts_with("tests/broken.rs can't list"), "{error}");
+        assert!(error.contains("--list"), "what it said: {error}");
     }
 
     #[test]

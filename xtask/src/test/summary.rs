@@ -51,6 +51,14 @@ impl Summary {
         self.tiers.push((tier, outcome));
     }
 
+    /// Whether any tier had a test to run.
+    pub(crate) fn has_run_any(&self) -> bool {
+        self.tiers.iter().any(|(_, outcome)| match outcome {
+            Outcome::Ran(tally, _) => tally.passed + tally.failed > 0,
+            Outcome::NotRun(_) => false,
+        })
+    }
+
     /// Whether nothing failed, and nothing is missing that may not be.
     pub(crate) fn is_good(&self, may_be_missing: impl Fn(Tier) -> bool) -> bool {
         self.tiers.iter().all(|(tier, outcome)| match outcome {
