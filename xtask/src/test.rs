@@ -9,6 +9,7 @@ mod arm;
 mod fuzz;
 mod harness;
 mod host_state;
+mod interrupt;
 mod results;
 mod summary;
 mod tier;
@@ -56,6 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         let named = |tier: &Tier| arguments.tiers.contains(tier);
         Tier::ALL.into_iter().filter(named).collect()
     };
+    interrupt::watch()?;
     if !arguments.no_setup {
         // What is missing decides below which tiers can run; unit tests need little.
         packages::try_ensure();

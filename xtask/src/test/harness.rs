@@ -7,7 +7,6 @@
 
 use std::{
     io::{BufRead, BufReader},
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -16,10 +15,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::Value;
 
 use super::{
+    interrupt::Group,
     results::{Results, Said},
     summary::Tally,
     tier::Tier,
@@ -198,13 +197,9 @@ fn in_namespaces(executable: &Executable, tier: Tier, tests: &[String]) -> Comma
 
 /// Runs a test command, shows its output, counts its results, and ends it at the deadline.
 pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Result<Tally> {
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .process_group(0)
-        .spawn()
-        .with_context(|| format!("starting {label}"))?;
-    let lines = lines_of(&mut child);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut group = Group::start(&mut command).with_context(|| format!("starting {label}"))?;
+    let lines = lines_of(group.leader());
     let (mut tally, mut results) = (Tally::default(), Results::default());
     loop {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -221,13 +216,12 @@ pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Re
                 tally.fail(format!(
                     "{label}: still running at the tier's deadline; ended"
                 ));
-                let group = Pid::from_child(&child);
-                kill_process_group(group, Signal::KILL).context("ending a test command")?;
+                group.kill()?;
                 break;
             }
         }
     }
-    let status = child
+    let status = group
         .wait()
         .with_context(|| format!("waiting for {label}"))?;
     if !status.success() && tally.failed == 0 {
