@@ -421,3 +421,55 @@ fn port_0_is_no_way_past_a_redirect_of_all_ports() {
         capture.has_nothing_in_the_clear(true);
     });
 }
+
+/// As kube-proxy does with a service's address. The host's rules translate it behind the place where the relay takes what is redirected.
+const SERVICES: &str = "
+table inet services {
+    chain output {
+        type nat hook output priority -100;
+        ip daddr 10.96.0.5 tcp dport 80 dnat ip to 198.51.100.7:8080
+        ip daddr 10.96.0.5 udp dport 53 dnat ip to 198.51.100.7:7
+        ip6 daddr fd96::5 tcp dport 80 dnat ip6 to [2001:db8:5::7]:8080
+        ip6 daddr fd96::5 udp dport 53 dnat ip6 to [2001:db8:5::7]:7
+    }
+}
+";
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_the_host_translates_to_a_redirected_destination_does_not_leave_in_the_clear() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.add_identity(["10.70.0.5", "fd70::5"]);
+        stage.start_peer();
+        stage.start_host();
+        let services = stage.write("services.nft", SERVICES);
+        lab.run(&format!("nft -f {}", services.display()));
+        // Who isn't redirected gets there.
+        for service in ["10.96.0.5", "[fd96::5]"] {
+            let fetch = format!("curl -sS --max-time 20 http://{service}/page");
+            assert_eq!(lab.run(&fetch), MARKER);
+        }
+        let in_cgroup = |line: &str| stage.in_cgroup(line);
+        let in_identity = |line: &str| stage.in_identity(line).unwrap();
+        let senders: [&dyn Fn(&str) -> String; 2] = [&in_cgroup, &in_identity];
+        for run in senders {
+            let capture = stage.capture();
+            for service in ["10.96.0.5", "fd96::5"] {
+                let call = format!(
+                    "python3 -c 'import socket\n\
+                     udp = socket.socket(socket.AF_INET6 if \":\" in \"{service}\" else socket.AF_INET, socket.SOCK_DGRAM)\n\
+                     try: udp.sendto(b\"{MARKER}\", (\"{service}\", 53))\n\
+                     except OSError: pass\n\
+                     try:\n\
+                     \x20   socket.create_connection((\"{service}\", 80), 2)\n\
+                     \x20   print(\"connected\")\n\
+                     except OSError: print(\"cut off\")'"
+                );
+                assert_eq!(run(&call).trim(), "cut off", "{service}");
+            }
+            assert_eq!(run(FETCH), MARKER);
+            capture.has_nothing_in_the_clear(true);
+        }
+    });
+}
