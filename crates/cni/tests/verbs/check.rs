@@ -87,7 +87,7 @@ fn with_defect(daemon: &Daemon, problem: &str) {
     let lease = daemon.leases().remove(0);
     let defect = json!({ "object": "interface eth0", "problem": problem, "action": "reported" });
     let attached = json!({
-        "netns": "/run/netns/x", "interface": "eth0", "mac": "06:00:0a:40:00:09", "mtu": 1500,
+        "netns": daemon.netns(), "interface": "eth0", "mac": "06:00:0a:40:00:09", "mtu": 1500,
         "host_interface": "swabc-7", "device": "veth", "gateway_mac": "02:73:77:00:00:01",
         "routes": [{ "destination": "0.0.0.0/0", "gateway": "169.254.1.1" }],
         "addresses": [
