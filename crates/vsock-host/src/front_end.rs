@@ -395,6 +395,10 @@ impl VhostUserBackendReqHandlerMut for Transport {
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let fd = fd.map(|file| self.eventfd(file)).transpose()?;
         let call = fd.map(|file| Call::new(file, &self.bell));
+        if let Some(call) = &call {
+            // For what was published meanwhile only the former one was rung, if any. One interrupt more does no harm.
+            call.ring();
+        }
         self.rings[Self::index(u32::from(index))?].call = call;
         Ok(())
     }

@@ -11,10 +11,14 @@ use std::{
 use sandwire_vsock_guest::{
     Guest,
     memory::USER_OFFSET,
+    transport::RECEIVE,
     wire::{Message, Region, Wire, configuration, event, request, session},
 };
 
-use crate::host::{Host, Vm, works};
+use vhost::VhostBackend as _;
+use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
+
+use crate::host::{Host, Vm, clean, connected, eventually, works};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const REGION: u64 = 1 << 20;
@@ -425,4 +429,25 @@ fn front_ends_that_come_and_go_while_a_neighbour_is_busy() {
         over.store(true, Ordering::Relaxed);
     });
     scene.next_front_end_works();
+}
+
+#[test]
+fn a_call_that_replaces_another_is_rung_for_what_was_published_before() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    let (ring, memory) = guest.transport().ring(RECEIVE);
+    let before = ring.used_index(memory);
+    peer.write_all(b"hello").expect("writing");
+    eventually("it to be published", || {
+        let (ring, memory) = guest.transport().ring(RECEIVE);
+        ring.used_index(memory) != before
+    });
+    let call = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK).expect("an eventfd");
+    let session = guest.transport().front_end().session();
+    session.set_vring_call(RECEIVE, &call).expect("a new call");
+    eventually("the guest to be interrupted by it", || call.read().is_ok());
+    assert_eq!(guest.receive_exact(socket, 5).expect("receiving"), b"hello");
+    clean(&guest);
 }

@@ -79,6 +79,7 @@ fn an_interrupt_that_is_full_and_blocks() {
         &messages.iter().find(of_ring).expect("there is one").fds[0]
     };
     let (call, kick) = (of(request::SET_VRING_CALL), of(request::SET_VRING_KICK));
+    rustix::io::read(call, &mut [0; 8]).expect("it was rung when it was handed over");
     fcntl_setfl(call, OFlags::empty()).expect("making it block");
     rustix::io::write(call, &(u64::MAX - 1).to_ne_bytes()).expect("filling it");
     // A chain of one empty descriptor, the first: it is given back, and the guest told so.
