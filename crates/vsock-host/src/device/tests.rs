@@ -528,6 +528,42 @@ fn connections_that_come_and_go_unheard_leave_nothing_in_the_queues() {
     vm.close(&mut context);
 }
 
+#[test]
+fn connections_that_are_left_all_at_once_leave_the_queues_and_the_others_keep_their_places() {
+    const EACH: u32 = 200;
+    let lab = Lab::new();
+    let (machine, setup) = lab.prepare("web", vec![to_host(1), to_host(2)], Limits::default());
+    let _listener = machine.service(1);
+    let mut context = lab.context();
+    let mut vm = Vm::new(setup, 0, &context).expect("a guest");
+    let transport = Transport::new(3);
+    // The guest offers no buffer to be told: of each to port 1 that it goes on, of each to port 2 that it is refused.
+    for guest_port in 0..EACH {
+        for peer_port in [1, 2] {
+            let key = Key {
+                guest_port,
+                peer_cid: HOST_CID,
+                peer_port,
+                kind: VsockType::Stream,
+            };
+            vm.open_from_guest(&Header::default(), key, &transport, &mut context);
+        }
+    }
+    assert_eq!((vm.flows.len(), vm.control.len()), (400, 400));
+    vm.guest_left(Connection::is_established, &mut context);
+    let left: Vec<(u32, u32)> = vm
+        .control
+        .iter()
+        .filter_map(|number| vm.flows.get(*number))
+        .map(|flow| (flow.key.guest_port, flow.key.peer_port))
+        .collect();
+    assert!(left.into_iter().eq((0..EACH).map(|port| (port, 2))));
+    assert_eq!((vm.flows.len(), vm.by_key.len()), (200, 200));
+    vm.guest_left(|_| true, &mut context);
+    assert!(vm.flows.is_empty() && vm.control.is_empty() && vm.by_key.is_empty());
+    vm.close(&mut context);
+}
+
 /// Serves a guest until it has done something, as a worker would.
 fn serve<T>(vm: &mut Vm, context: &mut Context, guest: thread::JoinHandle<T>) -> T {
     let mut events: Vec<epoll::Event> = Vec::with_capacity(64);

@@ -118,6 +118,22 @@ impl Vm {
         }
     }
 
+    /// The same for all that are gone, in one pass: there may be thousands.
+    pub(super) fn unqueue_gone(&mut self) {
+        let flows = &mut self.flows;
+        let mut stays = |number: &u32| {
+            let Some(flow) = flows.get_mut(*number) else {
+                return false;
+            };
+            let stays = !flow.connection.is_gone();
+            flow.in_control &= stays;
+            flow.in_data &= stays;
+            stays
+        };
+        self.control.retain(&mut stays);
+        self.data.retain(stays);
+    }
+
     /// Whether all are told.
     fn tell_resets(&mut self, transport: &mut Transport) -> bool {
         while let Some(header) = self.resets.front() {

@@ -143,14 +143,23 @@ impl Vm {
 
     /// The guest has gone with its side of these connections: it isn't told of them any more, and they are over but for
     /// what it had sent before it ended them.
-    fn guest_left(&mut self, which: impl Fn(&Connection) -> bool, context: &mut Context) {
+    pub(super) fn guest_left(
+        &mut self,
+        which: impl Fn(&Connection) -> bool,
+        context: &mut Context,
+    ) {
+        let mut left = Vec::new();
         for number in self.flows.numbers() {
             if let Some(flow) = self.flows.get_mut(number)
                 && which(&flow.connection)
             {
                 flow.connection.guest_left();
-                self.settle(number, context);
+                left.push(number);
             }
+        }
+        self.unqueue_gone();
+        for number in left {
+            self.settle(number, context);
         }
         self.resets.clear();
         self.paused = false;
