@@ -6,7 +6,7 @@
 //! |---|---|
 //! | chain `prerouting` | packets of slots, after their own address translation: those to be redirected get a mark and our socket, and are dropped if there is none |
 //! | chain `output` | packets of this host's cgroups, then those of its identities: those to be redirected get a mark |
-//! | chain `translated` | what only then has a redirected destination, since a rule of the host's translates it, is dropped |
+//! | chains `translated`, `forwarded` | what of processes and of slots only then has a redirected destination, since a rule of the host's translates it, is dropped |
 //! | chain `postrouting` | marked packets that leave after all, as the rules by mark are gone, are dropped |
 //! | rules by mark | marked packets are the host's own: from `output` they come back in by the loopback |
 //! | rule for what the host sends itself | it goes past the next ones: its source may be among theirs |
@@ -76,6 +76,7 @@ const NEIGHBOURS: [u8; 2] = [135, 136];
 const PREROUTING: &str = "prerouting";
 const OUTPUT: &str = "output";
 const TRANSLATED: &str = "translated";
+const FORWARDED: &str = "forwarded";
 const POSTROUTING: &str = "postrouting";
 const TAKE: &str = "take";
 const GIVE: &str = "give";
@@ -295,6 +296,8 @@ impl Part<'_> {
         let pairs = self.add_pairs(batch, "from_pairs", ends);
         let taken = Rule::new().key_in(&self.flow_key(), &flows);
         batch.add_rule(PREROUTING, &taken.jump(TAKE));
+        let translated = Rule::new().key_in(&self.flow_key(), &flows);
+        batch.add_rule(FORWARDED, &translated.counter().drop());
         for kind in self.errors() {
             let quoting = Rule::new().icmp(self.icmp(), *kind);
             let quoting = quoting.key_in(&self.quoted_key(), &flows);
@@ -378,6 +381,18 @@ impl Part<'_> {
     }
 }
 
+/// Begins a chain that looks at destinations once more, behind all that may have changed them: the host's own address translation
+/// comes after our look. What only then is to be redirected isn't known to the relay by what it was sent to, and is dropped.
+fn begin_behind_translation(batch: &mut Batch<'_>, name: &str, hook: Hook) {
+    batch.add_chain(&Chain::Base {
+        name,
+        kind: ChainKind::Filter,
+        hook,
+        priority: i32::MAX,
+        policy: Policy::Accept,
+    });
+}
+
 /// Drops what the relay can't carry, of what it is to carry all of.
 fn neither(rule: Rule) -> Rule {
     let rule = rule.comment("neither TCP nor UDP, though all is redirected");
@@ -456,6 +471,9 @@ fn write(batch: &mut Batch<'_>, egress: &Egress, cgroups: &[Steered]) {
     let own = Rule::new().interface(Direction::Source, "lo");
     batch.add_rule(PREROUTING, &own.accept());
     let parts = parts(egress);
+    if parts.iter().any(|part| !part.forwarded.is_empty()) {
+        begin_behind_translation(batch, FORWARDED, Hook::Forward);
+    }
     for part in &parts {
         part.write_forwarded(batch);
         part.write_cgroups(batch, cgroups);

@@ -6,7 +6,7 @@ use sandwire_kernel_net::nft::{
 
 use super::{
     Entrance, MARK_PASS, OWN, OWN_REST, POSTROUTING, PREROUTING, PRIORITY, Steered, TRANSLATED,
-    neither,
+    begin_behind_translation, neither,
 };
 use crate::config::{Egress, Origin};
 
@@ -34,17 +34,9 @@ pub(super) fn write_own(batch: &mut Batch<'_>, mark: u32, cgroups: &[Steered]) {
     batch.add_rule(OWN, &taken.accept());
 }
 
-/// Begins the chain that looks at destinations once more, behind all that may have changed them: the host's own address translation
-/// comes after our look. What only then is to be redirected isn't known to the relay by what it was sent to, and is dropped.
-/// What is for the host doesn't leave it.
+/// Begins the chain of what processes send that is translated. What is for the host doesn't leave it.
 pub(super) fn begin_translated(batch: &mut Batch<'_>) {
-    batch.add_chain(&Chain::Base {
-        name: TRANSLATED,
-        kind: ChainKind::Filter,
-        hook: Hook::Output,
-        priority: i32::MAX,
-        policy: Policy::Accept,
-    });
+    begin_behind_translation(batch, TRANSLATED, Hook::Output);
     let redirected = Rule::new().mark_is_not(0, RELAY_MARK_MASK);
     batch.add_rule(TRANSLATED, &redirected.accept());
     let stays = Rule::new().comment("it is for this host");

@@ -473,3 +473,38 @@ fn what_the_host_translates_to_a_redirected_destination_does_not_leave_in_the_cl
         }
     });
 }
+
+/// What is let past the relay by its port may be led to one that is redirected.
+const REDIRECTS: &str = "
+table inet services {
+    chain prerouting {
+        type nat hook prerouting priority -100;
+        ip daddr 198.51.100.7 udp dport 5353 dnat ip to 198.51.100.7:7
+        ip6 daddr 2001:db8:5::7 udp dport 5353 dnat ip6 to [2001:db8:5::7]:7
+    }
+}
+";
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_sandbox_s_port_that_is_translated_to_a_redirected_one_does_not_leave_in_the_clear() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        let via = "via = \"beyond\"\n";
+        stage.exchange("host", via, &format!("ports = [7]\n{via}"));
+        stage.start_peer();
+        stage.start_host();
+        stage.inside_box(by_udp);
+        let services = stage.write("services.nft", REDIRECTS);
+        lab.run(&format!("nft -f {}", services.display()));
+        let capture = stage.capture();
+        let send = format!(
+            "python3 -c 'import socket\n\
+             for family, to in ((socket.AF_INET, \"198.51.100.7\"), (socket.AF_INET6, \"2001:db8:5::7\")):\n\
+             \x20   socket.socket(family, socket.SOCK_DGRAM).sendto(b\"{MARKER}\", (to, 5353))'"
+        );
+        stage.inside_box(|| command::shell(&send).unwrap());
+        stage.inside_box(by_udp);
+        capture.has_nothing_in_the_clear(true);
+    });
+}
