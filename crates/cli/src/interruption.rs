@@ -24,7 +24,7 @@ const END_MAX: Duration = Duration::from_secs(1);
 
 /// SIGINT and SIGTERM, and SIGHUP unless whoever started this has it ignored, as `nohup` does: of a signal that is blocked the kernel
 /// tells all the same.
-pub(crate) fn ending_signals() -> io::Result<SigSet> {
+fn ending_signals() -> io::Result<SigSet> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGINT);
     signals.add(Signal::SIGTERM);

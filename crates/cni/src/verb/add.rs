@@ -14,6 +14,7 @@ use sandwire_api::{
     attach::Attached,
     client::{Acquired, Blocking, ClientError},
     error::ErrorCode,
+    lease::LeaseState,
     name::Name,
     policy::RateLimit,
     pool::{AddressPlan, Pool},
@@ -161,7 +162,9 @@ fn acquire(
             // It is there, and was asked for otherwise.
             Err(error)
                 if error.code() == Some(ErrorCode::Conflict)
-                    && client.lease(lease, None).is_ok() =>
+                    && client
+                        .lease(lease, None)
+                        .is_ok_and(|found| found.lease.state == LeaseState::Active) =>
             {
                 return Ok(None);
             }

@@ -332,17 +332,12 @@ fn metadata_rules(chain: &'static str) -> Vec<(&'static str, Rule)> {
                 .comment("cloud metadata")
                 .address(Direction::Destination, address)
                 .key_not_in(&[source(family)], &PerFamily::Metadata.name(family));
-            [
-                // Where it goes to was another address when it was judged.
-                (chain, rule.clone().status(CT_STATUS_DNAT).counter().drop()),
-                (chain, not_judged(rule, family).counter().drop()),
-            ]
+            // Where it goes to was another address when it was judged.
+            let translated = rule.clone().status(CT_STATUS_DNAT);
+            let others = rule.key_not_in(&[source(family)], &PerFamily::Judged.name(family));
+            [translated, others].map(|rule| (chain, rule.counter().drop()))
         })
         .concat()
-}
-
-fn not_judged(rule: Rule, family: Family) -> Rule {
-    rule.key_not_in(&[source(family)], &PerFamily::Judged.name(family))
 }
 
 fn input_rules() -> Vec<(&'static str, Rule)> {

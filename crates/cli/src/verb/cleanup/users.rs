@@ -86,7 +86,10 @@ impl Users {
         route: &mut Socket,
         path: &Path,
     ) -> Result<Vec<User>, Error> {
-        let file = netns::open_file(path)?;
+        // Gone meanwhile, or no namespace: then nobody can be in it.
+        let Ok(file) = netns::open_file(path) else {
+            return Ok(Vec::new());
+        };
         let number = NamespaceNumber::of(route, file.as_fd())?;
         self.told.insert(number);
         let inside = fs::metadata(path)

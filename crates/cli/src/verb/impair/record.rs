@@ -14,7 +14,6 @@ use std::{
 };
 
 use clap::Args;
-use nix::sys::signalfd::SignalFd;
 use rustix::{
     io::Errno,
     thread::{LinkNameSpaceType, move_into_link_name_space},
@@ -30,10 +29,11 @@ use self::{
     prober::{Echo, PATIENCE, Plan, Prober, read_counters},
     progress::Progress,
 };
-use super::{run::end_signals, target::namespace_of};
+use super::target::namespace_of;
 use crate::{
     Context,
     failure::{Failure, Outcome},
+    interruption::Interruption,
     output::{Output, note},
     render,
 };
@@ -124,7 +124,7 @@ struct RoundTrip {
 
 pub(super) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let plan = arguments.plan()?;
-    let signals = end_signals()?;
+    let signals = Interruption::catch()?;
     let netns = namespace_of(arguments.pid, arguments.netns.as_deref());
     let out = arguments.out.as_deref();
     let file = match out {
@@ -195,7 +195,12 @@ impl Arguments {
     }
 
     /// Probes, in the namespace of this thread.
-    fn measure(&self, plan: Plan, signals: &SignalFd, output: Output) -> Result<Measured, Failure> {
+    fn measure(
+        &self,
+        plan: Plan,
+        signals: &Interruption,
+        output: Output,
+    ) -> Result<Measured, Failure> {
         let interface = self.interface.as_deref();
         if let Some(interface) = interface {
             read_counters(interface, Duration::ZERO)?;

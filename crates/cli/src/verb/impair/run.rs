@@ -1,14 +1,13 @@
 //! `sandwire impair run`: carries a scenario out on an interface, by the clock.
 
 use std::{
-    fs, io,
+    fs,
     os::fd::AsFd,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use clap::Args;
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::getuid,
@@ -21,7 +20,7 @@ use super::{service, target::Which};
 use crate::{
     Context,
     failure::{Failure, Outcome},
-    interruption::ending_signals,
+    interruption::Interruption,
     output::note,
 };
 
@@ -76,7 +75,7 @@ impl Answer {
 pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
     let scenario = read(&arguments.scenario)?;
     let target = arguments.which.target()?;
-    let signals = end_signals()?;
+    let signals = Interruption::catch()?;
     let (mut client, _) = service::connect_or_start(folder)?;
     let mut answer = Answer::new(target);
     let mut begun = false;
@@ -169,16 +168,6 @@ fn read(path: &Path) -> Result<Scenario, Failure> {
         .read_files(|file| fs::read_to_string(folder.join(file)))
         .map_err(|error| refused(error.to_string()))?;
     Ok(scenario)
-}
-
-/// A descriptor that is readable when somebody wants it to end; signals no longer end the process by themselves.
-pub(super) fn end_signals() -> Result<SignalFd, Failure> {
-    let catch = || -> io::Result<_> {
-        let signals = ending_signals()?;
-        signals.thread_block()?;
-        Ok(SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?)
-    };
-    catch().map_err(|error| Failure::failed(format!("cannot catch signals: {error}")))
 }
 
 fn text(answer: &Answer) -> String {

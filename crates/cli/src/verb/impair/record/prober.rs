@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use nix::sys::signalfd::SignalFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use sandwire_impair::{
     Nanoseconds,
@@ -16,7 +15,7 @@ use sandwire_impair::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::progress::Progress;
-use crate::failure::Failure;
+use crate::{failure::Failure, interruption::Interruption};
 
 /// An answer that takes longer is none.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
@@ -180,7 +179,7 @@ impl Prober {
         &self,
         plan: Plan,
         interface: Option<&str>,
-        signals: &SignalFd,
+        signals: &Interruption,
         progress: &mut Progress,
     ) -> Result<(Recording, bool), Failure> {
         let mut course = Course {
@@ -272,7 +271,7 @@ impl Course<'_> {
     }
 
     /// Waits until that moment, an answer, or a signal; whether it was a signal.
-    fn wait(&mut self, due: Duration, signals: &SignalFd) -> Result<bool, Failure> {
+    fn wait(&mut self, due: Duration, signals: &Interruption) -> Result<bool, Failure> {
         let rest = due.saturating_sub(self.start.elapsed());
         let socket = &self.prober.socket;
         let mut fds = [
@@ -288,12 +287,7 @@ impl Course<'_> {
         if answer {
             self.take_answers();
         }
-        if signal {
-            signals
-                .read_signal()
-                .map_err(|errno| failed("read a signal")(errno.into()))?;
-        }
-        Ok(signal)
+        Ok(signal && signals.has_come())
     }
 
     /// The first answer of each probe counts.
