@@ -13,9 +13,11 @@ use crate::{
 };
 
 const RTNH_F_ONLINK: u32 = 4;
+/// In a header's flags: not a route, but what the kernel has noted of one destination, such as the MTU of a path.
+const RTM_F_CLONED: u32 = 0x200;
 const RTAX_MTU: u16 = 2;
-/// Routes that the kernel made itself, for its own addresses and multicast.
-/// Who says to have made a route of no interface: systemd-networkd, when it starts, deletes all others that it doesn't know.
+/// Who has made routes for the kernel's own addresses and multicast, and says to have made ours of no interface: systemd-networkd, when it
+/// starts, deletes all others that it doesn't know.
 pub(crate) const RTPROT_KERNEL: u8 = 2;
 /// Default routes learned from router advertisements.
 const RTPROT_RA: u8 = 9;
@@ -219,6 +221,10 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                     *reply.payload.first_chunk()?;
                 // Asked for a family that it doesn't know, the kernel lists those that it does.
                 if its != octet(family) || table != libc::RT_TABLE_MAIN {
+                    return None;
+                }
+                let flags = reply.payload.get(8..12).and_then(attribute::u32_of)?;
+                if flags & RTM_F_CLONED != 0 {
                     return None;
                 }
                 let attributes = reply.attributes(12);

@@ -322,6 +322,41 @@ fn thousands_of_routes_and_hundreds_of_interfaces_are_listed_in_full() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn what_was_noted_of_a_path_is_no_route() {
+    lab::run(|lab| {
+        let (router, far) = (lab.namespace("router"), lab.namespace("far"));
+        lab.run("ip link add near0 type veth peer name near1 netns router");
+        router
+            .run("ip link add far0 mtu 1300 type veth peer name far1 mtu 1300 netns far")
+            .unwrap();
+        lab.run("ip address add 10.1.0.1/24 dev near0");
+        lab.run("ip link set near0 up");
+        lab.run("ip route add default via 10.1.0.2");
+        for line in [
+            "sysctl -qw net.ipv4.ip_forward=1",
+            "ip address add 10.1.0.2/24 dev near1",
+            "ip address add 10.2.0.1/24 dev far0",
+            "ip link set near1 up",
+            "ip link set far0 up",
+        ] {
+            router.run(line).unwrap();
+        }
+        far.run("ip address add 10.2.0.2/24 dev far1").unwrap();
+        far.run("ip link set far1 up").unwrap();
+        far.run("ip route add default via 10.2.0.1").unwrap();
+        lab.run("ping -n -q -c 1 -W 5 10.2.0.2");
+        let mut socket = Socket::route().unwrap();
+        let before = route::list(&mut socket).unwrap();
+        // The router answers that it is too big.
+        lab.shell("ping -n -q -c 1 -W 2 -M do -s 1400 10.2.0.2 || true");
+        let noted = lab.run("ip route get 10.2.0.2");
+        assert!(noted.contains("mtu 1300"), "{noted}");
+        assert_eq!(route::list(&mut socket).unwrap(), before);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn interfaces_that_stay_are_listed_once_while_others_come_and_go() {
     lab::run(|lab| {
         let mut socket = Socket::route().unwrap();
