@@ -209,6 +209,38 @@ fn a_socket_that_is_named_wins_over_the_environment() {
 }
 
 #[test]
+fn a_relay_whose_certificate_cannot_be_read_is_not_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display();
+    let keys = sandwire(&format!("relay keys {path} host.example"));
+    assert_eq!(status(&keys), 0, "{}", stderr(&keys));
+    let config = format!(
+        "[tls]\ncertificate = \"{path}/host.example.pem\"\nkey = \"{path}/host.example.key\"\n\
+         authorities = \"{path}/authority.pem\"\n[egress]\ndaemon = \"{NO_DAEMON}\"\n\
+         [[peer]]\nname = \"beyond\"\naddress = \"203.0.113.9:4433\"\nserver_name = \"peer.example\"\n\
+         [[redirect]]\nfrom = [\"10.64.0.0/16\"]\nto = [\"198.51.100.0/24\"]\nvia = \"beyond\"\n"
+    );
+    let file = folder.path().join("relay.toml");
+    fs::write(&file, config).unwrap();
+    let check = || sandwire(&format!("relay check --config {}", file.display()));
+    let right = check();
+    assert_eq!(status(&right), 0, "{}", stderr(&right));
+    let said = stdout(&right);
+    assert!(
+        said.starts_with("ok\n") && said.contains(NO_DAEMON),
+        "{said}"
+    );
+    fs::remove_file(folder.path().join("host.example.key")).unwrap();
+    let wrong = check();
+    assert_eq!(status(&wrong), 1, "{}", stdout(&wrong));
+    assert!(
+        stderr(&wrong).contains("host.example.key"),
+        "{}",
+        stderr(&wrong)
+    );
+}
+
+#[test]
 fn completion_scripts_know_the_verbs() {
     for (shell, sign) in [
         ("bash", "complete -F"),

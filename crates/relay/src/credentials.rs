@@ -84,6 +84,19 @@ pub struct Credentials {
     pub(crate) quic_server: Arc<QuicServerConfig>,
 }
 
+/// Says whether certificates and key in these files can be used now, as a relay with these callers would use them.
+///
+/// # Errors
+/// They can't.
+pub fn check(files: &TlsFiles, clients: Clients) -> Result<(), CredentialsError> {
+    let (_told, clients) = watch::channel(clients);
+    let source = Source {
+        files: files.clone(),
+        clients,
+    };
+    source.load(0).map(drop)
+}
+
 /// Names of which a caller must have one.
 pub type Clients = Arc<[ServerName<'static>]>;
 

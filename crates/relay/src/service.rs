@@ -36,7 +36,7 @@ use self::reload::{Live, LiveHost};
 use crate::{
     children::{self, NamedChild},
     config::{Config, Deliver, Egress},
-    credentials::{CredentialsError, Store},
+    credentials::{self, CredentialsError, Store},
     deliver::{self, Destination, Ports, Quotas},
     egress::{Host, udp, udp::Flows},
     metrics::{self, Metrics},
@@ -103,6 +103,14 @@ struct Steered {
     entrances: Vec<EntranceSockets>,
     told: Told,
     claim: Claim,
+}
+
+/// Says whether the certificates and the key of a configuration can be used now.
+///
+/// # Errors
+/// They can't.
+pub fn check_credentials(config: &Config) -> Result<(), CredentialsError> {
+    credentials::check(&config.tls, reload::clients(config))
 }
 
 /// Runs the relay in this process until it is told to end by SIGTERM or SIGINT. Its capabilities are the relay's

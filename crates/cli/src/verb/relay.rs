@@ -27,7 +27,7 @@ use crate::{
 pub(crate) enum Verb {
     /// Run the relay in the foreground: the host's side, the peer's side, or both.
     Serve(ServeArguments),
-    /// Say whether a configuration is right, and change nothing.
+    /// Say whether a configuration and its certificates are right, and change nothing.
     Check(ConfigArguments),
     /// Have what is redirected steered now, also where no relay runs: it is dropped then.
     Steer(SteerArguments),
@@ -101,6 +101,8 @@ struct Checked {
     not_relayed: Option<Vec<NotRelayed>>,
     /// Cgroups of senders that aren't there.
     missing_cgroups: Vec<PathBuf>,
+    /// Why the daemon doesn't say what pools there are, where the configuration names one.
+    daemon_error: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -114,22 +116,29 @@ fn read(path: &Path) -> Result<Config, Failure> {
 
 fn check(context: &Context, path: &Path) -> Outcome {
     let config = read(path)?;
+    service::check_credentials(&config).map_err(|error| Failure::refused(error.to_string()))?;
     let mut checked = Checked {
         ok: true,
         not_relayed: None,
         missing_cgroups: Vec::new(),
+        daemon_error: None,
     };
     if let Some(egress) = &config.egress {
         let missing = steering::missing(egress).into_iter();
         checked.missing_cgroups = missing.map(Path::to_owned).collect();
-    }
-    if let Some(egress) = &config.egress
-        && let Some(daemon) = &egress.daemon
-        && let Ok(pools) = Blocking::new(daemon).pools()
-    {
-        let found = children::check(children::find(egress, &pools))
-            .map_err(|error| Failure::refused(error.to_string()))?;
-        checked.not_relayed = Some(found);
+        match egress
+            .daemon
+            .as_ref()
+            .map(|daemon| Blocking::new(daemon).pools())
+        {
+            None => {}
+            Some(Ok(pools)) => {
+                let found = children::check(children::find(egress, &pools))
+                    .map_err(|error| Failure::refused(error.to_string()))?;
+                checked.not_relayed = Some(found);
+            }
+            Some(Err(error)) => checked.daemon_error = Some(error.to_string()),
+        }
     }
     context.output.answer(&checked, |checked| {
         let notes = checked.not_relayed.iter().flatten();
@@ -138,7 +147,14 @@ fn check(context: &Context, path: &Path) -> Outcome {
             let path = path.display();
             format!("note: there is no cgroup {path}; it is steered once it is made\n")
         });
-        format!("ok\n{notes}{}", missing.collect::<String>())
+        let daemon = checked.daemon_error.iter();
+        let daemon =
+            daemon.map(|error| format!("note: the daemon says nothing of leases: {error}\n"));
+        format!(
+            "ok\n{notes}{}{}",
+            missing.collect::<String>(),
+            daemon.collect::<String>()
+        )
     })
 }
 
