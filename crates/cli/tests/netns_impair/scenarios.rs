@@ -60,17 +60,22 @@ fn a_hangup_ends_a_scenario_with_its_impairment() {
         let file = lab.folder().join("scenario.toml");
         std::fs::write(&file, SCENARIO.replace("9s", "900s")).unwrap();
         let line = format!("run {} --netns far", file.display());
-        let mut running = command(&service.folder, &line).spawn().unwrap();
+        let run = command(&service.folder, &line);
+        let start_by = |how: &[&str]| {
+            let mut started = Command::new(how[0]);
+            started.args(&how[1..]);
+            started.arg(run.get_program()).args(run.get_args());
+            started.env("SANDWIRE_IMPAIR_FOLDER", &service.folder);
+            started.stdout(Stdio::null()).spawn().unwrap()
+        };
+        // The tests may have been started by `nohup` themselves.
+        let mut running = start_by(&["env", "--default-signal=HUP"]);
         wait_until("it is impaired", || service.run("show").contains("far0"));
         lab.run(&format!("kill -HUP {}", running.id()));
         assert!(running.wait().unwrap().success());
         assert_eq!(service.run("show"), "nothing is impaired\n");
 
-        let mut kept = Command::new("nohup");
-        let run = command(&service.folder, &line);
-        kept.arg(run.get_program()).args(run.get_args());
-        kept.env("SANDWIRE_IMPAIR_FOLDER", &service.folder);
-        let mut running = kept.stdout(Stdio::null()).spawn().unwrap();
+        let mut running = start_by(&["nohup"]);
         wait_until("it is impaired", || service.run("show").contains("far0"));
         // What is ignored, and not blocked, never comes.
         let status = std::fs::read_to_string(format!("/proc/{}/status", running.id())).unwrap();
