@@ -365,19 +365,37 @@ impl Host {
         self.revive();
         let keys: Vec<Key> = self.entries.keys().copied().collect();
         keys.into_iter()
-            .filter_map(|key| self.begin_leaving(key, false).ok().flatten())
+            .filter_map(|key| match self.begin_leaving(key, false) {
+                Err(Error::Draining { .. }) => self.join(key),
+                begun => begun.ok().flatten(),
+            })
             .collect()
     }
 
-    /// Flushes what is still there.
+    /// Waits with whoever has begun to end the impairment of a target.
+    fn join(&self, key: Key) -> Option<Leaving> {
+        let entry = self.entries.get(&key)?;
+        let done = self.workers[entry.worker].drain(entry.id, false).ok()?;
+        let id = entry.id;
+        Some(Leaving { key, id, done })
+    }
+
+    /// Takes away what is still there, with its packets.
     pub(crate) fn flush_all(&mut self) {
         let keys: Vec<Key> = self.entries.keys().copied().collect();
         for key in keys {
-            if let Ok(Some(leaving)) = self.begin_leaving(key, true) {
-                let outcome = leaving.wait().map(drop);
-                if let Err(error) = outcome.and(self.finish_clear(&leaving)) {
-                    tracing::error!(%error, "a diversion can't be taken away");
+            match self.begin_leaving(key, true) {
+                Ok(None) => continue,
+                Ok(Some(leaving)) => {
+                    let _ = leaving.wait();
                 }
+                Err(error) => tracing::error!(%error, "an engine can't flush its packets"),
+            }
+            // Also where the engine is gone: without its TAPs the diversion would leave the interface without network.
+            if let Some(entry) = self.entries.remove(&key)
+                && let Err(error) = self.take_away(&entry)
+            {
+                tracing::error!(%error, "a diversion can't be taken away");
             }
         }
     }

@@ -183,19 +183,20 @@ fn leave(signals: &SignalFd, host: &SharedHost, patience: Duration) {
     };
     let deadline = Instant::now() + patience;
     let waiting = thread::spawn(wait);
-    while Instant::now() < deadline {
-        if all_left.recv_timeout(Duration::from_millis(50)).is_ok() {
+    let has_left = || all_left.recv_timeout(Duration::from_millis(50)).is_ok();
+    loop {
+        if has_left() {
             let _ = waiting.join();
-            return;
+            break;
         }
-        if let Ok(Some(_)) = signals.read_signal() {
+        if Instant::now() >= deadline || matches!(signals.read_signal(), Ok(Some(_))) {
+            tracing::warn!(
+                targets = count,
+                "packets that are still under way are flushed"
+            );
             break;
         }
     }
-    tracing::warn!(
-        targets = count,
-        "packets that are still under way are flushed"
-    );
     lock(host).flush_all();
 }
 

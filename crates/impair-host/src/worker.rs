@@ -340,6 +340,7 @@ impl Running {
             let _ = answer.send(Cleared::default());
             return;
         };
+        let is_counted = target.cleared.is_some();
         let (cleared, answers) = target.cleared.get_or_insert_default();
         cleared.was_impaired = true;
         for lane in &mut target.lanes {
@@ -347,7 +348,7 @@ impl Running {
             if flush {
                 cleared.released = cleared.released.saturating_sub(inside);
                 cleared.flushed += inside;
-            } else {
+            } else if !is_counted {
                 cleared.released += inside;
             }
         }

@@ -8,7 +8,7 @@ use sandwire_testlab::{
     lab::{self, Lab},
 };
 
-use crate::lab::{Service, interfaces, iperf3_from_far, round_trip, wait_until};
+use crate::lab::{Service, command, interfaces, iperf3_from_far, round_trip, wait_until};
 
 /// Whether the far host reaches us.
 fn is_reached(lab: &Lab) -> bool {
@@ -143,6 +143,30 @@ fn a_service_that_ends_impairs_nothing_more() {
         assert!(is_reached(lab), "{refusal:?}");
         let refusal = refusal.unwrap_err().to_string();
         assert!(refusal.contains("is ending"), "{refusal}");
+    });
+}
+
+/// Also one that somebody has it end already, and waits for.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_service_that_ends_while_somebody_clears_leaves_the_interface_in_touch() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let mut service = Service::start(lab);
+        service.run("--netns far --both 'delay 3s'");
+        lab.shell("ip netns exec far ping -n -q -c 1 -W 0.1 10.9.0.1 || true");
+        let mut clearing = command(&service.folder, "clear --netns far")
+            .spawn()
+            .unwrap();
+        wait_until("it is cleared", || {
+            service.shown()["state"]["state"] == "draining"
+        });
+        service.terminate();
+        assert!(is_reached(lab));
+        // The process may have ended before it has answered.
+        clearing.wait().unwrap();
+        service.restart();
+        assert_eq!(service.run("show"), "nothing is impaired\n");
     });
 }
 
