@@ -92,6 +92,9 @@ pub enum ReplayError {
     Configure(#[from] ConfigureError),
 }
 
+/// The latest moment of a frame, in nanoseconds: engines take the last one that there is for never.
+const LATEST: u64 = 100 * 365 * 86_400 * 1_000_000_000;
+
 /// A packet within a run.
 type Key = (Way, String, u64, u32, bool);
 type Fates = HashMap<Key, Decision>;
@@ -316,6 +319,12 @@ impl Bench {
                 .time
                 .unwrap_or(0)
                 .saturating_sub(run.calendar_start);
+            if time > LATEST {
+                return Err(unreadable(
+                    path,
+                    "a frame came a century after its machine's start",
+                ));
+            }
             self.last = time;
             let time = Time::from_nanos(time);
             if time > self.now {

@@ -101,6 +101,24 @@ fn another_fate_is_found() {
     assert!(error.contains("decisions.jsonl: line "), "{error}");
 }
 
+#[test]
+fn a_frame_from_the_end_of_time_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let recording = record(folder.path());
+    let path = recording.folder.join(BEFORE);
+    let mut frames = fs::read(&path).unwrap();
+    let word = |frames: &[u8], at| u32::from_ne_bytes(frames[at..at + 4].try_into().unwrap());
+    // The first enhanced packet block: type, length, interface, time.
+    let mut at = 0;
+    while word(&frames, at) != 6 {
+        at += usize::try_from(word(&frames, at + 4)).unwrap();
+    }
+    frames[at + 12..at + 20].fill(0xff);
+    fs::write(&path, &frames).unwrap();
+    let error = replay(&recording.folder).unwrap_err().to_string();
+    assert!(error.contains("a century"), "{error}");
+}
+
 /// Takes so many bytes off the end of a file.
 fn cut(path: &Path, bytes: usize) {
     let content = fs::read(path).unwrap();
