@@ -10,6 +10,7 @@ use sandwire_api::{
     client::Blocking,
     name::Name,
     pool::{AddressPlan, Pool},
+    slot::SlotKind,
 };
 use serde_json::json;
 
@@ -18,7 +19,7 @@ use crate::{
     connection::cannot,
     failure::{Failure, Outcome},
     progress, render,
-    verb::policy::policy_rows,
+    verb::{policy::policy_rows, vsock::policy::rule_text},
 };
 
 /// What to do with pools.
@@ -213,15 +214,22 @@ fn pool_text(pool: &Pool) -> String {
                 render::count(spec.nics.into(), "interface")
             ),
         ),
-        ("TAP", tap_text(pool)),
-        ("guest", guest_text(pool)),
-        ("addresses", addresses_text(&spec.addresses)),
     ];
+    match spec.kind {
+        // A container has the clone address itself, and of a TAP the MTU alone.
+        SlotKind::Container => rows.extend(device_rows(pool)),
+        SlotKind::Netns | SlotKind::Host => {
+            rows.extend([("TAP", tap_text(pool)), ("guest", guest_text(pool))]);
+        }
+    }
+    rows.push(("addresses", addresses_text(&spec.addresses)));
     rows.extend(policy_rows(&spec.policy));
     if !spec.device.is_child() {
         let most = spec.policy.connections_max;
         rows.push(("connections", format!("at most {most} per sandbox")));
     }
+    let vsock_rules = spec.vsock.iter().flat_map(|policy| &policy.rules);
+    rows.extend(vsock_rules.map(|rule| ("vsock", rule_text(rule))));
     rows.push(("quarantine", format!("{} s", spec.quarantine_seconds)));
     if let Some(error) = &pool.last_error {
         rows.push(("last error", error.clone()));
@@ -229,9 +237,31 @@ fn pool_text(pool: &Pool) -> String {
     render::pairs(&rows)
 }
 
+fn device_rows(pool: &Pool) -> Vec<(&'static str, String)> {
+    let (spec, mtu) = (&pool.spec, pool.spec.tap.mtu);
+    let mut rows = vec![("device", format!("{}, MTU {mtu}", spec.device.name()))];
+    if let Some(parent) = &spec.parent {
+        let mut text = parent.interface.to_string();
+        let subnets: Vec<String> = parent.subnets.iter().map(ToString::to_string).collect();
+        let gateways: Vec<String> = parent.gateways.iter().map(ToString::to_string).collect();
+        for (what, given) in [("subnet", subnets), ("gateway", gateways)] {
+            // Else the parent's own, which may change.
+            if !given.is_empty() {
+                text.push_str(&format!(", {what} {}", given.join(" ")));
+            }
+        }
+        rows.push(("parent", text));
+    }
+    rows
+}
+
 fn tap_text(pool: &Pool) -> String {
     let tap = &pool.spec.tap;
-    let mut text = format!("{}, MTU {}", tap.name, tap.mtu);
+    let name = match pool.spec.kind {
+        SlotKind::Host => "a name of its own each",
+        SlotKind::Netns | SlotKind::Container => &tap.name,
+    };
+    let mut text = format!("{name}, MTU {}", tap.mtu);
     if let Some(uid) = tap.owner_uid {
         text.push_str(&format!(", uid {uid}"));
     }
@@ -327,6 +357,41 @@ mod tests {
             ),
             "{text}"
         );
+    }
+
+    #[test]
+    fn a_pool_shows_what_its_kind_has() {
+        let text = pool_text(&pool());
+        assert!(text.contains("TAP:         vmtap0, MTU 1500"), "{text}");
+        assert!(
+            !text.contains("device:") && !text.contains("vsock:"),
+            "{text}"
+        );
+        let mut host = pool();
+        host.spec.kind = SlotKind::Host;
+        let text = pool_text(&host);
+        assert!(
+            !text.contains("vmtap0") && text.contains("guest:"),
+            "{text}"
+        );
+
+        let mut container = pool();
+        let changed = serde_json::json!({
+            "name": "web", "kind": "container", "device": "macvlan",
+            "parent": { "interface": "eth1", "gateways": ["192.0.2.1"], "subnets": ["192.0.2.0/24"] },
+            "addresses": { "plan": "prefix", "ipv4": "192.0.2.128/26" },
+            "vsock": { "rules": [{ "port": "9000", "to": { "kind": "host" } }] },
+        });
+        container.spec = serde_json::from_value(changed).unwrap();
+        let text = pool_text(&container);
+        for line in [
+            "device:     macvlan, MTU 1500",
+            "parent:     eth1, subnet 192.0.2.0/24, gateway 192.0.2.1",
+            "vsock:      port 9000 -> host",
+        ] {
+            assert!(text.contains(line), "{line} is missing in:\n{text}");
+        }
+        assert!(!text.contains("TAP") && !text.contains("guest"), "{text}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ mod forward;
 mod guest;
 mod list;
 mod listen;
-mod policy;
+pub(crate) mod policy;
 mod serve;
 
 use clap::{Args, Subcommand};

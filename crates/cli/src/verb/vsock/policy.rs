@@ -173,7 +173,8 @@ fn summary(name: &Name, policy: &LeaseVsockPolicy) -> String {
     text
 }
 
-fn rule_text(rule: &VsockRule) -> String {
+/// A rule in a line.
+pub(crate) fn rule_text(rule: &VsockRule) -> String {
     let to = match &rule.to {
         VsockDestination::Host => "host".to_owned(),
         VsockDestination::Unix { path } => format!("unix:{path}"),
