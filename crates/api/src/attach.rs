@@ -9,7 +9,10 @@ use utoipa::{
     openapi::{ObjectBuilder, RefOr, Schema, Type},
 };
 
-use crate::slot::{Defect, MacAddress};
+use crate::{
+    prefix,
+    slot::{Defect, MacAddress},
+};
 
 /// Where the interface of a slot of kind `container` goes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -29,7 +32,7 @@ pub struct Attach {
     pub mac: Option<MacAddress>,
     /// Destinations that lead to the gateway; one that is everything is a default route. Default: everything,
     /// of each family that the pool has. An empty list makes none, as a further interface wants it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "prefix::optional_list")]
     #[schema(value_type = Option<Vec<String>>)]
     pub routes: Option<Vec<IpNet>>,
     /// A TAP beside it, for a microVM in there that takes the interface's addresses and its MAC. Whatever comes in by
@@ -205,7 +208,7 @@ pub struct ParentSpec {
     #[schema(value_type = Vec<String>)]
     pub gateways: Vec<IpAddr>,
     /// Subnets whose addresses are reached without a gateway. Default: those of the interface's own addresses.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "prefix::list")]
     #[schema(value_type = Vec<String>)]
     pub subnets: Vec<IpNet>,
 }

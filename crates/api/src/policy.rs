@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::pool::HostService;
+use crate::{pool::HostService, prefix};
 
 /// Where clouds hand out credentials and what else is a machine's own, to whoever asks from it.
 pub const CLOUD_METADATA: [IpAddr; 9] = [
@@ -58,6 +58,7 @@ pub struct EgressRule {
     /// What the rule does.
     pub action: PolicyAction,
     /// Destinations. Domain names will stand beside them one day, as `domains`.
+    #[serde(deserialize_with = "prefix::list")]
     #[schema(value_type = Vec<String>)]
     pub prefixes: Vec<IpNet>,
     /// Protocols and ports: `tcp/443`, `udp/53`, `tcp/8000-8999`, `icmp`, `all`. Default: all.

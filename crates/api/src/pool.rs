@@ -19,6 +19,7 @@ use crate::{
     attach::{DeviceChoice, ParentSpec},
     name::Name,
     policy::{EgressPolicy, LimitSpec},
+    prefix,
     slot::{DataPath, MacAddress, SlotKind},
     vsock::VsockPolicy,
 };
@@ -125,11 +126,11 @@ pub enum AddressPlan {
     /// IPv4 the network and broadcast addresses) is kept for the host.
     Prefix {
         /// Prefix of the IPv4 clone addresses; required if the guests have IPv4.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "prefix::optional")]
         #[schema(value_type = Option<String>, example = "10.64.0.0/16")]
         ipv4: Option<Ipv4Net>,
         /// Prefix of the IPv6 clone addresses; required if the guests have IPv6.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "prefix::optional")]
         #[schema(value_type = Option<String>, example = "fd00:c10e::/64")]
         ipv6: Option<Ipv6Net>,
     },
@@ -138,7 +139,7 @@ pub enum AddressPlan {
     /// one interface per sandbox; IPv6, if the guests have it, from a prefix.
     FirecrackerClones {
         /// Prefix of the IPv6 clone addresses; required if the guests have IPv6.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "prefix::optional")]
         #[schema(value_type = Option<String>)]
         ipv6: Option<Ipv6Net>,
     },
@@ -425,7 +426,7 @@ fn default_quarantine_seconds() -> u32 {
     3
 }
 
-/// An optional value written as text, where the empty text means none: TOML has no null.
+/// An optional prefix written as text, where the empty text means none: TOML has no null.
 mod optional_text {
     use std::{fmt::Display, str::FromStr};
 
@@ -443,12 +444,12 @@ mod optional_text {
 
     pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
     where
-        T: FromStr<Err: Display>,
+        T: FromStr,
         D: Deserializer<'de>,
     {
         match String::deserialize(deserializer)?.as_str() {
             "" => Ok(None),
-            text => text.parse().map(Some).map_err(serde::de::Error::custom),
+            text => crate::prefix::parse(text).map(Some),
         }
     }
 }

@@ -198,10 +198,24 @@ impl Serialize for PortRange {
 }
 
 impl<'de> Deserialize<'de> for PortRange {
+    /// A single port may be a number, too.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?
-            .parse()
-            .map_err(serde::de::Error::custom)
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(i64),
+            Text(String),
+        }
+        let text = match Written::deserialize(deserializer) {
+            Ok(Written::Number(port)) => port.to_string(),
+            Ok(Written::Text(text)) => text,
+            Err(_) => {
+                return Err(serde::de::Error::custom(
+                    "a port or a range of ports is wanted: write \"1024\" or \"5000-5009\"",
+                ));
+            }
+        };
+        text.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -439,5 +453,30 @@ impl VsockClassTraffic {
         self.opened_by_peers += other.opened_by_peers;
         self.egress_bytes += other.egress_bytes;
         self.ingress_bytes += other.ingress_bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_may_be_written_as_a_number() {
+        let read = |port: &str| {
+            let text = format!(r#"{{"rules": [{{"port": {port}, "to": {{"kind": "host"}}}}]}}"#);
+            serde_json::from_str::<VsockPolicy>(&text).map(|policy| policy.rules[0].port)
+        };
+        assert_eq!(read("9000").unwrap(), PortRange::single(9000).unwrap());
+        assert_eq!(
+            read(r#""9000-9009""#).unwrap(),
+            PortRange::new(9000, 9009).unwrap()
+        );
+        for wrong in ["-1", "4294967295", "1.5", r#""x""#, "[1]", "true"] {
+            let error = read(wrong).unwrap_err().to_string();
+            assert!(
+                error.contains("1024") && error.contains("5000-5009"),
+                "{wrong}: {error}"
+            );
+        }
     }
 }

@@ -10,6 +10,8 @@ mod interruption;
 mod log;
 mod output;
 mod patient;
+mod prefix;
+mod privilege;
 mod progress;
 mod record_file;
 #[cfg(test)]

@@ -5,7 +5,11 @@
 use std::{
     fs,
     io::{Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::{
+        fs::PermissionsExt,
+        net::{UnixListener, UnixStream},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::mpsc::{Sender, channel},
@@ -17,6 +21,8 @@ use serde_json::Value;
 
 const EXECUTABLE: &str = env!("CARGO_BIN_EXE_sandwire");
 const NO_DAEMON: &str = "/nonexistent/sandwire.sock";
+/// A user without rights, where tests are run by root.
+const NOBODY: u32 = 65_534;
 
 fn sandwire(line: &str) -> Output {
     Command::new(EXECUTABLE)
@@ -200,6 +206,71 @@ fn several_releases_that_fail_are_all_reported() {
     assert_eq!(status(&output), 2);
     let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(document["failures"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn a_wrong_value_is_told_how_it_is_written() {
+    for (line, wanted) in [
+        (
+            "pool create web --ipv4 10.64.0.0",
+            "write an address with its prefix length, as 10.64.0.0/16",
+        ),
+        (
+            "pool create web --ipv6 fd00::/64 --guest-ipv6 fd00::2",
+            "as fd00:5eed::2/64",
+        ),
+        ("acquire web a --netns b --route 10.0.0.0", "as 10.0.0.0/8"),
+        ("policy set a", "give what is to be other"),
+    ] {
+        let output = sandwire(line);
+        assert_eq!(status(&output), 1, "{line}");
+        let told = stderr(&output);
+        assert!(told.contains(wanted), "{line}: {told}");
+        assert!(
+            !told.contains("invalid IP address syntax"),
+            "{line}: {told}"
+        );
+    }
+}
+
+#[test]
+fn who_lacks_rights_is_told_to_be_root() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let state = folder.path().join("state");
+    fs::create_dir(&state).unwrap();
+    let config = format!("instance = \"rights\"\nstate_dir = {state:?}\n");
+    let config = write("sandwire.toml", &config);
+    let lab = write("lab.toml", "[host.a]\n");
+    for line in [
+        format!("daemon --config {config}"),
+        "cleanup --dry-run --instance rights".to_owned(),
+        "relay clear".to_owned(),
+        format!("lab up {lab}"),
+        "lab down rights".to_owned(),
+    ] {
+        let mut command = Command::new(EXECUTABLE);
+        if rustix::process::geteuid().is_root() {
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let output = command
+            .args(line.split_whitespace())
+            .env("SANDWIRE_SOCKET", NO_DAEMON)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let told = stderr(&output);
+        assert_ne!(status(&output), 0, "{line}");
+        assert!(
+            told.contains("needs root") && told.contains("as root"),
+            "{line}: {told}"
+        );
+    }
 }
 
 #[test]

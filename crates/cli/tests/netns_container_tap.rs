@@ -296,8 +296,8 @@ fn what_stands_in_the_way_of_a_tap_is_named_and_left_alone() {
             let leases = world.daemon.call("GET", "/v1/leases", None).unwrap();
             assert_eq!(leases, json!([]), "{more}");
         };
-        attempt("--tap eth0", "attach.tap.name");
-        attempt("--interface net1 --tap net1", "attach.tap.name");
+        attempt("--tap eth0", "--tap = eth0");
+        attempt("--interface net1 --tap net1", "--tap = net1");
         blue.run("ip link add veth0 type veth peer name other")
             .unwrap();
         attempt("--tap veth0", "one of that name");

@@ -100,7 +100,11 @@ pub enum Error {
         reason: &'static str,
     },
     /// None, or too many.
-    #[error("an identity has 1 to {most} addresses; {count} were given", most = crate::ADDRESSES_MAX)]
+    #[error(
+        "an identity has 1 to {most} addresses, and {count} were given: name each by --address, or by --prefix one to take \
+         the first free address of, {most} at most in all",
+        most = crate::ADDRESSES_MAX
+    )]
     AddressCount {
         /// How many.
         count: usize,

@@ -26,6 +26,15 @@ pub enum KeysError {
         /// What the kernel said.
         source: io::Error,
     },
+    /// There are some already.
+    #[error(
+        "{path} is there already, and the authority that signed it can sign nothing more: name another folder, or remove \
+         authority.pem, and the .pem and .key of each name, to have all made anew"
+    )]
+    Exists {
+        /// The file.
+        path: PathBuf,
+    },
     /// A name isn't one.
     #[error("cannot make a certificate for '{name}': {source}")]
     Certificate {
@@ -138,7 +147,7 @@ pub fn write(folder: &Path, names: &[String], life: Duration) -> Result<Vec<Path
     fs::create_dir_all(folder).map_err(failed(folder))?;
     let exists = files.iter().find(|(path, ..)| path.exists());
     if let Some((path, ..)) = exists {
-        return Err(failed(path)(io::ErrorKind::AlreadyExists.into()));
+        return Err(KeysError::Exists { path: path.clone() });
     }
     for (path, text, mode) in &files {
         let mut options = OpenOptions::new();
@@ -148,4 +157,25 @@ pub fn write(folder: &Path, names: &[String], life: Duration) -> Result<Vec<Path
             .map_err(failed(path))?;
     }
     Ok(files.into_iter().map(|(path, ..)| path).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_has_some_already_is_told_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = ["a.example".to_owned()];
+        let day = Duration::from_secs(86_400);
+        write(folder.path(), &names, day).unwrap();
+        let read = || fs::read(folder.path().join("authority.pem")).unwrap();
+        let before = read();
+        let error = write(folder.path(), &names, day).unwrap_err().to_string();
+        assert!(
+            error.contains("authority.pem is there already") && error.contains("another folder"),
+            "{error}"
+        );
+        assert_eq!(read(), before);
+    }
 }

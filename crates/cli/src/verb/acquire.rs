@@ -19,6 +19,7 @@ use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
+    prefix::prefix,
     verb::{policy, show},
 };
 
@@ -79,7 +80,7 @@ struct AttachFlags {
     mac: Option<MacAddress>,
 
     /// A destination that it leads to; may be given several times [default: everything].
-    #[arg(long = "route", value_name = "PREFIX", requires = "place")]
+    #[arg(long = "route", value_name = "PREFIX", requires = "place", value_parser = prefix::<IpNet>("10.0.0.0/8"))]
     routes: Vec<IpNet>,
 
     /// Make no routes, as a further interface of a container wants it.
@@ -187,6 +188,10 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
         Some(file) => Some(policy::read_policy(file, &operation)?),
         None => None,
     };
+    let place = match arguments.attach.pid {
+        Some(_) => "--pid",
+        None => "--netns",
+    };
     let request = AcquireLease {
         pool: arguments.pool,
         name: arguments.name,
@@ -200,8 +205,27 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
     let acquired = context
         .client()
         .acquire(&request)
-        .map_err(cannot(operation))?;
+        .map_err(cannot(operation))
+        .map_err(|failure| by_options(failure, place))?;
     context.output.answer(&acquired.lease, show::lease_text)
+}
+
+/// Has a refusal name options, where the daemon has named the request's fields.
+fn by_options(failure: Failure, place: &str) -> Failure {
+    let mut message = failure.message;
+    for (field, option) in [
+        ("attach.netns", place),
+        ("attach.mtu", "--mtu"),
+        ("attach.mac", "--mac"),
+        ("attach.routes", "--route"),
+        ("attach.tap.name", "--tap"),
+        ("clone_address", "--clone-address"),
+        ("ttl_seconds", "--ttl"),
+        ("process", "--process"),
+    ] {
+        message = message.replace(&format!(": {field} = "), &format!(": {option} = "));
+    }
+    Failure { message, ..failure }
 }
 
 /// Seconds from a text such as `90`, `90s`, `30m`, `12h` or `7d`.
@@ -255,6 +279,22 @@ mod tests {
         assert_eq!(tap("--pid 17"), None);
         let given = tap("--pid 17 --tap tap0 --tap-owner-uid 1000").unwrap();
         assert_eq!((given.name.as_str(), given.owner_uid), ("tap0", Some(1000)));
+    }
+
+    #[test]
+    fn a_refusal_names_the_options_that_were_given() {
+        let refused = |message: &str| {
+            let message = format!("cannot acquire lease a from pool web: {message}");
+            let failure = by_options(Failure::refused(message), "--pid");
+            assert_eq!(failure.exit_status, 1);
+            failure.message
+        };
+        assert_eq!(
+            refused("attach.netns = /proc/7/ns/net: it is no namespace"),
+            "cannot acquire lease a from pool web: --pid = /proc/7/ns/net: it is no namespace"
+        );
+        let other = "the attach.netns of somebody";
+        assert!(refused(other).ends_with(other));
     }
 
     #[test]

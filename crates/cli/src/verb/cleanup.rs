@@ -38,7 +38,7 @@ use crate::{
     Context,
     failure::{Failure, Outcome},
     output::note,
-    progress, render,
+    privilege, progress, render,
 };
 
 /// Command line of `sandwire cleanup`.
@@ -104,7 +104,8 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         None => sandwire_datapath::folder_for(instance.as_str()),
     };
     let found = leftovers::find(instance, &programs).map_err(|error| {
-        Failure::failed(format!("cannot clean up instance {instance}: {error}"))
+        let message = format!("cannot clean up instance {instance}: {error}");
+        Failure::failed(privilege::advise(message))
     })?;
     let mut report = Report {
         instance: instance.clone(),

@@ -4,7 +4,10 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Args;
 
-use crate::failure::{Failure, Outcome};
+use crate::{
+    failure::{Failure, Outcome},
+    privilege,
+};
 
 /// Command line of `sandwire daemon`.
 #[derive(Debug, Args)]
@@ -22,7 +25,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     match sandwire_daemon::run(arguments.config.as_deref()) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            let message = format!("cannot run the daemon: {error}");
+            let message = privilege::advise(format!("cannot run the daemon: {error}"));
             Err(if error.is_refusal() {
                 Failure::refused(message)
             } else {

@@ -14,6 +14,7 @@ use crate::{
     failure::{Failure, Outcome},
     interruption::Interruption,
     output::note,
+    privilege::{self, Capability},
     verb::impair::service,
 };
 
@@ -84,6 +85,7 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
 fn up(context: &Context, arguments: &UpArguments) -> Outcome {
     let lab = Lab::load(&arguments.file).map_err(failure)?;
     if !arguments.check {
+        require_privilege(&format!("make lab {}", lab.name))?;
         let mut service = if lab.is_impaired() {
             Some(service::connect_or_start(&arguments.service.impair_folder)?.0)
         } else {
@@ -146,6 +148,7 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
         Some(name) => name,
         None => only(lab::list().map_err(failure)?)?.name,
     };
+    require_privilege(&format!("take down lab {name}"))?;
     // Hosts and links go even if nobody can be asked to end what happens on them.
     let mut service =
         service::connect_to_clear(&arguments.service.impair_folder).unwrap_or_else(|failure| {
@@ -175,6 +178,11 @@ fn down(context: &Context, arguments: DownArguments) -> Outcome {
             namespaces.len()
         )
     })
+}
+
+fn require_privilege(operation: &str) -> Result<(), Failure> {
+    let what = "to make, enter and remove network namespaces";
+    privilege::require(Capability::SysAdmin, operation, what)
 }
 
 fn numbers(processes: &[u32]) -> String {

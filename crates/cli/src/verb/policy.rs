@@ -16,7 +16,12 @@ pub(crate) use self::{
     flags::PolicyFlags,
     text::{limits_text, policy_rows},
 };
-use crate::{Context, connection::cannot, failure::Outcome, render};
+use crate::{
+    Context,
+    connection::cannot,
+    failure::{Failure, Outcome},
+    render,
+};
 
 /// What to do with a lease's policy.
 #[derive(Debug, Subcommand)]
@@ -47,7 +52,7 @@ pub(crate) struct SetArguments {
     which: Which,
 
     /// Take the whole policy from this file, TOML or JSON; `-` reads standard input.
-    #[arg(long, value_name = "FILE", conflicts_with = flags::GROUP, required_unless_present = flags::GROUP)]
+    #[arg(long, value_name = "FILE", conflicts_with = flags::GROUP)]
     file: Option<PathBuf>,
 
     #[command(flatten)]
@@ -77,6 +82,10 @@ pub(crate) fn run(context: &Context, verb: Verb) -> Outcome {
             let operation = format!("set the policy of lease {name}");
             let policy = match &arguments.file {
                 Some(file) => read_policy(file, &operation)?,
+                None if arguments.flags.is_empty() => {
+                    let action = "give what is to be other, as --uplink deny, or all of it by --file; see --help";
+                    return Err(Failure::refused(format!("cannot {operation}: {action}")));
+                }
                 None => {
                     let now = client
                         .policy(&name, owner_uid)

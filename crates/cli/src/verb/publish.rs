@@ -1,6 +1,10 @@
 //! `sandwire publish`: host ports that lead to leases.
 
-use std::{net::IpAddr, str::FromStr};
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, UdpSocket},
+    str::FromStr,
+};
 
 use clap::Args;
 use sandwire_api::{
@@ -13,6 +17,7 @@ use crate::{
     Context,
     connection::cannot,
     failure::{Failure, Outcome},
+    output::note,
     render,
 };
 
@@ -126,6 +131,11 @@ fn publish(context: &Context, arguments: &Arguments, name: &Name, pair: PortPair
             arguments.hide_host_service,
         )
         .map_err(cannot(format!("publish port {host_port} to lease {name}")))?;
+    if let Some(address) = arguments.host_address.filter(|address| !is_here(*address)) {
+        note(&format!(
+            "no interface here has {address}: nobody reaches the port until the host has it"
+        ));
+    }
     context.output.answer(&published, |published| {
         format!(
             "{} of lease {}",
@@ -133,6 +143,12 @@ fn publish(context: &Context, arguments: &Arguments, name: &Name, pair: PortPair
             published.lease
         )
     })
+}
+
+/// Whether an address is the host's now. One that comes and goes, as with keepalived, may be published all the same.
+fn is_here(address: IpAddr) -> bool {
+    let bound = UdpSocket::bind((address, 0));
+    !bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
 }
 
 fn withdraw(context: &Context, arguments: &Arguments, name: &Name, pair: PortPair) -> Outcome {
@@ -224,6 +240,12 @@ fn host_text(address: Option<IpAddr>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_that_no_interface_has_is_told_from_the_hosts_own() {
+        assert!(is_here("127.0.0.1".parse().unwrap()));
+        assert!(!is_here("192.0.2.1".parse().unwrap()));
+    }
 
     #[test]
     fn pairs_of_ports_are_read() {

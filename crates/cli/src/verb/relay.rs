@@ -20,6 +20,7 @@ use crate::{
     Context,
     failure::{Failure, Outcome},
     log,
+    privilege::{self, Capability},
 };
 
 /// What to do with the relay.
@@ -161,8 +162,11 @@ fn check(context: &Context, path: &Path) -> Outcome {
 fn serve(path: &Path) -> Outcome {
     let config = read(path)?;
     log::to_standard_error();
-    service::run(&config, path)
-        .map_err(|error| Failure::failed(format!("cannot serve the relay: {error}")))?;
+    service::run(&config, path).map_err(|error| {
+        Failure::failed(privilege::advise(format!(
+            "cannot serve the relay: {error}"
+        )))
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -175,7 +179,7 @@ struct Steered {
 fn steer(context: &Context, path: &Path) -> Outcome {
     let config = read(path)?;
     let ahead = steering::ahead(&config).map_err(|error| {
-        let text = format!("cannot steer to the relay: {error}");
+        let text = privilege::advise(format!("cannot steer to the relay: {error}"));
         match error {
             AheadError::NoEgress => Failure::refused(text),
             _ => Failure::failed(text),
@@ -198,6 +202,11 @@ fn steer(context: &Context, path: &Path) -> Outcome {
 }
 
 fn clear() -> Outcome {
+    privilege::require(
+        Capability::NetAdmin,
+        "clear the relay's steering",
+        "to change nftables and routing rules",
+    )?;
     steering::clear().map_err(|errors| {
         let reasons: Vec<String> = errors.iter().map(ToString::to_string).collect();
         Failure::failed(format!(

@@ -23,7 +23,7 @@ use std::{
 use clap::Args;
 use nix::sys::signal::Signal;
 use sandwire_api::{
-    client::{Acquired, Client},
+    client::{Acquired, Client, ClientError},
     error::ErrorCode,
     lease::{AcquireLease, Lease, ReleaseOutcome, Released},
     name::Name,
@@ -41,6 +41,7 @@ use crate::{
     connection::cannot,
     failure::{Failure, Outcome},
     output::note,
+    privilege::{self, Capability},
     verb::release::released_text,
 };
 
@@ -154,30 +155,9 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     Ok(ExitCode::from(status))
 }
 
-/// Refuses early what would fail late: entering a namespace needs `CAP_SYS_ADMIN`.
 fn require_privilege(shown: &str) -> Result<(), Failure> {
-    const CAP_SYS_ADMIN: u32 = 21;
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if effective_capabilities(&status) & (1 << CAP_SYS_ADMIN) != 0 {
-        return Ok(());
-    }
-    let uid = rustix::process::geteuid().as_raw();
-    Err(Failure::new(
-        ErrorCode::Forbidden,
-        format!(
-            "cannot run {shown}: to enter a slot's network namespace needs root (CAP_SYS_ADMIN), and this is \
-             uid {uid}; run it as root, for instance by sudo"
-        ),
-    ))
-}
-
-/// The effective capabilities in the text of `/proc/PID/status`.
-pub(crate) fn effective_capabilities(status: &str) -> u64 {
-    status
-        .lines()
-        .find_map(|line| line.strip_prefix("CapEff:"))
-        .and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok())
-        .unwrap_or(0)
+    let what = "to enter a slot's network namespace";
+    privilege::require(Capability::SysAdmin, &format!("run {shown}"), what)
 }
 
 fn cannot_start(shown: &str, lease: &Lease, error: enter::EnterError) -> Failure {
@@ -288,7 +268,7 @@ async fn acquire(
     let mut acquiring = pin!(client.acquire(&request));
     let signal = tokio::select! {
         acquired = &mut acquiring => {
-            return acquired.map_err(cannot(format!("run {shown}: no slot of pool {pool}")));
+            return acquired.map_err(|error| no_slot(shown, &pool, error));
         }
         signal = ending.next() => signal,
     };
@@ -300,6 +280,20 @@ async fn acquire(
             .to_owned(),
     };
     Err(interrupted(shown, signal, &left))
+}
+
+/// The daemon speaks of a request's fields, which this verb has no options for.
+fn no_slot(shown: &str, pool: &Name, error: ClientError) -> Failure {
+    let failure = cannot(format!("run {shown}: no slot of pool {pool}"))(error);
+    let message = if failure.message.contains("attach.netns = none") {
+        format!(
+            "cannot run {shown}: the slots of pool '{pool}' are interfaces for containers' namespaces; make one and give it to \
+             'sandwire acquire' by --netns or --pid, or use a pool of kind netns"
+        )
+    } else {
+        failure.message.replace(": process = true: ", ": ")
+    };
+    Failure { message, ..failure }
 }
 
 /// Releases a lease that nobody waits for any more; what there is to say if that fails.
@@ -424,12 +418,5 @@ mod tests {
         assert_eq!(value("SANDWIRE_CLONE_IPV6"), Some("fd00:c10e::13"));
         assert_eq!(value("SANDWIRE_TAP_1"), Some("vmtap1"));
         assert_eq!(value("SANDWIRE_CLONE_IPV6_1"), None);
-    }
-
-    #[test]
-    fn effective_capabilities_are_read_from_the_status_file() {
-        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t0000000000200001\n";
-        assert_eq!(effective_capabilities(status), (1 << 21) | 1);
-        assert_eq!(effective_capabilities("Name:\tx\n"), 0);
     }
 }

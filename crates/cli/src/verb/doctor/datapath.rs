@@ -20,7 +20,7 @@ use super::{
     probe::{self, Probed, Results},
     report::{EBPF, Finding},
 };
-use crate::verb::run::effective_capabilities;
+use crate::privilege::effective_capabilities;
 
 const BPFFS: &str = "/sys/fs/bpf";
 /// Why an interface is an uplink, if nobody says which are.

@@ -18,7 +18,7 @@ use super::{
     probe::{self, Probed},
     vmm,
 };
-use crate::verb::run::effective_capabilities;
+use crate::privilege::effective_capabilities;
 
 /// The document.
 #[derive(Clone, Debug, Serialize)]

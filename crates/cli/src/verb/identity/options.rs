@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use sandwire_api::{identity::IdentityPolicy, name::Name};
 use sandwire_identity::{Allowed, FOLDER, NewIdentity};
 
-use crate::{failure::Failure, verb::policy::read_policy};
+use crate::{failure::Failure, prefix::prefix, verb::policy::read_policy};
 
 /// What an identity has and may do.
 #[derive(Debug, Args)]
@@ -17,7 +17,7 @@ pub(crate) struct Options {
     addresses: Vec<IpAddr>,
 
     /// Take the first free address of this prefix; may be repeated.
-    #[arg(long = "prefix", value_name = "PREFIX")]
+    #[arg(long = "prefix", value_name = "PREFIX", value_parser = prefix::<IpNet>("10.77.0.0/24"))]
     prefixes: Vec<IpNet>,
 
     /// Interface that the addresses are put on [default: lo].

@@ -50,6 +50,7 @@ pub(super) fn run(arguments: &Arguments) -> Outcome {
     let host = &arguments.host;
     let path = namespace_path(&lab.name, host);
     let shown = program.to_string_lossy();
+    super::require_privilege(&format!("run {shown} in host {host} of lab {}", lab.name))?;
     enter::enter(&path.to_string_lossy()).map_err(|error| {
         let message = format!(
             "cannot run {shown} in host {host} of lab {}: {error}",

@@ -20,6 +20,7 @@ use crate::{
     connection::cannot,
     failure::{Failure, Outcome},
     patient::Patient,
+    prefix::prefix,
     verb::policy::{
         PolicyFlags,
         flags::{self, words},
@@ -79,15 +80,15 @@ struct Settings {
     parent_gateway: Vec<IpAddr>,
 
     /// Subnet of the parent's network; may be given several times [default: those of the parent's addresses].
-    #[arg(long, value_name = "PREFIX", requires = "parent")]
+    #[arg(long, value_name = "PREFIX", requires = "parent", value_parser = prefix::<IpNet>("192.0.2.0/24"))]
     parent_subnet: Vec<IpNet>,
 
     /// Prefix of the IPv4 clone addresses, as 10.64.0.0/16; without it the sandboxes have no IPv4.
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, value_name = "PREFIX", value_parser = prefix::<Ipv4Net>("10.64.0.0/16"))]
     ipv4: Option<Ipv4Net>,
 
     /// Prefix of the IPv6 clone addresses, as fd00:c10e::/64; without it the sandboxes have no IPv6.
-    #[arg(long, value_name = "PREFIX")]
+    #[arg(long, value_name = "PREFIX", value_parser = prefix::<Ipv6Net>("fd00:c10e::/64"))]
     ipv6: Option<Ipv6Net>,
 
     /// How slot numbers become clone addresses: counted up in the prefixes, or by the scheme of
@@ -130,12 +131,12 @@ struct Settings {
 
     /// The guest's IPv4 address with its prefix length, as frozen in its snapshot
     /// [default: 192.168.241.2/29].
-    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    #[arg(long, value_name = "ADDRESS/LENGTH", value_parser = prefix::<Ipv4Net>("192.168.241.2/29"))]
     guest_ipv4: Option<Ipv4Net>,
 
     /// The guest's IPv6 address with its prefix length, as frozen in its snapshot
     /// [default: fd00:5eed::2/64].
-    #[arg(long, value_name = "ADDRESS/LENGTH")]
+    #[arg(long, value_name = "ADDRESS/LENGTH", value_parser = prefix::<Ipv6Net>("fd00:5eed::2/64"))]
     guest_ipv6: Option<Ipv6Net>,
 
     /// Seconds that a released clone address rests before it is given out again [default: 3].
