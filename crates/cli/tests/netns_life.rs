@@ -239,3 +239,43 @@ fn cleanup_beside_a_daemon_is_refused_wherever_its_folders_are() {
         assert_eq!(slots(), [""; 0].map(PathBuf::from));
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cleanup_of_another_instance_leaves_the_one_that_runs_alone() {
+    lab::run(|lab| {
+        let daemon = start(lab);
+        let before = slots();
+        let state = daemon.state_folder();
+        let cleanup = |rest: &[&str]| {
+            Command::new(sandwire::executable().unwrap())
+                .args(["cleanup", "--instance", "two"])
+                .args(rest)
+                .output()
+                .unwrap()
+        };
+        let with_state = ["--state-dir", state.to_str().unwrap()];
+        assert_refused(&cleanup(&with_state), "a daemon of another instance");
+        assert!(cleanup(&[]).status.success());
+        assert_eq!(slots(), before);
+        drop(daemon);
+        assert_refused(&cleanup(&with_state), "is that of instance 'life'");
+        assert!(state.join("journal.sqlite").exists());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn cleanup_is_not_refused_for_the_daemon_of_another_instance_in_the_usual_folder() {
+    lab::run(|_| {
+        fs::create_dir_all("/run/sandwire").unwrap();
+        let lock = fs::File::create("/run/sandwire/daemon.lock").unwrap();
+        lock.lock().unwrap();
+        let executable = sandwire::executable().unwrap();
+        let cleanup = Command::new(executable)
+            .args(["cleanup", "--instance", "two"])
+            .output()
+            .unwrap();
+        assert!(cleanup.status.success(), "{cleanup:?}");
+    });
+}

@@ -126,6 +126,12 @@ impl Journal {
         lock(folder).map(drop)
     }
 
+    /// The instance whose journal a state folder has, if there is one that can be read.
+    #[must_use]
+    pub fn instance_in(folder: &Path) -> Option<String> {
+        schema::instance_of(&folder.join(DATABASE_FILE))
+    }
+
     /// Why the last write failed, if it did.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {

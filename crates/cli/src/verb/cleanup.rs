@@ -4,6 +4,7 @@
 //! never touched. Namespaces go first and all at once: the kernel destroys many together, and with
 //! each the host end of its veth; then the interfaces that are left, many at once.
 
+mod journal;
 mod leftovers;
 mod users;
 
@@ -17,7 +18,6 @@ use std::{
 
 use clap::Args;
 use indicatif::ProgressBar;
-use rustix::fs::{FlockOperation, flock};
 use sandwire_api::{error::ErrorCode, name::Name};
 use sandwire_daemon::instance::InstanceLock;
 use sandwire_datapath::{Datapath, filtered_uplinks};
@@ -77,12 +77,6 @@ struct Report {
     failures: Vec<String>,
 }
 
-/// Where the daemon keeps its state unless told otherwise.
-const DEFAULT_STATE_FOLDER: &str = "/run/sandwire";
-/// File that a running daemon has locked.
-const LOCK_FILE: &str = "daemon.lock";
-/// Start of the names of the journal's files.
-const JOURNAL: &str = "journal.";
 /// Groups of interfaces that are looked at for one that is free.
 const GROUP_ATTEMPTS: u32 = 1024;
 /// How long the kernel is given to destroy interfaces by itself before they are deleted by name.
@@ -90,7 +84,7 @@ const DESTRUCTION_PATIENCE: Duration = Duration::from_secs(2);
 
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let instance = &arguments.instance;
-    refuse_beside_daemon(context, arguments)?;
+    refuse_beside_daemon(context, instance)?;
     // Wherever its socket and its state folder are; and none starts before all is removed.
     let _lock = InstanceLock::take(instance).map_err(|error| {
         let process = error.pid.map(|pid| format!(", process {pid}"));
@@ -103,10 +97,20 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
         Some(folder) => folder.clone(),
         None => sandwire_datapath::folder_for(instance.as_str()),
     };
-    let found = leftovers::find(instance, &programs).map_err(|error| {
+    let journal = match &arguments.state_dir {
+        Some(folder) => journal::find(folder, instance)?,
+        None => Vec::new(),
+    };
+    let mut found = leftovers::find(instance, &programs).map_err(|error| {
         let message = format!("cannot clean up instance {instance}: {error}");
         Failure::failed(privilege::advise(message))
     })?;
+    let state = arguments.state_dir.as_deref();
+    let state = state.map(|folder| Leftover::new(Kind::Journal, folder.display().to_string()));
+    match state {
+        Some(state) if journal.is_empty() => note(&format!("no journal is in {}", state.name)),
+        state => found.extend(state),
+    }
     let mut report = Report {
         instance: instance.clone(),
         dry_run: arguments.dry_run,
@@ -116,10 +120,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     };
     if !arguments.dry_run {
         refuse_in_use(&report, arguments.force)?;
-        remove_all(&mut report, &programs);
-        if let Some(folder) = &arguments.state_dir {
-            remove_journal(folder, &mut report.failures);
-        }
+        remove_all(&mut report, &programs, &journal);
     }
     context.output.answer(&report, report_text)?;
     for failure in &report.failures {
@@ -133,35 +134,18 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
 }
 
 /// A daemon would find its slots damaged and fight for them.
-fn refuse_beside_daemon(context: &Context, arguments: &Arguments) -> Result<(), Failure> {
-    let instance = &arguments.instance;
-    let refuse = |reason: String| Err(refusal(instance, &reason));
+fn refuse_beside_daemon(context: &Context, instance: &Name) -> Result<(), Failure> {
     let health = context
         .client()
         .with_timeout(Duration::from_secs(5))
         .health();
     match health {
-        Ok(health) if health.instance == instance.as_str() => {
-            return refuse(format!(
-                "its daemon answers at {}",
-                context.socket.display()
-            ));
-        }
-        // The daemon there belongs to another instance, and so may the default folder.
-        Ok(_) if arguments.state_dir.is_none() => return Ok(()),
-        _ => {}
+        Ok(health) if health.instance == instance.as_str() => Err(refusal(
+            instance,
+            &format!("its daemon answers at {}", context.socket.display()),
+        )),
+        _ => Ok(()),
     }
-    let folder = arguments
-        .state_dir
-        .as_deref()
-        .unwrap_or(Path::new(DEFAULT_STATE_FOLDER));
-    if is_locked(&folder.join(LOCK_FILE)) {
-        return refuse(format!(
-            "a daemon uses the state folder {}",
-            folder.display()
-        ));
-    }
-    Ok(())
 }
 
 fn refusal(instance: &Name, reason: &str) -> Failure {
@@ -169,14 +153,6 @@ fn refusal(instance: &Name, reason: &str) -> Failure {
         ErrorCode::Conflict,
         format!("cannot clean up instance {instance}: {reason}; stop the daemon first"),
     )
-}
-
-/// Whether another process holds the lock.
-fn is_locked(file: &Path) -> bool {
-    fs::File::open(file).is_ok_and(|file| {
-        let attempt = flock(&file, FlockOperation::NonBlockingLockShared);
-        attempt.is_err_and(|error| error == rustix::io::Errno::WOULDBLOCK)
-    })
 }
 
 fn refuse_in_use(report: &Report, force: bool) -> Result<(), Failure> {
@@ -203,7 +179,7 @@ fn refuse_in_use(report: &Report, force: bool) -> Result<(), Failure> {
 }
 
 /// Removes everything that was found, going on after errors.
-fn remove_all(report: &mut Report, programs: &Path) {
+fn remove_all(report: &mut Report, programs: &Path, journal: &[PathBuf]) {
     let bar = progress::bar(report.found.len() as u64, "cleaning up");
     let (namespaces, rest): (Vec<Leftover>, Vec<Leftover>) = report
         .found
@@ -235,6 +211,10 @@ fn remove_all(report: &mut Report, programs: &Path) {
     for object in rest {
         match object.kind {
             Kind::Programs => remove_programs(report, object),
+            Kind::Journal => match journal::remove(journal) {
+                failures if failures.is_empty() => report.removed.push(object),
+                failures => report.failures.extend(failures),
+            },
             Kind::Child => {
                 let removed = Socket::route()
                     .and_then(|mut route| interface::delete_children(&mut route, &object.name));
@@ -379,23 +359,6 @@ fn remove_programs(report: &mut Report, object: Leftover) {
     }
 }
 
-fn remove_journal(folder: &Path, failures: &mut Vec<String>) {
-    let mut failed = |file: &Path, error: std::io::Error| {
-        failures.push(format!("cannot remove journal {}: {error}", file.display()));
-    };
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) => return failed(folder, error),
-    };
-    for entry in entries.filter_map(Result::ok) {
-        if entry.file_name().to_string_lossy().starts_with(JOURNAL)
-            && let Err(error) = fs::remove_file(entry.path())
-        {
-            failed(&entry.path(), error);
-        }
-    }
-}
-
 fn report_text(report: &Report) -> String {
     let (objects, verb) = if report.dry_run {
         (&report.found, "would remove")
@@ -444,40 +407,5 @@ mod tests {
         );
         assert_eq!(refuse_in_use(&report(&[42]), true), Ok(()));
         assert_eq!(refuse_in_use(&report(&[]), false), Ok(()));
-    }
-
-    #[test]
-    fn a_lock_is_seen_while_another_holds_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(LOCK_FILE);
-        assert!(!is_locked(&path), "there is no file yet");
-        let held = fs::File::create(&path).unwrap();
-        assert!(!is_locked(&path));
-        flock(&held, FlockOperation::LockExclusive).unwrap();
-        assert!(is_locked(&path));
-    }
-
-    #[test]
-    fn only_the_journal_is_removed_from_a_state_folder() {
-        let folder = tempfile::tempdir().unwrap();
-        for name in [
-            "journal.sqlite",
-            "journal.sqlite-wal",
-            "daemon.lock",
-            "notes",
-        ] {
-            fs::write(folder.path().join(name), "").unwrap();
-        }
-        let mut failures = Vec::new();
-        remove_journal(folder.path(), &mut failures);
-        let mut left: Vec<_> = fs::read_dir(folder.path())
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
-        left.sort();
-        assert_eq!(
-            (left, failures),
-            (vec!["daemon.lock".into(), "notes".into()], Vec::new())
-        );
     }
 }

@@ -106,6 +106,25 @@ pub(super) fn open(
     Ok(Some(connection))
 }
 
+/// Whose a database is, if there is one that can be read. Its files stay as they are: whose it is stands in there from the
+/// beginning, and needs nothing of what was written last.
+pub(super) fn instance_of(path: &Path) -> Option<String> {
+    let path = std::path::absolute(path).ok()?;
+    let mut address = "file:".to_owned();
+    for character in path.to_str()?.chars() {
+        match character {
+            '%' | '?' | '#' => address.push_str(&format!("%{:02x}", u32::from(character))),
+            other => address.push(other),
+        }
+    }
+    address.push_str("?immutable=1");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+        | OpenFlags::SQLITE_OPEN_URI
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(address, flags).ok()?;
+    meta(&connection, "instance").ok()?
+}
+
 /// Makes an empty database under a name of its own, then gives it its place.
 pub(super) fn create(
     new: &Path,

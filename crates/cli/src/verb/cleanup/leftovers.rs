@@ -37,6 +37,7 @@ pub(super) enum Kind {
     Table,
     Filter,
     Programs,
+    Journal,
 }
 
 impl Kind {
@@ -49,12 +50,13 @@ impl Kind {
             Self::Table => "nft table inet",
             Self::Filter => "BPF filter of uplink",
             Self::Programs => "eBPF programs and maps in",
+            Self::Journal => "journal in",
         }
     }
 }
 
 impl Leftover {
-    fn new(kind: Kind, name: String) -> Self {
+    pub(super) fn new(kind: Kind, name: String) -> Self {
         Self {
             kind,
             name,
