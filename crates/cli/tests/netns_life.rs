@@ -242,6 +242,27 @@ fn cleanup_beside_a_daemon_is_refused_wherever_its_folders_are() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn an_uplink_that_is_not_there_is_told_at_the_start() {
+    lab::run(|lab| {
+        lab.run("ip link add there0 type veth peer name other0");
+        let executable = sandwire::executable().unwrap();
+        let text = "instance = \"life\"\nuplinks = [\"there0\", \"nope0\"]\n";
+        let daemon = Daemon::start(&executable, lab.folder(), text).unwrap();
+        let log = daemon.log();
+        let told: Vec<_> = log
+            .lines()
+            .filter(|line| line.contains("`uplinks`"))
+            .collect();
+        assert_eq!(told.len(), 1, "{log}");
+        assert!(
+            told[0].contains("WARN") && told[0].contains("nope0"),
+            "{log}"
+        );
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn cleanup_of_another_instance_leaves_the_one_that_runs_alone() {
     lab::run(|lab| {
         let daemon = start(lab);

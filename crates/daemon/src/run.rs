@@ -9,6 +9,7 @@ use std::{
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sandwire_api::{health::Problem, pool::PoolSpec};
+use sandwire_kernel_net::{interface, netlink::Socket};
 use sandwire_slot::{
     channel::{Channels, NoChannels},
     clock::SystemClock,
@@ -196,6 +197,7 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         // Services for vsock are started and ended before the folder is locked for good.
         Journal::check_free(&config.state_dir).map_err(ServiceError::from)?;
         let network = KernelNetwork::open_with(kernel_settings(&config))?;
+        warn_of_missing_uplinks(&config);
         let settings = Settings {
             instance: config.instance,
             state_dir: config.state_dir,
@@ -221,6 +223,23 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         Err(error) => Err(DaemonError::system("start the slot service")(
             io::Error::other(error),
         )),
+    }
+}
+
+/// One may come later, and is taken then: but it may as well be a slip of the pen, with packets on another way for good.
+fn warn_of_missing_uplinks(config: &Config) {
+    // Who needs the uplinks tells why the kernel can't be asked.
+    let Ok(mut route) = Socket::route() else {
+        return;
+    };
+    for name in config.datapath.uplinks.iter().flatten() {
+        if matches!(interface::find(&mut route, name), Ok(None)) {
+            tracing::warn!(
+                uplink = name,
+                "there is no interface of this name, which `uplinks` of the configuration has: it is an uplink once it \
+                 is there, and until then packets take the way through the host's own stack; correct the name if it is wrong"
+            );
+        }
     }
 }
 
