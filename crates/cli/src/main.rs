@@ -5,6 +5,7 @@
 //! command's own.
 
 mod connection;
+mod detached;
 mod failure;
 mod interruption;
 mod log;

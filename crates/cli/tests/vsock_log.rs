@@ -30,8 +30,12 @@ impl Drop for Service {
 
 /// Starts one whose log is that file.
 fn start(folder: &Path, log: &Path) -> Service {
+    start_as(&sandwire::executable().unwrap(), folder, log)
+}
+
+fn start_as(executable: &Path, folder: &Path, log: &Path) -> Service {
     let log = File::options().create(true).append(true).open(log).unwrap();
-    let service = Command::new(sandwire::executable().unwrap())
+    let service = Command::new(executable)
         .args(["vsock", "serve", "--detach", "--seccomp", "kill"])
         .arg("--folder")
         .arg(folder)
@@ -116,4 +120,18 @@ fn a_guest_that_comes_and_goes_without_end_leaves_others_their_lines() {
             .lines()
             .any(|line| line.contains("left_out=") && line.contains("vm=loud of user 1000"))
     });
+}
+
+/// Who starts one does so by `/proc/self/exe`, whose name it would have.
+#[test]
+fn a_service_is_called_by_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("service.log");
+    let exe = folder.path().join("exe");
+    std::os::unix::fs::symlink(sandwire::executable().unwrap(), &exe).unwrap();
+    let service = start_as(&exe, folder.path(), &log);
+    let ready = || fs::read_to_string(&log).unwrap().contains("is ready");
+    until("it is ready", ready);
+    let comm = fs::read_to_string(format!("/proc/{}/comm", service.0.id())).unwrap();
+    assert_eq!(comm, "sandwire\n");
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    os::unix::fs::DirBuilderExt,
+    os::unix::{fs::DirBuilderExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
@@ -114,6 +114,7 @@ fn spawn(folder: &Path, log: &Path) -> Result<Child, LaunchError> {
     })?;
     let mut command = Command::new(OURSELVES);
     command
+        .arg0("sandwire")
         .args(["impair", "serve", "--detach", "--folder"])
         .arg(folder)
         .current_dir("/")

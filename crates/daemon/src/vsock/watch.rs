@@ -5,7 +5,10 @@
 use std::{
     fs::{DirBuilder, File},
     io,
-    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    os::unix::{
+        fs::{DirBuilderExt, OpenOptionsExt},
+        process::CommandExt,
+    },
     path::Path,
     process::{Child, Command, Stdio},
     sync::{Arc, PoisonError},
@@ -158,6 +161,7 @@ fn spawn(service: &Service) -> io::Result<Child> {
     let settings = &service.settings;
     let mut command = Command::new(OURSELVES);
     command
+        .arg0("sandwire")
         .args(["vsock", "serve", "--detach", "--folder"])
         .arg(folder)
         .arg("--threads")

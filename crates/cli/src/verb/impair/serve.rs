@@ -9,6 +9,7 @@ use clap::{Args, builder::RangedU64ValueParser};
 use sandwire_impair_host::service::{self, Settings};
 
 use crate::{
+    detached,
     failure::{Failure, Outcome},
     log,
 };
@@ -50,7 +51,7 @@ pub(super) fn run(folder: &Path, arguments: &Arguments) -> Outcome {
     log::of_service(arguments.detach);
     let failed = |reason: String| Failure::failed(format!("cannot serve impairments: {reason}"));
     if arguments.detach {
-        rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;
+        detached::begin().map_err(|error| failed(format!("new session: {error}")))?;
     }
     let settings = Settings {
         pins: arguments.pins.clone(),

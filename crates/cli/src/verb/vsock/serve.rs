@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use sandwire_vsock_host::service::{self, Seccomp, Settings};
 
 use crate::{
+    detached,
     failure::{Failure, Outcome},
     log,
 };
@@ -61,7 +62,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     log::of_service(arguments.detach);
     let failed = |reason: String| Failure::failed(format!("cannot serve vsock: {reason}"));
     if arguments.detach {
-        rustix::process::setsid().map_err(|error| failed(format!("new session: {error}")))?;
+        detached::begin().map_err(|error| failed(format!("new session: {error}")))?;
     }
     let usual = Settings::new(arguments.folder.clone());
     let settings = Settings {
