@@ -43,8 +43,11 @@ pub struct Row {
     pub min: f64,
     /// Largest sample.
     pub max: f64,
-    /// All samples, in the order in which they were taken.
+    /// Samples in the order in which they were taken: all of them, or so many as [`Record::add_summary`] keeps.
     pub samples: Vec<f64>,
+    /// Those that aren't kept.
+    #[serde(skip)]
+    rest: Vec<f64>,
 }
 
 impl Record {
@@ -84,7 +87,13 @@ impl Record {
             .iter_mut()
             .find(|row| row.case == case && row.metric == metric);
         if let Some(row) = found {
-            row.samples.extend(samples.iter().copied().map(rounded));
+            let samples = samples.iter().copied().map(rounded);
+            // In the order in which they were taken, which those that are kept are the first of.
+            if row.rest.is_empty() {
+                row.samples.extend(samples);
+            } else {
+                row.rest.extend(samples);
+            }
             row.summarize();
             return;
         }
@@ -96,13 +105,14 @@ impl Record {
             min: 0.0,
             max: 0.0,
             samples: samples.iter().copied().map(rounded).collect(),
+            rest: Vec::new(),
         };
         row.summarize();
         self.rows.push(row);
     }
 
-    /// Adds a row of so many samples that only the first thousand are kept for plots; median,
-    /// smallest and largest are of all.
+    /// Adds so many samples that only the first thousand of the row are written, for plots; median, smallest, largest and
+    /// ratios are of all that this process has added.
     pub fn add_summary(&mut self, case: &str, metric: &str, unit: &str, samples: &[f64]) {
         const KEPT_MAX: usize = 1000;
         self.add(case, metric, unit, samples);
@@ -110,8 +120,10 @@ impl Record {
             .rows
             .iter_mut()
             .find(|row| row.case == case && row.metric == metric);
-        if let Some(row) = row {
-            row.samples.truncate(KEPT_MAX);
+        if let Some(row) = row
+            && row.samples.len() > KEPT_MAX
+        {
+            row.rest = row.samples.split_off(KEPT_MAX);
         }
     }
 
@@ -140,10 +152,10 @@ impl Record {
 
     /// Adds the ratio of two rows' medians, if both rows are there.
     pub fn add_ratio(&mut self, name: &str, numerator: (&str, &str), denominator: (&str, &str)) {
-        let samples = |(case, metric)| self.row(case, metric).map(|row| row.samples.as_slice());
+        let samples = |(case, metric)| self.row(case, metric).map(Row::all);
         let ratio = samples(numerator)
             .zip(samples(denominator))
-            .and_then(|(above, below)| statistics::ratio_of_medians(above, below));
+            .and_then(|(above, below)| statistics::ratio_of_medians(&above, &below));
         if let Some(ratio) = ratio {
             self.ratios.insert(name.to_owned(), rounded(ratio));
         }
@@ -152,9 +164,14 @@ impl Record {
 
 impl Row {
     fn summarize(&mut self) {
-        self.median = rounded(statistics::median(&self.samples).unwrap_or(f64::NAN));
-        self.min = self.samples.iter().copied().fold(f64::NAN, f64::min);
-        self.max = self.samples.iter().copied().fold(f64::NAN, f64::max);
+        let all = self.all();
+        self.median = rounded(statistics::median(&all).unwrap_or(f64::NAN));
+        self.min = all.iter().copied().fold(f64::NAN, f64::min);
+        self.max = all.iter().copied().fold(f64::NAN, f64::max);
+    }
+
+    fn all(&self) -> Vec<f64> {
+        [self.samples.as_slice(), &self.rest].concat()
     }
 }
 
@@ -199,6 +216,20 @@ mod tests {
             ("sandwire", "fill_per_slot"),
         );
         assert_eq!(record.ratios["speedup"], 26.0);
+    }
+
+    #[test]
+    fn a_summary_of_several_rounds_is_of_all_of_their_samples() {
+        let mut record = record();
+        record.add("few", "echo", "us", &[1.0]);
+        for value in [1.0, 5.0, 5.0] {
+            record.add_summary("many", "echo", "us", &[value; 1500]);
+        }
+        let row = record.row("many", "echo").unwrap();
+        assert_eq!((row.median, row.min, row.max), (5.0, 1.0, 5.0));
+        assert_eq!(row.samples, [1.0; 1000]);
+        record.add_ratio("many_vs_few", ("many", "echo"), ("few", "echo"));
+        assert_eq!(record.ratios["many_vs_few"], 5.0);
     }
 
     #[test]
