@@ -206,8 +206,7 @@ fn measure(sizes: &Sizes, exit: Exit, lanes: &mut [Lane], record: &mut Record) -
         let mut running = Vec::new();
         for lane in lanes.iter_mut().filter(|lane| lane.takes(exit, load)) {
             let trial = lane.examine(exit, load)?;
-            add_trial(record, exit.name(), load, lane.name(), &trial);
-            if trial.arrived > 0 {
+            if add_trial(record, exit.name(), load, lane.name(), &trial) {
                 running.push(lane);
             }
         }
@@ -217,17 +216,37 @@ fn measure(sizes: &Sizes, exit: Exit, lanes: &mut [Lane], record: &mut Record) -
                 let sample = lane
                     .sample(exit, load, sizes.sample_us)
                     .with_context(|| format!("cannot measure {}", lane.name()))?;
-                let metric = |kind: &str| format!("{}_{}_{kind}", exit.name(), load.name());
-                record.add(lane.name(), &metric(COST), "ns", &[sample.cpu_ns]);
-                record.add(lane.name(), &metric(WALL), "ns", &[sample.wall_ns]);
-                record.add(lane.name(), &metric("lost"), "packets", &[sample.lost]);
+                add_sample(record, exit.name(), load, lane.name(), &sample);
             }
+        }
+        for lane in &running {
+            tell_discarded(record, exit.name(), load, lane.name());
         }
     }
     Ok(())
 }
 
-fn add_trial(record: &mut Record, path: &str, load: Load, case: &str, trial: &lane::Trial) {
+/// Adds a sample, and its cost if all of it arrived: a packet that is dropped on its way costs less.
+fn add_sample(record: &mut Record, path: &str, load: Load, case: &str, sample: &lane::Sample) {
+    let metric = |kind: &str| format!("{path}_{}_{kind}", load.name());
+    record.add(case, &metric("lost"), "packets", &[sample.lost]);
+    if sample.lost == 0.0 {
+        record.add(case, &metric(COST), "ns", &[sample.cpu_ns]);
+        record.add(case, &metric(WALL), "ns", &[sample.wall_ns]);
+    }
+}
+
+/// Says why a case that was measured has no cost.
+fn tell_discarded(record: &mut Record, path: &str, load: Load, case: &str) {
+    let metric = |kind: &str| format!("{path}_{}_{kind}", load.name());
+    if record.row(case, &metric(COST)).is_none() {
+        let reason = "packets were lost in every round, so their cost isn't that of the way";
+        record.not_run(&format!("{case}, {}", metric(COST)), reason);
+    }
+}
+
+/// Adds what a closer look has found, and returns whether the whole load goes the way, unchanged.
+fn add_trial(record: &mut Record, path: &str, load: Load, case: &str, trial: &lane::Trial) -> bool {
     let metric = |kind: &str| format!("{path}_{}_{kind}", load.name());
     let figures = [
         ("checked", "packets", trial.arrived),
@@ -241,6 +260,15 @@ fn add_trial(record: &mut Record, path: &str, load: Load, case: &str, trial: &la
     for (kind, unit, value) in figures {
         record.add(case, &metric(kind), unit, &[f64::from(value)]);
     }
+    let is_whole = trial.arrived >= trial.sent && trial.wrong == 0;
+    if !is_whole {
+        let (sent, arrived, wrong) = (trial.sent, trial.arrived, trial.wrong);
+        let reason = format!(
+            "of {sent} packets that were looked at {arrived} arrived, {wrong} of them wrong"
+        );
+        record.not_run(&format!("{case}, {}", metric(COST)), &reason);
+    }
+    is_whole
 }
 
 fn add_ratios(record: &mut Record) {
@@ -291,5 +319,59 @@ fn add_ratios(record: &mut Record) {
             let name = format!("{TO_GUEST}_{way}_vs_recipe_{}", load.name());
             add(&name, TO_GUEST, load, way, "recipe");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record::new("forward", HostFacts::default(), BTreeMap::new())
+    }
+
+    #[test]
+    fn a_load_that_does_not_arrive_whole_and_unchanged_is_not_measured() {
+        let whole = lane::Trial {
+            sent: 8,
+            arrived: 8,
+            wrong: 0,
+        };
+        let mut record = record();
+        assert!(add_trial(&mut record, "path", Load::Udp64, "a", &whole));
+        assert!(record.not_run.is_empty());
+        for (arrived, wrong) in [(0, 0), (7, 0), (8, 1)] {
+            let trial = lane::Trial {
+                arrived,
+                wrong,
+                ..whole
+            };
+            assert!(!add_trial(&mut record, "path", Load::Udp64, "b", &trial));
+            let reason = &record.not_run["b, path_64_cost"];
+            assert!(reason.contains(&format!("{arrived} arrived, {wrong} of them wrong")));
+        }
+    }
+
+    #[test]
+    fn a_round_with_losses_has_no_cost() {
+        let sample = |cpu_ns: f64, lost: f64| lane::Sample {
+            cpu_ns,
+            wall_ns: cpu_ns,
+            lost,
+        };
+        let mut record = record();
+        for sample in [sample(500.0, 0.0), sample(100.0, 3.0), sample(520.0, 0.0)] {
+            add_sample(&mut record, "path", Load::Udp64, "a", &sample);
+        }
+        add_sample(&mut record, "path", Load::Udp64, "b", &sample(100.0, 3.0));
+        for case in ["a", "b"] {
+            tell_discarded(&mut record, "path", Load::Udp64, case);
+        }
+        let row = record.row("a", "path_64_cost").unwrap();
+        assert_eq!(row.samples, [500.0, 520.0]);
+        assert_eq!(record.row("a", "path_64_lost").unwrap().max, 3.0);
+        assert!(record.row("b", "path_64_cost").is_none());
+        let cases: Vec<_> = record.not_run.keys().collect();
+        assert_eq!(cases, ["b, path_64_cost"]);
     }
 }

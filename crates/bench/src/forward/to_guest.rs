@@ -7,9 +7,10 @@ use anyhow::{Context, Result};
 use sandwire_kernel_net::interface;
 
 use super::{
-    COST, Exit, Sizes, WALL, add_trial,
+    Exit, Sizes, add_sample, add_trial,
     lane::{Lane, TRIAL_LOADS, Trial, clocked},
     load::Load,
+    tell_discarded,
 };
 use crate::{packet::Frame, progress::Step, record::Record, way::Way, world};
 
@@ -27,13 +28,11 @@ struct Receiver<'a> {
 pub(super) fn measure(sizes: &Sizes, lanes: &[Lane], record: &mut Record) -> Result<()> {
     for load in Load::ALL {
         let step = Step::begin(&format!("{TO_GUEST}, {}", load.name()), sizes.rounds + 1);
-        let metric = |kind: &str| format!("{TO_GUEST}_{}_{kind}", load.name());
         let mut running = Vec::new();
         for lane in lanes.iter().filter(|lane| is_whole(lane)) {
             let receiver = Receiver::prepare(lane, load)?;
             let trial = receiver.examine()?;
-            add_trial(record, TO_GUEST, load, lane.name(), &trial);
-            if trial.arrived > 0 {
+            if add_trial(record, TO_GUEST, load, lane.name(), &trial) {
                 running.push(receiver);
             }
         }
@@ -49,10 +48,11 @@ pub(super) fn measure(sizes: &Sizes, lanes: &[Lane], record: &mut Record) -> Res
                 )
                 .with_context(|| format!("cannot measure the way to {name}"))?;
                 let sample = clocked.sample(receiver.answers.len());
-                record.add(name, &metric(COST), "ns", &[sample.cpu_ns]);
-                record.add(name, &metric(WALL), "ns", &[sample.wall_ns]);
-                record.add(name, &metric("lost"), "packets", &[sample.lost]);
+                add_sample(record, TO_GUEST, load, name, &sample);
             }
+        }
+        for receiver in &running {
+            tell_discarded(record, TO_GUEST, load, receiver.lane.name());
         }
     }
     Ok(())
