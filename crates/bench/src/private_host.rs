@@ -9,8 +9,9 @@ use std::{
     ffi::OsString,
     fs,
     io::{self, Read},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +24,10 @@ use rustix::{
 
 /// Name of the interface by which [`settle`] sees that the kernel has caught up.
 const CANARY: &str = "canary0";
+/// How long a cgroup is waited for whose processes have been killed.
+const CGROUP_TIMEOUT: Duration = Duration::from_secs(10);
+/// What is to be removed if the benchmark is interrupted.
+static CGROUPS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// How long the kernel may take to get rid of what was deleted.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -65,8 +70,32 @@ pub(crate) fn end_with_parent() {
         let mut nothing = [0; 64];
         // Nobody ever writes: a read returns when the other end closes, or fails.
         while matches!(io::stdin().read(&mut nothing), Ok(length) if length > 0) {}
+        let cgroups = CGROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup));
         std::process::exit(130);
     });
+}
+
+/// Has a cgroup and those below it removed by whoever ends this process early: it is the machine's, and doesn't go with
+/// the namespaces.
+pub(crate) fn remove_if_interrupted(cgroup: &Path) {
+    let mut cgroups = CGROUPS.lock().unwrap_or_else(PoisonError::into_inner);
+    cgroups.push(cgroup.to_owned());
+}
+
+/// Ends what is in a cgroup, and removes it. One that has gone already is fine.
+fn remove_cgroup(cgroup: &Path) {
+    let _ = fs::write(cgroup.join("cgroup.kill"), "1");
+    let deadline = Instant::now() + CGROUP_TIMEOUT;
+    while cgroup.exists() && Instant::now() < deadline {
+        let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
+        let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        inner.for_each(|entry| remove_cgroup(&entry.path()));
+        // Until those that were killed are gone, the kernel refuses.
+        if fs::remove_dir(cgroup).is_err() {
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
 }
 
 /// Gives the namespaces that we are in what a host has: an empty `/run`, its own `/sys`, loopback.

@@ -5,7 +5,13 @@
     reason = "a test ends at the first thing that fails"
 )]
 
-use std::process::Command;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
 use sandwire_testlab::{command, lab, sandwire};
 use serde_json::Value;
@@ -49,5 +55,56 @@ fn all_that_forward_sends_arrives_on_every_way_and_back() {
         }
         let ratio = &record["ratios"]["to_guest_ebpf_host_vs_recipe_64"];
         assert!(ratio.as_f64().unwrap() > 0.0, "{ratio}");
+    });
+}
+
+/// Cgroups below one.
+fn below(cgroup: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(cgroup).unwrap().map(|entry| entry.unwrap());
+    let folders = entries.filter(|entry| entry.file_type().unwrap().is_dir());
+    folders.map(|entry| entry.path()).collect()
+}
+
+fn until(what: &str, mut happens: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(120);
+    while !happens() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The machine's cgroups don't go with the benchmark's namespaces.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_benchmark_that_is_interrupted_leaves_no_cgroups() {
+    lab::run(|lab| {
+        let hierarchy = lab.folder().join("cgroups");
+        fs::create_dir(&hierarchy).unwrap();
+        lab.run(&format!("mount -t cgroup2 none {}", hierarchy.display()));
+        // Its own, so that others' benchmarks at the same time are not looked at.
+        let ours = hierarchy.join(format!("bench-test-{}", std::process::id()));
+        let _ = fs::remove_dir(&ours);
+        fs::create_dir(&ours).unwrap();
+        let enter = format!(
+            "echo 0 > {}/cgroup.procs && exec unshare --cgroup \"$0\" \"$@\"",
+            ours.display()
+        );
+        let mut bench = Command::new("sh")
+            .args(["-c", &enter])
+            .arg(sandwire::executable().unwrap())
+            .args(["bench", "rr", "--quick", "--only", "life"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // Identities are in cgroups below the benchmark's own.
+        until("there are identities", || {
+            below(&ours).iter().any(|own| below(own).len() > 2)
+        });
+        bench.kill().unwrap();
+        bench.wait().unwrap();
+        until("the cgroups are gone", || below(&ours).is_empty());
+        until("nobody is left", || fs::remove_dir(&ours).is_ok());
     });
 }

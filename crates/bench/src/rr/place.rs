@@ -290,12 +290,14 @@ fn pins(host: &str) -> PathBuf {
     PathBuf::from(format!("{PINS}-{host}"))
 }
 
-/// A cgroup that goes with the benchmark.
+/// A cgroup that goes with the benchmark, however that ends.
 pub(super) fn own_cgroup() -> Result<OwnCgroup> {
     // Numbers of processes begin anew in each private host, and cgroups are the machine's.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let name = format!("bench-{}", now.unwrap_or_default().as_nanos());
-    Ok(OwnCgroup::create(Some(Path::new(CGROUPS)), &name)?)
+    let cgroup = OwnCgroup::create(Some(Path::new(CGROUPS)), &name)?;
+    private_host::remove_if_interrupted(cgroup.path());
+    Ok(cgroup)
 }
 
 fn identity(host: &str, addresses: &[Ipv4Addr], tcp_only: bool) -> Result<OwnCgroup> {
