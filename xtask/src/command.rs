@@ -4,7 +4,7 @@
 
 use std::{
     env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     path::{Path, PathBuf},
     process::{Command, ExitStatus, Stdio},
 };
@@ -32,6 +32,7 @@ pub(crate) fn program<'a>(
     let mut command = Command::new(name);
     command
         .args(arguments)
+        .env("PATH", search_path())
         .current_dir(workspace::root())
         .stdin(Stdio::null());
     Invocation(command)
@@ -84,11 +85,16 @@ impl Invocation {
     }
 }
 
-/// Path of a program, looked for as a shell would, and where root's own programs are.
-pub(crate) fn find(name: &str) -> Option<PathBuf> {
+/// Where programs are looked for: as a shell would, and where root's own are, which `su` and some CI leave out.
+pub(crate) fn search_path() -> OsString {
     let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path)
-        .chain(["/usr/sbin", "/sbin"].map(PathBuf::from))
+    let folders = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    env::join_paths(folders).unwrap_or(path)
+}
+
+/// Path of a program.
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
+    env::split_paths(&search_path())
         .map(|folder| folder.join(name))
         .find(|candidate| is_executable(candidate))
 }

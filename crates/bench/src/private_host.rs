@@ -53,6 +53,7 @@ pub(crate) fn enter_with(more: &[OsString]) -> Result<ExitCode> {
         .arg(executable)
         .args(env::args_os().skip(1))
         .args(more)
+        .env("PATH", search_path())
         .stdin(Stdio::piped())
         .spawn()
         .context("cannot start unshare, of the package util-linux")?;
@@ -61,6 +62,13 @@ pub(crate) fn enter_with(more: &[OsString]) -> Result<ExitCode> {
     let status = child.wait().context("cannot wait for unshare")?;
     let code = status.code().and_then(|code| u8::try_from(code).ok());
     Ok(ExitCode::from(code.unwrap_or(2)))
+}
+
+/// Where programs are looked for: where a shell does, and where root's own are, which `su` and some scripts leave out.
+fn search_path() -> OsString {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
+    env::join_paths(folders).unwrap_or(path)
 }
 
 /// Ends this process, and with it the namespaces and all that runs in them, when the one that

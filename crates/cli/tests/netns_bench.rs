@@ -35,6 +35,8 @@ fn median(record: &Value, case: &str, metric: &str) -> f64 {
 fn all_that_forward_sends_arrives_on_every_way_and_back() {
     lab::run(|_| {
         let mut bench = Command::new(sandwire::executable().unwrap());
+        // As after `su`: tc and nft are in root's own folder.
+        bench.env("PATH", "/usr/bin:/bin");
         bench.args(["bench", "forward", "--quick", "--json"]);
         for way in ["kernel-nat", "recipe", "ebpf-host", "ebpf-netns", "xdp"] {
             bench.args(["--only", way]);

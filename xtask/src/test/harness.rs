@@ -126,6 +126,7 @@ impl Executable {
     fn set_up(&self, mut command: Command) -> Command {
         command
             .current_dir(&self.package_folder)
+            .env("PATH", command::search_path())
             .env("CARGO_MANIFEST_DIR", &self.package_folder);
         command
     }
