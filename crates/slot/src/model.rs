@@ -61,6 +61,8 @@ pub(crate) struct KernelState {
     pub(crate) withdrawals: u32,
     /// How often somebody looked for who has a TAP open.
     pub(crate) searches: u32,
+    /// How often what nobody's plan has was taken away.
+    pub(crate) settlings: u32,
     pub(crate) has_netkit: bool,
     /// Policies that the data path knows, by number.
     pub(crate) policies: BTreeMap<u32, PolicySpec>,
@@ -255,7 +257,7 @@ impl Network for ModelNetwork {
     }
 
     fn settle_pools(&self) -> Result<(), NetworkError> {
-        drop(self.enter("settle pools")?);
+        self.enter("settle pools")?.settlings += 1;
         self.leave("settle pools")
     }
 

@@ -154,6 +154,8 @@ struct State {
     stopping: bool,
     /// The host's side is to be inspected at once.
     host_is_due: bool,
+    /// Whether what a former change has left of pools on the host is still there.
+    is_unsettled: bool,
 }
 
 struct PoolEntry {

@@ -88,6 +88,7 @@ impl Shared {
         if now >= schedule.retry_at {
             self.retry_journal();
             self.retry_pools();
+            self.retry_settling();
             self.retry_moves();
             self.retry_held();
             self.sync_group_pairs();
@@ -232,6 +233,17 @@ impl Shared {
             }
             drop(state);
             self.build_work.notify_all();
+        }
+    }
+
+    /// Takes away what a former change has left of pools on the host, if that failed at the start.
+    fn retry_settling(&self) {
+        if !self.lock().is_unsettled {
+            return;
+        }
+        match self.network.settle_pools() {
+            Ok(()) => self.lock().is_unsettled = false,
+            Err(error) => tracing::debug!(%error, "what is left of pools on the host still stays"),
         }
     }
 

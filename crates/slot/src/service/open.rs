@@ -196,6 +196,10 @@ fn recover(
     } = contents;
     let (journal, leases) = drop_untold(journal, leases)?;
     let pools = prepare_pools(settings, network, specs, &moves)?;
+    let settled = network.settle_pools().inspect_err(|error| {
+        tracing::error!(%error, "what a former change has left of pools on the host stays, trying again");
+    });
+    let is_unsettled = settled.is_err();
     let inventory = network
         .inventory()
         .map_err(|source| ServiceError::Network {
@@ -232,6 +236,7 @@ fn recover(
         channels: super::channels::Comparison::default(),
         stopping: false,
         host_is_due: false,
+        is_unsettled,
     };
     for result in network.reclaim(&actions.reclaim) {
         if let Err(error) = result {
@@ -286,9 +291,6 @@ fn prepare_pools(
         }
         entry.moving_from = from;
         pools.insert(name, entry);
-    }
-    if let Err(error) = network.settle_pools() {
-        tracing::error!(%error, "what a former change has left of pools on the host stays");
     }
     Ok(pools)
 }

@@ -262,3 +262,21 @@ fn auto_is_ebpf_where_it_can_be_had_and_nft_elsewhere() {
         assert_eq!(Some(again.spec.data_path), expected);
     }
 }
+
+#[test]
+fn what_a_former_change_has_left_goes_as_soon_as_the_kernel_lets_it() {
+    let (host, slots) = Host::with_pool(1);
+    drop(slots);
+    assert_eq!(host.kernel.lock().settlings, 1);
+    host.kernel.fail("settle pools", true);
+    let slots = host.start();
+    host.advance_until(&slots, "the pool is ready", |state| !state.pools.is_empty());
+    assert_eq!(host.kernel.lock().settlings, 1);
+    host.kernel.fail("settle pools", false);
+    host.advance_until(&slots, "it is settled", |state| !state.is_unsettled);
+    assert_eq!(host.kernel.lock().settlings, 2);
+    // Once is enough.
+    host.advance(&slots, Duration::from_secs(60));
+    slots.shutdown();
+    assert_eq!(host.kernel.lock().settlings, 2);
+}
