@@ -285,7 +285,7 @@ impl Vm {
         let Side::Connected(peer) = &mut flow.peer else {
             return;
         };
-        match peer.flush() {
+        match peer.flush(&mut context.scratch.spare) {
             Wrote::Bytes(passed) => {
                 flow.connection.credit.forward(passed);
                 if !peer.became_writable(passed != 0) {

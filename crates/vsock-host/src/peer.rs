@@ -8,6 +8,7 @@
 //! On the host's sockets, each message is one of AF_UNIX; those have no end-of-record mark, so MSG_EOR of a
 //! guest ends there. Between siblings both ends are ours: a byte in front of each message carries the marks.
 
+pub mod spare;
 pub mod waiting;
 
 use std::{
@@ -23,11 +24,8 @@ use rustix::{
     net::{AddressFamily, RecvFlags, Shutdown, recv, sockopt},
 };
 
-use self::waiting::Waiting;
+use self::{spare::Spare, waiting::Waiting};
 use crate::packet::flags;
-
-/// A backlog that is empty again keeps no more memory than this, in bytes.
-const KEPT: usize = 4096;
 
 /// How often a descriptor may become writable for nothing until that isn't waited for any more.
 const IDLE_WRITABLE: u8 = 8;
@@ -205,9 +203,9 @@ impl Peer {
     }
 
     /// Passes bytes of a stream on, straight from the guest's memory; the rest is copied.
-    pub fn write(&mut self, pieces: &[libc::iovec]) -> Wrote {
+    pub fn write(&mut self, pieces: &[libc::iovec], spare: &mut Spare) -> Wrote {
         if self.has_backlog() {
-            self.keep(pieces, 0);
+            self.keep(pieces, 0, spare);
             return Wrote::Bytes(0);
         }
         let total = length(pieces);
@@ -219,13 +217,16 @@ impl Peer {
             Err(_) => return Wrote::Closed,
         };
         if written < total {
-            self.keep(pieces, written);
+            self.keep(pieces, written, spare);
         }
         Wrote::Bytes(u32::try_from(written).expect("a batch is far smaller"))
     }
 
     /// Copies what is beyond `skip` bytes of the pieces into the backlog.
-    fn keep(&mut self, pieces: &[libc::iovec], mut skip: usize) {
+    fn keep(&mut self, pieces: &[libc::iovec], mut skip: usize, spare: &mut Spare) {
+        if self.backlog.capacity() == 0 {
+            self.backlog = spare.take();
+        }
         if self.backlog_start > self.backlog.len() / 2 {
             self.backlog.drain(..self.backlog_start);
             self.backlog_start = 0;
@@ -293,7 +294,7 @@ impl Peer {
     }
 
     /// Passes on what waits, as far as the descriptor takes it.
-    pub fn flush(&mut self) -> Wrote {
+    pub fn flush(&mut self, spare: &mut Spare) -> Wrote {
         let mut passed = 0;
         self.is_full = false;
         while let Some(message) = self.messages.first() {
@@ -322,8 +323,7 @@ impl Peer {
                 Err(_) => return Wrote::Closed,
             }
             if self.backlog_start == self.backlog.len() {
-                self.backlog.clear();
-                self.backlog.shrink_to(KEPT);
+                spare.give(std::mem::take(&mut self.backlog));
                 self.backlog_start = 0;
             }
         }

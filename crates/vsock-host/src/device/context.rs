@@ -13,7 +13,10 @@ use rustix::{
 };
 
 use super::Token;
-use crate::{bell::Bell, budget::Budget, directory::Directory, disposal::Disposal, timers::Timers};
+use crate::{
+    bell::Bell, budget::Budget, directory::Directory, disposal::Disposal, peer::spare::Spare,
+    timers::Timers,
+};
 
 /// What the guests of a worker share, for as long as an event is handled.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub struct Scratch {
     pub(super) pieces: Vec<libc::iovec>,
     pub(super) heads: Vec<u16>,
     pub(super) bytes: Vec<u8>,
+    /// Memory for backlogs.
+    pub(super) spare: Spare,
     /// Bytes taken from a guest since others last had the processor.
     pub(super) moved: usize,
     /// Whether much has been moved at once since [`Context::take_bulk`].

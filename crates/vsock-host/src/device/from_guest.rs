@@ -369,7 +369,7 @@ impl Vm {
         if let Some(flow) = self.flows.get_mut(number)
             && let Side::Connected(peer) = &mut flow.peer
         {
-            match peer.write(&scratch.pieces[..batch.pieces]) {
+            match peer.write(&scratch.pieces[..batch.pieces], &mut scratch.spare) {
                 Wrote::Bytes(passed) => {
                     flow.connection.credit.forward(passed);
                     self.grow(number, context);

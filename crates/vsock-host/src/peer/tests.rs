@@ -36,14 +36,16 @@ fn what_the_descriptor_does_not_take_waits_in_order() {
     let block: Vec<u8> = (0..=255).cycle().take(100_000).collect();
     let mut sent = 0;
     while !peer.has_backlog() {
-        let Wrote::Bytes(_) = peer.write(&[piece(&block[..60_000]), piece(&block[60_000..])])
-        else {
+        let Wrote::Bytes(_) = peer.write(
+            &[piece(&block[..60_000]), piece(&block[60_000..])],
+            &mut Spare::default(),
+        ) else {
             panic!("it is open");
         };
         sent += block.len();
     }
     assert_eq!(
-        peer.write(&[piece(&block)]),
+        peer.write(&[piece(&block)], &mut Spare::default()),
         Wrote::Bytes(0),
         "behind what waits already"
     );
@@ -53,7 +55,7 @@ fn what_the_descriptor_does_not_take_waits_in_order() {
     while got.len() < sent {
         let more = received(&theirs, 1 << 20);
         got.extend(&more);
-        assert!(matches!(peer.flush(), Wrote::Bytes(_)));
+        assert!(matches!(peer.flush(&mut Spare::default()), Wrote::Bytes(_)));
         assert!(
             !more.is_empty() || peer.has_backlog(),
             "it stopped at {} of {sent}",
@@ -87,7 +89,10 @@ fn a_unix_socket_gets_its_buffer_and_tcp_keeps_its_own() {
 fn a_reader_that_is_gone_is_noticed() {
     let (mut peer, theirs) = pair(SocketType::STREAM, Framing::Stream);
     drop(theirs);
-    assert_eq!(peer.write(&[piece(b"hello")]), Wrote::Closed);
+    assert_eq!(
+        peer.write(&[piece(b"hello")], &mut Spare::default()),
+        Wrote::Closed
+    );
     assert_eq!(peer.read(&[piece(&[0; 8])]), Read::End);
 }
 
