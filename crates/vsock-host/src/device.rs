@@ -33,6 +33,7 @@ use crate::{
     worker::VmSetup,
 };
 
+mod awake;
 mod callers;
 mod context;
 mod from_guest;
@@ -44,6 +45,7 @@ mod token;
 mod turn;
 mod vmm;
 
+pub use awake::Awake;
 use callers::Callers;
 pub use context::{Context, Scratch};
 use listeners::Listeners;

@@ -57,6 +57,9 @@ pub(super) struct Figures {
     pub(super) service: Duration,
     /// The same of guests and host.
     pub(super) ends: Duration,
+    /// Of all that was moved, also before and after these: bytes, and how often guests kicked for them.
+    all_bytes: u64,
+    kicks: u64,
 }
 
 impl Place {
@@ -94,10 +97,19 @@ impl Place {
         time: Duration,
     ) -> Result<Figures> {
         let port = self.backend.new_port();
-        match direction {
+        let before = self.kicks();
+        let figures = match direction {
             Direction::ToHost => self.measure_to_host(port, write, time),
             Direction::ToGuest => self.measure_to_guests(port, write, time),
-        }
+        }?;
+        let kicks = self.kicks() - before;
+        Ok(Figures { kicks, ..figures })
+    }
+
+    /// How often the guests have kicked so far.
+    fn kicks(&mut self) -> u64 {
+        let each = |guest: &mut Guest| guest.transport().kicks_sent();
+        self.guests.iter_mut().map(each).sum()
     }
 
     fn measure_to_host(&mut self, port: u32, write: usize, time: Duration) -> Result<Figures> {
@@ -125,7 +137,7 @@ impl Place {
             stop_host.store(true, Ordering::Relaxed);
             join(host)?;
             outcome?;
-            figures
+            figures.map(|figures| figures.of_all(&received))
         });
         for path in paths {
             fs::remove_file(path)?;
@@ -159,7 +171,7 @@ impl Place {
             stop_guest.store(true, Ordering::Relaxed);
             join(guest)?;
             outcome?;
-            figures
+            figures.map(|figures| figures.of_all(&received))
         })
     }
 
@@ -192,11 +204,18 @@ fn watch(
         elapsed: started.elapsed(),
         service: backend.time()?.saturating_sub(service),
         ends: cpu::process_time(process::id())?.saturating_sub(ends),
+        all_bytes: 0,
+        kicks: 0,
     })
 }
 
 impl Figures {
-    /// Adds rows to a record: throughput, and processor time per gibibyte.
+    fn of_all(self, received: &AtomicU64) -> Self {
+        let all_bytes = received.load(Ordering::Relaxed);
+        Self { all_bytes, ..self }
+    }
+
+    /// Adds rows to a record: throughput, and per gibibyte processor time and kicks.
     pub(super) fn add(&self, record: &mut Record, case: &str, name: &str) {
         record.add(case, name, "Gbit/s", &[self.gigabits()]);
         let gibibytes = precise(self.bytes) / GIBIBYTE;
@@ -206,6 +225,8 @@ impl Figures {
             let metric = |kind: &str| format!("{name}_{kind}_per_gib");
             record.add(case, &metric("service_cpu"), "s", &[service]);
             record.add(case, &metric("all_cpu"), "s", &[all]);
+            let kicks = precise(self.kicks) / (precise(self.all_bytes) / GIBIBYTE);
+            record.add(case, &metric("kicks"), "", &[kicks]);
         }
     }
 

@@ -12,7 +12,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::Token;
+use super::{Awake, Token};
 use crate::{
     bell::Bell, budget::Budget, directory::Directory, disposal::Disposal, peer::spare::Spare,
     timers::Timers,
@@ -35,6 +35,8 @@ pub struct Context {
     pub round: u64,
     /// Guests that have used up their turn and have more to do.
     pub again: Vec<u32>,
+    /// Guests that needn't kick.
+    pub awake: Awake,
     /// Memory for lists that live only for a call.
     pub scratch: Scratch,
     /// By what guests are interrupted.
@@ -74,6 +76,7 @@ impl Context {
             now: Instant::now(),
             round: 0,
             again: Vec::new(),
+            awake: Awake::default(),
             scratch: Scratch::default(),
             bell,
             disposal,

@@ -73,11 +73,19 @@ impl Vm {
         self.check_memory(context);
     }
 
-    /// Whether the guest has offered packets that haven't been taken; for polling.
+    /// Whether the guest has offered packets that haven't been taken; for one that is awake.
     pub fn has_packets(&mut self) -> bool {
-        self.locked(|_, transport| {
+        self.locked(|vm, transport| {
             let ring = &transport.rings[FROM_GUEST];
-            ring.is_serving() && ring.has_more(&transport.memory)
+            !vm.paused && ring.is_serving() && ring.has_more(&transport.memory)
+        })
+    }
+
+    /// It kicks again from now on. Whether something has come meanwhile, for which there may be no kick.
+    pub fn ask_for_kicks(&mut self) -> bool {
+        self.locked(|_, transport| {
+            let Transport { rings, memory, .. } = transport;
+            rings[FROM_GUEST].is_serving() && rings[FROM_GUEST].sleep(memory)
         })
     }
 
@@ -108,8 +116,10 @@ impl Vm {
                 if rings[FROM_GUEST].has_more(memory) {
                     continue;
                 }
+                // The worker looks for more before it sleeps: a kick for each packet would tell it nothing.
+                context.awake.add(self.slot);
             }
-            if !rings[FROM_GUEST].sleep(memory) {
+            if context.awake.contains(self.slot) || !rings[FROM_GUEST].sleep(memory) {
                 break;
             }
         }

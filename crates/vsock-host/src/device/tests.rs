@@ -641,6 +641,57 @@ fn connections_that_are_ready_at_once_share_one_turn_of_their_guest() {
 }
 
 #[test]
+fn a_guest_in_full_flow_needn_t_kick_until_its_worker_sleeps() {
+    const MUCH: usize = 64 * 1024;
+    let lab = Lab::new();
+    let (machine, setup) = lab.prepare("web", vec![to_host(SERVICE)], Limits::default());
+    let listener = machine.service(SERVICE);
+    let mut context = lab.context();
+    let mut vm = Vm::new(setup, 0, &context).expect("a guest");
+    let path = machine.folder.join("vhost.sock");
+    let guest = thread::spawn(move || {
+        let mut guest = Guest::connect(&Settings::default(), &path).expect("a guest");
+        let socket = guest.open_stream(SERVICE).expect("connecting");
+        (guest, socket)
+    });
+    let (mut guest, socket) = serve(&mut vm, &mut context, guest);
+    let (mut service, _) = listener.accept().expect("a connection");
+    let mut received = vec![0; MUCH];
+    // Sends so much; how often the guest has kicked for that.
+    let mut sends = |bytes: usize| {
+        guest.poll();
+        let before = guest.transport().kicks_sent();
+        assert_eq!(
+            guest.try_send(socket, &vec![7; bytes]).expect("sending"),
+            bytes
+        );
+        guest.kick();
+        guest.transport().kicks_sent() - before
+    };
+    let mut arrives = |bytes: usize| {
+        service
+            .read_exact(&mut received[..bytes])
+            .expect("all of it");
+    };
+    assert_eq!(sends(MUCH), 1, "the worker sleeps");
+    vm.serve_from_guest(&mut context);
+    arrives(MUCH);
+    assert!(context.awake.contains(0));
+    assert_eq!(sends(1), 0);
+    assert!(vm.has_packets(), "that is seen without a kick");
+    assert!(vm.ask_for_kicks(), "and in time before the worker sleeps");
+    vm.serve_from_guest(&mut context);
+    assert_eq!(context.awake.take_beyond(0), Some(0));
+    assert!(!vm.ask_for_kicks());
+    assert_eq!(sends(1), 1);
+    vm.serve_from_guest(&mut context);
+    assert_eq!(sends(1), 1, "so little is nothing to stay awake for");
+    vm.serve_from_guest(&mut context);
+    arrives(3);
+    vm.close(&mut context);
+}
+
+#[test]
 fn a_vmm_that_takes_the_memory_away_is_let_go_and_the_neighbour_stays() {
     let lab = Lab::new();
     let one = lab.machine("one", vec![to_host(SERVICE)], Limits::default());

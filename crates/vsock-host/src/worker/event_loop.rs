@@ -35,8 +35,8 @@ use crate::{
 /// Events taken from the kernel at once.
 const EVENTS: usize = 256;
 
-/// Guests whose rings are looked at while polling: those that did something last.
-const POLLED: usize = 16;
+/// Most guests whose rings are looked at without a kick: those that did something last.
+const MOST_AWAKE: usize = 16;
 
 /// Longest look for more of a stream in full flow: about what falling asleep and being woken takes, so that at
 /// most as much processor time is lost by looking in vain as by not looking.
@@ -76,7 +76,6 @@ pub fn spawn(
                 context,
                 vms: Slab::default(),
                 by_key: HashMap::new(),
-                recent: Vec::new(),
                 patience: Patience::new(LONGEST_PATIENCE),
                 stopping: false,
             };
@@ -96,8 +95,6 @@ struct Worker {
     context: Context,
     vms: Slab<Box<Vm>>,
     by_key: HashMap<VmKey, u32>,
-    /// Guests that did something last, for polling.
-    recent: Vec<u32>,
     patience: Patience,
     stopping: bool,
 }
@@ -129,9 +126,8 @@ impl Worker {
             }
             did |= self.go_on();
             did |= self.remind();
-            if !did && !self.settings.busy_poll.is_zero() {
-                did = self.poll_rings();
-            }
+            did |= self.look_at_rings();
+            self.ask_for_kicks(MOST_AWAKE);
             if did {
                 busy = self.context.now;
             }
@@ -142,10 +138,13 @@ impl Worker {
     }
 
     /// How long to wait: not at all if somebody has more to do or polling isn't over, else until the next
-    /// reminder.
-    fn timeout(&self, busy: Instant) -> Option<Timespec> {
+    /// reminder. Who waits is told by kicks of what comes meanwhile.
+    fn timeout(&mut self, busy: Instant) -> Option<Timespec> {
         let polling = self.context.now.saturating_duration_since(busy) < self.settings.busy_poll;
         let waiting = self.patience.is_waiting(self.context.now);
+        if !(polling || waiting) {
+            self.ask_for_kicks(0);
+        }
         if !self.context.again.is_empty() || polling || waiting {
             return Some(timespec(Duration::ZERO));
         }
@@ -157,50 +156,32 @@ impl Worker {
         let Some(token) = Token::unpack(token) else {
             return;
         };
-        if token == Token::Wake {
-            return self.obey();
-        }
         let context = &mut self.context;
+        if let Token::Kick(slot, _) | Token::Flow(slot, _) = token
+            && !self.settings.busy_poll.is_zero()
+        {
+            context.awake.add(slot);
+        }
         let vms = &mut self.vms;
         // A number may name a guest that has gone, or a newer one: then there is nothing to do, or to find.
-        let slot = match token {
-            Token::VmmListener(slot) => {
-                vms.get_mut(slot).map(|vm| vm.accept_vmm(context)).and(None)
+        match token {
+            Token::Wake => self.obey(),
+            Token::VmmListener(slot) => with(vms, slot, |vm| vm.accept_vmm(context)),
+            Token::StreamListener(slot) => with(vms, slot, |vm| {
+                vm.accept_clients(VsockType::Stream, context);
+            }),
+            Token::SeqpacketListener(slot) => with(vms, slot, |vm| {
+                vm.accept_clients(VsockType::Seqpacket, context);
+            }),
+            Token::FrontEnd(slot) => with(vms, slot, |vm| vm.vmm_is_ready(context)),
+            Token::Handshake(slot, number) => {
+                with(vms, slot, |vm| vm.client_is_ready(number, context));
             }
-            Token::StreamListener(slot) => vms
-                .get_mut(slot)
-                .map(|vm| vm.accept_clients(VsockType::Stream, context))
-                .and(None),
-            Token::SeqpacketListener(slot) => vms
-                .get_mut(slot)
-                .map(|vm| vm.accept_clients(VsockType::Seqpacket, context))
-                .and(None),
-            Token::FrontEnd(slot) => vms
-                .get_mut(slot)
-                .map(|vm| vm.vmm_is_ready(context))
-                .and(None),
-            Token::Handshake(slot, number) => vms
-                .get_mut(slot)
-                .map(|vm| vm.client_is_ready(number, context))
-                .and(None),
-            Token::Kick(slot, ring) => {
-                let vm = vms.get_mut(slot);
-                vm.map(|vm| kicked(vm, ring as usize, context))
-                    .and(Some(slot))
-            }
+            Token::Kick(slot, ring) => with(vms, slot, |vm| kicked(vm, ring as usize, context)),
             Token::Flow(slot, number) => {
-                let vm = vms.get_mut(slot);
-                vm.map(|vm| vm.flow_is_ready(number, flags, context))
-                    .and(Some(slot))
+                with(vms, slot, |vm| vm.flow_is_ready(number, flags, context));
             }
-            Token::Wake | Token::Hold(_) => None,
-        };
-        if let Some(slot) = slot
-            && !self.settings.busy_poll.is_zero()
-            && !self.recent.contains(&slot)
-        {
-            self.recent.truncate(POLLED - 1);
-            self.recent.insert(0, slot);
+            Token::Hold(_) => {}
         }
     }
 
@@ -259,9 +240,10 @@ impl Worker {
     }
 
     /// Looks into rings without having been kicked. Whether there was something.
-    fn poll_rings(&mut self) -> bool {
-        let mut found = false;
-        for &slot in &self.recent {
+    fn look_at_rings(&mut self) -> bool {
+        let (mut index, mut found) = (0, false);
+        while let Some(slot) = self.context.awake.get(index) {
+            index += 1;
             if let Some(vm) = self.vms.get_mut(slot)
                 && vm.has_packets()
             {
@@ -270,6 +252,17 @@ impl Worker {
             }
         }
         found
+    }
+
+    /// Asks guests to kick again until so many are awake: those first who have been it longest.
+    fn ask_for_kicks(&mut self, most: usize) {
+        while let Some(slot) = self.context.awake.take_beyond(most) {
+            if let Some(vm) = self.vms.get_mut(slot)
+                && vm.ask_for_kicks()
+            {
+                self.context.again.push(slot);
+            }
+        }
     }
 
     fn obey(&mut self) {
@@ -370,6 +363,12 @@ impl Worker {
                 vm.close(&mut self.context);
             }
         }
+    }
+}
+
+fn with(vms: &mut Slab<Box<Vm>>, slot: u32, event: impl FnOnce(&mut Vm)) {
+    if let Some(vm) = vms.get_mut(slot) {
+        event(vm);
     }
 }
 
