@@ -257,7 +257,7 @@ static __always_inline void set_course(struct __sk_buff *skb, const struct sende
 	}
 	/* The stack knows how to tell the sender. */
 	if ((c->verdict == VERDICT_UPLINK || c->verdict == VERDICT_SANDBOX) &&
-	    (p->ttl <= 1 || is_too_big(p, s->nic, c->decision->mtu))) {
+	    (p->ttl <= 1 || is_too_big(skb, p, s->nic, c->decision))) {
 		if (c->verdict == VERDICT_UPLINK)
 			c->reason = reason_past_stack(p, c->decision);
 		if (c->verdict == VERDICT_UPLINK && c->reason) {

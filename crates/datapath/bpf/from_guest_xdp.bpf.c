@@ -49,7 +49,7 @@ static __always_inline int is_plain(const struct sender *s, const struct packet 
 }
 
 /* Takes the decision from the cache. Returns zero if there is none for XDP. */
-static __always_inline int recall_course(const struct sender *s, struct packet *p,
+static __always_inline int recall_course(frame *f, const struct sender *s, struct packet *p,
 					 struct course *c)
 {
 	__u32 generation = READ_ONCE(s->nic->generation);
@@ -74,7 +74,7 @@ static __always_inline int recall_course(const struct sender *s, struct packet *
 	c->reason = d->target;
 	if (c->verdict == VERDICT_DROP)
 		return !may_be_answer(c, s->flags);
-	if (is_too_big(p, s->nic, d->mtu) || may_be_answer(c, s->flags))
+	if (is_too_big(f, p, s->nic, d) || may_be_answer(c, s->flags))
 		return 0;
 	if (c->verdict == VERDICT_UPLINK)
 		return (d->flags & (DECISION_XDP | DECISION_FQ)) == DECISION_XDP;
@@ -106,7 +106,7 @@ int from_guest_xdp(struct xdp_md *context)
 	if (!is_plain(&sender, &packet) || is_gateway(sender.nic, &packet) ||
 	    judge_destination(&packet))
 		return XDP_PASS;
-	if (!recall_course(&sender, &packet, &course) || !course.decision)
+	if (!recall_course(context, &sender, &packet, &course) || !course.decision)
 		return XDP_PASS;
 	if (course.verdict == VERDICT_DROP)
 		return refuse(sender.index, course.reason);

@@ -87,7 +87,9 @@ int from_uplink(struct __sk_buff *skb)
 			      STAGE_ANTISPOOF);
 	measure_arrival(skb, &packet);
 	/* The stack tells the sender. */
-	if (packet.ttl <= 1 || packet.largest > receiver.nic->mtu || is_split(skb, &packet, receiver.nic))
+	if (packet.ttl <= 1 ||
+	    is_longer(skb, &packet, receiver.nic->mtu, receiver.nic->ifindex) ||
+	    is_split(skb, &packet, receiver.nic))
 		return PASS;
 	result = deliver(skb, &receiver, &packet, ANSWER_UPLINK, 1);
 	if (result)
@@ -113,7 +115,7 @@ int from_host(struct __sk_buff *skb)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NO_ROUTE, STAGE_ROUTE);
 	measure_arrival(skb, &packet);
 	packet.from_host = !skb->ingress_ifindex;
-	if (packet.largest > receiver.nic->mtu)
+	if (is_longer(skb, &packet, receiver.nic->mtu, receiver.nic->ifindex))
 		return refuse(skb, receiver.index, receiver.flags, DROP_TOO_BIG, STAGE_ROUTE);
 	result = deliver(skb, &receiver, &packet, ANSWER_STACK, 0);
 	if (result)

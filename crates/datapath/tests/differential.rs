@@ -274,6 +274,7 @@ fn the_generator_reaches_every_verdict() {
                     forwarded: step.forwarded,
                     frame: step.frame.clone(),
                     gso_size: step.gso_size,
+                    gso_segs: step.gso_segs,
                     now,
                 };
                 let outcome = model::run(&mut world, &input);

@@ -39,9 +39,12 @@ static __always_inline int may_be_answer(const struct course *c, __u32 flags)
 
 /* Whether it doesn't fit the way out. The stack puts fragments together before it cuts them anew, so it
  * must get all of a datagram or none: where the way is narrower than the guest's interface, all. */
-static __always_inline int is_too_big(const struct packet *p, const struct nic *nic, __u32 mtu)
+static __always_inline int is_too_big(frame *f, const struct packet *p, const struct nic *nic,
+				      const struct decision *d)
 {
-	return p->largest > mtu || (p->fragment != FRAGMENT_WHOLE && nic->mtu > mtu);
+	__u32 mtu = d->mtu;
+
+	return is_longer(f, p, mtu, d->ifindex) || (p->fragment != FRAGMENT_WHOLE && nic->mtu > mtu);
 }
 
 /* The sender's limit. Where the uplink's queue can hold packets back, the excess leaves later. */

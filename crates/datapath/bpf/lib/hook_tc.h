@@ -37,6 +37,20 @@ static __always_inline __u32 frame_gso_size(const frame *f)
 	return f->gso_size;
 }
 
+/* How many frames it will be, if the kernel knows. */
+static __always_inline __u32 frame_gso_segments(const frame *f)
+{
+	return f->gso_segs;
+}
+
+/* Whether the kernel finds each segment of a super-packet short enough for an interface. */
+static __always_inline int frame_segments_fit(frame *f, __u32 ifindex)
+{
+	__u32 mtu = 0;
+
+	return !bpf_check_mtu(f, ifindex, &mtu, 0, BPF_MTU_CHK_SEGS);
+}
+
 static __always_inline int frame_has_vlan(const frame *f)
 {
 	return f->vlan_present;

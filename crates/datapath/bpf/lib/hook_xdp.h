@@ -32,6 +32,19 @@ static __always_inline __u32 frame_gso_size(const frame *f)
 	return 0;
 }
 
+static __always_inline __u32 frame_gso_segments(const frame *f)
+{
+	(void)f;
+	return 0;
+}
+
+static __always_inline int frame_segments_fit(frame *f, __u32 ifindex)
+{
+	(void)f;
+	(void)ifindex;
+	return 0;
+}
+
 static __always_inline int frame_has_vlan(const frame *f)
 {
 	(void)f;

@@ -20,6 +20,10 @@
  * in each (TCP_MIN_SND_MSS), and more than that of UDP. By one write a guest could otherwise have the kernel make
  * 65,535 packets at once, and no other packet pass on that processor meanwhile. */
 #define SEGMENTS_MAX 2048
+/* The size of a super-packet's segments, if each is as long as what the kernel keeps of it apart: SCTP's chunks can't be
+ * cut anywhere. */
+#define GSO_BY_FRAGS 0xffff
+#define SCTP_HEADER_LENGTH 12
 #define IPV4_L4 (ETH_HLEN + sizeof(struct iphdr))
 #define IPV6_L4 (ETH_HLEN + sizeof(struct ipv6hdr))
 #define IPV4_OPTIONS_MAX 40
@@ -71,7 +75,7 @@ struct packet {
 	__u32 bytes;          /* of the frame */
 	__u32 segments;
 	__u32 wire_bytes;     /* of all segments, each with its headers */
-	__u32 largest;        /* IP packet that goes over the wire, with what is behind it, bytes */
+	__u32 largest;        /* IP packet that goes over the wire, with what is behind it, bytes; see by_fragments */
 	__u32 length;         /* of the IP packet */
 	__u32 unfinished;     /* where in the frame a checksum ends that is left to be finished; zero: none, or not asked */
 	__u16 l4;             /* offset of the L4 header in the frame */
@@ -89,6 +93,7 @@ struct packet {
 	__u8 as_answer;       /* routed as UPLINK_ROUTE would be */
 	__u8 any_port;        /* a decision for all ports of the destination is asked for */
 	__u8 from_host;       /* towards a guest: the host itself has made it */
+	__u8 by_fragments;    /* a super-packet whose segments are what the kernel keeps apart; `largest` is all of it */
 	/* Where a new decision says that the packet must go; the neighbour may be unknown yet. */
 	struct bpf_redir_neigh next_hop;
 };
@@ -410,7 +415,9 @@ static __always_inline int has_tag(const frame *f, __u32 ethertype)
 	       ethertype == bpf_htons(ETH_P_8021AD);
 }
 
-/* What the packet weighs. The kernel doesn't know the segments of a guest's super-packet yet. */
+/* What the packet weighs. The kernel doesn't know the segments of a guest's super-packet yet. SCTP's are made by a stack
+ * of this kernel's, which has counted them; how long each is, only the kernel sees. One that isn't counted is a guest's
+ * word, which older kernels took: nothing is kept apart there, and what cuts it up may crash. It is too long. */
 static __always_inline void measure(const frame *f, struct packet *p)
 {
 	__u32 size = frame_gso_size(f);
@@ -422,11 +429,24 @@ static __always_inline void measure(const frame *f, struct packet *p)
 	if (rarely(size)) {
 		__u32 headers = p->payload;
 
-		if (p->bytes > headers + size)
-			p->segments = (p->bytes - headers + size - 1) / size;
+		if (size == GSO_BY_FRAGS && frame_gso_segments(f)) {
+			p->by_fragments = 1;
+			p->segments = frame_gso_segments(f);
+			headers += SCTP_HEADER_LENGTH;
+		} else {
+			if (p->bytes > headers + size)
+				p->segments = (p->bytes - headers + size - 1) / size;
+			p->largest = size + headers - ETH_HLEN;
+		}
 		p->wire_bytes += (p->segments - 1) * headers;
-		p->largest = size + headers - ETH_HLEN;
 	}
+}
+
+/* Whether a packet, or a segment of it, is longer than the way allows that leads out by this interface. */
+static __always_inline int is_longer(frame *f, const struct packet *p, __u32 mtu, __u32 ifindex)
+{
+	return p->largest > mtu &&
+	       !(rarely(p->by_fragments) && frame_segments_fit(f, ifindex));
 }
 
 #endif

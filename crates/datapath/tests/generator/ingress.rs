@@ -11,7 +11,7 @@ use super::{
     odd::mutate,
     random::Random,
     scene::{self, NETNS_SLOT, NICS, OUTSIDE, ROUTERS},
-    situations::{as_super_packet, meter},
+    situations::{as_super_packet, by_fragments, meter, sctp},
 };
 
 /// From outside to a sandbox, or to a clone address that nobody has.
@@ -259,5 +259,17 @@ pub(super) fn mtu(random: &mut Random) -> Case {
             step.gso_size = size;
         }
     }
+    case
+}
+
+/// What another stack of this kernel sends by SCTP.
+pub(super) fn sctp_super_packet(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = sctp(random);
+    let ip = incoming(random, version, transport);
+    let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
+    let mut case = case(random, hook, frame(&ip));
+    case.policy = random.one_of(&[0, 9, 10, 11]);
+    by_fragments(random, &mut case);
     case
 }

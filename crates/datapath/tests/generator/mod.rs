@@ -80,8 +80,8 @@ pub(crate) struct Step {
     pub(crate) forwarded: bool,
     pub(crate) frame: Vec<u8>,
     pub(crate) gso_size: u32,
-    /// Whether the kernel knows the number of segments. Of what comes from a TAP it doesn't.
-    pub(crate) segments_known: bool,
+    /// How many segments the kernel knows of. Of what comes from a TAP it doesn't: zero.
+    pub(crate) gso_segs: u32,
     pub(crate) change: Option<Change>,
 }
 
@@ -104,7 +104,7 @@ impl Step {
             forwarded: false,
             frame,
             gso_size: 0,
-            segments_known: false,
+            gso_segs: 0,
             change: None,
         }
     }
@@ -178,6 +178,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("ttl", situations::ttl),
     ("mtu", situations::mtu),
     ("segments", situations::segments),
+    ("sctp-super-packet", situations::sctp_super_packet),
     ("same-flow", situations::same_flow),
     ("from-uplink", ingress::from_uplink),
     ("from-uplink-not-ours", ingress::not_ours),
@@ -189,6 +190,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("ingress-icmp-error", ingress::icmp_error),
     ("ingress-limit", ingress::limit),
     ("ingress-mtu", ingress::mtu),
+    ("ingress-sctp-super-packet", ingress::sctp_super_packet),
     ("child-link", child::link),
     ("child-egress", child::egress),
     ("child-fragments", child::parts),

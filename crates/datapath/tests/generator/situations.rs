@@ -18,6 +18,7 @@ use super::{
 use crate::model::{
     answers::{Flow, Via},
     packet::{UDP, be16},
+    police::GSO_BY_FRAGS,
     world::Credit,
 };
 
@@ -351,7 +352,40 @@ pub(super) fn as_super_packet(random: &mut Random, case: &mut Case) {
     let known = random.chance(50);
     for step in &mut case.steps {
         step.gso_size = size;
-        step.segments_known = known;
+        if known {
+            step.gso_segs = (step.frame.len() as u32).div_ceil(size).max(1);
+        }
+    }
+}
+
+/// SCTP that a stack of this kernel sends, of chunks that fit all together: those of more only the kernel can judge.
+pub(super) fn sctp_super_packet(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = sctp(random);
+    let mut ip = outgoing(random, version, transport);
+    ip.ttl = 64;
+    let mut case = sent(random, &ip);
+    case.policy = random.one_of(&[0, 9, 10, 11]);
+    by_fragments(random, &mut case);
+    case.meters.push(meter(random, 0, false));
+    case
+}
+
+/// Twelve bytes of header, then chunks.
+pub(super) fn sctp(random: &mut Random) -> Transport {
+    let length = random.between(12, 1200);
+    Transport::Raw {
+        protocol: 132,
+        bytes: random.bytes(length),
+    }
+}
+
+/// Makes every step a packet of segments that the kernel keeps apart.
+pub(super) fn by_fragments(random: &mut Random, case: &mut Case) {
+    let segments = random.one_of(&[0, 1, 2, 3, 17, 45]);
+    for step in &mut case.steps {
+        step.gso_size = GSO_BY_FRAGS;
+        step.gso_segs = segments;
     }
 }
 

@@ -256,6 +256,7 @@ impl Harness {
             forwarded: step.forwarded,
             frame,
             gso_size: step.gso_size,
+            gso_segs: step.gso_segs,
             now: 0,
         }
     }
@@ -381,18 +382,13 @@ impl Harness {
             Hook::FromChild => (&self.programs.from_child, host::HOST_END),
             Hook::ToChild => (&self.programs.to_child, host::HOST_END),
         };
-        let segments = if step.segments_known && step.gso_size > 0 {
-            (input.frame.len() as u32).div_ceil(step.gso_size).max(1)
-        } else {
-            0
-        };
         let mut context = sys::Context::default();
         context.ifindex = ifindex;
         if input.forwarded {
             context.ingress_ifindex = self.ifindex[0];
         }
         context.gso_size = step.gso_size;
-        context.gso_segs = segments;
+        context.gso_segs = step.gso_segs;
         let ran = sys::test_run(program.as_fd(), &input.frame, &context)?;
         self.look_around(ran, may_learn)
     }

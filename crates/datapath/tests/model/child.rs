@@ -92,7 +92,7 @@ fn judge_sent(world: &mut World, input: &Input) -> Result<Verdict, Dropped> {
         return Err(by_sender(DropReason::NoAddress));
     }
     let packet = Packet::parse(frame).map_err(by_sender)?;
-    let size = police::size(frame, &packet, input.gso_size);
+    let size = police::size(input, &packet);
     antispoof::source(nic, frame, &packet, Sender::Guest).map_err(by_sender)?;
     if link::is_discovery(&packet, frame) {
         own_discovery(nic, frame, &packet).map_err(on_link)?;
@@ -291,7 +291,7 @@ fn judge_received(world: &mut World, input: &Input) -> Result<bool, Dropped> {
         Err(reason) if is_own => return Err(Dropped::ingress(number, reason)),
         Err(_) => return Ok(false),
     };
-    let size = police::size(frame, &packet, input.gso_size);
+    let size = police::size(input, &packet);
     let is_on_link = link::is_discovery(&packet, frame) || asks_for_address(frame, &packet);
     if is_own && !is_on_link {
         admit(world, input, &packet, size)?;

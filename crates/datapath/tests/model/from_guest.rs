@@ -108,7 +108,7 @@ fn judge_packet(
     };
     let nic = &world.nics[number];
     let frame = &input.frame;
-    if police::size(frame, packet, input.gso_size).segments > SEGMENTS_MAX {
+    if police::size(input, packet).segments > SEGMENTS_MAX {
         return Err(by_sender(DropReason::Malformed));
     }
     antispoof::source(nic, frame, packet, sender).map_err(by_sender)?;
@@ -158,7 +158,7 @@ fn deliver(
     decision: Decision,
 ) -> Result<Outcome, Dropped> {
     let frame = &input.frame;
-    let size = police::size(frame, packet, input.gso_size);
+    let size = police::size(input, packet);
     let decision = what_the_stack_must_refuse(world, number, frame, packet, size, decision)
         .map_err(|reason| Dropped::egress(number, reason))?;
     let may_wait = match decision {

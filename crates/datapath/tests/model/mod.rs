@@ -55,6 +55,8 @@ pub(crate) struct Input {
     pub(crate) frame: Vec<u8>,
     /// Payload bytes of each segment; zero for a packet that goes out as it is.
     pub(crate) gso_size: u32,
+    /// How many segments the kernel knows of; zero if it doesn't.
+    pub(crate) gso_segs: u32,
     /// `CLOCK_MONOTONIC`, nanoseconds.
     pub(crate) now: u64,
 }

@@ -3,7 +3,7 @@
 use sandwire_api::drop_reason::DropReason;
 
 use super::{
-    Packet,
+    Input, Packet,
     packet::{ETHERNET, ICMP, ICMPV6, TCP, UDP},
     world::{Credit, Limit, Meter},
 };
@@ -11,6 +11,10 @@ use super::{
 /// How far ahead an uplink's queue may be told to send, in nanoseconds, and how many packets of a sandbox it may hold.
 const HORIZON: u64 = 2_000_000_000;
 const HELD_MAX: u64 = 128;
+
+/// The size of segments that are as long as what the kernel keeps of the packet apart, as SCTP's are.
+pub(crate) const GSO_BY_FRAGS: u32 = 0xffff;
+const SCTP_HEADER: usize = 12;
 
 /// A frame as it is on the wire.
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +26,21 @@ pub(crate) struct Size {
     pub(crate) ip: usize,
 }
 
-/// What a frame will be on the wire: what will be cut into segments repeats its headers.
-pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
+/// What a frame will be on the wire: what will be cut into segments repeats its headers. How long each is by itself only
+/// the kernel knows: such a packet fits if all of it does. If the kernel hasn't counted them, it is a guest's lie.
+pub(crate) fn size(input: &Input, packet: &Packet) -> Size {
+    let Input {
+        frame, gso_size, ..
+    } = input;
+    if *gso_size == GSO_BY_FRAGS && input.gso_segs != 0 {
+        let segments = u64::from(input.gso_segs);
+        let headers = (packet.transport + SCTP_HEADER) as u64;
+        return Size {
+            segments,
+            wire_bytes: frame.len() as u64 + (segments - 1) * headers,
+            ip: frame.len() - ETHERNET,
+        };
+    }
     let transport = match packet.protocol {
         _ if packet.is_later_fragment() => 0,
         TCP => usize::from(frame.get(packet.transport + 12).copied().unwrap_or(0) >> 4) * 4,
@@ -31,7 +48,7 @@ pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
         _ => 0,
     };
     let headers = packet.transport + transport;
-    if gso_size == 0 {
+    if *gso_size == 0 {
         return Size {
             segments: 1,
             wire_bytes: frame.len() as u64,
@@ -39,11 +56,11 @@ pub(crate) fn size(frame: &[u8], packet: &Packet, gso_size: u32) -> Size {
         };
     }
     let payload = frame.len().saturating_sub(headers);
-    let segments = payload.div_ceil(gso_size as usize).max(1);
+    let segments = payload.div_ceil(*gso_size as usize).max(1);
     Size {
         segments: segments as u64,
         wire_bytes: (frame.len() + (segments - 1) * headers) as u64,
-        ip: gso_size as usize + headers - ETHERNET,
+        ip: *gso_size as usize + headers - ETHERNET,
     }
 }
 

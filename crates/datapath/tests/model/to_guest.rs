@@ -57,7 +57,7 @@ fn judge(
 ) -> Result<Outcome, Dropped> {
     let by_receiver = |reason| Dropped::ingress(number, reason);
     let outside = input.hook == Hook::Uplink;
-    let size = police::size(&input.frame, packet, input.gso_size);
+    let size = police::size(input, packet);
     let nic = &world.nics[number];
     if nic.child && outside {
         // The kernel gives it to the uplink's child, which judges it.

@@ -290,6 +290,34 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["mtu"],
     ),
     mutant(
+        "segments that the kernel keeps apart taken for one",
+        "lib/parse.h",
+        "p->segments = frame_gso_segments(f);",
+        "p->segments = 1;",
+        &["sctp-super-packet"],
+    ),
+    mutant(
+        "each of SCTP's segments without its header",
+        "lib/parse.h",
+        "headers += SCTP_HEADER_LENGTH;",
+        "headers += 0;",
+        &["sctp-super-packet"],
+    ),
+    mutant(
+        "size of segments that the kernel keeps apart taken for a length",
+        "lib/parse.h",
+        "if (size == GSO_BY_FRAGS && frame_gso_segments(f)) {",
+        "if (0) {",
+        &["sctp-super-packet", "ingress-sctp-super-packet"],
+    ),
+    mutant(
+        "segments that nobody has counted believed",
+        "lib/parse.h",
+        "if (size == GSO_BY_FRAGS && frame_gso_segments(f)) {",
+        "if (size == GSO_BY_FRAGS) {",
+        &["sctp-super-packet", "ingress-sctp-super-packet"],
+    ),
+    mutant(
         "bytes behind the IP packet taken for none",
         "lib/parse.h",
         "p->largest = p->bytes - ETH_HLEN;",
@@ -509,7 +537,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "size for the receiver not looked at",
         "to_guest.bpf.c",
-        "if (packet.largest > receiver.nic->mtu)",
+        "if (is_longer(skb, &packet, receiver.nic->mtu, receiver.nic->ifindex))",
         "if (0)",
         &["ingress-mtu"],
     ),
