@@ -45,7 +45,7 @@ pub struct Uplink {
     pub index: InterfaceIndex,
     /// Its name, for errors.
     pub name: String,
-    /// Whether its queue honours departure times (`fq`).
+    /// Whether its queues honour departure times (`fq`).
     pub fq: bool,
     /// Whether XDP is used on it.
     pub xdp: bool,

@@ -26,6 +26,7 @@ pub mod privileges;
 pub mod probe;
 pub mod process;
 pub mod procfs;
+pub mod qdisc;
 pub mod route;
 pub mod routing_rule;
 pub mod tap;

@@ -2,17 +2,23 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
 
 use sandwire_kernel_net::{
     interface::{self, InterfaceIndex},
     netlink::{Request, Socket},
     probe::bpf::{Hook, Program},
-    tap,
+    qdisc, tap,
     tc::{self, Filter, Place},
     xdp,
 };
-use sandwire_testlab::lab::{self, Lab};
+use sandwire_testlab::{
+    guest::kernel::Series,
+    lab::{self, Lab},
+};
 use serde_json::Value;
 
 const OPTIONS: tap::Options = tap::Options {
@@ -214,5 +220,58 @@ fn netns_a_tap_stays_only_when_it_is_told_to() {
         let missing = tap::open_existing("never", OPTIONS).unwrap_err();
         assert!(missing.is_missing(), "{missing}");
         assert_eq!(interface::find(&mut socket, "never").unwrap(), None);
+    });
+}
+
+/// An interface with three queues, each with a discipline of its own, the second with this one.
+fn with_queues(lab: &Lab, discipline: &str) -> (Socket, interface::Interface) {
+    lab.shell(&format!(
+        "ip link add many numtxqueues 3 type veth peer name other; ip link set many up
+         tc qdisc replace dev many root handle 1: mq
+         tc qdisc replace dev many parent 1:2 {discipline}"
+    ));
+    let mut socket = Socket::route().unwrap();
+    let found = interface::find(&mut socket, "many").unwrap().unwrap();
+    (socket, found)
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_the_discipline_of_each_queue_is_listed() {
+    lab::run(|lab| {
+        let (mut socket, many) = with_queues(lab, "tbf rate 1mbit burst 10k latency 10ms");
+        lab.run("tc qdisc add dev many clsact");
+        assert_eq!(many.queue.as_deref(), Some("mq"));
+        let mut listed = qdisc::list(&mut socket, many.index).unwrap();
+        listed.sort_by_key(|qdisc| qdisc.parent);
+        let listed: Vec<(u32, &str)> = listed
+            .iter()
+            .map(|qdisc| (qdisc.parent, qdisc.kind.as_str()))
+            .collect();
+        let first = listed[0].1.to_owned();
+        let expected = [
+            (0x1_0001, first.as_str()),
+            (0x1_0002, "tbf"),
+            (0x1_0003, &first),
+            (0xffff_fff1, "clsact"),
+            (0xffff_ffff, "mq"),
+        ];
+        assert_eq!(listed, expected);
+        assert!(!qdisc::honours_departures(&mut socket, &many).unwrap());
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn departures_are_honoured_if_each_queue_does_on_linux_6_12() {
+    lab::run_on(Series::Linux6_12, Duration::from_secs(120), |lab| {
+        let (mut socket, many) = with_queues(lab, "fq");
+        assert!(!qdisc::honours_departures(&mut socket, &many).unwrap());
+        for class in [1, 3] {
+            lab.run(&format!("tc qdisc replace dev many parent 1:{class} fq"));
+        }
+        assert!(qdisc::honours_departures(&mut socket, &many).unwrap());
+        lab.run("tc qdisc replace dev many parent 1:3 pfifo");
+        assert!(!qdisc::honours_departures(&mut socket, &many).unwrap());
     });
 }

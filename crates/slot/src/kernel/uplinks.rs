@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use sandwire_datapath::{Order, Uplink};
 use sandwire_kernel_net::{
     interface::{self, Interface},
-    route, xdp,
+    qdisc, route, xdp,
 };
 
 use super::Worker;
@@ -46,7 +46,7 @@ pub(super) fn find(
         }
         let mut uplink = Uplink {
             index: found.index,
-            fq: found.queue.as_deref() == Some("fq"),
+            fq: qdisc::honours_departures(&mut worker.route, &found)?,
             name: found.name,
             xdp: false,
         };

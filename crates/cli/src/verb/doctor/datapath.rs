@@ -13,7 +13,7 @@ use sandwire_datapath::{
     abi::SkbPlaces,
     features::{FIB_LOOKUP_MARK, FIB_LOOKUP_TABLE, Features},
 };
-use sandwire_kernel_net::{interface, netlink::Socket};
+use sandwire_kernel_net::{interface, netlink::Socket, qdisc};
 
 use super::{
     Probe, host,
@@ -186,6 +186,8 @@ fn uplink_names() -> (Vec<String>, &'static str) {
 struct Seen {
     /// What queues packets to be sent.
     queue: String,
+    /// Whether that holds packets back until they may leave.
+    is_paced: bool,
     has_ethernet: bool,
 }
 
@@ -194,6 +196,7 @@ fn look_at(name: &str) -> Option<Seen> {
     let mut socket = Socket::route().ok()?;
     let found = interface::find(&mut socket, name).ok()??;
     Some(Seen {
+        is_paced: qdisc::honours_departures(&mut socket, &found).ok()?,
         queue: found.queue.unwrap_or_default(),
         has_ethernet: found.mac.is_some(),
     })
@@ -216,6 +219,13 @@ fn uplink_finding(name: &str, why: &str, seen: Option<&Seen>) -> Finding {
     }
     let pacing = match seen.queue.as_str() {
         "fq" => "its queue is fq: what exceeds a limit leaves later".to_owned(),
+        queue if seen.is_paced => {
+            format!("its queue is {queue}, with fq in each: what exceeds a limit leaves later")
+        }
+        "mq" => format!(
+            "its queue is mq, without fq in each: what exceeds a limit is dropped; for delay instead, \
+             sysctl -w net.core.default_qdisc=fq and tc qdisc replace dev {name} root mq"
+        ),
         queue => format!(
             "its queue is {}: what exceeds a limit is dropped; for delay instead, tc qdisc replace dev {name} root fq",
             if queue.is_empty() { "unknown" } else { queue }
@@ -330,6 +340,7 @@ mod tests {
         let why = "a default route leads there";
         let seen = |queue: &str, has_ethernet| Seen {
             queue: queue.to_owned(),
+            is_paced: queue == "fq",
             has_ethernet,
         };
         let paced = uplink_finding("nothing0", why, Some(&seen("fq", true))).text(false);
@@ -337,11 +348,19 @@ mod tests {
             paced.contains(why) && paced.contains("leaves later"),
             "{paced}"
         );
-        let dropped = uplink_finding("nothing0", why, Some(&seen("mq", true))).text(false);
-        assert!(
-            dropped.contains("queue is mq") && dropped.contains("root fq"),
-            "{dropped}"
-        );
+        for (queue, advice) in [("mq", "root mq"), ("pfifo_fast", "root fq")] {
+            let dropped = uplink_finding("nothing0", why, Some(&seen(queue, true))).text(false);
+            assert!(
+                dropped.contains(&format!("queue is {queue}")) && dropped.contains(advice),
+                "{dropped}"
+            );
+        }
+        let all_paced = Seen {
+            is_paced: true,
+            ..seen("mq", true)
+        };
+        let paced = uplink_finding("nothing0", why, Some(&all_paced)).text(false);
+        assert!(paced.contains("leaves later"), "{paced}");
         let gone = uplink_finding("nothing0", why, None).text(false);
         assert!(
             gone.contains("✗ uplink nothing0") && gone.contains("not there"),
