@@ -97,7 +97,11 @@ pub(crate) struct ProgramInfo {
     creator: u32,
     map_count: u32,
     maps: u64,
+    name: [u8; NAME_LENGTH],
 }
+
+/// `BPF_OBJ_NAME_LEN`: bytes that the kernel keeps of a name, the last of them zero.
+const NAME_LENGTH: usize = 16;
 
 /// The start of `struct bpf_link_info`; of TCX and XDP links the interface stands first in the rest.
 #[repr(C)]
@@ -304,6 +308,15 @@ pub(crate) fn program_maps(program: BorrowedFd<'_>) -> io::Result<Vec<u32>> {
     unsafe { info(program, &mut found) }?;
     maps.truncate(found.map_count as usize);
     Ok(maps)
+}
+
+/// Whether a program has a name, as far as the kernel keeps it.
+pub(crate) fn is_program_named(program: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    let mut found = ProgramInfo::default();
+    // SAFETY: the layout is the kernel's, and no buffer is offered.
+    unsafe { info(program, &mut found) }?;
+    let kept = &name.as_bytes()[..name.len().min(NAME_LENGTH - 1)];
+    Ok(found.name.starts_with(kept) && found.name[kept.len()] == 0)
 }
 
 fn by_id(command: libc::c_long, id: u32) -> io::Result<OwnedFd> {

@@ -5,7 +5,7 @@
 
 use std::{io, os::fd::AsFd};
 
-use crate::{Datapath, Error, sys};
+use crate::{Datapath, Error, Program, sys};
 
 impl Datapath {
     /// Whether a program goes by no maps but those in use, given its number. It may be of another process, or of a
@@ -24,6 +24,21 @@ impl Datapath {
             }
             Ok(true)
         };
-        compare().map_err(|source| Error::system("look at", format!("the program {id}"), source))
+        compare().map_err(|source| failed(id, source))
     }
+
+    /// Whether a program is one of ours, of whatever start or instance, given its number: by its name, since every version
+    /// has other instructions.
+    ///
+    /// # Errors
+    /// The kernel refuses, or there is no such program any more.
+    pub fn is_ours(&self, id: u32, program: Program) -> Result<bool, Error> {
+        sys::program_of(id)
+            .and_then(|found| sys::is_program_named(found.as_fd(), program.name()))
+            .map_err(|source| failed(id, source))
+    }
+}
+
+fn failed(id: u32, source: io::Error) -> Error {
+    Error::system("look at", format!("the program {id}"), source)
 }

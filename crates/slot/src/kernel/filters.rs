@@ -97,6 +97,8 @@ pub(super) fn execute_prepared(
 /// What is in the place of a program of ours, the worst first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Found {
+    /// Somebody else's, where there is room for one alone.
+    Foreign,
     /// Nothing, or something else.
     Nothing,
     /// One by other maps than those in use: nobody writes there any more.

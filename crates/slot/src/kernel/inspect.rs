@@ -371,6 +371,7 @@ impl Wrong {
             Self::Program(number, found) => {
                 let host_end = slot.host_ends().nth(*number).unwrap_or_default();
                 let problem = match found {
+                    Found::Foreign => "another program is in its place in the driver",
                     Found::OtherMaps => {
                         "it uses other maps than the daemon, whose policies don't reach it"
                     }
@@ -499,9 +500,9 @@ fn restore_host_ends(
         attachment.restore(&mut worker.route, &ebpf.datapath)?;
         if slot.data_path == DataPath::Xdp {
             let position = u32::try_from(number).expect("a slot has at most 8 interfaces");
-            let mut request = Request::new();
-            super::xdp::attach(&mut request, ebpf, *host_end, NicIndex(first.0 + position))?;
-            worker.route.execute(request)?;
+            let tap = (slot.nics[number].tap.as_str(), *host_end);
+            let entry = NicIndex(first.0 + position);
+            super::xdp::restore(&mut worker.route, ebpf, tap, entry)?;
         }
     }
     let mut request = Request::new();

@@ -24,7 +24,7 @@ use crate::error::NetworkError;
 /// How soon the watcher notices that nobody needs it any more.
 const WATCH_AT_MOST: Duration = Duration::from_millis(500);
 
-/// Puts the program on a TAP.
+/// Puts the program on a TAP that has none.
 pub(super) fn attach(
     request: &mut Request,
     ebpf: &Ebpf,
@@ -32,11 +32,33 @@ pub(super) fn attach(
     index: NicIndex,
 ) -> Result<(), NetworkError> {
     ebpf.know_xdp(tap, index)?;
-    xdp::replace(request, tap, ebpf.datapath.program(Program::FromGuestXdp));
+    xdp::attach(request, tap, ebpf.datapath.program(Program::FromGuestXdp));
     Ok(())
 }
 
-/// Looks for the program on a TAP. One of another start that goes by the maps in use is exchanged in place.
+/// Puts the program where it belongs, unless somebody else's is there: a driver runs but one.
+pub(super) fn restore(
+    route: &mut Socket,
+    ebpf: &Ebpf,
+    (name, tap): (&str, InterfaceIndex),
+    index: NicIndex,
+) -> Result<(), NetworkError> {
+    match look(route, ebpf, tap)? {
+        Found::Foreign => Err(NetworkError::Conflict {
+            object: format!("the XDP program of tap {name}"),
+            with: "a program of somebody else's in its driver".to_owned(),
+            advice: format!(
+                "take that off (ip link set dev {name} xdp off), or have the pool's data path be ebpf, where it may stay"
+            ),
+        }),
+        _ => {
+            ebpf.know_xdp(tap, index)?;
+            exchange(route, ebpf, tap)
+        }
+    }
+}
+
+/// Looks for the program on a TAP. One of ours, of another start, that goes by the maps in use is exchanged in place.
 pub(super) fn look(
     route: &mut Socket,
     ebpf: &Ebpf,
@@ -46,6 +68,7 @@ pub(super) fn look(
     match xdp::find(route, tap)? {
         None => return Ok(Found::Nothing),
         found if found == ebpf.program_known_as(program).0 => {}
+        Some(found) if !ebpf.datapath.is_ours(found, program)? => return Ok(Found::Foreign),
         Some(found) if !ebpf.datapath.shares_maps(found)? => return Ok(Found::OtherMaps),
         Some(_) => exchange(route, ebpf, tap)?,
     }

@@ -1,16 +1,27 @@
 //! The `xdp` data path: which TAPs may have it, and what is said of the others.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    os::fd::AsFd,
+};
 
+use sandwire_kernel_net::{
+    interface,
+    netlink::{Request, Socket},
+    probe::bpf::{Hook, Program},
+    xdp,
+};
 use sandwire_slot::{
+    kernel::KernelNetwork,
     network::Network,
-    plan::{Plan, SlotNumber},
+    plan::{Plan, SlotNumber, SlotPlan},
 };
 use sandwire_testlab::{
     command,
     host::{BEYOND_IPV4, Beyond, HTTP_PORT},
-    lab,
+    lab::{self, Lab},
 };
+use serde_json::Value;
 
 use crate::fixture::{
     INSTANCE, IPV4, prepare,
@@ -57,12 +68,43 @@ fn xdp_is_used_where_the_tap_is_proven_and_said_why_not_elsewhere() {
         assert_eq!(network.inspect(&slot).defects.len(), 1);
         assert_eq!(network.repair(&slot)[0].action, "repaired");
         assert_eq!(network.inspect(&slot).defects, []);
+        assert_somebody_elses_stays(lab, &network, &slot);
         drop(guest);
         tear_down(&network, &[slot]);
         network.remove_pool(&plan).unwrap();
         let left = lab.run("ip -d link");
         assert!(!left.contains("xdp"), "{left}");
     });
+}
+
+/// A program that isn't ours is told of and left alone, until its owner takes it off.
+fn assert_somebody_elses_stays(lab: &Lab, network: &KernelNetwork, slot: &SlotPlan) {
+    let tap = &slot.host_interface;
+    let theirs = Program::load(Hook::NativeXdp).unwrap();
+    lab.run(&format!("ip link set dev {tap} xdp off"));
+    let mut route = Socket::route().unwrap();
+    let index = interface::find(&mut route, tap).unwrap().unwrap().index;
+    let mut request = Request::new();
+    xdp::attach(&mut request, index, theirs.descriptor().as_fd());
+    route.execute(request).unwrap();
+    let program = || {
+        let text = lab.run(&format!("ip -j -d link show {tap}"));
+        let links: Value = serde_json::from_str(&text).unwrap();
+        links[0]["xdp"]["prog"]["id"].clone()
+    };
+    let before = program();
+    for _ in 0..2 {
+        let defects = network.inspect(slot).defects;
+        assert_eq!(defects.len(), 1, "{defects:?}");
+        let left = network.repair(slot).remove(0);
+        assert_eq!(left.action, "reported");
+        let advice = format!("ip link set dev {tap} xdp off");
+        assert!(left.problem.contains(&advice), "{}", left.problem);
+        assert_eq!(program(), before, "it was replaced");
+    }
+    lab.run(&format!("ip link set dev {tap} xdp off"));
+    assert_eq!(network.repair(slot)[0].action, "repaired");
+    assert_eq!(network.inspect(slot).defects, []);
 }
 
 /// A pool of the `xdp` data path.

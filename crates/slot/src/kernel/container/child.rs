@@ -417,7 +417,9 @@ pub(in crate::kernel) fn problem(
         match attachment.look(&mut route, ebpf)? {
             Found::Itself => {}
             Found::OtherMaps => return Ok(Some("a program on it goes by maps of before")),
-            Found::Nothing => return Ok(Some("a program on it is gone or replaced")),
+            Found::Nothing | Found::Foreign => {
+                return Ok(Some("a program on it is gone or replaced"));
+            }
         }
     }
     Ok(None)
