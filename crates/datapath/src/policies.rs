@@ -12,7 +12,10 @@ use std::{
     },
 };
 
+mod numbers;
 mod redirects;
+
+use numbers::Numbers;
 
 use crate::{
     Error, PolicyIndex,
@@ -41,7 +44,7 @@ struct State {
     /// By index, whether somebody has it.
     taken: Vec<bool>,
     next_index: u32,
-    next_list: u32,
+    list_numbers: Numbers,
     belongings: HashMap<u32, Belongings>,
     /// Whether `belongings` lacks what an earlier process wrote.
     is_partial: bool,
@@ -69,7 +72,7 @@ impl Policies {
         taken[0] = true;
         let is_partial = marks.iter().any(|mark| *mark != 0);
         let known = lists.entries()?;
-        let next_list = known.iter().map(|(list, _)| list + 1).max().unwrap_or(1);
+        let last_list = known.iter().map(|(list, _)| *list).max().unwrap_or(0);
         let policies = Self {
             array,
             prefixes,
@@ -77,7 +80,7 @@ impl Policies {
             state: Mutex::new(State {
                 taken,
                 next_index: 1,
-                next_list,
+                list_numbers: Numbers::behind(last_list),
                 belongings: HashMap::new(),
                 is_partial,
             }),
@@ -98,7 +101,8 @@ impl Policies {
 
     /// Writes a policy: all of it, or nothing.
     pub(crate) fn add(&self, compiled: &Compiled) -> Result<PolicyIndex, Error> {
-        let (index, first_list) = self.state().take(compiled.lists.len()).ok_or(Error::Full {
+        let first_list = self.take_lists(compiled.lists.len())?;
+        let index = self.state().take().ok_or(Error::Full {
             map: "policies",
             entries: self.array.entries(),
         })?;
@@ -118,6 +122,14 @@ impl Policies {
         mark.store(FINISHED, Ordering::Release);
         self.state().belongings.insert(index, belongings);
         Ok(PolicyIndex(index))
+    }
+
+    /// Numbers for so many lists.
+    fn take_lists(&self, lists: usize) -> Result<u32, Error> {
+        self.state().list_numbers.take(lists, || {
+            let known = self.lists.entries()?;
+            Ok(known.into_iter().map(|(list, _)| list).collect())
+        })
     }
 
     fn write_belongings(
@@ -240,20 +252,12 @@ impl Policies {
 }
 
 impl State {
-    /// An index, and numbers for so many lists.
-    fn take(&mut self, lists: usize) -> Option<(u32, u32)> {
+    /// An index.
+    fn take(&mut self) -> Option<u32> {
         let index = next_free(&self.taken, self.next_index, 1)?;
-        let first_list = self.take_lists(lists)?;
         self.taken[index as usize] = true;
         self.next_index = index + 1;
-        Some((index, first_list))
-    }
-
-    /// Numbers for so many lists.
-    fn take_lists(&mut self, lists: usize) -> Option<u32> {
-        let first = self.next_list;
-        self.next_list = first.checked_add(u32::try_from(lists).ok()?)?;
-        Some(first)
+        Some(index)
     }
 }
 

@@ -56,13 +56,7 @@ impl Policies {
                 true => SETS,
                 false => {
                     let compiled = policy::compile_redirects(&of_source);
-                    let first_list =
-                        self.state()
-                            .take_lists(compiled.lists.len())
-                            .ok_or(Error::Full {
-                                map: "rule_lists",
-                                entries: u32::MAX,
-                            })?;
+                    let first_list = self.take_lists(compiled.lists.len())?;
                     self.write_belongings(&compiled, next, first_list)?;
                     next += 1;
                     next - 1
