@@ -196,6 +196,8 @@ fn assert_all_programs_load(lab: &Lab) {
         "tap_to_host_end",
         "uplink_to_tap",
         "cross_over",
+        "from_child",
+        "to_child",
         "from_guest_xdp",
         "to_guest_xdp",
     ] {

@@ -10,6 +10,7 @@ mod container;
 mod fixture;
 mod life;
 mod moves;
+mod neighbours;
 mod published;
 mod reach;
 mod switch;

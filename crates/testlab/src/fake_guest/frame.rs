@@ -105,15 +105,33 @@ pub fn arp_request(source_mac: [u8; 6], source: Ipv4Addr, target: Ipv4Addr) -> V
         target_hardware_addr: EthernetAddress([0; 6]),
         target_protocol_addr: target,
     };
+    arp(source_mac, EthernetAddress::BROADCAST, request)
+}
+
+/// An answer by ARP, that the sender has an address. Of whom it is for, both addresses.
+#[must_use]
+pub fn arp_reply(source_mac: [u8; 6], source: Ipv4Addr, target: ([u8; 6], Ipv4Addr)) -> Vec<u8> {
+    let target_mac = EthernetAddress(target.0);
+    let reply = ArpRepr::EthernetIpv4 {
+        operation: ArpOperation::Reply,
+        source_hardware_addr: EthernetAddress(source_mac),
+        source_protocol_addr: source,
+        target_hardware_addr: target_mac,
+        target_protocol_addr: target.1,
+    };
+    arp(source_mac, target_mac, reply)
+}
+
+fn arp(source_mac: [u8; 6], target_mac: EthernetAddress, message: ArpRepr) -> Vec<u8> {
     let ethernet = EthernetRepr {
         src_addr: EthernetAddress(source_mac),
-        dst_addr: EthernetAddress::BROADCAST,
+        dst_addr: target_mac,
         ethertype: EthernetProtocol::Arp,
     };
     let head = ethernet.buffer_len();
-    let mut frame = vec![0; head + request.buffer_len()];
+    let mut frame = vec![0; head + message.buffer_len()];
     ethernet.emit(&mut EthernetFrame::new_unchecked(&mut frame));
-    request.emit(&mut ArpPacket::new_unchecked(&mut frame[head..]));
+    message.emit(&mut ArpPacket::new_unchecked(&mut frame[head..]));
     frame
 }
 
