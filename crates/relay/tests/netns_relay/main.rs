@@ -10,6 +10,7 @@ mod hosts;
 mod processes;
 mod reload;
 mod stage;
+mod strangers;
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -183,9 +184,13 @@ fn rule_for_quic(stage: &Stage, verdict: &str) {
     stage.in_peer(&rule);
 }
 
-/// Packets that the rule has met.
 fn packets_of_quic(stage: &Stage) -> u64 {
-    let chain = stage.in_peer("nft -j list chain inet wall input");
+    counted(stage, "input")
+}
+
+/// Packets that the first rule of the peer's chain has met.
+fn counted(stage: &Stage, chain: &str) -> u64 {
+    let chain = stage.in_peer(&format!("nft -j list chain inet wall {chain}"));
     let chain: serde_json::Value = serde_json::from_str(&chain).unwrap();
     let all = chain["nftables"].as_array().unwrap();
     let rule = all.iter().find_map(|object| object.get("rule")).unwrap();

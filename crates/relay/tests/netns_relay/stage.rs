@@ -238,6 +238,11 @@ impl Stage {
         fs::read(self.folder.join(file)).unwrap()
     }
 
+    /// Who signs the certificates of both relays.
+    pub(crate) fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
     fn certify(&self, file: &str, name: &str, life: Duration) {
         let certified = self.authority.certify(name, life).unwrap();
         for (ending, text) in [("key", certified.key), ("pem", certified.certificate)] {
