@@ -255,6 +255,16 @@ impl Transport {
         self.calls[queue].as_raw_fd()
     }
 
+    /// How often the device has called since this was last asked.
+    ///
+    /// # Panics
+    /// There are three queues.
+    #[must_use]
+    pub fn take_calls(&self, queue: usize) -> u64 {
+        // There is nothing to read while it hasn't called.
+        self.calls[queue].read().unwrap_or(0)
+    }
+
     fn queue_count(&self) -> usize {
         if self.settings.event_queue { 3 } else { 2 }
     }

@@ -17,6 +17,7 @@ mod hybrid_face;
 mod malformed;
 mod messages;
 mod no_memory;
+mod notifications;
 mod policy;
 mod process;
 mod random;
