@@ -476,3 +476,33 @@ fn a_scenario_takes_its_course() {
         assert!(said.contains("wrong.toml: line "), "{said}");
     });
 }
+
+/// A repetition of 10 ms with thousands of steps: far more than a graph can be configured for in time.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn packets_pass_between_the_changes_of_a_dense_scenario() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        let file = lab.folder().join("dense.toml");
+        let mut text = String::from("duration = \"10ms\"\nrepeat = \"forever\"\n");
+        for step in 0..9_000 {
+            let delay = 1 + step % 2;
+            text.push_str(&format!(
+                "[[step]]\nat = \"{step}us\"\nset = \"delay {delay}ms\"\n"
+            ));
+        }
+        std::fs::write(&file, &text).unwrap();
+        let file = file.to_str().unwrap();
+        let mut forwarder = Forwarder::start(&["va", "vb", "--scenario", file]);
+        wait_until("a ping goes through", || world.is_connected());
+        world.know_each_other();
+        let (times, _) = world.ping(10, "10.9.0.2");
+        assert!(
+            times.iter().all(|time| *time >= 2.0) && times.len() == 10,
+            "{times:?}"
+        );
+        let (status, output, errors) = forwarder.stop(Signal::INT);
+        assert!(status.success(), "{errors}");
+        assert!(output.contains("ended: "), "{output}");
+    });
+}

@@ -21,7 +21,7 @@ use sandwire_engine::{
 use sandwire_impair::{
     app::{Line, LineApp},
     compile::CompileError,
-    scenario::Changes,
+    scenario::{Change, Changes},
 };
 use sandwire_kernel_net::{
     Error as KernelError,
@@ -41,6 +41,10 @@ const HEADER_BYTES: u32 = 18;
 const MTU_MAX: u32 = 65_000 - HEADER_BYTES;
 /// How long the end may wait for packets that are under way.
 pub const DRAIN_MAX: Duration = Duration::from_secs(10);
+/// How long packets are carried between two changes of a scenario at least, and signals heard.
+const CHANGE_PACE: Duration = Duration::from_millis(1);
+/// How many changes of a scenario that are due are looked at in one go.
+const CHANGES_AT_ONCE: u32 = 1000;
 
 /// What is to be forwarded, and how.
 #[derive(Clone, Debug, PartialEq)]
@@ -372,7 +376,8 @@ impl Forwarder {
     }
 
     /// Forwards until then, and meanwhile does what a scenario says, whose moments count from `start`; true if it was
-    /// interrupted before.
+    /// interrupted before. Of changes that are due together only the last is made, and packets go on between any two:
+    /// a scenario may have more of them than can be made in time.
     ///
     /// # Errors
     /// The system lets nobody wait, or a change can't be made.
@@ -383,17 +388,17 @@ impl Forwarder {
         changes: &mut Peekable<Changes<'_>>,
     ) -> Result<bool, ForwardError> {
         loop {
-            let moment = changes
-                .peek()
-                .map(|change| start + Duration::from_nanos(change.at));
-            let Some(moment) = moment.filter(|moment| *moment <= end) else {
-                return self.run(end);
-            };
-            if moment > self.now() && self.run(moment)? {
+            if let Some(change) = last_due(changes, start, self.now()) {
+                self.change(&change.impairment)?;
+            }
+            let next = changes.peek().map(|change| moment_of(change, start));
+            let soonest = self.now() + CHANGE_PACE;
+            let until = next.map_or(end, |next| next.max(soonest).min(end));
+            if self.run(until)? {
                 return Ok(true);
             }
-            if let Some(change) = changes.next() {
-                self.change(&change.impairment)?;
+            if until == end {
+                return Ok(false);
             }
         }
     }
@@ -534,6 +539,21 @@ impl Forwarder {
         let rules = &self.settings.impairment.rules;
         self.settings.may_change || rules.iter().any(|rule| rule.mtu.is_some())
     }
+}
+
+/// When a change of a scenario that began at `start` is due.
+fn moment_of(change: &Change, start: Time) -> Time {
+    start + Duration::from_nanos(change.at)
+}
+
+/// The last of the changes that are due, of so many that packets don't wait for the looking.
+fn last_due(
+    changes: &mut Peekable<impl Iterator<Item = Change>>,
+    start: Time,
+    now: Time,
+) -> Option<Change> {
+    let due = |_| changes.next_if(|change| moment_of(change, start) <= now);
+    (0..CHANGES_AT_ONCE).map_while(due).last()
 }
 
 /// The interface of that name, if packets can be forwarded by it.
