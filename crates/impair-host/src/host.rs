@@ -198,6 +198,8 @@ impl Host {
                         .to_owned(),
             });
         }
+        // First what a full disk could forbid, so that nothing has changed then.
+        let written = self.memory.prepare(&remembered)?;
         let changed = self.workers[entry.worker].change(entry.id, &remembered.impairment)?;
         changed.map_err(|reason| Error::Impairment {
             target: target.clone(),
@@ -208,7 +210,7 @@ impl Host {
             entry.diversion.set_way(hook, way);
         }
         entry.remembered = remembered;
-        self.memory.write(&entry.remembered)
+        written.commit()
     }
 
     fn begin(&mut self, namespace: Namespace, remembered: Remembered) -> Result<(), Error> {
@@ -225,8 +227,8 @@ impl Host {
             folder: &self.settings.pins,
         };
         let prepared = making.prepare(&namespace)?;
-        self.memory.write(&remembered)?;
-        let begun = self.attach(namespace, remembered.clone(), prepared);
+        let written = self.memory.write(&remembered);
+        let begun = written.and_then(|()| self.attach(namespace, remembered.clone(), prepared));
         if begun.is_err() {
             self.forget(&remembered);
         }

@@ -49,14 +49,21 @@ impl Memory {
 
     /// Remembers a target, in place of what was remembered of it.
     pub(crate) fn write(&self, remembered: &Remembered) -> Result<(), Error> {
+        self.prepare(remembered)?.commit()
+    }
+
+    /// Writes what is to be remembered of a target from [`Written::commit`] on, which takes no more room on the disk.
+    pub(crate) fn prepare(&self, remembered: &Remembered) -> Result<Written, Error> {
         let path = self.path(remembered.inode, remembered.ifindex);
         let beside = path.with_extension("new");
-        let write = || {
-            let text = serde_json::to_vec_pretty(remembered)?;
-            fs::write(&beside, text)?;
-            fs::rename(&beside, &path)
+        // Made first, so that what fails leaves no file.
+        let written = Written {
+            beside: beside.clone(),
+            path: path.clone(),
         };
-        write().map_err(|source| failed("write", &path, source))
+        let write = || fs::write(&beside, serde_json::to_vec_pretty(remembered)?);
+        write().map_err(|source| failed("write", &path, source))?;
+        Ok(written)
     }
 
     /// Forgets a target; also right if it isn't remembered.
@@ -90,6 +97,28 @@ impl Memory {
 
     fn path(&self, inode: u64, ifindex: u32) -> PathBuf {
         self.folder.join(format!("{inode}-{ifindex}.json"))
+    }
+}
+
+/// What is written, but not remembered yet; gone if it isn't going to be.
+#[derive(Debug)]
+pub(crate) struct Written {
+    beside: PathBuf,
+    path: PathBuf,
+}
+
+impl Written {
+    /// Remembers it, in place of what was remembered of the target.
+    pub(crate) fn commit(self) -> Result<(), Error> {
+        let renamed = fs::rename(&self.beside, &self.path);
+        renamed.map_err(|source| failed("write", &self.path, source))
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        // After a commit there is none.
+        let _ = fs::remove_file(&self.beside);
     }
 }
 

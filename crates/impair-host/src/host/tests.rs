@@ -284,3 +284,34 @@ fn an_engine_goes_on_when_no_descriptor_is_left() {
         assert!(!all.is_empty() && !bench.host.workers[0].has_ended());
     });
 }
+
+/// What can't be remembered isn't done: it would be undone by the service's next start.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nothing_changes_where_the_disk_is_full() {
+    lab::run(|lab| {
+        lab.shell("mkdir /run/lab/targets; mount -t tmpfs -o size=64k tmpfs /run/lab/targets");
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.make("b");
+        bench.set("a").unwrap();
+        lab.shell("head -c 1M /dev/zero > /run/lab/targets/full 2> /dev/null || true");
+        for name in ["a", "b"] {
+            let refused = bench.impair(&target(name), "on-death open; delay 2ms");
+            assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
+        }
+        let listed = bench.host.list().unwrap();
+        assert_eq!(bench.listed(), ["a"]);
+        assert_eq!(listed[0].impairment, "delay 1ms".parse().unwrap());
+        let (remembered, errors) = bench.host.memory.read().unwrap();
+        assert_eq!(remembered[0].impairment, listed[0].impairment);
+        assert!(remembered.len() == 1 && errors.is_empty());
+        // Nor is there anything of the other.
+        assert_eq!(lab.run("ip -o link").matches(": swd").count(), 2);
+        assert_eq!(std::fs::read_dir(divert::FOLDER).unwrap().count(), 1);
+        let files = std::fs::read_dir("/run/lab/targets").unwrap();
+        assert_eq!(files.count(), 2, "the target's, and what fills the disk");
+        lab.run("rm /run/lab/targets/full");
+        bench.impair(&target("a"), "delay 2ms").unwrap();
+    });
+}
