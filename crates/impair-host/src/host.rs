@@ -149,6 +149,7 @@ impl Host {
             impairment: impairment.clone(),
             force,
             inode: namespace.inode,
+            cookie: namespace.cookie(),
             ifindex: index.0,
         };
         if self.entries.get(&key).is_some_and(Entry::has_ended) {

@@ -15,6 +15,7 @@ use rustix::{
     fs::fstatfs,
     thread::{LinkNameSpaceType, move_into_link_name_space},
 };
+use sandwire_kernel_net::netns;
 
 use crate::error::Error;
 
@@ -53,6 +54,11 @@ impl Namespace {
             file: file.into(),
             inode,
         })
+    }
+
+    /// By which it is told from every other that there was since the machine's start, if the kernel knows it.
+    pub(crate) fn cookie(&self) -> Option<u64> {
+        self.inside(|| Ok(netns::cookie()?)).ok()
     }
 
     /// Does that work on a thread inside.

@@ -30,6 +30,10 @@ pub(crate) struct Remembered {
     pub(crate) force: bool,
     /// Of its namespace: by then another may have the same file.
     pub(crate) inode: u64,
+    /// Of its namespace too, since its inode may be another's by then. Not known before Linux 5.14, and of what an earlier version
+    /// remembered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cookie: Option<u64>,
     /// Of its interface: by then another may have the same name.
     pub(crate) ifindex: u32,
 }
@@ -147,6 +151,7 @@ mod tests {
             impairment: "seed 7; delay 50ms; egress loss 1%".parse().unwrap(),
             force: false,
             inode: 4_026_531_840,
+            cookie: Some(7),
             ifindex,
         }
     }

@@ -45,7 +45,9 @@ impl Host {
         let missing = || Error::NoInterface {
             target: target.clone(),
         };
-        if namespace.inode != remembered.inode {
+        if namespace.inode != remembered.inode
+            || is_another(remembered.cookie, || namespace.cookie())
+        {
             return Err(missing());
         }
         let index = InterfaceIndex(remembered.ifindex);
@@ -84,4 +86,9 @@ impl Host {
             Ok(diversion.detach()?)
         })
     }
+}
+
+/// Whether a namespace isn't the one of that cookie, though it has its inode.
+fn is_another(remembered: Option<u64>, found: impl FnOnce() -> Option<u64>) -> bool {
+    remembered.is_some_and(|remembered| found().is_some_and(|found| found != remembered))
 }

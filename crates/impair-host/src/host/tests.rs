@@ -315,3 +315,33 @@ fn nothing_changes_where_the_disk_is_full() {
         bench.impair(&target("a"), "delay 2ms").unwrap();
     });
 }
+
+/// The kernel gives a new namespace the lowest inode that is free, so often that of one that has just gone.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_is_remembered_of_a_namespace_is_not_taken_for_another_with_its_inode() {
+    lab::run(|lab| {
+        let far = make_far(lab, "near0");
+        let mut bench = Bench::new(lab);
+        bench.impair(&far, "delay 1ms").unwrap();
+        // As SIGKILL does.
+        drop(bench);
+        let mut bench = Bench::new(lab);
+        bench.host.recall().unwrap();
+        assert_eq!(bench.listed(), ["far0"]);
+        let (mut remembered, _) = bench.host.memory.read().unwrap();
+        drop(bench);
+        lab.run("ip netns del far");
+        assert!(goes(lab, "near0"));
+        make_far(lab, "near1");
+        let namespace = Namespace::open(far.netns.as_deref()).unwrap();
+        let mut old = remembered.remove(0);
+        old.inode = namespace.inode;
+        old.ifindex = index_in(&namespace, &far).unwrap().unwrap().0;
+        let mut bench = Bench::new(lab);
+        bench.host.memory.write(&old).unwrap();
+        bench.host.recall().unwrap();
+        assert_eq!(bench.listed(), [""; 0]);
+        assert!(bench.host.memory.read().unwrap().0.is_empty());
+    });
+}
