@@ -90,6 +90,44 @@ fn a_hangup_ends_a_scenario_with_its_impairment() {
     });
 }
 
+/// The first signal ends the scenario and lets packets go, the second doesn't wait for them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_second_signal_ends_a_scenario_without_its_last_packets() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        let file = lab.folder().join("scenario.toml");
+        let text =
+            "duration = \"900s\"\n[[rule]]\nmatch = { protocol = \"icmp\" }\ndelay = \"600s\"\n";
+        std::fs::write(&file, text).unwrap();
+        let line = format!("run {} --netns far --json", file.display());
+        let running = command(&service.folder, &line)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        wait_until("it is impaired", || service.run("show").contains("far0"));
+        lab.shell("ip netns exec far ping -n -q -c 3 -i 0.02 -W 0.1 10.9.0.1 || true");
+        lab.run(&format!("kill -INT {}", running.id()));
+        wait_until("its packets are waited for", || {
+            service.shown()["state"]["state"] == "draining"
+        });
+        lab.run(&format!("kill -INT {}", running.id()));
+        let output = running.wait_with_output().unwrap();
+        assert!(output.status.success());
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            (&said["released"], &said["flushed"]),
+            (&0.into(), &3.into()),
+            "{said:#}"
+        );
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+        assert_eq!(lab.run("ip -n far -o link").matches("swd").count(), 0);
+        let (least, _) = round_trip(lab);
+        assert!(least < 5.0, "{least}");
+    });
+}
+
 /// Who may not ask the service isn't told that nothing is impaired.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

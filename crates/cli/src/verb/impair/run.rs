@@ -2,8 +2,9 @@
 
 use std::{
     fs,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::net::UnixStream},
     path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -13,7 +14,7 @@ use rustix::{
     process::getuid,
 };
 use sandwire_impair::scenario::{Change, Scenario};
-use sandwire_impair_host::control::{Cleared, Client, ClientError, Owner, Target};
+use sandwire_impair_host::control::{Cleared, Client, ClientError, Owner, Target, control_socket};
 use serde::Serialize;
 
 use super::{service, target::Which};
@@ -28,7 +29,7 @@ use crate::{
 #[derive(Debug, Args)]
 #[command(
     after_help = "At the end of the scenario, and upon Ctrl-C, SIGTERM or SIGHUP, the impairment is cleared: packets under way are \
-    let go first. A scenario that can't be read is refused with the line, before anything changes."
+    let go first; a signal meanwhile drops them. A scenario that can't be read is refused with the line, before anything changes."
 )]
 pub(crate) struct Arguments {
     /// The scenario, in TOML.
@@ -89,7 +90,9 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
     );
     // Whatever happened: what was begun ends, and what others have begun doesn't.
     let cleared = if begun {
-        client.clear(&answer.target, false)
+        // What has ended the scenario ends no more than that.
+        while signals.has_come() {}
+        clear(folder, &mut client, &answer.target, &signals)
     } else {
         Ok(Cleared::default())
     };
@@ -137,6 +140,41 @@ fn carry_out(
     Ok(())
 }
 
+/// Ends the impairment when the packets under way have gone, or with them when `signals` can be read before.
+fn clear(
+    folder: &Path,
+    client: &mut Client,
+    target: &Target,
+    signals: &(impl AsFd + Sync),
+) -> Result<Cleared, ClientError> {
+    // Whose other end is dropped when there is nothing to wait for any more.
+    let Ok((going_on, ended)) = UnixStream::pair() else {
+        return client.clear(target, false);
+    };
+    let flush = || {
+        let mut fds = [
+            PollFd::new(signals, PollFlags::IN),
+            PollFd::new(&ended, PollFlags::IN),
+        ];
+        while matches!(poll(&mut fds, None), Err(rustix::io::Errno::INTR)) {}
+        if fds[1].revents().is_empty() {
+            note("dropping the packets under way");
+            // The other connection waits for its answer, which tells what has become of them.
+            let flushed = Client::connect(&control_socket(folder))
+                .and_then(|mut other| other.clear(target, true));
+            if let Err(error) = flushed {
+                note(&format!("cannot {error}; waiting for them"));
+            }
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(flush);
+        let cleared = client.clear(target, false);
+        drop(going_on);
+        cleared
+    })
+}
+
 /// Waits that long, or for good if that isn't said; whether a signal came first.
 fn is_ended(signals: &impl AsFd, patience: Option<Duration>) -> Result<bool, Failure> {
     let end = patience.map(|patience| Instant::now() + patience);
@@ -177,8 +215,12 @@ fn text(answer: &Answer) -> String {
         "was ended"
     };
     format!(
-        "{}: the scenario {how} after {} changes, the latest {} ms late; {} packets were let go\n",
-        answer.target, answer.changes, answer.latest_milliseconds, answer.cleared.released
+        "{}: the scenario {how} after {} changes, the latest {} ms late; {} packets were let go, {} flushed\n",
+        answer.target,
+        answer.changes,
+        answer.latest_milliseconds,
+        answer.cleared.released,
+        answer.cleared.flushed
     )
 }
 
@@ -186,8 +228,7 @@ fn text(answer: &Answer) -> String {
 mod tests {
     use std::{
         io::{BufRead, BufReader, Write},
-        os::unix::net::{UnixListener, UnixStream},
-        thread,
+        os::unix::net::UnixListener,
     };
 
     use sandwire_impair_host::control::{Response, Side};
