@@ -17,7 +17,7 @@ use sandwire_engine::{
     App, BuildError, Config, ConfigureError, Engine, Graph, GraphError, PoolError, PoolLimits,
     PortList, Ports, Time, Wake,
     apps::Sink,
-    io::pcap::{CaptureError, Reader},
+    io::pcap::{CaptureError, Captured, Reader},
 };
 use sandwire_impair::{
     DropCause,
@@ -92,6 +92,8 @@ pub enum ReplayError {
     Configure(#[from] ConfigureError),
 }
 
+/// What an engine's packets can hold at most.
+const FRAME_BYTES_MAX: u16 = 65_000;
 /// The latest moment of a frame, in nanoseconds: engines take the last one that there is for never.
 const LATEST: u64 = 100 * 365 * 86_400 * 1_000_000_000;
 
@@ -133,8 +135,9 @@ pub fn replay(folder: &Path) -> Result<Replayed, ReplayError> {
     }
     let is_cut_off = run.ended.is_none();
     let (mut recorded, consumers) = read_decisions(&folder.join(DECISIONS), is_cut_off)?;
-    let mut bench = Bench::new(&run)?;
-    let frames = bench.run(&run, &folder.join(BEFORE))?;
+    let before = folder.join(BEFORE);
+    let mut bench = Bench::new(&run, longest_frame(&run, &before)?)?;
+    let frames = bench.run(&run, &before)?;
     if is_cut_off {
         recorded.retain(|_, decision| moment(decision) < bench.last);
     }
@@ -241,6 +244,43 @@ fn moment(decision: &Decision) -> u64 {
     }
 }
 
+/// Bytes of the longest frame that there is.
+fn longest_frame(run: &Run, path: &Path) -> Result<u16, ReplayError> {
+    let mut frames = Frames::open(run, path)?;
+    let mut longest = 0;
+    while let Some(captured) = frames.read()? {
+        longest = longest.max(captured.frame.len());
+    }
+    Ok(u16::try_from(longest).unwrap_or(u16::MAX))
+}
+
+/// The frames of a recording, in the order in which they came.
+struct Frames<'a> {
+    path: &'a Path,
+    reader: Reader<BufReader<File>>,
+    is_cut_off: bool,
+}
+
+impl<'a> Frames<'a> {
+    fn open(run: &Run, path: &'a Path) -> Result<Self, ReplayError> {
+        let file = File::open(path).map_err(|error| unreadable(path, error))?;
+        let reader = Reader::new(BufReader::new(file)).map_err(|error| unreadable(path, error))?;
+        Ok(Self {
+            path,
+            reader,
+            is_cut_off: run.ended.is_none(),
+        })
+    }
+
+    fn read(&mut self) -> Result<Option<Captured<'_>>, ReplayError> {
+        match self.reader.read() {
+            Ok(captured) => Ok(captured),
+            Err(CaptureError::CutShort) if self.is_cut_off => Ok(None),
+            Err(error) => Err(unreadable(self.path, error)),
+        }
+    }
+}
+
 /// Two lines between frames of a recording and nowhere.
 struct Bench {
     engine: Engine,
@@ -252,9 +292,11 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(run: &Run) -> Result<Self, ReplayError> {
+    /// For frames of up to so many bytes: a buffer has room for the longest, and all may be under way at once.
+    fn new(run: &Run, longest: u16) -> Result<Self, ReplayError> {
+        let usual = PoolLimits::default().frame_bytes_max;
         let limits = PoolLimits {
-            frame_bytes_max: 65_000,
+            frame_bytes_max: longest.clamp(usual, FRAME_BYTES_MAX),
             packets_max: 1 << 24,
         };
         let mut engine = Engine::with_limits(limits)?;
@@ -297,20 +339,12 @@ impl Bench {
 
     /// Feeds all frames, each at its time; how many there were.
     fn run(&mut self, run: &Run, path: &Path) -> Result<u64, ReplayError> {
-        let file = File::open(path).map_err(|error| unreadable(path, error))?;
-        let wrong = |error: CaptureError| unreadable(path, error);
-        let mut reader = Reader::new(BufReader::new(file)).map_err(wrong)?;
+        let mut recorded = Frames::open(run, path)?;
         // Rules are in place from the first breath on, and some of them count their time from then.
         self.now = Time::from_nanos(run.began);
         self.engine.breathe(self.now);
         let mut frames = 0;
-        loop {
-            let captured = match reader.read() {
-                Ok(Some(captured)) => captured,
-                Ok(None) => break,
-                Err(CaptureError::CutShort) if run.ended.is_none() => break,
-                Err(error) => return Err(wrong(error)),
-            };
+        while let Some(captured) = recorded.read()? {
             let feed = usize::try_from(captured.interface)
                 .ok()
                 .filter(|feed| *feed < self.feeds.len())

@@ -119,6 +119,33 @@ fn a_frame_from_the_end_of_time_is_refused() {
     assert!(error.contains("a century"), "{error}");
 }
 
+/// What this process has mapped at most so far, in bytes.
+fn mapped_max() -> usize {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:"));
+    let number = line.unwrap().trim().trim_end_matches(" kB");
+    number.parse::<usize>().unwrap() * 1024
+}
+
+/// Buffers of the longest frame that there could be would take 6.5 GB.
+#[test]
+fn a_replay_takes_no_more_memory_than_its_frames_need() {
+    let folder = tempfile::tempdir().unwrap();
+    let impairment = "delay 60s limit 200000 packets".parse().unwrap();
+    let mut recording =
+        Recording::create(&folder.path().join("run"), &impairment, &Clock::new()).unwrap();
+    recording.begin(Time::from_nanos(1)).unwrap();
+    for number in 0..100_000 {
+        let mut files = recording.files.borrow_mut();
+        files.came(Way::Ab, 1000 + number * 1000, &[0; 64]);
+    }
+    recording.end(Time::from_nanos(200_000_000)).unwrap();
+    let before = mapped_max();
+    assert_eq!(replay(&recording.folder).unwrap().frames, 100_000);
+    let more = mapped_max() - before;
+    assert!(more < 2_000_000_000, "{more}");
+}
+
 /// Takes so many bytes off the end of a file.
 fn cut(path: &Path, bytes: usize) {
     let content = fs::read(path).unwrap();
