@@ -506,3 +506,28 @@ fn packets_pass_between_the_changes_of_a_dense_scenario() {
         assert!(output.contains("ended: "), "{output}");
     });
 }
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_disk_that_is_full_is_told_of_while_the_run_goes_on() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        lab.shell("mkdir /run/lab/disk; mount -t tmpfs -o size=64k tmpfs /run/lab/disk");
+        let folder = "/run/lab/disk/run";
+        let mut forwarder =
+            Forwarder::start(&["va", "vb", "--ab", "delay 1ms", "--record", folder]);
+        forwarder.wait_report();
+        wait_until("the full disk is told of", || {
+            let _ = world.a.run("ping -c 50 -i 0.002 -s 1400 -W 1 10.9.0.2");
+            forwarder.said().contains("isn't recorded any more")
+        });
+        assert!(world.is_connected());
+        let (status, _, errors) = forwarder.stop(Signal::INT);
+        assert_eq!(status.code(), Some(2), "{errors}");
+        assert!(errors.contains("No space left"), "{errors}");
+        // Up to there it is a recording.
+        let executable = sandwire::executable().unwrap();
+        let replayed = lab.run(&format!("{} impair replay {folder}", executable.display()));
+        assert!(replayed.contains("was cut off"), "{replayed}");
+    });
+}

@@ -239,7 +239,7 @@ pub struct Report {
     pub apps: Vec<AppReport>,
     /// What happened to packets, `ab` and `ba`; empty if nothing was to.
     pub lines: Vec<(&'static str, LineReport)>,
-    /// What is the matter with the interfaces.
+    /// What is the matter with the interfaces, and with the recording.
     pub troubles: Vec<String>,
 }
 
@@ -444,9 +444,10 @@ impl Forwarder {
     /// What it has done.
     pub fn report(&mut self) -> Report {
         let load = self.waiter.report_load(&mut self.engine);
+        let recording = self.recording.as_ref().and_then(Recording::trouble);
         let troubles = [0, 1].into_iter().filter_map(|which| self.trouble(which));
         Report {
-            troubles: troubles.collect(),
+            troubles: troubles.chain(recording).collect(),
             load,
             links: self.report_links(),
             apps: self.engine.report_apps(),

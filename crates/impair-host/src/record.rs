@@ -227,11 +227,31 @@ impl Recording {
         self.write_run()
     }
 
+    /// Why nothing is written any more, if that is so.
+    #[must_use]
+    pub fn trouble(&self) -> Option<String> {
+        let files = self.files.borrow();
+        let folder = self.folder.display();
+        files.failure.as_ref().map(|error| {
+            format!(
+                "cannot write the records in {folder}: {error}; what comes now isn't recorded any more"
+            )
+        })
+    }
+
+    /// What there was before stays until all of it is written.
     fn write_run(&self) -> Result<(), RecordError> {
         let path = self.folder.join(RUN);
-        let text = serde_json::to_vec_pretty(&self.run).map_err(io::Error::from);
-        let written = text.and_then(|text| fs::write(&path, text));
-        written.map_err(failed("write", &path))
+        let beside = path.with_extension("new");
+        let write = || {
+            fs::write(&beside, serde_json::to_vec_pretty(&self.run)?)?;
+            fs::rename(&beside, &path)
+        };
+        write().map_err(|error| {
+            // It may be cut short.
+            let _ = fs::remove_file(&beside);
+            failed("write", &path)(error)
+        })
     }
 }
 

@@ -78,6 +78,22 @@ fn a_run_that_is_replayed_decides_the_same() {
     );
 }
 
+/// Who reads `run.json`, or comes to it after a power cut, finds one that is whole.
+#[test]
+fn what_a_run_was_is_never_cut_short() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = Clock::new();
+    let mut recording = Recording::create(folder.path(), &Impairment::default(), &clock).unwrap();
+    recording.begin(Time::from_nanos(1)).unwrap();
+    let path = folder.path().join(RUN);
+    let at_first = fs::read_to_string(&path).unwrap();
+    let opened = File::open(&path).unwrap();
+    recording.end(Time::from_nanos(2)).unwrap();
+    assert_ne!(fs::read_to_string(&path).unwrap(), at_first);
+    assert_eq!(io::read_to_string(opened).unwrap(), at_first);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 4);
+}
+
 #[test]
 fn another_fate_is_found() {
     let folder = tempfile::tempdir().unwrap();
