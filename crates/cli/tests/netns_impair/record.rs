@@ -136,6 +136,38 @@ fn an_interrupted_recording_is_written() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn what_was_measured_until_the_interface_went_is_written() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let file = lab.folder().join("scenario");
+        let words = "10.9.0.1 --netns far --interface far0 --rate --seconds 60 --json --out";
+        let recording = Command::new(sandwire::executable().unwrap())
+            .args(["impair", "record"])
+            .args(words.split(' '))
+            .arg(&file)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        thread::sleep(Duration::from_secs(3));
+        lab.run("ip link del near0");
+        let output = recording.wait_with_output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{said}");
+        assert!(
+            said.contains("counters of far0: no such interface"),
+            "{said}"
+        );
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["completed"], false, "{answer:#}");
+        assert!(answer["answered"].as_u64() > Some(0), "{answer:#}");
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains("\nduration = \""), "{text}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn what_cannot_be_measured_is_refused_and_leaves_no_file() {
     lab::run(|lab| {
         interfaces(lab);

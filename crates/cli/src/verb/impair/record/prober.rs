@@ -15,7 +15,7 @@ use sandwire_impair::{
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::progress::Progress;
-use crate::{failure::Failure, interruption::Interruption};
+use crate::{failure::Failure, interruption::Interruption, output::note};
 
 /// An answer that takes longer is none.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
@@ -198,8 +198,7 @@ impl Prober {
             }
             // Also at the end, once.
             if let Some(interface) = interface.filter(|_| now >= next_reading) {
-                let reading = read_counters(interface, now)?;
-                course.recording.readings.push(reading);
+                course.count(interface, now)?;
                 let is_last = now >= course.end;
                 next_reading = match is_last {
                     true => Duration::MAX,
@@ -263,6 +262,19 @@ impl Course<'_> {
             sent: nanoseconds(sent),
             round_trip: None,
         });
+        Ok(())
+    }
+
+    /// Reads the counters. Without the interface the measuring is over, with what there is.
+    fn count(&mut self, interface: &str, now: Duration) -> Result<(), Failure> {
+        match read_counters(interface, now) {
+            Ok(reading) => self.recording.readings.push(reading),
+            Err(failure) if self.recording.readings.is_empty() => return Err(failure),
+            Err(failure) => {
+                note(&format!("{}; the measuring ends here", failure.message));
+                self.end = self.end.min(now);
+            }
+        }
         Ok(())
     }
 
