@@ -28,12 +28,28 @@ use crate::{
     abi::Plain,
     map::Array,
     open::{Object, load_classifier},
-    pins::{find_bpffs, make_folder, remove_folder},
+    pins::{find_bpffs, is_in_bpffs, make_folder, remove_folder},
     sys,
 };
 
 /// Where the folders of diversions are unless somebody wants them elsewhere.
 pub const FOLDER: &str = "/sys/fs/bpf/sandwire-impair";
+
+/// Root of the file systems that the machine's first process sees.
+const FIRST_ROOT: &str = "/proc/1/root";
+
+/// Where that folder is to be reached so that what is pinned there outlives the calling process: as it is, or, where this mount
+/// namespace has no bpffs there and the machine's first process has one, by way of that. `ip netns exec` covers `/sys`, and
+/// a bpffs that were mounted there would go with the last process of that mount namespace.
+#[must_use]
+pub fn lasting(folder: &Path) -> PathBuf {
+    let there = Path::new(FIRST_ROOT).join(folder.strip_prefix("/").unwrap_or(folder));
+    if !is_in_bpffs(folder) && is_in_bpffs(&there) {
+        there
+    } else {
+        folder.to_owned()
+    }
+}
 
 /// Priority of our filters: before all others.
 const PRIORITY: u16 = 1;

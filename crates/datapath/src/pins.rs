@@ -138,13 +138,15 @@ fn is_bpffs(path: &Path) -> bool {
     })
 }
 
+/// Whether a folder is, or would be, in a bpffs.
+pub(crate) fn is_in_bpffs(folder: &Path) -> bool {
+    let found = folder.ancestors().find(|ancestor| ancestor.exists());
+    found.is_some_and(is_bpffs)
+}
+
 /// Sees to it that the folder is, or will be, in a bpffs.
 pub(crate) fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
-    let existing = |path: &Path| {
-        let found = path.ancestors().find(|ancestor| ancestor.exists());
-        found.is_some_and(is_bpffs)
-    };
-    if existing(folder) {
+    if is_in_bpffs(folder) {
         return Ok(());
     }
     let refused = |remedy| Error::NoBpffs {

@@ -129,9 +129,13 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
 
 fn start_host(settings: &Settings) -> Result<SharedHost, ServiceError> {
     let features = features::probe().map_err(Error::from)?;
+    let pins = divert::lasting(&settings.pins);
+    if pins != settings.pins {
+        tracing::info!(folder = %pins.display(), "what stays in the kernel is in the machine's bpffs, which isn't in this mount namespace");
+    }
     let host = Host::start(host::Settings {
         memory: settings.folder.join(TARGETS),
-        pins: settings.pins.clone(),
+        pins,
         threads: settings.threads,
         targets_max: settings.targets_max,
         limits: PoolLimits {

@@ -1,6 +1,6 @@
 //! SIGKILL, SIGTERM, and interfaces that go.
 
-use std::{thread, time::Duration};
+use std::{process::Command, thread, time::Duration};
 
 use sandwire_impair_host::control::{Client, Owner, Side, State, Target};
 use sandwire_testlab::{
@@ -86,6 +86,42 @@ fn a_killed_service_leaves_its_targets_open_if_that_was_said() {
         );
         let report = iperf3_from_far("10.9.0.1 -t 1");
         assert!(report["end"]["sum_received"]["bytes"].as_u64() > Some(1_000_000));
+    });
+}
+
+/// `ip netns exec` has a mount namespace of its own, in which there is no bpffs.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_a_service_started_by_ip_netns_exec_has_left_is_found() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.run("ip netns add beside");
+        let mut service = Service::at(lab);
+        let verb = command(&service.folder, "--netns far --both 'delay 10ms'");
+        let started = Command::new("ip")
+            .args(["netns", "exec", "beside"])
+            .arg(verb.get_program())
+            .args(verb.get_args())
+            .env("SANDWIRE_IMPAIR_FOLDER", &service.folder)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(started.stderr).unwrap();
+        assert!(started.status.success(), "{said}");
+        let (_, pid) = said.split_once("(process ").unwrap();
+        let pid = pid.split(',').next().unwrap();
+        wait_until("it is reached", || is_reached(lab));
+
+        lab.run(&format!("kill -KILL {pid}"));
+        let socket = service.folder.join("control.sock");
+        wait_until("it is gone", || Client::connect(&socket).is_err());
+        assert!(!is_reached(lab), "closed was said");
+        service.restart();
+        wait_until("the target is taken up again", || is_reached(lab));
+        let (least, _) = round_trip(lab);
+        assert!(least >= 20.0, "{least}");
+        service.run("clear --all");
+        let (least, _) = round_trip(lab);
+        assert!(least < 5.0, "{least}");
     });
 }
 

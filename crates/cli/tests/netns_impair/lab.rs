@@ -33,12 +33,17 @@ pub(crate) struct Service {
 impl Service {
     /// Starts one, and waits until it listens.
     pub(crate) fn start(lab: &Lab) -> Self {
-        let mut service = Self {
-            folder: lab.folder().join("impair"),
-            child: None,
-        };
+        let mut service = Self::at(lab);
         service.restart();
         service
+    }
+
+    /// One that runs from [`Service::restart`] on, or that somebody else starts in its folder.
+    pub(crate) fn at(lab: &Lab) -> Self {
+        Self {
+            folder: lab.folder().join("impair"),
+            child: None,
+        }
     }
 
     pub(crate) fn restart(&mut self) {
