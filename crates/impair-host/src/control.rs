@@ -147,6 +147,9 @@ pub enum Response {
         pid: u32,
         /// Its engines.
         threads: usize,
+        /// Inode of its network namespace, which a target without one is in. Absent from earlier versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        netns_inode: Option<u64>,
     },
     /// To [`Request::Set`].
     Done,

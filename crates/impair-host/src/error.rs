@@ -26,6 +26,12 @@ pub enum Error {
         /// What the kernel said.
         source: io::Error,
     },
+    /// The caller's own namespace can't be named to the service.
+    #[error(
+        "name the network namespace of this process to the impairment service, which runs in another: it has no name under \
+         /run/netns; say which one is meant by --pid PID, of a process that stays in it, or by --netns PATH"
+    )]
+    Nameless,
     /// There is no such interface.
     #[error("impair {target}: there is no such interface; `ip link` lists them")]
     NoInterface {
@@ -176,7 +182,9 @@ impl Error {
                 RefusalCode::Invalid
             }
             Self::NoInterface { .. } => RefusalCode::NotFound,
-            Self::Unfit { .. } | Self::Mtu { .. } | Self::Impairment { .. } => RefusalCode::Invalid,
+            Self::Unfit { .. } | Self::Mtu { .. } | Self::Impairment { .. } | Self::Nameless => {
+                RefusalCode::Invalid
+            }
             Self::DefaultRoute { .. } => RefusalCode::DefaultRoute,
             Self::Diverted { .. } | Self::Owned { .. } | Self::Draining { .. } => {
                 RefusalCode::InUse

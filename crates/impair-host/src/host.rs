@@ -120,6 +120,11 @@ impl Host {
         self.workers.len()
     }
 
+    /// Inode of the namespace that targets without one are in.
+    pub(crate) fn own_inode(&self) -> u64 {
+        self.own_inode
+    }
+
     /// Impairs a target, or changes how.
     pub(crate) fn set(
         &mut self,

@@ -111,6 +111,11 @@ fn what_a_service_started_by_ip_netns_exec_has_left_is_found() {
         let pid = pid.split(',').next().unwrap();
         wait_until("it is reached", || is_reached(lab));
 
+        // The machine's own namespace isn't that of the service, and has no name.
+        service.run("--interface near0 --both 'delay 1ms'");
+        assert!(service.run("show --json").contains("/proc/1/ns/net"));
+        service.run("clear --interface near0");
+
         lab.run(&format!("kill -KILL {pid}"));
         let socket = service.folder.join("control.sock");
         wait_until("it is gone", || Client::connect(&socket).is_err());

@@ -1,8 +1,10 @@
 //! What is refused, and that nothing is changed then.
 
+use std::process::Command;
+
 use sandwire_testlab::lab;
 
-use crate::lab::{Service, interfaces, round_trip, verb};
+use crate::lab::{Service, command, interfaces, round_trip, verb};
 
 /// Runs the verb, which has to be refused; why.
 #[track_caller]
@@ -75,6 +77,55 @@ fn a_port_of_the_bridge_with_the_default_route_is_refused_too() {
         let service = Service::start(lab);
         let said = refused(&service, "--interface near0 --both 'delay 5ms'");
         assert!(said.contains("by br0"), "{said}");
+    });
+}
+
+/// Whoever names only an interface means the one where they are, and not where the service is.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_interface_without_a_namespace_is_the_callers_own() {
+    lab::run(|lab| {
+        interfaces(lab);
+        // The same name on both sides.
+        lab.run("ip link set dev near0 name far0");
+        let service = Service::start(lab);
+        let verb_by = |how: &str, line: &str| {
+            let verb = command(&service.folder, line);
+            let mut words = how.split_whitespace();
+            let mut command = Command::new(words.next().unwrap());
+            command.args(words).arg(verb.get_program());
+            command.args(verb.get_args());
+            command.env("SANDWIRE_IMPAIR_FOLDER", &service.folder);
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let printed = String::from_utf8(output.stdout).unwrap();
+            (output.status.code(), printed, said)
+        };
+        let far = "ip netns exec far";
+        let (status, _, said) = verb_by(far, "--interface far0 --egress 'delay 10ms'");
+        assert_eq!(status, Some(0), "{said}");
+        let shown = service.shown();
+        assert_eq!(shown["target"]["netns"], "/run/netns/far", "{shown:#}");
+        // As for every interface that is named alone, it is the end that leads to the sandbox.
+        assert_eq!(shown["target"]["side"], "host", "{shown:#}");
+        let (_, shown, said) = verb_by(far, "show --interface far0");
+        assert!(shown.contains("impaired"), "{shown} {said}");
+        assert_eq!(
+            service.run("show --interface far0"),
+            "nothing is impaired\n"
+        );
+        verb_by(far, "clear --interface far0");
+        assert_eq!(service.run("show"), "nothing is impaired\n");
+
+        service.run("--interface far0 --egress 'delay 10ms'");
+        let shown = service.shown();
+        assert_eq!(shown["target"].get("netns"), None, "{shown:#}");
+        service.run("clear --interface far0");
+
+        // One that has no name can't be told to the service.
+        let (status, _, said) = verb_by("unshare --net", "--interface far0 --both 'delay 10ms'");
+        assert_eq!(status, Some(1), "{said}");
+        assert!(said.contains("--pid PID"), "{said}");
     });
 }
 

@@ -62,6 +62,8 @@ pub struct Hello {
     pub pid: u32,
     /// Its engines.
     pub threads: usize,
+    /// Inode of its network namespace, which a target without one is in. Earlier versions don't say.
+    pub netns_inode: Option<u64>,
 }
 
 /// A control connection.
@@ -101,10 +103,12 @@ impl Client {
                 version,
                 pid,
                 threads,
+                netns_inode,
             } => Ok(Hello {
                 version,
                 pid,
                 threads,
+                netns_inode,
             }),
             other => Err(unexpected(WHAT, &other)),
         }

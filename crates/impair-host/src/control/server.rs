@@ -128,11 +128,7 @@ fn obey(line: &[u8], host: &SharedHost) -> Response {
 
 fn carry_out(request: Request, host: &SharedHost) -> Result<Response, Error> {
     Ok(match request {
-        Request::Hello => Response::Hello {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            threads: lock(host).threads(),
-        },
+        Request::Hello => hello(&lock(host)),
         Request::Set {
             target,
             owner,
@@ -149,6 +145,15 @@ fn carry_out(request: Request, host: &SharedHost) -> Result<Response, Error> {
             targets: lock(host).list()?,
         },
     })
+}
+
+fn hello(host: &Host) -> Response {
+    Response::Hello {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        pid: std::process::id(),
+        threads: host.threads(),
+        netns_inode: Some(host.own_inode()),
+    }
 }
 
 /// Others may ask meanwhile.

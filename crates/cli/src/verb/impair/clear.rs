@@ -64,7 +64,7 @@ fn clear(mut client: Client, arguments: &Arguments) -> Result<Vec<Row>, Failure>
         let listed = client.list().map_err(service::failure)?;
         listed.into_iter().map(|status| status.target).collect()
     } else {
-        vec![arguments.which.target()?]
+        vec![arguments.which.target_for(&mut client)?]
     };
     let mut rows = Vec::new();
     let mut failure = None;

@@ -75,9 +75,11 @@ impl Answer {
 
 pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Outcome {
     let scenario = read(&arguments.scenario)?;
-    let target = arguments.which.target()?;
+    // What can't be meant starts no service.
+    arguments.which.target()?;
     let signals = Interruption::catch()?;
     let (mut client, _) = service::connect_or_start(folder)?;
+    let target = arguments.which.target_for(&mut client)?;
     let mut answer = Answer::new(target);
     let mut begun = false;
     let ran = carry_out(

@@ -84,8 +84,10 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Impairing) -> Ou
     if let Some(name) = &arguments.lease.lease {
         return lease::set(context, name, arguments.lease.owner_uid, &impairment);
     }
-    let target = arguments.which.target()?;
+    // What can't be meant starts no service.
+    arguments.which.target()?;
     let (mut client, started_service) = service::connect_or_start(folder)?;
+    let target = arguments.which.target_for(&mut client)?;
     let owner = Owner::User {
         uid: getuid().as_raw(),
     };

@@ -4,10 +4,14 @@ use std::path::Path;
 
 use clap::Args;
 use sandwire_api::impairment::RuleReport;
-use sandwire_impair_host::control::{State, Status, Way};
+use sandwire_impair_host::control::{Client, State, Status, Way};
 
 use super::{lease, service, target::Which};
-use crate::{Context, failure::Outcome, render};
+use crate::{
+    Context,
+    failure::{Failure, Outcome},
+    render,
+};
 
 /// Command line of `sandwire impair show`.
 #[derive(Debug, Args)]
@@ -23,17 +27,24 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
     if let Some(name) = &arguments.lease.lease {
         return lease::show(context, name, arguments.lease.owner_uid);
     }
-    let mut found = match service::connect(folder)? {
-        Some(mut client) => client.list().map_err(service::failure)?,
+    let which = &arguments.which;
+    let found = match service::connect(folder)? {
+        Some(client) => list(client, which)?,
+        None if which.is_given() => which.target().map(|_| Vec::new())?,
         None => Vec::new(),
     };
-    if arguments.which.is_given() {
-        let target = arguments.which.target()?;
+    context.output.answer(&found, |all| text(all))
+}
+
+fn list(mut client: Client, which: &Which) -> Result<Vec<Status>, Failure> {
+    let mut found = client.list().map_err(service::failure)?;
+    if which.is_given() {
+        let target = which.target_for(&mut client)?;
         found.retain(|status| {
             status.target.netns == target.netns && status.target.interface == target.interface
         });
     }
-    context.output.answer(&found, |all| text(all))
+    Ok(found)
 }
 
 fn text(all: &[Status]) -> String {

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use sandwire_impair_host::{
-    control::{Side, Target},
-    interfaces_of,
+    control::{Client, Side, Target},
+    interfaces_of, own_namespace,
 };
 
+use super::service;
 use crate::failure::Failure;
 
 /// Which interface.
@@ -46,7 +47,18 @@ impl Which {
         self.pid.is_some() || self.netns.is_some() || self.interface.is_some()
     }
 
-    /// The interface that is meant.
+    /// The interface that is meant, as the service is to be told of it.
+    pub(super) fn target_for(&self, client: &mut Client) -> Result<Target, Failure> {
+        let mut target = self.target()?;
+        if target.netns.is_none() {
+            let of_service = client.hello().map_err(service::failure)?.netns_inode;
+            let cannot = |error| Failure::refused(format!("cannot {error}"));
+            target.netns = own_namespace(of_service).map_err(cannot)?;
+        }
+        Ok(target)
+    }
+
+    /// The interface that is meant; without a namespace in that of this process.
     pub(super) fn target(&self) -> Result<Target, Failure> {
         let netns = namespace_of(self.pid, self.netns.as_deref());
         let interface = match (&self.interface, &netns) {
