@@ -26,6 +26,7 @@ use crate::{
     worker::{Id, LaneReport, LaneWay, Lanes, Worker},
 };
 
+mod ending;
 mod recall;
 mod revive;
 mod torn_down;
@@ -365,47 +366,6 @@ impl Host {
         let forgotten = self.memory.remove(remembered.inode, remembered.ifindex);
         tracing::info!(target = %remembered.target, "impaired no more");
         detached.and(removed).and(forgotten)
-    }
-
-    /// Begins to end all; with those that can't, goes on. What somebody else asks for from then on would be left behind.
-    pub(crate) fn begin_clear_all(&mut self) -> Vec<Leaving> {
-        self.is_ending = true;
-        self.revive();
-        let keys: Vec<Key> = self.entries.keys().copied().collect();
-        keys.into_iter()
-            .filter_map(|key| match self.begin_leaving(key, false) {
-                Err(Error::Draining { .. }) => self.join(key),
-                begun => begun.ok().flatten(),
-            })
-            .collect()
-    }
-
-    /// Waits with whoever has begun to end the impairment of a target.
-    fn join(&self, key: Key) -> Option<Leaving> {
-        let entry = self.entries.get(&key)?;
-        let done = self.workers[entry.worker].drain(entry.id, false).ok()?;
-        let id = entry.id;
-        Some(Leaving { key, id, done })
-    }
-
-    /// Takes away what is still there, with its packets.
-    pub(crate) fn flush_all(&mut self) {
-        let keys: Vec<Key> = self.entries.keys().copied().collect();
-        for key in keys {
-            match self.begin_leaving(key, true) {
-                Ok(None) => continue,
-                Ok(Some(leaving)) => {
-                    let _ = leaving.wait();
-                }
-                Err(error) => tracing::error!(%error, "an engine can't flush its packets"),
-            }
-            // Also where the engine is gone: without its TAPs the diversion would leave the interface without network.
-            if let Some(entry) = self.entries.remove(&key)
-                && let Err(error) = self.take_away(&entry)
-            {
-                tracing::error!(%error, "a diversion can't be taken away");
-            }
-        }
     }
 
     /// Looks whether engines and interfaces are still there; starts the former anew, and ends the diversions of the latter.
