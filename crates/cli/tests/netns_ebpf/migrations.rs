@@ -184,6 +184,11 @@ fn wait_for_the_moment(world: &mut World, round: u32) {
     let before = old_maps();
     let deadline = Instant::now() + 30 * SECOND;
     while old_maps() == before {
-        assert!(Instant::now() < deadline, "the old maps stay: {before:?}");
+        let log = || world.daemon.log();
+        assert!(
+            Instant::now() < deadline,
+            "round {round}: the old maps stay: {before:?}\n{}",
+            log()
+        );
     }
 }
