@@ -18,6 +18,9 @@ pub(crate) struct Table<K, V> {
     name: &'static str,
     descriptor: OwnedFd,
     entries_max: u32,
+    /// A test's way to have the kernel refuse.
+    #[cfg(test)]
+    pub(crate) refuses_removals: std::sync::atomic::AtomicBool,
     types: PhantomData<fn(K) -> V>,
 }
 
@@ -29,6 +32,8 @@ impl<K: Plain, V: Plain> Table<K, V> {
             name,
             descriptor,
             entries_max: info.max_entries,
+            #[cfg(test)]
+            refuses_removals: false.into(),
             types: PhantomData,
         })
     }
@@ -71,6 +76,10 @@ impl<K: Plain, V: Plain> Table<K, V> {
 
     /// Removes entries; those that aren't there are passed over.
     pub(crate) fn remove_all(&self, mut keys: &[K]) -> Result<(), Error> {
+        #[cfg(test)]
+        if self.refuses_removals.load(Ordering::Relaxed) && !keys.is_empty() {
+            return Err(self.failed("remove", io::Error::from_raw_os_error(libc::ENOMEM)));
+        }
         while !keys.is_empty() {
             let (done, result) = sys::delete_batch(self.descriptor.as_fd(), keys);
             let skipped = match result {

@@ -349,7 +349,7 @@ impl Datapath {
 
     /// Removes a policy that no NIC names any more. Packets that are under way may still look at it for
     /// a moment: wait a second after the last [`Self::set_policy`]. What can't be removed is logged, and
-    /// tried again at the next start.
+    /// tried again with the next policy or at the next start.
     pub fn remove_policy(&self, policy: PolicyIndex) {
         if let Err(error) = self.policies.remove(policy) {
             tracing::warn!(policy = policy.0, %error, "a policy could not be removed");

@@ -46,6 +46,8 @@ struct State {
     next_index: u32,
     list_numbers: Numbers,
     belongings: HashMap<u32, Belongings>,
+    /// Nobody's, whose entries in other maps couldn't be removed.
+    leftovers: Vec<u32>,
     /// Whether `belongings` lacks what an earlier process wrote.
     is_partial: bool,
 }
@@ -55,6 +57,27 @@ struct State {
 struct Belongings {
     prefixes: Vec<PrefixKey>,
     lists: Vec<u32>,
+}
+
+impl Belongings {
+    /// Those of a policy of this index, whose lists are numbered from `first_list` on.
+    fn new(compiled: &Compiled, policy: u32, first_list: u32) -> Self {
+        let prefixes = compiled.prefixes.iter();
+        Self {
+            prefixes: prefixes
+                .map(|(key, _)| PrefixKey { policy, ..*key })
+                .collect(),
+            lists: (first_list..).take(compiled.lists.len()).collect(),
+        }
+    }
+
+    /// The number of a list by its position among the policy's lists, from 1 on; 0 is none.
+    fn list(&self, position: u32) -> u32 {
+        match position {
+            0 => 0,
+            position => self.lists[position as usize - 1],
+        }
+    }
 }
 
 impl Policies {
@@ -82,6 +105,7 @@ impl Policies {
                 next_index: 1,
                 list_numbers: Numbers::behind(last_list),
                 belongings: HashMap::new(),
+                leftovers: Vec::new(),
                 is_partial,
             }),
             redirects: Mutex::default(),
@@ -101,6 +125,7 @@ impl Policies {
 
     /// Writes a policy: all of it, or nothing.
     pub(crate) fn add(&self, compiled: &Compiled) -> Result<PolicyIndex, Error> {
+        self.remove_leftovers();
         let first_list = self.take_lists(compiled.lists.len())?;
         let index = self.state().take().ok_or(Error::Full {
             map: "policies",
@@ -108,14 +133,13 @@ impl Policies {
         })?;
         let mark = mark(&self.array, index);
         mark.store(UNFINISHED, Ordering::Release);
-        let belongings = match self.write_belongings(compiled, index, first_list) {
-            Ok(belongings) => belongings,
-            Err(error) => {
-                mark.store(0, Ordering::Release);
-                self.state().taken[index as usize] = false;
-                return Err(error);
-            }
-        };
+        let belongings = Belongings::new(compiled, index, first_list);
+        if let Err(error) = self.write_belongings(compiled, &belongings) {
+            self.state().belongings.insert(index, belongings);
+            // What this can't remove either, the next policy or the next start removes.
+            let _ = self.remove(PolicyIndex(index));
+            return Err(error);
+        }
         let mut policy = compiled.policy;
         policy.reserved = UNFINISHED;
         self.array.write(index, &policy);
@@ -132,46 +156,53 @@ impl Policies {
         })
     }
 
-    fn write_belongings(
-        &self,
-        compiled: &Compiled,
-        policy: u32,
-        first_list: u32,
-    ) -> Result<Belongings, Error> {
-        let (prefixes, values): (Vec<PrefixKey>, Vec<PrefixValue>) = compiled
-            .prefixes
-            .iter()
-            .map(|(key, value)| {
-                let list = match value.list {
-                    0 => 0,
-                    position => first_list + (position - 1),
-                };
-                (PrefixKey { policy, ..*key }, PrefixValue { list, ..*value })
+    /// What fails leaves some of them, or all.
+    fn write_belongings(&self, compiled: &Compiled, belongings: &Belongings) -> Result<(), Error> {
+        let values: Vec<PrefixValue> = (compiled.prefixes.iter())
+            .map(|(_, value)| PrefixValue {
+                list: belongings.list(value.list),
+                ..*value
             })
-            .unzip();
-        let lists: Vec<u32> = (first_list..).take(compiled.lists.len()).collect();
+            .collect();
         // Lists are found by the prefixes that have them, also after a crash.
-        self.prefixes.add_all(&prefixes, &values)?;
-        if let Err(error) = self.lists.add_all(&lists, &compiled.lists) {
-            self.prefixes.remove_all(&prefixes)?;
-            return Err(error);
-        }
-        Ok(Belongings { prefixes, lists })
+        self.prefixes.add_all(&belongings.prefixes, &values)?;
+        self.lists.add_all(&belongings.lists, &compiled.lists)
     }
 
-    /// Removes a policy with all that belongs to it.
+    /// Removes a policy with all that belongs to it, which is its owner's last word on it: what can't be removed now stays
+    /// closed, its index isn't given again, and the next policy or the next start tries again.
     pub(crate) fn remove(&self, policy: PolicyIndex) -> Result<(), Error> {
         let index = policy.0;
         if index == 0 || !self.state().taken[index as usize] {
             return Ok(());
         }
         self.close(index);
-        let belongings = self.belongings_of(index)?;
-        self.lists.remove_all(&belongings.lists)?;
-        self.prefixes.remove_all(&belongings.prefixes)?;
+        if let Err(error) = self.remove_belongings(index) {
+            self.state().leftovers.push(index);
+            return Err(error);
+        }
         self.array.write(index, &Policy::default());
         self.state().taken[index as usize] = false;
         Ok(())
+    }
+
+    fn remove_belongings(&self, index: u32) -> Result<(), Error> {
+        let belongings = self.belongings_of(index)?;
+        let lists = self.lists.remove_all(&belongings.lists);
+        // A list that stays is found by its prefix.
+        let result = lists.and_then(|()| self.prefixes.remove_all(&belongings.prefixes));
+        if result.is_err() {
+            self.state().belongings.insert(index, belongings);
+        }
+        result
+    }
+
+    fn remove_leftovers(&self) {
+        let leftovers = std::mem::take(&mut self.state().leftovers);
+        for index in leftovers {
+            // What fails again is put back.
+            let _ = self.remove(PolicyIndex(index));
+        }
     }
 
     /// Makes a policy deny everything, before what it denies is taken from the other maps: whoever still had it
@@ -230,6 +261,13 @@ impl Policies {
         Ok((self.prefixes.entries()?.len(), self.lists.entries()?.len()))
     }
 
+    /// Whether removals of prefixes fail.
+    pub(crate) fn refuse_removals(&self, whether: bool) {
+        self.prefixes
+            .refuses_removals
+            .store(whether, Ordering::Relaxed);
+    }
+
     pub(crate) fn is_empty(&self) -> Result<bool, Error> {
         Ok(self.sizes()? == (0, 0))
     }
@@ -247,7 +285,8 @@ impl Policies {
     /// Leaves what a process leaves that is killed while it adds a policy.
     pub(crate) fn write_half(&self, compiled: &Compiled, index: u32) {
         mark(&self.array, index).store(UNFINISHED, Ordering::Release);
-        self.write_belongings(compiled, index, 1_000).unwrap();
+        let belongings = Belongings::new(compiled, index, 1_000);
+        self.write_belongings(compiled, &belongings).unwrap();
     }
 }
 

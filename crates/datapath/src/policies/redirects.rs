@@ -57,7 +57,12 @@ impl Policies {
                 false => {
                     let compiled = policy::compile_redirects(&of_source);
                     let first_list = self.take_lists(compiled.lists.len())?;
-                    self.write_belongings(&compiled, next, first_list)?;
+                    let set = Belongings::new(&compiled, next, first_list);
+                    if let Err(error) = self.write_belongings(&compiled, &set) {
+                        // What stays all the same is stale for the next exchange.
+                        let _ = self.remove_set(&set);
+                        return Err(error);
+                    }
                     next += 1;
                     next - 1
                 }

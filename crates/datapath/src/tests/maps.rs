@@ -250,6 +250,40 @@ fn netns_what_a_killed_process_wrote_of_a_policy_is_removed() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn netns_what_can_t_be_removed_of_a_policy_stays_its_own_until_it_can() {
+    lab::run(|_| {
+        let small = Settings {
+            prefixes_max: 1000,
+            ..settings()
+        };
+        let datapath = open(&small);
+        let kept = datapath.add_policy(&policy_of(300)).unwrap();
+        let before = datapath.policies.sizes().unwrap();
+        let removed = datapath.add_policy(&policy_of(300)).unwrap();
+        datapath.policies.refuse_removals(true);
+        datapath.remove_policy(removed);
+        let half_written = datapath.add_policy(&policy_of(600)).unwrap_err();
+        assert_eq!(
+            half_written.to_string(),
+            "the map prefixes is full (1000 entries)"
+        );
+        assert_eq!(datapath.policies(), [kept]);
+        let keys = datapath.policies.prefix_keys().unwrap();
+        assert_eq!(keys.len(), 1000, "the failure had the map full");
+        let refused = datapath.add_policy(&policy_of(10));
+        assert!(refused.is_err(), "and full it stays");
+
+        datapath.policies.refuse_removals(false);
+        let next = datapath.add_policy(&policy_of(600)).unwrap();
+        datapath.remove_policy(next);
+        assert_eq!(datapath.policies.sizes().unwrap(), before);
+        datapath.remove_policy(kept);
+        assert!(datapath.policies.is_empty().unwrap());
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn netns_redirects_are_exchanged_beside_policies_and_leave_nothing() {
     lab::run(|_| {
         let settings = settings();
