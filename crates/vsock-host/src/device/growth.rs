@@ -32,7 +32,7 @@ impl Vm {
 
     /// Promises twice as much to a stream whose guest and peer would use it, while no more than half is promised then, of
     /// what is the guest's and of what is all guests'.
-    pub(super) fn grow(&mut self, number: u32, context: &Context) {
+    pub(super) fn grow(&mut self, number: u32, context: &mut Context) {
         let Some(flow) = self.flows.get(number) else {
             return;
         };
@@ -52,10 +52,14 @@ impl Vm {
         };
         flow.promise += more;
         flow.connection.credit.grow(more);
-        if let Side::Connected(peer) = &flow.peer
-            && let Err(error) = peer.prepare_stream(flow.promise as usize)
-        {
+        let Side::Connected(peer) = &flow.peer else {
+            return;
+        };
+        if let Err(error) = peer.prepare_stream(flow.promise as usize) {
             tracing::debug!(vm = %self.key, %error, "a socket's buffer stays as it is");
+        } else if peer.has_backlog() {
+            // The socket has room now, of which the kernel tells only when it is mostly empty.
+            self.flush(number, context);
         }
     }
 }

@@ -51,19 +51,21 @@ fn boot_deep(vm: &Vm) -> Guest {
 }
 
 /// Sends until the host's socket takes nothing more and so much waits in the device; how much was sent in all.
-fn fill(vm: &Vm, guest: &mut Guest, socket: Socket, least: u64) -> usize {
+fn fill(host: &Host, vm: &Vm, guest: &mut Guest, socket: Socket, least: u64) -> usize {
     let block = vec![7; 64 * 1024];
     let mut sent = 0;
     eventually("bytes to wait in the device", || {
-        loop {
-            let now = guest.try_send(socket, &block).expect("sending");
+        while guest.socket(socket).credit() != 0 {
+            sent += guest.try_send(socket, &block).expect("sending");
             guest.poll();
-            sent += now;
-            if now == 0 {
-                break;
-            }
         }
-        vm.traffic().buffered_bytes >= least
+        // What a worker has in its hands isn't waiting: it answers when it has put all of it somewhere.
+        let waiting = [(); 2].map(|()| {
+            host.list();
+            guest.poll();
+            vm.traffic().buffered_bytes
+        });
+        guest.socket(socket).credit() == 0 && waiting[0] == waiting[1] && waiting[1] >= least
     });
     sent
 }
@@ -71,7 +73,7 @@ fn fill(vm: &Vm, guest: &mut Guest, socket: Socket, least: u64) -> usize {
 /// A connection that the guest has ended before the host has read all: the host's end, and how much was sent.
 fn ended_by_guest(host: &Host, vm: &Vm, guest: &mut Guest) -> (UnixStream, usize) {
     let (socket, peer) = connected(vm, guest);
-    let sent = fill(vm, guest, socket, 1);
+    let sent = fill(host, vm, guest, socket, 1);
     guest.shut_down(socket, SHUTDOWN_SEND);
     eventually("the end to be heard", || {
         guest.poll();
@@ -142,7 +144,7 @@ fn what_a_reader_leaves_is_freed_though_the_guest_has_no_room_to_be_told() {
         ..Settings::default()
     });
     let (socket, mut peer) = connected(&vm, &mut guest);
-    fill(&vm, &mut guest, socket, 1);
+    fill(&host, &vm, &mut guest, socket, 1);
     guest.run_for(Duration::from_millis(50)).expect("running");
     // Its only buffer is taken, and from here on it looks at nothing that comes.
     let before = vm.traffic().ingress_packets;
@@ -172,7 +174,7 @@ fn a_host_that_reads_late_and_slowly_gets_all_that_came_before_the_end() {
     let mut guest = boot_deep(&vm);
     let (socket, mut peer) = connected(&vm, &mut guest);
     use_until(DEEP, &mut guest, socket, &mut peer);
-    let sent = fill(&vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
+    let sent = fill(&host, &vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
     guest.shut_down(socket, SHUTDOWN_BOTH);
     let mut got = Vec::new();
     for _ in 0..3 {
@@ -196,12 +198,15 @@ fn what_a_guest_sent_before_it_left_is_kept_until_it_is_read_or_its_reader_leave
     let mut guest = vm.boot();
     for is_read in [true, false] {
         let (socket, mut peer) = connected(&vm, &mut guest);
-        let sent = fill(&vm, &mut guest, socket, 1);
+        let sent = fill(&host, &vm, &mut guest, socket, 1);
         guest.shut_down(socket, SHUTDOWN_SEND);
         guest.reset(socket);
         std::thread::sleep(LIMIT * 2);
         let traffic = vm.traffic();
-        assert!(traffic.connections == 1 && traffic.buffered_bytes > 0);
+        assert!(
+            traffic.connections == 1 && traffic.buffered_bytes > 0,
+            "{traffic:?} of {sent} (read: {is_read})"
+        );
         if is_read {
             let mut got = Vec::new();
             peer.read_to_end(&mut got).expect("reading to the end");
@@ -224,7 +229,7 @@ fn a_guest_may_use_its_ports_again_while_what_it_sent_before_is_still_passed_on(
     let socket = guest.open_stream(PORT).expect("connecting");
     let mut first = accept(&listener);
     use_until(DEEP, &mut guest, socket, &mut first);
-    let sent = fill(&vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
+    let sent = fill(&host, &vm, &mut guest, socket, u64::from(DEEP) / 4 * 3);
     guest.shut_down(socket, SHUTDOWN_SEND);
     let request = guest.header(socket, Operation::Request);
     guest.reset(socket);
@@ -290,7 +295,7 @@ fn what_nobody_has_read_goes_with_the_rule_and_each_end_is_counted_once() {
         ..Settings::default()
     });
     let (left, mut peer) = connected(&vm, &mut guest);
-    let sent = fill(&vm, &mut guest, left, 1);
+    let sent = fill(&host, &vm, &mut guest, left, 1);
     guest.shut_down(left, SHUTDOWN_SEND);
     guest.reset(left);
     let (reset, mut other) = connected(&vm, &mut guest);
