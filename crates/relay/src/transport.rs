@@ -58,6 +58,11 @@ pub(crate) enum TransportError {
         address: SocketAddr,
         reason: String,
     },
+    #[error("no channel to {address} in time: {reason}")]
+    Away {
+        address: SocketAddr,
+        reason: Arc<str>,
+    },
     #[error("no answer from {0} in time")]
     TimedOut(SocketAddr),
     #[error("it had not begun when there were too many such; newer ones come first")]

@@ -38,7 +38,8 @@ pub(crate) struct Link {
     store: Store,
     limits: Limits,
     metrics: Arc<Metrics>,
-    current: watch::Sender<Option<Outgoing>>,
+    /// The channel, or why there is none.
+    current: watch::Sender<Result<Outgoing, Arc<str>>>,
 }
 
 /// A channel that has just been made.
@@ -58,13 +59,17 @@ impl Link {
             store,
             limits,
             metrics,
-            current: watch::Sender::new(None),
+            current: watch::Sender::new(Err("it is being made".into())),
         }
     }
 
     /// Where datagrams go now, if the peer is there.
     pub(crate) fn outgoing(&self) -> Option<Outgoing> {
-        self.current.borrow().clone()
+        self.current.borrow().as_ref().ok().cloned()
+    }
+
+    fn is_now(&self, channel: Result<Outgoing, Arc<str>>) {
+        drop(self.current.send_replace(channel));
     }
 
     /// Keeps a channel for datagrams, for ever. `receive` is called with each new one and returns when it is gone.
@@ -88,7 +93,7 @@ impl Link {
                     let kind = outgoing.kind();
                     tracing::info!(peer = %self.peer.name, kind, "the peer is there");
                     let is_fallback = kind == "TLS" && self.peer.transport == Transport::Auto;
-                    self.current.send_replace(Some(outgoing.clone()));
+                    self.is_now(Ok(outgoing.clone()));
                     let reason = tokio::select! {
                         reason = receive(incoming) => reason,
                         reason = life.end() => reason,
@@ -97,7 +102,7 @@ impl Link {
                             "QUIC gets through now".to_owned()
                         }
                     };
-                    self.current.send_replace(None);
+                    self.is_now(Err(reason.as_str().into()));
                     outgoing.close();
                     // A peer that refuses us says so only after it was connected.
                     if since.elapsed() > PAUSE_MAX {
@@ -108,6 +113,7 @@ impl Link {
                 Err(error) => {
                     self.metrics.sessions_failed.add(1);
                     tracing::warn!(peer = %self.peer.name, %error, "the peer can't be reached");
+                    self.is_now(Err(error.to_string().into()));
                 }
             }
             if made.is_none() {
@@ -194,16 +200,28 @@ impl Link {
         Ok((secure, Answer::decode(answer)?))
     }
 
+    /// Why a peer didn't answer in time.
+    fn absence(&self) -> TransportError {
+        let address = self.peer.address;
+        match &*self.current.borrow() {
+            Ok(_) => TransportError::TimedOut(address),
+            Err(reason) => TransportError::Away {
+                address,
+                reason: Arc::clone(reason),
+            },
+        }
+    }
+
     async fn open_quic(&self) -> Result<Secure, TransportError> {
         let address = self.peer.address;
         let failed = || quic_error("open a stream to", address);
         let mut changes = self.current.subscribe();
         let open = async {
-            let is_there = changes.wait_for(Option::is_some).await;
+            let is_there = changes.wait_for(Result::is_ok).await;
             let found = is_there
                 .map_err(|error| failed()(error.to_string()))?
                 .clone();
-            let Some(Outgoing::Quic(connection)) = found else {
+            let Ok(Outgoing::Quic(connection)) = found else {
                 return Err(TransportError::TimedOut(address));
             };
             // It waits for the peer to grant one.
@@ -211,9 +229,8 @@ impl Link {
             let stream = stream.map_err(|error| failed()(error.to_string()))?;
             Ok((connection, stream))
         };
-        let (connection, (writer, reader)) = timeout(self.limits.connect, open)
-            .await
-            .map_err(|_| TransportError::TimedOut(address))??;
+        let opened = timeout(self.limits.connect, open).await;
+        let (connection, (writer, reader)) = opened.map_err(|_| self.absence())??;
         let credentials = self.store.current()?;
         let chain = super::quic_chain(&connection);
         Ok(Secure {

@@ -7,6 +7,7 @@ mod bounds;
 mod closed;
 mod ends;
 mod hosts;
+mod impostors;
 mod processes;
 mod reload;
 mod stage;

@@ -422,6 +422,14 @@ impl Stage {
         self.peer.run(line).unwrap()
     }
 
+    pub(crate) fn peer_path(&self) -> PathBuf {
+        self.peer.path()
+    }
+
+    pub(crate) fn inside_peer<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.peer.inside(|| Ok(work())).unwrap()
+    }
+
     pub(crate) fn inside_box<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.sandbox.inside(|| Ok(work())).unwrap()
     }

@@ -26,18 +26,18 @@ use super::{DEADLINE, PATIENCE, counted};
 use crate::stage::{DESTINATIONS, MARKER, Stage, wait_for};
 
 const PEER: &str = "203.0.113.9:4433";
-const LIFE: Duration = Duration::from_secs(3600);
+pub(super) const LIFE: Duration = Duration::from_secs(3600);
 const REQUEST: &[u8] = b"GET /page HTTP/1.0\r\n\r\n";
 
 /// Who has which certificate, and what is said of who is refused.
-struct Case {
-    name: &'static str,
-    certified: Option<Certified>,
-    refused: Option<&'static str>,
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    pub(super) certified: Option<Certified>,
+    pub(super) refused: Option<&'static str>,
 }
 
 /// Certificates of either side; the right one is the last. `misnamed` is how that side is told of another name.
-fn cases(authority: &Authority, right_name: &str, misnamed: &'static str) -> Vec<Case> {
+pub(super) fn cases(authority: &Authority, right_name: &str, misnamed: &'static str) -> Vec<Case> {
     let [other, namesake] = ["others", "tests"].map(|name| Authority::new(name).unwrap());
     let all = [
         (
@@ -80,13 +80,15 @@ fn cases(authority: &Authority, right_name: &str, misnamed: &'static str) -> Vec
     cases.into()
 }
 
-fn chain_of(certified: &Certified) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+pub(super) fn chain_of(
+    certified: &Certified,
+) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
     let certificate = CertificateDer::from_pem_slice(certified.certificate.as_bytes()).unwrap();
     let key = PrivateKeyDer::from_pem_slice(certified.key.as_bytes()).unwrap();
     (vec![certificate], key)
 }
 
-fn provider() -> Arc<CryptoProvider> {
+pub(super) fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
@@ -202,7 +204,7 @@ fn failed(stage: &Stage, relay: &str) -> u64 {
 }
 
 /// Lines that a relay has written since its log was so long.
-fn lines_since(log: &str, length: usize, words: [&str; 2]) -> bool {
+pub(super) fn lines_since(log: &str, length: usize, words: [&str; 2]) -> bool {
     let mut lines = log[length..].lines();
     lines.any(|line| words.iter().all(|word| line.contains(word)))
 }
