@@ -11,6 +11,10 @@ pub struct ApiError {
     pub code: ErrorCode,
     /// A sentence for people: operation, object, cause, and what to do.
     pub message: String,
+    /// Field of the request whose value is refused, if a single one is to blame. The message has it as `FIELD = VALUE`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(example = "attach.netns")]
+    pub field: Option<String>,
     /// Number of the request, as in the daemon's log.
     pub request_id: String,
 }

@@ -10,6 +10,9 @@ pub(crate) struct Failure {
     pub(crate) code: ErrorCode,
     /// Operation, object, cause, and what to do.
     pub(crate) message: String,
+    /// The request's field whose value the daemon refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) field: Option<String>,
     /// Exit status of the process: 1 refused, 2 failed.
     pub(crate) exit_status: u8,
     /// Number of the request in the daemon's log.
@@ -36,6 +39,7 @@ impl Failure {
         Self {
             code,
             message: message.into(),
+            field: None,
             exit_status: if code.is_refusal() { 1 } else { 2 },
             request_id: None,
         }
@@ -49,6 +53,7 @@ impl Failure {
             format!("cannot {operation}: {}", answer.message)
         };
         Self {
+            field: answer.field,
             request_id: Some(answer.request_id).filter(|id| !id.is_empty()),
             ..Self::new(answer.code, message)
         }
@@ -63,6 +68,7 @@ mod tests {
         ApiError {
             code,
             message: message.to_owned(),
+            field: None,
             request_id: "r1".to_owned(),
         }
     }

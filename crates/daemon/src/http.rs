@@ -232,6 +232,7 @@ fn error_response(bare: Response, failure: Failure, id: &str) -> Response {
     let error = ApiError {
         code: failure.code,
         message: failure.message,
+        field: failure.field.map(str::to_owned),
         request_id: id.to_owned(),
     };
     let body = serde_json::to_vec(&error).expect("an error has string keys only");

@@ -210,21 +210,24 @@ pub(crate) fn run(context: &Context, arguments: Arguments) -> Outcome {
     context.output.answer(&acquired.lease, show::lease_text)
 }
 
-/// Has a refusal name options, where the daemon has named the request's fields.
+/// Has a refusal name the option, where the daemon has named the request's field.
 fn by_options(failure: Failure, place: &str) -> Failure {
-    let mut message = failure.message;
-    for (field, option) in [
-        ("attach.netns", place),
-        ("attach.mtu", "--mtu"),
-        ("attach.mac", "--mac"),
-        ("attach.routes", "--route"),
-        ("attach.tap.name", "--tap"),
-        ("clone_address", "--clone-address"),
-        ("ttl_seconds", "--ttl"),
-        ("process", "--process"),
-    ] {
-        message = message.replace(&format!(": {field} = "), &format!(": {option} = "));
-    }
+    let Some(field) = &failure.field else {
+        return failure;
+    };
+    let option = match field.as_str() {
+        "attach.netns" => place,
+        "attach.mtu" => "--mtu",
+        "attach.mac" => "--mac",
+        "attach.routes" => "--route",
+        "attach.tap.name" => "--tap",
+        "clone_address" => "--clone-address",
+        "ttl_seconds" => "--ttl",
+        "process" => "--process",
+        _ => return failure,
+    };
+    let (named, shown) = (format!("{field} = "), format!("{option} = "));
+    let message = failure.message.replacen(&named, &shown, 1);
     Failure { message, ..failure }
 }
 
@@ -283,18 +286,21 @@ mod tests {
 
     #[test]
     fn a_refusal_names_the_options_that_were_given() {
-        let refused = |message: &str| {
-            let message = format!("cannot acquire lease a from pool web: {message}");
-            let failure = by_options(Failure::refused(message), "--pid");
-            assert_eq!(failure.exit_status, 1);
-            failure.message
+        let message = "cannot acquire lease a from pool web: attach.netns = /proc/7/ns/net: it is no namespace";
+        let refused = |field: Option<&str>| {
+            let failure = Failure {
+                field: field.map(str::to_owned),
+                ..Failure::refused(message)
+            };
+            by_options(failure, "--pid").message
         };
         assert_eq!(
-            refused("attach.netns = /proc/7/ns/net: it is no namespace"),
+            refused(Some("attach.netns")),
             "cannot acquire lease a from pool web: --pid = /proc/7/ns/net: it is no namespace"
         );
-        let other = "the attach.netns of somebody";
-        assert!(refused(other).ends_with(other));
+        // Somebody's words, not the name of a field.
+        assert_eq!(refused(None), message);
+        assert_eq!(refused(Some("attach.interface")), message);
     }
 
     #[test]

@@ -285,13 +285,13 @@ async fn acquire(
 /// The daemon speaks of a request's fields, which this verb has no options for.
 fn no_slot(shown: &str, pool: &Name, error: ClientError) -> Failure {
     let failure = cannot(format!("run {shown}: no slot of pool {pool}"))(error);
-    let message = if failure.message.contains("attach.netns = none") {
-        format!(
+    let message = match failure.field.as_deref() {
+        Some("attach.netns") => format!(
             "cannot run {shown}: the slots of pool '{pool}' are interfaces for containers' namespaces; make one and give it to \
              'sandwire acquire' by --netns or --pid, or use a pool of kind netns"
-        )
-    } else {
-        failure.message.replace(": process = true: ", ": ")
+        ),
+        Some("process") => failure.message.replacen("process = true: ", "", 1),
+        _ => return failure,
     };
     Failure { message, ..failure }
 }

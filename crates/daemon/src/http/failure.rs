@@ -23,6 +23,8 @@ pub(crate) struct Failure {
     pub(crate) status: StatusCode,
     pub(crate) code: ErrorCode,
     pub(crate) message: String,
+    /// The request's field whose value is refused.
+    pub(crate) field: Option<&'static str>,
     /// The pool, if that has no slot to give right now.
     pub(crate) empty_pool: Option<Name>,
 }
@@ -33,6 +35,7 @@ impl Failure {
             status: status_of(code),
             code,
             message: message.into(),
+            field: None,
             empty_pool: None,
         }
     }
@@ -66,6 +69,10 @@ impl From<ServiceError> for Failure {
         match error {
             ServiceError::PoolEmpty { pool, .. } => Self {
                 empty_pool: Some(pool),
+                ..failure
+            },
+            ServiceError::Invalid { field, .. } => Self {
+                field: Some(field),
                 ..failure
             },
             _ => failure,

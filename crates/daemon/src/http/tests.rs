@@ -118,6 +118,20 @@ impl Answer {
 }
 
 #[tokio::test]
+async fn a_refusal_says_which_field_is_to_blame() {
+    let lab = Lab::new();
+    let body = json!({"pool": "web", "clone_address": "192.0.2.1"});
+    let refused = lab.call(1000, "POST", "/v1/leases", &body).await;
+    assert_eq!(refused.refusal(), (400, ErrorCode::InvalidRequest));
+    assert_eq!(refused.body["field"], "clone_address");
+    let message = refused.body["message"].as_str().unwrap();
+    assert!(message.contains("clone_address = 192.0.2.1"), "{message}");
+    let none = lab.get(1000, "/v1/leases/a7").await;
+    assert_eq!(none.refusal(), (404, ErrorCode::NotFound));
+    assert!(none.body.get("field").is_none(), "{}", none.text);
+}
+
+#[tokio::test]
 async fn asking_again_gives_the_same_lease_with_another_status() {
     let lab = Lab::new();
     let first = lab.acquire(1000, "a7").await;
