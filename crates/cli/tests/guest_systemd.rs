@@ -1,4 +1,4 @@
-//! The unit files, under their own settings, in a guest with systemd.
+//! The unit files, of the daemon and of the services beside it, under their own settings, in a guest with systemd.
 //!
 //! Inside, [`CHECK`] runs as another unit and prints what it sees on the serial console; outside, that
 //! is compared with what must be. Emulated, the boot takes most of the time.
@@ -12,7 +12,21 @@ use sandwire_testlab::{
 
 const UNIT: &str = include_str!("../../../packaging/systemd/sandwire.service");
 
-const VSOCK_UNIT: &str = include_str!("../../../packaging/systemd/sandwire-vsock.service");
+/// The services beside the daemon.
+const SERVICES: [(&str, &str); 3] = [
+    (
+        "sandwire-impair",
+        include_str!("../../../packaging/systemd/sandwire-impair.service"),
+    ),
+    (
+        "sandwire-relay",
+        include_str!("../../../packaging/systemd/sandwire-relay.service"),
+    ),
+    (
+        "sandwire-vsock",
+        include_str!("../../../packaging/systemd/sandwire-vsock.service"),
+    ),
+];
 
 /// Files for networkd: what is installed, and one of the host's own that takes every interface.
 const NETWORKS: [(&str, &str); 3] = [
@@ -54,11 +68,21 @@ const CONFIG: &str = "[vsock]\nenabled = true\n";
 const CHECK: &str = r#"
 exec > /dev/console 2>&1
 say() { echo "check $1: $2"; }
-pid() { systemctl show --property MainPID --value sandwire; }
-capability() { sed -n "s/^$1:[[:space:]]*//p" /proc/$(pid)/status; }
-vsock_pid() { systemctl show --property MainPID --value sandwire-vsock; }
+pid() { systemctl show --property MainPID --value ${1:-sandwire}; }
+capability() { sed -n "s/^$1:[[:space:]]*//p" /proc/$(pid $2)/status; }
+# Kills a unit's process; over when systemd has started another one.
+kill_unit() {
+  old=$(pid $1)
+  kill -9 $old
+  for i in $(seq 100); do
+    sleep 0.2
+    [ "$(pid $1)" != $old ] && [ "$(systemctl is-active $1)" = active ] && break
+  done
+}
 lease() { sandwire --json show one | grep -o '"clone_address":[^,}]*' | tr -d '\n '; }
 
+systemd-analyze verify /etc/systemd/system/sandwire*.service > /verified 2>&1
+say verified "$? $(tr '\n' ' ' < /verified)"
 say active "$(systemctl is-active sandwire)"
 say effective "$(capability CapEff)"
 say bounding "$(capability CapBnd)"
@@ -90,7 +114,7 @@ say doctor "$(sandwire doctor | tr '\n' ' ' | grep -o 'it configures interfaces 
 # When networkd starts it takes away routing rules and routes that it doesn't know.
 sandwire pool create plain --size 1 --data-path nft --ipv4 10.66.0.0/24 --ipv6 fd00:c10e:2::/64 --wait
 sandwire relay keys /keys host.example
-sandwire relay steer --config /relay.toml
+sandwire relay steer --config /etc/sandwire/relay.toml
 /bin/ip route add unreachable 192.0.2.0/24
 rules() { for version in -4 -6; do /bin/ip $version rule; /bin/ip $version route show table 53571; /bin/ip $version route | grep unreachable; done; }
 rules > /before
@@ -102,6 +126,18 @@ rules > /after
 say lost "$(diff /before /after | grep '^[-+][a-z0-9]' | tr '\n' ',')"
 say missed "$(journalctl --unit sandwire | grep -c 'unreachable route')"
 sandwire relay clear
+steered() { /bin/ip rule | grep -c 'lookup 53571'; }
+say cleared "$(steered)"
+systemctl start sandwire-relay
+say relay-active "$(systemctl is-active sandwire-relay)"
+say relay-effective "$(capability CapEff sandwire-relay)"
+say relay-steers "$(steered)"
+kill_unit sandwire-relay
+say relay-again "$(systemctl is-active sandwire-relay)"
+systemctl stop sandwire-relay
+say relay-stopped "$(systemctl is-active sandwire-relay) $(steered)"
+sandwire relay clear
+say relay-cleared "$(steered)"
 sandwire pool delete plain
 say shared-mac "$(/bin/ip -o link show type bridge | grep -o 'link/ether [0-9a-f:]*')"
 for i in $(seq 10); do sandwire acquire apart apart-$i; done
@@ -109,18 +145,38 @@ say taps "$(for i in $(seq 10); do sandwire --json show apart-$i; done | tr -d '
 for i in $(seq 10); do sandwire release apart-$i; done
 sandwire pool delete apart
 
+# Both ends where networkd doesn't get at them.
+/bin/ip netns add near
+/bin/ip netns add far
+/bin/ip -n near link add eth0 type veth peer name far0 netns far
+/bin/ip -n near address add 192.0.2.1/24 dev eth0
+/bin/ip -n far address add 192.0.2.2/24 dev far0
+/bin/ip -n near link set eth0 up
+/bin/ip -n far link set far0 up
+# Whole milliseconds of the quickest of some pings.
+quickest() { /bin/ip netns exec near busybox ping -c 5 192.0.2.2 | sed -n 's:.*min/avg/max = \([0-9]*\)\..*:\1:p'; }
+systemctl start sandwire-impair
+say impair-active "$(systemctl is-active sandwire-impair)"
+say unimpaired "$(quickest)"
+sandwire impair --netns /run/netns/far --interface far0 --egress 'delay 500ms'
+say impaired "$(quickest)"
+kill_unit sandwire-impair
+say impaired-again "$(quickest)"
+sandwire impair clear --netns /run/netns/far --interface far0
+say impair-cleared "$(quickest)"
+say impair-effective "$(capability CapEff sandwire-impair)"
+systemctl stop sandwire-impair
+say impair-stopped "$(systemctl is-active sandwire-impair)"
+/bin/ip netns del far
+/bin/ip netns del near
+
 say vsock-active "$(systemctl is-active sandwire-vsock)"
-vsock=$(vsock_pid)
+vsock=$(pid sandwire-vsock)
 sandwire acquire web two --vsock
 say vsock-socket "$(ls /run/sandwire/vsock/web.*/vhost.sock | grep -c vhost)"
 say vsock-listed "$(sandwire --json vsock list two --channels | tr -d ' ' | grep -c '"attached":false')"
 
-before=$(pid)
-kill -9 $before
-for i in $(seq 100); do
-  sleep 0.2
-  [ "$(pid)" != $before ] && [ "$(systemctl is-active sandwire)" = active ] && break
-done
+kill_unit sandwire
 say restarted "$(systemctl show --property NRestarts --value sandwire)"
 [ "$(lease)" = "$first" ] && say adopted yes || say adopted "$(lease)"
 
@@ -129,7 +185,7 @@ say stopped "$(systemctl is-active sandwire)"
 say left "$(/bin/ip netns exec $netns /bin/ip -o link show vmtap0 | cut -d ' ' -f 2)"
 systemctl start sandwire
 say vsock-again "$(sandwire --json vsock list two --channels | tr -d ' ' | grep -c '"attached":false')"
-[ $vsock -gt 1 ] && [ "$(vsock_pid)" = $vsock ] && say vsock-same yes || say vsock-same "$vsock, $(vsock_pid)"
+[ $vsock -gt 1 ] && [ "$(pid sandwire-vsock)" = $vsock ] && say vsock-same yes || say vsock-same "$vsock, $(pid sandwire-vsock)"
 sandwire release two
 say vsock-left "$(ls /run/sandwire/vsock | grep -c web)"
 [ "$(lease)" = "$first" ] && say kept yes || say kept "$(lease)"
@@ -151,11 +207,11 @@ fn the_units_work_under_their_own_settings() {
     lab::run_within(Duration::from_secs(400), |lab| {
         let after = "sandwire.service sandwire-vsock.service";
         let mut additions = systemd::host(lab.folder(), CONFIG, after, CHECK).unwrap();
-        additions.push(Addition::text(
-            "/etc/systemd/system/sandwire-vsock.service",
-            VSOCK_UNIT,
-        ));
-        additions.push(Addition::text("/relay.toml", RELAY));
+        for (name, text) in SERVICES {
+            let path = format!("/etc/systemd/system/{name}.service");
+            additions.push(Addition::text(&path, text));
+        }
+        additions.push(Addition::text("/etc/sandwire/relay.toml", RELAY));
         for (name, text) in NETWORKS {
             let path = format!("/etc/systemd/network/{name}.network");
             additions.push(Addition::text(&path, text));
@@ -169,11 +225,10 @@ fn the_units_work_under_their_own_settings() {
         println!("{console}");
         let seen = checks(&console);
         let check = |name: &str| seen.get(name).map_or("(nothing)", String::as_str);
+        assert_eq!(check("verified"), "0", "systemd-analyze");
         assert_eq!(check("active"), "active");
-        assert_eq!(
-            check("bounding"),
-            format!("{:016x}", capabilities_of_unit())
-        );
+        let bounding = format!("{:016x}", capabilities_of(UNIT));
+        assert_eq!(check("bounding"), bounding);
         assert_eq!(check("effective"), check("bounding"));
         assert_eq!(check("new-privileges"), "1");
         assert_eq!(check("lease").matches("clone_address").count(), 2);
@@ -206,6 +261,8 @@ fn the_units_work_under_their_own_settings() {
         assert_eq!(check("missed"), "0");
         assert_eq!(check("shared-mac"), "link/ether 02:73:77:68:00:01");
         assert_eq!(check("taps"), "10 \"used\":\"unused\"");
+        check_relay(&check);
+        check_impair(&check);
         assert_eq!(check("vsock-active"), "active");
         assert_eq!(check("vsock-socket"), "1");
         assert_eq!(check("vsock-listed"), "1");
@@ -223,9 +280,38 @@ fn the_units_work_under_their_own_settings() {
     });
 }
 
-/// The set that the unit lists, as the kernel counts capabilities.
-fn capabilities_of_unit() -> u64 {
-    let line = UNIT
+fn check_relay<'a>(check: &impl Fn(&str) -> &'a str) {
+    assert_eq!(check("cleared"), "0");
+    assert_eq!(check("relay-active"), "active");
+    // CAP_NET_ADMIN and CAP_NET_BIND_SERVICE.
+    assert_eq!(check("relay-effective"), "0000000000001400");
+    assert_ne!(check("relay-steers"), "0");
+    assert_eq!(check("relay-again"), "active");
+    let stopped = format!("inactive {}", check("relay-steers"));
+    assert_eq!(check("relay-stopped"), stopped, "what is redirected leaves");
+    assert_eq!(check("relay-cleared"), "0");
+}
+
+fn check_impair<'a>(check: &impl Fn(&str) -> &'a str) {
+    assert_eq!(check("impair-active"), "active");
+    // What the unit gives but CAP_SETPCAP, by which the service gives up the rest.
+    let kept = capabilities_of(SERVICES[0].1) & !(1 << 8);
+    assert_eq!(check("impair-effective"), format!("{kept:016x}"));
+    for (name, is_late) in [
+        ("unimpaired", false),
+        ("impaired", true),
+        ("impaired-again", true),
+        ("impair-cleared", false),
+    ] {
+        let quickest: u64 = check(name).parse().expect("whole milliseconds");
+        assert_eq!(quickest >= 500, is_late, "{name}: {quickest} ms");
+    }
+    assert_eq!(check("impair-stopped"), "inactive");
+}
+
+/// The set that a unit lists, as the kernel counts capabilities.
+fn capabilities_of(unit: &str) -> u64 {
+    let line = unit
         .lines()
         .find_map(|line| line.strip_prefix("CapabilityBoundingSet="))
         .expect("the unit has a bounding set");
@@ -233,11 +319,14 @@ fn capabilities_of_unit() -> u64 {
         "CAP_CHOWN" => 0,
         "CAP_DAC_OVERRIDE" => 1,
         "CAP_KILL" => 5,
+        "CAP_SETPCAP" => 8,
         "CAP_NET_BIND_SERVICE" => 10,
         "CAP_NET_ADMIN" => 12,
         "CAP_NET_RAW" => 13,
         "CAP_SYS_PTRACE" => 19,
         "CAP_SYS_ADMIN" => 21,
+        "CAP_PERFMON" => 38,
+        "CAP_BPF" => 39,
         other => panic!("{other} is not known to this test"),
     };
     line.split_whitespace()
