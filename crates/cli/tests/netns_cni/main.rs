@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+mod capabilities;
+
 use std::{
     fs,
     io::Write,
