@@ -116,11 +116,9 @@ fn a_second_signal_ends_a_scenario_without_its_last_packets() {
         let output = running.wait_with_output().unwrap();
         assert!(output.status.success());
         let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(
-            (&said["released"], &said["flushed"]),
-            (&0.into(), &3.into()),
-            "{said:#}"
-        );
+        assert_eq!(said["released"], 0, "{said:#}");
+        // The kernel may have sent reports of multicast as well.
+        assert!(said["flushed"].as_u64().unwrap() >= 3, "{said:#}");
         assert_eq!(service.run("show"), "nothing is impaired\n");
         assert_eq!(lab.run("ip -n far -o link").matches("swd").count(), 0);
         let (least, _) = round_trip(lab);
