@@ -1,5 +1,7 @@
 //! Guests that no worker serves: the test does, round by round, and looks in between.
 
+use sandwire_vsock_guest::Socket;
+
 use super::*;
 
 #[test]
@@ -143,22 +145,53 @@ fn connections_that_are_ready_at_once_share_one_turn_of_their_guest() {
     vm.close(&mut context);
 }
 
+/// A guest with a stream to a service of the host.
+struct Streaming {
+    machine: Machine,
+    context: Context,
+    vm: Vm,
+    guest: Guest,
+    socket: Socket,
+    service: UnixStream,
+}
+
+impl Streaming {
+    fn new(lab: &Lab) -> Self {
+        let (machine, setup) = lab.prepare("web", vec![to_host(SERVICE)], Limits::default());
+        let listener = machine.service(SERVICE);
+        let mut context = lab.context();
+        let mut vm = Vm::new(setup, 0, &context).expect("a guest");
+        let path = machine.folder.join("vhost.sock");
+        let guest = thread::spawn(move || {
+            let mut guest = Guest::connect(&Settings::default(), &path).expect("a guest");
+            let socket = guest.open_stream(SERVICE).expect("connecting");
+            (guest, socket)
+        });
+        let (guest, socket) = serve(&mut vm, &mut context, guest);
+        let (service, _) = listener.accept().expect("a connection");
+        Self {
+            machine,
+            context,
+            vm,
+            guest,
+            socket,
+            service,
+        }
+    }
+}
+
 #[test]
 fn what_waits_when_a_stream_is_promised_more_goes_into_the_room_that_its_socket_has_then() {
     const FIRST: usize = 64 * 1024;
     let lab = Lab::new();
-    let (machine, setup) = lab.prepare("web", vec![to_host(SERVICE)], Limits::default());
-    let listener = machine.service(SERVICE);
-    let mut context = lab.context();
-    let mut vm = Vm::new(setup, 0, &context).expect("a guest");
-    let path = machine.folder.join("vhost.sock");
-    let guest = thread::spawn(move || {
-        let mut guest = Guest::connect(&Settings::default(), &path).expect("a guest");
-        let socket = guest.open_stream(SERVICE).expect("connecting");
-        (guest, socket)
-    });
-    let (mut guest, socket) = serve(&mut vm, &mut context, guest);
-    let (_unread, _) = listener.accept().expect("a connection");
+    let Streaming {
+        machine,
+        mut context,
+        mut vm,
+        mut guest,
+        socket,
+        service: _unread,
+    } = Streaming::new(&lab);
     let mut sends = |vm: &mut Vm, bytes: usize| {
         guest.poll();
         let sent = guest.try_send(socket, &vec![7; bytes]);
@@ -183,18 +216,14 @@ fn what_waits_when_a_stream_is_promised_more_goes_into_the_room_that_its_socket_
 fn a_guest_in_full_flow_needn_t_kick_until_its_worker_sleeps() {
     const MUCH: usize = 64 * 1024;
     let lab = Lab::new();
-    let (machine, setup) = lab.prepare("web", vec![to_host(SERVICE)], Limits::default());
-    let listener = machine.service(SERVICE);
-    let mut context = lab.context();
-    let mut vm = Vm::new(setup, 0, &context).expect("a guest");
-    let path = machine.folder.join("vhost.sock");
-    let guest = thread::spawn(move || {
-        let mut guest = Guest::connect(&Settings::default(), &path).expect("a guest");
-        let socket = guest.open_stream(SERVICE).expect("connecting");
-        (guest, socket)
-    });
-    let (mut guest, socket) = serve(&mut vm, &mut context, guest);
-    let (mut service, _) = listener.accept().expect("a connection");
+    let Streaming {
+        machine: _machine,
+        mut context,
+        mut vm,
+        mut guest,
+        socket,
+        mut service,
+    } = Streaming::new(&lab);
     let mut received = vec![0; MUCH];
     // Sends so much; how often the guest has kicked for that.
     let mut sends = |bytes: usize| {
