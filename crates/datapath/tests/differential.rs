@@ -219,7 +219,7 @@ fn every_mutant_is_caught() {
         // One is compiled while another runs.
         let (send, compiled) = std::sync::mpsc::sync_channel(2);
         std::thread::spawn(move || {
-            for mutant in mutants::MUTANTS {
+            for mutant in mutants::faults::MUTANTS {
                 if send.send((mutant, mutants::compile(mutant))).is_err() {
                     return;
                 }

@@ -45,10 +45,10 @@ fn netns_a_program_that_is_older_than_a_map_goes_by_those_in_use() {
             let id = from_guest(loaded).info().expect("the kernel tells").id();
             setting.datapath.shares_maps(id).expect("the kernel tells")
         };
-        assert!(shares(&mut load(&mutants::OLDER, &maps_in_use())));
+        assert!(shares(&mut load(&mutants::faults::OLDER, &maps_in_use())));
         let others = format!("{FOLDER}/others");
         std::fs::create_dir(&others).expect("a folder of the bpffs");
-        assert!(!shares(&mut load(&mutants::OLDER, &others)));
+        assert!(!shares(&mut load(&mutants::faults::OLDER, &others)));
     });
 }
 
@@ -58,7 +58,7 @@ fn netns_a_program_that_is_older_than_a_map_goes_by_those_in_use() {
 fn netns_a_fault_with_unfinished_checksums_is_caught() {
     lab::run(|lab| {
         let setting = set_up(lab);
-        attach_mutant(&setting, &mutants::PARTIAL);
+        attach_mutant(&setting, &mutants::faults::PARTIAL);
         let (slot, _) = &setting.slots[0];
         let (ip, _) = packets(guest(4), clone(4, 1)).remove(0);
         let sent = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 0);
@@ -77,7 +77,7 @@ fn netns_a_fault_with_forged_checksums_is_caught() {
     lab::run(|lab| {
         let setting = set_up(lab);
         lab.shell("ethtool -K up0 tx off");
-        attach_mutant(&setting, &mutants::TRUSTING);
+        attach_mutant(&setting, &mutants::faults::TRUSTING);
         let (slot, _) = &setting.slots[0];
         let sent = forged::forged(4, 20, forged::DESTINATION4 + 2);
         slot.file().write_all(&sent).expect("the TAP takes it");
@@ -94,7 +94,7 @@ fn netns_a_fault_with_forged_checksums_is_caught() {
 fn netns_a_fault_with_what_is_linear_is_caught() {
     lab::run(|lab| {
         let setting = set_up(lab);
-        attach_mutant(&setting, &mutants::GREEDY);
+        attach_mutant(&setting, &mutants::faults::GREEDY);
         let (ip, gso_size) = packets(guest(4), clone(4, 1)).remove(2);
         let sent = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), gso_size);
         let slot = &setting.slots[0].0;
