@@ -63,12 +63,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         packages::try_ensure();
     }
     let mut summary = Summary::default();
-    for tier in tiers {
+    let mut targets = None;
+    for tier in &tiers {
+        let tier = *tier;
+        if tier == Tier::Netns && tiers.contains(&Tier::Fuzz) && Tier::Fuzz.obstacle().is_none() {
+            // Its tests wait most of the time.
+            targets = Some(fuzz::Targets::begin());
+        }
         eprintln!("\n==== {} ====", tier.name());
         let outcome = if tier.only_by_name() && !arguments.tiers.contains(&tier) {
             Outcome::NotRun(format!("only by name: cargo xtask test {}", tier.name()))
         } else {
-            outcome_of(tier, &arguments.filters)
+            outcome_of(tier, &arguments.filters, &mut targets)
         };
         summary.add(tier, outcome);
     }
@@ -94,12 +100,13 @@ fn is_good(summary: &Summary, arguments: &Arguments) -> bool {
     })
 }
 
-fn outcome_of(tier: Tier, filters: &[String]) -> Outcome {
+/// `targets`: those of the fuzz tier, if they are being built already.
+fn outcome_of(tier: Tier, filters: &[String], targets: &mut Option<fuzz::Targets>) -> Outcome {
     if let Some(obstacle) = tier.obstacle() {
         return Outcome::NotRun(obstacle);
     }
     let start = Instant::now();
-    let tally = run_tier(tier, filters).unwrap_or_else(|error| {
+    let tally = run_tier(tier, filters, targets).unwrap_or_else(|error| {
         let mut tally = Tally::default();
         tally.fail(format!("{}: {error:#}", tier.name()));
         tally
@@ -107,12 +114,13 @@ fn outcome_of(tier: Tier, filters: &[String]) -> Outcome {
     Outcome::Ran(tally, start.elapsed())
 }
 
-fn run_tier(tier: Tier, filters: &[String]) -> Result<Tally> {
+fn run_tier(tier: Tier, filters: &[String], targets: &mut Option<fuzz::Targets>) -> Result<Tally> {
     if tier == Tier::Unit {
         return harness::run_cargo_test(filters, tier.deadline());
     }
     if tier == Tier::Fuzz {
-        return fuzz::run(filters);
+        let targets = targets.take().unwrap_or_else(fuzz::Targets::begin);
+        return fuzz::run(filters, targets);
     }
     if tier == Tier::Arm {
         return arm::run(filters);

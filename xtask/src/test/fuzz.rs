@@ -7,10 +7,12 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    thread::{self, JoinHandle},
     time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::process::nice;
 use serde_json::Value;
 
 use super::{harness::run_watched, summary::Tally, tier::Tier};
@@ -34,10 +36,35 @@ const FLAGS: [&str; 5] = [
     "-Cllvm-args=-sanitizer-coverage-trace-compares",
 ];
 
+/// The targets, which are being built with what others leave of the processors.
+pub(super) struct Targets(JoinHandle<Result<Built>>);
+
+struct Built {
+    folder: PathBuf,
+    /// Their names and where they are.
+    targets: Vec<(String, PathBuf)>,
+}
+
+impl Targets {
+    pub(super) fn begin() -> Self {
+        Self(thread::spawn(|| {
+            // In Linux that is the thread's own, and of what it starts.
+            nice(19).context("becoming nice")?;
+            let folder = workspace::metadata()?.target_directory.join("fuzz");
+            let targets = build(&folder)?;
+            Ok(Built { folder, targets })
+        }))
+    }
+
+    fn wait(self) -> Result<Built> {
+        let built = self.0.join();
+        built.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
 /// Runs the targets whose names contain one of the filters, or all.
-pub(super) fn run(filters: &[String]) -> Result<Tally> {
-    let folder = workspace::metadata()?.target_directory.join("fuzz");
-    let targets = build(&folder)?;
+pub(super) fn run(filters: &[String], targets: Targets) -> Result<Tally> {
+    let Built { folder, targets } = targets.wait()?;
     // What the build takes is not the targets' time.
     let end = Instant::now() + Tier::Fuzz.deadline();
     let mut tally = Tally::default();
@@ -60,6 +87,7 @@ fn build(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let host = host()?;
     let text = command::cargo([
         "build",
+        "--quiet",
         "--locked",
         "--manifest-path",
         "fuzz/Cargo.toml",

@@ -1,6 +1,6 @@
 //! The tiers: what each needs, and how long it may take.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use sandwire_testlab::capabilities;
 
@@ -32,10 +32,11 @@ impl Tier {
     /// Every tier, in the order in which they run.
     pub(crate) const ALL: [Self; 8] = [
         Self::Unit,
-        Self::Fuzz,
         Self::Netns,
         Self::Container,
         Self::Guest,
+        // Built meanwhile.
+        Self::Fuzz,
         Self::Firecracker,
         Self::Cnitool,
         Self::Arm,
@@ -63,7 +64,7 @@ impl Tier {
             Self::Fuzz => 10,
             Self::Netns => 30,
             Self::Container | Self::Firecracker | Self::Cnitool => 10,
-            Self::Guest => 30,
+            Self::Guest => 40,
             Self::Arm => 45,
         };
         Duration::from_secs(60 * minutes)
@@ -71,8 +72,13 @@ impl Tier {
 
     /// How many tests of one executable run at a time; nothing means as many as there are cores.
     /// An emulated guest keeps a core busy, so two at once would miss each other's deadlines.
-    pub(crate) fn threads(self) -> Option<u32> {
-        matches!(self, Self::Guest | Self::Firecracker).then_some(1)
+    /// Those of namespaces wait most of the time, for packets and for time-outs.
+    pub(crate) fn threads(self) -> Option<usize> {
+        match self {
+            Self::Guest | Self::Firecracker => Some(1),
+            Self::Netns => Some(2 * thread::available_parallelism().map_or(1, usize::from)),
+            _ => None,
+        }
     }
 
     /// Whether it can be had wherever the rest can: no package of Debian has Firecracker, cnitool or Rust's other targets.
