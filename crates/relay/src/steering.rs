@@ -47,7 +47,7 @@ use self::{
     former::Steered,
     routing::{is_redirected, listed, route},
     rules::rules,
-    written::{Rules, Written, commit},
+    written::{Content, Written, commit},
 };
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
 pub use ahead::{Ahead, AheadError, ahead};
@@ -548,7 +548,7 @@ pub(crate) fn apply_present(
     }
 }
 
-/// Tells the kernel of other cgroups, where all else is as it was. Returns the rules that the table has then.
+/// Tells the kernel of other cgroups, where all else is as it was. Returns what the table has then.
 ///
 /// # Errors
 /// The kernel refuses, also where the table is gone; nothing has changed then. So it doesn't undo what [`clear`] does at
@@ -556,7 +556,7 @@ pub(crate) fn apply_present(
 fn apply_cgroups(
     egress: &Egress,
     cgroups: &[Option<CgroupNumber>],
-) -> Result<Rules, SteeringError> {
+) -> Result<Content, SteeringError> {
     let mut netfilter = Socket::netfilter()?;
     let mut batch = Batch::new(TABLE);
     batch.empty_table();
@@ -568,7 +568,7 @@ fn fill_table(
     netfilter: &mut Socket,
     egress: &Egress,
     cgroups: &[Option<CgroupNumber>],
-) -> Result<Rules, SteeringError> {
+) -> Result<Content, SteeringError> {
     let before = nft::cgroup_rules(netfilter, TABLE)?;
     write(
         &mut batch,

@@ -134,6 +134,7 @@ pub struct Batch<'a> {
     table: &'a str,
     request: Request,
     rules: Vec<(String, usize)>,
+    extended: Vec<String>,
 }
 
 impl<'a> Batch<'a> {
@@ -142,12 +143,18 @@ impl<'a> Batch<'a> {
     pub fn new(table: &'a str) -> Self {
         let mut request = Request::new();
         write_mark(&mut request, libc::NFNL_MSG_BATCH_BEGIN);
-        let rules = Vec::new();
         Self {
             table,
             request,
-            rules,
+            rules: Vec::new(),
+            extended: Vec::new(),
         }
+    }
+
+    /// The table's name.
+    #[must_use]
+    pub fn table(&self) -> &'a str {
+        self.table
     }
 
     /// Creates the table unless it is there.
@@ -266,8 +273,15 @@ impl<'a> Batch<'a> {
         });
     }
 
+    /// Sets and maps that it adds elements to.
+    #[must_use]
+    pub fn extended(&self) -> &[String] {
+        &self.extended
+    }
+
     /// Adds elements to a set or map. Equal elements that are there already are fine.
     pub fn add_elements(&mut self, set: &str, elements: &[Element]) {
+        self.extended.push(set.to_owned());
         let flags = narrow(libc::NLM_F_CREATE);
         self.element_messages((NFT_MSG_NEWSETELEM, flags), "extend", set, elements);
     }

@@ -23,7 +23,9 @@ use sandwire_kernel_net::{
     },
 };
 
-use super::{MARK_PASS, OUTPUT, PREROUTING, PRIORITY, Rules, SteeringError, written::commit};
+use super::{
+    MARK_PASS, OUTPUT, PREROUTING, PRIORITY, SteeringError, written::Content, written::commit,
+};
 use crate::config::Egress;
 
 /// Name of the table.
@@ -74,11 +76,11 @@ fn write(batch: &mut Batch<'_>) {
     write_prerouting(batch);
 }
 
-/// Tells the kernel, or takes the table away where no cgroup is a sender. Returns the rules that it has then.
+/// Tells the kernel, or takes the table away where no cgroup is a sender. Returns what it has then.
 ///
 /// # Errors
 /// The kernel refuses; nothing has changed then.
-pub(super) fn tell(egress: &Egress, netfilter: &mut Socket) -> Result<Rules, SteeringError> {
+pub(super) fn tell(egress: &Egress, netfilter: &mut Socket) -> Result<Content, SteeringError> {
     let mut batch = Batch::new(TABLE_ENDS);
     if is_needed(egress) {
         write(&mut batch);

@@ -207,7 +207,7 @@ fn tell_again(
         Ok(()) if is_lost => {
             metrics.steering_restored.add(1);
             tracing::warn!(
-                "rules in nftables or of routing were gone, as after `nft flush ruleset`; they are there again"
+                "rules in nftables or of routing, or elements of sets, were gone, as after `nft flush ruleset`; they are there again"
             );
         }
         Ok(()) => tracing::info!("a cgroup was made anew; its traffic is steered here"),

@@ -1,5 +1,6 @@
-//! The rules that were written, by which it is seen whether somebody has changed them.
+//! The rules and elements that were written, by which it is seen whether somebody has changed them.
 
+use rustix::io::Errno;
 use sandwire_kernel_net::{
     netlink::Socket,
     nft::{self, Batch},
@@ -7,33 +8,73 @@ use sandwire_kernel_net::{
 
 use super::{SteeringError, TABLE, ends::TABLE_ENDS};
 
+/// What the kernel says of a set that isn't there.
+const NO_SET: i32 = Errno::NOENT.raw_os_error();
+
 /// Chain and number of instructions of each rule of a table, chain by chain.
-pub(super) type Rules = Vec<(String, usize)>;
+type Rules = Vec<(String, usize)>;
+
+/// What a table has.
+#[derive(Debug, Default)]
+pub(super) struct Content {
+    rules: Rules,
+    /// Sets, and how many elements each has. What rules enter by themselves isn't among them.
+    elements: Vec<(String, usize)>,
+}
 
 /// What both tables have.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
-    pub(super) table: Rules,
-    pub(super) ends: Rules,
+    pub(super) table: Content,
+    pub(super) ends: Content,
 }
 
 impl Written {
-    /// Whether the kernel has just these rules.
+    /// Whether the kernel has just these rules, and as many elements.
     pub(super) fn holds(&self, netfilter: &mut Socket) -> Result<bool, SteeringError> {
         for (table, written) in [(TABLE, &self.table), (TABLE_ENDS, &self.ends)] {
-            if by_chain(&nft::rules(netfilter, table)?) != *written {
+            if by_chain(&nft::rules(netfilter, table)?) != written.rules {
                 return Ok(false);
+            }
+            for (set, count) in &written.elements {
+                if elements(netfilter, table, set)? != Some(*count) {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
     }
 }
 
-/// Carries out a batch that makes all rules of a table; these.
-pub(super) fn commit(batch: Batch<'_>, netfilter: &mut Socket) -> Result<Rules, SteeringError> {
+/// Carries out a batch that makes all of a table; what that is.
+pub(super) fn commit(batch: Batch<'_>, netfilter: &mut Socket) -> Result<Content, SteeringError> {
     let rules = by_chain(batch.rules());
+    let (table, sets) = (batch.table().to_owned(), batch.extended().to_vec());
     batch.commit(netfilter)?;
-    Ok(rules)
+    let mut content = Content {
+        rules,
+        elements: Vec::new(),
+    };
+    for set in sets {
+        // By the kernel's own word: it may have made fewer of them than it was given.
+        if let Some(count) = elements(netfilter, &table, &set)? {
+            content.elements.push((set, count));
+        }
+    }
+    Ok(content)
+}
+
+/// How many elements a set has, if it is there.
+fn elements(
+    netfilter: &mut Socket,
+    table: &str,
+    set: &str,
+) -> Result<Option<usize>, SteeringError> {
+    match nft::count_elements(netfilter, table, set) {
+        Ok(count) => Ok(Some(count)),
+        Err(error) if error.errno() == Some(NO_SET) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The kernel lists chains in an order of its own. The order within each stays.

@@ -4,7 +4,7 @@ use std::{net::TcpListener, time::Duration};
 
 use sandwire_testlab::{host::ECHO_PORT, lab};
 
-use super::{DEADLINE, everything_works};
+use super::{DEADLINE, FETCH, everything_works};
 use crate::stage::{DESTINATIONS, MARKER, Stage, executable, wait_for};
 
 const ADDRESSES: [&str; 2] = ["10.70.0.5", "fd70::5"];
@@ -206,7 +206,6 @@ fn a_cgroup_of_which_everything_is_redirected_keeps_its_loopback() {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn rules_of_which_a_table_or_chain_was_emptied_come_back() {
-    const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
     lab::run_within(DEADLINE, |lab| {
         let mut stage = Stage::build("auto");
         stage.start_peer();
@@ -239,7 +238,6 @@ fn rules_of_which_a_table_or_chain_was_emptied_come_back() {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn rules_that_were_flushed_come_back_and_those_that_were_cleared_do_not() {
-    const FETCH: &str = "curl -sS --max-time 60 http://198.51.100.7:8080/page";
     lab::run_within(DEADLINE, |lab| {
         let mut stage = Stage::build("auto");
         stage.start_peer();
@@ -263,5 +261,33 @@ fn rules_that_were_flushed_come_back_and_those_that_were_cleared_do_not() {
         assert!(!is_there(), "what was cleared came back");
         assert_eq!(rules(), cleared);
         assert_eq!(stage.in_cgroup(FETCH), MARKER);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_is_taken_out_of_sets_comes_back() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut stage = Stage::build("auto");
+        stage.start_peer();
+        stage.start_host();
+        let list = || lab.run("nft -s list table inet sandwire-relay");
+        let before = list();
+        let names: Vec<&str> = before
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("set ")?.strip_suffix(" {"))
+            .collect();
+        assert!(!names.is_empty(), "{before}");
+        for name in names {
+            lab.run(&format!("nft flush set inet sandwire-relay {name}"));
+        }
+        assert_ne!(list(), before);
+        wait_for("they are there again", || list() == before);
+        let restored = "sandwire_relay_steering_restored_total 1\n";
+        wait_for("it is counted", || stage.metrics("host").contains(restored));
+        let capture = stage.capture();
+        assert_eq!(stage.in_cgroup(FETCH), MARKER);
+        everything_works(&stage);
+        capture.has_nothing_in_the_clear(true);
     });
 }
