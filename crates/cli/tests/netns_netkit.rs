@@ -15,10 +15,11 @@ use std::{
 
 use ebpf::{SECOND, World, addresses_of, restart_under_ping};
 use sandwire_testlab::{
+    command,
     guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6},
     lab::{self, Lab},
-    namespace::Namespace,
+    namespace::{Namespace, command_in},
 };
 use serde_json::{Value, json};
 
@@ -104,6 +105,7 @@ fn containers_with_netkit_live_under_their_policy_on_linux_6_12() {
         for address in addresses_of(&leases[1]) {
             ping(&spaces[0], &address, true);
         }
+        assert_sctp_passes(&world, &spaces, &leases);
         for name in ["blue", "red"] {
             world.daemon.json(&format!("release {name}")).unwrap();
         }
@@ -116,6 +118,23 @@ fn containers_with_netkit_live_under_their_policy_on_linux_6_12() {
         let lease = world.daemon.json("acquire open blue --netns blue").unwrap();
         assert_is_netkit(lab, &lease);
         assert!(lease["attached"]["device_reason"].is_string());
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn containers_with_veth_speak_sctp_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, 300 * SECOND, |lab| {
+        let world = World::without_pools(lab);
+        let mut spec = boxes("boxes", 0, "veth");
+        spec["policy"] = json!({"clone_to_clone": true});
+        world.daemon.create_pool(&spec).unwrap();
+        let spaces = ["blue", "red"].map(|name| lab.namespace(name));
+        let leases = ["blue", "red"].map(|name| {
+            let line = format!("acquire boxes {name} --netns {name}");
+            world.daemon.json(&line).unwrap()
+        });
+        assert_sctp_passes(&world, &spaces, &leases);
     });
 }
 
@@ -160,5 +179,63 @@ fn assert_in_touch(world: &World, spaces: &[Namespace; 2], leases: &[Value; 2]) 
             assert_eq!(heard, GREETING);
             greeter.join().unwrap();
         }
+    }
+}
+
+/// Bytes of a stream that goes by SCTP, in super-packets where the kernel makes such.
+const SCTP_BYTES: u64 = 4 << 20;
+
+/// A whole stream arrives, and each of its packets counts as the wire would have had it.
+fn assert_sctp_passes(world: &World, spaces: &[Namespace; 2], leases: &[Value; 2]) {
+    let detail = |lease: &Value| {
+        let path = format!("/v1/leases/{}", lease["name"].as_str().unwrap());
+        world.daemon.call("GET", &path, None).unwrap()["traffic"].clone()
+    };
+    let sent_so_far = || {
+        let egress = detail(&leases[0])["egress"].clone();
+        ["packets", "segments"].map(|figure| egress[figure].as_u64().unwrap())
+    };
+    for target in addresses_of(&leases[1]) {
+        let family = if target.contains(':') {
+            "AF_INET6"
+        } else {
+            "AF_INET"
+        };
+        let script = |what: &str| {
+            let open = format!("s = socket({family}, SOCK_STREAM, IPPROTO_SCTP)");
+            let data = format!("data = b\"0123456789abcdef\" * {}", SCTP_BYTES / 16);
+            format!("import time; from socket import *\n{data}\n{open}\n{what}")
+        };
+        let run = |space: &Namespace, script: &str| {
+            command::output_of(command_in(&space.path(), "python3").args(["-c", script])).unwrap()
+        };
+        let receive = script(&format!(
+            "s.bind((\"{target}\", {PORT})); s.listen(1); c, _ = s.accept()\n\
+             came = b\"\"\n\
+             while more := c.recv(65536): came += more\n\
+             print(len(came), came == data)"
+        ));
+        let send = script(&format!(
+            "for attempt in range(200):\n\
+             \x20   try: s.connect((\"{target}\", {PORT})); break\n\
+             \x20   except ConnectionRefusedError: time.sleep(0.1)\n\
+             for start in range(0, len(data), 32768): s.sendall(data[start:start + 32768])\n\
+             s.close()"
+        ));
+        let before = sent_so_far();
+        let received = std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| run(&spaces[1], &receive));
+            run(&spaces[0], &send);
+            receiving.join().unwrap()
+        });
+        assert_eq!(received.trim(), format!("{SCTP_BYTES} True"), "{target}");
+        let after = sent_so_far();
+        let [packets, segments] = [0, 1].map(|figure| after[figure] - before[figure]);
+        assert!(segments >= SCTP_BYTES / 1500, "{segments} segments");
+        assert!(packets < segments, "no super-packets among {packets}");
+    }
+    for lease in leases {
+        let drops = detail(lease)["drops"].to_string();
+        assert!(!drops.contains("too_big"), "{drops}");
     }
 }

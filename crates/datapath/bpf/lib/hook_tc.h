@@ -16,6 +16,10 @@ typedef struct __sk_buff frame;
 #define FRAME_HEADERS4 54
 #define FRAME_HEADERS6 74
 
+/* The size of a super-packet's segments, if each is as long as what the kernel keeps of it apart: SCTP's chunks can't be
+ * cut anywhere. */
+#define GSO_BY_FRAGS 0xffff
+
 static __always_inline void *frame_data(const frame *f)
 {
 	return (void *)(unsigned long)f->data;
@@ -35,6 +39,11 @@ static __always_inline __u32 frame_length(const frame *f)
 static __always_inline __u32 frame_gso_size(const frame *f)
 {
 	return f->gso_size;
+}
+
+static __always_inline int frame_is_by_fragments(const frame *f)
+{
+	return f->gso_size == GSO_BY_FRAGS;
 }
 
 /* How many frames it will be, if the kernel knows. */
@@ -57,14 +66,15 @@ static __always_inline int frame_has_vlan(const frame *f)
 }
 
 /* Makes the headers linear, and no more: pulling payload in as well would copy the head of every packet
- * that the host's own TCP sends, whose linear part ends with its header. The pointers got before no longer
- * hold. */
+ * that the host's own TCP sends, whose linear part ends with its header. One whose segments are kept apart has
+ * its headers alone there, shorter than TCP's; with anything behind them the kernel no longer knows where the first
+ * segment begins, and who receives it ends the connection. The pointers got before no longer hold. */
 static __always_inline void frame_pull(frame *f)
 {
 	__u32 length = f->len, linear = f->data_end - f->data;
 	__u32 wanted = f->protocol == bpf_htons(ETH_P_IP) ? FRAME_HEADERS4 : FRAME_HEADERS6;
 
-	if (linear < length && linear < wanted)
+	if (linear < length && linear < wanted && !frame_is_by_fragments(f))
 		bpf_skb_pull_data(f, length < wanted ? length : wanted);
 }
 

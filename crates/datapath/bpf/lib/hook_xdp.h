@@ -32,6 +32,12 @@ static __always_inline __u32 frame_gso_size(const frame *f)
 	return 0;
 }
 
+static __always_inline int frame_is_by_fragments(const frame *f)
+{
+	(void)f;
+	return 0;
+}
+
 static __always_inline __u32 frame_gso_segments(const frame *f)
 {
 	(void)f;

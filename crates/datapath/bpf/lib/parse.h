@@ -20,9 +20,6 @@
  * in each (TCP_MIN_SND_MSS), and more than that of UDP. By one write a guest could otherwise have the kernel make
  * 65,535 packets at once, and no other packet pass on that processor meanwhile. */
 #define SEGMENTS_MAX 2048
-/* The size of a super-packet's segments, if each is as long as what the kernel keeps of it apart: SCTP's chunks can't be
- * cut anywhere. */
-#define GSO_BY_FRAGS 0xffff
 #define SCTP_HEADER_LENGTH 12
 #define IPV4_L4 (ETH_HLEN + sizeof(struct iphdr))
 #define IPV6_L4 (ETH_HLEN + sizeof(struct ipv6hdr))
@@ -429,7 +426,7 @@ static __always_inline void measure(const frame *f, struct packet *p)
 	if (rarely(size)) {
 		__u32 headers = p->payload;
 
-		if (size == GSO_BY_FRAGS && frame_gso_segments(f)) {
+		if (frame_is_by_fragments(f) && frame_gso_segments(f)) {
 			p->by_fragments = 1;
 			p->segments = frame_gso_segments(f);
 			headers += SCTP_HEADER_LENGTH;

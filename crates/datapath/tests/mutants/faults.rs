@@ -274,15 +274,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "size of segments that the kernel keeps apart taken for a length",
         "lib/parse.h",
-        "if (size == GSO_BY_FRAGS && frame_gso_segments(f)) {",
+        "if (frame_is_by_fragments(f) && frame_gso_segments(f)) {",
         "if (0) {",
         &["sctp-super-packet", "ingress-sctp-super-packet"],
     ),
     mutant(
         "segments that nobody has counted believed",
         "lib/parse.h",
-        "if (size == GSO_BY_FRAGS && frame_gso_segments(f)) {",
-        "if (size == GSO_BY_FRAGS) {",
+        "if (frame_is_by_fragments(f) && frame_gso_segments(f)) {",
+        "if (frame_is_by_fragments(f)) {",
         &["sctp-super-packet", "ingress-sctp-super-packet"],
     ),
     mutant(

@@ -136,6 +136,7 @@ pub(super) const MODULES: &[&str] = &[
     "nft_socket",
     "nft_tproxy",
     "nf_conntrack_netlink",
+    "sctp",
     "vsock_loopback",
 ];
 
