@@ -33,6 +33,7 @@ mod written;
 use std::{io, path::PathBuf};
 
 use ipnet::IpNet;
+use rustix::io::Errno;
 use sandwire_kernel_net::{
     netlink::{Request, Socket},
     nft::{
@@ -57,6 +58,8 @@ pub use clear::clear;
 pub(crate) use entrance::{Entrance, entrances};
 pub(crate) use upkeep::{has_table, is_told};
 
+/// What the kernel says of a table or set that isn't there.
+const NOT_THERE: i32 = Errno::NOENT.raw_os_error();
 /// Name of the table.
 pub const TABLE: &str = nft::RELAY_TABLE;
 /// Routing table by which marked packets are the host's own.

@@ -64,6 +64,7 @@ impl Targets {
 
 /// Runs the targets whose names contain one of the filters, or all.
 pub(super) fn run(filters: &[String], targets: Targets) -> Result<Tally> {
+    eprintln!("     Building the targets, unless they are built by now");
     let Built { folder, targets } = targets.wait()?;
     // What the build takes is not the targets' time.
     let end = Instant::now() + Tier::Fuzz.deadline();

@@ -7,7 +7,6 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
-use rustix::io::Errno;
 use sandwire_kernel_net::{
     netlink::Socket,
     nft,
@@ -19,7 +18,8 @@ use tokio::{
 };
 
 use super::{
-    SteeringError, TABLE, TABLE_LOCAL, Told, Written, apply, apply_cgroups, apply_present,
+    NOT_THERE, SteeringError, TABLE, TABLE_LOCAL, Told, Written, apply, apply_cgroups,
+    apply_present,
     cgroups::{CgroupNumber, present},
     ends::{self, TABLE_ENDS},
     is_redirected, listed, rules,
@@ -27,7 +27,6 @@ use super::{
 };
 use crate::{config::Egress, metrics::Metrics};
 
-const NO_TABLE: i32 = Errno::NOENT.raw_os_error();
 const LOOK: Duration = Duration::from_secs(1);
 /// Between looks for cgroups while others' are being made, so that whoever makes many doesn't keep us busy.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -211,7 +210,7 @@ fn tell_again(
             );
         }
         Ok(()) => tracing::info!("a cgroup was made anew; its traffic is steered here"),
-        Err(SteeringError::Kernel(error)) if !is_lost && error.errno() == Some(NO_TABLE) => {
+        Err(SteeringError::Kernel(error)) if !is_lost && error.errno() == Some(NOT_THERE) => {
             tracing::info!(
                 "a cgroup was made anew while the rules were taken away; they come back within two seconds, unless \
                  `sandwire relay clear` has ended them"

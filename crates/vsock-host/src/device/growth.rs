@@ -58,7 +58,8 @@ impl Vm {
         if let Err(error) = peer.prepare_stream(flow.promise as usize) {
             tracing::debug!(vm = %self.key, %error, "a socket's buffer stays as it is");
         } else if peer.has_backlog() {
-            // The socket has room now, of which the kernel tells only when it is mostly empty.
+            // The socket has room now, of which the kernel tells only when it is mostly empty. That may be a reason to promise
+            // more again: no more often than it can be doubled.
             self.flush(number, context);
         }
     }
