@@ -17,6 +17,7 @@ use children::{Capture, PATIENCE, drops, ping, routed, with_two};
 use ebpf::{SECOND, World, addresses_of, pool, prefixes, wait_until};
 use sandwire_testlab::{
     command::{self, Process},
+    counters,
     fake_guest::FakeGuest,
     guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, HTTP_PORT, answer_http, serve_tcp},
@@ -520,11 +521,5 @@ fn count_arrivals(world: &World) {
 
 fn arrivals(world: &World) -> u64 {
     let table = world.beyond.run("nft -j list table inet leaks").unwrap();
-    let document: serde_json::Value = serde_json::from_str(&table).unwrap();
-    let items = document["nftables"].as_array().unwrap().iter();
-    items
-        .filter_map(|item| item["rule"]["expr"].as_array())
-        .flatten()
-        .filter_map(|expression| expression["counter"]["packets"].as_u64())
-        .sum()
+    counters::packets(&table).unwrap()
 }

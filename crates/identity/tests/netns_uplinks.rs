@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use sandwire_identity::Identities;
 use sandwire_testlab::{
+    counters,
     lab::{self, Lab},
     namespace::Namespace,
 };
@@ -116,13 +117,7 @@ fn second_wire(lab: &Lab) -> Namespace {
 /// Packets that the host has sent by another uplink than their source's.
 fn strays(lab: &Lab) -> u64 {
     let text = lab.run("nft -j list table inet strays");
-    let document: Value = serde_json::from_str(&text).unwrap();
-    let items = document["nftables"].as_array().unwrap().iter();
-    items
-        .filter_map(|item| item["rule"]["expr"].as_array())
-        .flatten()
-        .filter_map(|expression| expression["counter"]["packets"].as_u64())
-        .sum()
+    counters::packets(&text).unwrap()
 }
 
 #[test]

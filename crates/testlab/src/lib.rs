@@ -20,6 +20,7 @@
 pub mod capabilities;
 pub mod cgroup;
 pub mod command;
+pub mod counters;
 pub mod fake_guest;
 pub mod guest;
 pub mod host;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use sandwire_testlab::{
-    command,
+    command, counters,
     fake_guest::FakeGuest,
     host::{BEYOND_IPV4, Beyond, HOST_IPV4},
     lab::Lab,
@@ -141,13 +141,7 @@ impl StackWatch {
     /// Packets from or to the uplink that the stack has forwarded.
     pub(crate) fn packets(&self) -> u64 {
         let text = command::run("nft -j list table inet watch").unwrap();
-        let document: Value = serde_json::from_str(&text).unwrap();
-        let items = document["nftables"].as_array().unwrap().iter();
-        items
-            .filter_map(|item| item["rule"]["expr"].as_array())
-            .flatten()
-            .filter_map(|expression| expression["counter"]["packets"].as_u64())
-            .sum()
+        counters::packets(&text).unwrap()
     }
 }
 
