@@ -40,6 +40,7 @@ udevadm settle
 sandwire acquire apart one > /dev/null
 sandwire exec one -- sleep 300 &
 external() { state $(shared); }
+loopback() { state lo; }
 say taken "$(until_it_says external '100 (connected (externally))')"
 say doctor "$(doctor)"
 say before "$(addresses)"
@@ -47,10 +48,11 @@ mkdir /sys/fs/cgroup/x
 sandwire identity add /sys/fs/cgroup/x --address 10.77.0.5 --address fd77::5 > /dev/null
 identity() { /bin/ip -o address show dev lo | grep -cE '10.77.0.5|fd77::5|fd53:7764'; }
 restored() { journalctl --unit sandwire | grep -q 'taken addresses of an identity' && echo yes || echo no; }
+say identity-taken "$(until_it_says loopback '100 (connected (externally))')"
 nmcli networking off
 say off "$(until_it_says damaged yes)"
-nmcli networking on
 say identity-off "$(until_it_says restored yes)"
+nmcli networking on
 say identity-back "$(until_it_says identity 3)"
 say back "$(until_it_says addresses 4)"
 
@@ -105,6 +107,7 @@ fn network_manager_leaves_sandboxes_alone_and_what_it_does_all_the_same_is_put_r
         assert_eq!(check("taken"), "100 (connected (externally))");
         assert!(check("doctor").ends_with("among 1"), "{}", check("doctor"));
         assert_eq!(check("before"), "4");
+        assert_eq!(check("identity-taken"), "100 (connected (externally))");
         assert_eq!(check("off"), "yes", "it takes no addresses");
         assert_eq!(check("back"), "4");
         assert_eq!(check("identity-off"), "yes", "it takes none of identities");
