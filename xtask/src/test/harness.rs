@@ -209,6 +209,7 @@ pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Re
                 match results.read(&line) {
                     Some(Said::Result(counts)) => tally += counts,
                     Some(Said::Failed(name)) => tally.failures.push(format!("{label}: {name}")),
+                    Some(Said::Why(name, why)) => tally.explain(&format!("{label}: {name}"), &why),
                     None => {}
                 }
             }

@@ -1,9 +1,14 @@
 //! What a test runner writes, read line by line.
 //!
 //! A test that fails has what it wrote shown: that of a lab test is all that a runner of its own wrote in the lab, the
-//! line of its failure and the counts among it. So lines count only where the outer runner writes them.
+//! line of its failure and the counts among it. So lines count only where the outer runner writes them. Why a test failed is
+//! taken from what is shown of it.
 
 use super::summary::Tally;
+
+/// What is kept of a panic's message: the rest is further up.
+const LINES_OF_MESSAGE: usize = 6;
+const LETTERS_OF_LINE: usize = 300;
 
 /// Reads the output of one test command, which may run several test programs one after another.
 #[derive(Debug, Default)]
@@ -15,9 +20,13 @@ pub(super) struct Results {
 #[derive(Debug)]
 struct Running {
     tests: u32,
-    failed: u32,
+    failed: Vec<String>,
     /// From here on it shows what tests wrote that have failed.
     shows_output: bool,
+    /// Whose output is shown, if nothing has been said yet of why it failed.
+    shown: Option<String>,
+    /// The message of a panic, while it is read.
+    message: Vec<String>,
 }
 
 /// What a line says.
@@ -25,6 +34,8 @@ struct Running {
 pub(super) enum Said {
     /// That the test of this name has failed.
     Failed(String),
+    /// Why the test of this name has failed: where it panicked, and the message, in lines.
+    Why(String, String),
     /// How many tests of a program passed and failed.
     Result(Tally),
 }
@@ -35,8 +46,10 @@ impl Results {
         let Some(running) = &mut self.running else {
             self.running = tests_of(line).map(|tests| Running {
                 tests,
-                failed: 0,
+                failed: Vec::new(),
                 shows_output: false,
+                shown: None,
+                message: Vec::new(),
             });
             return None;
         };
@@ -51,14 +64,14 @@ impl Results {
             }));
         }
         if running.shows_output {
-            return None;
+            return running.read_output(line);
         }
         if line == "failures:" {
             running.shows_output = true;
             return None;
         }
         let name = line.strip_prefix("test ")?.strip_suffix(" ... FAILED")?;
-        running.failed += 1;
+        running.failed.push(name.to_owned());
         Some(Said::Failed(name.to_owned()))
     }
 
@@ -66,6 +79,48 @@ impl Results {
     pub(super) fn are_awaited(&self) -> bool {
         self.running.is_some()
     }
+}
+
+impl Running {
+    /// Takes the next line of what a failed test wrote. Its first panic counts, but for that of who waited for its lab: the
+    /// lab's own follows.
+    fn read_output(&mut self, line: &str) -> Option<Said> {
+        let header = line.strip_prefix("---- ");
+        if let Some(name) = header.and_then(|rest| rest.strip_suffix(" stdout ----"))
+            && self.failed.iter().any(|failed| failed == name)
+        {
+            self.shown = Some(name.to_owned());
+            self.message.clear();
+        } else if let Some(place) = place_of_panic(line) {
+            self.message = vec![place.to_owned()];
+        } else if self.message.is_empty() {
+            return None;
+        } else if is_end_of_message(line) {
+            return self.end_message();
+        } else if self.message.len() <= LINES_OF_MESSAGE {
+            self.message
+                .push(line.chars().take(LETTERS_OF_LINE).collect());
+        }
+        None
+    }
+
+    fn end_message(&mut self) -> Option<Said> {
+        let message = std::mem::take(&mut self.message).join("\n");
+        if message.contains("failed in its lab") {
+            return None;
+        }
+        Some(Said::Why(self.shown.take()?, message))
+    }
+}
+
+/// Reads a line such as `thread 'a' (2) panicked at src/a.rs:1:2:`.
+fn place_of_panic(line: &str) -> Option<&str> {
+    let (_, place) = line.strip_prefix("thread '")?.split_once(" panicked at ")?;
+    place.strip_suffix(':')
+}
+
+fn is_end_of_message(line: &str) -> bool {
+    line.is_empty() || line == "stack backtrace:" || line.starts_with("note: ")
 }
 
 /// Reads a line such as `running 3 tests`.
@@ -101,7 +156,8 @@ impl Counts {
     /// Whether these are the counts of all that is running. Those of the only test's own runner may be as well, and
     /// say the same then.
     fn ends(&self, running: &Running) -> bool {
-        self.passed + self.failed + self.others == running.tests && self.failed >= running.failed
+        let failed = u32::try_from(running.failed.len()).unwrap_or(u32::MAX);
+        self.passed + self.failed + self.others == running.tests && self.failed >= failed
     }
 }
 
@@ -119,6 +175,7 @@ mod tests {
         {
             match said {
                 Said::Failed(name) => names.push(name),
+                Said::Why(name, why) => names.push(format!("{name}: {why}")),
                 Said::Result(counts) => tally += counts,
             }
         }
@@ -177,6 +234,41 @@ mod tests {
             let passed = u32::try_from(others).unwrap();
             assert_eq!(read(&text), (passed, 1, vec!["a".to_owned()]), "{text}");
         }
+    }
+
+    #[test]
+    fn it_is_told_why_a_test_failed() {
+        let text = "running 3 tests
+            test a ... FAILED
+            test b ... FAILED
+            test c ... FAILED
+            failures:
+            ---- a stdout ----
+            thread 'a' (3) panicked at src/lab.rs:83:9:
+            a failed in its lab (exit status: 101)
+            --- output of the lab ---
+            running 1 test
+            test a ... FAILED
+
+            thread 'x' (2) panicked at tests/a.rs:1:2:
+            assertion `left == right` failed: it has none
+              left: 1
+            stack backtrace:
+               0: somewhere
+
+            thread 'a' (2) panicked at tests/a.rs:9:9:
+            a scoped thread panicked
+
+            ---- b stdout ----
+            ---- c stdout ----
+            thread 'c' (4) panicked at tests/c.rs:3:4:
+            nothing came
+            note: run with `RUST_BACKTRACE=1`
+            failures:
+            test result: FAILED. 0 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s";
+        let a = "a: tests/a.rs:1:2\nassertion `left == right` failed: it has none\nleft: 1";
+        let expected = ["a", "b", "c", a, "c: tests/c.rs:3:4\nnothing came"];
+        assert_eq!(read(text), (0, 3, expected.map(str::to_owned).to_vec()));
     }
 
     /// The lab was left in disorder, so that the test failed although all was well inside.

@@ -11,7 +11,7 @@ pub(crate) struct Tally {
     pub(crate) passed: u32,
     /// Tests that ran and failed, and test programs that crashed.
     pub(crate) failed: u32,
-    /// What is known of those that failed, one line each.
+    /// What is known of those that failed: a line each, and further ones that say why.
     pub(crate) failures: Vec<String>,
 }
 
@@ -20,6 +20,16 @@ impl Tally {
     pub(crate) fn fail(&mut self, what: String) {
         self.failed += 1;
         self.failures.push(what);
+    }
+
+    /// Says why something failed that is among the failures.
+    pub(crate) fn explain(&mut self, what: &str, why: &str) {
+        if let Some(failure) = self.failures.iter_mut().find(|failure| *failure == what) {
+            for line in why.lines() {
+                failure.push_str("\n    ");
+                failure.push_str(line);
+            }
+        }
     }
 }
 
@@ -121,10 +131,11 @@ mod tests {
         summary.add(Tier::Guest, Outcome::NotRun("no cpio".to_owned()));
         let mut broken = Tally::default();
         broken.fail("tests/netns_crash.rs: a_crash".to_owned());
+        broken.explain("tests/netns_crash.rs: a_crash", "at 1\nits words");
         summary.add(Tier::Netns, Outcome::Ran(broken, took));
         let text = summary.to_string();
         assert!(
-            text.contains("failed: tests/netns_crash.rs: a_crash\n"),
+            text.contains("failed: tests/netns_crash.rs: a_crash\n    at 1\n    its words\n"),
             "{text}"
         );
         assert!(text.contains("7 passed, 0 failed, in 1.5 of "), "{text}");
