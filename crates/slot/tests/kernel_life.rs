@@ -350,7 +350,11 @@ fn what_somebody_breaks_is_seen_and_repaired() {
         let slot = &slots[0];
         let clone_address = slot.nics[0].ipv4.unwrap().clone_address;
         let inside = |line: &str| in_slot(slot, line);
-        let damages: [(&str, &dyn Fn() -> String); 6] = [
+        let host_end = &slot.host_interface;
+        let damages: [(&str, &dyn Fn() -> String); 7] = [
+            (host_end, &|| {
+                lab.run(&format!("ip link set {host_end} addrgenmode eui64"))
+            }),
             ("tap vmtap0", &|| inside("ip link delete vmtap0")),
             ("interface uplink0", &|| inside("ip link delete uplink0")),
             ("interface uplink0", &|| inside("ip link set uplink0 down")),

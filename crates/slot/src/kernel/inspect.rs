@@ -9,7 +9,7 @@ use sandwire_api::{
 use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
     conntrack,
-    interface::{self, InterfaceIndex},
+    interface::{self, Interface, InterfaceIndex},
     netlink::{Request, Socket},
     netns::{self, Home},
     nft::{self, Batch},
@@ -24,7 +24,7 @@ use super::{
     filters::{self, Attachment, Found},
     host_slot,
     host_table::same_rules,
-    interfaces, lock, moving, slot_table,
+    interfaces, lock, moving, own_addresses, slot_table,
     tap_status::{tap_status, tap_use},
 };
 use crate::{error::NetworkError, network::Inspection, plan::SlotPlan};
@@ -38,6 +38,8 @@ enum Wrong {
     Table,
     HostEnd,
     HostRoute(IpAddr),
+    /// A host end of this name gets IPv6 addresses from the kernel.
+    MakesAddresses(String),
     /// A program on the host end of this number, or on the only one, and what is there.
     Program(usize, Found),
     /// A program inside the namespace.
@@ -203,6 +205,7 @@ fn look_at_host_slot(
         if !found.is_up {
             wrong.push(Wrong::HostEnd);
         }
+        wrong.extend(making_addresses(&found));
         look_at_program(worker, ebpf, slot, (number, found.index), wrong)?;
         if slot.data_path == DataPath::Xdp {
             inspection.data_path_note = super::xdp::note(ebpf, &found);
@@ -212,6 +215,12 @@ fn look_at_host_slot(
         wrong.push(Wrong::Entry);
     }
     Ok(())
+}
+
+/// Whoever changes all interfaces may come to this one when the shared one has been put right already.
+fn making_addresses(host_end: &Interface) -> Option<Wrong> {
+    let name = || Wrong::MakesAddresses(host_end.name.clone());
+    host_end.makes_addresses.then(name)
 }
 
 /// Looks at the programs on the host end of this number.
@@ -314,6 +323,7 @@ fn look_at_host_end(
         wrong.push(Wrong::HostEnd);
         return Ok(());
     };
+    wrong.extend(making_addresses(&host_end));
     if let Some((ebpf, shared)) = path {
         look_at_program(worker, ebpf, slot, (0, host_end.index), wrong)?;
         if !ebpf.is_written(slot, &[host_end.index], shared) {
@@ -368,6 +378,9 @@ impl Wrong {
                 let problem = format!("it does not lead to {}", slot.host_interface);
                 reported(format!("route {address}"), problem)
             }
+            Self::MakesAddresses(name) => {
+                reported(format!("interface {name}"), own_addresses::PROBLEM)
+            }
             Self::Program(number, found) => {
                 let host_end = slot.host_ends().nth(*number).unwrap_or_default();
                 let problem = match found {
@@ -383,13 +396,7 @@ impl Wrong {
                 format!("eBPF program in slot {}", slot.netns_name),
                 "it is gone or replaced",
             ),
-            Self::Beside(problem) => {
-                let attach = slot.attach.as_ref();
-                let tap = attach.and_then(|attach| attach.request.tap.as_ref());
-                let name = tap.map_or("", |tap| tap.name.as_str());
-                let object = format!("tap {name} beside the interface of {}", slot.host_interface);
-                reported(object, *problem)
-            }
+            Self::Beside(problem) => reported(tap_beside(slot), *problem),
             Self::Child(problem) => reported(container::name_of(slot), *problem),
             Self::Entry => reported(
                 format!("eBPF entry of slot {}", slot.netns_name),
@@ -400,6 +407,13 @@ impl Wrong {
     }
 }
 
+fn tap_beside(slot: &SlotPlan) -> String {
+    let attach = slot.attach.as_ref();
+    let tap = attach.and_then(|attach| attach.request.tap.as_ref());
+    let name = tap.map_or("", |tap| tap.name.as_str());
+    format!("tap {name} beside the interface of {}", slot.host_interface)
+}
+
 /// Repairs one thing; `None` if that is not possible.
 fn put_right(
     home: &Home,
@@ -408,6 +422,9 @@ fn put_right(
     slot: &SlotPlan,
     wrong: &Wrong,
 ) -> Option<Result<(), NetworkError>> {
+    if let Wrong::MakesAddresses(name) = wrong {
+        return Some(own_addresses::end_on(worker, name));
+    }
     if let Some((ebpf, shared)) = path {
         return put_right_ebpf(home, worker, ebpf, shared, slot, wrong);
     }
@@ -422,6 +439,7 @@ fn put_right(
         }
         Wrong::Program(..)
         | Wrong::ProgramInside
+        | Wrong::MakesAddresses(_)
         | Wrong::Beside(_)
         | Wrong::Child(_)
         | Wrong::Entry => None,
@@ -460,7 +478,7 @@ fn put_right_ebpf(
         Wrong::HostEnd | Wrong::Program(..) | Wrong::Entry => {
             Some(restore_host_ends(worker, ebpf, shared, slot))
         }
-        Wrong::Table | Wrong::HostRoute(_) | Wrong::Child(_) => None,
+        Wrong::Table | Wrong::HostRoute(_) | Wrong::MakesAddresses(_) | Wrong::Child(_) => None,
     }
 }
 

@@ -2,7 +2,8 @@
 //! guest, and each would be an address and a route of the host's.
 //!
 //! NetworkManager, when it stops, has the kernel make them for every interface, also for those that it doesn't manage. So
-//! the shared interface shows it for all: whoever puts that right does so with the others first.
+//! the shared interface shows it for all: whoever puts that right does so with the others first. It goes from one to the
+//! next, though; what it comes to later is found when its slot is inspected.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -19,7 +20,7 @@ use crate::{error::NetworkError, plan::names};
 const AT_ONCE: usize = 500;
 
 /// What is wrong then.
-pub(super) const PROBLEM: &str = "the kernel may give them IPv6 addresses (addrgenmode), as NetworkManager has it for all interfaces when it stops";
+pub(super) const PROBLEM: &str = "the kernel may give IPv6 addresses by itself (addrgenmode), as NetworkManager has it for all interfaces when it stops";
 
 /// Whether the kernel may give our interfaces addresses of its own, by the shared one.
 pub(super) fn may_be_made(instance: &str, worker: &mut Worker) -> Result<bool, NetworkError> {
@@ -40,6 +41,16 @@ pub(super) fn end(instance: &str, worker: &mut Worker) -> Result<(), NetworkErro
     let stopped = stop_making(&mut worker.route, &slots);
     stopped.and(delete_link_local(&mut worker.route, &all))?;
     stop_making(&mut worker.route, &shared)
+}
+
+/// The same for one interface, if it is there: last what shows that something is to be done.
+pub(super) fn end_on(worker: &mut Worker, name: &str) -> Result<(), NetworkError> {
+    let Some(found) = interface::find(&mut worker.route, name)? else {
+        return Ok(());
+    };
+    let all = BTreeSet::from([found.index]);
+    let deleted = delete_link_local(&mut worker.route, &all);
+    deleted.and(stop_making(&mut worker.route, &[found]))
 }
 
 fn stop_making(route: &mut Socket, interfaces: &[Interface]) -> Result<(), NetworkError> {

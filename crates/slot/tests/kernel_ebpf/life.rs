@@ -280,6 +280,10 @@ fn what_somebody_took_away_is_seen_and_repaired() {
                     "{inside} tc qdisc delete dev vmtap0 parent ffff:fff1"
                 ));
             }
+            damages.push(format!(
+                "ip link set {} addrgenmode eui64",
+                slot.host_interface
+            ));
             for damage in damages {
                 lab.run(&damage);
                 assert_eq!(network.inspect(slot).defects.len(), 1, "{damage}");
