@@ -94,8 +94,9 @@ impl Scene {
 /// A further uplink of the host, and a peer on it.
 fn second_wire(lab: &Lab) -> Namespace {
     let peer = lab.namespace("second");
+    lab.run("ip link add second type veth peer name wire netns second");
+    stage::trust_addresses(lab, &peer, "second");
     for line in [
-        "ip link add second type veth peer name wire netns second",
         "ip addr add 198.51.100.1/24 dev second",
         "ip addr add 2001:db8:2::1/64 dev second nodad",
         "ip link set second up",

@@ -176,6 +176,7 @@ pub(crate) fn folder() -> &'static Path {
 pub(crate) fn wire(lab: &Lab) -> Namespace {
     let peer = lab.namespace("peer");
     lab.run("ip link add uplink type veth peer name wire netns peer");
+    trust_addresses(lab, &peer, "uplink");
     for (address, device) in [("192.0.2.1/24", "uplink"), ("2001:db8::1/64", "uplink")] {
         let nodad = if address.contains(':') { " nodad" } else { "" };
         lab.run(&format!("ip addr add {address} dev {device}{nodad}"));
@@ -191,6 +192,14 @@ pub(crate) fn wire(lab: &Lab) -> Namespace {
         peer.run(line).unwrap();
     }
     peer
+}
+
+/// Spares a wire the search for others that have its ends' link-local addresses. Until that ends, an end asks for no neighbour
+/// on behalf of an address that it hasn't itself, and after three seconds gives up.
+pub(crate) fn trust_addresses(lab: &Lab, peer: &Namespace, device: &str) {
+    lab.run(&format!("sysctl -q net.ipv6.conf.{device}.accept_dad=0"));
+    peer.run("sysctl -q net.ipv6.conf.wire.accept_dad=0")
+        .unwrap();
 }
 
 /// Has what leaves by the wire carry the host's address.
