@@ -1,0 +1,196 @@
+//! What programs of every day speak arrives as it was sent, whatever of sandwire is between them.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test ends at the first thing that fails"
+)]
+
+#[path = "children/mod.rs"]
+mod children;
+#[path = "ebpf/mod.rs"]
+mod ebpf;
+#[path = "protocols/mod.rs"]
+mod protocols;
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use ebpf::{HERE, World, addresses_of, pool, wait_until};
+use protocols::{ALL, Between, COMMON, Place, assert_pass};
+use sandwire_testlab::{
+    cgroup::Cgroup,
+    host::{BEYOND_IPV4, BEYOND_IPV6},
+    lab::{self, Lab},
+    namespace::Namespace,
+    sandwire::{self, Lease},
+};
+use serde_json::{Value, json};
+
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Between two sandboxes, the second of which has these addresses, and between that and the world beyond.
+fn assert_all_pass(world: &World, sandboxes: &[Place; 2], addresses: &[String]) {
+    let [blue, red] = sandboxes;
+    let beyond = Place::namespace(&world.beyond.path());
+    let outside = [BEYOND_IPV4.to_string(), BEYOND_IPV6.to_string()];
+    let mut all = Vec::new();
+    for (inside, outside) in addresses.iter().zip(&outside) {
+        all.push(Between(blue, red, inside));
+        all.push(Between(red, &beyond, outside));
+        all.push(Between(&beyond, red, inside));
+    }
+    assert_pass(&ALL, &all);
+}
+
+/// Nothing was dropped but what kernels say of groups that they listen to.
+fn assert_no_drops(world: &World, names: &[&str]) {
+    for name in names {
+        let path = format!("/v1/leases/{name}");
+        let lease = world.daemon.call("GET", &path, None).unwrap();
+        let drops = lease["traffic"]["drops"].as_object().unwrap();
+        let all_known = drops.keys().all(|reason| reason == "link_chatter");
+        assert!(all_known, "{name}: {drops:?}");
+    }
+}
+
+fn together() -> Value {
+    json!({"uplink": "route", "clone_to_clone": true})
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn between_containers() {
+    lab::run_within(DEADLINE, |lab| {
+        let world = World::without_pools(lab);
+        let mut spec = pool("boxes", "container", 0, 2, &together());
+        spec["device"] = json!("veth");
+        world.daemon.create_pool(&spec).unwrap();
+        world.route_back(0);
+        let names = ["blue", "red"];
+        let spaces = names.map(|name| lab.namespace(name));
+        let leases = names.map(|name| {
+            let line = format!("acquire boxes {name} --netns {name}");
+            world.daemon.json(&line).unwrap()
+        });
+        let places = spaces
+            .each_ref()
+            .map(|space| Place::namespace(&space.path()));
+        assert_all_pass(&world, &places, &addresses_of(&leases[1]));
+        assert_no_drops(&world, &names);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn between_children_of_the_uplink() {
+    lab::run_within(DEADLINE, |lab| {
+        let (world, spaces, leases) = children::with_two(lab, "macvlan", &together());
+        let places = spaces
+            .each_ref()
+            .map(|space| Place::namespace(&space.path()));
+        assert_all_pass(&world, &places, &addresses_of(&leases[1]));
+        assert_no_drops(&world, &["blue", "red"]);
+    });
+}
+
+/// As `sandwire run` starts them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn between_processes_in_slots() {
+    lab::run_within(DEADLINE, |lab| {
+        let world = World::without_pools(lab);
+        for (number, data_path) in ["ebpf", "nft"].into_iter().enumerate() {
+            let mut spec = pool(data_path, "netns", number, 2, &together());
+            spec["data_path"] = json!(data_path);
+            world.daemon.create_pool(&spec).unwrap();
+            world.route_back(number);
+        }
+        let [blue, red] = ["blue", "red"].map(|name| process(&world, "ebpf", name));
+        let addresses = [red.ipv4, red.ipv6].map(|own| own.to_string());
+        let places = [&blue, &red].map(|lease| Place::namespace(&lease.path));
+        assert_all_pass(&world, &places, &addresses);
+        assert_no_drops(&world, &["blue", "red"]);
+        // With this data path they can only call.
+        let caller = process(&world, "nft", "green");
+        let (caller, beyond) = (caller.path, world.beyond.path());
+        let [caller, beyond] = [caller, beyond].map(|path| Place::namespace(&path));
+        let outside = [BEYOND_IPV4.to_string(), BEYOND_IPV6.to_string()];
+        let between = outside.each_ref().map(|own| Between(&caller, &beyond, own));
+        // (The kernel's connection tracking takes UDP-Lite of partial checksums for invalid.)
+        assert_pass(ALL.split_last().unwrap().1, &between);
+    });
+}
+
+/// A lease for a process, of the pool with this data path.
+fn process(world: &World, data_path: &str, name: &str) -> Lease {
+    let line = format!("acquire {data_path} {name} --process");
+    Lease::read(&world.daemon.json(&line).unwrap()).unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn between_identities() {
+    lab::run_within(DEADLINE, |_| {
+        let executable = sandwire::executable().unwrap();
+        let policy = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(policy.path(), "clone_to_clone = true\ngroup = \"same\"\n").unwrap();
+        let cgroups = [1, 2].map(|number| {
+            let cgroup = Cgroup::create().unwrap();
+            let added = Command::new(&executable)
+                .args(["identity", "add", cgroup.path(), "--policy"])
+                .arg(policy.path())
+                .args(["--address", &format!("10.77.0.{number}")])
+                .args(["--address", &format!("fd77::{number}")])
+                .stdout(Stdio::null())
+                .status();
+            assert!(added.unwrap().success());
+            cgroup
+        });
+        let [blue, red] = cgroups.each_ref().map(|cgroup| Place {
+            cgroup: Some(cgroup.path().to_owned()),
+            ..Place::namespace(Path::new(HERE))
+        });
+        let between = ["10.77.0.2", "fd77::2"].map(|own| Between(&blue, &red, own));
+        assert_pass(&COMMON, &between);
+    });
+}
+
+fn two_hosts(lab: &Lab) -> [Namespace; 2] {
+    let hosts = ["a", "b"].map(|name| lab.namespace(name));
+    lab.shell(
+        "for host in a b; do\n\
+           ip link add v$host type veth peer name eth0 netns $host\n\
+           ip link set v$host up\n\
+           ip -n $host link set eth0 up\n\
+         done\n\
+         sysctl -qw net.ipv6.conf.va.disable_ipv6=1 net.ipv6.conf.vb.disable_ipv6=1\n\
+         ip -n a addr add 10.9.0.1/24 dev eth0; ip -n a addr add fd09::1/64 dev eth0 nodad\n\
+         ip -n b addr add 10.9.0.2/24 dev eth0; ip -n b addr add fd09::2/64 dev eth0 nodad",
+    );
+    hosts
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn through_the_forwarder_s_every_edge() {
+    lab::run_within(DEADLINE, |lab| {
+        let hosts = two_hosts(lab);
+        let [a, b] = hosts.each_ref().map(|host| Place::namespace(&host.path()));
+        for edge in ["raw", "ring", "xdp"] {
+            let mut forwarder = Command::new(sandwire::executable().unwrap())
+                .args(["forward", "va", "vb", "--edge", edge, "--ab", "delay 1ms"])
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            let is_connected = || hosts[0].run("ping -c 1 -W 1 10.9.0.2").is_ok();
+            wait_until(edge, DEADLINE, is_connected);
+            let between = ["10.9.0.2", "fd09::2"].map(|own| Between(&a, &b, own));
+            assert_pass(&ALL, &between);
+            forwarder.kill().unwrap();
+            forwarder.wait().unwrap();
+        }
+    });
+}
