@@ -10,6 +10,7 @@ mod cleanup;
 #[path = "../ebpf/mod.rs"]
 mod ebpf;
 mod forbidden;
+mod groups;
 mod kernels;
 mod limits;
 mod migrations;
