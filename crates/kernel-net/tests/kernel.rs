@@ -20,7 +20,7 @@ use sandwire_kernel_net::{
     listener::{self, Listener, Transport},
     netlink::{Request, Socket},
     netns::{self, Home},
-    nft::{Batch, Chain, Direction, Rule, tables},
+    nft::{self, Batch, Chain, Direction, Rule, tables},
     procfs::PrivateProcfs,
     route::{self, Route, Target},
     tap,
@@ -475,5 +475,32 @@ fn one_interface_that_cannot_be_deleted_keeps_no_other() {
         assert!(!left.contains("one:") && !left.contains("two:"), "{left}");
         assert!(left.contains("group default"), "{left}");
         lab.run("ip link set odd name lo");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn the_generation_of_nft_tables_tells_whether_somebody_has_changed_one() {
+    lab::run(|lab| {
+        let mut netfilter = Socket::netfilter().unwrap();
+        lab.run("nft add table inet one");
+        lab.run("nft add set inet one names { type ipv4_addr; }");
+        let mut last = nft::generation(&mut netfilter).unwrap();
+        assert!(last.is_some());
+        for change in [
+            "add element inet one names { 192.0.2.1, 192.0.2.2 }",
+            "delete element inet one names { 192.0.2.1 }",
+            "flush set inet one names",
+            "add table ip other",
+            "delete table ip other",
+        ] {
+            assert_eq!(nft::generation(&mut netfilter).unwrap(), last);
+            lab.shell(&format!("nft '{change}'"));
+            let now = nft::generation(&mut netfilter).unwrap();
+            assert_ne!(now, last, "{change}");
+            last = now;
+        }
+        lab.run("nft list ruleset");
+        assert_eq!(nft::generation(&mut netfilter).unwrap(), last);
     });
 }

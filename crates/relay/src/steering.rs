@@ -547,7 +547,7 @@ pub(crate) fn apply_present(
     socket.execute(removals)?;
     match ipv6 {
         Err(error) if is_redirected(egress, Version::V6) => Err(SteeringError::Ipv6(error)),
-        _ => Ok(Written { table, ends }),
+        _ => Ok(Written::new(table, ends)),
     }
 }
 

@@ -20,6 +20,7 @@ use crate::{
 const NFT_MSG_GETTABLE: u16 = 1;
 const NFT_MSG_GETRULE: u16 = 7;
 const NFT_MSG_GETSETELEM: u16 = 13;
+const NFT_MSG_GETGEN: u16 = 16;
 const NFTA_TABLE_NAME: u16 = 1;
 const NFTA_RULE_TABLE: u16 = 1;
 const NFTA_RULE_CHAIN: u16 = 2;
@@ -27,6 +28,7 @@ const NFTA_RULE_EXPRESSIONS: u16 = 4;
 const NFTA_SET_ELEM_LIST_TABLE: u16 = 1;
 const NFTA_SET_ELEM_LIST_SET: u16 = 2;
 const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
+const NFTA_GEN_ID: u16 = 1;
 
 /// Names of the `inet` tables in the socket's namespace.
 ///
@@ -39,6 +41,26 @@ pub fn tables(socket: &mut Socket) -> Result<Vec<String>, Error> {
         ("list", "nft tables"),
         |attributes| attributes.find(NFTA_TABLE_NAME).map(attribute::text_of),
     )
+}
+
+/// The number of the last transaction in the socket's namespace: while it stays, nobody has changed a table there. What
+/// packets enter into sets or time takes from them doesn't count.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn generation(socket: &mut Socket) -> Result<Option<u32>, Error> {
+    let told = socket.query(
+        SUBSYSTEM << 8 | NFT_MSG_GETGEN,
+        false,
+        ("read", "the generation of nft tables"),
+        |message| message.raw(&generic_header(NFPROTO_INET)),
+        |reply| {
+            let attributes = reply.attributes(GENERIC_HEADER);
+            let number = attributes.find(NFTA_GEN_ID)?.try_into().ok()?;
+            Some(u32::from_be_bytes(number))
+        },
+    )?;
+    Ok(told.first().copied())
 }
 
 /// How many elements a set or map of an `inet` table has. Each end of a range is one.

@@ -24,7 +24,7 @@ pub use expression::{
     ICMPV6_ECHO_REQUEST, Protocol,
 };
 pub use flows::{Flows, RELAY_FLOWS, RELAY_TABLE, relayed};
-pub use inspect::{CgroupRule, cgroup_rules, count_elements, rules, tables};
+pub use inspect::{CgroupRule, cgroup_rules, count_elements, generation, rules, tables};
 pub use rule::{Bound, KeyPart, Rule};
 pub use set::{Element, Field, Key, Set, SetKind};
 pub use watch::DeletionWatcher;

@@ -1,5 +1,7 @@
 //! The rules and elements that were written, by which it is seen whether somebody has changed them.
 
+use std::cell::Cell;
+
 use sandwire_kernel_net::{
     netlink::Socket,
     nft::{self, Batch},
@@ -23,11 +25,34 @@ pub(super) struct Content {
 pub(crate) struct Written {
     pub(super) table: Content,
     pub(super) ends: Content,
+    /// The kernel's tables had all of it after the transaction of this number.
+    had_at: Cell<Option<u32>>,
 }
 
 impl Written {
-    /// Whether the kernel has just these rules, and as many elements.
+    /// What these tables have.
+    pub(super) fn new(table: Content, ends: Content) -> Self {
+        Self {
+            table,
+            ends,
+            had_at: Cell::default(),
+        }
+    }
+
+    /// Whether the kernel has just these rules, and as many elements. It isn't asked for them while nobody has changed a
+    /// table: there may be very many.
     pub(super) fn holds(&self, netfilter: &mut Socket) -> Result<bool, SteeringError> {
+        // Before the look: what changes during it is seen the next time.
+        let generation = nft::generation(netfilter)?;
+        if generation.is_some() && generation == self.had_at.get() {
+            return Ok(true);
+        }
+        let has_all = self.is_there(netfilter)?;
+        self.had_at.set(generation.filter(|_| has_all));
+        Ok(has_all)
+    }
+
+    fn is_there(&self, netfilter: &mut Socket) -> Result<bool, SteeringError> {
         for (table, written) in [(TABLE, &self.table), (TABLE_ENDS, &self.ends)] {
             if by_chain(&nft::rules(netfilter, table)?) != written.rules {
                 return Ok(false);
