@@ -22,6 +22,7 @@ use ebpf::{HERE, World, addresses_of, pool, wait_until};
 use protocols::{ALL, Between, COMMON, Place, assert_pass};
 use sandwire_testlab::{
     cgroup::Cgroup,
+    guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6},
     lab::{self, Lab},
     namespace::Namespace,
@@ -60,27 +61,105 @@ fn together() -> Value {
     json!({"uplink": "route", "clone_to_clone": true})
 }
 
+/// Two containers, blue and red, and red's addresses.
+fn containers(lab: &Lab, world: &World) -> ([Namespace; 2], Vec<String>) {
+    let mut spec = pool("boxes", "container", 0, 2, &together());
+    spec["device"] = json!("veth");
+    world.daemon.create_pool(&spec).unwrap();
+    world.route_back(0);
+    let spaces = ["blue", "red"].map(|name| lab.namespace(name));
+    let leases = ["blue", "red"].map(|name| {
+        let line = format!("acquire boxes {name} --netns {name}");
+        world.daemon.json(&line).unwrap()
+    });
+    (spaces, addresses_of(&leases[1]))
+}
+
+fn places(spaces: &[Namespace; 2]) -> [Place; 2] {
+    spaces
+        .each_ref()
+        .map(|space| Place::namespace(&space.path()))
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn between_containers() {
     lab::run_within(DEADLINE, |lab| {
-        let world = World::without_pools(lab);
-        let mut spec = pool("boxes", "container", 0, 2, &together());
-        spec["device"] = json!("veth");
-        world.daemon.create_pool(&spec).unwrap();
-        world.route_back(0);
-        let names = ["blue", "red"];
-        let spaces = names.map(|name| lab.namespace(name));
-        let leases = names.map(|name| {
-            let line = format!("acquire boxes {name} --netns {name}");
-            world.daemon.json(&line).unwrap()
-        });
-        let places = spaces
-            .each_ref()
-            .map(|space| Place::namespace(&space.path()));
-        assert_all_pass(&world, &places, &addresses_of(&leases[1]));
-        assert_no_drops(&world, &names);
+        pass_between_containers(lab, &World::without_pools(lab));
     });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn between_containers_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
+        pass_between_containers(lab, &World::without_pools(lab));
+    });
+}
+
+fn pass_between_containers(lab: &Lab, world: &World) {
+    let (spaces, addresses) = containers(lab, world);
+    assert_all_pass(world, &places(&spaces), &addresses);
+    assert_no_drops(world, &["blue", "red"]);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn between_containers_whose_networks_are_impaired() {
+    lab::run_within(DEADLINE, |lab| {
+        let folder = lab.folder().join("impair");
+        let world = World::with_config(lab, &format!("[impair]\nfolder = {folder:?}"));
+        let (spaces, addresses) = containers(lab, &world);
+        for name in ["blue", "red"] {
+            let mut impair = world.daemon.command("impair");
+            impair.args([name, "--egress", "delay 1ms", "--ingress", "delay 1ms"]);
+            let said = impair.output().unwrap();
+            assert!(said.status.success(), "{said:?}");
+        }
+        assert_all_pass(&world, &places(&spaces), &addresses);
+        assert_no_drops(&world, &["blue", "red"]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_comes_in_is_joined_in_lists() {
+    lab::run_within(DEADLINE, |lab| {
+        pass_in_lists(lab, &World::without_pools(lab));
+    });
+}
+
+#[test]
+#[ignore = "needs root and guests: cargo xtask test guest"]
+fn what_comes_in_is_joined_in_lists_on_linux_6_1() {
+    lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
+        pass_in_lists(lab, &World::without_pools(lab));
+    });
+}
+
+/// Datagrams that come one by one are joined as they come in, each with its headers (`rx-gro-list`), which leaves fewer bytes
+/// in a packet's first part than there are headers of TCP.
+fn pass_in_lists(lab: &Lab, world: &World) {
+    let (spaces, addresses) = containers(lab, world);
+    world
+        .beyond
+        .run("ethtool -K eth0 tx-udp-segmentation off")
+        .unwrap();
+    lab.run("ethtool -K up0 gro on");
+    lab.run("ethtool -K up0 rx-gro-list on");
+    let [_, red] = places(&spaces);
+    let beyond = Place::namespace(&world.beyond.path());
+    let between = addresses.iter().map(|own| Between(&beyond, &red, own));
+    let protocols = ["udp-segments", "udp-segments-as-one"];
+    assert_pass(&protocols, &between.collect::<Vec<_>>());
+    assert_no_drops(world, &["blue", "red"]);
+    let lease = world.daemon.call("GET", "/v1/leases/red", None).unwrap();
+    let [packets, segments] =
+        ["packets", "segments"].map(|of| lease["traffic"]["ingress"][of].as_u64().unwrap());
+    assert!(
+        packets * 4 < segments,
+        "{packets} packets of {segments} segments"
+    );
 }
 
 #[test]
@@ -88,10 +167,7 @@ fn between_containers() {
 fn between_children_of_the_uplink() {
     lab::run_within(DEADLINE, |lab| {
         let (world, spaces, leases) = children::with_two(lab, "macvlan", &together());
-        let places = spaces
-            .each_ref()
-            .map(|space| Place::namespace(&space.path()));
-        assert_all_pass(&world, &places, &addresses_of(&leases[1]));
+        assert_all_pass(&world, &places(&spaces), &addresses_of(&leases[1]));
         assert_no_drops(&world, &["blue", "red"]);
     });
 }

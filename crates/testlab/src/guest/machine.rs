@@ -103,8 +103,8 @@ const STATUS_LINE: &str = "machine: exit status ";
 
 /// Programs that labs and the product run; the shell because busybox's own prefers its own `ip`.
 const PROGRAMS: &[&str] = &[
-    "bpftool", "findmnt", "ip", "mount", "nft", "nsenter", "ping", "setpriv", "sh", "sysctl", "tc",
-    "tcpdump", "umount", "unshare",
+    "bpftool", "ethtool", "findmnt", "ip", "mount", "nft", "nsenter", "ping", "setpriv", "sh",
+    "sysctl", "tc", "tcpdump", "umount", "unshare",
 ];
 
 /// `tcpdump` becomes a user of its own before it reads anything.
