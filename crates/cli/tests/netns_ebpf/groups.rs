@@ -26,7 +26,8 @@ fn assert_reaches(from: &Sandbox, to: &Sandbox, answers: bool) {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn groups_talk_while_each_names_the_other() {
-    lab::run(|lab| {
+    // What nobody answers takes its time, often.
+    lab::run_within(300 * SECOND, |lab| {
         let mut world = World::start(lab, "route", 2);
         let [web, database, other] = [("netns", "web"), ("host", "db"), ("host", "other")]
             .map(|(pool, name)| world.guest(pool, name));
