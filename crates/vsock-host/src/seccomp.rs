@@ -51,9 +51,11 @@ pub fn install(mode: Seccomp) -> Result<(), SeccompError> {
 const READ_FLAGS: OFlags = OFlags::RDONLY.union(OFlags::CLOEXEC);
 
 fn refusing_reads() -> Result<BpfProgram, seccompiler::BackendError> {
-    let mut rules = BTreeMap::from([(libc::SYS_openat, vec![opening(2, READ_FLAGS)?])]);
-    #[cfg(target_arch = "x86_64")]
-    rules.insert(libc::SYS_open, vec![opening(1, READ_FLAGS)?]);
+    let rules = BTreeMap::from([
+        (libc::SYS_openat, vec![opening(2, READ_FLAGS)?]),
+        #[cfg(target_arch = "x86_64")]
+        (libc::SYS_open, vec![opening(1, READ_FLAGS)?]),
+    ]);
     let refusal = SeccompAction::Errno(libc::EPERM.unsigned_abs());
     let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
     SeccompFilter::new(rules, SeccompAction::Allow, refusal, architecture)?.try_into()
