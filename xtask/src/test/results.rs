@@ -9,6 +9,8 @@ use super::summary::Tally;
 /// What is kept of a panic's message: the rest is further up.
 const LINES_OF_MESSAGE: usize = 6;
 const LETTERS_OF_LINE: usize = 300;
+/// What a panic says of a test that ran elsewhere, in a lab or on a guest: why it failed is in what that wrote.
+const OF_WHO_WAITED: [&str; 2] = [" failed in its lab (", " failed on Linux "];
 
 /// Reads the output of one test command, which may run several test programs one after another.
 #[derive(Debug, Default)]
@@ -82,8 +84,7 @@ impl Results {
 }
 
 impl Running {
-    /// Takes the next line of what a failed test wrote. Its first panic counts, but for that of who waited for its lab: the
-    /// lab's own follows.
+    /// Takes the next line of what a failed test wrote. Its first panic counts, but for that of who waited for it.
     fn read_output(&mut self, line: &str) -> Option<Said> {
         let header = line.strip_prefix("---- ");
         if let Some(name) = header.and_then(|rest| rest.strip_suffix(" stdout ----"))
@@ -106,7 +107,7 @@ impl Running {
 
     fn end_message(&mut self) -> Option<Said> {
         let message = std::mem::take(&mut self.message).join("\n");
-        if message.contains("failed in its lab") {
+        if OF_WHO_WAITED.iter().any(|words| message.contains(words)) {
             return None;
         }
         Some(Said::Why(self.shown.take()?, message))
@@ -260,6 +261,14 @@ mod tests {
             a scoped thread panicked
 
             ---- b stdout ----
+            thread 'b' (5) panicked at src/lab.rs:177:9:
+            b failed on Linux 6.1.0-56-cloud-amd64
+            --- console of the guest ---
+
+            test b ...
+            thread 'b' (2) panicked at tests/b.rs:7:8:
+            no answer
+
             ---- c stdout ----
             thread 'c' (4) panicked at tests/c.rs:3:4:
             nothing came
@@ -267,7 +276,11 @@ mod tests {
             failures:
             test result: FAILED. 0 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s";
         let a = "a: tests/a.rs:1:2\nassertion `left == right` failed: it has none\nleft: 1";
-        let expected = ["a", "b", "c", a, "c: tests/c.rs:3:4\nnothing came"];
+        let others = [
+            "b: tests/b.rs:7:8\nno answer",
+            "c: tests/c.rs:3:4\nnothing came",
+        ];
+        let expected = ["a", "b", "c", a, others[0], others[1]];
         assert_eq!(read(text), (0, 3, expected.map(str::to_owned).to_vec()));
     }
 
