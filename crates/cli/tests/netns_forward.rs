@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+#[path = "forward/mod.rs"]
+mod forward;
+
 use std::{
     fs::File,
     io::{Read, Seek},
@@ -11,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use forward::two_hosts;
 use rustix::process::{Pid, Signal, kill_process};
 use sandwire_testlab::{
     command, iperf3,
@@ -20,7 +24,7 @@ use sandwire_testlab::{
 };
 use serde_json::Value;
 
-/// Two hosts, `a` and `b`, and between them only the two ends `va` and `vb` in the lab's own namespace.
+/// The hosts of [`two_hosts`].
 struct World {
     a: Namespace,
     b: Namespace,
@@ -28,21 +32,8 @@ struct World {
 
 impl World {
     fn make(lab: &Lab) -> Self {
-        let world = Self {
-            a: lab.namespace("a"),
-            b: lab.namespace("b"),
-        };
-        lab.shell(
-            "for host in a b; do\n\
-               ip link add v$host type veth peer name eth0 netns $host\n\
-               ip link set v$host up\n\
-               ip -n $host link set eth0 up\n\
-             done\n\
-             sysctl -qw net.ipv6.conf.va.disable_ipv6=1 net.ipv6.conf.vb.disable_ipv6=1\n\
-             ip -n a addr add 10.9.0.1/24 dev eth0; ip -n a addr add fd09::1/64 dev eth0 nodad\n\
-             ip -n b addr add 10.9.0.2/24 dev eth0; ip -n b addr add fd09::2/64 dev eth0 nodad",
-        );
-        world
+        let [a, b] = two_hosts(lab);
+        Self { a, b }
     }
 
     /// Spares both the search for each other, so that pings are the only packets.

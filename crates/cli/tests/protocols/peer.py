@@ -1,6 +1,6 @@
 """One end of a conversation in one protocol: `peer.py serve|call PROTOCOL ADDRESS PORT`.
 
-The server says `ready`, both say what they saw, and each ends with an error if that isn't what the other had sent.
+The server says `ready` once it listens. Each ends with an error if something else comes than the other sends.
 """
 
 import struct
@@ -12,6 +12,7 @@ IPPROTO_UDPLITE, SOL_UDPLITE, UDPLITE_SEND_CSCOV, UDPLITE_RECV_CSCOV = 136, 136,
 SOL_UDP, UDP_SEGMENT, UDP_GRO = 17, 103, 104
 TCP_FASTOPEN, TCPI_OPT_SYN_DATA, SYN_DATA_AT = 23, 32, 5
 SO_NO_CHECK, SO_RCVBUFFORCE = 11, 33
+UDP_NO_CHECK6_TX, UDP_NO_CHECK6_RX = 101, 102
 MSG_FASTOPEN = 0x20000000
 STREAM = bytes(range(256)) * 8192
 URGENT = b"!"
@@ -34,11 +35,11 @@ def receive(connection, length):
     return came
 
 
-def exchange(connection, first=b""):
-    """Sends a whole stream, of which some may have gone, and takes the other's."""
+def exchange(connection, gone=0):
+    """Sends a whole stream, of which so many bytes have gone already, and takes the other's."""
     connection.settimeout(30)
     if role == "call":
-        connection.sendall(STREAM[len(first):])
+        connection.sendall(STREAM[gone:])
         assert receive(connection, len(STREAM)) == STREAM
     else:
         assert receive(connection, len(STREAM)) == STREAM
@@ -47,18 +48,28 @@ def exchange(connection, first=b""):
     assert connection.recv(1) == b""
 
 
-def stream(kind=IPPROTO_TCP, prepare=lambda connection: None):
-    listener = socket(family, SOCK_STREAM, kind)
+def made(kind, prepare):
+    end = socket(family, SOCK_STREAM, kind)
+    end.settimeout(30)
+    prepare(end)
+    return end
+
+
+def listening(kind=IPPROTO_TCP, prepare=lambda end: None):
+    listener = made(kind, prepare)
     listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-    prepare(listener)
-    listener.settimeout(30)
-    if role == "call":
-        listener.connect(target)
-        return listener
     listener.bind(target)
     listener.listen(4)
     ready()
-    return listener.accept()[0]
+    return listener
+
+
+def stream(kind=IPPROTO_TCP, prepare=lambda end: None):
+    if role == "serve":
+        return listening(kind, prepare).accept()[0]
+    connection = made(kind, prepare)
+    connection.connect(target)
+    return connection
 
 
 def mptcp():
@@ -70,31 +81,20 @@ def mptcp():
 
 
 def tiny_segments():
-    exchange(stream(prepare=lambda connection: connection.setsockopt(IPPROTO_TCP, TCP_MAXSEG, 100)))
+    exchange(stream(prepare=lambda end: end.setsockopt(IPPROTO_TCP, TCP_MAXSEG, 100)))
 
 
 def fast_open():
     """The first connection brings a cookie, the second has data in its first packet."""
     if role == "serve":
-        listener = socket(family, SOCK_STREAM)
-        listener.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
-        listener.setsockopt(IPPROTO_TCP, TCP_FASTOPEN, 4)
-        listener.settimeout(30)
-        listener.bind(target)
-        listener.listen(4)
-        ready()
-        connections = [listener.accept()[0] for _ in range(2)]
-        for connection in connections:
-            exchange(connection)
+        listener = listening(prepare=lambda end: end.setsockopt(IPPROTO_TCP, TCP_FASTOPEN, 4))
+        connections = [(listener.accept()[0], 0) for _ in range(2)]
     else:
-        connections = []
-        for _ in range(2):
-            connection = socket(family, SOCK_STREAM)
-            sent = connection.sendto(STREAM[:500], MSG_FASTOPEN, target)
-            connections.append((connection, sent))
-        for connection, sent in connections:
-            exchange(connection, STREAM[:sent])
-    last = connections[-1] if role == "serve" else connections[-1][0]
+        ends = [socket(family, SOCK_STREAM) for _ in range(2)]
+        connections = [(end, end.sendto(STREAM[:500], MSG_FASTOPEN, target)) for end in ends]
+    for connection, sent in connections:
+        exchange(connection, sent)
+    last, _ = connections[-1]
     options = last.getsockopt(IPPROTO_TCP, TCP_INFO, 16)[SYN_DATA_AT]
     assert options & TCPI_OPT_SYN_DATA, f"no data in the first packet: {options}"
 
@@ -114,7 +114,15 @@ def urgent():
     connection.sendall(b"seen")
 
 
-def datagrams(kind=0, prepare=lambda end: None, payloads=(), send=None):
+def segments(data, segment):
+    return -(-len(data) // segment)
+
+
+def told(data, segment):
+    return b"%d in %d" % (len(data), segments(data, segment))
+
+
+def datagrams(payloads, kind=0, prepare=lambda end: None, send=lambda end, payload, _: end.send(payload)):
     """Each way of sending in turn: what one send takes along arrives whole, and is told of before the next."""
     end = socket(family, SOCK_DGRAM, kind)
     end.setsockopt(SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
@@ -123,8 +131,8 @@ def datagrams(kind=0, prepare=lambda end: None, payloads=(), send=None):
     if role == "call":
         end.connect(target)
         for payload, segment in payloads:
-            (send or (lambda end, payload, segment: end.send(payload)))(end, payload, segment)
-            assert end.recv(100) == b"%d in %d" % (len(payload), -(-len(payload) // segment)), (len(payload), segment)
+            send(end, payload, segment)
+            assert end.recv(100) == told(payload, segment), (len(payload), segment)
         return
     end.bind(target)
     ready()
@@ -134,10 +142,10 @@ def datagrams(kind=0, prepare=lambda end: None, payloads=(), send=None):
             more, control, _, sender = end.recvmsg(1 << 16, 100)
             sizes = [struct.unpack("i", data)[0] for _, kind, data in control if kind == UDP_GRO]
             assert set(sizes) <= {segment}, f"{sizes} for {segment}"
-            count += -(-len(more) // segment)
+            count += segments(more, segment)
             came += more
-        assert came == payload
-        end.sendto(b"%d in %d" % (len(came), count), sender)
+        assert came == payload and count == segments(payload, segment), f"{count} of {segment}"
+        end.sendto(told(came, segment), sender)
 
 
 def in_segments(take_as_one):
@@ -152,19 +160,23 @@ def in_segments(take_as_one):
     def send(end, payload, segment):
         end.sendmsg([payload], [(SOL_UDP, UDP_SEGMENT, struct.pack("H", segment))])
 
-    datagrams(prepare=prepare, payloads=payloads, send=send)
+    datagrams(payloads, prepare=prepare, send=send)
 
 
 def large():
-    datagrams(payloads=[(STREAM[:size], size) for size in (1, 1400, 1500, 3000, 9000, 60000)])
+    datagrams([(STREAM[:size], size) for size in (1, 1400, 1500, 3000, 9000, 60000)])
 
 
 def without_checksums():
-    """Which IPv6 allows only to who asks for it; Python doesn't know how."""
-    datagrams(
-        prepare=lambda end: end.setsockopt(SOL_SOCKET, SO_NO_CHECK, 1),
-        payloads=[(STREAM[:size], size) for size in (1, 1400, 9000)],
-    )
+    """Which both ends have to ask for where it is IPv6."""
+
+    def prepare(end):
+        end.setsockopt(SOL_SOCKET, SO_NO_CHECK, 1)
+        if family == AF_INET6:
+            end.setsockopt(SOL_UDP, UDP_NO_CHECK6_TX, 1)
+            end.setsockopt(SOL_UDP, UDP_NO_CHECK6_RX, 1)
+
+    datagrams([(STREAM[:size], size) for size in (1, 1400, 9000)], prepare=prepare)
 
 
 def udp_lite():
@@ -172,7 +184,7 @@ def udp_lite():
         end.setsockopt(SOL_UDPLITE, UDPLITE_SEND_CSCOV, 20)
         end.setsockopt(SOL_UDPLITE, UDPLITE_RECV_CSCOV, 20)
 
-    datagrams(IPPROTO_UDPLITE, prepare, [(STREAM[:size], size) for size in (1, 12, 13, 1400)])
+    datagrams([(STREAM[:size], size) for size in (1, 12, 13, 1400)], IPPROTO_UDPLITE, prepare)
 
 
 conversations = {

@@ -1,0 +1,19 @@
+//! What is to be forwarded between.
+
+use sandwire_testlab::{lab::Lab, namespace::Namespace};
+
+/// Two hosts, `a` and `b`, and between them only the two ends `va` and `vb` in the lab's own namespace.
+pub(crate) fn two_hosts(lab: &Lab) -> [Namespace; 2] {
+    let hosts = ["a", "b"].map(|name| lab.namespace(name));
+    lab.shell(
+        "for host in a b; do\n\
+           ip link add v$host type veth peer name eth0 netns $host\n\
+           ip link set v$host up\n\
+           ip -n $host link set eth0 up\n\
+         done\n\
+         sysctl -qw net.ipv6.conf.va.disable_ipv6=1 net.ipv6.conf.vb.disable_ipv6=1\n\
+         ip -n a addr add 10.9.0.1/24 dev eth0; ip -n a addr add fd09::1/64 dev eth0 nodad\n\
+         ip -n b addr add 10.9.0.2/24 dev eth0; ip -n b addr add fd09::2/64 dev eth0 nodad",
+    );
+    hosts
+}
