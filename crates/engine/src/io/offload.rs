@@ -4,7 +4,8 @@
 //! that header and the frame, do the work, and know neither sockets nor packets. Header and frame may come from a
 //! guest that lies: every offset is checked, and what doesn't fit together is refused and never guessed at.
 //!
-//! A super-packet is TCP over IPv4 or IPv6, or a run of UDP datagrams of one flow (`UDP_SEGMENT`, or GRO of UDP).
+//! A super-packet is TCP over IPv4 or IPv6, or a run of UDP datagrams of one flow (`UDP_SEGMENT`, or GRO of UDP). One of TCP
+//! may be longer than its IP header can say ("BIG TCP"): none of the lengths in a super-packet's headers is asked for.
 //! In front may be up to two VLAN tags. Super-packets inside a tunnel are refused; a checksum inside one is
 //! completed, since the header says where it is.
 
@@ -154,10 +155,12 @@ pub struct SuperPacket<'a> {
     version: Version,
     /// Where the IP header begins.
     network_at: usize,
-    /// Where the TCP or UDP header begins.
+    /// Where the TCP or UDP header begins in its segments.
     transport_at: usize,
-    /// Where the payload begins.
+    /// Where the payload begins in its segments.
     payload_at: usize,
+    /// Bytes behind its IPv6 header that its segments don't have.
+    left_out: usize,
     segment_bytes: usize,
     /// Sum of the pseudo header without the length.
     pseudo_sum: u64,
@@ -195,11 +198,14 @@ impl<'a> SuperPacket<'a> {
         let places = Places::of(frame, transport).ok_or(OffloadError::Headers)?;
         let says_otherwise =
             header.needs_checksum() && usize::from(header.checksum_start) != places.transport_at;
+        let left_out = places.left_out;
+        let (transport_at, payload_at) =
+            (places.transport_at - left_out, places.payload_at - left_out);
         if says_otherwise || version.is_some_and(|version| version != places.version) {
             return Err(OffloadError::Headers);
         }
         let segment_bytes = usize::from(header.segment_bytes);
-        let longest = frame.len().min(places.payload_at + segment_bytes);
+        let longest = (frame.len() - left_out).min(payload_at + segment_bytes);
         if longest - places.network_at > usize::from(u16::MAX) {
             return Err(OffloadError::SegmentSize);
         }
@@ -212,8 +218,9 @@ impl<'a> SuperPacket<'a> {
             transport,
             version: places.version,
             network_at: places.network_at,
-            transport_at: places.transport_at,
-            payload_at: places.payload_at,
+            transport_at,
+            payload_at,
+            left_out,
             segment_bytes,
             pseudo_sum: places.pseudo_sum(frame, transport),
             without_checksum,
@@ -223,14 +230,18 @@ impl<'a> SuperPacket<'a> {
     /// How many frames it becomes, at least one.
     #[must_use]
     pub fn count(&self) -> usize {
-        let payload = self.frame.len() - self.payload_at;
-        payload.div_ceil(self.segment_bytes).max(1)
+        self.payload().len().div_ceil(self.segment_bytes).max(1)
     }
 
     /// Bytes of the longest of its frames.
     #[must_use]
     pub fn longest(&self) -> usize {
-        self.frame.len().min(self.payload_at + self.segment_bytes)
+        let all = self.payload_at + self.payload().len();
+        all.min(self.payload_at + self.segment_bytes)
+    }
+
+    fn payload(&self) -> &'a [u8] {
+        &self.frame[self.payload_at + self.left_out..]
     }
 
     /// Writes one of its frames, complete, to the start of `room`; its length. `None` if there is no such frame or
@@ -241,11 +252,11 @@ impl<'a> SuperPacket<'a> {
         if index >= self.count() {
             return None;
         }
-        let payload = &self.frame[self.payload_at..][skipped..];
+        let payload = &self.payload()[skipped..];
         let payload = &payload[..payload.len().min(self.segment_bytes)];
         let length = self.payload_at + payload.len();
         let segment = room.get_mut(..length)?;
-        segment[..self.payload_at].copy_from_slice(&self.frame[..self.payload_at]);
+        self.write_headers(&mut segment[..self.payload_at]);
         segment[self.payload_at..].copy_from_slice(payload);
         self.write_network(index, segment);
         match self.transport {
@@ -254,6 +265,19 @@ impl<'a> SuperPacket<'a> {
         }
         self.write_checksum(segment);
         Some(length)
+    }
+
+    /// Those of the whole, but for what is left out between the IPv6 header and TCP's.
+    fn write_headers(&self, headers: &mut [u8]) {
+        if self.left_out == 0 {
+            headers.copy_from_slice(&self.frame[..self.payload_at]);
+            return;
+        }
+        let (before, rest) = headers.split_at_mut(self.transport_at);
+        before.copy_from_slice(&self.frame[..self.transport_at]);
+        before[self.network_at + IPV6_NEXT_HEADER] = self.transport.protocol();
+        let rest_at = self.transport_at + self.left_out;
+        rest.copy_from_slice(&self.frame[rest_at..self.payload_at + self.left_out]);
     }
 
     /// Length, and in IPv4 identification and checksum. The kernel too counts identifications up by one.
@@ -335,6 +359,8 @@ struct Places {
     network_at: usize,
     transport_at: usize,
     payload_at: usize,
+    /// Bytes before `transport_at` that segments don't have.
+    left_out: usize,
 }
 
 impl Places {
@@ -342,6 +368,11 @@ impl Places {
     fn of(frame: &[u8], transport: Transport) -> Option<Self> {
         let (ether_type, network_at) = ether_type(frame)?;
         let network = frame.get(network_at..)?;
+        let left_out = if ether_type == ETHER_TYPE_IPV6 {
+            jumbo_header_bytes(network)
+        } else {
+            0
+        };
         let (version, protocol, header_bytes) = match ether_type {
             ETHER_TYPE_IPV4 => ipv4(network)?,
             ETHER_TYPE_IPV6 => ipv6(network)?,
@@ -369,6 +400,7 @@ impl Places {
             network_at,
             transport_at,
             payload_at: transport_at + transport_bytes,
+            left_out,
         })
     }
 
@@ -412,11 +444,7 @@ fn ipv6(packet: &[u8]) -> Option<(Version, u8, usize)> {
     if packet.len() < IPV6_HEADER_BYTES || packet[0] >> 4 != 6 {
         return None;
     }
-    let mut protocol = packet[6];
-    if u16_at(packet, 4) == 0 && protocol == IPV6_EXTENSIONS[0] {
-        // A jumbogram: its length is an option, which its segments must not have.
-        return None;
-    }
+    let mut protocol = packet[IPV6_NEXT_HEADER];
     let mut at = IPV6_HEADER_BYTES;
     for _ in 0..IPV6_EXTENSIONS_MAX {
         if !IPV6_EXTENSIONS.contains(&protocol) {
@@ -427,6 +455,18 @@ fn ipv6(packet: &[u8]) -> Option<(Version, u8, usize)> {
         at += 8 + 8 * usize::from(extension[1]);
     }
     None
+}
+
+/// Bytes of the header by which a super-packet says its length where the IPv6 header can't: hop-by-hop options of one, the
+/// jumbo payload (RFC 2675), right before TCP, as Linux has made it since 5.19.
+fn jumbo_header_bytes(packet: &[u8]) -> usize {
+    let is_unsaid = packet.get(4..7) == Some(&[0, 0, IPV6_EXTENSIONS[0]]);
+    let options = packet.get(IPV6_HEADER_BYTES..IPV6_HEADER_BYTES + 4);
+    if is_unsaid && options == Some(&[PROTOCOL_TCP, 0, JUMBO_PAYLOAD, 4]) {
+        JUMBO_HEADER_BYTES
+    } else {
+        0
+    }
 }
 
 /// The two bytes there as a number; they must be there.
@@ -446,6 +486,10 @@ const PROTOCOL_UDP: u8 = 17;
 const TCP_HEADER_BYTES: usize = 20;
 const UDP_HEADER_BYTES: usize = 8;
 const IPV6_HEADER_BYTES: usize = 40;
+/// Place of the protocol that follows, in the IPv6 header.
+const IPV6_NEXT_HEADER: usize = 6;
+const JUMBO_PAYLOAD: u8 = 0xc2;
+const JUMBO_HEADER_BYTES: usize = 8;
 const TCP_FIN: u8 = 0x01;
 const TCP_PSH: u8 = 0x08;
 const TCP_CWR: u8 = 0x80;

@@ -313,8 +313,9 @@ const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 const MEMBERSHIP_PROMISCUOUS: u16 = 1;
 /// What waits in the kernel for an engine that is busy: a tenth of a second at a gigabit, with the kernel's overhead.
 const BUFFER_BYTES: usize = 32 << 20;
-/// Bytes of the longest super-packet, vnet header included: twice what kernels make unless told otherwise.
-pub(super) const SUPER_PACKET_BYTES_MAX: usize = 128 * 1024;
+/// Bytes of the longest super-packet, all headers included: what kernels make where they are told to (`GSO_MAX_SIZE`), which is
+/// eight times what they make otherwise.
+pub(super) const SUPER_PACKET_BYTES_MAX: usize = 513 * 1024;
 const ETHERNET_HEADER_BYTES: usize = 14;
 const VLAN_PROTOCOL: u16 = 0x8100;
 const CONTROL_BYTES: usize = 64;

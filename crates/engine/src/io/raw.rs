@@ -183,5 +183,6 @@ impl App for RawApp {
     }
 }
 
-/// Room that the output must have before a frame is read: for the segments of any usual super-packet.
-pub(super) const SEGMENTS_USUAL: usize = 128;
+/// Room that the output must have before a frame is read: for the segments of any super-packet, if they are of the usual
+/// 1448 bytes.
+pub(super) const SEGMENTS_USUAL: usize = 384;

@@ -341,6 +341,53 @@ fn what_a_tunnel_carries_is_not_cut() {
     assert_eq!(error, OffloadError::Headers);
 }
 
+/// The jumbo payload option of a super-packet of `length` bytes behind its IPv6 header.
+fn jumbo_option(length: usize) -> Vec<u8> {
+    let length = u32::try_from(length).unwrap().to_be_bytes();
+    [&[6, 0, 0xc2, 4], &length[..]].concat()
+}
+
+#[test]
+fn a_super_packet_may_be_longer_than_its_header_can_say() {
+    let payload: Vec<u8> = (0..100_000u32).map(|at| at.to_le_bytes()[0]).collect();
+    for (six, has_option) in [(false, false), (true, false), (true, true)] {
+        // Its lengths are what fits into 16 bits of them.
+        let mut small = Shape { six, ..shape() };
+        let (mut header, mut frame) = small.build();
+        small.payload = payload.clone();
+        frame.truncate(frame.len() - shape().payload.len());
+        frame.extend(&payload);
+        let length_at = if six { 18 } else { 16 };
+        frame[length_at..length_at + 2].fill(0);
+        if has_option {
+            let option = jumbo_option(frame.len() - 14 - 40 + 8);
+            frame[20] = 0;
+            frame.splice(54..54, option);
+            header.checksum_start += 8;
+        }
+        let frames = cut(&header, &frame);
+        assert_eq!(frames.len(), payload.len().div_ceil(1448));
+        let arrived = frames.iter().flat_map(|frame| receive(frame).payload);
+        assert!(arrived.eq(payload.iter().copied()), "{six} {has_option}");
+    }
+}
+
+#[test]
+fn an_option_before_anything_but_tcp_stays() {
+    let six = Shape {
+        six: true,
+        ..shape()
+    };
+    let (mut header, mut frame) = six.build();
+    // Six bytes of padding.
+    frame[20] = 0;
+    frame.splice(54..54, [6, 0, 1, 4, 0, 0, 0, 0]);
+    header.checksum_start += 8;
+    for segment in cut(&header, &frame) {
+        assert_eq!((segment[20], &segment[54..58]), (0, &[6, 0, 1, 4][..]));
+    }
+}
+
 #[test]
 fn what_is_not_what_its_header_says_is_refused() {
     let (header, frame) = shape().build();
