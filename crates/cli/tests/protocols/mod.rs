@@ -1,6 +1,8 @@
 //! Conversations in protocols that programs speak every day, between two places. Both ends are sockets of the kernel, used by
 //! `peer.py`, which compares every byte.
 
+#![allow(dead_code, reason = "each test executable uses the part that it needs")]
+
 use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -22,6 +24,9 @@ pub(crate) const COMMON: [&str; 8] = [
     "udp-segments",
     "udp-segments-as-one",
 ];
+
+/// Much data of TCP, one way.
+pub(crate) const BULK: &str = "tcp-bulk";
 
 /// With checksums over a part of each datagram.
 pub(crate) const UDP_LITE: &str = "udp-lite";

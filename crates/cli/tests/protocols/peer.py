@@ -27,12 +27,25 @@ def ready():
 
 
 def receive(connection, length):
-    came = b""
+    came = bytearray()
     while len(came) < length:
-        more = connection.recv(1 << 16)
+        more = connection.recv(min(1 << 20, length - len(came)))
         assert more, f"ended after {len(came)} of {length} bytes"
         came += more
     return came
+
+
+def bulk():
+    """As much as it takes for TCP to send its longest packets."""
+    connection = stream()
+    connection.settimeout(30)
+    for _ in range(64):
+        if role == "call":
+            connection.sendall(STREAM)
+        else:
+            assert receive(connection, len(STREAM)) == STREAM
+    connection.shutdown(SHUT_WR)
+    assert connection.recv(1) == b""
 
 
 def exchange(connection, gone=0):
@@ -189,6 +202,7 @@ def udp_lite():
 
 conversations = {
     "tcp": lambda: exchange(stream()),
+    "tcp-bulk": bulk,
     "tcp-tiny-segments": tiny_segments,
     "tcp-fast-open": fast_open,
     "tcp-urgent": urgent,

@@ -21,6 +21,13 @@
  * 65,535 packets at once, and no other packet pass on that processor meanwhile. */
 #define SEGMENTS_MAX 2048
 #define SCTP_HEADER_LENGTH 12
+/* What a length in an IP header can say. Longer are only super-packets of TCP ("BIG TCP": Linux 5.19 for IPv6, 6.3 for
+ * IPv4), and say zero. */
+#define LENGTH_MAX 0xffff
+/* What Linux puts before the TCP header of such a packet of IPv6, and takes away again as it cuts it up: a hop-by-hop
+ * header of a jumbo payload option alone (RFC 2675). Its first four bytes, and its length. */
+#define JUMBO_BEFORE_TCP bpf_htonl(0x0600c204)
+#define JUMBO_LENGTH 8
 #define IPV4_L4 (ETH_HLEN + sizeof(struct iphdr))
 #define IPV6_L4 (ETH_HLEN + sizeof(struct ipv6hdr))
 #define IPV4_OPTIONS_MAX 40
@@ -91,6 +98,7 @@ struct packet {
 	__u8 any_port;        /* a decision for all ports of the destination is asked for */
 	__u8 from_host;       /* towards a guest: the host itself has made it */
 	__u8 by_fragments;    /* a super-packet whose segments are what the kernel keeps apart; `largest` is all of it */
+	__u8 unsent;          /* bytes of a super-packet's headers that none of its segments has */
 	/* Where a new decision says that the packet must go; the neighbour may be unknown yet. */
 	struct bpf_redir_neigh next_hop;
 };
@@ -323,6 +331,12 @@ static __always_inline int parse_l4(frame *f, struct packet *p, __u32 usual)
 	return DROP_NONE;
 }
 
+/* The length of a super-packet's `rest` of the frame where its header can't say it; else zero. */
+static __always_inline __u32 unsaid_length(const frame *f, __u32 rest)
+{
+	return rest > LENGTH_MAX && frame_gso_size(f) ? rest : 0;
+}
+
 /* The headers must be linear. */
 static __always_inline int parse_ipv4(frame *f, struct packet *p)
 {
@@ -333,6 +347,8 @@ static __always_inline int parse_ipv4(frame *f, struct packet *p)
 	if ((const void *)(ip + 1) > frame_end(f) || ip->version != 4)
 		return DROP_MALFORMED;
 	p->length = bpf_ntohs(ip->tot_len);
+	if (rarely(!p->length) && ip->protocol == PROTOCOL_TCP)
+		p->length = unsaid_length(f, beyond);
 	if (ip->ihl < 5 || p->length < ip->ihl * 4 || p->length > beyond)
 		return DROP_MALFORMED;
 	p->version = 4;
@@ -354,6 +370,20 @@ static __always_inline int parse_ipv4(frame *f, struct packet *p)
 	return parse_l4(f, p, IPV4_L4);
 }
 
+/* To the TCP header of an IPv6 packet whose length isn't said. */
+static __always_inline int skip_jumbo_option(frame *f, struct packet *p)
+{
+	__be32 head;
+
+	if (p->protocol == PROTOCOL_HOP_BY_HOP && !frame_load(f, IPV6_L4, &head, sizeof(head)) &&
+	    head == JUMBO_BEFORE_TCP) {
+		p->protocol = PROTOCOL_TCP;
+		p->l4 += JUMBO_LENGTH;
+		p->unsent = JUMBO_LENGTH;
+	}
+	return p->protocol == PROTOCOL_TCP ? DROP_NONE : DROP_MALFORMED;
+}
+
 static __always_inline int parse_ipv6(frame *f, struct packet *p)
 {
 	const struct ipv6hdr *ip = frame_data(f) + ETH_HLEN;
@@ -364,6 +394,8 @@ static __always_inline int parse_ipv6(frame *f, struct packet *p)
 	if ((const void *)(ip + 1) > frame_end(f) || ip->version != 6)
 		return DROP_MALFORMED;
 	payload = bpf_ntohs(ip->payload_len);
+	if (rarely(!payload))
+		payload = unsaid_length(f, beyond);
 	if (payload > beyond)
 		return DROP_MALFORMED;
 	if (!payload && ip->nexthdr != PROTOCOL_NONE)
@@ -378,7 +410,11 @@ static __always_inline int parse_ipv6(frame *f, struct packet *p)
 	/* It would pass for a peer of IPv4, which answers to it are. Linux takes no such packet either (ip6_rcv_core). */
 	if (rarely(is_mapped(&p->source)))
 		return DROP_MALFORMED;
-	if (rarely(is_extension(p->protocol))) {
+	if (rarely(payload > LENGTH_MAX)) {
+		reason = skip_jumbo_option(f, p);
+		if (reason)
+			return reason;
+	} else if (rarely(is_extension(p->protocol))) {
 		struct extensions extensions = {.l4 = IPV6_L4, .protocol = p->protocol};
 
 		reason = walk_extensions(f, ETH_HLEN + p->length, &extensions);
@@ -424,15 +460,17 @@ static __always_inline void measure(const frame *f, struct packet *p)
 	p->wire_bytes = p->bytes;
 	p->largest = p->bytes - ETH_HLEN;
 	if (rarely(size)) {
-		__u32 headers = p->payload;
+		__u32 headers = p->payload - p->unsent;
+
+		p->wire_bytes -= p->unsent;
 
 		if (frame_is_by_fragments(f) && frame_gso_segments(f)) {
 			p->by_fragments = 1;
 			p->segments = frame_gso_segments(f);
 			headers += SCTP_HEADER_LENGTH;
 		} else {
-			if (p->bytes > headers + size)
-				p->segments = (p->bytes - headers + size - 1) / size;
+			if (p->wire_bytes > headers + size)
+				p->segments = (p->wire_bytes - headers + size - 1) / size;
 			p->largest = size + headers - ETH_HLEN;
 		}
 		p->wire_bytes += (p->segments - 1) * headers;
