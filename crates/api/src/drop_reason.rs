@@ -66,7 +66,7 @@ drop_reasons! {
     Policy = 17,
     /// Cloud metadata, which the policy does not allow.
     Metadata = 18,
-    /// A service of the host that the policy does not allow.
+    /// A service of the host that the policy does not allow; or no route leads there, which the kernel does not tell apart.
     HostService = 19,
     /// The policy lets nothing leave the host.
     UplinkDenied = 20,

@@ -376,8 +376,8 @@ impl Network for KernelNetwork {
     }
 
     fn add_policy(&self, policy: &PolicySpec) -> Result<PolicyIndex, NetworkError> {
-        // By the host's rules every clone address leads to the shared interface, which the data path
-        // knows; by other tables it might lead anywhere.
+        // By the host's main table every clone address leads to the shared interface, which the data path
+        // knows; by a policy's own routes it might lead anywhere. Of rules by source the recipe says the same.
         let prefixes: Vec<IpNet> = match policy.has_own_routes() {
             true => {
                 let state = lock(&self.host);

@@ -106,6 +106,25 @@ fn what_a_table_does_not_lead_out_leaves_by_no_other() {
     });
 }
 
+/// The stack sends what is masqueraded by the host's rules, whether a table of the policy's own has a route or not.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_is_masqueraded_goes_by_the_host_s_rules() {
+    lab::run(|lab| {
+        let world = World::without_pools(lab);
+        let policy = json!({"uplink": "masquerade", "route_table": 100});
+        world.add_pools(1, &policy);
+        for kind in POOLS {
+            let (_, guest) = world.guest(kind, kind);
+            for beyond in [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()] {
+                let server = SocketAddr::new(beyond, ECHO_PORT);
+                let answer = guest.exchange_udp(server, b"?", 5 * SECOND).unwrap();
+                assert_eq!(answer, b"?", "{kind}: {server}");
+            }
+        }
+    });
+}
+
 fn assert_leaves_by_the_table_alone(
     lab: &Lab,
     world: &World,
@@ -131,11 +150,15 @@ fn assert_leaves_by_the_table_alone(
     let before = refused();
     ask(&[0; 1400], SECOND / 2).unwrap_err();
     assert!(refused() > before, "{far}: not told");
+    // The policy has a service of the host at the first port, and none at the second.
+    let far = [far, SocketAddr::new(family.anywhere, ECHO_PORT)];
     for table in ["replace unreachable default table 100", "flush table 100"] {
         set(table);
-        let before = refused();
-        ask(b"?", SECOND / 2).unwrap_err();
-        assert!(refused() > before, "{far} after {table}: not told");
+        for far in far {
+            let before = refused();
+            guest.exchange_udp(far, b"?", SECOND / 2).unwrap_err();
+            assert!(refused() > before, "{far} after {table}: not told");
+        }
         let host = SocketAddr::new(family.second[0], WHO_AM_I_PORT);
         let answer = guest.exchange_udp(host, b"?", 5 * SECOND).unwrap();
         assert_eq!(answer, b"host", "{host} after {table}");

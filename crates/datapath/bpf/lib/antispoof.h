@@ -59,6 +59,11 @@ static __always_inline int is_own_source(const struct sender *s, const struct pa
 	return same_address(&p->source, s->is_process ? &nic->clone6 : &nic->guest6);
 }
 
+static __always_inline int is_multicast6(const struct address *a)
+{
+	return (a->word[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
+}
+
 static __always_inline int antispoof(const struct sender *s, const struct packet *p, int is_link)
 {
 	if (p->protocol == PROTOCOL_UDP &&
@@ -76,6 +81,9 @@ static __always_inline int antispoof(const struct sender *s, const struct packet
 	if (is_link_local(&p->source) && p->icmp_kind == ICMP_REQUEST &&
 	    is_router_address(&p->destination))
 		return DROP_NONE;
+	/* What services on the link say to each other, as mDNS does; in IPv4 it has the guest's own source. */
+	if (is_link_local(&p->source) && is_multicast6(&p->destination))
+		return DROP_MULTICAST;
 	return DROP_SOURCE_ADDRESS;
 }
 
@@ -98,7 +106,7 @@ static __always_inline int judge_destination(const struct packet *p)
 			return DROP_MULTICAST;
 		return first == 0 || first == 127 || first >= 240 ? DROP_DESTINATION : DROP_NONE;
 	}
-	if ((a->word[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000))
+	if (is_multicast6(a))
 		return DROP_MULTICAST;
 	if (is_link_local(a) || is_mapped(a))
 		return DROP_DESTINATION;

@@ -210,6 +210,15 @@ static __always_inline void decide_up(struct decision *d, const struct packet *p
 		d->verdict = VERDICT_STACK;
 }
 
+/* A table of the policy's own says nothing of it: keep_to_table asks the host's rules. */
+static __always_inline void decide_unsaid(struct decision *d, const struct packet *p,
+					  const struct policy *policy)
+{
+	d->verdict = VERDICT_STACK;
+	if (!p->as_answer && READ_ONCE(policy->uplink) == UPLINK_MASQUERADE)
+		d->flags = DECISION_MASQUERADE;
+}
+
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
 					 const struct nic *nic, const struct policy *policy)
 {
@@ -233,7 +242,9 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 		break;
 	case BPF_FIB_LKUP_RET_NOT_FWDED:
 		/* The host's own address; or no route at all, which the kernel doesn't tell apart. */
-		if (p->any_port && services_have_ports(policy))
+		if (table)
+			decide_unsaid(d, p, policy);
+		else if (p->any_port && services_have_ports(policy))
 			leave_to_ports(d);
 		else if (may_reach_host(p, policy))
 			d->verdict = VERDICT_STACK;

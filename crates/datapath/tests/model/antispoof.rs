@@ -67,5 +67,8 @@ pub(crate) fn source(
     if discovers || greets_gateway {
         return Ok(());
     }
+    if packet.version == 6 && local && packet.destination.is_multicast() {
+        return Err(DropReason::Multicast);
+    }
     Err(DropReason::SourceAddress)
 }

@@ -93,7 +93,7 @@ fn judge_sent(world: &mut World, input: &Input) -> Result<Verdict, Dropped> {
     }
     let packet = Packet::parse(frame).map_err(by_sender)?;
     let size = police::size(input, &packet);
-    antispoof::source(nic, frame, &packet, Sender::Guest).map_err(by_sender)?;
+    antispoof::source(nic, frame, &packet, Sender::Guest).map_err(on_link)?;
     if link::is_discovery(&packet, frame) {
         own_discovery(nic, frame, &packet).map_err(on_link)?;
         return leave(world, input, size, Verdict::Uplink);

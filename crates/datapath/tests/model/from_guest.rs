@@ -111,7 +111,7 @@ fn judge_packet(
     if police::size(input, packet).segments > SEGMENTS_MAX {
         return Err(by_sender(DropReason::Malformed));
     }
-    antispoof::source(nic, frame, packet, sender).map_err(by_sender)?;
+    antispoof::source(nic, frame, packet, sender).map_err(on_link)?;
     if link::is_discovery(packet, frame) {
         if sender == Sender::Process {
             return Err(by_sender(DropReason::LinkChatter));

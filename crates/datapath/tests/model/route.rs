@@ -212,7 +212,11 @@ fn by_way(
     way: Way,
     uplink: Uplink,
 ) -> Result<Judged, DropReason> {
+    let has_table = routed_by(world, nic, packet).table != 0;
     match (way, uplink) {
+        // It says nothing of the destination.
+        (Way::Local, Uplink::Masquerade) if has_table => Ok(Judged::Masquerade),
+        (Way::Local, _) if has_table => Ok(Judged::Goes(Decision::Stack)),
         (Way::Local, _) => {
             policy::host_service(&world.policies[nic.policy], frame, packet)?;
             Ok(Judged::Goes(Decision::Stack))
