@@ -12,6 +12,7 @@ mod ebpf;
 mod kills;
 
 use std::{
+    net::{IpAddr, UdpSocket},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -23,7 +24,7 @@ use ebpf::{
 use kills::{LEASES, leave_whole_leases_or_none};
 use sandwire_testlab::{
     command,
-    host::{BEYOND_IPV4, BEYOND_IPV6, HOST_IPV4, answer_http, serve_tcp},
+    host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, HOST_IPV4, answer_http, serve_tcp, serve_udp},
     lab,
     namespace::{self, Namespace},
 };
@@ -118,6 +119,33 @@ fn two_containers_live_under_their_policy_and_vanish_without_a_trace() {
                 .unwrap()
                 .contains("sandwire:lab:boxes")
         );
+    });
+}
+
+/// The kernel gives an interface its queue only a moment after its carrier has come, and drops what is sent before.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_the_host_sends_at_once_arrives() {
+    lab::run(|lab| {
+        let world = World::without_pools(lab);
+        world.daemon.create_pool(&boxes(1, &json!({}))).unwrap();
+        let space = lab.namespace("blue");
+        space
+            .inside(|| serve_udp(ECHO_PORT, |packet, _| packet.to_vec()))
+            .unwrap();
+        let attach = json!({"pool": "boxes", "name": "blue", "attach": {"netns": space.path()}});
+        for _ in 0..40 {
+            let patience = Duration::from_secs(20);
+            world.daemon.wait_pool("boxes", 1, patience).unwrap();
+            let lease = world.daemon.call("POST", "/v1/leases", Some(&attach));
+            let address = &addresses_of(&lease.unwrap())[0];
+            let caller = UdpSocket::bind("0.0.0.0:0").unwrap();
+            caller.set_read_timeout(Some(5 * SECOND)).unwrap();
+            let server: IpAddr = address.parse().unwrap();
+            caller.send_to(b"?", (server, ECHO_PORT)).unwrap();
+            caller.recv(&mut [0; 10]).unwrap();
+            world.daemon.json("release blue").unwrap();
+        }
     });
 }
 

@@ -11,31 +11,35 @@
 
 use std::{
     mem,
-    net::{IpAddr, Ipv6Addr},
+    net::Ipv6Addr,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::Path,
+    thread,
+    time::Duration,
 };
 
 use ipnet::{IpNet, Ipv6Net};
-use sandwire_api::{attach::AttachedDevice, slot::Defect};
+use sandwire_api::attach::AttachedDevice;
 use sandwire_kernel_net::{
     Error as KernelError,
-    address::{self, Address},
-    interface::{self, Change, End, Interface, InterfaceIndex, InterfacePair, Mac, PairDevice},
+    address::Address,
+    interface::{self, Change, End, InterfaceIndex, InterfacePair, Mac, PairDevice},
     neighbour::Neighbour,
     netlink::{Request, Socket},
     netns::{self, Home},
     procfs::PrivateProcfs,
-    route::{self, Route, Target},
+    route::{Route, Target},
 };
 
 mod child;
+mod inspect;
 mod tap;
 
 pub(super) use child::{
     check_parent, exchange_programs as exchange_child_programs, find_parent, name_of,
     problem as child_problem, restore as restore_child,
 };
+pub(super) use inspect::inspect;
 pub(super) use tap::{problem as tap_problem, restore as restore_tap};
 
 use super::{
@@ -44,7 +48,6 @@ use super::{
     ebpf::Ebpf,
     filters::Attachment,
     host_slot,
-    inspect::reported,
 };
 use crate::{
     attach::AttachRecord,
@@ -54,6 +57,9 @@ use crate::{
 
 /// The number of a host end that isn't there yet.
 const NO_INTERFACE: InterfaceIndex = InterfaceIndex(0);
+/// How often a host end's queue is looked for, and the pause between.
+const QUEUE_LOOKS: u32 = 200;
+const QUEUE_PAUSE: Duration = Duration::from_millis(1);
 
 /// Readies a slot: its place in the data path, which says that nobody leases it.
 pub(super) fn build(
@@ -130,13 +136,33 @@ pub(super) fn attach(
         None => target.make(build, worker, &mut route, ebpf, shared),
     };
     drop(inside);
-    let made = made.and_then(|()| target.check_present(file.as_fd()));
+    let made = made
+        .and_then(|()| match record.parent {
+            Some(_) => Ok(()),
+            None => await_queue(worker, &slot.host_interface),
+        })
+        .and_then(|()| target.check_present(file.as_fd()));
     if let Err(error) = made {
         return Err(match delete(worker, slot) {
             Ok(()) => error,
             Err(left) => NetworkError::Several(vec![error, left]),
         });
     }
+    Ok(())
+}
+
+/// Waits until the host end sends. An interface has its queue from the kernel a moment after its carrier, which has come with
+/// the other end, and what is sent before is dropped. Since Linux 6.8 the kernel sees to that when it is asked for the
+/// interface (`rtnl_getlink`); before, only to ask again helps.
+fn await_queue(worker: &mut Worker, host_end: &str) -> Result<(), NetworkError> {
+    for _ in 0..QUEUE_LOOKS {
+        let found = interface::find(&mut worker.route, host_end)?;
+        if found.is_none_or(|found| found.queue.as_deref() != Some("noop")) {
+            break;
+        }
+        thread::sleep(QUEUE_PAUSE);
+    }
+    // Without it nothing is wrong yet: the kernel is busy, and the interface has it later.
     Ok(())
 }
 
@@ -506,90 +532,6 @@ fn link_local([a, b, c, d, e, f]: Mac) -> Ipv6Net {
     let [first, second, third, fourth] = halves;
     let address = Ipv6Addr::new(0xfe80, 0, 0, 0, first, second, third, fourth);
     Ipv6Net::new_assert(address, 64)
-}
-
-/// Compares the container's end with how it was made.
-pub(super) fn inspect(home: &Home, worker: &mut Worker, slot: &SlotPlan) -> Vec<Defect> {
-    let (Some(record), Some(nic)) = (&slot.attach, slot.nics.first()) else {
-        return Vec::new();
-    };
-    let target = Container { home, record, nic };
-    match target.look(worker, slot) {
-        Ok(problems) => problems
-            .into_iter()
-            .map(|problem| reported(target.interface(), problem))
-            .collect(),
-        Err(error) => vec![reported(target.interface(), error.to_string())],
-    }
-}
-
-impl Container<'_> {
-    fn interface(&self) -> String {
-        format!("interface {} in {}", self.name(), self.object())
-    }
-
-    fn look(&self, worker: &mut Worker, slot: &SlotPlan) -> Result<Vec<String>, NetworkError> {
-        let host_end = interface::find(&mut worker.route, &slot.host_interface)?;
-        let file = open(self.home, &self.record.request.netns)?;
-        let inside = self.home.enter_open(file.as_fd())?;
-        self.check_identity()?;
-        let mut route = Socket::route()?;
-        drop(inside);
-        let found = interface::find(&mut route, self.name())?;
-        let Some(found) = found else {
-            return Ok(vec!["it is gone".to_owned()]);
-        };
-        let host_end = host_end.map(|host_end| host_end.index);
-        if slot.is_child() {
-            if found.alias.as_deref() != Some(&*slot.host_alias) {
-                return Ok(vec!["it is not the one that was made".to_owned()]);
-            }
-        } else if host_end.is_none() || found.peer != host_end {
-            return Ok(vec![format!(
-                "it is not the other end of {}",
-                slot.host_interface
-            )]);
-        }
-        let mut problems = self.settings_problems(&found, slot);
-        let held = address::list(&mut route)?;
-        let has = |wanted: IpAddr| {
-            let mut held = held.iter().filter(|held| held.interface == found.index);
-            held.any(|held| held.address.addr() == wanted)
-        };
-        let wanted = self.record.addresses(self.nic);
-        let wanted = wanted.iter().filter(|own| !has(own.address.addr()));
-        problems.extend(wanted.map(|own| format!("it lacks address {}", own.address)));
-        let routes = route::list(&mut route)?;
-        for wanted in self.record.routes(self.nic) {
-            let is_there = routes.iter().any(|route| {
-                route.destination == wanted.destination
-                    && route.interface == Some(found.index)
-                    && route.gateway == Some(wanted.gateway)
-            });
-            if !is_there {
-                problems.push(format!("the route to {} is gone", wanted.destination));
-            }
-        }
-        Ok(problems)
-    }
-
-    fn settings_problems(&self, found: &Interface, slot: &SlotPlan) -> Vec<String> {
-        let mut problems = Vec::new();
-        let kind = self.record.device.name();
-        if found.kind.as_deref() != Some(kind) {
-            problems.push(format!("it is no {kind} interface"));
-        }
-        if !found.is_up {
-            problems.push("it is down".to_owned());
-        }
-        if found.mac != Some(self.nic.guest_mac.0) {
-            problems.push(format!("its MAC is not {}", self.nic.guest_mac));
-        }
-        if found.mtu != slot.mtu {
-            problems.push(format!("its MTU is {}, not {}", found.mtu, slot.mtu));
-        }
-        problems
-    }
 }
 
 #[cfg(test)]
