@@ -122,8 +122,8 @@ pub struct GuestSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "plan", rename_all = "snake_case", deny_unknown_fields)]
 pub enum AddressPlan {
-    /// Clone addresses are counted up in the given prefixes. The first address of a prefix (and in
-    /// IPv4 the network and broadcast addresses) is kept for the host.
+    /// Clone addresses are counted up in the given prefixes. The first two addresses of a
+    /// prefix (and in IPv4 the broadcast address) are kept for the host.
     Prefix {
         /// Prefix of the IPv4 clone addresses; required if the guests have IPv4.
         #[serde(default, deserialize_with = "prefix::optional")]

@@ -90,7 +90,7 @@ pub(crate) fn run(context: &Context, verb: &Verb) -> Outcome {
         Verb::Serve(arguments) => serve(&arguments.config.config),
         Verb::Check(arguments) => check(context, &arguments.config),
         Verb::Steer(arguments) => steer(context, &arguments.config.config),
-        Verb::Clear => clear(),
+        Verb::Clear => clear(context),
         Verb::Keys(arguments) => write_keys(context, arguments),
     }
 }
@@ -171,6 +171,11 @@ fn serve(path: &Path) -> Outcome {
 }
 
 #[derive(Serialize)]
+struct Cleared {
+    cleared: bool,
+}
+
+#[derive(Serialize)]
 struct Steered {
     /// `relay`: the one that runs has done it; `kernel`: told by us; `cleared`: not at all.
     steered: &'static str,
@@ -201,7 +206,7 @@ fn steer(context: &Context, path: &Path) -> Outcome {
         .answer(&Steered { steered }, |_| text.to_owned())
 }
 
-fn clear() -> Outcome {
+fn clear(context: &Context) -> Outcome {
     privilege::require(
         Capability::NetAdmin,
         "clear the relay's steering",
@@ -214,7 +219,9 @@ fn clear() -> Outcome {
             reasons.join("; ")
         ))
     })?;
-    Ok(ExitCode::SUCCESS)
+    context.output.answer(&Cleared { cleared: true }, |_| {
+        "cleared: what was redirected leaves in the clear until the relay is started\n".to_owned()
+    })
 }
 
 fn write_keys(context: &Context, arguments: &KeysArguments) -> Outcome {

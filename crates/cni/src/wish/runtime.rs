@@ -165,11 +165,11 @@ impl AddressRange {
     }
 }
 
-/// The pool keeps the first address of a prefix for the host, and in IPv4 the network's own too.
+/// The pool keeps the prefix's own address and the next one, which is the host's.
 fn first(pool: IpNet) -> IpAddr {
     match pool.network() {
         IpAddr::V4(network) => IpAddr::V4(network.to_bits().saturating_add(2).into()),
-        IpAddr::V6(network) => IpAddr::V6(network.to_bits().saturating_add(1).into()),
+        IpAddr::V6(network) => IpAddr::V6(network.to_bits().saturating_add(2).into()),
     }
 }
 

@@ -438,6 +438,14 @@ fn ranges_that_the_pool_does_not_keep_to_are_refused_before_a_slot_is_taken() {
             range(json!({ "subnet": "10.64.0.0/24", "rangeEnd": "10.64.0.99" })),
             false,
         ),
+        (
+            range(json!({ "subnet": "fd00:c10e::/64", "rangeStart": "fd00:c10e::2" })),
+            true,
+        ),
+        (
+            range(json!({ "subnet": "fd00:c10e::/64", "rangeStart": "fd00:c10e::3" })),
+            false,
+        ),
         (range(json!({ "subnet": "10.64.0.0/25" })), false),
         (range(json!({ "subnet": "10.65.0.0/16" })), false),
     ] {

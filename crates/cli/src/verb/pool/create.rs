@@ -92,7 +92,7 @@ struct Settings {
     ipv6: Option<Ipv6Net>,
 
     /// How slot numbers become clone addresses: counted up in the prefixes, or by the scheme of
-    /// Firecracker's document on clones (IPv4 only; it needs no --ipv4) [default: prefix].
+    /// Firecracker's document on clones (which has IPv4 addresses of its own; it takes no --ipv4) [default: prefix].
     #[arg(long, value_parser = PossibleValuesParser::new(["prefix", "firecracker-clones"]))]
     plan: Option<String>,
 
@@ -219,7 +219,6 @@ impl Settings {
             (true, Some(_), _) => refuse(
                 "the plan firecracker-clones has IPv4 addresses of its own; leave --ipv4 out",
             ),
-            (true, None, ipv6) => Ok(AddressPlan::FirecrackerClones { ipv6 }),
             (false, None, None) => refuse(
                 "it has no clone addresses; give --ipv4 PREFIX (as 10.64.0.0/16), --ipv6 PREFIX \
                  (as fd00:c10e::/64), or both",
@@ -228,6 +227,7 @@ impl Settings {
                 refuse("--guest-ipv4 needs --ipv4 PREFIX")
             }
             (_, _, None) if self.guest_ipv6.is_some() => refuse("--guest-ipv6 needs --ipv6 PREFIX"),
+            (true, None, ipv6) => Ok(AddressPlan::FirecrackerClones { ipv6 }),
             (false, ipv4, ipv6) => Ok(AddressPlan::Prefix { ipv4, ipv6 }),
         }
     }
@@ -381,6 +381,7 @@ mod tests {
             "web --plan firecracker-clones --ipv4 10.64.0.0/16",
             "web --ipv6 fd00:c10e::/64 --guest-ipv4 172.16.0.2/30",
             "web --ipv4 10.64.0.0/16 --guest-ipv6 fd01::2/64",
+            "web --plan firecracker-clones --guest-ipv6 fd01::2/64",
         ] {
             assert_eq!(spec(line).unwrap_err().exit_status, 1, "{line} was taken");
         }
