@@ -174,7 +174,8 @@ impl Identities {
             interface::add(loopback.0, IpAddr::V6(numbers::loopback6(facts.number)))?;
         }
         watch("namespace");
-        programs.attach_to_namespace(&self.maps_folder())?;
+        // Or has it run this build's, where a former one has attached its own.
+        programs.renew_on_namespace(&self.maps_folder())?;
         if facts.tcp_only {
             watch("connections");
             connections::LOOKER.prepare(&self.maps_folder())?;

@@ -75,7 +75,7 @@ impl Programs {
         outcome.and(remove_others(folder, needs))
     }
 
-    /// The same on the network namespace.
+    /// The same on the calling thread's network namespace, for the program that steers connections.
     pub(crate) fn renew_on_namespace(&self, folder: &Path) -> Result<(), Error> {
         match self.exchange(STEER, &folder.join(STEER))? {
             Exchange::NoLink => self.attach_to_namespace(folder),
@@ -99,12 +99,8 @@ impl Programs {
         }
     }
 
-    /// Attaches the program that steers connections to the calling thread's network namespace, unless that was done.
-    pub(crate) fn attach_to_namespace(&self, folder: &Path) -> Result<(), Error> {
+    fn attach_to_namespace(&self, folder: &Path) -> Result<(), Error> {
         let at = folder.join(STEER);
-        if at.exists() {
-            return Ok(());
-        }
         let attach = || -> Result<(), BoxedError> {
             let namespace = fs::File::open("/proc/thread-self/ns/net")?;
             self.hold(STEER, namespace.as_fd(), &at)

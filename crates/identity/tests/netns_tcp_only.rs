@@ -7,12 +7,18 @@ mod stage;
 
 use std::{
     path::Path,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
 
+use aya::{
+    Ebpf,
+    programs::{SkLookup, links::FdLink},
+};
 use sandwire_identity::{Error, Identities, Identity, NewIdentity, Refusal};
 use sandwire_testlab::{
+    command,
     lab::{self, Lab},
     namespace::Namespace,
 };
@@ -439,6 +445,64 @@ fn what_a_former_version_has_added_goes_on() {
         }
         assert_eq!(identities.list().unwrap(), []);
         assert!(!folder().join("v2/on_tcp").exists());
+    });
+}
+
+/// Steers nothing, as that of a former build doesn't what it didn't know of.
+const FORMER: &str = "\
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+SEC(\"sk_lookup\")
+int former(struct bpf_sk_lookup *lookup)
+{
+	return SK_PASS;
+}
+";
+
+/// Puts a program in the place of the one that steers connections.
+fn exchange_steering(lab: &Lab, pin: &Path) {
+    let [source, object] = ["former.c", "former.o"].map(|file| lab.folder().join(file));
+    std::fs::write(&source, FORMER).unwrap();
+    let include = format!("-I/usr/include/{}-linux-gnu", std::env::consts::ARCH);
+    let mut clang = Command::new("clang");
+    clang.args(["-target", "bpf", "-O2", "-g", &include, "-c"]);
+    command::output_of(clang.arg(&source).arg("-o").arg(&object)).unwrap();
+    let mut loaded = Ebpf::load_file(&object).unwrap();
+    let program: &mut SkLookup = loaded.program_mut("former").unwrap().try_into().unwrap();
+    program.load().unwrap();
+    // The namespace has it no longer once nothing holds it.
+    std::fs::remove_file(pin).unwrap();
+    let netns = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
+    let link = program.attach(netns).unwrap();
+    let link: FdLink = program.take_link(link).unwrap().into();
+    link.pin(pin).unwrap();
+}
+
+/// The name of the program that steers connections, by the kernel's own word.
+fn steering(lab: &Lab, pin: &Path) -> String {
+    let link = lab.run(&format!("bpftool -j link show pinned {}", pin.display()));
+    let link: Value = serde_json::from_str(&link).unwrap();
+    let program = lab.run(&format!("bpftool -j prog show id {}", link["prog_id"]));
+    let program: Value = serde_json::from_str(&program).unwrap();
+    program["name"].as_str().unwrap().to_owned()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn one_that_comes_after_an_upgrade_is_steered_by_its_own_build() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut cgroups = Cgroups::new();
+        let (old, new) = (cgroups.make("old"), cgroups.make("new"));
+        let identities = Identities::new(folder());
+        identities.add(&new_identity(&old, &["10.77.0.1"])).unwrap();
+        let pin = folder().join("v2/on_sk_lookup");
+        exchange_steering(lab, &pin);
+        assert_eq!(steering(lab, &pin), "former");
+        let mut second = tcp_only(&new);
+        second.addresses = stage::addresses(&["10.77.0.2"]);
+        identities.add(&second).unwrap();
+        assert_eq!(steering(lab, &pin), "on_sk_lookup");
     });
 }
 

@@ -47,7 +47,9 @@ static __always_inline __u32 number_of(struct asked_table *table, const __u32 *a
 {
 	__u32 number = find_address(table, address);
 
-	if (number < *(volatile __u32 *)&table->count)
+	/* Another one may have come there since it was looked for. */
+	if (number < ASKED_ADDRESSES && number < *(volatile __u32 *)&table->count &&
+	    is_same6(table->addresses[number].words, address))
 		return number;
 	/* Somebody else has it only for an instant; then this packet goes without. */
 	if (__sync_val_compare_and_swap(&table->busy, 0, 1))
