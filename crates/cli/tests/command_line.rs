@@ -280,7 +280,7 @@ fn a_socket_that_is_named_wins_over_the_environment() {
 }
 
 #[test]
-fn a_relay_whose_certificate_cannot_be_read_is_not_right() {
+fn what_keeps_a_relay_from_its_start_is_told_by_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().display();
     let keys = sandwire(&format!("relay keys {path} host.example"));
@@ -292,7 +292,7 @@ fn a_relay_whose_certificate_cannot_be_read_is_not_right() {
          [[redirect]]\nfrom = [\"10.64.0.0/16\"]\nto = [\"198.51.100.0/24\"]\nvia = \"beyond\"\n"
     );
     let file = folder.path().join("relay.toml");
-    fs::write(&file, config).unwrap();
+    fs::write(&file, &config).unwrap();
     let check = || sandwire(&format!("relay check --config {}", file.display()));
     let right = check();
     assert_eq!(status(&right), 0, "{}", stderr(&right));
@@ -301,14 +301,18 @@ fn a_relay_whose_certificate_cannot_be_read_is_not_right() {
         said.starts_with("ok\n") && said.contains(NO_DAEMON),
         "{said}"
     );
+    let assert_wrong = |reason: &str| {
+        let wrong = check();
+        assert_eq!(status(&wrong), 1, "{}", stdout(&wrong));
+        let said = stderr(&wrong);
+        assert!(said.contains(reason), "{said}");
+    };
+    let no_cgroup = format!("[[sender]]\nname = \"batch\"\ncgroup = \"{path}\"\n");
+    fs::write(&file, format!("{config}{no_cgroup}")).unwrap();
+    assert_wrong("no cgroup of version 2");
+    fs::write(&file, config).unwrap();
     fs::remove_file(folder.path().join("host.example.key")).unwrap();
-    let wrong = check();
-    assert_eq!(status(&wrong), 1, "{}", stdout(&wrong));
-    assert!(
-        stderr(&wrong).contains("host.example.key"),
-        "{}",
-        stderr(&wrong)
-    );
+    assert_wrong("host.example.key");
 }
 
 #[test]

@@ -307,14 +307,13 @@ impl Deliver {
     pub fn allows(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         let metadata = CLOUD_METADATA.map(IpNet::from);
-        let special = SPECIAL
-            .iter()
-            .chain(&metadata)
-            .find(|prefix| prefix.contains(&address));
-        self.allow
-            .iter()
-            .filter(|allowed| allowed.contains(&address))
-            .any(|allowed| special.is_none_or(|special| special.contains(allowed)))
+        // It may be several: metadata is among link-local addresses.
+        let special = SPECIAL.iter().chain(&metadata);
+        let special: Vec<_> = special.filter(|prefix| prefix.contains(&address)).collect();
+        let mut allow = self.allow.iter();
+        allow.any(|allowed| {
+            allowed.contains(&address) && special.iter().all(|special| special.contains(allowed))
+        })
     }
 }
 

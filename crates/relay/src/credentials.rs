@@ -168,7 +168,9 @@ impl Source {
             }
             let now = SystemTime::now();
             let stamps = self.stamps();
-            if stamps != seen || failing_since.is_some() {
+            // Those that had expired hold again once a clock that was wrong is right.
+            let is_without = sender.borrow().is_err();
+            if stamps != seen || failing_since.is_some() || is_without {
                 seen = stamps;
                 number += 1;
                 match self.load(number) {
@@ -180,7 +182,7 @@ impl Source {
                     }
                     Err(error) => {
                         let since = *failing_since.get_or_insert(now);
-                        if since == now {
+                        if since == now && !is_without {
                             tracing::error!(%error, "new certificates can't be used; those before stay for ten seconds");
                         }
                         let is_over = now.duration_since(since).unwrap_or(GRACE) >= GRACE;
@@ -514,33 +516,54 @@ mod tests {
     use super::*;
     use crate::keys::Authority;
 
-    fn write(folder: &Path, authority: &Authority) {
+    /// Writes an authority's certificate, and what it certifies.
+    fn made_files(folder: &Path) -> TlsFiles {
+        let authority = Authority::new("tests").unwrap();
         let made = authority
             .certify("host.example", Duration::from_secs(3600))
             .unwrap();
-        fs::write(folder.join("pem"), made.certificate).unwrap();
-        fs::write(folder.join("key"), made.key).unwrap();
+        let [certificate, key, authorities] =
+            ["pem", "key", "authorities"].map(|name| folder.join(name));
+        fs::write(&certificate, made.certificate).unwrap();
+        fs::write(&key, made.key).unwrap();
+        fs::write(&authorities, authority.certificate()).unwrap();
+        TlsFiles {
+            certificate,
+            key,
+            authorities,
+        }
     }
 
     #[tokio::test]
     async fn files_that_change_while_they_are_first_read_are_read_again() {
         let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::new("tests").unwrap();
-        let path = |name: &str| folder.path().join(name);
-        fs::write(path("authorities"), authority.certificate()).unwrap();
-        write(folder.path(), &authority);
-        let files = TlsFiles {
-            certificate: path("pem"),
-            key: path("key"),
-            authorities: path("authorities"),
-        };
+        let files = made_files(folder.path());
         let clients = watch::Sender::new(Clients::default());
         let store = Store::open(&files, clients.subscribe()).unwrap();
         // The kernel's clock for files is coarse; nothing else runs until we wait.
         std::thread::sleep(Duration::from_millis(50));
-        write(folder.path(), &authority);
+        made_files(folder.path());
         sleep(3 * LOOK).await;
         assert_ne!(store.current().unwrap().number, 0);
+    }
+
+    /// Nothing tells of a clock that was put right but the clock.
+    #[tokio::test]
+    async fn certificates_that_had_expired_are_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = made_files(folder.path());
+        let clients = watch::Sender::new(Clients::default());
+        let source = Source {
+            files,
+            clients: clients.subscribe(),
+        };
+        let mut loaded = source.load(0).unwrap();
+        loaded.not_after = SystemTime::UNIX_EPOCH;
+        let (loaded, seen) = (Arc::new(loaded), source.stamps());
+        let (sender, mut state) = watch::channel(Ok(loaded.clone()));
+        tokio::spawn(source.keep(loaded, seen, sender));
+        state.wait_for(Result::is_err).await.unwrap();
+        state.wait_for(Result::is_ok).await.unwrap();
     }
 
     #[test]

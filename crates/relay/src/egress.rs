@@ -110,7 +110,7 @@ impl Egress {
                 0 if is_identity => origins.any(|origin| origin.is_identity_with(ip)),
                 0 => {
                     redirect.from.iter().any(|prefix| prefix.contains(&ip))
-                        || origins.any(|origin| origin.has(ip))
+                        || origins.any(|origin| origin.forwards(ip))
                 }
                 place => origins.any(|origin| origin.is_at(place)),
             };
@@ -136,6 +136,11 @@ impl Egress {
 impl Origin {
     fn is_at(&self, wanted: u16) -> bool {
         matches!(self, Self::Cgroup { place, .. } if *place == wanted)
+    }
+
+    /// Whether what comes in from that address is this sender's.
+    fn forwards(&self, address: IpAddr) -> bool {
+        matches!(self, Self::Forwarded(_)) && self.has(address)
     }
 
     fn is_identity_with(&self, address: IpAddr) -> bool {
@@ -182,7 +187,11 @@ mod tests {
     "#;
 
     fn peer(source: &str, destination: &str) -> Option<usize> {
-        let egress = Config::parse(Path::new("relay.toml"), TEXT).unwrap().egress;
+        peer_by(TEXT, source, destination)
+    }
+
+    fn peer_by(text: &str, source: &str, destination: &str) -> Option<usize> {
+        let egress = Config::parse(Path::new("relay.toml"), text).unwrap().egress;
         let [source, destination] =
             [source, destination].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
         egress.unwrap().via(0, Protocol::Tcp, source, destination)
@@ -218,5 +227,16 @@ mod tests {
         for sandbox in ["10.64.0.6", "10.65.0.7", "10.66.0.1"] {
             assert_eq!(peer(sandbox, "198.51.100.7"), one, "{sandbox}");
         }
+    }
+
+    #[test]
+    fn what_comes_in_is_no_identity_s() {
+        let [start, first, second] = TEXT.split("[[redirect]]").collect::<Vec<_>>()[..] else {
+            unreachable!("it has two");
+        };
+        let turned = [start, second, first].join("[[redirect]]");
+        let sandbox = peer_by(&turned, "10.65.0.7", "198.51.100.7");
+        assert_eq!(sandbox, Some(0), "its address is in the identity's prefix");
+        assert_eq!(peer_by(&turned, "10.65.0.1", "198.51.100.7"), Some(1));
     }
 }

@@ -73,9 +73,9 @@ metrics! {
     sessions_failed counter "sandwire_relay_sessions_failed_total" "TLS and QUIC connections that were refused or failed";
     openings_displaced counter "sandwire_relay_openings_displaced_total" "Connections of those that failed that were given up before they had begun, for newer ones";
     openings_timed_out counter "sandwire_relay_openings_timed_out_total" "Connections of those that failed, and streams in QUIC, that did not begin in time, and those whose answer was not taken";
-    steering_restored counter "sandwire_relay_steering_restored_total" "Times that the rules in nftables were gone and were made again";
+    steering_restored counter "sandwire_relay_steering_restored_total" "Times that rules of nftables or of routing, or elements of its sets, were gone and were made again";
     pools_not_relayed gauge "sandwire_relay_pools_not_relayed" "Pools, by redirect, whose containers have dropped what is redirected: their interfaces are children of the host's";
-    reports_lost counter "sandwire_relay_reports_lost_total" "Lines of the report that found a full queue";
+    reports_lost counter "sandwire_relay_reports_lost_total" "Lines of the report that found a full queue, or could not be written";
 }
 
 /// One figure.
@@ -180,6 +180,11 @@ mod tests {
         let page = fs::read_to_string(page).unwrap();
         for name in Metrics::names() {
             assert!(page.contains(&format!("| `{name}` |")), "{name}");
+        }
+        let text = Metrics::default().text();
+        for line in text.lines().filter_map(|line| line.strip_prefix("# HELP ")) {
+            let (name, help) = line.split_once(' ').unwrap();
+            assert!(page.contains(&format!("| {help} |")), "{name}: {help}");
         }
     }
 }

@@ -81,16 +81,9 @@ impl Report {
             .name("report".to_owned())
             .spawn(move || {
                 let _writing: mpsc::Sender<()> = writing;
+                let mut written = Lines::default();
                 for line in lines {
-                    let written =
-                        serde_json::to_vec(&line)
-                            .map_err(io::Error::from)
-                            .and_then(|mut text| {
-                                text.push(b'\n');
-                                output.write_all(&text)?;
-                                output.flush()
-                            });
-                    if written.is_err() {
+                    if !written.write(&mut *output, &line) {
                         lost.reports_lost.add(1);
                     }
                 }
@@ -122,10 +115,107 @@ impl Report {
     }
 }
 
+/// What is written line by line.
+#[derive(Default)]
+struct Lines {
+    is_failing: bool,
+    /// A line is there without its end.
+    has_part: bool,
+}
+
+impl Lines {
+    /// Writes a line; false if it couldn't be, or not as a whole.
+    fn write(&mut self, output: &mut dyn Write, line: &Line) -> bool {
+        let written = serde_json::to_string(line)
+            .map_err(io::Error::from)
+            .and_then(|text| self.put(output, &text));
+        if let Err(error) = &written
+            && !self.is_failing
+        {
+            tracing::error!(%error, "the report can't be written: its lines are lost until it can");
+        }
+        self.is_failing = written.is_err();
+        written.is_ok()
+    }
+
+    /// On a line of its own.
+    fn put(&mut self, output: &mut dyn Write, text: &str) -> io::Result<()> {
+        let start = if self.has_part { "\n" } else { "" };
+        let text = format!("{start}{text}\n");
+        let mut rest = text.as_bytes();
+        while !rest.is_empty() {
+            match output.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => rest = &rest[count..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            self.has_part = !rest.is_empty();
+        }
+        output.flush()
+    }
+}
+
 impl Writer {
     /// Waits until all lines are written, of which there are no more once every [`Report`] is gone.
     pub(crate) fn finish(self, at_most: Duration) {
         // Nobody says anything: it ends by the other end's going.
         let _ = self.done.recv_timeout(at_most);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk with room for so many bytes.
+    struct Disk {
+        text: Vec<u8>,
+        room: usize,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let count = bytes.len().min(self.room);
+            if count == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.text.extend(&bytes[..count]);
+            self.room -= count;
+            Ok(count)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_that_was_cut_short_spoils_no_other() {
+        let address = SocketAddr::from(([192, 0, 2, 1], 80));
+        let line = Line {
+            started_at: 0,
+            seconds: 1.5,
+            protocol: "tcp",
+            host: "a".into(),
+            sender: "b".into(),
+            source: address,
+            destination: address,
+            outcome: "done",
+            to_destination_bytes: 1,
+            from_destination_bytes: 2,
+        };
+        let whole = serde_json::to_string(&line).unwrap();
+        let (text, room) = (Vec::new(), whole.len() + 11);
+        let mut disk = Disk { text, room };
+        let mut lines = Lines::default();
+        let mut write = |disk: &mut Disk| lines.write(disk, &line);
+        assert!(write(&mut disk));
+        assert!(!write(&mut disk) && !write(&mut disk));
+        disk.room = usize::MAX;
+        assert!(write(&mut disk) && write(&mut disk));
+        let text = String::from_utf8(disk.text).unwrap();
+        let part = &whole[..10];
+        assert_eq!(text, format!("{whole}\n{part}\n{whole}\n{whole}\n"));
     }
 }

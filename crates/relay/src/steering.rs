@@ -52,7 +52,7 @@ use self::{
 };
 use crate::config::{Egress, Origin, PortRange, Protocol, Redirect};
 pub use ahead::{Ahead, AheadError, ahead};
-pub use cgroups::missing;
+pub use cgroups::{check as check_cgroups, missing};
 pub(crate) use claim::Claim;
 pub use clear::clear;
 pub(crate) use entrance::{Entrance, entrances};

@@ -125,6 +125,7 @@ fn check(context: &Context, path: &Path) -> Outcome {
         daemon_error: None,
     };
     if let Some(egress) = &config.egress {
+        steering::check_cgroups(egress).map_err(|error| Failure::refused(error.to_string()))?;
         let missing = steering::missing(egress).into_iter();
         checked.missing_cgroups = missing.map(Path::to_owned).collect();
         match egress

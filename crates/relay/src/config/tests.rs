@@ -178,6 +178,10 @@ fn loopback_and_metadata_are_delivered_to_only_where_that_is_said() {
     let said = PEER.replace("\"::/0\"", "\"100.100.100.200/32\", \"fd20:ce::254\"");
     let deliver = parse(&said).unwrap().deliver.unwrap();
     assert!(allows(&deliver, "100.100.100.200") && allows(&deliver, "fd20:ce::254"));
+    // Cloud metadata is among these, and isn't meant by them.
+    let link_local = PEER.replace("\"::/0\"", "\"169.254.0.0/16\"");
+    let deliver = parse(&link_local).unwrap().deliver.unwrap();
+    assert!(allows(&deliver, "169.254.1.1") && !allows(&deliver, "169.254.169.254"));
 }
 
 #[test]

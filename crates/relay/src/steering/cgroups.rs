@@ -35,8 +35,11 @@ pub fn missing(egress: &Egress) -> Vec<&Path> {
         .collect()
 }
 
-/// Wants all that are there to be cgroups.
-pub(super) fn check(egress: &Egress) -> Result<(), SteeringError> {
+/// Wants all that are there to be cgroups (v2).
+///
+/// # Errors
+/// One that is there isn't.
+pub fn check(egress: &Egress) -> Result<(), SteeringError> {
     for path in paths(egress) {
         match number(path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {

@@ -37,7 +37,7 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with = "allow_other_protocols")]
     tcp_only: bool,
 
-    /// Let it make sockets that can't be confined: raw ones, pings, SCTP.
+    /// Let it make sockets that can't be confined: raw ones, pings, UDP-Lite.
     #[arg(long)]
     allow_other_protocols: bool,
 
