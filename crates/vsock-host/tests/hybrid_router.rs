@@ -505,7 +505,9 @@ fn a_guest_with_many_full_sockets_does_not_hold_up_its_neighbour() {
     let captures = captures.expect("the capture thread");
     let file = lab.path("both.pcap");
     let output = File::create(&file).expect("a file").into();
-    let sink = captures.start(output, 0).expect("a capture");
+    let sink = captures
+        .start(output, 0, Arc::default())
+        .expect("a capture");
     for lease in ["flood", "web"] {
         lab.capture(lease, Some(Arc::clone(&sink)));
     }
