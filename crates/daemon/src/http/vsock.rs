@@ -139,7 +139,7 @@ async fn show_policy(
 }
 
 /// Gives a lease's channel a policy of its own: at once, as a whole, and connections that it no longer allows are
-/// reset. Rules that lead to services of the host or to other owners' sandboxes are for who may manage the pool.
+/// reset, but for those of a `hybrid` guest to sockets that the lease's owner makes. Rules that lead to services of the host or to other owners' sandboxes are for who may manage the pool.
 #[utoipa::path(
     put,
     path = "/v1/leases/{name}/vsock/policy",

@@ -81,7 +81,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let channel = guest::channel(context, which, &operation)?;
     let failed = |error: io::Error| Failure::failed(format!("cannot {operation}: {error}"));
     if *from_guest {
-        note_policy(context, which, *port);
+        note_policy(context, which, channel.kind, *port);
     }
     let socket = PathBuf::from(&channel.socket);
     let work = async {
