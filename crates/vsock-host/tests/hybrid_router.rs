@@ -407,6 +407,25 @@ fn a_full_socket_takes_more_than_usual_as_long_as_its_guest_has_few_connections(
     assert!(beside < wide * 5 / 8, "{beside} beside another");
 }
 
+#[test]
+fn what_waits_for_the_guest_is_not_listed_as_what_came_from_it() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    let listener = UnixListener::bind(&service).expect("a service");
+    lab.add("web", &[&to_unix("7", &service)]).expect("a guest");
+    let mut stream = lab.call("web", 7).expect("a connection");
+    let (mut peer, _) = listener.accept().expect("the service's side");
+    fill(&mut peer);
+    until("it waits for the guest", || {
+        lab.counters("web").snapshot().buffered_bytes > 0
+    });
+    assert_eq!(lab.list()[0].queued_bytes, 0);
+    fill(&mut stream);
+    until("more waits for the service", || {
+        lab.list()[0].queued_bytes > 0
+    });
+}
+
 /// Writes until nothing more is taken.
 fn fill(stream: &mut UnixStream) {
     stream.set_nonblocking(true).expect("not to block");
