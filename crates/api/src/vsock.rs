@@ -403,6 +403,9 @@ pub struct VsockTraffic {
     pub ingress_packets: u64,
     /// Bytes buffered for it now.
     pub buffered_bytes: u64,
+    /// Packets that captures of it had no room for, since their readers were too slow: their files have gaps.
+    #[serde(default)]
+    pub capture_dropped_packets: u64,
     /// What was refused, by reason; reasons that never occurred are absent.
     pub refusals: BTreeMap<VsockRefusal, u64>,
     /// The same by who is connected with whom. Calls of the host to a `hybrid` guest are its VMM's, and not here.
@@ -437,6 +440,7 @@ impl VsockTraffic {
         self.egress_packets += other.egress_packets;
         self.ingress_packets += other.ingress_packets;
         self.buffered_bytes += other.buffered_bytes;
+        self.capture_dropped_packets += other.capture_dropped_packets;
         for (reason, count) in &other.refusals {
             *self.refusals.entry(*reason).or_default() += count;
         }

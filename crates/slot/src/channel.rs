@@ -244,8 +244,9 @@ pub fn excess_path_bytes(base: &Path, pool: &Name, slots_max: u32) -> Option<usi
 pub struct Capture {
     /// Bytes of a pcap file, until the capture ends.
     pub bytes: OwnedFd,
-    /// Dropped, it ends the capture.
-    pub hold: Box<dyn Send>,
+    /// Dropped, it ends the capture. Says, once the bytes have ended, whether that is since the channel has: if not, its
+    /// service is gone. Waits some seconds at most.
+    pub hold: Box<dyn FnMut() -> bool + Send>,
 }
 
 /// The service for vsock, as far as leases need it. No call takes longer than some seconds, and none

@@ -27,7 +27,10 @@ use rustix::{
     io::Errno,
 };
 
-use crate::readiness::{Waker, timespec};
+use crate::{
+    readiness::{Waker, timespec},
+    statistics::VmCounters,
+};
 
 /// Length of a virtio vsock header.
 pub const VIRTIO_HEADER: usize = 44;
@@ -47,6 +50,8 @@ pub struct Sink {
     queue: Mutex<Vec<u8>>,
     recorded: AtomicU64,
     dropped: AtomicU64,
+    /// The guest's, who counts the same over all captures.
+    counters: Arc<VmCounters>,
     /// Whether nobody wants more.
     over: AtomicBool,
     reason: Mutex<Option<String>>,
@@ -77,6 +82,8 @@ impl Sink {
         let mut queue = lock(&self.queue);
         if queue.len() + RECORD_HEADER + whole + kept > QUEUE_MAX {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+            let of_all = &self.counters.capture_dropped_packets;
+            of_all.fetch_add(1, Ordering::Relaxed);
             return;
         }
         let was_empty = queue.is_empty();
@@ -224,11 +231,17 @@ impl Captures {
         })
     }
 
-    /// Begins a capture into a file, a pipe or a socket, which becomes non-blocking unless it is a file.
+    /// Begins a capture into a file, a pipe or a socket, which becomes non-blocking unless it is a file. What it has no
+    /// room for counts among the guest's.
     ///
     /// # Errors
     /// What the kernel says about the descriptor.
-    pub fn start(&self, fd: OwnedFd, snap: u32) -> io::Result<Arc<Sink>> {
+    pub fn start(
+        &self,
+        fd: OwnedFd,
+        snap: u32,
+        counters: Arc<VmCounters>,
+    ) -> io::Result<Arc<Sink>> {
         let regular = FileType::from_raw_mode(fstat(&fd)?.st_mode) == FileType::RegularFile;
         let flags = fcntl_getfl(&fd)?;
         if !flags.intersects(OFlags::WRONLY | OFlags::RDWR) {
@@ -243,6 +256,7 @@ impl Captures {
             queue: Mutex::new(file_header(snap)),
             recorded: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
+            counters,
             over: AtomicBool::new(false),
             reason: Mutex::new(None),
             wake: self.shared.wake.clone(),

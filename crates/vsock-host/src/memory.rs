@@ -8,6 +8,7 @@ use std::{fs::File, io, os::fd::AsRawFd, ptr};
 
 use crate::{disposal::Disposal, memory_fault::Watched};
 
+use rustix::fs::fstatfs;
 use vm_memory::{GuestAddress, GuestMemoryMmap, GuestRegionMmap, mmap::MmapRegionBuilder};
 
 /// Most memory of one guest: what its VMM says is mapped, and address space isn't endless.
@@ -49,6 +50,19 @@ pub enum MemoryError {
     FileTooShort {
         /// Guest address.
         guest: u64,
+    },
+    /// It is in huge pages, and takes only part of the last one: no mapping can end there.
+    #[error(
+        "map guest memory at {guest:#x}: {size} bytes are not a whole number of the file's pages of {page} bytes; \
+         share whole pages"
+    )]
+    PartOfPage {
+        /// Guest address.
+        guest: u64,
+        /// Bytes.
+        size: u64,
+        /// Bytes of a huge page.
+        page: u64,
     },
     /// Two regions share addresses.
     #[error("map guest memory at {guest:#x}: it overlaps another region")]
@@ -284,6 +298,13 @@ impl Mapping {
         if length < end {
             return Err(MemoryError::FileTooShort { guest });
         }
+        // The kernel maps all of a huge page, but neither unmaps part of one nor puts other memory in its place.
+        match huge_page(file).map_err(failed)? {
+            Some(page) if !size.is_multiple_of(page) => {
+                return Err(MemoryError::PartOfPage { guest, size, page });
+            }
+            _ => {}
+        }
         let impossible = |_| MemoryError::Impossible { guest, size };
         let offset = libc::off_t::try_from(offset).map_err(impossible)?;
         let size = usize::try_from(size).map_err(impossible)?;
@@ -322,9 +343,18 @@ impl Drop for Mapping {
     }
 }
 
+/// Bytes of the file's pages, if it is in hugetlbfs. (tmpfs may have large pages as well, which can be parted.)
+fn huge_page(file: &File) -> io::Result<Option<u64>> {
+    let found = fstatfs(file)?;
+    let page = u64::try_from(found.f_bsize).ok().filter(|page| *page != 0);
+    Ok(page.filter(|_| found.f_type == libc::HUGETLBFS_MAGIC))
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::FromRawFd;
+
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
 
@@ -415,6 +445,30 @@ mod tests {
         assert_eq!(value(0x9000), 0, "a read of what isn't there");
         assert!(memory.is_gone());
         assert_eq!(value(0x1000), 0, "the other region is still there");
+    }
+
+    #[test]
+    fn huge_pages_are_taken_whole_only_and_may_be_taken_away() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
+        let file = File::from(memfd_create("guest", flags).expect("a memfd"));
+        let page = huge_page(&file).expect("asking for it").expect("it is");
+        file.set_len(page).expect("growing it");
+        let mut memory = Memory::default();
+        let refused = memory.add(placing(0x1000, 0, 0x1000), &file);
+        assert!(
+            matches!(refused, Err(MemoryError::PartOfPage { page: told, .. }) if told == page),
+            "{refused:?}"
+        );
+        memory
+            .add(placing(0x1000, 0, page), &file)
+            .expect("mapping");
+        file.set_len(0).expect("shortening it");
+        let value: u64 = {
+            use vm_memory::Bytes;
+            let read = memory.map().read_obj(GuestAddress(0x1000));
+            read.expect("it is mapped")
+        };
+        assert_eq!((value, memory.is_gone()), (0, true));
     }
 
     #[test]

@@ -147,6 +147,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_fchmod,
     libc::SYS_fcntl,
     libc::SYS_fstat,
+    libc::SYS_fstatfs,
     libc::SYS_ftruncate,
     libc::SYS_ioctl,
     libc::SYS_lseek,

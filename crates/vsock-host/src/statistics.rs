@@ -36,6 +36,8 @@ pub struct VmCounters {
     pub ingress_packets: AtomicU64,
     /// Bytes buffered for it now.
     pub buffered_bytes: AtomicU64,
+    /// Packets that captures had no room for.
+    pub capture_dropped_packets: AtomicU64,
     classes: [ClassCounters; VsockClass::ALL.len()],
     refusals: [AtomicU64; REFUSALS.len()],
 }
@@ -102,6 +104,7 @@ impl VmCounters {
             egress_packets: self.egress_packets.load(Relaxed),
             ingress_packets: self.ingress_packets.load(Relaxed),
             buffered_bytes: self.buffered_bytes.load(Relaxed),
+            capture_dropped_packets: self.capture_dropped_packets.load(Relaxed),
             refusals: REFUSALS
                 .into_iter()
                 .map(|reason| (reason, self.refused(reason)))

@@ -16,6 +16,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use sandwire_vsock_host::{
     capture::{Captures, SNAP_LENGTH, Sink},
     readiness::{Interest, Poller, Waker},
+    statistics::VmCounters,
 };
 
 /// What tcpdump says about a capture file, a line a packet.
@@ -62,7 +63,11 @@ fn tcpdump_reads_each_operation() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("all.pcap");
     let sink = captures
-        .start(File::create(&path).expect("a file").into(), SNAP_LENGTH)
+        .start(
+            File::create(&path).expect("a file").into(),
+            SNAP_LENGTH,
+            Arc::default(),
+        )
         .expect("a capture");
     for operation in 1..=7 {
         sink.record(&header(operation, 0), &[]);
@@ -99,7 +104,11 @@ fn a_relay_s_capture_shows_its_life_and_the_bytes_arrive_as_without() {
     let (captures, _) = captures();
     let path = lab.path("relay.pcap");
     let sink = captures
-        .start(File::create(&path).expect("a file").into(), 16)
+        .start(
+            File::create(&path).expect("a file").into(),
+            16,
+            Arc::default(),
+        )
         .expect("a capture");
     lab.capture("web", Some(sink.clone()));
     let mut stream = lab.call("web", 22).expect("a connection");
@@ -147,9 +156,15 @@ fn a_full_disk_ends_that_capture_alone_and_the_other_goes_on() {
         .write(true)
         .open("/dev/full")
         .expect("a full disk");
-    let bad = captures.start(full.into(), SNAP_LENGTH).expect("a capture");
+    let bad = captures
+        .start(full.into(), SNAP_LENGTH, Arc::default())
+        .expect("a capture");
     let good = captures
-        .start(File::create(&path).expect("a file").into(), SNAP_LENGTH)
+        .start(
+            File::create(&path).expect("a file").into(),
+            SNAP_LENGTH,
+            Arc::default(),
+        )
         .expect("another");
     wait_for(&ended);
     let reason = bad.outcome().reason.expect("a reason");
@@ -167,7 +182,9 @@ fn a_full_disk_ends_that_capture_alone_and_the_other_goes_on() {
 fn a_reader_that_does_not_read_costs_packets_and_nothing_else() {
     let (captures, _) = captures();
     let (out, into) = pipe_with(PipeFlags::CLOEXEC).expect("a pipe");
-    let sink = captures.start(into, SNAP_LENGTH).expect("a capture");
+    let counters = Arc::new(VmCounters::default());
+    let sink = captures.start(into, SNAP_LENGTH, counters.clone());
+    let sink = sink.expect("a capture");
     let begun = Instant::now();
     for _ in 0..1000 {
         sink.record(&header(5, 60_000), &[&[1; 60_000]]);
@@ -182,6 +199,8 @@ fn a_reader_that_does_not_read_costs_packets_and_nothing_else() {
         "{outcome:?}"
     );
     assert_eq!(outcome.recorded + outcome.dropped, 1000);
+    let counted = counters.snapshot().capture_dropped_packets;
+    assert_eq!(counted, outcome.dropped);
     assert_eq!(outcome.reason, None);
     drop(out);
     until("its end is known", || sink.outcome().reason.is_some());

@@ -407,6 +407,25 @@ fn a_full_socket_takes_more_than_usual_as_long_as_its_guest_has_few_connections(
     assert!(beside < wide * 5 / 8, "{beside} beside another");
 }
 
+#[test]
+fn what_waits_for_the_guest_is_not_listed_as_what_came_from_it() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    let listener = UnixListener::bind(&service).expect("a service");
+    lab.add("web", &[&to_unix("7", &service)]).expect("a guest");
+    let mut stream = lab.call("web", 7).expect("a connection");
+    let (mut peer, _) = listener.accept().expect("the service's side");
+    fill(&mut peer);
+    until("it waits for the guest", || {
+        lab.counters("web").snapshot().buffered_bytes > 0
+    });
+    assert_eq!(lab.list()[0].queued_bytes, 0);
+    fill(&mut stream);
+    until("more waits for the service", || {
+        lab.list()[0].queued_bytes > 0
+    });
+}
+
 /// Writes until nothing more is taken.
 fn fill(stream: &mut UnixStream) {
     stream.set_nonblocking(true).expect("not to block");
@@ -505,7 +524,9 @@ fn a_guest_with_many_full_sockets_does_not_hold_up_its_neighbour() {
     let captures = captures.expect("the capture thread");
     let file = lab.path("both.pcap");
     let output = File::create(&file).expect("a file").into();
-    let sink = captures.start(output, 0).expect("a capture");
+    let sink = captures
+        .start(output, 0, Arc::default())
+        .expect("a capture");
     for lease in ["flood", "web"] {
         lab.capture(lease, Some(Arc::clone(&sink)));
     }

@@ -2,15 +2,20 @@
 
 use std::{
     fs,
+    io::Read,
     path::Path,
     process::{Child, Command},
     time::Duration,
 };
 
+use rustix::process::{Signal, kill_process};
 use sandwire_testlab::lab::{self, Lab};
 use sandwire_vsock_guest::{Guest, Socket};
 
 use super::{World, echo, finish, interrupt, open_until, piped, wait_until};
+
+/// What is there before any packet.
+const FILE_HEADER_BYTES: usize = 24;
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -100,6 +105,58 @@ fn a_capture_that_fills_its_disk_is_readable_to_its_end() {
         guest.close(socket).unwrap();
         let (done, _, errors) = interrupt(listener);
         assert!(done, "{errors}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_capture_says_how_much_is_missing_when_its_reader_was_slow() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let (world, mut guest, listener, socket) = connected(lab);
+        let mut capture = world.spawn("vsock capture a -w -");
+        let mut output = capture.stdout.take().unwrap();
+        output.read_exact(&mut [0; FILE_HEADER_BYTES]).unwrap();
+        // More than fits all that is between, both ways.
+        let text = "x".repeat(64 * 1024);
+        for _ in 0..256 {
+            echo(&mut guest, socket, &text);
+        }
+        drop(output);
+        let (done, _, errors) = finish(capture);
+        assert!(done && errors.contains("packets are missing"), "{errors}");
+        let traffic = world.daemon.json("vsock list a --channels").unwrap();
+        let counted = &traffic[0]["traffic"]["capture_dropped_packets"];
+        assert!(counted.as_u64().unwrap() > 0, "{traffic}");
+        guest.close(socket).unwrap();
+        let (done, _, errors) = interrupt(listener);
+        assert!(done, "{errors}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_capture_ends_in_good_order_with_its_channel_and_not_with_its_service() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        for (name, is_released) in [("a", true), ("b", false)] {
+            let (_, guest) = world.lease(name);
+            let file = lab.folder().join(name);
+            let capture = world.spawn(&format!("vsock capture {name} -w {}", file.display()));
+            wait_until("it runs", || file.exists());
+            match is_released {
+                true => drop(world.run(&format!("release {name}"))),
+                false => kill_process(world.service().unwrap(), Signal::KILL).unwrap(),
+            }
+            let output = capture.wait_with_output().unwrap();
+            let errors = String::from_utf8_lossy(&output.stderr);
+            let expected = match is_released {
+                true => (0, "the channel has ended"),
+                false => (2, "the daemon or the service for vsock has ended"),
+            };
+            assert_eq!(output.status.code(), Some(expected.0), "{errors}");
+            assert!(errors.contains(expected.1), "{errors}");
+            drop(guest);
+        }
     });
 }
 

@@ -16,7 +16,7 @@ use sandwire_testlab::{lab, suspend::Suspended};
 use sandwire_vsock_guest::{Guest, Kind};
 use serde_json::Value;
 
-use super::{World, echo, finish, interrupt, open_until, piped, wait_until};
+use super::{CONFIG, World, echo, finish, interrupt, open_until, piped, wait_until};
 
 /// Where the host calls the guest.
 fn socket_of(lease: &Value) -> PathBuf {
@@ -201,6 +201,33 @@ fn connect_goes_on_after_a_message_of_no_bytes() {
         let (done, output, errors) = finish(child);
         assert!(done, "{errors}");
         assert_eq!(output, "ab");
+    });
+}
+
+/// A file, as a read of it gives more at once than one of a pipe.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn connect_sends_a_message_as_long_as_it_reads_at_once() {
+    const MESSAGE_BYTES: usize = 256 * 1024;
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let config = CONFIG.replace("connection_bytes = 65536", "connection_bytes = 1048576");
+        let world = World::start_with(lab, &config, &[]);
+        let (_, mut guest) = world.lease("a");
+        guest.listen(Kind::Seqpacket, 60);
+        let request = lab.folder().join("request");
+        fs::write(&request, vec![b'm'; MESSAGE_BYTES]).unwrap();
+        let mut command = world.daemon.command("vsock connect a 60 --seqpacket");
+        let child = piped(&mut command)
+            .stdin(fs::File::open(&request).unwrap())
+            .spawn()
+            .unwrap();
+        let socket = guest.accept(Kind::Seqpacket, 60).unwrap();
+        let (message, _) = guest.receive_message(socket).unwrap().unwrap();
+        assert_eq!(message.len(), MESSAGE_BYTES);
+        assert_eq!(guest.receive_message(socket).unwrap(), None);
+        guest.close(socket).unwrap();
+        let (done, _, errors) = finish(child);
+        assert!(done, "{errors}");
     });
 }
 

@@ -6,6 +6,7 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -172,7 +173,7 @@ async fn trace(
 
 /// Lines on their way to the reader.
 struct Lines {
-    sender: Sender<Bytes>,
+    sender: Sender<Result<Bytes, Infallible>>,
     chunk: Vec<u8>,
 }
 
@@ -233,7 +234,7 @@ impl Lines {
 
     fn flush(&mut self) -> Result<(), Gone> {
         let chunk = Bytes::from(std::mem::take(&mut self.chunk));
-        self.sender.blocking_send(chunk).map_err(|_| Gone)
+        self.sender.blocking_send(Ok(chunk)).map_err(|_| Gone)
     }
 
     fn end(&mut self, reason: &str) -> Result<(), Gone> {

@@ -139,7 +139,7 @@ async fn show_policy(
 }
 
 /// Gives a lease's channel a policy of its own: at once, as a whole, and connections that it no longer allows are
-/// reset. Rules that lead to services of the host or to other owners' sandboxes are for who may manage the pool.
+/// reset, but for those of a `hybrid` guest to sockets that the lease's owner makes. Rules that lead to services of the host or to other owners' sandboxes are for who may manage the pool.
 #[utoipa::path(
     put,
     path = "/v1/leases/{name}/vsock/policy",
@@ -229,7 +229,8 @@ struct CaptureQuery {
 }
 
 /// Captures the packets of a lease's channel: a pcap file (LINKTYPE_VSOCK), until the connection is closed or the
-/// lease ends. Who reads slowly loses packets, which the service counts, and holds up nobody.
+/// lease ends. Who reads slowly loses packets, which the channel's `capture_dropped_packets` counts, and holds up nobody.
+/// An answer that breaks off in place of an end says that the service or the daemon has ended.
 #[utoipa::path(
     get,
     path = "/v1/leases/{name}/vsock/capture",
@@ -264,13 +265,17 @@ async fn capture(
     let reader = readable(bytes)?;
     let (sender, chunks) = mpsc::channel(CHUNKS_MAX);
     tokio::spawn(async move {
-        tokio::select! {
-            () = copy(reader, &sender) => {}
+        let _admission = admission;
+        let ended = tokio::select! {
+            read = copy(reader, &sender) => read && has_ended(hold).await,
             // The reader went away, while no packet came.
-            () = sender.closed() => {}
-            () = traces.stopped() => {}
+            () = sender.closed() => return,
+            () = traces.stopped() => false,
+        };
+        if !ended {
+            // Unless the reader is gone as well.
+            let _ = sender.send(Err(BrokenOff)).await;
         }
-        drop((hold, admission));
     });
     let kind = "application/vnd.tcpdump.pcap";
     let body = Body::new(Chunks(chunks));
@@ -284,16 +289,28 @@ fn readable(bytes: OwnedFd) -> Result<pipe::Receiver, Failure> {
     })
 }
 
-async fn copy(mut from: pipe::Receiver, to: &mpsc::Sender<Bytes>) {
+/// The service or the daemon ends before the channel does.
+#[derive(Debug, thiserror::Error)]
+#[error("the capture is broken off")]
+struct BrokenOff;
+
+async fn has_ended(hold: Box<dyn FnMut() -> bool + Send>) -> bool {
+    // It may wait.
+    let asked = tokio::task::spawn_blocking(hold).await;
+    asked.unwrap_or(false)
+}
+
+/// Copies to the end. Whether it came that far.
+async fn copy(mut from: pipe::Receiver, to: &mpsc::Sender<Result<Bytes, BrokenOff>>) -> bool {
     loop {
         let mut chunk = Vec::with_capacity(CHUNK_BYTES);
         match from.read_buf(&mut chunk).await {
-            Ok(0) => return,
-            Ok(_) if to.send(Bytes::from(chunk)).await.is_ok() => {}
-            Ok(_) => return,
+            Ok(0) => return true,
+            Ok(_) if to.send(Ok(Bytes::from(chunk))).await.is_ok() => {}
+            Ok(_) => return false,
             Err(error) => {
                 tracing::debug!(%error, "a capture broke");
-                return;
+                return false;
             }
         }
     }

@@ -26,6 +26,8 @@ pub(crate) struct ModelChannels {
     pub(crate) is_down: AtomicBool,
     /// Captures end at once.
     pub(crate) captures_end: AtomicBool,
+    /// Whether that is since the service is gone.
+    pub(crate) captures_break: AtomicBool,
     /// What hands on captures: the writing end stays open.
     captures: Mutex<Vec<std::io::PipeWriter>>,
 }
@@ -129,12 +131,13 @@ impl Channels for ModelChannels {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let bytes = vec![7; usize::try_from(snap_bytes).unwrap().min(4096)];
         writer.write_all(&bytes).unwrap();
+        let breaks = self.captures_break.load(Ordering::Relaxed);
         if !self.captures_end.load(Ordering::Relaxed) {
             self.captures.lock().unwrap().push(writer);
         }
         Ok(Capture {
             bytes: reader.into(),
-            hold: Box::new(()),
+            hold: Box::new(move || !breaks),
         })
     }
 

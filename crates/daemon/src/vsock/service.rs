@@ -204,12 +204,12 @@ impl Service {
 
     pub(super) fn capture(&self, key: VmKey, snap_bytes: u32) -> Result<Capture, ChannelError> {
         let (reader, writer) = io::pipe().map_err(|error| down(&self.socket, error))?;
-        let capture = Client::connect(&self.socket, ANSWER_MAX)
+        let mut capture = Client::connect(&self.socket, ANSWER_MAX)
             .and_then(|client| client.capture(key, Some(snap_bytes), &writer))
             .map_err(|error| self.told(error))?;
         Ok(Capture {
             bytes: reader.into(),
-            hold: Box::new(capture),
+            hold: Box::new(move || matches!(capture.wait(ANSWER_MAX), Ok(Some(_)))),
         })
     }
 

@@ -73,11 +73,12 @@ impl Vm {
         self.check_memory(context);
     }
 
-    /// Whether the guest has offered packets that haven't been taken; for one that is awake.
+    /// Whether the guest has offered packets that haven't been taken and may be; for one that is awake.
     pub fn has_packets(&mut self) -> bool {
         self.locked(|vm, transport| {
-            let ring = &transport.rings[FROM_GUEST];
-            !vm.paused && ring.is_serving() && ring.has_more(&transport.memory)
+            // None are while they can't be answered.
+            let is_serving = !vm.paused && transport.is_serving();
+            is_serving && transport.rings[FROM_GUEST].has_more(&transport.memory)
         })
     }
 

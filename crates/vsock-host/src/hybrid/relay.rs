@@ -151,6 +151,12 @@ impl Relay {
         self.egress.buffered() + self.ingress.buffered()
     }
 
+    /// Those of them that come from the guest.
+    #[must_use]
+    pub fn queued_egress(&self) -> usize {
+        self.egress.buffered()
+    }
+
     /// Whether bytes wait for each socket to take more.
     #[must_use]
     pub fn waits_for_room(&self) -> [bool; 2] {

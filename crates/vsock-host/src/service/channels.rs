@@ -456,7 +456,8 @@ impl Channels {
         if vm.sink.is_some() {
             return Err(ChannelError::Captured(key.clone()));
         }
-        let sink = self.captures.start(output, snap_length);
+        let counters = Arc::clone(&vm.counters);
+        let sink = self.captures.start(output, snap_length, counters);
         let sink = sink.map_err(|source| ChannelError::Capture {
             vm: key.clone(),
             source,

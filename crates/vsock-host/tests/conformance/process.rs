@@ -11,7 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit};
+use rustix::{
+    fs::{MemfdFlags, fstatfs, ftruncate, memfd_create},
+    process::{Pid, Resource, Rlimit, getrlimit, prlimit, setrlimit},
+};
 use sandwire_api::vsock::{VsockKind, VsockPolicy};
 use sandwire_vsock_guest::{
     Guest, GuestError, Settings,
@@ -301,7 +304,7 @@ fn a_vmm_that_takes_its_memory_away_takes_nobody_with_it() {
     for message in &messages[..started] {
         wire.say(message).expect("the back end goes along");
     }
-    rustix::fs::ftruncate(&region.file, 0).expect("taking the memory away");
+    ftruncate(&region.file, 0).expect("taking the memory away");
     for message in &messages {
         if message.bytes[..4] == request::SET_VRING_KICK.to_le_bytes() {
             rustix::io::write(&message.fds[0], &1u64.to_ne_bytes()).expect("a kick");
@@ -314,6 +317,34 @@ fn a_vmm_that_takes_its_memory_away_takes_nobody_with_it() {
     let ended = service.child.try_wait().expect("asking for it");
     assert!(ended.is_none(), "the service has ended: {ended:?}");
     drop(wire);
+    let mut again = Guest::connect(&Settings::default(), &vm.vhost_socket()).expect("booting");
+    works(&vm, &mut again);
+}
+
+/// A mapping of part of a huge page can't be undone, nor be replaced when the page isn't there.
+#[test]
+fn a_vmm_that_shares_part_of_a_huge_page_takes_nobody_with_it() {
+    let service = Service::start();
+    let mut client = service.client();
+    let vm = service.add(&mut client, "hostile");
+    let other = service.add(&mut client, "neighbour");
+    let mut guest = Guest::connect(&Settings::default(), &other.vhost_socket()).expect("booting");
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
+    let file = memfd_create("guest", flags).expect("a memfd");
+    let page = fstatfs(&file).expect("its file system").f_bsize;
+    ftruncate(&file, page.cast_unsigned()).expect("growing it");
+    let region = Region {
+        file,
+        base: 0,
+        size: 1 << 20,
+    };
+    let mut wire = Wire::connect(&vm.vhost_socket(), PATIENCE).expect("connecting");
+    let said = session(&region, 256)
+        .expect("messages")
+        .iter()
+        .try_for_each(|message| wire.say(message).map(drop));
+    assert!(said.is_err(), "the back end goes along");
+    works(&other, &mut guest);
     let mut again = Guest::connect(&Settings::default(), &vm.vhost_socket()).expect("booting");
     works(&vm, &mut again);
 }

@@ -50,6 +50,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let work = async {
         let mut ends = Ends::new().map_err(failed)?;
         let client = Client::new(&context.socket);
+        let before = dropped(&client, which).await;
         let mut capture = tokio::select! {
             capture = client.vsock_capture(&which.name, which.owner_uid, *snap) => {
                 capture.map_err(cannot(&operation))?
@@ -64,6 +65,14 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
             () = ends.wait() => Ok(None),
         };
         note(&format!("{} written", render::bytes(file.written())));
+        if let (Some(before), Some(now)) = (before, dropped(&client, which).await)
+            && now > before
+        {
+            note(&format!(
+                "{} packets are missing: they came faster than they were written",
+                now - before
+            ));
+        }
         match outcome? {
             Some(error) => Err(failed(error)),
             None => Ok(()),
@@ -72,13 +81,24 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     guest::serve(&operation, work)
 }
 
+/// Packets that captures of the channel have dropped so far, if that can be known.
+async fn dropped(client: &Client, which: &Which) -> Option<u64> {
+    let found = client.vsock(&which.name, which.owner_uid).await.ok()?;
+    Some(found.traffic?.capture_dropped_packets)
+}
+
 /// Copies to the end. Returns why the file can't be written, if so.
 async fn copy(
     capture: &mut Capture,
     file: &mut RecordFile,
     operation: &str,
 ) -> Result<Option<io::Error>, Failure> {
-    while let Some(chunk) = capture.next().await.map_err(cannot(operation))? {
+    let broken = |error| {
+        let reason =
+            "its channel may still be there: the daemon or the service for vsock has ended";
+        Failure::failed(format!("cannot {operation} any longer: {reason}: {error}"))
+    };
+    while let Some(chunk) = capture.next().await.map_err(broken)? {
         match file.add(&chunk) {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::BrokenPipe => return Ok(None),

@@ -8,7 +8,7 @@ use std::{
     os::fd::OwnedFd,
     process::ExitCode,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread,
@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// Bytes moved at a time; the longest message that is sent.
-const BUFFER_BYTES: usize = 256 * 1024;
+pub(super) const BUFFER_BYTES: usize = 256 * 1024;
 
 /// Command line of `sandwire vsock connect`.
 #[derive(Debug, Args)]
@@ -69,28 +69,66 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
 
 /// Joins standard input and output to a connection until it is over.
 pub(super) fn join(stream: &OwnedFd) -> io::Result<()> {
-    let ours = stream.try_clone()?;
-    let was_reset = Arc::new(AtomicBool::new(false));
-    let reset_seen = Arc::clone(&was_reset);
-    // Not waited for: it may sit in a read of standard input for ever.
-    thread::spawn(move || {
-        // The other direction sees what is wrong with the connection, but for a reset that was told here.
-        if send_input(&ours).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset) {
-            reset_seen.store(true, Relaxed);
-        }
-    });
-    // Not through the standard library's buffer, where a message would be parted at its last line.
-    receive_output(stream, &was_reset, &mut Patient(io::stdout()))?;
-    await_closed(stream)
+    // Not through the standard library's buffers, where messages would be joined, or parted at their last lines.
+    join_with(stream, Patient(io::stdin()), &mut Patient(io::stdout()))
 }
 
-/// Standard input to the connection, and its end after it.
-fn send_input(stream: &OwnedFd) -> io::Result<()> {
+fn join_with(
+    stream: &OwnedFd,
+    mut input: impl Read + Send + 'static,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    let ours = stream.try_clone()?;
+    let sending = Arc::new(Sending::default());
+    let told = Arc::clone(&sending);
+    // Not waited for: it may sit in a read of standard input for ever.
+    thread::spawn(move || told.ended(send_input(&ours, &mut input), &ours));
+    let over =
+        receive_output(stream, &sending.was_reset, output).and_then(|()| await_closed(stream));
+    match sending.failure().take() {
+        Some(error) => Err(error),
+        None => over,
+    }
+}
+
+/// What has become of sending, for who receives.
+#[derive(Debug, Default)]
+struct Sending {
+    /// It was told there that the connection was reset, which is told once.
+    was_reset: AtomicBool,
+    failure: Mutex<Option<io::Error>>,
+}
+
+impl Sending {
+    /// What the other direction doesn't see ends that too.
+    fn ended(&self, outcome: io::Result<()>, stream: &OwnedFd) {
+        match outcome {
+            Ok(()) => {}
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                self.was_reset.store(true, Relaxed);
+            }
+            Err(error) => {
+                *self.failure() = Some(error);
+                // Fails only if it is over already.
+                let _ = shutdown(stream, Shutdown::Both);
+            }
+        }
+    }
+
+    fn failure(&self) -> MutexGuard<'_, Option<io::Error>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The input to the connection, and its end after it.
+fn send_input(stream: &OwnedFd, input: &mut impl Read) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
-    // Nor here, where messages would be joined.
-    let mut input = Patient(io::stdin());
     loop {
-        let length = input.read(&mut buffer).unwrap_or(0);
+        let length = input.read(&mut buffer).map_err(|error| {
+            // Of whatever kind: it isn't the connection's.
+            io::Error::other(format!("cannot read standard input: {error}"))
+        })?;
         if length == 0 {
             return Ok(shutdown(stream, Shutdown::Write)?);
         }
@@ -99,6 +137,13 @@ fn send_input(stream: &OwnedFd) -> io::Result<()> {
             match send(stream, rest, SendFlags::NOSIGNAL) {
                 Ok(sent) => rest = &rest[sent..],
                 Err(Errno::INTR) => {}
+                Err(Errno::MSGSIZE) => {
+                    let reason = format!(
+                        "a message of {length} bytes is longer than a socket takes here: write shorter ones, or raise \
+                         net.core.wmem_max"
+                    );
+                    return Err(io::Error::new(ErrorKind::InvalidInput, reason));
+                }
                 Err(error) => return Err(error.into()),
             }
         }
@@ -174,6 +219,8 @@ fn await_closed(stream: &OwnedFd) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use rustix::net::{AddressFamily, SocketFlags, socketpair};
 
     use super::*;
@@ -216,6 +263,49 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::ConnectionReset);
             assert!(output == [b"answer, ".as_slice(), &long].concat());
         }
+    }
+
+    /// An input that can't be read, as a folder's or a broken disk's.
+    struct Broken;
+
+    impl Read for Broken {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(Errno::ISDIR.into())
+        }
+    }
+
+    /// Joins a connection to an input until the other end, which says nothing and waits for the end, has heard it.
+    fn send_only(kind: SocketType, input: impl Read + Send + 'static) -> io::Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let pair = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+        let (ours, theirs) = pair.unwrap();
+        sockopt::set_socket_send_buffer_size(&ours, BUFFER_BYTES / 4).unwrap();
+        sockopt::set_socket_timeout(&theirs, sockopt::Timeout::Recv, Some(PATIENCE)).unwrap();
+        let other = thread::spawn(move || {
+            let mut buffer = vec![0; BUFFER_BYTES];
+            while recv(&theirs, &mut buffer[..], RecvFlags::empty())
+                .is_ok_and(|(length, _)| length != 0)
+            {}
+        });
+        let joined = join_with(&ours, input, &mut io::sink());
+        other.join().unwrap();
+        joined
+    }
+
+    #[test]
+    fn an_input_that_cannot_be_read_is_no_end_in_good_order() {
+        for kind in [SocketType::SEQPACKET, SocketType::STREAM] {
+            let error = send_only(kind, Broken).unwrap_err();
+            assert!(error.to_string().contains("standard input"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_cannot_be_sent_is_told_and_ends_the_connection() {
+        let long = io::Cursor::new(vec![b'm'; BUFFER_BYTES]);
+        let error = send_only(SocketType::SEQPACKET, long.clone()).unwrap_err();
+        assert!(error.to_string().contains("262144 bytes"), "{error}");
+        send_only(SocketType::STREAM, long).unwrap();
     }
 
     #[test]

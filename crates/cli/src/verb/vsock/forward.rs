@@ -81,7 +81,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let channel = guest::channel(context, which, &operation)?;
     let failed = |error: io::Error| Failure::failed(format!("cannot {operation}: {error}"));
     if *from_guest {
-        note_policy(context, which, *port);
+        note_policy(context, which, channel.kind, *port);
     }
     let socket = PathBuf::from(&channel.socket);
     let work = async {
@@ -133,7 +133,7 @@ async fn to_host(socket: PortSocket, host: &HostEnd) -> io::Result<()> {
                 tokio::spawn(async move {
                     told(match host {
                         HostEnd::Tcp(address) => {
-                            let service = TcpStream::connect(address).await;
+                            let service = connect_tcp(address).await;
                             join(guest, service.map_err(at("connect to", address))).await
                         }
                         HostEnd::Unix(path) => {
@@ -150,11 +150,26 @@ async fn to_host(socket: PortSocket, host: &HostEnd) -> io::Result<()> {
 
 async fn from_tcp(listener: &TcpListener, socket: &std::path::Path, port: u32) -> io::Result<()> {
     loop {
-        match listener.accept().await {
-            Ok((client, _)) => spawn_to_guest(client, socket, port),
+        match accept_tcp(listener).await {
+            Ok(client) => spawn_to_guest(client, socket, port),
             Err(error) => pause(&error).await,
         }
     }
+}
+
+async fn accept_tcp(listener: &TcpListener) -> io::Result<TcpStream> {
+    listener.accept().await.map(|(client, _)| prompt(client))
+}
+
+async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
+    TcpStream::connect(address).await.map(prompt)
+}
+
+/// What the other side has sent is complete for it; waiting for more would only delay it.
+fn prompt(stream: TcpStream) -> TcpStream {
+    // It works all the same.
+    let _ = stream.set_nodelay(true);
+    stream
 }
 
 async fn from_unix(listener: &UnixListener, socket: &std::path::Path, port: u32) -> io::Result<()> {
@@ -312,6 +327,14 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         let expected = format!("listen on {address}: ");
         assert!(error.to_string().starts_with(&expected), "{error}");
+    }
+
+    #[tokio::test]
+    async fn small_writes_do_not_wait_for_acknowledgements() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connected = connect_tcp(listener.local_addr().unwrap()).await.unwrap();
+        let accepted = accept_tcp(&listener).await.unwrap();
+        assert!(connected.nodelay().unwrap() && accepted.nodelay().unwrap());
     }
 
     #[test]

@@ -19,7 +19,7 @@ use rustix::{
 };
 use sandwire_api::vsock::VsockChannel;
 
-use super::Which;
+use super::{Which, connect::BUFFER_BYTES};
 use crate::{
     Context,
     connection::cannot,
@@ -69,6 +69,10 @@ pub(super) fn dial(socket: &Path, port: u32, seqpacket: bool) -> io::Result<Owne
         false => SocketType::STREAM,
     };
     let stream = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
+    if seqpacket {
+        // A message has to fit, and less than that does by default.
+        sockopt::set_socket_send_buffer_size(&stream, BUFFER_BYTES)?;
+    }
     let address = SocketAddrUnix::new(socket)?;
     connect(&stream, &address).map_err(|error| refused_at(socket, error.into()))?;
     sockopt::set_socket_timeout(&stream, sockopt::Timeout::Recv, Some(ANSWER_MAX))?;

@@ -17,7 +17,10 @@ use std::{
 
 use clap::Args;
 use rustix::{fs::Mode, process::umask};
-use sandwire_api::vsock::{VsockChannel, VsockDestination};
+use sandwire_api::{
+    name::Name,
+    vsock::{VsockChannel, VsockDestination, VsockKind, VsockPolicy},
+};
 use tokio::{
     net::{UnixListener, UnixStream},
     time::sleep,
@@ -40,7 +43,7 @@ const SOCKET_MODE: u32 = 0o666;
 #[derive(Debug, Args)]
 #[command(
     after_help = "The guest connects to CID 2 and this port. Its policy must have a rule for it: see sandwire \
-    vsock policy allow. Interrupting it ends it in order."
+    vsock policy allow; a hybrid guest gets through without. Interrupting it ends it in order."
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -59,7 +62,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     let Arguments { which, port, exec } = arguments;
     let operation = format!("listen at vsock port {port} for lease {}", which.name);
     let channel = guest::channel(context, which, &operation)?;
-    note_policy(context, which, *port);
+    note_policy(context, which, channel.kind, *port);
     let failed = |error: io::Error| Failure::failed(format!("cannot {operation}: {error}"));
     let work = async {
         let socket = PortSocket::bind(&channel, *port).map_err(failed)?;
@@ -98,23 +101,28 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     guest::serve(&operation, work)
 }
 
-/// Says so if the guest may not connect there: otherwise one waits in vain.
-pub(super) fn note_policy(context: &Context, which: &Which, port: u32) {
+/// Says so if the guest may not connect there: otherwise one waits in vain. Or that it may, whatever its policy says.
+pub(super) fn note_policy(context: &Context, which: &Which, kind: VsockKind, port: u32) {
     let found = context.client().vsock_policy(&which.name, which.owner_uid);
-    let allows = |policy: &sandwire_api::vsock::VsockPolicy| {
-        policy
-            .rules
-            .iter()
-            .any(|rule| rule.port.contains(port) && rule.to == VsockDestination::Host)
-    };
-    if let Ok(found) = found
-        && !allows(&found.policy)
-    {
-        note(&format!(
-            "no rule leads port {port} of lease {0} here, so that its guest is refused: sandwire vsock policy \
-             allow {0} {port} host",
-            which.name
-        ));
+    let told = found.map(|found| policy_note(kind, &found.policy, &which.name, port));
+    if let Ok(Some(text)) = told {
+        note(&text);
+    }
+}
+
+fn policy_note(kind: VsockKind, policy: &VsockPolicy, lease: &Name, port: u32) -> Option<String> {
+    let mut rules = policy.rules.iter();
+    let rule = rules.find(|rule| rule.port.contains(port));
+    let begin = format!("no rule leads port {port} of lease {lease} here");
+    match (rule.map(|rule| &rule.to), kind) {
+        (Some(VsockDestination::Host), _) => None,
+        (None, VsockKind::Hybrid) => Some(format!(
+            "{begin}, but its guest gets through: its VMM, which owns the device (hybrid), asks nobody"
+        )),
+        // Where another rule covers it, the router has the socket.
+        _ => Some(format!(
+            "{begin}, so that its guest is refused: sandwire vsock policy allow {lease} {port} host"
+        )),
     }
 }
 
@@ -221,6 +229,7 @@ mod tests {
         thread,
     };
 
+    use sandwire_api::vsock::VsockRule;
     use sandwire_testlab::lab;
 
     use super::*;
@@ -261,6 +270,37 @@ mod tests {
         });
         let mode = fs::metadata(&file).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, MODE);
+    }
+
+    #[test]
+    fn whether_a_guest_gets_through_is_told_as_its_device_has_it() {
+        let lease = "a".parse().unwrap();
+        let rule = |port: &str, to| VsockRule {
+            port: port.parse().unwrap(),
+            to,
+            identity: false,
+        };
+        let elsewhere = VsockDestination::Unix {
+            path: "/run/x".into(),
+        };
+        let policy = VsockPolicy {
+            rules: vec![rule("1-9", VsockDestination::Host), rule("20", elsewhere)],
+        };
+        for (kind, port, expected) in [
+            (VsockKind::VhostUser, 5, None),
+            (VsockKind::Hybrid, 5, None),
+            (VsockKind::VhostUser, 10, Some("is refused")),
+            (VsockKind::Hybrid, 10, Some("gets through")),
+            (VsockKind::VhostUser, 20, Some("is refused")),
+            (VsockKind::Hybrid, 20, Some("is refused")),
+        ] {
+            let told = policy_note(kind, &policy, &lease, port);
+            let is_as_expected = match (&told, expected) {
+                (Some(told), Some(expected)) => told.contains(expected),
+                (told, expected) => told.is_none() && expected.is_none(),
+            };
+            assert!(is_as_expected, "{kind:?}, port {port}: {told:?}");
+        }
     }
 
     #[tokio::test]

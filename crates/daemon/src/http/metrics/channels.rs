@@ -142,6 +142,10 @@ fn without(mut sum: VsockTraffic, before: &VsockTraffic) -> VsockTraffic {
     less(&mut sum.ingress_bytes, before.ingress_bytes);
     less(&mut sum.egress_packets, before.egress_packets);
     less(&mut sum.ingress_packets, before.ingress_packets);
+    less(
+        &mut sum.capture_dropped_packets,
+        before.capture_dropped_packets,
+    );
     for (reason, count) in &mut sum.refusals {
         less(count, before.refusals.get(reason).copied().unwrap_or(0));
     }
@@ -181,6 +185,9 @@ fn larger(now: VsockTraffic, before: &VsockTraffic) -> VsockTraffic {
         ingress_bytes: now.ingress_bytes.max(before.ingress_bytes),
         egress_packets: now.egress_packets.max(before.egress_packets),
         ingress_packets: now.ingress_packets.max(before.ingress_packets),
+        capture_dropped_packets: now
+            .capture_dropped_packets
+            .max(before.capture_dropped_packets),
         refusals,
         classes,
         ..now
@@ -202,6 +209,7 @@ struct Figures {
     packets: Family<Labels, Counter>,
     opened: Family<Labels, Counter>,
     refused: Family<Labels, Counter>,
+    not_captured: Family<Labels, Counter>,
     connections: Family<Labels, Gauge>,
     buffered: Family<Labels, Gauge>,
 }
@@ -224,6 +232,9 @@ impl Figures {
             let labels = with(labels, "reason", &word(reason));
             self.refused.get_or_create(&labels).inc_by(*count);
         }
+        self.not_captured
+            .get_or_create(labels)
+            .inc_by(traffic.capture_dropped_packets);
         set(&self.buffered, labels, traffic.buffered_bytes);
     }
 
@@ -262,6 +273,11 @@ impl Figures {
                 "refused",
                 "What was refused or cut off by vsock",
                 self.refused,
+            ),
+            (
+                "capture_dropped_packets",
+                "Packets that captures had no room for",
+                self.not_captured,
             ),
         ] {
             registry.register(format!("{subject}_{what}"), format!("{help}, {of}"), family);

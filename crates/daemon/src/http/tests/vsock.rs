@@ -145,9 +145,8 @@ async fn a_pools_policy_changes_for_all_its_leases() {
     assert_eq!(refused.refusal(), (403, ErrorCode::Forbidden));
 }
 
-#[tokio::test]
-async fn a_capture_is_streamed_until_the_reader_goes() {
-    let lab = VsockLab::new();
+/// The answer's body of a capture of a lease of one user.
+async fn capture(lab: &VsockLab) -> Body {
     lab.acquire(1000, "a", &json!({})).await;
     let lab = &lab.lab;
     let mut request = Request::builder()
@@ -162,10 +161,35 @@ async fn a_capture_is_streamed_until_the_reader_goes() {
     request.extensions_mut().insert(Peer(caller));
     let response = lab.router.clone().oneshot(request).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
-    let mut body = response.into_body();
+    response.into_body()
+}
+
+#[tokio::test]
+async fn a_capture_is_streamed_until_the_reader_goes() {
+    let lab = VsockLab::new();
+    let mut body = capture(&lab).await;
     let chunk = body.frame().await.unwrap().unwrap().into_data().unwrap();
     assert_eq!(chunk.len(), 96);
     drop(body);
+}
+
+#[tokio::test]
+async fn a_capture_ends_in_good_order_only_with_its_channel() {
+    for breaks in [false, true] {
+        let lab = VsockLab::new();
+        lab.service.captures_end.store(true, Ordering::Relaxed);
+        lab.service.captures_break.store(breaks, Ordering::Relaxed);
+        let whole = capture(&lab).await.collect().await;
+        assert_eq!(whole.is_err(), breaks);
+    }
+}
+
+#[tokio::test]
+async fn a_capture_that_the_daemon_ends_is_broken_off() {
+    let lab = VsockLab::new();
+    let body = capture(&lab).await;
+    lab.lab.app.traces.stop();
+    assert!(body.collect().await.is_err());
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Guests that no worker serves: the test does, round by round, and looks in between.
 
-use sandwire_vsock_guest::Socket;
+use sandwire_vsock_guest::{Socket, transport::RECEIVE};
 
 use super::*;
 
@@ -209,6 +209,31 @@ fn what_waits_when_a_stream_is_promised_more_goes_into_the_room_that_its_socket_
     let (promise, waiting) = sends(&mut vm, FIRST);
     assert!(promise > FIRST, "{promise}");
     assert_eq!(waiting, 0);
+    vm.close(&mut context);
+}
+
+#[test]
+fn packets_of_a_guest_that_can_t_be_answered_keep_no_worker_awake() {
+    let lab = Lab::new();
+    let Streaming {
+        machine: _machine,
+        mut context,
+        mut vm,
+        mut guest,
+        socket,
+        mut service,
+    } = Streaming::new(&lab);
+    let (ring, memory) = guest.transport().ring(RECEIVE);
+    let index = ring.next_available();
+    ring.set_available_index(memory, index.wrapping_add(5000));
+    // It is looked at only for what is to go there.
+    service.write_all(b"x").expect("sending");
+    let number = vm.flows.numbers()[0];
+    vm.flow_is_ready(number, epoll::EventFlags::IN, &mut context);
+    assert!(lock(&vm.transport).is_lost());
+    assert_eq!(guest.try_send(socket, b"x").expect("sending"), 1);
+    guest.kick();
+    assert!(!vm.has_packets(), "they would be looked at for good");
     vm.close(&mut context);
 }
 

@@ -400,7 +400,7 @@ impl Router {
 impl Connection {
     fn describe(&self, limits: &Limits, cid: u32, now: Instant) -> VsockConnection {
         let (state, (egress, ingress), queued) = match &self.stage {
-            Stage::Relaying { relay, .. } => (state(relay), relay.bytes(), relay.buffered()),
+            Stage::Relaying { relay, .. } => (state(relay), relay.bytes(), relay.queued_egress()),
             Stage::Dialing { .. } | Stage::Over => (VsockState::Connecting, (0, 0), 0),
         };
         let age = now.saturating_duration_since(self.begun).as_millis();
