@@ -306,6 +306,13 @@ fn policy(ruleset: &Ruleset, chain: &Chain, hook: &str) -> Obstacle {
     }
 }
 
+/// Its zone says what may come from an interface; what may go to one from others takes a policy between zones.
+const FIREWALLD: &str = "firewall-cmd --permanent --zone=trusted --add-interface=sw+ && \
+    firewall-cmd --permanent --new-policy=sandwire && \
+    firewall-cmd --permanent --policy=sandwire --add-ingress-zone=ANY && \
+    firewall-cmd --permanent --policy=sandwire --add-egress-zone=trusted && \
+    firewall-cmd --permanent --policy=sandwire --set-target=ACCEPT && firewall-cmd --reload";
+
 /// The commands by which the user can let slots' packets through a base chain.
 fn advice(ruleset: &Ruleset, chain: &Chain) -> String {
     let Chain {
@@ -315,7 +322,7 @@ fn advice(ruleset: &Ruleset, chain: &Chain) -> String {
         ..
     } = chain;
     if chain.table == "firewalld" {
-        return "firewall-cmd --permanent --zone=trusted --add-interface=sw+ && firewall-cmd --reload".to_owned();
+        return FIREWALLD.to_owned();
     }
     let hook = chain.hook.as_deref().unwrap_or_default();
     if chain.is_of_iptables() {
