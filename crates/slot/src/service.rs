@@ -24,9 +24,7 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{
-    lease::LeaseState, name::Name, slot::DataPath, traffic::Traffic, vsock::VsockTraffic,
-};
+use sandwire_api::{lease::LeaseState, name::Name, traffic::Traffic, vsock::VsockTraffic};
 
 use crate::{
     channel::Channels,
@@ -166,8 +164,8 @@ struct PoolEntry {
     is_deleting: bool,
     /// The pool's policy in the eBPF data path.
     policy: Option<policies::Held>,
-    /// The data path that some of its slots may still have.
-    moving_from: Option<DataPath>,
+    /// The move to its data path, until it is ended.
+    moving: Option<moves::Move>,
     /// Numbers in state `TearingDown` that the worker has not taken up.
     tear_down: VecDeque<SlotNumber>,
     /// The same after a failure, to be tried again at a time since boot.
@@ -184,8 +182,6 @@ struct LeaseEntry {
     is_busy: bool,
     /// Its channel is being opened or its interface attached: nobody has been told of the lease yet.
     is_opening: bool,
-    /// Its slot may still have the data path that its pool is moved from.
-    is_to_move: bool,
 }
 
 /// How much of a leased slot is missing.

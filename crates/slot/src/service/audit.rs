@@ -215,7 +215,7 @@ impl Shared {
             let entries = state.pools.values();
             entries
                 .filter(|entry| entry.not_added.is_some() && !entry.is_deleting)
-                .map(|entry| (Arc::clone(&entry.plan), entry.moving_from))
+                .map(|entry| (Arc::clone(&entry.plan), entry.moving_from()))
                 .collect()
         };
         for (plan, from) in waiting {
@@ -501,7 +501,7 @@ impl State {
         let entry = self.pools.get(pool)?;
         let state = entry.pool.state(*number)?;
         let is_wanted = matches!(state, SlotState::Ready | SlotState::Leased);
-        (is_wanted && entry.moving_from.is_none()).then_some(())?;
+        (is_wanted && entry.moving.is_none()).then_some(())?;
         let key = self.tenants.get(slot);
         let lease = key.and_then(|key| self.leases.get(key));
         let plan = match lease {

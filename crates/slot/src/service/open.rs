@@ -289,7 +289,9 @@ fn prepare_pools(
             tracing::error!(pool = %name, %error, "cannot prepare the host for a pool");
             entry.not_added = Some(error.to_string());
         }
-        entry.moving_from = from;
+        if let Some(from) = from {
+            entry.begin_move(from);
+        }
         pools.insert(name, entry);
     }
     Ok(pools)
@@ -329,9 +331,9 @@ impl State {
             .map(|(slot, damage)| (slot.clone(), damage))
             .collect();
         for entry in self.pools.values_mut() {
-            if entry.moving_from.is_some() {
+            if let Some(from) = entry.moving_from() {
                 // Nobody knows which data path they have.
-                entry.discard_built();
+                entry.begin_move(from);
             }
             entry.trim();
         }
@@ -362,9 +364,7 @@ impl State {
             self.expiries
                 .insert((expiry.since_boot, record.key.clone()));
         }
-        let pool = self.pools.get(&record.pool);
         let lease = LeaseEntry {
-            is_to_move: pool.is_some_and(|pool| pool.moving_from.is_some()),
             record,
             policy: None,
             is_busy: false,

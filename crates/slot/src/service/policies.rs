@@ -348,7 +348,7 @@ impl Shared {
         let (before, from) = {
             let state = self.lock();
             let entry = state.pool(name)?;
-            (Arc::clone(&entry.plan), entry.moving_from)
+            (Arc::clone(&entry.plan), entry.moving_from())
         };
         self.network.change_pool(changed, from).map_err(failed)?;
         let mut spec = changed.spec.clone();
