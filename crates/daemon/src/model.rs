@@ -255,6 +255,16 @@ pub(crate) fn open_with(
     channels: Arc<dyn Channels>,
 ) -> (Arc<Slots>, Arc<ModelNetwork>) {
     let network = Arc::new(ModelNetwork::default());
+    let slots = open_on(state_dir, network.clone(), channels);
+    (slots, network)
+}
+
+/// The same on a kernel that is there.
+pub(crate) fn open_on(
+    state_dir: &Path,
+    network: Arc<ModelNetwork>,
+    channels: Arc<dyn Channels>,
+) -> Arc<Slots> {
     let settings = Settings {
         instance: "test".parse().unwrap(),
         state_dir: state_dir.to_owned(),
@@ -262,8 +272,7 @@ pub(crate) fn open_with(
         audit_interval: Duration::from_secs(3600),
     };
     let clock = Arc::new(SystemClock);
-    let slots = Slots::open_with_channels(settings, network.clone(), channels, clock).unwrap();
-    (slots, network)
+    Slots::open_with_channels(settings, network, channels, clock).unwrap()
 }
 
 /// A pool that user 1000 may use, user 1001 may only acquire from, and user 1002 manages.

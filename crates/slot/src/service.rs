@@ -45,6 +45,7 @@ mod attach;
 mod audit;
 mod certain;
 mod channels;
+mod counted;
 mod counters;
 mod health;
 mod interfaces;
@@ -61,6 +62,7 @@ mod workers;
 
 pub use access::Caller;
 pub use acquire::Acquired;
+pub use counted::Counted;
 pub use counters::{Counters, Histogram};
 pub use interfaces::{LeaseInterface, LeaseInterfaces};
 pub use pools::PoolView;
@@ -109,6 +111,8 @@ struct Shared {
     /// Held to read while a channel is opened, closed or changed, and to write while all are compared
     /// with the journal.
     channels_gate: RwLock<()>,
+    /// What leases had sent and received before the start, by pool.
+    earlier: RwLock<BTreeMap<Name, Traffic>>,
     /// Who watches packets. Locked before `state`, if both are.
     traces: Mutex<trace::Traces>,
 }
@@ -149,6 +153,8 @@ struct State {
     ended: BTreeMap<Name, Traffic>,
     /// The same of their channels.
     ended_channels: BTreeMap<Name, VsockTraffic>,
+    /// What channels had counted before the start.
+    earlier_channels: counted::EarlierChannels,
     stopping: bool,
     /// The host's side is to be inspected at once.
     host_is_due: bool,

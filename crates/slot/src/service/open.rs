@@ -86,9 +86,11 @@ impl Slots {
             pools_gate: Mutex::new(()),
             ports_gate: Mutex::new(()),
             policies_gate: Mutex::new(()),
+            earlier: RwLock::default(),
             traces: Mutex::default(),
         });
         shared.adopt_pools();
+        shared.note_earlier();
         let has_pools = !shared.lock().pools.is_empty();
         if has_pools && !shared.sync_ports() {
             // The kernel may have ports of leases that have ended.
@@ -233,6 +235,7 @@ fn recover(
         counters: super::Counters::default(),
         ended: BTreeMap::new(),
         ended_channels: BTreeMap::new(),
+        earlier_channels: super::counted::EarlierChannels::default(),
         channels: super::channels::Comparison::default(),
         stopping: false,
         host_is_due: false,
@@ -358,6 +361,9 @@ impl State {
         };
         self.adopt(&slot, state);
         self.tenants.insert(slot, record.key.clone());
+        if record.channel.is_some() {
+            self.earlier_channels.expect(record.key.clone());
+        }
         if let Some(expiry) = record.expiry
             && !is_releasing
         {

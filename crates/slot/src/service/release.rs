@@ -8,7 +8,6 @@ use std::{
 use sandwire_api::{
     lease::{Lease, LeaseDetail, LeaseState, ReleaseOutcome, Released, TapHolder},
     name::Name,
-    traffic::Traffic,
 };
 
 use super::{Caller, Shared, Slots, State, no_lease};
@@ -351,13 +350,6 @@ impl Drop for Busy<'_> {
 }
 
 impl State {
-    /// Adds to a pool's sums what nothing will count any more.
-    pub(super) fn keep_traffic(&mut self, pool: &Name, counted: Option<&Traffic>) {
-        if let Some(counted) = counted {
-            self.ended.entry(pool.clone()).or_default().add(counted);
-        }
-    }
-
     pub(super) fn set_busy(&mut self, key: &LeaseKey, is_busy: bool) {
         if let Some(lease) = self.leases.get_mut(key) {
             lease.is_busy = is_busy;
