@@ -1,7 +1,7 @@
 //! A kernel for tests that keeps slots in memory and does what it is told.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
     os::fd::OwnedFd,
     path::Path,
@@ -43,6 +43,8 @@ pub(crate) struct ModelNetwork {
     pub(crate) is_held: Mutex<bool>,
     /// What each slot of an eBPF pool has counted.
     pub(crate) traffic: Mutex<Traffic>,
+    /// What an older layout of the data path has counted, by number of the pool.
+    pub(crate) before: Mutex<BTreeMap<u32, Traffic>>,
     /// The other ends of all TAPs that were opened: each ends when nobody has the TAP any more.
     pub(crate) guests: Mutex<Vec<OwnedFd>>,
     /// Slots whose packets are told of, by pool and number.
@@ -206,6 +208,13 @@ impl Network for ModelNetwork {
     fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
         let counted = self.traffic.lock().unwrap();
         (slot.data_path != DataPath::Nft).then(|| counted.clone())
+    }
+
+    fn finish_migration(&self) -> BTreeMap<u32, Traffic> {
+        let moved = std::mem::take(&mut *self.before.lock().unwrap());
+        let mut counted = self.traffic.lock().unwrap();
+        moved.values().for_each(|moved| counted.add(moved));
+        moved
     }
 
     fn open_taps(&self, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {

@@ -14,7 +14,7 @@
 //! that belong to the host's namespace wherever the thread is.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::OwnedFd,
     path::Path,
@@ -79,6 +79,7 @@ mod switch;
 mod tap_status;
 mod tear_down;
 mod trace;
+mod traffic;
 mod uplinks;
 mod withdraw;
 mod xdp;
@@ -412,10 +413,9 @@ impl Network for KernelNetwork {
         }
     }
 
-    fn finish_migration(&self) {
-        if let Some(ebpf) = self.ebpf.get() {
-            ebpf.finish_migration();
-        }
+    fn finish_migration(&self) -> BTreeMap<u32, Traffic> {
+        let ebpf = self.ebpf.get();
+        ebpf.map(|ebpf| ebpf.finish_migration()).unwrap_or_default()
     }
 
     fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {

@@ -5,7 +5,13 @@
 //! background threads only, never on the way of a hand-out. Every call is idempotent, so that what
 //! a crash interrupted can simply be done again.
 
-use std::{collections::BTreeSet, net::IpAddr, os::fd::OwnedFd, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    os::fd::OwnedFd,
+    path::Path,
+    time::Duration,
+};
 
 use sandwire_api::{
     attach::{DeviceChoice, ParentSpec},
@@ -181,8 +187,11 @@ pub trait Network: Send + Sync {
     }
 
     /// Lets go of what an older layout of the data path left, once no packet goes by it. Called again and again after
-    /// [`Network::finish_adoption`], since a layout may also be found when the first pool needs it.
-    fn finish_migration(&self) {}
+    /// [`Network::finish_adoption`], since a layout may also be found when the first pool needs it. Returns what was counted
+    /// there, by [`SlotPlan::pool_number`]: [`Network::traffic`] of slots that were taken over has it from now on.
+    fn finish_migration(&self) -> BTreeMap<u32, Traffic> {
+        BTreeMap::new()
+    }
 
     /// Says which groups of sandboxes may talk to which others: exactly these pairs of numbers.
     ///

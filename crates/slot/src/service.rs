@@ -111,7 +111,7 @@ struct Shared {
     /// Held to read while a channel is opened, closed or changed, and to write while all are compared
     /// with the journal.
     channels_gate: RwLock<()>,
-    /// What leases had sent and received before the start, by pool.
+    /// What leases had sent and received before the start, by pool. Locked before `state`, if both are.
     earlier: RwLock<BTreeMap<Name, Traffic>>,
     /// Who watches packets. Locked before `state`, if both are.
     traces: Mutex<trace::Traces>,

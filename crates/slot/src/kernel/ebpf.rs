@@ -6,21 +6,14 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, atomic::AtomicBool},
     time::Instant,
 };
 
-use sandwire_api::{
-    drop_reason::DropReason,
-    pool::{HostService, PolicySpec, UplinkPolicy},
-    traffic::{Traffic, TrafficTotal},
-};
+use sandwire_api::pool::{HostService, PolicySpec, UplinkPolicy};
 use sandwire_datapath::{
     Datapath, Error as DatapathError, NicIndex, PolicyIndex, Program, Settings, Uplink,
-    abi::{self, NicFlag, NicState},
+    abi::{NicFlag, NicState},
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
 
@@ -52,7 +45,7 @@ const PROGRAMS: [Program; 7] = [
 pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
     /// Maps were made anew, because those that were there have another layout.
-    is_migrating: AtomicBool,
+    pub(super) is_migrating: AtomicBool,
     /// What goes by the old maps until the new ones know every slot.
     pub(super) switch: Switch,
     /// The programs of [`PROGRAMS`].
@@ -62,7 +55,7 @@ pub(super) struct Ebpf {
     /// Slots that somebody has taken over since the start.
     adopted: Mutex<BTreeSet<Place>>,
     /// Slots that have the tenant whom they had before the start, so that what was counted then is theirs.
-    continued: Mutex<BTreeSet<Place>>,
+    pub(super) continued: Mutex<BTreeSet<Place>>,
     /// Slots whose entries are where old maps had them, as the answers that are remembered have it.
     resumed: Mutex<BTreeSet<Place>>,
     /// Slots that are impaired by old maps, until somebody has taken them over.
@@ -154,7 +147,7 @@ impl Ebpf {
             .map(|(_, count)| *count)
     }
 
-    fn entries(&self, slot: &SlotPlan) -> Result<Vec<NicIndex>, NetworkError> {
+    pub(super) fn entries(&self, slot: &SlotPlan) -> Result<Vec<NicIndex>, NetworkError> {
         let first = self.find(slot).ok_or_else(|| NetworkError::Conflict {
             object: format!("slot {}", slot.netns_name),
             with: "the eBPF data path, which has no entry for it".to_owned(),
@@ -452,24 +445,6 @@ impl Ebpf {
         }
     }
 
-    /// Whether there are maps of before.
-    pub(super) fn is_migrating(&self) -> bool {
-        self.is_migrating.load(Ordering::Relaxed)
-    }
-
-    /// Lets go of maps of before once nothing goes by them.
-    pub(super) fn finish_migration(&self) {
-        if !self.is_migrating() || self.switch.is_under_way() {
-            return;
-        }
-        self.is_migrating.store(false, Ordering::Relaxed);
-        let continued = std::mem::take(&mut *lock(&self.continued));
-        let is_same = |nic: &abi::Nic| continued.contains(&(nic.pool, nic.slot));
-        if let Err(error) = self.datapath.finish_migration(is_same) {
-            tracing::error!(%error, "maps of an older layout stay until the next start");
-        }
-    }
-
     /// The policy of a slot while it moves: the host's own rules judge its packets as they did in nft.
     /// Made once for each answer to whether sandboxes of the pool may talk to each other.
     pub(super) fn transit_policy(&self, clone_to_clone: bool) -> Result<PolicyIndex, NetworkError> {
@@ -495,23 +470,6 @@ impl Ebpf {
         let entries = self.entries(slot).unwrap_or_default();
         let lost = entries.iter().map(|index| self.datapath.trace_lost(*index));
         lost.sum()
-    }
-
-    /// Counted at all interfaces of a slot.
-    pub(super) fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
-        let mut sum = Traffic::default();
-        for index in self.entries(slot).ok()? {
-            let counted = self.datapath.counters(index);
-            let drops = (0u8..).zip(counted.drops).filter(|(_, count)| *count > 0);
-            sum.add(&Traffic {
-                egress: total(counted.egress),
-                ingress: total(counted.ingress),
-                drops: drops
-                    .filter_map(|(number, count)| Some((DropReason::from_number(number)?, count)))
-                    .collect(),
-            });
-        }
-        Some(sum)
     }
 
     /// Which slot an entry belongs to, and which of its interfaces it is.
@@ -584,13 +542,5 @@ impl Ebpf {
         *attached = (None, None);
         self.switch.note_host(true);
         Ok(self.datapath.set_uplinks(&[])?)
-    }
-}
-
-fn total(traffic: abi::Traffic) -> TrafficTotal {
-    TrafficTotal {
-        packets: traffic.packets,
-        bytes: traffic.bytes,
-        segments: traffic.segments,
     }
 }

@@ -271,7 +271,7 @@ impl Shared {
         } else {
             drop(state);
         }
-        self.network.finish_migration();
+        self.take_over_counts();
     }
 
     /// Looks at the host's side. Returns whether it could: not while a pool comes or goes, whose

@@ -2,11 +2,12 @@
 //!
 //! Counters of the data path and of the vsock service outlive the daemon. Whoever sums them since its start needs to know
 //! what they had then: of all leases that there were, also of those that have ended since. The data path is read before
-//! any lease can end; the vsock service may not answer before it is first asked by anybody.
+//! any lease can end, and what an older layout of it has counted is added when it is taken over; the vsock service may
+//! not answer before it is first asked by anybody.
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::PoisonError,
+    sync::{PoisonError, RwLockReadGuard},
 };
 
 use sandwire_api::{
@@ -55,8 +56,7 @@ impl Slots {
     /// What the data path has counted of all leases.
     #[must_use]
     pub fn counted_traffic(&self) -> Counted<LeaseTraffic, Traffic> {
-        let earlier = self.shared.earlier.read();
-        let earlier = earlier.unwrap_or_else(PoisonError::into_inner);
+        let earlier = self.shared.earlier_stays();
         // In this order: a lease that ends now is missing once, instead of counted twice.
         let ended = self.shared.lock().ended.clone();
         Counted {
@@ -126,6 +126,25 @@ impl Shared {
                 earlier.entry(pool).or_default().add(&counted);
             }
         }
+    }
+
+    /// Has slots go on with what an older layout of the data path has counted of them, once that can be.
+    pub(super) fn take_over_counts(&self) {
+        // Nobody may sum it before it is known to be of before.
+        let mut earlier = self.earlier.write().unwrap_or_else(PoisonError::into_inner);
+        let found = self.network.finish_migration();
+        let state = self.lock();
+        for (name, entry) in &state.pools {
+            if let Some(counted) = found.get(&entry.plan.number) {
+                earlier.entry(name.clone()).or_default().add(counted);
+            }
+        }
+    }
+
+    /// Keeps counts of before from being taken over meanwhile: who reads counters and sums them has these in both, or in
+    /// neither.
+    pub(super) fn earlier_stays(&self) -> RwLockReadGuard<'_, BTreeMap<Name, Traffic>> {
+        self.earlier.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

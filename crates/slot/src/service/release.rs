@@ -150,11 +150,12 @@ impl Shared {
             // Its tear-down does the same.
             tracing::warn!(lease = %key, %error, "a released slot can't be deactivated");
         }
-
-        let counted = self.network.traffic(&slot);
         if let (Ok(Withdrawal::Free), Some(channel)) = (&withdrawal, &record.channel) {
             self.close_channel(&record, channel);
         }
+
+        let earlier = self.earlier_stays();
+        let counted = self.network.traffic(&slot);
         let mut state = self.lock();
         state.set_busy(key, false);
         let outcome = match withdrawal {
@@ -175,7 +176,7 @@ impl Shared {
                 source,
             }),
         };
-        drop(state);
+        drop((state, earlier));
         self.changed.notify_all();
         let (outcome, had_ports) = outcome?;
         if outcome == ReleaseOutcome::Released {

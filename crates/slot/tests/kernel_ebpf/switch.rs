@@ -87,9 +87,12 @@ fn is_left_behind_and_mended(plan: &Plan) {
     after.set_policy(slot, &open).unwrap();
     speak(PATIENCE).unwrap();
     assert_eq!(after.inspect(slot).defects, []);
-    after.finish_migration();
+    let by_new_maps = counted(&after);
+    let taken_over = after.finish_migration();
     assert!(!has_old_maps());
     assert_eq!(counted(&after), before + 4, "by maps of both sizes");
+    let of_pool = &taken_over[&slot.pool_number];
+    assert_eq!(of_pool.ingress.packets, before + 4 - by_new_maps);
     tear_down(&after, &[sandbox.slot]);
     after.remove_pool(plan).unwrap();
 }
