@@ -443,6 +443,24 @@ impl Network for KernelNetwork {
         }
     }
 
+    fn set_policies(&self, changes: &[(SlotPlan, Tenancy)]) -> Vec<Result<(), NetworkError>> {
+        let mut have_joined = false;
+        let mut change = |slot: &SlotPlan, tenancy: &Tenancy| {
+            if let Some((ebpf, _)) = self.ebpf_of(slot)? {
+                have_joined |= ebpf.change_policy(slot, tenancy)?;
+            }
+            Ok(())
+        };
+        let changed = changes.iter();
+        let changed = changed.map(|(slot, tenancy)| change(slot, tenancy));
+        let changed = changed.collect();
+        // Once for all of them: each sandbox of the host decides anew then.
+        if let Some(ebpf) = self.ebpf.get().filter(|_| have_joined) {
+            ebpf.datapath.forget_all_decisions();
+        }
+        changed
+    }
+
     fn adopt(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
         let Some(path) = self.ebpf_of(slot)?.or_else(|| self.opened()) else {
             return Ok(());

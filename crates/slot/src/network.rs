@@ -230,6 +230,15 @@ pub trait Network: Send + Sync {
         Ok(())
     }
 
+    /// The same for many slots, as when their pool's policy changes: a few writes to memory for each. Returns one result per
+    /// slot, in order.
+    fn set_policies(&self, changes: &[(SlotPlan, Tenancy)]) -> Vec<Result<(), NetworkError>> {
+        let changes = changes.iter();
+        changes
+            .map(|(slot, tenancy)| self.set_policy(slot, tenancy))
+            .collect()
+    }
+
     /// Takes over a slot that was there before the start: active if it has a tenant, else not. No
     /// packet of one that is active is lost.
     ///

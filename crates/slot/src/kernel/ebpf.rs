@@ -331,13 +331,24 @@ impl Ebpf {
         slot: &SlotPlan,
         tenancy: &Tenancy,
     ) -> Result<(), NetworkError> {
-        for index in self.entries(slot)? {
-            if self.datapath.nic(index).group != tenancy.group {
-                self.datapath.set_group(index, tenancy.group);
-            }
-            self.datapath.set_policy(index, tenancy.policy);
+        if self.change_policy(slot, tenancy)? {
+            self.datapath.forget_all_decisions();
         }
         Ok(())
+    }
+
+    /// The same, but for whom others were refused until now. Returns whether there are such: its group has changed.
+    pub(super) fn change_policy(
+        &self,
+        slot: &SlotPlan,
+        tenancy: &Tenancy,
+    ) -> Result<bool, NetworkError> {
+        let mut has_joined = false;
+        for index in self.entries(slot)? {
+            has_joined |= self.datapath.set_group(index, tenancy.group);
+            self.datapath.set_policy(index, tenancy.policy);
+        }
+        Ok(has_joined)
     }
 
     /// Changes the policy of a slot that may have no entries any more.
