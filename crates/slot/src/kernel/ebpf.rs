@@ -74,8 +74,8 @@ pub(super) struct Ebpf {
     pub(super) tells_rules: Mutex<()>,
     /// Why packets don't leave by uplinks as they might.
     pub(super) refusals: Mutex<uplinks::Refusals>,
-    /// Why the programs could not be put on the uplinks.
-    pub(super) xdp_failure: Mutex<Option<String>>,
+    /// Of which uplinks the kernel refused XDP after all, and why.
+    pub(super) xdp_failures: Mutex<Vec<String>>,
     /// Entries that learn, and until when.
     pub(super) learning: Mutex<Vec<(Instant, Place)>>,
     /// Clone addresses that published ports lead to.
@@ -117,7 +117,7 @@ impl Ebpf {
             follows_rules: AtomicBool::new(false),
             tells_rules: Mutex::default(),
             refusals: Mutex::default(),
-            xdp_failure: Mutex::default(),
+            xdp_failures: Mutex::default(),
             attached: Mutex::default(),
             published: Mutex::new(published::of_before(&former)),
             is_migrating: AtomicBool::new(opened.migrated_from.is_some()),
@@ -511,8 +511,12 @@ impl Ebpf {
             attached.0 = Some(shared);
         }
         if attached.1.as_deref() != Some(uplinks) {
-            self.set_uplinks(uplinks)?;
-            attached.1 = Some(uplinks.to_vec());
+            let refusals = self.datapath.set_uplinks(uplinks)?;
+            // Whoever has the place may leave it: the next inspection tries again.
+            let may_change = refusals.iter().any(DatapathError::is_busy);
+            attached.1 = (!may_change).then(|| uplinks.to_vec());
+            let refusals = refusals.iter().map(ToString::to_string);
+            *lock(&self.xdp_failures) = refusals.collect();
         }
         Ok(())
     }
@@ -531,27 +535,12 @@ impl Ebpf {
         Ok(uplinks)
     }
 
-    /// An uplink whose driver refuses XDP after all is one without.
-    fn set_uplinks(&self, uplinks: &[Uplink]) -> Result<(), NetworkError> {
-        *lock(&self.xdp_failure) = None;
-        let Err(error) = self.datapath.set_uplinks(uplinks) else {
-            return Ok(());
-        };
-        if !uplinks.iter().any(|uplink| uplink.xdp) {
-            return Err(error.into());
-        }
-        let mut without: Vec<Uplink> = uplinks.to_vec();
-        without.iter_mut().for_each(|uplink| uplink.xdp = false);
-        self.datapath.set_uplinks(&without)?;
-        *lock(&self.xdp_failure) = Some(error.to_string());
-        Ok(())
-    }
-
     /// Takes the programs off the uplinks, when no pool needs them. The shared interface goes by itself.
     pub(super) fn detach(&self) -> Result<(), NetworkError> {
         let mut attached = lock(&self.attached);
         *attached = (None, None);
         self.switch.note_host(true);
-        Ok(self.datapath.set_uplinks(&[])?)
+        self.datapath.set_uplinks(&[])?;
+        Ok(())
     }
 }
