@@ -402,14 +402,9 @@ impl Network for KernelNetwork {
         }
     }
 
-    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, present: &BTreeSet<(u32, u32)>) {
         if let Some(ebpf) = self.ebpf.get() {
-            let pools: Vec<u32> = {
-                let state = lock(&self.host);
-                let hosted = state.pools.values().map(|pool| pool.plan.number);
-                hosted.chain(state.children.values().copied()).collect()
-            };
-            ebpf.finish_adoption(policies, &pools);
+            ebpf.finish_adoption(policies, present);
         }
     }
 

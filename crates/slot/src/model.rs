@@ -497,7 +497,7 @@ impl Network for ModelNetwork {
         }
     }
 
-    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, _: &BTreeSet<(u32, u32)>) {
         if let Ok(mut state) = self.enter("finish adoption") {
             let known: Vec<u32> = state.policies.keys().copied().collect();
             for policy in known {

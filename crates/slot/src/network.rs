@@ -181,9 +181,11 @@ pub trait Network: Send + Sync {
         let _ = policy;
     }
 
-    /// Removes all policies but these. Called once after a start, when every slot has been adopted.
-    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
-        let _ = policies;
+    /// Removes all policies but these, and of slots that are neither adopted, nor built since, nor `present` (by
+    /// [`SlotPlan::pool_number`] and number) what the data path knows. Called once after a start, when every slot has been
+    /// adopted.
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, present: &BTreeSet<(u32, u32)>) {
+        let _ = (policies, present);
     }
 
     /// Lets go of what an older layout of the data path left, once no packet goes by it. Called again and again after

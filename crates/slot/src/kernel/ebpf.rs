@@ -52,8 +52,8 @@ pub(super) struct Ebpf {
     programs: [KnownAs; PROGRAMS.len()],
     /// First entry of each slot, and how many it has.
     pub(super) slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
-    /// Slots that somebody has taken over since the start.
-    adopted: Mutex<BTreeSet<Place>>,
+    /// Slots that somebody has taken over or built since the start, until the others of before are removed.
+    adopted: Mutex<Option<BTreeSet<Place>>>,
     /// Slots that have the tenant whom they had before the start, so that what was counted then is theirs.
     pub(super) continued: Mutex<BTreeSet<Place>>,
     /// Slots whose entries are where old maps had them, as the answers that are remembered have it.
@@ -107,7 +107,7 @@ impl Ebpf {
         Ok(Self {
             slots: Mutex::new(slots.collect()),
             learning: Mutex::new(learning::of_before(&used)),
-            adopted: Mutex::default(),
+            adopted: Mutex::new(Some(BTreeSet::new())),
             continued: Mutex::default(),
             resumed: Mutex::default(),
             impaired: Mutex::new(switch::impaired(&former)),
@@ -160,6 +160,7 @@ impl Ebpf {
     /// Reserves the entries of a slot, or finds those that it has.
     pub(super) fn reserve(&self, slot: &SlotPlan) -> Result<NicIndex, NetworkError> {
         let mut slots = lock(&self.slots);
+        self.note_adopted(slot);
         let count = u8::try_from(slot.nics.len()).expect("a slot has at most 8 interfaces");
         if let Some((first, had)) = slots.get(&place_of(slot)) {
             if *had == count {
@@ -365,7 +366,7 @@ impl Ebpf {
         slot: &SlotPlan,
         tenancy: Option<&Tenancy>,
     ) -> Result<(), NetworkError> {
-        lock(&self.adopted).insert(place_of(slot));
+        self.note_adopted(slot);
         let is_resumed = lock(&self.resumed).remove(&place_of(slot));
         let is_impaired = lock(&self.impaired).remove(&place_of(slot));
         let Some(tenancy) = tenancy else {
@@ -428,16 +429,26 @@ impl Ebpf {
         Ok(())
     }
 
-    /// Removes what nobody has taken over since the start.
-    pub(super) fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, pools: &[u32]) {
-        let adopted = std::mem::take(&mut *lock(&self.adopted));
+    fn note_adopted(&self, slot: &SlotPlan) {
+        if let Some(adopted) = &mut *lock(&self.adopted) {
+            adopted.insert(place_of(slot));
+        }
+    }
+
+    /// Removes what nobody has taken over since the start, but for slots of which there may be more than entries.
+    pub(super) fn finish_adoption(
+        &self,
+        policies: &BTreeSet<PolicyIndex>,
+        present: &BTreeSet<Place>,
+    ) {
         let mut slots = lock(&self.slots);
-        // Of pools that are there, slots may have been built since.
+        // Nobody reserves any meanwhile.
+        let adopted = lock(&self.adopted).take().unwrap_or_default();
         slots.retain(|place, (first, count)| {
-            let stays = pools.contains(&place.0) || adopted.contains(place);
+            let stays = present.contains(place) || adopted.contains(place);
             if !stays {
                 for number in first.0..first.0 + u32::from(*count) {
-                    // A leftover of a pool that is gone: best effort, it is freed next.
+                    // A leftover: best effort, it is freed next.
                     drop(self.datapath.deactivate(NicIndex(number)));
                 }
                 self.datapath.free(*first, *count);

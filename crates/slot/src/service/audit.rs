@@ -266,8 +266,9 @@ impl Shared {
         }
         if state.adoption_ends.take().is_some() {
             let policies = state.policies.in_use();
+            let present = state.present_slots();
             drop(state);
-            self.network.finish_adoption(&policies);
+            self.network.finish_adoption(&policies, &present);
         } else {
             drop(state);
         }

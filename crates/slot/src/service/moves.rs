@@ -320,16 +320,7 @@ impl PoolEntry {
     /// Notes which slots may have the data path that the pool leaves. Those that no lease has are built anew.
     pub(super) fn begin_move(&mut self, from: DataPath) {
         self.discard_built();
-        let left = self.pool.states().filter(|(_, state)| match state {
-            SlotState::Building { .. }
-            | SlotState::Reserved
-            | SlotState::Ready
-            | SlotState::Leased
-            | SlotState::Held
-            | SlotState::TearingDown(_) => true,
-            // The kernel has nothing of them.
-            SlotState::Free | SlotState::Wanted | SlotState::Resting(_) => false,
-        });
+        let left = self.pool.states().filter(|(_, state)| state.is_present());
         let left = left.map(|(number, _)| number).collect();
         self.moving = Some(Move { from, left });
     }

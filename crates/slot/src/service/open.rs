@@ -1,7 +1,7 @@
 //! Starting: from the journal and what the kernel has to a service at work.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     path::Path,
     sync::{Arc, Condvar, Mutex, RwLock},
@@ -340,6 +340,16 @@ impl State {
             }
             entry.trim();
         }
+    }
+
+    /// Slots of which the kernel may have something, by the numbers of their pools and their own.
+    pub(super) fn present_slots(&self) -> BTreeSet<(u32, u32)> {
+        let pools = self.pools.values();
+        let present = pools.flat_map(|entry| {
+            let present = entry.pool.states().filter(|(_, state)| state.is_present());
+            present.map(|(number, _)| (entry.plan.number, number.0))
+        });
+        present.collect()
     }
 
     fn adopt(&mut self, (pool, number): &SlotKey, state: SlotState) {
