@@ -109,8 +109,8 @@ impl App {
             .expect("the document has string keys only");
         let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_be_bytes();
         Arc::new(Self {
-            totals: LeaseTotals::new(metrics_per_lease, &slots),
-            channel_totals: ChannelTotals::new(metrics_per_lease, &slots),
+            totals: LeaseTotals::new(metrics_per_lease),
+            channel_totals: ChannelTotals::new(metrics_per_lease),
             slots,
             traffic: Traffic::default(),
             impairments: Arc::new(impairments),

@@ -1,7 +1,7 @@
 //! A kernel for tests that keeps slots in memory and does what it is told.
 
 use std::{
-    collections::{BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     net::IpAddr,
     os::fd::OwnedFd,
     path::Path,
@@ -43,6 +43,8 @@ pub(crate) struct ModelNetwork {
     pub(crate) is_held: Mutex<bool>,
     /// What each slot of an eBPF pool has counted.
     pub(crate) traffic: Mutex<Traffic>,
+    /// What an older layout of the data path has counted, by number of the pool.
+    pub(crate) before: Mutex<BTreeMap<u32, Traffic>>,
     /// The other ends of all TAPs that were opened: each ends when nobody has the TAP any more.
     pub(crate) guests: Mutex<Vec<OwnedFd>>,
     /// Slots whose packets are told of, by pool and number.
@@ -208,6 +210,13 @@ impl Network for ModelNetwork {
         (slot.data_path != DataPath::Nft).then(|| counted.clone())
     }
 
+    fn finish_migration(&self) -> BTreeMap<u32, Traffic> {
+        let moved = std::mem::take(&mut *self.before.lock().unwrap());
+        let mut counted = self.traffic.lock().unwrap();
+        moved.values().for_each(|moved| counted.add(moved));
+        moved
+    }
+
     fn open_taps(&self, slot: &SlotPlan) -> Result<Vec<OwnedFd>, NetworkError> {
         let mut guests = self.guests.lock().unwrap();
         let open = |_| {
@@ -255,6 +264,16 @@ pub(crate) fn open_with(
     channels: Arc<dyn Channels>,
 ) -> (Arc<Slots>, Arc<ModelNetwork>) {
     let network = Arc::new(ModelNetwork::default());
+    let slots = open_on(state_dir, network.clone(), channels);
+    (slots, network)
+}
+
+/// The same on a kernel that is there.
+pub(crate) fn open_on(
+    state_dir: &Path,
+    network: Arc<ModelNetwork>,
+    channels: Arc<dyn Channels>,
+) -> Arc<Slots> {
     let settings = Settings {
         instance: "test".parse().unwrap(),
         state_dir: state_dir.to_owned(),
@@ -262,8 +281,7 @@ pub(crate) fn open_with(
         audit_interval: Duration::from_secs(3600),
     };
     let clock = Arc::new(SystemClock);
-    let slots = Slots::open_with_channels(settings, network.clone(), channels, clock).unwrap();
-    (slots, network)
+    Slots::open_with_channels(settings, network, channels, clock).unwrap()
 }
 
 /// A pool that user 1000 may use, user 1001 may only acquire from, and user 1002 manages.

@@ -73,6 +73,18 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether somebody else has the place, and may leave it.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        // The second is said of another mode of XDP.
+        let busy = [libc::EBUSY, libc::EEXIST];
+        let code = match self {
+            Self::System { source, .. } => source.raw_os_error(),
+            _ => None,
+        };
+        code.is_some_and(|code| busy.contains(&code))
+    }
+
     pub(crate) fn system(
         operation: &'static str,
         object: impl Into<String>,

@@ -19,7 +19,7 @@ use std::{
 
 use crate::{
     Datapath, Error,
-    abi::{Address, Nic, NicState, Plain},
+    abi::{Address, Counters, Nic, NicState, Plain},
     btf::{Btf, Place},
     ledgers::Ledgers,
     map::Words,
@@ -125,13 +125,14 @@ impl OldLedgers {
 
     /// Moves what was let through of a lease. What is there of an earlier one, since the last was begun by a daemon of
     /// before ledgers, stays.
-    fn take(&self, nic: u32, lease: u32, to: &[AtomicU64]) {
+    fn take(&self, nic: u32, lease: u32, to: &[AtomicU64], moved: &mut [u64]) {
         if self.ledgers.daemons(nic)[self.lease].load(Ordering::Relaxed) != u64::from(lease) {
             return;
         }
         for (old, new) in &self.moves {
             let taken = self.ledgers.take(nic, *old);
             to[*new].fetch_add(taken, Ordering::Relaxed);
+            moved[*new] += taken;
         }
     }
 }
@@ -153,14 +154,18 @@ impl Datapath {
     }
 
     /// Moves the counters of old maps to the same NICs (pool, slot, position, clone addresses) of which `is_same`
-    /// says that their sandbox is the same too, and removes the old maps. To be called once no filter runs an old
-    /// program.
+    /// says that their sandbox is the same too, and removes the old maps. Tells of each NIC what was moved. To be
+    /// called once no filter runs an old program.
     ///
     /// # Errors
     /// An old folder can't be removed, which the next start does.
-    pub fn finish_migration(&self, is_same: impl Fn(&Nic) -> bool) -> Result<(), Error> {
+    pub fn finish_migration(
+        &self,
+        is_same: impl Fn(&Nic) -> bool,
+        mut tell: impl FnMut(&Nic, &Counters),
+    ) -> Result<(), Error> {
         for old in old_folders(&self.folder)? {
-            if let Err(error) = self.take_counters(&old, &is_same) {
+            if let Err(error) = self.take_counters(&old, &is_same, &mut tell) {
                 tracing::warn!(folder = %old.display(), %error, "old counters could not be read");
             }
             move_aside(&self.folder, &old, DONE)?;
@@ -174,6 +179,7 @@ impl Datapath {
         &self,
         old: &Path,
         is_same: impl Fn(&Nic) -> bool,
+        mut tell: impl FnMut(&Nic, &Counters),
     ) -> Result<(), Error> {
         let failed = |source| Error::system("read", old.display().to_string(), source);
         let nics = OldArray::open(&old.join("nics"), "nic").map_err(failed)?;
@@ -187,7 +193,8 @@ impl Datapath {
         let ledgers = OldLedgers::open(old, &nics, &new_counters.leaves)?;
         let mut known = HashMap::new();
         for (index, nic) in self.used().into_iter().filter(|(_, nic)| is_same(nic)) {
-            known.insert(new_nics.identity(nic.bytes()).map_err(failed)?, index);
+            let identity = new_nics.identity(nic.bytes()).map_err(failed)?;
+            known.insert(identity, (index, nic));
         }
         for index in 1..nics.entries.min(counters.entries) {
             let nic = nics.read(index).map_err(failed)?;
@@ -197,23 +204,35 @@ impl Datapath {
                 continue;
             }
             let same = known.get(&nics.identity(&nic).map_err(failed)?);
-            let Some(same) = same else { continue };
+            let Some((same, new_nic)) = same else {
+                continue;
+            };
+            let lease = nics.number(&nic, "lease").map_err(failed);
             let to = self.counters.words(same.0);
-            take(&moves, words.of(index), to);
-            if let Some(ledgers) = &ledgers {
-                ledgers.take(index, nics.number(&nic, "lease").map_err(failed)?, to);
+            let mut moved = vec![0; to.len()];
+            take(&moves, words.of(index), to, &mut moved);
+            if let (Some(ledgers), Ok(lease)) = (&ledgers, &lease) {
+                ledgers.take(index, *lease, to, &mut moved);
+            }
+            let bytes: Vec<u8> = moved.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let moved = Counters::read(&bytes).expect("as many words as a value has");
+            tell(new_nic, &moved);
+            if ledgers.is_some() {
+                lease?;
             }
         }
         Ok(())
     }
 }
 
-/// Moves words, each of which is only at one place at any time: if this is cut off, one may be at none.
-fn take(moves: &[(usize, usize)], from: &[AtomicU64], to: &[AtomicU64]) {
-    for (old, new) in moves {
-        if let (Some(old), Some(new)) = (from.get(*old), to.get(*new)) {
+/// Moves words, each of which is only at one place at any time: if this is cut off, one may be at none. Adds them to
+/// `moved`.
+fn take(moves: &[(usize, usize)], from: &[AtomicU64], to: &[AtomicU64], moved: &mut [u64]) {
+    for (old, place) in moves {
+        if let (Some(old), Some(new)) = (from.get(*old), to.get(*place)) {
             let taken = old.swap(0, Ordering::Relaxed);
             new.fetch_add(taken, Ordering::Relaxed);
+            moved[*place] += taken;
         }
     }
 }
@@ -251,8 +270,9 @@ mod tests {
         let new: [AtomicU64; 5] = [10, 10, 10, 10, 10].map(AtomicU64::new);
         let moves = moves(&from, &to);
         // What is taken once is not there to be taken again.
+        let mut moved = [0; 5];
         for _ in 0..2 {
-            take(&moves, &old, &new);
+            take(&moves, &old, &new, &mut moved);
             let words = |all: &[AtomicU64]| -> Vec<u64> {
                 all.iter()
                     .map(|word| word.load(Ordering::Relaxed))
@@ -260,6 +280,7 @@ mod tests {
             };
             assert_eq!(words(&old), [0, 2, 0, 0]);
             assert_eq!(words(&new), [13, 14, 10, 11, 10]);
+            assert_eq!(moved, [3, 4, 0, 1, 0]);
         }
     }
 }

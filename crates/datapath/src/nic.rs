@@ -182,14 +182,16 @@ impl Datapath {
     /// All entries that aren't absent.
     #[must_use]
     pub fn used(&self) -> Vec<(NicIndex, Nic)> {
-        let state = |index: &u32| {
-            self.field(NicIndex(*index), offset_of!(Nic, state))
-                .load(Ordering::Acquire)
-        };
-        (1..self.nics.entries())
-            .filter(|index| state(index) != NicState::Absent.number())
-            .map(|index| (NicIndex(index), self.nics.read(index)))
+        let indexes = (1..self.nics.entries()).map(NicIndex);
+        indexes
+            .filter(|index| self.is_used(*index))
+            .map(|index| (index, self.nic(index)))
             .collect()
+    }
+
+    fn is_used(&self, index: NicIndex) -> bool {
+        let state = self.field(index, offset_of!(Nic, state));
+        state.load(Ordering::Acquire) != NicState::Absent.number()
     }
 
     /// Lets packets pass: zeroes counters and meters, closes what an earlier lease has opened for answers, says that the
@@ -300,11 +302,12 @@ impl Datapath {
         self.forget_decisions(index);
     }
 
-    /// Puts a NIC into another group.
-    pub fn set_group(&self, index: NicIndex, group: u32) {
-        self.field(index, offset_of!(Nic, group))
-            .store(group, Ordering::Release);
-        self.forget_all_decisions();
+    /// Puts a NIC into a group, and returns whether it was in another. The [`Self::set_policy`] that is to follow at once has
+    /// it hold for what the NIC sends, and for whom it may be reached by no more. Whom it was refused and is allowed now
+    /// still waits for [`Self::forget_all_decisions`].
+    pub fn set_group(&self, index: NicIndex, group: u32) -> bool {
+        let field = self.field(index, offset_of!(Nic, group));
+        field.swap(group, Ordering::Release) != group
     }
 
     /// Says by which interface the host's own stack sees sandboxes now. What somebody else changes of their entries
@@ -416,9 +419,12 @@ impl Datapath {
         Ok(())
     }
 
-    fn forget_all_decisions(&self) {
-        for (index, _) in self.used() {
-            self.forget_decisions(index);
+    /// Has what all NICs send be decided anew.
+    pub fn forget_all_decisions(&self) {
+        for index in (1..self.nics.entries()).map(NicIndex) {
+            if self.is_used(index) {
+                self.forget_decisions(index);
+            }
         }
     }
 }

@@ -119,22 +119,20 @@ impl Datapath {
         Ok(())
     }
 
-    /// Makes exactly these interfaces the uplinks. One that is gone is forgotten.
+    /// Makes exactly these interfaces the uplinks. One that is gone is forgotten, one where XDP is refused is an uplink
+    /// without. Returns why, of each of those.
     ///
     /// # Errors
     /// The first refusal of the kernel; the other interfaces are done.
-    pub fn set_uplinks(&self, uplinks: &[Uplink]) -> Result<(), Error> {
+    pub fn set_uplinks(&self, uplinks: &[Uplink]) -> Result<Vec<Error>, Error> {
         let mut wanted = self.wanted();
         wanted.uplinks = uplinks.to_vec();
-        let mut failure = None;
+        let (mut failure, mut refusals) = (None, Vec::new());
         let mut keep = BTreeSet::from([SHARED_PIN.to_owned()]);
         let mut present = BTreeSet::new();
-        for uplink in uplinks {
-            let found = spots_of(uplink).into_iter().try_fold(true, |all, spot| {
-                keep.insert(spot.pin.clone());
-                let found = self.put_right(&spot)?;
-                Ok(all && found != Found::NoInterface)
-            });
+        for uplink in &mut wanted.uplinks {
+            let found = self.put_on_uplink(uplink, &mut refusals);
+            keep.extend(spots_of(uplink).into_iter().map(|spot| spot.pin));
             let outcome = found.and_then(|is_there| {
                 if is_there {
                     present.insert(uplink.index.0);
@@ -158,7 +156,23 @@ impl Datapath {
         let is_wanted = |index: &u32| uplinks.iter().any(|uplink| uplink.index.0 == *index);
         others.retain(|index| !is_wanted(index));
         self.detach_others(&keep, others)?;
-        failure.map_or(Ok(()), Err)
+        failure.map_or(Ok(refusals), Err)
+    }
+
+    /// Puts the programs on an uplink; where XDP is refused it becomes one without. Returns whether the interface is there.
+    fn put_on_uplink(&self, uplink: &mut Uplink, refusals: &mut Vec<Error>) -> Result<bool, Error> {
+        let mut is_there = true;
+        for spot in spots_of(uplink) {
+            match self.put_right(&spot) {
+                Ok(found) => is_there &= found != Found::NoInterface,
+                Err(error) if spot.hook == Hook::Xdp => {
+                    uplink.xdp = false;
+                    refusals.push(error);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(is_there)
     }
 
     /// Looks whether the programs are still on the shared interface and the uplinks, and puts them back.

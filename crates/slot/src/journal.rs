@@ -332,8 +332,14 @@ impl Journal {
     ) -> Result<T, JournalError> {
         #[cfg(test)]
         self.step(operation)?;
+        let before = self.connection.total_changes();
         let written = change(&self.connection).map_err(|source| self.failed(operation, source));
-        self.failure = written.as_ref().err().map(ToString::to_string);
+        match &written {
+            Err(error) => self.failure = Some(error.to_string()),
+            // What changes no row takes no room on the disk, and shows nothing.
+            Ok(_) if self.connection.total_changes() == before => {}
+            Ok(_) => self.failure = None,
+        }
         #[cfg(test)]
         self.step(operation)?;
         written

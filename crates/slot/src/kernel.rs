@@ -14,7 +14,7 @@
 //! that belong to the host's namespace wherever the thread is.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     os::fd::OwnedFd,
     path::Path,
@@ -79,6 +79,7 @@ mod switch;
 mod tap_status;
 mod tear_down;
 mod trace;
+mod traffic;
 mod uplinks;
 mod withdraw;
 mod xdp;
@@ -401,21 +402,15 @@ impl Network for KernelNetwork {
         }
     }
 
-    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, present: &BTreeSet<(u32, u32)>) {
         if let Some(ebpf) = self.ebpf.get() {
-            let pools: Vec<u32> = {
-                let state = lock(&self.host);
-                let hosted = state.pools.values().map(|pool| pool.plan.number);
-                hosted.chain(state.children.values().copied()).collect()
-            };
-            ebpf.finish_adoption(policies, &pools);
+            ebpf.finish_adoption(policies, present);
         }
     }
 
-    fn finish_migration(&self) {
-        if let Some(ebpf) = self.ebpf.get() {
-            ebpf.finish_migration();
-        }
+    fn finish_migration(&self) -> BTreeMap<u32, Traffic> {
+        let ebpf = self.ebpf.get();
+        ebpf.map(|ebpf| ebpf.finish_migration()).unwrap_or_default()
     }
 
     fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
@@ -441,6 +436,24 @@ impl Network for KernelNetwork {
             Some((ebpf, _)) => ebpf.set_policy(slot, tenancy),
             None => Ok(()),
         }
+    }
+
+    fn set_policies(&self, changes: &[(SlotPlan, Tenancy)]) -> Vec<Result<(), NetworkError>> {
+        let mut have_joined = false;
+        let mut change = |slot: &SlotPlan, tenancy: &Tenancy| {
+            if let Some((ebpf, _)) = self.ebpf_of(slot)? {
+                have_joined |= ebpf.change_policy(slot, tenancy)?;
+            }
+            Ok(())
+        };
+        let changed = changes.iter();
+        let changed = changed.map(|(slot, tenancy)| change(slot, tenancy));
+        let changed = changed.collect();
+        // Once for all of them: each sandbox of the host decides anew then.
+        if let Some(ebpf) = self.ebpf.get().filter(|_| have_joined) {
+            ebpf.datapath.forget_all_decisions();
+        }
+        changed
     }
 
     fn adopt(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {

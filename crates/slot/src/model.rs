@@ -9,7 +9,6 @@ use std::{
     net::IpAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
 };
 
 use sandwire_api::{
@@ -24,7 +23,7 @@ use crate::{
     error::NetworkError,
     network::{
         Inspection, Inventory, Leftover, Listener, Network, PolicyIndex, Tenancy, TraceSource,
-        TracedPacket, Withdrawal,
+        Withdrawal,
     },
     plan::{Plan, SlotPlan},
 };
@@ -33,9 +32,10 @@ pub(crate) mod channels;
 mod clock;
 mod failure;
 mod power;
+mod traces;
 
-use self::failure::failed;
 pub(crate) use self::{clock::ManualClock, power::Power};
+use self::{failure::failed, traces::NoTraces};
 
 /// What survives a crash of the service.
 #[derive(Debug, Default)]
@@ -68,6 +68,8 @@ pub(crate) struct KernelState {
     pub(crate) policies: BTreeMap<u32, PolicySpec>,
     /// Pools that there were when the data path got to know a policy.
     pub(crate) pools_of_policies: BTreeMap<u32, BTreeSet<String>>,
+    /// How often the policies of many slots were changed at once.
+    pub(crate) policy_changes: u32,
     next_policy: u32,
     pub(crate) group_pairs: BTreeSet<(u32, u32)>,
     /// Interfaces in others' namespaces, by name of their host end.
@@ -495,7 +497,7 @@ impl Network for ModelNetwork {
         }
     }
 
-    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, _: &BTreeSet<(u32, u32)>) {
         if let Ok(mut state) = self.enter("finish adoption") {
             let known: Vec<u32> = state.policies.keys().copied().collect();
             for policy in known {
@@ -534,6 +536,12 @@ impl Network for ModelNetwork {
     fn set_policy(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
         self.enter("set policy")?.set_tenancy(slot, Some(*tenancy));
         self.leave("set policy")
+    }
+
+    fn set_policies(&self, changes: &[(SlotPlan, Tenancy)]) -> Vec<Result<(), NetworkError>> {
+        self.kernel.lock().policy_changes += 1;
+        let set = |(slot, tenancy): &(SlotPlan, Tenancy)| self.set_policy(slot, tenancy);
+        changes.iter().map(set).collect()
     }
 
     fn adopt(&self, slot: &SlotPlan, tenancy: Option<&Tenancy>) -> Result<(), NetworkError> {
@@ -578,16 +586,6 @@ impl Network for ModelNetwork {
         } else {
             Vec::new()
         }
-    }
-}
-
-/// Of packets, of which the model has none.
-struct NoTraces;
-
-impl TraceSource for NoTraces {
-    fn next_event(&mut self, at_most: Duration) -> Result<Option<TracedPacket>, NetworkError> {
-        std::thread::sleep(at_most);
-        Ok(None)
     }
 }
 

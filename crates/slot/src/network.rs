@@ -5,7 +5,13 @@
 //! background threads only, never on the way of a hand-out. Every call is idempotent, so that what
 //! a crash interrupted can simply be done again.
 
-use std::{collections::BTreeSet, net::IpAddr, os::fd::OwnedFd, path::Path, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    os::fd::OwnedFd,
+    path::Path,
+    time::Duration,
+};
 
 use sandwire_api::{
     attach::{DeviceChoice, ParentSpec},
@@ -175,14 +181,19 @@ pub trait Network: Send + Sync {
         let _ = policy;
     }
 
-    /// Removes all policies but these. Called once after a start, when every slot has been adopted.
-    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>) {
-        let _ = policies;
+    /// Removes all policies but these, and of slots that are neither adopted, nor built since, nor `present` (by
+    /// [`SlotPlan::pool_number`] and number) what the data path knows. Called once after a start, when every slot has been
+    /// adopted.
+    fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, present: &BTreeSet<(u32, u32)>) {
+        let _ = (policies, present);
     }
 
     /// Lets go of what an older layout of the data path left, once no packet goes by it. Called again and again after
-    /// [`Network::finish_adoption`], since a layout may also be found when the first pool needs it.
-    fn finish_migration(&self) {}
+    /// [`Network::finish_adoption`], since a layout may also be found when the first pool needs it. Returns what was counted
+    /// there, by [`SlotPlan::pool_number`]: [`Network::traffic`] of slots that were taken over has it from now on.
+    fn finish_migration(&self) -> BTreeMap<u32, Traffic> {
+        BTreeMap::new()
+    }
 
     /// Says which groups of sandboxes may talk to which others: exactly these pairs of numbers.
     ///
@@ -219,6 +230,15 @@ pub trait Network: Send + Sync {
     fn set_policy(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {
         let _ = (slot, tenancy);
         Ok(())
+    }
+
+    /// The same for many slots, as when their pool's policy changes: a few writes to memory for each. Returns one result per
+    /// slot, in order.
+    fn set_policies(&self, changes: &[(SlotPlan, Tenancy)]) -> Vec<Result<(), NetworkError>> {
+        let changes = changes.iter();
+        changes
+            .map(|(slot, tenancy)| self.set_policy(slot, tenancy))
+            .collect()
     }
 
     /// Takes over a slot that was there before the start: active if it has a tenant, else not. No

@@ -87,7 +87,9 @@ impl Plan {
         let ipv6 = addresses::ipv6_prefix(spec);
         let mut clone_prefixes = Vec::new();
         match (spec.guest.ipv4, ipv4) {
-            (Some(_), Some(prefix)) => clone_prefixes.push(IpNet::V4(prefix)),
+            (_, Some(prefix)) if addresses::has_ipv4(spec) => {
+                clone_prefixes.push(IpNet::V4(prefix));
+            }
             (Some(guest), None) if spec.kind != SlotKind::Container => {
                 clone_prefixes = addresses::firecracker_prefixes(slots_max, guest);
             }

@@ -73,6 +73,22 @@ pub enum SlotState {
     Resting(Rest),
 }
 
+impl SlotState {
+    /// Whether the kernel may have something of the slot.
+    #[must_use]
+    pub fn is_present(&self) -> bool {
+        match self {
+            Self::Building { .. }
+            | Self::Reserved
+            | Self::Ready
+            | Self::Leased
+            | Self::Held
+            | Self::TearingDown(_) => true,
+            Self::Free | Self::Wanted | Self::Resting(_) => false,
+        }
+    }
+}
+
 /// How long a clone address rests after its release, and who may have it back at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rest {

@@ -24,9 +24,7 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{
-    lease::LeaseState, name::Name, slot::DataPath, traffic::Traffic, vsock::VsockTraffic,
-};
+use sandwire_api::{lease::LeaseState, name::Name, traffic::Traffic, vsock::VsockTraffic};
 
 use crate::{
     channel::Channels,
@@ -47,6 +45,7 @@ mod attach;
 mod audit;
 mod certain;
 mod channels;
+mod counted;
 mod counters;
 mod health;
 mod interfaces;
@@ -63,6 +62,7 @@ mod workers;
 
 pub use access::Caller;
 pub use acquire::Acquired;
+pub use counted::Counted;
 pub use counters::{Counters, Histogram};
 pub use interfaces::{LeaseInterface, LeaseInterfaces};
 pub use pools::PoolView;
@@ -111,6 +111,8 @@ struct Shared {
     /// Held to read while a channel is opened, closed or changed, and to write while all are compared
     /// with the journal.
     channels_gate: RwLock<()>,
+    /// What leases had sent and received before the start, by pool. Locked before `state`, if both are.
+    earlier: RwLock<BTreeMap<Name, Traffic>>,
     /// Who watches packets. Locked before `state`, if both are.
     traces: Mutex<trace::Traces>,
 }
@@ -151,6 +153,8 @@ struct State {
     ended: BTreeMap<Name, Traffic>,
     /// The same of their channels.
     ended_channels: BTreeMap<Name, VsockTraffic>,
+    /// What channels had counted before the start.
+    earlier_channels: counted::EarlierChannels,
     stopping: bool,
     /// The host's side is to be inspected at once.
     host_is_due: bool,
@@ -166,8 +170,8 @@ struct PoolEntry {
     is_deleting: bool,
     /// The pool's policy in the eBPF data path.
     policy: Option<policies::Held>,
-    /// The data path that some of its slots may still have.
-    moving_from: Option<DataPath>,
+    /// The move to its data path, until it is ended.
+    moving: Option<moves::Move>,
     /// Numbers in state `TearingDown` that the worker has not taken up.
     tear_down: VecDeque<SlotNumber>,
     /// The same after a failure, to be tried again at a time since boot.
@@ -184,8 +188,6 @@ struct LeaseEntry {
     is_busy: bool,
     /// Its channel is being opened or its interface attached: nobody has been told of the lease yet.
     is_opening: bool,
-    /// Its slot may still have the data path that its pool is moved from.
-    is_to_move: bool,
 }
 
 /// How much of a leased slot is missing.

@@ -69,5 +69,9 @@ fn enable(instance: &str, tap: u32, socket: &mut Socket) -> Result<()> {
             xdp: true,
         });
     }
-    Ok(datapath.set_uplinks(&uplinks)?)
+    let refusals = datapath.set_uplinks(&uplinks)?;
+    refusals
+        .into_iter()
+        .next()
+        .map_or(Ok(()), |refusal| Err(refusal.into()))
 }

@@ -19,6 +19,12 @@ use tower::ServiceExt;
 use super::*;
 use crate::model::{self, ModelNetwork};
 
+const ROOT: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    privileged: true,
+};
+
 struct Lab {
     app: Arc<App>,
     router: Router,
@@ -59,6 +65,26 @@ impl Lab {
             router: router(Arc::clone(&app)),
             app,
             network,
+            _folder: folder,
+        }
+    }
+
+    /// The next daemon. What is done with the slots before anybody asks for anything, comes before that.
+    fn restart(
+        self,
+        channels: Arc<dyn sandwire_slot::channel::Channels>,
+        before: impl FnOnce(&Slots),
+    ) -> Self {
+        self.app.slots.shutdown();
+        let folder = self._folder;
+        drop((self.app, self.router));
+        let slots = model::open_on(folder.path(), self.network.clone(), channels);
+        before(&slots);
+        let app = App::new(slots, true);
+        Self {
+            router: router(Arc::clone(&app)),
+            app,
+            network: self.network,
             _folder: folder,
         }
     }

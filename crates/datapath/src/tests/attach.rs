@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType};
 use sandwire_kernel_net::{
-    bpf::{self, BPF_TCX_INGRESS, ProgramType},
+    bpf::{self, BPF_TCX_INGRESS, BPF_XDP, ProgramType, XDP_FLAGS_DRV_MODE},
     netlink::{Request, Socket},
     tc,
 };
@@ -427,5 +427,49 @@ fn netns_xdp_on_an_uplink_comes_and_goes_with_the_setting() {
         assert_eq!(programs_on("up0", TcAttachType::Ingress), ["from_uplink"]);
         let value = datapath.uplinks.get(&with_xdp.index.0).unwrap().unwrap();
         assert_eq!(value.flags, 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_an_uplink_that_refuses_xdp_leaves_it_to_the_others() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let datapath = open(&settings());
+        let uplinks = ["up0", "up1"].map(|name| Uplink {
+            xdp: true,
+            ..uplink(name)
+        });
+        let flags = || {
+            let value = |uplink: &Uplink| datapath.uplinks.get(&uplink.index.0).unwrap();
+            uplinks
+                .each_ref()
+                .map(|uplink| value(uplink).unwrap().flags)
+        };
+        let xdp = UplinkFlag::Xdp.number();
+        let theirs = datapath.program(Program::ToGuestXdp);
+        let index = uplinks[1].index;
+        let theirs = bpf::create_link(theirs, index, BPF_XDP, XDP_FLAGS_DRV_MODE).unwrap();
+        for _ in 0..2 {
+            let refusals = datapath.set_uplinks(&uplinks).unwrap();
+            assert_eq!(refusals.len(), 1, "{refusals:?}");
+            let text = refusals[0].to_string();
+            assert!(
+                text.contains("interface up1") && refusals[0].is_busy(),
+                "{text}"
+            );
+            assert_eq!(flags(), [xdp, 0]);
+            for interface in ["up0", "up1"] {
+                assert_eq!(
+                    programs_on(interface, TcAttachType::Ingress),
+                    ["from_uplink"]
+                );
+            }
+            assert_eq!(datapath.inspect(), []);
+        }
+        drop(theirs);
+        assert!(datapath.set_uplinks(&uplinks).unwrap().is_empty());
+        assert_eq!(flags(), [xdp, xdp]);
+        assert_eq!(datapath.inspect(), []);
     });
 }

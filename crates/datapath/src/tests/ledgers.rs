@@ -91,7 +91,7 @@ fn netns_figures_of_before_ledgers_move_to_other_maps() {
         let datapath = Datapath::open(&larger()).unwrap().datapath;
         let index = enter(&datapath, 1);
         count(&datapath, index, 7);
-        datapath.finish_migration(|_| true).unwrap();
+        datapath.finish_migration(|_| true, |_, _| {}).unwrap();
         assert_eq!(counted(&datapath), [(1, 1007, 7)]);
         assert_eq!(names_in(&folder), ["links", "v1"]);
     });
@@ -122,7 +122,7 @@ fn netns_who_leased_before_ledgers_is_counted_nothing_of_the_lease_before() {
             let datapath = Datapath::open(&settings).unwrap().datapath;
             if migrates {
                 enter(&datapath, 1);
-                datapath.finish_migration(|_| true).unwrap();
+                datapath.finish_migration(|_| true, |_, _| {}).unwrap();
             }
             assert_eq!(counted(&datapath), [(1, 30, 0)]);
             drop(datapath);
@@ -166,7 +166,7 @@ fn netns_ledgers_of_another_number_of_processors_move_to_other_maps() {
         enter(&datapath, 1);
         for _ in 0..2 {
             let old = folder.join("old-1-v1");
-            datapath.take_counters(&old, |_| true).unwrap();
+            datapath.take_counters(&old, |_| true, |_, _| {}).unwrap();
             assert_eq!(counted(&datapath), [(1, 700, 0)]);
         }
     });

@@ -167,6 +167,28 @@ fn netns_another_shared_interface_undoes_nothing_of_what_happens_meanwhile() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn netns_another_group_makes_nobody_else_decide_anew_before_all_do() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let [own, other] = [1, 2].map(|number| {
+            let index = datapath.allocate(1).unwrap();
+            datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(number)));
+            index
+        });
+        let generations = || [own, other].map(|index| datapath.nic(index).generation);
+        let [before, others] = generations();
+        assert!(datapath.set_group(own, 7));
+        datapath.set_policy(own, PolicyIndex(1));
+        assert!(!datapath.set_group(own, 7), "it is in that group");
+        assert_eq!(datapath.nic(own).group, 7);
+        assert_eq!(generations(), [before + 1, others]);
+        datapath.forget_all_decisions();
+        assert_eq!(generations(), [before + 2, others + 1]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn netns_a_clone_address_has_one_active_owner() {
     lab::run(|_| {
         let datapath = open(&settings());

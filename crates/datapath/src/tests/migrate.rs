@@ -84,7 +84,7 @@ fn finish_after(done: impl FnOnce(&Datapath, &Path), begins_anew: bool) {
     let datapath = opened.datapath;
     if begins_anew {
         SLOTS.for_each(|slot| assert!(enter(&datapath, slot).0 > 0));
-        datapath.finish_migration(|_| true).unwrap();
+        datapath.finish_migration(|_| true, |_, _| {}).unwrap();
     }
     let all: Vec<_> = SLOTS
         .map(|slot| (slot, u64::from(slot) * 1000 + 7))
@@ -101,11 +101,13 @@ fn netns_whoever_is_killed_in_a_migration_counts_nothing_twice() {
     lab::run(|_| {
         finish_after(|_, _| {}, true);
         let take_one = |datapath: &Datapath, old: &Path| {
-            datapath.take_counters(old, |nic| nic.slot == 2).unwrap();
+            datapath
+                .take_counters(old, |nic| nic.slot == 2, |_, _| {})
+                .unwrap();
         };
         finish_after(take_one, true);
         let take_all = |datapath: &Datapath, old: &Path| {
-            datapath.take_counters(old, |_| true).unwrap();
+            datapath.take_counters(old, |_| true, |_, _| {}).unwrap();
         };
         finish_after(take_all, true);
     });
@@ -117,7 +119,7 @@ fn netns_whoever_is_killed_while_old_maps_are_removed_leaves_nothing() {
     lab::run(|_| {
         let finish = |pins: &'static [&str]| {
             move |datapath: &Datapath, old: &Path| {
-                datapath.take_counters(old, |_| true).unwrap();
+                datapath.take_counters(old, |_| true, |_, _| {}).unwrap();
                 let done = old.with_file_name("done-1-v1");
                 fs::rename(old, &done).unwrap();
                 for pin in pins {
@@ -151,8 +153,15 @@ fn netns_counters_of_another_sandbox_stay_behind() {
         let datapath = Datapath::open(&larger()).unwrap().datapath;
         SLOTS.for_each(|slot| assert!(enter(&datapath, slot).0 > 0));
         // The third was handed out anew meanwhile.
-        datapath.finish_migration(|nic| nic.slot != 3).unwrap();
+        let mut told = Vec::new();
+        let tell = |nic: &Nic, moved: &Counters| {
+            told.push((nic.slot, moved.ingress.bytes, moved.drops[17]));
+        };
+        datapath
+            .finish_migration(|nic| nic.slot != 3, tell)
+            .unwrap();
         assert_eq!(counted(&datapath), [(1, 1000, 1000), (2, 0, 0), (3, 0, 0)]);
+        assert_eq!(told, [(1, 1000, 1000)], "all of it is of before");
     });
 }
 
@@ -300,7 +309,7 @@ fn netns_a_start_that_ends_before_packets_go_by_its_maps_takes_nothing_away() {
             assert_eq!(answers_of(&datapath), answers);
             datapath.take_into_use().unwrap();
             enter(&datapath, 1);
-            datapath.finish_migration(|_| true).unwrap();
+            datapath.finish_migration(|_| true, |_, _| {}).unwrap();
             assert_eq!(counted(&datapath), [(1, 1000, 1000)]);
             assert_eq!(names_in(&folder), ["links", "v1"]);
             assert!(!names_in(&folder.join("v1")).contains(&"unused".to_owned()));
@@ -377,7 +386,7 @@ fn netns_other_sizes_make_new_maps_and_keep_counters() {
         let index = datapath.allocate(1).unwrap();
         datapath.write_nic(index, &nic(NOWHERE, NOWHERE, clone_of(2)));
         datapath.activate(index, PolicyIndex(0), false).unwrap();
-        datapath.finish_migration(|_| true).unwrap();
+        datapath.finish_migration(|_| true, |_, _| {}).unwrap();
         let carried = datapath.counters(index);
         assert_eq!((carried.ingress.bytes, carried.drops[17]), (2468, 10));
         assert_eq!(names_in(&folder), ["links", "v1"]);

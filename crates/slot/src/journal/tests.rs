@@ -390,7 +390,15 @@ fn a_full_disk_is_an_error_and_changes_nothing() {
         error.to_string().contains("cannot store lease in journal"),
         "{error}"
     );
+    // What has nothing to write succeeds all the same.
+    journal.torn_down(&[]).unwrap();
+    journal
+        .torn_down(&[(name("web"), SlotNumber(7), false)])
+        .unwrap();
+    assert_eq!(journal.failure(), Some(&*error.to_string()));
     journal.set_full(false);
+    journal.try_again().unwrap();
+    assert_eq!(journal.failure(), None);
     journal.insert_lease(&lease("after", slot)).unwrap();
     drop(journal);
     let (_journal, contents) = open(folder.path()).unwrap();

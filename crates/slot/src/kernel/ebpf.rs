@@ -6,21 +6,14 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
-    sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Mutex, atomic::AtomicBool},
     time::Instant,
 };
 
-use sandwire_api::{
-    drop_reason::DropReason,
-    pool::{HostService, PolicySpec, UplinkPolicy},
-    traffic::{Traffic, TrafficTotal},
-};
+use sandwire_api::pool::{HostService, PolicySpec, UplinkPolicy};
 use sandwire_datapath::{
     Datapath, Error as DatapathError, NicIndex, PolicyIndex, Program, Settings, Uplink,
-    abi::{self, NicFlag, NicState},
+    abi::{NicFlag, NicState},
 };
 use sandwire_kernel_net::interface::InterfaceIndex;
 
@@ -52,17 +45,17 @@ const PROGRAMS: [Program; 7] = [
 pub(super) struct Ebpf {
     pub(super) datapath: Datapath,
     /// Maps were made anew, because those that were there have another layout.
-    is_migrating: AtomicBool,
+    pub(super) is_migrating: AtomicBool,
     /// What goes by the old maps until the new ones know every slot.
     pub(super) switch: Switch,
     /// The programs of [`PROGRAMS`].
     programs: [KnownAs; PROGRAMS.len()],
     /// First entry of each slot, and how many it has.
     pub(super) slots: Mutex<HashMap<Place, (NicIndex, u8)>>,
-    /// Slots that somebody has taken over since the start.
-    adopted: Mutex<BTreeSet<Place>>,
+    /// Slots that somebody has taken over or built since the start, until the others of before are removed.
+    adopted: Mutex<Option<BTreeSet<Place>>>,
     /// Slots that have the tenant whom they had before the start, so that what was counted then is theirs.
-    continued: Mutex<BTreeSet<Place>>,
+    pub(super) continued: Mutex<BTreeSet<Place>>,
     /// Slots whose entries are where old maps had them, as the answers that are remembered have it.
     resumed: Mutex<BTreeSet<Place>>,
     /// Slots that are impaired by old maps, until somebody has taken them over.
@@ -81,8 +74,8 @@ pub(super) struct Ebpf {
     pub(super) tells_rules: Mutex<()>,
     /// Why packets don't leave by uplinks as they might.
     pub(super) refusals: Mutex<uplinks::Refusals>,
-    /// Why the programs could not be put on the uplinks.
-    pub(super) xdp_failure: Mutex<Option<String>>,
+    /// Of which uplinks the kernel refused XDP after all, and why.
+    pub(super) xdp_failures: Mutex<Vec<String>>,
     /// Entries that learn, and until when.
     pub(super) learning: Mutex<Vec<(Instant, Place)>>,
     /// Clone addresses that published ports lead to.
@@ -114,7 +107,7 @@ impl Ebpf {
         Ok(Self {
             slots: Mutex::new(slots.collect()),
             learning: Mutex::new(learning::of_before(&used)),
-            adopted: Mutex::default(),
+            adopted: Mutex::new(Some(BTreeSet::new())),
             continued: Mutex::default(),
             resumed: Mutex::default(),
             impaired: Mutex::new(switch::impaired(&former)),
@@ -124,7 +117,7 @@ impl Ebpf {
             follows_rules: AtomicBool::new(false),
             tells_rules: Mutex::default(),
             refusals: Mutex::default(),
-            xdp_failure: Mutex::default(),
+            xdp_failures: Mutex::default(),
             attached: Mutex::default(),
             published: Mutex::new(published::of_before(&former)),
             is_migrating: AtomicBool::new(opened.migrated_from.is_some()),
@@ -154,7 +147,7 @@ impl Ebpf {
             .map(|(_, count)| *count)
     }
 
-    fn entries(&self, slot: &SlotPlan) -> Result<Vec<NicIndex>, NetworkError> {
+    pub(super) fn entries(&self, slot: &SlotPlan) -> Result<Vec<NicIndex>, NetworkError> {
         let first = self.find(slot).ok_or_else(|| NetworkError::Conflict {
             object: format!("slot {}", slot.netns_name),
             with: "the eBPF data path, which has no entry for it".to_owned(),
@@ -167,6 +160,7 @@ impl Ebpf {
     /// Reserves the entries of a slot, or finds those that it has.
     pub(super) fn reserve(&self, slot: &SlotPlan) -> Result<NicIndex, NetworkError> {
         let mut slots = lock(&self.slots);
+        self.note_adopted(slot);
         let count = u8::try_from(slot.nics.len()).expect("a slot has at most 8 interfaces");
         if let Some((first, had)) = slots.get(&place_of(slot)) {
             if *had == count {
@@ -338,13 +332,24 @@ impl Ebpf {
         slot: &SlotPlan,
         tenancy: &Tenancy,
     ) -> Result<(), NetworkError> {
-        for index in self.entries(slot)? {
-            if self.datapath.nic(index).group != tenancy.group {
-                self.datapath.set_group(index, tenancy.group);
-            }
-            self.datapath.set_policy(index, tenancy.policy);
+        if self.change_policy(slot, tenancy)? {
+            self.datapath.forget_all_decisions();
         }
         Ok(())
+    }
+
+    /// The same, but for whom others were refused until now. Returns whether there are such: its group has changed.
+    pub(super) fn change_policy(
+        &self,
+        slot: &SlotPlan,
+        tenancy: &Tenancy,
+    ) -> Result<bool, NetworkError> {
+        let mut has_joined = false;
+        for index in self.entries(slot)? {
+            has_joined |= self.datapath.set_group(index, tenancy.group);
+            self.datapath.set_policy(index, tenancy.policy);
+        }
+        Ok(has_joined)
     }
 
     /// Changes the policy of a slot that may have no entries any more.
@@ -361,7 +366,7 @@ impl Ebpf {
         slot: &SlotPlan,
         tenancy: Option<&Tenancy>,
     ) -> Result<(), NetworkError> {
-        lock(&self.adopted).insert(place_of(slot));
+        self.note_adopted(slot);
         let is_resumed = lock(&self.resumed).remove(&place_of(slot));
         let is_impaired = lock(&self.impaired).remove(&place_of(slot));
         let Some(tenancy) = tenancy else {
@@ -424,16 +429,26 @@ impl Ebpf {
         Ok(())
     }
 
-    /// Removes what nobody has taken over since the start.
-    pub(super) fn finish_adoption(&self, policies: &BTreeSet<PolicyIndex>, pools: &[u32]) {
-        let adopted = std::mem::take(&mut *lock(&self.adopted));
+    fn note_adopted(&self, slot: &SlotPlan) {
+        if let Some(adopted) = &mut *lock(&self.adopted) {
+            adopted.insert(place_of(slot));
+        }
+    }
+
+    /// Removes what nobody has taken over since the start, but for slots of which there may be more than entries.
+    pub(super) fn finish_adoption(
+        &self,
+        policies: &BTreeSet<PolicyIndex>,
+        present: &BTreeSet<Place>,
+    ) {
         let mut slots = lock(&self.slots);
-        // Of pools that are there, slots may have been built since.
+        // Nobody reserves any meanwhile.
+        let adopted = lock(&self.adopted).take().unwrap_or_default();
         slots.retain(|place, (first, count)| {
-            let stays = pools.contains(&place.0) || adopted.contains(place);
+            let stays = present.contains(place) || adopted.contains(place);
             if !stays {
                 for number in first.0..first.0 + u32::from(*count) {
-                    // A leftover of a pool that is gone: best effort, it is freed next.
+                    // A leftover: best effort, it is freed next.
                     drop(self.datapath.deactivate(NicIndex(number)));
                 }
                 self.datapath.free(*first, *count);
@@ -449,24 +464,6 @@ impl Ebpf {
             if policy.0 != 0 && !is_used {
                 self.datapath.remove_policy(policy);
             }
-        }
-    }
-
-    /// Whether there are maps of before.
-    pub(super) fn is_migrating(&self) -> bool {
-        self.is_migrating.load(Ordering::Relaxed)
-    }
-
-    /// Lets go of maps of before once nothing goes by them.
-    pub(super) fn finish_migration(&self) {
-        if !self.is_migrating() || self.switch.is_under_way() {
-            return;
-        }
-        self.is_migrating.store(false, Ordering::Relaxed);
-        let continued = std::mem::take(&mut *lock(&self.continued));
-        let is_same = |nic: &abi::Nic| continued.contains(&(nic.pool, nic.slot));
-        if let Err(error) = self.datapath.finish_migration(is_same) {
-            tracing::error!(%error, "maps of an older layout stay until the next start");
         }
     }
 
@@ -497,23 +494,6 @@ impl Ebpf {
         lost.sum()
     }
 
-    /// Counted at all interfaces of a slot.
-    pub(super) fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
-        let mut sum = Traffic::default();
-        for index in self.entries(slot).ok()? {
-            let counted = self.datapath.counters(index);
-            let drops = (0u8..).zip(counted.drops).filter(|(_, count)| *count > 0);
-            sum.add(&Traffic {
-                egress: total(counted.egress),
-                ingress: total(counted.ingress),
-                drops: drops
-                    .filter_map(|(number, count)| Some((DropReason::from_number(number)?, count)))
-                    .collect(),
-            });
-        }
-        Some(sum)
-    }
-
     /// Which slot an entry belongs to, and which of its interfaces it is.
     pub(super) fn owner(&self, index: NicIndex) -> (u32, u32, u8) {
         let nic = self.datapath.nic(index);
@@ -542,8 +522,12 @@ impl Ebpf {
             attached.0 = Some(shared);
         }
         if attached.1.as_deref() != Some(uplinks) {
-            self.set_uplinks(uplinks)?;
-            attached.1 = Some(uplinks.to_vec());
+            let refusals = self.datapath.set_uplinks(uplinks)?;
+            // Whoever has the place may leave it: the next inspection tries again.
+            let may_change = refusals.iter().any(DatapathError::is_busy);
+            attached.1 = (!may_change).then(|| uplinks.to_vec());
+            let refusals = refusals.iter().map(ToString::to_string);
+            *lock(&self.xdp_failures) = refusals.collect();
         }
         Ok(())
     }
@@ -562,35 +546,12 @@ impl Ebpf {
         Ok(uplinks)
     }
 
-    /// An uplink whose driver refuses XDP after all is one without.
-    fn set_uplinks(&self, uplinks: &[Uplink]) -> Result<(), NetworkError> {
-        *lock(&self.xdp_failure) = None;
-        let Err(error) = self.datapath.set_uplinks(uplinks) else {
-            return Ok(());
-        };
-        if !uplinks.iter().any(|uplink| uplink.xdp) {
-            return Err(error.into());
-        }
-        let mut without: Vec<Uplink> = uplinks.to_vec();
-        without.iter_mut().for_each(|uplink| uplink.xdp = false);
-        self.datapath.set_uplinks(&without)?;
-        *lock(&self.xdp_failure) = Some(error.to_string());
-        Ok(())
-    }
-
     /// Takes the programs off the uplinks, when no pool needs them. The shared interface goes by itself.
     pub(super) fn detach(&self) -> Result<(), NetworkError> {
         let mut attached = lock(&self.attached);
         *attached = (None, None);
         self.switch.note_host(true);
-        Ok(self.datapath.set_uplinks(&[])?)
-    }
-}
-
-fn total(traffic: abi::Traffic) -> TrafficTotal {
-    TrafficTotal {
-        packets: traffic.packets,
-        bytes: traffic.bytes,
-        segments: traffic.segments,
+        self.datapath.set_uplinks(&[])?;
+        Ok(())
     }
 }

@@ -183,7 +183,7 @@ pub(super) fn note(ebpf: &Ebpf, tap: &Interface) -> Option<String> {
     let of_tap = why_not(tap).map(str::to_owned);
     let of_uplinks = || {
         let mut refusals = lock(&ebpf.refusals).xdp.clone();
-        refusals.extend(lock(&ebpf.xdp_failure).clone());
+        refusals.extend(lock(&ebpf.xdp_failures).clone());
         (!refusals.is_empty()).then(|| refusals.join("; "))
     };
     let reason = of_tap.or_else(of_uplinks)?;

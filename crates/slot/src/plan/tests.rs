@@ -585,3 +585,26 @@ proptest! {
         }
     }
 }
+
+/// A pool that had IPv6 alone may get IPv4 later.
+#[test]
+fn the_prefixes_of_containers_are_known_whatever_is_said_of_guests() {
+    let guests = [
+        r#""ipv4": """#,
+        r#""ipv6": """#,
+        r#""ipv4": "", "ipv6": """#,
+    ];
+    let pool = |guest: &str| {
+        let more = format!(r#""kind": "container", "data_path": "ebpf", "guest": {{{guest}}}"#);
+        plan(SMALL, &more)
+    };
+    let expected = pool("");
+    assert_eq!(expected.clone_prefixes.len(), 2);
+    for guest in guests {
+        assert_eq!(
+            pool(guest).clone_prefixes,
+            expected.clone_prefixes,
+            "{guest}"
+        );
+    }
+}

@@ -93,9 +93,10 @@ impl Slots {
         let begun = Instant::now();
         let shared = &self.shared;
         let _acquiring = shared.begin_acquire(caller, request);
-        shared.check_channel(caller, request)?;
-        let attach = shared.check_attach(caller, request)?;
-        let held = shared.hold_own_policy(caller, request, begun)?;
+        let (attach, held) = shared.prepare(caller, request).inspect_err(|error| {
+            let counters = &mut shared.lock().counters;
+            counters.acquired(Some(error), begun.elapsed());
+        })?;
         let asked = Asked {
             caller,
             request,
@@ -378,7 +379,6 @@ impl State {
             // Until its channel and its interface are there.
             is_busy: record.channel.is_some() || record.attach.is_some(),
             is_opening: record.channel.is_some() || record.attach.is_some(),
-            is_to_move: false,
         };
         self.leases.insert(record.key.clone(), lease);
         Ok((plan, record, true))
@@ -474,13 +474,24 @@ impl Shared {
         Some(Acquiring { shared: self, key })
     }
 
+    /// Looks at what is asked for beside a slot, and has the data path know the policy.
+    fn prepare(
+        &self,
+        caller: Caller,
+        request: &AcquireLease,
+    ) -> Result<(Option<AttachRecord>, Option<Held>), ServiceError> {
+        self.check_channel(caller, request)?;
+        let attach = self.check_attach(caller, request)?;
+        let held = self.hold_own_policy(caller, request)?;
+        Ok((attach, held))
+    }
+
     /// Has the data path know the policy that a lease is to have for itself. Whoever may acquire could
     /// otherwise allow itself anything, so that it takes the right to manage the pool.
     fn hold_own_policy(
         &self,
         caller: Caller,
         request: &AcquireLease,
-        begun: Instant,
     ) -> Result<Option<Held>, ServiceError> {
         let plan = Arc::clone(&self.lock().pool(&request.pool)?.plan);
         if request.process && plan.spec.kind != SlotKind::Netns {
@@ -497,12 +508,7 @@ impl Shared {
         caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
         check_own(&plan, policy)?;
         demand_group(caller, &plan, &plan.spec.policy, policy)?;
-        let mut state = self.lock();
-        if let Err(error) = state.check_ready(caller, request) {
-            state.counters.acquired(Some(&error), begun.elapsed());
-            return Err(error);
-        }
-        drop(state);
+        self.lock().check_ready(caller, request)?;
         self.hold_policy(&plan, policy).map(Some)
     }
 }

@@ -215,7 +215,7 @@ impl Shared {
             let entries = state.pools.values();
             entries
                 .filter(|entry| entry.not_added.is_some() && !entry.is_deleting)
-                .map(|entry| (Arc::clone(&entry.plan), entry.moving_from))
+                .map(|entry| (Arc::clone(&entry.plan), entry.moving_from()))
                 .collect()
         };
         for (plan, from) in waiting {
@@ -266,12 +266,13 @@ impl Shared {
         }
         if state.adoption_ends.take().is_some() {
             let policies = state.policies.in_use();
+            let present = state.present_slots();
             drop(state);
-            self.network.finish_adoption(&policies);
+            self.network.finish_adoption(&policies, &present);
         } else {
             drop(state);
         }
-        self.network.finish_migration();
+        self.take_over_counts();
     }
 
     /// Looks at the host's side. Returns whether it could: not while a pool comes or goes, whose
@@ -501,7 +502,7 @@ impl State {
         let entry = self.pools.get(pool)?;
         let state = entry.pool.state(*number)?;
         let is_wanted = matches!(state, SlotState::Ready | SlotState::Leased);
-        (is_wanted && entry.moving_from.is_none()).then_some(())?;
+        (is_wanted && entry.moving.is_none()).then_some(())?;
         let key = self.tenants.get(slot);
         let lease = key.and_then(|key| self.leases.get(key));
         let plan = match lease {

@@ -157,12 +157,6 @@ impl Slots {
             source,
         })
     }
-
-    /// What channels of leases that have ended had counted since the daemon's start, by pool.
-    #[must_use]
-    pub fn ended_channels(&self) -> BTreeMap<Name, VsockTraffic> {
-        self.shared.lock().ended_channels.clone()
-    }
 }
 
 impl Shared {
@@ -323,10 +317,7 @@ impl Shared {
             self.channels.close(&plan.lease, &plan.folder)
         };
         let mut state = self.lock();
-        if let Some(counted) = &counted {
-            let ended = state.ended_channels.entry(record.pool.clone()).or_default();
-            ended.add(counted);
-        }
+        state.keep_channel(&record.pool, &record.key, counted.as_ref());
         if let Err(error) = closed {
             tracing::warn!(lease = %record.key, %error, "a released lease's vsock channel is closed later");
             state.channels_differ(&error);
@@ -363,6 +354,8 @@ impl Shared {
                 state.channels.difference = None;
                 state.channels.generation = Some(generation);
                 state.channels.due = now + self.settings.audit_interval;
+                drop(state);
+                self.learn_earlier_channels();
             }
             // Whoever watches the service tells of its being away.
             Err(ChannelError::Down { .. }) => state.channels.due = now + COMPARE_RETRY,

@@ -1,12 +1,14 @@
 //! Moving a pool of netns slots between the nft and the eBPF data path under its leases, and taking
 //! over what the data path had before a start.
 //!
-//! A move is journaled before it begins and forgotten when every leased slot has arrived. Until then the host
-//! serves both data paths, and each slot is moved by itself: whatever interrupts a move, the auditor goes on with it.
+//! A move is journaled before it begins and forgotten when every leased slot has arrived and what else was built
+//! for the data path before is gone. Until then the host serves both data paths, and each slot is moved by itself:
+//! whatever interrupts a move, the auditor goes on with it.
 //! No slot is moved twice, but after a start, which can't tell: for a moment the host's rules alone judge its packets.
 //! Ready slots are simply built anew.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, PoisonError},
     time::Duration,
 };
@@ -17,14 +19,22 @@ use sandwire_api::{
     slot::{DataPath, SlotKind},
 };
 
-use super::{Shared, Slots, State, policies::Held, release::IDLE_WAIT};
+use super::{LeaseEntry, PoolEntry, Shared, Slots, State, policies::Held, release::IDLE_WAIT};
 use crate::{
     error::{PlanError, ServiceError},
     lease::LeaseKey,
     network::Tenancy,
-    plan::{Plan, SlotPlan},
+    plan::{Plan, SlotNumber, SlotPlan},
     pool::SlotState,
 };
+
+/// A move that has begun.
+pub(super) struct Move {
+    /// The data path that the pool leaves.
+    from: DataPath,
+    /// Slots that may still have it. Whatever else is built or torn down meanwhile doesn't hold the move up.
+    left: BTreeSet<SlotNumber>,
+}
 
 impl Slots {
     /// Moves a pool to another data path. Packets of its leases go on passing. Blocks for some
@@ -59,7 +69,7 @@ impl Shared {
             let state = self.lock();
             let entry = state.pool(name)?;
             if entry.plan.spec.data_path == data_path {
-                return Ok(entry.moving_from.is_some());
+                return Ok(entry.moving.is_some());
             }
             check_move(&state, name, data_path)?;
             (Arc::clone(&entry.plan), entry.pool.size())
@@ -108,23 +118,17 @@ impl Shared {
         };
         let entry = state.pool_mut(name)?;
         entry.plan = Arc::new(plan);
-        entry.moving_from = Some(from);
         // Slots of leases go on by the policy that they have until they are moved.
         if let Some(held) = held {
             entry.policy = Some(held);
         }
-        entry.discard_built();
-        let leases = state.leases.values_mut();
-        for lease in leases.filter(|lease| lease.record.pool == *name) {
-            lease.is_to_move = true;
-        }
+        entry.begin_move(from);
         Ok(true)
     }
 
     /// Moves what is left to be moved of a pool, and ends the move if that is all. Waits so long for who works on a
     /// lease's slot.
     pub(super) fn move_slots(&self, name: &Name, patience: Duration) {
-        let mut is_done = true;
         let keys = {
             let state = self.lock();
             let mut keys = state.leases_of(name);
@@ -134,29 +138,25 @@ impl Shared {
         for key in keys {
             let Ok(state) = self.wait_idle_for(&key, patience) else {
                 // Ended in the meantime, or somebody works on it: to be seen by the next try.
-                is_done &= !self.lock().is_to_move(&key);
                 continue;
             };
-            is_done &= self.move_lease(state, &key);
-        }
-        if !is_done {
-            return;
+            self.move_lease(state, &key);
         }
         if let Err(error) = self.end_move(name) {
             tracing::warn!(pool = %name, %error, "cannot end the move of a pool; trying again");
         }
     }
 
-    fn move_lease(&self, mut state: std::sync::MutexGuard<'_, State>, key: &LeaseKey) -> bool {
+    fn move_lease(&self, mut state: std::sync::MutexGuard<'_, State>, key: &LeaseKey) {
         // Another lease by the same name has a slot of its pool's data path.
         if !state.is_to_move(key) {
-            return true;
+            return;
         }
         let Some((slot, tenancy)) = state.slot_and_tenancy(key) else {
-            return true;
+            return;
         };
         let Some(pool) = state.leases.get(key).map(|lease| lease.record.pool.clone()) else {
-            return true;
+            return;
         };
         state.set_busy(key, true);
         drop(state);
@@ -165,19 +165,15 @@ impl Shared {
         if let Ok(counted) = &moved {
             // The slot begins to count anew when it comes back.
             state.keep_traffic(&pool, counted.as_ref());
-            if let Some(lease) = state.leases.get_mut(key) {
-                lease.is_to_move = false;
+            if let Some(entry) = state.pools.get_mut(&pool) {
+                entry.leaves_former_path(slot.number);
             }
         }
         state.set_busy(key, false);
         drop(state);
         self.changed.notify_all();
-        match moved {
-            Ok(_) => true,
-            Err(error) => {
-                tracing::error!(lease = %key, %error, "cannot move a slot to its pool's data path; trying again");
-                false
-            }
+        if let Err(error) = moved {
+            tracing::error!(lease = %key, %error, "cannot move a slot to its pool's data path; trying again");
         }
     }
 
@@ -185,9 +181,9 @@ impl Shared {
         let plan = {
             let state = self.lock();
             let entry = state.pool(name)?;
-            let counts = entry.pool.counts();
-            if counts.building > 0 || counts.tearing_down > 0 {
-                // Those may be of the old data path; the auditor comes again.
+            let moving = entry.moving.as_ref();
+            if moving.is_some_and(|moving| !moving.left.is_empty()) {
+                // The auditor comes again.
                 return Ok(());
             }
             Arc::clone(&entry.plan)
@@ -203,7 +199,7 @@ impl Shared {
         let mut state = self.lock();
         state.journal.end_move(name)?;
         let entry = state.pool_mut(name)?;
-        entry.moving_from = None;
+        entry.moving = None;
         if entry.plan.spec.data_path == DataPath::Nft
             && let Some(held) = entry.take_policy()
         {
@@ -221,7 +217,7 @@ impl Shared {
             let state = self.lock();
             let pools = state.pools.iter();
             let moving =
-                pools.filter(|(_, entry)| entry.moving_from.is_some() && entry.not_added.is_none());
+                pools.filter(|(_, entry)| entry.moving.is_some() && entry.not_added.is_none());
             moving.map(|(name, _)| name.clone()).collect()
         };
         for name in moving {
@@ -241,7 +237,7 @@ impl Shared {
         else {
             return Ok(());
         };
-        let is_moving = self.lock().pool(name)?.moving_from.is_some();
+        let is_moving = self.lock().pool(name)?.moving.is_some();
         if plan.spec.data_path == DataPath::Nft && !is_moving {
             return Ok(());
         }
@@ -298,7 +294,7 @@ fn check_move(state: &State, name: &Name, data_path: DataPath) -> Result<(), Ser
             },
         });
     }
-    if entry.moving_from.is_some() {
+    if entry.moving.is_some() {
         return refuse("it is just being moved: try again".to_owned());
     }
     if let Some(error) = &entry.not_added {
@@ -315,6 +311,28 @@ fn check_move(state: &State, name: &Name, data_path: DataPath) -> Result<(), Ser
     }
 }
 
+impl PoolEntry {
+    /// The data path that some of its slots may still have.
+    pub(super) fn moving_from(&self) -> Option<DataPath> {
+        self.moving.as_ref().map(|moving| moving.from)
+    }
+
+    /// Notes which slots may have the data path that the pool leaves. Those that no lease has are built anew.
+    pub(super) fn begin_move(&mut self, from: DataPath) {
+        self.discard_built();
+        let left = self.pool.states().filter(|(_, state)| state.is_present());
+        let left = left.map(|(number, _)| number).collect();
+        self.moving = Some(Move { from, left });
+    }
+
+    /// Nothing of a slot has the data path any more that the pool leaves.
+    pub(super) fn leaves_former_path(&mut self, number: SlotNumber) {
+        if let Some(moving) = &mut self.moving {
+            moving.left.remove(&number);
+        }
+    }
+}
+
 impl State {
     fn leases_of(&self, pool: &Name) -> Vec<LeaseKey> {
         let leases = self.leases.values();
@@ -325,7 +343,12 @@ impl State {
     }
 
     fn is_to_move(&self, lease: &LeaseKey) -> bool {
-        self.leases.get(lease).is_some_and(|lease| lease.is_to_move)
+        let Some(LeaseEntry { record, .. }) = self.leases.get(lease) else {
+            return false;
+        };
+        let moving = self.pools.get(&record.pool);
+        let moving = moving.and_then(|entry| entry.moving.as_ref());
+        moving.is_some_and(|moving| moving.left.contains(&record.slot))
     }
 
     /// Has a lease hold a policy of its own, instead of one from an earlier try.

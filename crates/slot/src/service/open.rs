@@ -1,7 +1,7 @@
 //! Starting: from the journal and what the kernel has to a service at work.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs,
     path::Path,
     sync::{Arc, Condvar, Mutex, RwLock},
@@ -86,9 +86,11 @@ impl Slots {
             pools_gate: Mutex::new(()),
             ports_gate: Mutex::new(()),
             policies_gate: Mutex::new(()),
+            earlier: RwLock::default(),
             traces: Mutex::default(),
         });
         shared.adopt_pools();
+        shared.note_earlier();
         let has_pools = !shared.lock().pools.is_empty();
         if has_pools && !shared.sync_ports() {
             // The kernel may have ports of leases that have ended.
@@ -233,6 +235,7 @@ fn recover(
         counters: super::Counters::default(),
         ended: BTreeMap::new(),
         ended_channels: BTreeMap::new(),
+        earlier_channels: super::counted::EarlierChannels::default(),
         channels: super::channels::Comparison::default(),
         stopping: false,
         host_is_due: false,
@@ -289,7 +292,9 @@ fn prepare_pools(
             tracing::error!(pool = %name, %error, "cannot prepare the host for a pool");
             entry.not_added = Some(error.to_string());
         }
-        entry.moving_from = from;
+        if let Some(from) = from {
+            entry.begin_move(from);
+        }
         pools.insert(name, entry);
     }
     Ok(pools)
@@ -329,12 +334,22 @@ impl State {
             .map(|(slot, damage)| (slot.clone(), damage))
             .collect();
         for entry in self.pools.values_mut() {
-            if entry.moving_from.is_some() {
+            if let Some(from) = entry.moving_from() {
                 // Nobody knows which data path they have.
-                entry.discard_built();
+                entry.begin_move(from);
             }
             entry.trim();
         }
+    }
+
+    /// Slots of which the kernel may have something, by the numbers of their pools and their own.
+    pub(super) fn present_slots(&self) -> BTreeSet<(u32, u32)> {
+        let pools = self.pools.values();
+        let present = pools.flat_map(|entry| {
+            let present = entry.pool.states().filter(|(_, state)| state.is_present());
+            present.map(|(number, _)| (entry.plan.number, number.0))
+        });
+        present.collect()
     }
 
     fn adopt(&mut self, (pool, number): &SlotKey, state: SlotState) {
@@ -356,15 +371,16 @@ impl State {
         };
         self.adopt(&slot, state);
         self.tenants.insert(slot, record.key.clone());
+        if record.channel.is_some() {
+            self.earlier_channels.expect(record.key.clone());
+        }
         if let Some(expiry) = record.expiry
             && !is_releasing
         {
             self.expiries
                 .insert((expiry.since_boot, record.key.clone()));
         }
-        let pool = self.pools.get(&record.pool);
         let lease = LeaseEntry {
-            is_to_move: pool.is_some_and(|pool| pool.moving_from.is_some()),
             record,
             policy: None,
             is_busy: false,

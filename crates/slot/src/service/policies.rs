@@ -348,7 +348,7 @@ impl Shared {
         let (before, from) = {
             let state = self.lock();
             let entry = state.pool(name)?;
-            (Arc::clone(&entry.plan), entry.moving_from)
+            (Arc::clone(&entry.plan), entry.moving_from())
         };
         self.network.change_pool(changed, from).map_err(failed)?;
         let mut spec = changed.spec.clone();
@@ -366,10 +366,14 @@ impl Shared {
         entry.plan = Arc::new(changed.clone());
         let old = entry.policy.replace(held.clone());
         let now = self.now();
-        for record in state.leases_with_pool_policy(name) {
-            let slot = record.slot_of(changed);
+        let records = state.leases_with_pool_policy(name);
+        let changes = records.iter().map(|record| {
             let tenancy = held.tenancy(record.is_process);
-            if let Err(error) = self.network.set_policy(&slot, &tenancy) {
+            (record.slot_of(changed), tenancy)
+        });
+        let changes: Vec<_> = changes.collect();
+        for (record, set) in records.iter().zip(self.network.set_policies(&changes)) {
+            if let Err(error) = set {
                 // The auditor finds the slot with a policy that it should not have.
                 tracing::error!(lease = %record.key, %error, "cannot set the policy of a lease");
             }

@@ -461,7 +461,7 @@ impl PoolEntry {
             not_added: None,
             is_deleting: false,
             policy: None,
-            moving_from: None,
+            moving: None,
             tear_down: VecDeque::new(),
             tear_down_again: VecDeque::new(),
             tear_down_error: None,

@@ -8,7 +8,6 @@ use std::{
 use sandwire_api::{
     lease::{Lease, LeaseDetail, LeaseState, ReleaseOutcome, Released, TapHolder},
     name::Name,
-    traffic::Traffic,
 };
 
 use super::{Caller, Shared, Slots, State, no_lease};
@@ -151,11 +150,12 @@ impl Shared {
             // Its tear-down does the same.
             tracing::warn!(lease = %key, %error, "a released slot can't be deactivated");
         }
-
-        let counted = self.network.traffic(&slot);
         if let (Ok(Withdrawal::Free), Some(channel)) = (&withdrawal, &record.channel) {
             self.close_channel(&record, channel);
         }
+
+        let earlier = self.earlier_stays();
+        let counted = self.network.traffic(&slot);
         let mut state = self.lock();
         state.set_busy(key, false);
         let outcome = match withdrawal {
@@ -176,7 +176,7 @@ impl Shared {
                 source,
             }),
         };
-        drop(state);
+        drop((state, earlier));
         self.changed.notify_all();
         let (outcome, had_ports) = outcome?;
         if outcome == ReleaseOutcome::Released {
@@ -351,13 +351,6 @@ impl Drop for Busy<'_> {
 }
 
 impl State {
-    /// Adds to a pool's sums what nothing will count any more.
-    pub(super) fn keep_traffic(&mut self, pool: &Name, counted: Option<&Traffic>) {
-        if let Some(counted) = counted {
-            self.ended.entry(pool.clone()).or_default().add(counted);
-        }
-    }
-
     pub(super) fn set_busy(&mut self, key: &LeaseKey, is_busy: bool) {
         if let Some(lease) = self.leases.get_mut(key) {
             lease.is_busy = is_busy;

@@ -37,9 +37,7 @@ impl State {
             // Its tear-down does the same.
             tracing::warn!(lease = %key, %error, "the slot of a lease that was not given can't be deactivated");
         }
-        let before = self.leases.get(key);
         let lease = LeaseEntry {
-            is_to_move: before.is_some_and(|lease| lease.is_to_move),
             record: LeaseRecord {
                 state: LeaseState::Releasing,
                 ..record.clone()

@@ -11,6 +11,7 @@ use sandwire_api::{
     name::Name,
     pool::PoolSpec,
     published_port::{Protocol, PublishPort},
+    slot::DataPath,
 };
 use tempfile::TempDir;
 

@@ -1,11 +1,8 @@
 //! What leases have sent and received, and their open TAPs.
 
-use std::{collections::BTreeMap, os::fd::OwnedFd, sync::Arc};
+use std::{os::fd::OwnedFd, sync::Arc};
 
-use sandwire_api::{
-    name::Name,
-    traffic::{LeaseTraffic, Traffic},
-};
+use sandwire_api::{name::Name, traffic::LeaseTraffic};
 
 use super::{Caller, Slots, State};
 use crate::{error::ServiceError, plan::Plan};
@@ -42,12 +39,6 @@ impl Slots {
             }
         };
         seen.into_iter().map(row).collect()
-    }
-
-    /// What leases that have ended since the daemon's start had sent and received, by pool.
-    #[must_use]
-    pub fn ended_traffic(&self) -> BTreeMap<Name, Traffic> {
-        self.shared.lock().ended.clone()
     }
 
     /// Opens the TAPs of a lease as a VMM would, in order, to be handed to one. Blocks for a

@@ -141,6 +141,7 @@ impl State {
                 }
                 let error = error.to_string();
                 entry.pool.build_failed(slot.number, error, now);
+                entry.leaves_former_path(slot.number);
             }
         }
         entry.trim();
@@ -193,6 +194,7 @@ impl State {
                     self.counters.tear_downs += 1;
                     entry.tear_down_error = None;
                     let rests = entry.pool.torn_down(*number, now);
+                    entry.leaves_former_path(*number);
                     gone.push((pool.clone(), *number, rests));
                 }
                 failed => {

@@ -2,6 +2,7 @@
 //! beyond the uplink. The judges are `ip`, ping and sockets.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Instant,
@@ -400,5 +401,35 @@ fn an_interface_that_somebody_deletes_is_made_again_and_what_is_changed_is_told(
             .unwrap();
         let told = network.inspect_attached(&slot);
         assert!(told[0].problem.contains("not the other end"), "{told:?}");
+    });
+}
+
+/// Nothing but their entries is there, by which the next daemon doesn't take them over.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn entries_of_slots_that_waited_are_given_back_after_a_start() {
+    lab::run(|_| {
+        let plan = web("container", "{}");
+        let network = prepare(&plan);
+        let [waited, torn_down, anew] = [7, 8, 9].map(|number| plan.slot(SlotNumber(number)));
+        for slot in [&waited, &torn_down, &anew] {
+            network.build(slot).unwrap();
+        }
+        drop(network);
+        let network = prepare(&plan);
+        let is_known = |slot: &SlotPlan| network.traffic(slot).is_some();
+        assert!(is_known(&waited));
+        network.build(&anew).unwrap();
+        let present = [(torn_down.pool_number, torn_down.number.0)].into();
+        network.finish_adoption(&BTreeSet::new(), &present);
+        assert_eq!(
+            [&waited, &torn_down, &anew].map(is_known),
+            [false, true, true]
+        );
+        // It may come later, as any other.
+        network.build(&waited).unwrap();
+        assert!(is_known(&waited));
+        tear_down(&network, &[waited, torn_down, anew]);
+        network.remove_pool(&plan).unwrap();
     });
 }

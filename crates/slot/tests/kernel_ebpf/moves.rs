@@ -1,6 +1,7 @@
 //! What changes under traffic, and mustn't cost a packet: the data path, the policy, who is in charge.
 
 use std::{
+    collections::BTreeSet,
     io::{Read, Write},
     net::{IpAddr, SocketAddr},
     thread,
@@ -176,7 +177,7 @@ fn traffic_goes_on_while_nobody_is_there_and_when_somebody_comes_back() {
                 after.adopt(&sandbox.slot, Some(&tenancy)).unwrap();
                 after.adopt(&spare, None).unwrap();
                 thread::sleep(Duration::from_millis(50));
-                after.finish_adoption(&[tenancy.policy].into());
+                after.finish_adoption(&[tenancy.policy].into(), &BTreeSet::new());
                 assert_eq!(after.inspect_tenancy(&sandbox.slot, Some(&tenancy)), []);
                 assert_eq!(after.inspect_tenancy(&spare, None), []);
                 let wrong = after.repair(&sandbox.slot);

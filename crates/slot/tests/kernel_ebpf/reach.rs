@@ -17,7 +17,7 @@ use sandwire_testlab::{
 
 use crate::fixture::{
     EBPF_KINDS, ebpf_pool, prepare,
-    sandbox::{GATEWAY_MAC, Sandbox},
+    sandbox::{GATEWAY_MAC, Sandbox, tenancy},
     talk::{IN_VAIN, PATIENCE, http_get, http_get_once, serve_on_host, udp_echo},
     tear_down, web,
 };
@@ -385,6 +385,29 @@ fn sandboxes_reach_each_other_only_in_their_group() {
                 let before = from.dropped(&network, DropReason::OtherSandbox);
                 from.guest.ping(address, IN_VAIN).unwrap_err();
                 assert!(from.dropped(&network, DropReason::OtherSandbox) > before);
+            }
+        }
+        // They join the others, and leave again.
+        let [inside, outside] = [&pools[1], &pools[2]].map(|plan| {
+            let tenancy = tenancy(&network, plan);
+            strangers.each_ref().map(|one| (one.slot.clone(), tenancy))
+        });
+        let set = |changes| {
+            network
+                .set_policies(changes)
+                .into_iter()
+                .for_each(Result::unwrap)
+        };
+        set(&inside);
+        for (from, to) in [(&strangers[0], &strangers[1]), (&friends[0], &strangers[0])] {
+            for address in to.clone_addresses() {
+                from.guest.ping(address, PATIENCE).unwrap();
+            }
+        }
+        set(&outside);
+        for (from, to) in [(&strangers[0], &strangers[1]), (&friends[0], &strangers[0])] {
+            for address in to.clone_addresses() {
+                from.guest.ping(address, IN_VAIN).unwrap_err();
             }
         }
         // A clone address that nobody has is nowhere else either.

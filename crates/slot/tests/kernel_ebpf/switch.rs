@@ -1,6 +1,6 @@
 //! Slots that are taken over by maps of another size.
 
-use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, fs, net::SocketAddr, sync::Arc, time::Duration};
 
 use sandwire_datapath::{Datapath, abi::NicFlag};
 use sandwire_slot::{
@@ -59,7 +59,7 @@ fn is_left_behind_and_mended(plan: &Plan) {
     after.adopt(slot, Some(&open)).unwrap();
     let error = after.switch_over().unwrap_err().to_string();
     assert!(error.contains("exchange the programs of"), "{error}");
-    after.finish_adoption(&[open.policy].into());
+    after.finish_adoption(&[open.policy].into(), &BTreeSet::new());
     after.finish_migration();
     assert!(has_old_maps(), "packets go by them");
     // Calls come by new maps, and answers leave by old ones.
@@ -87,9 +87,12 @@ fn is_left_behind_and_mended(plan: &Plan) {
     after.set_policy(slot, &open).unwrap();
     speak(PATIENCE).unwrap();
     assert_eq!(after.inspect(slot).defects, []);
-    after.finish_migration();
+    let by_new_maps = counted(&after);
+    let taken_over = after.finish_migration();
     assert!(!has_old_maps());
     assert_eq!(counted(&after), before + 4, "by maps of both sizes");
+    let of_pool = &taken_over[&slot.pool_number];
+    assert_eq!(of_pool.ingress.packets, before + 4 - by_new_maps);
     tear_down(&after, &[sandbox.slot]);
     after.remove_pool(plan).unwrap();
 }

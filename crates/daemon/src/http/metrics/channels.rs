@@ -4,7 +4,7 @@
 //! none goes down.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     sync::{Mutex, PoisonError},
 };
 
@@ -16,58 +16,51 @@ use sandwire_api::{
     name::Name,
     vsock::{LeaseVsock, VsockClass, VsockClassTraffic, VsockTraffic},
 };
-use sandwire_slot::service::Slots;
+use sandwire_slot::service::{Counted, Slots};
 use serde::Serialize;
 
-use super::leases::{Labels, SELF};
+use super::leases::Labels;
 
 /// Sums that only grow.
 #[derive(Debug)]
 pub(crate) struct ChannelTotals {
     /// Whether each lease has figures of its own.
     per_lease: bool,
-    told: Mutex<Told>,
-}
-
-#[derive(Debug, Default)]
-struct Told {
     /// What was told of each pool the last time.
-    last: BTreeMap<Name, VsockTraffic>,
-    /// What an earlier daemon told of each pool's channels.
-    before: BTreeMap<Name, VsockTraffic>,
-    /// Owner and lease of channels of an earlier daemon that have not been looked at yet. Their service may not answer
-    /// before the first look.
-    earlier: HashSet<(u32, Name)>,
+    told: Mutex<BTreeMap<Name, VsockTraffic>>,
 }
 
 impl ChannelTotals {
-    /// To be made when the daemon starts.
-    pub(crate) fn new(per_lease: bool, slots: &Slots) -> Self {
-        let leases = slots.leases(SELF).into_iter();
-        let earlier = leases.filter(|lease| lease.vsock.is_some());
-        let told = Told {
-            earlier: earlier.map(|lease| (lease.owner_uid, lease.name)).collect(),
-            ..Told::default()
-        };
+    pub(crate) fn new(per_lease: bool) -> Self {
         Self {
             per_lease,
-            told: Mutex::new(told),
+            told: Mutex::default(),
         }
     }
 
     /// Asks the service, and has the pools' figures told, if there are channels; each lease's too if that is wanted and it is
     /// for root.
     pub(super) fn register(&self, slots: &Slots, for_root: bool, registry: &mut Registry) {
-        // In this order: a channel that ends now is missing once, instead of counted twice.
-        let ended = slots.ended_channels();
-        let channels = slots.channels(SELF);
+        let Counted {
+            leases: channels,
+            ended,
+            earlier,
+        } = slots.counted_channels();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        told.look(ended, &channels);
-        if told.last.is_empty() && channels.is_empty() {
+        for (pool, sum) in sums(ended, &channels) {
+            // An earlier daemon told of that.
+            let sum = match earlier.get(&pool) {
+                Some(earlier) => without(sum, earlier),
+                None => sum,
+            };
+            let last = told.entry(pool).or_default();
+            *last = larger(sum, last);
+        }
+        if told.is_empty() && channels.is_empty() {
             return;
         }
         let figures = Figures::default();
-        for (pool, traffic) in &told.last {
+        for (pool, traffic) in told.iter() {
             figures.add(&vec![("pool", pool.to_string())], traffic);
         }
         figures.register("vsock", "of all leases of a pool", registry);
@@ -85,29 +78,6 @@ impl ChannelTotals {
                 }
             }
             figures.register("lease_vsock", "of a lease", registry);
-        }
-    }
-}
-
-impl Told {
-    fn look(&mut self, ended: BTreeMap<Name, VsockTraffic>, channels: &[LeaseVsock]) {
-        for channel in channels {
-            let Some(traffic) = &channel.traffic else {
-                continue;
-            };
-            let lease = (channel.owner_uid, channel.lease.clone());
-            if self.earlier.remove(&lease) {
-                let before = self.before.entry(channel.pool.clone()).or_default();
-                before.add(traffic);
-            }
-        }
-        for (pool, sum) in sums(ended, channels) {
-            let sum = match self.before.get(&pool) {
-                Some(before) => without(sum, before),
-                None => sum,
-            };
-            let last = self.last.entry(pool).or_default();
-            *last = larger(sum, last);
         }
     }
 }

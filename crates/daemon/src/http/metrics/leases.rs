@@ -16,23 +16,13 @@ use sandwire_api::{
     name::Name,
     traffic::{LeaseTraffic, Traffic, TrafficTotal},
 };
-use sandwire_slot::service::{Caller, Slots};
-
-/// The daemon itself sees every lease.
-pub(super) const SELF: Caller = Caller {
-    uid: 0,
-    gid: 0,
-    privileged: true,
-};
+use sandwire_slot::service::{Counted, Slots};
 
 /// Sums that only grow.
 #[derive(Debug)]
 pub(crate) struct LeaseTotals {
     /// Whether each lease has figures of its own: as many time series as there are leases.
     per_lease: bool,
-    /// What the leases that there were at the daemon's start had counted then, by pool. An earlier daemon told of it: whoever
-    /// sees a counter go down takes all that it shows then for new.
-    before: BTreeMap<Name, Traffic>,
     /// What was told of each pool the last time.
     told: Mutex<BTreeMap<Name, Traffic>>,
 }
@@ -41,11 +31,9 @@ pub(crate) struct LeaseTotals {
 pub(super) type Labels = Vec<(&'static str, String)>;
 
 impl LeaseTotals {
-    /// To be made when the daemon starts.
-    pub(crate) fn new(per_lease: bool, slots: &Slots) -> Self {
+    pub(crate) fn new(per_lease: bool) -> Self {
         Self {
             per_lease,
-            before: sums(BTreeMap::new(), &slots.traffic(SELF)),
             told: Mutex::default(),
         }
     }
@@ -57,13 +45,16 @@ impl LeaseTotals {
 
     /// Looks at all leases, and has the pools' sums told; each lease's too if that is wanted and it is for root.
     pub(super) fn register(&self, slots: &Slots, for_root: bool, registry: &mut Registry) {
-        // In this order: a lease that ends now is missing once, instead of counted twice.
-        let ended = slots.ended_traffic();
-        let leases = slots.traffic(SELF);
+        let Counted {
+            leases,
+            ended,
+            earlier,
+        } = slots.counted_traffic();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         for (pool, sum) in sums(ended, &leases) {
-            let sum = match self.before.get(&pool) {
-                Some(before) => without(&sum, before),
+            // An earlier daemon told of that: whoever sees a counter go down takes all that it shows then for new.
+            let sum = match earlier.get(&pool) {
+                Some(earlier) => without(&sum, earlier),
                 None => sum,
             };
             let before = told.entry(pool).or_default();

@@ -1,12 +1,13 @@
 //! Policies, traffic, traces and open TAPs: who may, and what comes of it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sandwire_api::{
     drop_reason::DropReason,
     trace::{Direction, Frame, Stage, TraceLine, TracePacket, Verdict},
     traffic::{Traffic, TrafficTotal},
 };
+use sandwire_slot::{channel::NoChannels, plan::Plan};
 use tokio::time::{sleep, timeout};
 
 use super::*;
@@ -256,9 +257,7 @@ async fn sums_of_a_pool_begin_anew_with_the_daemon_while_its_leases_go_on() {
     let lab = Lab::ebpf();
     lab.acquire(1000, "a").await;
     *lab.network.traffic.lock().unwrap() = counted();
-    let app = App::new(Arc::clone(&lab.app.slots), true);
-    let router = router(Arc::clone(&app));
-    let next = Lab { app, router, ..lab };
+    let next = lab.restart(Arc::new(NoChannels), |_| {});
     let has = |text: &str, packets: u32, drops: Option<u32>| {
         let line = "sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"}";
         assert!(text.contains(&format!("{line} {packets}\n")), "{text}");
@@ -283,6 +282,51 @@ async fn sums_of_a_pool_begin_anew_with_the_daemon_while_its_leases_go_on() {
     // All of it is new.
     next.acquire(1000, "b").await;
     has(&next.get(0, "/metrics").await.text, 9, Some(6));
+}
+
+/// A start that makes maps anew has counters at zero until nothing goes by the maps of before.
+#[tokio::test]
+async fn what_maps_of_before_have_counted_is_not_new() {
+    let lab = Lab::ebpf();
+    lab.acquire(1000, "a").await;
+    *lab.network.traffic.lock().unwrap() = counted();
+    let next = lab.restart(Arc::new(NoChannels), |_| {});
+    let spec = model::ebpf_pool("web", 1);
+    let instance = "test".parse().unwrap();
+    let number = Plan::new(&instance, &spec).unwrap().number;
+    let before = &next.network.before;
+    before.lock().unwrap().insert(number, counted());
+    let begun = Instant::now();
+    while !before.lock().unwrap().is_empty() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "nobody takes it");
+        sleep(Duration::from_millis(1)).await;
+    }
+    let text = next.get(0, "/metrics").await.text;
+    for line in [
+        "sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} 0\n",
+        "sandwire_lease_packets_total{pool=\"web\",owner=\"1000\",lease=\"a\",direction=\"egress\"} 6\n",
+    ] {
+        assert!(text.contains(line), "no {line} in\n{text}");
+    }
+}
+
+/// Its time may be over, or its sandbox have ended, while no daemon was there.
+#[tokio::test]
+async fn what_a_lease_had_sent_that_ends_at_the_start_is_not_new() {
+    let lab = Lab::ebpf();
+    lab.acquire(0, "a").await;
+    *lab.network.traffic.lock().unwrap() = counted();
+    let next = lab.restart(Arc::new(NoChannels), |slots| {
+        let name = "a".parse().unwrap();
+        slots.release(ROOT, None, &name).unwrap();
+    });
+    let text = next.get(0, "/metrics").await.text;
+    let line = "sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} 0\n";
+    assert!(text.contains(line), "{text}");
+    next.acquire(1000, "a").await;
+    let text = next.get(0, "/metrics").await.text;
+    let line = "sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} 3\n";
+    assert!(text.contains(line), "{text}");
 }
 
 #[tokio::test]

@@ -15,6 +15,12 @@ impl VsockLab {
         Self { lab, service }
     }
 
+    fn restart(self, before: impl FnOnce(&Slots)) -> Self {
+        let Self { lab, service } = self;
+        let lab = lab.restart(service.clone(), before);
+        Self { lab, service }
+    }
+
     async fn acquire(&self, uid: u32, name: &str, vsock: &Value) -> Answer {
         let body = json!({"pool": "web", "name": name, "vsock": vsock});
         self.lab.call(uid, "POST", "/v1/leases", &body).await
@@ -196,14 +202,8 @@ async fn a_capture_that_the_daemon_ends_is_broken_off() {
 async fn sums_of_channels_begin_anew_with_the_daemon_and_what_there_is_is_told() {
     let lab = VsockLab::new();
     lab.acquire(1000, "a", &json!({})).await;
-    let app = App::new(Arc::clone(&lab.lab.app.slots), true);
-    let router = router(Arc::clone(&app));
-    let next = Lab {
-        app,
-        router,
-        ..lab.lab
-    };
-    let text = next.get(0, "/metrics").await.text;
+    let next = lab.restart(|_| {});
+    let text = next.lab.get(0, "/metrics").await.text;
     for line in [
         "sandwire_vsock_bytes_total{pool=\"web\",class=\"guest_to_host\",direction=\"egress\"} 0",
         "sandwire_vsock_opened_total{pool=\"web\",class=\"guest_to_host\",by=\"guest\"} 0",
@@ -212,6 +212,48 @@ async fn sums_of_channels_begin_anew_with_the_daemon_and_what_there_is_is_told()
     ] {
         assert!(text.contains(line), "{line} is missing in\n{text}");
     }
+}
+
+#[tokio::test]
+async fn what_a_channel_had_carried_that_is_closed_at_the_start_is_not_new() {
+    let lab = VsockLab::new();
+    lab.acquire(0, "a", &json!({})).await;
+    lab.acquire(0, "b", &json!({})).await;
+    let next = lab.restart(|slots| {
+        let name = "a".parse().unwrap();
+        slots.release(ROOT, None, &name).unwrap();
+    });
+    let line =
+        "sandwire_vsock_bytes_total{pool=\"web\",class=\"guest_to_host\",direction=\"egress\"}";
+    let text = next.lab.get(0, "/metrics").await.text;
+    assert!(text.contains(&format!("{line} 0\n")), "{text}");
+    // All that another lease by this name has carried is.
+    next.acquire(0, "a", &json!({})).await;
+    let text = next.lab.get(0, "/metrics").await.text;
+    assert!(text.contains(&format!("{line} 1000\n")), "{text}");
+}
+
+#[tokio::test]
+async fn a_lease_is_not_taken_for_one_of_before_by_its_name() {
+    let lab = VsockLab::new();
+    lab.acquire(0, "a", &json!({})).await;
+    let set_down = |service: &ModelChannels, is_down| {
+        service
+            .is_down
+            .store(is_down, std::sync::atomic::Ordering::Relaxed);
+    };
+    set_down(&lab.service, true);
+    // Nobody can tell what its channel had carried.
+    let next = lab.restart(|slots| {
+        let name = "a".parse().unwrap();
+        slots.release(ROOT, None, &name).unwrap();
+    });
+    set_down(&next.service, false);
+    let acquired = next.acquire(0, "a", &json!({})).await;
+    assert_eq!(acquired.status, StatusCode::CREATED, "{}", acquired.text);
+    let text = next.lab.get(0, "/metrics").await.text;
+    let line = "sandwire_vsock_bytes_total{pool=\"web\",class=\"guest_to_host\",direction=\"egress\"} 1000\n";
+    assert!(text.contains(line), "{text}");
 }
 
 #[tokio::test]

@@ -327,3 +327,36 @@ fn a_lease_for_which_somebody_else_waits_stays_when_its_caller_goes() {
         host.kernel.assert_unviolated();
     }
 }
+
+#[test]
+fn every_refusal_is_counted_once_whatever_was_asked_for() {
+    let host = Host::new();
+    let slots = host.start();
+    let mut spec = spec("web", 1);
+    spec.data_path = DataPath::Ebpf;
+    slots.create_pool(&spec).unwrap();
+    slots.await_ready("web", 1);
+    host.service.set_down(true);
+    for (caller, request, word) in [
+        (ROOT, "none", ErrorCode::NotFound),
+        (ROOT, r#"none "vsock": {}"#, ErrorCode::NotFound),
+        (ROOT, r#"web "vsock": {}"#, ErrorCode::Unavailable),
+        (
+            ROOT,
+            r#"web "attach": {"netns": "/run/netns/blue"}"#,
+            ErrorCode::InvalidRequest,
+        ),
+        (
+            BOB,
+            r#"web "policy": {"uplink": "deny"}"#,
+            ErrorCode::Forbidden,
+        ),
+        (BOB, "web", ErrorCode::Forbidden),
+    ] {
+        let before = slots.counters().acquires_refused;
+        assert_eq!(code(slots.acquire(caller, &request_of(request))), word);
+        let mut expected = before;
+        *expected.entry(word).or_default() += 1;
+        assert_eq!(slots.counters().acquires_refused, expected, "{request}");
+    }
+}

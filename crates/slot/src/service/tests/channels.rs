@@ -68,7 +68,7 @@ fn a_lease_has_a_channel_if_it_asks_for_one_and_loses_it_with_its_release() {
     slots.give_back("a").unwrap();
     assert_eq!(host.channels(), [""; 0]);
     assert!(host.service.lock().folders.is_empty());
-    let ended = slots.ended_channels();
+    let ended = slots.counted_channels().ended;
     assert_eq!(ended[&name("web")].egress_bytes, 7);
 }
 

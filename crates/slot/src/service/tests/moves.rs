@@ -1,7 +1,5 @@
 //! Pools that change their data path under leases.
 
-use sandwire_api::slot::DataPath;
-
 use super::*;
 use crate::pool::{Claim, SlotState};
 
@@ -19,7 +17,7 @@ impl Host {
 }
 
 fn is_settled(state: &State) -> bool {
-    state.pools[&name("web")].moving_from.is_none()
+    state.pools[&name("web")].moving.is_none()
 }
 
 #[test]
@@ -221,5 +219,67 @@ fn each_slot_of_before_is_moved_once_and_no_other() {
     shared.lock().set_busy(&key, false);
     host.advance_until(&slots, "the move is done", is_settled);
     assert_eq!(host.kernel.lock().moved, [netns(&first), netns(&second)]);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_move_ends_however_busy_its_pool_is() {
+    let (host, slots) = Host::with_pool(1);
+    let web = name("web");
+    // One that waits is torn down, and the one that is built instead takes its time.
+    let gate = host.kernel.builds_gate.lock().unwrap();
+    slots.move_pool(&web, DataPath::Ebpf).unwrap();
+    slots.wait_until("another is being built", |state| {
+        state.pools[&web].pool.counts().building == 1
+    });
+    host.advance_until(&slots, "the move is done", is_settled);
+    drop(gate);
+    slots.await_ready("web", 1);
+    // What has the new data path can't be torn down.
+    slots.take("web:a").unwrap();
+    let key = ROOT.lease_key(None, &name("a"));
+    slots.shared.lock().set_busy(&key, true);
+    assert!(slots.shared.begin_move(&web, DataPath::Nft).unwrap());
+    slots.shared.wake_all();
+    slots.wait_until("what waited is built anew", |state| {
+        let counts = state.pools[&web].pool.counts();
+        counts.ready == 1 && counts.tearing_down == 0
+    });
+    slots.take("web:b").unwrap();
+    host.kernel.fail("tear down", true);
+    slots.give_back("b").unwrap();
+    slots.shared.lock().set_busy(&key, false);
+    host.advance_until(&slots, "the move is done", is_settled);
+    host.kernel.assert_unviolated();
+}
+
+#[test]
+fn a_move_does_not_end_before_what_was_built_for_the_data_path_before_is_gone() {
+    let (host, slots) = Host::with_pool(1);
+    let web = name("web");
+    slots.take("web:a").unwrap();
+    slots.await_ready("web", 1);
+    // The lease ends before its slot is moved, and one is being built.
+    let gate = host.kernel.builds_gate.lock().unwrap();
+    let key = ROOT.lease_key(None, &name("a"));
+    slots.shared.lock().set_busy(&key, true);
+    slots.resize_pool(&web, 2).unwrap();
+    slots.wait_until("one is being built", |state| {
+        state.pools[&web].pool.counts().building == 1
+    });
+    host.kernel.fail("tear down", true);
+    assert!(slots.shared.begin_move(&web, DataPath::Ebpf).unwrap());
+    slots.shared.lock().set_busy(&key, false);
+    slots.give_back("a").unwrap();
+    slots.shared.move_slots(&web, Duration::ZERO);
+    assert!(!is_settled(&slots.shared.lock()));
+    host.kernel.fail("tear down", false);
+    host.advance_until(&slots, "what was there is gone", |state| {
+        state.pools[&web].pool.counts().tearing_down == 0
+    });
+    slots.shared.move_slots(&web, Duration::ZERO);
+    assert!(!is_settled(&slots.shared.lock()));
+    drop(gate);
+    host.advance_until(&slots, "the move is done", is_settled);
     host.kernel.assert_unviolated();
 }

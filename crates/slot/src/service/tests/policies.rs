@@ -71,6 +71,27 @@ fn asking_again_by_another_policy_or_for_a_process_is_refused() {
     assert_eq!(code(slots.acquire(ROOT, &request)), ErrorCode::Conflict);
 }
 
+/// The whole host decides anew when sandboxes change their group.
+#[test]
+fn a_policy_of_a_pool_is_set_for_all_its_leases_at_once() {
+    let (host, slots) = Host::with_ebpf_pool(3);
+    for request in ["web:a", "web:b", "web:c"] {
+        slots.take(request).unwrap();
+    }
+    let before = host.kernel.lock().policy_changes;
+    let policy = PolicySpec {
+        group: Some(name("team")),
+        ..denying("10.0.0.0/8")
+    };
+    slots
+        .set_pool_policy(ROOT, &name("web"), policy.clone())
+        .unwrap();
+    assert_eq!(host.kernel.lock().policy_changes, before + 1);
+    for number in 0..3 {
+        assert_eq!(host.policy_of(number), Some(policy.clone()));
+    }
+}
+
 #[test]
 fn leases_share_their_pool_s_policy_and_may_have_their_own() {
     let (host, slots) = Host::with_ebpf_pool(3);
