@@ -23,8 +23,6 @@ use crate::{
 /// What the programs may use beyond Linux 6.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// `bpf_l4_csum_replace` knows `BPF_F_IPV6` (Linux 6.16).
-    pub checksum_ipv6: bool,
     /// Flags of `bpf_fib_lookup` beyond the first ones: table (Linux 6.5) and mark (Linux 6.10).
     pub fib_flags: u32,
     /// Programs of several owners on one interface in a stated order (Linux 6.6); without it, `cls_bpf`
@@ -45,9 +43,6 @@ pub const FIB_LOOKUP_TABLE: u32 = 1 << 3;
 /// `bpf_fib_lookup` looks at the mark that it is told.
 pub const FIB_LOOKUP_MARK: u32 = 1 << 5;
 
-const BPF_F_IPV6: u32 = 1 << 7;
-const FIELD_OF_TWO_BYTES: u32 = 2;
-const L4_CSUM_REPLACE: i32 = 11;
 const FIB_LOOKUP: i32 = 69;
 const PROBE_READ_KERNEL: i32 = 113;
 /// `struct bpf_fib_lookup`.
@@ -72,7 +67,6 @@ pub fn probe() -> Result<Features, Error> {
     let (skb_places, skb_cast) = skb_fields(types.as_ref(), can_read);
     let netns_places = types.as_ref().filter(|_| can_read);
     Ok(Features {
-        checksum_ipv6: returned(&checksum_replace(BPF_F_IPV6)) == Some(0),
         fib_flags,
         // A kernel that knows the hook looks for the interface.
         tcx: tcx.is_err_and(|error| error.raw_os_error() == Some(libc::ENODEV)),
@@ -188,19 +182,6 @@ fn returned(instructions: &[Instruction]) -> Option<i32> {
     sys::run_classifier(program.as_fd()).ok()
 }
 
-/// Changes nothing in the checksum at a place in the packet.
-fn checksum_replace(flags: u32) -> Vec<Instruction> {
-    vec![
-        // The packet is the first argument already.
-        move_number(2, 16),
-        move_number(3, 0),
-        move_number(4, 0),
-        move_number(5, flags | FIELD_OF_TWO_BYTES),
-        call(L4_CSUM_REPLACE),
-        EXIT,
-    ]
-}
-
 /// Reads the start of the kernel's own struct of the packet.
 fn read_kernel() -> Vec<Instruction> {
     vec![
@@ -282,11 +263,9 @@ mod tests {
     #[test]
     #[ignore = "needs root: cargo xtask test netns"]
     fn netns_a_helper_that_is_tried_runs() {
-        // These flags are as old as the helpers: whatever else fails, this must not.
-        assert_eq!(returned(&checksum_replace(0)), Some(0));
+        // This flag is as old as the helper: whatever else fails, this must not.
         assert_eq!(returned(&fib_lookup(1)), Some(-libc::EAFNOSUPPORT));
-        // And these don't exist.
-        assert_eq!(returned(&checksum_replace(1 << 20)), Some(-libc::EINVAL));
+        // And this one doesn't exist.
         assert_eq!(returned(&fib_lookup(1 << 20)), Some(-libc::EINVAL));
         probe().expect("root may load programs");
         check_filters().expect("this kernel has filters");

@@ -403,9 +403,7 @@ pub(crate) fn load(
     for (name, size) in sizes {
         loader.map_max_entries(name, *size);
     }
-    let has_csum_ipv6 = u8::from(features.checksum_ipv6);
     // A program that has no use for one of these doesn't declare it.
-    loader.override_global("has_csum_ipv6", &has_csum_ipv6, false);
     loader.override_global("fib_flags", &features.fib_flags, false);
     loader.override_global("skb_places", features.skb_places.bytes(), false);
     loader.override_global("netns_places", features.netns_places.bytes(), false);

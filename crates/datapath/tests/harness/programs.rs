@@ -194,8 +194,8 @@ fn load(
     names: &[&str],
 ) -> Result<Vec<OwnedFd>, String> {
     let bytes = fs::read(objects.join(object)).map_err(|error| format!("{object}: {error}"))?;
-    // Linux 6.18 has both late flags of bpf_fib_lookup (table, mark) and IPv6 checksum fixes.
-    let (fib_flags, has_csum_ipv6) = (0x28_u32, 1_u8);
+    // Linux 6.18 has both late flags of bpf_fib_lookup (table, mark).
+    let fib_flags = 0x28_u32;
     let later = aya::util::nr_cpus().expect("the kernel tells") - processors as usize;
     let decisions = processors as usize * abi::DECISIONS_MAX + later * abi::DECISIONS_LATER;
     let decisions = u32::try_from(decisions).expect("a few");
@@ -203,7 +203,6 @@ fn load(
     let features = features::probe().map_err(|error| error.to_string())?;
     let mut loaded = EbpfLoader::new()
         .override_global("fib_flags", &fib_flags, false)
-        .override_global("has_csum_ipv6", &has_csum_ipv6, false)
         .override_global("processors", &processors, false)
         .override_global("credit_shift", &scene::credit_shift(), false)
         .override_global("netns_places", features.netns_places.bytes(), false)
