@@ -11,6 +11,8 @@ mod ebpf;
 use std::{
     fs,
     net::IpAddr,
+    os::unix::net::UnixStream,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -22,6 +24,7 @@ use sandwire_testlab::{
     guest::kernel::Series,
     host::{BEYOND_IPV4, ECHO_PORT},
     lab::{self, Lab},
+    sandwire,
 };
 use serde_json::{Value, json};
 
@@ -208,6 +211,43 @@ fn a_lease_with_ebpf_is_impaired_alone() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_lease_of_a_host_slot_is_impaired_alone() {
     lab::run(|lab| impaired_alone(lab, "host", "ebpf"));
+}
+
+/// There an interface of that name would be another one.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_of_a_host_slot_is_refused_by_a_service_in_another_namespace() {
+    lab::run(|lab| {
+        let world = start(lab);
+        let spec = pool("web", "host", 0, 1, &json!({"uplink": "masquerade"}));
+        world.daemon.create_pool(&spec).unwrap();
+        let (_one, first) = world.guest("web", "one");
+        lab.run("ip netns add aside");
+        let folder = lab.folder().join("impair");
+        let mut serve = Command::new("ip")
+            .args(["netns", "exec", "aside"])
+            .arg(sandwire::executable().unwrap())
+            .args(["impair", "serve", "--folder"])
+            .arg(&folder)
+            .spawn()
+            .unwrap();
+        let socket = folder.join("control.sock");
+        wait_until(&world, "the service listens", || {
+            UnixStream::connect(&socket).is_ok()
+        });
+        let mut command = world.daemon.command("impair");
+        let refused = command
+            .args(["one", "--both", "delay 40ms"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success(), "{said}");
+        assert!(said.contains("in another network namespace"), "{said}");
+        command::run(&format!("kill {}", serve.id())).unwrap();
+        serve.wait().unwrap();
+        impair(&world, "one --both 'delay 40ms'");
+        assert_takes(&first, 80.0);
+    });
 }
 
 /// XDP takes packets before anything that diverts, unless it leaves them to it. Of the datagrams, which follow each other

@@ -59,6 +59,8 @@ pub(crate) struct Host {
     memory: Memory,
     workers: Vec<Worker>,
     own_inode: u64,
+    /// Of the machine's namespace, whose default route nobody is to take by mistake.
+    machines_inode: u64,
     next: Id,
     entries: BTreeMap<Key, Entry>,
     /// Whether all end, and none begins any more.
@@ -106,8 +108,10 @@ impl Host {
                 path: settings.memory.clone(),
                 source,
             })?;
+        let own_inode = Namespace::open(None)?.inode;
         Ok(Self {
-            own_inode: Namespace::open(None)?.inode,
+            own_inode,
+            machines_inode: Namespace::machines().map_or(own_inode, |machines| machines.inode),
             settings,
             memory,
             workers,
@@ -225,7 +229,7 @@ impl Host {
             target: &remembered.target,
             demands: Demands {
                 force: remembered.force,
-                is_own_namespace: namespace.inode == self.own_inode,
+                is_machines: namespace.inode == self.machines_inode,
                 is_of_lease: matches!(remembered.owner, Owner::Lease { .. }),
                 by_filters: !self.settings.uses_links,
                 frame_bytes_max: self.settings.limits.frame_bytes_max,

@@ -63,6 +63,28 @@ fn what_cannot_be_meant_is_refused_with_the_reason() {
     });
 }
 
+/// Where the service is has nothing to do with it.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_service_in_a_namespace_knows_the_default_route_of_the_machine() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.shell(
+            "ip route add default via 10.9.0.2 dev near0
+             ip -n far route add default via 10.9.0.1",
+        );
+        let mut service = Service::at(lab);
+        service.start_in("far");
+        let said = refused(&service, "--interface near0 --both 'delay 5ms'");
+        assert!(said.contains("default route"), "{said}");
+        service.run("--netns far --both 'delay 5ms'");
+        // The machine's own namespace isn't that of the service, and has no name.
+        service.run("--interface near0 --both 'delay 1ms' --force");
+        assert!(service.run("show --json").contains("/proc/1/ns/net"));
+        service.run("clear --all");
+    });
+}
+
 /// A bridge has the default route, and the interface is its port.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
