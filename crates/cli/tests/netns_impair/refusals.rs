@@ -85,6 +85,25 @@ fn a_service_in_a_namespace_knows_the_default_route_of_the_machine() {
     });
 }
 
+/// Flows of the machine's own take either way.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn each_interface_of_a_default_route_by_several_is_refused() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.shell(
+            "ip link add other0 type veth peer name other1; ip link set other1 up
+             ip link set other0 up; ip addr add 10.8.0.1/24 dev other0
+             ip route add default nexthop via 10.8.0.2 dev other0 nexthop via 10.9.0.2 dev near0",
+        );
+        let service = Service::start(lab);
+        for name in ["near0", "other0"] {
+            let said = refused(&service, &format!("--interface {name} --both 'delay 5ms'"));
+            assert!(said.contains("default route"), "{said}");
+        }
+    });
+}
+
 /// A bridge has the default route, and the interface is its port.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
