@@ -301,9 +301,16 @@ fn targets_of(found: &LeaseInterfaces) -> Vec<Target> {
 }
 
 fn listed(client: &mut Client, lease: &LeaseKey) -> Result<Vec<Status>, ImpairError> {
-    let all = client.list().map_err(ImpairError::Service)?;
-    let of_lease = |status: &Status| lease_of(status).as_ref() == Some(lease);
-    Ok(all.into_iter().filter(of_lease).collect())
+    of_lease(client.list(), lease)
+}
+
+fn of_lease(
+    all: Result<Vec<Status>, ClientError>,
+    lease: &LeaseKey,
+) -> Result<Vec<Status>, ImpairError> {
+    let all = all.map_err(ImpairError::Service)?.into_iter();
+    let is_its = |status: &Status| lease_of(status).as_ref() == Some(lease);
+    Ok(all.filter(is_its).collect())
 }
 
 /// What is in the daemon's own namespace is named without one, and would be another interface to a service elsewhere.
@@ -326,8 +333,12 @@ fn set_all(
     impairment: &Impairment,
 ) -> Result<(), ImpairError> {
     let owner = owner_of(&found.lease);
-    let before = listed(client, &found.lease)?;
     let targets = targets_of(found);
+    // Of a single one nothing is taken back.
+    let before = match targets.len() {
+        0 | 1 => Vec::new(),
+        _ => of_lease(client.list_with_traces_of(&owner), &found.lease)?,
+    };
     for (count, target) in targets.iter().enumerate() {
         let Err(error) = client.set(target, &owner, impairment) else {
             continue;

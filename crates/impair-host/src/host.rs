@@ -17,20 +17,24 @@ use sandwire_kernel_net::{
 };
 
 use crate::{
-    control::{Cleared, Owner, State, Status, Target, Way},
+    control::{Cleared, Owner, State, Target},
     diversion::{DivertedTap, Making, Prepared, hooks_of, through},
     error::Error,
     fitness::Demands,
     namespace::Namespace,
     state::{Memory, Remembered},
-    worker::{Id, LaneReport, LaneWay, Lanes, Worker},
+    worker::{Id, LaneWay, Lanes, Worker},
 };
 
 mod ending;
 mod recall;
 mod revive;
+mod room;
+mod status;
 mod torn_down;
 mod waiting;
+
+use room::bytes_of;
 
 /// How all targets are served.
 #[derive(Clone, Debug)]
@@ -71,6 +75,8 @@ pub(crate) struct Host {
 struct Entry {
     id: Id,
     remembered: Remembered,
+    /// What its impairment takes; see [`room`].
+    bytes: usize,
     namespace: Arc<Namespace>,
     diversion: Arc<Diversion>,
     /// By ingress and egress of the interface.
@@ -162,6 +168,7 @@ impl Host {
             cookie: namespace.cookie(),
             ifindex: index.0,
         };
+        self.check_room(key, &remembered)?;
         if self.entries.get(&key).is_some_and(Entry::has_ended) {
             self.entries.remove(&key);
         }
@@ -220,6 +227,7 @@ impl Host {
             let way = through(*tap, remembered.impairment.on_death);
             entry.diversion.set_way(hook, way);
         }
+        entry.bytes = bytes_of(&remembered);
         entry.remembered = remembered;
         written.commit()
     }
@@ -284,6 +292,7 @@ impl Host {
         tracing::info!(target = %remembered.target, owner = %remembered.owner, "impaired");
         let entry = Entry {
             id,
+            bytes: bytes_of(&remembered),
             remembered,
             namespace: Arc::new(namespace),
             diversion,
@@ -415,21 +424,6 @@ impl Host {
         };
         self.entries.insert(key, entry);
     }
-
-    /// All targets as they are now.
-    pub(crate) fn list(&self) -> Result<Vec<Status>, Error> {
-        let mut reports = BTreeMap::new();
-        for worker in &self.workers {
-            reports.extend(worker.report()?);
-        }
-        let mut found: Vec<Status> = self
-            .entries
-            .values()
-            .map(|entry| entry.status(reports.remove(&entry.id).unwrap_or_default()))
-            .collect();
-        found.sort_by(|left, right| left.target.cmp(&right.target));
-        Ok(found)
-    }
 }
 
 impl Entry {
@@ -471,64 +465,6 @@ impl Entry {
 
     fn is_of_lease(&self) -> bool {
         matches!(self.remembered.owner, Owner::Lease { .. })
-    }
-
-    fn status(&self, reports: [LaneReport; 2]) -> Status {
-        let (unread, name) = self.unread();
-        let [ingress, egress] = reports;
-        let way = |hook, report: LaneReport, unread: u64| {
-            let counters = self.diversion.counters(hook);
-            Way {
-                diverted: counters.diverted,
-                returned: counters.returned,
-                dead_dropped: counters.dead_dropped,
-                dead_passed: counters.dead_passed,
-                unread: unread + report.unread,
-                too_long: report.too_long,
-                refused: report.refused,
-                line: report.line,
-            }
-        };
-        let by_hook = (
-            way(Hook::Ingress, ingress, unread[0]),
-            way(Hook::Egress, egress, unread[1]),
-        );
-        let remembered = &self.remembered;
-        let (egress, ingress) = match hooks_of(remembered.target.side) {
-            (Hook::Egress, _) => (by_hook.1, by_hook.0),
-            (Hook::Ingress, _) => by_hook,
-        };
-        let mut target = remembered.target.clone();
-        if let (Some(name), false) = (name, self.is_of_lease()) {
-            target.interface = name;
-        }
-        Status {
-            target,
-            owner: remembered.owner.clone(),
-            state: self.state.clone(),
-            impairment: remembered.impairment.clone(),
-            ifindex: remembered.ifindex,
-            thread: self.worker,
-            egress,
-            ingress,
-        }
-    }
-
-    /// Packets that the TAPs dropped since the engine didn't read them in time, by ingress and egress. Also what the
-    /// interface is called now, if it is there.
-    fn unread(&self) -> ([u64; 2], Option<String>) {
-        let count = || {
-            let mut socket = Socket::route()?;
-            let mut counts = [0; 2];
-            for (count, (name, _)) in counts.iter_mut().zip(&self.taps) {
-                let found = interface::find_with_traffic(&mut socket, name)?;
-                *count = found.map_or(0, |found| found.traffic.sent_dropped);
-            }
-            let index = InterfaceIndex(self.remembered.ifindex);
-            let interface = interface::find_by_index(&mut socket, index)?;
-            Ok((counts, interface.map(|found| found.name)))
-        };
-        self.namespace.inside(count).unwrap_or_default()
     }
 }
 

@@ -180,13 +180,25 @@ impl Client {
         }
     }
 
-    /// All targets, in the order of their names.
+    /// All targets, in the order of their names, without the content of traces.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn list(&mut self) -> Result<Vec<Status>, ClientError> {
+        self.list_with(None)
+    }
+
+    /// The same; with the content of the traces of this one's targets.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list_with_traces_of(&mut self, owner: &Owner) -> Result<Vec<Status>, ClientError> {
+        self.list_with(Some(owner.clone()))
+    }
+
+    fn list_with(&mut self, traces_of: Option<Owner>) -> Result<Vec<Status>, ClientError> {
         const WHAT: &str = "list its targets";
-        match self.ask(WHAT, &Request::List, Some(PATIENCE))? {
+        match self.ask(WHAT, &Request::List { traces_of }, Some(PATIENCE))? {
             Response::Targets { targets } => Ok(targets),
             other => Err(unexpected(WHAT, &other)),
         }
