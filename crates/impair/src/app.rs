@@ -24,7 +24,7 @@ use sandwire_engine::{
 
 use self::{
     frame::Framed,
-    rule::{NEVER, RuleState},
+    rule::{Gone, NEVER, RuleState},
 };
 use crate::{
     DropCause, Nanoseconds,
@@ -73,7 +73,7 @@ pub struct LineApp {
     passed_dropped: u64,
     nat_dropped: u64,
     answers_dropped: u64,
-    gone: Packets,
+    gone: Gone,
     observer: Option<Observer>,
 }
 
@@ -201,7 +201,7 @@ impl Config for Line {
             passed_dropped: 0,
             nat_dropped: 0,
             answers_dropped: 0,
-            gone: Packets::default(),
+            gone: Gone::default(),
             observer: None,
         })
     }
@@ -315,7 +315,7 @@ impl LineApp {
             let name = rule.compiled.name.clone();
             let pipeline = &mut rule.pipeline;
             flushed += pipeline.flush(self.now, &mut |dropped| reporter.dropped(&name, dropped));
-            self.gone.add(&rule.packets());
+            self.gone.add(&rule);
         }
         self.answers.clear();
         self.next = NEVER;
@@ -337,15 +337,15 @@ impl LineApp {
             nat_dropped: self.nat_dropped,
             answers_dropped: self.answers_dropped,
             inside: self.inside(),
-            valid: rules.iter().all(|rule| rule.timing.valid),
+            valid: !self.gone.is_invalid && rules.iter().all(|rule| rule.timing.valid),
             rules,
-            gone: self.gone.clone(),
+            gone: self.gone.packets.clone(),
         }
     }
 
     /// What became of packets that a rule matched, gone rules too.
     fn packets(&self) -> Packets {
-        let mut packets = self.gone.clone();
+        let mut packets = self.gone.packets.clone();
         for rule in &self.rules {
             packets.add(&rule.packets());
         }
@@ -515,7 +515,7 @@ impl LineApp {
     fn remove_drained(&mut self) {
         if self.rules.iter().any(RuleState::is_drained) {
             for rule in self.rules.extract_if(.., |rule| rule.is_drained()) {
-                self.gone.add(&rule.packets());
+                self.gone.add(&rule);
             }
             self.reads_headers = self.rules.iter().any(RuleState::reads_headers);
         }
