@@ -22,7 +22,7 @@ use sandwire_engine::{
 };
 use sandwire_impair::{
     app::{Line, LineApp},
-    compile::CompileError,
+    compile::{CompileError, Compiled},
     scenario::{Change, Changes},
 };
 use sandwire_kernel_net::{
@@ -172,6 +172,8 @@ pub struct Forwarder {
     edges: [EdgeApp; 2],
     /// What happens to packets from the first to the second and back, if anything does.
     lines: Option<[Line; 2]>,
+    /// What these have.
+    compiled: Compiled,
     recording: Option<Recording>,
     /// Links of the ways in as they were when these were taken out.
     closed: Vec<LinkReport>,
@@ -239,14 +241,14 @@ impl Forwarder {
         };
         let is_line_needed =
             settings.may_change || settings.record.is_some() || !settings.impairment.is_nothing();
-        let lines = if is_line_needed {
-            let (ab, ba) = Line::pair(&settings.impairment, LINK)?;
-            Some([ab, ba])
-        } else {
-            None
+        let compiled = match is_line_needed {
+            true => Compiled::new(&settings.impairment)?,
+            false => Compiled::default(),
         };
+        let lines = is_line_needed.then(|| <[Line; 2]>::from(Line::pair_of(&compiled, LINK)));
         let mut forwarder = Self {
             lines,
+            compiled,
             engine: Engine::with_limits(limits)?,
             waiter: Waiter::new()?.polling(settings.polling),
             edges: interfaces
@@ -290,7 +292,9 @@ impl Forwarder {
         let Some([ab, ba]) = self.lines.as_ref().filter(|_| self.settings.may_change) else {
             return Err(ForwardError::Fixed);
         };
-        let lines = [ab.changed(impairment)?, ba.changed(impairment)?];
+        let compiled = Compiled::after(impairment, &self.settings.impairment, &self.compiled)?;
+        let lines = [ab.changed_to(&compiled), ba.changed_to(&compiled)];
+        self.compiled = compiled;
         self.settings.impairment = impairment.clone();
         self.lines = Some(lines);
         self.configure(true)?;

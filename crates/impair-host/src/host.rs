@@ -9,7 +9,10 @@ use std::{
 use sandwire_api::impairment::Impairment;
 use sandwire_datapath::divert::Diversion;
 use sandwire_engine::PoolLimits;
-use sandwire_impair::app::Direction;
+use sandwire_impair::{
+    app::Direction,
+    compile::{CompileError, Compiled},
+};
 use sandwire_kernel_net::{
     interface::{self, InterfaceIndex},
     netlink::Socket,
@@ -75,6 +78,8 @@ pub(crate) struct Host {
 struct Entry {
     id: Id,
     remembered: Remembered,
+    /// What the engine has of its impairment.
+    compiled: Compiled,
     /// What its impairment takes; see [`room`].
     bytes: usize,
     namespace: Arc<Namespace>,
@@ -216,9 +221,12 @@ impl Host {
                         .to_owned(),
             });
         }
+        let before = &entry.remembered.impairment;
+        let compiled = Compiled::after(&remembered.impairment, before, &entry.compiled);
+        let compiled = compiled.map_err(|error| impossible(target, &error))?;
         // First what a full disk could forbid, so that nothing has changed then.
         let written = self.memory.prepare(&remembered)?;
-        let changed = self.workers[entry.worker].change(entry.id, &remembered.impairment)?;
+        let changed = self.workers[entry.worker].change(entry.id, &compiled)?;
         changed.map_err(|reason| Error::Impairment {
             target: target.clone(),
             reason,
@@ -228,11 +236,14 @@ impl Host {
             entry.diversion.set_way(hook, way);
         }
         entry.bytes = bytes_of(&remembered);
+        entry.compiled = compiled;
         entry.remembered = remembered;
         written.commit()
     }
 
     fn begin(&mut self, namespace: Namespace, remembered: Remembered) -> Result<(), Error> {
+        let compiled = Compiled::new(&remembered.impairment);
+        let compiled = compiled.map_err(|error| impossible(&remembered.target, &error))?;
         let making = Making {
             target: &remembered.target,
             demands: Demands {
@@ -247,7 +258,8 @@ impl Host {
         };
         let prepared = making.prepare(&namespace)?;
         let written = self.memory.write(&remembered);
-        let begun = written.and_then(|()| self.attach(namespace, remembered.clone(), prepared));
+        let begun =
+            written.and_then(|()| self.attach(namespace, remembered.clone(), compiled, prepared));
         if begun.is_err() {
             self.forget(&remembered);
         }
@@ -259,6 +271,7 @@ impl Host {
         &mut self,
         namespace: Namespace,
         remembered: Remembered,
+        compiled: Compiled,
         prepared: Prepared,
     ) -> Result<(), Error> {
         let Prepared {
@@ -273,7 +286,7 @@ impl Host {
         let lanes = Lanes {
             id,
             diversion: diversion.clone(),
-            impairment: remembered.impairment.clone(),
+            compiled: compiled.clone(),
             ways: ways_of(&remembered.target, taps),
         };
         let added = self.workers[worker].add(lanes)?;
@@ -292,6 +305,7 @@ impl Host {
         tracing::info!(target = %remembered.target, owner = %remembered.owner, "impaired");
         let entry = Entry {
             id,
+            compiled,
             bytes: bytes_of(&remembered),
             remembered,
             namespace: Arc::new(namespace),
@@ -465,6 +479,14 @@ impl Entry {
 
     fn is_of_lease(&self) -> bool {
         matches!(self.remembered.owner, Owner::Lease { .. })
+    }
+}
+
+/// Of an impairment that can't be compiled.
+fn impossible(target: &Target, error: &CompileError) -> Error {
+    Error::Impairment {
+        target: target.clone(),
+        reason: error.to_string(),
     }
 }
 

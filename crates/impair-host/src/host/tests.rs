@@ -317,6 +317,10 @@ fn a_service_that_ends_after_a_panic_leaves_no_interface_closed() {
     });
 }
 
+fn compiled(text: &str) -> Compiled {
+    Compiled::new(&text.parse().unwrap()).unwrap()
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn an_engine_goes_on_when_no_descriptor_is_left() {
@@ -334,7 +338,7 @@ fn an_engine_goes_on_when_no_descriptor_is_left() {
         // Each change is another configuration for the engine to wait by.
         let id = bench.host.entries.values().next().unwrap().id;
         for text in ["delay 2ms", "delay 3ms", "delay 4ms"] {
-            let changed = bench.host.workers[0].change(id, &text.parse().unwrap());
+            let changed = bench.host.workers[0].change(id, &compiled(text));
             changed.unwrap().unwrap();
             std::thread::sleep(std::time::Duration::from_millis(50));
             bench.host.workers[0].report().unwrap();
