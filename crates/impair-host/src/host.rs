@@ -421,13 +421,12 @@ impl Host {
         let Some(mut entry) = self.entries.remove(&key) else {
             return;
         };
-        let found = index_in(&entry.namespace, &entry.remembered.target);
-        let reason = match found {
-            Ok(Some(index)) if index.0 == key.1 && !entry.has_taps() => {
-                "somebody has deleted a TAP of ours"
-            }
-            Ok(Some(index)) if index.0 == key.1 => "somebody has detached our programs",
-            _ => "the interface is gone",
+        let reason = if !entry.has_interface() {
+            "the interface is gone"
+        } else if !entry.has_taps() {
+            "somebody has deleted a TAP of ours"
+        } else {
+            "somebody has detached our programs"
         };
         tracing::warn!(target = %entry.remembered.target, reason, "the diversion has ended");
         if let Err(error) = self.take_away(&entry) {
@@ -455,6 +454,15 @@ impl Entry {
             }
             Ok(self.diversion.is_attached()?)
         })
+    }
+
+    /// Whether the interface is there, whatever it is called now.
+    fn has_interface(&self) -> bool {
+        let found = self.namespace.inside(|| {
+            let index = InterfaceIndex(self.remembered.ifindex);
+            Ok(interface::find_by_index(&mut Socket::route()?, index)?)
+        });
+        found.is_ok_and(|found| found.is_some())
     }
 
     /// Whether both TAPs are there.

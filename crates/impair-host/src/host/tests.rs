@@ -183,6 +183,23 @@ fn a_name_means_the_interface_that_has_it_now() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn why_a_renamed_interface_is_impaired_no_more_is_told() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.set("a").unwrap();
+        lab.run("ip link set dev a name b");
+        let [tap, _] = &bench.host.entries.values().next().unwrap().taps;
+        lab.run(&format!("ip link del dev {}", tap.0));
+        bench.host.look();
+        let listed = bench.host.list(None).unwrap();
+        let reason = "somebody has deleted a TAP of ours".to_owned();
+        assert_eq!(listed[0].state, State::Ended { reason });
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn what_has_ended_by_itself_takes_no_place_from_others() {
     lab::run(|lab| {
         let mut bench = Bench::new(lab);
