@@ -186,6 +186,17 @@ fn reason(path: &Path, source: &io::Error) -> String {
     }
 }
 
+/// An error with all its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
 impl Error {
     /// What the one who asked is told.
     pub(crate) fn code(&self) -> RefusalCode {

@@ -33,7 +33,10 @@ use sandwire_kernel_net::{
 
 pub use self::edge::Edge;
 use self::edge::EdgeApp;
-use crate::record::{RecordError, Recording, Way};
+use crate::{
+    error::chain,
+    record::{RecordError, Recording, Way},
+};
 
 /// The only link of the only engine: what tells its random numbers from others'.
 pub(crate) const LINK: u64 = 0;
@@ -152,17 +155,6 @@ impl ForwardError {
                 | Self::Record(RecordError::Disk { .. })
         )
     }
-}
-
-/// An error with all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }
 
 /// A running forwarder.

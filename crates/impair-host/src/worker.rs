@@ -26,7 +26,11 @@ use sandwire_impair::{
 use sandwire_kernel_net::{tc::Hook, thread::answer_promptly};
 
 use self::lane::{Lane, Phase};
-use crate::{control::Cleared, diversion::DivertedTap, error::Error};
+use crate::{
+    control::Cleared,
+    diversion::DivertedTap,
+    error::{Error, chain},
+};
 
 /// How often lanes are looked at whose packets are let go.
 const LOOK: Duration = Duration::from_millis(1);
@@ -307,7 +311,7 @@ impl Running {
     /// Has the engine run another graph, if it can.
     fn follow(&mut self, graph: Graph) -> Result<(), String> {
         let configured = self.engine.configure(&graph);
-        configured.map_err(|error| error.to_string())?;
+        configured.map_err(|error| chain(&error))?;
         self.graph = graph;
         Ok(())
     }
