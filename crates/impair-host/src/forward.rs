@@ -10,6 +10,7 @@
 //! what is under way, the ways in are taken out of the graph and the engine runs until nothing is left.
 
 mod edge;
+mod room;
 
 use std::{iter::Peekable, os::fd::AsFd, path::PathBuf, time::Duration};
 
@@ -228,8 +229,8 @@ impl Forwarder {
         let usual = PoolLimits::default();
         let frame_bytes = u16::try_from(mtu + edge.header_bytes()).unwrap_or(u16::MAX);
         let limits = PoolLimits {
+            packets_max: room::packets_max(&settings.impairment),
             frame_bytes_max: frame_bytes.max(usual.frame_bytes_max),
-            ..usual
         };
         let is_line_needed =
             settings.may_change || settings.record.is_some() || !settings.impairment.is_nothing();
