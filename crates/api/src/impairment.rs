@@ -226,6 +226,23 @@ impl Impairment {
         }
         Ok(())
     }
+
+    /// The same without the content of traces, which may be long.
+    #[must_use]
+    pub fn without_contents(&self) -> Self {
+        let without = |rule: &Rule| Rule {
+            trace: rule.trace.as_ref().map(|trace| Trace {
+                file: trace.file.clone(),
+                content: None,
+                ..*trace
+            }),
+            ..rule.clone()
+        };
+        Self {
+            rules: self.rules.iter().map(without).collect(),
+            ..self.clone()
+        }
+    }
 }
 
 impl Rule {

@@ -217,6 +217,33 @@ fn every_edge_connects_and_ends_cleanly() {
     });
 }
 
+/// Up to a page, and what to do beyond is said at once.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn long_packets_pass_by_af_xdp_as_far_as_its_buffers_hold_them() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        let set_mtu = |mtu: u32| {
+            lab.shell(&format!(
+                "for host in a b; do
+                     ip link set v$host mtu {mtu}; ip -n $host link set eth0 mtu {mtu}
+                 done"
+            ));
+        };
+        set_mtu(3000);
+        let mut forwarder = Forwarder::start(&["va", "vb", "--edge", "xdp"]);
+        wait_until("a ping goes through", || world.is_connected());
+        lab.run("ip netns exec a ping -n -q -c 1 -W 10 -M do -s 2972 10.9.0.2");
+        let (status, _, errors) = forwarder.stop(Signal::INT);
+        assert!(status.success(), "{errors}");
+
+        set_mtu(9000);
+        let said = refused(&["va", "vb", "--edge", "xdp"]);
+        assert!(said.contains("ip link set va mtu 3818"), "{said}");
+        assert!(said.contains("--edge ring"), "{said}");
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn iperf3_gets_across_by_udp_and_tcp() {

@@ -11,6 +11,8 @@ mod ebpf;
 use std::{
     fs,
     net::IpAddr,
+    os::unix::net::UnixStream,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -22,6 +24,7 @@ use sandwire_testlab::{
     guest::kernel::Series,
     host::{BEYOND_IPV4, ECHO_PORT},
     lab::{self, Lab},
+    sandwire,
 };
 use serde_json::{Value, json};
 
@@ -208,6 +211,81 @@ fn a_lease_with_ebpf_is_impaired_alone() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_lease_of_a_host_slot_is_impaired_alone() {
     lab::run(|lab| impaired_alone(lab, "host", "ebpf"));
+}
+
+/// There an interface of that name would be another one.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_of_a_host_slot_is_refused_by_a_service_in_another_namespace() {
+    lab::run(|lab| {
+        let world = start(lab);
+        let spec = pool("web", "host", 0, 1, &json!({"uplink": "masquerade"}));
+        world.daemon.create_pool(&spec).unwrap();
+        let (_one, first) = world.guest("web", "one");
+        lab.run("ip netns add aside");
+        let folder = lab.folder().join("impair");
+        let mut serve = Command::new("ip")
+            .args(["netns", "exec", "aside"])
+            .arg(sandwire::executable().unwrap())
+            .args(["impair", "serve", "--folder"])
+            .arg(&folder)
+            .spawn()
+            .unwrap();
+        let socket = folder.join("control.sock");
+        wait_until(&world, "the service listens", || {
+            UnixStream::connect(&socket).is_ok()
+        });
+        let mut command = world.daemon.command("impair");
+        let refused = command
+            .args(["one", "--both", "delay 40ms"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success(), "{said}");
+        assert!(said.contains("in another network namespace"), "{said}");
+        command::run(&format!("kill {}", serve.id())).unwrap();
+        serve.wait().unwrap();
+        impair(&world, "one --both 'delay 40ms'");
+        assert_takes(&first, 80.0);
+    });
+}
+
+/// Its trace, too, which isn't in what the service lists.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_lease_whose_second_interface_cannot_be_impaired_stays_as_it_was() {
+    lab::run(|lab| {
+        let world = start(lab);
+        let mut spec = pool("web", "netns", 0, 1, &json!({"uplink": "masquerade"}));
+        spec["nics"] = json!(2);
+        world.daemon.create_pool(&spec).unwrap();
+        let (one, _first) = world.guest("web", "one");
+        let trace = lab.folder().join("slow.trace");
+        fs::write(&trace, "40\n").unwrap();
+        impair(&world, &format!("one --egress 'trace {}'", trace.display()));
+        let shown = impair(&world, "show one");
+        let second = shown["interfaces"][1]["interface"].as_str().unwrap();
+        let which = format!(
+            "--folder {} --netns {} --interface {second}",
+            lab.folder().join("impair").display(),
+            one.path.display()
+        );
+        impair(&world, &format!("clear {which}"));
+        impair(&world, &format!("{which} --both 'delay 1ms'"));
+
+        let mut command = world.daemon.command("impair");
+        let refused = command
+            .args(["one", "--both", "delay 1ms"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8(refused.stderr).unwrap();
+        assert!(!refused.status.success(), "{said}");
+        assert!(said.contains("user 0 impairs it"), "{said}");
+        let kept = impair(&world, "show one");
+        assert_eq!(kept["impairment"], shown["impairment"], "{kept:#}");
+        let log = world.daemon.log();
+        assert!(!log.contains("can't be taken back"), "{log}");
+    });
 }
 
 /// XDP takes packets before anything that diverts, unless it leaves them to it. Of the datagrams, which follow each other

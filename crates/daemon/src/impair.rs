@@ -25,7 +25,7 @@ use sandwire_api::{
 };
 use sandwire_impair_host::{
     control::{self, Client, ClientError, Owner, Side, State, Status, Target, control_socket},
-    launch::{self, LaunchError},
+    launch::{self, Home, LaunchError},
 };
 use sandwire_slot::{
     error::ServiceError,
@@ -55,6 +55,12 @@ pub(crate) enum ImpairError {
     /// There is no service, and it isn't the daemon's to start one.
     #[error("{0} Start it by `systemctl start sandwire-impair`")]
     NotStarted(ClientError),
+    /// The daemon's interfaces aren't the service's.
+    #[error(
+        "impair lease {lease}: the impairment service, process {pid}, is in another network namespace than the daemon; \
+         end it (SIGTERM), and start it where the daemon is"
+    )]
+    Elsewhere { lease: Name, pid: u32 },
     /// The service refused or failed.
     #[error(transparent)]
     Service(ClientError),
@@ -108,6 +114,7 @@ impl Impairments {
         let found = slots.interfaces(caller, owner_uid, name)?;
         // Before the lease is held: a service takes a while to start.
         let mut client = self.connect_or_start()?;
+        refuse_elsewhere(&mut client, &found)?;
         let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         self.may_be.store(true, Ordering::Relaxed);
         slots.with_interfaces(caller, owner_uid, name, |found| {
@@ -241,7 +248,7 @@ impl Impairments {
         if !self.starts {
             return self.connect().map_err(ImpairError::NotStarted);
         }
-        let (client, launched) = launch::connect_or_start(&self.folder)?;
+        let (client, launched) = launch::connect_or_start(&self.folder, Home::Own)?;
         if let Some(launch::Launched { mut child, log }) = launched {
             tracing::info!(pid = child.id(), log = %log.display(), "started the impairment service");
             // Somebody has to ask how it ended.
@@ -294,9 +301,29 @@ fn targets_of(found: &LeaseInterfaces) -> Vec<Target> {
 }
 
 fn listed(client: &mut Client, lease: &LeaseKey) -> Result<Vec<Status>, ImpairError> {
-    let all = client.list().map_err(ImpairError::Service)?;
-    let of_lease = |status: &Status| lease_of(status).as_ref() == Some(lease);
-    Ok(all.into_iter().filter(of_lease).collect())
+    of_lease(client.list(), lease)
+}
+
+fn of_lease(
+    all: Result<Vec<Status>, ClientError>,
+    lease: &LeaseKey,
+) -> Result<Vec<Status>, ImpairError> {
+    let all = all.map_err(ImpairError::Service)?.into_iter();
+    let is_its = |status: &Status| lease_of(status).as_ref() == Some(lease);
+    Ok(all.filter(is_its).collect())
+}
+
+/// What is in the daemon's own namespace is named without one, and would be another interface to a service elsewhere.
+fn refuse_elsewhere(client: &mut Client, found: &LeaseInterfaces) -> Result<(), ImpairError> {
+    let hello = client.hello().map_err(ImpairError::Service)?;
+    let is_here = || hello.is_here().is_ok_and(|is_here| is_here);
+    if found.interfaces.iter().all(|one| one.netns.is_some()) || is_here() {
+        return Ok(());
+    }
+    Err(ImpairError::Elsewhere {
+        lease: found.lease.name.clone(),
+        pid: hello.pid,
+    })
 }
 
 /// All or none: where one can't be impaired, the others become what they were.
@@ -306,8 +333,12 @@ fn set_all(
     impairment: &Impairment,
 ) -> Result<(), ImpairError> {
     let owner = owner_of(&found.lease);
-    let before = listed(client, &found.lease)?;
     let targets = targets_of(found);
+    // Of a single one nothing is taken back.
+    let before = match targets.len() {
+        0 | 1 => Vec::new(),
+        _ => of_lease(client.list_with_traces_of(&owner), &found.lease)?,
+    };
     for (count, target) in targets.iter().enumerate() {
         let Err(error) = client.set(target, &owner, impairment) else {
             continue;

@@ -131,8 +131,12 @@ pub enum Request {
         #[serde(default)]
         flush: bool,
     },
-    /// All targets.
-    List,
+    /// All targets, without the content of traces.
+    List {
+        /// But with that of this one's.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        traces_of: Option<Owner>,
+    },
 }
 
 /// What is answered.
@@ -210,7 +214,7 @@ pub struct Status {
     pub owner: Owner,
     /// What becomes of its packets.
     pub state: State,
-    /// How it is impaired.
+    /// How it is impaired. The content of traces is there only if it was asked for.
     pub impairment: Impairment,
     /// Number of the interface in its namespace.
     pub ifindex: u32,
@@ -256,6 +260,15 @@ mod tests {
         assert_eq!(request, expected);
         let again = serde_json::to_string(&request).unwrap();
         assert_eq!(serde_json::from_str::<Request>(&again).unwrap(), expected);
+    }
+
+    /// Earlier versions know nothing but this, whichever end they are.
+    #[test]
+    fn all_targets_are_asked_for_as_ever() {
+        let line = r#"{"request":"list"}"#;
+        let all = Request::List { traces_of: None };
+        assert_eq!(serde_json::from_str::<Request>(line).unwrap(), all);
+        assert_eq!(serde_json::to_string(&all).unwrap(), line);
     }
 
     #[test]

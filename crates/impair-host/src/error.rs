@@ -123,6 +123,21 @@ pub enum Error {
         /// How many there are.
         count: usize,
     },
+    /// Impairments that aren't root's take too much.
+    #[error(
+        "impair {target}: with it the impairments of {whose} would take {bytes} bytes, as JSON and of each interface for itself, and \
+         these may take {max}; clear others, or send shorter traces and lists"
+    )]
+    Room {
+        /// Which.
+        target: Target,
+        /// Of one user, or of all of them.
+        whose: String,
+        /// What they would take.
+        bytes: usize,
+        /// What they may.
+        max: usize,
+    },
     /// The impairment can't be carried out.
     #[error("impair {target}: {reason}")]
     Impairment {
@@ -171,6 +186,17 @@ fn reason(path: &Path, source: &io::Error) -> String {
     }
 }
 
+/// An error with all its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
 impl Error {
     /// What the one who asked is told.
     pub(crate) fn code(&self) -> RefusalCode {
@@ -189,7 +215,7 @@ impl Error {
             Self::Diverted { .. } | Self::Owned { .. } | Self::Draining { .. } => {
                 RefusalCode::InUse
             }
-            Self::Full { .. } | Self::Waiting { .. } => RefusalCode::Full,
+            Self::Full { .. } | Self::Waiting { .. } | Self::Room { .. } => RefusalCode::Full,
             Self::Namespace { .. }
             | Self::Enter { .. }
             | Self::EngineGone

@@ -20,7 +20,7 @@ pub(crate) struct Demands {
     /// Also the interface that the machine's default route leads through.
     pub(crate) force: bool,
     /// Whether the calling thread is in the machine's own namespace.
-    pub(crate) is_own_namespace: bool,
+    pub(crate) is_machines: bool,
     /// Whether programs are attached by filters, since the kernel has no TCX.
     pub(crate) by_filters: bool,
     /// Whether the daemon asks for one of its leases, whose XDP program lets packets pass while it is impaired.
@@ -75,7 +75,7 @@ pub(crate) fn find_fit(target: &Target, demands: Demands) -> Result<Interface, E
              `clsact` in its place, or take Linux 6.6",
         ));
     }
-    if demands.is_own_namespace && !demands.force {
+    if demands.is_machines && !demands.force {
         refuse_default_route(&mut socket, target, &interface)?;
     }
     Ok(interface)

@@ -9,18 +9,21 @@
 //! The graph is configured anew for every change, and what is the same goes on with its packets. To end without losing
 //! what is under way, the ways in are taken out of the graph and the engine runs until nothing is left.
 
-use std::{fmt, iter::Peekable, os::fd::AsFd, path::PathBuf, time::Duration};
+mod edge;
+mod room;
+
+use std::{iter::Peekable, os::fd::AsFd, path::PathBuf, time::Duration};
 
 use sandwire_api::impairment::{Impairment, LineReport};
 use sandwire_engine::{
     AppReport, ConfigureError, Engine, Graph, GraphError, LinkReport, Links, Load, PoolError,
     PoolLimits, Time,
     apps::Join,
-    io::{Raw, Ring, Stop, Waiter, Xdp, wait::WaitError},
+    io::{Stop, Waiter, wait::WaitError},
 };
 use sandwire_impair::{
     app::{Line, LineApp},
-    compile::CompileError,
+    compile::{CompileError, Compiled},
     scenario::{Change, Changes},
 };
 use sandwire_kernel_net::{
@@ -29,16 +32,17 @@ use sandwire_kernel_net::{
     netlink::Socket,
 };
 
-use crate::record::{RecordError, Recording, Way};
+pub use self::edge::Edge;
+use self::edge::EdgeApp;
+use crate::{
+    error::chain,
+    record::{RecordError, Recording, Way},
+};
 
 /// The only link of the only engine: what tells its random numbers from others'.
 pub(crate) const LINK: u64 = 0;
 /// Names of the two ways, as of their apps.
 const WAYS: [&str; 2] = ["ab", "ba"];
-/// Ethernet header and one VLAN tag.
-const HEADER_BYTES: u32 = 18;
-/// What an engine's packets can hold at most, without a header.
-const MTU_MAX: u32 = 65_000 - HEADER_BYTES;
 /// How long the end may wait for packets that are under way.
 pub const DRAIN_MAX: Duration = Duration::from_secs(10);
 /// How long packets are carried between two changes of a scenario at least, and signals heard.
@@ -61,58 +65,6 @@ pub struct Settings {
     pub may_change: bool,
     /// Folder to record the run in, if it is to be; such a run can't change.
     pub record: Option<PathBuf>,
-}
-
-/// How packets are fetched from interfaces.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Edge {
-    /// Rings: the fastest that leaves everything on the host as it is.
-    #[default]
-    Auto,
-    /// Raw sockets: a system call for each packet.
-    Raw,
-    /// AF_PACKET rings.
-    Ring,
-    /// AF_XDP, of queue 0. It needs the offloads of whoever sends off, and turns them off while it runs where it can.
-    Xdp,
-}
-
-/// One of the two edges, as it is put into every graph.
-#[derive(Clone, Debug)]
-enum EdgeApp {
-    Raw(Raw),
-    Ring(Ring),
-    Xdp(Xdp),
-}
-
-impl EdgeApp {
-    fn new(edge: Edge, interface: &str) -> Self {
-        match edge {
-            Edge::Raw => Self::Raw(Raw::interface(interface)),
-            Edge::Auto | Edge::Ring => Self::Ring(Ring::interface(interface)),
-            Edge::Xdp => Self::Xdp(Xdp::interface(interface)),
-        }
-    }
-
-    fn add_to(&self, graph: &mut Graph, name: &str) -> Result<(), GraphError> {
-        match self.clone() {
-            Self::Raw(raw) => graph.app(name, raw)?,
-            Self::Ring(ring) => graph.app(name, ring)?,
-            Self::Xdp(xdp) => graph.app(name, xdp)?,
-        };
-        Ok(())
-    }
-}
-
-impl fmt::Display for Edge {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Auto => "auto",
-            Self::Raw => "raw sockets",
-            Self::Ring => "AF_PACKET rings",
-            Self::Xdp => "AF_XDP",
-        })
-    }
 }
 
 /// Why nothing is forwarded.
@@ -152,14 +104,18 @@ pub enum ForwardError {
     },
     /// Its packets are too long.
     #[error(
-        "cannot forward by {interface}: its MTU is {mtu}, and a packet here holds at most {MTU_MAX}; lower it: ip link \
-         set {interface} mtu {MTU_MAX}"
+        "cannot forward by {interface}: its MTU is {mtu}, and a packet here holds at most {mtu_max}; lower it: ip link \
+         set {interface} mtu {mtu_max}{}", if *is_xdp { "; or take --edge ring" } else { "" }
     )]
     Mtu {
         /// Its name.
         interface: String,
         /// What it has.
         mtu: u32,
+        /// What it may have.
+        mtu_max: u32,
+        /// Whether it may have more by another edge.
+        is_xdp: bool,
     },
     /// The kernel doesn't say what there is.
     #[error(transparent)]
@@ -202,17 +158,6 @@ impl ForwardError {
     }
 }
 
-/// An error with all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
-}
-
 /// A running forwarder.
 pub struct Forwarder {
     settings: Settings,
@@ -220,6 +165,8 @@ pub struct Forwarder {
     edges: [EdgeApp; 2],
     /// What happens to packets from the first to the second and back, if anything does.
     lines: Option<[Line; 2]>,
+    /// What these have.
+    compiled: Compiled,
     recording: Option<Recording>,
     /// Links of the ways in as they were when these were taken out.
     closed: Vec<LinkReport>,
@@ -269,31 +216,37 @@ impl Forwarder {
     pub fn start(settings: Settings) -> Result<Self, ForwardError> {
         let mut socket = Socket::route()?;
         let [first, second] = &settings.interfaces;
-        let interfaces = [find(&mut socket, first)?, find(&mut socket, second)?];
+        let edge = settings.edge;
+        let interfaces = [
+            find(&mut socket, first, edge)?,
+            find(&mut socket, second, edge)?,
+        ];
         if interfaces[0].index == interfaces[1].index {
             let (first, second) = (first.clone(), second.clone());
             return Err(ForwardError::Same { first, second });
         }
         let mtu = interfaces[0].mtu.max(interfaces[1].mtu);
         let usual = PoolLimits::default();
-        let frame_bytes = u16::try_from(mtu + HEADER_BYTES).unwrap_or(u16::MAX);
+        let frame_bytes = u16::try_from(mtu + edge.header_bytes()).unwrap_or(u16::MAX);
         let limits = PoolLimits {
+            packets_max: room::packets_max(&settings.impairment),
             frame_bytes_max: frame_bytes.max(usual.frame_bytes_max),
-            ..usual
         };
         let is_line_needed =
             settings.may_change || settings.record.is_some() || !settings.impairment.is_nothing();
-        let lines = if is_line_needed {
-            let (ab, ba) = Line::pair(&settings.impairment, LINK)?;
-            Some([ab, ba])
-        } else {
-            None
+        let compiled = match is_line_needed {
+            true => Compiled::new(&settings.impairment)?,
+            false => Compiled::default(),
         };
+        let lines = is_line_needed.then(|| <[Line; 2]>::from(Line::pair_of(&compiled, LINK)));
         let mut forwarder = Self {
             lines,
+            compiled,
             engine: Engine::with_limits(limits)?,
             waiter: Waiter::new()?.polling(settings.polling),
-            edges: [0, 1].map(|end| EdgeApp::new(settings.edge, &interfaces[end].name)),
+            edges: interfaces
+                .each_ref()
+                .map(|interface| EdgeApp::new(edge, &interface.name, interface.mtu)),
             settings,
             interfaces,
             socket,
@@ -332,7 +285,9 @@ impl Forwarder {
         let Some([ab, ba]) = self.lines.as_ref().filter(|_| self.settings.may_change) else {
             return Err(ForwardError::Fixed);
         };
-        let lines = [ab.changed(impairment)?, ba.changed(impairment)?];
+        let compiled = Compiled::after(impairment, &self.settings.impairment, &self.compiled)?;
+        let lines = [ab.changed_to(&compiled), ba.changed_to(&compiled)];
+        self.compiled = compiled;
         self.settings.impairment = impairment.clone();
         self.lines = Some(lines);
         self.configure(true)?;
@@ -558,7 +513,7 @@ fn last_due(
 }
 
 /// The interface of that name, if packets can be forwarded by it.
-fn find(socket: &mut Socket, name: &str) -> Result<Interface, ForwardError> {
+fn find(socket: &mut Socket, name: &str, edge: Edge) -> Result<Interface, ForwardError> {
     let Some(found) = interface::find(socket, name)? else {
         let all = interface::list(socket)?;
         let known = all.iter().filter(|it| it.index != InterfaceIndex::LOOPBACK);
@@ -584,9 +539,13 @@ fn find(socket: &mut Socket, name: &str) -> Result<Interface, ForwardError> {
     if !found.is_up {
         return Err(ForwardError::Down { interface });
     }
-    if found.mtu > MTU_MAX {
-        let mtu = found.mtu;
-        return Err(ForwardError::Mtu { interface, mtu });
+    if found.mtu > edge.mtu_max() {
+        return Err(ForwardError::Mtu {
+            interface,
+            mtu: found.mtu,
+            mtu_max: edge.mtu_max(),
+            is_xdp: edge == Edge::Xdp,
+        });
     }
     Ok(found)
 }

@@ -9,7 +9,10 @@ use std::{
 use sandwire_api::impairment::Impairment;
 use sandwire_datapath::divert::Diversion;
 use sandwire_engine::PoolLimits;
-use sandwire_impair::app::Direction;
+use sandwire_impair::{
+    app::Direction,
+    compile::{CompileError, Compiled},
+};
 use sandwire_kernel_net::{
     interface::{self, InterfaceIndex},
     netlink::Socket,
@@ -17,20 +20,24 @@ use sandwire_kernel_net::{
 };
 
 use crate::{
-    control::{Cleared, Owner, State, Status, Target, Way},
+    control::{Cleared, Owner, State, Target},
     diversion::{DivertedTap, Making, Prepared, hooks_of, through},
     error::Error,
     fitness::Demands,
     namespace::Namespace,
     state::{Memory, Remembered},
-    worker::{Id, LaneReport, LaneWay, Lanes, Worker},
+    worker::{Id, LaneWay, Lanes, Worker},
 };
 
 mod ending;
 mod recall;
 mod revive;
+mod room;
+mod status;
 mod torn_down;
 mod waiting;
+
+use room::bytes_of;
 
 /// How all targets are served.
 #[derive(Clone, Debug)]
@@ -59,6 +66,8 @@ pub(crate) struct Host {
     memory: Memory,
     workers: Vec<Worker>,
     own_inode: u64,
+    /// Of the machine's namespace, whose default route nobody is to take by mistake.
+    machines_inode: u64,
     next: Id,
     entries: BTreeMap<Key, Entry>,
     /// Whether all end, and none begins any more.
@@ -69,6 +78,10 @@ pub(crate) struct Host {
 struct Entry {
     id: Id,
     remembered: Remembered,
+    /// What the engine has of its impairment.
+    compiled: Compiled,
+    /// What its impairment takes; see [`room`].
+    bytes: usize,
     namespace: Arc<Namespace>,
     diversion: Arc<Diversion>,
     /// By ingress and egress of the interface.
@@ -106,8 +119,10 @@ impl Host {
                 path: settings.memory.clone(),
                 source,
             })?;
+        let own_inode = Namespace::open(None)?.inode;
         Ok(Self {
-            own_inode: Namespace::open(None)?.inode,
+            own_inode,
+            machines_inode: Namespace::machines().map_or(own_inode, |machines| machines.inode),
             settings,
             memory,
             workers,
@@ -158,6 +173,7 @@ impl Host {
             cookie: namespace.cookie(),
             ifindex: index.0,
         };
+        self.check_room(key, &remembered)?;
         if self.entries.get(&key).is_some_and(Entry::has_ended) {
             self.entries.remove(&key);
         }
@@ -205,9 +221,12 @@ impl Host {
                         .to_owned(),
             });
         }
+        let before = &entry.remembered.impairment;
+        let compiled = Compiled::after(&remembered.impairment, before, &entry.compiled);
+        let compiled = compiled.map_err(|error| impossible(target, &error))?;
         // First what a full disk could forbid, so that nothing has changed then.
         let written = self.memory.prepare(&remembered)?;
-        let changed = self.workers[entry.worker].change(entry.id, &remembered.impairment)?;
+        let changed = self.workers[entry.worker].change(entry.id, &compiled)?;
         changed.map_err(|reason| Error::Impairment {
             target: target.clone(),
             reason,
@@ -216,16 +235,20 @@ impl Host {
             let way = through(*tap, remembered.impairment.on_death);
             entry.diversion.set_way(hook, way);
         }
+        entry.bytes = bytes_of(&remembered);
+        entry.compiled = compiled;
         entry.remembered = remembered;
         written.commit()
     }
 
     fn begin(&mut self, namespace: Namespace, remembered: Remembered) -> Result<(), Error> {
+        let compiled = Compiled::new(&remembered.impairment);
+        let compiled = compiled.map_err(|error| impossible(&remembered.target, &error))?;
         let making = Making {
             target: &remembered.target,
             demands: Demands {
                 force: remembered.force,
-                is_own_namespace: namespace.inode == self.own_inode,
+                is_machines: namespace.inode == self.machines_inode,
                 is_of_lease: matches!(remembered.owner, Owner::Lease { .. }),
                 by_filters: !self.settings.uses_links,
                 frame_bytes_max: self.settings.limits.frame_bytes_max,
@@ -235,7 +258,8 @@ impl Host {
         };
         let prepared = making.prepare(&namespace)?;
         let written = self.memory.write(&remembered);
-        let begun = written.and_then(|()| self.attach(namespace, remembered.clone(), prepared));
+        let begun =
+            written.and_then(|()| self.attach(namespace, remembered.clone(), compiled, prepared));
         if begun.is_err() {
             self.forget(&remembered);
         }
@@ -247,6 +271,7 @@ impl Host {
         &mut self,
         namespace: Namespace,
         remembered: Remembered,
+        compiled: Compiled,
         prepared: Prepared,
     ) -> Result<(), Error> {
         let Prepared {
@@ -261,7 +286,7 @@ impl Host {
         let lanes = Lanes {
             id,
             diversion: diversion.clone(),
-            impairment: remembered.impairment.clone(),
+            compiled: compiled.clone(),
             ways: ways_of(&remembered.target, taps),
         };
         let added = self.workers[worker].add(lanes)?;
@@ -280,6 +305,8 @@ impl Host {
         tracing::info!(target = %remembered.target, owner = %remembered.owner, "impaired");
         let entry = Entry {
             id,
+            compiled,
+            bytes: bytes_of(&remembered),
             remembered,
             namespace: Arc::new(namespace),
             diversion,
@@ -394,13 +421,12 @@ impl Host {
         let Some(mut entry) = self.entries.remove(&key) else {
             return;
         };
-        let found = index_in(&entry.namespace, &entry.remembered.target);
-        let reason = match found {
-            Ok(Some(index)) if index.0 == key.1 && !entry.has_taps() => {
-                "somebody has deleted a TAP of ours"
-            }
-            Ok(Some(index)) if index.0 == key.1 => "somebody has detached our programs",
-            _ => "the interface is gone",
+        let reason = if !entry.has_interface() {
+            "the interface is gone"
+        } else if !entry.has_taps() {
+            "somebody has deleted a TAP of ours"
+        } else {
+            "somebody has detached our programs"
         };
         tracing::warn!(target = %entry.remembered.target, reason, "the diversion has ended");
         if let Err(error) = self.take_away(&entry) {
@@ -410,21 +436,6 @@ impl Host {
             reason: reason.to_owned(),
         };
         self.entries.insert(key, entry);
-    }
-
-    /// All targets as they are now.
-    pub(crate) fn list(&self) -> Result<Vec<Status>, Error> {
-        let mut reports = BTreeMap::new();
-        for worker in &self.workers {
-            reports.extend(worker.report()?);
-        }
-        let mut found: Vec<Status> = self
-            .entries
-            .values()
-            .map(|entry| entry.status(reports.remove(&entry.id).unwrap_or_default()))
-            .collect();
-        found.sort_by(|left, right| left.target.cmp(&right.target));
-        Ok(found)
     }
 }
 
@@ -443,6 +454,15 @@ impl Entry {
             }
             Ok(self.diversion.is_attached()?)
         })
+    }
+
+    /// Whether the interface is there, whatever it is called now.
+    fn has_interface(&self) -> bool {
+        let found = self.namespace.inside(|| {
+            let index = InterfaceIndex(self.remembered.ifindex);
+            Ok(interface::find_by_index(&mut Socket::route()?, index)?)
+        });
+        found.is_ok_and(|found| found.is_some())
     }
 
     /// Whether both TAPs are there.
@@ -468,63 +488,13 @@ impl Entry {
     fn is_of_lease(&self) -> bool {
         matches!(self.remembered.owner, Owner::Lease { .. })
     }
+}
 
-    fn status(&self, reports: [LaneReport; 2]) -> Status {
-        let (unread, name) = self.unread();
-        let [ingress, egress] = reports;
-        let way = |hook, report: LaneReport, unread: u64| {
-            let counters = self.diversion.counters(hook);
-            Way {
-                diverted: counters.diverted,
-                returned: counters.returned,
-                dead_dropped: counters.dead_dropped,
-                dead_passed: counters.dead_passed,
-                unread: unread + report.unread,
-                too_long: report.too_long,
-                refused: report.refused,
-                line: report.line,
-            }
-        };
-        let by_hook = (
-            way(Hook::Ingress, ingress, unread[0]),
-            way(Hook::Egress, egress, unread[1]),
-        );
-        let remembered = &self.remembered;
-        let (egress, ingress) = match hooks_of(remembered.target.side) {
-            (Hook::Egress, _) => (by_hook.1, by_hook.0),
-            (Hook::Ingress, _) => by_hook,
-        };
-        let mut target = remembered.target.clone();
-        if let (Some(name), false) = (name, self.is_of_lease()) {
-            target.interface = name;
-        }
-        Status {
-            target,
-            owner: remembered.owner.clone(),
-            state: self.state.clone(),
-            impairment: remembered.impairment.clone(),
-            ifindex: remembered.ifindex,
-            thread: self.worker,
-            egress,
-            ingress,
-        }
-    }
-
-    /// Packets that the TAPs dropped since the engine didn't read them in time, by ingress and egress. Also what the
-    /// interface is called now, if it is there.
-    fn unread(&self) -> ([u64; 2], Option<String>) {
-        let count = || {
-            let mut socket = Socket::route()?;
-            let mut counts = [0; 2];
-            for (count, (name, _)) in counts.iter_mut().zip(&self.taps) {
-                let found = interface::find_with_traffic(&mut socket, name)?;
-                *count = found.map_or(0, |found| found.traffic.sent_dropped);
-            }
-            let index = InterfaceIndex(self.remembered.ifindex);
-            let interface = interface::find_by_index(&mut socket, index)?;
-            Ok((counts, interface.map(|found| found.name)))
-        };
-        self.namespace.inside(count).unwrap_or_default()
+/// Of an impairment that can't be compiled.
+fn impossible(target: &Target, error: &CompileError) -> Error {
+    Error::Impairment {
+        target: target.clone(),
+        reason: error.to_string(),
     }
 }
 

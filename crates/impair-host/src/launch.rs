@@ -13,7 +13,10 @@ use sandwire_api::impairment::Impairment;
 use sandwire_kernel_net::process::unblock_signals;
 use serde::Deserialize;
 
-use crate::control::{Client, Owner, TARGETS, control_socket};
+use crate::{
+    control::{Client, Owner, TARGETS, control_socket},
+    namespace::Namespace,
+};
 
 /// This program, whatever has become of its file.
 const OURSELVES: &str = "/proc/self/exe";
@@ -55,6 +58,15 @@ pub enum LaunchError {
     },
 }
 
+/// Network namespace that a service is started in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// That of whoever starts it.
+    Own,
+    /// The machine's, wherever it is started from: it serves others too, and would keep a sandbox's from going.
+    Machine,
+}
+
 /// A service that has been started.
 #[derive(Debug)]
 pub struct Launched {
@@ -64,12 +76,15 @@ pub struct Launched {
     pub log: PathBuf,
 }
 
-/// Connects to the service of that folder; if nobody listens, starts one first: this same executable, by
+/// Connects to the service of that folder; if nobody listens, starts one there first: this same executable, by
 /// `impair serve --detach`.
 ///
 /// # Errors
 /// See [`LaunchError`].
-pub fn connect_or_start(folder: &Path) -> Result<(Client, Option<Launched>), LaunchError> {
+pub fn connect_or_start(
+    folder: &Path,
+    home: Home,
+) -> Result<(Client, Option<Launched>), LaunchError> {
     let socket = control_socket(folder);
     if let Ok(client) = Client::connect(&socket) {
         return Ok((client, None));
@@ -78,7 +93,7 @@ pub fn connect_or_start(folder: &Path) -> Result<(Client, Option<Launched>), Lau
         return Err(LaunchError::NotRoot);
     }
     let log = folder.join(LOG);
-    let mut child = spawn(folder, &log)?;
+    let mut child = spawn(folder, &log, home)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Ok(client) = Client::connect(&socket) {
@@ -100,7 +115,7 @@ pub fn connect_or_start(folder: &Path) -> Result<(Client, Option<Launched>), Lau
     }
 }
 
-fn spawn(folder: &Path, log: &Path) -> Result<Child, LaunchError> {
+fn spawn(folder: &Path, log: &Path, home: Home) -> Result<Child, LaunchError> {
     let open_log = || {
         fs::DirBuilder::new()
             .recursive(true)
@@ -122,7 +137,16 @@ fn spawn(folder: &Path, log: &Path) -> Result<Child, LaunchError> {
         .stdout(Stdio::null())
         .stderr(output);
     unblock_signals(&mut command);
-    command.spawn().map_err(LaunchError::Spawn)
+    let spawned = match home {
+        Home::Own => Ok(command.spawn()),
+        Home::Machine => {
+            let machines = Namespace::machines();
+            machines.and_then(|machines| machines.inside(|| Ok(command.spawn())))
+        }
+    };
+    // Who may not enter it starts the service where he is.
+    let spawned = spawned.unwrap_or_else(|_| command.spawn());
+    spawned.map_err(LaunchError::Spawn)
 }
 
 /// What the service of a folder remembers, alive or dead.

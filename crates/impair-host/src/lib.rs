@@ -33,10 +33,7 @@ use sandwire_kernel_net::{
 };
 
 pub use error::Error;
-use namespace::Namespace;
-
-/// A file of the machine's first network namespace.
-const FIRST: &str = "/proc/1/ns/net";
+use namespace::{FIRST, Namespace};
 
 /// How a target in the caller's own network namespace is named to a service, of whose namespace that is the inode: by a file
 /// that stays when the caller has ended, or by none in the service's own.

@@ -20,6 +20,8 @@ use sandwire_kernel_net::netns;
 use crate::error::Error;
 
 const OWN: &str = "/proc/thread-self/ns/net";
+/// A file of the machine's first network namespace.
+pub(crate) const FIRST: &str = "/proc/1/ns/net";
 /// Magic number of the file system that namespace files are on.
 const NSFS_MAGIC: u64 = 0x6e73_6673;
 
@@ -54,6 +56,11 @@ impl Namespace {
             file: file.into(),
             inode,
         })
+    }
+
+    /// The machine's own, which isn't this thread's inside a sandbox.
+    pub(crate) fn machines() -> Result<Self, Error> {
+        Self::open(Some(Path::new(FIRST)))
     }
 
     /// By which it is told from every other that there was since the machine's start, if the kernel knows it.

@@ -13,17 +13,24 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::impairment::{Impairment, LineReport};
+use sandwire_api::impairment::LineReport;
 use sandwire_datapath::divert::Diversion;
 use sandwire_engine::{
     Engine, Graph, PoolLimits, Time,
     io::{Waiter, Waker, wait::WaitError},
 };
-use sandwire_impair::app::{Direction, Line};
+use sandwire_impair::{
+    app::{Direction, Line},
+    compile::Compiled,
+};
 use sandwire_kernel_net::{tc::Hook, thread::answer_promptly};
 
 use self::lane::{Lane, Phase};
-use crate::{control::Cleared, diversion::DivertedTap, error::Error};
+use crate::{
+    control::Cleared,
+    diversion::DivertedTap,
+    error::{Error, chain},
+};
 
 /// How often lanes are looked at whose packets are let go.
 const LOOK: Duration = Duration::from_millis(1);
@@ -41,7 +48,7 @@ pub(crate) type Id = u64;
 pub(crate) struct Lanes {
     pub(crate) id: Id,
     pub(crate) diversion: Arc<Diversion>,
-    pub(crate) impairment: Impairment,
+    pub(crate) compiled: Compiled,
     pub(crate) ways: [LaneWay; 2],
 }
 
@@ -68,7 +75,7 @@ type Answer<T> = mpsc::Sender<T>;
 
 enum Order {
     Add(Box<Lanes>, Answer<Result<(), String>>),
-    Change(Id, Box<Impairment>, Answer<Result<(), String>>),
+    Change(Id, Box<Compiled>, Answer<Result<(), String>>),
     /// Answered when all packets have gone and the diversion lets packets pass.
     Drain(Id, bool, Answer<Cleared>),
     Remove(Id, Answer<()>),
@@ -132,13 +139,9 @@ impl Worker {
     }
 
     /// Changes what happens to them.
-    pub(crate) fn change(
-        &self,
-        id: Id,
-        impairment: &Impairment,
-    ) -> Result<Result<(), String>, Error> {
-        let impairment = Box::new(impairment.clone());
-        self.ask(|answer| Order::Change(id, impairment, answer))
+    pub(crate) fn change(&self, id: Id, compiled: &Compiled) -> Result<Result<(), String>, Error> {
+        let compiled = Box::new(compiled.clone());
+        self.ask(|answer| Order::Change(id, compiled, answer))
     }
 
     /// Lets packets go that are under way. What comes out of the receiver, when all have gone, is the account.
@@ -258,8 +261,8 @@ impl Running {
         // Who doesn't wait for the answer any more has gone.
         match order {
             Order::Add(lanes, answer) => drop(answer.send(self.add(*lanes))),
-            Order::Change(id, impairment, answer) => {
-                drop(answer.send(self.change(id, &impairment)));
+            Order::Change(id, compiled, answer) => {
+                drop(answer.send(self.change(id, &compiled)));
             }
             Order::Drain(id, flush, answer) => self.drain(id, flush, answer),
             Order::Remove(id, answer) => {
@@ -277,10 +280,10 @@ impl Running {
         let Lanes {
             id,
             diversion,
-            impairment,
+            compiled,
             ways,
         } = lanes;
-        let (egress, ingress) = Line::pair(&impairment, LINK).map_err(|error| error.to_string())?;
+        let (egress, ingress) = Line::pair_of(&compiled, LINK);
         let line_of = |direction| match direction {
             Direction::Egress => egress.clone(),
             Direction::Ingress => ingress.clone(),
@@ -308,22 +311,18 @@ impl Running {
     /// Has the engine run another graph, if it can.
     fn follow(&mut self, graph: Graph) -> Result<(), String> {
         let configured = self.engine.configure(&graph);
-        configured.map_err(|error| error.to_string())?;
+        configured.map_err(|error| chain(&error))?;
         self.graph = graph;
         Ok(())
     }
 
-    fn change(&mut self, id: Id, impairment: &Impairment) -> Result<(), String> {
+    fn change(&mut self, id: Id, compiled: &Compiled) -> Result<(), String> {
         let Some(target) = self.targets.get_mut(&id) else {
             return Err("the engine doesn't have it".to_owned());
         };
         let mut graph = self.graph.clone();
-        let mut configs = Vec::new();
-        for lane in &target.lanes {
-            let config = lane.config().changed(impairment);
-            configs.push(config.map_err(|error| error.to_string())?);
-        }
-        for (lane, config) in target.lanes.iter_mut().zip(configs) {
+        for lane in &mut target.lanes {
+            let config = lane.config().changed_to(compiled);
             let changed = lane.change(&mut graph, config);
             changed.map_err(|error| error.to_string())?;
         }
@@ -333,7 +332,7 @@ impl Running {
     /// Takes the rules away, and lets go or drops what is inside.
     fn drain(&mut self, id: Id, flush: bool, answer: Answer<Cleared>) {
         // Without rules there is nothing that could be refused.
-        if let Err(reason) = self.change(id, &Impairment::default()) {
+        if let Err(reason) = self.change(id, &Compiled::default()) {
             tracing::error!(reason, "rules can't be taken away");
         }
         let Some(target) = self.targets.get_mut(&id) else {

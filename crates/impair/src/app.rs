@@ -24,11 +24,11 @@ use sandwire_engine::{
 
 use self::{
     frame::Framed,
-    rule::{NEVER, RuleState},
+    rule::{Gone, NEVER, RuleState},
 };
 use crate::{
     DropCause, Nanoseconds,
-    compile::{CompileError, CompiledRule, compile},
+    compile::{CompileError, Compiled, CompiledRule},
     decision::Decision,
     nat::{Nat, Translation},
     pipeline::{Dropped, Released},
@@ -73,7 +73,7 @@ pub struct LineApp {
     passed_dropped: u64,
     nat_dropped: u64,
     answers_dropped: u64,
-    gone: Packets,
+    gone: Gone,
     observer: Option<Observer>,
 }
 
@@ -118,9 +118,7 @@ impl Line {
         direction: Direction,
         link: u64,
     ) -> Result<Self, CompileError> {
-        let nat = Nat::new(impairment.seed, stream_of(link));
-        let nat = SharedNat(Rc::new(RefCell::new(nat)));
-        Self::with_nat(impairment, direction, link, nat)
+        Ok(Self::of(&Compiled::new(impairment)?, direction, link))
     }
 
     /// What it does both ways: egress and ingress. They must be apps of one engine.
@@ -128,18 +126,29 @@ impl Line {
     /// # Errors
     /// As [`Line::new`].
     pub fn pair(impairment: &Impairment, link: u64) -> Result<(Self, Self), CompileError> {
-        let egress = Self::new(impairment, Direction::Egress, link)?;
-        let nat = egress.nat.clone();
-        let ingress = Self::with_nat(impairment, Direction::Ingress, link, nat)?;
-        Ok((egress, ingress))
+        Ok(Self::pair_of(&Compiled::new(impairment)?, link))
+    }
+
+    /// The same, of what was compiled before.
+    #[must_use]
+    pub fn pair_of(compiled: &Compiled, link: u64) -> (Self, Self) {
+        let egress = Self::of(compiled, Direction::Egress, link);
+        let ingress = Self {
+            direction: Direction::Ingress,
+            ..egress.clone()
+        };
+        let ingress = ingress.changed_to(compiled);
+        (egress, ingress)
     }
 
     /// The same line with other rules, for [`LineApp::change`] and for another graph.
-    ///
-    /// # Errors
-    /// As [`Line::new`].
-    pub fn changed(&self, impairment: &Impairment) -> Result<Self, CompileError> {
-        Self::with_nat(impairment, self.direction, self.link, self.nat.clone())
+    #[must_use]
+    pub fn changed_to(&self, compiled: &Compiled) -> Self {
+        Self {
+            seed: compiled.seed,
+            rules: compiled.rules(self.direction).into(),
+            ..self.clone()
+        }
     }
 
     /// Whether packets go by without being looked at.
@@ -148,19 +157,15 @@ impl Line {
         self.rules.is_empty()
     }
 
-    fn with_nat(
-        impairment: &Impairment,
-        direction: Direction,
-        link: u64,
-        nat: SharedNat,
-    ) -> Result<Self, CompileError> {
-        Ok(Self {
+    fn of(compiled: &Compiled, direction: Direction, link: u64) -> Self {
+        let nat = Nat::new(compiled.seed, stream_of(link));
+        Self {
             direction,
             link,
-            seed: impairment.seed,
-            rules: compile(impairment, direction)?.into(),
-            nat,
-        })
+            seed: compiled.seed,
+            rules: compiled.rules(direction).into(),
+            nat: SharedNat(Rc::new(RefCell::new(nat))),
+        }
     }
 }
 
@@ -201,7 +206,7 @@ impl Config for Line {
             passed_dropped: 0,
             nat_dropped: 0,
             answers_dropped: 0,
-            gone: Packets::default(),
+            gone: Gone::default(),
             observer: None,
         })
     }
@@ -315,7 +320,7 @@ impl LineApp {
             let name = rule.compiled.name.clone();
             let pipeline = &mut rule.pipeline;
             flushed += pipeline.flush(self.now, &mut |dropped| reporter.dropped(&name, dropped));
-            self.gone.add(&rule.packets());
+            self.gone.add(&rule);
         }
         self.answers.clear();
         self.next = NEVER;
@@ -337,15 +342,15 @@ impl LineApp {
             nat_dropped: self.nat_dropped,
             answers_dropped: self.answers_dropped,
             inside: self.inside(),
-            valid: rules.iter().all(|rule| rule.timing.valid),
+            valid: !self.gone.is_invalid && rules.iter().all(|rule| rule.timing.valid),
             rules,
-            gone: self.gone.clone(),
+            gone: self.gone.packets.clone(),
         }
     }
 
     /// What became of packets that a rule matched, gone rules too.
     fn packets(&self) -> Packets {
-        let mut packets = self.gone.clone();
+        let mut packets = self.gone.packets.clone();
         for rule in &self.rules {
             packets.add(&rule.packets());
         }
@@ -515,7 +520,7 @@ impl LineApp {
     fn remove_drained(&mut self) {
         if self.rules.iter().any(RuleState::is_drained) {
             for rule in self.rules.extract_if(.., |rule| rule.is_drained()) {
-                self.gone.add(&rule.packets());
+                self.gone.add(&rule);
             }
             self.reads_headers = self.rules.iter().any(RuleState::reads_headers);
         }

@@ -3,6 +3,8 @@
 //! Moments in what comes out, when a line goes down, a trace begins or a NAT forgets, count from the moment of
 //! [`CompiledRule::settings_from`]: nothing here knows the time.
 
+mod both;
+
 use std::hash::Hasher;
 
 use sandwire_api::impairment::{self as api, Protocol};
@@ -14,6 +16,8 @@ use sandwire_api::impairment::{
 };
 use sandwire_engine::classify::{self, IpVersion, Match};
 
+pub use self::both::Compiled;
+use self::both::Traces;
 use crate::{
     Nanoseconds,
     corrupt::CorruptModel,
@@ -28,7 +32,7 @@ use crate::{
     rate::Overhead,
     reorder::ReorderModel,
     settings::{Bottleneck, DELAY_LIMIT, Settings},
-    trace::{Trace, TraceError},
+    trace::TraceError,
 };
 
 /// Why an impairment can't be carried out.
@@ -88,16 +92,24 @@ pub fn compile(
     impairment: &Impairment,
     direction: Direction,
 ) -> Result<Vec<CompiledRule>, CompileError> {
+    compile_resolved(&impairment.resolved()?, direction, &mut Traces::default())
+}
+
+/// The same of one whose presets are filled in.
+fn compile_resolved<'a>(
+    resolved: &'a Impairment,
+    direction: Direction,
+    traces: &mut Traces<'a>,
+) -> Result<Vec<CompiledRule>, CompileError> {
     let way = match direction {
         Direction::Egress => api::Direction::Egress,
         Direction::Ingress => api::Direction::Ingress,
     };
-    let resolved = impairment.resolved()?;
     let rules = (0..).zip(&resolved.rules);
     rules
         .filter(|(_, rule)| rule.direction.covers(way))
         .map(|(index, rule)| {
-            let settings = settings(rule, &resolved.rule_name(index))?;
+            let settings = settings(rule, &resolved.rule_name(index), traces)?;
             let budget = resolved.budget.map_or_else(
                 || (rule.delay.as_ref()).map_or(0, |delay| delay.mean.as_nanoseconds() / 100),
                 |budget| budget.as_nanoseconds(),
@@ -229,10 +241,14 @@ fn matches(spec: &MatchSpec, direction: Direction) -> Vec<Match> {
     protocols.iter().map(with).collect()
 }
 
-fn settings(rule: &Rule, name: &str) -> Result<Settings, CompileError> {
+fn settings<'a>(
+    rule: &'a Rule,
+    name: &str,
+    traces: &mut Traces<'a>,
+) -> Result<Settings, CompileError> {
     let bottleneck = match (&rule.rate, &rule.trace) {
         (Some(rate), _) => Some(from_rate(rate)),
-        (None, Some(trace)) => Some(from_trace(trace, name)?),
+        (None, Some(trace)) => Some(from_trace(trace, name, traces)?),
         (None, None) => None,
     };
     let flap = rule.flap.as_ref().map(|flap| FlapModel {
@@ -327,16 +343,20 @@ fn from_rate(rate: &Rate) -> Bottleneck {
     }
 }
 
-fn from_trace(trace: &TraceSpec, rule: &str) -> Result<Bottleneck, CompileError> {
+fn from_trace<'a>(
+    trace: &'a TraceSpec,
+    rule: &str,
+    traces: &mut Traces<'a>,
+) -> Result<Bottleneck, CompileError> {
     let (rule, file) = (rule.to_owned(), trace.file.clone());
     let Some(content) = &trace.content else {
         return Err(CompileError::TraceNotRead { rule, file });
     };
-    let parsed = Trace::parse(content);
-    let parsed = parsed.map_err(|source| CompileError::Trace { rule, file, source })?;
+    let read = traces.read(content);
+    let read = read.map_err(|source| CompileError::Trace { rule, file, source })?;
     Ok(Bottleneck {
         capacity: Capacity::Trace {
-            trace: parsed,
+            trace: read,
             start: 0,
         },
         queue: from_queue(&trace.queue()),

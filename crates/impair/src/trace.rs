@@ -110,6 +110,12 @@ impl Trace {
         }
     }
 
+    /// Whether both are copies of one.
+    #[cfg(test)]
+    pub(crate) fn shares(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.milliseconds, &other.milliseconds)
+    }
+
     /// When the opportunity of this number is, from the start of the trace, over all its repetitions.
     #[must_use]
     pub fn opportunity(&self, number: u64) -> Nanoseconds {

@@ -8,7 +8,10 @@ use crate::{
     Error,
     address::family_of,
     interface::InterfaceIndex,
-    netlink::{CHANGE, CREATE, REPLACE, Request, Socket, attribute},
+    netlink::{
+        CHANGE, CREATE, REPLACE, Reply, Request, Socket,
+        attribute::{self, Attributes},
+    },
     number::octet,
 };
 
@@ -183,7 +186,7 @@ pub fn delete_multicast(request: &mut Request, interface: InterfaceIndex) {
     });
 }
 
-/// A route as the kernel lists it.
+/// A route as the kernel lists it, by one of its next hops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// Destination; a prefix of length 0 is the default route.
@@ -200,14 +203,14 @@ pub struct Listed {
     pub by_router_advertisement: bool,
 }
 
-/// The routes of the main table in the socket's namespace, both families.
+/// The routes of the main table in the socket's namespace, both families. One with several next hops is there once for each.
 ///
 /// # Errors
 /// The kernel refuses.
 pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
     let mut routes = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
-        routes.extend(socket.query(
+        let found = socket.query(
             libc::RTM_GETROUTE,
             true,
             ("list", "routes"),
@@ -216,43 +219,78 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                 header[0] = octet(family);
                 message.raw(&header);
             },
-            |reply| {
-                let [its, prefix_len, _, _, table, protocol, _, route_type] =
-                    *reply.payload.first_chunk()?;
-                // Asked for a family that it doesn't know, the kernel lists those that it does.
-                if its != octet(family) || table != libc::RT_TABLE_MAIN {
-                    return None;
-                }
-                let flags = reply.payload.get(8..12).and_then(attribute::u32_of)?;
-                if flags & RTM_F_CLONED != 0 {
-                    return None;
-                }
-                let attributes = reply.attributes(12);
-                let unspecified = if family == libc::AF_INET {
-                    IpAddr::V4(Ipv4Addr::UNSPECIFIED)
-                } else {
-                    IpAddr::V6(Ipv6Addr::UNSPECIFIED)
-                };
-                let destination = attributes
-                    .find(libc::RTA_DST)
-                    .and_then(attribute::address_of);
-                let interface = attributes.find(libc::RTA_OIF).and_then(attribute::u32_of);
-                Some(Listed {
-                    destination: IpNet::new(destination.unwrap_or(unspecified), prefix_len).ok()?,
-                    interface: interface.map(InterfaceIndex),
-                    gateway: attributes
-                        .find(libc::RTA_GATEWAY)
-                        .and_then(attribute::address_of),
-                    metric: attributes
-                        .find(libc::RTA_PRIORITY)
-                        .and_then(attribute::u32_of),
-                    unreachable: route_type == libc::RTN_UNREACHABLE,
-                    by_router_advertisement: protocol == RTPROT_RA,
-                })
-            },
-        )?);
+            |reply| read(reply, family),
+        )?;
+        routes.extend(found.into_iter().flatten());
     }
     Ok(routes)
+}
+
+/// A route of the main table, by each of its next hops.
+fn read(reply: Reply<'_>, family: i32) -> Option<Vec<Listed>> {
+    let [its, prefix_len, _, _, table, protocol, _, route_type] = *reply.payload.first_chunk()?;
+    // Asked for a family that it doesn't know, the kernel lists those that it does.
+    if its != octet(family) || table != libc::RT_TABLE_MAIN {
+        return None;
+    }
+    let flags = reply.payload.get(8..12).and_then(attribute::u32_of)?;
+    if flags & RTM_F_CLONED != 0 {
+        return None;
+    }
+    let attributes = reply.attributes(12);
+    let unspecified = if family == libc::AF_INET {
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED)
+    } else {
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED)
+    };
+    let destination = attributes
+        .find(libc::RTA_DST)
+        .and_then(attribute::address_of);
+    let interface = attributes.find(libc::RTA_OIF).and_then(attribute::u32_of);
+    let only = Listed {
+        destination: IpNet::new(destination.unwrap_or(unspecified), prefix_len).ok()?,
+        interface: interface.map(InterfaceIndex),
+        gateway: gateway_of(attributes),
+        metric: attributes
+            .find(libc::RTA_PRIORITY)
+            .and_then(attribute::u32_of),
+        unreachable: route_type == libc::RTN_UNREACHABLE,
+        by_router_advertisement: protocol == RTPROT_RA,
+    };
+    let Some(hops) = attributes.find(libc::RTA_MULTIPATH) else {
+        return Some(vec![only]);
+    };
+    let of_hop = |(interface, gateway)| Listed {
+        interface: Some(interface),
+        gateway,
+        ..only
+    };
+    Some(next_hops(hops).into_iter().map(of_hop).collect())
+}
+
+/// The interface and the gateway of each `struct rtnexthop`, which has its attributes behind it.
+fn next_hops(mut rest: &[u8]) -> Vec<(InterfaceIndex, Option<IpAddr>)> {
+    const HEADER: usize = 8;
+    let mut hops = Vec::new();
+    while let Some(header) = rest.first_chunk::<HEADER>() {
+        let length = usize::from(u16::from_ne_bytes([header[0], header[1]]));
+        let (Some(interface), Some(attributes)) =
+            (attribute::u32_of(&header[4..]), rest.get(HEADER..length))
+        else {
+            break;
+        };
+        let gateway = gateway_of(Attributes::new(attributes));
+        hops.push((InterfaceIndex(interface), gateway));
+        let padded = length.next_multiple_of(4);
+        rest = rest.get(padded..).unwrap_or_default();
+    }
+    hops
+}
+
+fn gateway_of(attributes: Attributes<'_>) -> Option<IpAddr> {
+    attributes
+        .find(libc::RTA_GATEWAY)
+        .and_then(attribute::address_of)
 }
 
 /// The interface by which the socket's namespace would send packets to an address; `None` if it

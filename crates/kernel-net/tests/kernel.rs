@@ -320,6 +320,46 @@ fn thousands_of_routes_and_hundreds_of_interfaces_are_listed_in_full() {
     });
 }
 
+/// The kernel names the interfaces of such a route elsewhere than that of one with a single next hop.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_route_with_several_next_hops_is_listed_by_each() {
+    lab::run(|lab| {
+        lab.shell(
+            "for n in 1 2; do
+                 ip link add way$n type veth peer name far$n; ip link set way$n up; ip link set far$n up
+                 ip addr add 10.$n.0.1/24 dev way$n; ip addr add fd0$n::1/64 dev way$n nodad
+             done
+             ip route add default nexthop via 10.1.0.2 dev way1 nexthop via 10.2.0.2 dev way2
+             ip route add fd09::/64 nexthop via fd01::2 dev way1 nexthop via fd02::2 dev way2
+             ip nexthop add id 1 via 10.1.0.3 dev way1; ip nexthop add id 2 dev way2
+             ip nexthop add id 3 group 1/2
+             ip route add 10.9.0.0/24 nhid 3 metric 7",
+        );
+        let mut socket = Socket::route().unwrap();
+        let routes = route::list(&mut socket).unwrap();
+        let ways = ["way1", "way2"].map(|name| {
+            let found = interface::find(&mut socket, name).unwrap();
+            Some(found.unwrap().index)
+        });
+        for (destination, gateways, metric) in [
+            ("0.0.0.0/0", [Some("10.1.0.2"), Some("10.2.0.2")], None),
+            ("fd09::/64", [Some("fd01::2"), Some("fd02::2")], Some(1024)),
+            ("10.9.0.0/24", [Some("10.1.0.3"), None], Some(7)),
+        ] {
+            let to = routes
+                .iter()
+                .filter(|found| found.destination.to_string() == destination);
+            let found: Vec<_> = to
+                .map(|found| (found.interface, found.gateway, found.metric))
+                .collect();
+            let gateways = gateways.map(|text| text.map(|text| text.parse().unwrap()));
+            let expected = [0, 1].map(|way| (ways[way], gateways[way], metric));
+            assert_eq!(found, expected, "{destination}");
+        }
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_was_noted_of_a_path_is_no_route() {

@@ -194,7 +194,8 @@ pub struct Trace {
     /// The file, relative to where the command is run, or to the scenario's or the lab's own file.
     #[serde(default)]
     pub file: String,
-    /// What is in the file. Whoever sends an impairment to a service puts it here; the service reads no files of others.
+    /// What is in the file. Whoever sends an impairment to a service puts it here; the service reads no files of others. Absent in
+    /// what is shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content: Option<String>,
     /// What waits for the line. Default: `drop-tail`.

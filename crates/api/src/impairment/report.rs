@@ -57,7 +57,8 @@ pub struct LineReport {
     pub answers_dropped: u64,
     /// Packets inside now, in all rules.
     pub inside: u64,
-    /// Whether the timing of every rule was within its budget. If not, what was measured with it doesn't count.
+    /// Whether the timing of every rule was within its budget, also of those that are gone. If not, what was measured with it doesn't
+    /// count.
     pub valid: bool,
     /// In their order.
     pub rules: Vec<RuleReport>,
@@ -131,9 +132,12 @@ pub struct Timing {
     pub p99_nanoseconds: u64,
     /// The latest.
     pub max_nanoseconds: u64,
-    /// What `p99_nanoseconds` may be: what the impairment says, else the larger of 1 ms and 1% of the delay.
+    /// How late 99 of 100 may be now: what the impairment says, else the larger of 1 ms and 1% of the delay.
     pub budget_nanoseconds: u64,
-    /// Whether it is.
+    /// How many were later than the budget that there was when they were released.
+    #[serde(default)]
+    pub late: u64,
+    /// Whether that is one of 100 at most.
     pub valid: bool,
 }
 

@@ -539,6 +539,35 @@ fn files_of_traces_are_read_once() {
     assert_eq!(impairment.read_files(|_| Err("read again")), Ok(()));
 }
 
+/// Lists of what is impaired have none.
+#[test]
+fn without_the_content_of_traces_all_else_is_the_same() {
+    let with_content = |text: &str| {
+        let mut impairment: Impairment = text.parse().unwrap();
+        impairment
+            .read_files(|_| Ok::<_, &str>("1\n".to_owned()))
+            .unwrap();
+        impairment
+    };
+    for text in [
+        "delay 5ms; egress trace a.trace loss 1%",
+        "seed 7; trace a.trace codel limit 100 packets",
+    ] {
+        let without = with_content(text).without_contents();
+        assert_eq!(without, text.parse().unwrap());
+    }
+    // Who has no file sends only content; what is listed of it is read again.
+    let mut nameless = with_content("trace a.trace");
+    nameless.rules[0].trace.as_mut().unwrap().file.clear();
+    let listed = nameless.without_contents();
+    let written = serde_json::to_string(&listed).unwrap();
+    assert!(!written.contains("content"), "{written}");
+    assert_eq!(
+        serde_json::from_str::<Impairment>(&written).unwrap(),
+        listed
+    );
+}
+
 #[test]
 fn the_openapi_document_says_text_or_table() {
     let schema = serde_json::to_value(<Rule as utoipa::PartialSchema>::schema()).unwrap();

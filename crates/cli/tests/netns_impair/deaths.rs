@@ -1,6 +1,6 @@
 //! SIGKILL, SIGTERM, and interfaces that go.
 
-use std::{process::Command, thread, time::Duration};
+use std::{thread, time::Duration};
 
 use sandwire_impair_host::control::{Client, Owner, Side, State, Target};
 use sandwire_testlab::{
@@ -8,7 +8,9 @@ use sandwire_testlab::{
     lab::{self, Lab},
 };
 
-use crate::lab::{Service, command, interfaces, iperf3_from_far, round_trip, wait_until};
+use crate::lab::{
+    Service, command, command_in, interfaces, iperf3_from_far, round_trip, wait_until,
+};
 
 /// Whether the far host reaches us.
 fn is_reached(lab: &Lab) -> bool {
@@ -89,7 +91,6 @@ fn a_killed_service_leaves_its_targets_open_if_that_was_said() {
     });
 }
 
-/// `ip netns exec` has a mount namespace of its own, in which there is no bpffs.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn what_a_service_started_by_ip_netns_exec_has_left_is_found() {
@@ -97,24 +98,14 @@ fn what_a_service_started_by_ip_netns_exec_has_left_is_found() {
         interfaces(lab);
         lab.run("ip netns add beside");
         let mut service = Service::at(lab);
-        let verb = command(&service.folder, "--netns far --both 'delay 10ms'");
-        let started = Command::new("ip")
-            .args(["netns", "exec", "beside"])
-            .arg(verb.get_program())
-            .args(verb.get_args())
-            .env("SANDWIRE_IMPAIR_FOLDER", &service.folder)
-            .output()
-            .unwrap();
+        let line = "--netns far --both 'delay 10ms'";
+        let mut verb = command_in("beside", &service.folder, line);
+        let started = verb.output().unwrap();
         let said = String::from_utf8(started.stderr).unwrap();
         assert!(started.status.success(), "{said}");
         let (_, pid) = said.split_once("(process ").unwrap();
         let pid = pid.split(',').next().unwrap();
         wait_until("it is reached", || is_reached(lab));
-
-        // The machine's own namespace isn't that of the service, and has no name.
-        service.run("--interface near0 --both 'delay 1ms'");
-        assert!(service.run("show --json").contains("/proc/1/ns/net"));
-        service.run("clear --interface near0");
 
         lab.run(&format!("kill -KILL {pid}"));
         let socket = service.folder.join("control.sock");
@@ -127,6 +118,37 @@ fn what_a_service_started_by_ip_netns_exec_has_left_is_found() {
         service.run("clear --all");
         let (least, _) = round_trip(lab);
         assert!(least < 5.0, "{least}");
+    });
+}
+
+/// Whoever needed it first may be in a sandbox, which a service in there would keep for ever.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_service_started_from_within_a_namespace_is_in_the_machines() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.shell(
+            "ip route add default via 10.9.0.2 dev near0
+             ip -n far route add default via 10.9.0.1",
+        );
+        let service = Service::at(lab);
+        // The default route of `far` isn't the machine's.
+        let line = "--interface far0 --side sandbox --both 'delay 10ms'";
+        let started = command_in("far", &service.folder, line).output().unwrap();
+        let said = String::from_utf8(started.stderr).unwrap();
+        assert!(started.status.success(), "{said}");
+        assert!(said.contains("started the impairment service"), "{said}");
+        let (least, _) = round_trip(lab);
+        assert!(least >= 20.0, "{least}");
+
+        service.run("--interface near0 --both 'delay 1ms' --force");
+        let shown = service.run("show --json");
+        assert!(!shown.contains("/proc/"), "near0 is in its own: {shown}");
+        service.run("clear --all");
+        lab.run("ip netns del far");
+        wait_until("the namespace goes", || {
+            !lab.run("ip -o link").contains("near0")
+        });
     });
 }
 

@@ -47,10 +47,15 @@ impl Service {
     }
 
     pub(crate) fn restart(&mut self) {
-        let mut command = Command::new(sandwire::executable().unwrap());
-        command
-            .args(["impair", "serve", "--folder"])
-            .arg(&self.folder);
+        self.run_by(command(&self.folder, "serve"));
+    }
+
+    /// Starts it from within that namespace, and waits until it listens.
+    pub(crate) fn start_in(&mut self, netns: &str) {
+        self.run_by(command_in(netns, &self.folder, "serve"));
+    }
+
+    fn run_by(&mut self, mut command: Command) {
         self.child = Some(command.spawn().unwrap());
         let socket = self.folder.join("control.sock");
         let listens = || std::os::unix::net::UnixStream::connect(&socket).is_ok();
@@ -113,6 +118,16 @@ pub(crate) fn command(folder: &Path, line: &str) -> Command {
     }
     command.env("SANDWIRE_IMPAIR_FOLDER", folder);
     command.stdin(Stdio::null());
+    command
+}
+
+/// The same, as `ip netns exec` has it: with a mount namespace of its own, in which there is no bpffs.
+pub(crate) fn command_in(netns: &str, folder: &Path, line: &str) -> Command {
+    let verb = command(folder, line);
+    let mut command = Command::new("ip");
+    command.args(["netns", "exec", netns]);
+    command.arg(verb.get_program()).args(verb.get_args());
+    command.env("SANDWIRE_IMPAIR_FOLDER", folder);
     command
 }
 

@@ -63,6 +63,47 @@ fn what_cannot_be_meant_is_refused_with_the_reason() {
     });
 }
 
+/// Where the service is has nothing to do with it.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_service_in_a_namespace_knows_the_default_route_of_the_machine() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.shell(
+            "ip route add default via 10.9.0.2 dev near0
+             ip -n far route add default via 10.9.0.1",
+        );
+        let mut service = Service::at(lab);
+        service.start_in("far");
+        let said = refused(&service, "--interface near0 --both 'delay 5ms'");
+        assert!(said.contains("default route"), "{said}");
+        service.run("--netns far --both 'delay 5ms'");
+        // The machine's own namespace isn't that of the service, and has no name.
+        service.run("--interface near0 --both 'delay 1ms' --force");
+        assert!(service.run("show --json").contains("/proc/1/ns/net"));
+        service.run("clear --all");
+    });
+}
+
+/// Flows of the machine's own take either way.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn each_interface_of_a_default_route_by_several_is_refused() {
+    lab::run(|lab| {
+        interfaces(lab);
+        lab.shell(
+            "ip link add other0 type veth peer name other1; ip link set other1 up
+             ip link set other0 up; ip addr add 10.8.0.1/24 dev other0
+             ip route add default nexthop via 10.8.0.2 dev other0 nexthop via 10.9.0.2 dev near0",
+        );
+        let service = Service::start(lab);
+        for name in ["near0", "other0"] {
+            let said = refused(&service, &format!("--interface {name} --both 'delay 5ms'"));
+            assert!(said.contains("default route"), "{said}");
+        }
+    });
+}
+
 /// A bridge has the default route, and the interface is its port.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

@@ -50,6 +50,34 @@ fn a_scenario_changes_the_impairment_by_the_clock_and_ends_it() {
     });
 }
 
+/// Nobody can look afterwards: the impairment has ended by then.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_scenario_says_at_its_end_whether_it_was_valid() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let service = Service::start(lab);
+        let file = lab.folder().join("scenario.toml");
+        // No packet is as early as a nanosecond, nor as late as an hour.
+        for (budget, valid) in [("1ns", false), ("3600s", true)] {
+            let text = format!(
+                "budget = \"{budget}\"\nduration = \"6s\"\n[[rule]]\nname = \"a\"\ndelay = \"10ms\"\n\
+                 [[step]]\nat = \"5s\"\nset = \"name b delay 5ms\"\n"
+            );
+            std::fs::write(&file, text).unwrap();
+            let line = format!("run {} --netns far --json", file.display());
+            std::thread::scope(|scope| {
+                let running = scope.spawn(|| service.run(&line));
+                wait_until("it is impaired", || service.run("show").contains("far0"));
+                lab.run("ip netns exec far ping -n -q -c 3 -i 0.1 10.9.0.1");
+                let said = running.join().unwrap();
+                let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+                assert_eq!(said["valid"], valid, "{said:#}");
+            });
+        }
+    });
+}
+
 /// As when the terminal that it was started in is closed; `nohup` has it go on.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

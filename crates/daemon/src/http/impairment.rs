@@ -120,7 +120,7 @@ impl From<ImpairError> for Failure {
         let code = match &error {
             ImpairError::Lease(error) => error.code(),
             ImpairError::Impairment { .. } => ErrorCode::InvalidRequest,
-            ImpairError::NotStarted(_) => ErrorCode::Unavailable,
+            ImpairError::NotStarted(_) | ImpairError::Elsewhere { .. } => ErrorCode::Unavailable,
             ImpairError::Launch(_) => ErrorCode::Internal,
             ImpairError::Service(error) => code_of(error),
         };

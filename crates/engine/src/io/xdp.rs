@@ -72,6 +72,15 @@ struct Attachment {
 }
 
 impl Xdp {
+    /// Bytes that a frame is longer than the MTU: Ethernet and two VLAN tags.
+    pub const HEADER_BYTES: u32 = 14 + 8;
+
+    /// The largest MTU that buffers of that many bytes are good for.
+    #[must_use]
+    pub const fn mtu_max(buffer_bytes: u32) -> u32 {
+        buffer_bytes.saturating_sub(RECEIVE_HEADROOM + Self::HEADER_BYTES)
+    }
+
     /// Queue 0 of an interface in the network namespace of the thread that will configure the engine: in the driver if
     /// it can, without copies if it can, with rings of 2048 packets and buffers of 2048 bytes, which are good for an
     /// MTU of up to 1770.
@@ -286,7 +295,11 @@ impl Xdp {
                 interface: self.interface.clone(),
             });
         }
-        let mtu_max = self.buffer_bytes - RECEIVE_HEADROOM - HEADERS;
+        self.check_mtu(interface)
+    }
+
+    fn check_mtu(&self, interface: &Interface) -> Result<(), XdpError> {
+        let mtu_max = Self::mtu_max(self.buffer_bytes);
         if interface.mtu > mtu_max {
             return Err(XdpError::Mtu {
                 interface: self.interface.clone(),
@@ -375,8 +388,10 @@ impl Config for Xdp {
     }
 
     fn check(&self, limits: PoolLimits) -> Result<(), BuildError> {
-        let mtu_max = u32::from(limits.frame_bytes_max).saturating_sub(HEADERS);
+        let mtu_max = u32::from(limits.frame_bytes_max).saturating_sub(Self::HEADER_BYTES);
         let (_, interface) = self.find()?;
+        // What longer packets wouldn't mend.
+        self.check_mtu(&interface)?;
         if interface.mtu > mtu_max {
             return Err(Box::new(XdpError::Packets {
                 interface: self.interface.clone(),
@@ -402,6 +417,3 @@ fn served(shared: &Shared, queues: u32) -> u32 {
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// Bytes that a frame is longer than the MTU: Ethernet and two VLAN tags.
-const HEADERS: u32 = 14 + 8;

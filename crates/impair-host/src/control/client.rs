@@ -10,6 +10,7 @@ use std::{
 use sandwire_api::impairment::Impairment;
 
 use super::{Cleared, Owner, RefusalCode, Request, Response, Status, Target};
+use crate::{error::Error, namespace::Namespace};
 
 /// How long an answer may take, unless packets are waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -64,6 +65,17 @@ pub struct Hello {
     pub threads: usize,
     /// Inode of its network namespace, which a target without one is in. Earlier versions don't say.
     pub netns_inode: Option<u64>,
+}
+
+impl Hello {
+    /// Whether a target without a namespace is where it is for the caller, as far as the service says.
+    ///
+    /// # Errors
+    /// The caller's namespace can't be asked for.
+    pub fn is_here(&self) -> Result<bool, Error> {
+        let own = Namespace::open(None)?.inode;
+        Ok(self.netns_inode.is_none_or(|inode| inode == own))
+    }
 }
 
 /// A control connection.
@@ -168,13 +180,25 @@ impl Client {
         }
     }
 
-    /// All targets, in the order of their names.
+    /// All targets, in the order of their names, without the content of traces.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn list(&mut self) -> Result<Vec<Status>, ClientError> {
+        self.list_with(None)
+    }
+
+    /// The same; with the content of the traces of this one's targets.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list_with_traces_of(&mut self, owner: &Owner) -> Result<Vec<Status>, ClientError> {
+        self.list_with(Some(owner.clone()))
+    }
+
+    fn list_with(&mut self, traces_of: Option<Owner>) -> Result<Vec<Status>, ClientError> {
         const WHAT: &str = "list its targets";
-        match self.ask(WHAT, &Request::List, Some(PATIENCE))? {
+        match self.ask(WHAT, &Request::List { traces_of }, Some(PATIENCE))? {
             Response::Targets { targets } => Ok(targets),
             other => Err(unexpected(WHAT, &other)),
         }

@@ -141,8 +141,8 @@ fn carry_out(request: Request, host: &SharedHost) -> Result<Response, Error> {
         Request::Clear { target, flush } => Response::Cleared {
             cleared: clear(host, &target, flush)?,
         },
-        Request::List => Response::Targets {
-            targets: lock(host).list()?,
+        Request::List { traces_of } => Response::Targets {
+            targets: lock(host).list(traces_of.as_ref())?,
         },
     })
 }

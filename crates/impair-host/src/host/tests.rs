@@ -55,7 +55,7 @@ impl<'a> Bench<'a> {
 
     /// What they are called now.
     fn listed(&self) -> Vec<String> {
-        let listed = self.host.list().unwrap().into_iter();
+        let listed = self.host.list(None).unwrap().into_iter();
         listed.map(|status| status.target.interface).collect()
     }
 }
@@ -183,6 +183,23 @@ fn a_name_means_the_interface_that_has_it_now() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn why_a_renamed_interface_is_impaired_no_more_is_told() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.set("a").unwrap();
+        lab.run("ip link set dev a name b");
+        let [tap, _] = &bench.host.entries.values().next().unwrap().taps;
+        lab.run(&format!("ip link del dev {}", tap.0));
+        bench.host.look();
+        let listed = bench.host.list(None).unwrap();
+        let reason = "somebody has deleted a TAP of ours".to_owned();
+        assert_eq!(listed[0].state, State::Ended { reason });
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn what_has_ended_by_itself_takes_no_place_from_others() {
     lab::run(|lab| {
         let mut bench = Bench::new(lab);
@@ -198,6 +215,64 @@ fn what_has_ended_by_itself_takes_no_place_from_others() {
         bench.set("c").unwrap();
         assert_eq!(bench.listed(), ["b", "c"]);
         assert!(matches!(bench.set("d"), Err(Error::Full { .. })));
+    });
+}
+
+/// That takes so many bytes, nearly.
+fn with_trace(bytes: usize) -> Impairment {
+    let mut impairment: Impairment = "trace a.trace".parse().unwrap();
+    let lines = format!("1\n{}", "9\n".repeat(bytes / 3));
+    let read = impairment.read_files(|_| Ok::<_, String>(lines.clone()));
+    read.unwrap();
+    impairment
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_user_fills_the_service_with_traces_only_so_far() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.make("b");
+        let mut set = |name: &str, uid, bytes| {
+            let owner = Owner::User { uid };
+            let impairment = with_trace(bytes);
+            bench.host.set(&target(name), &owner, &impairment, false)
+        };
+        set("a", 1000, room::OF_USER_MAX / 2).unwrap();
+        let refused = set("b", 1000, room::OF_USER_MAX / 2 + 100).unwrap_err();
+        assert!(matches!(refused, Error::Room { .. }), "{refused}");
+        assert!(refused.to_string().contains("of user 1000"), "{refused}");
+        // The same again takes no more, and who has less has room for others.
+        set("a", 1000, room::OF_USER_MAX / 2).unwrap();
+        set("a", 1000, 1000).unwrap();
+        set("b", 1000, room::OF_USER_MAX / 2 + 100).unwrap();
+        let refused = set("a", 1000, room::OF_USER_MAX / 2).unwrap_err();
+        assert!(matches!(refused, Error::Room { .. }), "{refused}");
+        let listed = bench.host.list(Some(&Owner::User { uid: 1000 })).unwrap();
+        assert_eq!(listed[0].impairment, with_trace(1000));
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn lists_leave_traces_out_unless_they_are_asked_for() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        for (name, uid) in [("a", 1000), ("b", 1001)] {
+            bench.make(name);
+            let owner = Owner::User { uid };
+            let set = bench.host.set(&target(name), &owner, &with_trace(9), false);
+            set.unwrap();
+        }
+        let file: Impairment = "trace a.trace".parse().unwrap();
+        let listed = |traces_of: Option<&Owner>| {
+            let listed = bench.host.list(traces_of).unwrap();
+            [0, 1].map(|place| listed[place].impairment.clone())
+        };
+        assert_eq!(listed(None), [file.clone(), file.clone()]);
+        let owner = Owner::User { uid: 1001 };
+        assert_eq!(listed(Some(&owner)), [file, with_trace(9)]);
     });
 }
 
@@ -227,11 +302,11 @@ fn an_engine_that_has_panicked_is_started_anew_with_its_targets() {
 
         bench.host.workers[0].panic();
         assert!(!passes(lab));
-        assert!(matches!(bench.host.list(), Err(Error::EngineGone)));
+        assert!(matches!(bench.host.list(None), Err(Error::EngineGone)));
         bench.host.look();
         assert!(passes(lab));
         assert_eq!(bench.listed(), ["a"]);
-        let state = &bench.host.list().unwrap()[0].state;
+        let state = &bench.host.list(None).unwrap()[0].state;
         assert_eq!(*state, State::Impaired);
         // Of the one that was about to end nothing is left.
         assert_eq!(lab.run("ip -o link").matches(": swd").count(), 2);
@@ -259,6 +334,10 @@ fn a_service_that_ends_after_a_panic_leaves_no_interface_closed() {
     });
 }
 
+fn compiled(text: &str) -> Compiled {
+    Compiled::new(&text.parse().unwrap()).unwrap()
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn an_engine_goes_on_when_no_descriptor_is_left() {
@@ -276,7 +355,7 @@ fn an_engine_goes_on_when_no_descriptor_is_left() {
         // Each change is another configuration for the engine to wait by.
         let id = bench.host.entries.values().next().unwrap().id;
         for text in ["delay 2ms", "delay 3ms", "delay 4ms"] {
-            let changed = bench.host.workers[0].change(id, &text.parse().unwrap());
+            let changed = bench.host.workers[0].change(id, &compiled(text));
             changed.unwrap().unwrap();
             std::thread::sleep(std::time::Duration::from_millis(50));
             bench.host.workers[0].report().unwrap();
@@ -300,7 +379,7 @@ fn nothing_changes_where_the_disk_is_full() {
             let refused = bench.impair(&target(name), "on-death open; delay 2ms");
             assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
         }
-        let listed = bench.host.list().unwrap();
+        let listed = bench.host.list(None).unwrap();
         assert_eq!(bench.listed(), ["a"]);
         assert_eq!(listed[0].impairment, "delay 1ms".parse().unwrap());
         let (remembered, errors) = bench.host.memory.read().unwrap();

@@ -27,6 +27,8 @@ pub(super) struct RuleState {
     pub(super) next: Nanoseconds,
     is_draining: bool,
     lateness: Histogram,
+    /// Packets that were later than the budget of their moment.
+    late: u64,
     released_bytes: u64,
     this_second: Second,
     last_second: Second,
@@ -55,6 +57,7 @@ impl RuleState {
             next: NEVER,
             is_draining: false,
             lateness: Histogram::default(),
+            late: 0,
             released_bytes: 0,
             this_second: Second::default(),
             last_second: Second::default(),
@@ -125,7 +128,9 @@ impl RuleState {
                 repair_checksums(frame);
             }
         }
-        self.lateness.add(now.saturating_sub(released.deadline));
+        let lateness = now.saturating_sub(released.deadline);
+        self.lateness.add(lateness);
+        self.late += u64::from(lateness > self.compiled.budget);
         let bytes = u64::from(released.packet.frame_bytes());
         self.released_bytes += bytes;
         let number = now / SECOND;
@@ -190,14 +195,34 @@ impl RuleState {
     }
 
     fn timing(&self) -> Timing {
-        let p99 = self.lateness.percentile(99);
         Timing {
             packets: self.lateness.count(),
             p50_nanoseconds: self.lateness.percentile(50),
-            p99_nanoseconds: p99,
+            p99_nanoseconds: self.lateness.percentile(99),
             max_nanoseconds: self.lateness.max(),
             budget_nanoseconds: self.compiled.budget,
-            valid: p99 <= self.compiled.budget,
+            late: self.late,
+            valid: self.is_valid(),
         }
+    }
+
+    /// Whether 99 of 100 packets were in time.
+    fn is_valid(&self) -> bool {
+        self.late.saturating_mul(100) <= self.lateness.count()
+    }
+}
+
+/// Rules that are gone, all together.
+#[derive(Debug, Default)]
+pub(super) struct Gone {
+    pub(super) packets: Packets,
+    /// Whether the timing of one of them wasn't within its budget.
+    pub(super) is_invalid: bool,
+}
+
+impl Gone {
+    pub(super) fn add(&mut self, rule: &RuleState) {
+        self.packets.add(&rule.packets());
+        self.is_invalid |= !rule.is_valid();
     }
 }

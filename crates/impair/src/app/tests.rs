@@ -313,6 +313,63 @@ fn who_stops_reading_loses_nothing_until_too_much_waits() {
     lab.check_conservation();
 }
 
+/// Sends a packet through a delay, and looks so late for it.
+fn released_late(lab: &mut Lab, delay: u64, late: u64) {
+    lab.send(udp(1, 60));
+    lab.run_until(lab.now + MS);
+    lab.now += delay - MS + late;
+    lab.run_until(lab.now + MS);
+}
+
+/// A ramp of delays changes it all the time.
+#[test]
+fn a_packet_is_late_by_the_budget_that_there_was_when_it_left() {
+    let mut lab = Lab::new("delay 10ms");
+    released_late(&mut lab, 10 * MS, 3 * MS);
+    assert!(!lab.report().valid);
+    lab.set("delay 500ms");
+    lab.run_until(lab.now + MS);
+    let report = lab.report();
+    assert_eq!(report.rules[0].timing.budget_nanoseconds, 5 * MS);
+    assert!(!report.valid, "{report:?}");
+
+    let mut lab = Lab::new("delay 500ms");
+    released_late(&mut lab, 500 * MS, 3 * MS);
+    assert!(lab.report().valid);
+    lab.set("delay 10ms");
+    lab.run_until(lab.now + MS);
+    assert!(lab.report().valid);
+    // One of a hundred may be.
+    for _ in 0..99 {
+        released_late(&mut lab, 10 * MS, 0);
+    }
+    released_late(&mut lab, 10 * MS, 3 * MS);
+    assert!(lab.report().valid);
+    released_late(&mut lab, 10 * MS, 3 * MS);
+    assert!(!lab.report().valid);
+}
+
+#[test]
+fn what_was_invalid_stays_so_when_the_rule_is_gone() {
+    for flush in [false, true] {
+        let mut lab = Lab::new("name a delay 10ms");
+        released_late(&mut lab, 10 * MS, 0);
+        lab.set("name b delay 10ms");
+        lab.run_until(lab.now + MS);
+        assert!(lab.report().valid);
+        released_late(&mut lab, 10 * MS, 3 * MS);
+        if flush {
+            lab.engine.app_mut::<LineApp>("line").unwrap().flush();
+        } else {
+            lab.set("");
+        }
+        lab.run_until(lab.now + MS);
+        let report = lab.report();
+        assert_eq!((report.rules.len(), report.gone.released), (0, 2));
+        assert!(!report.valid, "{report:?}");
+    }
+}
+
 #[test]
 fn packets_without_a_rule_wait_for_room_too_and_no_more_than_a_link_holds() {
     let mut lab = Lab::new("match peer_port=1 delay 1ms");

@@ -120,3 +120,38 @@ fn a_rule_with_a_preset_translates_both_ways() {
         assert!(rules[0].translates());
     }
 }
+
+/// Reading one takes long, and a scenario changes all else ten times a second.
+#[test]
+fn a_trace_is_read_once_for_both_directions_and_for_what_comes_after_it() {
+    let with_trace = |text: &str, content: &str| {
+        let mut impairment: Impairment = text.parse().unwrap();
+        let read = impairment.read_files(|_| Ok::<_, &str>(content.to_owned()));
+        read.unwrap();
+        impairment
+    };
+    let trace = |compiled: &Compiled, direction, rule: usize| {
+        let settings = &compiled.rules(direction)[rule].settings;
+        match &settings.bottleneck.as_ref().unwrap().capacity {
+            Capacity::Trace { trace, .. } => trace.clone(),
+            Capacity::Rate { .. } => panic!("no trace"),
+        }
+    };
+    let before = with_trace("loss 1% trace a.trace", "1\n2\n");
+    let compiled = Compiled::new(&before).unwrap();
+    let read = trace(&compiled, Direction::Egress, 0);
+    assert!(trace(&compiled, Direction::Ingress, 0).shares(&read));
+
+    let two = "name x match port=1 trace b.trace; name y delay 5ms trace a.trace";
+    let mut after = with_trace(two, "1\n2\n");
+    after.rules[0].trace.as_mut().unwrap().content = Some("3\n".to_owned());
+    let changed = Compiled::after(&after, &before, &compiled).unwrap();
+    for direction in [Direction::Egress, Direction::Ingress] {
+        assert!(trace(&changed, direction, 1).shares(&read));
+        let other = trace(&changed, direction, 0);
+        assert_eq!(other, crate::trace::Trace::parse("3\n").unwrap());
+    }
+    // And on.
+    let again = Compiled::after(&before, &after, &changed).unwrap();
+    assert!(trace(&again, Direction::Egress, 0).shares(&read));
+}

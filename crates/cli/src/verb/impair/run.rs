@@ -14,7 +14,9 @@ use rustix::{
     process::getuid,
 };
 use sandwire_impair::scenario::{Change, Scenario};
-use sandwire_impair_host::control::{Cleared, Client, ClientError, Owner, Target, control_socket};
+use sandwire_impair_host::control::{
+    Cleared, Client, ClientError, Owner, State, Target, control_socket,
+};
 use serde::Serialize;
 
 use super::{service, target::Which};
@@ -56,6 +58,9 @@ struct Answer {
     latest_milliseconds: u64,
     /// Whether it ran to its end.
     completed: bool,
+    /// Whether packets were released in time. Absent where that can't be told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    valid: Option<bool>,
     #[serde(flatten)]
     cleared: Cleared,
 }
@@ -68,6 +73,7 @@ impl Answer {
             changes: 0,
             latest_milliseconds: 0,
             completed: false,
+            valid: None,
             cleared: Cleared::default(),
         }
     }
@@ -94,6 +100,8 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
     let cleared = if begun {
         // What has ended the scenario ends no more than that.
         while signals.has_come() {}
+        // What isn't impaired any more isn't listed.
+        answer.valid = is_valid(&mut client, &answer.target);
         clear(folder, &mut client, &answer.target, &signals)
     } else {
         Ok(Cleared::default())
@@ -140,6 +148,17 @@ fn carry_out(
     let rest = length.map(|length| length.saturating_sub(start.elapsed()));
     answer.completed = !is_ended(signals, rest)?;
     Ok(())
+}
+
+/// Whether packets of a target were released in time, if it still is impaired.
+fn is_valid(client: &mut Client, target: &Target) -> Option<bool> {
+    let mut all = client.list().ok()?.into_iter();
+    let found = all.find(|status| {
+        let listed = &status.target;
+        listed.netns == target.netns && listed.interface == target.interface
+    })?;
+    let is_valid = found.egress.line.valid && found.ingress.line.valid;
+    (found.state == State::Impaired).then_some(is_valid)
 }
 
 /// Ends the impairment when the packets under way have gone, or with them when `signals` can be read before.
@@ -216,8 +235,14 @@ fn text(answer: &Answer) -> String {
     } else {
         "was ended"
     };
+    let invalid = match answer.valid {
+        Some(false) => {
+            "INVALID: packets were released too late; nothing measured meanwhile is worth much\n"
+        }
+        _ => "",
+    };
     format!(
-        "{}: the scenario {how} after {} changes, the latest {} ms late; {} packets were let go, {} flushed\n",
+        "{}: the scenario {how} after {} changes, the latest {} ms late; {} packets were let go, {} flushed\n{invalid}",
         answer.target,
         answer.changes,
         answer.latest_milliseconds,

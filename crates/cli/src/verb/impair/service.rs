@@ -5,7 +5,7 @@ use std::{io::ErrorKind, path::Path};
 use sandwire_api::error::ErrorCode;
 use sandwire_impair_host::{
     control::{Client, ClientError, RefusalCode, control_socket},
-    launch::{self, LaunchError, Launched},
+    launch::{self, Home, LaunchError, Launched},
 };
 
 use crate::{failure::Failure, output::note, render};
@@ -54,7 +54,7 @@ pub(crate) fn connect_or_start(folder: &Path) -> Result<(Client, bool), Failure>
             _ => Failure::failed(message),
         }
     };
-    let (client, launched) = launch::connect_or_start(folder).map_err(failed)?;
+    let (client, launched) = launch::connect_or_start(folder, Home::Machine).map_err(failed)?;
     if let Some(Launched { child, log }) = &launched {
         let (pid, log) = (child.id(), log.display());
         note(&format!(

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use sandwire_api::impairment::RuleReport;
+use sandwire_api::impairment::{Packets, RuleReport};
 use sandwire_impair_host::control::{Client, State, Status, Way};
 
 use super::{lease, service, target::Which};
@@ -127,6 +127,11 @@ fn rows_of(way: &Way) -> Vec<[String; 7]> {
     if rows.is_empty() || way.line.passed > 0 || any_lost {
         rows.push(others);
     }
+    let gone = &way.line.gone;
+    let is_valid = way.line.rules.iter().all(|rule| rule.timing.valid);
+    if gone.offered > 0 && is_valid && !way.line.valid {
+        rows.push(row_of_gone(gone));
+    }
     rows
 }
 
@@ -148,6 +153,20 @@ fn row_of(rule: &RuleReport) -> [String; 7] {
         } else {
             format!("{late} INVALID")
         },
+    ]
+}
+
+/// What makes a way invalid whose rules all are valid.
+fn row_of_gone(packets: &Packets) -> [String; 7] {
+    let dropped = packets.dropped.iter();
+    [
+        "(gone)".to_owned(),
+        packets.offered.to_string(),
+        drops_text(dropped.map(|(cause, count)| (cause.as_str(), *count))),
+        String::new(),
+        String::new(),
+        String::new(),
+        "INVALID".to_owned(),
     ]
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::program::XdpMode;
 use super::socket::{Sent, Socket};
-use super::{Attachment, HEADERS, Shared, lock, served};
+use super::{Attachment, Shared, Xdp, lock, served};
 use crate::app::{App, Figure, Wake};
 use crate::io::outbound::Outbound;
 use crate::ports::{BATCH_PACKETS, Ports};
@@ -135,7 +135,7 @@ impl XdpApp {
             };
             if self.socket.write(packet.bytes()) {
                 self.outbound.sent += 1;
-            } else if packet.length() < HEADERS as usize {
+            } else if packet.length() < Xdp::HEADER_BYTES as usize {
                 self.outbound.refused += 1;
             } else {
                 self.outbound.too_long += 1;
