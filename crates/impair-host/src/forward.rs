@@ -61,10 +61,17 @@ pub struct Settings {
     pub polling: bool,
     /// What happens to packets; egress is from the first to the second.
     pub impairment: Impairment,
-    /// Whether that may become something else by [`Forwarder::change`].
-    pub may_change: bool,
+    /// What may take its place by [`Forwarder::change`]: there is room for the queues of each. It can't change if there is
+    /// none.
+    pub later: Vec<Impairment>,
     /// Folder to record the run in, if it is to be; such a run can't change.
     pub record: Option<PathBuf>,
+}
+
+impl Settings {
+    fn may_change(&self) -> bool {
+        !self.later.is_empty()
+    }
 }
 
 /// Why nothing is forwarded.
@@ -229,11 +236,11 @@ impl Forwarder {
         let usual = PoolLimits::default();
         let frame_bytes = u16::try_from(mtu + edge.header_bytes()).unwrap_or(u16::MAX);
         let limits = PoolLimits {
-            packets_max: room::packets_max(&settings.impairment),
+            packets_max: room::packets_max(settings.later.iter().chain([&settings.impairment])),
             frame_bytes_max: frame_bytes.max(usual.frame_bytes_max),
         };
         let is_line_needed =
-            settings.may_change || settings.record.is_some() || !settings.impairment.is_nothing();
+            settings.may_change() || settings.record.is_some() || !settings.impairment.is_nothing();
         let compiled = match is_line_needed {
             true => Compiled::new(&settings.impairment)?,
             false => Compiled::default(),
@@ -282,7 +289,7 @@ impl Forwarder {
     /// # Errors
     /// It can't be carried out, or it wasn't said at the start that there would be changes; nothing has changed.
     pub fn change(&mut self, impairment: &Impairment) -> Result<(), ForwardError> {
-        let Some([ab, ba]) = self.lines.as_ref().filter(|_| self.settings.may_change) else {
+        let Some([ab, ba]) = self.lines.as_ref().filter(|_| self.settings.may_change()) else {
             return Err(ForwardError::Fixed);
         };
         let compiled = Compiled::after(impairment, &self.settings.impairment, &self.compiled)?;
@@ -493,7 +500,7 @@ impl Forwarder {
     /// Whether packets that are too long may be answered.
     fn answers(&self) -> bool {
         let rules = &self.settings.impairment.rules;
-        self.settings.may_change || rules.iter().any(|rule| rule.mtu.is_some())
+        self.settings.may_change() || rules.iter().any(|rule| rule.mtu.is_some())
     }
 }
 

@@ -159,6 +159,15 @@ impl Scenario {
         Changes::new(self)
     }
 
+    /// What is set by it: first what holds at the start.
+    pub fn impairments(&self) -> impl Iterator<Item = &Impairment> {
+        let set = self.steps.iter().filter_map(|step| match &step.action {
+            Action::Set(impairment) => Some(impairment),
+            _ => None,
+        });
+        std::iter::once(&self.initial).chain(set)
+    }
+
     /// Reads the files of traces with `read`, which gets their paths as they were written, and checks what is in them.
     ///
     /// # Errors

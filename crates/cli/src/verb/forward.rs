@@ -171,7 +171,10 @@ fn settings(arguments: &Arguments, scenario: Option<&Scenario>) -> Result<Settin
         },
         polling: arguments.polling,
         impairment,
-        may_change: scenario.is_some(),
+        later: scenario
+            .into_iter()
+            .flat_map(|scenario| scenario.impairments().cloned())
+            .collect(),
         record: arguments.record.clone(),
     })
 }
@@ -239,6 +242,7 @@ mod tests {
         let scenario = Scenario::parse(text, &[LINK]).unwrap();
         let settings = settings(&line.arguments, Some(&scenario)).unwrap();
         assert_eq!(settings.impairment.seed, 7);
-        assert!(settings.may_change && settings.impairment.rules.is_empty());
+        assert!(settings.impairment.rules.is_empty());
+        assert_eq!(settings.later[0].rules.len(), 1);
     }
 }

@@ -6,6 +6,7 @@ use std::{
 };
 
 use sandwire_testlab::lab;
+use serde_json::Value;
 
 use crate::lab::{Service, command, interfaces, round_trip, wait_until};
 
@@ -35,7 +36,7 @@ fn a_scenario_changes_the_impairment_by_the_clock_and_ends_it() {
             wait_until("the delay is another", || {
                 (80.0..100.0).contains(&round_trip(lab).0)
             });
-            let said: serde_json::Value = serde_json::from_str(&running.join().unwrap()).unwrap();
+            let said: Value = serde_json::from_str(&running.join().unwrap()).unwrap();
             assert_eq!(said["changes"], 2, "{said:#}");
             assert_eq!(said["completed"], true, "{said:#}");
         });
@@ -58,23 +59,37 @@ fn a_scenario_says_at_its_end_whether_it_was_valid() {
         interfaces(lab);
         let service = Service::start(lab);
         let file = lab.folder().join("scenario.toml");
+        let mut pings = Command::new("ip")
+            .args("netns exec far ping -n -q -i 0.1 10.9.0.1".split(' '))
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
         // No packet is as early as a nanosecond, nor as late as an hour.
         for (budget, valid) in [("1ns", false), ("3600s", true)] {
             let text = format!(
-                "budget = \"{budget}\"\nduration = \"6s\"\n[[rule]]\nname = \"a\"\ndelay = \"10ms\"\n\
-                 [[step]]\nat = \"5s\"\nset = \"name b delay 5ms\"\n"
+                "budget = \"{budget}\"\nduration = \"900s\"\n[[rule]]\nname = \"a\"\ndelay = \"10ms\"\n\
+                 [[step]]\nat = \"2s\"\nset = \"name b delay 5ms\"\n"
             );
             std::fs::write(&file, text).unwrap();
             let line = format!("run {} --netns far --json", file.display());
-            std::thread::scope(|scope| {
-                let running = scope.spawn(|| service.run(&line));
-                wait_until("it is impaired", || service.run("show").contains("far0"));
-                lab.run("ip netns exec far ping -n -q -c 3 -i 0.1 10.9.0.1");
-                let said = running.join().unwrap();
-                let said: serde_json::Value = serde_json::from_str(&said).unwrap();
-                assert_eq!(said["valid"], valid, "{said:#}");
+            let running = command(&service.folder, &line)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            wait_until("packets go by its second rule", || {
+                let shown = service.run("show --json");
+                let shown: Value = serde_json::from_str(&shown).unwrap();
+                let rules = shown[0]["egress"]["line"]["rules"].as_array();
+                let mut rules = rules.into_iter().flatten();
+                rules.any(|rule| rule["name"] == "b" && rule["released"].as_u64() > Some(0))
             });
+            lab.run(&format!("kill -INT {}", running.id()));
+            let said = running.wait_with_output().unwrap().stdout;
+            let said: Value = serde_json::from_slice(&said).unwrap();
+            assert_eq!(said["valid"], valid, "{said:#}");
         }
+        pings.kill().unwrap();
+        pings.wait().unwrap();
     });
 }
 

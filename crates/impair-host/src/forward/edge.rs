@@ -14,6 +14,9 @@ const FRAME_BYTES_MAX: u32 = 65_000;
 /// What AF_XDP's buffers may have: the first is less memory.
 const XDP_BUFFER_BYTES: [u32; 2] = [2048, 4096];
 
+/// What fits a page with the headroom of XDP, in whose drivers whole packets lie: a veth takes 3506 bytes, some cards a few less.
+const XDP_MTU_MAX: u32 = 3500;
+
 /// How packets are fetched from interfaces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Edge {
@@ -41,7 +44,7 @@ impl Edge {
     pub(super) fn mtu_max(self) -> u32 {
         match self {
             Self::Auto | Self::Raw | Self::Ring => FRAME_BYTES_MAX - HEADER_BYTES,
-            Self::Xdp => Xdp::mtu_max(XDP_BUFFER_BYTES[1]),
+            Self::Xdp => Xdp::mtu_max(XDP_BUFFER_BYTES[1]).min(XDP_MTU_MAX),
         }
     }
 }
