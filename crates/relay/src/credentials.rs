@@ -170,7 +170,8 @@ impl Source {
             let stamps = self.stamps();
             // Those that had expired hold again once a clock that was wrong is right.
             let is_without = sender.borrow().is_err();
-            if stamps != seen || failing_since.is_some() || is_without {
+            let is_changed = stamps != seen;
+            if is_changed || failing_since.is_some() || is_without {
                 seen = stamps;
                 number += 1;
                 match self.load(number) {
@@ -180,9 +181,15 @@ impl Source {
                         current = Arc::new(loaded);
                         sender.send_modify(|state| *state = Ok(current.clone()));
                     }
+                    Err(error) if is_without => {
+                        if is_changed {
+                            tracing::error!(%error, "new certificates can't be used either");
+                            sender.send_modify(|state| *state = Err(error));
+                        }
+                    }
                     Err(error) => {
                         let since = *failing_since.get_or_insert(now);
-                        if since == now && !is_without {
+                        if since == now {
                             tracing::error!(%error, "new certificates can't be used; those before stay for ten seconds");
                         }
                         let is_over = now.duration_since(since).unwrap_or(GRACE) >= GRACE;
