@@ -6,7 +6,10 @@
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
     net::IpAddr,
-    sync::{Mutex, atomic::AtomicBool},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
 
@@ -76,6 +79,8 @@ pub(super) struct Ebpf {
     pub(super) refusals: Mutex<uplinks::Refusals>,
     /// Of which uplinks the kernel refused XDP after all, and why.
     pub(super) xdp_failures: Mutex<Vec<String>>,
+    /// Whether that is of one whose place somebody else had.
+    is_xdp_busy: AtomicBool,
     /// Entries that learn, and until when.
     pub(super) learning: Mutex<Vec<(Instant, Place)>>,
     /// Clone addresses that published ports lead to.
@@ -118,6 +123,7 @@ impl Ebpf {
             tells_rules: Mutex::default(),
             refusals: Mutex::default(),
             xdp_failures: Mutex::default(),
+            is_xdp_busy: AtomicBool::new(false),
             attached: Mutex::default(),
             published: Mutex::new(published::of_before(&former)),
             is_migrating: AtomicBool::new(opened.migrated_from.is_some()),
@@ -522,14 +528,29 @@ impl Ebpf {
             attached.0 = Some(shared);
         }
         if attached.1.as_deref() != Some(uplinks) {
-            let refusals = self.datapath.set_uplinks(uplinks)?;
-            // Whoever has the place may leave it: the next inspection tries again.
-            let may_change = refusals.iter().any(DatapathError::is_busy);
-            attached.1 = (!may_change).then(|| uplinks.to_vec());
-            let refusals = refusals.iter().map(ToString::to_string);
-            *lock(&self.xdp_failures) = refusals.collect();
+            self.set_uplinks(uplinks)?;
+            attached.1 = Some(uplinks.to_vec());
         }
         Ok(())
+    }
+
+    fn set_uplinks(&self, uplinks: &[Uplink]) -> Result<(), NetworkError> {
+        let refusals = self.datapath.set_uplinks(uplinks)?;
+        let is_busy = refusals.iter().any(DatapathError::is_busy);
+        self.is_xdp_busy.store(is_busy, Ordering::Relaxed);
+        let refusals = refusals.iter().map(ToString::to_string);
+        *lock(&self.xdp_failures) = refusals.collect();
+        Ok(())
+    }
+
+    /// Tries XDP again on uplinks where somebody else has had the place, and may have left it. This puts right whatever is
+    /// missing there, so it is to be looked for before.
+    pub(super) fn retry_xdp(&self) -> Result<(), NetworkError> {
+        let attached = lock(&self.attached);
+        match &attached.1 {
+            Some(uplinks) if self.is_xdp_busy.load(Ordering::Relaxed) => self.set_uplinks(uplinks),
+            _ => Ok(()),
+        }
     }
 
     /// The uplinks as they are now.

@@ -525,6 +525,7 @@ pub(super) fn inspect_ebpf(
             Some(failure) => reported(object, format!("{}; {failure}", found.text)),
         });
     }
+    ebpf.retry_xdp()?;
     ebpf.end_learning();
     Ok(shared.index)
 }

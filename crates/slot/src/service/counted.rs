@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{PoisonError, RwLockReadGuard},
+    sync::{PoisonError, RwLockReadGuard, TryLockError},
 };
 
 use sandwire_api::{
@@ -130,8 +130,13 @@ impl Shared {
 
     /// Has slots go on with what an older layout of the data path has counted of them, once that can be.
     pub(super) fn take_over_counts(&self) {
-        // Nobody may sum it before it is known to be of before.
-        let mut earlier = self.earlier.write().unwrap_or_else(PoisonError::into_inner);
+        // Nobody may sum it before it is known to be of before. Who sums now isn't waited for, and keeps nobody waiting:
+        // there is nearly never anything to take over, and it can be later.
+        let mut earlier = match self.earlier.try_write() {
+            Ok(earlier) => earlier,
+            Err(TryLockError::Poisoned(broken)) => broken.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
         let found = self.network.finish_migration();
         let state = self.lock();
         for (name, entry) in &state.pools {
