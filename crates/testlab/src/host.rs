@@ -143,7 +143,7 @@ impl Beyond {
 }
 
 /// Whether the host has IPv6: not if it was booted with `ipv6.disable=1`, nor where it is switched off.
-pub(crate) fn has_ipv6() -> bool {
+fn has_ipv6() -> bool {
     let off = fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
     off.is_ok_and(|off| off.trim() == "0")
 }

@@ -7,6 +7,7 @@
 
 use std::{
     collections::BTreeSet,
+    io::{ErrorKind, Read},
     mem,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     path::Path,
@@ -22,7 +23,6 @@ use anyhow::{Context, Result};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
-    net::{RecvFlags, recvfrom},
 };
 use smoltcp::{
     phy::ChecksumCapabilities,
@@ -136,23 +136,21 @@ impl Echo {
     fn receive(&mut self, deadline: Instant) -> Result<Option<u32>> {
         let mut buffer = [0; 2048];
         loop {
-            match recvfrom(&self.socket, &mut buffer[..], RecvFlags::empty()) {
-                Ok((length, _, from)) => {
-                    let from = from.and_then(|from| SocketAddr::try_from(from).ok());
-                    let is_from_there = from.is_some_and(|from| from.ip() == self.target);
+            match (&self.socket).read(&mut buffer) {
+                Ok(length) => {
                     let number = answer(self.target, self.identifier, &buffer[..length]);
-                    if is_from_there && number.is_some() {
+                    if number.is_some() {
                         return Ok(number);
                     }
                 }
-                Err(Errno::AGAIN) => {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     let left = deadline.saturating_duration_since(Instant::now());
                     if left.is_zero() {
                         return Ok(None);
                     }
                     self.wait(left)?;
                 }
-                Err(errno) => return Err(errno).context("receive the answers to pings"),
+                Err(error) => return Err(error).context("receive the answers to pings"),
             }
         }
     }
@@ -207,11 +205,12 @@ fn request(target: IpAddr, ident: u16, number: u32) -> Vec<u8> {
 /// The number in an echo reply. Raw IPv4 sockets give the IP header too.
 fn answer(target: IpAddr, identifier: u16, packet: &[u8]) -> Option<u32> {
     let (is_mine, data) = match target {
-        IpAddr::V4(_) => {
+        IpAddr::V4(target) => {
             let ip = smoltcp::wire::Ipv4Packet::new_checked(packet).ok()?;
             let icmp = Icmpv4Packet::new_checked(ip.payload()).ok()?;
             let is_reply = icmp.msg_type() == Icmpv4Message::EchoReply;
-            let is_mine = is_reply && icmp.echo_ident() == identifier;
+            let is_from_there = ip.src_addr() == target;
+            let is_mine = is_reply && is_from_there && icmp.echo_ident() == identifier;
             (is_mine, icmp.data().first_chunk().copied())
         }
         IpAddr::V6(_) => {

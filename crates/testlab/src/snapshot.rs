@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::{command, host::has_ipv6, namespace::NETNS_FOLDER};
+use crate::{command, namespace::NETNS_FOLDER};
 
 /// Interfaces, routes, rules, nftables, named namespaces, mounts and pinned BPF objects at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,15 +35,7 @@ impl Snapshot {
         facts.insert("interface", interfaces()?);
         facts.insert("address", addresses()?);
         facts.insert("route", routes()?);
-        let mut rules = lines_of("ip rule")?;
-        if has_ipv6() {
-            rules.extend(
-                lines_of("ip -6 rule")?
-                    .into_iter()
-                    .map(|line| format!("IPv6 {line}")),
-            );
-        }
-        facts.insert("rule", rules);
+        facts.insert("rule", lines_of("ip rule")?);
         facts.insert("named namespace", named_namespaces()?);
         facts.insert("mount", mounts()?);
         facts.insert("pinned BPF object", pinned_objects()?);
@@ -127,18 +119,14 @@ fn interfaces() -> Result<BTreeSet<String>> {
     let list: Vec<Value> = serde_json::from_str(&text).context("read 'ip -json link'")?;
     let describe = |interface: &Value| {
         let field = |name: &str| interface[name].to_string();
-        let flags = interface["flags"].as_array();
-        let is_up = flags.is_some_and(|flags| flags.iter().any(|flag| flag == "UP"));
         format!(
-            "{} alias {} kind {} address {} mtu {} master {} up {is_up} queue {} XDP {}",
+            "{} alias {} kind {} address {} mtu {} master {}",
             field("ifname"),
             field("ifalias"),
             interface["linkinfo"]["info_kind"],
             field("address"),
             field("mtu"),
             field("master"),
-            field("qdisc"),
-            field("xdp"),
         )
     };
     Ok(list.iter().map(describe).collect())

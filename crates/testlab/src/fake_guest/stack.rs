@@ -236,12 +236,7 @@ impl Stack {
         while answer.is_none() && started.elapsed() < patience {
             self.turn()?;
             let socket = self.sockets.get_mut::<udp::Socket>(handle);
-            // Who has asked one hears no other.
-            answer = socket
-                .recv()
-                .ok()
-                .filter(|(_, from)| from.endpoint == target.into())
-                .map(|(bytes, _)| bytes.to_vec());
+            answer = socket.recv().ok().map(|(bytes, _)| bytes.to_vec());
         }
         self.sockets.remove(handle);
         answer.with_context(|| format!("no UDP answer from {target} within {patience:?}"))
@@ -274,19 +269,11 @@ impl Stack {
         patience: Duration,
     ) -> Result<Vec<u8>> {
         let started = Instant::now();
-        let (mut sent, mut answer) = (0, Vec::new());
-        let (mut connected, mut has_ended) = (false, false);
+        let (mut sent, mut answer, mut connected) = (0, Vec::new(), false);
         while started.elapsed() < patience {
             self.turn()?;
             let socket = self.sockets.get_mut::<tcp::Socket>(handle);
             connected |= socket.may_send();
-            has_ended |= matches!(
-                socket.state(),
-                tcp::State::CloseWait
-                    | tcp::State::LastAck
-                    | tcp::State::Closing
-                    | tcp::State::TimeWait
-            );
             if connected && sent < payload.len() && socket.can_send() {
                 sent += socket.send_slice(&payload[sent..])?;
             }
@@ -300,8 +287,7 @@ impl Stack {
                 })?;
             }
             match socket.state() {
-                tcp::State::TimeWait | tcp::State::Closed if has_ended => return Ok(answer),
-                tcp::State::Closed if connected => bail!("connection reset by {target}"),
+                tcp::State::TimeWait | tcp::State::Closed if connected => return Ok(answer),
                 tcp::State::Closed => bail!("connection to {target} refused"),
                 _ => {}
             }
