@@ -377,6 +377,7 @@ fn what_cannot_be_made_sure_of_is_refused_and_nothing_changes() {
         refused(Xdp::interface("two"), "2 receive queues, and apps for 1");
         lab.run("ip link set two mtu 1771");
         refused(Xdp::interface("two"), "at most");
+        lab.run("ip link set two mtu 1500");
         lab.run("ip link set two down");
         refused(Xdp::interface("two"), "it is down");
 
