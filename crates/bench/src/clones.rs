@@ -36,7 +36,7 @@ pub(crate) struct Sizes {
     pub(crate) active: Vec<u32>,
     /// Largest number of active guests that are real ones; zero for none.
     pub(crate) linux_max: u32,
-    /// Seconds of pings.
+    /// Seconds of pings; zero for none.
     pub(crate) ping_seconds: u32,
     /// Seconds of sending.
     pub(crate) throughput_seconds: u32,
@@ -258,7 +258,7 @@ impl Subject<'_> {
         let doing = || format!("cannot measure {what}");
         ping::reach_all(namespace, &addresses, REACH_PATIENCE).with_context(doing)?;
         let case = case(self.way);
-        if with_ping {
+        if with_ping && sizes.ping_seconds > 0 {
             let duration = Duration::from_secs(sizes.ping_seconds.into());
             let pings =
                 ping::run(namespace, &addresses, PING_INTERVAL, duration).with_context(doing)?;

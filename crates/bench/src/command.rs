@@ -75,7 +75,7 @@ struct ForwardArguments {
     #[arg(long, value_name = "WAY")]
     only: Vec<Way>,
     /// Rounds in which all ways take turns.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     rounds: Option<u32>,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
@@ -106,7 +106,7 @@ struct ClonesArguments {
     #[arg(long, value_name = "NUMBER")]
     ping_seconds: Option<u32>,
     /// Seconds of sending. Default: 40.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     throughput_seconds: Option<u32>,
     /// Times that the ways of the promises take turns. Default: 5.
     #[arg(long, value_name = "NUMBER")]
@@ -134,10 +134,10 @@ struct StreamArguments {
     #[arg(long, value_name = "WAY")]
     only: Vec<Way>,
     /// Seconds that each run takes. Default: 55, as in the experiment that is repeated.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     seconds: Option<u32>,
     /// How often each run is repeated. Default: 3.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     runs: Option<u32>,
     /// Leave the real guests out.
     #[arg(long)]
@@ -464,5 +464,37 @@ fn print(text: &str) -> Result<()> {
     match writeln!(output, "{}", text.trim_end()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.context("cannot write to standard output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchCommand,
+    }
+
+    #[test]
+    fn sizes_that_would_leave_nothing_to_tell_are_refused() {
+        for line in [
+            "rr --rounds 0",
+            "relay --milliseconds 0",
+            "forward --rounds 0",
+            "clones --throughput-seconds 0",
+            "stream --seconds 0",
+            "stream --runs 0",
+        ] {
+            let words = || ["bench"].into_iter().chain(line.split(' '));
+            let error = Line::try_parse_from(words()).unwrap_err().to_string();
+            assert!(error.contains("0 is not in 1.."), "{line}: {error}");
+            let one = words().map(|word| if word == "0" { "1" } else { word });
+            Line::try_parse_from(one).unwrap();
+        }
+        Line::try_parse_from(["bench", "clones", "--ping-seconds", "0"]).unwrap();
     }
 }
