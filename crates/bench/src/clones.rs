@@ -36,7 +36,7 @@ pub(crate) struct Sizes {
     pub(crate) active: Vec<u32>,
     /// Largest number of active guests that are real ones; zero for none.
     pub(crate) linux_max: u32,
-    /// Seconds of pings.
+    /// Seconds of pings; zero for none.
     pub(crate) ping_seconds: u32,
     /// Seconds of sending.
     pub(crate) throughput_seconds: u32,
@@ -58,7 +58,7 @@ impl Sizes {
         Self {
             slots: 3000,
             endpoints: 1000,
-            active: vec![100, 1000],
+            active: vec![FEW, 1000],
             linux_max: 100,
             ping_seconds: 30,
             throughput_seconds: 40,
@@ -86,6 +86,13 @@ impl Sizes {
             congestion: tcp::CUBIC.to_owned(),
         }
     }
+
+    /// The smallest and the largest number of active guests.
+    fn few_and_many(&self) -> (u32, u32) {
+        let few = self.active.iter().min().copied().unwrap_or(0);
+        let many = self.active.iter().max().copied().unwrap_or(0);
+        (few, many)
+    }
 }
 
 const WAYS: [Way; 5] = [
@@ -99,6 +106,8 @@ const WAYS: [Way; 5] = [
 const COMPARED: [Way; 2] = [Way::Kernel, Way::EbpfHost];
 /// Every guest is pinged so often.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
+/// Active guests whose ratio has no number in its name: the promise's.
+const FEW: u32 = 100;
 const REACH_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a client is.
@@ -167,9 +176,12 @@ pub(crate) fn run(sizes: &Sizes) -> Result<Record> {
 }
 
 fn settings(sizes: &Sizes) -> BTreeMap<String, u64> {
+    let (few, many) = sizes.few_and_many();
     [
         ("slots", sizes.slots),
         ("endpoints", sizes.endpoints),
+        ("active_few", few),
+        ("active_many", many),
         ("linux_guests_max", sizes.linux_max),
         ("ping_seconds", sizes.ping_seconds),
         ("throughput_seconds", sizes.throughput_seconds),
@@ -258,7 +270,7 @@ impl Subject<'_> {
         let doing = || format!("cannot measure {what}");
         ping::reach_all(namespace, &addresses, REACH_PATIENCE).with_context(doing)?;
         let case = case(self.way);
-        if with_ping {
+        if with_ping && sizes.ping_seconds > 0 {
             let duration = Duration::from_secs(sizes.ping_seconds.into());
             let pings =
                 ping::run(namespace, &addresses, PING_INTERVAL, duration).with_context(doing)?;
@@ -299,9 +311,13 @@ fn add_rates(
 
 fn add_ratios(sizes: &Sizes, record: &mut Record) {
     let congestion = &sizes.congestion;
-    let few = sizes.active.iter().min().copied().unwrap_or(0);
+    let (few, many) = sizes.few_and_many();
     for client in ["host", "beyond"] {
-        let name = format!("throughput_ebpf_host_vs_basic_{client}");
+        let name = if few == FEW {
+            format!("throughput_ebpf_host_vs_basic_{client}")
+        } else {
+            format!("throughput_{few}_ebpf_host_vs_basic_{client}")
+        };
         let fake = format!("{client}_{few}_throughput_mean");
         let real = format!("{client}_{few}_linux_throughput_mean");
         let metric = if record.row("ebpf_host", &real).is_some() {
@@ -312,17 +328,16 @@ fn add_ratios(sizes: &Sizes, record: &mut Record) {
         };
         compare(record, &name, &metric, congestion);
     }
-    let many = sizes.active.iter().max().copied().unwrap_or(0);
     for kind in ["mean", "p5"] {
         // The seed's clients are on the host.
-        let name = format!("throughput_1000_{kind}_vs_basic");
+        let name = format!("throughput_{many}_{kind}_vs_basic");
         let metric = format!("host_{many}_throughput_{kind}");
         compare(record, &name, &metric, congestion);
         let metric = format!("beyond_{many}_throughput_{kind}");
         compare(record, &format!("{name}_beyond"), &metric, congestion);
     }
     for case in ["basic", "ebpf_host"] {
-        let name = format!("throughput_1000_p5_vs_mean_{case}");
+        let name = format!("throughput_{many}_p5_vs_mean_{case}");
         let metric = |kind| format!("host_{many}_throughput_{kind}");
         let (p5, mean) = (metric("p5"), metric("mean"));
         record.add_ratio(&name, (case, &p5), (case, &mean));
@@ -350,6 +365,56 @@ fn compare(record: &mut Record, name: &str, metric: &str, congestion: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ratios_are_named_by_how_many_clients_there_were() {
+        let of = |active: &[u32]| {
+            let sizes = Sizes {
+                active: active.to_vec(),
+                ..Sizes::full()
+            };
+            let mut record = Record::new("clones", HostFacts::default(), settings(&sizes));
+            for number in active {
+                for kind in ["mean", "p5"] {
+                    let metric = format!("host_{number}_throughput_{kind}");
+                    for case in ["basic", "ebpf_host"] {
+                        record.add(case, &metric, "Mbit/s", &[1.0]);
+                    }
+                }
+            }
+            add_ratios(&sizes, &mut record);
+            record
+        };
+        let names = |active: &[u32]| of(active).ratios.into_keys().collect::<Vec<_>>();
+        let many = |number: u32| {
+            [
+                "mean_vs_basic",
+                "p5_vs_basic",
+                "p5_vs_mean_basic",
+                "p5_vs_mean_ebpf_host",
+            ]
+            .map(|rest| format!("throughput_{number}_{rest}"))
+        };
+        let with = |number: u32, few: &str| {
+            let mut names = many(number).to_vec();
+            names.push(few.to_owned());
+            names.sort();
+            names
+        };
+        let promised = "throughput_ebpf_host_vs_basic_host";
+        assert_eq!(names(&[100, 1000]), with(1000, promised));
+        assert_eq!(names(&[100]), with(100, promised));
+        assert_eq!(
+            names(&[1000]),
+            with(1000, "throughput_1000_ebpf_host_vs_basic_host")
+        );
+        assert_eq!(
+            names(&[2, 20]),
+            with(20, "throughput_2_ebpf_host_vs_basic_host")
+        );
+        let settings = of(&[20, 2]).settings;
+        assert_eq!((settings["active_few"], settings["active_many"]), (2, 20));
+    }
 
     #[test]
     fn a_ratio_tells_what_its_rounds_say() {

@@ -75,7 +75,7 @@ struct ForwardArguments {
     #[arg(long, value_name = "WAY")]
     only: Vec<Way>,
     /// Rounds in which all ways take turns.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     rounds: Option<u32>,
     /// We are inside the namespaces already.
     #[arg(long, hide = true)]
@@ -106,7 +106,7 @@ struct ClonesArguments {
     #[arg(long, value_name = "NUMBER")]
     ping_seconds: Option<u32>,
     /// Seconds of sending. Default: 40.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     throughput_seconds: Option<u32>,
     /// Times that the ways of the promises take turns. Default: 5.
     #[arg(long, value_name = "NUMBER")]
@@ -134,10 +134,10 @@ struct StreamArguments {
     #[arg(long, value_name = "WAY")]
     only: Vec<Way>,
     /// Seconds that each run takes. Default: 55, as in the experiment that is repeated.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     seconds: Option<u32>,
     /// How often each run is repeated. Default: 3.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = extent::at_least_one())]
     runs: Option<u32>,
     /// Leave the real guests out.
     #[arg(long)]
@@ -161,6 +161,9 @@ pub struct VsockArguments {
     /// Why there is none.
     #[arg(long, hide = true)]
     peer_missing: Option<String>,
+    /// We are inside the namespaces but for the network's, and are to install it into this folder.
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    fetch_into: Option<PathBuf>,
     /// Be a process that the suite starts.
     #[arg(long, hide = true)]
     stand_in: Option<String>,
@@ -309,21 +312,16 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
     if !is_inside {
         return private_host::enter("--in-private-host");
     }
+    if let Suite::Vsock(VsockArguments {
+        fetch_into: Some(folder),
+        ..
+    }) = &command.suite
+    {
+        private_host::remove_folder_if_interrupted(folder);
+    }
     private_host::end_with_parent();
     private_host::furnish()?;
-    let record = match &command.suite {
-        Suite::Slots(arguments) => run_slots(arguments)?,
-        Suite::Forward(arguments) => forward::run(&arguments.sizes())?,
-        Suite::Clones(arguments) => clones::run(&arguments.sizes()?)?,
-        Suite::Stream(arguments) => stream::run(&arguments.sizes())?,
-        Suite::Vsock(arguments) => vsock::run(&arguments.extent, &arguments.peer()?)?,
-        Suite::Engine(arguments) => engine::run(&arguments.extent)?,
-        Suite::Impair(arguments) => impair::run(&arguments.extent)?,
-        Suite::Cni(arguments) => cni::run(arguments.sizes())?,
-        Suite::Rr(arguments) => rr::run(&arguments.extent, &arguments.row)?,
-        Suite::Relay(arguments) => relay::run(&arguments.extent)?,
-        Suite::Report(_) => unreachable!("reports need no host"),
-    };
+    let record = measure(&command.suite)?;
     let text = if json {
         serde_json::to_string(&record).context("cannot write the record as JSON")?
     } else {
@@ -331,6 +329,23 @@ pub fn run(command: &BenchCommand, json: bool) -> Result<ExitCode> {
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Runs a suite. To be called inside a private host.
+fn measure(suite: &Suite) -> Result<Record> {
+    match suite {
+        Suite::Slots(arguments) => run_slots(arguments),
+        Suite::Forward(arguments) => forward::run(&arguments.sizes()),
+        Suite::Clones(arguments) => clones::run(&arguments.sizes()?),
+        Suite::Stream(arguments) => stream::run(&arguments.sizes()),
+        Suite::Vsock(arguments) => vsock::run(&arguments.extent, &arguments.peer()?),
+        Suite::Engine(arguments) => engine::run(&arguments.extent),
+        Suite::Impair(arguments) => impair::run(&arguments.extent),
+        Suite::Cni(arguments) => cni::run(arguments.sizes()),
+        Suite::Rr(arguments) => rr::run(&arguments.extent, &arguments.row),
+        Suite::Relay(arguments) => relay::run(&arguments.extent),
+        Suite::Report(_) => unreachable!("reports need no host"),
+    }
 }
 
 fn run_slots(arguments: &SlotsArguments) -> Result<Record> {
@@ -415,21 +430,32 @@ impl StreamArguments {
     }
 }
 
-/// Enters the namespaces once the program to compare with is there: inside is no network to fetch it by.
+/// Enters the namespaces, by way of the machine's network where the program to compare with is to be fetched.
 fn enter_vsock(arguments: &VsockArguments) -> Result<ExitCode> {
-    let mut more: Vec<OsString> = vec!["--in-private-host".into()];
-    let scratch = tempfile::tempdir().context("cannot make a folder")?;
+    if let Some(folder) = &arguments.fetch_into {
+        private_host::remove_folder_if_interrupted(folder);
+        private_host::end_with_parent();
+        let (option, value) = match vsock::install_peer(folder) {
+            Ok(path) => ("--peer", path.into()),
+            Err(reason) => ("--peer-missing", reason.into()),
+        };
+        return private_host::leave_network(&["--in-private-host".into(), option.into(), value]);
+    }
     if let Some(path) = &arguments.peer {
         vsock::check_peer(path)?;
-    } else if !arguments.extent.has(vsock::Part::Peer) {
-        more.extend(["--peer-missing".into(), "left out".into()]);
-    } else {
-        match vsock::install_peer(scratch.path()) {
-            Ok(path) => more.extend(["--peer".into(), path.into()]),
-            Err(reason) => more.extend(["--peer-missing".into(), reason.into()]),
-        }
+        return private_host::enter("--in-private-host");
     }
-    private_host::enter_with(&more)
+    if !arguments.extent.has(vsock::Part::Peer) {
+        let more = ["--in-private-host", "--peer-missing", "left out"];
+        return private_host::enter_with(&more.map(OsString::from));
+    }
+    let scratch = tempfile::tempdir().context("cannot make a folder")?;
+    let code = private_host::enter_but_network(&["--fetch-into".into(), scratch.path().into()])?;
+    let path = scratch.path().to_owned();
+    scratch
+        .close()
+        .with_context(|| format!("cannot remove {}", path.display()))?;
+    Ok(code)
 }
 
 impl VsockArguments {
@@ -464,5 +490,37 @@ fn print(text: &str) -> Result<()> {
     match writeln!(output, "{}", text.trim_end()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => other.context("cannot write to standard output"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        bench: BenchCommand,
+    }
+
+    #[test]
+    fn sizes_that_would_leave_nothing_to_tell_are_refused() {
+        for line in [
+            "rr --rounds 0",
+            "relay --milliseconds 0",
+            "forward --rounds 0",
+            "clones --throughput-seconds 0",
+            "stream --seconds 0",
+            "stream --runs 0",
+        ] {
+            let words = || ["bench"].into_iter().chain(line.split(' '));
+            let error = Line::try_parse_from(words()).unwrap_err().to_string();
+            assert!(error.contains("0 is not in 1.."), "{line}: {error}");
+            let one = words().map(|word| if word == "0" { "1" } else { word });
+            Line::try_parse_from(one).unwrap();
+        }
+        Line::try_parse_from(["bench", "clones", "--ping-seconds", "0"]).unwrap();
     }
 }

@@ -4,7 +4,16 @@
 
 use std::time::Duration;
 
-use clap::{Args, ValueEnum, builder::EnumValueParser};
+use clap::{
+    Args, ValueEnum,
+    builder::{EnumValueParser, RangedI64ValueParser},
+    value_parser,
+};
+
+/// Reads numbers of rounds, seconds and the like: of none of them there would be no figures.
+pub(crate) fn at_least_one() -> RangedI64ValueParser<u32> {
+    value_parser!(u32).range(1..)
+}
 
 /// Parts of a suite, and what they take unless told otherwise.
 pub(crate) trait Part: ValueEnum + PartialEq + Send + Sync + 'static {
@@ -35,12 +44,14 @@ pub(crate) struct Extent<P: Part> {
     #[arg(
         long,
         value_name = "NUMBER",
+        value_parser = at_least_one(),
         help = format!("Rounds in which all take turns. Default: {}", P::FULL.rounds)
     )]
     rounds: Option<u32>,
     #[arg(
         long,
         value_name = "NUMBER",
+        value_parser = at_least_one(),
         help = format!(
             "Milliseconds of each measurement that goes by the clock. Default: {}",
             P::FULL.milliseconds

@@ -2,16 +2,18 @@
 //!
 //! The executable starts itself again as the first process of a PID namespace, with a network and a
 //! mount namespace of its own. There `netns 1` is the played host, `/run` is empty, and whatever is
-//! left when the benchmark ends, ends with it.
+//! left when the benchmark ends, ends with it. What is the machine's nevertheless is in [`leftovers`].
+
+mod leftovers;
 
 use std::{
     env,
     ffi::OsString,
     fs,
     io::{self, Read},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
-    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -22,12 +24,12 @@ use rustix::{
     process::{Resource, getrlimit, setrlimit},
 };
 
+pub(crate) use leftovers::{
+    remove_folder_if_interrupted, remove_if_interrupted, status_unless_interrupted,
+};
+
 /// Name of the interface by which [`settle`] sees that the kernel has caught up.
 const CANARY: &str = "canary0";
-/// How long a cgroup is waited for whose processes have been killed.
-const CGROUP_TIMEOUT: Duration = Duration::from_secs(10);
-/// What is to be removed if the benchmark is interrupted.
-static CGROUPS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 /// How long the kernel may take to get rid of what was deleted.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -39,10 +41,32 @@ pub(crate) fn enter(marker: &str) -> Result<ExitCode> {
 
 /// The same with more arguments than a marker.
 pub(crate) fn enter_with(more: &[OsString]) -> Result<ExitCode> {
+    start(&["--net"], more)
+}
+
+/// The same in the machine's network, to fetch something; [`leave_network`] is to follow.
+pub(crate) fn enter_but_network(more: &[OsString]) -> Result<ExitCode> {
+    start(&[], more)
+}
+
+/// Becomes this executable with the same arguments and more, in a network namespace of its own. It is still the first
+/// process, and holds the life line.
+pub(crate) fn leave_network(more: &[OsString]) -> Result<ExitCode> {
+    let executable = env::current_exe().context("cannot find this executable")?;
+    let error = Command::new("unshare")
+        .args(["--net", "--"])
+        .arg(executable)
+        .args(env::args_os().skip(1))
+        .args(more)
+        .exec();
+    Err(error).context("cannot start unshare, of the package util-linux")
+}
+
+fn start(more_namespaces: &[&str], more: &[OsString]) -> Result<ExitCode> {
     let executable = env::current_exe().context("cannot find this executable")?;
     let mut child = Command::new("unshare")
+        .args(more_namespaces)
         .args([
-            "--net",
             "--mount",
             "--pid",
             "--fork",
@@ -78,32 +102,8 @@ pub(crate) fn end_with_parent() {
         let mut nothing = [0; 64];
         // Nobody ever writes: a read returns when the other end closes, or fails.
         while matches!(io::stdin().read(&mut nothing), Ok(length) if length > 0) {}
-        let cgroups = CGROUPS.lock().unwrap_or_else(PoisonError::into_inner);
-        cgroups.iter().for_each(|cgroup| remove_cgroup(cgroup));
-        std::process::exit(130);
+        leftovers::end_interrupted();
     });
-}
-
-/// Has a cgroup and those below it removed by whoever ends this process early: it is the machine's, and doesn't go with
-/// the namespaces.
-pub(crate) fn remove_if_interrupted(cgroup: &Path) {
-    let mut cgroups = CGROUPS.lock().unwrap_or_else(PoisonError::into_inner);
-    cgroups.push(cgroup.to_owned());
-}
-
-/// Ends what is in a cgroup, and removes it. One that has gone already is fine.
-fn remove_cgroup(cgroup: &Path) {
-    let _ = fs::write(cgroup.join("cgroup.kill"), "1");
-    let deadline = Instant::now() + CGROUP_TIMEOUT;
-    while cgroup.exists() && Instant::now() < deadline {
-        let entries = fs::read_dir(cgroup).into_iter().flatten().flatten();
-        let inner = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-        inner.for_each(|entry| remove_cgroup(&entry.path()));
-        // Until those that were killed are gone, the kernel refuses.
-        if fs::remove_dir(cgroup).is_err() {
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
 }
 
 /// Gives the namespaces that we are in what a host has: an empty `/run`, its own `/sys`, loopback.

@@ -80,8 +80,17 @@ impl Record {
         })
     }
 
-    /// Adds samples. To a case and metric that has some already, they are added.
+    /// Adds samples. To a case and metric that has some already, they are added. What is no number goes to `not_run`: JSON
+    /// has no word for it, and the whole record could not be read again.
     pub fn add(&mut self, case: &str, metric: &str, unit: &str, samples: &[f64]) {
+        if let Some(sample) = samples.iter().find(|sample| !sample.is_finite()) {
+            let reason = format!("it came to {sample} {unit}");
+            self.not_run(&format!("{case} {metric}"), &reason);
+            return;
+        }
+        if samples.is_empty() {
+            return;
+        }
         let found = self
             .rows
             .iter_mut()
@@ -127,8 +136,12 @@ impl Record {
         }
     }
 
-    /// Adds a ratio that is no plain quotient of two medians.
+    /// Adds a ratio that is no plain quotient of two medians. One that is no number goes to `not_run`, as samples do.
     pub fn insert_ratio(&mut self, name: &str, ratio: f64) {
+        if !ratio.is_finite() {
+            self.not_run(name, &format!("it came to {ratio}"));
+            return;
+        }
         self.ratios.insert(name.to_owned(), rounded(ratio));
     }
 
@@ -236,6 +249,21 @@ mod tests {
     fn a_record_reads_back_as_written() {
         let mut record = record();
         record.add("recipe", "fill_per_slot", "ms", &[60.0]);
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), serde_json::to_string(&record).unwrap()).unwrap();
+        assert_eq!(Record::read(file.path()).unwrap(), record);
+    }
+
+    #[test]
+    fn what_is_no_number_leaves_the_record_readable() {
+        let mut record = record();
+        record.add("nobody", "ping", "us", &[]);
+        record.add_summary("nobody", "probe", "us", &[]);
+        record.add("nothing", "ping", "us", &[1.0, f64::INFINITY]);
+        record.insert_ratio("by_zero", f64::NAN);
+        assert!(record.rows.is_empty() && record.ratios.is_empty());
+        assert_eq!(record.not_run["nothing ping"], "it came to inf us");
+        assert_eq!(record.not_run["by_zero"], "it came to NaN");
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), serde_json::to_string(&record).unwrap()).unwrap();
         assert_eq!(Record::read(file.path()).unwrap(), record);

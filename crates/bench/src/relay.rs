@@ -95,6 +95,14 @@ pub(crate) fn run(extent: &Extent) -> Result<Record> {
 
 fn measure(place: &Place, way: Way, extent: &Extent, record: &mut Record) -> Result<()> {
     let running = place.start(way)?;
+    let measured = measure_running(place, way, extent, record);
+    match (measured, running.end()) {
+        (Err(error), Err(left)) => Err(error.context(format!("{left:#}, after this"))),
+        (measured, ended) => measured.and(ended),
+    }
+}
+
+fn measure_running(place: &Place, way: Way, extent: &Extent, record: &mut Record) -> Result<()> {
     if way.is_tcp() {
         let gigabits = place.stream(way, extent.time())?;
         record.add(way.name(), "throughput", "Gbit/s", &[gigabits]);
@@ -102,5 +110,5 @@ fn measure(place: &Place, way: Way, extent: &Extent, record: &mut Record) -> Res
         let delivered = datagrams::highest(DATAGRAM_BYTES, extent.time())?;
         record.add(way.name(), "delivered", "thousand per second", &[delivered]);
     }
-    running.end()
+    Ok(())
 }

@@ -60,9 +60,9 @@ fn all_that_forward_sends_arrives_on_every_way_and_back() {
     });
 }
 
-/// Cgroups below one.
-fn below(cgroup: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(cgroup).unwrap().map(|entry| entry.unwrap());
+/// Folders in one, which cgroups are too.
+fn below(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let folders = entries.filter(|entry| entry.file_type().unwrap().is_dir());
     folders.map(|entry| entry.path()).collect()
 }
@@ -108,5 +108,37 @@ fn a_benchmark_that_is_interrupted_leaves_no_cgroups() {
         bench.wait().unwrap();
         until("the cgroups are gone", || below(&ours).is_empty());
         until("nobody is left", || fs::remove_dir(&ours).is_ok());
+    });
+}
+
+/// Nor does its folder for temporary files.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_benchmark_that_is_interrupted_while_it_installs_leaves_no_files() {
+    lab::run(|lab| {
+        let [programs, temporary] = ["programs", "temporary"].map(|name| lab.folder().join(name));
+        fs::create_dir(&programs).unwrap();
+        fs::create_dir(&temporary).unwrap();
+        // Stands for cargo: it begins to build where it is told to, and doesn't end.
+        let cargo = "#!/bin/sh\nwhile [ $1 != --target-dir ]; do shift; done\nmkdir -p $2/begun\nsleep 1000\n";
+        fs::write(programs.join("cargo"), cargo).unwrap();
+        lab.run(&format!("chmod +x {}/cargo", programs.display()));
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", programs.display());
+        let mut bench = Command::new(sandwire::executable().unwrap())
+            .args(["bench", "vsock", "--quick", "--only", "peer"])
+            .env("PATH", path)
+            .env("TMPDIR", &temporary)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        until("it builds", || {
+            let folders = below(&temporary);
+            folders.iter().any(|one| one.join("build/begun").exists())
+        });
+        bench.kill().unwrap();
+        bench.wait().unwrap();
+        until("its folder is gone", || below(&temporary).is_empty());
     });
 }

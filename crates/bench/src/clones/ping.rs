@@ -186,14 +186,41 @@ impl Pings {
                 figure.as_slice(),
             );
         }
-        let count = u32::try_from(samples.len()).unwrap_or(u32::MAX).max(1);
-        let mean = samples.iter().sum::<f64>() / f64::from(count);
-        let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = samples.iter().copied().fold(0.0, f64::max);
-        for (kind, value) in [("mean", mean), ("min", least), ("max", most)] {
-            record.add(case, &format!("{label}_ping_{kind}"), "us", &[value]);
+        if !samples.is_empty() {
+            let count = u32::try_from(samples.len()).unwrap_or(u32::MAX);
+            let mean = samples.iter().sum::<f64>() / f64::from(count);
+            let least = samples.iter().copied().fold(f64::INFINITY, f64::min);
+            let most = samples.iter().copied().fold(0.0, f64::max);
+            for (kind, value) in [("mean", mean), ("min", least), ("max", most)] {
+                record.add(case, &format!("{label}_ping_{kind}"), "us", &[value]);
+            }
         }
         let lost = f64::from(self.lost);
         record.add(case, &format!("{label}_ping_lost"), "packets", &[lost]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::host::HostFacts;
+
+    #[test]
+    fn pings_that_nobody_answers_are_lost_and_nothing_else() {
+        let mut record = Record::new("clones", HostFacts::default(), BTreeMap::new());
+        let pings = Pings {
+            round_trips_us: Vec::new(),
+            lost: 3,
+        };
+        pings.add(&mut record, "basic", "host_100");
+        let rows: Vec<_> = record
+            .rows
+            .iter()
+            .map(|row| (&*row.metric, row.median))
+            .collect();
+        assert_eq!(rows, [("host_100_ping_lost", 3.0)]);
+        assert!(record.not_run.is_empty());
     }
 }

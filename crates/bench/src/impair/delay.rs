@@ -29,6 +29,7 @@ pub(super) const PERIOD: Duration = Duration::from_micros(100);
 const WARM_UP: Duration = Duration::from_millis(200);
 const FLOOR: &str = "bare_sleeper";
 const CAPTURED: &str = "delay_captured";
+const EARLY: &str = "early_max";
 
 /// Measures the floor and all others in turn.
 pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
@@ -39,8 +40,8 @@ pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
         for pace in Pace::ALL {
             let case = format!("delay_{}", pace.name());
             let figures = behind_the_line(&rig, pace, extent.time())?;
-            for (name, value) in figures {
-                record.add(&case, &format!("late_{name}"), "us", &[value]);
+            for (metric, value) in figures {
+                record.add(&case, metric, "us", &[value]);
             }
         }
         match captured(&rig, extent.time()) {
@@ -53,29 +54,38 @@ pub(super) fn measure(extent: &Extent, record: &mut Record) -> Result<()> {
     Ok(())
 }
 
+/// Adds how late they are, and how early one is at most; those that are early are negative.
 fn add(record: &mut Record, case: &str, samples: &[f64]) -> Result<()> {
     for (name, percent) in [("p50", 50), ("p99", 99), ("max", 100)] {
         let value = percentile(samples, percent).context("nothing was measured")?;
-        record.add(case, &format!("late_{name}"), "us", &[value]);
+        record.add(case, &format!("late_{name}"), "us", &[value.max(0.0)]);
     }
+    let early = samples.iter().fold(0.0_f64, |early, late| early.max(-late));
+    record.add(case, EARLY, "us", &[early]);
     Ok(())
 }
 
+/// How wrong a case is beyond the floor. That excuses what is late, and nothing that is early.
+fn error(record: &Record, case: &str, floor: f64) -> Option<f64> {
+    let late = record.row(case, "late_p99")?.median - floor;
+    let early = record.row(case, EARLY).map_or(0.0, |row| row.max);
+    Some(if early > 0.0 { late.max(early) } else { late })
+}
+
 fn add_ratios(record: &mut Record) {
-    let p99 = |record: &Record, case: &str| record.row(case, "late_p99").map(|row| row.median);
-    if let Some(floor) = p99(record, FLOOR) {
+    if let Some(floor) = record.row(FLOOR, "late_p99").map(|row| row.median) {
         for (name, case) in [
             ("delay_error_over_floor_us", "delay_sleeping"),
             ("delay_error_over_floor_us_captured", CAPTURED),
         ] {
-            if let Some(late) = p99(record, case) {
-                record.insert_ratio(name, late - floor);
+            if let Some(error) = error(record, case, floor) {
+                record.insert_ratio(name, error);
                 record.note(name, &format!("the floor is {floor:.1} us"));
             }
         }
     }
-    if let Some(late) = p99(record, "delay_polling") {
-        record.insert_ratio("delay_error_p99_us_polling", late);
+    if let Some(error) = error(record, "delay_polling", 0.0) {
+        record.insert_ratio("delay_error_p99_us_polling", error);
     }
 }
 
@@ -113,7 +123,7 @@ fn nanos(time: Timespec) -> u64 {
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// Percentiles in microseconds, by an app behind the line in the same engine.
+/// Metrics in microseconds, by an app behind the line in the same engine.
 fn behind_the_line(rig: &Rig, pace: Pace, time: Duration) -> Result<Vec<(&'static str, f64)>> {
     let post = Post {
         namespace: &rig.middle,
@@ -146,13 +156,18 @@ fn behind_the_line(rig: &Rig, pace: Pace, time: Duration) -> Result<Vec<(&'stati
         packets >= 0.9 * expected,
         "{packets} packets came out of the line, not {expected}"
     );
-    ["p50", "p99", "max"]
-        .into_iter()
-        .map(|name| Ok((name, real(of(name)?) / 1e3)))
-        .collect()
+    [
+        ("late_p50", "p50"),
+        ("late_p99", "p99"),
+        ("late_max", "max"),
+        (EARLY, "early"),
+    ]
+    .into_iter()
+    .map(|(metric, name)| Ok((metric, real(of(name)?) / 1e3)))
+    .collect()
 }
 
-/// How much longer than the delay packets took from cable to cable, in microseconds.
+/// How much longer than the delay packets took from cable to cable, in microseconds; below zero if they took less.
 fn captured(rig: &Rig, time: Duration) -> Result<Vec<f64>> {
     let before = Capture::start(&rig.left, OUTER)?;
     let after = Capture::start(&rig.right, OUTER)?;
@@ -217,8 +232,8 @@ fn compare(before: &[Captured], after: &[Captured]) -> Result<Vec<f64>> {
         .collect();
     let late: Vec<f64> = after
         .iter()
-        .filter_map(|frame| Some(frame.nanos.saturating_sub(sent.get(&frame.number)? + delay)))
-        .map(|late| real(late) / 1e3)
+        .filter_map(|frame| Some((frame.nanos, sent.get(&frame.number)? + delay)))
+        .map(|(left, due)| (real(left.saturating_sub(due)) - real(due.saturating_sub(left))) / 1e3)
         .collect();
     ensure!(
         late.len() * 100 >= sent.len() * 99,
@@ -232,6 +247,7 @@ fn compare(before: &[Captured], after: &[Captured]) -> Result<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::HostFacts;
 
     #[test]
     fn lateness_is_what_a_frame_took_beyond_the_delay() {
@@ -244,9 +260,28 @@ mod tests {
         let after = [
             frame(1, 60_000_000),
             frame(2, 250_007_000),
-            frame(3, 350_000_000),
+            frame(3, 349_998_000),
         ];
-        assert_eq!(compare(&before, &after).unwrap(), [7.0, 0.0]);
+        assert_eq!(compare(&before, &after).unwrap(), [7.0, -2.0]);
         assert!(compare(&before, &after[..2]).is_err(), "one is missing");
+    }
+
+    #[test]
+    fn what_is_early_is_wrong_however_late_the_machine_is() {
+        let mut record = Record::new("impair", HostFacts::default(), [].into());
+        add(&mut record, FLOOR, &[2600.0; 3]).unwrap();
+        add(&mut record, CAPTURED, &[2800.0; 3]).unwrap();
+        add(&mut record, "delay_sleeping", &[2400.0; 3]).unwrap();
+        add(&mut record, "delay_polling", &[3.0; 3]).unwrap();
+        add_ratios(&mut record);
+        let ratios = |record: &Record| record.ratios.values().copied().collect::<Vec<_>>();
+        assert_eq!(ratios(&record), [-200.0, 200.0, 3.0]);
+        for case in ["delay_sleeping", "delay_polling"] {
+            add(&mut record, case, &[1.0, -1000.0, 2.0]).unwrap();
+        }
+        add_ratios(&mut record);
+        assert_eq!(ratios(&record), [1000.0, 200.0, 1000.0]);
+        let late = record.row("delay_polling", "late_p50").unwrap();
+        assert_eq!(late.samples, [3.0, 1.0]);
     }
 }

@@ -1,4 +1,4 @@
-//! An app that sends a packet at each beat, and one that looks how late they come out of a line.
+//! An app that sends a packet at each beat, and one that looks how late or early they come out of a line.
 
 use std::{net::SocketAddrV4, time::Duration};
 
@@ -87,7 +87,8 @@ fn frame(bytes: usize) -> Vec<u8> {
 }
 
 /// Takes what a [`Metronome`] sent and a line delayed, and compares the clock with when it was due. Reports
-/// `packets`, `p50`, `p99` and `max` in nanoseconds, without the first tenth of a second.
+/// `packets`, and in nanoseconds `p50`, `p99` and `max` of how late they are, and how `early` one is at most, without the
+/// first tenth of a second.
 #[derive(Clone, Debug)]
 pub(super) struct Arrivals {
     pub(super) clock: Clock,
@@ -100,6 +101,7 @@ pub(super) struct ArrivalsApp {
     delay: Duration,
     skipped: u64,
     lateness: Vec<u64>,
+    early_max: u64,
 }
 
 impl PartialEq for Arrivals {
@@ -126,6 +128,7 @@ impl Config for Arrivals {
             delay: self.delay,
             skipped: u64::try_from(skipped)?,
             lateness: Vec::with_capacity(1 << 17),
+            early_max: 0,
         })
     }
 }
@@ -142,8 +145,10 @@ impl App for ArrivalsApp {
             };
             if number >= self.skipped {
                 let due = Time::from_nanos(sent) + self.delay;
-                let late = self.clock.now().since(due).as_nanos();
-                self.lateness.push(u64::try_from(late).unwrap_or(u64::MAX));
+                let now = self.clock.now();
+                let (now, due) = (now.as_nanos(), due.as_nanos());
+                self.lateness.push(now.saturating_sub(due));
+                self.early_max = self.early_max.max(due.saturating_sub(now));
             }
         }
     }
@@ -160,6 +165,7 @@ impl App for ArrivalsApp {
             Figure::new("p50", rank(50)),
             Figure::new("p99", rank(99)),
             Figure::new("max", rank(100)),
+            Figure::new("early", self.early_max),
         ]
     }
 }
@@ -189,5 +195,32 @@ mod tests {
         assert_eq!(engine.figure("sink", "bytes"), Some(600));
         let idle = engine.breathe(Time::from_nanos(1_000_001));
         assert_eq!(idle.wake, Wake::at(Time::from_nanos(1_007_000)));
+    }
+
+    #[test]
+    fn a_packet_that_comes_too_early_is_not_on_time() {
+        const HOUR: u64 = 3600 * 1_000_000_000;
+        let period = Duration::from_millis(100);
+        let mut graph = Graph::new();
+        let metronome = Metronome {
+            frame_bytes: 60,
+            period,
+        };
+        // With no line between, each comes hours before it is due.
+        let arrivals = Arrivals {
+            clock: Clock::new(),
+            delay: Duration::from_hours(2),
+            period,
+        };
+        graph.app("beat", metronome).unwrap();
+        graph.app("arrivals", arrivals).unwrap();
+        graph.link("beat.output -> arrivals.input").unwrap();
+        let mut engine = Engine::new();
+        engine.configure(&graph).unwrap();
+        engine.breathe(Time::START);
+        engine.breathe(Time::from_nanos(HOUR));
+        assert!(engine.figure("arrivals", "packets").unwrap() > 0);
+        assert_eq!(engine.figure("arrivals", "max"), Some(0));
+        assert!(engine.figure("arrivals", "early").unwrap() > HOUR);
     }
 }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use sandwire_relay::{keys, steering};
 use tempfile::TempDir;
 
@@ -61,33 +61,46 @@ impl Way {
     }
 }
 
-/// Processes that are ended when dropped.
+/// Processes that are ended when dropped, with what they have told the kernel.
 pub(super) struct Running {
     processes: Vec<Child>,
-    is_steered: bool,
+    /// Takes that away, where they tell it anything.
+    unsteer: Option<fn() -> Result<()>>,
 }
 
 impl Running {
-    /// Ends them, and what they have told the kernel.
-    pub(super) fn end(self) -> Result<()> {
-        let is_steered = self.is_steered;
-        drop(self);
-        if is_steered {
-            steering::clear()
-                .map_err(|errors| anyhow::anyhow!("cannot clear the steering: {errors:?}"))?;
+    fn of(processes: Vec<Child>) -> Self {
+        Self {
+            processes,
+            unsteer: None,
         }
-        Ok(())
     }
-}
 
-impl Drop for Running {
-    fn drop(&mut self) {
+    /// Ends them, and tells what of it fails.
+    pub(super) fn end(mut self) -> Result<()> {
+        self.stop()
+    }
+
+    fn stop(&mut self) -> Result<()> {
         for process in &mut self.processes {
             // It may have ended by itself.
             let _ = process.kill();
             let _ = process.wait();
         }
+        // Without its relay, what is steered lets nothing pass: not what the next way sends either.
+        self.unsteer.take().map_or(Ok(()), |unsteer| unsteer())
     }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Who drops it without `end` has an error already, which says more.
+        let _ = self.stop();
+    }
+}
+
+fn unsteer() -> Result<()> {
+    steering::clear().map_err(|errors| anyhow!("cannot clear the steering: {errors:?}"))
 }
 
 /// The namespaces, with certificates and the destination's server.
@@ -111,10 +124,7 @@ impl Place {
         let server = spawn(iperf3.arg("--server"), &folder.path().join("iperf3.log"))?;
         let place = Self {
             folder,
-            _server: Running {
-                processes: vec![server],
-                is_steered: false,
-            },
+            _server: Running::of(vec![server]),
         };
         place.wait_for_listener("dest", "sport = :5201")?;
         Ok(place)
@@ -131,10 +141,7 @@ impl Place {
     pub(super) fn start(&self, way: Way) -> Result<Running> {
         let transport = match way {
             Way::PlainTcp | Way::PlainUdp => {
-                return Ok(Running {
-                    processes: Vec::new(),
-                    is_steered: false,
-                });
+                return Ok(Running::of(Vec::new()));
             }
             Way::Stunnel => return self.start_stunnel(),
             Way::RelayedTcpByQuic => "quic",
@@ -145,7 +152,7 @@ impl Place {
         let program = program.to_string_lossy();
         let mut running = Running {
             processes: Vec::new(),
-            is_steered: true,
+            unsteer: Some(unsteer),
         };
         for name in ["peer", "host"] {
             let config = self.path(&format!("{name}.toml"));
@@ -199,10 +206,7 @@ impl Place {
     }
 
     fn start_stunnel(&self) -> Result<Running> {
-        let mut running = Running {
-            processes: Vec::new(),
-            is_steered: false,
-        };
+        let mut running = Running::of(Vec::new());
         for name in ["peer", "host"] {
             let other = if name == "peer" { "host" } else { "peer" };
             let ends = if name == "peer" {
@@ -313,3 +317,38 @@ ip -n dest route add default via 198.51.100.1
 sysctl -qw net.ipv4.ip_forward=1
 ip netns exec peer sysctl -qw net.ipv4.ip_forward=1
 ";
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local!(static CLEARED: Cell<u32> = const { Cell::new(0) });
+
+    fn steered(unsteer: fn() -> Result<()>) -> Running {
+        Running {
+            processes: Vec::new(),
+            unsteer: Some(unsteer),
+        }
+    }
+
+    #[test]
+    fn a_way_that_fails_leaves_no_steering_behind() {
+        drop(steered(|| {
+            CLEARED.set(CLEARED.get() + 1);
+            Ok(())
+        }));
+        assert_eq!(CLEARED.get(), 1);
+    }
+
+    #[test]
+    fn steering_is_cleared_once_and_what_fails_is_told() {
+        let running = steered(|| {
+            CLEARED.set(CLEARED.get() + 1);
+            Err(anyhow!("refused"))
+        });
+        assert_eq!(running.end().unwrap_err().to_string(), "refused");
+        assert_eq!(CLEARED.get(), 1);
+    }
+}

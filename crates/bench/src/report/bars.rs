@@ -75,6 +75,8 @@ const RATIOS: &[(&str, Bound)] = &[
     ("identity_tcp_bind_added_us", AtMost(2.0)),
     ("veth_ebpf_vs_bare", AtLeast(0.9)),
     ("veth_ebpf_vs_veth_kernel", AtLeast(1.1)),
+    ("tcp_vs_stunnel", AtLeast(1.5)),
+    ("udp_kpps", AtLeast(200.0)),
 ];
 
 /// Promises about medians of rows: case, metric, bound.
@@ -132,6 +134,20 @@ impl Bound {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::HostFacts;
+
+    #[test]
+    fn the_relay_is_judged() {
+        let mut record = Record::new("relay", HostFacts::default(), [].into());
+        record.insert_ratio("tcp_vs_stunnel", 1.83);
+        record.insert_ratio("udp_kpps", 144.0);
+        let verdicts = verdicts(&record);
+        let judged: Vec<_> = verdicts
+            .iter()
+            .map(|one| (&*one.what, one.is_reached))
+            .collect();
+        assert_eq!(judged, [("tcp_vs_stunnel", true), ("udp_kpps", false)]);
+    }
 
     #[test]
     fn a_bound_is_kept_at_its_very_value() {
