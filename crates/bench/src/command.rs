@@ -102,7 +102,7 @@ struct ClonesArguments {
     /// Up to so many active guests are real ones too. Default: 100.
     #[arg(long, value_name = "NUMBER")]
     linux_max: Option<u32>,
-    /// Seconds of pings. Default: 30.
+    /// Seconds of pings; 0 for none. Default: 30.
     #[arg(long, value_name = "NUMBER")]
     ping_seconds: Option<u32>,
     /// Seconds of sending. Default: 40.
@@ -111,7 +111,7 @@ struct ClonesArguments {
     /// Times that the ways of the promises take turns. Default: 5.
     #[arg(long, value_name = "NUMBER")]
     rounds: Option<u32>,
-    /// Probes of the round trip for each way. Default: 10,000.
+    /// Probes of the round trip for each way; 0 for none. Default: 10,000.
     #[arg(long, value_name = "NUMBER")]
     probes: Option<u32>,
     /// Measure only from there. Default: both.
