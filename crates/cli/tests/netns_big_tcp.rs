@@ -7,6 +7,8 @@
 
 #[path = "children/mod.rs"]
 mod children;
+#[path = "containers/mod.rs"]
+mod containers;
 #[path = "ebpf/mod.rs"]
 mod ebpf;
 #[path = "forward/mod.rs"]
@@ -17,12 +19,13 @@ mod protocols;
 use std::{
     io::{BufRead, BufReader},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     time::Duration,
 };
 
-use ebpf::{HERE, StackWatch, World, addresses_of, pool, wait_until};
-use forward::two_hosts;
+use containers::{assert_no_drops, places, together};
+use ebpf::{HERE, SECOND, StackWatch, World, addresses_of, pool, wait_until};
+use forward::{by_every_edge, two_hosts};
 use protocols::{BULK, Between, Place, assert_pass};
 use sandwire_testlab::{
     command,
@@ -30,7 +33,7 @@ use sandwire_testlab::{
     host::{BEYOND_IPV4, BEYOND_IPV6},
     lab::{self, Lab},
     namespace::{Namespace, command_in},
-    sandwire::{self, Lease},
+    sandwire::Lease,
 };
 use serde_json::{Value, json};
 
@@ -46,26 +49,14 @@ fn allow(netns: &Path, interfaces: &[&str]) {
     command::output_of(&mut python).unwrap();
 }
 
-fn together() -> Value {
-    json!({"uplink": "route", "group": "together", "clone_to_clone": true})
-}
-
 /// Two containers, and red's addresses. Nobody but their own host ends keeps packets short.
-fn containers(lab: &Lab, world: &World) -> ([Namespace; 2], Vec<String>) {
-    let mut spec = pool("boxes", "container", 0, 2, &together());
-    spec["device"] = json!("veth");
-    world.daemon.create_pool(&spec).unwrap();
-    world.route_back(0);
-    let spaces = ["blue", "red"].map(|name| lab.namespace(name));
-    let leases = ["blue", "red"].map(|name| {
-        let line = format!("acquire boxes {name} --netns {name}");
-        world.daemon.json(&line).unwrap()
-    });
+fn long_containers(lab: &Lab, world: &World, policy: &Value) -> ([Namespace; 2], Vec<String>) {
+    let (spaces, addresses) = containers::two(lab, world, policy);
     for space in &spaces {
         allow(&space.path(), &["eth0"]);
     }
     allow_uplink(world);
-    (spaces, addresses_of(&leases[1]))
+    (spaces, addresses)
 }
 
 fn allow_uplink(world: &World) {
@@ -91,12 +82,10 @@ impl Watch {
         Self(watch)
     }
 
-    /// Whether one has come.
-    fn has_seen(mut self) -> bool {
-        let has_ended = self.0.try_wait().unwrap().is_some();
-        let _ended = self.0.kill();
-        let _status = self.0.wait();
-        has_ended
+    /// Wants one to have come.
+    #[track_caller]
+    fn assert_seen(mut self, what: &str) {
+        wait_until(what, SECOND * 20, || self.0.try_wait().unwrap().is_some());
     }
 }
 
@@ -105,26 +94,14 @@ impl Watch {
 fn assert_long(caller: &Place, server: &Place, address: &str) {
     let watch = Watch::start(&server.netns);
     assert_pass(&[BULK], &[Between(caller, server, address)]);
-    assert!(watch.has_seen(), "{address}: all packets were short");
-}
-
-fn assert_no_drops(world: &World, names: &[&str]) {
-    for name in names {
-        let path = format!("/v1/leases/{name}");
-        let lease = world.daemon.call("GET", &path, None).unwrap();
-        let drops = lease["traffic"]["drops"].as_object().unwrap();
-        let all_known = drops.keys().all(|reason| reason == "link_chatter");
-        assert!(all_known, "{name}: {drops:?}");
-    }
+    watch.assert_seen(&format!("a long packet has come at {address}"));
 }
 
 /// The second of two sandboxes, with these addresses, has long packets of the first one and exchanges them with the world beyond,
 /// in these families; which the host's own stack doesn't see.
 fn pass_between(world: &World, spaces: &[Namespace; 2], addresses: &[String], families: &[usize]) {
     let watch = StackWatch::start();
-    let [blue, red] = spaces
-        .each_ref()
-        .map(|space| Place::namespace(&space.path()));
+    let [blue, red] = places(spaces);
     let beyond = Place::namespace(&world.beyond.path());
     let outside = [BEYOND_IPV4.to_string(), BEYOND_IPV6.to_string()];
     for family in families {
@@ -141,7 +118,7 @@ fn pass_between(world: &World, spaces: &[Namespace; 2], addresses: &[String], fa
 fn long_packets_pass_between_containers_and_the_world() {
     lab::run_within(DEADLINE, |lab| {
         let world = World::without_pools(lab);
-        let (spaces, addresses) = containers(lab, &world);
+        let (spaces, addresses) = long_containers(lab, &world, &together());
         pass_between(&world, &spaces, &addresses, &[0, 1]);
     });
 }
@@ -152,7 +129,7 @@ fn long_packets_pass_between_containers_and_the_world() {
 fn long_packets_pass_on_linux_6_1() {
     lab::run_on(Series::Linux6_1, DEADLINE, |lab| {
         let world = World::without_pools(lab);
-        let (spaces, addresses) = containers(lab, &world);
+        let (spaces, addresses) = long_containers(lab, &world, &together());
         pass_between(&world, &spaces, &addresses, &[1]);
     });
 }
@@ -184,19 +161,20 @@ fn long_packets_are_cut_for_those_who_have_none() {
     lab::run_within(DEADLINE, |lab| {
         let folder = lab.folder().join("impair");
         let world = World::with_config(lab, &format!("[impair]\nfolder = {folder:?}"));
-        let slots = pool("slots", "netns", 1, 1, &together());
+        // Sandboxes of both pools talk to each other.
+        let mut policy = together();
+        policy["group"] = json!("both");
+        let slots = pool("slots", "netns", 1, 1, &policy);
         world.daemon.create_pool(&slots).unwrap();
         world.route_back(1);
         let process = world.daemon.json("acquire slots process --process");
         let process = Lease::read(&process.unwrap()).unwrap();
-        let (spaces, addresses) = containers(lab, &world);
+        let (spaces, addresses) = long_containers(lab, &world, &policy);
         let mut impair = world.daemon.command("impair");
         impair.args(["blue", "--egress", "delay 1ms", "--ingress", "delay 1ms"]);
         command::output_of(&mut impair).unwrap();
         let beyond = Place::namespace(&world.beyond.path());
-        let [blue, red] = spaces
-            .each_ref()
-            .map(|space| Place::namespace(&space.path()));
+        let [blue, red] = places(&spaces);
         let inside = Place::namespace(&process.path);
         let own = [process.ipv4, process.ipv6].map(|own| own.to_string());
         let outside = [BEYOND_IPV4.to_string(), BEYOND_IPV6.to_string()];
@@ -221,22 +199,12 @@ fn long_packets_pass_the_forwarder_s_every_edge() {
         for host in &hosts {
             allow(&host.path(), &["eth0"]);
         }
-        let [a, b] = hosts.each_ref().map(|host| Place::namespace(&host.path()));
-        for edge in ["raw", "ring", "xdp"] {
-            let forwarder = Command::new(sandwire::executable().unwrap())
-                .args(["forward", "va", "vb", "--edge", edge, "--ab", "delay 1ms"])
-                .stdout(Stdio::piped())
-                .spawn()
-                .unwrap();
-            let is_connected = || hosts[0].run("ping -c 1 -W 1 10.9.0.2").is_ok();
-            wait_until(edge, DEADLINE, is_connected);
-            let between = ["10.9.0.2", "fd09::2"].map(|own| Between(&a, &b, own));
-            assert_all_arrives(&between);
-            lab.run(&format!("kill -INT {}", forwarder.id()));
-            let ended = forwarder.wait_with_output().unwrap();
-            let report = String::from_utf8(ended.stdout).unwrap();
+        let [a, b] = places(&hosts);
+        let between = ["10.9.0.2", "fd09::2"].map(|own| Between(&a, &b, own));
+        let look = |edge: &str, report: &str| {
             assert!(report.contains("dropped: none"), "{edge}: {report}");
             assert!(!report.contains("receive_drop"), "{edge}: {report}");
-        }
+        };
+        by_every_edge(lab, &hosts, || assert_all_arrives(&between), look);
     });
 }

@@ -7,6 +7,8 @@
 
 #[path = "children/mod.rs"]
 mod children;
+#[path = "containers/mod.rs"]
+mod containers;
 #[path = "ebpf/mod.rs"]
 mod ebpf;
 #[path = "forward/mod.rs"]
@@ -20,18 +22,18 @@ use std::{
     time::Duration,
 };
 
-use ebpf::{HERE, World, addresses_of, pool, wait_until};
-use forward::two_hosts;
+use containers::{assert_no_drops, places, together, two};
+use ebpf::{HERE, World, addresses_of, pool};
+use forward::{by_every_edge, two_hosts};
 use protocols::{Between, COMMON, Place, UDP_LITE, all, assert_pass};
 use sandwire_testlab::{
     cgroup::Cgroup,
     guest::kernel::Series,
     host::{BEYOND_IPV4, BEYOND_IPV6},
     lab::{self, Lab},
-    namespace::Namespace,
     sandwire::{self, Lease},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 const DEADLINE: Duration = Duration::from_secs(300);
 
@@ -47,41 +49,6 @@ fn assert_all_pass(world: &World, sandboxes: &[Place; 2], addresses: &[String]) 
         between.push(Between(&beyond, red, inside));
     }
     assert_pass(&all(), &between);
-}
-
-/// Nothing was dropped but what kernels say of groups that they listen to.
-fn assert_no_drops(world: &World, names: &[&str]) {
-    for name in names {
-        let path = format!("/v1/leases/{name}");
-        let lease = world.daemon.call("GET", &path, None).unwrap();
-        let drops = lease["traffic"]["drops"].as_object().unwrap();
-        let all_known = drops.keys().all(|reason| reason == "link_chatter");
-        assert!(all_known, "{name}: {drops:?}");
-    }
-}
-
-fn together() -> Value {
-    json!({"uplink": "route", "clone_to_clone": true})
-}
-
-/// Two containers, blue and red, and red's addresses.
-fn containers(lab: &Lab, world: &World) -> ([Namespace; 2], Vec<String>) {
-    let mut spec = pool("boxes", "container", 0, 2, &together());
-    spec["device"] = json!("veth");
-    world.daemon.create_pool(&spec).unwrap();
-    world.route_back(0);
-    let spaces = ["blue", "red"].map(|name| lab.namespace(name));
-    let leases = ["blue", "red"].map(|name| {
-        let line = format!("acquire boxes {name} --netns {name}");
-        world.daemon.json(&line).unwrap()
-    });
-    (spaces, addresses_of(&leases[1]))
-}
-
-fn places(spaces: &[Namespace; 2]) -> [Place; 2] {
-    spaces
-        .each_ref()
-        .map(|space| Place::namespace(&space.path()))
 }
 
 #[test]
@@ -101,7 +68,7 @@ fn between_containers_on_linux_6_1() {
 }
 
 fn pass_between_containers(lab: &Lab, world: &World) {
-    let (spaces, addresses) = containers(lab, world);
+    let (spaces, addresses) = two(lab, world, &together());
     assert_all_pass(world, &places(&spaces), &addresses);
     assert_no_drops(world, &["blue", "red"]);
 }
@@ -112,7 +79,7 @@ fn between_containers_whose_networks_are_impaired() {
     lab::run_within(DEADLINE, |lab| {
         let folder = lab.folder().join("impair");
         let world = World::with_config(lab, &format!("[impair]\nfolder = {folder:?}"));
-        let (spaces, addresses) = containers(lab, &world);
+        let (spaces, addresses) = two(lab, &world, &together());
         for name in ["blue", "red"] {
             let mut impair = world.daemon.command("impair");
             impair.args([name, "--egress", "delay 1ms", "--ingress", "delay 1ms"]);
@@ -143,7 +110,7 @@ fn what_comes_in_is_joined_in_lists_on_linux_6_1() {
 /// Datagrams that come one by one are joined as they come in, each with its headers (`rx-gro-list`), which leaves fewer bytes
 /// in a packet's first part than there are headers of TCP.
 fn pass_in_lists(lab: &Lab, world: &World) {
-    let (spaces, addresses) = containers(lab, world);
+    let (spaces, addresses) = two(lab, world, &together());
     world
         .beyond
         .run("ethtool -K eth0 tx-udp-segmentation off")
@@ -244,19 +211,8 @@ fn between_identities() {
 fn through_the_forwarder_s_every_edge() {
     lab::run_within(DEADLINE, |lab| {
         let hosts = two_hosts(lab);
-        let [a, b] = hosts.each_ref().map(|host| Place::namespace(&host.path()));
-        for edge in ["raw", "ring", "xdp"] {
-            let mut forwarder = Command::new(sandwire::executable().unwrap())
-                .args(["forward", "va", "vb", "--edge", edge, "--ab", "delay 1ms"])
-                .stdout(Stdio::null())
-                .spawn()
-                .unwrap();
-            let is_connected = || hosts[0].run("ping -c 1 -W 1 10.9.0.2").is_ok();
-            wait_until(edge, DEADLINE, is_connected);
-            let between = ["10.9.0.2", "fd09::2"].map(|own| Between(&a, &b, own));
-            assert_pass(&all(), &between);
-            forwarder.kill().unwrap();
-            forwarder.wait().unwrap();
-        }
+        let [a, b] = places(&hosts);
+        let between = ["10.9.0.2", "fd09::2"].map(|own| Between(&a, &b, own));
+        by_every_edge(lab, &hosts, || assert_pass(&all(), &between), |_, _| {});
     });
 }

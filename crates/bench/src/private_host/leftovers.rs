@@ -1,6 +1,6 @@
 //! What a benchmark makes that is the machine's, and so doesn't go with the namespaces.
 //!
-//! Who makes it removes it in the end. If the benchmark is interrupted before, [`remove_all`] does; nothing is registered or
+//! Who makes it removes it in the end. If the benchmark is interrupted before, [`end_interrupted`] does; nothing is registered or
 //! forgotten any more from then on.
 
 use std::{

@@ -1,6 +1,10 @@
-//! What is to be forwarded between.
+//! What is to be forwarded between, and forwarders of every kind.
 
-use sandwire_testlab::{lab::Lab, namespace::Namespace};
+#![allow(dead_code, reason = "each test executable uses the part that it needs")]
+
+use std::process::{Command, Stdio};
+
+use sandwire_testlab::{lab::Lab, namespace::Namespace, sandwire};
 
 /// Two hosts, `a` and `b`, and between them only the two ends `va` and `vb` in the lab's own namespace.
 pub(crate) fn two_hosts(lab: &Lab) -> [Namespace; 2] {
@@ -16,4 +20,26 @@ pub(crate) fn two_hosts(lab: &Lab) -> [Namespace; 2] {
          ip -n b addr add 10.9.0.2/24 dev eth0; ip -n b addr add fd09::2/64 dev eth0 nodad",
     );
     hosts
+}
+
+/// Has something done while a forwarder runs, by each edge in turn, and what that reports at its end looked at.
+pub(crate) fn by_every_edge(
+    lab: &Lab,
+    hosts: &[Namespace; 2],
+    work: impl Fn(),
+    look: impl Fn(&str, &str),
+) {
+    for edge in ["raw", "ring", "xdp"] {
+        let forwarder = Command::new(sandwire::executable().unwrap())
+            .args(["forward", "va", "vb", "--edge", edge, "--ab", "delay 1ms"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Until there is an answer.
+        hosts[0].run("ping -n -q -c 1 -w 60 10.9.0.2").unwrap();
+        work();
+        lab.run(&format!("kill -INT {}", forwarder.id()));
+        let ended = forwarder.wait_with_output().unwrap();
+        look(edge, &String::from_utf8(ended.stdout).unwrap());
+    }
 }

@@ -9,7 +9,8 @@ use sandwire_testlab::{
 };
 
 use crate::lab::{
-    Service, command, command_in, interfaces, iperf3_from_far, round_trip, wait_until,
+    Service, command, command_in, interfaces, interfaces_with_default_routes, iperf3_from_far,
+    round_trip, wait_until,
 };
 
 /// Whether the far host reaches us.
@@ -126,11 +127,7 @@ fn what_a_service_started_by_ip_netns_exec_has_left_is_found() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_service_started_from_within_a_namespace_is_in_the_machines() {
     lab::run(|lab| {
-        interfaces(lab);
-        lab.shell(
-            "ip route add default via 10.9.0.2 dev near0
-             ip -n far route add default via 10.9.0.1",
-        );
+        interfaces_with_default_routes(lab);
         let service = Service::at(lab);
         // The default route of `far` isn't the machine's.
         let line = "--interface far0 --side sandbox --both 'delay 10ms'";

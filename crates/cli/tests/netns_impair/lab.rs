@@ -24,6 +24,15 @@ pub(crate) fn interfaces(lab: &Lab) {
     lab.run("ping -n -q -c 1 10.9.0.2");
 }
 
+/// The same, each of which is the other's way to all others.
+pub(crate) fn interfaces_with_default_routes(lab: &Lab) {
+    interfaces(lab);
+    lab.shell(
+        "ip route add default via 10.9.0.2 dev near0
+         ip -n far route add default via 10.9.0.1",
+    );
+}
+
 /// A service of its own.
 pub(crate) struct Service {
     pub(crate) folder: PathBuf,

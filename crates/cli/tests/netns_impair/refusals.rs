@@ -4,7 +4,7 @@ use std::process::Command;
 
 use sandwire_testlab::lab;
 
-use crate::lab::{Service, command, interfaces, round_trip, verb};
+use crate::lab::{Service, command, interfaces, interfaces_with_default_routes, round_trip, verb};
 
 /// Runs the verb, which has to be refused; why.
 #[track_caller]
@@ -68,11 +68,7 @@ fn what_cannot_be_meant_is_refused_with_the_reason() {
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_service_in_a_namespace_knows_the_default_route_of_the_machine() {
     lab::run(|lab| {
-        interfaces(lab);
-        lab.shell(
-            "ip route add default via 10.9.0.2 dev near0
-             ip -n far route add default via 10.9.0.1",
-        );
+        interfaces_with_default_routes(lab);
         let mut service = Service::at(lab);
         service.start_in("far");
         let said = refused(&service, "--interface near0 --both 'delay 5ms'");
