@@ -12,6 +12,8 @@ use std::{
     },
 };
 
+use rustix::process::geteuid;
+
 use crate::{Error, capability::Required, interface::InterfaceIndex};
 
 /// Capabilities for TAPs.
@@ -31,10 +33,20 @@ pub struct Options {
     pub vnet_header: bool,
     /// Whether several queues may be open.
     pub multi_queue: bool,
-    /// User that may open it without privileges.
+    /// User that may open it without privileges. Where neither user nor group is named, nobody but this process's user may.
     pub owner: Option<u32>,
     /// Group that may open it without privileges.
     pub group: Option<u32>,
+}
+
+impl Options {
+    /// A TAP of nobody's could be had by everybody who can open `/dev/net/tun`, which any user can (`tun_not_capable`).
+    fn owner_to_set(self) -> Option<u32> {
+        match self.group {
+            None => Some(self.owner.unwrap_or_else(|| geteuid().as_raw())),
+            Some(_) => self.owner,
+        }
+    }
 }
 
 /// Creates a TAP that stays, with the given number in the namespace.
@@ -71,7 +83,7 @@ pub fn create_transient(
             _ => error,
         })
     })?;
-    if let Some(owner) = options.owner {
+    if let Some(owner) = options.owner_to_set() {
         set_number(&device, libc::TUNSETOWNER, owner).map_err(failed)?;
     }
     if let Some(group) = options.group {

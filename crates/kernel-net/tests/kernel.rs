@@ -173,6 +173,27 @@ fn a_tap_has_one_user_at_a_time() {
         assert!(tap::open("vmtap0", owned).unwrap().is_none());
         drop(first);
         assert!(tap::open("vmtap0", owned).unwrap().is_some());
+        // As udev leaves it to all users, in the lab's own mounts. Whoever can attach a TAP can delete it.
+        lab.shell("mount -t tmpfs none /dev/net && mknod -m 666 /dev/net/tun c 10 200");
+        tap::create("nobodys", None, PLAIN_TAP).unwrap();
+        lab.shell(
+            "! setpriv --reuid 1234 --regid 4321 --clear-groups ip tuntap delete nobodys mode tap",
+        );
+        lab.shell(
+            "! setpriv --reuid 1235 --regid 1235 --clear-groups ip tuntap delete vmtap0 mode tap",
+        );
+        lab.run("ip link show nobodys");
+        lab.shell(
+            "setpriv --reuid 1234 --regid 4321 --clear-groups ip tuntap delete vmtap0 mode tap",
+        );
+        let of_group = tap::Options {
+            group: Some(4321),
+            ..PLAIN_TAP
+        };
+        tap::create("vmtap0", None, of_group).unwrap();
+        lab.shell(
+            "setpriv --reuid 1235 --regid 4321 --clear-groups ip tuntap delete vmtap0 mode tap",
+        );
         let error = tap::create("a-name-too-long-", None, PLAIN_TAP).unwrap_err();
         assert!(
             error.to_string().contains("tap a-name-too-long-"),

@@ -25,7 +25,7 @@ use super::{
     host_slot,
     host_table::same_rules,
     interfaces, lock, moving, own_addresses, slot_table,
-    tap_status::{tap_status, tap_use},
+    tap_status::{is_for_anybody, tap_status, tap_use},
 };
 use crate::{error::NetworkError, network::Inspection, plan::SlotPlan};
 
@@ -48,6 +48,8 @@ enum Wrong {
     Beside(&'static str),
     /// A container's interface that is a child, and what is wrong with it.
     Child(&'static str),
+    /// The TAP of a host slot that a former version left to every user.
+    ForAnybody(usize),
     /// What the eBPF data path knows of the slot.
     Entry,
     Unseen(NetworkError),
@@ -204,6 +206,9 @@ fn look_at_host_slot(
         indexes.push(found.index);
         if !found.is_up {
             wrong.push(Wrong::HostEnd);
+        }
+        if is_for_anybody(&found) {
+            wrong.push(Wrong::ForAnybody(number));
         }
         wrong.extend(making_addresses(&found));
         look_at_program(worker, ebpf, slot, (number, found.index), wrong)?;
@@ -396,6 +401,10 @@ impl Wrong {
                 format!("eBPF program in slot {}", slot.netns_name),
                 "it is gone or replaced",
             ),
+            Self::ForAnybody(nic) => reported(
+                format!("tap {} of slot {}", slot.nics[*nic].tap, slot.netns_name),
+                "any user of the host may open it: release the lease and acquire another",
+            ),
             Self::Beside(problem) => reported(tap_beside(slot), *problem),
             Self::Child(problem) => reported(container::name_of(slot), *problem),
             Self::Entry => reported(
@@ -442,6 +451,7 @@ fn put_right(
         | Wrong::MakesAddresses(_)
         | Wrong::Beside(_)
         | Wrong::Child(_)
+        | Wrong::ForAnybody(_)
         | Wrong::Entry => None,
     }
 }
@@ -478,7 +488,11 @@ fn put_right_ebpf(
         Wrong::HostEnd | Wrong::Program(..) | Wrong::Entry => {
             Some(restore_host_ends(worker, ebpf, shared, slot))
         }
-        Wrong::Table | Wrong::HostRoute(_) | Wrong::MakesAddresses(_) | Wrong::Child(_) => None,
+        Wrong::Table
+        | Wrong::HostRoute(_)
+        | Wrong::MakesAddresses(_)
+        | Wrong::Child(_)
+        | Wrong::ForAnybody(_) => None,
     }
 }
 

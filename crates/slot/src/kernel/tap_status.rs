@@ -26,6 +26,13 @@ pub(super) fn tap_use(slot: &SlotPlan, nic: &NicPlan, found: Option<&Interface>)
     }
 }
 
+/// Whether any user of its namespace may open it: it has neither owner nor group, as host slots of former versions.
+pub(super) fn is_for_anybody(found: &Interface) -> bool {
+    found
+        .tun
+        .is_some_and(|tun| tun.owner.is_none() && tun.group.is_none())
+}
+
 /// What a TAP receives is what the sandbox sends.
 pub(super) fn tap_status(nic: &NicPlan, used: TapUse, found: Option<&Interface>) -> TapStatus {
     let traffic = found.map(|found| found.traffic).unwrap_or_default();

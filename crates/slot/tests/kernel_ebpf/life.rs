@@ -341,6 +341,19 @@ fn what_somebody_took_away_is_seen_and_repaired() {
                 assert_eq!(network.inspect(slot).taps[0].used, TapUse::Attached);
                 lab.run(&format!("ping -c 1 -W 2 {}", sandbox.clone_addresses()[0]));
             }
+            if kind == "host" {
+                // As a former version left it.
+                let open = plan.slot(SlotNumber(1));
+                network.build(&open).unwrap();
+                let tap = &open.nics[0].tap;
+                lab.run(&format!("ip link delete {tap}"));
+                lab.run(&format!("ip tuntap add {tap} mode tap"));
+                lab.run(&format!("ip link set {tap} up alias {}", open.host_alias));
+                let defects = network.inspect(&open).defects;
+                let is_told = |problem: &str| defects.iter().any(|it| it.problem.contains(problem));
+                assert!(is_told("any user of the host may open it"), "{defects:?}");
+                tear_down(&network, &[open]);
+            }
             // A user's own programs before and behind ours stay where they are.
             for priority in [100, 60_000] {
                 // Classic BPF that matches nothing.
