@@ -25,6 +25,17 @@ pub fn free_group(
     })
 }
 
+/// Takes an interface out of its group, into that of all which nobody has put into one.
+pub fn leave_group(request: &mut Request, interface: &Interface) {
+    let change = Change {
+        name: &interface.name,
+        index: Some(interface.index),
+        group: Some(NO_GROUP),
+        ..Change::default()
+    };
+    change.apply(request);
+}
+
 /// Deletes the interfaces of these names that are there, or of these numbers where they are known, and whatever else is in the
 /// group, which they are put into for that: a number isn't given to another one for long, as a name is. The kernel waits for its readers once instead of once per interface, which takes 10 to 20 ms each time. Which of many go
 /// together is told by [`DELETED_AT_ONCE`].

@@ -5,6 +5,8 @@
 //! told that the interface is up, since that costs a walk over the host's whole routing table: until a VMM
 //! has the TAP open, it has no carrier.
 
+use std::collections::HashSet;
+
 use sandwire_api::slot::DataPath;
 use sandwire_datapath::NicIndex;
 use sandwire_kernel_net::{
@@ -193,10 +195,10 @@ pub(super) fn tear_down(
     ebpf: Option<&Ebpf>,
     slots: &[&SlotPlan],
 ) -> Vec<Result<(), NetworkError>> {
-    let Some(first) = slots.first() else {
+    if slots.is_empty() {
         return Vec::new();
-    };
-    let group = match free_group(worker, first) {
+    }
+    let group = match free_group(worker, slots) {
         Ok(group) => group,
         Err(error) => {
             let text = error.to_string();
@@ -223,13 +225,15 @@ pub(super) fn tear_down(
 }
 
 fn delete_taps(worker: &mut Worker, slots: &[&SlotPlan], group: u32) -> Result<(), KernelError> {
-    let taps = slots.iter().flat_map(|slot| &slot.nics);
-    let taps: Vec<&str> = taps.map(|nic| nic.tap.as_str()).collect();
-    let withdrawn: Vec<String> = taps.iter().map(|tap| names::withdrawn(tap)).collect();
-    let all = taps.iter().copied();
-    let all = all.chain(withdrawn.iter().map(String::as_str));
-    let all = all.map(|name| (name, None));
+    let all: Vec<String> = names_of(slots).collect();
+    let all = all.iter().map(|name| (name.as_str(), None));
     interface::delete_together(&mut worker.route, all, group)
+}
+
+/// By which the TAPs of slots may be there: as they are found, and as they are withdrawn.
+fn names_of(slots: &[&SlotPlan]) -> impl Iterator<Item = String> {
+    let taps = slots.iter().flat_map(|slot| &slot.nics);
+    taps.flat_map(|nic| [nic.tap.clone(), names::withdrawn(&nic.tap)])
 }
 
 fn left(slot: &SlotPlan, text: &str) -> NetworkError {
@@ -252,24 +256,90 @@ fn check_gone(
     Ok(())
 }
 
-/// A group that nobody's interface is in.
-fn free_group(worker: &mut Worker, slot: &SlotPlan) -> Result<u32, NetworkError> {
-    let present = interface::list(&mut worker.route)?;
-    let ours = |interface: &Interface| {
-        let alias = interface.alias.as_deref().unwrap_or_default();
-        let prefix = slot
-            .host_alias
-            .rsplit_once(':')
-            .map_or("", |(pool, _)| pool);
-        !prefix.is_empty() && alias.starts_with(prefix)
+/// A group in which there is nobody but those that are torn down, whoever is deleted with it. One of ours that a crash left in
+/// such a group may have been handed out since: it is taken out, so that groups don't run out.
+fn free_group(worker: &mut Worker, slots: &[&SlotPlan]) -> Result<u32, NetworkError> {
+    let Some(slot) = slots.first() else {
+        return Ok(FIRST_GROUP);
     };
     let first = FIRST_GROUP | slot.pool_number;
-    // One of ours that a crash left there is to be deleted anyway.
-    interface::free_group(&present, first, GROUP_ATTEMPTS, ours).ok_or_else(|| {
+    let going: HashSet<String> = names_of(slots).collect();
+    let mut present = interface::list(&mut worker.route)?;
+    present.retain(|found| {
+        (first..first + GROUP_ATTEMPTS).contains(&found.group) && !going.contains(&found.name)
+    });
+    let mut request = Request::new();
+    for stray in present.iter().filter(|found| is_of_instance(slot, found)) {
+        interface::leave_group(&mut request, stray);
+    }
+    let failures = worker.route.execute_all(request);
+    if let Some((_, error)) = failures.into_iter().find(|(_, error)| !error.is_missing()) {
+        return Err(error.into());
+    }
+    present.retain(|found| !is_of_instance(slot, found));
+    interface::free_group(&present, first, GROUP_ATTEMPTS, |_| false).ok_or_else(|| {
         NetworkError::Conflict {
             object: format!("interface group {first}"),
             with: "interfaces of somebody else".to_owned(),
             advice: "take them out of that group".to_owned(),
         }
     })
+}
+
+/// Whether an interface is a slot's of the same instance, of whatever pool: they are torn down together.
+fn is_of_instance(slot: &SlotPlan, interface: &Interface) -> bool {
+    let parsed = names::parse_alias(interface.alias.as_deref().unwrap_or_default());
+    let own = names::parse_alias(&slot.host_alias);
+    matches!((parsed, own), (Some((its, ..)), Some((ours, ..))) if its == ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use sandwire_testlab::lab;
+
+    use super::*;
+    use crate::plan::{Plan, SlotNumber};
+
+    fn plan(pool: &str) -> Plan {
+        let text = format!(
+            r#"{{"name": "{pool}", "kind": "host", "data_path": "ebpf",
+                 "addresses": {{"plan": "prefix", "ipv4": "10.64.0.0/24", "ipv6": "fd00:c10e::/64"}}}}"#
+        );
+        let spec = serde_json::from_str(&text).unwrap();
+        Plan::new(&"test".parse().unwrap(), &spec).unwrap()
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn what_a_crash_left_in_a_group_outlives_the_tear_down_of_others() {
+        lab::run(|lab| {
+            let (web, db) = (plan("web"), plan("db"));
+            let [gone, leased] = [0, 1].map(|number| web.slot(SlotNumber(number)));
+            let of_other_pool = db.slot(SlotNumber(0));
+            let group = FIRST_GROUP | web.number;
+            for slot in [&gone, &leased, &of_other_pool] {
+                let tap = &slot.nics[0].tap;
+                lab.run(&format!("ip tuntap add {tap} mode tap"));
+                lab.run(&format!(
+                    "ip link set {tap} group {group} alias {}",
+                    slot.host_alias
+                ));
+            }
+            lab.run("ip link add others type bridge");
+            lab.run(&format!("ip link set others group {group}"));
+            let mut worker = Worker::new().unwrap();
+            for result in tear_down(&mut worker, None, &[&gone]) {
+                result.unwrap();
+            }
+            let left = lab.run("ip -o link show");
+            assert!(!left.contains(&gone.nics[0].tap), "{left}");
+            for stays in [&leased.nics[0].tap, &of_other_pool.nics[0].tap, "others"] {
+                assert!(left.contains(stays), "{stays}: {left}");
+            }
+            // Where they are, the next that is torn down finds them again.
+            let in_group = lab.run(&format!("ip -o link show group {group}"));
+            assert!(in_group.contains("others"), "{in_group}");
+            assert!(!in_group.contains("sandwire:"), "{in_group}");
+        });
+    }
 }
