@@ -376,17 +376,24 @@ fn prepare_shared(
         }
         .add(request);
     }
-    // A packet that comes up to the stack and goes down again is none that the guest could send
-    // more directly.
-    let setting = send_redirects(&shared.name);
-    if worker.procfs.read(&setting)? != "0" {
-        worker.procfs.write(&setting, "0")?;
+    for (setting, value) in shared_settings(&shared.name) {
+        if worker.procfs.read(&setting)? != value {
+            worker.procfs.write(&setting, value)?;
+        }
     }
     Ok(())
 }
 
-fn send_redirects(shared: &str) -> String {
-    format!("net/ipv4/conf/{shared}/send_redirects")
+/// Settings of the shared interface. It gets the host's defaults when it is made, which may be others: a router that
+/// forwards by chosen interfaces alone has `net.ipv4.conf.default.forwarding = 0`.
+fn shared_settings(shared: &str) -> [(String, &'static str); 2] {
+    let of = |setting| format!("net/ipv4/conf/{shared}/{setting}");
+    [
+        // What comes from sandboxes and is for elsewhere comes up by it.
+        (of("forwarding"), "1"),
+        // A packet that comes up to the stack and goes down again is none that the guest could send more directly.
+        (of("send_redirects"), "0"),
+    ]
 }
 
 fn find_or_create_shared(instance: &str, worker: &mut Worker) -> Result<Interface, NetworkError> {
@@ -552,8 +559,12 @@ fn find_missing(
             return Ok(Some(format!("address {wanted} of interface {name}")));
         }
     }
-    if pool.serves_ebpf() && worker.procfs.read(&send_redirects(&name))? != "0" {
-        return Ok(Some(format!("setting {}", send_redirects(&name))));
+    if pool.serves_ebpf() {
+        for (setting, value) in shared_settings(&name) {
+            if worker.procfs.read(&setting)? != value {
+                return Ok(Some(format!("setting {setting}")));
+            }
+        }
     }
     let routes = route::list(&mut worker.route)?;
     for wanted in &plan.clone_prefixes {

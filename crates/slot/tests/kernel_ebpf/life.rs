@@ -319,6 +319,7 @@ fn what_somebody_took_away_is_seen_and_repaired() {
                 format!("ip link delete {shared}"),
                 format!("ip link set {shared} address 02:00:00:00:00:01"),
                 format!("ip route delete {IPV4}"),
+                format!("sysctl -w net.ipv4.conf.{shared}.forwarding=0"),
             ] {
                 lab.run(&damage);
                 let defects = network.inspect_host(spec);

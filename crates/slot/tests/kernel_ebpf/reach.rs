@@ -90,8 +90,11 @@ fn what_the_namespace_says_on_its_link_is_not_taken_for_the_sandbox() {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn a_guest_reaches_the_world_behind_the_host_s_address() {
-    lab::run(|_| {
+    lab::run(|lab| {
         let beyond = Beyond::attach().unwrap();
+        // A router that forwards by chosen interfaces alone.
+        lab.run("sysctl -w net.ipv4.ip_forward=1");
+        lab.run("sysctl -w net.ipv4.conf.default.forwarding=0");
         for (kind, third) in EBPF_KINDS.into_iter().zip(1..) {
             let (ipv4, ipv6) = (format!("10.{third}.0.0/24"), format!("fd00:{third}::/64"));
             let plan = ebpf_pool(kind, kind, "{}", &ipv4, &ipv6);
