@@ -7,6 +7,7 @@
 
 mod access;
 pub mod config;
+mod heard;
 mod http;
 mod identities;
 mod identity_watch;

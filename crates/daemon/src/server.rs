@@ -7,7 +7,13 @@
 //! don't read their answers. No request has a use for descriptors, so where the kernel can it refuses to hand any over:
 //! closing one may take as long as its sender likes, in a thread that serves others too.
 
-use std::{convert::Infallible, io, os::fd::AsFd, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    os::fd::AsFd,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use axum::{Router, body::Body};
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
@@ -22,6 +28,7 @@ use tokio::{
 use tower::ServiceExt;
 
 use crate::{
+    heard::Heard,
     http::{Connection, Peer, Stopping},
     places::{
         Admission, CONNECTIONS_MAX, CONNECTIONS_OF_USERS_MAX, CONNECTIONS_PER_USER_MAX, Place,
@@ -131,8 +138,11 @@ async fn converse(
     let stopping = Stopping(stop.clone());
     // None if there are no more descriptors.
     let socket = stream.as_fd().try_clone_to_owned().ok();
-    let asked_by = Connection(socket.map(Arc::new));
+    let asked_by = Connection::of(socket);
+    let by = asked_by.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
+        // Who goes on has read what it was told.
+        drop(asked_by.take_untold());
         request.extensions_mut().insert(Peer(caller));
         request.extensions_mut().insert(stopping.clone());
         request.extensions_mut().insert(asked_by.clone());
@@ -144,6 +154,7 @@ async fn converse(
             response
         }
     });
+    let (stream, is_lost) = Heard::new(stream);
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
@@ -165,6 +176,11 @@ async fn converse(
     };
     if let Err(error) = result {
         tracing::debug!(%error, uid = caller.uid, "a connection broke");
+    }
+    let undo = by.take_untold();
+    if let Some(undo) = undo.filter(|_| is_lost.load(Ordering::Relaxed)) {
+        // A panic of it has been reported on standard error already.
+        let _ = tokio::task::spawn_blocking(undo).await;
     }
 }
 

@@ -1,7 +1,12 @@
 //! What handlers take from a request: the caller, the path, the query, the body. All refuse with a
 //! [`Failure`], and a body is never held beyond its limit.
 
-use std::{future::pending, os::fd::OwnedFd, sync::Arc, time::Duration};
+use std::{
+    future::pending,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use axum::{
     body::Body,
@@ -50,10 +55,38 @@ impl<S: Sync> FromRequestParts<S> for Peer {
 }
 
 /// The connection that the request came by. Put into each request by the server.
-#[derive(Clone, Debug)]
-pub(crate) struct Connection(pub(crate) Option<Arc<OwnedFd>>);
+#[derive(Clone, Default)]
+pub(crate) struct Connection {
+    socket: Option<Arc<OwnedFd>>,
+    untold: Arc<Mutex<Option<Undo>>>,
+}
+
+/// Undoes what an answer would have told of.
+pub(crate) type Undo = Box<dyn FnOnce() + Send>;
 
 impl Connection {
+    /// One whose socket is this, if that is known.
+    pub(crate) fn of(socket: Option<OwnedFd>) -> Self {
+        Self {
+            socket: socket.map(Arc::new),
+            untold: Arc::default(),
+        }
+    }
+
+    /// What is to be undone if the caller goes without having read its answer to the end: nobody else would know of it.
+    pub(super) fn undo_if_untold(&self, undo: impl FnOnce() + Send + 'static) {
+        *self.lock_untold() = Some(Box::new(undo));
+    }
+
+    /// What is to be undone if the last answer wasn't read. Who asks for more has read it, so this is to be called then, too.
+    pub(crate) fn take_untold(&self) -> Option<Undo> {
+        self.lock_untold().take()
+    }
+
+    fn lock_untold(&self) -> MutexGuard<'_, Option<Undo>> {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Refuses to give anything to a caller that has gone: it was killed while the daemon stood still, say. Nobody would
     /// know that it is there.
     pub(super) fn demand(&self) -> Result<(), Failure> {
@@ -68,7 +101,7 @@ impl Connection {
 
     /// Whether the caller still has its end. One that can't be asked is taken to be there.
     pub(super) fn is_there(&self) -> bool {
-        let Some(connection) = &self.0 else {
+        let Some(connection) = &self.socket else {
             return true;
         };
         let mut asked = [PollFd::new(connection, PollFlags::empty())];
@@ -81,7 +114,7 @@ impl<S: Sync> FromRequestParts<S> for Connection {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
-        Ok(parts.extensions.get().cloned().unwrap_or(Self(None)))
+        Ok(parts.extensions.get().cloned().unwrap_or_default())
     }
 }
 

@@ -8,6 +8,7 @@ use sandwire_api::{
     lease::{AcquireLease, Lease, LeaseDetail, ReleaseOutcome, Released},
     name::Name,
 };
+use sandwire_slot::service::Caller;
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -73,9 +74,11 @@ async fn acquire(
     // A ready slot costs a lock and a row in the journal, less than a change of threads.
     connection.demand()?;
     let is_there = || connection.is_there();
+    let is_named = request.name.is_some();
     let acquired = match app.slots.acquire_now(caller, &request, &is_there)? {
         Some(acquired) => acquired,
         None => {
+            let (app, connection) = (Arc::clone(&app), connection.clone());
             blocking(move || {
                 connection.demand()?;
                 let is_there = || connection.is_there();
@@ -84,12 +87,29 @@ async fn acquire(
             .await?
         }
     };
+    if !is_named {
+        let name = acquired.lease.name.clone();
+        connection.undo_if_untold(move || take_back(&app, caller, &name));
+    }
     let status = if acquired.new {
         StatusCode::CREATED
     } else {
         StatusCode::OK
     };
     Ok((status, axum::Json(acquired.lease)))
+}
+
+/// Ends a lease whose caller has gone without having read the name that the daemon made up for it: it can't ask again.
+fn take_back(app: &App, caller: Caller, name: &Name) {
+    let uid = caller.uid;
+    match app.slots.release(caller, None, name) {
+        Ok(_) => {
+            tracing::info!(lease = %name, uid, "a lease is released that its caller was not told of")
+        }
+        Err(error) => {
+            tracing::warn!(lease = %name, uid, %error, "a lease that its caller was not told of stays");
+        }
+    }
 }
 
 /// Shows a lease, with what the kernel says of its slot now.

@@ -37,6 +37,7 @@ use super::{
     failure::{Failure, Failures},
     leases::Owner,
 };
+use crate::heard::Heard;
 
 /// How long the receiver may keep the daemon waiting: its buffer is empty, so that it never has to.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -123,9 +124,10 @@ fn explain() -> Response {
 async fn send(upgrade: OnUpgrade, taps: Vec<OwnedFd>) -> io::Result<()> {
     let upgraded = upgrade.await.map_err(io::Error::other)?;
     let stream = upgraded
-        .downcast::<TokioIo<UnixStream>>()
+        .downcast::<TokioIo<Heard>>()
         .map_err(|_: Upgraded| io::Error::other("the connection is no Unix socket"))?
         .io
+        .into_inner()
         .into_inner();
     let descriptors: Vec<BorrowedFd<'_>> = taps.iter().map(AsFd::as_fd).collect();
     let sending = stream.async_io(Interest::WRITABLE, || send_once(&stream, &descriptors));

@@ -493,6 +493,52 @@ async fn nothing_is_handed_out_to_a_caller_that_has_gone() {
     assert_eq!(lab.client.leases().await.unwrap(), []);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_whose_made_up_name_nobody_has_read_is_released() {
+    let lab = Lab::new();
+    let ask = |body: &'static str| {
+        let socket = lab.socket.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut stream = Stream::connect(socket).unwrap();
+            let length = body.len();
+            let head =
+                format!("POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+            stream.write_all((head + body).as_bytes()).unwrap();
+            // The answer is there, and only its first byte is read.
+            stream.read_exact(&mut [0]).unwrap();
+            stream
+        })
+    };
+    let read = ask(r#"{"pool":"web"}"#).await.unwrap();
+    let read = tokio::task::spawn_blocking(move || {
+        let mut read = read;
+        while !read_some(&mut read).ends_with('}') {}
+    });
+    read.await.unwrap();
+    let named = ask(r#"{"pool":"web","name":"a"}"#).await.unwrap();
+    drop(named);
+    let unread = ask(r#"{"pool":"web"}"#).await.unwrap();
+    assert_eq!(lab.client.leases().await.unwrap().len(), 3);
+    drop(unread);
+    let ended = async {
+        while lab.client.leases().await.unwrap().len() > 2 {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let ended = timeout(Duration::from_secs(60), ended).await;
+    ended.expect("nobody was told of it");
+    let left = lab.client.leases().await.unwrap();
+    let names: Vec<&str> = left.iter().map(|lease| lease.name.as_str()).collect();
+    assert_eq!(names, ["a", "lease-0000"]);
+}
+
+fn read_some(stream: &mut Stream) -> String {
+    let mut buffer = [0; 4096];
+    let length = stream.read(&mut buffer).unwrap();
+    assert!(length > 0, "the answer is not whole");
+    String::from_utf8_lossy(&buffer[..length]).into_owned()
+}
+
 /// Who goes away each time could otherwise have any number of things begun.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_caller_that_has_gone_asked_for_counts_as_its_connection_until_it_is_done() {
