@@ -56,7 +56,12 @@ use self::{
     metrics::{ChannelTotals, LeaseTotals, Traffic},
     trace::Traces,
 };
-use crate::{identities::HostIdentities, impair::Impairments, places::Place};
+use crate::{
+    identities::HostIdentities,
+    impair::Impairments,
+    lines::{self, Lines},
+    places::Place,
+};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -85,6 +90,8 @@ pub(crate) struct App {
     requests: AtomicU64,
     /// Pools that had no slot to give.
     empty_pools: log::EmptyPools,
+    /// What the log was told of each user.
+    lines: Lines,
 }
 
 impl App {
@@ -121,6 +128,7 @@ impl App {
             run: u32::from_be_bytes([a, b, c, d]),
             requests: AtomicU64::new(1),
             empty_pools: log::EmptyPools::default(),
+            lines: Lines::default(),
         })
     }
 
@@ -198,13 +206,16 @@ async fn answer(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let id = app.next_request_id();
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
-    let uid = request.extensions().get::<Peer>().map(|peer| peer.0.uid);
-    let span = tracing::info_span!("request", %id, %method, path = request.uri().path(), uid);
+    let caller = request.extensions().get::<Peer>().map(|peer| peer.0);
+    let path = lines::beginning(request.uri().path());
+    let method_said = lines::beginning(method.as_str());
+    let uid = caller.map(|caller| caller.uid);
+    let span = tracing::info_span!("request", %id, method = method_said, path, uid);
 
     let mut response = next.run(request).instrument(span.clone()).await;
     let failure = response.extensions_mut().remove::<Failure>();
     if let Some(failure) = failure {
-        span.in_scope(|| log::log(&failure, &app.empty_pools));
+        span.in_scope(|| log::log(&failure, caller, &app));
         response = error_response(response, failure, &id);
     }
     if let Ok(id) = HeaderValue::from_str(&id) {

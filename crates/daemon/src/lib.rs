@@ -13,6 +13,7 @@ mod identities;
 mod identity_watch;
 mod impair;
 pub mod instance;
+mod lines;
 #[cfg(test)]
 mod model;
 mod places;

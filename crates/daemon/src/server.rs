@@ -12,7 +12,7 @@ use std::{
     io,
     os::fd::AsFd,
     sync::{Arc, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::{Router, body::Body};
@@ -30,6 +30,7 @@ use tower::ServiceExt;
 use crate::{
     heard::Heard,
     http::{Connection, Peer, Stopping},
+    lines::Lines,
     places::{
         Admission, CONNECTIONS_MAX, CONNECTIONS_OF_USERS_MAX, CONNECTIONS_PER_USER_MAX, Place,
         Users,
@@ -56,6 +57,7 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::R
     let permits = usize::try_from(CONNECTIONS_MAX).expect("a small number");
     let slots = Arc::new(Semaphore::new(permits));
     let users = Arc::new(Users::default());
+    let lines = Lines::default();
     loop {
         let accepted = tokio::select! {
             () = until(stop.clone()) => break,
@@ -75,13 +77,24 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::R
                 let (router, stop) = (router.clone(), stop.clone());
                 tokio::spawn(converse(stream, caller, place, router, stop));
             }
-            Err(error) => tracing::info!(%error, "turned a connection away"),
+            Err(error) => tell_of_refusal(&stream, &error, &lines),
         }
     }
     drop(listener);
     let all = timeout(STOP_TIMEOUT, slots.acquire_many(CONNECTIONS_MAX)).await;
     if all.is_err() {
         tracing::warn!("some requests did not end in {} s", STOP_TIMEOUT.as_secs());
+    }
+}
+
+/// Who has too many connections can try for more as fast as it likes.
+fn tell_of_refusal(stream: &UnixStream, error: &io::Error, lines: &Lines) {
+    let allowed = match caller_of(stream) {
+        Ok(caller) => lines.allow(caller, Instant::now()),
+        Err(_) => Some(0),
+    };
+    if let Some(left_out) = allowed {
+        tracing::info!(%error, left_out, "turned a connection away");
     }
 }
 
@@ -104,12 +117,7 @@ async fn accept(
 
 /// Finds out who connects, and turns away who has enough connections.
 fn admit(stream: &UnixStream, users: &Arc<Users>) -> io::Result<(Caller, Option<Admission>)> {
-    let credentials = stream.peer_cred()?;
-    let caller = Caller {
-        uid: credentials.uid(),
-        gid: credentials.gid(),
-        privileged: credentials.uid() == 0 || credentials.uid() == geteuid().as_raw(),
-    };
+    let caller = caller_of(stream)?;
     if caller.privileged {
         return Ok((caller, None));
     }
@@ -124,6 +132,15 @@ fn admit(stream: &UnixStream, users: &Arc<Users>) -> io::Result<(Caller, Option<
             )))
         }
     }
+}
+
+fn caller_of(stream: &UnixStream) -> io::Result<Caller> {
+    let credentials = stream.peer_cred()?;
+    Ok(Caller {
+        uid: credentials.uid(),
+        gid: credentials.gid(),
+        privileged: credentials.uid() == 0 || credentials.uid() == geteuid().as_raw(),
+    })
 }
 
 async fn converse(

@@ -1,7 +1,8 @@
 //! What the log is told of failures.
 //!
 //! While many wait for slots of an empty pool, they ask many times a second in all. The log is told so once a second
-//! for each pool, and how often in between; the metrics count every refusal.
+//! for each pool, and how often in between; the metrics count every refusal. Of other failures each user has so many lines
+//! ([`lines`]).
 
 use std::{
     collections::BTreeMap,
@@ -10,8 +11,10 @@ use std::{
 };
 
 use sandwire_api::{error::ErrorCode, name::Name};
+use sandwire_slot::service::Caller;
 
-use super::failure::Failure;
+use super::{App, failure::Failure};
+use crate::lines;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -48,25 +51,38 @@ impl EmptyPools {
     }
 }
 
-pub(super) fn log(failure: &Failure, empty_pools: &EmptyPools) {
+/// Tells the log of a failure, unless it has heard enough of its pool or its caller.
+pub(super) fn log(failure: &Failure, caller: Option<Caller>, app: &App) {
+    let now = Instant::now();
     let code = failure.code.as_str();
+    let message = lines::beginning(&failure.message);
     if let Some(pool) = &failure.empty_pool {
-        if let Some(left_out) = empty_pools.tell(pool, Instant::now()) {
-            tracing::warn!(code, left_out, "{}", failure.message);
+        if let Some(left_out) = app.empty_pools.tell(pool, now) {
+            tracing::warn!(code, left_out, "{message}");
         }
         return;
     }
+    let allowed = caller.map_or(Some(0), |caller| app.lines.allow(caller, now));
+    let Some(left_out) = allowed else { return };
+    if left_out > 0 {
+        tracing::info!(
+            left_out,
+            "failures of this user's requests were not told of"
+        );
+    }
     match failure.code {
-        ErrorCode::Internal => tracing::error!(code, "{}", failure.message),
+        ErrorCode::Internal => tracing::error!(code, "{message}"),
         ErrorCode::PoolEmpty | ErrorCode::Unavailable => {
-            tracing::warn!(code, "{}", failure.message);
+            tracing::warn!(code, "{message}");
         }
-        _ => tracing::info!(code, "{}", failure.message),
+        _ => tracing::info!(code, "{message}"),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use sandwire_slot::error::ServiceError;
 
     use super::*;
@@ -96,5 +112,50 @@ mod tests {
         };
         assert_eq!(Failure::from(empty).empty_pool, Some(pool));
         assert_eq!(Failure::from(ServiceError::Stopping).empty_pool, None);
+    }
+
+    /// What the log is told.
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Written {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_user_that_asks_for_what_is_not_there_does_not_fill_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let (slots, _) = crate::model::open(folder.path());
+        let app = App::new(slots, false);
+        let caller = Caller {
+            uid: 1000,
+            gid: 1000,
+            privileged: false,
+        };
+        let written = Written::default();
+        let to = written.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(move || to.clone())
+            .finish();
+        let begun = Instant::now();
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..2000 {
+                let failure = Failure::new(ErrorCode::NotFound, "x".repeat(10_000));
+                log(&failure, Some(caller), &app);
+            }
+        });
+        // On a machine that is held up they take longer than a second.
+        let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
+        let text = written.0.lock().unwrap().clone();
+        let lines = text.iter().filter(|byte| **byte == b'\n').count();
+        assert!((10..=22 * (seconds + 2)).contains(&lines), "{lines}");
+        assert!(text.len() < 1000 * lines, "{}", text.len());
     }
 }
