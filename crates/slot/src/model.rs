@@ -51,6 +51,8 @@ pub(crate) struct KernelState {
     pub(crate) slots: BTreeMap<String, ModelSlot>,
     pub(crate) pools: BTreeSet<String>,
     pub(crate) ports: Vec<(PublishPort, Vec<IpAddr>)>,
+    /// How often these were told.
+    pub(crate) port_lists: u32,
     /// Sockets of the host at any port.
     pub(crate) listeners: Vec<Listener>,
     /// Operations that fail until told otherwise.
@@ -466,6 +468,7 @@ impl Network for ModelNetwork {
     ) -> Result<(), NetworkError> {
         let mut state = self.enter("publish")?;
         state.ports = ports.to_vec();
+        state.port_lists += 1;
         if state.failing.contains("confirm ports") {
             return Err(failed("confirm ports"));
         }

@@ -49,6 +49,7 @@ mod counted;
 mod counters;
 mod health;
 mod interfaces;
+mod leases;
 mod moves;
 mod open;
 mod policies;
@@ -104,7 +105,7 @@ struct Shared {
     changed: Condvar,
     /// Held while a pool is created, resized or deleted, which takes calls of the kernel.
     pools_gate: Mutex<()>,
-    /// Held while the kernel is told the published ports, so that the newest list wins.
+    /// Held while the kernel is told the published ports, so that the newest list wins. Locked before `state`, if both are.
     ports_gate: Mutex<()>,
     /// Held while the data path is told a policy, so that it is told each once.
     policies_gate: Mutex<()>,
@@ -121,7 +122,7 @@ struct Shared {
 struct State {
     journal: Journal,
     pools: BTreeMap<Name, PoolEntry>,
-    leases: HashMap<LeaseKey, LeaseEntry>,
+    leases: leases::Leases,
     /// Lease of each leased or held slot.
     tenants: HashMap<SlotKey, LeaseKey>,
     /// Leases that callers ask for who may have to wait, and how many do.
@@ -132,6 +133,9 @@ struct State {
     /// When what the data path had before the start and nobody has any more is removed.
     adoption_ends: Option<Duration>,
     ports: Vec<Publication>,
+    /// How often `ports` have changed, and after how many of these changes the kernel was told them.
+    ports_change: u64,
+    ports_told: u64,
     /// The kernel may have other ports than `ports`: to be told again.
     ports_dirty: Option<String>,
     /// Addresses on the host that published ports leave alone, once the kernel has been told.

@@ -90,10 +90,8 @@ impl State {
         let Some(most) = caller.leases_max(&self.pool(pool)?.plan.spec) else {
             return Ok(());
         };
-        let records = self.leases.values().map(|lease| &lease.record);
-        let own = records.filter(|record| record.key.owner_uid == caller.uid);
-        let count = own.filter(|record| record.pool == *pool).count();
-        if u32::try_from(count).is_ok_and(|count| count < most) {
+        let count = self.leases.share(caller.uid, pool);
+        if count < most {
             return Ok(());
         }
         Err(ServiceError::Conflict {

@@ -479,19 +479,14 @@ impl State {
         let Some(cid) = request.vsock.as_ref().and_then(|vsock| vsock.virtual_cid) else {
             return Ok(());
         };
-        let holder = self.leases.values().find(|lease| {
-            let of = lease.record.channel.as_ref();
-            lease.record.key.owner_uid == caller.uid
-                && of.is_some_and(|channel| channel.virtual_cid == Some(cid))
-        });
-        match holder {
+        match self.leases.of_virtual_cid(caller.uid, cid) {
             None => Ok(()),
-            Some(lease) => Err(ServiceError::Conflict {
+            Some(holder) => Err(ServiceError::Conflict {
                 operation: "acquire from",
                 object: format!("pool '{}'", request.pool),
                 reason: format!(
                     "virtual CID {cid} is that of your lease '{}': choose another",
-                    lease.record.key.name
+                    holder.name
                 ),
             }),
         }

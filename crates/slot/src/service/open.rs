@@ -218,13 +218,16 @@ fn recover(
     let mut state = State {
         journal,
         pools,
-        leases: HashMap::new(),
+        leases: super::leases::Leases::default(),
         tenants: HashMap::new(),
         acquiring: HashMap::new(),
         expiries: std::collections::BTreeSet::new(),
         policies: super::policies::Policies::default(),
         adoption_ends: None,
         ports: Vec::new(),
+        // What an earlier daemon has told the kernel may be another list.
+        ports_change: 1,
+        ports_told: 0,
         ports_dirty: None,
         spared: None,
         published_to: std::collections::HashSet::new(),

@@ -39,40 +39,39 @@ impl Slots {
         hide_host_service: bool,
     ) -> Result<PublishedPort, ServiceError> {
         let shared = &self.shared;
-        let _gate = shared
-            .ports_gate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
         let key = caller.lease_key(owner_uid, name);
         let state = shared.lock();
-        let publication = state.new_publication(caller, &key, port)?;
-        let published = publication.published.clone();
-        if state.ports.contains(&publication) {
-            return Ok(published);
+        let mut publication = state.new_publication(caller, &key, port)?;
+        let is_known = state.ports.contains(&publication);
+        if !is_known {
+            shared.check_port_may_be_taken(caller, port)?;
+            state.check_may_be_published(caller, &publication)?;
         }
-        shared.check_port_may_be_taken(caller, port)?;
-        state.check_address_is_the_hosts(port)?;
-        state.check_port_is_free(&publication)?;
-        state.check_room_for_port(caller, &publication.published)?;
         drop(state);
-        shared.check_hides_nobody(caller, &publication, hide_host_service)?;
+        if !is_known {
+            shared.check_hides_nobody(caller, &publication, hide_host_service)?;
+        }
 
         let mut state = shared.lock();
-        // The lease may have ended meanwhile.
-        let publication = state.new_publication(caller, &key, port)?;
-        if let Err(error) = state.journal.insert_port(&published) {
-            state.journal_failed();
-            return Err(error.into());
+        // The lease may have ended meanwhile, or somebody else have published the port.
+        publication = state.new_publication(caller, &key, port)?;
+        let published = publication.published.clone();
+        let is_new = !state.ports.contains(&publication);
+        if is_new {
+            state.check_may_be_published(caller, &publication)?;
+            if let Err(error) = state.journal.insert_port(&published) {
+                state.journal_failed();
+                return Err(error.into());
+            }
+            state.ports.push(publication.clone());
+            state.ports_change += 1;
         }
-        state.ports.push(publication.clone());
-        let wanted = state.ports_for_kernel();
+        let change = state.ports_change;
         drop(state);
 
-        shared.tell_ports(&wanted).map_err(|source| {
-            let mut state = shared.lock();
-            state.ports.retain(|other| *other != publication);
-            if state.journal.remove_port(&published).is_err() {
-                state.journal_failed();
+        shared.tell_ports_since(change).map_err(|source| {
+            if is_new {
+                shared.lock().take_port_back(&publication);
             }
             ServiceError::Network {
                 operation: "publish",
@@ -80,6 +79,13 @@ impl Slots {
                 source,
             }
         })?;
+        // Whoever asked for the same just before may have failed, and taken it back.
+        if !is_new && !shared.lock().ports.contains(&publication) {
+            return Err(ServiceError::Late {
+                object: format!("publishing {}", published::describe(port)),
+                state: "try again".to_owned(),
+            });
+        }
         Ok(published)
     }
 
@@ -121,10 +127,6 @@ impl Slots {
         host_address: Option<IpAddr>,
     ) -> Result<(), ServiceError> {
         let shared = &self.shared;
-        let _gate = shared
-            .ports_gate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
         let key = caller.lease_key(owner_uid, name);
         let mut state = shared.lock();
         state.lease(caller, &key)?;
@@ -145,18 +147,12 @@ impl Slots {
             state.journal_failed();
             return Err(error.into());
         }
-        let wanted = state.ports_for_kernel();
+        state.ports_change += 1;
+        let change = state.ports_change;
         drop(state);
 
-        shared.tell_ports(&wanted).map_err(|source| {
-            let mut state = shared.lock();
-            // The lease may have ended meanwhile, and its ports with it; another may have its name.
-            if state.is_of_a_lease(&publication) {
-                if state.journal.insert_port(&publication.published).is_err() {
-                    state.journal_failed();
-                }
-                state.ports.push(publication);
-            }
+        shared.tell_ports_since(change).map_err(|source| {
+            shared.lock().put_port_back(publication);
             ServiceError::Network {
                 operation: "withdraw",
                 object: format!("{protocol} port {host_port}"),
@@ -200,28 +196,43 @@ impl Slots {
 }
 
 impl Shared {
-    /// Tells the kernel the published ports; on failure it is told again later. Returns whether it knows them.
+    /// Tells the kernel the published ports, unless it knows them; on failure it is told again later. Returns whether it
+    /// knows them.
     pub(super) fn sync_ports(&self) -> bool {
-        let _gate = self
-            .ports_gate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let wanted = self.lock().ports_for_kernel();
-        self.tell_ports(&wanted)
+        let change = self.lock().ports_change;
+        self.tell_ports_since(change)
             .inspect_err(|error| {
                 tracing::error!(%error, "cannot bring the published ports up to date; trying again");
             })
             .is_ok()
     }
 
+    /// Has the kernel know the published ports as they are after a change, or later. All ports are written each time, so
+    /// that of many who wait for one another the first writes for all who have made their changes by then.
+    fn tell_ports_since(&self, change: u64) -> Result<(), NetworkError> {
+        let _gate = self
+            .ports_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
+        if state.ports_dirty.is_none() && state.ports_told >= change {
+            return Ok(());
+        }
+        let now = state.ports_change;
+        let wanted = state.ports_for_kernel();
+        drop(state);
+        self.tell_ports(&wanted, now)
+    }
+
     /// Makes the kernel's ports exactly these, by who has the gate. On failure nobody knows which it has, so that it is
     /// told again later; slots of leases that have ended wait for that.
-    fn tell_ports(&self, wanted: &PortsForKernel) -> Result<(), NetworkError> {
+    fn tell_ports(&self, wanted: &PortsForKernel, change: u64) -> Result<(), NetworkError> {
         let told = self.network.set_published_ports(wanted);
         let mut state = self.lock();
         match &told {
             Ok(()) => {
                 state.ports_dirty = None;
+                state.ports_told = change;
                 state.published_to = clone_addresses(wanted);
                 state.tear_down_unpublished();
             }
@@ -322,7 +333,31 @@ impl State {
     pub(super) fn end_ports(&mut self, key: &LeaseKey, slot: &SlotPlan) -> bool {
         let before = self.ports.len();
         self.ports.retain(|port| lease_of(&port.published) != *key);
-        self.ports.len() < before || self.is_published_to(slot)
+        let had_ports = self.ports.len() < before || self.is_published_to(slot);
+        self.ports_change += u64::from(had_ports);
+        had_ports
+    }
+
+    /// Undoes a publication of which the kernel could not be told.
+    fn take_port_back(&mut self, publication: &Publication) {
+        self.ports.retain(|other| other != publication);
+        self.ports_change += 1;
+        if self.journal.remove_port(&publication.published).is_err() {
+            self.journal_failed();
+        }
+    }
+
+    /// Undoes a withdrawal of which the kernel could not be told.
+    fn put_port_back(&mut self, publication: Publication) {
+        // The lease may have ended meanwhile, and its ports with it; another may have its name, or the port.
+        if !self.is_of_a_lease(&publication) || self.check_port_is_free(&publication).is_err() {
+            return;
+        }
+        if self.journal.insert_port(&publication.published).is_err() {
+            self.journal_failed();
+        }
+        self.ports.push(publication);
+        self.ports_change += 1;
     }
 
     /// Whether ports may lead to it in the kernel.
@@ -401,6 +436,16 @@ impl State {
             });
         }
         Publication::new(published, &slot)
+    }
+
+    fn check_may_be_published(
+        &self,
+        caller: Caller,
+        publication: &Publication,
+    ) -> Result<(), ServiceError> {
+        self.check_address_is_the_hosts(&publication.published.port)?;
+        self.check_port_is_free(publication)?;
+        self.check_room_for_port(caller, &publication.published)
     }
 
     fn demand_publish(&self, caller: Caller, key: &LeaseKey) -> Result<(), ServiceError> {

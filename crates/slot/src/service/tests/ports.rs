@@ -343,6 +343,50 @@ fn who_tells_the_kernel_of_ports_from_before_a_lease_ended_hands_no_address_on()
 }
 
 #[test]
+fn many_who_change_ports_at_once_share_what_the_kernel_is_told() {
+    let (host, slots) = Host::with_pool(8);
+    let leases: Vec<String> = (0..8).map(|number| format!("a{number}")).collect();
+    for (lease, port) in leases.iter().zip(80..) {
+        slots.take(&format!("web:{lease}")).unwrap();
+        publish(&slots, lease, &tcp(port, None)).unwrap();
+    }
+    let told = host.kernel.lock().port_lists;
+    let gate = slots.shared.ports_gate.lock().unwrap();
+    std::thread::scope(|scope| {
+        let (staying, going) = leases.split_at(4);
+        let released = going
+            .iter()
+            .map(|lease| scope.spawn(|| slots.give_back(lease)));
+        let released: Vec<_> = released.collect();
+        let published = staying.iter().zip(8080..).map(|(lease, port)| {
+            let slots = &slots;
+            scope.spawn(move || publish(slots, lease, &tcp(port, None)))
+        });
+        let published: Vec<_> = published.collect();
+        // The same once more is told of when the first is.
+        let again = scope.spawn(|| publish(&slots, "a0", &tcp(8080, None)));
+        slots.wait_until("all have made their changes", |state| {
+            state.leases.len() == 4 && state.ports.len() == 8
+        });
+        assert!(!again.is_finished());
+        drop(gate);
+        released
+            .into_iter()
+            .for_each(|one| drop(one.join().unwrap().unwrap()));
+        published
+            .into_iter()
+            .for_each(|one| one.join().unwrap().unwrap());
+        again.join().unwrap().unwrap();
+    });
+    assert_eq!(host.kernel.lock().port_lists - told, 1);
+    let mut ports: Vec<u16> = in_kernel(&host).iter().map(|(port, _)| *port).collect();
+    ports.sort_unstable();
+    assert_eq!(ports, [80, 81, 82, 83, 8080, 8081, 8082, 8083]);
+    slots.await_quiet();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_port_that_the_kernel_has_although_it_refused_it_ends_with_its_lease() {
     let (host, slots) = Host::with_pool(1);
     slots.take("web:a").unwrap();
