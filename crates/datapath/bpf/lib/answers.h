@@ -208,8 +208,8 @@ static __always_inline int answer_key_of(frame *f, const struct packet *p, struc
 	if (p->icmp_kind == ICMP_ERROR) {
 		struct quote q = {};
 
-		/* An error goes to the sender of what it is about. */
-		if (read_quote(f, p, &q) || !q.has_l4 || !same_address(&q.source, &p->destination))
+		/* It goes to the sender of what it is about: what else it may tell of, tells_of_others has refused. */
+		if (read_quote(f, p, &q) || !q.has_l4)
 			return 0;
 		key->protocol = q.protocol;
 		key->peer_port = q.source_port;

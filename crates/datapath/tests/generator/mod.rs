@@ -145,6 +145,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("other-transports", egress::other_transports),
     ("fragment-first", fragments::first),
     ("fragment-later", fragments::later),
+    ("super-fragment", fragments::super_fragment),
     ("fragment-tiny", fragments::tiny),
     ("fragment-offset-1", fragments::offset_one),
     ("ipv4-options", fragments::options),
