@@ -88,6 +88,8 @@ drop_reasons! {
     NoAddress = 28,
     /// It may leave only inside TLS, and nothing takes it there: the interface is a child of the host's.
     NotRelayed = 29,
+    /// More new addresses on links of the host's in four seconds than a sandbox's interface may have it look for: 32.
+    NeighbourLimit = 30,
 }
 
 /// A reason with its meaning.

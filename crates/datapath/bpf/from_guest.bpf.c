@@ -186,8 +186,11 @@ static __always_inline void renew(struct __sk_buff *skb, struct packet *p, __u32
 				  struct decision *d, struct course *c)
 {
 	c->fresh = rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d)));
-	if (c->fresh)
-		decide(skb, p, index, c->now, d);
+	if (!c->fresh)
+		return;
+	decide(skb, p, index, c->now, d);
+	if (rarely(p->has_new_hop))
+		bound_neighbours(p, index, c->now, d);
 }
 
 /* Takes the decision from the cache, or decides: for all ports, or for the packet's where they have a say. */
@@ -314,6 +317,12 @@ static __always_inline void trace_course(struct __sk_buff *skb, const struct sen
 			     p->segments);
 }
 
+static __always_inline __u32 stage_of(__u32 reason)
+{
+	return reason == DROP_NO_ROUTE || reason == DROP_NEIGHBOUR_LIMIT ? STAGE_ROUTE :
+									    STAGE_POLICY;
+}
+
 static __always_inline int forward(struct __sk_buff *skb, const struct sender *s, struct packet *p)
 {
 	struct translation t = {};
@@ -324,7 +333,7 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 	set_course(skb, s, p, &c);
 	if (rarely(c.verdict == VERDICT_DROP || !c.decision))
 		return refuse(skb, s->index, s->flags, c.reason,
-			      c.reason == DROP_NO_ROUTE ? STAGE_ROUTE : STAGE_POLICY);
+			      stage_of(c.reason));
 	reason = police_egress(s, p, &c);
 	if (rarely(reason))
 		return refuse(skb, s->index, s->flags, reason, STAGE_POLICE);

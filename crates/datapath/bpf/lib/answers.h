@@ -10,6 +10,7 @@
 #include "nat.h"
 #include "policy.h"
 #include "police.h"
+#include "share.h"
 
 #define ANSWER_TCP (300 * NANOSECONDS)
 #define ANSWER_OTHERS (60 * NANOSECONDS)
@@ -69,12 +70,6 @@ __noinline int may_send_back(const struct packet *p, __u32 index)
 		return 0;
 	return p->from_host ? may_reach_host(&back, policy) :
 			      READ_ONCE(policy->uplink) != UPLINK_DENY;
-}
-
-static __always_inline __u64 mix(__u64 hash, __u64 more)
-{
-	hash = (hash ^ more) * 0xbf58476d1ce4e5b9;
-	return hash ^ hash >> 29;
 }
 
 static __always_inline __u64 hash_of(const struct answer_key *key, __u64 secret)

@@ -219,6 +219,16 @@ static __always_inline void decide_unsaid(struct decision *d, const struct packe
 		d->flags = DECISION_MASQUERADE;
 }
 
+/* Whether a route leads to the destination itself, and not to a router. */
+static __always_inline int is_on_link(const struct packet *p, const struct bpf_fib_lookup *fib)
+{
+	const __u32 *hop = fib->ipv6_dst, *to = p->destination.word;
+
+	if (p->version == 4)
+		return fib->family == AF_INET && fib->ipv4_dst == to[3];
+	return !((hop[0] ^ to[0]) | (hop[1] ^ to[1]) | (hop[2] ^ to[2]) | (hop[3] ^ to[3]));
+}
+
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
 					 const struct nic *nic, const struct policy *policy)
 {
@@ -230,6 +240,7 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 	__u32 late = fib_flags & wanted;
 	long result = look_up_route(f, p, nic, policy, late, &fib);
 
+	p->has_new_hop = result == BPF_FIB_LKUP_RET_NO_NEIGH && !is_relayed && is_on_link(p, &fib);
 	switch (result) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
@@ -292,7 +303,7 @@ static __always_inline void begin_decision(struct decision *d, const struct pack
 	__builtin_memset(d->destination_mac, 0, sizeof(d->destination_mac));
 }
 
-/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK. */
+/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK, and `p->has_new_hop` for that and VERDICT_STACK. */
 __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct decision *d)
 {
 	const struct clone_value *clone;

@@ -2,7 +2,7 @@
 //! routes, and policies made from the seed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     rc::Rc,
 };
@@ -342,6 +342,8 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
         counters: Counters::default(),
         egress: Meter::default(),
         ingress: Meter::default(),
+        asked: BTreeSet::new(),
+        asked_before: 0,
     }
 }
 

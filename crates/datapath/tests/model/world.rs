@@ -82,6 +82,9 @@ pub(crate) struct Nic {
     pub(crate) counters: Counters,
     pub(crate) egress: Meter,
     pub(crate) ingress: Meter,
+    /// Neighbours that the host looks for because of it, and how many others it did a moment ago.
+    pub(crate) asked: BTreeSet<IpAddr>,
+    pub(crate) asked_before: usize,
 }
 
 /// Of one IP version.

@@ -517,6 +517,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["icmp-error-cut-off"],
     ),
     mutant(
+        "new neighbours without a limit",
+        "lib/share.h",
+        "if (*place && moment - (__u32)*place <= NEIGHBOUR_LIFE >> 20)",
+        "if (0)",
+        &["neighbour-limit"],
+    ),
+    mutant(
+        "known neighbours counted as new",
+        "lib/share.h",
+        "if (!((asked ^ hash) >> 32) && moment",
+        "if (0 && moment",
+        &["neighbour-limit"],
+    ),
+    mutant(
         "super-packets that are fragments",
         "from_guest.bpf.c",
         "is_cut_twice(skb, &packet) ||",
