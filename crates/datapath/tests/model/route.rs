@@ -43,6 +43,7 @@ pub(crate) fn decide(
         way => way,
     };
     let judged = judge(world, nic, frame, packet, way)
+        .and_then(|judged| to_one(world, packet, judged))
         .and_then(|judged| within_share(world, sender, packet, way, judged));
     let nic = &world.nics[sender];
     let unasked = match judged {
@@ -62,6 +63,7 @@ pub(crate) fn decide(
         Some(answers::Via::Uplink) => {
             let nic = &world.nics[sender];
             let judged = by_route(world, nic, frame, packet, way, Uplink::Route)?;
+            let judged = to_one(world, packet, judged)?;
             match within_share(world, sender, packet, way, judged)? {
                 Judged::Goes(decision) => Ok(decision),
                 Judged::Masquerade => unreachable!("it was to be routed"),
@@ -75,6 +77,18 @@ pub(crate) fn decide(
 
 /// Neighbours that a sandbox's interface may have the host look for in a while. No case takes that long.
 pub(crate) const NEIGHBOURS_MAX: usize = 32;
+
+/// A table of the policy's own doesn't tell broadcast addresses from others on its links.
+fn to_one(world: &World, packet: &Packet, judged: Judged) -> Result<Judged, DropReason> {
+    match judged {
+        Judged::Goes(Decision::Uplink { ifindex, .. })
+            if world.broadcasts.contains(&(ifindex, packet.destination)) =>
+        {
+            Err(DropReason::Multicast)
+        }
+        other => Ok(other),
+    }
+}
 
 /// Whether the interface may have one more neighbour looked for, if it is a new one.
 fn within_share(

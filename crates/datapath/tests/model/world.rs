@@ -25,6 +25,8 @@ pub(crate) struct World {
     pub(crate) routes: Rc<Vec<Route>>,
     /// MAC addresses of neighbours on the link.
     pub(crate) neighbours: BTreeMap<(u32, IpAddr), Mac>,
+    /// Broadcast addresses on a link.
+    pub(crate) broadcasts: BTreeSet<(u32, IpAddr)>,
     /// Tables that a mark leads to.
     pub(crate) rules: BTreeMap<u32, u32>,
     pub(crate) answers: BTreeMap<Flow, Answer>,

@@ -517,6 +517,20 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["icmp-error-cut-off"],
     ),
     mutant(
+        "broadcast by a table's link that was never sent to",
+        "from_guest.bpf.c",
+        "refuse_broadcast(skb, p, index, d);",
+        "",
+        &["policy", "udp"],
+    ),
+    mutant(
+        "broadcast by a table's link that was sent to",
+        "lib/decide.h",
+        "resolved && policy->table && is_to_all(fib->dmac)",
+        "0",
+        &["policy", "udp"],
+    ),
+    mutant(
         "new neighbours without a limit",
         "lib/share.h",
         "if (*place && moment - (__u32)*place <= NEIGHBOUR_LIFE >> 20)",

@@ -1,4 +1,4 @@
-//! What a guest can do to the table of answers, which all sandboxes share.
+//! What a guest can do to what all share: the table of answers, that of neighbours, links.
 
 use super::*;
 
@@ -69,5 +69,44 @@ fn netns_a_guest_that_scans_a_link_fills_no_table_of_neighbours() {
         // Whom the host knows can be reached all the same.
         send(peer(6, 0));
         receive(&setting.uplink, clone(6, 0));
+    });
+}
+
+/// The kernel knows no such neighbour before the first packet, and everybody from then on.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_table_of_its_own_leads_no_guest_to_everybody_on_a_link() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (slot, nic) = &setting.slots[0];
+        lab.run("ip route add 192.0.2.0/24 dev up0 table 77");
+        let spec = PolicySpec {
+            uplink: UplinkPolicy::Route,
+            route_table: Some(77),
+            ..PolicySpec::default()
+        };
+        let policy = policy::compile(&spec, &[]).expect("a policy");
+        let policy = setting.datapath.add_policy(&policy);
+        setting
+            .datapath
+            .set_policy(*nic, policy.expect("there is room"));
+        let send = |to: IpAddr| {
+            let datagram = Transport::Udp {
+                ports: (4000, 53),
+                data: b"hear, hear".to_vec(),
+                summed: true,
+            };
+            let ip = Ip::new(guest(4), to, datagram);
+            let frame = [&[0; VNET_HEADER], &ip.frame(GATEWAY_MAC, GUEST_MAC)[..]].concat();
+            slot.file().write_all(&frame).expect("the TAP takes it");
+        };
+        for _ in 0..2 {
+            send(Ipv4Addr::new(192, 0, 2, 255).into());
+        }
+        let counters = setting.datapath.counters(*nic);
+        assert_eq!(counters.drops[DropReason::Multicast as usize], 2);
+        assert_eq!(counters.egress.packets, 0);
+        send(peer(4, 0));
+        receive(&setting.uplink, clone(4, 0));
     });
 }
