@@ -36,11 +36,11 @@ drop_reasons! {
     VlanTag = 2,
     /// The frame is neither IPv4, IPv6 nor ARP.
     Ethertype = 3,
-    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into more than 2048 segments, or to write a checksum before where the packet's own is.
+    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into more than 2048 segments, to cut a fragment, or to write a checksum before where the packet's own is.
     Malformed = 4,
     /// The source MAC address is not the guest's.
     SourceMac = 5,
-    /// The source address is not the guest's, or a packet from beyond an uplink claims to be from a sandbox here.
+    /// The source address is not the guest's, an ICMP error is about a packet that the guest can't have received from where it goes, or a packet from beyond an uplink claims to be from a sandbox here.
     SourceAddress = 6,
     /// The guest acts as a DHCP server.
     RogueDhcp = 7,
@@ -88,6 +88,8 @@ drop_reasons! {
     NoAddress = 28,
     /// It may leave only inside TLS, and nothing takes it there: the interface is a child of the host's.
     NotRelayed = 29,
+    /// More new addresses on links of the host's in four seconds than a sandbox's interface may have it look for: 32.
+    NeighbourLimit = 30,
 }
 
 /// A reason with its meaning.

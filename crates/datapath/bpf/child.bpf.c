@@ -205,6 +205,8 @@ int from_child(struct __sk_buff *skb)
 		return refuse_egress(skb, &sender, reason, STAGE_PARSE);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);
+	if (rarely(packet.icmp_kind == ICMP_ERROR) && !reason && tells_of_others(skb, &packet))
+		reason = DROP_SOURCE_ADDRESS;
 	if (rarely(reason))
 		return refuse_egress(skb, &sender, reason, STAGE_ANTISPOOF);
 	if (rarely(is_link)) {

@@ -116,6 +116,13 @@ static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, 
 	return DROP_NONE;
 }
 
+/* A super-packet of fragments to be ("UFO") that is one itself: the kernel would write each one's place anew, from the
+ * start on. So its bytes would become a header with ports that nobody has judged. */
+static __always_inline int is_cut_twice(const struct __sk_buff *skb, const struct packet *p)
+{
+	return p->fragment != FRAGMENT_WHOLE && frame_gso_size(skb);
+}
+
 static __always_inline int send_back(const struct sender *s, __u32 bytes, int reason)
 {
 	if (reason) {
@@ -179,8 +186,14 @@ static __always_inline void renew(struct __sk_buff *skb, struct packet *p, __u32
 				  struct decision *d, struct course *c)
 {
 	c->fresh = rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d)));
-	if (c->fresh)
-		decide(skb, p, index, c->now, d);
+	if (!c->fresh)
+		return;
+	decide(skb, p, index, c->now, d);
+	if (!rarely(p->has_new_hop))
+		return;
+	if (d->verdict == VERDICT_UPLINK && d->flags & DECISION_PAST_RULES)
+		refuse_broadcast(skb, p, index, d);
+	bound_neighbours(p, index, c->now, d);
 }
 
 /* Takes the decision from the cache, or decides: for all ports, or for the packet's where they have a say. */
@@ -307,6 +320,12 @@ static __always_inline void trace_course(struct __sk_buff *skb, const struct sen
 			     p->segments);
 }
 
+static __always_inline __u32 stage_of(__u32 reason)
+{
+	return reason == DROP_NO_ROUTE || reason == DROP_NEIGHBOUR_LIMIT ? STAGE_ROUTE :
+									    STAGE_POLICY;
+}
+
 static __always_inline int forward(struct __sk_buff *skb, const struct sender *s, struct packet *p)
 {
 	struct translation t = {};
@@ -317,7 +336,7 @@ static __always_inline int forward(struct __sk_buff *skb, const struct sender *s
 	set_course(skb, s, p, &c);
 	if (rarely(c.verdict == VERDICT_DROP || !c.decision))
 		return refuse(skb, s->index, s->flags, c.reason,
-			      c.reason == DROP_NO_ROUTE ? STAGE_ROUTE : STAGE_POLICY);
+			      stage_of(c.reason));
 	reason = police_egress(s, p, &c);
 	if (rarely(reason))
 		return refuse(skb, s->index, s->flags, reason, STAGE_POLICE);
@@ -364,10 +383,13 @@ int from_guest(struct __sk_buff *skb)
 	measure_all(skb, &packet);
 	if (rarely(sender.is_process) && sender.nic->count > 1)
 		find_process_nic(&sender, &packet);
-	if (rarely(packet.segments > SEGMENTS_MAX || is_forged(&packet)))
+	if (rarely(packet.segments > SEGMENTS_MAX || is_cut_twice(skb, &packet) ||
+		   is_forged(&packet)))
 		return refuse(skb, sender.index, sender.flags, DROP_MALFORMED, STAGE_PARSE);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);
+	if (rarely(packet.icmp_kind == ICMP_ERROR) && !reason && tells_of_others(skb, &packet))
+		reason = DROP_SOURCE_ADDRESS;
 	if (rarely(reason))
 		return refuse(skb, sender.index, sender.flags, reason, STAGE_ANTISPOOF);
 	if (rarely(is_link))

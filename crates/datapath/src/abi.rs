@@ -23,6 +23,8 @@ pub const RULES_MAX: usize = 32;
 pub const DROP_REASONS_MAX: usize = 48;
 /// Entries of the map of [`Decision`]s that a processor has.
 pub const DECISIONS_MAX: usize = 4096;
+/// Neighbours that one NIC may have the host look for in four seconds.
+pub const NEIGHBOURS_MAX: usize = 32;
 /// The same of a processor that came after the maps were made.
 pub const DECISIONS_LATER: usize = 2;
 /// Bytes of `struct sk_buff` that [`SkbPlaces`] may span.
@@ -42,6 +44,7 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[
     ("RULES_MAX", RULES_MAX),
     ("DROP_REASONS_MAX", DROP_REASONS_MAX),
     ("DECISIONS_MAX", DECISIONS_MAX),
+    ("NEIGHBOURS_MAX", NEIGHBOURS_MAX),
     ("DECISIONS_LATER", DECISIONS_LATER),
     ("SKB_SPAN_MAX", SKB_SPAN_MAX),
     ("SKB_CAST", SKB_CAST),
@@ -422,6 +425,15 @@ structs! {
         secret: u64,
         /// Upper half of the hash, and the moment.
         flows: [u64; 2048],
+    }
+    /// Neighbours that one NIC had the host look for of late.
+    NeighbourShare = "neighbour_share" {
+        /// Of the hashes.
+        secret: u64,
+        /// How many they were.
+        next: u64,
+        /// Upper half of the hash, and the moment.
+        asked: [u64; NEIGHBOURS_MAX],
     }
     /// What was decided for a destination, kept for a short time by each CPU.
     Decision = "decision" {

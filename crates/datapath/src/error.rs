@@ -62,6 +62,15 @@ pub enum Error {
         /// Whose it is.
         owner: crate::NicIndex,
     },
+    /// An uplink where XDP would send frames into nothing.
+    #[error(
+        "uplink {interface}: its driver takes no frames from XDP, not even with a program of its own in place; of a veth, \
+         its other end needs a program too, or GRO (ethtool -K PEER gro on)"
+    )]
+    TakesNoFrames {
+        /// The uplink's name.
+        interface: String,
+    },
     /// No room in a map whose size was set at the start.
     #[error("the map {map} is full ({entries} entries)")]
     Full {

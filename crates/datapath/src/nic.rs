@@ -14,7 +14,7 @@ use sandwire_kernel_net::interface::InterfaceIndex;
 
 use crate::{
     Datapath, Error,
-    abi::{self, Address, CloneValue, GroupPair, Meters, Nic, NicFlag, NicState, Traffic},
+    abi::{self, Address, CloneValue, GroupPair, Meter, Meters, Nic, NicFlag, NicState, Traffic},
     former::SlotKey,
     policies::next_free,
     policy::{Compiled, Redirect},
@@ -295,11 +295,40 @@ impl Datapath {
             .fetch_add(1, Ordering::Release);
     }
 
-    /// Gives a NIC another policy, at once and as a whole.
+    /// Gives a NIC another policy, at once and as a whole. Of a direction whose limit is another, what was sent before is
+    /// forgiven: by a slow rate it may have to be paid for hours, in which a fast one would let nothing pass.
     pub fn set_policy(&self, index: NicIndex, policy: PolicyIndex) {
-        self.field(index, offset_of!(Nic, policy))
-            .store(policy.0, Ordering::Release);
+        let before = self
+            .field(index, offset_of!(Nic, policy))
+            .swap(policy.0, Ordering::AcqRel);
         self.forget_decisions(index);
+        if before == policy.0 {
+            return;
+        }
+        if let Err(error) = self.forgive(index, &self.policy(PolicyIndex(before)), policy) {
+            tracing::warn!(nic = index.0, %error, "what was sent by a former limit counts for the new one");
+        }
+    }
+
+    fn forgive(
+        &self,
+        index: NicIndex,
+        before: &abi::Policy,
+        policy: PolicyIndex,
+    ) -> Result<(), Error> {
+        let now = self.policy(policy);
+        let (egress, ingress) = (before.egress != now.egress, before.ingress != now.ingress);
+        if !egress && !ingress {
+            return Ok(());
+        }
+        let mut meters = self.meters.get(&index.0)?.unwrap_or_default();
+        if egress {
+            meters.egress = Meter::default();
+        }
+        if ingress {
+            meters.ingress = Meter::default();
+        }
+        self.meters.set(&index.0, &meters)
     }
 
     /// Puts a NIC into a group, and returns whether it was in another. The [`Self::set_policy`] that is to follow at once has

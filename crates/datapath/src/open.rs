@@ -363,6 +363,7 @@ pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Err
         ("answers", settings.answers_max),
         ("answers_crowd", settings.answers_max),
         ("answer_shares", nics),
+        ("neighbour_shares", nics),
     ])
 }
 

@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
     bpf::{self, BPF_TCX_EGRESS, BPF_TCX_INGRESS, BPF_XDP, XDP_FLAGS_DRV_MODE},
     interface::{self, InterfaceIndex},
     netlink::{Request, Socket},
-    tc,
+    tc, xdp,
 };
 
 use crate::{
@@ -159,13 +159,21 @@ impl Datapath {
         failure.map_or(Ok(refusals), Err)
     }
 
-    /// Puts the programs on an uplink; where XDP is refused it becomes one without. Returns whether the interface is there.
+    /// Puts the programs on an uplink; where XDP is refused, or of no use, it becomes one without, and [`Self::detach_others`]
+    /// takes that program off. Returns whether the interface is there.
     fn put_on_uplink(&self, uplink: &mut Uplink, refusals: &mut Vec<Error>) -> Result<bool, Error> {
         let mut is_there = true;
         for spot in spots_of(uplink) {
-            match self.put_right(&spot) {
+            let is_xdp = spot.hook == Hook::Xdp;
+            let found = self.put_right(&spot).and_then(|found| {
+                if is_xdp && found != Found::NoInterface {
+                    check_takes_frames(uplink)?;
+                }
+                Ok(found)
+            });
+            match found {
                 Ok(found) => is_there &= found != Found::NoInterface,
-                Err(error) if spot.hook == Hook::Xdp => {
+                Err(error) if is_xdp => {
                     uplink.xdp = false;
                     refusals.push(error);
                 }
@@ -377,6 +385,17 @@ impl Datapath {
             }
         }
         Ok(())
+    }
+}
+
+/// Asked once our program is in place: before, drivers such as virtio-net's say no, since they make the queues for it
+/// only then. Kernels that can't tell (before 6.3) aren't asked.
+fn check_takes_frames(uplink: &Uplink) -> Result<(), Error> {
+    match xdp::features(uplink.index)? {
+        Some(features) if !features.takes_frames => Err(Error::TakesNoFrames {
+            interface: uplink.name.clone(),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -256,6 +256,7 @@ fn the_generator_reaches_every_verdict() {
             let case = make(&mut random_of(1, class, number));
             let mut world = scene::world(case.variant, &[1, 2, 3, 4, 5], &policies);
             world.nics[0].policy = case.policy;
+            world.nics[0].asked_before = case.asked;
             let now = 1_000_000_000_000_000;
             for meter in &case.meters {
                 let nic = &mut world.nics[meter.nic];

@@ -58,7 +58,7 @@ use sandwire_kernel_net::{
     tc,
 };
 use sandwire_testlab::lab::{self, Lab};
-use vnet::{GSO_TCPV4, GSO_TCPV6, NEEDS_CHECKSUM, VNET_HEADER, VnetHeader};
+use vnet::{GSO_TCPV4, GSO_TCPV6, GSO_UDP, NEEDS_CHECKSUM, VNET_HEADER, VnetHeader};
 
 const GUEST_MAC: Mac = [0x06, 0, 0xac, 0x10, 0, 2];
 const GATEWAY_MAC: Mac = [0x02, 0x73, 0x77, 0x67, 0, 1];

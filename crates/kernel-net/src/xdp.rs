@@ -96,7 +96,8 @@ pub struct Features {
     pub runs_programs: bool,
     /// Its programs may send frames to other interfaces.
     pub redirects: bool,
-    /// It takes frames from programs of other interfaces.
+    /// It takes frames from programs of other interfaces, as it is now: many drivers do only while they have a program
+    /// themselves, a veth while its other end has one, or GRO.
     pub takes_frames: bool,
 }
 

@@ -263,6 +263,16 @@ struct noted {
 	__u64 flows[2048]; /* upper half of the hash; CLOCK_MONOTONIC in units of 2^20 nanoseconds */
 };
 
+/* Neighbours that one interface may have the host look for in a while; see share.h. A power of two. */
+#define NEIGHBOURS_MAX 32
+
+/* Those that it had looked for of late, in turn. */
+struct neighbour_share {
+	__u64 secret;                /* so that nobody outside can make two neighbours' hashes alike */
+	__u64 next;                  /* how many it were; where the next one goes is the oldest of them */
+	__u64 asked[NEIGHBOURS_MAX]; /* upper half of the hash; CLOCK_MONOTONIC in units of 2^20 nanoseconds */
+};
+
 /* Decided once per destination and policy, and port where that has a say, and kept for a short time per CPU. */
 struct decision {
 	__u32 nic;
@@ -382,6 +392,7 @@ enum drop_reason {
 	DROP_EXTENSION_HEADERS = 27,
 	DROP_NO_ADDRESS = 28,
 	DROP_NOT_RELAYED = 29,
+	DROP_NEIGHBOUR_LIMIT = 30,
 };
 
 #endif

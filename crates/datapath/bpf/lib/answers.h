@@ -10,6 +10,7 @@
 #include "nat.h"
 #include "policy.h"
 #include "police.h"
+#include "share.h"
 
 #define ANSWER_TCP (300 * NANOSECONDS)
 #define ANSWER_OTHERS (60 * NANOSECONDS)
@@ -69,12 +70,6 @@ __noinline int may_send_back(const struct packet *p, __u32 index)
 		return 0;
 	return p->from_host ? may_reach_host(&back, policy) :
 			      READ_ONCE(policy->uplink) != UPLINK_DENY;
-}
-
-static __always_inline __u64 mix(__u64 hash, __u64 more)
-{
-	hash = (hash ^ more) * 0xbf58476d1ce4e5b9;
-	return hash ^ hash >> 29;
 }
 
 static __always_inline __u64 hash_of(const struct answer_key *key, __u64 secret)
@@ -208,8 +203,8 @@ static __always_inline int answer_key_of(frame *f, const struct packet *p, struc
 	if (p->icmp_kind == ICMP_ERROR) {
 		struct quote q = {};
 
-		/* An error goes to the sender of what it is about. */
-		if (read_quote(f, p, &q) || !q.has_l4 || !same_address(&q.source, &p->destination))
+		/* It goes to the sender of what it is about: what else it may tell of, tells_of_others has refused. */
+		if (read_quote(f, p, &q) || !q.has_l4)
 			return 0;
 		key->protocol = q.protocol;
 		key->peer_port = q.source_port;

@@ -71,7 +71,7 @@ static __always_inline void decide_sandbox(struct decision *d,
 	}
 }
 
-/* Asks the kernel's routes; `late` are those of FIB_TABLE and FIB_MARK that the policy is followed in. Returns
+/* Asks the kernel's routes, by its rules unless `late` says otherwise; `late` are those of FIB_TABLE and FIB_MARK that the policy is followed in. Returns
  * what bpf_fib_lookup does. */
 static __always_inline long look_up_route(frame *f, struct packet *p, const struct nic *nic,
 					  const struct policy *policy, __u32 late,
@@ -110,6 +110,12 @@ static __always_inline void note_next_hop(struct packet *p, const struct bpf_fib
 	__builtin_memcpy(p->next_hop.ipv6_nh, fib->ipv6_dst, sizeof(p->next_hop.ipv6_nh));
 }
 
+/* What the kernel writes to a broadcast address of the link, once it has been sent to. */
+static __always_inline int is_to_all(const __u8 *mac)
+{
+	return (mac[0] & mac[1] & mac[2] & mac[3] & mac[4] & mac[5]) == 0xff;
+}
+
 static __always_inline void decide_out(frame *f, struct decision *d, struct packet *p,
 				       const struct nic *nic, const struct policy *policy,
 				       const struct bpf_fib_lookup *fib, int resolved)
@@ -138,7 +144,9 @@ static __always_inline void decide_out(frame *f, struct decision *d, struct pack
 	d->ifindex = ifindex;
 	d->flags = uplink->flags & (UPLINK_FQ | UPLINK_XDP);
 	note_next_hop(p, fib);
-	if (resolved) {
+	if (resolved && policy->table && is_to_all(fib->dmac)) {
+		decide_drop(d, DROP_MULTICAST);
+	} else if (resolved) {
 		__builtin_memcpy(d->source_mac, fib->smac, sizeof(d->source_mac));
 		__builtin_memcpy(d->destination_mac, fib->dmac, sizeof(d->destination_mac));
 	} else {
@@ -219,6 +227,16 @@ static __always_inline void decide_unsaid(struct decision *d, const struct packe
 		d->flags = DECISION_MASQUERADE;
 }
 
+/* Whether a route leads to the destination itself, and not to a router. */
+static __always_inline int is_on_link(const struct packet *p, const struct bpf_fib_lookup *fib)
+{
+	const __u32 *hop = fib->ipv6_dst, *to = p->destination.word;
+
+	if (p->version == 4)
+		return fib->family == AF_INET && fib->ipv4_dst == to[3];
+	return !((hop[0] ^ to[0]) | (hop[1] ^ to[1]) | (hop[2] ^ to[2]) | (hop[3] ^ to[3]));
+}
+
 static __always_inline void decide_route(frame *f, struct decision *d, struct packet *p,
 					 const struct nic *nic, const struct policy *policy)
 {
@@ -230,6 +248,7 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 	__u32 late = fib_flags & wanted;
 	long result = look_up_route(f, p, nic, policy, late, &fib);
 
+	p->has_new_hop = result == BPF_FIB_LKUP_RET_NO_NEIGH && !is_relayed && is_on_link(p, &fib);
 	switch (result) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
@@ -292,7 +311,7 @@ static __always_inline void begin_decision(struct decision *d, const struct pack
 	__builtin_memset(d->destination_mac, 0, sizeof(d->destination_mac));
 }
 
-/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK. */
+/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK, and `p->has_new_hop` for that and VERDICT_STACK. */
 __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct decision *d)
 {
 	const struct clone_value *clone;
@@ -338,6 +357,42 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 		leave_to_ports(d);
 	else
 		decide_route(f, d, p, nic, policy);
+	return 0;
+}
+
+/* Refuses what a table of the policy's own leads to a broadcast address of a link. Such a table doesn't tell it from others
+ * there, nor do the host's rules tell it from what no route leads to: but to what is beside it they lead, by that link. */
+__noinline int refuse_broadcast(frame *f, struct packet *p, __u32 index, struct decision *d)
+{
+	struct bpf_fib_lookup fib = {};
+	const struct policy *policy;
+	const struct nic *nic;
+	__u32 policy_index, late;
+	long result;
+
+	if (!p || !d)
+		return 0;
+	nic = bpf_map_lookup_elem(&nics, &index);
+	if (!nic)
+		return 0;
+	policy_index = READ_ONCE(nic->policy);
+	policy = bpf_map_lookup_elem(&policies, &policy_index);
+	/* No link for four addresses or more has another. */
+	if (!policy || p->version != 4 || ~p->destination.word[3] & bpf_htonl(3))
+		return 0;
+	late = fib_flags & (policy->mark ? FIB_MARK : 0);
+	if (look_up_route(f, p, nic, policy, late, &fib) != BPF_FIB_LKUP_RET_NOT_FWDED)
+		return 0;
+	/* Of four addresses the host may have one. */
+	for (__u32 bit = 1; bit <= 2; bit++) {
+		__builtin_memset(&fib, 0, sizeof(fib));
+		p->destination.word[3] ^= bpf_htonl(bit);
+		result = look_up_route(f, p, nic, policy, late, &fib);
+		if ((result == BPF_FIB_LKUP_RET_SUCCESS || result == BPF_FIB_LKUP_RET_NO_NEIGH) &&
+		    fib.ifindex == d->ifindex && is_on_link(p, &fib))
+			decide_drop(d, DROP_MULTICAST);
+		p->destination.word[3] ^= bpf_htonl(bit);
+	}
 	return 0;
 }
 

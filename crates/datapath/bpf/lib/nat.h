@@ -165,6 +165,19 @@ static __always_inline int read_quote(frame *f, const struct packet *p, struct q
 	return p->version == 4 ? read_quote_ipv4(f, start, end, q) : read_quote_ipv6(f, start, end, q);
 }
 
+/* Whether an ICMP error is about a packet that its sender can't have received: one to somebody else, or not from whom the
+ * error goes to. Who gets it goes by what it quotes, whoever has sent it, so it would have others' connections slowed
+ * down or ended. One whose addresses aren't all there could be continued by another fragment. */
+__noinline int tells_of_others(frame *f, const struct packet *p)
+{
+	struct quote q = {};
+
+	if (!p)
+		return 1;
+	return read_quote(f, p, &q) || !same_address(&q.destination, &p->source) ||
+	       !same_address(&q.source, &p->destination);
+}
+
 /* Fixes the L4 checksum inside a quote. Returns what that adds to the sum of the error around it. */
 static __always_inline long fix_quoted_checksum(frame *f, const struct packet *p,
 						const struct quote *q, __u32 change, __u64 *sum)

@@ -12,7 +12,7 @@ use sandwire_testlab::lab::{self, Lab};
 
 use super::{index_of, json, names_in, open, settings};
 use crate::{
-    Datapath, Defect, FILTER_HANDLE, FILTER_PRIORITY, Order, Program, Settings, Uplink,
+    Datapath, Defect, Error, FILTER_HANDLE, FILTER_PRIORITY, Order, Program, Settings, Uplink,
     abi::UplinkFlag, sys,
 };
 
@@ -409,9 +409,20 @@ fn netns_xdp_on_an_uplink_comes_and_goes_with_the_setting() {
             xdp: true,
             ..uplink("up0")
         };
-        datapath
-            .set_uplinks(std::slice::from_ref(&with_xdp))
-            .unwrap();
+        let wanted = std::slice::from_ref(&with_xdp);
+        // A veth whose other end doesn't collect packets has nowhere to put a frame.
+        let refusals = datapath.set_uplinks(wanted).unwrap();
+        assert!(
+            matches!(&refusals[..], [Error::TakesNoFrames { interface }] if interface == "up0"),
+            "{refusals:?}"
+        );
+        let seen = &json("bpftool", &["-j", "net"])[0]["xdp"];
+        assert_eq!(seen.as_array().unwrap().len(), 0, "{seen}");
+        let value = datapath.uplinks.get(&with_xdp.index.0).unwrap().unwrap();
+        assert_eq!(value.flags, 0);
+        assert_eq!(datapath.inspect(), []);
+        lab.run("ethtool -K far0 gro on");
+        assert!(datapath.set_uplinks(wanted).unwrap().is_empty());
         let seen = &json("bpftool", &["-j", "net"])[0]["xdp"];
         assert_eq!(
             (&seen[0]["devname"], &seen[0]["mode"]),
@@ -436,6 +447,9 @@ fn netns_an_uplink_that_refuses_xdp_leaves_it_to_the_others() {
     lab::run(|lab| {
         interfaces(lab);
         let datapath = open(&settings());
+        for name in ["far0", "far1"] {
+            lab.run(&format!("ethtool -K {name} gro on"));
+        }
         let uplinks = ["up0", "up1"].map(|name| Uplink {
             xdp: true,
             ..uplink(name)

@@ -250,6 +250,50 @@ fn netns_a_packet_leaves_translated_and_its_answer_comes_back() {
     });
 }
 
+/// At 8 kbit/s a burst of 128 KiB is paid for in two minutes.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_new_limit_doesn_t_make_a_sandbox_pay_at_the_old_rate() {
+    lab::run(|lab| {
+        let Path {
+            guest,
+            datapath,
+            index,
+            uplink: _uplink,
+            ..
+        } = Path::open(lab);
+        let add = |bits, rules| {
+            let mut spec = route_policy();
+            spec.limits.egress.bits_per_second = Some(bits);
+            spec.egress.rules.truncate(rules);
+            let policy = policy::compile(&spec, &[]).unwrap();
+            datapath.add_policy(&policy).unwrap()
+        };
+        datapath.activate(index, add(8_000, 1), false).unwrap();
+        let mut out = datagram((GUEST_MAC, GATEWAY_MAC), (GUEST, 1000), (PEER, 2000));
+        // Behind the packet.
+        out.resize(1400, 0);
+        let over = || datapath.counters(index).drops[DropReason::BitLimit as usize];
+        let send = || guest.file().write_all(&out).unwrap();
+        let until_over = |most: usize| {
+            let before = over();
+            let sent = (1..=most).find(|_| {
+                send();
+                over() > before
+            });
+            sent.expect("it is over the limit")
+        };
+        assert!(until_over(1000) > 50);
+        // The same limit, by another policy: a second pays for less than a frame.
+        datapath.set_policy(index, add(8_000, 0));
+        until_over(30);
+        datapath.set_policy(index, add(1_000_000_000, 1));
+        let before = datapath.counters(index).egress.packets;
+        send();
+        assert_eq!(datapath.counters(index).egress.packets, before + 1);
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn netns_no_frame_leaves_that_is_larger_than_the_uplink_takes() {

@@ -274,7 +274,11 @@ fn error(random: &mut Random, version: u8, cut: bool) -> Case {
         1 => scene::outside(version, 0),
         _ => scene::guest(version),
     };
-    let mut inside = packet_inside(random, version, peer, about).bytes();
+    let from = match random.below(10) {
+        0 => any_destination(random, version),
+        _ => peer,
+    };
+    let mut inside = packet_inside(random, version, from, about).bytes();
     if cut {
         inside.truncate(random.below(inside.len() + 1));
     }

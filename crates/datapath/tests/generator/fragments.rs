@@ -9,6 +9,7 @@ use super::{
     frames::{Ip, Transport},
     random::Random,
     scene,
+    situations::as_super_packet,
 };
 
 fn fragmented(random: &mut Random, offset: u16, more: bool) -> Case {
@@ -30,6 +31,17 @@ pub(super) fn later(random: &mut Random) -> Case {
     let offset = random.one_of(&[2, 3, 5, 100, 185, 8191]);
     let more = random.chance(50);
     fragmented(random, offset, more)
+}
+
+/// To be cut by the kernel, once more.
+pub(super) fn super_fragment(random: &mut Random) -> Case {
+    let mut case = match random.below(3) {
+        0 => first(random),
+        1 => later(random),
+        _ => options(random),
+    };
+    as_super_packet(random, &mut case);
+    case
 }
 
 /// A first fragment that ends before, in or after the transport header.

@@ -35,6 +35,8 @@ pub(crate) struct Case {
     pub(crate) answers: Vec<Known>,
     /// Meters that have something on them.
     pub(crate) meters: Vec<MeterAt>,
+    /// How many neighbours entry 0 has had the host look for a moment ago.
+    pub(crate) asked: usize,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -120,6 +122,7 @@ impl Case {
             published: false,
             answers: Vec::new(),
             meters: Vec::new(),
+            asked: 0,
             steps,
         }
     }
@@ -145,6 +148,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("other-transports", egress::other_transports),
     ("fragment-first", fragments::first),
     ("fragment-later", fragments::later),
+    ("super-fragment", fragments::super_fragment),
     ("fragment-tiny", fragments::tiny),
     ("fragment-offset-1", fragments::offset_one),
     ("ipv4-options", fragments::options),
@@ -175,6 +179,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("published", situations::published),
     ("byte-limit", situations::byte_limit),
     ("packet-limit", situations::packet_limit),
+    ("neighbour-limit", situations::neighbour_limit),
     ("ttl", situations::ttl),
     ("mtu", situations::mtu),
     ("segments", situations::segments),

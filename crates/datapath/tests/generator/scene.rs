@@ -2,7 +2,7 @@
 //! routes, and policies made from the seed.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     rc::Rc,
 };
@@ -93,7 +93,7 @@ pub(crate) fn gateway(version: u8) -> IpAddr {
 }
 
 /// Addresses beyond the sandboxes, IPv4 and IPv6 of each kind.
-pub(crate) const OUTSIDE: [[&str; 2]; 13] = [
+pub(crate) const OUTSIDE: [[&str; 2]; 15] = [
     ["8.8.8.8", "2001:4860::8888"],       // default route by up0
     ["8.8.4.4", "2001:4860::8844"],       // the same
     ["198.51.100.9", "2001:db8:51::9"],   // by up0
@@ -107,11 +107,16 @@ pub(crate) const OUTSIDE: [[&str; 2]; 13] = [
     ["198.19.3.1", "2001:db8:193::1"],    // prohibit
     ["192.0.2.1", "2001:db8:1::1"],       // the host itself
     ["169.254.169.254", "fd00:ec2::254"], // metadata, by the default route
+    ["192.0.2.255", "2001:db8:1::ff"],    // all on the link of up0
+    ["192.0.3.255", "2001:db8:2::ff"],    // all on that of up1, as the kernel knows
 ];
 /// The host's own address among [`OUTSIDE`].
 pub(crate) const HOST: usize = 11;
 /// Cloud metadata among [`OUTSIDE`].
 pub(crate) const METADATA: usize = 12;
+
+/// The first of those of everybody on a link among [`OUTSIDE`].
+pub(crate) const ALL: usize = 13;
 
 pub(crate) fn outside(version: u8, number: usize) -> IpAddr {
     let [v4, v6] = OUTSIDE[number];
@@ -120,7 +125,7 @@ pub(crate) fn outside(version: u8, number: usize) -> IpAddr {
 }
 
 /// Routes as `ip route` takes them: table, network, and where it leads.
-pub(crate) const ROUTES: [(u32, &str, To); 36] = [
+pub(crate) const ROUTES: [(u32, &str, To); 39] = [
     (TABLE_MAIN, "0.0.0.0/0", To::Router(0)),
     (TABLE_MAIN, "::/0", To::Router(0)),
     (TABLE_MAIN, "198.51.100.0/24", To::Router(0)),
@@ -153,6 +158,9 @@ pub(crate) const ROUTES: [(u32, &str, To); 36] = [
     (TABLE, "2001:4860::8844/128", To::Router(3)),
     (TABLE, "198.51.100.0/24", To::Refused("unreachable")),
     (TABLE, "2001:db8:51::/48", To::Refused("prohibit")),
+    (TABLE, "192.0.2.0/24", To::Link(0)),
+    (TABLE, "192.0.3.0/24", To::Link(1)),
+    (TABLE_LOCAL, "192.0.3.255/32", To::Local),
     (TABLE_LOCAL, "192.0.2.1/32", To::Local),
     (TABLE_LOCAL, "2001:db8:1::1/128", To::Local),
     (TABLE_LOCAL, "192.0.2.255/32", To::Local),
@@ -217,6 +225,9 @@ pub(crate) fn world(variant: usize, ifindex: &[u32; 5], policies: &Rc<Vec<Policy
             ((ifindex[0], outside(6, 3)), ROUTERS[0]),
         ]
         .into(),
+        broadcasts: [0, 1]
+            .map(|link| (ifindex[link], outside(4, ALL + link)))
+            .into(),
         rules: [(MARK, TABLE)].into(),
         answers: BTreeMap::new(),
         redirects: Rc::new(redirects()),
@@ -342,6 +353,8 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
         counters: Counters::default(),
         egress: Meter::default(),
         ingress: Meter::default(),
+        asked: BTreeSet::new(),
+        asked_before: 0,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The same packets as elsewhere in situations that decide over them: policies, groups, answers,
 //! limits, hops, sizes, and what was decided a moment ago.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
     Case, Change, Hook, Known, MeterAt, Step,
@@ -19,6 +19,7 @@ use crate::model::{
     answers::{Flow, Via},
     packet::{UDP, be16},
     police::GSO_BY_FRAGS,
+    route::NEIGHBOURS_MAX,
     world::Credit,
 };
 
@@ -387,6 +388,31 @@ pub(super) fn by_fragments(random: &mut Random, case: &mut Case) {
         step.gso_size = GSO_BY_FRAGS;
         step.gso_segs = segments;
     }
+}
+
+/// To addresses on links that nobody has asked for yet, when some were asked for already.
+pub(super) fn neighbour_limit(random: &mut Random) -> Case {
+    let version = version(random);
+    let transport = any_transport(random);
+    let mut ip = outgoing(random, version, transport);
+    let links = if version == 4 {
+        ["192.0.2.100", "192.0.5.100"]
+    } else {
+        ["2001:db8:1::100", "2001:db8:4::100"]
+    };
+    let link: IpAddr = random.one_of(&links).parse().expect("an address");
+    let steps = (0..random.between(2, 5)).map(|_| {
+        let place = random.below(3) as u32;
+        ip.destination = match link {
+            IpAddr::V4(address) => Ipv4Addr::from(u32::from(address) + place).into(),
+            IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) + u128::from(place)).into(),
+        };
+        Step::new(Hook::HostEnd, from_guest(&ip))
+    });
+    let mut case = Case::new(steps.collect());
+    settle(random, &mut case);
+    case.asked = NEIGHBOURS_MAX - random.below(4);
+    case
 }
 
 pub(super) fn ttl(random: &mut Random) -> Case {

@@ -4,6 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use sandwire_datapath::abi::{self, Plain};
 
 use crate::model::{
     answers::{Answer, Flow, Via},
@@ -277,6 +278,18 @@ pub(crate) fn credits(egress: Credit, ingress: Credit) -> Vec<u8> {
         .iter()
         .flat_map(|field| (*field as u32).to_ne_bytes())
         .collect()
+}
+
+/// A `struct neighbour_share` in which so many neighbours were asked for just now, of which no packet has the hash.
+pub(crate) fn neighbour_share(asked: usize, now: u64) -> Vec<u8> {
+    let mut share = abi::NeighbourShare::default();
+    // The programs' clock may be behind.
+    let moment = (now.saturating_sub(100_000_000) >> 20) & 0xffff_ffff;
+    share.next = asked as u64;
+    for (number, place) in share.asked[..asked].iter_mut().enumerate() {
+        *place = (number as u64 + 1) << 32 | moment;
+    }
+    share.bytes().to_vec()
 }
 
 /// A `struct trace_event`.

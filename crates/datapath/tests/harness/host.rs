@@ -6,7 +6,10 @@ use sandwire_testlab::lab::Lab;
 
 use crate::{
     generator::scene::{self, INTERFACES, MARK, ROUTERS, ROUTES, TABLE, To},
-    model::{Mac, world::TABLE_LOCAL},
+    model::{
+        Mac,
+        world::{TABLE_LOCAL, TABLE_MAIN},
+    },
 };
 
 /// Number of the interface that plays the host end of entry 0.
@@ -54,6 +57,12 @@ pub(crate) fn set_up(lab: &Lab) -> [u32; 5] {
             colons(ROUTERS[0])
         );
     }
+    // As the kernel does once something is sent there.
+    script += &format!(
+        "ip neighbour add {} lladdr {} dev up1 nud noarp\n",
+        scene::outside(4, scene::ALL + 1),
+        colons([0xff; 6])
+    );
     script += &routes();
     script += &format!(
         "ip rule add fwmark {MARK} table {TABLE}\nip -6 rule add fwmark {MARK} table {TABLE}\n"
@@ -88,7 +97,7 @@ fn routes() -> String {
         let words = match to {
             // The kernel makes these with the addresses.
             To::Local => continue,
-            To::Link(number) if number < 4 => continue,
+            To::Link(number) if number < 4 && table == TABLE_MAIN => continue,
             To::Link(number) => format!("{net} dev {}", INTERFACES[number].0),
             To::Router(number) => {
                 let router = scene::router(version, number);

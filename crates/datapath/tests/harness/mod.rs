@@ -291,6 +291,11 @@ impl Harness {
         // Each case has its own share: a case enters less than that.
         let shares = vec![vec![0; size_of::<u64>()]; scene::NICS];
         sys::update_first(self.programs.map("answer_shares"), &shares)?;
+        let shares: Vec<_> = (0..scene::NICS)
+            .map(|nic| encode::neighbour_share(if nic == 0 { case.asked } else { 0 }, sys::now()))
+            .collect();
+        sys::update_first(self.programs.map("neighbour_shares"), &shares)?;
+        world.nics[0].asked_before = case.asked;
         if !case.answers.is_empty() {
             // The last case may have had the same flow, at another age.
             self.put("noted", &encode::number(0), &self.nothing_noted)?;

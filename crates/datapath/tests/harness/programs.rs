@@ -44,7 +44,7 @@ pub(crate) struct Xdp {
 /// `NICS_MAX` of the header, where nobody says otherwise.
 const NICS_MAX: u32 = 16_384;
 
-const MAPS: [&str; 16] = [
+const MAPS: [&str; 17] = [
     "nics",
     "policies",
     "counters",
@@ -58,6 +58,7 @@ const MAPS: [&str; 16] = [
     "answers",
     "answers_crowd",
     "answer_shares",
+    "neighbour_shares",
     "noted",
     "trace",
     "xdp_nics",

@@ -124,9 +124,7 @@ fn flow_of_answer(nic: usize, frame: &[u8], packet: &Packet) -> Option<Flow> {
     }
     let bytes = packet.transport_bytes(frame);
     if packet.is_icmp_error(frame) {
-        // It goes to whom sent the packet that it is about, nobody else.
-        return flow_inside(nic, packet.version, &bytes[8..])
-            .filter(|flow| flow.peer == packet.destination);
+        return flow_inside(nic, packet.version, &bytes[8..]);
     }
     let (guest_port, peer_port) = if packet.is_echo_reply(frame) {
         (be16(bytes, 4), 0)

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use sandwire_api::drop_reason::DropReason;
 
 use super::{
-    Packet, link,
-    packet::{UDP, mac},
+    Packet, link, nat,
+    packet::{UDP, ipv4, ipv6, mac},
     world::Nic,
 };
 
@@ -29,6 +29,24 @@ pub(crate) fn source_mac(nic: &Nic, frame: &[u8]) -> Result<Sender, DropReason> 
         return Ok(Sender::Process);
     }
     Err(DropReason::SourceMac)
+}
+
+/// What an ICMP error is about came from whom it goes to, and to whom sends it.
+fn about_own(frame: &[u8], packet: &Packet) -> Result<(), DropReason> {
+    if !packet.is_icmp_error(frame) {
+        return Ok(());
+    }
+    let inside = &packet.transport_bytes(frame)[8..];
+    let is_there = nat::Inside::parse(inside, packet.version).is_some();
+    let (source, destination) = match packet.version {
+        _ if !is_there => return Err(DropReason::SourceAddress),
+        4 => (ipv4(inside, 12).into(), ipv4(inside, 16).into()),
+        _ => (ipv6(inside, 8).into(), ipv6(inside, 24).into()),
+    };
+    match (packet.destination, packet.source) == (source, destination) {
+        true => Ok(()),
+        false => Err(DropReason::SourceAddress),
+    }
 }
 
 /// Judges what a packet claims to be and from whom. Neighbour discovery passes with more sources
@@ -55,7 +73,7 @@ pub(crate) fn source(
         Sender::Process => addresses.clone,
     };
     if packet.source == own {
-        return Ok(());
+        return about_own(frame, packet);
     }
     if packet.version == 4 && packet.source.is_unspecified() && ports == Some((68, 67)) {
         return Err(DropReason::LinkChatter);

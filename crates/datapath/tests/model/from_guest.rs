@@ -108,7 +108,9 @@ fn judge_packet(
     };
     let nic = &world.nics[number];
     let frame = &input.frame;
-    if police::size(input, packet).segments > SEGMENTS_MAX {
+    // What is a fragment already can't be cut into others, nor into segments.
+    let is_cut_twice = input.gso_size != 0 && packet.is_fragment();
+    if is_cut_twice || police::size(input, packet).segments > SEGMENTS_MAX {
         return Err(by_sender(DropReason::Malformed));
     }
     antispoof::source(nic, frame, packet, sender).map_err(on_link)?;

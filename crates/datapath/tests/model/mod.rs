@@ -197,7 +197,7 @@ fn stage_of(reason: DropReason) -> Stage {
         R::NotRelayed => Stage::Policy,
         // Policy and route are one decision.
         R::NoSuchSandbox => Stage::Policy,
-        R::NoRoute | R::TooBig => Stage::Route,
+        R::NoRoute | R::TooBig | R::NeighbourLimit => Stage::Route,
         R::BitLimit | R::PacketLimit => Stage::Police,
         R::Helper => Stage::Redirect,
     }

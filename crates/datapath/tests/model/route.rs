@@ -42,7 +42,11 @@ pub(crate) fn decide(
         Way::Out { .. } if is_for_relay(world, nic, packet) => Way::Refused,
         way => way,
     };
-    let unasked = match judge(world, nic, frame, packet, way) {
+    let judged = judge(world, nic, frame, packet, way)
+        .and_then(|judged| to_one(world, packet, judged))
+        .and_then(|judged| within_share(world, sender, packet, way, judged));
+    let nic = &world.nics[sender];
+    let unasked = match judged {
         // A table may lead out what is for the host.
         Ok(Judged::Goes(uplink @ Decision::Uplink { .. })) if nic.published || own.table != 0 => {
             Ok(uplink)
@@ -58,7 +62,9 @@ pub(crate) fn decide(
     match answers::find(world, sender, frame, packet, now, unasked.is_err()) {
         Some(answers::Via::Uplink) => {
             let nic = &world.nics[sender];
-            match by_route(world, nic, frame, packet, way, Uplink::Route)? {
+            let judged = by_route(world, nic, frame, packet, way, Uplink::Route)?;
+            let judged = to_one(world, packet, judged)?;
+            match within_share(world, sender, packet, way, judged)? {
                 Judged::Goes(decision) => Ok(decision),
                 Judged::Masquerade => unreachable!("it was to be routed"),
             }
@@ -67,6 +73,47 @@ pub(crate) fn decide(
         Some(answers::Via::Stack) => Ok(Decision::Stack),
         None => unasked,
     }
+}
+
+/// Neighbours that a sandbox's interface may have the host look for in a while. No case takes that long.
+pub(crate) const NEIGHBOURS_MAX: usize = 32;
+
+/// A table of the policy's own doesn't tell broadcast addresses from others on its links.
+fn to_one(world: &World, packet: &Packet, judged: Judged) -> Result<Judged, DropReason> {
+    match judged {
+        Judged::Goes(Decision::Uplink { ifindex, .. })
+            if world.broadcasts.contains(&(ifindex, packet.destination)) =>
+        {
+            Err(DropReason::Multicast)
+        }
+        other => Ok(other),
+    }
+}
+
+/// Whether the interface may have one more neighbour looked for, if it is a new one.
+fn within_share(
+    world: &mut World,
+    sender: usize,
+    packet: &Packet,
+    way: Way,
+    judged: Judged,
+) -> Result<Judged, DropReason> {
+    let is_new = matches!(
+        way,
+        Way::Out {
+            neighbour: None,
+            ..
+        }
+    );
+    let nic = &mut world.nics[sender];
+    if !is_new || nic.asked.contains(&packet.destination) {
+        return Ok(judged);
+    }
+    if nic.asked.len() + nic.asked_before >= NEIGHBOURS_MAX {
+        return Err(DropReason::NeighbourLimit);
+    }
+    nic.asked.insert(packet.destination);
+    Ok(judged)
 }
 
 /// The policy as far as routes are asked by it: the relay comes before a table of its own.

@@ -25,6 +25,8 @@ pub(crate) struct World {
     pub(crate) routes: Rc<Vec<Route>>,
     /// MAC addresses of neighbours on the link.
     pub(crate) neighbours: BTreeMap<(u32, IpAddr), Mac>,
+    /// Broadcast addresses on a link.
+    pub(crate) broadcasts: BTreeSet<(u32, IpAddr)>,
     /// Tables that a mark leads to.
     pub(crate) rules: BTreeMap<u32, u32>,
     pub(crate) answers: BTreeMap<Flow, Answer>,
@@ -82,6 +84,9 @@ pub(crate) struct Nic {
     pub(crate) counters: Counters,
     pub(crate) egress: Meter,
     pub(crate) ingress: Meter,
+    /// Neighbours that the host looks for because of it, and how many others it did a moment ago.
+    pub(crate) asked: BTreeSet<IpAddr>,
+    pub(crate) asked_before: usize,
 }
 
 /// Of one IP version.

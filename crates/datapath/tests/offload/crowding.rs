@@ -1,4 +1,4 @@
-//! What a guest can do to the table of answers, which all sandboxes share.
+//! What a guest can do to what all share: the table of answers, that of neighbours, links.
 
 use super::*;
 
@@ -27,5 +27,86 @@ fn netns_a_guest_enters_no_answers_by_sending_to_itself() {
         ));
         let table: serde_json::Value = serde_json::from_str(&table).expect("bpftool tells it");
         assert_eq!(table.as_array().map(Vec::len), Some(0));
+    });
+}
+
+/// Addresses on the uplink's link that nobody has: more than the path takes in, however slow the machine is.
+const SCANNED: u16 = 400;
+
+/// Each would be an entry in the table of neighbours, which is one for the whole machine.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_guest_that_scans_a_link_fills_no_table_of_neighbours() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (slot, nic) = &setting.slots[0];
+        let send = |to: IpAddr| {
+            let datagram = Transport::Udp {
+                ports: (4000, 53),
+                data: b"is anybody there?".to_vec(),
+                summed: true,
+            };
+            let ip = Ip::new(guest(6), to, datagram);
+            let frame = [&[0; VNET_HEADER], &ip.frame(GATEWAY_MAC, GUEST_MAC)[..]].concat();
+            slot.file().write_all(&frame).expect("the TAP takes it");
+        };
+        for last in 1..=SCANNED {
+            send(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 1, last).into());
+        }
+        let counters = setting.datapath.counters(*nic);
+        let refused = counters.drops[DropReason::NeighbourLimit as usize];
+        assert_eq!(counters.egress.packets + refused, u64::from(SCANNED));
+        assert!(counters.egress.packets >= 32, "{counters:?}");
+        assert!(refused >= u64::from(SCANNED) / 4, "{counters:?}");
+        let table: serde_json::Value =
+            serde_json::from_str(&lab.run("ip -6 -j neighbour show dev up0")).expect("ip tells it");
+        let asked = table.as_array().expect("a list").iter();
+        let asked = asked.filter(|entry| entry["state"][0] != "PERMANENT");
+        assert!(
+            asked.count() as u64 <= counters.egress.packets,
+            "{counters:?}"
+        );
+        // Whom the host knows can be reached all the same.
+        send(peer(6, 0));
+        receive(&setting.uplink, clone(6, 0));
+    });
+}
+
+/// The kernel knows no such neighbour before the first packet, and everybody from then on.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_a_table_of_its_own_leads_no_guest_to_everybody_on_a_link() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (slot, nic) = &setting.slots[0];
+        lab.run("ip route add 192.0.2.0/24 dev up0 table 77");
+        let spec = PolicySpec {
+            uplink: UplinkPolicy::Route,
+            route_table: Some(77),
+            ..PolicySpec::default()
+        };
+        let policy = policy::compile(&spec, &[]).expect("a policy");
+        let policy = setting.datapath.add_policy(&policy);
+        setting
+            .datapath
+            .set_policy(*nic, policy.expect("there is room"));
+        let send = |to: IpAddr| {
+            let datagram = Transport::Udp {
+                ports: (4000, 53),
+                data: b"hear, hear".to_vec(),
+                summed: true,
+            };
+            let ip = Ip::new(guest(4), to, datagram);
+            let frame = [&[0; VNET_HEADER], &ip.frame(GATEWAY_MAC, GUEST_MAC)[..]].concat();
+            slot.file().write_all(&frame).expect("the TAP takes it");
+        };
+        for _ in 0..2 {
+            send(Ipv4Addr::new(192, 0, 2, 255).into());
+        }
+        let counters = setting.datapath.counters(*nic);
+        assert_eq!(counters.drops[DropReason::Multicast as usize], 2);
+        assert_eq!(counters.egress.packets, 0);
+        send(peer(4, 0));
+        receive(&setting.uplink, clone(4, 0));
     });
 }

@@ -104,6 +104,39 @@ fn assert_none_is_written_elsewhere(lab: &Lab) {
     }
 }
 
+/// A later fragment of a datagram that the kernel is to cut into more: it would write their places anew, and the first
+/// one's bytes, whatever they are, would be ports.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_no_fragment_becomes_a_first_one() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (slot, nic) = &setting.slots[0];
+        for more in [false, true] {
+            let datagram = Transport::Udp {
+                ports: (40_000, 53),
+                data: vec![7; 4000],
+                summed: false,
+            };
+            let mut ip = Ip::new(guest(4), peer(4, 0), datagram);
+            ip.fragment = Some((100, more));
+            let header = VnetHeader {
+                flags: NEEDS_CHECKSUM,
+                gso_type: GSO_UDP,
+                header_length: 42,
+                gso_size: 1024,
+                checksum_start: 34,
+                checksum_offset: 6,
+            };
+            let sent = [header.bytes(), ip.frame(GATEWAY_MAC, GUEST_MAC)].concat();
+            slot.file().write_all(&sent).expect("the TAP takes it");
+        }
+        let counters = setting.datapath.counters(*nic);
+        assert_eq!(counters.drops[DropReason::Malformed as usize], 2);
+        assert_eq!(counters.egress.packets, 0);
+    });
+}
+
 /// What a tunnel inside the guest carries has its checksum further in.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

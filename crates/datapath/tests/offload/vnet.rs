@@ -16,6 +16,8 @@ pub(crate) const VNET_HEADER: usize = 10;
 /// The checksum is to be finished.
 pub(crate) const NEEDS_CHECKSUM: u8 = 1;
 pub(crate) const GSO_TCPV4: u8 = 1;
+/// Datagrams cut into fragments, as no Linux has sent them since 4.14.
+pub(crate) const GSO_UDP: u8 = 3;
 pub(crate) const GSO_TCPV6: u8 = 4;
 
 impl VnetHeader {

@@ -105,7 +105,7 @@ fn why_without_xdp(uplink: &Uplink, order: Order) -> Result<Option<String>, Netw
         None => "the kernel can't tell what its driver can do (that takes Linux 6.3)",
         Some(features) if !features.runs_programs => "its driver has no XDP",
         Some(features) if !features.redirects => "its driver's XDP can't send frames elsewhere",
-        Some(features) if !features.takes_frames => "its driver takes no frames from XDP",
+        // Whether it takes frames from elsewhere many drivers know only once they have a program.
         Some(_) => return Ok(None),
     };
     Ok(Some(format!("uplink {name}: {reason}")))
