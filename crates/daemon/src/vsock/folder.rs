@@ -7,6 +7,7 @@
 //! CAP_FOWNER, which the unit doesn't have. A removal that meets its bound goes on with the next sweep.
 
 use std::{
+    collections::HashSet,
     fs::{self, DirBuilder},
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt},
@@ -19,7 +20,7 @@ use rustix::{
     fs::{Gid, Mode, OFlags, Uid, fchmod, fchown, open},
     process::{getegid, geteuid},
 };
-use sandwire_slot::channel::{ChannelError, ChannelPlan, is_folder_name};
+use sandwire_slot::channel::{ChannelError, is_folder_name};
 
 /// Files and folders that one removal touches, whatever comes of it: what is more waits for the next sweep.
 const REMOVED_AT_ONCE: usize = 10_000;
@@ -78,6 +79,11 @@ impl Folders {
         Ok(true)
     }
 
+    /// Whether a channel's folder is there.
+    pub(super) fn has(&self, folder: &Path) -> bool {
+        fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir())
+    }
+
     /// Removes a channel's folder. One that isn't there is no error.
     pub(super) fn remove(&self, folder: &Path) -> Result<(), ChannelError> {
         match fs::rename(folder, self.place()) {
@@ -95,7 +101,7 @@ impl Folders {
     }
 
     /// Removes folders of channels that aren't wanted, and goes on with earlier removals.
-    pub(super) fn sweep(&self, wanted: &[ChannelPlan]) {
+    pub(super) fn sweep(&self, wanted: &HashSet<PathBuf>) {
         let entries = match fs::read_dir(&self.base) {
             Ok(entries) => entries,
             Err(error) => {
@@ -106,9 +112,8 @@ impl Folders {
         for entry in entries.flatten() {
             let path = entry.path();
             let is_channel = entry.file_name().to_str().is_some_and(is_folder_name);
-            let is_wanted = || wanted.iter().any(|channel| channel.folder == path);
             if is_channel
-                && !is_wanted()
+                && !wanted.contains(&path)
                 && let Err(error) = self.remove(&path)
             {
                 tracing::warn!(%error, "a folder of no channel is left");
@@ -353,20 +358,9 @@ mod tests {
         lab.folders.remove(&path).unwrap();
         lab.make("web.1");
         assert_eq!(lab.leftovers(), 1);
-        let kept = ChannelPlan {
-            lease: sandwire_slot::lease::LeaseKey {
-                owner_uid: 0,
-                name: "a".parse().unwrap(),
-            },
-            kind: sandwire_api::vsock::VsockKind::VhostUser,
-            folder: path,
-            cid: 3,
-            virtual_cid: None,
-            policy: sandwire_api::vsock::VsockPolicy::default(),
-        };
         lab.make("web.2");
         fs::write(lab.folder.path().join("control.sock"), "").unwrap();
-        lab.folders.sweep(&[kept]);
+        lab.folders.sweep(&[path].into());
         assert_eq!(lab.leftovers(), 0);
         assert_eq!(lab.names(), ["control.sock", "removed", "web.1"]);
     }
