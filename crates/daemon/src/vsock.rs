@@ -11,7 +11,7 @@ mod strays;
 mod watch;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashSet},
     fs::DirBuilder,
     io,
     os::unix::fs::DirBuilderExt,
@@ -24,7 +24,7 @@ use sandwire_api::{
     vsock::{VsockConnection, VsockDestination, VsockPolicy, VsockTraffic},
 };
 use sandwire_slot::{
-    channel::{Capture, ChannelError, ChannelPlan, Channels},
+    channel::{Capture, ChannelError, ChannelPlan, Channels, Whose},
     lease::LeaseKey,
 };
 use sandwire_vsock_host::{address::VmKey, control::VmSpec, limits::Limits};
@@ -90,30 +90,50 @@ impl VsockServices {
 
     /// The service that carries a user's channels.
     fn of(&self, uid: u32) -> &Service {
-        let group = self.services.iter().find(|service| service.has(uid));
-        group.unwrap_or(&self.services[0])
+        &self.services[self.service_of(uid)]
     }
 
-    /// Asks the service of one lease, or all services, and puts the answers together.
+    /// Asks the service of one lease, or those of some owners, and puts together what is answered. That one doesn't answer
+    /// is told as a problem, and keeps nobody from what the others say.
     fn gather<T>(
         &self,
-        of: Option<&LeaseKey>,
+        of: Whose<'_>,
         ask: impl Fn(&Service, Option<VmKey>) -> Result<Vec<T>, ChannelError>,
     ) -> Result<Vec<T>, ChannelError> {
-        if let Some(lease) = of {
-            return ask(self.of(lease.owner_uid), Some(vm_key(lease)));
+        let owners = match of {
+            Whose::Lease(lease) => return ask(self.of(lease.owner_uid), Some(vm_key(lease))),
+            Whose::Owners(owners) => owners,
+        };
+        let asked: BTreeSet<usize> = owners.iter().map(|uid| self.service_of(*uid)).collect();
+        let (mut answers, mut has_answer, mut failed) = (Vec::new(), false, None);
+        for service in asked {
+            match ask(&self.services[service], None) {
+                Ok(found) => {
+                    answers.extend(found);
+                    has_answer = true;
+                }
+                Err(error) => failed = Some(error),
+            }
         }
-        let mut answers = Vec::new();
-        for service in &self.services {
-            answers.extend(ask(service, None)?);
+        match failed {
+            Some(error) if !has_answer => Err(error),
+            _ => Ok(answers),
         }
-        Ok(answers)
     }
 }
 
 impl Channels for VsockServices {
     fn folder(&self) -> Option<&Path> {
         Some(self.folders.base())
+    }
+
+    fn services(&self) -> usize {
+        self.services.len()
+    }
+
+    fn service_of(&self, owner_uid: u32) -> usize {
+        let group = self.services.iter().position(|it| it.has(owner_uid));
+        group.unwrap_or(0)
     }
 
     fn check(&self, owner_uid: u32) -> Result<(), ChannelError> {
@@ -140,11 +160,12 @@ impl Channels for VsockServices {
         opened
     }
 
-    fn close(&self, lease: &LeaseKey, folder: &Path) -> Result<(), ChannelError> {
-        // Both, whatever becomes of the other.
-        let closed = self.of(lease.owner_uid).remove(vm_key(lease));
-        let removed = self.folders.remove(folder);
-        closed.and(removed)
+    fn close(&self, service: usize, lease: &LeaseKey) -> Result<(), ChannelError> {
+        self.services[service].remove(vm_key(lease))
+    }
+
+    fn remove_folder(&self, folder: &Path) -> Result<(), ChannelError> {
+        self.folders.remove(folder)
     }
 
     fn set_policy(&self, lease: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
@@ -152,29 +173,20 @@ impl Channels for VsockServices {
         service.set_policy(&vm_key(lease), policy)
     }
 
-    fn list(&self) -> Result<Vec<ChannelPlan>, ChannelError> {
-        let mut found = Vec::new();
-        for service in &self.services {
-            for vm in service.vms()? {
-                if std::ptr::eq(self.of(vm.key.tenant), &raw const **service) {
-                    found.push(channel_plan(vm));
-                } else {
-                    // Of a time when its owner was in another group.
-                    service.remove(vm.key)?;
-                }
-            }
-        }
-        Ok(found)
+    fn list(&self, service: usize) -> Result<Vec<ChannelPlan>, ChannelError> {
+        let vms = self.services[service].vms()?;
+        Ok(vms.into_iter().map(channel_plan).collect())
     }
 
-    fn sweep(&self, wanted: &[ChannelPlan]) {
+    fn has_folder(&self, channel: &ChannelPlan) -> bool {
+        self.folders.has(&channel.folder)
+    }
+
+    fn sweep(&self, wanted: &HashSet<PathBuf>) {
         self.folders.sweep(wanted);
     }
 
-    fn traffic(
-        &self,
-        of: Option<&LeaseKey>,
-    ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
+    fn traffic(&self, of: Whose<'_>) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
         let counted = self.gather(of, Service::traffic)?;
         Ok(counted
             .into_iter()
@@ -182,7 +194,7 @@ impl Channels for VsockServices {
             .collect())
     }
 
-    fn connections(&self, of: Option<&LeaseKey>) -> Result<Vec<VsockConnection>, ChannelError> {
+    fn connections(&self, of: Whose<'_>) -> Result<Vec<VsockConnection>, ChannelError> {
         self.gather(of, Service::connections)
     }
 
@@ -190,11 +202,8 @@ impl Channels for VsockServices {
         self.of(lease.owner_uid).capture(vm_key(lease), snap_bytes)
     }
 
-    fn generation(&self) -> u64 {
-        self.services
-            .iter()
-            .map(|service| service.generation())
-            .sum()
+    fn generation(&self, service: usize) -> u64 {
+        self.services[service].generation()
     }
 
     fn problems(&self) -> Vec<(String, String)> {

@@ -4,7 +4,7 @@
 //! channel is a pure function of the slot, so that nothing about it has to be looked up.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashSet},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
 };
@@ -249,11 +249,26 @@ pub struct Capture {
     pub hold: Box<dyn FnMut() -> bool + Send>,
 }
 
-/// The service for vsock, as far as leases need it. No call takes longer than some seconds, and none
+/// Whose channels are asked about.
+#[derive(Clone, Copy, Debug)]
+pub enum Whose<'a> {
+    /// This lease's.
+    Lease(&'a LeaseKey),
+    /// All leases' of these users: services that carry none of them aren't asked.
+    Owners(&'a BTreeSet<u32>),
+}
+
+/// The services for vsock, as far as leases need them. No call takes longer than some seconds, and none
 /// starts a process.
 pub trait Channels: Send + Sync {
     /// Folder of all channels; none where vsock is not enabled.
     fn folder(&self) -> Option<&Path>;
+
+    /// How many services carry channels, each those of some users. What is asked of one waits for no other.
+    fn services(&self) -> usize;
+
+    /// Which of them carries the channels of this user.
+    fn service_of(&self, owner_uid: u32) -> usize;
 
     /// Whether a channel of this user could be opened now. Asks nobody: looks at what is known.
     ///
@@ -271,11 +286,18 @@ pub trait Channels: Send + Sync {
     /// Nothing of it is there that wasn't before.
     fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError>;
 
-    /// Resets a channel's connections and removes it with its folder. One that isn't there is no error.
+    /// Resets a channel's connections and has that service carry it no more. Its folder stays: another lease may have it by now.
+    /// One that isn't there is no error.
+    ///
+    /// # Errors
+    /// It may still be there.
+    fn close(&self, service: usize, lease: &LeaseKey) -> Result<(), ChannelError>;
+
+    /// Removes a channel's folder. One that isn't there is no error.
     ///
     /// # Errors
     /// A part may still be there.
-    fn close(&self, lease: &LeaseKey, folder: &Path) -> Result<(), ChannelError>;
+    fn remove_folder(&self, folder: &Path) -> Result<(), ChannelError>;
 
     /// Replaces a channel's policy. Connections that the guest may no longer have are reset.
     ///
@@ -283,29 +305,29 @@ pub trait Channels: Send + Sync {
     /// Nothing changed.
     fn set_policy(&self, lease: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError>;
 
-    /// All channels that the service has.
+    /// All channels that a service has. It says what it likes: their owners may be another's, and their folders anywhere.
     ///
     /// # Errors
     /// It doesn't answer.
-    fn list(&self) -> Result<Vec<ChannelPlan>, ChannelError>;
+    fn list(&self, service: usize) -> Result<Vec<ChannelPlan>, ChannelError>;
 
-    /// Removes folders of channels that are not wanted. What can't be removed stays for the next time.
-    fn sweep(&self, wanted: &[ChannelPlan]);
+    /// Whether a channel's folder is there, and its service may enter it.
+    fn has_folder(&self, channel: &ChannelPlan) -> bool;
 
-    /// Counters of all channels, or of one.
+    /// Removes folders of channels that are not among these. What can't be removed stays for the next time.
+    fn sweep(&self, wanted: &HashSet<PathBuf>);
+
+    /// Counters of one channel, or of all that services which answer have of these owners' and others.
     ///
     /// # Errors
-    /// The service doesn't answer.
-    fn traffic(
-        &self,
-        of: Option<&LeaseKey>,
-    ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError>;
+    /// None of the services answers.
+    fn traffic(&self, of: Whose<'_>) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError>;
 
-    /// Connections of all channels, or of one.
+    /// Connections of one channel, or all that services which answer have of these owners' and others.
     ///
     /// # Errors
-    /// The service doesn't answer.
-    fn connections(&self, of: Option<&LeaseKey>) -> Result<Vec<VsockConnection>, ChannelError>;
+    /// None of the services answers.
+    fn connections(&self, of: Whose<'_>) -> Result<Vec<VsockConnection>, ChannelError>;
 
     /// Begins to capture a channel's packets, each cut to `snap_bytes` of payload.
     ///
@@ -313,8 +335,8 @@ pub trait Channels: Send + Sync {
     /// The service doesn't answer, or refuses.
     fn capture(&self, lease: &LeaseKey, snap_bytes: u32) -> Result<Capture, ChannelError>;
 
-    /// Grows each time the service may have lost something: it was started or came back.
-    fn generation(&self) -> u64;
+    /// Grows each time that service may have lost something: it was started or came back.
+    fn generation(&self, service: usize) -> u64;
 
     /// What an operator should know: subject and message.
     fn problems(&self) -> Vec<(String, String)>;
@@ -377,6 +399,14 @@ impl Channels for NoChannels {
         None
     }
 
+    fn services(&self) -> usize {
+        0
+    }
+
+    fn service_of(&self, _: u32) -> usize {
+        0
+    }
+
     fn check(&self, _: u32) -> Result<(), ChannelError> {
         Err(ChannelError::Disabled)
     }
@@ -389,7 +419,11 @@ impl Channels for NoChannels {
         Err(ChannelError::Disabled)
     }
 
-    fn close(&self, _: &LeaseKey, _: &Path) -> Result<(), ChannelError> {
+    fn close(&self, _: usize, _: &LeaseKey) -> Result<(), ChannelError> {
+        Ok(())
+    }
+
+    fn remove_folder(&self, _: &Path) -> Result<(), ChannelError> {
         Ok(())
     }
 
@@ -397,20 +431,21 @@ impl Channels for NoChannels {
         Err(ChannelError::Disabled)
     }
 
-    fn list(&self) -> Result<Vec<ChannelPlan>, ChannelError> {
+    fn list(&self, _: usize) -> Result<Vec<ChannelPlan>, ChannelError> {
         Err(ChannelError::Disabled)
     }
 
-    fn sweep(&self, _: &[ChannelPlan]) {}
+    fn has_folder(&self, _: &ChannelPlan) -> bool {
+        false
+    }
 
-    fn traffic(
-        &self,
-        _: Option<&LeaseKey>,
-    ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
+    fn sweep(&self, _: &HashSet<PathBuf>) {}
+
+    fn traffic(&self, _: Whose<'_>) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
         Err(ChannelError::Disabled)
     }
 
-    fn connections(&self, _: Option<&LeaseKey>) -> Result<Vec<VsockConnection>, ChannelError> {
+    fn connections(&self, _: Whose<'_>) -> Result<Vec<VsockConnection>, ChannelError> {
         Err(ChannelError::Disabled)
     }
 
@@ -418,7 +453,7 @@ impl Channels for NoChannels {
         Err(ChannelError::Disabled)
     }
 
-    fn generation(&self) -> u64 {
+    fn generation(&self, _: usize) -> u64 {
         0
     }
 

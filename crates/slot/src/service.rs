@@ -109,9 +109,9 @@ struct Shared {
     ports_gate: Mutex<()>,
     /// Held while the data path is told a policy, so that it is told each once.
     policies_gate: Mutex<()>,
-    /// Held to read while a channel is opened, closed or changed, and to write while all are compared
-    /// with the journal.
-    channels_gate: RwLock<()>,
+    /// By service for vsock: held to read while a channel of its is opened, closed or changed, and to write while all are
+    /// compared with the journal; all of them, while folders are looked at that belong to none.
+    channels_gates: Vec<RwLock<()>>,
     /// What leases had sent and received before the start, by pool. Locked before `state`, if both are.
     earlier: RwLock<BTreeMap<Name, Traffic>>,
     /// Who watches packets. Locked before `state`, if both are.
@@ -148,9 +148,9 @@ struct State {
     lease_numbers: Range<u64>,
     /// Leased slots that lack pieces, for the auditor.
     repairs: VecDeque<(SlotKey, Damage)>,
-    /// What leases' channels may differ in from the journal: why, and as of which generation of the service
+    /// What leases' channels may differ in from the journal: why, and as of which generation of their services
     /// they were compared last.
-    channels: channels::Comparison,
+    channels: channels::Comparisons,
     defects: health::Defects,
     counters: Counters,
     /// What leases that have ended had sent and received, by pool.

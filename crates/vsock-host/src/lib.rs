@@ -24,6 +24,7 @@ pub mod memory;
 pub mod memory_fault;
 pub mod packet;
 pub mod peer;
+pub mod place;
 pub mod policy;
 pub mod privileges;
 pub mod queue;

@@ -20,7 +20,7 @@ use rustix::{
 };
 use sandwire_api::vsock::VsockType;
 
-use crate::socket_file::SocketFile;
+use crate::{place::Place, socket_file::SocketFile};
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes, the last of which is zero.
 pub const PATH_MAX: usize = 107;
@@ -132,6 +132,19 @@ pub fn refuse_descriptors(socket: impl AsFd) -> bool {
 #[must_use]
 pub fn is_callers_own(error: Errno) -> bool {
     matches!(error, Errno::INTR | Errno::CONNABORTED)
+}
+
+/// Removes the file of a socket that was ours in a folder, unless that isn't there any more: what has its path then is another
+/// guest's.
+///
+/// # Errors
+/// Whatever the kernel says, except that it is gone already.
+pub fn remove_in(place: Option<Place>, path: &Path) -> io::Result<()> {
+    let is_another = |place: Place| path.parent().is_none_or(|folder| !place.is_at(folder));
+    match place {
+        Some(place) if is_another(place) => Ok(()),
+        _ => remove(path),
+    }
 }
 
 /// Removes the file of a socket that was ours.

@@ -167,9 +167,9 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
         .and_then(|()| server.watch(&poller))
         .map_err(start("watch the control socket"))?;
     seccomp::install(settings.seccomp)?;
-    for vm in vms {
-        let key = vm.key.clone();
-        if let Err(error) = channels.restore(vm) {
+    for remembered in vms {
+        let key = remembered.vm.key.clone();
+        if let Err(error) = channels.restore(remembered) {
             tracing::error!(vm = %key, %error, "a vsock channel doesn't come back");
         }
     }

@@ -1,4 +1,4 @@
-//! What the service remembers over its own end: a file per guest, `TENANT.LEASE.json`.
+//! What the service remembers over its own end: a file per guest, `TENANT.LEASE.json`, with the folder that it had.
 //!
 //! A file is written beside its place and renamed, so each is whole at any time. It is not synced: what has
 //! to survive is the end of this process, and no guest survives the end of the host.
@@ -13,7 +13,12 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{address::VmKey, control::VmSpec};
+use serde_json::{Map, Value};
+
+use crate::{address::VmKey, control::VmSpec, place::Place};
+
+/// What a guest's file has beside the guest.
+const PLACE: &str = "place";
 
 /// How a file is opened for writing: only ever a new one. The seccomp filter allows nothing else.
 pub const CREATE_FLAGS: OFlags = OFlags::WRONLY
@@ -29,6 +34,15 @@ pub struct StateError {
     operation: &'static str,
     path: PathBuf,
     source: io::Error,
+}
+
+/// A guest that is remembered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// What the service was told of it.
+    pub vm: VmSpec,
+    /// Its folder, if it was known: versions before this one didn't note it down.
+    pub place: Option<Place>,
 }
 
 /// The folder of those files.
@@ -48,10 +62,10 @@ impl State {
     ///
     /// # Errors
     /// A full disk, mostly. What was remembered before still is.
-    pub fn write(&self, vm: &VmSpec) -> Result<(), StateError> {
+    pub fn write(&self, vm: &VmSpec, place: Option<Place>) -> Result<(), StateError> {
         let path = self.path(&vm.key);
         let beside = path.with_extension("new");
-        let outcome = self.write_beside(&beside, vm).and_then(|()| {
+        let outcome = self.write_beside(&beside, vm, place).and_then(|()| {
             rename(&beside, &path).map_err(|error| failed("rename", &beside, error.into()))
         });
         if outcome.is_err() {
@@ -61,9 +75,13 @@ impl State {
         outcome
     }
 
-    fn write_beside(&self, path: &Path, vm: &VmSpec) -> Result<(), StateError> {
-        let text =
-            serde_json::to_vec_pretty(vm).map_err(|error| failed("write", path, error.into()))?;
+    fn write_beside(
+        &self,
+        path: &Path,
+        vm: &VmSpec,
+        place: Option<Place>,
+    ) -> Result<(), StateError> {
+        let text = text_of(vm, place).map_err(|error| failed("write", path, error.into()))?;
         match unlink(path) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(failed("remove", path, error.into())),
@@ -97,7 +115,7 @@ impl State {
     ///
     /// # Errors
     /// When the folder itself can't be read.
-    pub fn read(&self) -> Result<(Vec<VmSpec>, Vec<StateError>), StateError> {
+    pub fn read(&self) -> Result<(Vec<Remembered>, Vec<StateError>), StateError> {
         let listing = |source| failed("list", &self.folder, source);
         let (mut vms, mut errors) = (Vec::new(), Vec::new());
         for entry in fs::read_dir(&self.folder).map_err(listing)? {
@@ -114,23 +132,34 @@ impl State {
                 _ => {}
             }
         }
-        vms.sort_by(|left, right| left.key.cmp(&right.key));
+        vms.sort_by(|left: &Remembered, right| left.vm.key.cmp(&right.vm.key));
         Ok((vms, errors))
     }
 
-    fn read_one(&self, path: &Path) -> io::Result<VmSpec> {
-        let vm: VmSpec = serde_json::from_slice(&fs::read(path)?)?;
+    fn read_one(&self, path: &Path) -> io::Result<Remembered> {
+        let mut text: Map<String, Value> = serde_json::from_slice(&fs::read(path)?)?;
+        let place = text.remove(PLACE);
+        let place = place.map(serde_json::from_value).transpose()?;
+        let vm: VmSpec = serde_json::from_value(Value::Object(text))?;
         if self.path(&vm.key) != path {
             let message = format!("it is about {}, whose file is called otherwise", vm.key);
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
-        Ok(vm)
+        Ok(Remembered { vm, place })
     }
 
     fn path(&self, key: &VmKey) -> PathBuf {
         let VmKey { tenant, lease } = key;
         self.folder.join(format!("{tenant}.{lease}.json"))
     }
+}
+
+fn text_of(vm: &VmSpec, place: Option<Place>) -> serde_json::Result<Vec<u8>> {
+    let mut value = serde_json::to_value(vm)?;
+    if let (Value::Object(fields), Some(place)) = (&mut value, place) {
+        fields.insert(PLACE.to_owned(), serde_json::to_value(place)?);
+    }
+    serde_json::to_vec_pretty(&value)
 }
 
 fn failed(operation: &'static str, path: &Path, source: io::Error) -> StateError {
@@ -160,8 +189,10 @@ mod tests {
         let (first, second) = (spec(1000, "b"), spec(7, "a"));
         let mut changed = second.clone();
         changed.cid = 77;
-        for vm in [&first, &second, &changed] {
-            state.write(vm).expect("writing");
+        let place = Place::of(folder.path()).ok();
+        assert!(place.is_some());
+        for (vm, place) in [(&first, None), (&second, None), (&changed, place)] {
+            state.write(vm, place).expect("writing");
         }
         fs::write(folder.path().join("5.c.json"), "{").expect("a broken file");
         fs::copy(
@@ -171,7 +202,12 @@ mod tests {
         .expect("a copy");
         fs::write(folder.path().join("9.d.new"), "{").expect("half a file");
         let (vms, errors) = state.read().expect("reading");
-        assert_eq!(vms, [changed.clone(), first.clone()]);
+        let remembered = |vm: &VmSpec, place| Remembered {
+            vm: vm.clone(),
+            place,
+        };
+        let with_place = remembered(&changed, place);
+        assert_eq!(vms, [with_place.clone(), remembered(&first, None)]);
         let mut errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
         errors.sort();
         assert!(
@@ -181,6 +217,6 @@ mod tests {
         assert!(!folder.path().join("9.d.new").exists());
         state.remove(&first.key).expect("removing");
         state.remove(&first.key).expect("removing it again");
-        assert_eq!(state.read().expect("reading").0, [changed]);
+        assert_eq!(state.read().expect("reading").0, [with_place]);
     }
 }

@@ -1,9 +1,9 @@
 //! A service for vsock that keeps channels in memory.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     io::Write,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -15,7 +15,7 @@ use sandwire_api::vsock::{
     VsockState, VsockTraffic, VsockType,
 };
 use sandwire_slot::{
-    channel::{Capture, ChannelError, ChannelPlan, Channels},
+    channel::{Capture, ChannelError, ChannelPlan, Channels, Whose},
     lease::LeaseKey,
 };
 
@@ -43,9 +43,12 @@ impl ModelChannels {
         Ok(())
     }
 
-    fn of(&self, of: Option<&LeaseKey>) -> Vec<ChannelPlan> {
+    fn of(&self, of: Whose<'_>) -> Vec<ChannelPlan> {
         let channels = self.channels.lock().unwrap();
-        let wanted = |lease: &LeaseKey| of.is_none_or(|of| of == lease);
+        let wanted = |lease: &LeaseKey| match of {
+            Whose::Lease(of) => of == lease,
+            Whose::Owners(owners) => owners.contains(&lease.owner_uid),
+        };
         let all = channels.values();
         all.filter(|channel| wanted(&channel.lease))
             .cloned()
@@ -56,6 +59,14 @@ impl ModelChannels {
 impl Channels for ModelChannels {
     fn folder(&self) -> Option<&Path> {
         Some(Path::new("/run/sandwire/vsock"))
+    }
+
+    fn services(&self) -> usize {
+        1
+    }
+
+    fn service_of(&self, _: u32) -> usize {
+        0
     }
 
     fn check(&self, _: u32) -> Result<(), ChannelError> {
@@ -74,9 +85,13 @@ impl Channels for ModelChannels {
         Ok(())
     }
 
-    fn close(&self, lease: &LeaseKey, _: &Path) -> Result<(), ChannelError> {
+    fn close(&self, _: usize, lease: &LeaseKey) -> Result<(), ChannelError> {
         self.answer()?;
         self.channels.lock().unwrap().remove(lease);
+        Ok(())
+    }
+
+    fn remove_folder(&self, _: &Path) -> Result<(), ChannelError> {
         Ok(())
     }
 
@@ -87,17 +102,19 @@ impl Channels for ModelChannels {
         Ok(())
     }
 
-    fn list(&self) -> Result<Vec<ChannelPlan>, ChannelError> {
+    fn list(&self, _: usize) -> Result<Vec<ChannelPlan>, ChannelError> {
         self.answer()?;
-        Ok(self.of(None))
+        let channels = self.channels.lock().unwrap();
+        Ok(channels.values().cloned().collect())
     }
 
-    fn sweep(&self, _: &[ChannelPlan]) {}
+    fn has_folder(&self, _: &ChannelPlan) -> bool {
+        true
+    }
 
-    fn traffic(
-        &self,
-        of: Option<&LeaseKey>,
-    ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
+    fn sweep(&self, _: &HashSet<PathBuf>) {}
+
+    fn traffic(&self, of: Whose<'_>) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
         self.answer()?;
         let of_class = VsockClassTraffic {
             connections: 1,
@@ -120,7 +137,7 @@ impl Channels for ModelChannels {
             .collect())
     }
 
-    fn connections(&self, of: Option<&LeaseKey>) -> Result<Vec<VsockConnection>, ChannelError> {
+    fn connections(&self, of: Whose<'_>) -> Result<Vec<VsockConnection>, ChannelError> {
         self.answer()?;
         Ok(self.of(of).iter().map(connection).collect())
     }
@@ -141,7 +158,7 @@ impl Channels for ModelChannels {
         })
     }
 
-    fn generation(&self) -> u64 {
+    fn generation(&self, _: usize) -> u64 {
         0
     }
 

@@ -5,24 +5,34 @@
 //! `removed/`, which only the daemon may enter, and folders within it are moved up beside it one after the
 //! other. They are taken from the owner there: what lies in another's folder with a sticky bit is not root's to remove without
 //! CAP_FOWNER, which the unit doesn't have. A removal that meets its bound goes on with the next sweep.
+//!
+//! Nor is a mount crossed: an owner can have some in its folder by FUSE, and over it, and who serves them answers when it likes. They
+//! are taken away. What can't be removed all the same is told, and stops nothing else.
 
 use std::{
+    collections::HashSet,
     fs::{self, DirBuilder},
     io,
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use rustix::{
-    fs::{Gid, Mode, OFlags, Uid, fchmod, fchown, open},
+    fs::{
+        AtFlags, CWD, FileType, Gid, Mode, OFlags, Statx, StatxAttributes, StatxFlags, Uid, fchmod,
+        fchown, open, statx,
+    },
+    mount::{UnmountFlags, unmount},
     process::{getegid, geteuid},
 };
-use sandwire_slot::channel::{ChannelError, ChannelPlan, is_folder_name};
+use sandwire_slot::channel::{ChannelError, is_folder_name};
 
 /// Files and folders that one removal touches, whatever comes of it: what is more waits for the next sweep.
 const REMOVED_AT_ONCE: usize = 10_000;
+/// Mounts over one another that are taken away. More than FUSE lets all users have.
+const MOUNTS_MAX: usize = 10_000;
 /// Owner and the service's group may do everything; files get that group.
 const MODE: u32 = 0o2770;
 
@@ -33,6 +43,8 @@ pub(super) struct Folders {
     removed: PathBuf,
     /// For names in `removed` that were never there.
     next: AtomicU64,
+    /// How much couldn't be removed the last time.
+    told_stuck: AtomicUsize,
 }
 
 impl Folders {
@@ -52,6 +64,7 @@ impl Folders {
             base: base.to_owned(),
             removed,
             next: AtomicU64::new(first),
+            told_stuck: AtomicUsize::new(0),
         })
     }
 
@@ -66,21 +79,26 @@ impl Folders {
             path: folder.to_owned(),
             source,
         };
-        match fs::symlink_metadata(folder) {
-            Ok(found) if found.is_dir() && (found.uid(), found.gid()) == (uid, gid) => {
+        match look(folder) {
+            Ok(found) if is_ours(&found) && (found.stx_uid, found.stx_gid) == (uid, gid) => {
                 return Ok(false);
             }
-            Ok(_) => self.remove(folder)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(failed(error)),
+            // Who has mounted something over it may say that it may not be looked at.
+            Ok(_) | Err(_) => self.remove(folder)?,
         }
         create(folder, uid, gid).map_err(failed)?;
         Ok(true)
     }
 
+    /// Whether a channel's folder is there.
+    pub(super) fn has(&self, folder: &Path) -> bool {
+        !look(folder).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+    }
+
     /// Removes a channel's folder. One that isn't there is no error.
     pub(super) fn remove(&self, folder: &Path) -> Result<(), ChannelError> {
-        match fs::rename(folder, self.place()) {
+        match past_mounts(folder, || fs::rename(folder, self.place())) {
             Ok(()) => {
                 self.empty();
                 Ok(())
@@ -95,7 +113,7 @@ impl Folders {
     }
 
     /// Removes folders of channels that aren't wanted, and goes on with earlier removals.
-    pub(super) fn sweep(&self, wanted: &[ChannelPlan]) {
+    pub(super) fn sweep(&self, wanted: &HashSet<PathBuf>) {
         let entries = match fs::read_dir(&self.base) {
             Ok(entries) => entries,
             Err(error) => {
@@ -106,9 +124,8 @@ impl Folders {
         for entry in entries.flatten() {
             let path = entry.path();
             let is_channel = entry.file_name().to_str().is_some_and(is_folder_name);
-            let is_wanted = || wanted.iter().any(|channel| channel.folder == path);
             if is_channel
-                && !is_wanted()
+                && !wanted.contains(&path)
                 && let Err(error) = self.remove(&path)
             {
                 tracing::warn!(%error, "a folder of no channel is left");
@@ -121,10 +138,11 @@ impl Folders {
     fn empty(&self) {
         let mut pass = Pass {
             left: REMOVED_AT_ONCE,
-            removed: 0,
+            ..Pass::default()
         };
         loop {
             let before = pass.removed;
+            pass.stuck = 0;
             let Ok(entries) = fs::read_dir(&self.removed) else {
                 return;
             };
@@ -136,8 +154,20 @@ impl Folders {
             }
             // Nothing there, or nothing that could be removed.
             if pass.removed == before {
+                self.tell(&pass);
                 return;
             }
+        }
+    }
+
+    /// Tells what stays, unless it is as much as the last time.
+    fn tell(&self, pass: &Pass) {
+        let told = self.told_stuck.swap(pass.stuck, Ordering::Relaxed);
+        if let Some((path, error)) = &pass.failure
+            && pass.stuck != told
+            && pass.stuck > 0
+        {
+            tracing::warn!(files = pass.stuck, first = %path.display(), %error, "parts of removed channels can't be removed, and are tried again");
         }
     }
 
@@ -145,28 +175,32 @@ impl Folders {
     fn remove_one(&self, path: &Path, pass: &mut Pass) {
         let is_folder = fs::symlink_metadata(path).is_ok_and(|found| found.is_dir());
         if !is_folder {
-            pass.count(fs::remove_file(path));
+            pass.count(path, fs::remove_file(path));
             return;
         }
         if let Err(error) = take(path) {
             tracing::debug!(%error, "a folder of a removed channel can't be taken from its owner");
         }
-        let Ok(entries) = fs::read_dir(path) else {
-            return;
+        let entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) => {
+                pass.count(path, Err(error));
+                return;
+            }
         };
         for entry in entries.flatten() {
             let inner = entry.path();
             let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-            let done = match is_folder {
+            let done = past_mounts(&inner, || match is_folder {
                 true => fs::rename(&inner, self.place()),
                 false => fs::remove_file(&inner),
-            };
-            pass.count(done);
+            });
+            pass.count(&inner, done);
             if pass.left == 0 {
                 return;
             }
         }
-        pass.count(fs::remove_dir(path));
+        pass.count(path, fs::remove_dir(path));
     }
 
     /// A path in `removed` that nothing has.
@@ -177,20 +211,54 @@ impl Folders {
 }
 
 /// What one removal has done.
+#[derive(Default)]
 struct Pass {
     /// How much it may still touch.
     left: usize,
     removed: usize,
+    /// What couldn't be removed, and why not of one of these.
+    stuck: usize,
+    failure: Option<(PathBuf, io::Error)>,
 }
 
 impl Pass {
-    fn count(&mut self, done: io::Result<()>) {
+    fn count(&mut self, path: &Path, done: io::Result<()>) {
         self.left = self.left.saturating_sub(1);
         match done {
             Ok(()) => self.removed += 1,
-            Err(error) => tracing::debug!(%error, "a part of a removed channel stays for now"),
+            Err(error) => {
+                self.stuck += 1;
+                self.failure.get_or_insert((path.to_owned(), error));
+            }
         }
     }
+}
+
+/// What is at a path, without asking a file system that may never answer.
+fn look(path: &Path) -> io::Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
+    Ok(statx(CWD, path, flags, StatxFlags::BASIC_STATS)?)
+}
+
+/// Whether that is a folder, and nothing that somebody has mounted over one.
+fn is_ours(found: &Statx) -> bool {
+    let is_folder = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory;
+    is_folder && !found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+}
+
+/// Does something with a path, if need be after what is mounted there has been taken away.
+fn past_mounts(path: &Path, act: impl Fn() -> io::Result<()>) -> io::Result<()> {
+    match act() {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy && uncover(path) => act(),
+        done => done,
+    }
+}
+
+/// Takes away what is mounted over a path, and over that. Whether there was anything.
+fn uncover(path: &Path) -> bool {
+    let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+    let taken = (0..MOUNTS_MAX).take_while(|_| unmount(path, flags).is_ok());
+    taken.count() > 0
 }
 
 /// Makes a folder ours alone.
@@ -221,7 +289,7 @@ fn create(folder: &Path, uid: u32, gid: u32) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -328,19 +396,51 @@ mod tests {
         assert_eq!(lab.leftovers(), 0);
     }
 
+    /// As an owner can have them there by FUSE.
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn what_is_mounted_in_a_folder_or_over_it_keeps_neither_it_nor_others() {
+        sandwire_testlab::lab::run(|system| {
+            let lab = Lab::new();
+            let precious = lab.folder.path().join("precious");
+            fs::create_dir(&precious).unwrap();
+            fs::write(precious.join("file"), "").unwrap();
+            let path = lab.make("web.1");
+            fs::create_dir(path.join("inner")).unwrap();
+            fs::write(path.join("file"), "").unwrap();
+            fs::write(path.join("other"), "").unwrap();
+            let at = |name: &str| path.join(name).display().to_string();
+            let precious_is = precious.display();
+            for (what, name) in [("", "inner"), ("", "inner"), ("/file", "file")] {
+                system.run(&format!("mount --bind {precious_is}{what} {}", at(name)));
+            }
+            for _ in 0..2 {
+                system.run(&format!("mount --bind {precious_is} {}", path.display()));
+            }
+            let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+            assert!(lab.folders.has(&path));
+            assert!(lab.folders.make(&path, uid, gid).unwrap(), "made anew");
+            assert!(!path.join("file").exists());
+            lab.folders.remove(&path).unwrap();
+            assert_eq!(lab.names(), ["precious", "removed"]);
+            assert_eq!(lab.leftovers(), 0);
+            assert!(precious.join("file").exists());
+        });
+    }
+
     #[test]
     fn a_removal_ends_at_its_bound_also_where_nothing_can_be_removed() {
         let lab = Lab::new();
         let mut pass = Pass {
             left: 3,
-            removed: 0,
+            ..Pass::default()
         };
         for number in 0..5 {
             // Never there, so none can be removed.
             let path = lab.folder.path().join(format!("{number}"));
             lab.folders.remove_one(&path, &mut pass);
         }
-        assert_eq!((pass.left, pass.removed), (0, 0));
+        assert_eq!((pass.left, pass.removed, pass.stuck), (0, 0, 5));
     }
 
     #[test]
@@ -353,20 +453,9 @@ mod tests {
         lab.folders.remove(&path).unwrap();
         lab.make("web.1");
         assert_eq!(lab.leftovers(), 1);
-        let kept = ChannelPlan {
-            lease: sandwire_slot::lease::LeaseKey {
-                owner_uid: 0,
-                name: "a".parse().unwrap(),
-            },
-            kind: sandwire_api::vsock::VsockKind::VhostUser,
-            folder: path,
-            cid: 3,
-            virtual_cid: None,
-            policy: sandwire_api::vsock::VsockPolicy::default(),
-        };
         lab.make("web.2");
         fs::write(lab.folder.path().join("control.sock"), "").unwrap();
-        lab.folders.sweep(&[kept]);
+        lab.folders.sweep(&[path].into());
         assert_eq!(lab.leftovers(), 0);
         assert_eq!(lab.names(), ["control.sock", "removed", "web.1"]);
     }

@@ -203,6 +203,7 @@ impl Service {
     }
 
     pub(super) fn capture(&self, key: VmKey, snap_bytes: u32) -> Result<Capture, ChannelError> {
+        self.check()?;
         let (reader, writer) = io::pipe().map_err(|error| down(&self.socket, error))?;
         let mut capture = Client::connect(&self.socket, ANSWER_MAX)
             .and_then(|client| client.capture(key, Some(snap_bytes), &writer))
@@ -213,13 +214,16 @@ impl Service {
         })
     }
 
-    /// Asks over the connection that is kept, or over a new one if that has broken.
+    /// Asks over the connection that is kept, or over a new one if that has broken. While the watch knows it not to answer
+    /// nobody waits for it.
     fn call<T>(
         &self,
         kept: &Mutex<Option<Client>>,
         ask: impl Fn(&mut Client) -> Result<T, ClientError>,
     ) -> Result<T, ChannelError> {
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who has waited for one that waited in vain does not wait as well.
+        self.check()?;
         let old = kept.take();
         let was_kept = old.is_some();
         let mut client = match old {
@@ -277,6 +281,8 @@ fn group_of(pid: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixListener;
+
     use sandwire_vsock_host::limits::Limits;
 
     use super::*;
@@ -291,24 +297,43 @@ mod tests {
     #[test]
     fn a_service_that_is_not_there_is_down_and_says_where_it_should_be() {
         let folder = tempfile::tempdir().unwrap();
-        let settings = VsockService {
-            threads: 1,
-            user: None,
-            busy_poll_us: 0,
-            limits: Limits::default(),
-        };
-        let service = Service::new(None, &[], folder.path(), &settings);
+        let service = service(folder.path());
         assert!(service.greet().is_err());
         let error = service.check().unwrap_err().to_string();
         let socket = folder.path().join("control.sock");
         assert!(error.contains(&*socket.to_string_lossy()), "{error}");
+        // As if it had answered before.
+        service.status().pid = Some(1);
         let removed = service.remove(VmKey {
             tenant: 0,
             lease: "a".parse().unwrap(),
         });
         assert!(matches!(removed, Err(ChannelError::Down { .. })));
         assert!(service.status().suspect, "somebody has to look at it");
+        assert!(service.greet().is_err());
         let (subject, _) = service.problem().unwrap();
         assert_eq!(subject, "vsock service");
+    }
+
+    #[test]
+    fn a_service_that_is_known_not_to_answer_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(folder.path());
+        // It hangs: callers are let in by the kernel.
+        let listener = UnixListener::bind(&service.socket).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        assert!(matches!(service.vms(), Err(ChannelError::Down { .. })));
+        let called = listener.accept().map(|_| ()).map_err(|error| error.kind());
+        assert_eq!(called, Err(io::ErrorKind::WouldBlock));
+    }
+
+    fn service(folder: &Path) -> Service {
+        let settings = VsockService {
+            threads: 1,
+            user: None,
+            busy_poll_us: 0,
+            limits: Limits::default(),
+        };
+        Service::new(None, &[], folder, &settings)
     }
 }

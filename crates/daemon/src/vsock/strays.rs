@@ -6,9 +6,9 @@
 
 use std::{
     fs, io,
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -23,6 +23,8 @@ use super::watch::is_ours_to_start;
 
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// How long a service may take to give all its channels away: the daemon's start waits, and it may have been taken over.
+const CHANNELS_MAX: Duration = Duration::from_secs(10);
 
 /// Ends the services in a folder of groups whose names aren't among these.
 pub(super) fn end_all_but(names: &[&Name], groups: &Path) {
@@ -49,11 +51,16 @@ fn end(folder: &Path) {
         return;
     };
     let socket = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
-    // Held, so that its process is the one that is ended. Nobody is there, if it fails.
-    let Ok(held) = UnixStream::connect(&socket) else {
-        return;
+    // Kept, so that its process is the one that is ended.
+    let mut client = match Client::connect(&socket, ANSWER_MAX) {
+        Ok(client) => client,
+        Err(ClientError::Connect { source, .. }) if is_nobody(&source) => return,
+        Err(error) => {
+            tracing::error!(folder = %folder.display(), %error, "the service of a group that is configured no more keeps its channels");
+            return;
+        }
     };
-    match take_channels(&socket) {
+    match take_channels(&mut client) {
         Ok(channels) => {
             tracing::info!(folder = %folder.display(), channels, "took the channels of a group that is configured no more");
         }
@@ -62,25 +69,39 @@ fn end(folder: &Path) {
         }
     }
     if is_ours_to_start()
-        && let Err(error) = terminate(&held)
+        && let Err(error) = terminate(&client)
     {
         tracing::error!(folder = %folder.display(), %error, "cannot end the service of a group that is configured no more");
     }
 }
 
+/// Whether that says that nobody listens.
+fn is_nobody(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound
+    )
+}
+
 /// How many channels it had.
-fn take_channels(socket: &Path) -> Result<usize, ClientError> {
-    let mut client = Client::connect(socket, ANSWER_MAX)?;
+fn take_channels(client: &mut Client) -> Result<usize, ClientError> {
+    let until = Instant::now() + CHANNELS_MAX;
     let vms = client.vms()?;
     let count = vms.len();
     for vm in vms {
+        if Instant::now() > until {
+            return Err(ClientError::Broken {
+                operation: "remove all its channels",
+                source: io::ErrorKind::TimedOut.into(),
+            });
+        }
         client.remove_vm(vm.key)?;
     }
     Ok(count)
 }
 
 /// Tells the process that listens there to end. What it says of itself isn't asked for: it may have fewer rights than we.
-fn terminate(held: &UnixStream) -> io::Result<()> {
-    let process = pidfd_open(socket_peercred(held)?.pid, PidfdFlags::empty())?;
+fn terminate(client: &Client) -> io::Result<()> {
+    let process = pidfd_open(socket_peercred(client)?.pid, PidfdFlags::empty())?;
     Ok(pidfd_send_signal(process, Signal::TERM)?)
 }

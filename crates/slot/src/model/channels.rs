@@ -1,7 +1,7 @@
 //! A service for vsock made of a map. It outlives the service of slots, as the real one does.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -12,9 +12,12 @@ use sandwire_api::vsock::{
 
 use super::Power;
 use crate::{
-    channel::{Capture, ChannelError, ChannelPlan, Channels},
+    channel::{Capture, ChannelError, ChannelPlan, Channels, Whose},
     lease::LeaseKey,
 };
+
+/// Who has a service of its own. Everybody else's is the first.
+pub(crate) const GROUP_UID: u32 = 1001;
 
 /// Folder of all channels.
 pub(crate) const FOLDER: &str = "/run/sandwire/vsock";
@@ -31,8 +34,10 @@ pub(crate) struct ModelService {
 pub(crate) struct ServiceState {
     pub(crate) channels: BTreeMap<LeaseKey, ChannelPlan>,
     pub(crate) folders: BTreeSet<PathBuf>,
-    /// It doesn't answer.
+    /// None answers.
     pub(crate) is_down: bool,
+    /// The one that doesn't, though others may.
+    pub(crate) down: Option<usize>,
     /// It refuses to open anything.
     pub(crate) refuses: bool,
     /// A policy that it refuses for this lease.
@@ -65,15 +70,50 @@ pub(crate) struct ModelChannels {
     pub(crate) power: Power,
 }
 
+impl ServiceState {
+    fn answers(&self, service: usize) -> bool {
+        !self.is_down && self.down != Some(service)
+    }
+}
+
+fn service_of(owner_uid: u32) -> usize {
+    usize::from(owner_uid == GROUP_UID)
+}
+
 impl ModelChannels {
-    fn enter(&self) -> Result<MutexGuard<'_, ServiceState>, ChannelError> {
+    fn enter(&self, service: usize) -> Result<MutexGuard<'_, ServiceState>, ChannelError> {
         let mut state = self.service.lock();
         state.messages += 1;
-        if self.power.step() && !state.is_down {
+        if self.power.step() && state.answers(service) {
             Ok(state)
         } else {
             Err(down())
         }
+    }
+
+    fn enter_for(&self, lease: &LeaseKey) -> Result<MutexGuard<'_, ServiceState>, ChannelError> {
+        self.enter(service_of(lease.owner_uid))
+    }
+
+    /// The channels of services that answer.
+    fn of(&self, whose: Whose<'_>) -> Result<Vec<ChannelPlan>, ChannelError> {
+        let services: BTreeSet<usize> = match whose {
+            Whose::Lease(lease) => [service_of(lease.owner_uid)].into(),
+            Whose::Owners(owners) => owners.iter().map(|uid| service_of(*uid)).collect(),
+        };
+        let mut answers = services.iter().filter_map(|service| {
+            let state = self.enter(*service).ok()?;
+            let channels = state.channels.values();
+            let of_service =
+                channels.filter(|channel| service_of(channel.lease.owner_uid) == *service);
+            Some(of_service.cloned().collect())
+        });
+        let mut channels: Vec<ChannelPlan> = answers.next().ok_or_else(down)?;
+        channels.extend(answers.flatten());
+        if let Whose::Lease(lease) = whose {
+            channels.retain(|channel| channel.lease == *lease);
+        }
+        Ok(channels)
     }
 
     fn leave(&self) -> Result<(), ChannelError> {
@@ -93,10 +133,18 @@ impl Channels for ModelChannels {
         Some(Path::new(FOLDER))
     }
 
-    fn check(&self, _: u32) -> Result<(), ChannelError> {
-        match self.service.lock().is_down {
-            true => Err(down()),
-            false => Ok(()),
+    fn services(&self) -> usize {
+        2
+    }
+
+    fn service_of(&self, owner_uid: u32) -> usize {
+        service_of(owner_uid)
+    }
+
+    fn check(&self, owner_uid: u32) -> Result<(), ChannelError> {
+        match self.service.lock().answers(service_of(owner_uid)) {
+            false => Err(down()),
+            true => Ok(()),
         }
     }
 
@@ -106,7 +154,7 @@ impl Channels for ModelChannels {
 
     fn open(&self, channel: &ChannelPlan) -> Result<(), ChannelError> {
         drop(self.service.opens_gate.lock());
-        let mut state = self.enter()?;
+        let mut state = self.enter_for(&channel.lease)?;
         if state.refuses {
             return Err(ChannelError::Refused("as told".to_owned()));
         }
@@ -119,16 +167,21 @@ impl Channels for ModelChannels {
         self.leave()
     }
 
-    fn close(&self, lease: &LeaseKey, folder: &Path) -> Result<(), ChannelError> {
-        let mut state = self.enter()?;
+    fn close(&self, service: usize, lease: &LeaseKey) -> Result<(), ChannelError> {
+        let mut state = self.enter(service)?;
         state.channels.remove(lease);
-        self.leave()?;
-        state.folders.remove(folder);
         self.leave()
     }
 
+    fn remove_folder(&self, folder: &Path) -> Result<(), ChannelError> {
+        let mut state = self.service.lock();
+        self.leave()?;
+        state.folders.remove(folder);
+        Ok(())
+    }
+
     fn set_policy(&self, lease: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
-        let mut state = self.enter()?;
+        let mut state = self.enter_for(lease)?;
         if matches!(&state.refused_policy, Some((of, refused)) if of == lease && refused == policy)
         {
             return Err(ChannelError::Refused("as told".to_owned()));
@@ -141,48 +194,44 @@ impl Channels for ModelChannels {
         self.leave()
     }
 
-    fn list(&self) -> Result<Vec<ChannelPlan>, ChannelError> {
-        let state = self.enter()?;
-        Ok(state.channels.values().cloned().collect())
+    fn list(&self, service: usize) -> Result<Vec<ChannelPlan>, ChannelError> {
+        let state = self.enter(service)?;
+        let channels = state.channels.values();
+        let of_service = channels.filter(|channel| service_of(channel.lease.owner_uid) == service);
+        Ok(of_service.cloned().collect())
     }
 
-    fn sweep(&self, wanted: &[ChannelPlan]) {
+    fn has_folder(&self, channel: &ChannelPlan) -> bool {
+        self.service.lock().folders.contains(&channel.folder)
+    }
+
+    fn sweep(&self, wanted: &HashSet<PathBuf>) {
         let mut state = self.service.lock();
         // Who has crashed knows other channels than the journal.
         if !self.power.step() {
             return;
         }
-        state
-            .folders
-            .retain(|folder| wanted.iter().any(|channel| channel.folder == *folder));
+        state.folders.retain(|folder| wanted.contains(folder));
     }
 
-    fn traffic(
-        &self,
-        of: Option<&LeaseKey>,
-    ) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
-        let state = self.enter()?;
+    fn traffic(&self, of: Whose<'_>) -> Result<BTreeMap<LeaseKey, VsockTraffic>, ChannelError> {
         let counted = VsockTraffic {
             egress_bytes: 7,
             ..VsockTraffic::default()
         };
-        let leases = state.channels.keys();
-        Ok(leases
-            .filter(|lease| of.is_none_or(|of| of == *lease))
-            .map(|lease| (lease.clone(), counted.clone()))
+        let channels = self.of(of)?.into_iter();
+        Ok(channels
+            .map(|channel| (channel.lease, counted.clone()))
             .collect())
     }
 
     /// One connection each.
-    fn connections(&self, of: Option<&LeaseKey>) -> Result<Vec<VsockConnection>, ChannelError> {
-        let state = self.enter()?;
-        let channels = state.channels.values();
-        let of_channels = channels.filter(|channel| of.is_none_or(|of| *of == channel.lease));
-        Ok(of_channels.map(connection).collect())
+    fn connections(&self, of: Whose<'_>) -> Result<Vec<VsockConnection>, ChannelError> {
+        Ok(self.of(of)?.iter().map(connection).collect())
     }
 
-    fn capture(&self, _: &LeaseKey, _: u32) -> Result<Capture, ChannelError> {
-        drop(self.enter()?);
+    fn capture(&self, lease: &LeaseKey, _: u32) -> Result<Capture, ChannelError> {
+        drop(self.enter_for(lease)?);
         let (bytes, _writer) = std::os::unix::net::UnixStream::pair().unwrap();
         Ok(Capture {
             bytes: bytes.into(),
@@ -190,7 +239,7 @@ impl Channels for ModelChannels {
         })
     }
 
-    fn generation(&self) -> u64 {
+    fn generation(&self, _: usize) -> u64 {
         self.service.lock().generation
     }
 

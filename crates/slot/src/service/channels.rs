@@ -6,8 +6,8 @@
 //! journal is right. Neither lock is held for both: the state's never while the service is asked.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, MutexGuard, PoisonError},
+    collections::{BTreeSet, HashSet},
+    sync::{Arc, MutexGuard, PoisonError, RwLockReadGuard},
     time::{Duration, Instant},
 };
 
@@ -17,11 +17,16 @@ use sandwire_api::{
     vsock::{LeaseVsock, VsockConnection, VsockRequest, VsockTraffic},
 };
 
+mod compare;
 mod policy;
+
+pub(super) use compare::Comparisons;
 
 use super::{Caller, Shared, Slots, State, acquire::Outcome};
 use crate::{
-    channel::{Capture, ChannelError, ChannelPlan, ChannelRecord, checks, excess_path_bytes},
+    channel::{
+        Capture, ChannelError, ChannelPlan, ChannelRecord, Whose, checks, excess_path_bytes,
+    },
     error::{PlanError, ServiceError},
     lease::{LeaseKey, LeaseRecord},
     plan::Plan,
@@ -29,26 +34,6 @@ use crate::{
 
 /// How long whoever asks again for a lease waits until its channel is there.
 const OPENING_WAIT: Duration = Duration::from_secs(10);
-/// How often a comparison that failed is tried again.
-const COMPARE_RETRY: Duration = Duration::from_secs(1);
-
-/// How the service's channels compare with the journal's.
-#[derive(Debug, Default)]
-pub(super) struct Comparison {
-    /// What the service may differ in, until a comparison finds nothing.
-    difference: Option<String>,
-    /// Generation of the service at the last comparison that succeeded.
-    pub(super) generation: Option<u64>,
-    /// When the next one is due, in time since boot.
-    due: Duration,
-}
-
-impl Comparison {
-    pub(super) fn difference(&self) -> Option<&str> {
-        self.difference.as_deref()
-    }
-}
-
 /// Why a lease that is there isn't what is asked for, as far as its channel goes.
 pub(super) fn difference(
     asked: Option<&VsockRequest>,
@@ -76,7 +61,9 @@ impl Slots {
         if seen.is_empty() {
             return Vec::new();
         }
-        let mut traffic = shared.channels.traffic(None).unwrap_or_default();
+        let owners = owners(&seen);
+        let traffic = shared.channels.traffic(Whose::Owners(&owners));
+        let mut traffic = traffic.unwrap_or_default();
         seen.into_iter()
             .map(|(record, seen)| row(&record, &seen, traffic.remove(&record.key)))
             .collect()
@@ -107,28 +94,27 @@ impl Slots {
         of: Option<(Option<u32>, &Name)>,
     ) -> Result<Vec<VsockConnection>, ServiceError> {
         let shared = &self.shared;
-        let (key, seen) = match of {
-            Some((owner_uid, name)) => {
-                let (record, _) = shared.channel_of(caller, owner_uid, name)?;
-                (Some(record.key.clone()), vec![record.key])
-            }
-            None => {
-                let seen = shared.seen_channels(caller).into_iter();
-                (None, seen.map(|(record, _)| record.key).collect())
-            }
+        let seen = match of {
+            Some((owner_uid, name)) => vec![shared.channel_of(caller, owner_uid, name)?],
+            None => shared.seen_channels(caller),
         };
-        if seen.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut connections = shared
-            .channels
-            .connections(key.as_ref())
-            .map_err(|source| ServiceError::Channel {
-                operation: "list",
-                object: "vsock connections".to_owned(),
-                source,
-            })?;
-        let seen: std::collections::HashSet<LeaseKey> = seen.into_iter().collect();
+        let owners = owners(&seen);
+        let whose = match (of, seen.first()) {
+            (_, None) => return Ok(Vec::new()),
+            (Some(_), Some((record, _))) => Whose::Lease(&record.key),
+            (None, _) => Whose::Owners(&owners),
+        };
+        let mut connections =
+            shared
+                .channels
+                .connections(whose)
+                .map_err(|source| ServiceError::Channel {
+                    operation: "list",
+                    object: "vsock connections".to_owned(),
+                    source,
+                })?;
+        let keys = seen.iter().map(|(record, _)| record.key.clone());
+        let seen: HashSet<LeaseKey> = keys.collect();
         connections.retain(|connection| {
             seen.contains(&LeaseKey {
                 owner_uid: connection.owner_uid,
@@ -215,7 +201,7 @@ impl Shared {
     /// Counters of a lease's channel.
     pub(super) fn channel_traffic(&self, record: &LeaseRecord) -> Option<VsockTraffic> {
         record.channel.as_ref()?;
-        let mut counted = self.channels.traffic(Some(&record.key)).ok()?;
+        let mut counted = self.channels.traffic(Whose::Lease(&record.key)).ok()?;
         counted.remove(&record.key)
     }
 
@@ -236,7 +222,7 @@ impl Shared {
         drop(state);
         let opened = match self.channel_plan(&plan, &record) {
             Some(channel) => {
-                let _gate = self.channels_gate_read();
+                let _gate = self.channels_gate_read(&record.key);
                 self.channels.open(&channel)
             }
             None => Err(ChannelError::Disabled),
@@ -257,7 +243,10 @@ impl Shared {
                     object: format!("lease '{}'", record.key.name),
                     source,
                 };
-                (self.undo(&plan, &record), Err(error))
+                let mut state = self.undo(&plan, &record);
+                // One that doesn't answer may do it yet.
+                state.channels.are_due(self.service_of(&record.key));
+                (state, Err(error))
             }
         }
     }
@@ -312,109 +301,20 @@ impl Shared {
         };
         let plan = ChannelPlan::new(base, &plan, record.slot, &record.key, channel);
         let counted = self.channel_traffic(record);
+        let service = self.service_of(&record.key);
         let closed = {
-            let _gate = self.channels_gate_read();
-            self.channels.close(&plan.lease, &plan.folder)
+            let _gate = self.channels_gate_read(&record.key);
+            let closed = self.channels.close(service, &plan.lease);
+            // Both, whatever becomes of the other.
+            let removed = self.channels.remove_folder(&plan.folder);
+            closed.and(removed)
         };
         let mut state = self.lock();
         state.keep_channel(&record.pool, &record.key, counted.as_ref());
         if let Err(error) = closed {
             tracing::warn!(lease = %record.key, %error, "a released lease's vsock channel is closed later");
-            state.channels_differ(&error);
+            state.channels.differ(service, &error);
         }
-    }
-
-    /// Has the service have what the journal says, if it may differ: after a start, when the service came
-    /// back, when a call of it failed, and now and then.
-    pub(super) fn compare_channels(&self, now: Duration) {
-        let Some(base) = self.channels.folder() else {
-            self.note_unserved();
-            return;
-        };
-        let generation = self.channels.generation();
-        {
-            let state = self.lock();
-            let seen = &state.channels;
-            let is_due =
-                now >= seen.due || seen.difference.is_some() || seen.generation != Some(generation);
-            if !is_due {
-                return;
-            }
-        }
-        let compared = {
-            let _gate = self
-                .channels_gate
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
-            self.compare_gated(base)
-        };
-        let mut state = self.lock();
-        match compared {
-            Ok(()) => {
-                state.channels.difference = None;
-                state.channels.generation = Some(generation);
-                state.channels.due = now + self.settings.audit_interval;
-                drop(state);
-                self.learn_earlier_channels();
-            }
-            // Whoever watches the service tells of its being away.
-            Err(ChannelError::Down { .. }) => state.channels.due = now + COMPARE_RETRY,
-            Err(error) => {
-                tracing::warn!(%error, "vsock channels differ from the journal");
-                state.channels_differ(&error);
-            }
-        }
-    }
-
-    /// Leases of a time when vsock was enabled.
-    fn note_unserved(&self) {
-        let mut state = self.lock();
-        let has_any = state
-            .leases
-            .values()
-            .any(|lease| lease.record.channel.is_some());
-        state.channels.difference = has_any.then(|| ChannelError::Disabled.to_string());
-    }
-
-    fn compare_gated(&self, base: &std::path::Path) -> Result<(), ChannelError> {
-        let found = self.channels.list()?;
-        let wanted = self.lock().wanted_channels(base);
-        let mut first_error = Ok(());
-        let mut note = |done: Result<(), ChannelError>| {
-            if first_error.is_ok() {
-                first_error = done;
-            }
-        };
-        let by_lease: BTreeMap<&LeaseKey, &ChannelPlan> = wanted
-            .iter()
-            .map(|channel| (&channel.lease, channel))
-            .collect();
-        for channel in &found {
-            if !by_lease.contains_key(&channel.lease) {
-                tracing::info!(lease = %channel.lease, "closes a vsock channel of no lease");
-                note(self.channels.close(&channel.lease, &channel.folder));
-            }
-        }
-        let found: BTreeMap<&LeaseKey, &ChannelPlan> = found
-            .iter()
-            .map(|channel| (&channel.lease, channel))
-            .collect();
-        for channel in &wanted {
-            let current = found.get(&channel.lease).copied();
-            if current == Some(channel) {
-                continue;
-            }
-            tracing::info!(lease = %channel.lease, "brings a vsock channel to what the journal says");
-            // Where only the policy differs, connections that are still allowed go on.
-            note(match current {
-                Some(current) if current.differs_in_policy_alone(channel) => {
-                    self.channels.set_policy(&channel.lease, &channel.policy)
-                }
-                _ => self.channels.open(channel),
-            });
-        }
-        self.channels.sweep(&wanted);
-        first_error
     }
 
     fn channel_of(
@@ -456,10 +356,15 @@ impl Shared {
         leases.collect()
     }
 
-    fn channels_gate_read(&self) -> std::sync::RwLockReadGuard<'_, ()> {
-        self.channels_gate
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
+    /// Which service carries a lease's channel.
+    fn service_of(&self, key: &LeaseKey) -> usize {
+        self.channels.service_of(key.owner_uid)
+    }
+
+    /// Keeps a lease's channel from being compared. None where vsock isn't enabled.
+    fn channels_gate_read(&self, key: &LeaseKey) -> Option<RwLockReadGuard<'_, ()>> {
+        let gate = self.channels_gates.get(self.service_of(key))?;
+        Some(gate.read().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -492,32 +397,16 @@ impl State {
         }
     }
 
-    /// All channels that there should be.
-    fn wanted_channels(&self, base: &std::path::Path) -> Vec<ChannelPlan> {
-        let leases = self.leases.values().filter_map(|lease| {
-            let record = &lease.record;
-            let channel = record.channel.as_ref()?;
-            let pool = &self.pools.get(&record.pool)?.plan;
-            Some(ChannelPlan::new(
-                base,
-                pool,
-                record.slot,
-                &record.key,
-                channel,
-            ))
-        });
-        leases.collect()
-    }
-
-    fn channels_differ(&mut self, error: &ChannelError) {
-        self.channels.difference = Some(error.to_string());
-    }
-
     fn set_channel(&mut self, key: &LeaseKey, channel: ChannelRecord) {
         if let Some(lease) = self.leases.get_mut(key) {
             lease.record.channel = Some(channel);
         }
     }
+}
+
+fn owners(seen: &[(LeaseRecord, Seen)]) -> BTreeSet<u32> {
+    let owners = seen.iter().map(|(record, _)| record.key.owner_uid);
+    owners.collect()
 }
 
 fn row(record: &LeaseRecord, seen: &Seen, traffic: Option<VsockTraffic>) -> LeaseVsock {

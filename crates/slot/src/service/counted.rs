@@ -6,7 +6,7 @@
 //! not answer before it is first asked by anybody.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::{PoisonError, RwLockReadGuard, TryLockError},
 };
 
@@ -17,7 +17,7 @@ use sandwire_api::{
 };
 
 use super::{Caller, Shared, Slots, State};
-use crate::lease::LeaseKey;
+use crate::{channel::Whose, lease::LeaseKey};
 
 /// What was counted of all leases.
 #[derive(Clone, Debug)]
@@ -95,11 +95,17 @@ impl Slots {
 impl Shared {
     /// Asks what channels of before have counted, if that isn't known of all.
     pub(super) fn learn_earlier_channels(&self) {
-        if self.lock().earlier_channels.unknown.is_empty() {
+        let owners: BTreeSet<u32> = {
+            let state = self.lock();
+            let unknown = state.earlier_channels.unknown.iter();
+            unknown.map(|lease| lease.owner_uid).collect()
+        };
+        if owners.is_empty() {
             return;
         }
         // Who doesn't answer is asked again by who wants to know.
-        let found = self.channels.traffic(None).unwrap_or_default();
+        let found = self.channels.traffic(Whose::Owners(&owners));
+        let found = found.unwrap_or_default();
         let mut guard = self.lock();
         let state = &mut *guard;
         for (key, counted) in &found {

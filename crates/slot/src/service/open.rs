@@ -75,8 +75,8 @@ impl Slots {
         let shared = Arc::new(Shared {
             settings,
             network,
+            channels_gates: (0..channels.services()).map(|_| RwLock::new(())).collect(),
             channels,
-            channels_gate: RwLock::new(()),
             clock,
             state: Mutex::new(state),
             build_work: Condvar::new(),
@@ -239,7 +239,7 @@ fn recover(
         ended: BTreeMap::new(),
         ended_channels: BTreeMap::new(),
         earlier_channels: super::counted::EarlierChannels::default(),
-        channels: super::channels::Comparison::default(),
+        channels: super::channels::Comparisons::default(),
         stopping: false,
         host_is_due: false,
         is_unsettled,

@@ -32,6 +32,7 @@ use crate::{
     lifeline::Lifeline,
     limits::Limits,
     listener::{self, Descriptors, ListenerError, listen_on},
+    place::Place,
     rate::Rate,
     readiness::{Interest, Poller, Waker},
     statistics::VmCounters,
@@ -66,6 +67,8 @@ pub struct HybridSetup {
     pub cid: u32,
     /// The VMM's socket, after which ours are called.
     pub socket: PathBuf,
+    /// The folder that it is in, if known.
+    pub place: Option<Place>,
     /// What bounds it.
     pub limits: Limits,
     /// Where to count.
@@ -340,7 +343,7 @@ impl Router {
         };
         let number = self.number();
         if let Err(source) = self.poller.add(&socket, number * 2, Interest::READ) {
-            let _ = listener::remove(&path);
+            let _ = listener::remove_in(setup.place, &path);
             return Err(RouterError::Watch { vm, port, source });
         }
         self.entries
@@ -351,7 +354,7 @@ impl Router {
     fn unbind(&mut self, setup: &HybridSetup, port: u32, number: u64) {
         self.entries.remove(&number);
         let path = host_path(&setup.socket, port);
-        if let Err(error) = listener::remove(&path) {
+        if let Err(error) = listener::remove_in(setup.place, &path) {
             tracing::warn!(path = %path.display(), %error, "removing a socket failed");
         }
     }

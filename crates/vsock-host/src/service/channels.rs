@@ -3,6 +3,8 @@
 //! One thread, that of the control socket, owns this. Each change is done as a whole or undone again:
 //! checked, entered in the directory, remembered on disk, and last made real by a worker or the router.
 
+mod error;
+
 use std::{
     collections::BTreeMap,
     io,
@@ -19,115 +21,27 @@ use std::{
 
 use sandwire_api::vsock::{VsockConnection, VsockKind, VsockPolicy, VsockType};
 
+pub use self::error::ChannelError;
 use crate::{
     address::VmKey,
     budget::Budget,
     capture::{Captures, Sink},
-    control::{RefusalCode, VmSpec, VmTraffic},
+    control::{VmSpec, VmTraffic},
     directory::{Directory, DirectoryError, Face, Placement},
-    hybrid::router::{self, HybridSetup, RouterCommand, RouterError, RouterHandle},
+    hybrid::router::{self, HybridSetup, RouterCommand, RouterHandle},
     lifeline::Lifeline,
-    limits::LimitsError,
-    listener::{self, Descriptors, ListenerError, PATH_MAX, listen_on},
-    policy::{self, PolicyError},
+    listener::{self, Descriptors, PATH_MAX, listen_on},
+    place::Place,
+    policy::{self},
     readiness::Waker,
     socket_file::SocketFile,
-    state::{State, StateError},
+    state::{Remembered, State},
     statistics::VmCounters,
-    worker::{self, Command, VmError, VmSetup, WorkerHandle, WorkerSettings},
+    worker::{self, Command, VmSetup, WorkerHandle, WorkerSettings},
 };
 
 /// How long a worker or the router may take to do as it was told.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Why something isn't done to a channel. Nothing has changed then.
-#[derive(Debug, thiserror::Error)]
-pub enum ChannelError {
-    /// A CID or a guest that is taken or not there.
-    #[error(transparent)]
-    Directory(#[from] DirectoryError),
-    /// A policy that can't be carried out.
-    #[error(transparent)]
-    Policy(#[from] PolicyError),
-    /// Limits that make no sense.
-    #[error("limits of vsock channel {vm}: {source}")]
-    Limits {
-        /// Whose.
-        vm: VmKey,
-        /// What is wrong.
-        source: LimitsError,
-    },
-    /// A folder that no socket can be in.
-    #[error(
-        "folder {folder} of vsock channel {vm}: {}",
-        if folder.is_absolute() { "its longest socket has a path of more than 107 bytes" } else { "it isn't absolute" }
-    )]
-    Folder {
-        /// Whose.
-        vm: VmKey,
-        /// The folder.
-        folder: PathBuf,
-    },
-    /// A socket that can't be had.
-    #[error("serve vsock channel {vm}: {source}")]
-    Listen {
-        /// Whose.
-        vm: VmKey,
-        /// Why.
-        source: ListenerError,
-    },
-    /// The disk is full, or the like.
-    #[error("remember vsock channel: {0}")]
-    State(#[from] StateError),
-    /// A worker refused.
-    #[error(transparent)]
-    Worker(#[from] VmError),
-    /// The router refused.
-    #[error(transparent)]
-    Router(#[from] RouterError),
-    /// It is being captured already.
-    #[error("vsock channel {0} is being captured already; end that first")]
-    Captured(VmKey),
-    /// The descriptor of a capture.
-    #[error("capture vsock channel {vm}: the file to write to: {source}")]
-    Capture {
-        /// Whose.
-        vm: VmKey,
-        /// What the kernel said.
-        source: io::Error,
-    },
-    /// A thread doesn't answer.
-    #[error("a thread of the vsock service doesn't answer; restart it, its channels come back")]
-    Silent,
-}
-
-impl ChannelError {
-    /// Whose fault it is.
-    #[must_use]
-    pub fn code(&self) -> RefusalCode {
-        match self {
-            Self::Directory(error) | Self::Router(RouterError::Directory(error)) => match error {
-                DirectoryError::ReservedCid { .. } => RefusalCode::Invalid,
-                DirectoryError::CidInUse { .. } | DirectoryError::Exists(_) => RefusalCode::InUse,
-                DirectoryError::Unknown(_) => RefusalCode::NotFound,
-            },
-            Self::Policy(_) | Self::Limits { .. } | Self::Folder { .. } | Self::Capture { .. } => {
-                RefusalCode::Invalid
-            }
-            Self::Listen { source, .. } | Self::Router(RouterError::Listen { source, .. }) => {
-                match source {
-                    ListenerError::InUse(_) | ListenerError::NotASocket(_) => RefusalCode::InUse,
-                    ListenerError::TooLong { .. } => RefusalCode::Invalid,
-                    ListenerError::Refused { .. } => RefusalCode::Failed,
-                }
-            }
-            Self::Captured(_) => RefusalCode::InUse,
-            Self::State(_) | Self::Worker(_) | Self::Router(_) | Self::Silent => {
-                RefusalCode::Failed
-            }
-        }
-    }
-}
 
 /// All channels.
 #[derive(Debug)]
@@ -143,6 +57,8 @@ pub struct Channels {
 #[derive(Debug)]
 struct Channel {
     spec: VmSpec,
+    /// Its folder, if it could be looked at.
+    place: Option<Place>,
     counters: Arc<VmCounters>,
     /// The worker that serves it; the router without.
     worker: Option<usize>,
@@ -203,7 +119,12 @@ impl Channels {
     /// # Errors
     /// See [`ChannelError`].
     pub fn add(&mut self, spec: VmSpec) -> Result<(), ChannelError> {
-        self.take_in(spec, true)
+        check(&spec)?;
+        let found = Place::of(&spec.folder);
+        if is_gone(&found) {
+            return Err(gone(spec));
+        }
+        self.take_in(spec, found.ok(), true)
     }
 
     /// Serves a guest that is remembered already. If that fails, it stays remembered, as what is missing now may be there
@@ -211,12 +132,24 @@ impl Channels {
     ///
     /// # Errors
     /// See [`ChannelError`].
-    pub fn restore(&mut self, spec: VmSpec) -> Result<(), ChannelError> {
-        self.take_in(spec, false)
+    pub fn restore(&mut self, remembered: Remembered) -> Result<(), ChannelError> {
+        let Remembered { vm, place } = remembered;
+        let found = Place::of(&vm.folder);
+        let is_another = matches!((&found, place), (Ok(found), Some(place)) if *found != place);
+        if is_another || is_gone(&found) {
+            self.forget(&vm.key);
+            return Err(gone(vm));
+        }
+        check(&vm)?;
+        self.take_in(vm, place.or(found.ok()), false)
     }
 
-    fn take_in(&mut self, spec: VmSpec, is_new: bool) -> Result<(), ChannelError> {
-        check(&spec)?;
+    fn take_in(
+        &mut self,
+        spec: VmSpec,
+        place: Option<Place>,
+        is_new: bool,
+    ) -> Result<(), ChannelError> {
         let key = spec.key.clone();
         let worker = (spec.kind == VsockKind::VhostUser).then(|| self.idlest());
         self.directory.add(Placement {
@@ -231,15 +164,15 @@ impl Channels {
         })?;
         let counters = Arc::new(VmCounters::default());
         let remembered = match is_new {
-            true => self.state.write(&spec),
+            true => self.state.write(&spec, place),
             false => Ok(()),
         };
         let outcome = remembered
             .map_err(ChannelError::from)
-            .and_then(|()| self.serve(&spec, worker, counters.clone()));
+            .and_then(|()| self.serve(&spec, place, worker, counters.clone()));
         if let Err(error) = outcome {
             self.directory.remove(&key);
-            if is_new || is_gone(&spec.folder) {
+            if is_new {
                 self.forget(&key);
             }
             return Err(error);
@@ -248,6 +181,7 @@ impl Channels {
             key,
             Channel {
                 spec,
+                place,
                 counters,
                 worker,
                 sink: None,
@@ -269,6 +203,7 @@ impl Channels {
     fn serve(
         &self,
         spec: &VmSpec,
+        place: Option<Place>,
         worker: Option<usize>,
         counters: Arc<VmCounters>,
     ) -> Result<(), ChannelError> {
@@ -277,6 +212,7 @@ impl Channels {
                 key: spec.key.clone(),
                 cid: spec.cid,
                 socket: spec.stream_socket(),
+                place,
                 limits: spec.limits.clone(),
                 counters,
             };
@@ -285,13 +221,13 @@ impl Channels {
             self.router.handle.send(command);
             return Ok(await_answer(&answer)??);
         };
-        let setup = listen(spec, counters)?;
+        let setup = listen(spec, place, counters)?;
         let (sender, answer) = sync_channel(1);
         let command = Command::AddVm(Box::new(setup), sender);
         self.workers[worker].handle.send(command);
         let outcome = await_answer(&answer).and_then(|outcome| Ok(outcome?));
         if outcome.is_err() {
-            remove_sockets(spec);
+            remove_sockets(spec, place);
         }
         outcome
     }
@@ -329,7 +265,7 @@ impl Channels {
         }
         let outcome = await_answer(&answer);
         if vm.worker.is_some() {
-            remove_sockets(&vm.spec);
+            remove_sockets(&vm.spec, vm.place);
         }
         outcome
     }
@@ -344,7 +280,7 @@ impl Channels {
         policy::check(&policy, vm.spec.kind, &vm.spec.stream_socket())?;
         let mut spec = vm.spec.clone();
         spec.policy = policy.clone();
-        self.state.write(&spec)?;
+        self.state.write(&spec, vm.place)?;
         let outcome = match vm.worker {
             Some(worker) => {
                 let outcome = self.directory.set_policy(key, policy);
@@ -365,7 +301,7 @@ impl Channels {
                 Ok(())
             }
             Err(error) => {
-                if let Err(error) = self.state.write(&vm.spec) {
+                if let Err(error) = self.state.write(&vm.spec, vm.place) {
                     tracing::error!(vm = %key, %error, "a policy that was refused is still remembered");
                 }
                 Err(error)
@@ -527,13 +463,24 @@ fn check(spec: &VmSpec) -> Result<(), ChannelError> {
     Ok(())
 }
 
-/// Whether a folder isn't there any more. One that can't be looked at may be.
-fn is_gone(folder: &Path) -> bool {
-    matches!(folder.try_exists(), Ok(false))
+/// Whether a folder isn't there. One that can't be looked at may be.
+fn is_gone(found: &io::Result<Place>) -> bool {
+    matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
+}
+
+fn gone(spec: VmSpec) -> ChannelError {
+    ChannelError::Gone {
+        vm: spec.key,
+        folder: spec.folder,
+    }
 }
 
 /// Makes the three sockets of a guest, or none.
-fn listen(spec: &VmSpec, counters: Arc<VmCounters>) -> Result<VmSetup, ChannelError> {
+fn listen(
+    spec: &VmSpec,
+    place: Option<Place>,
+    counters: Arc<VmCounters>,
+) -> Result<VmSetup, ChannelError> {
     let one = |path: PathBuf, kind, descriptors| {
         listen_on(&path, kind, descriptors).map_err(|source| ChannelError::Listen {
             vm: spec.key.clone(),
@@ -546,12 +493,12 @@ fn listen(spec: &VmSpec, counters: Arc<VmCounters>) -> Result<VmSetup, ChannelEr
         // Last: closing it may wait for what VMMs have sent there, and a failure of the others would close it here.
         let vhost = one(spec.vhost_socket(), VsockType::Stream, Descriptors::Taken);
         if vhost.is_err() {
-            remove_socket(&spec.seqpacket_socket());
+            remove_socket(place, &spec.seqpacket_socket());
         }
         Ok((seqpacket, vhost?))
     });
     if rest.is_err() {
-        remove_socket(&spec.stream_socket());
+        remove_socket(place, &spec.stream_socket());
     }
     let (seqpacket_listener, vhost) = rest?;
     Ok(VmSetup {
@@ -565,14 +512,18 @@ fn listen(spec: &VmSpec, counters: Arc<VmCounters>) -> Result<VmSetup, ChannelEr
     })
 }
 
-fn remove_sockets(spec: &VmSpec) {
-    remove_socket(&spec.vhost_socket());
-    remove_socket(&spec.stream_socket());
-    remove_socket(&spec.seqpacket_socket());
+fn remove_sockets(spec: &VmSpec, place: Option<Place>) {
+    for path in [
+        spec.vhost_socket(),
+        spec.stream_socket(),
+        spec.seqpacket_socket(),
+    ] {
+        remove_socket(place, &path);
+    }
 }
 
-fn remove_socket(path: &Path) {
-    if let Err(error) = listener::remove(path) {
+fn remove_socket(place: Option<Place>, path: &Path) {
+    if let Err(error) = listener::remove_in(place, path) {
         tracing::warn!(path = %path.display(), %error, "removing a socket failed");
     }
 }

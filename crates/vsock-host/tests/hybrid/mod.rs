@@ -124,6 +124,7 @@ impl Lab {
             key,
             cid: 3,
             socket: self.socket(lease),
+            place: None,
             limits,
             counters,
         };

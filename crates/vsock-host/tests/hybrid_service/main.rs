@@ -134,6 +134,47 @@ fn who_cannot_be_served_at_a_start_is_so_at_the_next_unless_its_folder_is_gone()
     UnixStream::connect(&socket).expect("a vhost-user socket");
 }
 
+/// A path is that of the next lease's folder, too.
+#[test]
+fn what_has_taken_a_folders_place_is_left_alone() {
+    let mut service = Service::start();
+    let rule = to_unix("7", &service.path("echo"));
+    let [early, late, hybrid] = [
+        ("early", VsockKind::VhostUser),
+        ("late", VsockKind::VhostUser),
+        ("hybrid", VsockKind::Hybrid),
+    ]
+    .map(|(name, kind)| service.spec(name, kind, &[&rule]));
+    let mut client = service.client();
+    for spec in [&early, &late, &hybrid] {
+        client.add_vm(spec.clone()).expect("a guest");
+    }
+    let replaced = |spec: &VmSpec, sockets: &[&str]| -> Vec<UnixListener> {
+        let aside = spec.folder.with_extension("aside");
+        fs::rename(&spec.folder, aside).expect("moving a folder");
+        fs::create_dir(&spec.folder).expect("the next one");
+        let bind = |socket: &&str| UnixListener::bind(spec.folder.join(socket));
+        let bound = sockets.iter().map(bind);
+        bound.map(|socket| socket.expect("a socket")).collect()
+    };
+    let _held = replaced(&early, &["vhost.sock", "vsock.sock"]);
+    client.remove_vm(early.key.clone()).expect("a late removal");
+    for socket in [early.vhost_socket(), early.stream_socket()] {
+        UnixStream::connect(socket).expect("the next one's socket");
+    }
+    let _held = replaced(&hybrid, &["vsock.sock_7"]);
+    client.remove_vm(hybrid.key).expect("a late removal");
+    service.call("hybrid", 7).expect("the next one's socket");
+    service.kill();
+    replaced(&late, &[]);
+    service.restart();
+    assert!(service.client().vms().expect("the guests").is_empty());
+    let sockets = fs::read_dir(&late.folder).expect("the next one's folder");
+    assert_eq!(sockets.count(), 0);
+    let remembered = fs::read_dir(service.path("vms")).expect("the memory");
+    assert_eq!(remembered.count(), 0);
+}
+
 #[test]
 fn sigterm_ends_it_in_order_and_nothing_is_forgotten() {
     let systemd = tempfile::tempdir().expect("a folder");
@@ -228,7 +269,7 @@ fn bad_input_is_refused_with_its_reason_and_changes_nothing() {
         (
             with(|spec| spec.folder = "/nonexistent".into()),
             RefusalCode::Failed,
-            "/nonexistent/vsock.sock",
+            "/nonexistent of vsock channel",
         ),
         (
             with(|spec| spec.limits.connection_bytes = 100),

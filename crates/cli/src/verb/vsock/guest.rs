@@ -26,7 +26,7 @@ use crate::{
     failure::{Failure, Outcome},
 };
 
-/// How long a guest may take to accept: the service gives up before.
+/// How long who listens may take to let in, and a guest to accept: the service gives up before.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// Longest answer: `OK ` with a port and a newline.
 const ANSWER_BYTES_MAX: usize = 32;
@@ -64,6 +64,15 @@ pub(super) fn socket_of(
 /// # Errors
 /// Says whether the socket or the guest refused.
 pub(super) fn dial(socket: &Path, port: u32, seqpacket: bool) -> io::Result<OwnedFd> {
+    dial_within(ANSWER_MAX, socket, port, seqpacket)
+}
+
+fn dial_within(
+    answer_max: Duration,
+    socket: &Path,
+    port: u32,
+    seqpacket: bool,
+) -> io::Result<OwnedFd> {
     let kind = match seqpacket {
         true => SocketType::SEQPACKET,
         false => SocketType::STREAM,
@@ -74,8 +83,10 @@ pub(super) fn dial(socket: &Path, port: u32, seqpacket: bool) -> io::Result<Owne
         sockopt::set_socket_send_buffer_size(&stream, BUFFER_BYTES)?;
     }
     let address = SocketAddrUnix::new(socket)?;
+    // A VMM may stand still with as many callers waiting as it has room for: that is told as having no room.
+    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Send, Some(answer_max))?;
     connect(&stream, &address).map_err(|error| refused_at(socket, error.into()))?;
-    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Recv, Some(ANSWER_MAX))?;
+    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Recv, Some(answer_max))?;
     let line = format!("CONNECT {port}\n");
     send(&stream, line.as_bytes(), SendFlags::NOSIGNAL)?;
     let answer = match seqpacket {
@@ -94,7 +105,7 @@ pub(super) fn dial(socket: &Path, port: u32, seqpacket: bool) -> io::Result<Owne
             return Err(io::Error::new(ErrorKind::InvalidData, reason));
         }
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-            let seconds = ANSWER_MAX.as_secs();
+            let seconds = answer_max.as_secs();
             let reason = format!("the guest has not answered in {seconds} s");
             return Err(io::Error::new(ErrorKind::TimedOut, reason));
         }
@@ -104,7 +115,9 @@ pub(super) fn dial(socket: &Path, port: u32, seqpacket: bool) -> io::Result<Owne
         }
         Err(error) => return Err(error),
     }
-    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Recv, None)?;
+    for direction in [sockopt::Timeout::Recv, sockopt::Timeout::Send] {
+        sockopt::set_socket_timeout(&stream, direction, None)?;
+    }
     Ok(stream)
 }
 
@@ -116,6 +129,7 @@ fn refused_at(socket: &Path, error: io::Error) -> io::Error {
         ErrorKind::PermissionDenied => {
             "; the channel's folder belongs to the lease's owner: connect as that user or as root"
         }
+        ErrorKind::WouldBlock => "; who listens there lets nobody in: does the VMM stand still?",
         _ => "",
     };
     let reason = format!("{}: {error}{advice}", socket.display());
@@ -213,5 +227,24 @@ mod tests {
         assert!(error.to_string().contains("SSH-2.0"), "{error}");
         let error = dial(Path::new("/nowhere/vsock.sock"), 1, false).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn who_lets_nobody_in_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vsock.sock");
+        let address = SocketAddrUnix::new(&path).unwrap();
+        let socket = |flags| socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let listener = socket(SocketFlags::CLOEXEC).unwrap();
+        rustix::net::bind(&listener, &address).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let waiting = || {
+            let caller = socket(SocketFlags::NONBLOCK).unwrap();
+            connect(&caller, &address).ok().map(|()| caller)
+        };
+        let _waiting: Vec<OwnedFd> = std::iter::from_fn(waiting).collect();
+        let soon = Duration::from_millis(50);
+        let error = dial_within(soon, &path, 52, false).unwrap_err();
+        assert!(error.to_string().contains("lets nobody in"), "{error}");
     }
 }

@@ -1,9 +1,6 @@
 //! What guests may reach by vsock: of leases and of pools, changed while they run.
 
-use std::{
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::sync::{Arc, PoisonError};
 
 use sandwire_api::{
     name::Name,
@@ -134,7 +131,8 @@ impl Slots {
         let followers = shared.lock().note_pools_policy(name, before)?;
         for key in &followers {
             if let Err(error) = shared.tell_pools_policy(key) {
-                shared.lock().channels_differ(&error);
+                let service = shared.service_of(key);
+                shared.lock().channels.differ(service, &error);
             }
         }
         Err(ServiceError::Channel {
@@ -165,7 +163,7 @@ impl Shared {
                 state.journal_failed();
             }
             state.set_channel(key, before);
-            state.channels_differ(error);
+            state.channels.differ(self.service_of(key), error);
         }
         told.map_err(|source| ServiceError::Channel {
             operation: OPERATION,
@@ -210,14 +208,16 @@ impl Shared {
             Ok((None, _)) => Ok(()),
             Ok((Some(policy), _busy)) => match self.tell_policy(key, &policy) {
                 Err(error) if !matches!(error, ChannelError::Refused(_)) => {
-                    self.lock().channels_differ(&error);
+                    let service = self.service_of(key);
+                    self.lock().channels.differ(service, &error);
                     Ok(())
                 }
                 told => told,
             },
             // It ends, or somebody works on it for long: the next comparison sees to it.
             Err(_) => {
-                self.lock().channels.due = Duration::ZERO;
+                let service = self.service_of(key);
+                self.lock().channels.are_due(service);
                 Ok(())
             }
         }
@@ -226,7 +226,7 @@ impl Shared {
     /// Of a lease that is busy. Only then the gate: whoever opens or closes a channel takes them in this order too,
     /// and with a comparison waiting for the gate the two would else wait for each other.
     fn tell_policy(&self, key: &LeaseKey, policy: &VsockPolicy) -> Result<(), ChannelError> {
-        let _gate = self.channels_gate_read();
+        let _gate = self.channels_gate_read(key);
         self.channels.set_policy(key, policy)
     }
 }

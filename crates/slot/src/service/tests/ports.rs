@@ -424,7 +424,7 @@ fn a_start_that_cannot_tell_the_kernel_its_ports_hands_no_address_on() {
 fn a_port_is_not_published_to_a_lease_that_is_still_being_made() {
     let (host, slots) = Host::with_pool(1);
     host.service.lock().refuses = true;
-    let gate = slots.shared.channels_gate.write().unwrap();
+    let gate = slots.shared.channels_gates[0].write().unwrap();
     std::thread::scope(|scope| {
         let acquired = scope.spawn(|| slots.take(r#"web:a "vsock": {}"#));
         slots.wait_until("its channel is being opened", |state| {

@@ -1,0 +1,244 @@
+//! Has each service for vsock have the channels that the journal says, and no folder be there that belongs to none of them.
+//!
+//! Each service is compared for itself, so that one that hangs or refuses holds up no other's channels. What it says of its
+//! own is compared, and nothing is done by it: it may have been taken over by a guest.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::Path,
+    sync::{PoisonError, TryLockError},
+    time::Duration,
+};
+
+use super::super::{Shared, State};
+use crate::{
+    channel::{ChannelError, ChannelPlan},
+    lease::LeaseKey,
+};
+
+/// How often a comparison that failed is tried again.
+const COMPARE_RETRY: Duration = Duration::from_secs(1);
+/// How long one may take. The auditor has others to see to, and goes on with what is left in the next one.
+const COMPARE_MAX: Duration = Duration::from_secs(5);
+
+/// How the services' channels compare with the journal's.
+#[derive(Debug, Default)]
+pub(in super::super) struct Comparisons {
+    /// By service.
+    services: BTreeMap<usize, Comparison>,
+    /// Why none of the channels that there should be is carried.
+    unserved: Option<String>,
+    /// Something was compared since folders were looked at.
+    sweep_is_due: bool,
+}
+
+/// How one service's compare.
+#[derive(Debug, Default)]
+struct Comparison {
+    /// What the service may differ in, until a comparison finds nothing.
+    difference: Option<String>,
+    /// Generation of the service at the last comparison that succeeded.
+    generation: Option<u64>,
+    /// When the next one is due, in time since boot.
+    due: Duration,
+}
+
+impl Comparisons {
+    pub(in super::super) fn difference(&self) -> Option<&str> {
+        let mut differences = self.services.values();
+        let of_services = differences.find_map(|of| of.difference.as_deref());
+        self.unserved.as_deref().or(of_services)
+    }
+
+    /// Whether the first one is over, of any service.
+    #[cfg(test)]
+    pub(in super::super) fn were_made(&self) -> bool {
+        let mut services = self.services.values();
+        services.any(|of| of.generation.is_some())
+    }
+
+    /// A service may differ in what couldn't be asked of it.
+    pub(super) fn differ(&mut self, service: usize, error: &ChannelError) {
+        self.of(service).difference = Some(error.to_string());
+    }
+
+    /// A service may differ in what it was asked for, and hasn't answered in time.
+    pub(super) fn are_due(&mut self, service: usize) {
+        self.of(service).due = Duration::ZERO;
+    }
+
+    fn of(&mut self, service: usize) -> &mut Comparison {
+        self.services.entry(service).or_default()
+    }
+}
+
+/// A channel that there should be.
+struct Wanted {
+    plan: ChannelPlan,
+    /// Its lease is just being released: whoever does that has closed it, or will.
+    is_ending: bool,
+}
+
+impl Shared {
+    /// Has services have what the journal says, where they may differ: after a start, when one came
+    /// back, when a call of it failed, and now and then.
+    pub(in super::super) fn compare_channels(&self, now: Duration) {
+        let Some(base) = self.channels.folder() else {
+            self.note_unserved();
+            return;
+        };
+        let mut has_compared = false;
+        for service in 0..self.channels.services() {
+            has_compared |= self.compare_service(base, service, now);
+        }
+        if has_compared {
+            self.learn_earlier_channels();
+        }
+        self.sweep_channels(base);
+    }
+
+    /// Leases of a time when vsock was enabled.
+    fn note_unserved(&self) {
+        let mut state = self.lock();
+        let has_any = state
+            .leases
+            .values()
+            .any(|lease| lease.record.channel.is_some());
+        state.channels.unserved = has_any.then(|| ChannelError::Disabled.to_string());
+    }
+
+    /// Whether the service has all that it should.
+    fn compare_service(&self, base: &Path, service: usize, now: Duration) -> bool {
+        let generation = self.channels.generation(service);
+        {
+            let mut state = self.lock();
+            let seen = state.channels.of(service);
+            let is_due =
+                now >= seen.due || seen.difference.is_some() || seen.generation != Some(generation);
+            if !is_due {
+                return false;
+            }
+        }
+        let compared = {
+            let _gate = self.channels_gates[service]
+                .write()
+                .unwrap_or_else(PoisonError::into_inner);
+            self.compare_gated(base, service)
+        };
+        let mut state = self.lock();
+        let is_away = matches!(compared, Err(ChannelError::Down { .. }));
+        state.channels.sweep_is_due |= !is_away;
+        let seen = state.channels.of(service);
+        match compared {
+            Ok(true) => {
+                *seen = Comparison {
+                    difference: None,
+                    generation: Some(generation),
+                    due: now + self.settings.audit_interval,
+                };
+                return true;
+            }
+            // Whoever watches the service tells of its being away.
+            Ok(false) | Err(ChannelError::Down { .. }) => seen.due = now + COMPARE_RETRY,
+            Err(error) => {
+                tracing::warn!(%error, "vsock channels differ from the journal");
+                seen.difference = Some(error.to_string());
+            }
+        }
+        false
+    }
+
+    /// Whether it came to the end.
+    fn compare_gated(&self, base: &Path, service: usize) -> Result<bool, ChannelError> {
+        let until = self.now() + COMPARE_MAX;
+        let found = self.channels.list(service)?;
+        let mut wanted = self.lock().wanted_channels(base);
+        wanted.retain(|key, _| self.service_of(key) == service);
+        let mut refused = None;
+        for channel in &found {
+            if wanted.contains_key(&channel.lease) {
+                continue;
+            }
+            if self.now() > until {
+                return Ok(false);
+            }
+            tracing::info!(lease = %channel.lease, "closes a vsock channel of no lease");
+            go_on(self.channels.close(service, &channel.lease), &mut refused)?;
+        }
+        let found: BTreeMap<&LeaseKey, &ChannelPlan> = found
+            .iter()
+            .map(|channel| (&channel.lease, channel))
+            .collect();
+        for Wanted { plan, is_ending } in wanted.values() {
+            let current = found.get(&plan.lease).copied();
+            let is_as_wanted = current == Some(plan) && self.channels.has_folder(plan);
+            if is_as_wanted || *is_ending {
+                continue;
+            }
+            if self.now() > until {
+                return Ok(false);
+            }
+            tracing::info!(lease = %plan.lease, "brings a vsock channel to what the journal says");
+            // Where only the policy differs, connections that are still allowed go on.
+            let done = match current {
+                Some(current) if current.differs_in_policy_alone(plan) => {
+                    self.channels.set_policy(&plan.lease, &plan.policy)
+                }
+                _ => self.channels.open(plan),
+            };
+            go_on(done, &mut refused)?;
+        }
+        refused.map_or(Ok(true), Err)
+    }
+
+    /// Removes folders of no channel, if there may be some and nobody is just making or removing one.
+    fn sweep_channels(&self, base: &Path) {
+        if !self.lock().channels.sweep_is_due {
+            return;
+        }
+        let mut held = Vec::new();
+        for gate in &self.channels_gates {
+            match gate.try_write() {
+                Ok(gate) => held.push(gate),
+                Err(TryLockError::Poisoned(broken)) => held.push(broken.into_inner()),
+                // Its service may hang: the others' callers don't wait for it.
+                Err(TryLockError::WouldBlock) => return,
+            }
+        }
+        let wanted: HashSet<_> = {
+            let mut state = self.lock();
+            state.channels.sweep_is_due = false;
+            let wanted = state.wanted_channels(base).into_values();
+            wanted.map(|wanted| wanted.plan.folder).collect()
+        };
+        self.channels.sweep(&wanted);
+    }
+}
+
+/// Notes what was refused first, and goes on unless the service is away.
+fn go_on(
+    done: Result<(), ChannelError>,
+    refused: &mut Option<ChannelError>,
+) -> Result<(), ChannelError> {
+    match done {
+        Err(error @ ChannelError::Down { .. }) => return Err(error),
+        Err(error) if refused.is_none() => *refused = Some(error),
+        _ => {}
+    }
+    Ok(())
+}
+
+impl State {
+    /// All channels that there should be.
+    fn wanted_channels(&self, base: &Path) -> BTreeMap<LeaseKey, Wanted> {
+        let leases = self.leases.values().filter_map(|lease| {
+            let record = &lease.record;
+            let channel = record.channel.as_ref()?;
+            let pool = &self.pools.get(&record.pool)?.plan;
+            let plan = ChannelPlan::new(base, pool, record.slot, &record.key, channel);
+            let is_ending = lease.is_busy && lease.is_releasing();
+            Some((record.key.clone(), Wanted { plan, is_ending }))
+        });
+        leases.collect()
+    }
+}
