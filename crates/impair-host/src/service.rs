@@ -43,6 +43,12 @@ const LOOK: Timespec = Timespec {
     tv_nsec: 500_000_000,
 };
 
+/// How often it is looked whether there is room for another control connection, where there was none.
+const FULL: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 5_000_000,
+};
+
 /// What the service is told at its start.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -157,11 +163,16 @@ fn start_host(settings: &Settings) -> Result<SharedHost, ServiceError> {
 fn serve(signals: &SignalFd, server: &Server, host: &SharedHost) -> io::Result<()> {
     let mut looked = Instant::now();
     loop {
+        // Who connects to a server that is full waits: nobody tells when it isn't any more.
+        let (connections, patience) = match server.has_room() {
+            true => (PollFlags::IN, LOOK),
+            false => (PollFlags::empty(), FULL),
+        };
         let mut fds = [
             PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(server.listener().as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(server.listener().as_fd(), connections),
         ];
-        match poll(&mut fds, Some(&LOOK)) {
+        match poll(&mut fds, Some(&patience)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
