@@ -356,12 +356,13 @@ fn an_engine_goes_on_when_no_descriptor_is_left() {
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
         let open = || std::fs::File::open("/dev/null").ok();
         let all: Vec<_> = std::iter::from_fn(open).collect();
-        // Each change is another configuration for the engine to wait by.
+        // Each is another configuration for the engine to wait by.
         let id = bench.host.entries.values().next().unwrap().id;
         for text in ["delay 2ms", "delay 3ms", "delay 4ms"] {
+            bench.host.workers[0].configure().unwrap().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(50));
             let changed = bench.host.workers[0].change(id, &compiled(text));
             changed.unwrap().unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(50));
             bench.host.workers[0].report().unwrap();
         }
         assert!(!all.is_empty() && !bench.host.workers[0].has_ended());
