@@ -8,6 +8,7 @@ mod forward;
 use std::{
     fs::File,
     io::{Read, Seek},
+    net::UdpSocket,
     os::unix::fs::FileExt,
     process::{Child, Command, ExitStatus, Stdio},
     thread,
@@ -241,6 +242,51 @@ fn long_packets_pass_by_af_xdp_as_far_as_its_buffers_hold_them() {
         let said = refused(&["va", "vb", "--edge", "xdp"]);
         assert!(said.contains("ip link set va mtu 3500"), "{said}");
         assert!(said.contains("--edge ring"), "{said}");
+    });
+}
+
+/// Where nothing is impaired they wait on the link from one interface to the other.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn packets_that_find_no_room_at_the_way_out_are_counted_at_the_end() {
+    lab::run(|lab| {
+        let world = World::make(lab);
+        lab.run("tc qdisc add dev vb root tbf rate 8kbit burst 2000 limit 100000000");
+        let arguments = ["va", "vb", "--edge", "raw", "--json", "--flush"];
+        let mut forwarder = Forwarder::start(&arguments);
+        forwarder.wait_report();
+        // To somebody who isn't there, and so doesn't answer.
+        let link = |report: &Value| {
+            let links = report["report"]["links"].as_array().unwrap().iter();
+            let mut links = links.filter(|link| link["link"] == "if1.output -> if2.input");
+            links.next().unwrap()["packets"].as_u64().unwrap()
+        };
+        let neighbour = "ip neigh replace 10.9.0.77 lladdr 02:00:00:00:00:77 dev eth0";
+        world.a.run(neighbour).unwrap();
+        let send = || {
+            let socket = UdpSocket::bind("10.9.0.1:0")?;
+            for _ in 0..4000 {
+                socket.send_to(&[7; 1000], "10.9.0.77:9")?;
+            }
+            Ok(())
+        };
+        world.a.inside(send).unwrap();
+        wait_until("the link is full", || {
+            let said = forwarder.said();
+            let whole = said.rfind('\n').map_or("", |end| &said[..end]);
+            let last = whole.lines().last();
+            last.is_some_and(|line| link(&serde_json::from_str(line).unwrap()) > 1000)
+        });
+        let (status, output, errors) = forwarder.stop(Signal::INT);
+        assert!(status.success(), "{errors}");
+        let last: Value = serde_json::from_str(output.lines().last().unwrap()).unwrap();
+        let out = &last["report"]["apps"]["if2"];
+        let drops = out.as_object().unwrap().iter();
+        let drops = drops.filter(|(name, _)| name.starts_with("send_drop_"));
+        let drops: u64 = drops.map(|(_, count)| count.as_u64().unwrap()).sum();
+        let ended = out["sent"].as_u64().unwrap() + drops;
+        let flushed = last["ended"]["flushed"].as_u64().unwrap();
+        assert_eq!(link(&last), ended + flushed, "{last}");
     });
 }
 

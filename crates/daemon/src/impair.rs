@@ -4,13 +4,15 @@
 //! never handed out again but torn down and made anew, so no lease inherits an impairment; what the service still
 //! lists of a lease that has ended, a [`sweep`] takes off its list. Leases that aren't impaired cost nothing.
 
+mod endings;
 mod known;
+mod pending;
 mod sweep;
 
 use std::{
     path::PathBuf,
     sync::{
-        Mutex, PoisonError,
+        Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -34,8 +36,12 @@ use sandwire_slot::{
 };
 use tokio::sync::Notify;
 
-use self::known::Known;
 pub(crate) use self::sweep::sweep;
+use self::{
+    endings::Endings,
+    known::Known,
+    pending::{Before, Pending},
+};
 
 /// Why a lease isn't impaired, or not any more.
 #[derive(Debug, thiserror::Error)]
@@ -61,6 +67,12 @@ pub(crate) enum ImpairError {
          end it (SIGTERM), and start it where the daemon is"
     )]
     Elsewhere { lease: Name, pid: u32 },
+    /// Somebody has an earlier impairment of it end.
+    #[error(
+        "impair lease {lease}: an earlier impairment is ending and its packets are still under way; try again, or have them \
+         dropped by `sandwire impair clear {lease} --flush`"
+    )]
+    Ending { lease: Name },
     /// The service refused or failed.
     #[error(transparent)]
     Service(ClientError),
@@ -78,6 +90,10 @@ pub(crate) struct Impairments {
     gate: Mutex<()>,
     /// Which leases are impaired, as of the last look.
     known: Known,
+    /// Of which it isn't known what came of a change.
+    pending: Pending,
+    /// Those that somebody has end.
+    endings: Endings,
     /// Told when a lease has ended.
     ended: Notify,
 }
@@ -92,6 +108,8 @@ impl Impairments {
             may_be: AtomicBool::new(true),
             gate: Mutex::new(()),
             known: Known::default(),
+            pending: Pending::default(),
+            endings: Endings::default(),
             ended: Notify::new(),
         }
     }
@@ -115,19 +133,38 @@ impl Impairments {
         // Before the lease is held: a service takes a while to start.
         let mut client = self.connect_or_start()?;
         refuse_elsewhere(&mut client, &found)?;
-        let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+        let _gate = self.lock_gate();
+        if self.endings.has(&found.lease) {
+            return Err(ImpairError::Ending {
+                lease: name.clone(),
+            });
+        }
         self.may_be.store(true, Ordering::Relaxed);
         slots.with_interfaces(caller, owner_uid, name, |found| {
             // XDP comes before what diverts, and would send packets past it.
             slots.set_impaired(&found.lease, true)?;
             let set = set_all(&mut client, found, impairment);
-            if set.is_err() && !self.known.has(&found.lease) {
-                slots.set_impaired(&found.lease, false)?;
-            }
-            set
+            set.or_else(|failed| self.set_has_failed(slots, &found.lease, *failed))
         })??;
+        self.pending.remove(&found.lease);
         self.known.insert(found.lease.clone(), impairment);
         report(&mut client, &found)
+    }
+
+    /// Has the lease as it was, or has that seen to when the service answers again.
+    fn set_has_failed(
+        &self,
+        slots: &Slots,
+        lease: &LeaseKey,
+        failed: Failed,
+    ) -> Result<(), ImpairError> {
+        if failed.is_uncertain {
+            self.pending.insert(lease, failed.before);
+            self.ended.notify_one();
+        } else if !self.known.has(lease) && !self.pending.has(lease) {
+            slots.set_impaired(lease, false)?;
+        }
+        Err(failed.error)
     }
 
     /// How a lease is impaired, and what became of its packets.
@@ -159,8 +196,15 @@ impl Impairments {
         let Some(mut client) = self.connect_to_clear()? else {
             return Ok(sum);
         };
+        // Not while somebody impairs it, nor the other way round.
+        let (ending, statuses) = {
+            let _gate = self.lock_gate();
+            let statuses = listed(&mut client, &found.lease)?;
+            self.pending.remove(&found.lease);
+            (self.endings.begin(&found.lease), statuses)
+        };
         let mut failure = None;
-        for status in listed(&mut client, &found.lease)? {
+        for status in statuses {
             match client.clear(&status.target, flush) {
                 Ok(cleared) => {
                     sum.was_impaired |= cleared.was_impaired;
@@ -170,9 +214,10 @@ impl Impairments {
                 Err(error) => failure = failure.or(Some(ImpairError::Service(error))),
             }
         }
+        // Not while somebody looks, who may have seen it.
+        let _gate = self.lock_gate();
+        drop(ending);
         if failure.is_none() {
-            // Not while somebody looks, who may have seen it.
-            let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
             self.known.remove(&found.lease);
             slots.set_impaired(&found.lease, false)?;
         }
@@ -221,6 +266,10 @@ impl Impairments {
     #[cfg(test)]
     pub(crate) fn note(&self, lease: LeaseKey, impairment: &Impairment) {
         self.known.insert(lease, impairment);
+    }
+
+    fn lock_gate(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn connect(&self) -> Result<Client, ClientError> {
@@ -326,36 +375,74 @@ fn refuse_elsewhere(client: &mut Client, found: &LeaseInterfaces) -> Result<(), 
     })
 }
 
+/// Why a lease isn't impaired as it should be, and what has become of it.
+#[derive(Debug)]
+struct Failed {
+    error: ImpairError,
+    /// What couldn't be taken back, or of which it isn't known whether it is to be.
+    before: Vec<Before>,
+    /// Whether it isn't known how the lease is impaired.
+    is_uncertain: bool,
+}
+
+impl Failed {
+    /// Nothing has changed.
+    fn certainly(error: ImpairError) -> Box<Self> {
+        Box::new(Self {
+            error,
+            before: Vec::new(),
+            is_uncertain: false,
+        })
+    }
+}
+
 /// All or none: where one can't be impaired, the others become what they were.
 fn set_all(
     client: &mut Client,
     found: &LeaseInterfaces,
     impairment: &Impairment,
-) -> Result<(), ImpairError> {
+) -> Result<(), Box<Failed>> {
     let owner = owner_of(&found.lease);
     let targets = targets_of(found);
     // Of a single one nothing is taken back.
     let before = match targets.len() {
         0 | 1 => Vec::new(),
-        _ => of_lease(client.list_with_traces_of(&owner), &found.lease)?,
+        _ => {
+            let all = client.list_with_traces_of(&owner);
+            of_lease(all, &found.lease).map_err(Failed::certainly)?
+        }
+    };
+    let was = |target: &Target| {
+        let mut all = before.iter();
+        let found = all.find(|status| status.target == *target && status.state == State::Impaired);
+        (
+            target.clone(),
+            found.map(|status| status.impairment.clone()),
+        )
     };
     for (count, target) in targets.iter().enumerate() {
         let Err(error) = client.set(target, &owner, impairment) else {
             continue;
         };
+        let is_refused = matches!(error, ClientError::Refused { .. });
+        let mut failed = Failed::certainly(ImpairError::Service(error));
+        failed.is_uncertain = !is_refused;
         for done in &targets[..count] {
-            let was = before
-                .iter()
-                .find(|status| status.target == *done && status.state == State::Impaired);
-            let undone = match was {
-                Some(status) => client.set(done, &owner, &status.impairment),
-                None => client.clear(done, true).map(drop),
+            let (done, was) = was(done);
+            let undone = match &was {
+                Some(impairment) => client.set(&done, &owner, impairment),
+                None => client.clear(&done, true).map(drop),
             };
             if let Err(error) = undone {
-                tracing::error!(target = %done, %error, "an impairment that can't be taken back");
+                tracing::warn!(target = %done, %error, "an impairment isn't taken back yet");
+                failed.before.push((done, was));
+                failed.is_uncertain = true;
             }
         }
-        return Err(ImpairError::Service(error));
+        if !is_refused && targets.len() > 1 {
+            failed.before.push(was(target));
+        }
+        return Err(failed);
     }
     Ok(())
 }
@@ -391,3 +478,6 @@ fn report(client: &mut Client, found: &LeaseInterfaces) -> Result<LeaseImpairmen
 pub(crate) fn default_folder() -> PathBuf {
     PathBuf::from(control::DEFAULT_FOLDER)
 }
+
+#[cfg(test)]
+mod tests;

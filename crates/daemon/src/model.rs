@@ -39,6 +39,8 @@ pub(crate) struct ModelNetwork {
     pub(crate) withdrawals: Gate,
     /// Before inspections of slots.
     pub(crate) inspections: Gate,
+    /// Slots whose packets are left to whoever diverts them.
+    pub(crate) impaired: Mutex<BTreeSet<String>>,
     /// Somebody has every TAP open.
     pub(crate) is_held: Mutex<bool>,
     /// What each slot of an eBPF pool has counted.
@@ -225,6 +227,16 @@ impl Network for ModelNetwork {
             tap.into()
         };
         Ok(slot.nics.iter().map(open).collect())
+    }
+
+    fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
+        let mut all = self.impaired.lock().unwrap();
+        if impaired {
+            all.insert(slot.netns_name.clone());
+        } else {
+            all.remove(&slot.netns_name);
+        }
+        Ok(())
     }
 
     fn set_trace(&self, slot: &SlotPlan, traced: bool) -> Result<(), NetworkError> {

@@ -35,6 +35,9 @@ char _license[] SEC("license") = "Dual MIT/GPL";
 
 #define ENODEV 19
 
+/* As in lib/parse.h: by one write of TCP a guest could otherwise have the kernel make 65,535 packets for the TAP. */
+#define SEGMENTS_MAX 2048
+
 /* In a packet, beside the one that the kernel takes off. */
 #define TAGS_MAX 2
 #define EXTENSIONS_MAX 8
@@ -62,6 +65,8 @@ struct direction {
 	__u64 dead_passed;
 	/* Packets diverted that have not come back and never will, for FLAG_WHEN_EMPTY. */
 	__u64 lost;
+	/* Super-packets of too many segments. */
+	__u64 uncut;
 };
 
 struct {
@@ -175,7 +180,7 @@ static __always_inline int divert(struct __sk_buff *skb, __u32 key)
 {
 	struct direction *direction;
 	__u32 tap, flags, mtu = 0;
-	__u64 way;
+	__u64 way, packets;
 
 	if (skb->tc_index == RETURNED) {
 		skb->tc_index = 0;
@@ -190,15 +195,20 @@ static __always_inline int divert(struct __sk_buff *skb, __u32 key)
 	if (flags & FLAG_PASS && (!(flags & FLAG_WHEN_EMPTY) || is_empty(direction)))
 		return TC_ACT_UNSPEC;
 	/* Larger than the MTU may be any super-packet: only whether the TAP is there counts. */
+	packets = packets_of(skb);
 	if (bpf_check_mtu(skb, tap, &mtu, 0, 0) == -ENODEV) {
 		if (flags & FLAG_OPEN) {
-			__sync_fetch_and_add(&direction->dead_passed, packets_of(skb));
+			__sync_fetch_and_add(&direction->dead_passed, packets);
 			return TC_ACT_UNSPEC;
 		}
-		__sync_fetch_and_add(&direction->dead_dropped, packets_of(skb));
+		__sync_fetch_and_add(&direction->dead_dropped, packets);
 		return TC_ACT_SHOT;
 	}
-	__sync_fetch_and_add(&direction->diverted, packets_of(skb));
+	if (packets > SEGMENTS_MAX) {
+		__sync_fetch_and_add(&direction->uncut, 1);
+		return TC_ACT_SHOT;
+	}
+	__sync_fetch_and_add(&direction->diverted, packets);
 	skb->tc_index = ON_THE_WAY;
 	return bpf_redirect(tap, 0);
 }

@@ -78,9 +78,10 @@ struct Direction {
     dead_dropped: u64,
     dead_passed: u64,
     lost: u64,
+    uncut: u64,
 }
 
-// SAFETY: seven integers of one size without padding.
+// SAFETY: eight integers of one size without padding.
 unsafe impl Plain for Direction {}
 
 /// Where the packets of one direction go.
@@ -108,6 +109,8 @@ pub struct Counters {
     pub dead_dropped: u64,
     /// Packets that passed because the TAP was gone.
     pub dead_passed: u64,
+    /// Super-packets dropped because they would have been cut into more than 2048 packets.
+    pub uncut: u64,
 }
 
 /// A program of a diversion.
@@ -263,6 +266,7 @@ impl Diversion {
             returned: found.returned,
             dead_dropped: found.dead_dropped,
             dead_passed: found.dead_passed,
+            uncut: found.uncut,
         }
     }
 

@@ -28,8 +28,8 @@ pub const CONTROL_SOCKET: &str = "control.sock";
 pub const TARGETS: &str = "targets";
 /// Longest request in bytes. Traces are part of an impairment.
 pub const REQUEST_MAX: usize = 16 * 1024 * 1024;
-/// Control connections at once; further ones are closed.
-pub(crate) const PEERS_MAX: usize = 64;
+/// Control connections at once; further ones wait until one of these ends. Each takes a thread.
+pub(crate) const PEERS_MAX: usize = 512;
 
 /// An interface whose packets are diverted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

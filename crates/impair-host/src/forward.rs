@@ -382,7 +382,8 @@ impl Forwarder {
     /// The engine doesn't take the graph without ways in, or the system lets nobody wait.
     pub fn end(&mut self, flush: bool) -> Result<Ended, ForwardError> {
         self.closed = self.engine.report_links().0;
-        self.configure(false)?;
+        // What waits on these for room at the way out goes with them.
+        let lost = self.configure(false)?;
         let before = self.under_way();
         if !flush && before > 0 {
             let end = self.waiter.clock().now() + DRAIN_MAX;
@@ -395,7 +396,7 @@ impl Forwarder {
         let flushed = self.under_way();
         Ok(Ended {
             released: before.saturating_sub(flushed),
-            flushed,
+            flushed: flushed + lost,
         })
     }
 

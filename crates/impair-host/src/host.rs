@@ -197,40 +197,37 @@ impl Host {
         first.is_some_and(|key| self.entries.remove(&key).is_some())
     }
 
-    fn change(&mut self, key: Key, remembered: Remembered) -> Result<(), Error> {
+    fn change(&mut self, key: Key, mut remembered: Remembered) -> Result<(), Error> {
         let Some(entry) = self.entries.get_mut(&key) else {
             return Ok(());
         };
-        let target = &remembered.target;
+        let target = remembered.target.clone();
         if entry.state == State::Draining {
-            return Err(Error::Draining {
-                target: target.clone(),
-            });
+            return Err(Error::Draining { target });
         }
         if entry.remembered.owner != remembered.owner && !remembered.force {
             return Err(Error::Owned {
-                target: target.clone(),
+                target,
                 owner: entry.remembered.owner.clone(),
             });
         }
         if entry.remembered.target.side != target.side {
             return Err(Error::Unfit {
-                target: target.clone(),
+                target,
                 reason:
                     "it is impaired with egress and ingress the other way round; clear it first"
                         .to_owned(),
             });
         }
+        // Who insisted at its beginning has it taken up again.
+        remembered.force |= entry.remembered.force;
         let before = &entry.remembered.impairment;
         let compiled = Compiled::after(&remembered.impairment, before, &entry.compiled);
-        let compiled = compiled.map_err(|error| impossible(target, &error))?;
+        let compiled = compiled.map_err(|error| impossible(&target, &error))?;
         // First what a full disk could forbid, so that nothing has changed then.
         let written = self.memory.prepare(&remembered)?;
         let changed = self.workers[entry.worker].change(entry.id, &compiled)?;
-        changed.map_err(|reason| Error::Impairment {
-            target: target.clone(),
-            reason,
-        })?;
+        changed.map_err(|reason| Error::Impairment { target, reason })?;
         for (hook, (_, tap)) in HOOKS.into_iter().zip(&entry.taps) {
             let way = through(*tap, remembered.impairment.on_death);
             entry.diversion.set_way(hook, way);

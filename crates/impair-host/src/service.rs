@@ -5,7 +5,7 @@
 //! as was said, and the next start takes them up again.
 
 use std::{
-    fs::DirBuilder,
+    fs::{DirBuilder, File},
     io,
     os::{fd::AsFd, unix::fs::DirBuilderExt},
     path::{Path, PathBuf},
@@ -18,7 +18,11 @@ use nix::sys::{
     signal::{SigSet, Signal},
     signalfd::{SfdFlags, SignalFd},
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{FlockOperation, flock},
+    io::Errno,
+};
 use sandwire_datapath::{divert, features};
 use sandwire_engine::PoolLimits;
 use sandwire_kernel_net::privileges::{keep_only, raise_descriptor_limit};
@@ -37,6 +41,12 @@ use crate::{
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 500_000_000,
+};
+
+/// How often it is looked whether there is room for another control connection, where there was none.
+const FULL: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 5_000_000,
 };
 
 /// What the service is told at its start.
@@ -104,6 +114,8 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     };
     let folder = &settings.folder;
     make_folder(folder).map_err(failed(&format!("make the folder {}", folder.display())))?;
+    // Until the very end, when the last diversion has been taken away.
+    let _lock = lock_folder(folder).map_err(failed(&format!("lock {}", folder.display())))?;
     raise_descriptor_limit(privileges::DESCRIPTORS);
     keep_only(privileges::KEPT).map_err(failed("give up capabilities"))?;
     let signals = end_signals().map_err(|errno| failed("catch signals")(errno.into()))?;
@@ -151,11 +163,16 @@ fn start_host(settings: &Settings) -> Result<SharedHost, ServiceError> {
 fn serve(signals: &SignalFd, server: &Server, host: &SharedHost) -> io::Result<()> {
     let mut looked = Instant::now();
     loop {
+        // Who connects to a server that is full waits: nobody tells when it isn't any more.
+        let (connections, patience) = match server.has_room() {
+            true => (PollFlags::IN, LOOK),
+            false => (PollFlags::empty(), FULL),
+        };
         let mut fds = [
             PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(server.listener().as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(server.listener().as_fd(), connections),
         ];
-        match poll(&mut fds, Some(&LOOK)) {
+        match poll(&mut fds, Some(&patience)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -223,6 +240,21 @@ fn make_folder(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
+/// Makes the folder this service's, for as long as that is there: the kernel unlocks it however the process ends. Two that are started at the
+/// same time would take each other's socket, and one that is started while another ends, which takes as long as packets are
+/// under way, would take that one's targets for what a dead one has left.
+fn lock_folder(folder: &Path) -> io::Result<File> {
+    let file = File::open(folder)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(file),
+        Err(Errno::WOULDBLOCK) => {
+            let text = "another service is there, or still ending; end it, wait until it has ended, or choose another folder";
+            Err(io::Error::new(io::ErrorKind::AddrInUse, text))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// A descriptor that is readable when SIGTERM or SIGINT has come. All threads that start later have both blocked too.
 fn end_signals() -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
@@ -236,5 +268,22 @@ fn end_signals() -> nix::Result<SignalFd> {
 fn notify(state: sd_notify::NotifyState) {
     if let Err(error) = sd_notify::notify(false, &[state]) {
         tracing::warn!(%error, "systemd couldn't be told how the impairment service is");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+    use super::*;
+
+    #[test]
+    fn a_folder_is_one_services_until_it_has_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = lock_folder(folder.path()).unwrap();
+        let refusal = lock_folder(folder.path()).unwrap_err().to_string();
+        assert!(refusal.contains("still ending"), "{refusal}");
+        drop(first);
+        lock_folder(folder.path()).unwrap();
     }
 }

@@ -82,6 +82,8 @@ enum Order {
     Report(Answer<BTreeMap<Id, [LaneReport; 2]>>),
     End,
     #[cfg(test)]
+    Configure(Answer<Result<(), String>>),
+    #[cfg(test)]
     Panic,
 }
 
@@ -121,6 +123,12 @@ impl Worker {
     /// Whether the thread is gone, though nobody told it to end: it has panicked.
     pub(crate) fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Has the engine configured anew, as another target would.
+    #[cfg(test)]
+    pub(crate) fn configure(&self) -> Result<Result<(), String>, Error> {
+        self.ask(Order::Configure)
     }
 
     /// Has the thread panic.
@@ -272,6 +280,8 @@ impl Running {
             Order::Report(answer) => drop(answer.send(self.report())),
             Order::End => {}
             #[cfg(test)]
+            Order::Configure(answer) => drop(answer.send(self.follow(self.graph.clone()))),
+            #[cfg(test)]
             Order::Panic => panic!("a test says so"),
         }
     }
@@ -320,13 +330,12 @@ impl Running {
         let Some(target) = self.targets.get_mut(&id) else {
             return Err("the engine doesn't have it".to_owned());
         };
-        let mut graph = self.graph.clone();
         for lane in &mut target.lanes {
             let config = lane.config().changed_to(compiled);
-            let changed = lane.change(&mut graph, config);
+            let changed = lane.change(&mut self.graph, &mut self.engine, config);
             changed.map_err(|error| error.to_string())?;
         }
-        self.follow(graph)
+        Ok(())
     }
 
     /// Takes the rules away, and lets go or drops what is inside.

@@ -38,6 +38,9 @@ pub struct Way {
     /// impaired. A service with a larger `--frame-bytes-max` takes them.
     #[serde(default)]
     pub too_long: u64,
+    /// Super-packets dropped as they would be cut into more than 2048 packets.
+    #[serde(default)]
+    pub uncut: u64,
     /// Packets that the kernel didn't take back.
     pub refused: u64,
     /// What its rules have done.

@@ -174,3 +174,30 @@ fn a_user_who_waits_for_packets_leaves_others_and_root_their_part() {
         });
     });
 }
+
+/// Control connections at once.
+const CONNECTIONS: usize = 512;
+
+/// As of hundreds of scenarios, each of which has one as long as it runs.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_connects_beyond_the_most_waits_for_another_to_go() {
+    lab::run(|lab| {
+        let service = Service::start(lab);
+        let socket = service.folder.join("control.sock");
+        let mut served: Vec<Client> = Vec::new();
+        for _ in 0..CONNECTIONS {
+            let mut client = Client::connect(&socket).unwrap();
+            client.hello().unwrap();
+            served.push(client);
+        }
+        let mut late = Client::connect(&socket).unwrap();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(move || late.hello());
+            thread::sleep(Duration::from_millis(200));
+            assert!(!waiting.is_finished());
+            drop(served.pop());
+            waiting.join().unwrap().unwrap();
+        });
+    });
+}

@@ -121,6 +121,7 @@ impl From<ImpairError> for Failure {
             ImpairError::Lease(error) => error.code(),
             ImpairError::Impairment { .. } => ErrorCode::InvalidRequest,
             ImpairError::NotStarted(_) | ImpairError::Elsewhere { .. } => ErrorCode::Unavailable,
+            ImpairError::Ending { .. } => ErrorCode::Conflict,
             ImpairError::Launch(_) => ErrorCode::Internal,
             ImpairError::Service(error) => code_of(error),
         };

@@ -1,7 +1,7 @@
 //! Takes leases that have ended off the service's list, and has a dead service take up the others again.
 
 use std::{
-    sync::{Arc, PoisonError, atomic::Ordering},
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
@@ -9,7 +9,7 @@ use sandwire_impair_host::{
     control::{State, Status},
     launch,
 };
-use sandwire_slot::service::Slots;
+use sandwire_slot::{lease::LeaseKey, service::Slots};
 use tokio::time::timeout;
 
 use super::{ImpairError, Impairments, key_of, lease_of, targets_of};
@@ -38,8 +38,10 @@ pub(crate) async fn sweep(impairments: Arc<Impairments>, slots: Arc<Slots>) {
 
 impl Impairments {
     /// Looks once.
-    fn look(&self, slots: &Slots) -> Result<(), ImpairError> {
-        let _gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(super) fn look(&self, slots: &Slots) -> Result<(), ImpairError> {
+        let _gate = self.lock_gate();
+        // Also of slots that were repaired meanwhile.
+        let before = [self.known.leases(), self.pending.leases()].concat();
         let mut client = match self.connect() {
             Ok(client) => client,
             Err(_) => {
@@ -48,8 +50,10 @@ impl Impairments {
                 let key = |(owner, impairment)| Some((key_of(&owner)?, impairment));
                 self.known.replace(false, left.into_iter().filter_map(key));
                 if !is_any_left {
+                    // It has ended as it should, with all impairments.
+                    self.pending.clear();
                     self.may_be.store(false, Ordering::Relaxed);
-                    return Ok(());
+                    return self.lead(slots, &before);
                 }
                 // It takes up again what it remembers.
                 self.connect_or_start()?
@@ -57,7 +61,7 @@ impl Impairments {
         };
         let mut present = Vec::new();
         let mut is_any_left = false;
-        let mut failure = None;
+        let mut failure = self.settle(&mut client, slots).err();
         for status in client.list().map_err(ImpairError::Service)? {
             let Some(is_valid) = is_as_it_should(slots, &status) else {
                 continue;
@@ -73,15 +77,22 @@ impl Impairments {
                 failure = failure.or(Some(ImpairError::Service(error)));
             }
         }
-        let before = self.known.leases();
         self.known.replace(true, present);
-        // Also of slots that were repaired meanwhile.
-        for lease in self.known.leases().iter().chain(&before) {
-            let impaired = slots.set_impaired(lease, self.known.has(lease));
-            failure = failure.or(impaired.err().map(ImpairError::Lease));
-        }
+        failure = failure.or(self.lead(slots, &before).err());
+        is_any_left |= !self.pending.leases().is_empty();
         self.may_be.store(is_any_left, Ordering::Relaxed);
         failure.map_or(Ok(()), Err)
+    }
+
+    /// Has packets of leases that are impaired, or may be, pass where they are diverted, and those of leases that were as they would
+    /// otherwise. Goes on after a failure; the first counts.
+    fn lead(&self, slots: &Slots, before: &[LeaseKey]) -> Result<(), ImpairError> {
+        let mut outcome = Ok(());
+        for lease in self.known.leases().iter().chain(before) {
+            let is_impaired = self.known.has(lease) || self.pending.has(lease);
+            outcome = outcome.and(slots.set_impaired(lease, is_impaired));
+        }
+        Ok(outcome?)
     }
 }
 

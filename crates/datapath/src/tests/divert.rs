@@ -234,10 +234,14 @@ impl Headers {
 
     /// With a payload of so many bytes, behind a virtio-net header.
     fn with(&self, payload: usize) -> Vec<u8> {
+        self.with_segments(payload, SEGMENT)
+    }
+
+    fn with_segments(&self, payload: usize, segment: usize) -> Vec<u8> {
         let is_udp = self.transport.len() == 8;
         let all = self.before.len() + self.transport.len();
         let mut bytes = vec![1, self.gso_type];
-        for number in [all, SEGMENT, self.before.len(), if is_udp { 6 } else { 16 }] {
+        for number in [all, segment, self.before.len(), if is_udp { 6 } else { 16 }] {
             bytes.extend(u16::try_from(number).unwrap().to_ne_bytes());
         }
         bytes.extend(&self.before);
@@ -316,6 +320,15 @@ fn netns_super_packets_of_guests_are_counted_as_what_comes_back_of_them() {
                 }
             }
         }
+        // By one write a guest would have the kernel make as many packets as bytes.
+        let before = diversion.counters(Hook::Ingress);
+        let many = kinds()[0].with_segments(2049, 1);
+        guest.file().write_all(&many).unwrap();
+        let after = diversion.counters(Hook::Ingress);
+        assert_eq!(
+            (after.uncut, after.diverted),
+            (before.uncut + 1, before.diverted)
+        );
     });
 }
 

@@ -7,6 +7,13 @@ use std::{
     time::Duration,
 };
 
+use rustix::{
+    io::Errno,
+    net::{
+        self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with,
+        sockopt::{Timeout, set_socket_timeout},
+    },
+};
 use sandwire_api::impairment::Impairment;
 
 use super::{Cleared, Owner, RefusalCode, Request, Response, Status, Target};
@@ -88,14 +95,13 @@ impl Client {
     /// Connects to the control socket.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When nobody listens there, or who listens takes no connections for 30 s.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
-        let connect = || {
-            let stream = UnixStream::connect(path)?;
-            stream.set_write_timeout(Some(PATIENCE))?;
-            Ok(stream)
-        };
-        let stream = connect().map_err(|source| ClientError::Connect {
+        Self::connect_within(path, PATIENCE)
+    }
+
+    fn connect_within(path: &Path, patience: Duration) -> Result<Self, ClientError> {
+        let stream = connect(path, patience).map_err(|source| ClientError::Connect {
             path: path.to_owned(),
             source,
         })?;
@@ -231,10 +237,54 @@ impl Client {
     }
 }
 
+/// A connection that waits so long for whoever has more of them than it accepts, and for each write. Otherwise the kernel has it wait for
+/// ever, once so many others wait that were given up meanwhile.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
+    match net::connect(&socket, &SocketAddrUnix::new(path)?) {
+        Ok(()) => Ok(socket.into()),
+        Err(Errno::AGAIN) => {
+            let text = "it listens, but takes no connections";
+            Err(io::Error::new(io::ErrorKind::TimedOut, text))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn unexpected(operation: &'static str, answer: &Response) -> ClientError {
     let answer = serde_json::to_string(answer).unwrap_or_default();
     ClientError::Unexpected {
         operation,
         answer: answer.chars().take(200).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+    use super::*;
+
+    /// As of a service that was stopped (SIGSTOP), after so many questions that nobody waits any more for their answers.
+    #[test]
+    fn who_accepts_no_connection_is_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listening = socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )
+        .unwrap();
+        net::bind(&listening, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        net::listen(&listening, 0).unwrap();
+        let connect = || Client::connect_within(&path, Duration::from_millis(20));
+        let waiting: Vec<_> = (0..3).map_while(|_| connect().ok()).collect();
+        assert_eq!(waiting.len(), 1, "as many as the queue has room for");
+        let refusal = connect().unwrap_err().to_string();
+        assert!(refusal.contains("takes no connections"), "{refusal}");
     }
 }

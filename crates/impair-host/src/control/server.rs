@@ -59,20 +59,25 @@ impl Server {
         &self.listener
     }
 
-    /// Accepts who has connected, if anybody has.
+    /// Whether another connection may be served beside those that are.
+    pub(crate) fn has_room(&self) -> bool {
+        self.peers.load(Ordering::Relaxed) < PEERS_MAX
+    }
+
+    /// Accepts who has connected, if anybody has and there is room.
     pub(crate) fn accept(&self) {
+        if !self.has_room() {
+            return;
+        }
         let Ok((stream, _)) = self.listener.accept() else {
             return;
         };
         let uid = socket_peercred(&stream).map(|peer| peer.uid.as_raw());
-        let is_known = uid.is_ok_and(|uid| uid == 0 || uid == geteuid().as_raw());
-        if !is_known || self.peers.fetch_add(1, Ordering::Relaxed) >= PEERS_MAX {
-            if is_known {
-                self.peers.fetch_sub(1, Ordering::Relaxed);
-            }
+        if !uid.is_ok_and(|uid| uid == 0 || uid == geteuid().as_raw()) {
             tracing::warn!(?uid, "a control connection was closed at once");
             return;
         }
+        self.peers.fetch_add(1, Ordering::Relaxed);
         let (host, peers) = (self.host.clone(), self.peers.clone());
         let serve = move || {
             if let Err(error) = serve(stream, &host) {

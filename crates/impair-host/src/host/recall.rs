@@ -24,7 +24,7 @@ impl Host {
                 Ok(()) => tracing::info!(%target, "impaired as before"),
                 Err(error) => {
                     tracing::warn!(%target, %error, "not impaired any more");
-                    self.forget(&remembered);
+                    self.give_up(&remembered, &error);
                 }
             }
         }
@@ -57,6 +57,18 @@ impl Host {
         })?;
         let name = found.ok_or_else(missing)?.name;
         Ok((namespace, name))
+    }
+
+    /// Forgets a target that can't be taken up for this reason. What another service has done with the interface meanwhile, whose
+    /// TAPs are there, is not ours to take away.
+    pub(super) fn give_up(&self, remembered: &Remembered, error: &Error) {
+        if !matches!(error, Error::Diverted { .. }) {
+            self.forget(remembered);
+            return;
+        }
+        if let Err(error) = self.memory.remove(remembered.inode, remembered.ifindex) {
+            tracing::error!(target = %remembered.target, %error, "it can't be forgotten");
+        }
     }
 
     pub(super) fn forget(&self, remembered: &Remembered) {

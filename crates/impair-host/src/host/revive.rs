@@ -55,7 +55,7 @@ impl Host {
             Ok(()) => tracing::info!(%target, "impaired again"),
             Err(error) => {
                 tracing::error!(%target, %error, "not impaired any more");
-                self.forget(&entry.remembered);
+                self.give_up(&entry.remembered, &error);
                 entry.state = State::Ended {
                     reason: format!("its engine failed, and it can't be taken up again: {error}"),
                 };

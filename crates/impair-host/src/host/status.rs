@@ -53,6 +53,7 @@ impl Entry {
                 dead_passed: counters.dead_passed,
                 unread: unread + report.unread,
                 too_long: report.too_long,
+                uncut: counters.uncut,
                 refused: report.refused,
                 line: report.line,
             }

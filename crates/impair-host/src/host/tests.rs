@@ -19,8 +19,12 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(lab: &'a Lab) -> Self {
+        Self::in_folder(lab, "targets")
+    }
+
+    fn in_folder(lab: &'a Lab, folder: &str) -> Self {
         let settings = Settings {
-            memory: lab.folder().join("targets"),
+            memory: lab.folder().join(folder),
             pins: divert::FOLDER.into(),
             threads: 1,
             targets_max: 2,
@@ -352,12 +356,13 @@ fn an_engine_goes_on_when_no_descriptor_is_left() {
         rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
         let open = || std::fs::File::open("/dev/null").ok();
         let all: Vec<_> = std::iter::from_fn(open).collect();
-        // Each change is another configuration for the engine to wait by.
+        // Each is another configuration for the engine to wait by.
         let id = bench.host.entries.values().next().unwrap().id;
         for text in ["delay 2ms", "delay 3ms", "delay 4ms"] {
+            bench.host.workers[0].configure().unwrap().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(50));
             let changed = bench.host.workers[0].change(id, &compiled(text));
             changed.unwrap().unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(50));
             bench.host.workers[0].report().unwrap();
         }
         assert!(!all.is_empty() && !bench.host.workers[0].has_ended());
@@ -422,5 +427,48 @@ fn what_is_remembered_of_a_namespace_is_not_taken_for_another_with_its_inode() {
         bench.host.recall().unwrap();
         assert_eq!(bench.listed(), [""; 0]);
         assert!(bench.host.memory.read().unwrap().0.is_empty());
+    });
+}
+
+/// By another folder: what that has to say of the interface is what an earlier process of its own has left.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn what_another_service_impairs_by_now_is_left_to_it() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        let far = make_far(lab, "near0");
+        bench.impair(&far, "delay 1ms").unwrap();
+        let old = bench.host.memory.read().unwrap().0.remove(0);
+        // As SIGKILL does.
+        drop(bench);
+        let mut other = Bench::in_folder(lab, "others");
+        other.impair(&far, "egress blackhole").unwrap();
+        let mut bench = Bench::new(lab);
+        bench.host.memory.write(&old).unwrap();
+        bench.host.recall().unwrap();
+        assert_eq!(bench.listed(), [""; 0]);
+        assert!(bench.host.memory.read().unwrap().0.is_empty());
+        other.host.look();
+        assert_eq!(
+            other.host.list(None).unwrap()[0].state,
+            State::Impaired,
+            "nothing has been detached"
+        );
+        assert!(!passes(lab));
+    });
+}
+
+/// As of an interface that has the machine's default route.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_insisted_once_has_a_change_taken_up_again_too() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        let owner = Owner::User { uid: 0 };
+        let delay = "delay 1ms".parse().unwrap();
+        bench.host.set(&target("a"), &owner, &delay, true).unwrap();
+        bench.set("a").unwrap();
+        assert!(bench.host.memory.read().unwrap().0[0].force);
     });
 }

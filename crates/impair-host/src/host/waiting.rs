@@ -1,10 +1,10 @@
 //! Whose last packets may be waited for, so that one user leaves others their part.
 
 use super::{Host, Key};
-use crate::control::{PEERS_MAX, State};
+use crate::control::State;
 
 /// Targets whose last packets are waited for at once: each takes a control connection, and so do other questions.
-const ALL_MAX: usize = PEERS_MAX - 16;
+const ALL_MAX: usize = 48;
 /// Of these, those of one user who isn't root.
 const PER_USER_MAX: usize = 12;
 /// Those of all users who aren't root: they leave some to root.

@@ -90,9 +90,18 @@ impl Lane {
         Ok(())
     }
 
-    /// Exchanges what its packets meet.
-    pub(super) fn change(&mut self, graph: &mut Graph, config: Line) -> Result<(), GraphError> {
+    /// Exchanges what its packets meet. The engine isn't configured anew, for which the packets of all targets would wait: the longer, the
+    /// more there are.
+    pub(super) fn change(
+        &mut self,
+        graph: &mut Graph,
+        engine: &mut Engine,
+        config: Line,
+    ) -> Result<(), GraphError> {
         graph.replace(&self.line, config.clone())?;
+        if let Some(line) = engine.app_mut::<LineApp>(&self.line) {
+            line.change(&config);
+        }
         self.config = config;
         Ok(())
     }

@@ -45,6 +45,9 @@ pub(crate) struct Arguments {
     force: bool,
 }
 
+/// How long a service that has died is waited for that somebody else starts it, as systemd does.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// What a step of a scenario may call the interface, whatever its name is.
 const TARGET: &str = "target";
 
@@ -90,6 +93,7 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
     let mut begun = false;
     let ran = carry_out(
         &scenario,
+        folder,
         &mut client,
         &signals,
         arguments.force,
@@ -102,7 +106,8 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
         while signals.has_come() {}
         // What isn't impaired any more isn't listed.
         answer.valid = is_valid(&mut client, &answer.target);
-        clear(folder, &mut client, &answer.target, &signals)
+        let end = |client: &mut Client| clear(folder, client, &answer.target, &signals);
+        ask(folder, &mut client, end)
     } else {
         Ok(Cleared::default())
     };
@@ -115,6 +120,7 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
 /// read when somebody wants it to end before.
 fn carry_out(
     scenario: &Scenario,
+    folder: &Path,
     client: &mut Client,
     signals: &impl AsFd,
     force: bool,
@@ -130,7 +136,9 @@ fn carry_out(
         if is_ended(signals, Some(due.saturating_sub(start.elapsed())))? {
             return Ok(());
         }
-        let set = client.set_with(&answer.target, &owner, &impairment, force);
+        let change =
+            |client: &mut Client| client.set_with(&answer.target, &owner, &impairment, force);
+        let set = ask(folder, client, change);
         *begun |= !matches!(set, Err(ClientError::Refused { .. }));
         set.map_err(service::failure)?;
         let late = start.elapsed().saturating_sub(due).as_millis();
@@ -148,6 +156,29 @@ fn carry_out(
     let rest = length.map(|length| length.saturating_sub(start.elapsed()));
     answer.completed = !is_ended(signals, rest)?;
     Ok(())
+}
+
+/// Asks the service; if that has died meanwhile, the next one, which takes up what it has left. Where nobody else starts one, we do.
+fn ask<T>(
+    folder: &Path,
+    client: &mut Client,
+    question: impl Fn(&mut Client) -> Result<T, ClientError>,
+) -> Result<T, ClientError> {
+    let broken = match question(client) {
+        Err(error @ ClientError::Broken { .. }) => error,
+        answer => return answer,
+    };
+    note(&format!("cannot {broken}; asking again"));
+    let socket = control_socket(folder);
+    let deadline = Instant::now() + PATIENCE;
+    while Client::connect(&socket).is_err() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(50));
+    }
+    let Ok((next, _)) = service::connect_or_start(folder) else {
+        return Err(broken);
+    };
+    *client = next;
+    question(client)
 }
 
 /// Whether packets of a target were released in time, if it still is impaired.
@@ -295,11 +326,47 @@ mod tests {
             scope.spawn(|| agree_once(&listener, &end));
             let mut client = Client::connect(&socket).unwrap();
             let (answer, begun) = (&mut answer, &mut begun);
-            carry_out(&scenario, &mut client, &signals, false, answer, begun).unwrap();
+            let folder = folder.path();
+            carry_out(
+                &scenario,
+                folder,
+                &mut client,
+                &signals,
+                false,
+                answer,
+                begun,
+            )
+            .unwrap();
             start.elapsed()
         });
         assert!(lasted >= Duration::from_millis(200), "{lasted:?}");
         assert_eq!((answer.changes, answer.completed, begun), (1, false, true));
+    }
+
+    /// As after SIGKILL, and a start by systemd.
+    #[test]
+    fn the_next_service_is_asked_what_the_last_one_did_not_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (end, _signals) = UnixStream::pair().unwrap();
+        thread::scope(|scope| {
+            let mut client = Client::connect(&socket).unwrap();
+            drop(listener.accept().unwrap());
+            scope.spawn(|| {
+                // Whether there is another one is asked first.
+                drop(listener.accept().unwrap());
+                agree_once(&listener, &end);
+            });
+            let target = Target {
+                netns: None,
+                interface: "near0".to_owned(),
+                side: Side::Host,
+            };
+            let (owner, impairment) = (Owner::User { uid: 0 }, "loss 1%".parse().unwrap());
+            let change = |client: &mut Client| client.set(&target, &owner, &impairment);
+            ask(folder.path(), &mut client, change).unwrap();
+        });
     }
 
     #[test]

@@ -110,6 +110,7 @@ fn rows_of(way: &Way) -> Vec<[String; 7]> {
         ("engine dead", way.dead_dropped),
         ("unread", way.unread),
         ("too long, see --frame-bytes-max", way.too_long),
+        ("of more than 2048 segments", way.uncut),
         ("not taken back", way.refused),
         ("NAT mapping forgotten", way.line.nat_dropped),
         ("consumer full", way.line.passed_dropped),

@@ -33,6 +33,7 @@ impl Sum {
             ("engine_dead", way.dead_dropped),
             ("unread", way.unread),
             ("too_long", way.too_long),
+            ("uncut", way.uncut),
             ("refused", way.refused),
             ("nat_forgotten", way.line.nat_dropped),
             ("consumer_full", way.line.passed_dropped),

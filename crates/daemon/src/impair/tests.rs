@@ -1,0 +1,255 @@
+#![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+use std::{
+    collections::BTreeMap,
+    io::{BufRead, BufReader, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    sync::{Arc, Condvar},
+    time::{Duration, Instant},
+};
+
+use sandwire_impair_host::control::{Cleared, Request, Response, Way};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::model::{self, ModelNetwork};
+
+const ROOT: Caller = Caller {
+    uid: 0,
+    gid: 0,
+    privileged: true,
+};
+
+/// A service that does what it is told, and sometimes doesn't say so.
+#[derive(Default)]
+struct Service {
+    targets: Mutex<BTreeMap<Target, (Owner, Impairment)>>,
+    /// Ends the connection instead of the answer to this many-th request for an impairment from now on.
+    silent_at: Mutex<Option<usize>>,
+    /// Packets under way keep impairments from ending.
+    holds: Mutex<bool>,
+    let_go: Condvar,
+    /// Ends that are waited for.
+    ending: Mutex<usize>,
+}
+
+impl Service {
+    /// Listens in that folder, for as long as the test runs.
+    fn start(folder: &Path) -> Arc<Self> {
+        let service = Arc::new(Self::default());
+        let listener = UnixListener::bind(control_socket(folder)).unwrap();
+        let shared = Arc::clone(&service);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let shared = Arc::clone(&shared);
+                thread::spawn(move || shared.serve(&stream));
+            }
+        });
+        service
+    }
+
+    fn serve(&self, mut stream: &UnixStream) {
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        for line in lines.map_while(Result::ok) {
+            let Some(answer) = self.answer(serde_json::from_str(&line).unwrap()) else {
+                return;
+            };
+            let mut text = serde_json::to_vec(&answer).unwrap();
+            text.push(b'\n');
+            stream.write_all(&text).unwrap();
+        }
+    }
+
+    fn answer(&self, request: Request) -> Option<Response> {
+        Some(match request {
+            Request::Hello => Response::Hello {
+                version: String::new(),
+                pid: 1,
+                threads: 1,
+                netns_inode: None,
+            },
+            Request::Set {
+                target,
+                owner,
+                impairment,
+                ..
+            } => {
+                let new = (owner, *impairment);
+                self.targets.lock().unwrap().insert(target, new);
+                let mut silent_at = self.silent_at.lock().unwrap();
+                if *silent_at == Some(0) {
+                    return None;
+                }
+                *silent_at = silent_at.map(|rest| rest - 1);
+                Response::Done
+            }
+            Request::Clear { target, flush } => {
+                *self.ending.lock().unwrap() += 1;
+                let holds = self.holds.lock().unwrap();
+                drop(self.let_go.wait_while(holds, |holds| *holds && !flush));
+                let known = self.targets.lock().unwrap().remove(&target);
+                let cleared = Cleared {
+                    was_impaired: known.is_some(),
+                    ..Cleared::default()
+                };
+                Response::Cleared { cleared }
+            }
+            Request::List { .. } => Response::Targets {
+                targets: self.list(),
+            },
+        })
+    }
+
+    fn list(&self) -> Vec<Status> {
+        let targets = self.targets.lock().unwrap();
+        let status = |(target, (owner, impairment)): (&Target, &(Owner, Impairment))| Status {
+            target: target.clone(),
+            owner: owner.clone(),
+            state: State::Impaired,
+            impairment: impairment.clone(),
+            ifindex: 1,
+            thread: 0,
+            egress: Way::default(),
+            ingress: Way::default(),
+        };
+        targets.iter().map(status).collect()
+    }
+
+    /// How its targets are impaired.
+    fn texts(&self) -> Vec<String> {
+        let targets = self.targets.lock().unwrap();
+        targets
+            .values()
+            .map(|(_, impairment)| impairment.to_string())
+            .collect()
+    }
+}
+
+/// A lease `a` of root's with two interfaces, and a service.
+struct Lab {
+    slots: Arc<Slots>,
+    network: Arc<ModelNetwork>,
+    impairments: Impairments,
+    service: Arc<Service>,
+    folder: TempDir,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (slots, network) = model::open(folder.path());
+        model::fill(&slots, &model::ebpf_pool("web", 1));
+        let request = serde_json::from_value(json!({"pool": "web", "name": "a"})).unwrap();
+        slots.acquire(ROOT, &request).unwrap();
+        Self {
+            slots,
+            network,
+            impairments: Impairments::new(folder.path().to_owned(), false),
+            service: Service::start(folder.path()),
+            folder,
+        }
+    }
+
+    fn set(&self, text: &str) -> Result<LeaseImpairment, ImpairError> {
+        let impairment = text.parse().unwrap();
+        let name = "a".parse().unwrap();
+        self.impairments
+            .set(&self.slots, ROOT, None, &name, &impairment)
+    }
+
+    fn clear(&self, flush: bool) -> Result<ImpairmentCleared, ImpairError> {
+        let name = "a".parse().unwrap();
+        self.impairments
+            .clear(&self.slots, ROOT, None, &name, flush)
+    }
+
+    /// Slots whose packets are left to whoever diverts them.
+    fn led(&self) -> usize {
+        self.network.impaired.lock().unwrap().len()
+    }
+}
+
+fn wait_until(what: &str, happens: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !happens() {
+        assert!(Instant::now() < deadline, "{what}: not so");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Else what is set on the first interface stays, and what is set on the second is ended with what was there before.
+#[test]
+fn a_lease_is_not_impaired_anew_while_its_end_is_waited_for() {
+    let lab = Lab::new();
+    lab.set("delay 50ms").unwrap();
+    assert_eq!(lab.service.texts(), ["delay 50ms", "delay 50ms"]);
+    *lab.service.holds.lock().unwrap() = true;
+    let (refused, flushed) = thread::scope(|scope| {
+        let waiting = scope.spawn(|| lab.clear(false));
+        wait_until("it is waited", || *lab.service.ending.lock().unwrap() > 0);
+        let refused = lab.set("delay 7ms");
+        // Who doesn't want to wait needn't.
+        let flushed = lab.clear(true);
+        *lab.service.holds.lock().unwrap() = false;
+        lab.service.let_go.notify_all();
+        waiting.join().unwrap().unwrap();
+        (refused, flushed)
+    });
+    assert!(matches!(refused, Err(ImpairError::Ending { .. })));
+    assert!(flushed.unwrap().was_impaired);
+    assert_eq!((lab.service.texts().len(), lab.led()), (0, 0));
+    lab.set("delay 7ms").unwrap();
+    assert_eq!(lab.service.texts(), ["delay 7ms", "delay 7ms"]);
+    assert_eq!(lab.led(), 1);
+}
+
+#[test]
+fn a_change_that_nobody_has_confirmed_is_taken_back() {
+    let lab = Lab::new();
+    let look = || lab.impairments.look(&lab.slots).unwrap();
+    for before in [None, Some("delay 5ms")] {
+        if let Some(before) = before {
+            lab.set(before).unwrap();
+        }
+        *lab.service.silent_at.lock().unwrap() = Some(1);
+        let broken = lab.set("delay 50ms");
+        assert!(matches!(
+            broken,
+            Err(ImpairError::Service(ClientError::Broken { .. }))
+        ));
+        assert_eq!(lab.service.texts(), ["delay 50ms", "delay 50ms"]);
+        assert_eq!(lab.led(), 1, "until it is known that it isn't impaired");
+        *lab.service.silent_at.lock().unwrap() = None;
+        look();
+        let expected = before.map_or(Vec::new(), |before| vec![before; 2]);
+        assert_eq!(lab.service.texts(), expected);
+        assert_eq!(lab.led(), usize::from(before.is_some()));
+        look();
+        assert_eq!(lab.service.texts(), expected, "once is enough");
+    }
+}
+
+/// What somebody asks for in the meantime counts.
+#[test]
+fn a_later_change_is_not_taken_back_with_one_that_nobody_has_confirmed() {
+    let lab = Lab::new();
+    *lab.service.silent_at.lock().unwrap() = Some(1);
+    lab.set("delay 50ms").unwrap_err();
+    *lab.service.silent_at.lock().unwrap() = None;
+    lab.set("delay 7ms").unwrap();
+    lab.impairments.look(&lab.slots).unwrap();
+    assert_eq!(lab.service.texts(), ["delay 7ms", "delay 7ms"]);
+    assert_eq!(lab.led(), 1);
+}
+
+#[test]
+fn a_service_that_has_ended_leaves_no_lease_on_another_way() {
+    let lab = Lab::new();
+    lab.set("delay 50ms").unwrap();
+    assert_eq!(lab.led(), 1);
+    std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+    lab.impairments.look(&lab.slots).unwrap();
+    assert_eq!(lab.led(), 0);
+}
