@@ -6,6 +6,8 @@
 
 mod connection;
 mod detached;
+#[cfg(test)]
+mod documents;
 mod failure;
 mod interruption;
 mod log;

@@ -608,9 +608,16 @@ fn the_host_keeps_the_default_route_that_its_router_told_it() {
             "{error}"
         );
         lab.assert_unchanged(&before);
-        lab.run("sysctl -w net.ipv6.conf.eth7.accept_ra=2");
-        network.add_pool(&pool("web", "{}")).unwrap();
-        assert!(lab.run("ip -6 route show default").contains("fe80::99"));
+        // 0 is where systemd-networkd or NetworkManager hears the router, and keeps the route.
+        for accept_ra in ["2", "0"] {
+            lab.run("sysctl -w net.ipv6.conf.all.forwarding=0");
+            lab.run(&format!(
+                "sysctl -w net.ipv6.conf.eth7.accept_ra={accept_ra}"
+            ));
+            network.add_pool(&pool("web", "{}")).unwrap();
+            assert!(lab.run("ip -6 route show default").contains("fe80::99"));
+            network.remove_pool(&pool("web", "{}")).unwrap();
+        }
     });
 }
 

@@ -11,6 +11,7 @@ mod host;
 mod managers;
 mod probe;
 mod report;
+mod uplinks;
 mod vmm;
 
 use std::process::ExitCode;

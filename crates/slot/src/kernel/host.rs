@@ -262,8 +262,9 @@ fn check_versions(plan: &Plan) -> Result<(), NetworkError> {
     })
 }
 
-/// Forwarding of IPv6 makes the kernel forget default routes learned from router advertisements,
-/// unless `accept_ra` is 2. That would cut the host off, so it is the operator's decision.
+/// Forwarding of IPv6 makes the kernel forget default routes that it has learned from router advertisements,
+/// unless `accept_ra` is 2. That would cut the host off, so it is the operator's decision. Where `accept_ra` is 0, a
+/// program such as systemd-networkd or NetworkManager hears them instead, and its routes stay.
 fn check_forwarding(
     worker: &mut Worker,
     plan: &Plan,
@@ -280,7 +281,7 @@ fn check_forwarding(
             .find(|found| Some(found.index) == route.interface);
         let Some(interface) = named else { continue };
         let setting = format!("net/ipv6/conf/{}/accept_ra", interface.name);
-        if worker.procfs.read(&setting)? == "2" {
+        if matches!(worker.procfs.read(&setting)?.as_str(), "0" | "2") {
             continue;
         }
         return Err(NetworkError::Conflict {

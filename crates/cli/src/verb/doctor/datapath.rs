@@ -7,7 +7,6 @@ use std::fs;
 
 use nix::sched::CloneFlags;
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
-use sandwire_daemon::config::Config;
 use sandwire_datapath::{
     Datapath, Settings,
     abi::SkbPlaces,
@@ -19,6 +18,7 @@ use super::{
     Probe, host,
     probe::{self, Probed, Results},
     report::{EBPF, Finding},
+    uplinks::Uplinks,
 };
 use crate::privilege::effective_capabilities;
 
@@ -80,13 +80,13 @@ fn load() -> Result<Features, String> {
 }
 
 /// What was found out, and how to get what is missing.
-pub(super) fn findings() -> Vec<Finding> {
+pub(super) fn findings(uplinks: &Uplinks) -> Vec<Finding> {
     let results = probe::apart(Probe::DataPath);
     let mut findings = program_findings(&results, &circumstances());
     findings.push(bpffs_finding(
         &fs::read_to_string("/proc/mounts").unwrap_or_default(),
     ));
-    let (names, why) = uplink_names();
+    let (names, why) = uplink_names(uplinks);
     if names.is_empty() {
         let detail = match why {
             DEFAULT_ROUTE => "there is no default route".to_owned(),
@@ -171,14 +171,10 @@ fn bpffs_finding(mounts: &str) -> Finding {
 }
 
 /// Uplinks, and why these.
-fn uplink_names() -> (Vec<String>, &'static str) {
-    // A configuration that is wrong is told by the daemon itself.
-    let configured = Config::load(None)
-        .ok()
-        .and_then(|config| config.datapath.uplinks);
-    match configured {
+fn uplink_names(uplinks: &Uplinks) -> (&[String], &'static str) {
+    match &uplinks.configured {
         Some(names) => (names, "`uplinks` of the configuration"),
-        None => (host::own_uplinks(), DEFAULT_ROUTE),
+        None => (&uplinks.of_default_routes, DEFAULT_ROUTE),
     }
 }
 

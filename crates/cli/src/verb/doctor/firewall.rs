@@ -2,7 +2,7 @@
 //!
 //! Two readers ([`nft`] and [`legacy`]) turn a rule set into the same small model: base chains,
 //! rules with the interfaces that they are limited to, verdicts. [`obstacles`] then follows two
-//! packets through the forward hook, from the uplink to a slot and from a slot to the uplink.
+//! packets of each uplink through the forward hook, from it to a slot and from a slot to it.
 //! Conditions that it doesn't understand make a rule conditional; so what it reports is a warning
 //! and never a certainty. It never changes a rule: it says which command the user may run.
 
@@ -75,6 +75,8 @@ pub(super) enum Verdict {
     /// `drop` or `reject`.
     Drop,
     Jump(String),
+    /// Like a jump, but what falls through there doesn't come back to this chain.
+    Goto(String),
     Return,
     /// Counts, logs, marks, translates.
     Continue,
@@ -93,77 +95,107 @@ pub(super) struct Obstacle {
     pub(super) rule: Option<u64>,
     /// What it blocks.
     pub(super) problem: String,
+    /// Uplinks of which it does, if that depends on them.
+    pub(super) uplinks: Vec<String>,
     /// Commands that the user may run.
     pub(super) advice: String,
 }
 
 /// An end of a packet's way through the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+enum End<'a> {
     Slot,
-    Uplink,
+    /// By name.
+    Uplink(&'a str),
 }
 
 /// A packet that must get through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Packet {
-    input: End,
-    output: End,
+struct Packet<'a> {
+    input: End<'a>,
+    output: End<'a>,
 }
 
-const PACKETS: [Packet; 2] = [
-    Packet {
-        input: End::Slot,
-        output: End::Uplink,
-    },
-    Packet {
-        input: End::Uplink,
-        output: End::Slot,
-    },
-];
+/// One of each direction. A host without uplinks may get one that no rule names.
+fn packets(uplinks: &[String]) -> Vec<(&str, Packet<'_>)> {
+    let names: Vec<&str> = match uplinks {
+        [] => vec![""],
+        names => names.iter().map(String::as_str).collect(),
+    };
+    let both = |name| {
+        let (input, output) = (End::Slot, End::Uplink(name));
+        let out = Packet { input, output };
+        let back = Packet {
+            input: output,
+            output: input,
+        };
+        [(name, out), (name, back)]
+    };
+    names.into_iter().flat_map(both).collect()
+}
 
-/// All that may block. `uplinks` are the interfaces that default routes go by.
+/// All that may block. `uplinks` are the interfaces by which packets leave the host.
 pub(super) fn obstacles(ruleset: &Ruleset, uplinks: &[String]) -> Vec<Obstacle> {
     let mut found: Vec<Obstacle> = Vec::new();
     for base in &ruleset.chains {
         let Some(hook) = base.hook.as_deref() else {
             continue;
         };
-        let mut add = |obstacle: Obstacle| {
-            if !found.contains(&obstacle) {
-                found.push(obstacle);
-            }
-        };
         if hook == "forward" {
-            for packet in PACKETS {
+            for (uplink, packet) in packets(uplinks) {
                 let mut walk = Walk {
                     ruleset,
                     base,
-                    uplinks,
                     packet,
                     drops: Vec::new(),
                 };
                 let fell_through = !walk.chain(base, 0);
-                walk.drops.into_iter().for_each(&mut add);
+                let mut drops = walk.drops;
                 if fell_through && base.drops_by_policy {
-                    add(policy(ruleset, base, hook));
+                    drops.push(policy(ruleset, base, hook));
+                }
+                for obstacle in drops {
+                    add(&mut found, obstacle, uplink);
                 }
             }
         } else if base.drops_by_policy
             && matches!(hook, "input" | "output" | "prerouting" | "postrouting")
         {
-            add(policy(ruleset, base, hook));
+            found.push(policy(ruleset, base, hook));
         }
     }
     found
+}
+
+/// One that blocks several uplinks is told of once.
+fn add(found: &mut Vec<Obstacle>, obstacle: Obstacle, uplink: &str) {
+    let is_same = |other: &&mut Obstacle| {
+        let uplinks = other.uplinks.clone();
+        **other
+            == Obstacle {
+                uplinks,
+                ..obstacle.clone()
+            }
+    };
+    let known = found.iter_mut().find(is_same);
+    let obstacle = match known {
+        Some(known) => known,
+        None => {
+            found.push(obstacle);
+            let last = found.len() - 1;
+            &mut found[last]
+        }
+    };
+    if !uplink.is_empty() && !obstacle.uplinks.iter().any(|name| name == uplink) {
+        obstacle.uplinks.push(uplink.to_owned());
+    }
 }
 
 /// A packet on its way through the chains of a hook.
 struct Walk<'a> {
     ruleset: &'a Ruleset,
     base: &'a Chain,
-    uplinks: &'a [String],
-    packet: Packet,
+    packet: Packet<'a>,
     drops: Vec<Obstacle>,
 }
 
@@ -184,13 +216,14 @@ impl Walk<'_> {
                     self.drops.push(self.dropped_by(chain, rule));
                     return true;
                 }
-                Verdict::Jump(name) if depth < DEPTH_MAX => {
+                // A conditional jump may lead to a drop that is meant for others.
+                Verdict::Jump(name) | Verdict::Goto(name)
+                    if depth < DEPTH_MAX && !rule.conditional =>
+                {
                     let target = self.ruleset.find(chain, name);
-                    // A conditional jump may lead to a drop that is meant for others.
-                    if !rule.conditional
-                        && target.is_some_and(|target| self.chain(target, depth + 1))
-                    {
-                        return true;
+                    let is_decided = target.is_some_and(|target| self.chain(target, depth + 1));
+                    if is_decided || matches!(rule.verdict, Verdict::Goto(_)) {
+                        return is_decided;
                     }
                 }
                 _ => {}
@@ -200,16 +233,14 @@ impl Walk<'_> {
     }
 
     fn interfaces_match(&self, rule: &Rule) -> bool {
-        let all = |limits: &[InterfaceMatch], end| {
-            limits.iter().all(|limit| limit.holds(end, self.uplinks))
-        };
+        let all = |limits: &[InterfaceMatch], end| limits.iter().all(|limit| limit.holds(end));
         all(&rule.input, self.packet.input) && all(&rule.output, self.packet.output)
     }
 
     fn dropped_by(&self, chain: &Chain, rule: &Rule) -> Obstacle {
         let direction = match self.packet.input {
             End::Slot => "from sandboxes to the uplink",
-            End::Uplink => "from the uplink to sandboxes",
+            End::Uplink(_) => "from the uplink to sandboxes",
         };
         Obstacle {
             program: chain.program,
@@ -219,16 +250,17 @@ impl Walk<'_> {
             hook: "forward".to_owned(),
             rule: Some(rule.handle),
             problem: format!("it drops what goes {direction}, unless a rule before it accepts"),
+            uplinks: Vec::new(),
             advice: advice(self.ruleset, self.base),
         }
     }
 }
 
 impl InterfaceMatch {
-    fn holds(&self, end: End, uplinks: &[String]) -> bool {
+    fn holds(&self, end: End<'_>) -> bool {
         let named = self.names.iter().any(|pattern| match end {
             End::Slot => names_slots(pattern),
-            End::Uplink => uplinks.iter().any(|uplink| matches_name(pattern, uplink)),
+            End::Uplink(name) => matches_name(pattern, name),
         });
         named != self.negated
     }
@@ -302,6 +334,7 @@ fn policy(ruleset: &Ruleset, chain: &Chain, hook: &str) -> Obstacle {
         hook: hook.to_owned(),
         rule: None,
         problem: problem.to_owned(),
+        uplinks: Vec::new(),
         advice: advice(ruleset, chain),
     }
 }

@@ -16,6 +16,7 @@ use super::{
     host,
     managers::{INTERFACES, Manager, NETWORK_MANAGER, NETWORKD},
     probe::{self, Probed},
+    uplinks::{self, Uplinks},
     vmm,
 };
 use crate::privilege::effective_capabilities;
@@ -54,10 +55,10 @@ pub(super) struct Finding {
 
 /// A setting that may get in the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-struct Warning {
-    subject: String,
-    problem: String,
-    advice: String,
+pub(super) struct Warning {
+    pub(super) subject: String,
+    pub(super) problem: String,
+    pub(super) advice: String,
 }
 
 const ESSENTIAL: &str = "essential";
@@ -249,14 +250,14 @@ pub(super) fn examine() -> Report {
         .iter()
         .map(|feature| feature_finding(feature, &features))
         .collect();
-    findings.extend(datapath::findings());
+    let uplinks = Uplinks::find();
+    findings.extend(datapath::findings(&uplinks));
     findings.extend(device_findings());
     findings.extend(guest_findings());
     findings.extend(limit_findings());
-    let uplinks = host::own_uplinks();
-    let mut warnings = setting_warnings(&uplinks);
+    let mut warnings = uplinks::own_warnings(&uplinks);
     warnings.extend(manager_warnings());
-    let firewall = read_firewalls(&uplinks, &mut warnings);
+    let firewall = read_firewalls(&uplinks.all(), &mut warnings);
     Report {
         version: env!("CARGO_PKG_VERSION"),
         kernel: host::kernel(),
@@ -464,43 +465,6 @@ const LIMITS: [(&str, &str); 5] = [
         "watchers of folders per user",
     ),
 ];
-
-fn setting_warnings(uplinks: &[String]) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    let mut warn = |subject: String, problem: &str, advice: String| {
-        warnings.push(Warning {
-            subject,
-            problem: problem.to_owned(),
-            advice,
-        });
-    };
-    for (setting, what) in [
-        ("net/ipv4/ip_forward", "IPv4"),
-        ("net/ipv6/conf/all/forwarding", "IPv6"),
-    ] {
-        if host::setting(setting).as_deref() == Some("0") {
-            let problem = format!(
-                "the host forwards no {what} packets by default; the daemon turns it on for its own interfaces, the \
-                 uplink needs it too"
-            );
-            warn(
-                setting.replace('/', "."),
-                &problem,
-                format!("sysctl -w {}=1", setting.replace('/', ".")),
-            );
-        }
-    }
-    // With one uplink every way is the same way.
-    if uplinks.len() > 1 {
-        for uplink in host::strict_reverse_path(uplinks, host::setting) {
-            let problem = "strict reverse path filter on one of several uplinks: it drops answers to sandboxes that \
-                           come by another uplink than the one to their sender";
-            let advice = format!("sysctl -w net.ipv4.conf.{uplink}.rp_filter=2");
-            warn(format!("net.ipv4.conf.{uplink}.rp_filter"), problem, advice);
-        }
-    }
-    warnings
-}
 
 /// Of programs for the host's own network that have taken interfaces of sandboxes.
 fn manager_warnings() -> impl Iterator<Item = Warning> {

@@ -72,7 +72,11 @@ fn parse_rule(text: &str, position: u64) -> Rule {
             }
             "-i" => rule.input.push(interface()),
             "-o" => rule.output.push(interface()),
-            "-j" | "-g" => {
+            "-g" => {
+                rule.verdict = Verdict::Goto(words.next().unwrap_or_default().to_owned());
+                return rule;
+            }
+            "-j" => {
                 rule.verdict = verdict(words.next().unwrap_or_default());
                 // What follows are options of the target.
                 return rule;

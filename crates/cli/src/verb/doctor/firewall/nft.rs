@@ -87,7 +87,10 @@ fn read_statement(rule: &mut Rule, kind: &str, value: &Value) {
         "accept" => rule.verdict = Verdict::Accept,
         "drop" | "reject" => rule.verdict = Verdict::Drop,
         "return" => rule.verdict = Verdict::Return,
-        "jump" | "goto" => rule.verdict = Verdict::Jump(target()),
+        "jump" => rule.verdict = Verdict::Jump(target()),
+        "goto" => rule.verdict = Verdict::Goto(target()),
+        // Of iptables' own targets nft tells no more than the name.
+        "xt" if is_reject(value) => rule.verdict = Verdict::Drop,
         "match" => match interface_match(value) {
             Some((true, found)) => rule.input.push(found),
             Some((false, found)) => rule.output.push(found),
@@ -98,6 +101,11 @@ fn read_statement(rule: &mut Rule, kind: &str, value: &Value) {
         // Limits, sets, verdict maps, matches of iptables' own, and what is yet to be invented.
         _ => rule.conditional = true,
     }
+}
+
+fn is_reject(xt: &Value) -> bool {
+    let is = |key, wanted| xt.get(key).and_then(Value::as_str) == Some(wanted);
+    is("type", "target") && is("name", "REJECT")
 }
 
 /// A match on an interface's name: whether on the input side, and its names.

@@ -224,6 +224,71 @@ fn a_rule_on_the_uplink_alone_blocks_and_on_another_interface_does_not() {
 }
 
 #[test]
+fn each_uplink_is_judged_for_itself() {
+    let forward = ("inet", "mine", "fwd");
+    let objects = json!({ "nftables": [
+        base("inet", "mine", "fwd", "forward", "drop"),
+        rule(forward, 3, json!([interface("iifname", "==", "eth0"), { "accept": null }])),
+        rule(forward, 4, json!([interface("oifname", "==", "eth0"), { "accept": null }])),
+    ]});
+    let ruleset = nft::parse(&objects.to_string()).unwrap();
+    let of = |uplinks: &[&str]| {
+        let uplinks: Vec<String> = uplinks.iter().map(|name| (*name).to_owned()).collect();
+        obstacles(&ruleset, &uplinks)
+    };
+    assert_eq!(of(&["eth0"]), []);
+    let found = of(&["eth0", "eth1", "eth2"]);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].uplinks, ["eth1", "eth2"]);
+    // What no rule names is dropped.
+    assert_eq!(of(&[]).len(), 1);
+}
+
+#[test]
+fn a_reject_by_iptables_target_blocks() {
+    // As `iptables -A FORWARD -j REJECT` shows, with which some clouds' images come.
+    let forward = ("ip", "filter", "FORWARD");
+    let found = found(vec![
+        base("ip", "filter", "FORWARD", "forward", "accept"),
+        rule(
+            forward,
+            2,
+            json!([counter(), { "xt": { "type": "target", "name": "LOG" } }]),
+        ),
+        rule(
+            forward,
+            3,
+            json!([counter(), { "xt": { "type": "target", "name": "REJECT" } }]),
+        ),
+    ]);
+    let rules: Vec<Option<u64>> = found.iter().map(|obstacle| obstacle.rule).collect();
+    assert_eq!(rules, [Some(3), Some(3)], "{found:#?}");
+    assert!(
+        found[0]
+            .advice
+            .starts_with("iptables -I FORWARD -i sw+ -j ACCEPT"),
+        "{}",
+        found[0].advice
+    );
+}
+
+#[test]
+fn what_falls_through_a_goto_meets_the_policy() {
+    let forward = ("ip", "filter", "FORWARD");
+    let found = found(vec![
+        base("ip", "filter", "FORWARD", "forward", "drop"),
+        chain("ip", "filter", "mine"),
+        rule(forward, 2, json!([{ "goto": { "target": "mine" } }])),
+        rule(forward, 3, json!([{ "accept": null }])),
+    ]);
+    assert_eq!(found.len(), 1, "{found:#?}");
+    assert_eq!(found[0].rule, None);
+    let legacy = "*filter\n:FORWARD DROP [0:0]\n:mine - [0:0]\n-A FORWARD -g mine\n-A FORWARD -j ACCEPT\nCOMMIT\n";
+    let found = obstacles(&legacy::parse(legacy, "ip"), &["eth0".to_owned()]);
+    assert_eq!(found.len(), 1, "{found:#?}");
+}
+
+#[test]
 fn conditional_drops_and_our_own_tables_are_no_obstacle() {
     let forward = ("inet", "mine", "fwd");
     let found = found(vec![

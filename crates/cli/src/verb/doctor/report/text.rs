@@ -79,13 +79,18 @@ fn obstacle_text(obstacle: &Obstacle) -> String {
         chain,
         hook,
         problem,
+        uplinks,
         advice,
         ..
     } = obstacle;
+    let uplinks = match uplinks.as_slice() {
+        [] => String::new(),
+        names => format!(" (uplinks: {})", names.join(", ")),
+    };
     let rule = obstacle
         .rule
         .map_or(String::new(), |handle| format!(", rule {handle}"));
     format!(
-        "  ! table {family} {table}, chain {chain} (hook {hook}){rule}: {problem}\n      to allow it: {advice}\n"
+        "  ! table {family} {table}, chain {chain} (hook {hook}){rule}: {problem}{uplinks}\n      to allow it: {advice}\n"
     )
 }
