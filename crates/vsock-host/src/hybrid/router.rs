@@ -49,8 +49,8 @@ pub enum RouterCommand {
     SetPolicy(VmKey, VsockPolicy, SyncSender<Result<(), RouterError>>),
     /// Record the guest's connections there from now on, or no more.
     SetCapture(VmKey, Option<Arc<Sink>>),
-    /// All connections of all guests.
-    List(SyncSender<Vec<VsockConnection>>),
+    /// All connections of one guest, or of all.
+    List(Option<VmKey>, SyncSender<Vec<VsockConnection>>),
     /// End, closing everything.
     Stop,
     /// Fail.
@@ -277,8 +277,8 @@ impl Router {
                         vm.sink = sink;
                     }
                 }
-                RouterCommand::List(answer) => {
-                    let _ = answer.send(self.list());
+                RouterCommand::List(of, answer) => {
+                    let _ = answer.send(self.list(of.as_ref()));
                 }
                 RouterCommand::Stop => {
                     let all: Vec<VmKey> = self.vms.keys().cloned().collect();

@@ -381,19 +381,22 @@ impl Router {
         }
     }
 
-    /// Every connection of every guest.
-    pub(super) fn list(&self) -> Vec<VsockConnection> {
+    /// Every connection of one guest, or of all.
+    pub(super) fn list(&self, of: Option<&VmKey>) -> Vec<VsockConnection> {
         let now = Instant::now();
-        self.entries
-            .values()
-            .filter_map(|entry| match entry {
-                Entry::Connection(connection) => {
-                    let vm = self.vms.get(&connection.vm)?;
-                    Some(connection.describe(&vm.setup.limits, vm.setup.cid, now))
+        let mut list = Vec::new();
+        let vms: Vec<&Vm> = match of {
+            Some(key) => self.vms.get(key).into_iter().collect(),
+            None => self.vms.values().collect(),
+        };
+        for vm in vms {
+            for number in &vm.connections {
+                if let Some(Entry::Connection(connection)) = self.entries.get(number) {
+                    list.push(connection.describe(&vm.setup.limits, vm.setup.cid, now));
                 }
-                Entry::Listener { .. } => None,
-            })
-            .collect()
+            }
+        }
+        list
     }
 }
 
