@@ -32,8 +32,6 @@ use crate::{
     statistics::VmCounters,
 };
 
-/// Connections accepted from one socket in one turn.
-const ACCEPTS: usize = 64;
 /// Pause of relays that found no descriptors, or their guest's memory or everybody's used up.
 const STARVED_PAUSE: Duration = Duration::from_millis(50);
 /// The guest's ports in captures and lists count from here, where Linux has its own unnamed ones too.
@@ -90,10 +88,14 @@ impl Router {
     }
 
     fn accept(&mut self, number: u64) {
-        for _ in 0..ACCEPTS {
+        loop {
             let Some(Entry::Listener { vm, port, socket }) = self.entries.get(&number) else {
                 return;
             };
+            let accepts = self.vms.get_mut(vm).map(|vm| &mut vm.accepts);
+            if !accepts.is_some_and(|accepts| accepts.take(self.round)) {
+                return;
+            }
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match accept_with(socket, flags) {
                 Ok(guest) => {
