@@ -47,8 +47,8 @@ pub enum Command {
     PolicyChanged(VmKey),
     /// Record the guest's packets there from now on, or no more.
     SetCapture(VmKey, Option<Arc<Sink>>),
-    /// All connections of all guests of this worker.
-    List(SyncSender<Vec<VsockConnection>>),
+    /// All connections of one guest of this worker, or of all.
+    List(Option<VmKey>, SyncSender<Vec<VsockConnection>>),
     /// End, closing everything.
     Stop,
     /// Fail.

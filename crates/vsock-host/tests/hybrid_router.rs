@@ -532,7 +532,7 @@ fn a_guest_with_many_full_sockets_does_not_hold_up_its_neighbour() {
     }
     // The router waits for whoever asked it, and finds all of this afterwards.
     let (sender, answer) = mpsc::sync_channel(0);
-    lab.router.send(RouterCommand::List(sender));
+    lab.router.send(RouterCommand::List(None, sender));
     for (stream, _) in &mut flood {
         stream.write_all(&[1; EACH]).expect("writing");
     }

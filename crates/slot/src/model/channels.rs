@@ -47,6 +47,8 @@ pub(crate) struct ServiceState {
     pub(crate) generation: u64,
     /// Services of the host to which others than root may lead guests.
     pub(crate) host_services: Vec<VsockDestination>,
+    /// Questions that were about all of a service's channels.
+    pub(crate) told_of_all: u32,
     /// Messages that it was sent.
     pub(crate) messages: u32,
 }
@@ -97,6 +99,9 @@ impl ModelChannels {
 
     /// The channels of services that answer.
     fn of(&self, whose: Whose<'_>) -> Result<Vec<ChannelPlan>, ChannelError> {
+        if matches!(whose, Whose::Owners(_)) {
+            self.service.lock().told_of_all += 1;
+        }
         let services: BTreeSet<usize> = match whose {
             Whose::Lease(lease) => [service_of(lease.owner_uid)].into(),
             Whose::Owners(owners) => owners.iter().map(|uid| service_of(*uid)).collect(),

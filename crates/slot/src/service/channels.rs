@@ -34,6 +34,9 @@ use crate::{
 
 /// How long whoever asks again for a lease waits until its channel is there.
 const OPENING_WAIT: Duration = Duration::from_secs(10);
+/// As many leases are asked about one by one: what a service says of all takes time from all its guests, whoever asks.
+const ASKED_ALONE_MAX: usize = 8;
+
 /// Why a lease that is there isn't what is asked for, as far as its channel goes.
 pub(super) fn difference(
     asked: Option<&VsockRequest>,
@@ -61,11 +64,17 @@ impl Slots {
         if seen.is_empty() {
             return Vec::new();
         }
-        let owners = owners(&seen);
-        let traffic = shared.channels.traffic(Whose::Owners(&owners));
-        let mut traffic = traffic.unwrap_or_default();
-        seen.into_iter()
-            .map(|(record, seen)| row(&record, &seen, traffic.remove(&record.key)))
+        let is_told_of_all = seen.len() > ASKED_ALONE_MAX;
+        let of_all = is_told_of_all.then(|| {
+            let counted = shared.channels.traffic(Whose::Owners(&owners(&seen)));
+            counted.unwrap_or_default()
+        });
+        let of = |record: &LeaseRecord| match &of_all {
+            Some(of_all) => of_all.get(&record.key).cloned(),
+            None => shared.channel_traffic(record),
+        };
+        seen.iter()
+            .map(|(record, seen)| row(record, seen, of(record)))
             .collect()
     }
 
@@ -98,30 +107,21 @@ impl Slots {
             Some((owner_uid, name)) => vec![shared.channel_of(caller, owner_uid, name)?],
             None => shared.seen_channels(caller),
         };
-        let owners = owners(&seen);
-        let whose = match (of, seen.first()) {
-            (_, None) => return Ok(Vec::new()),
-            (Some(_), Some((record, _))) => Whose::Lease(&record.key),
-            (None, _) => Whose::Owners(&owners),
+        let failed = |source| ServiceError::Channel {
+            operation: "list",
+            object: "vsock connections".to_owned(),
+            source,
         };
-        let mut connections =
-            shared
-                .channels
-                .connections(whose)
-                .map_err(|source| ServiceError::Channel {
-                    operation: "list",
-                    object: "vsock connections".to_owned(),
-                    source,
-                })?;
-        let keys = seen.iter().map(|(record, _)| record.key.clone());
-        let seen: HashSet<LeaseKey> = keys.collect();
-        connections.retain(|connection| {
-            seen.contains(&LeaseKey {
-                owner_uid: connection.owner_uid,
-                name: connection.lease.clone(),
-            })
-        });
-        Ok(connections)
+        let is_told_of_all = seen.len() > ASKED_ALONE_MAX;
+        match (of, seen.first()) {
+            (_, None) => Ok(Vec::new()),
+            (Some(_), Some((record, _))) => {
+                let whose = Whose::Lease(&record.key);
+                shared.channels.connections(whose).map_err(failed)
+            }
+            (None, _) if is_told_of_all => shared.connections_of_all(&seen).map_err(failed),
+            (None, _) => shared.connections_of_each(&seen).map_err(failed),
+        }
     }
 
     /// Begins to capture the packets of a lease's channel.
@@ -146,6 +146,45 @@ impl Slots {
 }
 
 impl Shared {
+    fn connections_of_all(
+        &self,
+        seen: &[(LeaseRecord, Seen)],
+    ) -> Result<Vec<VsockConnection>, ChannelError> {
+        let mut connections = self.channels.connections(Whose::Owners(&owners(seen)))?;
+        let keys = seen.iter().map(|(record, _)| record.key.clone());
+        let seen: HashSet<LeaseKey> = keys.collect();
+        connections.retain(|connection| {
+            seen.contains(&LeaseKey {
+                owner_uid: connection.owner_uid,
+                name: connection.lease.clone(),
+            })
+        });
+        Ok(connections)
+    }
+
+    /// Those of services that answer; an error if none does.
+    fn connections_of_each(
+        &self,
+        seen: &[(LeaseRecord, Seen)],
+    ) -> Result<Vec<VsockConnection>, ChannelError> {
+        let (mut connections, mut has_answer, mut failed) = (Vec::new(), false, None);
+        for (record, _) in seen {
+            match self.channels.connections(Whose::Lease(&record.key)) {
+                Ok(found) => {
+                    connections.extend(found);
+                    has_answer = true;
+                }
+                // It is being opened, or closed.
+                Err(ChannelError::Refused(_)) => has_answer = true,
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) if !has_answer => Err(error),
+            _ => Ok(connections),
+        }
+    }
+
     /// Refuses what can't be before anything is done. A lease without a channel passes at once.
     pub(super) fn check_channel(
         &self,

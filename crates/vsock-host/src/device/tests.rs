@@ -142,7 +142,7 @@ impl Lab {
 
     fn connections(&self) -> Vec<VsockConnection> {
         let (sender, receiver) = sync_channel(1);
-        self.worker.send(Command::List(sender));
+        self.worker.send(Command::List(None, sender));
         receiver.recv().expect("an answer")
     }
 }

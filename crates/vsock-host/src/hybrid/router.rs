@@ -22,7 +22,10 @@ use std::{
 
 use sandwire_api::vsock::{VsockConnection, VsockDestination, VsockPolicy, VsockType};
 
-use self::{connection::Connection, turns::Turns};
+use self::{
+    connection::Connection,
+    turns::{Accepts, Turns},
+};
 use super::{pipe::PipePool, relay::COPY_BYTES};
 use crate::{
     address::VmKey,
@@ -49,8 +52,8 @@ pub enum RouterCommand {
     SetPolicy(VmKey, VsockPolicy, SyncSender<Result<(), RouterError>>),
     /// Record the guest's connections there from now on, or no more.
     SetCapture(VmKey, Option<Arc<Sink>>),
-    /// All connections of all guests.
-    List(SyncSender<Vec<VsockConnection>>),
+    /// All connections of one guest, or of all.
+    List(Option<VmKey>, SyncSender<Vec<VsockConnection>>),
     /// End, closing everything.
     Stop,
     /// Fail.
@@ -154,6 +157,7 @@ pub fn spawn(
         vms: HashMap::new(),
         entries: HashMap::new(),
         next: 1,
+        round: 0,
         deadlines: BTreeSet::new(),
         run: Turns::default(),
         resting: VecDeque::new(),
@@ -183,6 +187,8 @@ struct Router {
     vms: HashMap<VmKey, Vm>,
     entries: HashMap<u64, Entry>,
     next: u64,
+    /// Number of the round: all that was ready at once.
+    round: u64,
     /// When a dial is over or a listener tries again, by number.
     deadlines: BTreeSet<(Instant, u64)>,
     /// Relays that have something to do.
@@ -201,6 +207,7 @@ struct Vm {
     listeners: HashMap<u32, u64>,
     connections: HashSet<u64>,
     rate: Rate,
+    accepts: Accepts,
     sink: Option<Arc<Sink>>,
     /// Numbers of the guest's own ports, which its VMM doesn't tell us, for captures and lists.
     next_port: u32,
@@ -227,6 +234,7 @@ impl Router {
                     return false;
                 }
             };
+            self.round += 1;
             for ready in ready {
                 if ready.token == WAKE {
                     self.handle.inbox.wake.clear();
@@ -277,8 +285,8 @@ impl Router {
                         vm.sink = sink;
                     }
                 }
-                RouterCommand::List(answer) => {
-                    let _ = answer.send(self.list());
+                RouterCommand::List(of, answer) => {
+                    let _ = answer.send(self.list(of.as_ref()));
                 }
                 RouterCommand::Stop => {
                     let all: Vec<VmKey> = self.vms.keys().cloned().collect();
@@ -304,6 +312,7 @@ impl Router {
         let vm = Vm {
             rate: Rate::new(setup.limits.connects_per_second, Instant::now()),
             setup,
+            accepts: Accepts::default(),
             listeners: bound.into_iter().collect(),
             connections: HashSet::new(),
             sink: None,

@@ -346,20 +346,27 @@ impl Channels {
     /// # Errors
     /// No such guest, or a thread that doesn't answer.
     pub fn connections(&self, key: Option<&VmKey>) -> Result<Vec<VsockConnection>, ChannelError> {
-        if let Some(key) = key {
-            self.get(key)?;
-        }
         let (sender, answers) = sync_channel(self.workers.len() + 1);
-        for worker in &self.workers {
-            worker.handle.send(Command::List(sender.clone()));
+        // Who isn't asked about carries on: a list takes time from all guests of a thread.
+        let (workers, router): (&[_], _) = match key.map(|key| self.get(key)).transpose()? {
+            Some(Channel {
+                worker: Some(worker),
+                ..
+            }) => (std::slice::from_ref(&self.workers[*worker]), None),
+            Some(_) => (&[], Some(&self.router)),
+            None => (&self.workers, Some(&self.router)),
+        };
+        for worker in workers {
+            let command = Command::List(key.cloned(), sender.clone());
+            worker.handle.send(command);
         }
-        self.router.handle.send(RouterCommand::List(sender));
+        if let Some(router) = router {
+            let command = RouterCommand::List(key.cloned(), sender);
+            router.handle.send(command);
+        }
         let mut connections = Vec::new();
-        for _ in 0..=self.workers.len() {
+        for _ in 0..workers.len() + usize::from(router.is_some()) {
             connections.append(&mut await_answer(&answers)?);
-        }
-        if let Some(key) = key {
-            connections.retain(|one| one.owner_uid == key.tenant && one.lease == key.lease);
         }
         connections.sort_by(|left, right| {
             let order = |one: &VsockConnection| {

@@ -16,7 +16,7 @@ use rustix::{
     },
     io::Errno,
 };
-use sandwire_api::vsock::VsockType;
+use sandwire_api::vsock::{VsockConnection, VsockType};
 
 use super::{Command, VmError, VmSetup, WorkerHandle, WorkerSettings, patience::Patience};
 use crate::{
@@ -310,16 +310,23 @@ impl Worker {
                         vm.set_capture(sink);
                     }
                 }
-                Command::List(answer) => {
-                    let now = self.context.now;
-                    let list = self.vms.iter().flat_map(|(_, vm)| vm.list(now)).collect();
-                    let _ = answer.send(list);
+                Command::List(of, answer) => {
+                    let _ = answer.send(self.list(of.as_ref()));
                 }
                 Command::Stop => self.stopping = true,
                 #[cfg(test)]
                 Command::Panic => panic!("a test says so"),
             }
         }
+    }
+
+    fn list(&self, of: Option<&VmKey>) -> Vec<VsockConnection> {
+        let now = self.context.now;
+        let Some(key) = of else {
+            return self.vms.iter().flat_map(|(_, vm)| vm.list(now)).collect();
+        };
+        let vm = self.by_key.get(key).and_then(|slot| self.vms.get(*slot));
+        vm.map_or_else(Vec::new, |vm| vm.list(now).collect())
     }
 
     fn add(&mut self, setup: VmSetup) -> Result<(), VmError> {

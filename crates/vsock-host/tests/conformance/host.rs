@@ -184,7 +184,7 @@ impl Host {
         let mut all = Vec::new();
         for (worker, _) in &self.workers {
             let (sender, receiver) = mpsc::sync_channel(1);
-            worker.send(Command::List(sender));
+            worker.send(Command::List(None, sender));
             all.extend(receiver.recv_timeout(PATIENCE).expect("listing"));
         }
         all

@@ -148,7 +148,7 @@ impl Lab {
     }
 
     pub(crate) fn list(&self) -> Vec<VsockConnection> {
-        self.ask(RouterCommand::List)
+        self.ask(|answer| RouterCommand::List(None, answer))
     }
 
     pub(crate) fn counters(&self, lease: &str) -> &VmCounters {

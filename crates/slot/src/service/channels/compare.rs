@@ -37,7 +37,9 @@ pub(in super::super) struct Comparisons {
 struct Comparison {
     /// What the service may differ in, until a comparison finds nothing.
     difference: Option<String>,
-    /// Generation of the service at the last comparison that succeeded.
+    /// Comparisons in a row in which it refused something.
+    refusals: u32,
+    /// Generation of the service at the last comparison that came to its end.
     generation: Option<u64>,
     /// When the next one is due, in time since boot.
     due: Duration,
@@ -60,6 +62,7 @@ impl Comparisons {
     /// A service may differ in what couldn't be asked of it.
     pub(super) fn differ(&mut self, service: usize, error: &ChannelError) {
         self.of(service).difference = Some(error.to_string());
+        self.are_due(service);
     }
 
     /// A service may differ in what it was asked for, and hasn't answered in time.
@@ -113,9 +116,7 @@ impl Shared {
         {
             let mut state = self.lock();
             let seen = state.channels.of(service);
-            let is_due =
-                now >= seen.due || seen.difference.is_some() || seen.generation != Some(generation);
-            if !is_due {
+            if now < seen.due && seen.generation == Some(generation) {
                 return false;
             }
         }
@@ -133,6 +134,7 @@ impl Shared {
             Ok(true) => {
                 *seen = Comparison {
                     difference: None,
+                    refusals: 0,
                     generation: Some(generation),
                     due: now + self.settings.audit_interval,
                 };
@@ -143,6 +145,9 @@ impl Shared {
             Err(error) => {
                 tracing::warn!(%error, "vsock channels differ from the journal");
                 seen.difference = Some(error.to_string());
+                seen.generation = Some(generation);
+                seen.due = now + pause(seen.refusals, self.settings.audit_interval);
+                seen.refusals = seen.refusals.saturating_add(1);
             }
         }
         false
@@ -215,6 +220,14 @@ impl Shared {
     }
 }
 
+/// How long after so many others in a row a comparison with refusals is made again: a lease's owner can have its channel refused for as
+/// long as it likes, and each takes time from others.
+fn pause(refusals: u32, longest: Duration) -> Duration {
+    COMPARE_RETRY
+        .saturating_mul(1 << refusals.min(16))
+        .min(longest.max(COMPARE_RETRY))
+}
+
 /// Notes what was refused first, and goes on unless the service is away.
 fn go_on(
     done: Result<(), ChannelError>,
@@ -240,5 +253,17 @@ impl State {
             Some((record.key.clone(), Wanted { plan, is_ending }))
         });
         leases.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_refused_again_and_again_is_tried_less_and_less_often() {
+        let longest = Duration::from_secs(30);
+        let pauses = [0, 1, 2, 4, 5, u32::MAX].map(|refusals| pause(refusals, longest).as_secs());
+        assert_eq!(pauses, [1, 2, 4, 16, 30, 30]);
     }
 }

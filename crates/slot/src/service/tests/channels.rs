@@ -716,6 +716,29 @@ fn a_channel_of_a_lease_that_is_just_ending_is_not_opened_anew() {
 }
 
 #[test]
+fn who_has_few_leases_has_no_service_tell_of_everybodys() {
+    let (host, slots) = open_to_alice(13);
+    slots.await_compared();
+    slots
+        .acquire(ALICE, &request_of(r#"web:a "vsock": {}"#))
+        .unwrap();
+    for number in 0..12 {
+        let request = format!(r#"web:l{number} "vsock": {{}}"#);
+        slots.take(&request).unwrap();
+    }
+    let counted = |caller| {
+        let channels = slots.channels(caller);
+        channels.iter().filter(|row| row.traffic.is_some()).count()
+    };
+    let listed = |caller| slots.channel_connections(caller, None).unwrap().len();
+    let before = host.service.lock().told_of_all;
+    assert_eq!((counted(ALICE), listed(ALICE)), (1, 1));
+    assert_eq!(host.service.lock().told_of_all, before);
+    assert_eq!((counted(ROOT), listed(ROOT)), (13, 13));
+    assert_eq!(host.service.lock().told_of_all, before + 2);
+}
+
+#[test]
 fn why_channels_differ_is_told_to_root_alone() {
     let (host, slots) = Host::with_pool(1);
     slots.take(r#"web:a "vsock": {}"#).unwrap();

@@ -32,8 +32,6 @@ use crate::{
     statistics::VmCounters,
 };
 
-/// Connections accepted from one socket in one turn.
-const ACCEPTS: usize = 64;
 /// Pause of relays that found no descriptors, or their guest's memory or everybody's used up.
 const STARVED_PAUSE: Duration = Duration::from_millis(50);
 /// The guest's ports in captures and lists count from here, where Linux has its own unnamed ones too.
@@ -90,10 +88,14 @@ impl Router {
     }
 
     fn accept(&mut self, number: u64) {
-        for _ in 0..ACCEPTS {
+        loop {
             let Some(Entry::Listener { vm, port, socket }) = self.entries.get(&number) else {
                 return;
             };
+            let accepts = self.vms.get_mut(vm).map(|vm| &mut vm.accepts);
+            if !accepts.is_some_and(|accepts| accepts.take(self.round)) {
+                return;
+            }
             let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
             match accept_with(socket, flags) {
                 Ok(guest) => {
@@ -381,19 +383,22 @@ impl Router {
         }
     }
 
-    /// Every connection of every guest.
-    pub(super) fn list(&self) -> Vec<VsockConnection> {
+    /// Every connection of one guest, or of all.
+    pub(super) fn list(&self, of: Option<&VmKey>) -> Vec<VsockConnection> {
         let now = Instant::now();
-        self.entries
-            .values()
-            .filter_map(|entry| match entry {
-                Entry::Connection(connection) => {
-                    let vm = self.vms.get(&connection.vm)?;
-                    Some(connection.describe(&vm.setup.limits, vm.setup.cid, now))
+        let mut list = Vec::new();
+        let vms: Vec<&Vm> = match of {
+            Some(key) => self.vms.get(key).into_iter().collect(),
+            None => self.vms.values().collect(),
+        };
+        for vm in vms {
+            for number in &vm.connections {
+                if let Some(Entry::Connection(connection)) = self.entries.get(number) {
+                    list.push(connection.describe(&vm.setup.limits, vm.setup.cid, now));
                 }
-                Entry::Listener { .. } => None,
-            })
-            .collect()
+            }
+        }
+        list
     }
 }
 

@@ -8,6 +8,27 @@ use crate::address::VmKey;
 /// Bytes and relays of one guest, until it is the next one's turn. A relay begun is ended, after 1 MiB each way.
 const TURN_BYTES: u64 = 1024 * 1024;
 const TURN_RELAYS: usize = 64;
+/// Connections accepted of one guest, until it is the next one's turn: at all of its ports.
+const TURN_ACCEPTS: usize = 64;
+
+/// Connections of a guest that are accepted: each has a listener for each port of its rules.
+#[derive(Debug, Default)]
+pub(super) struct Accepts {
+    round: u64,
+    taken: usize,
+}
+
+impl Accepts {
+    /// Whether there may be one more in this round. Who has to wait is reported again in the next.
+    pub(super) fn take(&mut self, round: u64) -> bool {
+        if self.round != round {
+            *self = Self { round, taken: 0 };
+        }
+        let may = self.taken < TURN_ACCEPTS;
+        self.taken += usize::from(may);
+        may
+    }
+}
 
 /// Relays that have something to do.
 #[derive(Debug, Default)]
@@ -80,6 +101,21 @@ impl Router {
             if let Some(Entry::Connection(connection)) = self.entries.get(&number) {
                 self.run.push(&connection.vm, number);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_with_many_ports_is_let_in_no_more_often_than_one_with_few() {
+        let mut accepts = Accepts::default();
+        for round in [1, 2, 7] {
+            let calls = 256 * TURN_ACCEPTS;
+            let taken = (0..calls).filter(|_| accepts.take(round)).count();
+            assert_eq!(taken, TURN_ACCEPTS, "round {round}");
         }
     }
 }
