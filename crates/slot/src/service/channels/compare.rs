@@ -52,11 +52,11 @@ impl Comparisons {
         self.unserved.as_deref().or(of_services)
     }
 
-    /// Whether the first one is over, of any service.
+    /// Whether the first one of each of so many services is over, with the look at folders after it.
     #[cfg(test)]
-    pub(in super::super) fn were_made(&self) -> bool {
-        let mut services = self.services.values();
-        services.any(|of| of.generation.is_some())
+    pub(in super::super) fn were_made(&self, services: usize) -> bool {
+        let made = self.services.values().filter(|of| of.generation.is_some());
+        made.count() == services && !self.sweep_is_due
     }
 
     /// A service may differ in what couldn't be asked of it.
@@ -211,12 +211,14 @@ impl Shared {
             }
         }
         let wanted: HashSet<_> = {
-            let mut state = self.lock();
-            state.channels.sweep_is_due = false;
+            let state = self.lock();
             let wanted = state.wanted_channels(base).into_values();
             wanted.map(|wanted| wanted.plan.folder).collect()
         };
         self.channels.sweep(&wanted);
+        drop(held);
+        // Only this thread says that one is due.
+        self.lock().channels.sweep_is_due = false;
     }
 }
 

@@ -40,7 +40,10 @@ impl Host {
 impl Slots {
     /// Waits until the first comparison is over: further ones come by the clock, which stands still.
     fn await_compared(&self) {
-        self.wait_until("channels are compared", |state| state.channels.were_made());
+        let services = self.shared.channels.services();
+        self.wait_until("channels are compared", |state| {
+            state.channels.were_made(services)
+        });
     }
 }
 
