@@ -54,8 +54,8 @@ pub(super) fn difference(
 }
 
 impl Slots {
-    /// Channels of all leases that the caller may see, by owner and name, with their counters. Asks the
-    /// service once.
+    /// Channels of all leases that the caller may see, by owner and name, with their counters. Asks
+    /// each of their services once, or about each channel where they are few.
     #[must_use]
     pub fn channels(&self, caller: Caller) -> Vec<LeaseVsock> {
         let shared = &self.shared;

@@ -66,7 +66,7 @@ impl Slots {
         }
     }
 
-    /// What the vsock service has counted of all leases' channels. Asks it once.
+    /// What the vsock service has counted of all leases' channels.
     #[must_use]
     pub fn counted_channels(&self) -> Counted<LeaseVsock, VsockTraffic> {
         // In this order: a channel that ends now is missing once, instead of counted twice.
