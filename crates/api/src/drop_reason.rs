@@ -36,7 +36,7 @@ drop_reasons! {
     VlanTag = 2,
     /// The frame is neither IPv4, IPv6 nor ARP.
     Ethertype = 3,
-    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into more than 2048 segments, to cut a fragment, or to write a checksum before where the packet's own is.
+    /// A header is cut short or contradicts itself, or a guest leaves it to the host to cut a packet into more than 2048 segments, to cut a fragment, or to write a checksum before where the packet's own is or into what an ICMP error tells of.
     Malformed = 4,
     /// The source MAC address is not the guest's.
     SourceMac = 5,

@@ -302,21 +302,14 @@ impl Datapath {
             .field(index, offset_of!(Nic, policy))
             .swap(policy.0, Ordering::AcqRel);
         self.forget_decisions(index);
-        if before == policy.0 {
-            return;
-        }
-        if let Err(error) = self.forgive(index, &self.policy(PolicyIndex(before)), policy) {
+        if let Err(error) = self.forgive(index, PolicyIndex(before), policy) {
             tracing::warn!(nic = index.0, %error, "what was sent by a former limit counts for the new one");
         }
     }
 
-    fn forgive(
-        &self,
-        index: NicIndex,
-        before: &abi::Policy,
-        policy: PolicyIndex,
-    ) -> Result<(), Error> {
-        let now = self.policy(policy);
+    fn forgive(&self, index: NicIndex, before: PolicyIndex, now: PolicyIndex) -> Result<(), Error> {
+        let limits = |policy| self.policies.find(policy).unwrap_or_default();
+        let (before, now) = (limits(before), limits(now));
         let (egress, ingress) = (before.egress != now.egress, before.ingress != now.ingress);
         if !egress && !ingress {
             return Ok(());

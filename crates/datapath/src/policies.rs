@@ -252,6 +252,11 @@ impl Policies {
     pub(crate) fn read(&self, policy: PolicyIndex) -> Policy {
         self.array.read(policy.0)
     }
+
+    /// The fixed part of a policy that something in a map names; `None`: there can be none.
+    pub(crate) fn find(&self, policy: PolicyIndex) -> Option<Policy> {
+        (policy.0 < self.array.entries()).then(|| self.read(policy))
+    }
 }
 
 #[cfg(test)]

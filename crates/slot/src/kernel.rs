@@ -253,7 +253,7 @@ impl Network for KernelNetwork {
 
     fn tear_down(&self, slots: &[SlotPlan]) -> Vec<Result<(), NetworkError>> {
         let ebpf = self.ebpf.get().map(|ebpf| &**ebpf);
-        self.with_worker(|worker| Ok(tear_down::tear_down(worker, ebpf, slots)))
+        self.with_worker(|worker| Ok(tear_down::tear_down(self.instance(), worker, ebpf, slots)))
             .unwrap_or_else(|error| tear_down::all_failed(slots, &error))
     }
 

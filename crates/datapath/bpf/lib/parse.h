@@ -451,7 +451,7 @@ static __always_inline int has_tag(const frame *f, __u32 ethertype)
 
 /* What the packet weighs. The kernel doesn't know the segments of a guest's super-packet yet. SCTP's are made by a stack
  * of this kernel's, which has counted them; how long each is, only the kernel sees. One that isn't counted is a guest's
- * word, which older kernels took: nothing is kept apart there, and what cuts it up may crash. It is too long. */
+ * word, which older kernels took: it is too long, and from_guest refuses it. */
 static __always_inline void measure(const frame *f, struct packet *p)
 {
 	__u32 size = frame_gso_size(f);

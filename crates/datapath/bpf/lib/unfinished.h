@@ -66,10 +66,14 @@ static __always_inline __u32 end_of_checksum(const struct packet *p)
 	       (p->icmp_kind ? 2 : checksum_place(p->version, p->protocol));
 }
 
-/* Whether an unfinished checksum lies before the packet's own. */
+/* Whether an unfinished checksum lies before the packet's own; or behind that of an ICMP error, where it would be written over
+ * addresses and ports that the error tells of. */
 static __always_inline int is_forged(const struct packet *p)
 {
-	return p->unfinished && p->unfinished < end_of_checksum(p);
+	__u32 end = end_of_checksum(p);
+
+	return p->unfinished &&
+	       (p->unfinished < end || (p->icmp_kind == ICMP_ERROR && p->unfinished > end));
 }
 
 /* How far from its header's start the checksum is that is left to be finished: it tells TCP's from UDP's. */

@@ -110,7 +110,9 @@ fn judge_packet(
     let frame = &input.frame;
     // What is a fragment already can't be cut into others, nor into segments.
     let is_cut_twice = input.gso_size != 0 && packet.is_fragment();
-    if is_cut_twice || police::size(input, packet).segments > SEGMENTS_MAX {
+    // Nothing is kept apart of what comes from a TAP.
+    let is_cut_nowhere = input.gso_size == police::GSO_BY_FRAGS && input.gso_segs == 0;
+    if is_cut_twice || is_cut_nowhere || police::size(input, packet).segments > SEGMENTS_MAX {
         return Err(by_sender(DropReason::Malformed));
     }
     antispoof::source(nic, frame, packet, sender).map_err(on_link)?;

@@ -545,6 +545,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["neighbour-limit"],
     ),
     mutant(
+        "super-packets that are to be cut nowhere",
+        "from_guest.bpf.c",
+        "return frame_is_by_fragments(skb) && !frame_gso_segments(skb);",
+        "return 0;",
+        &["sctp-super-packet"],
+    ),
+    mutant(
         "super-packets that are fragments",
         "from_guest.bpf.c",
         "is_cut_twice(skb, &packet) ||",
@@ -638,8 +645,8 @@ pub(crate) const PARTIAL: Mutant = mutant(
 pub(crate) const TRUSTING: Mutant = mutant(
     "checksums written wherever the guest says",
     "lib/unfinished.h",
-    "return p->unfinished && p->unfinished < end_of_checksum(p);",
-    "return 0;",
+    "return p->unfinished &&",
+    "return 0 &&",
     &[],
 );
 

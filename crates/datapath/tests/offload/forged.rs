@@ -104,6 +104,48 @@ fn assert_none_is_written_elsewhere(lab: &Lab) {
     }
 }
 
+/// An error is judged by the packet that it quotes, into which the kernel would write later.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_no_checksum_is_written_into_what_an_error_tells_of() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (slot, nic) = &setting.slots[0];
+        for version in [4, 6] {
+            let about = Transport::Udp {
+                ports: (53, 40_000),
+                data: vec![7; 8],
+                summed: true,
+            };
+            let about = Ip::new(peer(version, 0), guest(version), about);
+            let error = Transport::Icmp {
+                kind: if version == 4 { 3 } else { 1 },
+                code: if version == 4 { 3 } else { 4 },
+                rest: [0; 4],
+                data: about.bytes(),
+            };
+            let ip = Ip::new(guest(version), peer(version, 0), error);
+            let quote: u16 = if version == 4 { 42 } else { 62 };
+            // The second half of the address to which the quoted packet was sent.
+            let place = quote + if version == 4 { 18 } else { 38 };
+            for place in [0, place] {
+                let header = VnetHeader {
+                    flags: if place == 0 { 0 } else { NEEDS_CHECKSUM },
+                    checksum_start: quote,
+                    checksum_offset: place.max(quote) - quote,
+                    ..VnetHeader::default()
+                };
+                let sent = [header.bytes(), ip.frame(GATEWAY_MAC, GUEST_MAC)].concat();
+                slot.file().write_all(&sent).expect("the TAP takes it");
+            }
+            receive(&setting.uplink, clone(version, 0));
+        }
+        let counters = setting.datapath.counters(*nic);
+        assert_eq!(counters.drops[DropReason::Malformed as usize], 2);
+        assert_eq!(counters.egress.packets, 2);
+    });
+}
+
 /// A later fragment of a datagram that the kernel is to cut into more: it would write their places anew, and the first
 /// one's bytes, whatever they are, would be ports.
 #[test]

@@ -46,6 +46,7 @@ mod connections;
 mod extent;
 mod watch;
 
+pub(super) use connections::forget_begun;
 use extent::Extent;
 pub(super) use extent::{
     add_elements, change_elements, cut_back, falls_short, has_no_pool, is_sound, make_anew,

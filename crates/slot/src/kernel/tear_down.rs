@@ -16,7 +16,7 @@ use sandwire_kernel_net::{
     netns,
 };
 
-use super::{Worker, container, ebpf::Ebpf, host_slot};
+use super::{Worker, container, ebpf::Ebpf, host_slot, host_table};
 use crate::{error::NetworkError, plan::SlotPlan};
 
 /// Slots whose namespaces are given up at once. Measured per slot: 32 take 2.0 ms, 64 take 1.5, 128 take 1.3;
@@ -27,6 +27,7 @@ const DISSOLVE_MAX: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 
 pub(super) fn tear_down(
+    instance: &str,
     worker: &mut Worker,
     ebpf: Option<&Ebpf>,
     slots: &[SlotPlan],
@@ -65,10 +66,12 @@ pub(super) fn tear_down(
     }
     let addresses: HashSet<_> = slots.iter().flat_map(SlotPlan::clone_addresses).collect();
     let forgotten = conntrack::forget(&mut worker.netfilter, &addresses);
+    let begun = host_table::forget_begun(instance, worker, &addresses);
     let failures = [
         failure,
         deleted.err(),
         forgotten.err().map(NetworkError::from),
+        begun.err(),
     ];
     for error in failures.into_iter().flatten() {
         let text = error.to_string();

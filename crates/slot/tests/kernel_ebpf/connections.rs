@@ -92,6 +92,11 @@ fn a_guest_that_sprays_fills_its_own_share_of_the_hosts_connections_alone() {
                 assert!(answer.starts_with("HTTP/1"), "{kind}: {answer}");
             }
             tear_down(&network, &[flooder.slot, neighbour.slot]);
+            // Whoever gets these addresses next has begun nothing.
+            for set in ["begun4", "begun6"] {
+                let text = lab.run(&format!("nft list set inet sandwire-test {set}"));
+                assert!(!text.contains("elements"), "{kind}: {text}");
+            }
             network.remove_pool(&plan).unwrap();
             lab.run("conntrack -F");
         }

@@ -15,15 +15,25 @@
 //! The sets are the same for all pools, since an address is of one pool. A bound is that of the moment in which its
 //! address was entered, so when a pool's is changed, counting begins anew for all.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::IpAddr,
+    time::Duration,
+};
 
 use ipnet::IpNet;
 use sandwire_kernel_net::nft::{
-    Batch, Bound, CT_STATUS_CONFIRMED, Chain, CtState, Element, Family, Rule, SetKind,
+    self, Batch, Bound, CT_STATUS_CONFIRMED, Chain, CtState, Element, Family, Key, Rule, SetKind,
 };
 
-use super::{FORWARD, INPUT, PerFamily, source};
-use crate::kernel::hosted::{Hosted, Served};
+use super::{FORWARD, INPUT, PerFamily, name, source};
+use crate::{
+    error::NetworkError,
+    kernel::{
+        Worker,
+        hosted::{Hosted, Served},
+    },
+};
 
 /// Chains of bounds start with this.
 const CHAINS: &str = "connections_";
@@ -129,6 +139,43 @@ pub(super) fn elements(pool: &Hosted, prefixes: &[IpNet]) -> Vec<Element> {
     let chain = chain(bound_of(pool));
     let leads = |prefix: &IpNet| Element::prefix_to_chain(*prefix, &chain);
     prefixes.iter().flat_map(leads).collect()
+}
+
+/// Forgets what these addresses have begun: who has them next begins with all that it may. What is in `open` goes with
+/// the connections.
+pub(in super::super) fn forget_begun(
+    instance: &str,
+    worker: &mut Worker,
+    addresses: &HashSet<IpAddr>,
+) -> Result<(), NetworkError> {
+    let table = name(instance);
+    let mut batch = Batch::new(&table);
+    for family in Family::ALL {
+        let is_of_family = |address: &&IpAddr| address.is_ipv4() == (family == Family::Ipv4);
+        let elements: Vec<_> = addresses
+            .iter()
+            .filter(is_of_family)
+            .map(|address| Element::exact(Key::default().address(*address)))
+            .collect();
+        let set = PerFamily::Begun.name(family);
+        if elements.is_empty() {
+            continue;
+        }
+        match nft::count_elements(&mut worker.netfilter, &table, &set) {
+            Ok(0) => continue,
+            // No table, or a guard that counts nothing.
+            Err(error) if error.is_missing() => continue,
+            found => found?,
+        };
+        // The kernel refuses to delete what isn't there; none is seen meanwhile.
+        batch.add_elements(&set, &elements);
+        batch.delete_elements(&set, &elements);
+    }
+    match batch.commit(&mut worker.netfilter) {
+        // The table has become a guard meanwhile.
+        Err(error) if error.is_missing() => Ok(()),
+        done => Ok(done?),
+    }
 }
 
 /// Counts anew if a pool's bound is another than it was.
