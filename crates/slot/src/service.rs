@@ -175,6 +175,8 @@ struct State {
 
 struct PoolEntry {
     plan: Arc<Plan>,
+    /// Tells it from others of that name, before and after.
+    incarnation: u64,
     pool: Pool,
     /// Why the host isn't prepared for the pool, if so.
     not_added: Option<String>,
