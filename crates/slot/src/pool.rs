@@ -213,6 +213,11 @@ impl Pool {
             self.change(number, SlotState::Building { reserved: true });
             return Some(number);
         }
+        self.next_lacking(now)
+    }
+
+    /// The next number to build for nobody in particular, if one is lacking.
+    pub fn next_lacking(&mut self, now: Duration) -> Option<SlotNumber> {
         if !self.lacks_slots() || now < self.retry_at {
             return None;
         }

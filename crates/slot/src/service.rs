@@ -24,7 +24,12 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{lease::LeaseState, name::Name, traffic::Traffic, vsock::VsockTraffic};
+use sandwire_api::{
+    lease::{LeaseState, TapHolder},
+    name::Name,
+    traffic::Traffic,
+    vsock::VsockTraffic,
+};
 
 use crate::{
     channel::Channels,
@@ -164,10 +169,14 @@ struct State {
     host_is_due: bool,
     /// Whether what a former change has left of pools on the host is still there.
     is_unsettled: bool,
+    /// The last build was of what somebody waited for.
+    has_built_wanted: bool,
 }
 
 struct PoolEntry {
     plan: Arc<Plan>,
+    /// Tells it from others of that name, before and after.
+    incarnation: u64,
     pool: Pool,
     /// Why the host isn't prepared for the pool, if so.
     not_added: Option<String>,
@@ -192,6 +201,8 @@ struct LeaseEntry {
     is_busy: bool,
     /// Its channel is being opened or its interface attached: nobody has been told of the lease yet.
     is_opening: bool,
+    /// When somebody last asked who keeps it though it is released, in time since boot, and what was found.
+    held_by: Option<(Duration, Vec<TapHolder>)>,
 }
 
 /// How much of a leased slot is missing.

@@ -17,6 +17,8 @@ use super::{App, failure::Failure};
 use crate::lines;
 
 const INTERVAL: Duration = Duration::from_secs(1);
+/// Pools of which more than the last second is remembered.
+const POOLS_MAX: usize = 1000;
 
 /// What was told of each pool that had no slot to give.
 #[derive(Debug, Default)]
@@ -41,6 +43,10 @@ impl EmptyPools {
         {
             before.left_out += 1;
             return None;
+        }
+        if told.len() >= POOLS_MAX {
+            // Mostly of pools that are deleted.
+            told.retain(|_, before| now.saturating_duration_since(before.at) < INTERVAL);
         }
         let now = Told {
             at: now,

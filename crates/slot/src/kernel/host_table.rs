@@ -54,6 +54,7 @@ pub(super) use extent::{
 };
 pub(super) use watch::watch;
 
+const TCP_SYN: u8 = 0x02;
 const RAW: &str = "raw";
 const PUBLISH: &str = "publish";
 const PUBLISH_LOCAL: &str = "publish_local";
@@ -285,6 +286,8 @@ fn raw_rules(instance: &str) -> Vec<(&'static str, Rule)> {
 fn publish_rules() -> Vec<(&'static str, Rule)> {
     let mut rules = Vec::new();
     for chain in [PUBLISH, PUBLISH_LOCAL] {
+        // Of a connection of the host's from before any was tracked, one in its midst is the first that is seen.
+        rules.push((chain, Rule::new().without_tcp_flags(TCP_SYN).accept()));
         for family in Family::ALL {
             let local = || {
                 let mut rule = Rule::new().family(family);

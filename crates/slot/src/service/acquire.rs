@@ -379,6 +379,7 @@ impl State {
             // Until its channel and its interface are there.
             is_busy: record.channel.is_some() || record.attach.is_some(),
             is_opening: record.channel.is_some() || record.attach.is_some(),
+            held_by: None,
         };
         self.leases.insert(record.key.clone(), lease);
         Ok((plan, record, true))

@@ -27,6 +27,10 @@ use crate::{
 
 /// How often held slots are tried, leases that could not be ended, pools that the host refused, and ports.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+/// Held leases that are tried in one such turn: each takes a good part of a millisecond.
+const HELD_AT_ONCE: usize = 200;
+/// Lines of the log about leases that end, in each such turn.
+const LINES_MAX: u32 = 20;
 /// A pool comes within milliseconds, and nothing is ready before the host has been looked at.
 const GATE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The host's side is shared by all slots, so that damage to it matters most.
@@ -40,11 +44,37 @@ struct Schedule {
     expire_at: Duration,
     host_at: Duration,
     had_round: bool,
+    /// Up to which of many held leases the last turn came.
+    held_after: Option<LeaseKey>,
+    told: Told,
     /// Slots still to be inspected in this round.
     round: VecDeque<SlotKey>,
     /// Begin of the next inspection, and the time between two in this round.
     inspect_at: Duration,
     inspect_every: Duration,
+}
+
+/// What the log was told of leases that end: so many lines in a while, as users can have any number of them end.
+#[derive(Default)]
+struct Told {
+    since: Duration,
+    lines: u32,
+    left_out: u64,
+}
+
+impl Told {
+    /// How many lines were left out before this one. None if this one is, too.
+    fn allow(&mut self, now: Duration) -> Option<u64> {
+        if now.saturating_sub(self.since) >= RETRY_INTERVAL {
+            (self.since, self.lines) = (now, 0);
+        }
+        if self.lines == LINES_MAX {
+            self.left_out += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
 }
 
 impl Shared {
@@ -71,7 +101,7 @@ impl Shared {
         self.end_rests(now);
         if now >= schedule.expire_at {
             for lease in self.expired(now) {
-                if !self.expire(&lease, now) {
+                if !self.expire(&lease, now, &mut schedule.told) {
                     schedule.expire_at = now + RETRY_INTERVAL;
                 }
             }
@@ -90,7 +120,7 @@ impl Shared {
             self.retry_pools();
             self.retry_settling();
             self.retry_moves();
-            self.retry_held();
+            self.retry_held(schedule);
             self.sync_group_pairs();
             self.renew_routed_policies();
             self.remove_unused_policies(now);
@@ -149,12 +179,14 @@ impl Shared {
     }
 
     /// Returns false if it failed and is to be tried again.
-    fn expire(&self, lease: &LeaseKey, now: Duration) -> bool {
+    fn expire(&self, lease: &LeaseKey, now: Duration, told: &mut Told) -> bool {
         match self.release(lease, Why::Expired(now)) {
             Ok(released) => {
                 self.lock().counters.expiries += 1;
                 let outcome = released.outcome;
-                tracing::info!(%lease, ?outcome, "a lease ended by its time to live");
+                if let Some(left_out) = told.allow(now) {
+                    tracing::info!(%lease, ?outcome, left_out, "a lease ended by its time to live");
+                }
             }
             // Its owner was faster.
             Err(ServiceError::NotFound { .. }) => {}
@@ -177,7 +209,7 @@ impl Shared {
     }
 
     /// Ends leases whose sandbox was still running when they were released.
-    fn retry_held(&self) {
+    fn retry_held(&self, schedule: &mut Schedule) {
         let held: Vec<LeaseKey> = {
             let state = self.lock();
             let leases = state.leases.values();
@@ -186,10 +218,14 @@ impl Shared {
                 .map(|lease| lease.record.key.clone())
                 .collect()
         };
-        for lease in held {
+        for lease in next_turn(held, &mut schedule.held_after) {
             match self.release(&lease, Why::Begun) {
                 Ok(released) if released.outcome == ReleaseOutcome::Held => {}
-                Ok(_) => tracing::info!(%lease, "a released lease's sandbox has ended"),
+                Ok(_) => {
+                    if let Some(left_out) = schedule.told.allow(self.now()) {
+                        tracing::info!(%lease, left_out, "a released lease's sandbox has ended");
+                    }
+                }
                 Err(ServiceError::NotFound { .. } | ServiceError::Late { .. }) => {}
                 Err(error) => tracing::warn!(%lease, %error, "cannot release a held slot"),
             }
@@ -529,6 +565,20 @@ impl State {
     }
 }
 
+/// Those of the held leases that are tried now: all, or the next so many. A user who lets any number of sandboxes run after their
+/// release would otherwise keep the auditor from all else.
+fn next_turn(mut held: Vec<LeaseKey>, after: &mut Option<LeaseKey>) -> Vec<LeaseKey> {
+    if held.len() > HELD_AT_ONCE {
+        held.sort_unstable();
+        let begin = held.partition_point(|lease| after.as_ref().is_some_and(|last| lease <= last));
+        let count = held.len();
+        held.rotate_left(begin % count);
+        held.truncate(HELD_AT_ONCE);
+        *after = held.last().cloned();
+    }
+    held
+}
+
 fn is_repaired(defect: &Defect) -> bool {
     defect.action == health::REPAIRED
 }
@@ -541,5 +591,36 @@ fn log_defects(subject: &str, found: &[Defect]) {
     } in found
     {
         tracing::warn!(subject, object, problem, action, "something is damaged");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_leases_that_end_at_once_take_so_many_lines() {
+        let mut told = Told::default();
+        let now = Duration::from_secs(100);
+        let lines = (0..1000).filter_map(|_| told.allow(now)).count();
+        assert_eq!(lines, 20);
+        assert_eq!(told.allow(now + RETRY_INTERVAL), Some(980));
+    }
+
+    #[test]
+    fn each_of_many_held_leases_has_its_turn() {
+        let lease = |number: usize| LeaseKey {
+            owner_uid: 1000,
+            name: format!("lease-{number:04}").parse().unwrap(),
+        };
+        let all: Vec<LeaseKey> = (0..HELD_AT_ONCE + 50).map(lease).rev().collect();
+        let mut after = None;
+        let first = next_turn(all.clone(), &mut after);
+        let second = next_turn(all.clone(), &mut after);
+        assert_eq!((first.len(), second.len()), (HELD_AT_ONCE, HELD_AT_ONCE));
+        let seen: std::collections::BTreeSet<_> = first.iter().chain(&second).collect();
+        assert_eq!(seen.len(), all.len());
+        let few = vec![lease(2), lease(1)];
+        assert_eq!(next_turn(few.clone(), &mut after), few);
     }
 }

@@ -159,7 +159,22 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Forgets what leases of a pool that is deleted had counted before the start.
+    pub(super) fn forget_earlier(&self, pool: &Name) {
+        let mut earlier = self.earlier.write().unwrap_or_else(PoisonError::into_inner);
+        earlier.remove(pool);
+    }
+}
+
 impl State {
+    /// Forgets the sums of a pool that is deleted: there may be any number of pools in the life of a daemon.
+    pub(super) fn forget_counts(&mut self, pool: &Name) {
+        self.ended.remove(pool);
+        self.ended_channels.remove(pool);
+        self.earlier_channels.counted.remove(pool);
+    }
+
     /// Adds to a pool's sums what nothing will count any more.
     pub(super) fn keep_traffic(&mut self, pool: &Name, counted: Option<&Traffic>) {
         if let Some(counted) = counted {

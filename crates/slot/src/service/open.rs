@@ -243,6 +243,7 @@ fn recover(
         stopping: false,
         host_is_due: false,
         is_unsettled,
+        has_built_wanted: false,
     };
     for result in network.reclaim(&actions.reclaim) {
         if let Err(error) = result {
@@ -388,6 +389,7 @@ impl State {
             policy: None,
             is_busy: false,
             is_opening: false,
+            held_by: None,
         };
         self.leases.insert(lease.record.key.clone(), lease);
     }

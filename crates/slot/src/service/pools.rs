@@ -2,7 +2,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, PoisonError},
+    sync::{
+        Arc, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -27,6 +30,8 @@ const DELETE_WAIT: Duration = Duration::from_secs(120);
 #[derive(Clone, Debug)]
 pub struct PoolView {
     plan: Arc<Plan>,
+    /// Tells the pool from others of its name that there were before: it begins to be counted anew.
+    pub incarnation: u64,
     /// How many slots are kept ready.
     pub size: u32,
     /// Slots by their state.
@@ -286,6 +291,7 @@ impl Slots {
                 state.policies.give_up(&held, shared.now());
             }
             state.policies.pools_have_changed();
+            state.forget_counts(name);
         } else if let Some(entry) = state.pools.get_mut(name) {
             // It stays: filled again, and what of the host's side is gone is made again.
             entry.is_deleting = false;
@@ -293,6 +299,9 @@ impl Slots {
             entry.not_added = Some("its deletion failed half-way; preparing it again".to_owned());
         }
         drop(state);
+        if deleted.is_ok() {
+            shared.forget_earlier(name);
+        }
         shared.renew_routed_policies();
         shared.audit_work.notify_one();
         deleted
@@ -455,9 +464,11 @@ impl State {
 
 impl PoolEntry {
     pub(super) fn new(plan: Plan) -> Self {
+        static INCARNATIONS: AtomicU64 = AtomicU64::new(0);
         Self {
             pool: Pool::new(plan.spec.size, plan.slots_max),
             plan: Arc::new(plan),
+            incarnation: INCARNATIONS.fetch_add(1, Ordering::Relaxed),
             not_added: None,
             is_deleting: false,
             policy: None,
@@ -499,6 +510,7 @@ impl PoolEntry {
         let error = self.not_added.as_deref().or(self.pool.last_error());
         PoolView {
             plan: Arc::clone(&self.plan),
+            incarnation: self.incarnation,
             size: self.pool.size(),
             slots: self.pool.counts(),
             last_error: error.map(ToOwned::to_owned),

@@ -24,6 +24,9 @@ use crate::{
 /// A repair or another release of the same lease takes milliseconds.
 pub(super) const IDLE_WAIT: Duration = Duration::from_secs(10);
 
+/// How often processes are looked through for who keeps a lease.
+const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+
 impl Slots {
     /// Ends a lease. If a sandbox still has a TAP of the slot open it keeps the slot, and the lease
     /// ends when the sandbox does. Blocks for some milliseconds; longer if the lease is just being acquired.
@@ -189,10 +192,37 @@ impl Shared {
         }
         // Each second for each of these leases, a search through all processes would be the auditor's whole work.
         let held_by = match (outcome, why) {
-            (ReleaseOutcome::Held, Why::Asked) => self.network.tap_holders(&slot),
+            (ReleaseOutcome::Held, Why::Asked) => self.tap_holders(key, &slot),
             _ => Vec::new(),
         };
         Ok(answer(record, outcome, held_by))
+    }
+
+    /// Who has a TAP of a held lease open. All processes are looked through for that, so not more often than once in a while
+    /// for each lease, however often its owner asks; meanwhile the answer is the last one.
+    fn tap_holders(&self, key: &LeaseKey, slot: &SlotPlan) -> Vec<TapHolder> {
+        let now = self.now();
+        let mut state = self.lock();
+        let Some(lease) = state.leases.get_mut(key) else {
+            return Vec::new();
+        };
+        let before = lease.held_by.take();
+        let is_recent = before
+            .as_ref()
+            .is_some_and(|(at, _)| now < *at + SEARCH_INTERVAL);
+        if is_recent {
+            lease.held_by.clone_from(&before);
+            return before.map(|(_, found)| found).unwrap_or_default();
+        }
+        // For those who ask while the search runs.
+        let found = before.map(|(_, found)| found).unwrap_or_default();
+        lease.held_by = Some((now, found));
+        drop(state);
+        let found = self.network.tap_holders(slot);
+        if let Some(lease) = self.lock().leases.get_mut(key) {
+            lease.held_by = Some((now, found.clone()));
+        }
+        found
     }
 
     /// Marks a lease as being released and as busy, and journals that.

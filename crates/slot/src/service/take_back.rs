@@ -19,7 +19,9 @@ impl State {
             return;
         }
         self.leases.remove(key);
-        self.tenants.remove(&(record.pool.clone(), record.slot));
+        let slot = (record.pool.clone(), record.slot);
+        self.tenants.remove(&slot);
+        self.defects.forget(&slot);
         if let Some(entry) = self.pools.get_mut(&record.pool) {
             entry.pool.take_back(record.slot);
             entry.tear_down.push_back(record.slot);
@@ -46,6 +48,7 @@ impl State {
             policy: None,
             is_busy: false,
             is_opening: false,
+            held_by: None,
         };
         self.leases.insert(key.clone(), lease);
         let slot = (record.pool.clone(), record.slot);

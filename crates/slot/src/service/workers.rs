@@ -1,6 +1,7 @@
 //! Threads that build slots and tear them down.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -90,22 +91,11 @@ impl Shared {
 }
 
 impl State {
-    /// First what somebody waits for, then the pool that lacks the largest part of its size.
     fn next_build(&mut self, now: Duration) -> Next<(Arc<Plan>, SlotNumber)> {
-        let mut until = None;
-        let mut pools: Vec<&mut PoolEntry> = self
-            .pools
-            .values_mut()
-            .filter(|entry| entry.not_added.is_none())
-            .collect();
-        pools.sort_by_key(|entry| (!entry.pool.is_wanted(), entry.fill_permille()));
-        for entry in pools {
-            if let Some(number) = entry.pool.next_build(now) {
-                return Next::Do((Arc::clone(&entry.plan), number));
-            }
-            until = until.into_iter().chain(entry.pool.next_retry(now)).min();
-        }
-        Next::Wait(until)
+        let is_turn_of_lacking = std::mem::take(&mut self.has_built_wanted);
+        let (next, is_wanted) = next_build(&mut self.pools, is_turn_of_lacking, now);
+        self.has_built_wanted = is_wanted;
+        next
     }
 
     /// Notes the outcome of a build. Returns whether there are slots to tear down now.
@@ -221,6 +211,37 @@ impl State {
     }
 }
 
+/// First what somebody waits for, then the pool that lacks the largest part of its size. By turns, if there is both: who asks
+/// for certain addresses again and again must not keep all other pools empty. The second is whether somebody waits for it.
+fn next_build(
+    pools: &mut BTreeMap<Name, PoolEntry>,
+    is_turn_of_lacking: bool,
+    now: Duration,
+) -> (Next<(Arc<Plan>, SlotNumber)>, bool) {
+    let mut until = None;
+    let mut pools: Vec<&mut PoolEntry> = pools
+        .values_mut()
+        .filter(|entry| entry.not_added.is_none())
+        .collect();
+    if is_turn_of_lacking {
+        pools.sort_by_key(|entry| entry.fill_permille());
+        for entry in &mut pools {
+            if let Some(number) = entry.pool.next_lacking(now) {
+                return (Next::Do((Arc::clone(&entry.plan), number)), false);
+            }
+        }
+    }
+    pools.sort_by_key(|entry| (!entry.pool.is_wanted(), entry.fill_permille()));
+    for entry in pools {
+        let is_wanted = entry.pool.is_wanted();
+        if let Some(number) = entry.pool.next_build(now) {
+            return (Next::Do((Arc::clone(&entry.plan), number)), is_wanted);
+        }
+        until = until.into_iter().chain(entry.pool.next_retry(now)).min();
+    }
+    (Next::Wait(until), false)
+}
+
 impl PoolEntry {
     fn fill_permille(&self) -> u64 {
         let counts = self.pool.counts();
@@ -233,5 +254,45 @@ impl PoolEntry {
 pub(super) fn lower_priority() {
     if let Err(error) = sandwire_kernel_net::thread::work_in_background(NICENESS) {
         tracing::debug!(%error, "background threads keep the priority of the others");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(pool: &str, size: u32, prefix: u8) -> PoolEntry {
+        let text = format!(
+            r#"{{"name": "{pool}", "size": {size}, "data_path": "nft", "addresses":
+                 {{"plan": "prefix", "ipv4": "10.{prefix}.0.0/24", "ipv6": "fd00:{prefix}::/64"}}}}"#
+        );
+        let spec = serde_json::from_str(&text).unwrap();
+        PoolEntry::new(Plan::new(&"test".parse().unwrap(), &spec).unwrap())
+    }
+
+    #[test]
+    fn who_waits_for_certain_addresses_keeps_no_other_pool_empty() {
+        let [busy, empty] = ["busy", "empty"].map(|name| name.parse::<Name>().unwrap());
+        let mut pools = BTreeMap::from([
+            (busy.clone(), entry("busy", 0, 1)),
+            (empty.clone(), entry("empty", 50, 2)),
+        ]);
+        let mut is_turn_of_lacking = false;
+        let mut next = |pools: &mut BTreeMap<Name, PoolEntry>, claimed: u32| {
+            let pool = &mut pools.get_mut(&busy).unwrap().pool;
+            pool.claim(SlotNumber(claimed), None);
+            let (next, is_wanted) = next_build(pools, is_turn_of_lacking, Duration::ZERO);
+            is_turn_of_lacking = is_wanted;
+            match next {
+                Next::Do((plan, _)) => plan.spec.name.to_string(),
+                Next::Wait(_) => "nobody".to_owned(),
+            }
+        };
+        let built: Vec<String> = (0..6).map(|claimed| next(&mut pools, claimed)).collect();
+        assert_eq!(built, ["busy", "empty"].repeat(3));
+        // Three of them are left, and nobody else lacks anything.
+        pools.get_mut(&empty).unwrap().pool.resize(0);
+        let built: Vec<String> = (0..4).map(|_| next(&mut pools, 5)).collect();
+        assert_eq!(built, ["busy", "busy", "busy", "nobody"]);
     }
 }

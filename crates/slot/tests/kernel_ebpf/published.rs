@@ -2,7 +2,7 @@
 
 use std::{
     io::{self, Read, Write},
-    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket},
 };
 
 use sandwire_api::{
@@ -109,6 +109,43 @@ fn published_ports_lead_to_the_guest_until_they_are_withdrawn() {
             tear_down(&network, &[sandbox.slot]);
             network.remove_pool(&plan).unwrap();
         }
+    });
+}
+
+/// While no port is published, the kernel tracks no connections, and takes what it hears of one after that for its beginning.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_connection_of_the_host_s_stays_its_own_when_its_port_is_published() {
+    lab::run(|_| {
+        let beyond = Beyond::attach().unwrap();
+        let plan = web("host", ROUTED);
+        let network = prepare(&plan);
+        let sandbox = Sandbox::start(&network, &plan, 0);
+        for (host, ports) in [
+            (IpAddr::from(HOST_IPV4), published(&sandbox)),
+            (HOST_IPV6.into(), published(&sandbox)),
+        ] {
+            let at = SocketAddr::new(host, ports[0].0.host_port);
+            let listener = TcpListener::bind(at).unwrap();
+            let caller = beyond.inside(|| Ok(TcpStream::connect(at)?));
+            let mut caller = caller.unwrap();
+            let (mut own, _) = listener.accept().unwrap();
+            drop(listener);
+            network.set_published_ports(&ports).unwrap();
+            own.set_read_timeout(Some(PATIENCE)).unwrap();
+            for word in [b"one", b"two"] {
+                caller.write_all(word).unwrap();
+                let mut heard = [0; 3];
+                own.read_exact(&mut heard).unwrap();
+                assert_eq!(&heard, word);
+            }
+            // Others are led to the guest.
+            beyond.inside(|| Ok(http_get(at)?)).unwrap();
+            network.set_published_ports(&[]).unwrap();
+        }
+        drop(sandbox.guest);
+        tear_down(&network, &[sandbox.slot]);
+        network.remove_pool(&plan).unwrap();
     });
 }
 

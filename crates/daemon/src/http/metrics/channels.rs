@@ -19,7 +19,7 @@ use sandwire_api::{
 use sandwire_slot::service::{Counted, Slots};
 use serde::Serialize;
 
-use super::leases::Labels;
+use super::leases::{Labels, Told, incarnations};
 
 /// Sums that only grow.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct ChannelTotals {
     /// Whether each lease has figures of its own.
     per_lease: bool,
     /// What was told of each pool the last time.
-    told: Mutex<BTreeMap<Name, VsockTraffic>>,
+    told: Mutex<Told<VsockTraffic>>,
 }
 
 impl ChannelTotals {
@@ -41,22 +41,25 @@ impl ChannelTotals {
     /// Asks the service, and has the pools' figures told, if there are channels; each lease's too if that is wanted and it is
     /// for root.
     pub(super) fn register(&self, slots: &Slots, for_root: bool, registry: &mut Registry) {
+        let pools = incarnations(slots);
         let Counted {
             leases: channels,
             ended,
             earlier,
         } = slots.counted_channels();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.keep(&pools);
         for (pool, sum) in sums(ended, &channels) {
             // An earlier daemon told of that.
             let sum = match earlier.get(&pool) {
                 Some(earlier) => without(sum, earlier),
                 None => sum,
             };
-            let last = told.entry(pool).or_default();
-            *last = larger(sum, last);
+            if let Some(last) = told.of(pool, &pools) {
+                *last = larger(sum, last);
+            }
         }
-        if told.is_empty() && channels.is_empty() {
+        if told.iter().next().is_none() && channels.is_empty() {
             return;
         }
         let figures = Figures::default();

@@ -24,7 +24,38 @@ pub(crate) struct LeaseTotals {
     /// Whether each lease has figures of its own: as many time series as there are leases.
     per_lease: bool,
     /// What was told of each pool the last time.
-    told: Mutex<BTreeMap<Name, Traffic>>,
+    told: Mutex<Told<Traffic>>,
+}
+
+/// What was told of each pool that there is.
+#[derive(Debug, Default)]
+pub(super) struct Told<Sum>(BTreeMap<Name, (u64, Sum)>);
+
+impl<Sum: Default> Told<Sum> {
+    /// Forgets pools that are deleted, also those in whose place there is another of that name.
+    pub(super) fn keep(&mut self, pools: &BTreeMap<Name, u64>) {
+        self.0
+            .retain(|pool, (incarnation, _)| pools.get(pool) == Some(incarnation));
+    }
+
+    /// What was told of a pool; None if there is no such pool.
+    pub(super) fn of(&mut self, pool: Name, pools: &BTreeMap<Name, u64>) -> Option<&mut Sum> {
+        let incarnation = *pools.get(&pool)?;
+        let (_, sum) = self.0.entry(pool).or_insert((incarnation, Sum::default()));
+        Some(sum)
+    }
+
+    /// All of it, by pool.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, &Sum)> {
+        self.0.iter().map(|(pool, (_, sum))| (pool, sum))
+    }
+}
+
+/// The pools that there are. To be asked for before their sums.
+pub(super) fn incarnations(slots: &Slots) -> BTreeMap<Name, u64> {
+    let views = slots.pool_views().into_iter();
+    let pools = views.map(|view| (view.spec().name.clone(), view.incarnation));
+    pools.collect()
 }
 
 /// Names and values of labels.
@@ -45,20 +76,23 @@ impl LeaseTotals {
 
     /// Looks at all leases, and has the pools' sums told; each lease's too if that is wanted and it is for root.
     pub(super) fn register(&self, slots: &Slots, for_root: bool, registry: &mut Registry) {
+        let pools = incarnations(slots);
         let Counted {
             leases,
             ended,
             earlier,
         } = slots.counted_traffic();
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.keep(&pools);
         for (pool, sum) in sums(ended, &leases) {
             // An earlier daemon told of that: whoever sees a counter go down takes all that it shows then for new.
             let sum = match earlier.get(&pool) {
                 Some(earlier) => without(&sum, earlier),
                 None => sum,
             };
-            let before = told.entry(pool).or_default();
-            *before = larger(&sum, before);
+            if let Some(before) = told.of(pool, &pools) {
+                *before = larger(&sum, before);
+            }
         }
         let rows = told
             .iter()

@@ -310,6 +310,30 @@ async fn what_maps_of_before_have_counted_is_not_new() {
     }
 }
 
+#[tokio::test]
+async fn a_pool_that_is_deleted_is_no_longer_told_of_and_the_next_of_its_name_begins_anew() {
+    let lab = Lab::ebpf();
+    lab.acquire(0, "a").await;
+    *lab.network.traffic.lock().unwrap() = counted();
+    let release = |name: &'static str| lab.app.slots.release(ROOT, None, &name.parse().unwrap());
+    release("a").unwrap();
+    let line = "sandwire_pool_packets_total{pool=\"web\",direction=\"egress\"} ";
+    let text = lab.get(0, "/metrics").await.text;
+    assert!(text.contains(&format!("{line}3\n")), "{text}");
+    let pool = "web".parse().unwrap();
+    lab.app.slots.delete_pool(&pool).unwrap();
+    // Nobody looks before the next is there.
+    model::fill(&lab.app.slots, &model::ebpf_pool("web", 1));
+    lab.acquire(0, "b").await;
+    *lab.network.traffic.lock().unwrap() = Traffic::default();
+    let text = lab.get(0, "/metrics").await.text;
+    assert!(text.contains(&format!("{line}0\n")), "{text}");
+    release("b").unwrap();
+    lab.app.slots.delete_pool(&pool).unwrap();
+    let text = lab.get(0, "/metrics").await.text;
+    assert!(!text.contains(line), "{text}");
+}
+
 /// Its time may be over, or its sandbox have ended, while no daemon was there.
 #[tokio::test]
 async fn what_a_lease_had_sent_that_ends_at_the_start_is_not_new() {

@@ -67,6 +67,11 @@ fn a_vmm_that_runs_keeps_its_slot_until_it_ends() {
     assert_eq!(slots.counters().releases_held, 1, "there was one release");
     let searches = host.kernel.lock().searches;
     assert_eq!(searches, 1, "nobody but the owner has asked who it is");
+    for _ in 0..3 {
+        assert_eq!(slots.give_back("a").unwrap().held_by, released.held_by);
+    }
+    let searches = host.kernel.lock().searches;
+    assert_eq!(searches, 2, "no time has gone by since the last search");
 
     host.kernel.stop_vmm(lease.netns_name.as_deref().unwrap());
     host.advance(&slots, Duration::from_secs(1));
