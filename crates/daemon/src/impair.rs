@@ -264,8 +264,8 @@ impl Impairments {
 
     /// Says that a lease has ended, which may have been impaired.
     pub(crate) fn lease_has_ended(&self, lease: &LeaseKey) {
-        if self.may_be.load(Ordering::Relaxed) {
-            self.known.remove(lease);
+        let was_impaired = self.known.remove(lease) || self.pending.has(lease);
+        if was_impaired {
             self.ended.notify_one();
         }
     }

@@ -285,3 +285,27 @@ fn leases_of_another_instance_stay_as_they_are() {
     lab.impairments.look(&lab.slots).unwrap();
     assert_eq!(lab.service.texts(), [""; 0]);
 }
+
+/// Where leases come and go by hundreds, each would have all of the service's targets listed.
+#[test]
+fn the_end_of_a_lease_that_is_not_impaired_is_nothing_to_look_at() {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+    let lab = Lab::new();
+    let is_told = || {
+        let told = pin!(lab.impairments.ended.notified());
+        told.poll(&mut Context::from_waker(Waker::noop()))
+            .is_ready()
+    };
+    let key = |name: &str| LeaseKey {
+        owner_uid: 0,
+        name: name.parse().unwrap(),
+    };
+    lab.set("delay 50ms").unwrap();
+    lab.impairments.lease_has_ended(&key("other"));
+    assert!(!is_told());
+    lab.impairments.lease_has_ended(&key("a"));
+    assert!(is_told());
+}
