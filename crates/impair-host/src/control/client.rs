@@ -21,6 +21,8 @@ use crate::{error::Error, namespace::Namespace};
 
 /// How long an answer may take, unless packets are waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the end of an impairment may take whose packets are dropped: the kernel takes a while for each, and hundreds may end at once.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Why there is no answer, or not the one that was hoped for.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +172,7 @@ impl Client {
     }
 
     /// Ends an impairment. Without `flush` it waits until the packets that are under way have gone, however long
-    /// that takes.
+    /// that takes; with it five minutes at most.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -180,7 +182,7 @@ impl Client {
             target: target.clone(),
             flush,
         };
-        match self.ask(WHAT, &request, None)? {
+        match self.ask(WHAT, &request, flush.then_some(FLUSH_PATIENCE))? {
             Response::Cleared { cleared } => Ok(cleared),
             other => Err(unexpected(WHAT, &other)),
         }
