@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{
-    io::Errno,
+    io::{Errno, retry_on_intr},
     net::{
         self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with,
         sockopt::{Timeout, set_socket_timeout},
@@ -245,7 +245,8 @@ fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
-    match net::connect(&socket, &SocketAddrUnix::new(path)?) {
+    // With a time-out it isn't begun anew by the kernel after a signal.
+    match retry_on_intr(|| net::connect(&socket, &SocketAddrUnix::new(path)?)) {
         Ok(()) => Ok(socket.into()),
         Err(Errno::AGAIN) => {
             let text = "it listens, but takes no connections";
