@@ -98,7 +98,11 @@ impl App {
     /// Without an impairment service of its own.
     #[cfg(test)]
     pub(crate) fn new(slots: Arc<Slots>, metrics_per_lease: bool) -> Arc<Self> {
-        let nowhere = Impairments::new("/nonexistent/sandwire-impair".into(), false);
+        let nowhere = Impairments::new(
+            "/nonexistent/sandwire-impair".into(),
+            false,
+            &"default".parse().expect("it is a name"),
+        );
         let nobody = HostIdentities::new("/nonexistent/sandwire-identity".as_ref());
         Self::with_services(slots, metrics_per_lease, nowhere, nobody)
     }

@@ -78,10 +78,15 @@ pub(crate) enum ImpairError {
     Service(ClientError),
 }
 
+/// The instance of a daemon whose configuration doesn't name one.
+const DEFAULT_INSTANCE: &str = "default";
+
 /// The way to the impairment service.
 #[derive(Debug)]
 pub(crate) struct Impairments {
     folder: PathBuf,
+    /// The daemon's, whose leases alone are its own to end: a service may have others' too. None for the default one.
+    instance: Option<Name>,
     /// Whether the daemon starts the service. Under systemd that does.
     starts: bool,
     /// Whether some lease may be impaired.
@@ -99,10 +104,12 @@ pub(crate) struct Impairments {
 }
 
 impl Impairments {
-    /// By the service of that folder.
-    pub(crate) fn new(folder: PathBuf, starts: bool) -> Self {
+    /// By the service of that folder, for the daemon of that instance.
+    pub(crate) fn new(folder: PathBuf, starts: bool, instance: &Name) -> Self {
+        let is_default = instance.as_str() == DEFAULT_INSTANCE;
         Self {
             folder,
+            instance: (!is_default).then(|| instance.clone()),
             starts,
             // An earlier daemon may have left some.
             may_be: AtomicBool::new(true),
@@ -140,15 +147,16 @@ impl Impairments {
             });
         }
         self.may_be.store(true, Ordering::Relaxed);
+        let owner = self.owner_of(&found.lease);
         slots.with_interfaces(caller, owner_uid, name, |found| {
             // XDP comes before what diverts, and would send packets past it.
             slots.set_impaired(&found.lease, true)?;
-            let set = set_all(&mut client, found, impairment);
+            let set = set_all(&mut client, found, &owner, impairment);
             set.or_else(|failed| self.set_has_failed(slots, &found.lease, *failed))
         })??;
         self.pending.remove(&found.lease);
         self.known.insert(found.lease.clone(), impairment);
-        report(&mut client, &found)
+        report(&mut client, &found, &owner)
     }
 
     /// Has the lease as it was, or has that seen to when the service answers again.
@@ -177,7 +185,7 @@ impl Impairments {
     ) -> Result<LeaseImpairment, ImpairError> {
         let found = slots.interfaces(caller, owner_uid, name)?;
         match self.connect_if_needed()? {
-            Some(mut client) => report(&mut client, &found),
+            Some(mut client) => report(&mut client, &found, &self.owner_of(&found.lease)),
             None => Ok(unimpaired(&found.lease)),
         }
     }
@@ -199,7 +207,7 @@ impl Impairments {
         // Not while somebody impairs it, nor the other way round.
         let (ending, statuses) = {
             let _gate = self.lock_gate();
-            let statuses = listed(&mut client, &found.lease)?;
+            let statuses = listed(&mut client, &self.owner_of(&found.lease))?;
             self.pending.remove(&found.lease);
             (self.endings.begin(&found.lease), statuses)
         };
@@ -234,7 +242,7 @@ impl Impairments {
         };
         let all = client.list().map_err(ImpairError::Service)?.into_iter();
         Ok(all
-            .filter_map(|status| Some((lease_of(&status)?, status)))
+            .filter_map(|status| Some((self.lease_of(&status.owner)?, status)))
             .collect())
     }
 
@@ -256,8 +264,8 @@ impl Impairments {
 
     /// Says that a lease has ended, which may have been impaired.
     pub(crate) fn lease_has_ended(&self, lease: &LeaseKey) {
-        if self.may_be.load(Ordering::Relaxed) {
-            self.known.remove(lease);
+        let was_impaired = self.known.remove(lease) || self.pending.has(lease);
+        if was_impaired {
             self.ended.notify_one();
         }
     }
@@ -266,6 +274,36 @@ impl Impairments {
     #[cfg(test)]
     pub(crate) fn note(&self, lease: LeaseKey, impairment: &Impairment) {
         self.known.insert(lease, impairment);
+    }
+
+    fn owner_of(&self, lease: &LeaseKey) -> Owner {
+        Owner::Lease {
+            uid: lease.owner_uid,
+            lease: lease.name.clone(),
+            instance: self.instance.clone(),
+        }
+    }
+
+    /// The lease, if it is one of this daemon's.
+    fn lease_of(&self, owner: &Owner) -> Option<LeaseKey> {
+        match owner {
+            Owner::Lease {
+                uid,
+                lease,
+                instance,
+            } if *instance == self.instance => Some(LeaseKey {
+                owner_uid: *uid,
+                name: lease.clone(),
+            }),
+            Owner::Lease { .. } | Owner::User { .. } => None,
+        }
+    }
+
+    /// Leases that a service has left impaired, alive or dead.
+    fn left(&self) -> Vec<(LeaseKey, Impairment)> {
+        let left = launch::left(&self.folder).of_leases.into_iter();
+        left.filter_map(|(owner, impairment)| Some((self.lease_of(&owner)?, impairment)))
+            .collect()
     }
 
     fn lock_gate(&self) -> MutexGuard<'_, ()> {
@@ -280,7 +318,7 @@ impl Impairments {
     fn connect_if_needed(&self) -> Result<Option<Client>, ImpairError> {
         match self.connect() {
             Ok(client) => Ok(Some(client)),
-            Err(_) if launch::left(&self.folder).of_leases.is_empty() => Ok(None),
+            Err(_) if self.left().is_empty() => Ok(None),
             Err(error) => Err(ImpairError::Service(error)),
         }
     }
@@ -314,27 +352,6 @@ impl Impairments {
     }
 }
 
-fn owner_of(lease: &LeaseKey) -> Owner {
-    Owner::Lease {
-        uid: lease.owner_uid,
-        lease: lease.name.clone(),
-    }
-}
-
-fn lease_of(status: &Status) -> Option<LeaseKey> {
-    key_of(&status.owner)
-}
-
-fn key_of(owner: &Owner) -> Option<LeaseKey> {
-    match owner {
-        Owner::Lease { uid, lease } => Some(LeaseKey {
-            owner_uid: *uid,
-            name: lease.clone(),
-        }),
-        Owner::User { .. } => None,
-    }
-}
-
 /// What the service diverts for a lease.
 fn targets_of(found: &LeaseInterfaces) -> Vec<Target> {
     let target = |one: &sandwire_slot::service::LeaseInterface| Target {
@@ -349,17 +366,16 @@ fn targets_of(found: &LeaseInterfaces) -> Vec<Target> {
     found.interfaces.iter().map(target).collect()
 }
 
-fn listed(client: &mut Client, lease: &LeaseKey) -> Result<Vec<Status>, ImpairError> {
-    of_lease(client.list(), lease)
+fn listed(client: &mut Client, owner: &Owner) -> Result<Vec<Status>, ImpairError> {
+    of_owner(client.list(), owner)
 }
 
-fn of_lease(
+fn of_owner(
     all: Result<Vec<Status>, ClientError>,
-    lease: &LeaseKey,
+    owner: &Owner,
 ) -> Result<Vec<Status>, ImpairError> {
     let all = all.map_err(ImpairError::Service)?.into_iter();
-    let is_its = |status: &Status| lease_of(status).as_ref() == Some(lease);
-    Ok(all.filter(is_its).collect())
+    Ok(all.filter(|status| status.owner == *owner).collect())
 }
 
 /// What is in the daemon's own namespace is named without one, and would be another interface to a service elsewhere.
@@ -400,16 +416,16 @@ impl Failed {
 fn set_all(
     client: &mut Client,
     found: &LeaseInterfaces,
+    owner: &Owner,
     impairment: &Impairment,
 ) -> Result<(), Box<Failed>> {
-    let owner = owner_of(&found.lease);
     let targets = targets_of(found);
     // Of a single one nothing is taken back.
     let before = match targets.len() {
         0 | 1 => Vec::new(),
         _ => {
-            let all = client.list_with_traces_of(&owner);
-            of_lease(all, &found.lease).map_err(Failed::certainly)?
+            let all = client.list_with_traces_of(owner);
+            of_owner(all, owner).map_err(Failed::certainly)?
         }
     };
     let was = |target: &Target| {
@@ -421,7 +437,7 @@ fn set_all(
         )
     };
     for (count, target) in targets.iter().enumerate() {
-        let Err(error) = client.set(target, &owner, impairment) else {
+        let Err(error) = client.set(target, owner, impairment) else {
             continue;
         };
         let is_refused = matches!(error, ClientError::Refused { .. });
@@ -430,7 +446,7 @@ fn set_all(
         for done in &targets[..count] {
             let (done, was) = was(done);
             let undone = match &was {
-                Some(impairment) => client.set(&done, &owner, impairment),
+                Some(impairment) => client.set(&done, owner, impairment),
                 None => client.clear(&done, true).map(drop),
             };
             if let Err(error) = undone {
@@ -456,10 +472,14 @@ fn unimpaired(lease: &LeaseKey) -> LeaseImpairment {
     }
 }
 
-fn report(client: &mut Client, found: &LeaseInterfaces) -> Result<LeaseImpairment, ImpairError> {
+fn report(
+    client: &mut Client,
+    found: &LeaseInterfaces,
+    owner: &Owner,
+) -> Result<LeaseImpairment, ImpairError> {
     let targets = targets_of(found);
     let mut report = unimpaired(&found.lease);
-    for status in listed(client, &found.lease)? {
+    for status in listed(client, owner)? {
         if targets.contains(&status.target) {
             report.interfaces.push(InterfaceImpairment {
                 valid: status.egress.line.valid && status.ingress.line.valid,

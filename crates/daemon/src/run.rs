@@ -199,7 +199,7 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         let network = KernelNetwork::open_with(kernel_settings(&config))?;
         warn_of_missing_uplinks(&config);
         let settings = Settings {
-            instance: config.instance,
+            instance: config.instance.clone(),
             state_dir: config.state_dir,
             builders: config.builders,
             audit_interval: config.audit_interval,
@@ -209,7 +209,7 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         let slots = Slots::open_with_channels(settings, network, channels, Arc::new(SystemClock))?;
         // Under systemd it has a unit of its own.
         let starts = std::env::var_os("NOTIFY_SOCKET").is_none();
-        let impairments = Impairments::new(config.impair_folder, starts);
+        let impairments = Impairments::new(config.impair_folder, starts, &config.instance);
         let identities = HostIdentities::new(&config.identity_folder);
         Ok(App::with_services(
             slots,

@@ -276,17 +276,26 @@ impl Engine {
         reports.collect()
     }
 
+    /// Where the app of that name is among all, which may be thousands while packets wait.
+    fn place_of(&self, name: &str) -> Option<usize> {
+        let by_name = self
+            .apps
+            .binary_search_by(|node| node.name.as_str().cmp(name));
+        by_name.ok()
+    }
+
     /// The running app of that name, if it is an `A`.
     #[must_use]
     pub fn app<A: App>(&self, name: &str) -> Option<&A> {
-        let node = self.apps.iter().find(|node| node.name == name)?;
+        let node = &self.apps[self.place_of(name)?];
         let app: &dyn Any = &*node.app;
         app.downcast_ref()
     }
 
     /// The running app of that name, if it is an `A`, to be changed between breaths. The next breath calls it.
     pub fn app_mut<A: App>(&mut self, name: &str) -> Option<&mut A> {
-        let node = self.apps.iter_mut().find(|node| node.name == name)?;
+        let place = self.place_of(name)?;
+        let node = &mut self.apps[place];
         self.parts.wake(node.part);
         let app: &mut dyn Any = &mut *node.app;
         app.downcast_mut()
@@ -295,7 +304,7 @@ impl Engine {
     /// One number of an app's report.
     #[must_use]
     pub fn figure(&self, app: &str, figure: &str) -> Option<u64> {
-        let node = self.apps.iter().find(|node| node.name == app)?;
+        let node = &self.apps[self.place_of(app)?];
         let mut figures = node.app.report().into_iter();
         figures
             .find(|Figure { name, .. }| *name == figure)

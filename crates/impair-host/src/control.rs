@@ -82,6 +82,9 @@ pub enum Owner {
         uid: u32,
         /// The lease.
         lease: Name,
+        /// The daemon's instance: others have leases of the same names. None for the default one, and of earlier versions' daemons.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        instance: Option<Name>,
     },
 }
 
@@ -93,13 +96,41 @@ impl Owner {
             Self::User { uid } | Self::Lease { uid, .. } => *uid,
         }
     }
+
+    /// Whether it may change what the other one impairs, as its own: of an interface that an earlier version's daemon has impaired it isn't
+    /// known which instance that was.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let without_instance = |owner: &Self| match owner {
+            Self::Lease { uid, lease, .. } => Self::Lease {
+                uid: *uid,
+                lease: lease.clone(),
+                instance: None,
+            },
+            Self::User { .. } => owner.clone(),
+        };
+        let is_unknown = |owner: &Self| *owner == without_instance(owner);
+        self == other
+            || (is_unknown(self) || is_unknown(other))
+                && without_instance(self) == without_instance(other)
+    }
 }
 
 impl fmt::Display for Owner {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::User { uid } => write!(formatter, "user {uid}"),
-            Self::Lease { uid, lease } => write!(formatter, "lease {lease} of user {uid}"),
+            Self::Lease {
+                uid,
+                lease,
+                instance,
+            } => {
+                write!(formatter, "lease {lease} of user {uid}")?;
+                match instance {
+                    Some(instance) => write!(formatter, " of instance {instance}"),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }
@@ -253,6 +284,7 @@ mod tests {
             owner: Owner::Lease {
                 uid: 7,
                 lease: "a1".parse().unwrap(),
+                instance: None,
             },
             impairment: Box::new("delay 50ms".parse().unwrap()),
             force: false,
@@ -260,6 +292,26 @@ mod tests {
         assert_eq!(request, expected);
         let again = serde_json::to_string(&request).unwrap();
         assert_eq!(serde_json::from_str::<Request>(&again).unwrap(), expected);
+    }
+
+    #[test]
+    fn leases_of_two_instances_have_two_owners() {
+        let owner = |instance: Option<&str>| Owner::Lease {
+            uid: 7,
+            lease: "a1".parse().unwrap(),
+            instance: instance.map(|instance| instance.parse().unwrap()),
+        };
+        let (default, other) = (owner(None), owner(Some("b")));
+        // As earlier versions write and read it.
+        let text = r#"{"lease":{"uid":7,"lease":"a1"}}"#;
+        assert_eq!(serde_json::to_string(&default).unwrap(), text);
+        assert_eq!(serde_json::from_str::<Owner>(text).unwrap(), default);
+        let text = serde_json::to_string(&other).unwrap();
+        assert_eq!(serde_json::from_str::<Owner>(&text).unwrap(), other);
+        assert_eq!(other.to_string(), "lease a1 of user 7 of instance b");
+        assert!(other.is_same(&default) && default.is_same(&other));
+        assert!(other.is_same(&other) && !other.is_same(&owner(Some("c"))));
+        assert!(!default.is_same(&Owner::User { uid: 7 }));
     }
 
     /// Earlier versions know nothing but this, whichever end they are.

@@ -205,7 +205,7 @@ impl Host {
         if entry.state == State::Draining {
             return Err(Error::Draining { target });
         }
-        if entry.remembered.owner != remembered.owner && !remembered.force {
+        if !remembered.owner.is_same(&entry.remembered.owner) && !remembered.force {
             return Err(Error::Owned {
                 target,
                 owner: entry.remembered.owner.clone(),

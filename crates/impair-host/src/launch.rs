@@ -209,6 +209,7 @@ mod tests {
         let owner = Owner::Lease {
             uid: 1,
             lease: "a".parse().unwrap(),
+            instance: None,
         };
         let impairment = Impairment {
             seed: 3,

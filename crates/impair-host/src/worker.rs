@@ -295,8 +295,8 @@ impl Running {
         } = lanes;
         let (egress, ingress) = Line::pair_of(&compiled, LINK);
         let line_of = |direction| match direction {
-            Direction::Egress => egress.clone(),
-            Direction::Ingress => ingress.clone(),
+            Direction::Egress => egress.clone().sharing(),
+            Direction::Ingress => ingress.clone().sharing(),
         };
         let mut graph = self.graph.clone();
         let lanes = ways.map(|way| {

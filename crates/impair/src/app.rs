@@ -12,7 +12,9 @@
 
 mod frame;
 mod histogram;
+mod reporter;
 mod rule;
+mod share;
 
 use std::{cell::RefCell, collections::VecDeque, fmt, rc::Rc};
 
@@ -24,6 +26,7 @@ use sandwire_engine::{
 
 use self::{
     frame::Framed,
+    reporter::Reporter,
     rule::{Gone, NEVER, RuleState},
 };
 use crate::{
@@ -31,7 +34,6 @@ use crate::{
     compile::{CompileError, Compiled, CompiledRule},
     decision::Decision,
     nat::{Nat, Translation},
-    pipeline::{Dropped, Released},
     random::Flow,
 };
 
@@ -47,6 +49,7 @@ pub struct Line {
     seed: u64,
     rules: Rc<[CompiledRule]>,
     nat: SharedNat,
+    shares: bool,
 }
 
 /// A running [`Line`].
@@ -61,6 +64,8 @@ pub struct LineApp {
     reads_headers: bool,
     translates: bool,
     nat: SharedNat,
+    /// Whether it leaves others their part of the engine's packets.
+    shares: bool,
     /// Packets without a rule that found no room.
     waiting: VecDeque<Packet>,
     /// ICMP messages on their way to `back`.
@@ -151,6 +156,15 @@ impl Line {
         }
     }
 
+    /// The same line among others of its engine, to which it leaves their part of the packets that this may have under way.
+    #[must_use]
+    pub fn sharing(self) -> Self {
+        Self {
+            shares: true,
+            ..self
+        }
+    }
+
     /// Whether packets go by without being looked at.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
@@ -165,6 +179,7 @@ impl Line {
             seed: compiled.seed,
             rules: compiled.rules(direction).into(),
             nat: SharedNat(Rc::new(RefCell::new(nat))),
+            shares: false,
         }
     }
 }
@@ -197,6 +212,7 @@ impl Config for Line {
             reads_headers: false,
             translates: false,
             nat: self.nat.clone(),
+            shares: self.shares,
             waiting: VecDeque::new(),
             answers: Vec::new(),
             next: NEVER,
@@ -420,6 +436,7 @@ impl LineApp {
         } else {
             Headers::default()
         };
+        let is_beyond = self.shares && share::is_exceeded(ports.pool(), || self.inside());
         let found = self.rules.iter_mut().find(|rule| rule.is_for(&headers));
         if self.translates && self.direction == Direction::Egress {
             let model = found.as_ref().and_then(|rule| rule.nat());
@@ -447,6 +464,9 @@ impl LineApp {
         if translation == Translation::Dead {
             rule.pipeline
                 .refuse(now, framed, DropCause::Nat, &mut dropped);
+        } else if is_beyond {
+            rule.pipeline
+                .refuse(now, framed, DropCause::Share, &mut dropped);
         } else {
             rule.pipeline.offer(now, framed, &mut dropped);
         }
@@ -554,40 +574,6 @@ impl fmt::Debug for LineApp {
 impl fmt::Debug for SharedNat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("SharedNat")
-    }
-}
-
-/// Takes what rules drop, and tells the observer.
-struct Reporter<'a> {
-    direction: Direction,
-    answers: &'a mut Vec<Vec<u8>>,
-    observer: &'a mut Option<Observer>,
-}
-
-impl Reporter<'_> {
-    fn dropped(&mut self, rule: &str, mut dropped: Dropped<Framed>) {
-        self.answers.extend(dropped.answer.take());
-        if let Some(observer) = self.observer {
-            observer(&Observation {
-                rule,
-                direction: self.direction,
-                came: dropped.packet.came(),
-                decision: Decision::dropped(&dropped),
-                frame: dropped.packet.frame(),
-            });
-        }
-    }
-
-    fn released(&mut self, rule: &str, now: Nanoseconds, released: &Released<Framed>) {
-        if let Some(observer) = self.observer {
-            observer(&Observation {
-                rule,
-                direction: self.direction,
-                came: released.packet.came(),
-                decision: Decision::released(released, Some(now)),
-                frame: released.packet.frame(),
-            });
-        }
     }
 }
 

@@ -28,11 +28,13 @@ pub enum DropCause {
     Unread,
     /// Somebody asked for everything inside to be dropped.
     Flushed,
+    /// Its line held more than its share of the packets that those of an engine have together.
+    Share,
 }
 
 impl DropCause {
     /// All causes, in the order of their discriminants.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Partition,
         Self::Blackhole,
         Self::Flap,
@@ -44,6 +46,7 @@ impl DropCause {
         Self::DelayFull,
         Self::Unread,
         Self::Flushed,
+        Self::Share,
     ];
 
     /// The name in reports, metrics and logs.
@@ -61,6 +64,7 @@ impl DropCause {
             Self::DelayFull => "delay_full",
             Self::Unread => "unread",
             Self::Flushed => "flushed",
+            Self::Share => "share",
         }
     }
 }

@@ -38,9 +38,9 @@ impl Known {
         self.lock().insert(lease, summary);
     }
 
-    /// One that isn't impaired any more.
-    pub(super) fn remove(&self, lease: &LeaseKey) {
-        self.lock().remove(lease);
+    /// One that isn't impaired any more; whether it was.
+    pub(super) fn remove(&self, lease: &LeaseKey) -> bool {
+        self.lock().remove(lease).is_some()
     }
 
     /// Whether a lease is impaired.

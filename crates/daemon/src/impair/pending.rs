@@ -10,7 +10,7 @@ use sandwire_api::impairment::Impairment;
 use sandwire_impair_host::control::{Client, ClientError, Target};
 use sandwire_slot::{lease::LeaseKey, service::Slots};
 
-use super::{ImpairError, Impairments, listed, owner_of, targets_of};
+use super::{ImpairError, Impairments, listed, targets_of};
 
 /// An interface, and how it was impaired before the change, if it was.
 pub(super) type Before = (Target, Option<Impairment>);
@@ -81,8 +81,8 @@ impl Impairments {
         let Some(found) = slots.present_interfaces(lease) else {
             return Ok(());
         };
-        let (targets, owner) = (targets_of(&found), owner_of(lease));
-        let present = listed(client, lease)?;
+        let (targets, owner) = (targets_of(&found), self.owner_of(lease));
+        let present = listed(client, &owner)?;
         for (target, was) in self.pending.of(lease) {
             let is_impaired = present.iter().any(|status| status.target == target);
             let undone = match was {

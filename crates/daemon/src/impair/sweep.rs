@@ -5,14 +5,11 @@ use std::{
     time::Duration,
 };
 
-use sandwire_impair_host::{
-    control::{State, Status},
-    launch,
-};
+use sandwire_impair_host::control::{State, Status};
 use sandwire_slot::{lease::LeaseKey, service::Slots};
 use tokio::time::timeout;
 
-use super::{ImpairError, Impairments, key_of, lease_of, targets_of};
+use super::{ImpairError, Impairments, targets_of};
 
 /// How often it is looked while a lease may be impaired.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -45,10 +42,9 @@ impl Impairments {
         let mut client = match self.connect() {
             Ok(client) => client,
             Err(_) => {
-                let left = launch::left(&self.folder).of_leases;
+                let left = self.left();
                 let is_any_left = !left.is_empty();
-                let key = |(owner, impairment)| Some((key_of(&owner)?, impairment));
-                self.known.replace(false, left.into_iter().filter_map(key));
+                self.known.replace(false, left);
                 if !is_any_left {
                     // It has ended as it should, with all impairments.
                     self.pending.clear();
@@ -63,12 +59,13 @@ impl Impairments {
         let mut is_any_left = false;
         let mut failure = self.settle(&mut client, slots).err();
         for status in client.list().map_err(ImpairError::Service)? {
-            let Some(is_valid) = is_as_it_should(slots, &status) else {
+            // Others may be other daemons'.
+            let Some(lease) = self.lease_of(&status.owner) else {
                 continue;
             };
-            if is_valid {
+            if is_as_it_should(slots, &lease, &status) {
                 is_any_left = true;
-                present.extend(lease_of(&status).zip(Some(status.impairment)));
+                present.push((lease, status.impairment));
                 continue;
             }
             tracing::info!(target = %status.target, owner = %status.owner, "the impairment of a lease has ended");
@@ -96,12 +93,11 @@ impl Impairments {
     }
 }
 
-/// Whether a target's lease is there, and still has that interface; none if it isn't a lease's.
-fn is_as_it_should(slots: &Slots, status: &Status) -> Option<bool> {
-    let lease = lease_of(status)?;
+/// Whether a target's lease is there, and still has that interface.
+fn is_as_it_should(slots: &Slots, lease: &LeaseKey, status: &Status) -> bool {
     if matches!(status.state, State::Ended { .. }) {
-        return Some(false);
+        return false;
     }
-    let present = slots.present_interfaces(&lease);
-    Some(present.is_some_and(|found| targets_of(&found).contains(&status.target)))
+    let present = slots.present_interfaces(lease);
+    present.is_some_and(|found| targets_of(&found).contains(&status.target))
 }

@@ -146,7 +146,7 @@ impl Lab {
         Self {
             slots,
             network,
-            impairments: Impairments::new(folder.path().to_owned(), false),
+            impairments: Impairments::new(folder.path().to_owned(), false, &"b".parse().unwrap()),
             service: Service::start(folder.path()),
             folder,
         }
@@ -252,4 +252,60 @@ fn a_service_that_has_ended_leaves_no_lease_on_another_way() {
     std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
     lab.impairments.look(&lab.slots).unwrap();
     assert_eq!(lab.led(), 0);
+}
+
+/// A service may impair leases of several daemons, and then of the same names.
+#[test]
+fn leases_of_another_instance_stay_as_they_are() {
+    let lab = Lab::new();
+    let theirs = Target {
+        netns: None,
+        interface: "theirs".to_owned(),
+        side: Side::Host,
+    };
+    let owner = |instance: Option<&str>| Owner::Lease {
+        uid: 0,
+        lease: "a".parse().unwrap(),
+        instance: instance.map(|instance| instance.parse().unwrap()),
+    };
+    for other in [None, Some("c")] {
+        let new = (owner(other), "loss 1%".parse().unwrap());
+        let targets = &lab.service.targets;
+        targets.lock().unwrap().insert(theirs.clone(), new);
+        lab.impairments.look(&lab.slots).unwrap();
+        assert_eq!(lab.service.texts(), ["loss 1%"]);
+        assert_eq!(lab.led(), 0, "nor is it taken for our own");
+        assert!(!lab.clear(true).unwrap().was_impaired);
+        assert_eq!(lab.service.texts(), ["loss 1%"]);
+    }
+    // Of one's own that has ended nothing stays.
+    let ours = (owner(Some("b")), "loss 1%".parse().unwrap());
+    lab.service.targets.lock().unwrap().insert(theirs, ours);
+    lab.impairments.may_be.store(true, Ordering::Relaxed);
+    lab.impairments.look(&lab.slots).unwrap();
+    assert_eq!(lab.service.texts(), [""; 0]);
+}
+
+/// Where leases come and go by hundreds, each would have all of the service's targets listed.
+#[test]
+fn the_end_of_a_lease_that_is_not_impaired_is_nothing_to_look_at() {
+    use std::{
+        pin::pin,
+        task::{Context, Waker},
+    };
+    let lab = Lab::new();
+    let is_told = || {
+        let told = pin!(lab.impairments.ended.notified());
+        told.poll(&mut Context::from_waker(Waker::noop()))
+            .is_ready()
+    };
+    let key = |name: &str| LeaseKey {
+        owner_uid: 0,
+        name: name.parse().unwrap(),
+    };
+    lab.set("delay 50ms").unwrap();
+    lab.impairments.lease_has_ended(&key("other"));
+    assert!(!is_told());
+    lab.impairments.lease_has_ended(&key("a"));
+    assert!(is_told());
 }

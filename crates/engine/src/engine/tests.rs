@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use proptest::prelude::*;
 
 use super::*;
-use crate::apps::{Join, Pass, Source, Tee};
+use crate::apps::{Join, JoinApp, Pass, Source, Tee};
 use crate::{BuildError, Config, Packet, PortList, Readiness};
 
 /// What an engine's outside has and sees.
@@ -488,4 +488,22 @@ fn packets_are_dealt_with_in_the_time_when_they_had_come() {
     assert_eq!(engine.now(), Time::from_nanos(4));
     assert_eq!(breathe(&mut engine), 2, "both look again");
     assert_eq!(breathe(&mut engine), 1, "both rest");
+}
+
+#[test]
+fn apps_are_found_by_their_names_in_whatever_order_they_came() {
+    let mut engine = Engine::new();
+    for numbers in [&[9, 10, 1, 100, 2][..], &[100, 11, 9, 30], &[7]] {
+        let mut graph = Graph::new();
+        for number in numbers {
+            graph.app(&app_name(*number), Join).unwrap();
+        }
+        engine.configure(&graph).unwrap();
+        for number in 0..=101 {
+            let name = app_name(number);
+            let is_there = numbers.contains(&number);
+            assert_eq!(engine.app::<JoinApp>(&name).is_some(), is_there, "{name}");
+            assert_eq!(engine.app_mut::<JoinApp>(&name).is_some(), is_there);
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{
-    io::Errno,
+    io::{Errno, retry_on_intr},
     net::{
         self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with,
         sockopt::{Timeout, set_socket_timeout},
@@ -21,6 +21,8 @@ use crate::{error::Error, namespace::Namespace};
 
 /// How long an answer may take, unless packets are waited for.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the end of an impairment may take whose packets are dropped: the kernel takes a while for each, and hundreds may end at once.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(300);
 
 /// Why there is no answer, or not the one that was hoped for.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +172,7 @@ impl Client {
     }
 
     /// Ends an impairment. Without `flush` it waits until the packets that are under way have gone, however long
-    /// that takes.
+    /// that takes; with it five minutes at most.
     ///
     /// # Errors
     /// See [`ClientError`].
@@ -180,7 +182,7 @@ impl Client {
             target: target.clone(),
             flush,
         };
-        match self.ask(WHAT, &request, None)? {
+        match self.ask(WHAT, &request, flush.then_some(FLUSH_PATIENCE))? {
             Response::Cleared { cleared } => Ok(cleared),
             other => Err(unexpected(WHAT, &other)),
         }
@@ -243,7 +245,8 @@ fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
-    match net::connect(&socket, &SocketAddrUnix::new(path)?) {
+    // With a time-out it isn't begun anew by the kernel after a signal.
+    match retry_on_intr(|| net::connect(&socket, &SocketAddrUnix::new(path)?)) {
         Ok(()) => Ok(socket.into()),
         Err(Errno::AGAIN) => {
             let text = "it listens, but takes no connections";

@@ -8,7 +8,7 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-use sandwire_api::name::Name;
+use sandwire_api::{impairment::Impairment, name::Name};
 use sandwire_kernel_net::{
     Error as KernelError,
     address::Address,
@@ -160,14 +160,12 @@ impl Building<'_> {
                 self.publish(number, host)
             })?;
         }
-        for link in self
-            .lab
-            .links
-            .iter()
-            .filter(|link| !link.impairment.is_nothing())
-        {
+        let links = self.lab.links.iter().enumerate();
+        for (number, link) in links.filter(|(_, link)| !link.impairment.is_nothing()) {
             let [first, second] = self.names(link);
-            step(before, Step::Impair(first, second), || self.impair(link))?;
+            step(before, Step::Impair(first, second), || {
+                self.impair(number, link)
+            })?;
         }
         Ok(())
     }
@@ -176,7 +174,7 @@ impl Building<'_> {
         [0, 1].map(|end| self.lab.hosts[link.ends[end].host].name.clone())
     }
 
-    fn impair(&mut self, link: &Link) -> Result<(), ClientError> {
+    fn impair(&mut self, number: usize, link: &Link) -> Result<(), ClientError> {
         let Some(service) = self.service.as_mut() else {
             return Ok(());
         };
@@ -184,7 +182,8 @@ impl Building<'_> {
         let owner = Owner::User {
             uid: rustix::process::geteuid().as_raw(),
         };
-        service.set(&target, &owner, &link.impairment)?;
+        let impairment = with_own_seed(number, &link.impairment);
+        service.set(&target, &owner, &impairment)?;
         self.impaired.push(target);
         Ok(())
     }
@@ -347,10 +346,37 @@ fn make_site(
     })
 }
 
+/// The impairment of the link of that number; without a seed it has that. With the same seed, links that say the same would lose the same
+/// packets: on a path of several, a loss would often be followed by one on the next.
+fn with_own_seed(number: usize, impairment: &Impairment) -> Impairment {
+    let mut own = impairment.clone();
+    if own.seed == 0 {
+        own.seed = number as u64;
+    }
+    own
+}
+
 /// A kernel without IPv6 doesn't have its settings.
 fn set_if_there(procfs: &mut PrivateProcfs, setting: &str, value: &str) -> Result<(), KernelError> {
     match procfs.write(setting, value) {
         Err(error) if error.is_missing() => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+    use super::*;
+
+    #[test]
+    fn links_without_a_seed_have_one_each() {
+        let seeds = |text: &str| {
+            let impairment = text.parse().unwrap();
+            [0, 1, 2].map(|number| with_own_seed(number, &impairment).seed)
+        };
+        assert_eq!(seeds("loss 1%"), [0, 1, 2]);
+        assert_eq!(seeds("seed 7; loss 1%"), [7; 3]);
     }
 }

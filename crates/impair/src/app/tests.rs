@@ -621,3 +621,41 @@ proptest! {
         prop_assert_eq!(lab.engine.pool_counters().in_use(), 0);
     }
 }
+
+/// Else one could have all packets of the engine, and nobody else any.
+#[test]
+fn a_line_that_holds_nearly_all_packets_leaves_others_some() {
+    let limits = sandwire_engine::PoolLimits {
+        packets_max: 900,
+        ..sandwire_engine::PoolLimits::default()
+    };
+    let mut engine = Engine::with_limits(limits).unwrap();
+    let ends = [0, 1].map(|_| {
+        Rc::new(RefCell::new(Ends {
+            room: usize::MAX,
+            ..Ends::default()
+        }))
+    });
+    let mut graph = Graph::new();
+    for (number, ends) in ends.iter().enumerate() {
+        let line = Line::new(&"delay 1h".parse().unwrap(), Direction::Egress, 0).unwrap();
+        let (wire, name) = (format!("wire{number}"), format!("line{number}"));
+        graph.app(&wire, Wire(Rc::clone(ends))).unwrap();
+        graph.app(&name, line.sharing()).unwrap();
+        graph.connect((&wire, "output"), (&name, "input")).unwrap();
+        graph.connect((&name, "output"), (&wire, "input")).unwrap();
+    }
+    engine.configure(&graph).unwrap();
+    let mut send = |number: usize, count: usize| {
+        // A few at a time, as an interface brings them.
+        for round in 0..count {
+            ends[number].borrow_mut().in_frames.push_back(udp(53, 100));
+            engine.breathe(Time::from_nanos(round as u64));
+        }
+        let line = engine.app::<LineApp>(&format!("line{number}")).unwrap();
+        (line.inside(), line.packets().dropped.get("share").copied())
+    };
+    // Of 900 that is eight times what is left.
+    assert_eq!(send(0, 2000), (800, Some(1200)));
+    assert_eq!(send(1, 50), (50, None));
+}
