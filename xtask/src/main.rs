@@ -11,6 +11,7 @@
 
 mod bench;
 mod command;
+mod deb;
 mod demo;
 mod lint;
 mod miri;
@@ -43,6 +44,8 @@ enum Command {
     Miri(miri::Arguments),
     /// Builds the release executable and runs a benchmark with it.
     Bench(bench::Arguments),
+    /// Puts a Debian package together from the release executable.
+    Deb(deb::Arguments),
     /// Checks formatting, clippy and the project's own rules.
     Lint,
     /// Checks the project's own rules only.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Command::Test(arguments) => test::run(&arguments),
         Command::Miri(arguments) => miri::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
+        Command::Deb(arguments) => deb::run(&arguments),
         Command::Lint => lint::run(),
         Command::Tidy => tidy::run(),
     };

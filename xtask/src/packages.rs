@@ -73,6 +73,11 @@ const PACKAGES: &[Package] = &[
         "the tests' second opinion on programs and maps",
     ),
     package(
+        "dpkg",
+        Sign::Program("dpkg-deb"),
+        "puts the Debian package together",
+    ),
+    package(
         "python3",
         Sign::Program("python3"),
         "plays the applications in the tests of identities",

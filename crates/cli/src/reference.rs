@@ -19,7 +19,8 @@ compares the two. How to use it is told in [operate.md](operate.md) and in the r
   on its command's own, with 128 and the signal's number if it was killed, 126 or 127 if it could not be
   started. `doctor` ends with 2 if something essential is missing.
 - **`--json`** prints exactly one JSON document on standard output. A failure prints
-  `{\"error\": {\"code\": …, \"message\": …, \"exit_status\": …}}`; `code` is the API's. Of a `trace` that
+  `{\"error\": {\"code\": …, \"message\": …, \"exit_status\": …}}`; `code` is the API's, and
+  `unavailable` where no daemon answers, `forbidden` where its socket may not be used. Of a `trace` that
   fails once it has begun, the array of packets is the document, and the status says that it failed.
 - Everything else goes to standard error: errors (`sandwire: cannot OPERATION OBJECT: cause; what to do`),
   warnings, progress bars (on a terminal only), logs.

@@ -197,6 +197,7 @@ fn without_a_daemon_json_is_still_one_document() {
             (2, &Value::from(2)),
             "'{line}'"
         );
+        assert_eq!(document["error"]["code"], "unavailable", "'{line}'");
     }
 }
 

@@ -141,27 +141,33 @@ pub(super) fn obstacles(ruleset: &Ruleset, uplinks: &[String]) -> Vec<Obstacle> 
         let Some(hook) = base.hook.as_deref() else {
             continue;
         };
+        let mut of_base = Vec::new();
         if hook == "forward" {
             for (uplink, packet) in packets(uplinks) {
                 let mut walk = Walk {
                     ruleset,
-                    base,
                     packet,
                     drops: Vec::new(),
                 };
                 let fell_through = !walk.chain(base, 0);
                 let mut drops = walk.drops;
                 if fell_through && base.drops_by_policy {
-                    drops.push(policy(ruleset, base, hook));
+                    drops.push(policy(base, hook));
                 }
                 for obstacle in drops {
-                    add(&mut found, obstacle, uplink);
+                    add(&mut of_base, obstacle, uplink);
                 }
             }
         } else if base.drops_by_policy
             && matches!(hook, "input" | "output" | "prerouting" | "postrouting")
         {
-            found.push(policy(ruleset, base, hook));
+            of_base.push(policy(base, hook));
+        }
+        for mut obstacle in of_base {
+            obstacle.advice = advice(ruleset, base, &obstacle.uplinks);
+            if !found.contains(&obstacle) {
+                found.push(obstacle);
+            }
         }
     }
     found
@@ -169,32 +175,27 @@ pub(super) fn obstacles(ruleset: &Ruleset, uplinks: &[String]) -> Vec<Obstacle> 
 
 /// One that blocks several uplinks is told of once.
 fn add(found: &mut Vec<Obstacle>, obstacle: Obstacle, uplink: &str) {
-    let is_same = |other: &&mut Obstacle| {
+    let is_same = |other: &Obstacle| {
         let uplinks = other.uplinks.clone();
-        **other
-            == Obstacle {
-                uplinks,
-                ..obstacle.clone()
-            }
+        let of_these = Obstacle {
+            uplinks,
+            ..obstacle.clone()
+        };
+        *other == of_these
     };
-    let known = found.iter_mut().find(is_same);
-    let obstacle = match known {
-        Some(known) => known,
-        None => {
-            found.push(obstacle);
-            let last = found.len() - 1;
-            &mut found[last]
-        }
-    };
-    if !uplink.is_empty() && !obstacle.uplinks.iter().any(|name| name == uplink) {
-        obstacle.uplinks.push(uplink.to_owned());
+    let place = found.iter().position(is_same).unwrap_or_else(|| {
+        found.push(obstacle.clone());
+        found.len() - 1
+    });
+    let names = &mut found[place].uplinks;
+    if !uplink.is_empty() && !names.iter().any(|name| name == uplink) {
+        names.push(uplink.to_owned());
     }
 }
 
 /// A packet on its way through the chains of a hook.
 struct Walk<'a> {
     ruleset: &'a Ruleset,
-    base: &'a Chain,
     packet: Packet<'a>,
     drops: Vec<Obstacle>,
 }
@@ -251,7 +252,8 @@ impl Walk<'_> {
             rule: Some(rule.handle),
             problem: format!("it drops what goes {direction}, unless a rule before it accepts"),
             uplinks: Vec::new(),
-            advice: advice(self.ruleset, self.base),
+            // What lets it through depends on all that it blocks.
+            advice: String::new(),
         }
     }
 }
@@ -309,7 +311,7 @@ impl Chain {
     }
 }
 
-fn policy(ruleset: &Ruleset, chain: &Chain, hook: &str) -> Obstacle {
+fn policy(chain: &Chain, hook: &str) -> Obstacle {
     let problem = match hook {
         "forward" => {
             "its policy drops what goes between sandboxes and the uplink, unless a rule accepts"
@@ -335,7 +337,7 @@ fn policy(ruleset: &Ruleset, chain: &Chain, hook: &str) -> Obstacle {
         rule: None,
         problem: problem.to_owned(),
         uplinks: Vec::new(),
-        advice: advice(ruleset, chain),
+        advice: String::new(),
     }
 }
 
@@ -346,8 +348,9 @@ const FIREWALLD: &str = "firewall-cmd --permanent --zone=trusted --add-interface
     firewall-cmd --permanent --policy=sandwire --add-egress-zone=trusted && \
     firewall-cmd --permanent --policy=sandwire --set-target=ACCEPT && firewall-cmd --reload";
 
-/// The commands by which the user can let slots' packets through a base chain.
-fn advice(ruleset: &Ruleset, chain: &Chain) -> String {
+/// The commands by which the user can let slots' packets through a base chain. Those that are forwarded are let through to
+/// uplinks and from there alone: an interface of Docker's, say, leads to ports that nobody has published.
+fn advice(ruleset: &Ruleset, chain: &Chain, uplinks: &[String]) -> String {
     let Chain {
         family,
         table,
@@ -376,8 +379,18 @@ fn advice(ruleset: &Ruleset, chain: &Chain) -> String {
         } else {
             format!("-t {table} ")
         };
-        let accept = |flag: &str| format!("{command} {table}-I {target} {flag} sw+ -j ACCEPT");
-        let mut advice = sides(hook, ("-i", "-o"), accept);
+        let accept = |input: &str, output: &str| {
+            let side = |flag: &str, name: &str| match name {
+                "" => String::new(),
+                name => format!("{flag} {name} "),
+            };
+            format!(
+                "{command} {table}-I {target} {}{}-j ACCEPT",
+                side("-i", input),
+                side("-o", output)
+            )
+        };
+        let mut advice = ways(hook, "sw+", uplinks, accept);
         if ruleset.has_beside(chain, "ufw-before-forward") && hook == "forward" {
             let file = if family == "ip6" {
                 "before6.rules"
@@ -385,25 +398,47 @@ fn advice(ruleset: &Ruleset, chain: &Chain) -> String {
                 "before.rules"
             };
             advice.push_str(&format!(
-                "; to keep it over a restart of ufw, add '-A ufw{}-before-forward -i sw+ -j ACCEPT' and the same with \
-                 -o to /etc/ufw/{file}",
+                "; to keep it over a restart of ufw, add the same rules with '-A ufw{}-before-forward' to /etc/ufw/{file}",
                 if family == "ip6" { "6" } else { "" }
             ));
         }
         return advice;
     }
-    let accept =
-        |key: &str| format!("nft insert rule {family} {table} {name} {key} \"sw*\" accept");
-    sides(hook, ("iifname", "oifname"), accept)
+    let accept = |input: &str, output: &str| {
+        let side = |key: &str, name: &str| match name {
+            "" => String::new(),
+            name => format!("{key} \"{name}\" "),
+        };
+        format!(
+            "nft insert rule {family} {table} {name} {}{}accept",
+            side("iifname", input),
+            side("oifname", output)
+        )
+    };
+    ways(hook, "sw*", uplinks, accept)
 }
 
-/// The command for each side on which a hook sees slots' interfaces.
-fn sides(hook: &str, (input, output): (&str, &str), accept: impl Fn(&str) -> String) -> String {
-    match hook {
-        "input" | "prerouting" => accept(input),
-        "output" | "postrouting" => accept(output),
-        _ => format!("{} && {}", accept(input), accept(output)),
+/// The commands for all ways that packets of slots' interfaces take through a hook: `accept` has that for one, from an
+/// interface to another, where an empty name is any.
+fn ways(
+    hook: &str,
+    slots: &str,
+    uplinks: &[String],
+    accept: impl Fn(&str, &str) -> String,
+) -> String {
+    let mut commands = match hook {
+        "input" | "prerouting" => vec![accept(slots, "")],
+        "output" | "postrouting" => vec![accept("", slots)],
+        _ if uplinks.is_empty() => vec![accept(slots, ""), accept("", slots)],
+        // Which sandboxes may reach each other their pools say.
+        _ => vec![accept(slots, slots)],
+    };
+    if hook == "forward" {
+        for uplink in uplinks {
+            commands.extend([accept(slots, uplink), accept(uplink, slots)]);
+        }
     }
+    commands.join(" && ")
 }
 
 #[cfg(test)]

@@ -114,7 +114,8 @@ fn dockers_forward_policy_is_named_with_the_command_for_its_user_chain() {
     );
     assert_eq!(
         obstacle.advice,
-        "iptables -I DOCKER-USER -i sw+ -j ACCEPT && iptables -I DOCKER-USER -o sw+ -j ACCEPT"
+        "iptables -I DOCKER-USER -i sw+ -o sw+ -j ACCEPT && iptables -I DOCKER-USER -i sw+ -o eth0 -j ACCEPT && \
+         iptables -I DOCKER-USER -i eth0 -o sw+ -j ACCEPT"
     );
 }
 
@@ -126,9 +127,9 @@ fn what_the_advice_does_removes_the_obstacle() {
         .iter()
         .position(|object| object["rule"]["handle"] == 20)
         .unwrap();
-    let accept = |key| json!([interface(key, "==", "sw*"), counter(), { "accept": null }]);
-    objects.insert(position, rule(user, 31, accept("oifname")));
-    objects.insert(position, rule(user, 30, accept("iifname")));
+    let accept = |input, output| json!([interface("iifname", "==", input), interface("oifname", "==", output), counter(), { "accept": null }]);
+    objects.insert(position, rule(user, 31, accept("sw*", "eth0")));
+    objects.insert(position, rule(user, 30, accept("eth0", "sw*")));
     assert_eq!(found(objects), []);
 }
 
@@ -199,7 +200,9 @@ fn a_users_own_table_is_answered_with_an_nft_command() {
     let found = found(vec![base("inet", "mine", "fwd", "forward", "drop")]);
     assert_eq!(
         found[0].advice,
-        "nft insert rule inet mine fwd iifname \"sw*\" accept && nft insert rule inet mine fwd oifname \"sw*\" accept"
+        "nft insert rule inet mine fwd iifname \"sw*\" oifname \"sw*\" accept && \
+         nft insert rule inet mine fwd iifname \"sw*\" oifname \"eth0\" accept && \
+         nft insert rule inet mine fwd iifname \"eth0\" oifname \"sw*\" accept"
     );
 }
 
@@ -266,7 +269,7 @@ fn a_reject_by_iptables_target_blocks() {
     assert!(
         found[0]
             .advice
-            .starts_with("iptables -I FORWARD -i sw+ -j ACCEPT"),
+            .starts_with("iptables -I FORWARD -i sw+ -o sw+ -j ACCEPT"),
         "{}",
         found[0].advice
     );
@@ -356,7 +359,7 @@ fn a_rule_of_the_older_iptables_is_named_by_its_position() {
     assert!(
         obstacle
             .advice
-            .starts_with("iptables-legacy -I FORWARD -i sw+ -j ACCEPT")
+            .starts_with("iptables-legacy -I FORWARD -i sw+ -o sw+ -j ACCEPT")
     );
 }
 
