@@ -35,7 +35,10 @@ mod power;
 mod traces;
 
 pub(crate) use self::{clock::ManualClock, power::Power};
-use self::{failure::failed, traces::NoTraces};
+use self::{
+    failure::{defect, failed},
+    traces::NoTraces,
+};
 
 /// What survives a crash of the service.
 #[derive(Debug, Default)]
@@ -589,13 +592,5 @@ impl Network for ModelNetwork {
         } else {
             Vec::new()
         }
-    }
-}
-
-fn defect(action: &str) -> Defect {
-    Defect {
-        object: "tap vmtap0".to_owned(),
-        problem: "is not as it was made".to_owned(),
-        action: action.to_owned(),
     }
 }

@@ -245,15 +245,19 @@ fn recover(
         is_unsettled,
         has_built_wanted: false,
     };
+    reclaim_leftovers(&mut state, network, &actions);
+    state.apply(&actions, leases, &released);
+    state.restore_ports(ports);
+    Ok(state)
+}
+
+fn reclaim_leftovers(state: &mut State, network: &dyn Network, actions: &Actions) {
     for result in network.reclaim(&actions.reclaim) {
         if let Err(error) = result {
             tracing::error!(%error, "cannot reclaim a leftover");
             state.defects.left_over(error.to_string());
         }
     }
-    state.apply(&actions, leases, &released);
-    state.restore_ports(ports);
-    Ok(state)
 }
 
 /// Forgets leases that nobody was told of, because the daemon before ended while it made their interfaces. What it had
