@@ -54,7 +54,6 @@ pub(crate) struct KernelState {
     pub(crate) slots: BTreeMap<String, ModelSlot>,
     pub(crate) pools: BTreeSet<String>,
     pub(crate) ports: Vec<(PublishPort, Vec<IpAddr>)>,
-    /// How often these were told.
     pub(crate) port_lists: u32,
     /// Sockets of the host at any port.
     pub(crate) listeners: Vec<Listener>,

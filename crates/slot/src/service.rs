@@ -138,9 +138,7 @@ struct State {
     /// When what the data path had before the start and nobody has any more is removed.
     adoption_ends: Option<Duration>,
     ports: Vec<Publication>,
-    /// How often `ports` have changed, and after how many of these changes the kernel was told them.
-    ports_change: u64,
-    ports_told: u64,
+    port_changes: ports::Changes,
     /// The kernel may have other ports than `ports`: to be told again.
     ports_dirty: Option<String>,
     /// Addresses on the host that published ports leave alone, once the kernel has been told.

@@ -225,9 +225,7 @@ fn recover(
         policies: super::policies::Policies::default(),
         adoption_ends: None,
         ports: Vec::new(),
-        // What an earlier daemon has told the kernel may be another list.
-        ports_change: 1,
-        ports_told: 0,
+        port_changes: super::ports::Changes::default(),
         ports_dirty: None,
         spared: None,
         published_to: std::collections::HashSet::new(),

@@ -64,9 +64,9 @@ impl Slots {
                 return Err(error.into());
             }
             state.ports.push(publication.clone());
-            state.ports_change += 1;
+            state.port_changes.made += 1;
         }
-        let change = state.ports_change;
+        let change = state.port_changes.made;
         drop(state);
 
         shared.tell_ports_since(change).map_err(|source| {
@@ -147,8 +147,8 @@ impl Slots {
             state.journal_failed();
             return Err(error.into());
         }
-        state.ports_change += 1;
-        let change = state.ports_change;
+        state.port_changes.made += 1;
+        let change = state.port_changes.made;
         drop(state);
 
         shared.tell_ports_since(change).map_err(|source| {
@@ -199,7 +199,7 @@ impl Shared {
     /// Tells the kernel the published ports, unless it knows them; on failure it is told again later. Returns whether it
     /// knows them.
     pub(super) fn sync_ports(&self) -> bool {
-        let change = self.lock().ports_change;
+        let change = self.lock().port_changes.made;
         self.tell_ports_since(change)
             .inspect_err(|error| {
                 tracing::error!(%error, "cannot bring the published ports up to date; trying again");
@@ -215,10 +215,10 @@ impl Shared {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
-        if state.ports_dirty.is_none() && state.ports_told >= change {
+        if state.ports_dirty.is_none() && state.port_changes.told >= Some(change) {
             return Ok(());
         }
-        let now = state.ports_change;
+        let now = state.port_changes.made;
         let wanted = state.ports_for_kernel();
         drop(state);
         self.tell_ports(&wanted, now)
@@ -232,7 +232,7 @@ impl Shared {
         match &told {
             Ok(()) => {
                 state.ports_dirty = None;
-                state.ports_told = change;
+                state.port_changes.told = Some(change);
                 state.published_to = clone_addresses(wanted);
                 state.tear_down_unpublished();
             }
@@ -242,6 +242,14 @@ impl Shared {
         self.tear_down_work.notify_one();
         told
     }
+}
+
+/// How often the published ports have changed.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    made: u64,
+    /// After how many of these changes the kernel was told the ports. None yet: what it has of an earlier daemon may be others.
+    told: Option<u64>,
 }
 
 /// Ports that the host publishes: what was asked for, and the clone addresses that it leads to.
@@ -334,14 +342,14 @@ impl State {
         let before = self.ports.len();
         self.ports.retain(|port| lease_of(&port.published) != *key);
         let had_ports = self.ports.len() < before || self.is_published_to(slot);
-        self.ports_change += u64::from(had_ports);
+        self.port_changes.made += u64::from(had_ports);
         had_ports
     }
 
     /// Undoes a publication of which the kernel could not be told.
     fn take_port_back(&mut self, publication: &Publication) {
         self.ports.retain(|other| other != publication);
-        self.ports_change += 1;
+        self.port_changes.made += 1;
         if self.journal.remove_port(&publication.published).is_err() {
             self.journal_failed();
         }
@@ -357,7 +365,7 @@ impl State {
             self.journal_failed();
         }
         self.ports.push(publication);
-        self.ports_change += 1;
+        self.port_changes.made += 1;
     }
 
     /// Whether ports may lead to it in the kernel.
