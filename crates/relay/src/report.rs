@@ -1,11 +1,18 @@
 //! The report: one line of JSON for each connection and each flow of datagrams, when it ends.
+//!
+//! Its file may be moved away by whoever rotates logs, and is then opened again by its name.
 
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     io::{self, Write},
     net::SocketAddr,
-    path::Path,
-    sync::{Arc, mpsc},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -20,12 +27,24 @@ const WAITING_MAX: usize = 4096;
 /// Where lines go. They are written by a thread of its own, so that a slow disk holds nobody up.
 #[derive(Clone)]
 pub(crate) struct Report {
-    queue: mpsc::SyncSender<Line>,
+    queue: mpsc::SyncSender<Work>,
+    /// The file is to be opened again, whatever waits in the queue.
+    is_moved: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
 }
 
 /// The file that they are to go to, or standard output.
-pub(crate) struct Output(Box<dyn Write + Send>);
+pub(crate) enum Output {
+    File(PathBuf, File),
+    Standard(io::Stdout),
+}
+
+/// What the writer is woken for.
+enum Work {
+    Line(Line),
+    /// To look at [`Report::is_moved`].
+    Look,
+}
 
 /// Who writes them.
 pub(crate) struct Writer {
@@ -63,32 +82,62 @@ pub(crate) struct Subject {
 
 impl Output {
     pub(crate) fn open(path: Option<&Path>) -> io::Result<Self> {
-        Ok(Self(match path {
-            Some(path) => Box::new(OpenOptions::new().create(true).append(true).open(path)?),
-            None => Box::new(io::stdout()),
-        }))
+        match path {
+            Some(path) => Ok(Self::File(path.to_owned(), open(path)?)),
+            None => Ok(Self::Standard(io::stdout())),
+        }
     }
+
+    fn writer(&mut self) -> &mut dyn Write {
+        match self {
+            Self::File(_, file) => file,
+            Self::Standard(output) => output,
+        }
+    }
+
+    /// Opens the file of that name, which may be another one by now; true if it has nothing in it yet. The former one stays
+    /// if that fails.
+    fn open_again(&mut self) -> io::Result<bool> {
+        let Self::File(path, file) = self else {
+            return Ok(false);
+        };
+        *file = open(path)?;
+        Ok(file.metadata()?.len() == 0)
+    }
+}
+
+/// Who sent what to where isn't everybody's to read.
+fn open(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.create(true).append(true).mode(0o640).open(path)
 }
 
 impl Report {
     /// Starts the thread that writes, which has the privileges that the caller has left.
     pub(crate) fn start(output: Output, metrics: Arc<Metrics>) -> io::Result<(Self, Writer)> {
-        let Output(mut output) = output;
-        let (queue, lines) = mpsc::sync_channel::<Line>(WAITING_MAX);
-        let lost = metrics.clone();
+        let (queue, work) = mpsc::sync_channel(WAITING_MAX);
+        let is_moved = Arc::new(AtomicBool::new(false));
+        let (asked, counted) = (is_moved.clone(), metrics.clone());
         let (writing, done) = mpsc::channel();
         thread::Builder::new()
             .name("report".to_owned())
             .spawn(move || {
                 let _writing: mpsc::Sender<()> = writing;
-                let mut written = Lines::default();
-                for line in lines {
-                    if !written.write(&mut *output, &line) {
-                        lost.reports_lost.add(1);
-                    }
-                }
+                write_all(output, work, &asked, &counted);
             })?;
-        Ok((Self { queue, metrics }, Writer { done }))
+        let report = Self {
+            queue,
+            is_moved,
+            metrics,
+        };
+        Ok((report, Writer { done }))
+    }
+
+    /// Has the file opened again, before whatever is written next.
+    pub(crate) fn open_again(&self) {
+        self.is_moved.store(true, Ordering::Release);
+        // Where the queue is full, the writer looks soon without being woken.
+        let _ = self.queue.try_send(Work::Look);
     }
 
     pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, (out, back): (u64, u64)) {
@@ -109,8 +158,34 @@ impl Report {
             to_destination_bytes: out,
             from_destination_bytes: back,
         };
-        if self.queue.try_send(line).is_err() {
+        if self.queue.try_send(Work::Line(line)).is_err() {
             self.metrics.reports_lost.add(1);
+        }
+    }
+}
+
+/// Writes until every [`Report`] is gone.
+fn write_all(
+    mut output: Output,
+    work: mpsc::Receiver<Work>,
+    is_moved: &AtomicBool,
+    metrics: &Metrics,
+) {
+    let mut lines = Lines::default();
+    for work in work {
+        if is_moved.swap(false, Ordering::Acquire) {
+            match output.open_again() {
+                Ok(is_empty) => lines.has_part &= !is_empty,
+                Err(error) => tracing::error!(
+                    %error,
+                    "the report can't be opened again: it goes on in the file that was open"
+                ),
+            }
+        }
+        if let Work::Line(line) = work
+            && !lines.write(output.writer(), &line)
+        {
+            metrics.reports_lost.add(1);
         }
     }
 }
@@ -187,6 +262,50 @@ mod tests {
 
         fn flush(&mut self) -> io::Result<()> {
             Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_that_was_moved_is_left_and_one_of_its_name_is_made_for_few() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, moved] = ["report", "report.1"].map(|name| folder.path().join(name));
+        let output = Output::open(Some(&path)).unwrap();
+        let (report, writer) = Report::start(output, Arc::new(Metrics::default())).unwrap();
+        let subject = |sender: &str| Subject {
+            protocol: Protocol::Tcp,
+            host: "a".into(),
+            sender: sender.into(),
+            source: ([192, 0, 2, 1], 80).into(),
+            destination: ([192, 0, 2, 2], 80).into(),
+            started: Instant::now(),
+        };
+        report.add(&subject("before"), "closed", (1, 2));
+        wait_until(|| std::fs::read(&path).is_ok_and(|text| text.ends_with(b"\n")));
+        std::fs::rename(&path, &moved).unwrap();
+        report.open_again();
+        // Also while nothing is to be written: whoever rotates may want to have the former one for itself.
+        wait_until(|| path.exists());
+        report.add(&subject("after"), "closed", (1, 2));
+        drop(report);
+        writer.finish(Duration::from_secs(60));
+        let senders = [&moved, &path].map(|path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            let lines = text.lines().map(|line| {
+                let line: serde_json::Value = serde_json::from_str(line).unwrap();
+                line["sender"].as_str().unwrap().to_owned()
+            });
+            lines.collect::<Vec<_>>()
+        });
+        assert_eq!(senders, [["before"], ["after"]]);
+        let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
+        assert_eq!(mode & 0o137, 0, "{mode:o}");
+    }
+
+    fn wait_until(is_so: impl Fn() -> bool) {
+        let begun = Instant::now();
+        while !is_so() {
+            assert!(begun.elapsed() < Duration::from_secs(60));
+            thread::sleep(Duration::from_millis(1));
         }
     }
 

@@ -299,7 +299,7 @@ async fn serve(
         metrics,
         report,
     };
-    let mut live = Live::new(path, config, clients);
+    let mut live = Live::new(path, config, clients, base.report.clone());
     if let Some(deliver) = &config.deliver {
         live.destination = Some(base.start_deliver(deliver, sockets.peers, &mut running)?);
     }

@@ -21,6 +21,7 @@ use crate::{
         Host, tcp,
         udp::{self, Flows},
     },
+    report::Report,
     steering::{self, Claim, SteeringError, upkeep::Change},
 };
 
@@ -46,6 +47,7 @@ pub(super) struct Live {
     path: PathBuf,
     config: Config,
     clients: watch::Sender<Clients>,
+    report: Report,
     pub(super) host: Option<LiveHost>,
     pub(super) destination: Option<Arc<Destination>>,
 }
@@ -70,18 +72,25 @@ pub(super) fn clients(config: &Config) -> Clients {
 }
 
 impl Live {
-    pub(super) fn new(path: &Path, config: &Config, clients: watch::Sender<Clients>) -> Self {
+    pub(super) fn new(
+        path: &Path,
+        config: &Config,
+        clients: watch::Sender<Clients>,
+        report: Report,
+    ) -> Self {
         Self {
             path: path.to_owned(),
             config: config.clone(),
             clients,
+            report,
             host: None,
             destination: None,
         }
     }
 
-    /// Reads the file again, and certificates in any case.
+    /// Reads the file again, and certificates in any case. The report's file may be another one by now.
     pub(super) async fn reload(&mut self, running: &mut Running) {
+        self.report.open_again();
         let path = self.path.display().to_string();
         match self.take_over(running).await {
             Ok(()) => tracing::info!(path, "the configuration is read again"),
