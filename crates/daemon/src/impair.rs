@@ -208,7 +208,6 @@ impl Impairments {
         let (ending, statuses) = {
             let _gate = self.lock_gate();
             let statuses = listed(&mut client, &self.owner_of(&found.lease))?;
-            self.pending.remove(&found.lease);
             (self.endings.begin(&found.lease), statuses)
         };
         let mut failure = None;
@@ -226,6 +225,7 @@ impl Impairments {
         let _gate = self.lock_gate();
         drop(ending);
         if failure.is_none() {
+            self.pending.remove(&found.lease);
             self.known.remove(&found.lease);
             slots.set_impaired(&found.lease, false)?;
         }
@@ -264,7 +264,9 @@ impl Impairments {
 
     /// Says that a lease has ended, which may have been impaired.
     pub(crate) fn lease_has_ended(&self, lease: &LeaseKey) {
-        let was_impaired = self.known.remove(lease) || self.pending.has(lease);
+        // What it had isn't the next one's of that name.
+        let was_pending = self.pending.remove(lease);
+        let was_impaired = self.known.remove(lease) || was_pending;
         if was_impaired {
             self.ended.notify_one();
         }

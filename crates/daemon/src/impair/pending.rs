@@ -35,9 +35,9 @@ impl Pending {
         }
     }
 
-    /// One of which it is known now.
-    pub(super) fn remove(&self, lease: &LeaseKey) {
-        self.lock().remove(lease);
+    /// One of which it is known now, or that has ended. Whether it was among them.
+    pub(super) fn remove(&self, lease: &LeaseKey) -> bool {
+        self.lock().remove(lease).is_some()
     }
 
     /// There is nothing that could be taken back.
@@ -63,6 +63,10 @@ impl Impairments {
     pub(super) fn settle(&self, client: &mut Client, slots: &Slots) -> Result<(), ImpairError> {
         let mut outcome = Ok(());
         for lease in self.pending.leases() {
+            // Somebody has all of it end. If that fails, there is still this.
+            if self.endings.has(&lease) {
+                continue;
+            }
             let settled = self.settle_one(client, slots, &lease);
             if settled.is_ok() {
                 self.pending.remove(&lease);

@@ -28,6 +28,8 @@ struct Service {
     targets: Mutex<BTreeMap<Target, (Owner, Impairment)>>,
     /// Ends the connection instead of the answer to this many-th request for an impairment from now on.
     silent_at: Mutex<Option<usize>>,
+    /// Ends the connection instead of ending an impairment.
+    ends_nothing: Mutex<bool>,
     /// Packets under way keep impairments from ending.
     holds: Mutex<bool>,
     let_go: Condvar,
@@ -85,6 +87,7 @@ impl Service {
                 *silent_at = silent_at.map(|rest| rest - 1);
                 Response::Done
             }
+            Request::Clear { .. } if *self.ends_nothing.lock().unwrap() => return None,
             Request::Clear { target, flush } => {
                 *self.ending.lock().unwrap() += 1;
                 let holds = self.holds.lock().unwrap();
@@ -242,6 +245,35 @@ fn a_later_change_is_not_taken_back_with_one_that_nobody_has_confirmed() {
     lab.impairments.look(&lab.slots).unwrap();
     assert_eq!(lab.service.texts(), ["delay 7ms", "delay 7ms"]);
     assert_eq!(lab.led(), 1);
+}
+
+#[test]
+fn a_change_that_nobody_has_confirmed_is_taken_back_after_an_end_that_failed() {
+    let lab = Lab::new();
+    *lab.service.silent_at.lock().unwrap() = Some(1);
+    lab.set("delay 50ms").unwrap_err();
+    *lab.service.silent_at.lock().unwrap() = None;
+    *lab.service.ends_nothing.lock().unwrap() = true;
+    lab.clear(true).unwrap_err();
+    *lab.service.ends_nothing.lock().unwrap() = false;
+    assert_eq!(lab.service.texts(), ["delay 50ms", "delay 50ms"]);
+    lab.impairments.look(&lab.slots).unwrap();
+    assert_eq!((lab.service.texts().len(), lab.led()), (0, 0));
+}
+
+/// It would be the next one's of that name.
+#[test]
+fn nothing_is_taken_back_of_a_lease_that_has_ended() {
+    let lab = Lab::new();
+    *lab.service.silent_at.lock().unwrap() = Some(1);
+    lab.set("delay 50ms").unwrap_err();
+    let lease = LeaseKey {
+        owner_uid: 0,
+        name: "a".parse().unwrap(),
+    };
+    assert!(lab.impairments.pending.has(&lease));
+    lab.impairments.lease_has_ended(&lease);
+    assert!(!lab.impairments.pending.has(&lease));
 }
 
 #[test]

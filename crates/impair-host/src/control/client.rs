@@ -2,6 +2,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
+    net::Shutdown,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
     time::Duration,
@@ -218,16 +219,11 @@ impl Client {
         request: &Request,
         patience: Option<Duration>,
     ) -> Result<Response, ClientError> {
-        let broken = |source| ClientError::Broken { operation, source };
-        let mut line = serde_json::to_vec(request).map_err(|error| broken(error.into()))?;
-        line.push(b'\n');
-        let stream = self.stream.get_mut();
-        stream.set_read_timeout(patience).map_err(broken)?;
-        stream.write_all(&line).map_err(broken)?;
-        let mut answer = String::new();
-        if self.stream.read_line(&mut answer).map_err(broken)? == 0 {
-            return Err(broken(io::ErrorKind::UnexpectedEof.into()));
-        }
+        let answer = self.exchange(request, patience).map_err(|source| {
+            // What still comes is no answer to the next question, which is refused so.
+            let _ = self.stream.get_ref().shutdown(Shutdown::Both);
+            ClientError::Broken { operation, source }
+        })?;
         match serde_json::from_str(&answer) {
             Ok(Response::Refused { code, message }) => Err(ClientError::Refused { code, message }),
             Ok(response) => Ok(response),
@@ -236,6 +232,20 @@ impl Client {
                 answer: answer.chars().take(200).collect(),
             }),
         }
+    }
+
+    /// The line that comes after a request.
+    fn exchange(&mut self, request: &Request, patience: Option<Duration>) -> io::Result<String> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        let stream = self.stream.get_mut();
+        stream.set_read_timeout(patience)?;
+        stream.write_all(&line)?;
+        let mut answer = String::new();
+        if self.stream.read_line(&mut answer)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(answer)
     }
 }
 
@@ -268,7 +278,27 @@ fn unexpected(operation: &'static str, answer: &Response) -> ClientError {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+    use std::os::unix::net::UnixListener;
+
     use super::*;
+
+    /// As of a service that was stopped (SIGSTOP), and goes on.
+    #[test]
+    fn an_answer_that_came_too_late_is_not_taken_for_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        let (mut service, _) = listener.accept().unwrap();
+        let late = client.ask("wait", &Request::Hello, Some(Duration::from_millis(20)));
+        assert!(matches!(late, Err(ClientError::Broken { .. })), "{late:?}");
+        let mut answer = serde_json::to_vec(&Response::Done).unwrap();
+        answer.push(b'\n');
+        // Fails where nobody hears it any more.
+        let _ = service.write_all(&answer);
+        let next = client.ask("go on", &Request::Hello, Some(PATIENCE));
+        assert!(matches!(next, Err(ClientError::Broken { .. })), "{next:?}");
+    }
 
     /// As of a service that was stopped (SIGSTOP), after so many questions that nobody waits any more for their answers.
     #[test]

@@ -158,7 +158,7 @@ fn carry_out(
     Ok(())
 }
 
-/// Asks the service; if that has died meanwhile, the next one, which takes up what it has left. Where nobody else starts one, we do.
+/// Asks the service; if that has died meanwhile, the next one, which takes up what it has left.
 fn ask<T>(
     folder: &Path,
     client: &mut Client,
@@ -169,16 +169,32 @@ fn ask<T>(
         answer => return answer,
     };
     note(&format!("cannot {broken}; asking again"));
-    let socket = control_socket(folder);
-    let deadline = Instant::now() + PATIENCE;
-    while Client::connect(&socket).is_err() && Instant::now() < deadline {
-        thread::sleep(Duration::from_millis(50));
-    }
-    let Ok((next, _)) = service::connect_or_start(folder) else {
+    let Some(next) = next_service(folder, PATIENCE) else {
         return Err(broken);
     };
     *client = next;
     question(client)
+}
+
+/// The service that follows one that is gone. Where nobody else starts one in that time, we do, unless the last was told to end.
+fn next_service(folder: &Path, patience: Duration) -> Option<Client> {
+    let socket = control_socket(folder);
+    let deadline = Instant::now() + patience;
+    loop {
+        if let Ok(next) = Client::connect(&socket) {
+            return Some(next);
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    if service::left_targets(folder) == 0 {
+        note("the impairment service was ended, and isn't started again");
+        return None;
+    }
+    let (next, _) = service::connect_or_start(folder).ok()?;
+    Some(next)
 }
 
 /// Whether packets of a target were released in time, if it still is impaired.
@@ -353,11 +369,7 @@ mod tests {
         thread::scope(|scope| {
             let mut client = Client::connect(&socket).unwrap();
             drop(listener.accept().unwrap());
-            scope.spawn(|| {
-                // Whether there is another one is asked first.
-                drop(listener.accept().unwrap());
-                agree_once(&listener, &end);
-            });
+            scope.spawn(|| agree_once(&listener, &end));
             let target = Target {
                 netns: None,
                 interface: "near0".to_owned(),
@@ -367,6 +379,15 @@ mod tests {
             let change = |client: &mut Client| client.set(&target, &owner, &impairment);
             ask(folder.path(), &mut client, change).unwrap();
         });
+    }
+
+    /// As after SIGTERM, which leaves nothing that is to be taken up.
+    #[test]
+    fn a_service_that_was_told_to_end_is_not_started_again() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(next_service(folder.path(), Duration::ZERO).is_none());
+        let begun = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(begun, 0, "neither a lock nor a log");
     }
 
     #[test]

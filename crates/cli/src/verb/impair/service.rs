@@ -41,7 +41,8 @@ pub(crate) fn connect_to_clear(folder: &Path) -> Result<Option<Client>, Failure>
     connect(folder)
 }
 
-fn left_targets(folder: &Path) -> usize {
+/// How many a service of that folder has left that has died. One that was told to end leaves none.
+pub(super) fn left_targets(folder: &Path) -> usize {
     launch::left(folder).targets
 }
 
