@@ -1,5 +1,8 @@
 //! Refuses early what would fail late, or halfway, for want of rights.
 
+use std::{error::Error, io};
+
+use rustix::io::Errno;
 use sandwire_api::error::ErrorCode;
 
 use crate::failure::Failure;
@@ -41,16 +44,32 @@ pub(crate) fn require(capability: Capability, operation: &str, what: &str) -> Re
     ))
 }
 
-/// Adds to a failure's message what to do, if the kernel refused for want of rights.
-pub(crate) fn advise(message: String) -> String {
-    let is_refused = ["(os error 1)", "(os error 13)"].map(|code| message.contains(code));
-    if is_refused == [false; 2] || Capability::SysAdmin.is_held() {
+/// A failure's message, with what to do if the kernel refused for want of rights. `error` is what the message tells of, with its
+/// causes: a text that speaks of a refusal needn't be this process's.
+pub(crate) fn advise(message: String, error: &(dyn Error + 'static)) -> String {
+    if !is_refusal(error) || Capability::SysAdmin.is_held() {
         return message;
     }
     let uid = rustix::process::geteuid().as_raw();
     format!(
         "{message}; this needs root, and this is uid {uid}: run it as root, for instance by sudo"
     )
+}
+
+/// Whether it comes of the kernel's EPERM or EACCES.
+fn is_refusal(error: &(dyn Error + 'static)) -> bool {
+    let mut current = Some(error);
+    while let Some(error) = current {
+        let system = error.downcast_ref::<io::Error>();
+        let number = error.downcast_ref::<Errno>();
+        if system.is_some_and(|system| system.kind() == io::ErrorKind::PermissionDenied)
+            || number.is_some_and(|number| [Errno::PERM, Errno::ACCESS].contains(number))
+        {
+            return true;
+        }
+        current = error.source();
+    }
+    false
 }
 
 /// The effective capabilities in the text of `/proc/PID/status`.
@@ -65,6 +84,30 @@ pub(crate) fn effective_capabilities(status: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As errors of libraries are: what the kernel said is a cause of it.
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot do it")]
+    struct Wrapped(#[source] Box<dyn Error + Send + Sync>);
+
+    #[test]
+    fn a_refusal_of_the_kernel_is_known_by_its_number_however_deep_and_not_by_its_text() {
+        let of = |code| {
+            Wrapped(Box::new(Wrapped(Box::new(io::Error::from_raw_os_error(
+                code,
+            )))))
+        };
+        for code in [Errno::PERM, Errno::ACCESS] {
+            assert!(is_refusal(&of(code.raw_os_error())), "{code}");
+            assert!(is_refusal(&Wrapped(Box::new(code))), "{code}");
+        }
+        for code in [Errno::NOENT, Errno::NXIO, Errno::SRCH] {
+            assert!(!is_refusal(&of(code.raw_os_error())), "{code}");
+        }
+        let text = "the guest said: Permission denied (os error 13)";
+        assert!(!is_refusal(&Wrapped(text.into())));
+        assert!(!is_refusal(&io::Error::other(text)));
+    }
 
     #[test]
     fn effective_capabilities_are_read_from_the_status_file() {

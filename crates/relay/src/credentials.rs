@@ -7,13 +7,14 @@
 //! any more.
 
 use std::{
-    fs, io,
+    fs,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
+use rustix::io::Errno;
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, RootCertStore,
     ServerConfig, SignatureScheme,
@@ -41,7 +42,17 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Why there are no credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// A file can't be read, or holds nothing of that kind.
+    /// A file can't be read.
+    #[error("cannot read the {kind} {path}: {source}")]
+    Read {
+        /// What should be in it.
+        kind: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: Errno,
+    },
+    /// A file holds nothing of that kind.
     #[error("cannot read the {kind} {path}: {reason}")]
     File {
         /// What should be in it.
@@ -311,10 +322,11 @@ fn client_builder(provider: &Arc<CryptoProvider>) -> Result<ClientBuilder, rustl
 }
 
 fn read(kind: &'static str, path: &Path) -> Result<Vec<u8>, CredentialsError> {
-    fs::read(path).map_err(|error: io::Error| CredentialsError::File {
+    fs::read(path).map_err(|error| CredentialsError::Read {
         kind,
         path: path.to_owned(),
-        reason: error.to_string(),
+        // It has a number but where there is no memory.
+        source: Errno::from_io_error(&error).unwrap_or(Errno::NOMEM),
     })
 }
 

@@ -12,6 +12,10 @@ use std::{
     time::Duration,
 };
 
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
@@ -22,6 +26,17 @@ use tokio::{
 #[must_use]
 pub fn socket(folder: &Path) -> PathBuf {
     folder.join("metrics.sock")
+}
+
+/// Whether a relay listens at the socket. One that is stopped does, however full its queue is, which nobody waits for here.
+pub(crate) fn is_served(folder: &Path) -> bool {
+    matches!(reach(&socket(folder)), Ok(()) | Err(Errno::AGAIN))
+}
+
+fn reach(path: &Path) -> Result<(), Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 macro_rules! metrics {
@@ -121,7 +136,7 @@ fn put(text: &mut String, name: &str, kind: &str, help: &str, count: &Count) {
 /// Somebody listens there, or the kernel refuses.
 pub(crate) fn listen(folder: &Path) -> io::Result<UnixListener> {
     let path = socket(folder);
-    if std::os::unix::net::UnixStream::connect(&path).is_ok() {
+    if is_served(folder) {
         return Err(io::ErrorKind::AddrInUse.into());
     }
     match fs::remove_file(&path) {
@@ -172,7 +187,55 @@ async fn answer(mut stream: UnixStream, metrics: &Metrics) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::fd::OwnedFd, sync::mpsc, thread};
+
+    use rustix::net::{bind, listen as listen_with};
+
     use super::*;
+
+    fn unix_socket() -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap()
+    }
+
+    /// What is asked, unless it takes for ever.
+    fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+        let (tell, told) = mpsc::channel();
+        thread::spawn(move || tell.send(work()));
+        told.recv_timeout(Duration::from_secs(60)).unwrap()
+    }
+
+    #[test]
+    fn a_socket_whose_queue_is_full_is_served_and_is_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        assert!(!is_served(&path), "there is none");
+        let address = SocketAddrUnix::new(socket(&path)).unwrap();
+        let listener = unix_socket();
+        bind(&listener, &address).unwrap();
+        assert!(!is_served(&path), "nobody listens");
+        listen_with(&listener, 0).unwrap();
+        let mut waiting = Vec::new();
+        loop {
+            let caller = unix_socket();
+            match connect(&caller, &address) {
+                Ok(()) => waiting.push(caller),
+                Err(error) => {
+                    assert_eq!(error, Errno::AGAIN);
+                    break;
+                }
+            }
+        }
+        let folder = path.clone();
+        assert!(in_time(move || is_served(&folder)));
+        let refused = in_time({
+            let folder = path.clone();
+            move || listen(&folder).unwrap_err().kind()
+        });
+        assert_eq!(refused, io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(!is_served(&path), "it is gone");
+    }
 
     #[test]
     fn the_page_names_every_figure() {

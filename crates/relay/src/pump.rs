@@ -111,6 +111,14 @@ impl Secure {
     }
 }
 
+/// Makes a new connection in the clear one that is carried: it is reset unless it ends properly, and a byte that its other end
+/// sends as urgent stays where it is among the others, which the kernel would take out of them. To TLS it is one like any other.
+pub(crate) fn prepare(stream: &TcpStream) {
+    reset(stream);
+    // No socket of TCP refuses.
+    let _ = rustix::net::sockopt::set_socket_oobinline(stream, true);
+}
+
 /// Has TCP say that the connection was cut when it is closed, whoever closes it.
 pub(crate) fn reset(stream: &TcpStream) {
     // Worst case, the other side sees an end.
@@ -328,6 +336,7 @@ async fn write_all(to: &TcpStream, mut bytes: &[u8], progress: &Progress) -> io:
 
 #[cfg(test)]
 mod tests {
+    use rustix::net::{SendFlags, send};
     use tokio::{net::TcpListener, time::timeout};
 
     use super::*;
@@ -350,6 +359,24 @@ mod tests {
             progress.note(&progress.from_plain, 1);
             sleep(SHORT).await;
         }
+    }
+
+    #[tokio::test]
+    async fn a_byte_that_is_urgent_stays_in_the_stream() {
+        let [plain, mut other] = connection().await;
+        prepare(&plain);
+        other.write_all(b"be").await.unwrap();
+        send(&other, b"f", SendFlags::OOB).unwrap();
+        other.write_all(b"ore").await.unwrap();
+        drop(other);
+        let (mut all, mut buffer) = (Vec::new(), [0; 64]);
+        loop {
+            match read(&plain, &mut buffer).await.unwrap() {
+                0 => break,
+                count => all.extend_from_slice(&buffer[..count]),
+            }
+        }
+        assert_eq!(all, b"before");
     }
 
     #[tokio::test]

@@ -103,7 +103,7 @@ pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     };
     let mut found = leftovers::find(instance, &programs).map_err(|error| {
         let message = format!("cannot clean up instance {instance}: {error}");
-        Failure::failed(privilege::advise(message))
+        Failure::failed(privilege::advise(message, &error))
     })?;
     let state = arguments.state_dir.as_deref();
     let state = state.map(|folder| Leftover::new(Kind::Journal, folder.display().to_string()));

@@ -25,7 +25,7 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     match sandwire_daemon::run(arguments.config.as_deref()) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            let message = privilege::advise(format!("cannot run the daemon: {error}"));
+            let message = privilege::advise(format!("cannot run the daemon: {error}"), &error);
             Err(if error.is_refusal() {
                 Failure::refused(message)
             } else {

@@ -42,7 +42,7 @@ pub(crate) enum Verb {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Logs go to standard error; the environment variable SANDWIRE_LOG says how much. SIGHUP has certificates and \
-    configuration read again, SIGTERM ends it. What is steered to it is dropped until it is started anew; `sandwire relay clear` \
+    configuration read again and the report's file opened again, SIGTERM ends it. What is steered to it is dropped until it is started anew; `sandwire relay clear` \
     ends that."
 )]
 pub(crate) struct ServeArguments {
@@ -164,9 +164,8 @@ fn serve(path: &Path) -> Outcome {
     let config = read(path)?;
     log::to_standard_error();
     service::run(&config, path).map_err(|error| {
-        Failure::failed(privilege::advise(format!(
-            "cannot serve the relay: {error}"
-        )))
+        let text = format!("cannot serve the relay: {error}");
+        Failure::failed(privilege::advise(text, &error))
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -185,7 +184,7 @@ struct Steered {
 fn steer(context: &Context, path: &Path) -> Outcome {
     let config = read(path)?;
     let ahead = steering::ahead(&config).map_err(|error| {
-        let text = privilege::advise(format!("cannot steer to the relay: {error}"));
+        let text = privilege::advise(format!("cannot steer to the relay: {error}"), &error);
         match error {
             AheadError::NoEgress => Failure::refused(text),
             _ => Failure::failed(text),

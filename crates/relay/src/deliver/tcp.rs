@@ -9,7 +9,7 @@ use crate::{
     config::{Deliver, Protocol},
     connection::Plain,
     liveness::end_when_gone,
-    pump::{Secure, reset},
+    pump::{Secure, prepare},
     report::Subject,
     wire::{Answer, Opening},
 };
@@ -117,7 +117,7 @@ async fn connect(
             io::ErrorKind::TimedOut => Answer::TimedOut,
             _ => Answer::Failed,
         })?;
-    reset(&stream);
+    prepare(&stream);
     // What comes is passed on as it comes.
     let _ = stream.set_nodelay(true);
     end_when_gone(&stream).map_err(|_| Answer::Failed)?;

@@ -13,7 +13,7 @@ use crate::{
     config::Protocol,
     connection::Plain,
     liveness::end_when_gone,
-    pump::reset,
+    pump::prepare,
     report::Subject,
     wire::{Answer, Opening},
 };
@@ -43,7 +43,7 @@ pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, place: u16) {
 }
 
 async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
-    reset(&stream);
+    prepare(&stream);
     let refuse = |reason: &str| {
         tracing::debug!(%source, reason, "a connection is refused");
         host.metrics.connections_refused.add(1);

@@ -4,7 +4,6 @@
 //! cgroup is; whoever has just made it waits here before it lets anything run in it.
 
 use std::{
-    os::unix::net::UnixStream,
     path::PathBuf,
     thread::sleep,
     time::{Duration, Instant},
@@ -63,7 +62,7 @@ pub fn ahead(config: &Config) -> Result<Ahead, AheadError> {
     let begun = Instant::now();
     // Each time: it may end while it is waited for.
     let _claim = loop {
-        let is_ready = UnixStream::connect(metrics::socket(&config.folder)).is_ok();
+        let is_ready = metrics::is_served(&config.folder);
         // One that isn't may have another folder, or hasn't got that far.
         if !is_ready && let Some(claim) = Claim::take() {
             break claim;

@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::net::{SendFlags, send};
 use sandwire_testlab::{host::ECHO_PORT, lab, namespace::command_in};
 use stage::{DESTINATIONS, MARKER, Stage, wait_for};
 
@@ -105,12 +106,26 @@ fn everything_works(stage: &Stage) {
     }
 }
 
+/// Both ways.
+fn urgent_bytes_stay_in_the_stream(stage: &Stage) {
+    let [caller, callee] = &ends::connection_to(stage, "198.51.100.7:4010");
+    for [mut from, mut to] in [[caller, callee], [callee, caller]] {
+        from.write_all(b"be").unwrap();
+        send(from, b"f", SendFlags::OOB).unwrap();
+        from.write_all(b"ore").unwrap();
+        let mut read = [0; 6];
+        to.read_exact(&mut read).unwrap();
+        assert_eq!(&read, b"before");
+    }
+}
+
 fn carried(transport: &str) {
     let mut stage = Stage::build(transport);
     stage.start_peer();
     stage.start_host();
     let capture = stage.capture();
     everything_works(&stage);
+    urgent_bytes_stay_in_the_stream(&stage);
     stage.name_is_resolved();
     let of_cgroup = stage.in_cgroup("curl -sS --max-time 60 http://198.51.100.7:8080/page");
     assert_eq!(of_cgroup, MARKER);
