@@ -92,6 +92,8 @@ pub(crate) struct App {
     empty_pools: log::EmptyPools,
     /// What the log was told of each user.
     lines: Lines,
+    /// The same of internal failures, so that refusals keep none from root.
+    lines_of_internal: Lines,
 }
 
 impl App {
@@ -133,6 +135,7 @@ impl App {
             requests: AtomicU64::new(1),
             empty_pools: log::EmptyPools::default(),
             lines: Lines::default(),
+            lines_of_internal: Lines::default(),
         })
     }
 

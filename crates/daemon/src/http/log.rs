@@ -2,7 +2,7 @@
 //!
 //! While many wait for slots of an empty pool, they ask many times a second in all. The log is told so once a second
 //! for each pool, and how often in between; the metrics count every refusal. Of other failures each user has so many lines
-//! ([`lines`]).
+//! ([`lines`]), and as many of internal ones, which root should know.
 
 use std::{
     collections::BTreeMap,
@@ -68,7 +68,11 @@ pub(super) fn log(failure: &Failure, caller: Option<Caller>, app: &App) {
         }
         return;
     }
-    let allowed = caller.map_or(Some(0), |caller| app.lines.allow(caller, now));
+    let lines = match failure.code {
+        ErrorCode::Internal => &app.lines_of_internal,
+        _ => &app.lines,
+    };
+    let allowed = caller.map_or(Some(0), |caller| lines.allow(caller, now));
     let Some(left_out) = allowed else { return };
     if left_out > 0 {
         tracing::info!(
@@ -156,10 +160,13 @@ mod tests {
                 let failure = Failure::new(ErrorCode::NotFound, "x".repeat(10_000));
                 log(&failure, Some(caller), &app);
             }
+            let failure = Failure::new(ErrorCode::Internal, "the disk is full");
+            log(&failure, Some(caller), &app);
         });
         // On a machine that is held up they take longer than a second.
         let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
         let text = written.0.lock().unwrap().clone();
+        assert!(String::from_utf8_lossy(&text).contains("the disk is full"));
         let lines = text.iter().filter(|byte| **byte == b'\n').count();
         assert!((10..=22 * (seconds + 2)).contains(&lines), "{lines}");
         assert!(text.len() < 1000 * lines, "{}", text.len());

@@ -264,7 +264,8 @@ fn check_versions(plan: &Plan) -> Result<(), NetworkError> {
 
 /// Forwarding of IPv6 makes the kernel forget default routes that it has learned from router advertisements,
 /// unless `accept_ra` is 2. That would cut the host off, so it is the operator's decision. Where `accept_ra` is 0, a
-/// program such as systemd-networkd or NetworkManager hears them instead, and its routes stay.
+/// program such as systemd-networkd or NetworkManager hears them instead, and its routes stay; what the kernel itself
+/// learned before that setting doesn't.
 fn check_forwarding(
     worker: &mut Worker,
     plan: &Plan,
@@ -281,7 +282,11 @@ fn check_forwarding(
             .find(|found| Some(found.index) == route.interface);
         let Some(interface) = named else { continue };
         let setting = format!("net/ipv6/conf/{}/accept_ra", interface.name);
-        if matches!(worker.procfs.read(&setting)?.as_str(), "0" | "2") {
+        let stays = match worker.procfs.read(&setting)?.as_str() {
+            "0" => !ipv6::interfaces_of_learned_defaults()?.contains(&interface.name),
+            accept => accept == "2",
+        };
+        if stays {
             continue;
         }
         return Err(NetworkError::Conflict {

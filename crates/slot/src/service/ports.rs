@@ -69,15 +69,16 @@ impl Slots {
         let change = state.port_changes.made;
         drop(state);
 
-        shared.tell_ports_since(change).map_err(|source| {
+        let undo = |state: &mut State| {
             if is_new {
-                shared.lock().take_port_back(&publication);
+                state.take_port_back(&publication);
             }
-            ServiceError::Network {
-                operation: "publish",
-                object: published::describe(port),
-                source,
-            }
+        };
+        let told = shared.tell_ports_since(change, undo);
+        told.map_err(|source| ServiceError::Network {
+            operation: "publish",
+            object: published::describe(port),
+            source,
         })?;
         // Whoever asked for the same just before may have failed, and taken it back.
         if !is_new && !shared.lock().ports.contains(&publication) {
@@ -151,13 +152,11 @@ impl Slots {
         let change = state.port_changes.made;
         drop(state);
 
-        shared.tell_ports_since(change).map_err(|source| {
-            shared.lock().put_port_back(publication);
-            ServiceError::Network {
-                operation: "withdraw",
-                object: format!("{protocol} port {host_port}"),
-                source,
-            }
+        let told = shared.tell_ports_since(change, |state| state.put_port_back(publication));
+        told.map_err(|source| ServiceError::Network {
+            operation: "withdraw",
+            object: format!("{protocol} port {host_port}"),
+            source,
         })
     }
 
@@ -200,7 +199,7 @@ impl Shared {
     /// knows them.
     pub(super) fn sync_ports(&self) -> bool {
         let change = self.lock().port_changes.made;
-        self.tell_ports_since(change)
+        self.tell_ports_since(change, |_| {})
             .inspect_err(|error| {
                 tracing::error!(%error, "cannot bring the published ports up to date; trying again");
             })
@@ -208,8 +207,14 @@ impl Shared {
     }
 
     /// Has the kernel know the published ports as they are after a change, or later. All ports are written each time, so
-    /// that of many who wait for one another the first writes for all who have made their changes by then.
-    fn tell_ports_since(&self, change: u64) -> Result<(), NetworkError> {
+    /// that of many who wait for one another the first writes for all who have made their changes by then. A change of
+    /// which the kernel can't be told is undone before anybody else tells it: it would be told the change after all, and
+    /// nobody know.
+    pub(super) fn tell_ports_since(
+        &self,
+        change: u64,
+        undo: impl FnOnce(&mut State),
+    ) -> Result<(), NetworkError> {
         let _gate = self
             .ports_gate
             .lock()
@@ -222,6 +227,7 @@ impl Shared {
         let wanted = state.ports_for_kernel();
         drop(state);
         self.tell_ports(&wanted, now)
+            .inspect_err(|_| undo(&mut self.lock()))
     }
 
     /// Makes the kernel's ports exactly these, by who has the gate. On failure nobody knows which it has, so that it is

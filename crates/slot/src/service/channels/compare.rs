@@ -176,7 +176,8 @@ impl Shared {
             .collect();
         for Wanted { plan, is_ending } in wanted.values() {
             let current = found.get(&plan.lease).copied();
-            let is_as_wanted = current == Some(plan) && self.channels.has_folder(plan);
+            let has_folder = self.channels.has_folder(plan);
+            let is_as_wanted = current == Some(plan) && has_folder;
             if is_as_wanted || *is_ending {
                 continue;
             }
@@ -186,7 +187,7 @@ impl Shared {
             tracing::info!(lease = %plan.lease, "brings a vsock channel to what the journal says");
             // Where only the policy differs, connections that are still allowed go on.
             let done = match current {
-                Some(current) if current.differs_in_policy_alone(plan) => {
+                Some(current) if has_folder && current.differs_in_policy_alone(plan) => {
                     self.channels.set_policy(&plan.lease, &plan.policy)
                 }
                 _ => self.channels.open(plan),

@@ -674,9 +674,12 @@ fn a_stale_channel_goes_without_the_folder_that_another_lease_has_by_now() {
         !service.lock().channels.contains_key(&key("stale"))
     });
     assert!(host.service.lock().folders.contains(&held.folder));
-    // One whose folder somebody has removed is made anew.
+    // One whose folder somebody has removed is made anew, also where its policy is another one, too.
     let mut service = host.service.lock();
     service.folders.clear();
+    for channel in service.channels.values_mut() {
+        channel.policy = policy(TCP_RULE);
+    }
     service.generation += 1;
     drop(service);
     let service = Arc::clone(&host.service);

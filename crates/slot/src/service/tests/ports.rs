@@ -270,6 +270,22 @@ fn a_port_that_the_kernel_refuses_is_not_published() {
 }
 
 #[test]
+fn a_change_that_the_kernel_refuses_is_undone_before_others_tell_it_theirs() {
+    let (host, slots) = Host::with_pool(1);
+    host.kernel.fail("publish", true);
+    let mut others_wait = false;
+    let told = slots.shared.tell_ports_since(1, |_| {
+        others_wait = slots.shared.ports_gate.try_lock().is_err();
+    });
+    assert!(told.is_err() && others_wait);
+    host.kernel.fail("publish", false);
+    let told = slots
+        .shared
+        .tell_ports_since(1, |_| panic!("nothing failed"));
+    told.unwrap();
+}
+
+#[test]
 fn ports_outlive_the_service_and_end_with_their_lease() {
     let (host, slots) = Host::with_pool(1);
     slots.take("web:a").unwrap();
