@@ -314,11 +314,8 @@ impl Shared {
     /// Looks at the host's side. Returns whether it could: not while a pool comes or goes, whose
     /// pieces would be taken for damage.
     fn inspect_host(&self) -> bool {
-        let Some(_gate) = self.try_pools_gate() else {
-            return false;
-        };
-        self.inspect_host_gated();
-        true
+        let gate = self.try_pools_gate();
+        gate.map(|_gate| self.inspect_host_gated()).is_some()
     }
 
     /// The same by who keeps pools from coming and going.
