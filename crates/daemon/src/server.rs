@@ -158,15 +158,16 @@ async fn converse(
     let asked_by = Connection::of(socket);
     let by = asked_by.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
-        // Who goes on has read what it was told.
-        drop(asked_by.take_untold());
+        asked_by.request_began();
         request.extensions_mut().insert(Peer(caller));
         request.extensions_mut().insert(stopping.clone());
         request.extensions_mut().insert(asked_by.clone());
         let answer = place.of(router.clone().oneshot(request));
         let run = Running::begin(&running);
+        let asked_by = asked_by.clone();
         async move {
             let response: Result<axum::http::Response<Body>, Infallible> = answer.await;
+            asked_by.request_answered();
             drop(run);
             response
         }
@@ -194,8 +195,7 @@ async fn converse(
     if let Err(error) = result {
         tracing::debug!(%error, uid = caller.uid, "a connection broke");
     }
-    let undo = by.take_untold();
-    if let Some(undo) = undo.filter(|_| is_lost.load(Ordering::Relaxed)) {
+    if let Some(undo) = by.end(is_lost.load(Ordering::Relaxed)) {
         // A panic of it has been reported on standard error already.
         let _ = tokio::task::spawn_blocking(undo).await;
     }

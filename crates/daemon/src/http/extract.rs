@@ -58,7 +58,17 @@ impl<S: Sync> FromRequestParts<S> for Peer {
 #[derive(Clone, Default)]
 pub(crate) struct Connection {
     socket: Option<Arc<OwnedFd>>,
-    untold: Arc<Mutex<Option<Undo>>>,
+    untold: Arc<Mutex<Untold>>,
+}
+
+/// How a connection stands with its last request.
+#[derive(Default)]
+struct Untold {
+    undo: Option<Undo>,
+    /// It has no answer yet.
+    is_asked: bool,
+    /// Nobody will be told anything any more.
+    is_over: bool,
 }
 
 /// Undoes what an answer would have told of.
@@ -74,16 +84,39 @@ impl Connection {
     }
 
     /// What is to be undone if the caller goes without having read its answer to the end: nobody else would know of it.
+    /// Where it has gone already it is done at once.
     pub(super) fn undo_if_untold(&self, undo: impl FnOnce() + Send + 'static) {
-        *self.lock_untold() = Some(Box::new(undo));
+        let mut untold = self.lock_untold();
+        if untold.is_over {
+            drop(untold);
+            undo();
+        } else {
+            untold.undo = Some(Box::new(undo));
+        }
     }
 
-    /// What is to be undone if the last answer wasn't read. Who asks for more has read it, so this is to be called then, too.
-    pub(crate) fn take_untold(&self) -> Option<Undo> {
-        self.lock_untold().take()
+    /// A request has come. Who asks for more has read what it was told.
+    pub(crate) fn request_began(&self) {
+        *self.lock_untold() = Untold {
+            is_asked: true,
+            ..Untold::default()
+        };
     }
 
-    fn lock_untold(&self) -> MutexGuard<'_, Option<Undo>> {
+    /// The request has its answer, which is to be written.
+    pub(crate) fn request_answered(&self) {
+        self.lock_untold().is_asked = false;
+    }
+
+    /// The connection is over. Returns what is to be undone: if there was no answer, or it was lost on its way.
+    pub(crate) fn end(&self, is_lost: bool) -> Option<Undo> {
+        let mut untold = self.lock_untold();
+        untold.is_over = true;
+        let is_untold = is_lost || untold.is_asked;
+        untold.undo.take().filter(|_| is_untold)
+    }
+
+    fn lock_untold(&self) -> MutexGuard<'_, Untold> {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -241,4 +274,52 @@ fn took_too_long() -> Failure {
         format!("the body took longer than {} s", BODY_TIMEOUT.as_secs()),
     )
     .with_status(StatusCode::REQUEST_TIMEOUT)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// A connection with a request, what is to be undone of which notes that it was.
+    fn asked() -> (Connection, impl FnOnce() + Send + 'static, Arc<AtomicBool>) {
+        let connection = Connection::default();
+        connection.request_began();
+        let is_undone = Arc::new(AtomicBool::new(false));
+        let notes = Arc::clone(&is_undone);
+        (
+            connection,
+            move || notes.store(true, Ordering::Relaxed),
+            is_undone,
+        )
+    }
+
+    #[test]
+    fn what_the_caller_is_not_told_of_is_undone_whenever_it_went() {
+        // While it was being done, which goes on.
+        let (connection, undo, is_undone) = asked();
+        assert!(connection.end(false).is_none());
+        connection.undo_if_untold(undo);
+        assert!(is_undone.load(Ordering::Relaxed));
+
+        // When it was done, and before there was an answer.
+        let (connection, undo, _) = asked();
+        connection.undo_if_untold(undo);
+        assert!(connection.end(false).is_some());
+
+        for is_lost in [false, true] {
+            let (connection, undo, is_undone) = asked();
+            connection.undo_if_untold(undo);
+            connection.request_answered();
+            assert_eq!(connection.end(is_lost).is_some(), is_lost);
+            assert!(!is_undone.load(Ordering::Relaxed));
+        }
+
+        let (connection, undo, _) = asked();
+        connection.undo_if_untold(undo);
+        connection.request_answered();
+        connection.request_began();
+        assert!(connection.end(true).is_none(), "who asks on has read it");
+    }
 }

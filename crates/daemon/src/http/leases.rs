@@ -8,7 +8,7 @@ use sandwire_api::{
     lease::{AcquireLease, Lease, LeaseDetail, ReleaseOutcome, Released},
     name::Name,
 };
-use sandwire_slot::service::Caller;
+use sandwire_slot::service::{Acquired, Caller};
 use serde::Deserialize;
 use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
@@ -74,29 +74,43 @@ async fn acquire(
     // A ready slot costs a lock and a row in the journal, less than a change of threads.
     connection.demand()?;
     let is_there = || connection.is_there();
-    let is_named = request.name.is_some();
     let acquired = match app.slots.acquire_now(caller, &request, &is_there)? {
-        Some(acquired) => acquired,
+        Some(acquired) => {
+            keep_if_told(&app, caller, &connection, &request, &acquired);
+            acquired
+        }
         None => {
-            let (app, connection) = (Arc::clone(&app), connection.clone());
             blocking(move || {
                 connection.demand()?;
                 let is_there = || connection.is_there();
-                Ok(app.slots.acquire_while(caller, &request, &is_there)?)
+                let acquired = app.slots.acquire_while(caller, &request, &is_there)?;
+                // This goes on where the caller goes and nobody takes what it comes to.
+                keep_if_told(&app, caller, &connection, &request, &acquired);
+                Ok(acquired)
             })
             .await?
         }
     };
-    if !is_named {
-        let name = acquired.lease.name.clone();
-        connection.undo_if_untold(move || take_back(&app, caller, &name));
-    }
     let status = if acquired.new {
         StatusCode::CREATED
     } else {
         StatusCode::OK
     };
     Ok((status, axum::Json(acquired.lease)))
+}
+
+/// Has a lease end whose caller is not told the name that the daemon made up for it.
+fn keep_if_told(
+    app: &Arc<App>,
+    caller: Caller,
+    connection: &Connection,
+    request: &AcquireLease,
+    acquired: &Acquired,
+) {
+    if request.name.is_none() {
+        let (app, name) = (Arc::clone(app), acquired.lease.name.clone());
+        connection.undo_if_untold(move || take_back(&app, caller, &name));
+    }
 }
 
 /// Ends a lease whose caller has gone without having read the name that the daemon made up for it: it can't ask again.

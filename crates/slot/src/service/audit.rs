@@ -34,7 +34,7 @@ const LINES_MAX: u32 = 20;
 /// A pool comes within milliseconds, and nothing is ready before the host has been looked at.
 const GATE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The host's side is shared by all slots, so that damage to it matters most.
-const HOST_INTERVAL_MAX: Duration = Duration::from_secs(10);
+pub(super) const HOST_INTERVAL_MAX: Duration = Duration::from_secs(10);
 
 /// When which work is due next, in time since boot.
 #[derive(Default)]
@@ -314,9 +314,12 @@ impl Shared {
     /// Looks at the host's side. Returns whether it could: not while a pool comes or goes, whose
     /// pieces would be taken for damage.
     fn inspect_host(&self) -> bool {
-        let Some(_gate) = self.try_pools_gate() else {
-            return false;
-        };
+        let gate = self.try_pools_gate();
+        gate.map(|_gate| self.inspect_host_gated()).is_some()
+    }
+
+    /// The same by who keeps pools from coming and going.
+    pub(super) fn inspect_host_gated(&self) {
         let specs: Vec<PoolSpec> = {
             let state = self.lock();
             let added = state
@@ -344,7 +347,6 @@ impl Shared {
         if is_news {
             log_defects("host", &found);
         }
-        true
     }
 
     /// Looks at one slot. A damaged ready slot is retired, a leased one repaired.

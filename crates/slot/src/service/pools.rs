@@ -15,7 +15,7 @@ use sandwire_api::{
     slot::{DataPath, SlotKind},
 };
 
-use super::{Caller, PoolEntry, Shared, Slots, State, policies::Held};
+use super::{Caller, PoolEntry, Shared, Slots, State, audit::HOST_INTERVAL_MAX, policies::Held};
 use crate::{
     error::ServiceError,
     plan::{Plan, choose_data_path},
@@ -24,6 +24,8 @@ use crate::{
 
 /// Tearing a pool of thousands of slots down takes seconds.
 const DELETE_WAIT: Duration = Duration::from_secs(120);
+/// How often it is looked meanwhile what there is to do besides.
+const DELETE_LOOK: Duration = Duration::from_secs(1);
 
 /// A pool as it is at one moment. It shares the settings, of which copies are not made under the lock: they may have
 /// a hundred thousand prefixes.
@@ -411,9 +413,10 @@ impl Shared {
         Ok(plan)
     }
 
-    /// Waits until the kernel has nothing of any slot of the pool.
+    /// Waits until the kernel has nothing of any slot of the pool. The auditor can't look at the host meanwhile.
     fn await_empty(&self, name: &Name) -> Result<(), ServiceError> {
         let deadline = Instant::now() + DELETE_WAIT;
+        let mut inspect_at = self.now() + HOST_INTERVAL_MAX;
         let mut state = self.lock();
         loop {
             let entry = state.pool_mut(name)?;
@@ -437,7 +440,15 @@ impl Shared {
             if has_more {
                 self.tear_down_work.notify_one();
             }
-            state = self.wait(&self.changed, state, Some(deadline - now));
+            if self.now() >= inspect_at {
+                drop(state);
+                self.inspect_host_gated();
+                inspect_at = self.now() + HOST_INTERVAL_MAX;
+                state = self.lock();
+                continue;
+            }
+            let timeout = (deadline - now).min(DELETE_LOOK);
+            state = self.wait(&self.changed, state, Some(timeout));
         }
     }
 }

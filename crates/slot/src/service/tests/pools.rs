@@ -242,6 +242,27 @@ fn the_host_is_not_inspected_while_a_pool_comes_or_goes() {
 }
 
 #[test]
+fn the_host_is_inspected_while_a_pool_is_long_in_going() {
+    let (host, slots) = Host::with_pool(1);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.await_health(true);
+    host.kernel.fail("tear down", true);
+    std::thread::scope(|scope| {
+        let deleted = scope.spawn(|| slots.delete_pool(&name("web")));
+        slots.wait_until("the pool is going", |state| {
+            state.pools.values().all(|entry| entry.is_deleting)
+        });
+        host.kernel.fail("host", true);
+        host.advance_until(&slots, "the host is looked at", |state| {
+            state.counters.defects_found > 0
+        });
+        host.kernel.fail("tear down", false);
+        host.advance_until(&slots, "the pool has gone", |state| state.pools.is_empty());
+        deleted.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn auto_is_ebpf_where_it_can_be_had_and_nft_elsewhere() {
     use sandwire_api::slot::{DataPath, SlotKind};
 
