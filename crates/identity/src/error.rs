@@ -226,6 +226,21 @@ pub enum Error {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// A program of somebody else has a hook of the cgroup for itself. Who has too few rights has failed before.
+    #[error(
+        "cannot attach {program} to cgroup {path}: the kernel refuses ({source}), as it does where somebody else's program on it, or \
+         on a cgroup above, shares the hook with nobody: see `bpftool cgroup show {path} effective`, and have that one attached \
+         with BPF_F_ALLOW_MULTI",
+        path = .path.display()
+    )]
+    NotShared {
+        /// What was to be attached.
+        program: String,
+        /// Folder of the cgroup.
+        path: PathBuf,
+        /// The kernel's answer.
+        source: io::Error,
+    },
     /// The programs don't load, or a hook is missing.
     #[error(
         "cannot {operation}: {source}; identities need Linux 6.1 or newer with CONFIG_CGROUP_BPF"

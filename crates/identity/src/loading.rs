@@ -210,7 +210,7 @@ pub(crate) fn failed(
 }
 
 /// The kernel's EPERM somewhere below.
-fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
+pub(crate) fn refusal(error: &(dyn std::error::Error + 'static)) -> Option<io::Error> {
     let mut current = Some(error);
     while let Some(found) = current {
         if let Some(system) = found.downcast_ref::<io::Error>()

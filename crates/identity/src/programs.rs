@@ -13,7 +13,7 @@ use sandwire_kernel_net::bpf::{create_link_on, open_pin, pin, update_link};
 
 use crate::{
     Cgroup, Error,
-    loading::{ALL, BoxedError, Programs, STEER, Whose, failed},
+    loading::{ALL, BoxedError, Programs, STEER, Whose, failed, refusal},
 };
 
 /// What an identity needs besides the programs that all have.
@@ -40,11 +40,17 @@ impl Programs {
     /// Attaches a program to a cgroup, and pins the link.
     pub(crate) fn attach(&self, name: &str, cgroup: &Cgroup, at: &Path) -> Result<(), Error> {
         // A link of its own, beside those of others: what they refuse stays refused.
-        self.hold(name, cgroup.folder.as_fd(), at).map_err(|error| {
-            failed(
-                &format!("attach {name} to cgroup {}", cgroup.path.display()),
-                error,
-            )
+        let held = self.hold(name, cgroup.folder.as_fd(), at);
+        held.map_err(|error| match refusal(&*error) {
+            Some(source) => Error::NotShared {
+                program: name.to_owned(),
+                path: cgroup.path.clone(),
+                source,
+            },
+            None => {
+                let path = cgroup.path.display();
+                failed(&format!("attach {name} to cgroup {path}"), error)
+            }
         })
     }
 

@@ -168,6 +168,16 @@ fn what_cannot_be_had_is_refused_and_changes_nothing() {
         new.interface = "nowhere0".to_owned();
         let error = identities.add(&new).unwrap_err().to_string();
         assert!(error.contains("no interface nowhere0"), "{error}");
+        let hook = format!(
+            "{} sock_create pinned {}/v2/programs/*/on_sock_create",
+            other.display(),
+            folder().display()
+        );
+        // Without flags: it shares the hook with nobody.
+        lab.shell(&format!("bpftool cgroup attach {hook}"));
+        let error = identities.add(&new_identity(&other, &["10.77.0.2"]));
+        assert!(matches!(error, Err(Error::NotShared { .. })), "{error:?}");
+        lab.shell(&format!("bpftool cgroup detach {hook}"));
         let missing = identities.remove("nobody").unwrap_err();
         assert!(matches!(missing, Error::NoIdentity { .. }));
         assert_eq!(addresses(lab), before);

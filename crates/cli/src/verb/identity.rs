@@ -221,7 +221,8 @@ pub(crate) fn failure(operation: &str) -> impl Fn(Error) -> Failure {
             | Error::CgroupInUse { .. }
             | Error::PrefixFull { .. }
             | Error::GroupClash { .. }
-            | Error::Nested { .. } => ErrorCode::Conflict,
+            | Error::Nested { .. }
+            | Error::NotShared { .. } => ErrorCode::Conflict,
             Error::Forbidden { .. } => ErrorCode::Forbidden,
             _ if error.is_refusal() => ErrorCode::InvalidRequest,
             _ => ErrorCode::Internal,

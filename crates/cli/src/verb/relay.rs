@@ -42,8 +42,8 @@ pub(crate) enum Verb {
 #[derive(Debug, Args)]
 #[command(
     after_help = "Logs go to standard error; the environment variable SANDWIRE_LOG says how much. SIGHUP has certificates and \
-    configuration read again and the report's file opened again, SIGTERM ends it. What is steered to it is dropped until it is started anew; `sandwire relay clear` \
-    ends that."
+    configuration read again and the report's file opened again, SIGTERM ends it. What is steered to it is dropped until it is \
+    started anew; `sandwire relay clear` ends that."
 )]
 pub(crate) struct ServeArguments {
     #[command(flatten)]
