@@ -14,7 +14,10 @@ use sandwire_kernel_net::interface::InterfaceIndex;
 
 use crate::{
     Datapath, Error,
-    abi::{self, Address, CloneValue, GroupPair, Meter, Meters, Nic, NicFlag, NicState, Traffic},
+    abi::{
+        self, Address, CloneValue, GroupPair, Meter, Meters, NeighbourShare, Nic, NicFlag,
+        NicState, Traffic,
+    },
     former::SlotKey,
     policies::next_free,
     policy::{Compiled, Redirect},
@@ -194,8 +197,9 @@ impl Datapath {
         state.load(Ordering::Acquire) != NicState::Absent.number()
     }
 
-    /// Lets packets pass: zeroes counters and meters, closes what an earlier lease has opened for answers, says that the
-    /// NIC is active, and at last enters the clone addresses. `process`: the sandbox is a process in the slot's namespace.
+    /// Lets packets pass: zeroes counters, meters and the share of neighbours, closes what an earlier lease has opened for
+    /// answers, says that the NIC is active, and at last enters the clone addresses. `process`: the sandbox is a process in
+    /// the slot's namespace.
     ///
     /// # Errors
     /// The map of clone addresses is full, or one of the addresses is another active NIC's. The entry is
@@ -220,6 +224,8 @@ impl Datapath {
         self.ledgers.begin(index.0, nic.lease);
         self.counters.clear(index.0);
         self.meters.set(&index.0, &Meters::default())?;
+        self.neighbour_shares
+            .set(&index.0, &NeighbourShare::default())?;
         self.field(index, offset_of!(Nic, policy))
             .store(policy.0, Ordering::Relaxed);
         self.set_flag(index, NicFlag::Process, process);

@@ -19,8 +19,8 @@ use aya::{
 use crate::{
     Error,
     abi::{
-        self, Address, CloneValue, DECISIONS_LATER, DECISIONS_MAX, GroupPair, Meters, Nic,
-        Plain as _, UplinkValue,
+        self, Address, CloneValue, DECISIONS_LATER, DECISIONS_MAX, GroupPair, Meters,
+        NeighbourShare, Nic, Plain as _, UplinkValue,
     },
     features::{self, Features},
     former::Former,
@@ -230,6 +230,7 @@ pub struct Datapath {
     pub(crate) ledgers: Ledgers,
     pub(crate) trace_lost: Words<AtomicU64>,
     pub(crate) meters: Table<u32, Meters>,
+    pub(crate) neighbour_shares: Table<u32, NeighbourShare>,
     pub(crate) clones: Table<Address, CloneValue>,
     pub(crate) group_pairs: Table<GroupPair, u8>,
     pub(crate) uplinks: Table<u32, UplinkValue>,
@@ -283,6 +284,10 @@ impl Datapath {
             ledgers,
             trace_lost: Words::new("trace_lost", open_map(folder, "trace_lost")?.as_fd())?,
             meters: Table::new("meters", open_map(folder, "meters")?)?,
+            neighbour_shares: Table::new(
+                "neighbour_shares",
+                open_map(folder, "neighbour_shares")?,
+            )?,
             clones: Table::new("clones", open_map(folder, "clones")?)?,
             group_pairs: Table::new("group_pairs", open_map(folder, "group_pairs")?)?,
             uplinks: Table::new("uplinks", open_map(folder, "uplinks")?)?,

@@ -67,6 +67,8 @@ pub struct Defect {
 pub(crate) struct Wanted {
     shared: Option<InterfaceIndex>,
     uplinks: Vec<Uplink>,
+    /// Those of them that go without XDP because they took no frames from it.
+    taking_none: BTreeSet<InterfaceIndex>,
     /// Whether filters of an earlier start have been looked for.
     has_looked: bool,
 }
@@ -120,7 +122,8 @@ impl Datapath {
     }
 
     /// Makes exactly these interfaces the uplinks. One that is gone is forgotten, one where XDP is refused is an uplink
-    /// without. Returns why, of each of those.
+    /// without. Returns why, of each of those. Where the driver took no frames from XDP, it isn't attached again while
+    /// the driver says so without it: that would make the rings of a network card anew, for nothing.
     ///
     /// # Errors
     /// The first refusal of the kernel; the other interfaces are done.
@@ -130,8 +133,9 @@ impl Datapath {
         let (mut failure, mut refusals) = (None, Vec::new());
         let mut keep = BTreeSet::from([SHARED_PIN.to_owned()]);
         let mut present = BTreeSet::new();
+        let took_none = std::mem::take(&mut wanted.taking_none);
         for uplink in &mut wanted.uplinks {
-            let found = self.put_on_uplink(uplink, &mut refusals);
+            let found = self.put_on_uplink(uplink, &took_none, &mut refusals);
             keep.extend(spots_of(uplink).into_iter().map(|spot| spot.pin));
             let outcome = found.and_then(|is_there| {
                 if is_there {
@@ -142,6 +146,10 @@ impl Datapath {
             });
             failure = failure.or(outcome.err());
         }
+        let taking_none = refusals.iter().filter_map(|(index, refusal)| {
+            matches!(refusal, Error::TakesNoFrames { .. }).then_some(*index)
+        });
+        wanted.taking_none = taking_none.collect();
         let known = self.uplinks.entries()?;
         for (index, _) in known.iter().filter(|(index, _)| !present.contains(index)) {
             self.uplinks.remove(index)?;
@@ -156,31 +164,65 @@ impl Datapath {
         let is_wanted = |index: &u32| uplinks.iter().any(|uplink| uplink.index.0 == *index);
         others.retain(|index| !is_wanted(index));
         self.detach_others(&keep, others)?;
-        failure.map_or(Ok(refusals), Err)
+        let refusals = refusals.into_iter().map(|(_, refusal)| refusal);
+        failure.map_or(Ok(refusals.collect()), Err)
     }
 
     /// Puts the programs on an uplink; where XDP is refused, or of no use, it becomes one without, and [`Self::detach_others`]
     /// takes that program off. Returns whether the interface is there.
-    fn put_on_uplink(&self, uplink: &mut Uplink, refusals: &mut Vec<Error>) -> Result<bool, Error> {
+    fn put_on_uplink(
+        &self,
+        uplink: &mut Uplink,
+        took_none: &BTreeSet<InterfaceIndex>,
+        refusals: &mut Vec<(InterfaceIndex, Error)>,
+    ) -> Result<bool, Error> {
         let mut is_there = true;
         for spot in spots_of(uplink) {
             let is_xdp = spot.hook == Hook::Xdp;
-            let found = self.put_right(&spot).and_then(|found| {
-                if is_xdp && found != Found::NoInterface {
-                    check_takes_frames(uplink)?;
-                }
-                Ok(found)
-            });
+            let found = if is_xdp {
+                self.put_xdp_right(&spot, took_none)
+            } else {
+                self.put_right(&spot)
+            };
             match found {
                 Ok(found) => is_there &= found != Found::NoInterface,
                 Err(error) if is_xdp => {
                     uplink.xdp = false;
-                    refusals.push(error);
+                    refusals.push((uplink.index, error));
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(is_there)
+    }
+
+    fn put_xdp_right(
+        &self,
+        spot: &Spot,
+        took_none: &BTreeSet<InterfaceIndex>,
+    ) -> Result<Found, Error> {
+        if took_none.contains(&spot.index) {
+            check_takes_frames(spot)?;
+        }
+        let found = self.put_right(spot)?;
+        if found != Found::NoInterface {
+            check_takes_frames(spot)?;
+        }
+        Ok(found)
+    }
+
+    /// Whether an uplink takes frames from XDP that took none when [`Self::set_uplinks`] asked it, or takes none any more:
+    /// then call that again. Of a driver that takes them only while it has a program, the former can't be seen.
+    #[must_use]
+    pub fn takes_frames_otherwise(&self) -> bool {
+        let wanted = self.wanted();
+        wanted.uplinks.iter().any(|uplink| {
+            let was_asked = uplink.xdp || wanted.taking_none.contains(&uplink.index);
+            // One that can't be asked may be gone.
+            was_asked
+                && xdp::features(uplink.index)
+                    .is_ok_and(|now| now.is_some_and(|now| now.takes_frames != uplink.xdp))
+        })
     }
 
     /// Looks whether the programs are still on the shared interface and the uplinks, and puts them back.
@@ -390,10 +432,10 @@ impl Datapath {
 
 /// Asked once our program is in place: before, drivers such as virtio-net's say no, since they make the queues for it
 /// only then. Kernels that can't tell (before 6.3) aren't asked.
-fn check_takes_frames(uplink: &Uplink) -> Result<(), Error> {
-    match xdp::features(uplink.index)? {
+fn check_takes_frames(spot: &Spot) -> Result<(), Error> {
+    match xdp::features(spot.index)? {
         Some(features) if !features.takes_frames => Err(Error::TakesNoFrames {
-            interface: uplink.name.clone(),
+            interface: spot.name.clone(),
         }),
         _ => Ok(()),
     }

@@ -383,5 +383,30 @@ fn uplinks_where_others_come_first_are_left_to_tc_and_the_reason_is_told() {
     });
 }
 
+/// What XDP sends where nobody takes it is lost.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_uplink_that_comes_to_take_frames_or_ceases_to_is_followed() {
+    lab::run(|lab| {
+        lab.shell(&format!(
+            "ip link add {UPLINK} type veth peer name far9
+             ip link set {UPLINK} up; ip link set far9 up
+             ip address add {}/24 dev {UPLINK}; ip route add default via {SERVER4} dev {UPLINK}",
+            HOST[0]
+        ));
+        let sandbox = Sandbox::start();
+        let pools = [sandbox.plan.spec.clone()];
+        let has_xdp = || {
+            assert_eq!(sandbox.network.inspect_host(&pools), []);
+            lab.run(&format!("ip link show {UPLINK}")).contains("xdp")
+        };
+        assert!(!has_xdp());
+        lab.run("ethtool -K far9 gro on");
+        assert!(has_xdp());
+        lab.run("ethtool -K far9 gro off");
+        assert!(!has_xdp());
+    });
+}
+
 /// Bytes of `struct virtio_net_hdr` before each frame of a TAP that nobody has told otherwise.
 const VNET_HEADER: usize = 10;

@@ -421,8 +421,11 @@ fn netns_xdp_on_an_uplink_comes_and_goes_with_the_setting() {
         let value = datapath.uplinks.get(&with_xdp.index.0).unwrap().unwrap();
         assert_eq!(value.flags, 0);
         assert_eq!(datapath.inspect(), []);
+        assert!(!datapath.takes_frames_otherwise());
         lab.run("ethtool -K far0 gro on");
+        assert!(datapath.takes_frames_otherwise());
         assert!(datapath.set_uplinks(wanted).unwrap().is_empty());
+        assert!(!datapath.takes_frames_otherwise());
         let seen = &json("bpftool", &["-j", "net"])[0]["xdp"];
         assert_eq!(
             (&seen[0]["devname"], &seen[0]["mode"]),
@@ -438,6 +441,42 @@ fn netns_xdp_on_an_uplink_comes_and_goes_with_the_setting() {
         assert_eq!(programs_on("up0", TcAttachType::Ingress), ["from_uplink"]);
         let value = datapath.uplinks.get(&with_xdp.index.0).unwrap().unwrap();
         assert_eq!(value.flags, 0);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_an_uplink_that_takes_no_frames_any_more_has_no_xdp_and_is_not_given_it_in_vain() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let datapath = open(&settings());
+        lab.run("ethtool -K far0 gro on");
+        let with_xdp = Uplink {
+            xdp: true,
+            ..uplink("up0")
+        };
+        let wanted = std::slice::from_ref(&with_xdp);
+        assert!(datapath.set_uplinks(wanted).unwrap().is_empty());
+        assert!(!datapath.takes_frames_otherwise());
+        lab.run("ethtool -K far0 gro off");
+        assert!(datapath.takes_frames_otherwise());
+        let takes_none = |refusals: Vec<Error>| {
+            assert!(
+                matches!(&refusals[..], [Error::TakesNoFrames { interface }] if interface == "up0"),
+                "{refusals:?}"
+            );
+            let value = datapath.uplinks.get(&with_xdp.index.0).unwrap().unwrap();
+            assert_eq!(value.flags, 0);
+            assert!(!datapath.takes_frames_otherwise());
+        };
+        takes_none(datapath.set_uplinks(wanted).unwrap());
+        let seen = &json("bpftool", &["-j", "net"])[0]["xdp"];
+        assert_eq!(seen.as_array().unwrap().len(), 0, "{seen}");
+        // Whoever tried to attach ours would be told that the place is taken.
+        let theirs = datapath.program(Program::ToGuestXdp);
+        let theirs = bpf::create_link(theirs, with_xdp.index, BPF_XDP, XDP_FLAGS_DRV_MODE).unwrap();
+        takes_none(datapath.set_uplinks(wanted).unwrap());
+        drop(theirs);
     });
 }
 

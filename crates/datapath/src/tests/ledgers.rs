@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     Datapath, NicIndex, PolicyIndex,
-    abi::{Counters, Nic, NicState},
+    abi::{Counters, NeighbourShare, Nic, NicState},
     features,
     ledgers::Ledgers,
     map::Array,
@@ -33,12 +33,17 @@ fn netns_a_lease_counts_from_zero_while_ledgers_go_on() {
         };
         let before = line(&datapath);
         assert!(before > 0);
+        let mut share = NeighbourShare::default();
+        (share.next, share.asked[0]) = (1, 1 << 32);
+        datapath.neighbour_shares.set(&first.0, &share).unwrap();
         datapath.deactivate(first).unwrap();
         let until_somebody_comes = [(1, 1000, 1000), (2, 30, 30)];
         assert_eq!(counted(&datapath), until_somebody_comes);
         datapath.activate(first, PolicyIndex(0), false).unwrap();
         assert_eq!(counted(&datapath), [(1, 0, 0), (2, 30, 30)]);
         assert_eq!(line(&datapath), before);
+        let share = datapath.neighbour_shares.get(&first.0).unwrap();
+        assert_eq!(share, Some(NeighbourShare::default()));
         count(&datapath, first, 9);
         assert_eq!(counted(&datapath), [(1, 9, 9), (2, 30, 30)]);
         drop(datapath);

@@ -178,6 +178,17 @@ impl Harness {
 
     /// Runs one case. The outcome of every step is compared; the first difference ends it.
     pub(crate) fn run(&mut self, case: &Case) -> Result<Vec<model::Outcome>, Difference> {
+        let began = sys::now();
+        let outcome = self.run_once(case);
+        // The programs forget whom a sandbox had asked for within four seconds, and the model doesn't.
+        let was_held_up = case.asked > 0 && sys::now() - began > 3_000_000_000;
+        if outcome.is_err() && was_held_up {
+            return self.run_once(case);
+        }
+        outcome
+    }
+
+    fn run_once(&mut self, case: &Case) -> Result<Vec<model::Outcome>, Difference> {
         let mut world = self.arrange(case).expect("maps take what fits them");
         let mut outcomes = Vec::new();
         let mut known = BTreeMap::new();

@@ -543,12 +543,18 @@ impl Ebpf {
         Ok(())
     }
 
-    /// Tries XDP again on uplinks where somebody else has had the place, and may have left it. This puts right whatever is
-    /// missing there, so it is to be looked for before.
+    /// Tries XDP again where somebody else has had the place, and may have left it, or an uplink takes frames from it that
+    /// took none; takes it off one that takes none any more. This puts right whatever is missing there, so it is to be
+    /// looked for before.
     pub(super) fn retry_xdp(&self) -> Result<(), NetworkError> {
         let attached = lock(&self.attached);
         match &attached.1 {
-            Some(uplinks) if self.is_xdp_busy.load(Ordering::Relaxed) => self.set_uplinks(uplinks),
+            Some(uplinks)
+                if self.is_xdp_busy.load(Ordering::Relaxed)
+                    || self.datapath.takes_frames_otherwise() =>
+            {
+                self.set_uplinks(uplinks)
+            }
             _ => Ok(()),
         }
     }
