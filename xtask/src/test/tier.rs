@@ -62,7 +62,7 @@ impl Tier {
         let minutes = match self {
             Self::Unit => 20,
             Self::Fuzz => 10,
-            Self::Netns => 30,
+            Self::Netns => 40,
             Self::Container | Self::Firecracker | Self::Cnitool => 10,
             Self::Guest => 40,
             Self::Arm => 45,
