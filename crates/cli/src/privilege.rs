@@ -47,10 +47,11 @@ pub(crate) fn require(capability: Capability, operation: &str, what: &str) -> Re
 /// A failure's message, with what to do if the kernel refused for want of rights. `error` is what the message tells of, with its
 /// causes: a text that speaks of a refusal needn't be this process's.
 pub(crate) fn advise(message: String, error: &(dyn Error + 'static)) -> String {
-    if !is_refusal(error) || Capability::SysAdmin.is_held() {
+    let uid = rustix::process::geteuid().as_raw();
+    // To be root helps no root who is without rights: its unit took them, or it gave them up, as the relay does.
+    if !is_refusal(error) || uid == 0 || Capability::SysAdmin.is_held() {
         return message;
     }
-    let uid = rustix::process::geteuid().as_raw();
     format!(
         "{message}; this needs root, and this is uid {uid}: run it as root, for instance by sudo"
     )

@@ -107,7 +107,7 @@ pub(super) fn run(context: &Context, folder: &Path, arguments: &Arguments) -> Ou
         // What isn't impaired any more isn't listed.
         answer.valid = is_valid(&mut client, &answer.target);
         let end = |client: &mut Client| clear(folder, client, &answer.target, &signals);
-        ask(folder, &mut client, end)
+        ended(folder, ask(folder, &mut client, end))
     } else {
         Ok(Cleared::default())
     };
@@ -176,6 +176,16 @@ fn ask<T>(
     question(client)
 }
 
+/// What came of the end of an impairment: a service that is gone and has left nothing has ended it by itself.
+fn ended(folder: &Path, cleared: Result<Cleared, ClientError>) -> Result<Cleared, ClientError> {
+    match cleared {
+        Err(ClientError::Broken { .. }) if service::left_targets(folder) == 0 => {
+            Ok(Cleared::default())
+        }
+        cleared => cleared,
+    }
+}
+
 /// The service that follows one that is gone. Where nobody else starts one in that time, we do, unless the last was told to end.
 fn next_service(folder: &Path, patience: Duration) -> Option<Client> {
     let socket = control_socket(folder);
@@ -190,7 +200,9 @@ fn next_service(folder: &Path, patience: Duration) -> Option<Client> {
         thread::sleep(Duration::from_millis(50));
     }
     if service::left_targets(folder) == 0 {
-        note("the impairment service was ended, and isn't started again");
+        note(
+            "the impairment service is gone and has left nothing impaired; it isn't started again",
+        );
         return None;
     }
     let (next, _) = service::connect_or_start(folder).ok()?;
@@ -388,6 +400,11 @@ mod tests {
         assert!(next_service(folder.path(), Duration::ZERO).is_none());
         let begun = std::fs::read_dir(folder.path()).unwrap().count();
         assert_eq!(begun, 0, "neither a lock nor a log");
+        let broken = ClientError::Broken {
+            operation: "end an impairment",
+            source: std::io::ErrorKind::BrokenPipe.into(),
+        };
+        assert!(ended(folder.path(), Err(broken)).is_ok());
     }
 
     #[test]
