@@ -3,7 +3,10 @@
 
 mod shares;
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    env,
+    io::{self, IsTerminal, Write},
+};
 
 use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, ftruncate};
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
@@ -35,14 +38,16 @@ pub(crate) fn of_service(is_detached: bool) {
 }
 
 fn fairly_to(writer: impl for<'writer> MakeWriter<'writer> + Send + Sync + 'static) {
-    told(
-        tracing_subscriber::fmt()
-            .with_ansi(io::stderr().is_terminal())
-            .event_format(FairFormat::default())
-            .with_env_filter(filter())
-            .with_writer(writer)
-            .try_init(),
-    );
+    let lines = tracing_subscriber::fmt()
+        .with_ansi(io::stderr().is_terminal())
+        .with_env_filter(filter())
+        .with_writer(writer);
+    // The journal has times of its own.
+    if env::var_os("JOURNAL_STREAM").is_some() {
+        told(lines.event_format(FairFormat::without_time()).try_init());
+    } else {
+        told(lines.event_format(FairFormat::with_time()).try_init());
+    }
 }
 
 fn filter() -> EnvFilter {

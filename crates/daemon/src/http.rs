@@ -11,7 +11,7 @@ mod health;
 mod identities;
 mod impairment;
 mod leases;
-mod log;
+pub(crate) mod log;
 mod metrics;
 mod openapi;
 mod policy;
@@ -56,12 +56,7 @@ use self::{
     metrics::{ChannelTotals, LeaseTotals, Traffic},
     trace::Traces,
 };
-use crate::{
-    identities::HostIdentities,
-    impair::Impairments,
-    lines::{self, Lines},
-    places::Place,
-};
+use crate::{identities::HostIdentities, impair::Impairments, places::Place};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -90,10 +85,6 @@ pub(crate) struct App {
     requests: AtomicU64,
     /// Pools that had no slot to give.
     empty_pools: log::EmptyPools,
-    /// What the log was told of each user.
-    lines: Lines,
-    /// The same of internal failures, so that refusals keep none from root.
-    lines_of_internal: Lines,
 }
 
 impl App {
@@ -134,8 +125,6 @@ impl App {
             run: u32::from_be_bytes([a, b, c, d]),
             requests: AtomicU64::new(1),
             empty_pools: log::EmptyPools::default(),
-            lines: Lines::default(),
-            lines_of_internal: Lines::default(),
         })
     }
 
@@ -214,15 +203,15 @@ async fn answer(State(app): State<Arc<App>>, request: Request, next: Next) -> Re
     let method = request.method().clone();
     let route = request.extensions().get::<MatchedPath>().cloned();
     let caller = request.extensions().get::<Peer>().map(|peer| peer.0);
-    let path = lines::beginning(request.uri().path());
-    let method_said = lines::beginning(method.as_str());
+    let path = log::beginning(request.uri().path());
+    let method_said = log::beginning(method.as_str());
     let uid = caller.map(|caller| caller.uid);
     let span = tracing::info_span!("request", %id, method = method_said, path, uid);
 
     let mut response = next.run(request).instrument(span.clone()).await;
     let failure = response.extensions_mut().remove::<Failure>();
     if let Some(failure) = failure {
-        span.in_scope(|| log::log(&failure, caller, &app));
+        span.in_scope(|| log::log(&failure, caller, &app.empty_pools));
         response = error_response(response, failure, &id);
     }
     if let Ok(id) = HeaderValue::from_str(&id) {

@@ -13,7 +13,6 @@ mod identities;
 mod identity_watch;
 mod impair;
 pub mod instance;
-mod lines;
 #[cfg(test)]
 mod model;
 mod places;

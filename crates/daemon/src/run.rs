@@ -1,7 +1,7 @@
 //! The life of the daemon: start, serve, reload, stop.
 
 use std::{
-    io::{self, IsTerminal},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -26,7 +26,6 @@ use tokio::{
     sync::watch,
     time::{interval, timeout},
 };
-use tracing_subscriber::{EnvFilter, fmt};
 
 use crate::{
     config::{Config, ConfigError, VsockConfig},
@@ -41,8 +40,6 @@ use crate::{
     vsock::VsockServices,
 };
 
-/// Environment variable that says what is logged, as `info` or `sandwire_slot=debug`.
-const LOG_VARIABLE: &str = "SANDWIRE_LOG";
 /// After so long systemd is told that the daemon serves even if not everything is well.
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How often to look whether everything is well, until it is.
@@ -97,12 +94,12 @@ impl DaemonError {
     }
 }
 
-/// Runs the daemon until SIGTERM or SIGINT. `config` is a file; the default one may be missing.
+/// Runs the daemon until SIGTERM or SIGINT. `config` is a file; the default one may be missing. Logs by `tracing`, which the
+/// caller has set up; lines about what a user did have a field `uid`.
 ///
 /// # Errors
 /// It couldn't start. Once it serves, it goes on until it is told to stop.
 pub fn run(config: Option<&Path>) -> Result<(), DaemonError> {
-    log_to_standard_error();
     let file = config.map(Path::to_owned);
     let config = Config::load(config)?;
     raise_descriptor_limit();
@@ -328,23 +325,6 @@ pub(crate) fn ensure_pools(app: &App, specs: &[PoolSpec]) {
         }
     }
     app.set_problems(problems);
-}
-
-fn log_to_standard_error() {
-    let filter = EnvFilter::try_from_env(LOG_VARIABLE).unwrap_or_else(|_| EnvFilter::new("info"));
-    let layer = fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal());
-    // The journal has times of its own.
-    let set = if std::env::var_os("JOURNAL_STREAM").is_some() {
-        layer.without_time().try_init()
-    } else {
-        layer.try_init()
-    };
-    if let Err(error) = set {
-        tracing::debug!(error, "logging was set up before");
-    }
 }
 
 /// A thousand connections need more descriptors than the usual soft limit gives.

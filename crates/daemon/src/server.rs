@@ -12,7 +12,7 @@ use std::{
     io,
     os::fd::AsFd,
     sync::{Arc, atomic::Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use axum::{Router, body::Body};
@@ -29,8 +29,7 @@ use tower::ServiceExt;
 
 use crate::{
     heard::Heard,
-    http::{Connection, Peer, Stopping},
-    lines::Lines,
+    http::{Connection, Peer, Stopping, log},
     places::{
         Admission, CONNECTIONS_MAX, CONNECTIONS_OF_USERS_MAX, CONNECTIONS_PER_USER_MAX, Place,
         Users,
@@ -57,7 +56,6 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::R
     let permits = usize::try_from(CONNECTIONS_MAX).expect("a small number");
     let slots = Arc::new(Semaphore::new(permits));
     let users = Arc::new(Users::default());
-    let lines = Lines::default();
     loop {
         let accepted = tokio::select! {
             () = until(stop.clone()) => break,
@@ -77,7 +75,7 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::R
                 let (router, stop) = (router.clone(), stop.clone());
                 tokio::spawn(converse(stream, caller, place, router, stop));
             }
-            Err(error) => tell_of_refusal(&stream, &error, &lines),
+            Err(error) => tell_of_refusal(&stream, &error),
         }
     }
     drop(listener);
@@ -87,15 +85,10 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: watch::R
     }
 }
 
-/// Who has too many connections can try for more as fast as it likes.
-fn tell_of_refusal(stream: &UnixStream, error: &io::Error, lines: &Lines) {
-    let allowed = match caller_of(stream) {
-        Ok(caller) => lines.allow(caller, Instant::now()),
-        Err(_) => Some(0),
-    };
-    if let Some(left_out) = allowed {
-        tracing::info!(%error, left_out, "turned a connection away");
-    }
+/// Who has too many connections can try for more as fast as it likes: the line takes its share of the log.
+fn tell_of_refusal(stream: &UnixStream, error: &io::Error) {
+    let uid = caller_of(stream).ok().and_then(log::user_of);
+    tracing::info!(%error, uid, "turned a connection away");
 }
 
 /// Waits until the daemon is told to stop. That the one who would tell is gone means the same.

@@ -19,7 +19,7 @@ use tracing::{
 use tracing_subscriber::{
     fmt::{
         FmtContext, FormatEvent, FormatFields,
-        format::{Format, Writer},
+        format::{Format, Full, Writer},
         time::{FormatTime, SystemTime},
     },
     registry::LookupSpan,
@@ -50,14 +50,37 @@ const FIELDS: [&str; 3] = ["vm", "uid", "target"];
 const OF_TENANT: &str = " of user ";
 
 /// Lines as usual, of everybody no more than its share.
-#[derive(Debug, Default)]
-pub(super) struct FairFormat {
-    lines: Format,
+#[derive(Debug)]
+pub(super) struct FairFormat<T> {
+    lines: Format<Full, T>,
+    time: T,
     accounts: Mutex<Accounts>,
 }
 
-impl<S, N> FormatEvent<S, N> for FairFormat
+impl FairFormat<SystemTime> {
+    pub(super) fn with_time() -> Self {
+        Self {
+            lines: Format::default(),
+            time: SystemTime,
+            accounts: Mutex::default(),
+        }
+    }
+}
+
+impl FairFormat<()> {
+    /// For who notes the time of each line itself.
+    pub(super) fn without_time() -> Self {
+        Self {
+            lines: Format::default().without_time(),
+            time: (),
+            accounts: Mutex::default(),
+        }
+    }
+}
+
+impl<S, N, T> FormatEvent<S, N> for FairFormat<T>
 where
+    T: FormatTime,
     S: Subscriber + for<'lookup> LookupSpan<'lookup>,
     N: for<'writer> FormatFields<'writer> + 'static,
 {
@@ -77,7 +100,7 @@ where
             return Ok(());
         };
         for (name, lines) in told {
-            SystemTime.format_time(&mut writer)?;
+            self.time.format_time(&mut writer)?;
             let place = module_path!();
             writeln!(
                 writer,

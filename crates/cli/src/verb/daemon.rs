@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::{
     failure::{Failure, Outcome},
-    privilege,
+    log, privilege,
 };
 
 /// Command line of `sandwire daemon`.
@@ -22,6 +22,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Outcome {
+    log::of_service(false);
     match sandwire_daemon::run(arguments.config.as_deref()) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {

@@ -1,8 +1,8 @@
 //! What the log is told of failures.
 //!
 //! While many wait for slots of an empty pool, they ask many times a second in all. The log is told so once a second
-//! for each pool, and how often in between; the metrics count every refusal. Of other failures each user has so many lines
-//! ([`lines`]), and as many of internal ones, which root should know.
+//! for each pool, and how often in between; the metrics count every refusal. Other lines about what a user did have a field
+//! `uid`, by which whoever writes the log has them take that user's share of it, but for errors, which root should know.
 
 use std::{
     collections::BTreeMap,
@@ -13,12 +13,13 @@ use std::{
 use sandwire_api::{error::ErrorCode, name::Name};
 use sandwire_slot::service::Caller;
 
-use super::{App, failure::Failure};
-use crate::lines;
+use super::failure::Failure;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Pools of which more than the last second is remembered.
 const POOLS_MAX: usize = 1000;
+/// Characters of what a user has a say in.
+const CHARACTERS_MAX: usize = 400;
 
 /// What was told of each pool that had no slot to give.
 #[derive(Debug, Default)]
@@ -57,36 +58,35 @@ impl EmptyPools {
     }
 }
 
-/// Tells the log of a failure, unless it has heard enough of its pool or its caller.
-pub(super) fn log(failure: &Failure, caller: Option<Caller>, app: &App) {
-    let now = Instant::now();
+/// Tells the log of a failure, unless it has heard enough of its pool.
+pub(super) fn log(failure: &Failure, caller: Option<Caller>, empty_pools: &EmptyPools) {
     let code = failure.code.as_str();
-    let message = lines::beginning(&failure.message);
+    let message = beginning(&failure.message);
     if let Some(pool) = &failure.empty_pool {
-        if let Some(left_out) = app.empty_pools.tell(pool, now) {
+        if let Some(left_out) = empty_pools.tell(pool, Instant::now()) {
             tracing::warn!(code, left_out, "{message}");
         }
         return;
     }
-    let lines = match failure.code {
-        ErrorCode::Internal => &app.lines_of_internal,
-        _ => &app.lines,
-    };
-    let allowed = caller.map_or(Some(0), |caller| lines.allow(caller, now));
-    let Some(left_out) = allowed else { return };
-    if left_out > 0 {
-        tracing::info!(
-            left_out,
-            "failures of this user's requests were not told of"
-        );
-    }
+    let uid = caller.and_then(user_of);
     match failure.code {
-        ErrorCode::Internal => tracing::error!(code, "{message}"),
+        ErrorCode::Internal => tracing::error!(code, uid, "{message}"),
         ErrorCode::PoolEmpty | ErrorCode::Unavailable => {
-            tracing::warn!(code, "{message}");
+            tracing::warn!(code, uid, "{message}");
         }
-        _ => tracing::info!(code, "{message}"),
+        _ => tracing::info!(code, uid, "{message}"),
     }
+}
+
+/// The user whose share of the log a line about a caller takes. What root does is always told.
+pub(crate) fn user_of(caller: Caller) -> Option<u32> {
+    (!caller.privileged).then_some(caller.uid)
+}
+
+/// The beginning of a text that a caller has a say in: a line as long as a request would be as bad as many.
+pub(super) fn beginning(text: &str) -> &str {
+    let end = text.char_indices().nth(CHARACTERS_MAX);
+    end.map_or(text, |(end, _)| &text[..end])
 }
 
 #[cfg(test)]
@@ -140,35 +140,36 @@ mod tests {
     }
 
     #[test]
-    fn a_user_that_asks_for_what_is_not_there_does_not_fill_the_log() {
-        let folder = tempfile::tempdir().unwrap();
-        let (slots, _) = crate::model::open(folder.path());
-        let app = App::new(slots, false);
-        let caller = Caller {
-            uid: 1000,
-            gid: 1000,
-            privileged: false,
-        };
-        let written = Written::default();
-        let to = written.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_writer(move || to.clone())
-            .finish();
-        let begun = Instant::now();
-        tracing::subscriber::with_default(subscriber, || {
-            for _ in 0..2000 {
+    fn a_line_says_whose_it_is_and_is_no_longer_than_it_needs_to_be() {
+        let told = |privileged| {
+            let written = Written::default();
+            let to = written.clone();
+            let subscriber = tracing_subscriber::fmt()
+                .with_ansi(false)
+                .with_writer(move || to.clone())
+                .finish();
+            let caller = Caller {
+                uid: 1000,
+                gid: 1000,
+                privileged,
+            };
+            tracing::subscriber::with_default(subscriber, || {
                 let failure = Failure::new(ErrorCode::NotFound, "x".repeat(10_000));
-                log(&failure, Some(caller), &app);
-            }
-            let failure = Failure::new(ErrorCode::Internal, "the disk is full");
-            log(&failure, Some(caller), &app);
-        });
-        // On a machine that is held up they take longer than a second.
-        let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
-        let text = written.0.lock().unwrap().clone();
-        assert!(String::from_utf8_lossy(&text).contains("the disk is full"));
-        let lines = text.iter().filter(|byte| **byte == b'\n').count();
-        assert!((10..=22 * (seconds + 2)).contains(&lines), "{lines}");
-        assert!(text.len() < 1000 * lines, "{}", text.len());
+                log(&failure, Some(caller), &EmptyPools::default());
+            });
+            let text = written.0.lock().unwrap().clone();
+            String::from_utf8(text).unwrap()
+        };
+        let (of_user, of_root) = (told(false), told(true));
+        assert!(of_user.contains("uid=1000"), "{of_user}");
+        assert!(!of_root.contains("uid="), "{of_root}");
+        assert!(of_user.len() < 1000, "{}", of_user.len());
+    }
+
+    #[test]
+    fn a_long_text_is_cut_between_characters() {
+        assert_eq!(beginning("short"), "short");
+        let long = "ä".repeat(CHARACTERS_MAX + 1);
+        assert_eq!(beginning(&long), &long[..2 * CHARACTERS_MAX]);
     }
 }

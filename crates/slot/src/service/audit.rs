@@ -29,8 +29,6 @@ use crate::{
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// Held leases that are tried in one such turn: each takes a good part of a millisecond.
 const HELD_AT_ONCE: usize = 200;
-/// Lines of the log about leases that end, in each such turn.
-const LINES_MAX: u32 = 20;
 /// A pool comes within milliseconds, and nothing is ready before the host has been looked at.
 const GATE_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// The host's side is shared by all slots, so that damage to it matters most.
@@ -46,35 +44,11 @@ struct Schedule {
     had_round: bool,
     /// Up to which of many held leases the last turn came.
     held_after: Option<LeaseKey>,
-    told: Told,
     /// Slots still to be inspected in this round.
     round: VecDeque<SlotKey>,
     /// Begin of the next inspection, and the time between two in this round.
     inspect_at: Duration,
     inspect_every: Duration,
-}
-
-/// What the log was told of leases that end: so many lines in a while, as users can have any number of them end.
-#[derive(Default)]
-struct Told {
-    since: Duration,
-    lines: u32,
-    left_out: u64,
-}
-
-impl Told {
-    /// How many lines were left out before this one. None if this one is, too.
-    fn allow(&mut self, now: Duration) -> Option<u64> {
-        if now.saturating_sub(self.since) >= RETRY_INTERVAL {
-            (self.since, self.lines) = (now, 0);
-        }
-        if self.lines == LINES_MAX {
-            self.left_out += 1;
-            return None;
-        }
-        self.lines += 1;
-        Some(std::mem::take(&mut self.left_out))
-    }
 }
 
 impl Shared {
@@ -101,7 +75,7 @@ impl Shared {
         self.end_rests(now);
         if now >= schedule.expire_at {
             for lease in self.expired(now) {
-                if !self.expire(&lease, now, &mut schedule.told) {
+                if !self.expire(&lease, now) {
                     schedule.expire_at = now + RETRY_INTERVAL;
                 }
             }
@@ -179,14 +153,12 @@ impl Shared {
     }
 
     /// Returns false if it failed and is to be tried again.
-    fn expire(&self, lease: &LeaseKey, now: Duration, told: &mut Told) -> bool {
+    fn expire(&self, lease: &LeaseKey, now: Duration) -> bool {
         match self.release(lease, Why::Expired(now)) {
             Ok(released) => {
                 self.lock().counters.expiries += 1;
                 let outcome = released.outcome;
-                if let Some(left_out) = told.allow(now) {
-                    tracing::info!(%lease, ?outcome, left_out, "a lease ended by its time to live");
-                }
+                tracing::info!(%lease, ?outcome, uid = user_of(lease), "a lease ended by its time to live");
             }
             // Its owner was faster.
             Err(ServiceError::NotFound { .. }) => {}
@@ -222,9 +194,7 @@ impl Shared {
             match self.release(&lease, Why::Begun) {
                 Ok(released) if released.outcome == ReleaseOutcome::Held => {}
                 Ok(_) => {
-                    if let Some(left_out) = schedule.told.allow(self.now()) {
-                        tracing::info!(%lease, left_out, "a released lease's sandbox has ended");
-                    }
+                    tracing::info!(%lease, uid = user_of(&lease), "a released lease's sandbox has ended");
                 }
                 Err(ServiceError::NotFound { .. } | ServiceError::Late { .. }) => {}
                 Err(error) => tracing::warn!(%lease, %error, "cannot release a held slot"),
@@ -581,6 +551,11 @@ fn next_turn(mut held: Vec<LeaseKey>, after: &mut Option<LeaseKey>) -> Vec<Lease
     held
 }
 
+/// The user whose share of the log a line about a lease takes. What root's leases do is always told.
+fn user_of(lease: &LeaseKey) -> Option<u32> {
+    (lease.owner_uid != 0).then_some(lease.owner_uid)
+}
+
 fn is_repaired(defect: &Defect) -> bool {
     defect.action == health::REPAIRED
 }
@@ -599,15 +574,6 @@ fn log_defects(subject: &str, found: &[Defect]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn any_number_of_leases_that_end_at_once_take_so_many_lines() {
-        let mut told = Told::default();
-        let now = Duration::from_secs(100);
-        let lines = (0..1000).filter_map(|_| told.allow(now)).count();
-        assert_eq!(lines, 20);
-        assert_eq!(told.allow(now + RETRY_INTERVAL), Some(980));
-    }
 
     #[test]
     fn each_of_many_held_leases_has_its_turn() {
