@@ -206,17 +206,13 @@ impl Shared {
         let Some(lease) = state.leases.get_mut(key) else {
             return Vec::new();
         };
-        let before = lease.held_by.take();
-        let is_recent = before
-            .as_ref()
-            .is_some_and(|(at, _)| now < *at + SEARCH_INTERVAL);
-        if is_recent {
-            lease.held_by.clone_from(&before);
-            return before.map(|(_, found)| found).unwrap_or_default();
+        if let Some((at, found)) = &lease.held_by
+            && now < *at + SEARCH_INTERVAL
+        {
+            return found.clone();
         }
-        // For those who ask while the search runs.
-        let found = before.map(|(_, found)| found).unwrap_or_default();
-        lease.held_by = Some((now, found));
+        // Those who ask while the search runs get what was found before.
+        lease.held_by.get_or_insert_default().0 = now;
         drop(state);
         let found = self.network.tap_holders(slot);
         if let Some(lease) = self.lock().leases.get_mut(key) {
