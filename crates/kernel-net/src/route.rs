@@ -1,6 +1,10 @@
 //! Routes of the main table. They need [`crate::interface::REQUIRED_CAPABILITIES`].
 
+mod learned;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use self::learned::interfaces_of_learned_defaults;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 

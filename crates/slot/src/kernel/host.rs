@@ -283,7 +283,7 @@ fn check_forwarding(
         let Some(interface) = named else { continue };
         let setting = format!("net/ipv6/conf/{}/accept_ra", interface.name);
         let stays = match worker.procfs.read(&setting)?.as_str() {
-            "0" => !ipv6::interfaces_of_learned_defaults()?.contains(&interface.name),
+            "0" => !route::interfaces_of_learned_defaults()?.contains(&interface.name),
             accept => accept == "2",
         };
         if stays {
