@@ -4,7 +4,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result};
 
-use crate::{command, packages, workspace};
+use crate::{packages, workspace};
 
 /// Builds the release executable and runs a benchmark with it.
 #[derive(clap::Args)]
@@ -17,17 +17,7 @@ pub(crate) struct Arguments {
 /// Runs `cargo xtask bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
     packages::ensure()?;
-    command::cargo([
-        "build",
-        "--release",
-        "--locked",
-        "--package",
-        "sandwire-cli",
-    ])
-    .run()?;
-    let executable = workspace::metadata()?
-        .target_directory
-        .join("release/sandwire");
+    let executable = workspace::release_executable()?;
     // In the caller's own folder: report files are named relative to it.
     let status = Command::new(&executable)
         .arg("bench")

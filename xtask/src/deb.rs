@@ -87,24 +87,17 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Runs `cargo xtask deb`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let target = workspace::metadata()?.target_directory;
     let executable = match &arguments.executable {
         Some(executable) => executable.clone(),
         None => {
             packages::ensure()?;
-            command::cargo([
-                "build",
-                "--release",
-                "--locked",
-                "--package",
-                "sandwire-cli",
-            ])
-            .run()?;
-            target.join("release/sandwire")
+            workspace::release_executable()?
         }
     };
-    let output = arguments.output.clone();
-    let output = output.unwrap_or_else(|| target.join("debian"));
+    let output = match &arguments.output {
+        Some(output) => output.clone(),
+        None => workspace::metadata()?.target_directory.join("debian"),
+    };
     let package = build(
         workspace::root(),
         &executable,

@@ -49,3 +49,16 @@ pub(crate) fn metadata() -> Result<Metadata> {
     let text = command::cargo(["metadata", "--no-deps", "--format-version", "1"]).output()?;
     serde_json::from_str(&text).context("reading what cargo metadata says")
 }
+
+/// Builds the release executable and says where it is.
+pub(crate) fn release_executable() -> Result<PathBuf> {
+    command::cargo([
+        "build",
+        "--release",
+        "--locked",
+        "--package",
+        "sandwire-cli",
+    ])
+    .run()?;
+    Ok(metadata()?.target_directory.join("release/sandwire"))
+}
