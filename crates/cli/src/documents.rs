@@ -5,7 +5,9 @@
 
 use std::{
     fs,
+    iter::Peekable,
     path::{Path, PathBuf},
+    str::Chars,
 };
 
 use clap::{Command, CommandFactory, Parser, error::ErrorKind};
@@ -30,28 +32,9 @@ fn commands(line: &str) -> Vec<Vec<String>> {
                 word.get_or_insert_default();
             }
             (None | Some('"'), '$') => {
-                let mut inner = String::new();
-                let closing = match characters.peek() {
-                    Some('(') => Some(('(', ')')),
-                    Some('{') => Some(('{', '}')),
-                    _ => None,
-                };
-                let mut depth = 0;
-                while let Some(&next) = characters.peek() {
-                    match closing {
-                        None if !next.is_alphanumeric() && next != '_' => break,
-                        Some((open, _)) if next == open => depth += 1,
-                        Some((_, close)) if next == close => depth -= 1,
-                        _ => {}
-                    }
-                    inner.push(next);
-                    characters.next();
-                    if closing.is_some() && depth == 0 {
-                        break;
-                    }
-                }
-                if closing.is_some_and(|(open, _)| open == '(') {
-                    found.extend(commands(&inner[1..inner.len() - 1]));
+                let inner = substitution(&mut characters);
+                if let Some(inner) = inner.strip_prefix('(') {
+                    found.extend(commands(inner.strip_suffix(')').unwrap_or(inner)));
                 }
                 word.get_or_insert_default().push('1');
             }
@@ -69,6 +52,28 @@ fn commands(line: &str) -> Vec<Vec<String>> {
     found.push(words);
     found.retain(|words| !words.is_empty());
     found
+}
+
+/// What a shell puts in after a `$`, with its brackets.
+fn substitution(characters: &mut Peekable<Chars<'_>>) -> String {
+    let (open, close) = match characters.peek() {
+        Some('(') => ('(', ')'),
+        Some('{') => ('{', '}'),
+        _ => {
+            let is_name = |next: &char| next.is_alphanumeric() || *next == '_';
+            return std::iter::from_fn(|| characters.next_if(is_name)).collect();
+        }
+    };
+    let mut inner = String::new();
+    let mut depth = 0;
+    for next in characters.by_ref() {
+        inner.push(next);
+        depth += i32::from(next == open) - i32::from(next == close);
+        if depth == 0 {
+            break;
+        }
+    }
+    inner
 }
 
 /// What follows our own name in a command, if it is one of ours.

@@ -96,6 +96,19 @@ fn address(version: u8, v4: Ipv4Addr, v6: &str) -> IpAddr {
     }
 }
 
+/// Sends a datagram of so many bytes from a guest's TAP, with a whole checksum.
+fn send_datagram(from: &Opened, to: IpAddr, port: u16, bytes: usize) {
+    let datagram = Transport::Udp {
+        ports: (4000, port),
+        data: vec![7; bytes],
+        summed: true,
+    };
+    let version = if to.is_ipv4() { 4 } else { 6 };
+    let ip = Ip::new(guest(version), to, datagram);
+    let frame = [&[0; VNET_HEADER], &ip.frame(GATEWAY_MAC, GUEST_MAC)[..]].concat();
+    from.file().write_all(&frame).expect("the TAP takes it");
+}
+
 /// Two host slots, an uplink, another interface, and the path between them.
 struct Setting {
     slots: [(Opened, NicIndex); 2],

@@ -10,14 +10,7 @@ fn netns_a_guest_enters_no_answers_by_sending_to_itself() {
         let setting = set_up(lab);
         let (slot, nic) = &setting.slots[0];
         for port in 1..=20 {
-            let datagram = Transport::Udp {
-                ports: (4000, port),
-                data: vec![7; 1600],
-                summed: true,
-            };
-            let ip = Ip::new(guest(4), clone(4, 0), datagram);
-            let frame = [&[0; VNET_HEADER], &ip.frame(GATEWAY_MAC, GUEST_MAC)[..]].concat();
-            slot.file().write_all(&frame).expect("the TAP takes it");
+            send_datagram(slot, clone(4, 0), port, 1600);
             receive(slot, clone(4, 0));
         }
         let counters = setting.datapath.counters(*nic);
@@ -40,16 +33,7 @@ fn netns_a_guest_that_scans_a_link_fills_no_table_of_neighbours() {
     lab::run(|lab| {
         let setting = set_up(lab);
         let (slot, nic) = &setting.slots[0];
-        let send = |to: IpAddr| {
-            let datagram = Transport::Udp {
-                ports: (4000, 53),
-                data: b"is anybody there?".to_vec(),
-                summed: true,
-            };
-            let ip = Ip::new(guest(6), to, datagram);
-            let frame = [&[0; VNET_HEADER], &ip.frame(GATEWAY_MAC, GUEST_MAC)[..]].concat();
-            slot.file().write_all(&frame).expect("the TAP takes it");
-        };
+        let send = |to| send_datagram(slot, to, 53, 20);
         for last in 1..=SCANNED {
             send(Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 1, last).into());
         }
@@ -90,16 +74,7 @@ fn netns_a_table_of_its_own_leads_no_guest_to_everybody_on_a_link() {
         setting
             .datapath
             .set_policy(*nic, policy.expect("there is room"));
-        let send = |to: IpAddr| {
-            let datagram = Transport::Udp {
-                ports: (4000, 53),
-                data: b"hear, hear".to_vec(),
-                summed: true,
-            };
-            let ip = Ip::new(guest(4), to, datagram);
-            let frame = [&[0; VNET_HEADER], &ip.frame(GATEWAY_MAC, GUEST_MAC)[..]].concat();
-            slot.file().write_all(&frame).expect("the TAP takes it");
-        };
+        let send = |to| send_datagram(slot, to, 53, 20);
         for _ in 0..2 {
             send(Ipv4Addr::new(192, 0, 2, 255).into());
         }

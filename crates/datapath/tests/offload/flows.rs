@@ -68,7 +68,7 @@ fn netns_a_port_whose_decision_outlives_that_for_all_leaves() {
             // The second port is decided while the decision for all holds, and asked for again when that is over.
             for (port, rest) in [(1, 60), (2, 60), (2, 0)] {
                 for version in [4, 6] {
-                    send_datagram(from, version, port);
+                    send_datagram(from, peer(version, 0), port, 20);
                     receive(&setting.uplink, clone(version, 0));
                 }
                 std::thread::sleep(Duration::from_millis(rest));
@@ -79,22 +79,10 @@ fn netns_a_port_whose_decision_outlives_that_for_all_leaves() {
 
 const FLOWS: u16 = 1000;
 
-/// A datagram to that port of a peer.
-fn send_datagram(from: &Opened, version: u8, port: u16) {
-    let datagram = Transport::Udp {
-        ports: (4000, port),
-        data: b"one of many".to_vec(),
-        summed: true,
-    };
-    let ip = Ip::new(guest(version), peer(version, 0), datagram);
-    let bytes = unfinished(&ip, (GATEWAY_MAC, GUEST_MAC), 0);
-    from.file().write_all(&bytes).expect("the TAP takes it");
-}
-
 /// A datagram to each of a peer's ports, one after the other.
 fn send_to_ports(from: &Opened, uplink: &Opened) {
     for port in 1..=FLOWS {
-        send_datagram(from, 4, port);
+        send_datagram(from, peer(4, 0), port, 20);
         receive(uplink, clone(4, 0));
     }
 }
