@@ -43,6 +43,7 @@ fn a_tenant_sees_and_traces_its_own_leases_and_no_others() {
             assert_low_ports_are_roots(lab, &users[0], &mine.0);
             assert_services_of_the_host_stay(&world, &users[0], &mine.0);
         }
+        assert_the_log_has_a_share_of(&world, &users[0]);
     });
 }
 
@@ -114,6 +115,24 @@ impl<'a> Tenant<'a> {
             }
         }
     }
+}
+
+/// Twenty lines at once, and then one in four seconds: also on a machine on which each request takes a second.
+fn assert_the_log_has_a_share_of(world: &World, tenant: &Tenant<'_>) {
+    const REQUESTS: usize = 100;
+    let told = || {
+        let whose = format!(" uid={}", tenant.uid);
+        let log = world.daemon.log();
+        let refused = log.lines().filter(|line| line.contains("not_found"));
+        refused.filter(|line| line.ends_with(&whose)).count()
+    };
+    let before = told();
+    for _ in 0..REQUESTS {
+        assert_eq!(tenant.output("show nobodys").status.code(), Some(1));
+    }
+    let lines = told() - before;
+    assert!(lines < REQUESTS / 2, "{lines}");
+    assert!(told() > 0, "{}", world.daemon.log());
 }
 
 /// Both guests talk while the tenant traces its own.
