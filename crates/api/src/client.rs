@@ -24,7 +24,10 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::{net::UnixStream, time::timeout};
+use tokio::{
+    net::UnixStream,
+    time::{sleep, timeout},
+};
 
 use crate::{
     attach::AttachedState,
@@ -54,6 +57,10 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Connections that are not used for so long are not used again: the daemon closes idle ones.
 const IDLE_MAX: Duration = Duration::from_secs(15);
+/// How long to try while the daemon has more callers than it has accepted.
+const QUEUE_PATIENCE: Duration = Duration::from_secs(10);
+/// How often.
+const QUEUE_POLL: Duration = Duration::from_millis(10);
 /// Most idle connections that a client keeps.
 const IDLE_CONNECTIONS_MAX: usize = 64;
 
@@ -120,6 +127,7 @@ fn advice(source: &io::Error) -> &'static str {
             "; this user may not use the socket: the daemon's configuration decides by \
              `socket_mode` and `socket_gid` who may"
         }
+        io::ErrorKind::WouldBlock => "; the daemon accepts nobody: does it stand still?",
         _ => "",
     }
 }
@@ -435,13 +443,29 @@ impl Client {
             path: self.socket.clone(),
             source,
         };
-        let stream = UnixStream::connect(&self.socket).await.map_err(refused)?;
+        let stream = self.open_stream().await.map_err(refused)?;
         let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
             .await
             .map_err(|error| refused(io::Error::other(error)))?;
         // Its errors reach the sender too.
         tokio::spawn(connection);
         Ok(sender)
+    }
+
+    /// A connection, for which it waits a while where too many others do: the kernel lets who doesn't block wait for nothing.
+    async fn open_stream(&self) -> io::Result<UnixStream> {
+        let begun = Instant::now();
+        loop {
+            match UnixStream::connect(&self.socket).await {
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && begun.elapsed() < QUEUE_PATIENCE =>
+                {
+                    sleep(QUEUE_POLL).await;
+                }
+                outcome => return outcome,
+            }
+        }
     }
 
     async fn take_idle(&self) -> Option<SendRequest<Full<Bytes>>> {

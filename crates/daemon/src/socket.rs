@@ -10,6 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    io::Errno,
+    net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with},
+};
 use sandwire_vsock_host::listener::refuse_descriptors;
 
 use crate::config::SocketConfig;
@@ -118,15 +122,22 @@ fn check_free(path: &Path) -> Result<(), SocketError> {
             path: path.to_owned(),
         });
     }
-    match std::os::unix::net::UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+    match knock(path) {
+        Err(Errno::CONNREFUSED | Errno::NOENT) => Ok(()),
         // A listener whose queue is full is alive too.
-        Ok(_) => Err(SocketError::InUse {
+        Ok(()) | Err(Errno::AGAIN) => Err(SocketError::InUse {
             path: path.to_owned(),
         }),
-        Err(error) => Err(cannot("connect to", path)(error)),
+        Err(error) => Err(cannot("connect to", path)(error.into())),
     }
+}
+
+/// Connects without waiting for room in the queue of a listener that accepts nobody: a daemon that was stopped (SIGSTOP),
+/// for one.
+fn knock(path: &Path) -> rustix::io::Result<()> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&socket, &SocketAddrUnix::new(path)?)
 }
 
 fn cannot<'a>(
@@ -186,6 +197,24 @@ mod tests {
         assert!(matches!(error, SocketError::InUse { .. }), "{error}");
         UnixStream::connect(&path).unwrap();
         drop(first);
+    }
+
+    /// As of a daemon that was stopped (SIGSTOP), after so many callers that nobody waits any more.
+    #[test]
+    fn a_socket_whose_queue_is_full_is_left_alone_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        let flags = SocketFlags::CLOEXEC;
+        let full = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        net::bind(&full, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        net::listen(&full, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let (told, answer) = std::sync::mpsc::channel();
+        let config = config(path);
+        std::thread::spawn(move || told.send(bind(&config)));
+        let patience = std::time::Duration::from_secs(60);
+        let error = answer.recv_timeout(patience).unwrap().unwrap_err();
+        assert!(matches!(error, SocketError::InUse { .. }), "{error}");
     }
 
     #[test]

@@ -30,13 +30,13 @@ impl Client {
         owner_uid: Option<u32>,
     ) -> Result<Vec<OwnedFd>, ClientError> {
         let call = Call::new(Method::GET, lease_path(name, "/taps", owner_uid));
-        let stream =
-            UnixStream::connect(&self.socket)
-                .await
-                .map_err(|source| ClientError::Connect {
-                    path: self.socket.clone(),
-                    source,
-                })?;
+        let stream = self
+            .open_stream()
+            .await
+            .map_err(|source| ClientError::Connect {
+                path: self.socket.clone(),
+                source,
+            })?;
         let exchange = Exchange {
             stream,
             answer: Vec::new(),

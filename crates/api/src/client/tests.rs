@@ -236,3 +236,33 @@ fn an_answer_that_is_not_of_this_api_is_told() {
     assert!(matches!(error, ClientError::Decode { .. }), "{error:?}");
     server.join().unwrap();
 }
+
+/// As of a burst of callers, who all come before the daemon accepts the next.
+#[test]
+fn who_finds_the_queue_full_waits_for_its_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("s");
+    let listener = UnixListener::bind(&socket).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let first = UnixStream::connect(&socket).unwrap();
+    let client = Client::new(&socket);
+    let accept = async {
+        // The client is asked first, and finds no room.
+        drop(first);
+        let (mut stream, _) = listener.accept().unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "the first");
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            read_request(&mut stream);
+            write!(stream, "HTTP/1.1 200 x\r\ncontent-length: 2\r\n\r\n[]").unwrap();
+        })
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let both = async { tokio::join!(biased; client.ports(), accept) };
+    let (answer, server) = runtime.block_on(both);
+    assert_eq!(answer.unwrap(), []);
+    server.join().unwrap();
+}

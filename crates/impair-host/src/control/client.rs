@@ -251,7 +251,7 @@ impl Client {
 
 /// A connection that waits so long for whoever has more of them than it accepts, and for each write. Otherwise the kernel has it wait for
 /// ever, once so many others wait that were given up meanwhile.
-fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+pub(super) fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     set_socket_timeout(&socket, Timeout::Send, Some(patience))?;

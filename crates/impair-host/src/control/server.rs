@@ -9,12 +9,18 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use rustix::{net::sockopt::socket_peercred, process::geteuid};
 
-use super::{Cleared, PEERS_MAX, REQUEST_MAX, RefusalCode, Request, Response, Target};
+use super::{
+    Cleared, PEERS_MAX, REQUEST_MAX, RefusalCode, Request, Response, Target, client::connect,
+};
 use crate::{error::Error, host::Host};
+
+/// How long a start waits for room in the queue of who listens in its place.
+const QUEUE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// All targets, for all connections.
 pub(crate) type SharedHost = Arc<Mutex<Host>>;
@@ -37,7 +43,7 @@ impl Server {
     pub(crate) fn listen(path: &Path, host: SharedHost) -> io::Result<Self> {
         let listener = match UnixListener::bind(path) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                if UnixStream::connect(path).is_ok() {
+                if is_served(path) {
                     let text = "another service listens there; end it, or choose another folder";
                     return Err(io::Error::new(io::ErrorKind::AddrInUse, text));
                 }
@@ -89,6 +95,14 @@ impl Server {
             self.peers.fetch_sub(1, Ordering::Relaxed);
             tracing::warn!(%error, "a control connection has no thread");
         }
+    }
+}
+
+/// Whether somebody listens there, be it that nobody is accepted.
+fn is_served(path: &Path) -> bool {
+    match connect(path, QUEUE_PATIENCE) {
+        Ok(_) => true,
+        Err(error) => error.kind() == io::ErrorKind::TimedOut,
     }
 }
 
