@@ -1,4 +1,4 @@
-//! Who listens at a port: sockets that take what comes from anybody, as `ss -lntu` shows them.
+//! Who takes what comes to a port: TCP sockets that listen, and UDP sockets, be they connected to somebody.
 //!
 //! The kernel is asked by `sock_diag`, which binds nothing: a trial would be in the way of a service that just starts.
 
@@ -11,6 +11,7 @@ use crate::{
 };
 
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const TCP_ESTABLISHED: u32 = 1;
 const TCP_CLOSE: u32 = 7;
 const TCP_LISTEN: u32 = 10;
 const INET_DIAG_SKV6ONLY: u16 = 11;
@@ -22,11 +23,12 @@ const ANSWER: usize = 72;
 pub enum Transport {
     /// TCP sockets that listen.
     Tcp,
-    /// UDP sockets that are connected to nobody.
+    /// UDP sockets. Of one that is connected only its peer's datagrams are, but nothing says that these are answers: after
+    /// some silence the kernel's connection tracking takes the next for a call.
     Udp,
 }
 
-/// A socket that takes what comes from anybody.
+/// A socket that takes what comes from elsewhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listener {
     /// What it is bound to; IPv4 that was written as IPv6 is IPv4.
@@ -61,13 +63,13 @@ pub fn at_port(
 
 /// `struct inet_diag_req_v2`.
 fn request(family: u8, transport: Transport, port: u16) -> [u8; 56] {
-    let (protocol, state) = match transport {
-        Transport::Tcp => (libc::IPPROTO_TCP, TCP_LISTEN),
-        Transport::Udp => (libc::IPPROTO_UDP, TCP_CLOSE),
+    let (protocol, states) = match transport {
+        Transport::Tcp => (libc::IPPROTO_TCP, 1 << TCP_LISTEN),
+        Transport::Udp => (libc::IPPROTO_UDP, 1 << TCP_CLOSE | 1 << TCP_ESTABLISHED),
     };
     let mut request = [0; 56];
     (request[0], request[1]) = (family, octet(protocol));
-    request[4..8].copy_from_slice(&(1_u32 << state).to_ne_bytes());
+    request[4..8].copy_from_slice(&u32::to_ne_bytes(states));
     request[8..10].copy_from_slice(&port.to_be_bytes());
     request
 }

@@ -311,11 +311,15 @@ impl Shared {
             return Ok(());
         };
         let at = SocketAddr::new(hidden.address, port.host_port);
+        let listens = match port.protocol {
+            Protocol::Tcp => "listens",
+            Protocol::Udp => "has a socket",
+        };
         Err(ServiceError::Conflict {
             operation: "publish",
             object: published::describe(port),
             reason: format!(
-                "the host itself listens there, at {at}, and nobody elsewhere would reach that any more: publish \
+                "the host itself {listens} there, at {at}, and nobody elsewhere would reach that any more: publish \
                  another port or address, or end that service; root may hide it (--hide-host-service)"
             ),
         })
